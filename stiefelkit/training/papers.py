@@ -1,8 +1,12 @@
 """The experiments of papers: a row of their tables, the rows by name, and the options by which one is run again."""
 
+import dataclasses
 import re
 import shlex
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import UnknownNameError, did_you_mean
@@ -10,18 +14,17 @@ from stiefelkit.numbers import optional, settle_, whole
 from stiefelkit.registry import Registry
 from stiefelkit.training.checks import SEED, THREADS
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.tasks import Task, create
+from stiefelkit.training.tasks import Task, create, tasks
 
 if TYPE_CHECKING:
     from stiefelkit.training.config import Config
 
 __all__ = ["Reproduction", "Row", "find", "rows", "tables"]
 
-PUBLISHED = "stiefelkit.training.papers.published"
 tables = Registry(
     "stiefelkit.papers",
     "table of a paper",
-    {name: f"{PUBLISHED}:{name.upper()}" for name in ("adding", "chars", "copying", "mnist", "speech")},
+    {name: f"stiefelkit.training.papers:{name.upper()}" for name in ("adding", "chars", "copying", "mnist", "speech")},
 )
 """Name to a tuple of rows."""
 
@@ -165,3 +168,30 @@ def find(name: str) -> Row:
     if name not in known:
         raise UnknownNameError(f"No experiment is named {name!r}{did_you_mean(name, known)}")
     return known[name]
+
+
+def _row(fields: dict[str, Any], inventors: Mapping[str, str]) -> Row:
+    own, of_run = ({item.name for item in dataclasses.fields(kind)} for kind in (Row, Settings))
+    task, model, by_recipe, end, _ = (fields.pop(name, None) for name in ("task", "model", "recipe", "end", "each"))
+    settings = Settings(**{name: value for name, value in fields.items() if name in of_run})
+    if by_recipe:
+        settings = tasks.get(task).recipes[model].filled(settings)
+    options = {name: value for name, value in fields.items() if name not in of_run | own}
+    facts = {name: value for name, value in fields.items() if name in own}
+    if "paper" not in facts:
+        facts |= {"paper": inventors[model], "note": "not in the paper: rates of its kin", "in_paper": False}
+    if not facts.get("in_paper", True):
+        facts["parameters"] = None
+    name = f"{model}-{task}-{end or options.get('T', settings.hidden_size)}".replace("_", "-")
+    return Row(name, task, model, settings, task_options=options, **facts)
+
+
+def __getattr__(name: str) -> tuple[Row, ...]:
+    """Reads a table of papers.toml, such as ADDING: its rows by their length, or by how far they look."""
+    file = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")) if name.isupper() else {"common": ()}
+    table = name.lower()
+    if table not in file["common"]:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    common, inventors = file["common"][table], file["inventors"]
+    read = [_row({**common, **block, **own}, inventors) for block in file[table] for own in block.get("each", [{}])]
+    return tuple(sorted(read, key=lambda row: [row.task_options.get(option, 0) for option in ("T", "ahead")]))
