@@ -188,9 +188,9 @@ def _row(fields: dict[str, Any], inventors: Mapping[str, str]) -> Row:
 
 def __getattr__(name: str) -> tuple[Row, ...]:
     """Reads a table of papers.toml, such as ADDING: its rows by their length, or by how far they look."""
-    file = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")) if name.isupper() else {"common": ()}
     table = name.lower()
-    if table not in file["common"]:
+    file = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")) if name.isupper() else {}
+    if table not in file.get("common", ()):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     common, inventors = file["common"][table], file["inventors"]
     read = [_row({**common, **block, **own}, inventors) for block in file[table] for own in block.get("each", [{}])]
