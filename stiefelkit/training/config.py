@@ -91,7 +91,12 @@ class Config:
             at_least(0).require(WHO, f"rates.{coordinate}", rate)
         optimizers.get(self.optimizer)
         for coordinate, table in self.optimizers.items():
-            _check_table(coordinate, table)
+            if not isinstance(table, Mapping) or not isinstance(table.get("optimizer"), str):
+                words = f'a table such as {{"optimizer": "rmsprop"}}, got {table!r}'
+                raise OptionError(f"{WHO} needs optimizers.{coordinate} to be {words}.")
+            optimizers.get(table["optimizer"])
+            if "lr" in table:
+                above(0).require(WHO, f"optimizers.{coordinate}.lr", table["lr"])
         if self.schedule not in SCHEDULES:
             raise OptionError(f"{WHO} needs a schedule out of {', '.join(SCHEDULES)}, got {self.schedule!r}.")
         usable_device(WHO, self.device)
@@ -254,17 +259,6 @@ def _pairs(label: str, begun: Any, value: Any, whole: bool) -> Iterator[tuple[st
     table = begun if isinstance(begun, Mapping) else {}
     for key in [*value, *(table.keys() - value.keys() if whole else ())]:
         yield from _pairs(f"{label}.{key}", table.get(key), value.get(key), whole)
-
-
-def _check_table(coordinate: str, table: Any) -> None:
-    """Raises OptionError or UnknownNameError unless a coordinate's table names an optimizer, with a possible rate."""
-    if not isinstance(table, Mapping) or not isinstance(table.get("optimizer"), str):
-        raise OptionError(
-            f'{WHO} needs optimizers.{coordinate} to be a table such as {{"optimizer": "rmsprop"}}, got {table!r}.'
-        )
-    optimizers.get(table["optimizer"])
-    if "lr" in table:
-        above(0).require(WHO, f"optimizers.{coordinate}.lr", table["lr"])
 
 
 def _built(

@@ -228,7 +228,13 @@ class Curves:
         folder = run / FOLDER
         with writable("A run with curves", folder):
             refuse_links(folder, run)
-        last = _last_step(folder)
+        last = None
+        if any(folder.glob("events.*")):
+            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+            # the last point of each curve
+            events = EventAccumulator(str(folder), size_guidance={"scalars": 1}).Reload()
+            last = max((events.Scalars(tag)[-1].step for tag in events.Tags()["scalars"]), default=0)
         self.writer = SummaryWriter(str(folder), purge_step=None if last is None else step + 1)
         for record in before:
             if last is None or record["step"] > last:
@@ -238,16 +244,6 @@ class Curves:
         """Adds a point to each curve that a line of the log has something for."""
         for name, value in scalars(record).items():
             self.writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
-
-
-def _last_step(folder: Path) -> int | None:
-    """Returns the last step that the curves of a folder have a point of; None where there are no curves."""
-    if not any(folder.glob("events.*")):
-        return None
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 1}).Reload()  # the last point of each curve
-    return max((events.Scalars(tag)[-1].step for tag in events.Tags()["scalars"]), default=0)
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:

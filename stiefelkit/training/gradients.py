@@ -108,6 +108,7 @@ def measure(
         NonFiniteError: the loss or a gradient became NaN or infinite.
     """
     from stiefelkit.training.memory import threads
+    from stiefelkit.training.session import Session
 
     configs = plan.configs()
     for config in configs.values():
@@ -115,10 +116,18 @@ def measure(
             config.build_task().batch(0, config.batch_size, config.seed)
     with writable(WHO, out):
         out.mkdir(parents=True, exist_ok=True)
-    curves = []
+    curves, iterations = [], sorted(set(plan.iterations))
     for config in configs.values():
         with threads(config.threads), config.within_memory():
-            curves += _followed(config, sorted(set(plan.iterations)), watch)
+            session = Session.start(config)
+            for iteration in iterations:
+                while session.step < iteration:
+                    session.advance()
+                    watch(config.model, session.step, iterations[-1])
+                batch = session.task.batch(session.step, config.batch_size, config.seed)
+                x, y = (tensor.to(config.device) for tensor in batch)
+                found = gradient_norms(session.model, session.task, x, y)
+                curves.append(GradientCurve(config.model, session.step, *found))
     content = {
         "runs": {name: dataclasses.asdict(config) for name, config in configs.items()},
         "curves": [dataclasses.asdict(curve) for curve in curves],
@@ -127,20 +136,6 @@ def measure(
     write_json(record, content)
     figures = figures or Figures()
     return curves, [record, draw(figures.path(out, "gradients"), plan, curves, figures.dpi)]
-
-
-def _followed(config: Config, iterations: Sequence[int], watch: Watch) -> Iterator[GradientCurve]:
-    from stiefelkit.training.session import Session
-
-    session = Session.start(config)
-    for iteration in iterations:
-        while session.step < iteration:
-            session.advance()
-            watch(config.model, session.step, iterations[-1])
-        batch = session.task.batch(session.step, config.batch_size, config.seed)
-        x, y = (tensor.to(config.device) for tensor in batch)
-        loss, norms = gradient_norms(session.model, session.task, x, y)
-        yield GradientCurve(config.model, session.step, loss, norms)
 
 
 def gradient_norms(model: nn.Module, task: Task, x: Tensor, y: Tensor) -> tuple[float, list[float]]:
