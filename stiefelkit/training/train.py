@@ -50,10 +50,7 @@ def train(
     ranks.first(lambda: RunFolder.refuse_existing(out))
     with threads(config.threads), kept_memory(), data.on(config.device), contextlib.ExitStack() as held:
         with ranks.together():
-            board.check()
-            ranks.check(config)
-            session = Session.start(config, ranks)
-            _read_data(session)
+            session = _started(config, board, ranks)
             digest = session.task.data_digest()
         ranks.same("data", digest)
 
@@ -80,9 +77,9 @@ def resume(
     Args:
         out: the folder of the run.
         asked: fields of `Config` that the user named, or a config, all of it: as the run was started with.
-        display: as for `train`.
-        board: the same.
-        ranks: the same.
+        display: as for `train`, like the two below.
+        board: where its curves can be watched.
+        ranks: the processes that share the work.
 
     Raises:
         RunError: there is no such run, it was started with other settings or data, its config or its log is not what
@@ -123,39 +120,32 @@ def resume(
             return RunOutcome(out, config.steps, already=True)
         with threads(config.threads), kept_memory(), data.on(config.device):
             with ranks.together():
-                session, kept = _restored(folder, config, last, board, ranks)
+                folder.check_data(config.build_task().data_digest())
+                session, kept = _started(config, board, ranks), 0
+                if last is not None:
+                    step, state = last
+                    try:
+                        session.restore(step, state)
+                        kept = int(state["log"]["bytes"] if "log" in state else state["log_bytes"])
+                    except checkpoint.BROKEN as error:
+                        raise RunError(
+                            f"Resuming run {out} needs a whole checkpoint, got one without its parts."
+                        ) from error
             ranks.same("data", session.task.data_digest())
             folder = ranks.first(lambda: folder.with_config(config))
             return _run(session, folder, kept, display, board)
 
 
-def _restored(
-    folder: RunFolder, config: Config, last: tuple[int, dict[str, Any]] | None, board: Board, ranks: Ranks
-) -> tuple[Session, int]:
-    """Returns a session in the state of a checkpoint, if there is one, and the bytes of the log that belong to it."""
+def _started(config: Config, board: Board, ranks: Ranks) -> Session:
+    """Returns the session at step 0; what cannot be built, and data that cannot be read, or held, are noticed now."""
     board.check()
     ranks.check(config)
-    folder.check_data(config.build_task().data_digest())
-    session, kept = Session.start(config, ranks), 0
-    if last is not None:
-        step, state = last
-        try:
-            session.restore(step, state)
-            kept = int(state["log"]["bytes"] if "log" in state else state["log_bytes"])
-        except checkpoint.BROKEN as error:
-            raise RunError(
-                f"Resuming run {folder.path} needs a whole checkpoint, got one without its parts."
-            ) from error
-    _read_data(session)
-    return session, kept
-
-
-def _read_data(session: Session) -> None:
-    """Notices now what of the data cannot be read, or held."""
-    with session.config.within_memory():
+    session = Session.start(config, ranks)
+    with config.within_memory():
         session.task.held_out()
         session.task.validation()
-        session.task.batch(0, session.config.batch_size, session.config.seed)
+        session.task.batch(0, config.batch_size, config.seed)
+    return session
 
 
 def _latest(folder: RunFolder) -> tuple[int, dict[str, Any], list[str]] | None:
