@@ -20,7 +20,7 @@ from stiefelkit.optim import minimizers, optimizers
 from stiefelkit.registry import Registry, code_of_others
 from stiefelkit.scan import activations
 from stiefelkit.training import tasks
-from stiefelkit.training.optimizers import HANDLED
+from stiefelkit.training.config import HANDLED
 
 __all__ = ["in_short", "kinds", "show", "tables"]
 

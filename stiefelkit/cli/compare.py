@@ -9,16 +9,15 @@ from rich.table import Table
 
 from stiefelkit.cli.open_options import BoardOptions, FigureOptions, built, given
 from stiefelkit.cli.tasks import app_of_task, app_of_tasks, resume_line, with_options
-from stiefelkit.training.board import Board
 from stiefelkit.training.data import named
-from stiefelkit.training.display import Screen, say
+from stiefelkit.training.display import Board, Screen, say
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task
 
 if TYPE_CHECKING:
-    from stiefelkit.training.compare import Comparison
-    from stiefelkit.training.summary import Summary
+    from stiefelkit.training.run_folder import Summary
+    from stiefelkit.training.sweep import Comparison
 
 __all__ = ["app"]
 
@@ -47,8 +46,8 @@ def _command(cls: type[Task]) -> Callable[..., int]:
             board: where the curves of each run can be watched.
             figures: how they are written.
         """
-        from stiefelkit.training.compare import compare
         from stiefelkit.training.display import Terminal
+        from stiefelkit.training.sweep import compare
 
         names = [name.strip() for name in models.split(",") if name.strip()]
         path = out or Path("runs") / cls.name

@@ -16,8 +16,8 @@ from cyclopts import Parameter, Token
 
 from stiefelkit.cli.words import entries, sections, unwrapped
 from stiefelkit.errors import OptionError
-from stiefelkit.training.board import Board
 from stiefelkit.training.checks import listed
+from stiefelkit.training.display import Board
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.recipes import Option, literal
 

@@ -9,7 +9,7 @@ from stiefelkit.cli.open_options import FigureOptions, built, of_plan
 from stiefelkit.cli.words import with_plain_help
 from stiefelkit.training.display import Bar, Screen, say
 from stiefelkit.training.figure import Figures
-from stiefelkit.training.gradients.plan import GradientPlan
+from stiefelkit.training.gradients import GradientPlan
 
 __all__ = ["app"]
 
@@ -49,7 +49,7 @@ def gradients(*, plan: GradientPlan, out: Path = Path("runs/gradients"), figures
         out: folder for gradients.png and gradients.json, overwritten.
         figures: how the figure is written.
     """
-    from stiefelkit.training.gradients.measure import measure
+    from stiefelkit.training.gradients import measure
 
     console = Screen()
     with Bar(console) as bar:

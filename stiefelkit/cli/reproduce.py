@@ -8,9 +8,8 @@ from rich.table import Table
 
 from stiefelkit.cli.open_options import BoardOptions, FigureOptions, built, of_plan
 from stiefelkit.errors import DivergedError, OptionError
-from stiefelkit.training.board import Board
 from stiefelkit.training.data import named
-from stiefelkit.training.display import Screen, say
+from stiefelkit.training.display import Board, Screen, say
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.files import reachable, refuse_links, writable
 from stiefelkit.training.papers import Reproduction, Row, find, rows
@@ -76,7 +75,7 @@ def reproduce(
 
 
 def _report(out: Path, page: Path, figures: Figures) -> None:
-    from stiefelkit.training.reproduction_page import write_page
+    from stiefelkit.training.reproduce import write_page
 
     written, drawn = write_page(out, page, figures)
     for path in drawn:
@@ -86,8 +85,9 @@ def _report(out: Path, page: Path, figures: Figures) -> None:
 
 def _run(name: str, out: Path, plan: Reproduction, board: Board) -> int:
     from stiefelkit.training.display import Terminal
-    from stiefelkit.training.reproduce import last_step, note
+    from stiefelkit.training.reproduce import note
     from stiefelkit.training.reproduce import reproduce as run
+    from stiefelkit.training.run_folder import last_step
 
     row, path = find(name), out / name
     with reachable("Reproducing", path):

@@ -9,8 +9,8 @@ from cyclopts import App
 from stiefelkit.cli.open_options import BoardOptions, built, given
 from stiefelkit.cli.tasks import app_of_task, app_of_tasks, resume_line, with_options
 from stiefelkit.errors import OptionError
-from stiefelkit.training.board import Board
 from stiefelkit.training.data import named
+from stiefelkit.training.display import Board
 from stiefelkit.training.ranks import joined
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task
@@ -61,7 +61,8 @@ def _command(cls: type[Task]) -> Callable[..., int]:
                 asked |= {"task_options": given(task)} if given(task) else {}
                 outcome = go_on(path, asked, display, board=look, ranks=ranks)
             else:
-                config = ranks.each(lambda: Config.resolve(cls(**given(task)), model or "", chosen))
+                with ranks.together():
+                    config = Config.resolve(cls(**given(task)), model or "", chosen)
                 outcome = train(config, path, display, board=look, ranks=ranks)
             if ranks.is_first:
                 line = resume_line("train", cls.name, "--out", str(path), data=data, board=look, ranks=ranks.size)
@@ -80,7 +81,7 @@ def _tell(outcome: "RunOutcome", line: str) -> None:
     if outcome.already:
         say(f"Run {outcome.path} is finished at step {outcome.step}: nothing to do.")
         return
-    from stiefelkit.training.summary import summarise
+    from stiefelkit.training.run_folder import summarise
 
     scores = ", ".join(f"{key} {value:.4f}" for key, value in summarise(outcome.path).test.items())
     say(f"Finished at step {outcome.step}: held-out {scores}; the run is in {outcome.path}.")

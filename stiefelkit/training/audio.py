@@ -68,7 +68,8 @@ def read(path: Path, rate: int | None = None) -> tuple[np.ndarray, int]:
     if lacking:
         raise DataError(f"Audio needs whole files, got {path}, which lacks its last {lacking}; put a whole one there.")
     if not samples.size or not np.isfinite(samples).all():
-        raise DataError(f"Audio needs one finite sample or more, got {path} with {_holds(samples)}.")
+        held = "NaN or infinity" if samples.size else "none"
+        raise DataError(f"Audio needs one finite sample or more, got {path} with {held}.")
     loudest = float(np.abs(samples).max())
     if loudest > LOUDEST:
         raise DataError(f"Audio needs samples between -1 and 1, got {path} with one of {loudest:.3g}.")
@@ -81,10 +82,6 @@ def read(path: Path, rate: int | None = None) -> tuple[np.ndarray, int]:
         from scipy.signal import resample_poly
     divisor = math.gcd(rate, written)
     return resample_poly(mono, rate // divisor, written // divisor).astype(np.float32), rate
-
-
-def _holds(samples: np.ndarray) -> str:
-    return "NaN or infinity" if samples.size else "none"
 
 
 def _lacking(sound: Any, head: bytes, count: int) -> str:

@@ -1,4 +1,4 @@
-"""What every dataclass of options shares: range checks, and the words of its fields on the command line.
+"""Checks that dataclasses of options share, and the words of their fields on the command line.
 
 A plan's fields are the options of its command: each is written once, with its line in the docstring.
 

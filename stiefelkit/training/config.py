@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stiefelkit.errors import OptionError, RunError, UnknownNameError, did_you_mean
+from stiefelkit.errors import OptimizerError, OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.numbers import above, at_least, settle_, whole
 from stiefelkit.optim import optimizers
 from stiefelkit.training.checks import (
@@ -19,7 +20,6 @@ from stiefelkit.training.checks import (
     usable_device,
     within_memory,
 )
-from stiefelkit.training.optimizers import build_optimizer, check_table
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, create
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["BY_COORDINATE", "Config", "of_coordinates"]
+__all__ = ["BY_COORDINATE", "HANDLED", "Config", "of_coordinates"]
 
 WHO = "Training"
 SCHEDULES = ("constant", "cosine")
@@ -36,6 +36,10 @@ WORDS = ("task", "model", "optimizer", "schedule", "device")
 TABLES = ("task_options", "rates", "optimizers", "options", "optimizer_options")
 BY_COORDINATE = ("rates", "optimizers")
 """Fields whose keys are names of coordinates."""
+HANDLED = ("params", "lr", "capturable", "differentiable", "foreach", "fused")
+"""Arguments of optimizers that are no choice of a run: set here, or about how the step is carried out."""
+IN_TABLE = ("optimizer", "lr")
+"""Keys of a table that are not options of its optimizer."""
 T = TypeVar("T")
 
 
@@ -87,7 +91,12 @@ class Config:
             at_least(0).require(WHO, f"rates.{coordinate}", rate)
         optimizers.get(self.optimizer)
         for coordinate, table in self.optimizers.items():
-            check_table(coordinate, table)
+            if not isinstance(table, Mapping) or not isinstance(table.get("optimizer"), str):
+                words = f'a table such as {{"optimizer": "rmsprop"}}, got {table!r}'
+                raise OptionError(f"{WHO} needs optimizers.{coordinate} to be {words}.")
+            optimizers.get(table["optimizer"])
+            if "lr" in table:
+                above(0).require(WHO, f"optimizers.{coordinate}.lr", table["lr"])
         if self.schedule not in SCHEDULES:
             raise OptionError(f"{WHO} needs a schedule out of {', '.join(SCHEDULES)}, got {self.schedule!r}.")
         usable_device(WHO, self.device)
@@ -96,16 +105,20 @@ class Config:
             task.batches_per_epoch(self.batch_size)
 
     @classmethod
-    def resolve(cls, task: Task, model: str, settings: Settings | None = None) -> Config:
+    def resolve(cls, task: Task, model: str, settings: Settings | None = None, strict: bool = True) -> Config:
         """Returns the config of a task and a model: settings over the recipe over the defaults above.
 
         Where the settings name options, of the recipe's rates and optimizers those stay whose coordinate the model has,
         since its map may be another.
 
         Raises:
-            UnknownNameError: the settings name a rate or optimizer of a coordinate that the model does not have.
+            UnknownNameError: the settings name a rate or optimizer of a coordinate that the model does not have; such
+                ones are left out unless `strict`.
         """
-        _check_model(model)
+        from stiefelkit import models
+
+        if model not in models.names():
+            raise UnknownNameError(f"No model is named {model!r}{did_you_mean(model, models.names())}")
         asked = settings or Settings()
         filled = task.recipe(model).filled(asked)
         config = cls(task=task.name, model=model, task_options=task.options(), **filled.given())
@@ -115,7 +128,7 @@ class Config:
         tables = {table: of_coordinates(getattr(config, table), names) for table in BY_COORDINATE}
         for table in BY_COORDINATE:
             for name in asked.given().get(table, {}):
-                if name not in tables[table]:
+                if strict and name not in tables[table]:
                     raise UnknownNameError(f"Model {model!r} has no coordinate {name!r}{did_you_mean(name, names)}")
         return dataclasses.replace(config, **tables)
 
@@ -139,7 +152,7 @@ class Config:
 
     @property
     def may_be_prolonged(self) -> bool:
-        """Whether the run may go on for more steps than it was started with: its rates do not depend on them."""
+        """True if the run may go on for more steps than it was started with: its rates do not depend on them."""
         return self.schedule == "constant"
 
     def continued(self, asked: Mapping[str, Any] | Config, source: str) -> Config:
@@ -206,7 +219,26 @@ class Config:
             OptionError: an optimizer has no such option, or refuses it, or it is one for frames and there is none.
             OptimizerError: a weight is a frame itself, and the optimizer would take it off its manifold.
         """
-        return build_optimizer(self, model)
+        from stiefelkit.optim import MixedOptimizer, parameter_groups
+        from stiefelkit.weights.find import coordinate_manifolds
+
+        tables = self.optimizers
+        given = {name: table["lr"] for name, table in tables.items() if "lr" in table}
+        shared: list[dict[str, Any]] = []
+        apart: dict[str, list[dict[str, Any]]] = {}
+        for group in parameter_groups(model, lr=self.lr, **{**given, **self.rates}):
+            name = str(group.get("name", ""))
+            key = next((key for key in (name, name.rpartition(".")[2]) if key in tables), None)
+            (shared if key is None else apart.setdefault(key, [])).append(group)
+        for name in tables:
+            if name not in apart:
+                raise OptionError(f"{WHO} {self.model!r} needs a coordinate {name!r} for optimizers.{name}, got none.")
+        frames = list(coordinate_manifolds(model))
+        built = [_built(self, self.optimizer, self.optimizer_options, shared, frames)] if shared else []
+        for name, groups in apart.items():
+            options = {key: value for key, value in tables[name].items() if key not in IN_TABLE}
+            built.append(_built(self, tables[name]["optimizer"], options, groups, frames))
+        return MixedOptimizer(built) if tables else built[0]
 
 
 def of_coordinates(rates: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
@@ -229,8 +261,35 @@ def _pairs(label: str, begun: Any, value: Any, whole: bool) -> Iterator[tuple[st
         yield from _pairs(f"{label}.{key}", table.get(key), value.get(key), whole)
 
 
-def _check_model(name: str) -> None:
-    from stiefelkit import models
-
-    if name not in models.names():
-        raise UnknownNameError(f"No model is named {name!r}{did_you_mean(name, models.names())}")
+def _built(
+    config: Config, name: str, options: Mapping[str, Any], groups: list[dict[str, Any]], frames: list[str]
+) -> torch.optim.Optimizer:
+    factory = optimizers.get(name)
+    parameters = inspect.signature(factory).parameters
+    known = [key for key in parameters if key not in HANDLED]
+    for option, value in options.items():
+        if option not in known:
+            raise OptionError(f"Optimizer {name!r} has no option {option!r}{did_you_mean(option, known)}")
+        is_switch = parameters[option].annotation in (bool, bool | None, "bool", "bool | None")
+        if is_switch and not isinstance(value, bool | None):  # a word, "no" as well, would count as true
+            raise OptionError(f"Optimizer {name!r} needs {option} to be true or false, got {value!r}.")
+    bound = any("manifold" in group for group in groups)
+    plain = inspect.signature(getattr(factory, "plain", None) or factory).parameters  # moves what are no frames
+    idle = [] if bound else [option for option in options if option not in plain]
+    if idle:
+        raise OptionError(
+            f"Optimizer {name!r} needs a frame to act on for {', '.join(idle)}, got {config.model!r} "
+            f"without one; leave the option out, or name another --optimizer."
+        )
+    try:
+        optimizer = factory(groups, **options)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, StiefelkitError):
+            raise
+        raise OptionError(f"Optimizer {name!r} refuses its options: {error}.") from error
+    if bound and not getattr(optimizer, "moves_frames", False):
+        raise OptimizerError(
+            f"{WHO} {config.model!r} needs an optimizer that keeps {frames[0]} on its manifold, got "
+            f"{name!r}; name one with --optimizer, such as multiplicative_cayley."
+        )
+    return optimizer

@@ -1,4 +1,4 @@
-"""Where the data of tasks are: in the folder of --data, in that of STIEFELKIT_DATA, or a download checked by its hash.
+"""The data of tasks: in the folder of --data, in that of STIEFELKIT_DATA, or a download checked by its hash.
 
 A task that reads the user's own files calls `folder("speech")`, and gets DIR/speech if there is one, else DIR. One that
 reads files which everybody has lists them as `File` and calls `content(file, "mnist")`, which looks in DIR/mnist, in

@@ -1,18 +1,22 @@
-"""What a person sees while a model trains: a live bar on a terminal, a line now and then elsewhere."""
+"""The view of a run: a bar on a terminal, a line now and then elsewhere, and the curves of TensorBoard."""
 
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from stiefelkit.errors import printable
+from stiefelkit.errors import OptionError, printable
+from stiefelkit.training.files import refuse_links, writable
 
-__all__ = ["Bar", "Screen", "Silent", "Terminal", "say", "worst_ratio"]
+__all__ = ["Bar", "Board", "Curves", "Screen", "Silent", "Terminal", "say", "worst_ratio"]
 
+FOLDER = "tensorboard"
 REDRAWN = 0.1
 """Seconds between two drawings of the bar, at least."""
 
@@ -42,19 +46,19 @@ class Silent:
     """Shows nothing; also what a display must be able to do."""
 
     def begin(self, title: str, step: int, steps: int) -> None:
-        """A run begins, or resumes at `step`."""
+        """Shows that a run begins, or resumes at `step`."""
 
     def stepped(self, step: int, loss: float) -> None:
-        """One optimizer step is done; `loss` is the mean since the last record."""
+        """Shows that one optimizer step is done; `loss` is the mean since the last record."""
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """A line was written to the log."""
+        """Shows a line that was written to the log."""
 
     def note(self, sentence: str) -> None:
-        """Something that the user should know."""
+        """Says something that the user should know."""
 
     def end(self) -> None:
-        """The run stopped, finished or not."""
+        """Shows that the run stopped, finished or not."""
 
 
 class Bar:
@@ -187,3 +191,69 @@ class Terminal(Silent):
         yield f"{(self._step - start) / max(time.monotonic() - clock, 1e-9):.0f} steps/s"
         if last.get("ratio") is not None:
             yield f"orthogonality {last['ratio']:.2f} x limit"
+
+
+@dataclass(frozen=True)
+class Board:
+    """The places where the curves of a run can be watched.
+
+    Args:
+        tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of the run.
+    """
+
+    tensorboard: bool = False
+
+    def check(self) -> None:
+        """Raises OptionError if what is asked for is not installed."""
+        if not self.tensorboard:
+            return
+        try:
+            import torch.utils.tensorboard  # noqa: F401
+        except ImportError as error:
+            raise OptionError(
+                '--tensorboard needs tensorboard, got an installation without; pip install "stiefelkit[tensorboard]".'
+            ) from error
+
+
+class Curves:
+    """Writes the lines of a log as scalars: one curve for each number, by the kind of the line.
+
+    Points behind the step that it goes on from, which will come again, are dropped; what the curves lack of the lines
+    before is added.
+    """
+
+    def __init__(self, run: Path, step: int, before: Iterable[Mapping[str, Any]] = ()):
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = run / FOLDER
+        with writable("A run with curves", folder):
+            refuse_links(folder, run)
+        last = None
+        if any(folder.glob("events.*")):
+            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+            # the last point of each curve
+            events = EventAccumulator(str(folder), size_guidance={"scalars": 1}).Reload()
+            last = max((events.Scalars(tag)[-1].step for tag in events.Tags()["scalars"]), default=0)
+        self.writer = SummaryWriter(str(folder), purge_step=None if last is None else step + 1)
+        for record in before:
+            if last is None or record["step"] > last:
+                self.write(record)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Adds a point to each curve that a line of the log has something for."""
+        for name, value in scalars(record).items():
+            self.writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+
+
+def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the numbers of a line of the log by name; of the orthogonality the worst error over its limit.
+
+    >>> weights = {"a": {"error": 2e-7, "limit": 1e-7}, "b": {"error": 0.0, "limit": 1e-7}}
+    >>> scalars({"kind": "train", "step": 3, "loss": 0.5, "orthogonality": weights})
+    {'loss': 0.5, 'drift_over_limit': 2.0}
+    """
+    numbers = {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
+    del numbers["step"]
+    ratio = worst_ratio(record.get("orthogonality", {}))
+    return numbers if ratio is None else {**numbers, "drift_over_limit": ratio}

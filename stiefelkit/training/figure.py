@@ -42,7 +42,7 @@ FORMATS = ("png", "pdf", "svg")
 
 @dataclass(frozen=True)
 class Figures:
-    """How figures are written.
+    """Format and resolution of figures.
 
     Args:
         format: of the figures: png, pdf or svg.

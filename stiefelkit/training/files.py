@@ -38,23 +38,17 @@ _HAS_DESCRIPTORS = os.open in os.supports_dir_fd
 
 
 @contextlib.contextmanager
-def reachable(who: str, path: Path) -> Iterator[None]:
+def reachable(who: str, path: Path, what: str = "reached", remedy: str = "; choose another") -> Iterator[None]:
     """Turns what the system says of a path, such as that its name is too long, into a RunError."""
     try:
         yield
     except OSError as error:
-        raise RunError(
-            f"{who} needs a place that can be reached, got {path}: {error.strerror}; choose another."
-        ) from error
+        raise RunError(f"{who} needs a place that can be {what}, got {path}: {error.strerror}{remedy}.") from error
 
 
-@contextlib.contextmanager
-def writable(who: str, path: Path) -> Iterator[None]:
+def writable(who: str, path: Path) -> contextlib.AbstractContextManager[None]:
     """Turns what the system says of writing to a path into a RunError."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"{who} needs a place that can be written, got {path}: {error.strerror}.") from error
+    return reachable(who, path, "written", "")
 
 
 def parse_json(content: bytes) -> Any:
@@ -64,7 +58,7 @@ def parse_json(content: bytes) -> Any:
         ValueError: it is no JSON, too deeply nested, or holds a key twice, NaN, infinity or a larger number.
     """
     try:
-        numbers: dict[str, Any] = {"parse_float": _finite_number, "parse_constant": _finite_number, "parse_int": _whole}
+        numbers = dict.fromkeys(("parse_float", "parse_constant", "parse_int"), _number)
         return json.loads(content, object_pairs_hook=_unique, **numbers)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
@@ -77,17 +71,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
-def _finite_number(text: str) -> float:
+def _number(text: str) -> int | float:
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text} is no finite number")
-    return number
-
-
-def _whole(text: str) -> int:
-    if len(text) > 300:  # float(10**308) is the last that does not overflow
-        raise ValueError("an integer is too large")
-    return int(text)
+    return int(text) if text.lstrip("-").isdigit() else number
 
 
 def open_file(path: Path, flags: int, root: Path | None = None) -> int:
@@ -106,12 +94,13 @@ def open_file(path: Path, flags: int, root: Path | None = None) -> int:
     with _held(path, root) as (place, held):
         descriptor = os.open(place, flags, 0o666, **held)
     found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and (found.st_nlink == 1 or not flags & os.O_RDWR):
+    fault = None if stat.S_ISREG(found.st_mode) else (errno.EINVAL, "it is no regular file")
+    if fault is None and found.st_nlink > 1 and flags & os.O_RDWR:
+        fault = errno.EMLINK, "it is a hard link to a file with other names"
+    if fault is None:
         return descriptor
     os.close(descriptor)
-    if stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EMLINK, "it is a hard link to a file with other names", str(path))
-    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    raise OSError(*fault, str(path))
 
 
 @contextlib.contextmanager

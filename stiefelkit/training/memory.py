@@ -1,4 +1,4 @@
-"""What a run has of its machine: threads, the processor by its name, memory that is kept from step to step."""
+"""The machine of a run: threads, the processor by its name, memory that is kept from step to step."""
 
 import contextlib
 import ctypes
@@ -46,8 +46,8 @@ def kept_memory() -> Iterator[bool]:
     the system, which hands them out anew page by page, each filled with zeros; other C libraries are left alone. What
     is computed stays the same to the bit. Behind the context what is free goes back.
     """
-    libc = _glibc()
-    if libc is None:
+    libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+    if libc is None or not hasattr(libc, "gnu_get_libc_version"):
         yield False
         return
     for parameter, value in KEPT.items():
@@ -58,14 +58,6 @@ def kept_memory() -> Iterator[bool]:
         for parameter, value in USUAL.items():
             libc.mallopt(parameter, value)
         libc.malloc_trim(0)
-
-
-def _glibc() -> ctypes.CDLL | None:
-    """Returns the process's C library where it is glibc."""
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "gnu_get_libc_version") else None
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ __all__ = ["Curve", "draw", "find_runs", "plot"]
 
 @dataclass(frozen=True)
 class Curve:
-    """What is drawn of a run: its name in the legend, its task, the lines of its log, and the unit of their steps."""
+    """A run to draw: its name in the legend, its task, the lines of its log, and the unit of their steps."""
 
     label: str
     task: Task
@@ -41,7 +41,8 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         with reachable("Plotting", path):
             inner = [path] if is_run(path) else sorted(child for child in path.glob("*") if is_run(child))
         if not inner:
-            raise RunError(f"Plotting needs run folders, got {path}, which {_lacks(path)}.")
+            lacks = "holds no run" if path.is_dir() else "is a file" if path.exists() else "does not exist"
+            raise RunError(f"Plotting needs run folders, got {path}, which {lacks}.")
         runs += [run for run in inner if run not in runs]
     return runs
 
@@ -71,15 +72,18 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
     with figure(drawn[0], 2, dpi=figures.dpi) as (left, right):
         task = curves[0].task
         draw(left, curves, "train", lambda record: record["loss"], marked=False)
-        _draw_scores(right, curves)
+        by_accuracy = task.headline == "accuracy"
+        scale = 100.0 if by_accuracy else 1.0
+        draw(right, curves, "test", lambda record: scale * record[task.headline])
+        right.set_ylabel("accuracy (%)" if by_accuracy else task.loss_label)
         known = [curve.task.known_baseline for curve in curves]
         for axes, key in ((left, "loss"), (right, task.headline)):
             for value in {baseline[key] for baseline in known if baseline}:
-                reference_line(axes, value * (100 if axes is right and key == "accuracy" else 1), "baseline")
+                reference_line(axes, value * (scale if axes is right else 1), "baseline")
         left.set(title="training", xlabel="step", ylabel=task.loss_label, xlim=(0, None))
         log_scale(left)
         right.set(title="held out", xlabel="step", xlim=(0, None))
-        if task.headline == "accuracy":
+        if by_accuracy:
             right.set_ylim(0, 102)
         else:
             log_scale(right)
@@ -114,13 +118,6 @@ def draw(
             axes.plot(*zip(*points, strict=True), **shown)
 
 
-def _draw_scores(axes: "Axes", curves: Sequence[Curve]) -> None:
-    task = curves[0].task
-    scale = 100.0 if task.headline == "accuracy" else 1.0
-    draw(axes, curves, "test", lambda record: scale * record[task.headline])
-    axes.set_ylabel("accuracy (%)" if task.headline == "accuracy" else task.loss_label)
-
-
 def _ratio(record: dict[str, Any]) -> float | None:
     return worst_ratio(record["orthogonality"])
 
@@ -135,9 +132,3 @@ def _labels(folders: list[RunFolder]) -> list[str]:
     except ValueError:  # on several drives
         return [str(path) for path in paths]
     return [os.path.relpath(path, above) for path in paths]
-
-
-def _lacks(path: Path) -> str:
-    if not path.exists():
-        return "does not exist"
-    return "holds no run" if path.is_dir() else "is a file"

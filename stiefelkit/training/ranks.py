@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class _ToldError(RunError):
-    """What another rank has failed with."""
+    """An error of another rank."""
 
 
 def launched() -> bool:
@@ -102,7 +102,7 @@ class Interruption:
 
 
 class Ranks:
-    """What one of the processes knows of all: its rank, their number, and the signals that it notes."""
+    """All processes as one of them knows them: its rank, their number, and the signals that it notes."""
 
     def __init__(self, rank: int = 0, size: int = 1):
         self.rank, self.size = rank, size
@@ -111,7 +111,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process has the run folder, and speaks for all."""
+        """True on the process that has the run folder, and speaks for all."""
         return self.rank == 0
 
     @property
@@ -160,11 +160,6 @@ class Ranks:
         with _all_there():
             dist.broadcast_object_list(result, src=0)
         return result[0]
-
-    def each(self, work: Callable[[], T]) -> T:
-        """Calls a function on every rank, and returns its own result; what it raises on one is told to all."""
-        with self.together():
-            return work()
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

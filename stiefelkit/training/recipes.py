@@ -1,4 +1,4 @@
-"""How each model is trained on each task: settings that may be left open, and the recipes that close them."""
+"""Settings of training, which may be left open, and the recipes that close them."""
 
 import contextlib
 import dataclasses
@@ -46,7 +46,7 @@ def literal(word: str) -> Option:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train; whatever is left out comes from the task's recipe for the model.
+    """Settings of training; whatever is left out comes from the task's recipe for the model.
 
     Args:
         hidden_size: units of the recurrent layer.
@@ -158,15 +158,3 @@ class Recipe:
     ) -> "Recipe":
         """Returns the recipe of a model with so many units; `settings` are further fields of `Settings`."""
         return cls(Settings(hidden_size=hidden_size, lr=lr, optimizer=optimizer, **settings), options)
-
-
-TENSORFLOW_RMSPROP: dict[str, Option] = {"alpha": 0.9, "eps": 1e-10, "init_acc": 1, "eps_inside": True}
-"""TensorFlow 1: epsilon under the root, mean squares that begin at one, which makes for a slow start."""
-THEANO_RMSPROP: dict[str, Option] = {"alpha": 0.9, "eps": 0.0, "init_acc": 1e-3}
-"""That of the uRNNs' authors: no epsilon, mean squares that begin at a thousandth."""
-AUTHORS_RMSPROP: dict[str, Option] = {"alpha": 0.9, "eps": 1e-8, "eps_inside": True}
-"""That of scuRNN's authors, for A: as TensorFlow's, but from zero."""
-ADAGRAD: dict[str, Option] = {"initial_accumulator_value": 0.1}
-"""TensorFlow 1's."""
-AUTHORS_ADAGRAD: dict[str, Option] = {"eps": 1e-8}
-"""That of scuRNN's authors, for A: from zero."""

@@ -1,25 +1,35 @@
-"""An experiment of a paper, run again: trained, resumed, and compared with the figure that the paper has."""
+"""Experiments of papers, run again: trained, resumed, and one page that compares all of them with the papers."""
 
 import dataclasses
+import re
+import statistics
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stiefelkit.errors import RunError
-from stiefelkit.training import checkpoint
-from stiefelkit.training.board import Board
-from stiefelkit.training.display import Silent
-from stiefelkit.training.files import parse_json, read_file, write_json
+from stiefelkit.errors import RunError, StiefelkitError, printable
+from stiefelkit.training.display import Board, Silent
+from stiefelkit.training.figure import Figures, accuracy_scale, figure, legend, log_scale, reference_line, styles
+from stiefelkit.training.files import parse_json, read_file, write_atomically, write_json
 from stiefelkit.training.memory import processor
-from stiefelkit.training.papers import Reproduction, Row
-from stiefelkit.training.run_folder import CHECKPOINTS, PROCESSOR, RunFolder, by_kind, is_run
+from stiefelkit.training.papers import Reproduction, Row, rows
+from stiefelkit.training.plot import Curve, draw
+from stiefelkit.training.run_folder import PROCESSOR, RunFolder, by_kind, is_run, last_step
 from stiefelkit.training.train import RunOutcome, resume, train
 
-__all__ = ["DIVERGED", "Finding", "Score", "finding", "last_step", "made_by", "note", "opened", "reproduce"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-MADE = "reproduced.json"
+__all__ = ["Finding", "Score", "finding", "made_by", "note", "opened", "reproduce", "write_page"]
+
+MADE, PAGE = "reproduced.json", "report.md"
 DIVERGED = "diverged"
+LABELS: dict[str, dict[str, str]] = {
+    "drift": {"title": "orthogonality", "ylabel": r"$\Vert W^H W - I\Vert_F$"},
+    "gradients": {"title": "largest gradient since the last line", "ylabel": "norm"},
+}
 
 
 @dataclass(frozen=True)
@@ -32,12 +42,13 @@ class Score:
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of a run: the evaluation that is best on the held-out set, that on examples set apart, and the last."""
+    """Results of a run: the evaluation that is best on the held-out set, that on examples set apart, and the last."""
 
     best_test: Score
     best_validation: Score | None
     last: Score
     epochs: float
+    folder: RunFolder = field(repr=False)
     records: dict[str, list[dict[str, Any]]] = field(repr=False)
 
 
@@ -75,11 +86,6 @@ def reproduce(
     return resume(out, asked, display, board=board)
 
 
-def last_step(out: Path) -> int:
-    """Returns the step of the last checkpoint of a run, whole or not; -1 where there is no run."""
-    return max(map(checkpoint.step_of, checkpoint.checkpoints(out / CHECKPOINTS)), default=-1)
-
-
 def opened(path: Path, row: Row) -> RunFolder:
     """Returns the folder of a run of an experiment.
 
@@ -103,22 +109,19 @@ def finding(path: Path) -> Finding:
     folder = RunFolder.open(path)
     task, records = folder.config.build_task(), by_kind(folder)
     sign = 1 if task.headline == "accuracy" else -1
-    scores = {
-        kind: {line["step"]: line[task.headline] for line in lines}
-        for kind, lines in records.items()
-        if kind in ("test", "validation")
-    }
-    test, validation = scores.get("test"), scores.get("validation", {})
+    test, validation = (
+        {line["step"]: sign * line[task.headline] for line in records[kind]} for kind in ("test", "validation")
+    )
     if not test:
         raise RunError(f"Run {path} needs an evaluation in its log, got none yet; continue it.")
-    best = max(test, key=lambda step: sign * test[step])
-    chosen = max(validation, key=lambda step: sign * validation[step], default=None)
-    last = max(test)
+    best, last = max(test, key=test.__getitem__), max(test)
+    chosen = max(validation, key=validation.__getitem__, default=None)
     return Finding(
-        best_test=Score(test[best], best),
-        best_validation=None if chosen is None else Score(test[chosen], chosen),
-        last=Score(test[last], last),
+        best_test=Score(sign * test[best], best),
+        best_validation=None if chosen is None else Score(sign * test[chosen], chosen),
+        last=Score(sign * test[last], last),
         epochs=last / task.batches_per_epoch(folder.config.batch_size),
+        folder=folder,
         records=records,
     )
 
@@ -150,3 +153,146 @@ def _commit() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+Run = tuple[Row, Finding]
+
+
+def _cells(row: Row, found: Finding) -> list[str]:
+    """Returns the line of a run in a table."""
+    records, headline = found.records, row.build_task().headline
+    if row.goal is None:
+        second = "-" if found.best_validation is None else row.said(found.best_validation.test)
+    else:
+        steps = (record["step"] for record in records["test"] if record[headline] < row.goal)
+        second = next((f"at step {step:,}" for step in steps), "not yet")
+    times = [record["cpu_seconds"] / 60 for record in records["epoch"]]
+    times = times or [record["ms_per_step"] * row.epoch / 6e4 for record in records["train"]]
+    peak = max((record.get("peak_bytes", 0) for record in records["epoch"]), default=0)
+    return [
+        row.name,
+        f"{found.folder.parameters:,}" + (f" ({row.parameters:,})" if row.parameters else ""),
+        f"{found.epochs:.4g} of {row.epochs:.4g}",
+        f"{row.said(found.best_test.test)} at {found.best_test.step / row.epoch:.4g}",
+        second,
+        row.said(found.last.test),
+        row.printed,
+        f"{statistics.median(times):.2f}" if times else "-",
+        f"{peak / 1e6:.0f}" if peak else "-",
+    ]
+
+
+def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[Path, list[Path]]:
+    """Writes a Markdown page and its figures about every run in a folder that has been evaluated, and returns them.
+
+    Runs that are damaged, or of other settings than the experiment, are named at the end of the page.
+
+    Raises:
+        RunError: there is no such run, or the place cannot be written.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    groups: dict[str, list[Run]] = {}
+    left_out: dict[str, str] = {}
+    for row in rows():
+        path = out / row.name
+        if is_run(path):
+            try:
+                run = row, finding(opened(path, row).path)
+            except StiefelkitError as error:
+                left_out[row.name] = str(error)
+            else:
+                groups.setdefault(row.group, []).append(run)
+    if not groups:
+        why = f": {next(iter(left_out.values()))}" if left_out else "; name another --out."
+        raise RunError(f"A report needs runs that have been evaluated, got none in {out}{why}")
+    parts = [_part(group, runs, figures or Figures(), place) for group, runs in groups.items()]
+    look = Environment(trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
+    look.filters |= {"literal": _literal, "code": _code}
+    page = look.from_string(Path(__file__).with_suffix(".md").read_text("utf-8"))
+    place.mkdir(parents=True, exist_ok=True)
+    write_atomically(place / PAGE, page.render(parts=parts, left_out=left_out).encode())
+    return place / PAGE, [path for part in parts for path in part["drawn"].values()]
+
+
+def _part(group: str, runs: list[Run], look: Figures, place: Path) -> dict[str, Any]:
+    """Returns what the page says of the runs of a group, once their figures are drawn."""
+    row, task, notes = runs[0][0], runs[0][0].build_task(), []
+    if task.known_baseline:
+        notes.append(f"Without memory: {row.said(task.known_baseline[task.headline])}.")
+    for note in dict.fromkeys(row.note for row, _ in runs if row.note):
+        notes.append(f"{', '.join(row.name for row, _ in runs if row.note == note)}: {note}.")
+    made = {row.name: made_by(found.folder.path) for row, found in runs}
+    ends = {name: _literal(entries[-1].get(DIVERGED) or "") for name, entries in made.items() if entries}
+    return {
+        "group": group,
+        "word": "accuracy" if row.by_accuracy else task.loss_label,
+        "second": "by validation" if row.goal is None else f"first below {row.goal:g}",
+        "table": [_cells(*run) for run in runs],
+        "notes": notes + [f"{name}: ended where {why}." for name, why in ends.items() if why],
+        "drawn": _drawn(runs, look, place, re.sub(r" \w+=", "-", group)),
+        "made": [(found.folder, entry) for row, found in runs for entry in made[row.name]],
+    }
+
+
+def _literal(words: object) -> str:
+    r"""Returns words of a run, letter by letter in one line of Markdown: no markup, no HTML, no orders to a terminal.
+
+    >>> print(_literal("<b>`a`\n$x$\x1b"))
+    \<b\>\`a\` \$x\$\\x1b
+    """
+    return re.sub(r"([\\`*_{}\[\]<>&|#~!$])", r"\\\1", printable(" ".join(str(words).split())))
+
+
+def _code(words: object) -> str:
+    """Returns the same as code, where no letter is markup but a backtick."""
+    shown = printable(" ".join(str(words).split()))
+    return _literal(shown) if "`" in shown else f"`{shown}`"
+
+
+def _drawn(runs: list[Run], look: Figures, place: Path, stem: str) -> dict[str, Path]:
+    """Draws scores, drift and gradients of the runs of one group over epochs, where there are any."""
+    curves = [Curve(row.label, row.build_task(), found.records, row.epoch) for row, found in runs]
+    headline, drawn = curves[0].task.headline, {}
+    shown: dict[str, tuple[str, Callable[[dict[str, Any]], float | None]]] = {
+        "scores": ("test", lambda record: record[headline]),
+        "drift": (
+            "train",
+            lambda record: max((each["error"] for each in record["orthogonality"].values()), default=0) or None,
+        ),
+        "gradients": ("train", lambda record: record["gradient_norm"] or None),
+    }
+    for name, (kind, value) in shown.items():
+        if not any(curve.points(kind, value) for curve in curves):
+            continue
+        drawn[name] = look.path(place, f"{stem}-{name}")
+        with figure(drawn[name], 1, width=5.4, dpi=look.dpi) as (axes,):
+            draw(axes, curves, kind, value)
+            axes.set_xlabel("epoch")
+            if name == "scores":
+                _finish_scores(axes, runs)
+            else:
+                axes.set(**LABELS[name], yscale="log", xlim=(0, None))
+                low, high = axes.get_ylim()
+                axes.set_ylim(low / 2, high * 2)  # so that noise looks like noise
+                log_scale(axes)
+            legend(axes)
+    return drawn
+
+
+def _finish_scores(axes: "Axes", runs: list[Run]) -> None:
+    """Adds what guessing scores, and the papers' figures, to curves of held-out scores."""
+    task = runs[0][0].build_task()
+    for (row, _), look in zip(runs, styles(len(runs)), strict=True):
+        if row.figure is not None:
+            axes.axhline(row.figure, color=look["color"], linestyle=":", linewidth=1.0)
+    if task.headline == "accuracy":  # runs of two epochs stand beside others of fifty
+        axes.set(title="held out; dotted: the papers", ylabel="accuracy (%)")
+        accuracy_scale(axes)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        return
+    if task.known_baseline:  # a guess at ten classes would press the curves together
+        reference_line(axes, task.known_baseline[task.headline], "without memory")
+    axes.set(title="held out", ylabel=task.loss_label, xlim=(0, None))
+    log_scale(axes)

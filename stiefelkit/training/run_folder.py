@@ -11,6 +11,7 @@ import json
 import math
 import os
 import platform
+import statistics
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from stiefelkit._version import __version__
 from stiefelkit.errors import RunError
 from stiefelkit.training import checkpoint
 from stiefelkit.training.config import Config
+from stiefelkit.training.display import worst_ratio
 from stiefelkit.training.files import open_file, parse_json, reachable, read_file, writable, write_atomically
 from stiefelkit.training.memory import processor
 
-__all__ = ["CHECKPOINTS", "MEASURED", "PROCESSOR", "Log", "RunFolder", "by_kind", "is_run", "read_log", "versions"]
+__all__ = ["Log", "RunFolder", "Summary", "by_kind", "is_run", "last_step", "read_log", "summarise", "versions"]
 
 CONFIG, LOG, CHECKPOINTS, LOCK = "config.json", "log.jsonl", "checkpoints", ".lock"
 DIGEST, DATA, PROCESSOR = "sha256", "data", "processor"
@@ -41,6 +43,11 @@ def is_run(path: Path) -> bool:
     """Returns whether a path is the folder of a run."""
     with reachable("A run", path):
         return (path / CONFIG).is_file()
+
+
+def last_step(path: Path) -> int:
+    """Returns the step of the last checkpoint of a run, whole or not; -1 where there is none."""
+    return max(map(checkpoint.step_of, checkpoint.checkpoints(path / CHECKPOINTS)), default=-1)
 
 
 def versions(device: str) -> dict[str, str]:
@@ -76,7 +83,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where the checkpoints are."""
+        """The folder of checkpoints."""
         return self.path / CHECKPOINTS
 
     @staticmethod
@@ -159,11 +166,9 @@ class RunFolder:
         written, mark = state["config"], state["log"]
         facts = {name: written.get(name) for name in ("parameters", "versions", DATA)}
         copy = dataclasses.replace(self, config=Config.from_json(written["config"], "The checkpoint"), **facts)
-        changes = _differences(copy.record(), self.record())
-        if self.config.may_be_prolonged:
-            changes.pop("steps", None)
-        if changes or not self.sealed:
-            got = _first(changes, step) if self.sealed else f"one without {DIGEST}"
+        passed = ("config.steps",) if self.config.may_be_prolonged else ()
+        got = _change(copy.record(), self.record(), step, passed) if self.sealed else f"one without {DIGEST}"
+        if got:
             raise RunError(f"Run {self.path} needs {CONFIG} as it was written, got {got}; {REMEDY}.")
         content = _read(self.log, mark["bytes"])[: mark["bytes"]]
         if hashlib.sha256(content).hexdigest() != mark["sha256"]:
@@ -216,16 +221,19 @@ def _edited(path: Path, record: dict[str, Any]) -> str:
     for saved in reversed(checkpoint.checkpoints(path / CHECKPOINTS)):
         with contextlib.suppress(RunError, KeyError):
             step, state = checkpoint.load(saved)
-            changes = _differences(state["config"], record)
-            return _first(changes, step) if changes else f"a {DIGEST} that is not of its content"
+            return _change(state["config"], record, step) or f"a {DIGEST} that is not of its content"
     return f"content that its {DIGEST} is not of"
 
 
-def _differences(before: Any, now: Any) -> dict[str, tuple[str, str]]:
-    """Maps the name of each field that differs, also in its type, to what it was and what it is."""
+def _change(before: Any, now: Any, step: int, passed: Collection[str] = ()) -> str:
+    """Names a field that is not as a checkpoint has it, also in its type; steps, which may differ, last."""
     old, new = _flat(before), _flat(now)
-    pairs = {name: (old.get(name, "nothing"), new.get(name, "nothing")) for name in {**old, **new}}
-    return {name.removeprefix("config."): pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name) and name not in passed]
+    if not names:
+        return ""
+    name = min(names, key=lambda name: name == "config.steps")
+    now, before = new.get(name, "nothing"), old.get(name, "nothing")
+    return f"{name.removeprefix('config.')} = {now} where the checkpoint of step {step} has {before}"
 
 
 def _flat(value: Any, label: str = "") -> dict[str, str]:
@@ -233,12 +241,6 @@ def _flat(value: Any, label: str = "") -> dict[str, str]:
         return {label: json.dumps(value)}
     start = f"{label}." if label else ""
     return {name: word for key, item in value.items() for name, word in _flat(item, f"{start}{key}").items()}
-
-
-def _first(changes: dict[str, tuple[str, str]], step: int) -> str:
-    # steps last: they may differ from those of a checkpoint without an edit
-    label, (before, now) = min(changes.items(), key=lambda change: change[0] == "steps")
-    return f"{label} = {now} where the checkpoint of step {step} has {before}"
 
 
 class Log:
@@ -341,3 +343,39 @@ def _read(path: Path, least: int) -> bytes:
     if len(content) < least:
         raise RunError(f"Log {path} needs the {least} bytes that its checkpoint counts, got {len(content)}; {REMEDY}.")
     return content
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """A run in a few figures: last scores on the held-out set, and on what is set apart to choose by, if any.
+
+    `ms_per_step` is the median of the process CPU time of a step, `orthogonality` the worst error over limit of all
+    weights and the whole log, None without such weights.
+    """
+
+    model: str
+    step: int
+    test: dict[str, float]
+    validation: dict[str, float]
+    parameters: int
+    ms_per_step: float
+    orthogonality: float | None
+
+
+def summarise(path: Path) -> Summary:
+    """Returns the figures of a run; raises RunError if it is missing, damaged or has not been evaluated yet."""
+    folder = RunFolder.open(path)
+    records, scores = by_kind(folder), folder.config.build_task().scores
+    train, test, validation = (records[kind] for kind in ("train", "test", "validation"))
+    if not train or not test:
+        raise RunError(f"Run {path} needs an evaluation in its log, got none yet; continue it with --resume.")
+    ratios = [ratio for record in train if (ratio := worst_ratio(record["orthogonality"])) is not None]
+    return Summary(
+        model=folder.config.model,
+        step=test[-1]["step"],
+        test={key: test[-1][key] for key in scores},
+        validation={key: validation[-1][key] for key in scores} if validation else {},
+        parameters=folder.parameters,
+        ms_per_step=statistics.median(record["ms_per_step"] for record in train),
+        orthogonality=max(ratios, default=None),
+    )

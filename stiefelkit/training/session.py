@@ -1,8 +1,10 @@
-"""The moving parts of a run: model, optimizer, step counter; one step, one evaluation, the state to save."""
+"""The moving parts of a run: one step, one evaluation, the state to save; and which layer was first to give NaN."""
 
 import math
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +15,12 @@ from stiefelkit.errors import DivergedError, NonFiniteError
 from stiefelkit.models import count_parameters
 from stiefelkit.optim import clip_grad_norm_
 from stiefelkit.training.config import Config
-from stiefelkit.training.health import all_finite, first_bad_gradient, first_bad_output
 from stiefelkit.training.memory import peak_memory
 from stiefelkit.training.ranks import Ranks
 from stiefelkit.training.tasks import Task
 from stiefelkit.training.tasks.task import generator
 
-__all__ = ["Session", "Window"]
+__all__ = ["Session", "Window", "first_bad_gradient", "first_bad_output"]
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Window:
 
 @dataclass
 class Epoch:
-    """What the steps since the last epoch of training data took, on the CPU and on the clock."""
+    """Time of the steps since the last epoch of training data, on the CPU and on the clock."""
 
     cpu_seconds: float = 0.0
     wall_seconds: float = 0.0
@@ -83,9 +84,11 @@ class Session:
         x, y = (self.ranks.share(tensor).to(self.config.device) for tensor in batch)
         if self.ranks.size > 1:  # what drops out is another on each rank, and the same when it is done again
             torch.manual_seed(generator(self.config.seed, self.step, self.ranks.rank).initial_seed())
-        random_state = torch.get_rng_state()
+        random_state, share = torch.get_rng_state(), 1.0
+        if self.config.schedule == "cosine":
+            share = 0.5 * (1.0 + math.cos(math.pi * self.step / self.config.steps))
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate * self._schedule()
+            group["lr"] = rate * share
         output = self.task.answer(self.model, x)
         loss = self.task.loss(output, y)
         value = loss.item()
@@ -96,7 +99,7 @@ class Session:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
-        if not all_finite(gradients):
+        if not _all_finite(gradients):
             torch.set_rng_state(random_state)
             culprit = first_bad_gradient(self.model, lambda: self.task.loss(self.task.answer(self.model, x), y))
             raise self._stopped("a gradient is not finite", culprit or "a gradient")
@@ -167,7 +170,7 @@ class Session:
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether the last step ended an epoch of the training data; never where each step is one."""
+        """True if the last step ended an epoch of the training data; never where each step is one."""
         epoch = self.task.batches_per_epoch(self.config.batch_size)
         return epoch > 1 and self.step % epoch == 0
 
@@ -209,11 +212,6 @@ class Session:
         self.window = Window(**state["window"])
         self.epoch = Epoch(**state.get("epoch", {}))
 
-    def _schedule(self) -> float:
-        if self.config.schedule == "constant":
-            return 1.0
-        return 0.5 * (1.0 + math.cos(math.pi * self.step / self.config.steps))
-
     def _stopped(self, what: str, culprit: str) -> DivergedError:
         found = f"{what} at step {self.step}"
         return DivergedError(
@@ -221,3 +219,70 @@ class Session:
             f"smaller --lr, or with --clip-norm 1",
             found,
         )
+
+
+def _all_finite(tensors: list[Tensor]) -> bool:
+    """Returns whether every entry of every tensor is finite, with one synchronization."""
+    return not tensors or bool(torch.stack([tensor.isfinite().all() for tensor in tensors]).all())
+
+
+def first_bad_output(model: nn.Module, forward: Callable[[], Any]) -> str | None:
+    """Names the first parameter, or else output in the order of execution, that is not finite; None if all is.
+
+    `forward` calls the model; the name is a phrase such as `the output of "rnn"`.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            return f'the parameter "{name}"'
+    phrases: list[str] = []
+
+    def look(module: nn.Module, name: str, inputs: Any, output: Any) -> None:
+        if not _all_finite(list(_tensors(output))):
+            phrases.append(f'the output of "{name or type(module).__name__}"')
+
+    with torch.no_grad(), _after_each(model, look):
+        forward()
+    return phrases[0] if phrases else None
+
+
+def first_bad_gradient(model: nn.Module, loss: Callable[[], Tensor]) -> str | None:
+    """Names the first gradient that is not finite: those that modules pass back, as they arrive, then of parameters.
+
+    `loss` calls the model; the name is a phrase such as `the gradient that "rnn" passes back`; None if all is finite.
+    """
+    phrases: list[str] = []
+
+    def watch(value: Any, phrase: str) -> None:
+        for tensor in _tensors(value):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient: None if gradient.isfinite().all() else phrases.append(phrase))
+
+    def attach(module: nn.Module, name: str, inputs: Any, output: Any) -> None:
+        # after the forward, so that of two modules with one input the inner one is named
+        watch(inputs, f'the gradient that "{name}" passes back')
+        if module is model:
+            watch(output, "the gradient of the loss itself")
+
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    with _after_each(model, attach):
+        gradients = torch.autograd.grad(loss(), list(named.values()), allow_unused=True)
+    # the last layer is the first that the backward pass meets
+    bad = [name for name, g in zip(named, gradients, strict=True) if g is not None and not g.isfinite().all()]
+    return next(iter([*phrases, *(f'the gradient of "{name}"' for name in reversed(bad))]), None)
+
+
+def _after_each(model: nn.Module, look: Callable[[nn.Module, str, Any, Any], None]) -> ExitStack:
+    """Returns a context in which `look` is called with each module that has run, its name, inputs and output."""
+    held = ExitStack()
+    for name, module in model.named_modules():
+        hook = module.register_forward_hook(lambda module, x, y, name=name: look(module, name, x, y))
+        held.enter_context(hook)
+    return held
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)

@@ -1,4 +1,4 @@
-"""One task over every combination of settings and seeds, several runs at a time on this machine.
+"""Many runs in one folder: several models on one task, one after the other, or every combination of settings and seeds.
 
 A sweep is a TOML file: the options of `stiefelkit train`, and a table `[vary]` of lists. Each combination is a run in a
 folder of its own, so a sweep that was stopped goes on where it was. Past one machine there are others' schedulers: each
@@ -15,26 +15,27 @@ import multiprocessing
 import os
 import shlex
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stiefelkit.errors import OptionError, RunError, StiefelkitError, did_you_mean
+from stiefelkit.errors import OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.numbers import settle_, whole
 from stiefelkit.training import data
-from stiefelkit.training.config import Config
+from stiefelkit.training.config import BY_COORDINATE, Config
+from stiefelkit.training.display import Board, Silent
+from stiefelkit.training.figure import Figures
 from stiefelkit.training.files import reachable, refuse_links, write_atomically
 from stiefelkit.training.ranks import Interruption
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.tasks import create, tasks
+from stiefelkit.training.tasks import Task, create, tasks
 
 if TYPE_CHECKING:
-    from stiefelkit.training.display import Silent
-    from stiefelkit.training.summary import Summary
+    from stiefelkit.training.run_folder import Summary
 
-__all__ = ["Cell", "Run", "SweepPlan", "checked", "run_sweep", "runs_of"]
+__all__ = ["Cell", "Comparison", "Run", "SweepPlan", "checked", "compare", "run_sweep", "runs_of"]
 
 WHO = "A sweep"
 SUMMARY = "sweep.json"
@@ -48,7 +49,7 @@ Spread = dict[str, tuple[float, float | None]]
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """How a sweep runs.
+    """Options of a sweep.
 
     Args:
         out: folder with one run for each combination; runs/NAME of the file if left out.
@@ -126,11 +127,15 @@ def runs_of(options: Mapping[str, Any]) -> list[Run]:
             model, or there are more runs than a sweep may have.
         UnknownNameError: no task has this name.
     """
-    fixed = _flat({key: value for key, value in options.items() if key != "vary"})
-    vary = options.get("vary", {})
+    # dashes in keys of any depth are Python's underscores
+    fixed = json.loads(
+        json.dumps(options, default=str),
+        object_pairs_hook=lambda pairs: {key.replace("-", "_"): value for key, value in pairs},
+    )
+    vary = fixed.pop("vary", {})
     if not isinstance(vary, Mapping):
         raise OptionError(f"{WHO} needs a table [vary] of lists, got {vary!r}.")
-    lists = _flat(vary)
+    fixed, lists = _flat(fixed), _flat(vary)
     for key, values in lists.items():
         if not isinstance(values, list) or not values:
             raise OptionError(f"{WHO} needs a list of values for vary.{key}, got {values!r}.")
@@ -172,19 +177,11 @@ def _word(value: Any) -> str:
 
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options with those of tables under names with a dot, and underscores for dashes."""
+    """Returns options with those of tables under names with a dot."""
     flat = {}
-    for key, value in _underscored(options).items():
+    for key, value in options.items():
         flat |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
     return flat
-
-
-def _underscored(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_underscored(item) for item in value]
-    if not isinstance(value, Mapping):
-        return value
-    return {key.replace("-", "_"): _underscored(item) for key, item in value.items()}
 
 
 def _name(chosen: Mapping[str, Any]) -> str:
@@ -205,22 +202,13 @@ def checked(runs: list[Run]) -> dict[str, Config]:
 
 
 def run_sweep(
-    runs: list[Run], out: Path, display: "Silent", *, jobs: int = 1, resuming: bool = False
+    runs: list[Run], out: Path, display: Silent, *, jobs: int = 1, resuming: bool = False
 ) -> tuple[list[Cell], int | None]:
     """Runs what is not finished, `jobs` at a time, and writes sweep.json into the folder after each.
 
     Every run, and the data, are checked before the first begins. One that fails is noted, and the others go on. The
-    first SIGINT or SIGTERM has the runs at work save and stop.
-
-    Args:
-        runs: of `runs_of`.
-        out: folder with one run each; new or empty unless `resuming`.
-        display: is told a sentence for each run.
-        jobs: processes.
-        resuming: keep finished runs, continue the others, begin those that are missing.
-
-    Returns:
-        The table of what is finished, and the number of the signal that stopped it early, or None.
+    first SIGINT or SIGTERM has the runs at work save and stop. Where `resuming`, finished runs are kept, others
+    continued, missing ones begun. Returns the table of what is finished, and the signal that stopped it early, or None.
 
     Raises:
         RunError: `out` holds something and `resuming` is False, or a run in it has other settings.
@@ -228,13 +216,9 @@ def run_sweep(
         UnknownNameError: a run has a model, optimizer or coordinate that is unknown.
         DataError: the data are missing or damaged.
     """
-    from stiefelkit.training.checkpoint import checkpoints, step_of
-    from stiefelkit.training.run_folder import CHECKPOINTS, RunFolder, is_run
-    from stiefelkit.training.summary import summarise
+    from stiefelkit.training.run_folder import RunFolder, is_run, last_step, summarise
 
-    with reachable(WHO, out):
-        if out.exists() and (not out.is_dir() or is_run(out) or (not resuming and any(out.iterdir()))):
-            raise RunError(f"{WHO} needs a new or empty folder, got {out}; add --resume to continue what is there.")
+    _require_room(WHO, out, resuming)
     configs = checked(runs)
     if len(configs) < len(runs):
         raise OptionError(f"{WHO} needs runs with different names, got two of one name.")
@@ -251,16 +235,12 @@ def run_sweep(
             begun.continued(config, str(out / name))
     with reachable(WHO, out):
         out.mkdir(parents=True, exist_ok=True)
-
-    def is_begun(name: str) -> bool:
-        saved = checkpoints(out / name / CHECKPOINTS)
-        return not saved or step_of(saved[-1]) < configs[name].steps
-
+    # what is finished first, so that a stop leaves it in the table
+    ordered = sorted(configs, key=lambda name: last_step(out / name) < configs[name].steps)
     summaries: dict[str, Summary] = {}
     failed: dict[str, str] = {}
     with Interruption() as interruption:
-        ordered = {name: configs[name] for name in sorted(configs, key=is_begun)}  # a stop leaves what is finished
-        for name, sentence in _outcomes(ordered, out, jobs, interruption):
+        for name, sentence in _outcomes({name: configs[name] for name in ordered}, out, jobs, interruption):
             if sentence is None:
                 try:
                     summaries[name] = summarise(out / name)
@@ -269,11 +249,13 @@ def run_sweep(
             if sentence is not None and interruption.signal is None:
                 failed[name] = sentence
             table = _cells(runs, summaries, failed)
-            content = json.dumps([dataclasses.asdict(cell) for cell in table], indent=2) + "\n"
-            write_atomically(out / SUMMARY, content.encode())
+            _write(out / SUMMARY, table)
             if interruption.signal is None:
                 done = f"{len(summaries) + len(failed)}/{len(runs)}"
-                display.note(f"{done}  {name}: {sentence or _scores(summaries[name])}")
+                if sentence is None:  # by the scores to choose by, where there are any
+                    scores = summaries[name].validation or summaries[name].test
+                    sentence = ", ".join(f"{key} {value:.4f}" for key, value in scores.items())
+                display.note(f"{done}  {name}: {sentence}")
     return _cells(runs, summaries, failed), interruption.signal
 
 
@@ -335,11 +317,6 @@ def _train(config: Config, path: Path, place: Path | None, answer: Connection) -
     answer.send(None if outcome.signal is None else f"stopped at step {outcome.step}")
 
 
-def _scores(summary: "Summary") -> str:
-    """Returns the scores to choose by: of validation, where there are any."""
-    return ", ".join(f"{key} {value:.4f}" for key, value in (summary.validation or summary.test).items())
-
-
 def _cells(runs: list[Run], summaries: Mapping[str, "Summary"], failed: Mapping[str, str]) -> list[Cell]:
     """Returns the table of a sweep, in the order of its runs."""
     varied = [key for key in runs[0].chosen if len({json.dumps(run.chosen[key]) for run in runs}) > 1] if runs else []
@@ -349,22 +326,103 @@ def _cells(runs: list[Run], summaries: Mapping[str, "Summary"], failed: Mapping[
         groups.setdefault(_name(apart) or run.model, []).append(run.name)
     cells = []
     for name, names in groups.items():
-        finished = {run: summaries[run] for run in names if run in summaries}
-        ratios = [ratio for summary in finished.values() if (ratio := summary.orthogonality) is not None]
-        cells.append(
-            Cell(
-                name,
-                list(finished),
-                {run: failed[run] for run in names if run in failed},
-                _spreads([summary.test for summary in finished.values()]),
-                _spreads([summary.validation for summary in finished.values()]),
-                max(ratios, default=None),
-                statistics.median(summary.ms_per_step for summary in finished.values()) if finished else None,
-            )
-        )
+        finished = [run for run in names if run in summaries]
+        found = [summaries[run] for run in finished]
+        lost = {run: failed[run] for run in names if run in failed}
+        spreads = _spreads([summary.test for summary in found]), _spreads([summary.validation for summary in found])
+        ratio = max((ratio for summary in found if (ratio := summary.orthogonality) is not None), default=None)
+        time = statistics.median(summary.ms_per_step for summary in found) if found else None
+        cells.append(Cell(name, finished, lost, *spreads, ratio, time))
     return cells
 
 
 def _spreads(scores: list[dict[str, float]]) -> Spread:
     columns = {key: [score[key] for score in scores] for key in (scores[0] if scores else ())}
     return {key: (statistics.fmean(c), statistics.stdev(c) if len(c) > 1 else None) for key, c in columns.items()}
+
+
+def _require_room(who: str, out: Path, resuming: bool) -> None:
+    """Raises RunError unless runs may be put into a folder."""
+    from stiefelkit.training.run_folder import is_run
+
+    with reachable(who, out):
+        if out.exists() and (not out.is_dir() or is_run(out)):
+            kind = "run" if out.is_dir() else "file"
+            raise RunError(f"{who} needs a folder of its own, got the {kind} {out}; choose another --out.")
+        if not resuming and out.exists() and any(out.iterdir()):
+            raise RunError(f"{who} needs a new or empty folder, got {out}; add --resume to continue what is there.")
+
+
+def _write(path: Path, table: Sequence[Any]) -> None:
+    content = json.dumps([dataclasses.asdict(entry) for entry in table], indent=2)
+    write_atomically(path, f"{content}\n".encode())
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Summaries of a comparison, model by model, and its figures; none where a signal stopped it."""
+
+    summaries: list["Summary"]
+    figures: list[Path]
+    signal: int | None = None
+
+
+def compare(
+    task: Task,
+    models: Sequence[str],
+    out: Path,
+    settings: Settings | None = None,
+    *,
+    named: Mapping[str, Any] | None = None,
+    resuming: bool = False,
+    display: Silent | None = None,
+    board: Board | None = None,
+    figures: Figures | None = None,
+) -> Comparison:
+    """Trains each model in a folder of its own under `out`, then draws their curves there.
+
+    The models run one after the other, so that their times can be compared. A learning rate of a coordinate is for the
+    models that have it. Where `resuming`, finished runs are kept, others continued, missing ones begun; those that are
+    there must have the options of the task that are `named`, all of them if left out.
+
+    Raises:
+        OptionError: no model, or one named twice.
+        UnknownNameError: no model has a coordinate that is given a learning rate.
+        RunError: `out` holds something and `resuming` is False.
+    """
+    from stiefelkit.training.plot import plot
+    from stiefelkit.training.run_folder import is_run, summarise
+    from stiefelkit.training.train import resume, train
+
+    who, display, settings = "A comparison", display or Silent(), settings or Settings()
+    if not models or len(set(models)) < len(models):
+        raise OptionError(f"{who} needs one or more different models, got {', '.join(models) or 'none'}.")
+    _require_room(who, out, resuming)
+    configs = [Config.resolve(task, model, settings, strict=False) for model in models]
+    by_coordinate = {table: settings.given().get(table, {}) for table in BY_COORDINATE}
+    for table, name in [(table, name) for table, values in by_coordinate.items() for name in values]:
+        if not any(name in getattr(config, table) for config in configs):
+            known = {coordinate for config in configs for coordinate in config.coordinate_names()}
+            raise UnknownNameError(f"None of {', '.join(models)} has a coordinate {name!r}{did_you_mean(name, known)}")
+    for config in configs:  # a bad option of the last model must not be found out after hours
+        config.build_optimizer(config.build_model())
+    common = {"task": task.name, "task_options": task.options() if named is None else named}
+    for config in configs:
+        path = out / config.model
+        with reachable(who, path):
+            refuse_links(path, out)
+        if is_run(path):
+            asked = settings.given() | common | {"model": config.model}
+            for table, values in by_coordinate.items():
+                asked[table] = {name: value for name, value in values.items() if name in getattr(config, table)}
+            outcome = resume(path, asked, display, board=board)
+            if outcome.already:
+                display.note(f"{config.model} is finished at step {outcome.step}.")
+        else:
+            outcome = train(config, path, display, board=board)
+        if outcome.signal is not None:
+            return Comparison([], [], outcome.signal)
+    paths = [out / model for model in models]
+    summaries = [summarise(path) for path in paths]
+    _write(out / "summary.json", summaries)
+    return Comparison(summaries, plot(paths, out, figures))

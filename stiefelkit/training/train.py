@@ -9,9 +9,8 @@ from typing import Any
 
 from stiefelkit.errors import DivergedError, NonFiniteError, RunError
 from stiefelkit.training import checkpoint, data
-from stiefelkit.training.board import Board, Curves
 from stiefelkit.training.config import Config
-from stiefelkit.training.display import Silent
+from stiefelkit.training.display import Board, Curves, Silent
 from stiefelkit.training.memory import kept_memory, threads
 from stiefelkit.training.ranks import Interruption, Ranks
 from stiefelkit.training.run_folder import Log, RunFolder, lines, read_log, versions
@@ -22,7 +21,7 @@ __all__ = ["RunOutcome", "resume", "train"]
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a call of `train` or `resume` ended: the steps done, the signal that stopped it early, nothing left to do."""
+    """The end of `train` or `resume`: the steps done, the signal that stopped it early, nothing left to do."""
 
     path: Path
     step: int
@@ -50,15 +49,9 @@ def train(
     board, ranks = board or Board(), ranks or Ranks()
     ranks.first(lambda: RunFolder.refuse_existing(out))
     with threads(config.threads), kept_memory(), data.on(config.device), contextlib.ExitStack() as held:
-
-        def started() -> tuple[Session, str | None]:
-            board.check()
-            ranks.check(config)
-            session = Session.start(config, ranks)
-            _read_data(session)
-            return session, session.task.data_digest()
-
-        session, digest = ranks.each(started)
+        with ranks.together():
+            session = _started(config, board, ranks)
+            digest = session.task.data_digest()
         ranks.same("data", digest)
 
         def created() -> RunFolder:
@@ -84,9 +77,9 @@ def resume(
     Args:
         out: the folder of the run.
         asked: fields of `Config` that the user named, or a config, all of it: as the run was started with.
-        display: as for `train`.
-        board: the same.
-        ranks: the same.
+        display: as for `train`, like the two below.
+        board: where its curves can be watched.
+        ranks: the processes that share the work.
 
     Raises:
         RunError: there is no such run, it was started with other settings or data, its config or its log is not what
@@ -113,7 +106,12 @@ def resume(
                 notes.append(f"Run {out} was saved before there were digests: {what}.")
             if step > config.steps:
                 raise RunError(f"Run {out} is at step {step}: resuming needs --steps {step} or more.")
-            for note in [*notes, *_changes(folder)] if step < config.steps else ():
+            now = versions(folder.config.device)
+            for name, before in folder.versions.items():
+                if before != now.get(name):
+                    what = f"{name} {before}, now it is {now.get(name)}: the last bits may differ."
+                    notes.append(f"Run {folder.path} began with {what}")
+            for note in notes if step < config.steps else ():
                 display.note(note)
             return folder, config, (step, state)
 
@@ -121,39 +119,33 @@ def resume(
         if last is not None and last[0] == config.steps:
             return RunOutcome(out, config.steps, already=True)
         with threads(config.threads), kept_memory(), data.on(config.device):
-            session, kept = ranks.each(lambda: _restored(folder, config, last, board, ranks))
+            with ranks.together():
+                folder.check_data(config.build_task().data_digest())
+                session, kept = _started(config, board, ranks), 0
+                if last is not None:
+                    step, state = last
+                    try:
+                        session.restore(step, state)
+                        kept = int(state["log"]["bytes"] if "log" in state else state["log_bytes"])
+                    except checkpoint.BROKEN as error:
+                        raise RunError(
+                            f"Resuming run {out} needs a whole checkpoint, got one without its parts."
+                        ) from error
             ranks.same("data", session.task.data_digest())
             folder = ranks.first(lambda: folder.with_config(config))
             return _run(session, folder, kept, display, board)
 
 
-def _restored(
-    folder: RunFolder, config: Config, last: tuple[int, dict[str, Any]] | None, board: Board, ranks: Ranks
-) -> tuple[Session, int]:
-    """Returns a session in the state of a checkpoint, if there is one, and the bytes of the log that belong to it."""
+def _started(config: Config, board: Board, ranks: Ranks) -> Session:
+    """Returns the session at step 0; what cannot be built, and data that cannot be read, or held, are noticed now."""
     board.check()
     ranks.check(config)
-    folder.check_data(config.build_task().data_digest())
-    session, kept = Session.start(config, ranks), 0
-    if last is not None:
-        step, state = last
-        try:
-            session.restore(step, state)
-            kept = int(state["log"]["bytes"] if "log" in state else state["log_bytes"])
-        except checkpoint.BROKEN as error:
-            raise RunError(
-                f"Resuming run {folder.path} needs a whole checkpoint, got one without its parts."
-            ) from error
-    _read_data(session)
-    return session, kept
-
-
-def _read_data(session: Session) -> None:
-    """Notices now what of the data cannot be read, or held."""
-    with session.config.within_memory():
+    session = Session.start(config, ranks)
+    with config.within_memory():
         session.task.held_out()
         session.task.validation()
-        session.task.batch(0, session.config.batch_size, session.config.seed)
+        session.task.batch(0, config.batch_size, config.seed)
+    return session
 
 
 def _latest(folder: RunFolder) -> tuple[int, dict[str, Any], list[str]] | None:
@@ -176,22 +168,16 @@ def _latest(folder: RunFolder) -> tuple[int, dict[str, Any], list[str]] | None:
     return latest
 
 
-def _changes(folder: RunFolder) -> list[str]:
-    now = versions(folder.config.device)
-    return [
-        f"Run {folder.path} began with {name} {before}, now it is {now.get(name)}: the last bits may differ."
-        for name, before in folder.versions.items()
-        if before != now.get(name)
-    ]
-
-
 def _run(session: Session, folder: RunFolder, kept: int, display: Silent, board: Board) -> RunOutcome:
     config, ranks, saved = session.config, session.ranks, session.step
     with Interruption() as ranks.interruption, ranks.together(), contextlib.ExitStack() as held:
         log = held.enter_context(contextlib.closing(Log(folder.log, kept))) if ranks.is_first else None
-        curves = _curves(folder, session.step, board) if log else None
-        if curves:
-            held.enter_context(contextlib.closing(curves))
+        curves = None
+        if log and board.tensorboard:
+            before = read_log(folder.log, session.task.scores) if session.step else ()
+            with _writing(folder):
+                curves = Curves(folder.path, session.step, before)
+            held.enter_context(contextlib.closing(curves.writer))
         held.enter_context(config.within_memory())
 
         def save() -> int:
@@ -201,7 +187,7 @@ def _run(session: Session, folder: RunFolder, kept: int, display: Silent, board:
                     # the lines reach the disk before the checkpoint that counts them
                     around = {"config": folder.record(), "log": log.sync()}
                     if curves:
-                        curves.flush()
+                        curves.writer.flush()
                     checkpoint.save(folder.checkpoints, session.step, state | around)
             return session.step
 
@@ -236,7 +222,7 @@ def _run(session: Session, folder: RunFolder, kept: int, display: Silent, board:
 
 
 def _records(session: Session) -> Iterator[dict[str, Any]]:
-    """The lines of the log after a step, each made when the one before has been written."""
+    """Yields the lines of the log after a step, each made when the one before has been written."""
     if _due(session, session.config.log_every):
         yield session.train_record()
     if session.ends_epoch:
@@ -247,14 +233,6 @@ def _records(session: Session) -> Iterator[dict[str, Any]]:
 
 def _due(session: Session, every: int) -> bool:
     return session.step % every == 0 or session.step == session.config.steps
-
-
-def _curves(folder: RunFolder, step: int, board: Board) -> Curves | None:
-    if not board.tensorboard:
-        return None
-    before = read_log(folder.log, folder.config.build_task().scores) if step else ()
-    with _writing(folder):
-        return Curves(folder.path, step, before)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from stiefelkit.measuring.races.plan import NormPlan, OptimizerRace, Parametriza
 from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.measuring.report.plan import ReportPlan
 from stiefelkit.testing import seeds
-from stiefelkit.training.gradients.plan import GradientPlan
+from stiefelkit.training.gradients import GradientPlan
 from stiefelkit.training.tasks import tasks
 
 SMALL = (

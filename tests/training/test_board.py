@@ -8,7 +8,7 @@ import pytest
 from tiny_runs import Killed, killed_at, small
 
 from stiefelkit.cli import main
-from stiefelkit.training.board import Board, scalars
+from stiefelkit.training.display import Board, scalars
 from stiefelkit.training.run_folder import read_log
 from stiefelkit.training.train import resume, train
 

@@ -14,7 +14,7 @@ from stiefelkit.testing import seeds
 from stiefelkit.training import data, train
 from stiefelkit.training.config import Config
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.summary import summarise
+from stiefelkit.training.run_folder import summarise
 from stiefelkit.training.tasks import texts
 from stiefelkit.training.tasks.chars import Chars
 

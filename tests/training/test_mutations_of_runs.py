@@ -29,8 +29,7 @@ from stiefelkit.training import checkpoint, train
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import Silent
 from stiefelkit.training.plot import plot
-from stiefelkit.training.run_folder import MEASURED, read_log
-from stiefelkit.training.summary import summarise
+from stiefelkit.training.run_folder import MEASURED, read_log, summarise
 
 torch.set_num_threads(1)
 

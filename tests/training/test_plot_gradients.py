@@ -15,8 +15,7 @@ from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.models import SequenceModel
 from stiefelkit.testing import seeds
-from stiefelkit.training.gradients.measure import GradientCurve, draw, gradient_norms, measure
-from stiefelkit.training.gradients.plan import GradientPlan
+from stiefelkit.training.gradients import GradientCurve, GradientPlan, draw, gradient_norms, measure
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import create
 

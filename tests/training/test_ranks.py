@@ -122,11 +122,12 @@ def run_failing(folder: Path, rank: int) -> None:
     assert resume(folder / "run", ranks=ranks()).step == 8
 
     def missing() -> None:
-        if rank == 1:
-            raise DataError("Data are missing")
+        with ranks().together():
+            if rank == 1:
+                raise DataError("Data are missing")
 
     with pytest.raises((RunError, DataError)[rank], match="Data are missing"):
-        ranks().each(missing)
+        missing()
     with pytest.raises(RunError, match="data on each"):
         ranks().same("data", rank)
     for sentence, changes in (("a sequence for each", {"batch_size": 1}), ("a GPU for each", {"device": "cpu:0"})):
@@ -155,7 +156,7 @@ def test_shares_are_all_of_a_batch() -> None:
 
 def test_one_process_alone_asks_nobody() -> None:
     alone = Ranks()
-    assert (alone.first(lambda: 1), alone.each(lambda: 2), alone.signal) == (1, 2, None)
+    assert (alone.first(lambda: 1), alone.signal) == (1, None)
     alone.interruption = Interruption()
     alone.interruption.signal = signal.SIGTERM
     assert alone.signal == signal.SIGTERM

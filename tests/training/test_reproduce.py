@@ -20,12 +20,11 @@ from stiefelkit.training import data, papers, train
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.memory import processor
 from stiefelkit.training.papers import Reproduction, Row
-from stiefelkit.training.papers.mnist import PERMUTED
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.reproduce import Score, finding, made_by, opened, reproduce
-from stiefelkit.training.reproduction_page import write_page
+from stiefelkit.training.reproduce import Score, finding, made_by, opened, reproduce, write_page
 from stiefelkit.training.run_folder import RunFolder, read_log
 from stiefelkit.training.session import Session
+from stiefelkit.training.tasks.mnist import PERMUTED
 
 ROWS = papers.rows()
 
@@ -303,8 +302,9 @@ def test_the_report_bears_a_log_without_training_and_notes_that_are_none(tmp_pat
 def test_a_report_names_what_it_leaves_out(tmp_path: Path) -> None:
     row = papers.find("tiny-copying-2")
     other = dataclasses.replace(row, name="tiny-other", settings=Settings(lr=0.5).over(row.settings))
-    papers.tables.register("other", (other, dataclasses.replace(row, name="tiny-cut")))
-    for name in (row.name, "tiny-cut", "tiny-other"):
+    alone = dataclasses.replace(row, name="tiny-alone", task_options={**row.task_options, "T": 3})
+    papers.tables.register("other", (other, dataclasses.replace(row, name="tiny-cut"), alone))
+    for name in (row.name, "tiny-cut", "tiny-other", "tiny-alone"):
         reproduce(row, tmp_path / name, Reproduction(epochs=1))
     (tmp_path / "tiny-cut" / "log.jsonl").write_text("junk\n")
     text = write_page(tmp_path, tmp_path / "page", Figures(dpi=40))[0].read_text()
@@ -313,6 +313,8 @@ def test_a_report_names_what_it_leaves_out(tmp_path: Path) -> None:
     assert "| tiny-other |" not in shown
     assert "A run of tiny-other needs lr = 0.5, got 0.001" in left_out
     assert "- tiny-cut: " in left_out
+    assert "- tiny-alone: " in left_out
+    assert "T=3" not in shown
 
 
 def test_what_a_run_was_begun_with_stays_and_a_refusal_makes_nothing(

@@ -20,8 +20,7 @@ from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, train
 from stiefelkit.training.config import Config
 from stiefelkit.training.memory import processor
-from stiefelkit.training.run_folder import MEASURED, is_run, read_log, versions
-from stiefelkit.training.summary import summarise
+from stiefelkit.training.run_folder import MEASURED, is_run, read_log, summarise, versions
 
 
 def small(**changes: Any) -> Config:

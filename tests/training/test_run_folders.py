@@ -15,8 +15,7 @@ from stiefelkit.cli import main
 from stiefelkit.errors import RunError, StiefelkitError
 from stiefelkit.training import checkpoint, run_folder, train
 from stiefelkit.training.plot import find_runs, plot
-from stiefelkit.training.run_folder import read_log
-from stiefelkit.training.summary import summarise
+from stiefelkit.training.run_folder import read_log, summarise
 
 pytest_plugins = ("tiny_runs",)
 torch.set_num_threads(1)

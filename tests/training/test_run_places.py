@@ -20,7 +20,7 @@ from stiefelkit.errors import OptionError, RunError
 from stiefelkit.training import files, train
 from stiefelkit.training.files import write_synced
 from stiefelkit.training.plot import plot
-from stiefelkit.training.summary import summarise
+from stiefelkit.training.run_folder import summarise
 
 pytest_plugins = ("tiny_runs",)
 torch.set_num_threads(1)

@@ -19,10 +19,9 @@ from stiefelkit.training.audio import read
 from stiefelkit.training.config import Config
 from stiefelkit.training.plot import plot
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.summary import summarise
+from stiefelkit.training.run_folder import summarise
 from stiefelkit.training.tasks.speech import Speech
-from stiefelkit.training.tasks.speech.corpus import Corpus, corpus, levels, rebuilt
-from stiefelkit.training.tasks.speech.layout import CORE_TEST, DEVELOPMENT, recordings
+from stiefelkit.training.tasks.speech.corpus import CORE_TEST, DEVELOPMENT, Corpus, corpus, levels, rebuilt, recordings
 from stiefelkit.training.tasks.speech.quality import Line, quality
 
 

@@ -19,8 +19,7 @@ from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.testing import seeds
 from stiefelkit.training.config import Config
-from stiefelkit.training.run_folder import RunFolder, is_run
-from stiefelkit.training.summary import summarise
+from stiefelkit.training.run_folder import RunFolder, is_run, summarise
 from stiefelkit.training.sweep import _answer, runs_of
 
 ONE, TWO = seeds.seed(1), seeds.seed(2)

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from stiefelkit.errors import NonFiniteError, OptimizerError, OptionError, RunError, UnknownNameError
 from stiefelkit.testing import seeds
-from stiefelkit.training import checkpoint, health, train
+from stiefelkit.training import checkpoint, train
 from stiefelkit.training import plot as plotting
 from stiefelkit.training.config import Config
 from stiefelkit.training.plot import find_runs, plot
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.run_folder import MEASURED, read_log
-from stiefelkit.training.session import Session
-from stiefelkit.training.summary import summarise
+from stiefelkit.training.run_folder import MEASURED, read_log, summarise
+from stiefelkit.training.session import Session, first_bad_gradient, first_bad_output
 
 
 def small(**changes: Any) -> Config:
@@ -114,16 +113,16 @@ def test_a_diverging_run_keeps_its_last_finite_checkpoint(tmp_path: Path) -> Non
 
 def test_a_bad_gradient_of_the_loss_or_of_a_parameter_is_named() -> None:
     model, x = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)), torch.ones(1, 3)
-    phrase = health.first_bad_gradient(model, lambda: Poison.apply(model(x)).sum())  # type: ignore[union-attr]
+    phrase = first_bad_gradient(model, lambda: Poison.apply(model(x)).sum())  # type: ignore[union-attr]
     assert phrase == "the gradient of the loss itself"
     model[0].register_forward_hook(lambda module, inputs, output: Poison.apply(output))
-    assert health.first_bad_gradient(model, lambda: model(x).sum()) == 'the gradient of "0.bias"'
+    assert first_bad_gradient(model, lambda: model(x).sum()) == 'the gradient of "0.bias"'
 
 
 def test_health_finds_nothing_in_a_healthy_model() -> None:
     model, x = nn.Linear(3, 2), torch.ones(1, 3)
-    assert health.first_bad_output(model, lambda: model(x)) is None
-    assert health.first_bad_gradient(model, lambda: model(x).sum()) is None
+    assert first_bad_output(model, lambda: model(x)) is None
+    assert first_bad_gradient(model, lambda: model(x).sum()) is None
 
 
 def test_a_checkpoint_holds_any_tensor(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from stiefelkit.testing import seeds
 from stiefelkit.training import data, train
 from stiefelkit.training.config import Config
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.run_folder import read_log
-from stiefelkit.training.summary import summarise
+from stiefelkit.training.run_folder import read_log, summarise
 from stiefelkit.training.tasks.waveform import Waveform
 
 SAMPLES = 0.4 * np.sin(np.arange(2000) ** 1.1 / 5) * np.linspace(0.5, 1, 2000)

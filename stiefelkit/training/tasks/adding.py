@@ -83,13 +83,10 @@ class Adding(Drawn):
         return {"loss": 1 / 6}
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Mean squared error of the last output."""
+        """Returns the mean squared error of the last output."""
         from torch.nn import functional as F
 
         return F.mse_loss(output.squeeze(-1), y)
-
-    def accuracy(self, output: Tensor, y: Tensor) -> None:
-        """A real number is never exactly right: no accuracy."""
 
     def draw(self, count: int, source: torch.Generator) -> tuple[Tensor, ...]:
         """Returns the numbers, (count, T), and the steps of both markers, (count, 1) each."""

@@ -12,7 +12,7 @@ from stiefelkit.numbers import optional, settle_, whole
 from stiefelkit.training import data
 from stiefelkit.training.checks import known_words, of_type
 from stiefelkit.training.recipes import Recipe
-from stiefelkit.training.tasks.task import Task, shuffle
+from stiefelkit.training.tasks.task import Task, cross_entropy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,7 +96,7 @@ class Chars(Task):
 
     @property
     def output_size(self) -> int:
-        """The same."""
+        """The number of inputs, too."""
         return self.input_size
 
     @property
@@ -116,8 +116,7 @@ class Chars(Task):
             raise OptionError(
                 f"Chars needs train_size <= {len(train)}, the sequences that there are, got {self.sequences}."
             )
-        epoch, k = divmod(step, self.batches_per_epoch(batch_size))
-        return train.read(shuffle(self.sequences, seed, epoch)[k * batch_size : (k + 1) * batch_size])
+        return train.read(self._visited(step, batch_size, seed))
 
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Returns the sequences of the last part, in order."""
@@ -132,13 +131,11 @@ class Chars(Task):
         return self._text().digest
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy in bits, mean over all characters that are targets."""
-        from torch.nn import functional as F
-
-        return F.cross_entropy(output.flatten(0, 1), y.flatten()) / math.log(2)
+        """Returns the cross-entropy in bits, mean over all characters that are targets."""
+        return cross_entropy(output, y) / math.log(2)
 
     def accuracy(self, output: Tensor, y: Tensor) -> Tensor:
-        """Share of targets that are the likeliest character."""
+        """Returns the share of targets that are the likeliest character."""
         real = y >= 0
         return (output.argmax(-1) == y)[real].double().mean()
 

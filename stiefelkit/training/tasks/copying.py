@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.numbers import FLAG, settle_, whole
 from stiefelkit.training.recipes import Recipe
-from stiefelkit.training.tasks.task import Drawn
+from stiefelkit.training.tasks.task import Drawn, cross_entropy
 
 if TYPE_CHECKING:
     import torch
@@ -82,13 +82,11 @@ class Copying(Drawn):
         return {"loss": SYMBOLS * math.log(8) / (self.T + 2 * SYMBOLS), "accuracy": 1 / 8}
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy, mean over batch and steps."""
-        from torch.nn import functional as F
-
-        return F.cross_entropy(output.flatten(0, 1), y.flatten())
+        """Returns the cross-entropy, mean over batch and steps."""
+        return cross_entropy(output, y)
 
     def accuracy(self, output: Tensor, y: Tensor) -> Tensor:
-        """Share of the ten recalled symbols that are right."""
+        """Returns the share of the ten recalled symbols that are right."""
         return (output[:, -SYMBOLS:].argmax(-1) == y[:, -SYMBOLS:]).double().mean()
 
     def draw(self, count: int, source: torch.Generator) -> tuple[Tensor]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from stiefelkit.numbers import settle_, whole
 from stiefelkit.training import data
 from stiefelkit.training.recipes import Recipe
-from stiefelkit.training.tasks.task import Task, shuffle
+from stiefelkit.training.tasks.task import Task, cross_entropy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,13 +66,11 @@ class DigitTask(Task):
         return {"loss": math.log(10), "accuracy": 1 / 10}
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy of the last output."""
-        from torch.nn import functional as F
-
-        return F.cross_entropy(output, y)
+        """Returns the cross-entropy of the last output."""
+        return cross_entropy(output, y)
 
     def accuracy(self, output: Tensor, y: Tensor) -> Tensor:
-        """Share of images whose likeliest class is right."""
+        """Returns the share of images whose likeliest class is right."""
         return (output.argmax(-1) == y).double().mean()
 
 
@@ -100,8 +98,7 @@ class Digits(DigitTask):
 
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch)."""
-        epoch, k = divmod(step, self.batches_per_epoch(batch_size))
-        order = shuffle(self.train_size, seed, epoch, data.device())[k * batch_size : (k + 1) * batch_size]
+        order = self._visited(step, batch_size, seed, data.device())
         x, y = _images(self.permuted, data.device())[0]
         return x[order], y[order]
 

@@ -12,9 +12,8 @@ from stiefelkit.errors import DataError
 from stiefelkit.numbers import settle_, whole
 from stiefelkit.training import data
 from stiefelkit.training.data import File
-from stiefelkit.training.recipes import ADAGRAD, AUTHORS_RMSPROP, TENSORFLOW_RMSPROP, Recipe
+from stiefelkit.training.recipes import Option, Recipe
 from stiefelkit.training.tasks.digits import DigitTask
-from stiefelkit.training.tasks.task import shuffle
 
 if TYPE_CHECKING:
     import torch
@@ -42,8 +41,13 @@ FILES = (
 """Images and labels to train on, then those to test on."""
 
 PLAIN_RMSPROP = {"alpha": 0.9}
-OF_SKEW = {"optimizer": "rmsprop", "lr": 1e-4, **AUTHORS_RMSPROP}
-OF_PHASE = {"optimizer": "adagrad", "lr": 1e-3, **ADAGRAD}
+TENSORFLOW_RMSPROP: dict[str, Option] = {"alpha": 0.9, "eps": 1e-10, "init_acc": 1, "eps_inside": True}
+"""TensorFlow 1: epsilon under the root, mean squares that begin at one, which makes for a slow start."""
+OF_SCURNN = {
+    "skew": {"optimizer": "rmsprop", "lr": 1e-4, "alpha": 0.9, "eps": 1e-8, "eps_inside": True},
+    "phase": {"optimizer": "adagrad", "lr": 1e-3, "initial_accumulator_value": 0.1},
+}
+"""That of its authors: as TensorFlow's, but A's mean squares begin at zero."""
 
 
 def _of(*sizes: Any, batch_size: int = 50, **rest: Any) -> Recipe:
@@ -58,7 +62,7 @@ def _recipes(share: int) -> dict[str, Recipe]:
     cayley = {"optimizer": "multiplicative_cayley", "optimizer_options": {"precondition": "rmsprop"}}
     return {
         "scornn": _of(170, rates={"skew": 1e-4}, options=lambda n: {"negative": n // share}),
-        "scurnn": _of(116, **adam, optimizers={"skew": OF_SKEW, "phase": OF_PHASE}),
+        "scurnn": _of(116, **adam, optimizers=OF_SCURNN),
         "full_urnn": _of(116, **cayley, rates={"stiefel": 1e-6}),
         "restricted_urnn": _of(512, 1e-4, optimizer_options=PLAIN_RMSPROP),
         "ornn": _of(256, 1e-2, **adam, options=lambda n: {"reflections": n // 8}),
@@ -108,10 +112,9 @@ class Mnist(DigitTask):
 
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch)."""
-        epoch, k = divmod(step, self.batches_per_epoch(batch_size))
-        order = shuffle(self.train_size, seed, epoch, data.device())[k * batch_size : (k + 1) * batch_size]
+        order = self._visited(step, batch_size, seed, data.device()) + VALIDATION
         images, labels = _images(data.place(), data.device())[0]
-        return self._read(images[order + VALIDATION]), labels[order + VALIDATION]
+        return self._read(images[order]), labels[order]
 
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Returns the 10,000 test images."""
@@ -170,7 +173,7 @@ def _images(place: Path | None, device: str) -> tuple[tuple[Tensor, Tensor], tup
 
 
 def _idx(file: File) -> Tensor:
-    """The array of an IDX file of bytes: two zeros, the type 8, the number of dimensions, the sizes, the bytes."""
+    """Returns the array of an IDX file: two zeros, the type 8, the number of dimensions, the sizes, the bytes."""
     import torch
 
     content = data.content(file, "mnist")

@@ -1,4 +1,4 @@
-"""What a task is: stateless batches, a held-out set, a loss, a baseline, and recipes.
+"""The base class of tasks: stateless batches, a held-out set, a loss, a baseline, and recipes.
 
 A task's options are part of the help of the command line, which does not wait for torch: the files of tasks import it
 where they need it.
@@ -6,9 +6,10 @@ where they need it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stiefelkit.errors import DataError, OptionError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["Drawn", "Task", "generator", "shuffle"]
+__all__ = ["Drawn", "Task", "cross_entropy", "evaluating", "generator", "shuffle"]
 
 
 TRAIN, TEST = 0, 1
@@ -57,6 +58,27 @@ def shuffle(size: int, seed: int, epoch: int, device: str = "cpu") -> Tensor:
     import torch
 
     return torch.randperm(size, generator=generator(seed, epoch)).to(device)
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[torch.device]:
+    """Context in which a model evaluates, without gradients, and its device."""
+    import torch
+
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    finally:
+        model.train(was_training)
+
+
+def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    """Returns the cross-entropy of classes, mean over batch and steps."""
+    from torch.nn import functional as F
+
+    return F.cross_entropy(output.flatten(0, -2), y.flatten())
 
 
 class Task(ABC):
@@ -107,9 +129,9 @@ class Task(ABC):
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Returns the mean loss over the batch (and over the steps unless `last_only`)."""
 
-    @abstractmethod
     def accuracy(self, output: Tensor, y: Tensor) -> Tensor | float | None:
-        """Returns the share of correct answers, a number or a tensor of one; None where there is no such thing."""
+        """Returns the share of correct answers, a number or a tensor of one; None for real numbers, never exact."""
+        return None
 
     @property
     def scores(self) -> Collection[str]:
@@ -161,24 +183,16 @@ class Task(ABC):
             chunk: sequences per forward pass, which bounds the memory; by their length if left out.
             examples: other ones than the held-out set.
         """
-        import torch
-
         x, y = self.held_out() if examples is None else examples
         chunk = chunk or max(1, min(500, CHUNK // x.shape[1]))
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        was_training = model.training
-        model.eval()
         sums: dict[str, float] = {}
         counts: dict[str, float] = {}
-        try:
-            with torch.no_grad():
-                for xs, ys in zip(x.split(chunk), y.split(chunk), strict=True):
-                    xs, ys = self.trimmed(xs.to(device), ys.to(device))
-                    for key, (total, count) in self.totals(self.answer(model, xs), ys).items():
-                        sums[key] = sums.get(key, 0.0) + total
-                        counts[key] = counts.get(key, 0.0) + count
-        finally:
-            model.train(was_training)
+        with evaluating(model) as device:
+            for xs, ys in zip(x.split(chunk), y.split(chunk), strict=True):
+                xs, ys = self.trimmed(xs.to(device), ys.to(device))
+                for key, (total, count) in self.totals(self.answer(model, xs), ys).items():
+                    sums[key] = sums.get(key, 0.0) + total
+                    counts[key] = counts.get(key, 0.0) + count
         return {key: total / counts[key] for key, total in sums.items()}
 
     def trimmed(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,6 +210,11 @@ class Task(ABC):
     def answer(self, model: nn.Module, x: Tensor) -> Tensor:
         """Returns the outputs that the loss scores: (B, output_size) if `last_only`, else (B, T, output_size)."""
         return model(x, last_only=True) if self.last_only else model(x)
+
+    def _visited(self, step: int, batch_size: int, seed: int, device: str = "cpu") -> Tensor:
+        """Returns which training examples a batch has, by the epoch's own shuffle, drawn from (seed, epoch)."""
+        epoch, k = divmod(step, self.batches_per_epoch(batch_size))
+        return shuffle(self.sequences, seed, epoch, device)[k * batch_size : (k + 1) * batch_size]
 
     def recipe(self, model: str) -> Recipe:
         """Returns the default settings for a model: its own recipe, or the general one for a model without."""
@@ -241,7 +260,7 @@ class Drawn(Task):
 
 @functools.lru_cache(maxsize=1)
 def _training_set(task: Drawn, batch_size: int, seed: int, device: str) -> tuple[Tensor, ...]:
-    """What is drawn for all batches of an epoch, (batches, batch_size, ...)."""
+    """Returns the draws of all batches of an epoch, (batches, batch_size, ...)."""
     import torch
 
     epoch = range(task.batches_per_epoch(batch_size))

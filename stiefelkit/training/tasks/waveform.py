@@ -98,14 +98,11 @@ class Waveform(Task):
 
     def data_digest(self) -> str:
         """Returns that of the recording."""
-        return _digest(data.folder(self.name), self.file)
+        return data.digest([_recording(data.folder(self.name), self.file).read_bytes()])
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Squared error over variance."""
+        """Returns the squared error over the variance."""
         return (output.squeeze(-1) - y).square().mean() / y.var(correction=0)
-
-    def accuracy(self, output: Tensor, y: Tensor) -> None:
-        """A real number is never exactly right: no accuracy."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -125,11 +122,6 @@ def _excerpt(folder: Path, file: str, start: float, excerpt: int, length: int) -
             f"--start, --excerpt or --file."
         )
     return (y / y.abs().max()).unsqueeze(0)
-
-
-@functools.lru_cache(maxsize=8)
-def _digest(folder: Path, file: str) -> str:
-    return data.digest([_recording(folder, file).read_bytes()])
 
 
 def _recording(folder: Path, file: str) -> Path:

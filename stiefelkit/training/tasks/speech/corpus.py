@@ -1,7 +1,8 @@
-"""The recordings of a folder as short-time spectra, read once: levels in decibels, and back with true phases."""
+"""The recordings of a folder, read once: which are for training, validation and test, and their short-time spectra."""
 
 import functools
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,28 +12,28 @@ from torch.nn.utils.rnn import pad_sequence
 
 from stiefelkit.errors import DataError
 from stiefelkit.training import data
-from stiefelkit.training.audio import read
-from stiefelkit.training.tasks.speech.layout import recordings
+from stiefelkit.training.audio import ENDINGS, read
 
-__all__ = [
-    "BINS",
-    "HOP",
-    "RATE",
-    "WINDOW",
-    "Corpus",
-    "batch_of",
-    "corpus",
-    "digest",
-    "examples",
-    "levels",
-    "rebuilt",
-    "scales",
-]
+__all__ = ["Corpus", "batch_of", "corpus", "levels", "rebuilt", "recordings"]
 
 RATE, WINDOW, HOP = 8000, 256, 128
 BINS = WINDOW // 2 + 1
 FLOOR = 1e-5
 """Of a power |X|^2, for samples in [-1, 1]: silence is at -50 dB."""
+Speakers = Mapping[str, list[Path]]
+
+CORE_TEST = frozenset(
+    "fdhc0 felc0 fjlm0 fmgd0 fmld0 fnlp0 fpas0 fpkt0 mbpm0 mcmj0 mdab0 mgrt0 mjdh0 mjln0 mjmp0 mklt0 mlll0 mlnt0 mnjm0 "
+    "mpam0 mtas1 mtls0 mwbt0 mwew0".split()
+)
+"""24 speakers, 192 sentences: those that the corpus itself names."""
+
+DEVELOPMENT = frozenset(
+    "fadg0 faks0 fcal1 fcmh0 fdac1 fdms0 fdrw0 fedw0 fgjd0 fjem0 fjmg0 fjsj0 fkms0 fmah0 fmml0 fnmr0 frew0 fsem0 majc0 "
+    "mbdg0 mbns0 mbwm0 mcsh0 mdlf0 mdls0 mdvc0 mers0 mgjf0 mglb0 mgwt0 mjar0 mjfc0 mjsw0 mmdb1 mmdm2 mmjr0 mmwh0 mpdf0 "
+    "mrcs0 mreb0 mrjm4 mrjr0 mroa0 mrtk0 mrws1 mtaa0 mtdt0 mteb0 mthc0 mwjg0".split()
+)
+"""50 speakers, 400 sentences (Halberstadt 1998)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,14 +43,24 @@ class Corpus:
     paths: dict[str, list[Path]]
     frames: dict[str, list[Tensor]]
 
-    @property
+    @functools.cached_property
     def longest(self) -> int:
         """Number of targets of the longest recording in any split."""
         return max(len(frames) for split in self.frames.values() for frames in split) - 1
 
+    @functools.cached_property
+    def digest(self) -> str:
+        """The digest of the files of all splits, in the order of the splits."""
+        return data.digest(path.read_bytes() for paths in self.paths.values() for path in paths)
+
+    @functools.cached_property
+    def examples(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """X and y of the whole of each split that is held out."""
+        return {split: batch_of(self.frames[split]) for split in ("valid", "test")}
+
     def samples(self, split: str) -> list[Tensor]:
         """Returns the recordings themselves, which are not kept."""
-        return [_samples(path) for path in self.paths[split]]
+        return [torch.from_numpy(read(path, RATE)[0]) for path in self.paths[split]]
 
 
 @functools.lru_cache(maxsize=1)
@@ -78,18 +89,6 @@ def scales(corpus: Corpus, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
     return mean.float(), torch.where(variance > 1e-6, variance, 1.0).sqrt().float()
 
 
-@functools.lru_cache(maxsize=4)
-def examples(corpus: Corpus, split: str) -> tuple[Tensor, Tensor]:
-    """Returns x and y of a whole split, the same tensors each time."""
-    return batch_of(corpus.frames[split])
-
-
-@functools.lru_cache(maxsize=2)
-def digest(corpus: Corpus) -> str:
-    """Returns what the files of all splits are known by, in the order of the splits."""
-    return data.digest(path.read_bytes() for paths in corpus.paths.values() for path in paths)
-
-
 def batch_of(frames: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Returns x and y of recordings: each frame, and the one that follows; zero and infinity after the end.
 
@@ -100,13 +99,8 @@ def batch_of(frames: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def _samples(path: Path) -> Tensor:
-    samples, _ = read(path, RATE)
-    return torch.from_numpy(samples)
-
-
 def _levels(path: Path) -> Tensor:
-    samples = _samples(path)
+    samples = torch.from_numpy(read(path, RATE)[0])
     if len(samples) < WINDOW + HOP:
         raise DataError(
             f"Task 'speech' needs recordings of {WINDOW + HOP} samples at {RATE} Hz or more, got {len(samples)} in "
@@ -147,3 +141,92 @@ def _spectra(samples: Tensor) -> Tensor:
 def _signal(spectra: Tensor) -> Tensor:
     # centred, istft leaves out half a window at each end, where one frame alone, near zero, says what is there
     return torch.istft(spectra.mT, WINDOW, HOP, window=_window(), center=True)
+
+
+def recordings(root: Path, validation_speakers: int) -> dict[str, list[Path]]:
+    """Returns the files of "train", "valid" and "test", in an order that does not depend on the file system.
+
+    A folder with TRAIN/DRn/SPEAKER is TIMIT: validation and test are its development and core test speakers, out of
+    TEST, and the two sentences that everybody reads (SA1, SA2) are left out of all. In any other, TRAIN and TEST hold a
+    folder for each speaker, and some of TRAIN, evenly spaced in the order of their names, are held out for validation.
+
+    Args:
+        root: the folder, or one that holds it alone of this kind; names in capitals or not.
+        validation_speakers: how many, where it is not TIMIT.
+
+    Raises:
+        DataError: there is no such layout, or a split would be empty.
+    """
+    train, test = _halves(root)
+    if any(re.fullmatch("dr[1-8]", child.name.lower()) for child in _folders(train)):
+        everybody = {half: _speakers(_folders(half), r"sa\d") for half in (train, test)}
+        chosen = {
+            "train": everybody[train],
+            "valid": _named(everybody[test], DEVELOPMENT, "development", test),
+            "test": _named(everybody[test], CORE_TEST, "core test", test),
+        }
+    else:
+        speakers = _speakers([train])
+        held_out = _spaced(list(speakers), validation_speakers, train)
+        chosen = {
+            "train": {name: files for name, files in speakers.items() if name not in held_out},
+            "valid": {name: files for name, files in speakers.items() if name in held_out},
+            "test": _speakers([test]),
+        }
+    paths_of = {split: [path for files in speakers.values() for path in files] for split, speakers in chosen.items()}
+    for split, paths in paths_of.items():
+        if not paths:
+            raise DataError(f"Task 'speech' needs recordings ({', '.join(ENDINGS)}) in its {split} part, got {root}.")
+    return paths_of
+
+
+def _halves(root: Path) -> tuple[Path, Path]:
+    inside = [{child.name.lower(): child for child in _folders(folder)} for folder in (root, *_folders(root))]
+    candidates = [(folders["train"], folders["test"]) for folders in inside if {"train", "test"} <= folders.keys()]
+    if len(candidates) != 1:
+        raise DataError(
+            f"Task 'speech' needs one folder with TRAIN and TEST in it, and in these a folder for each speaker, got "
+            f"{root} with {len(candidates)} of that kind; {data.REMEDY}."
+        )
+    return candidates[0]
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(child for child in root.iterdir() if child.is_dir() and not child.name.startswith("."))
+
+
+def _speakers(parents: Iterable[Path], left_out: str = "(?!)") -> dict[str, list[Path]]:
+    """Maps a name to recordings; a copy in another format, SX37.WAV.wav beside SX37.WAV, is none of its own."""
+    recordings = {}
+    for speaker in (speaker for parent in parents for speaker in _folders(parent)):
+        files: dict[str, Path] = {}
+        for path in sorted(speaker.rglob("*")):
+            if any(part.startswith(".") for part in path.relative_to(speaker).parts):
+                continue
+            name = path.name.lower()
+            while name.endswith(ENDINGS):
+                name = name.rpartition(".")[0]
+            if name != path.name.lower() and path.is_file() and not re.fullmatch(left_out, name):
+                files.setdefault(str(path.relative_to(speaker).with_name(name)), path)
+        if files:
+            recordings[speaker.name.lower()] = list(files.values())
+    return recordings
+
+
+def _named(speakers: Speakers, names: frozenset[str], which: str, folder: Path) -> dict[str, list[Path]]:
+    missing = sorted(names - set(speakers))
+    if missing:
+        raise DataError(
+            f"Task 'speech' needs the {len(names)} {which} speakers of TIMIT in {folder}, got none of "
+            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''} ({len(missing)} missing)."
+        )
+    return {name: files for name, files in speakers.items() if name in names}
+
+
+def _spaced(names: list[str], count: int, folder: Path) -> set[str]:
+    if count >= len(names):
+        raise DataError(
+            f"Task 'speech' needs more than {count} speakers in {folder}, to hold {count} of them out for validation, "
+            f"got {len(names)}; set --validation-speakers."
+        )
+    return {names[(2 * k + 1) * len(names) // (2 * count)] for k in range(count)}

@@ -1,4 +1,4 @@
-"""How well frames are predicted: by ear, SegSNR, STOI and PESQ; and the baseline, a line for each bin."""
+"""Quality of predicted frames by ear, SegSNR, STOI and PESQ; and the baseline, a line for each bin."""
 
 import functools
 import warnings
@@ -13,9 +13,8 @@ from stiefelkit.errors import DataError
 from stiefelkit.training.audio import needed
 from stiefelkit.training.tasks.speech.corpus import BINS, RATE, Corpus, rebuilt
 
-__all__ = ["SCORES", "Line", "installed", "judged", "line_scores", "quality", "require_judgeable"]
+__all__ = ["Line", "installed", "judged", "line_scores", "quality", "require_judgeable"]
 
-SCORES = ("segsnr", "stoi", "pesq")
 UNJUDGED = "Quality {} needs a recording that is long and loud enough to be judged, got none."
 SEGMENT = 240
 """30 ms."""
@@ -32,7 +31,7 @@ def installed() -> None:
 
 
 def quality(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
-    """Returns the mean over recordings of each score of `SCORES`; higher is better for all three.
+    """Returns the mean over recordings of each score of `JUDGES`; higher is better for all three.
 
     Segmental SNR in decibels, over segments of 30 ms cut off at -10 and 35; STOI in [0, 1]; PESQ of narrow band
     (ITU-T P.862 with the mapping of P.862.1), 1 to 4.5. A recording that STOI or PESQ cannot judge, since it is too
@@ -45,10 +44,9 @@ def quality(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
         DataError: pystoi or pesq is missing, or a score has no recording that it can judge.
     """
     installed()
-    kept: dict[str, list[float]] = {name: [] for name in SCORES}
-    judges = (_segsnr, _stoi, _pesq)
+    kept: dict[str, list[float]] = {name: [] for name in JUDGES}
     for true, heard in pairs:
-        for name, judge in zip(SCORES, judges, strict=True):
+        for name, judge in JUDGES.items():
             score = judge(true, heard)
             if score is not None:
                 kept[name].append(score)
@@ -61,7 +59,7 @@ def quality(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
 @functools.lru_cache(maxsize=4)
 def require_judgeable(corpus: Corpus, split: str) -> None:
     """Raises DataError unless every score has a recording that it can judge."""
-    left = dict(zip(SCORES, (_segsnr, _stoi, _pesq), strict=True))
+    left = JUDGES
     for samples, frames in zip(corpus.samples(split), corpus.frames[split], strict=True):
         if len(frames) > 2:
             true, heard = (part.numpy() for part in rebuilt(samples, frames[1:]))
@@ -106,6 +104,9 @@ def _pesq(true: np.ndarray, heard: np.ndarray) -> float | None:
 
     score = pesq(RATE, true, heard, "nb", on_error=PesqError.RETURN_VALUES)
     return float(score) if score > 0 else None
+
+
+JUDGES = {"segsnr": _segsnr, "stoi": _stoi, "pesq": _pesq}
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,20 +1,32 @@
-"""A line of a table in a paper: what was trained, what came of it, and the options by which it is run again."""
+"""The experiments of papers: a row of their tables, the rows by name, and the options by which one is run again."""
 
+import dataclasses
 import re
 import shlex
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stiefelkit.errors import UnknownNameError, did_you_mean
 from stiefelkit.numbers import optional, settle_, whole
+from stiefelkit.registry import Registry
 from stiefelkit.training.checks import SEED, THREADS
-from stiefelkit.training.recipes import Recipe, Settings
-from stiefelkit.training.tasks import Task, create
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.tasks import Task, create, tasks
 
 if TYPE_CHECKING:
     from stiefelkit.training.config import Config
 
-__all__ = ["Reproduction", "Row", "beside"]
+__all__ = ["Reproduction", "Row", "find", "rows", "tables"]
+
+tables = Registry(
+    "stiefelkit.papers",
+    "table of a paper",
+    {name: f"stiefelkit.training.papers:{name.upper()}" for name in ("adding", "chars", "copying", "mnist", "speech")},
+)
+"""Name to a tuple of rows."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +60,6 @@ class Row:
     in_paper: bool = True
     parameters: int | None = None
 
-    @classmethod
-    def of(
-        cls, model: str, task: str, n: int, paper: str, settings: Mapping[str, Any], end: Any = "", **fields: Any
-    ) -> "Row":
-        """Returns the row of a model of n units; `end`, or else n, ends its name, and `fields` are further ones."""
-        name = f"{model}-{task}-{end or n}".replace("_", "-")
-        return cls(name, task, model, Settings(hidden_size=n, **settings), paper, **fields)
-
     def build_task(self) -> Task:
         """Returns the task."""
         return create(self.task, self.task_options)
@@ -81,7 +85,7 @@ class Row:
 
     @property
     def by_accuracy(self) -> bool:
-        """Whether figures are accuracies, and not losses."""
+        """True if figures are accuracies, False if losses."""
         return self.build_task().headline == "accuracy"
 
     def said(self, value: float) -> str:
@@ -96,7 +100,7 @@ class Row:
 
     @property
     def group(self) -> str:
-        """What rows of one figure share: the task and, where papers have several, its length or how far it looks."""
+        """The task of the rows of one figure and, where papers have several, its length or how far it looks."""
         own = (f"{name}={self.task_options[name]}" for name in ("T", "ahead") if name in self.task_options)
         return " ".join([self.task, *own])
 
@@ -111,40 +115,9 @@ class Row:
         return (self.settings.steps or 0) / self.epoch
 
 
-PAPERS = {
-    "full_urnn": "Wisdom et al. 2016",
-    "restricted_urnn": "Arjovsky, Shah, Bengio 2016",
-    "ornn": "Mhammedi et al. 2017",
-    "eurnn": "Jing et al. 2017",
-    "exprnn": "Lezcano-Casado, Martinez-Rubio 2019",
-    "goru": "Jing et al. 2019",
-    "lie_urnn": "Hyland, Ratsch 2017",
-    "margin_rnn": "Vorontsov et al. 2017",
-    "irnn": "Le, Jaitly, Hinton 2015",
-    "henaff_rnn": "Henaff, Szlam, LeCun 2016",
-    "gru": "Cho et al. 2014",
-}
-
-
-def beside(
-    model: str,
-    task: str,
-    recipes: Mapping[str, Recipe],
-    settings: Settings | None = None,
-    size: int | None = None,
-    **row: Any,
-) -> Row:
-    """Returns the row of a system by the recipe of a task, under `settings`; `size`, or its units, ends its name."""
-    filled = recipes[model].filled(settings or Settings())
-    name = f"{model}-{task}-{size or filled.hidden_size}".replace("_", "-")
-    return Row(
-        name, task, model, filled, PAPERS[model], note="not in the paper: rates of its kin", in_paper=False, **row
-    )
-
-
 @dataclass(frozen=True)
 class Reproduction:
-    """How an experiment is run again.
+    """The options by which an experiment is run again.
 
     Args:
         epochs: of the training data, in all; a run of fewer may go on later.
@@ -175,3 +148,50 @@ class Reproduction:
         """
         given = ((f"--{option}", str(value)) for option, value in vars(self).items() if value is not None)
         return shlex.join(["stiefelkit", "reproduce", name, *(word for pair in given for word in pair)])
+
+
+def rows() -> list[Row]:
+    """Returns all rows, table by table."""
+    return [row for table in tables.available().values() for row in table]
+
+
+def find(name: str) -> Row:
+    """Returns the row of a name.
+
+    Raises:
+        UnknownNameError: there is none.
+
+    >>> find("scornn-mnist-170").figure
+    0.973
+    """
+    known = {row.name: row for row in rows()}
+    if name not in known:
+        raise UnknownNameError(f"No experiment is named {name!r}{did_you_mean(name, known)}")
+    return known[name]
+
+
+def _row(fields: dict[str, Any], inventors: Mapping[str, str]) -> Row:
+    own, of_run = ({item.name for item in dataclasses.fields(kind)} for kind in (Row, Settings))
+    task, model, by_recipe, end, _ = (fields.pop(name, None) for name in ("task", "model", "recipe", "end", "each"))
+    settings = Settings(**{name: value for name, value in fields.items() if name in of_run})
+    if by_recipe:
+        settings = tasks.get(task).recipes[model].filled(settings)
+    options = {name: value for name, value in fields.items() if name not in of_run | own}
+    facts = {name: value for name, value in fields.items() if name in own}
+    if "paper" not in facts:
+        facts |= {"paper": inventors[model], "note": "not in the paper: rates of its kin", "in_paper": False}
+    if not facts.get("in_paper", True):
+        facts["parameters"] = None
+    name = f"{model}-{task}-{end or options.get('T', settings.hidden_size)}".replace("_", "-")
+    return Row(name, task, model, settings, task_options=options, **facts)
+
+
+def __getattr__(name: str) -> tuple[Row, ...]:
+    """Reads a table of papers.toml, such as ADDING: its rows by their length, or by how far they look."""
+    table = name.lower()
+    file = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")) if name.isupper() else {}
+    if table not in file.get("common", ()):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    common, inventors = file["common"][table], file["inventors"]
+    read = [_row({**common, **block, **own}, inventors) for block in file[table] for own in block.get("each", [{}])]
+    return tuple(sorted(read, key=lambda row: [row.task_options.get(option, 0) for option in ("T", "ahead")]))

@@ -1,31 +1,87 @@
-"""How large the gradient of the loss is on its way back through time, before and after some training."""
+"""Sizes of the gradient of the loss on its way back through time, before and after some training.
+
+The command line reads the plan for help, so that torch is imported where it is needed.
+"""
+
+from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
-
-import torch
-from torch import Tensor, nn
-from torch.nn.utils.parametrize import cached
+from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import OptionError
+from stiefelkit.numbers import settle_, whole
 from stiefelkit.training.config import Config
 from stiefelkit.training.figure import DPI, Figures, figure, literal, log_scale, styles
 from stiefelkit.training.files import writable, write_json
-from stiefelkit.training.gradients.plan import WHO, GradientPlan
-from stiefelkit.training.memory import threads
-from stiefelkit.training.session import Session
-from stiefelkit.training.tasks import Task
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.tasks import Task, tasks
 
-__all__ = ["GradientCurve", "draw", "gradient_norms", "measure"]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
+__all__ = ["GradientCurve", "GradientPlan", "draw", "gradient_norms", "measure"]
+
+WHO = "The figure of gradients"
+LENGTH = 500
+"""Steps of a sequence, where the task has that option and nothing else is asked for."""
 DECADES = 30
 """Shown below the largest norm at most: what is smaller is lost."""
 
 Watch = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class GradientPlan:
+    """Models to train, and steps after which to look.
+
+    Args:
+        task: name of the task; see stiefelkit list.
+        T: length of the sequences, for tasks that have it.
+        models: names of models, separated by commas.
+        iterations: optimizer steps after which to look, separated by commas; 0 for the initial weights.
+        settings: over the recipe of the task for each model.
+    """
+
+    task: str = "adding"
+    T: int | None = field(default=None, metadata={"shown": LENGTH})
+    models: tuple[str, ...] = ("scornn", "lstm")
+    iterations: tuple[int, ...] = field(default=(0, 300), metadata={"names": ("--steps", "--iterations")})
+    settings: Settings = field(
+        default_factory=lambda: Settings(seed=0, threads=1, device="cpu"),
+        metadata={
+            "fields": ("hidden_size", "batch_size", "lr", "clip_norm", "seed", "threads", "device"),
+            "shown": "that of the recipe",
+        },
+    )
+
+    def __post_init__(self) -> None:
+        settle_(self)
+        for what, choice in (("model", self.models), ("iteration", self.iterations)):
+            if not choice:
+                raise OptionError(f"{WHO} needs one {what} or more, got none.")
+        for iteration in self.iterations:
+            whole(0).require(WHO, "iterations", iteration)
+        if self.T is not None and not self._has_length():
+            raise OptionError(f"{WHO} needs a task that has the option T, got {self.task!r}; leave T out.")
+        self.configs()
+
+    def build_task(self) -> Task:
+        """Returns the task."""
+        length = {"T": LENGTH if self.T is None else self.T} if self._has_length() else {}
+        return tasks.get(self.task)(**length)
+
+    def configs(self) -> dict[str, Config]:
+        """Maps a model to the run of its recipe, made as long as the last iteration if it is shorter."""
+        task, last = self.build_task(), max(self.iterations)
+        configs = {name: Config.resolve(task, name, self.settings) for name in self.models}
+        return {name: dataclasses.replace(config, steps=max(config.steps, last)) for name, config in configs.items()}
+
+    def _has_length(self) -> bool:
+        return "T" in [option.name for option in dataclasses.fields(tasks.get(self.task))]
 
 
 @dataclass(frozen=True)
@@ -51,16 +107,27 @@ def measure(
         RunError: the folder cannot be written.
         NonFiniteError: the loss or a gradient became NaN or infinite.
     """
+    from stiefelkit.training.memory import threads
+    from stiefelkit.training.session import Session
+
     configs = plan.configs()
     for config in configs.values():
         with config.within_memory():
             config.build_task().batch(0, config.batch_size, config.seed)
     with writable(WHO, out):
         out.mkdir(parents=True, exist_ok=True)
-    curves = []
+    curves, iterations = [], sorted(set(plan.iterations))
     for config in configs.values():
         with threads(config.threads), config.within_memory():
-            curves += _followed(config, sorted(set(plan.iterations)), watch)
+            session = Session.start(config)
+            for iteration in iterations:
+                while session.step < iteration:
+                    session.advance()
+                    watch(config.model, session.step, iterations[-1])
+                batch = session.task.batch(session.step, config.batch_size, config.seed)
+                x, y = (tensor.to(config.device) for tensor in batch)
+                found = gradient_norms(session.model, session.task, x, y)
+                curves.append(GradientCurve(config.model, session.step, *found))
     content = {
         "runs": {name: dataclasses.asdict(config) for name, config in configs.items()},
         "curves": [dataclasses.asdict(curve) for curve in curves],
@@ -69,18 +136,6 @@ def measure(
     write_json(record, content)
     figures = figures or Figures()
     return curves, [record, draw(figures.path(out, "gradients"), plan, curves, figures.dpi)]
-
-
-def _followed(config: Config, iterations: Sequence[int], watch: Watch) -> Iterator[GradientCurve]:
-    session = Session.start(config)
-    for iteration in iterations:
-        while session.step < iteration:
-            session.advance()
-            watch(config.model, session.step, iterations[-1])
-        batch = session.task.batch(session.step, config.batch_size, config.seed)
-        x, y = (tensor.to(config.device) for tensor in batch)
-        loss, norms = gradient_norms(session.model, session.task, x, y)
-        yield GradientCurve(config.model, session.step, loss, norms)
 
 
 def gradient_norms(model: nn.Module, task: Task, x: Tensor, y: Tensor) -> tuple[float, list[float]]:
@@ -101,46 +156,42 @@ def gradient_norms(model: nn.Module, task: Task, x: Tensor, y: Tensor) -> tuple[
     Raises:
         OptionError: the model has no such layer.
     """
-    with _step_by_step(model) as unrolled, cached():
+    import torch
+    from torch.nn.utils.parametrize import cached
+
+    with _step_by_step(model) as states, cached():
         loss = task.loss(task.answer(model, x), y)
-        gradients = torch.autograd.grad(loss, unrolled.states)
+        gradients = torch.autograd.grad(loss, states)
     # squares of float32 numbers underflow from 1e-23 down
     wide = [len(x) * g[-1].to(torch.complex128 if g.is_complex() else torch.float64) for g in gradients]
     return loss.item(), [torch.linalg.vector_norm(g, dim=-1).mean().item() for g in wide]
 
 
-class _Unrolled(nn.Module):
-    """A recurrent layer that is called for one step at a time, and keeps the states between them."""
-
-    def __init__(self, rnn: nn.Module):
-        super().__init__()
-        self.rnn = rnn
-        self.states: list[Tensor] = []
-
-    def forward(self, x: Tensor, last_only: bool = False) -> tuple[Tensor | None, Any]:
-        carried = None
-        for step in x.split(1, dim=1):
-            _, carried = self.rnn(step, carried)
-            self.states.append(carried[0] if isinstance(carried, tuple) else carried)
-        # read from the states that are kept, so that what is read counts in their gradients
-        return None if last_only else torch.stack([h[-1] for h in self.states], dim=1), carried
-
-
 @contextmanager
-def _step_by_step(model: nn.Module) -> Iterator[_Unrolled]:
-    """Context in which the model's recurrent layer is unrolled."""
-    rnn = getattr(model, "rnn", None)
-    if not isinstance(rnn, nn.Module) or getattr(rnn, "bidirectional", False):
+def _step_by_step(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Runs the model's recurrent layer one step at a time in a context, and gives the list of the states between."""
+    import torch
+
+    rnn: Any = getattr(model, "rnn", None)
+    if not isinstance(rnn, torch.nn.Module) or getattr(rnn, "bidirectional", False):
         raise OptionError(
             f"{WHO} needs a model with a recurrent layer `rnn` of one direction, got {type(model).__name__}."
         )
-    unrolled = _Unrolled(rnn)
-    holder = cast(Any, model)
-    holder.rnn = unrolled
+    forward, states = rnn.forward, []
+
+    def unrolled(x: Tensor, last_only: bool = False) -> tuple[Tensor, Any]:
+        carried = None
+        for step in x.split(1, dim=1):
+            _, carried = forward(step, carried)
+            states.append(carried[0] if isinstance(carried, tuple) else carried)
+        # read from the states that are kept, so that what is read counts in their gradients
+        return torch.stack([h[-1] for h in states], dim=1), carried
+
+    rnn.forward = unrolled
     try:
-        yield unrolled
+        yield states
     finally:
-        holder.rnn = rnn
+        del rnn.forward
 
 
 def draw(path: Path, plan: GradientPlan, curves: Sequence[GradientCurve], dpi: int = DPI) -> Path:

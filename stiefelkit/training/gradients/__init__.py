@@ -1,1 +1,0 @@
-"""How the gradient of the loss fares on its way back through time."""
