@@ -111,7 +111,10 @@ def shares(norms: Norms, bound: float, most: float | Tensor) -> Norms:
     """min(most, bound / norm) of each norm, and 0 of those that are 0."""
     if isinstance(norms[0], Tensor):
         return [torch.where(norm > 0, bound / norm, 0.0).clamp(max=most) for norm in norms]
-    return [min(most, bound / norm) if norm > 0 else 0.0 for norm in norms]
+    taken = []
+    for norm in norms:
+        taken.append(min(most, bound / norm) if norm > 0 else 0.0)
+    return taken
 
 
 def as_factor(steps: Norms, like: Tensor) -> float | Tensor:
@@ -156,7 +159,7 @@ def largest_root(dtype: torch.dtype) -> float:
 def have_squares(direction: Tangent, dtype: torch.dtype) -> bool:
     """Returns whether the squares of a direction's norms are finite in a dtype; not where one is NaN."""
     size = sum(direction.rotation_norms) + sum(direction.rest_norms)
-    return size * max(direction.units, default=1.0) < largest_root(dtype)
+    return size * max(direction.units, default=1.0) < torch.finfo(dtype).max ** 0.5
 
 
 def are_ordinary(steps: Norms) -> bool:

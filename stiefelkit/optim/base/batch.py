@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import copy_each, write_count
-from stiefelkit.functional._arithmetic.reads import reads_are_free
+from stiefelkit.functional._arithmetic.reads import switch
 from stiefelkit.tensors import is_sharded, local_part, placed_like, whole, working_dtype
 
 __all__ = ["Bucket", "Sorting", "buckets", "gradient_of"]
@@ -51,6 +51,7 @@ class Bucket:
         self.params, self.states = params, states
         self.is_sharded = is_sharded(params[0])
         self.is_stacked = len(params) > 1 and not self.is_sharded
+        self._is_matrix = len(params) == 1 and not self.is_sharded and params[0].dim() == 2
         self.is_narrow = params[0].dtype != working_dtype(params[0].dtype)
         self._stacks: dict[str, _Stack] = {}
         self._frames: _Stack | None = None
@@ -59,7 +60,7 @@ class Bucket:
 
     def begin(self, gradients: list[Tensor], is_free: bool = True) -> None:
         """Forgets what may have changed since the last step, in which values are read if they may be and are free."""
-        self.is_read = is_free and reads_are_free(self.params[0])
+        self.is_read = is_free and not switch.forbidden and self.params[0].is_cpu
         self._gradients = gradients
         self._gathered_gradients: Tensor | None = None
         self._wear: float | None = None
@@ -109,6 +110,8 @@ class Bucket:
         """W."""
         if self._moved is not None:
             return self._moved[0]
+        if self._is_matrix:
+            return self.params[0].detach()
         if not self.is_stacked:
             return self.gather(self.params)
         if self._frames is None:
@@ -124,7 +127,8 @@ class Bucket:
             gradients = self._gradients
             if any(map(_is_sparse, gradients)):
                 gradients = [*map(_dense, gradients)]
-            self._gathered_gradients = self.gather(gradients).to(self.params[0].dtype)
+            g = gradients[0].detach() if self._is_matrix else self.gather(gradients)
+            self._gathered_gradients = g.to(self.params[0].dtype)
         return self._gathered_gradients
 
     def shares_of_overflow(self) -> Tensor:
@@ -145,7 +149,7 @@ class Bucket:
         """Gives frames a remainder, or takes one away that they shall not have or that is of another dtype."""
         if not with_remainder and not any(map(operator.contains, self.states, itertools.repeat("lo"))):
             return
-        stack = self._held("lo")
+        stack = self._held("lo") if "lo" in self._stacks else None
         if with_remainder and stack is not None and stack.whole.dtype == self.params[0].dtype:
             return
         for p, state in zip(self.params, self.states, strict=True):
@@ -172,7 +176,7 @@ class Bucket:
         """Returns what the frames would have beyond W in a wider dtype, or None."""
         if self._moved is not None:
             return self._moved[1]
-        return self._gathered("lo") if self._have("lo") else None
+        return self._gathered("lo") if all(map(operator.contains, self.states, itertools.repeat("lo"))) else None
 
     def add(self, increment: Tensor) -> None:
         """W + lo += increment, where W is what rounds to the dtype."""
@@ -202,12 +206,11 @@ class Bucket:
         if self.is_stacked:
             write(self.frames(), self.remainders(), batch)
             self._is_ahead = True
-            return
-        for p, state, part in zip(self.params, self.states, self.scatter(batch), strict=True):
-            lo = state.get("lo")
-            if self.is_sharded:
-                p, lo = local_part(p), None if lo is None else local_part(lo)
-            write(p, lo, part)
+        elif self._is_matrix:
+            write(self.params[0], self.states[0].get("lo"), batch)
+        else:
+            for p, state, part in zip(self.params, self.states, self.scatter(batch), strict=True):
+                write(local_part(p), local_part(state["lo"]) if "lo" in state else None, part)
 
     def choose(self) -> None:
         """Writes frames and states where the step was sound, and counts it where not: in place, as graphs do."""
@@ -238,14 +241,15 @@ class Bucket:
                 for state, entry in zip(self.states, value, strict=True):
                     state[key] = entry
                 continue
-            stack = self._held(key)
+            stack = self._held(key) if key in self._stacks else None
             if stack is not None and (stack.whole.dtype == value.dtype or not self.is_read):
                 self._put(stack.whole, value)
             elif value.dim() == 1:
                 self._hold(key, _Stack(value.clone().reshape(len(self.params), *self.params[0].shape[:-2])))
             else:
                 olds = [*map(operator.itemgetter(key), self.states)]
-                for old, part in zip(olds, self.scatter(value, olds), strict=True):
+                parts = [value] if self._is_matrix else self.scatter(value, olds)
+                for old, part in zip(olds, parts, strict=True):
                     self._put(old, part)
         self._staged.clear()
 
@@ -299,7 +303,7 @@ class Bucket:
         """
         dtype = self.params[0].dtype
         dtype = dtype.to_real() if is_real else dtype
-        stack = self._held(key)
+        stack = self._held(key) if key in self._stacks else None
         if stack is not None and stack.whole.dtype == dtype:
             return self._as_matrices(stack.whole)
         for p, state in zip(self.params, self.states, strict=True):
@@ -311,7 +315,7 @@ class Bucket:
                 state[key] = torch.zeros(*batch, columns, columns, dtype=dtype, device=p.device)
             else:
                 state[key] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
-        return self._gathered(key)
+        return self.states[0][key].detach() if self._is_matrix else self._gathered(key)
 
     def numbers(self, key: str) -> Tensor | None:
         """Returns a real number of each matrix, zero at first; None if no frame has it, and values are read."""
@@ -371,9 +375,6 @@ class Bucket:
             return stack
         del self._stacks[key]
         return None
-
-    def _have(self, key: str) -> bool:
-        return self._held(key) is not None or all(map(operator.contains, self.states, itertools.repeat(key)))
 
     def _hold(self, key: str, stack: _Stack) -> None:
         """Has the states be the rows of one tensor."""

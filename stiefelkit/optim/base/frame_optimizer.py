@@ -226,34 +226,38 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         batches = self._batches()
+        rest, read, unread = [], [], []
+        self._settle()
         for group in self.param_groups:
-            self._settle(group)
-        rest = [group for group in self.param_groups if group["manifold"] is None]
+            if group["manifold"] is None:
+                rest.append(group)
         check_free_gradients(type(self).__name__, self.plain, rest)
-        read = [bucket for _, bucket in batches if bucket.is_read]
-        if len(read) > 1:  # a single one is checked on the way
-            check_gradients(type(self).__name__, read)
         for group, bucket in batches:
-            if bucket.is_read:
-                self._step_of(group, bucket)
-        if len(read) < len(batches):
-            self._step_unread([(group, bucket) for group, bucket in batches if not bucket.is_read])
-        self._step_plain(rest)
+            (read if bucket.is_read else unread).append((group, bucket))
+        if len(read) > 1:  # a single one is checked on the way
+            check_gradients(type(self).__name__, [bucket for _, bucket in read])
+        for group, bucket in read:
+            self._step_of(group, bucket)
+        if unread:
+            self._step_unread(unread)
+        if rest:
+            self._step_plain(rest)
         return loss
 
-    def _settle(self, group: dict[str, Any]) -> None:
+    def _settle(self) -> None:
         """Checks settings that a scheduler, or anybody, has written since they were checked last."""
-        lr = group["lr"]
-        if not ((lr.__class__ is float and 0 <= lr < math.inf) or RATE.holds(lr)):
-            group["lr"] = RATE.require(type(self).__name__, "lr", lr)
-        settled = self._settled.get(id(group), ())
-        values = [*map(group.get, self._names)]
-        if len(settled) == len(values) and all(map(operator.is_, values, settled)):
-            return
-        for setting in self.settings:
-            if setting.name != "lr" and setting.name in group:
-                group[setting.name] = setting.check.require(type(self).__name__, setting.name, group[setting.name])
-        self._settled[id(group)] = [*map(group.get, self._names)]
+        name = type(self).__name__
+        for group in self.param_groups:
+            lr = group["lr"]
+            if not ((lr.__class__ is float and 0 <= lr < math.inf) or RATE.holds(lr)):
+                group["lr"] = RATE.require(name, "lr", lr)
+            settled, values = self._settled.get(id(group), ()), [*map(group.get, self._names)]
+            if len(settled) == len(values) and all(map(operator.is_, values, settled)):
+                continue
+            for setting in self.settings:
+                if setting.name != "lr" and setting.name in group:
+                    group[setting.name] = setting.check.require(name, setting.name, group[setting.name])
+            self._settled[id(group)] = [*map(group.get, self._names)]
 
     def _step_unread(self, batches: list[tuple[dict[str, Any], Bucket]]) -> None:
         """Moves frames whose values are not read; those of a group all or none."""
@@ -270,7 +274,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     def _step_of(self, group: dict[str, Any], bucket: Bucket) -> None:
         if bucket.were_changed(self._writes):
             bucket.forget()
-        fresh = [state for state in bucket.states if not state]
+        fresh = [*filter(operator.not_, bucket.states)]
         try:
             with FullPrecision(bucket.params[0].device):
                 self.move(group, bucket)
@@ -315,8 +319,6 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         return [group for group in self.param_groups if group["manifold"] is not None]
 
     def _step_plain(self, rest: list[dict[str, Any]]) -> None:
-        if not rest:
-            return
         inner = self.__dict__.get("_inner")
         if inner is None:
             inner = self._inner = self.plain([torch.zeros(1)])  # type: ignore[call-arg]

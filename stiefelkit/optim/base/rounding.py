@@ -1,5 +1,6 @@
 """What rounding does to frames, measured and taken away."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -72,7 +73,7 @@ def settle(bucket: Bucket, precision: str, turns: int) -> None:
     if not bucket.is_read:
         land(bucket, precision, turns)
         return
-    bound, wear = due(p, precision), bucket.wear
+    bound, wear = due(*p.shape[-2:], precision), bucket.wear
     if wear > 1.5 * bound and is_sampled(bucket):
         # The model's bound is two or three times what there is after a step, and more after some.
         limit = rounding_limit(p.shape[-1], p.dtype)
@@ -144,11 +145,10 @@ _ROUNDS_OF_FEW = 6
 """The same of frames of fewer than 32 rows."""
 
 
-def due(w: Tensor, precision: str, *, sampled: bool = False) -> float:
-    """Returns the wear that the next increment takes away; where it is sampled 0.9 limits in "exact"."""
-    n, p = w.shape[-2:]
-    bound = min(_DUE[precision], _SHARE[precision] * math.sqrt(p) * min(2.0, math.sqrt(n / p)))
-    return 1.5 * bound if sampled else bound
+@functools.lru_cache(maxsize=64)
+def due(n: int, p: int, precision: str) -> float:
+    """Returns the wear of n x p frames that the next increment takes away; where it is sampled, half more."""
+    return min(_DUE[precision], _SHARE[precision] * math.sqrt(p) * min(2.0, math.sqrt(n / p)))
 
 
 def left_behind(direction: Tangent, steps: list[float]) -> float:
@@ -158,5 +158,5 @@ def left_behind(direction: Tangent, steps: list[float]) -> float:
 
 def wear_of_rounding(w: Tensor, precision: str) -> float:
     """Returns what any step adds where there is no remainder: 6 above, shared out so that a polish comes in time."""
-    rounds = _ROUNDS[precision] if w.shape[-2] >= 32 else _ROUNDS_OF_FEW
-    return due(w, precision) / (rounds - 0.5)
+    n, p = w.shape[-2:]
+    return due(n, p, precision) / ((_ROUNDS[precision] if n >= 32 else _ROUNDS_OF_FEW) - 0.5)

@@ -26,7 +26,7 @@ from stiefelkit.optim.base.rounding import (
     wear_left,
     wear_of_rounding,
 )
-from stiefelkit.optim.steps import as_factor, have_squares, in_units, is_still, reach
+from stiefelkit.optim.steps import are_ordinary, as_factor, have_squares, in_units, is_still, reach
 
 __all__ = ["CayleyStep", "Retraction", "TangentOptimizer"]
 
@@ -157,7 +157,8 @@ class TangentOptimizer(FrameOptimizer):
             bucket.wear = bucket.wear
             return
         root = math.sqrt(w.shape[-1])
-        direction, steps = in_units(w, direction, steps)
+        if is_read and not are_ordinary(steps):
+            direction, steps = in_units(w, direction, steps)
         length, worn, grown = reach(direction, steps)
         defect, before = None, 0.0
         if not is_read:
@@ -178,8 +179,8 @@ class TangentOptimizer(FrameOptimizer):
             bucket.wear = 0.0
             return
         else:
-            before = bucket.wear * grown
-            if before >= due(w, precision, sampled=with_remainder and is_sampled(bucket)):
+            before, bound = bucket.wear * grown, due(*w.shape[-2:], precision)
+            if before >= bound and (before >= 1.5 * bound or not (with_remainder and is_sampled(bucket))):
                 defect, norm = measured(bucket, w)
                 if not norm <= LOST * root:
                     raise NotAFrameError(
