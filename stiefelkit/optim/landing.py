@@ -14,18 +14,7 @@ from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.checks import not_finite
 from stiefelkit.optim.base.frame_optimizer import FrameOptimizer
 from stiefelkit.optim.base.rounding import land
-from stiefelkit.optim.settings import (
-    BETAS,
-    MOMENTUM,
-    OF_PLAIN,
-    RATE,
-    SHARED,
-    SWITCH,
-    WEIGHT_DECAY,
-    Setting,
-    at_least,
-    whole,
-)
+from stiefelkit.optim.settings import MOMENTUM, OF_ADAM, RATE, SHARED, Setting, at_least, whole
 from stiefelkit.optim.steps import are_ordinary, as_factor, count_steps, divided, is_still, largest_root, rate, units_of
 
 __all__ = ["Landing"]
@@ -78,10 +67,7 @@ class Landing(FrameOptimizer):
         ),
         Setting("attraction", 1.0, at_least(0), "how strongly the manifold pulls, where steps do not end on it."),
         Setting("every", 1, whole(1), "steps from one landing to the next; beyond 1, W is no frame in between."),
-        Setting("betas", (0.9, 0.999), BETAS, OF_PLAIN),
-        Setting("eps", 1e-8, at_least(0), OF_PLAIN),
-        WEIGHT_DECAY,
-        Setting("amsgrad", False, SWITCH, OF_PLAIN),
+        *OF_ADAM,
         *SHARED,
     )
     examples = ({}, {"momentum": 0.5, "precision": "fast"}, {"momentum": 0.9, "amsgrad": True})

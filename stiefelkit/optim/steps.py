@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.functional import Tangent, norms_of
+from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._arithmetic.reads import reads_are_free
@@ -22,6 +22,7 @@ __all__ = [
     "bounded_steps",
     "count_steps",
     "divided",
+    "gradient_with_momentum",
     "have_squares",
     "in_units",
     "inverse",
@@ -115,6 +116,19 @@ def shares(norms: Norms, bound: float, most: float | Tensor) -> Norms:
     for norm in norms:
         taken.append(min(most, bound / norm) if norm > 0 else 0.0)
     return taken
+
+
+def gradient_with_momentum(
+    group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor, *, side: str = "left"
+) -> Tangent:
+    """Returns the Riemannian gradient of momentum M + G, and stages it as the next M, if the group has a momentum."""
+    metric, momentum = group["manifold"].partition(":")[2], group["momentum"]
+    if momentum:
+        g = g.add(bucket.state("momentum_buffer"), alpha=momentum)
+    direction = riemannian_gradient(w, g, metric, side=side)
+    if momentum:
+        bucket.stage("momentum_buffer", direction.covector(w, metric))
+    return direction
 
 
 def as_factor(steps: Norms, like: Tensor) -> float | Tensor:
