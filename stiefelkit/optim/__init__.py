@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import OptionError, shown
-from stiefelkit.optim.deterministic.registry import minimizers
+from stiefelkit.optim.deterministic import minimizers
 from stiefelkit.registry import Registry
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.functional import Tangent, riemannian_gradient
+from stiefelkit.functional import Tangent
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
-from stiefelkit.optim.settings import BOUNDED, FINITE, MOMENTUM, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting
-from stiefelkit.optim.steps import bounded_steps, rate
+from stiefelkit.optim.settings import BOUNDED, MOMENTUM, OF_SGD, RATE, SHARED, Setting
+from stiefelkit.optim.steps import bounded_steps, gradient_with_momentum, rate
 
 __all__ = ["CayleySGD"]
 
@@ -43,9 +43,7 @@ class CayleySGD(TangentOptimizer):
     settings = (
         Setting("lr", 1e-2, RATE, "learning rate."),
         Setting("momentum", 0.9, MOMENTUM, "factor of the last direction."),
-        Setting("dampening", 0.0, FINITE, "of the groups without a manifold, as in torch.optim.SGD."),
-        WEIGHT_DECAY,
-        Setting("nesterov", False, SWITCH, OF_PLAIN),
+        *OF_SGD,
         *BOUNDED,
         *SHARED,
     )
@@ -54,11 +52,6 @@ class CayleySGD(TangentOptimizer):
 
     def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
-        metric = group["manifold"].partition(":")[2]
-        if group["momentum"]:
-            g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
-        direction = riemannian_gradient(w, g, metric)
-        if group["momentum"]:
-            bucket.stage("momentum_buffer", direction.covector(w, metric))
+        direction = gradient_with_momentum(group, bucket, w, g)
         scales = [1.0] * len(direction.rotation_norms)
         return direction, bounded_steps(direction, scales, rate(group), group["q"])

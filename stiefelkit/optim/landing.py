@@ -10,25 +10,12 @@ from stiefelkit.errors import NotAFrameError
 from stiefelkit.functional import norms_of
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.metrics import defect as defect_of
-from stiefelkit.metrics import working_dtype
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.checks import not_finite
 from stiefelkit.optim.base.frame_optimizer import FrameOptimizer
-from stiefelkit.optim.base.on_device import commit, counted, is_zero, land_unread, refuse, write
 from stiefelkit.optim.base.rounding import land
-from stiefelkit.optim.settings import (
-    BETAS,
-    MOMENTUM,
-    OF_PLAIN,
-    RATE,
-    SHARED,
-    SWITCH,
-    WEIGHT_DECAY,
-    Setting,
-    at_least,
-    whole,
-)
-from stiefelkit.optim.steps import are_ordinary, as_factor, divided, largest_root, rate, units_of
+from stiefelkit.optim.settings import MOMENTUM, OF_ADAM, RATE, SHARED, Setting, at_least, whole
+from stiefelkit.optim.steps import are_ordinary, as_factor, count_steps, divided, is_still, largest_root, rate, units_of
 
 __all__ = ["Landing"]
 
@@ -80,10 +67,7 @@ class Landing(FrameOptimizer):
         ),
         Setting("attraction", 1.0, at_least(0), "how strongly the manifold pulls, where steps do not end on it."),
         Setting("every", 1, whole(1), "steps from one landing to the next; beyond 1, W is no frame in between."),
-        Setting("betas", (0.9, 0.999), BETAS, OF_PLAIN),
-        Setting("eps", 1e-8, at_least(0), OF_PLAIN),
-        WEIGHT_DECAY,
-        Setting("amsgrad", False, SWITCH, OF_PLAIN),
+        *OF_ADAM,
         *SHARED,
     )
     examples = ({}, {"momentum": 0.5, "precision": "fast"}, {"momentum": 0.9, "amsgrad": True})
@@ -91,28 +75,29 @@ class Landing(FrameOptimizer):
 
     def move(self, group: dict[str, Any], bucket: Bucket) -> None:
         """See `FrameOptimizer`."""
-        who, precision, lr = type(self).__name__, group["precision"], float(group["lr"])
-        w, attraction = bucket.frames(), _attraction(group)
+        who, is_read = type(self).__name__, bucket.is_read
+        w, attraction = bucket.frames(), group["attraction"] if group["every"] > 1 else 0.0
         off, (g, s) = defect_of(w), _gradient(group, bucket, w, bucket.gradients())
         field = _field(group, w, g, s, off, attraction * off)
         distances, lengths, normal = norms_of(off, field, s)
-        if not sum(lengths) < largest_root(w.dtype):  # nor where it is NaN
-            raise not_finite(who, [bucket])
-        furthest = max(distances)
-        if not furthest < FURTHEST + 1e-3:
-            raise NotAFrameError(
+        finite = sum(lengths) < largest_root(w.dtype) if is_read else (lengths[0] < math.inf).all()
+        bucket.require(finite, lambda: not_finite(who, [bucket]))  # nor where it is NaN
+        furthest = max(distances) if is_read else distances[0].amax()
+        bucket.require(
+            furthest < FURTHEST + 1e-3,
+            lambda: NotAFrameError(
                 f"{who} needs matrices near frames, got one with ||W^H W - I||_F = {furthest:.2g}: it was changed from "
                 "outside; assign a frame with sk.assign_."
-            )
-        count = bucket.states[0].get("step", 0) + 1
-        bucket.stage("step", [count] * len(bucket.states))
+            ),
+        )
+        counts = count_steps(bucket)
         bucket.commit()
         bucket.wear = 0.0
-        if lr == 0:
+        if is_still(group, bucket):
             return
-        noise = _noise(w)
+        noise, lr = _ROUNDING * torch.finfo(w.dtype).eps * w.shape[-1] ** 0.5, rate(group)
         steps = [_safe(lr, d, f, attraction, noise * x) for d, f, x in zip(distances, lengths, normal, strict=True)]
-        if not are_ordinary(steps):
+        if is_read and not are_ordinary(steps):
             units = units_of(lengths)
             g = divided(g, units)
             s = w.mH @ g
@@ -120,47 +105,27 @@ class Landing(FrameOptimizer):
             every = zip(units, distances, *norms_of(field, s), strict=True)
             steps = [_safe(lr * u, d, f, attraction / u, noise * x) for u, d, f, x in every]
         bucket.add(field * (-as_factor(steps, w)))
-        if count % group["every"] == 0:
-            land(bucket, precision)
-
-    def move_unread(self, group: dict[str, Any], bucket: Bucket, g: Tensor, sound: Tensor) -> None:
-        """See `FrameOptimizer`."""
-        w, attraction, exact = bucket.frames(), _attraction(group), group["precision"] == "exact"
-        off = defect_of(w)
-        g, s = _gradient(group, bucket, w, g)
-        field = _field(group, w, g, s, off, attraction * off)
-        (distance,), (length,), (normal,) = norms_of(off, field, s)
-        sound = sound & ((length < math.inf) & (distance < FURTHEST + 1e-3)).all()
-        count = counted(bucket)
-        if not is_zero(group["lr"]):
-            pull = attraction * distance * (1 - distance) - _noise(w) * normal
-            room = (FURTHEST - distance).clamp(min=0)
-            root = torch.hypot(pull, length * room.sqrt())
-            longest = torch.where(pull > 0, (pull + root) / length / length, room / (root - pull))
-            step = torch.where(length > 0, longest, 0.0).clamp(max=rate(group))
-            step = step.clamp(max=0.5 / attraction) if attraction else step
-            increment, lo = field * (-as_factor([step], w)), bucket.remainders()
-            moved, rest, near = land_unread(w, lo, increment, _POLISHES, exact)
+        lands = counts[0] % group["every"] == 0
+        if is_read and lands:
+            land(bucket, group["precision"], _POLISHES)
+        elif not is_read:
+            before = bucket.frames(), bucket.remainders()
+            land(bucket, group["precision"], _POLISHES)
             if group["every"] > 1:
-                rises, above = land_unread(w, lo, increment, 0, exact)[:2]
-                lands = (count % group["every"] == 0).view((1, 1) if w.dim() == 2 else (-1, 1, 1))
-                moved = torch.where(lands, moved, rises)
-                rest = None if rest is None or above is None else torch.where(lands, rest, above)
-            sound = sound & near
-            write(bucket, sound, moved, rest)
-        commit(bucket, sound)
-        refuse(bucket, sound)
-
-
-def _attraction(group: dict[str, Any]) -> float:
-    return group["attraction"] if group["every"] > 1 else 0.0
+                lands = lands.view((1, 1) if w.dim() == 2 else (-1, 1, 1))
+                after = bucket.frames(), bucket.remainders()
+                w, lo = (
+                    None if a is None or b is None else torch.where(lands, a, b)
+                    for a, b in zip(after, before, strict=True)
+                )
+                bucket.replace(w, lo)
 
 
 def _gradient(group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """G of what is minimised with its momentum, which is staged, and S = W^H G."""
     if group["maximize"]:
         g = -g
-    bucket.refresh(group["precision"] == "exact" and w.dtype != working_dtype(w.dtype))
+    bucket.refresh(group["precision"] == "exact" and bucket.is_narrow)
     if group["momentum"]:
         g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
     s = w.mH @ g
@@ -175,19 +140,21 @@ def _field(group: dict[str, Any], w: Tensor, g: Tensor, s: Tensor, off: Tensor, 
     return plus_product(plus_product(g, g, off), w, pull - within)
 
 
-def _noise(w: Tensor) -> float:
-    """Returns what rounding may put into W^H F, over the norm of W^H G."""
-    return _ROUNDING * torch.finfo(w.dtype).eps * w.shape[-1] ** 0.5
-
-
-def _safe(lr: float, d: float, f: float, attraction: float, noise: float) -> float:
+def _safe(lr: Any, d: Any, f: Any, attraction: float, noise: Any) -> Any:
     """Returns a step that stays near the manifold, of a field of norm f at the distance d; 0 of no field.
 
     By 2 a of the noise, the rounding of a field that is not tangent, it goes further than a tangent one would.
     """
+    pull = attraction * d * (1 - d) - noise
+    if isinstance(f, Tensor):
+        room = (FURTHEST - d).clamp(min=0)
+        root = torch.hypot(pull, f * room.sqrt())
+        longest = torch.where(pull > 0, (pull + root) / f / f, room / (root - pull))
+        step = torch.where(f > 0, longest, 0.0).clamp(max=lr)
+        return step.clamp(max=0.5 / attraction) if attraction else step
     if f == 0:
         return 0.0
-    pull, room = attraction * d * (1 - d) - noise, max(FURTHEST - d, 0.0)
+    room = max(FURTHEST - d, 0.0)
     root = math.hypot(pull, f * math.sqrt(room))
     lr = min(lr, (pull + root) / f / f if pull > 0 else room / (root - pull) if root > pull else lr)
     return min(lr, 0.5 / attraction) if attraction else lr

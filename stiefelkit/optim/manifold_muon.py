@@ -10,8 +10,8 @@ from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._stiefel.spectral import steepest
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
-from stiefelkit.optim.settings import Setting, whole
-from stiefelkit.optim.spectral import AFTER, BEFORE, PolarStep, averaged_gradient
+from stiefelkit.optim.settings import OF_ADAM, SHARED, Setting, whole
+from stiefelkit.optim.spectral import BEFORE, PolarStep, averaged_gradient
 from stiefelkit.optim.steps import rate
 
 __all__ = ["ManifoldMuon"]
@@ -50,7 +50,8 @@ class ManifoldMuon(TangentOptimizer):
             whole(1, 10_000),
             "towards the best direction of a tall frame, which is off by 4 % at most.",
         ),
-        *AFTER,
+        *OF_ADAM,
+        *SHARED,
     )
     examples = ({}, {"momentum": 0.0, "precision": "fast"}, {"iterations": 3, "amsgrad": True})
     steady: ClassVar = {"momentum": 0.0}

@@ -5,14 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.functional import Tangent, riemannian_gradient
+from stiefelkit.functional import Tangent
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.functional._stiefel.tangents import SIDES
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
 from stiefelkit.optim.settings import MOMENTUM, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
-from stiefelkit.optim.steps import rate
+from stiefelkit.optim.steps import gradient_with_momentum, rate
 
 __all__ = ["MultiplicativeCayley"]
 
@@ -86,15 +86,10 @@ class MultiplicativeCayley(TangentOptimizer):
 
     def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
-        metric = group["manifold"].partition(":")[2]
         if group["precondition"]:
             g, squares = _preconditioned(g, bucket.state("square_avg"), group["alpha"], group["eps"])
             bucket.stage("square_avg", squares)
-        if group["momentum"]:
-            g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
-        direction = riemannian_gradient(w, g, metric, side=group["side"])
-        if group["momentum"]:
-            bucket.stage("momentum_buffer", direction.covector(w, metric))
+        direction = gradient_with_momentum(group, bucket, w, g, side=group["side"])
         return direction, [rate(group)] * len(direction.rotation_norms)
 
 

@@ -13,7 +13,7 @@ from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.rounding import land
 from stiefelkit.optim.base.tangent_optimizer import Retraction, TangentOptimizer
 from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
-from stiefelkit.optim.steps import as_factor, inverse, length_of, rate, second_moments
+from stiefelkit.optim.steps import as_factor, inverse, rate, reach, second_moments
 
 __all__ = ["POGO"]
 
@@ -45,13 +45,14 @@ class StepBack(Retraction):
             increment = along * (-as_factor(steps, w))
             moved = w + increment
             left = defect_of(moved)
-        return increment.sub_((moved @ left).mul_(0.5)), length_of(direction, steps)
+        return increment.sub_((moved @ left).mul_(0.5)), reach(direction, steps)[0]
 
     polishes = 4  # after the one of the increment, which leaves 0.17, these leave 0.02, 3e-4, 1e-7, and nothing
 
     def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
         """See `Retraction`."""
-        land(bucket, group["precision"], math.inf if group["precision"] == "exact" else 0.75 * length**4)
+        left = 0.75 * length**4 if bucket.is_read and group["precision"] == "fast" else math.inf
+        land(bucket, group["precision"], self.polishes, left)
 
 
 class POGO(TangentOptimizer):

@@ -20,7 +20,9 @@ __all__ = [
     "BOUNDED",
     "FINITE",
     "MOMENTUM",
+    "OF_ADAM",
     "OF_PLAIN",
+    "OF_SGD",
     "OF_TORCH",
     "PRECISIONS",
     "RATE",
@@ -111,6 +113,20 @@ SHARED = (
     ),
 )
 """What every optimizer of frames has."""
+
+OF_SGD = (
+    Setting("dampening", 0.0, FINITE, "of the groups without a manifold, as in torch.optim.SGD."),
+    WEIGHT_DECAY,
+    Setting("nesterov", False, SWITCH, OF_PLAIN),
+)
+"""Those of groups that torch.optim.SGD moves, but for the momentum."""
+OF_ADAM = (
+    Setting("betas", (0.9, 0.999), BETAS, OF_PLAIN),
+    Setting("eps", 1e-8, at_least(0), OF_PLAIN),
+    WEIGHT_DECAY,
+    Setting("amsgrad", False, SWITCH, OF_PLAIN),
+)
+"""Those of groups that torch.optim.Adam moves."""
 
 OF_TORCH = {
     **dict.fromkeys("amsgrad capturable centered decoupled_weight_decay foreach fused maximize".split(), SWITCH),

@@ -6,26 +6,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
+from stiefelkit.functional import Tangent, norms_of
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.numbers import optional
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
-from stiefelkit.optim.settings import (
-    BOUND,
-    FINITE,
-    MOMENTUM,
-    OF_PLAIN,
-    RATE,
-    SHARED,
-    SWITCH,
-    WEIGHT_DECAY,
-    Setting,
-    at_least,
-    one_of,
-)
-from stiefelkit.optim.steps import as_factor, rate, shares
+from stiefelkit.optim.settings import BOUND, MOMENTUM, OF_SGD, RATE, SHARED, Setting, at_least, one_of
+from stiefelkit.optim.steps import as_factor, gradient_with_momentum, rate, shares
 
 __all__ = ["SGDG"]
 
@@ -61,9 +49,7 @@ class SGDG(TangentOptimizer):
     settings = (
         Setting("lr", 1.5, RATE, "learning rate, which the published class has no default of."),
         Setting("momentum", 0.0, MOMENTUM, "factor of the last direction."),
-        Setting("dampening", 0.0, FINITE, "of the groups without a manifold, as in torch.optim.SGD."),
-        WEIGHT_DECAY,
-        Setting("nesterov", False, SWITCH, OF_PLAIN),
+        *OF_SGD,
         Setting(
             "stiefel",
             False,
@@ -97,14 +83,10 @@ class SGDG(TangentOptimizer):
 
     def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
-        metric, clip = group["manifold"].partition(":")[2], group["grad_clip"]
+        clip = group["grad_clip"]
         if clip is not None:
             g = g * as_factor(shares(norms_of(g)[0], clip, 1.0), g)
-        if group["momentum"]:
-            g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
-        direction = riemannian_gradient(w, g, metric)
-        if group["momentum"]:
-            bucket.stage("momentum_buffer", direction.covector(w, metric))
+        direction = gradient_with_momentum(group, bucket, w, g)
         return direction, shares(_generator_norms(direction), 2 * group["q"], rate(group))
 
 

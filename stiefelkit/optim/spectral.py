@@ -8,21 +8,14 @@ from stiefelkit.functional import Tangent, polar_increment, riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.tangent_optimizer import CayleyStep
-from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
+from stiefelkit.optim.settings import RATE, Setting, at_least
 from stiefelkit.optim.steps import above_rounding, as_factor, have_squares
 
-__all__ = ["AFTER", "BEFORE", "PolarStep", "averaged_gradient"]
+__all__ = ["BEFORE", "PolarStep", "averaged_gradient"]
 
 BEFORE = (
     Setting("lr", 0.02, RATE, "learning rate: the angle, nearly, by which the columns of a frame turn at each step."),
     Setting("momentum", 0.95, at_least(0, below=1.0), "decay of the mean gradient M <- momentum M + (1 - momentum) G."),
-)
-AFTER = (
-    Setting("betas", (0.9, 0.999), BETAS, OF_PLAIN),
-    Setting("eps", 1e-8, at_least(0), OF_PLAIN),
-    WEIGHT_DECAY,
-    Setting("amsgrad", False, SWITCH, OF_PLAIN),
-    *SHARED,
 )
 
 

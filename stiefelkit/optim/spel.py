@@ -10,7 +10,8 @@ from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._stiefel.spectral import split, steepest
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
-from stiefelkit.optim.spectral import AFTER, BEFORE, PolarStep, averaged_gradient
+from stiefelkit.optim.settings import OF_ADAM, SHARED
+from stiefelkit.optim.spectral import BEFORE, PolarStep, averaged_gradient
 from stiefelkit.optim.steps import rate
 
 __all__ = ["SPEL"]
@@ -38,7 +39,7 @@ class SPEL(TangentOptimizer):
 
     plain = torch.optim.Adam
 
-    settings = (*BEFORE, *AFTER)
+    settings = (*BEFORE, *OF_ADAM, *SHARED)
     examples = ({}, {"momentum": 0.0, "precision": "fast"}, {"amsgrad": True})
     steady: ClassVar = {"momentum": 0.0}
     retraction = PolarStep()

@@ -1,20 +1,19 @@
 """How far a frame goes."""
 
-import itertools
 import math
+import operator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stiefelkit.functional import Tangent, norms_of
+from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.metrics import working_dtype
 from stiefelkit.optim.base.batch import Bucket
-from stiefelkit.optim.base.on_device import counted
 
 __all__ = [
     "above_rounding",
@@ -23,12 +22,14 @@ __all__ = [
     "bounded_steps",
     "count_steps",
     "divided",
+    "gradient_with_momentum",
     "have_squares",
     "in_units",
     "inverse",
+    "is_still",
     "largest_root",
-    "length_of",
     "rate",
+    "reach",
     "second_moments",
     "shares",
     "units_of",
@@ -47,6 +48,12 @@ def rate(group: dict[str, Any]) -> float | Tensor:
     return lr if isinstance(lr, Tensor) and not reads_are_free(lr) else float(lr)
 
 
+def is_still(group: dict[str, Any], bucket: Bucket) -> bool:
+    """Returns whether the rate is known to be zero, as `torch.distributed.checkpoint` has it for the states alone."""
+    lr = group["lr"]
+    return (bucket.is_read or not isinstance(lr, Tensor)) and float(lr) == 0
+
+
 def second_moments(bucket: Bucket, norms: Norms, decay: float) -> list[tuple[Any, Any]]:
     """Stages the next count of steps and v <- decay v + (1 - decay) ||G||^2; returns both for each matrix of the batch.
 
@@ -55,33 +62,33 @@ def second_moments(bucket: Bucket, norms: Norms, decay: float) -> list[tuple[Any
     Raises:
         OverflowError: a moment is not finite in the dtype of the frame.
     """
+    p, moments = bucket.params[0], bucket.numbers("exp_avg_sq")
     if not bucket.is_read:
-        shapes = [p.shape[:-2] for p in bucket.params]
-        for state, shape in zip(bucket.states, shapes, strict=True):
-            if "exp_avg_sq" not in state:
-                state["exp_avg_sq"] = torch.zeros(shape, dtype=bucket.params[0].dtype.to_real(), device=norms[0].device)
-        moments = bucket.numbers("exp_avg_sq")
         assert moments is not None
         mixed = decay * moments + (1 - decay) * norms[0].square()
         bucket.stage("exp_avg_sq", mixed)
-        return [(counted(bucket), mixed)]
-    p, moments = bucket.params[0], bucket.numbers("exp_avg_sq")
+        return [(*count_steps(bucket), mixed)]
     old = [0.0] * len(norms) if moments is None else moments.tolist()
-    squares = [decay * v + (1 - decay) * x * x for v, x in zip(old, norms, strict=True)]
-    largest = torch.finfo(p.dtype).max
-    if not all([square < largest for square in squares]):  # also for NaN
-        raise OverflowError
-    bucket.stage("exp_avg_sq", torch.tensor(squares, dtype=p.real.dtype, device=p.device))
+    largest, squares = torch.finfo(p.dtype).max, []
+    for v, x in zip(old, norms, strict=True):
+        squares.append(decay * v + (1 - decay) * x * x)
+        if not squares[-1] < largest:  # also for NaN
+            raise OverflowError
+    bucket.stage("exp_avg_sq", torch.tensor(squares, dtype=p.dtype.to_real(), device=p.device))
     return list(zip(count_steps(bucket), squares, strict=True))
 
 
 def count_steps(bucket: Bucket) -> list[Any]:
     """Stages the next count of steps, and returns it for each matrix of the batch: where none is read, a tensor."""
-    if not bucket.is_read:
-        return [counted(bucket)]
-    counts = [k + 1 for k in map(dict.get, bucket.states, itertools.repeat("step"), itertools.repeat(0))]
-    bucket.stage("step", counts)
     matrices = math.prod(bucket.params[0].shape[:-2])
+    if not bucket.is_read:
+        after = bucket.counts("step") + 1
+        bucket.stage("step", after)
+        return [after.double().repeat_interleave(matrices)]
+    counts = []
+    for state in bucket.states:
+        counts.append(state.get("step", 0) + 1)
+    bucket.stage("step", counts)
     return counts if matrices == 1 else [k for k in counts for _ in range(matrices)]
 
 
@@ -97,15 +104,31 @@ def bounded_steps(direction: Tangent, scales: Norms, lr: float | Tensor, q: floa
 
     Where the norm of a direction is too small to be told from zero, nothing moves.
     """
-    generators = [s * norm for s, norm in zip(scales, direction.generator_norms(), strict=True)]
-    return [s * t for s, t in zip(scales, shares(generators, 2 * q, lr), strict=True)]
+    generators = map(operator.mul, scales, direction.generator_norms())
+    return [*map(operator.mul, scales, shares([*generators], 2 * q, lr))]
 
 
 def shares(norms: Norms, bound: float, most: float | Tensor) -> Norms:
     """min(most, bound / norm) of each norm, and 0 of those that are 0."""
     if isinstance(norms[0], Tensor):
         return [torch.where(norm > 0, bound / norm, 0.0).clamp(max=most) for norm in norms]
-    return [min(most, bound / norm) if norm > 0 else 0.0 for norm in norms]
+    taken = []
+    for norm in norms:
+        taken.append(min(most, bound / norm) if norm > 0 else 0.0)
+    return taken
+
+
+def gradient_with_momentum(
+    group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor, *, side: str = "left"
+) -> Tangent:
+    """Returns the Riemannian gradient of momentum M + G, and stages it as the next M, if the group has a momentum."""
+    metric, momentum = group["manifold"].partition(":")[2], group["momentum"]
+    if momentum:
+        g = g.add(bucket.state("momentum_buffer"), alpha=momentum)
+    direction = riemannian_gradient(w, g, metric, side=side)
+    if momentum:
+        bucket.stage("momentum_buffer", direction.covector(w, metric))
+    return direction
 
 
 def as_factor(steps: Norms, like: Tensor) -> float | Tensor:
@@ -117,9 +140,25 @@ def as_factor(steps: Norms, like: Tensor) -> float | Tensor:
     return torch.tensor(steps, dtype=like.real.dtype, device=like.device)[:, None, None]
 
 
-def length_of(direction: Tangent, steps: Norms) -> Any:
-    """Frobenius norm of the longest of the increments, to first order; where none is read, a tensor of all."""
-    return max([step * norm for step, norm in zip(steps, direction.norms("euclidean"), strict=True)])
+def reach(direction: Tangent, steps: Norms) -> tuple[Any, float, float]:
+    """Returns the Frobenius norm of the longest of the increments, to first order, and what a step does to the wear.
+
+    That is what it adds, in rounding limits, the most of a batch: 1, 2 and 3 of `optim.base.rounding`; and by what it
+    multiplies the wear that there is, at most: 4 there. Where none is read, a tensor of all lengths, and zeros.
+    """
+    if isinstance(direction.rotation_norms[0], Tensor):
+        return steps[0] * direction.norms("euclidean")[0], 0.0, 0.0
+    longest, worn, grown = 0.0, 0.0, 1.0
+    for t, o, r, s in zip(steps, direction.rotation_norms, direction.rest_norms, direction.along_norms, strict=True):
+        length = t * math.hypot(o, r)
+        if not (length <= longest or longest != longest):  # a NaN stays
+            longest = length
+        if not r:
+            worn = max(worn, t * o * max(1.0, 0.5 * t * o))
+            continue
+        worn = max(worn, t * math.hypot(o, r, s) * max(1.0, 0.5 * t * (o + 0.5 * t * r * r)))
+        grown = max(grown, 1 + 2 * t * s)
+    return longest, worn, grown
 
 
 def largest_root(dtype: torch.dtype) -> float:
@@ -134,7 +173,7 @@ def largest_root(dtype: torch.dtype) -> float:
 def have_squares(direction: Tangent, dtype: torch.dtype) -> bool:
     """Returns whether the squares of a direction's norms are finite in a dtype; not where one is NaN."""
     size = sum(direction.rotation_norms) + sum(direction.rest_norms)
-    return size * max(direction.units, default=1.0) < largest_root(dtype)
+    return size * max(direction.units, default=1.0) < torch.finfo(dtype).max ** 0.5
 
 
 def are_ordinary(steps: Norms) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor
 from stiefelkit.functional import Tangent, riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.optim.base.batch import Bucket
-from stiefelkit.optim.settings import FINITE, MOMENTUM, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting
+from stiefelkit.optim.settings import MOMENTUM, OF_SGD, RATE, SHARED, Setting
 from stiefelkit.optim.split import SplitOptimizer, turned
 from stiefelkit.optim.steps import in_units, rate
 
@@ -45,9 +45,7 @@ class StiefelSGD(SplitOptimizer):
     settings = (
         Setting("lr", 1e-2, RATE, "learning rate."),
         Setting("momentum", 0.9, MOMENTUM, "factor of the last direction."),
-        Setting("dampening", 0.0, FINITE, "of the groups without a manifold, as in torch.optim.SGD."),
-        WEIGHT_DECAY,
-        Setting("nesterov", False, SWITCH, OF_PLAIN),
+        *OF_SGD,
         *SHARED,
     )
     examples = ({}, {"momentum": 0.0, "precision": "fast"}, {"nesterov": True})

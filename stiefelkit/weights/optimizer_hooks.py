@@ -5,7 +5,6 @@ in the tensors, which FSDP2 and casts replace: which parameter is a frame is loo
 coordinate lists and the tensors that are still alive. Only geoopt's parameters say themselves where they live.
 """
 
-import itertools
 import sys
 import weakref
 from typing import Any, NamedTuple, Protocol
@@ -156,8 +155,10 @@ def _note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Remembers what an optimizer has moved along its manifold, for `was_moved`."""
     if not _coordinate_lists or not (getattr(optimizer, "moves_frames", False) or _is_geoopts(optimizer)):
         return
-    groups = [group["params"] for group in optimizer.param_groups if group.get("manifold", "any") is not None]
-    moved = list(itertools.chain.from_iterable(groups))
+    moved: list[Tensor] = []
+    for group in optimizer.param_groups:
+        if group.get("manifold", "any") is not None:
+            moved += group["params"]
     _moved[optimizer] = dict(zip(map(id, moved), map(write_count, moved), strict=True))
 
 
@@ -165,9 +166,10 @@ def _refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Raises OptimizerError before a step that would take a frame off its manifold."""
     if not (_coordinate_lists or _alone or _manifolds):
         return
-    groups = optimizer.param_groups
-    if getattr(optimizer, "moves_frames", False):
-        groups = [group for group in groups if group.get("manifold", "any") is None]
+    groups, own = [], getattr(optimizer, "moves_frames", False)
+    for group in optimizer.param_groups:
+        if not own or group.get("manifold", "any") is None:
+            groups.append(group)
     watched, manifolds = frames() if groups else {}, tuple(_manifolds)
     for group in groups:
         for p in group["params"]:

@@ -1,5 +1,6 @@
 """Warnings before an optimizer's step: parameters that no module reads, coordinates that weight decay shrinks."""
 
+import operator
 import sys
 import warnings
 import weakref
@@ -36,6 +37,7 @@ _retired: dict[int, _Retired] = {}
 _seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
 _hooks: list[Any] = []
 _changes = 0
+_params = operator.itemgetter("params")
 
 
 def watch(coordinate_list: SupportsCoordinates) -> None:
@@ -80,7 +82,7 @@ def _count() -> None:
 def _look(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Warns of what an optimizer holds; at its first step, and again after weights or groups have changed."""
     groups = optimizer.param_groups
-    stamp = (_changes, sum([len(group["params"]) for group in groups]))
+    stamp = (_changes, sum(map(len, map(_params, groups))))
     if _seen.get(optimizer) == stamp:
         return
     _seen[optimizer] = stamp

@@ -1,7 +1,10 @@
 """An optimizer is one class and one line: help, runs, races, drift and the laws know it from then on."""
 
+import math
+
 import pytest
 import torch
+from torch import nn
 
 import stiefelkit as sk
 from stiefelkit import errors
@@ -10,7 +13,7 @@ from stiefelkit.functional import riemannian_gradient
 from stiefelkit.measuring.drift import run
 from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.moved_frames import own_optimizers
-from stiefelkit.optim import Setting, TangentOptimizer, optimizers
+from stiefelkit.optim import FrameOptimizer, Setting, TangentOptimizer, optimizers
 from stiefelkit.optim.settings import RATE, SHARED, WEIGHT_DECAY, at_least
 from stiefelkit.testing import check_optimizer, seeds
 
@@ -80,3 +83,50 @@ def test_what_is_no_optimizer_is_refused():
     with pytest.raises(AttributeError):
         sk.optim.Adam  # noqa: B018
     assert sk.optim.Descent is Descent
+
+
+class Pulled(FrameOptimizer):
+    """Goes straight, and back by a QR decomposition: written once, for values that are read and others."""
+
+    plain = torch.optim.SGD
+    settings = (Setting("lr", 1e-2, RATE, "learning rate."), WEIGHT_DECAY, *SHARED)
+
+    def move(self, group, bucket):
+        w, g = bucket.frames().double(), bucket.gradients().double()
+        bucket.require(g.isfinite().all() if not bucket.is_read else g.isfinite().all().item(), ArithmeticError)
+        bucket.refresh(group["precision"] == "exact")
+        q, r = torch.linalg.qr(w - group["lr"] * g)
+        bucket.assign(q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2))
+
+
+@pytest.mark.parametrize("shapes", [[(5, 3)], [(4, 4), (4, 4)], [(2, 5, 3)]], ids=str)
+def test_one_move_serves_values_that_are_read_and_others(shapes):
+    ends = []
+    for capturable in (False, True):
+        ws = [nn.Parameter(sk.init.haar(shape, torch.float32, seeds.generator(i))) for i, shape in enumerate(shapes)]
+        optimizer = Pulled(sk.optim.frames(ws), lr=0.1, capturable=capturable)
+        for number in range(3):
+            for w in ws:
+                w.grad = torch.randn(w.shape, generator=seeds.generator(number))
+            optimizer.step()
+        ws[0].grad = torch.full_like(ws[0], math.nan)
+        before = [w.detach().clone() for w in ws]
+        if capturable:
+            optimizer.step()
+            assert all(optimizer.state[w]["refused"] == 1 for w in ws)
+        else:
+            with pytest.raises((ArithmeticError, errors.NonFiniteError)):
+                optimizer.step()
+        assert all(torch.equal(w, b) for w, b in zip(ws, before, strict=True))
+        ends.append(before)
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_a_step_that_is_written_twice_is_refused_with_the_names_it_needs():
+    with pytest.raises(errors.OptimizerError, match=r"Twice needs one `move`.*bucket\.require"):
+
+        class Twice(Descent):
+            """Written for devices apart."""
+
+            def move_unread(self, group, bucket, g, sound):
+                """Never called."""

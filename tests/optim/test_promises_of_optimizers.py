@@ -114,7 +114,7 @@ def test_steps_just_below_those_that_are_polished_at_once_add_up_to_no_more(n, p
         )
         for k in range(9):
             g = fixed if k % 3 else torch.randn(n, p, dtype=dtype, generator=generator)
-            w.grad = of_length(w, g, share * due(w, "exact"))
+            w.grad = of_length(w, g, share * due(n, p, "exact"))
             optimizer.step()
             assert excess(w) <= PROMISED["exact"], (share, k)
 

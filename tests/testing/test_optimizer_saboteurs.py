@@ -159,18 +159,21 @@ class Reading(CayleySGD):
 class Replacing(CayleySGD):
     """Has a new tensor for its remainder at each step, which a graph would not find."""
 
-    def move_unread(self, group, bucket, g, sound):
-        for state in bucket.states:
+    def move(self, group, bucket):
+        for state in bucket.states if not bucket.is_read else ():
             if "lo" in state:
                 state["lo"] = state["lo"].clone()
-        super().move_unread(group, bucket, g, sound)
+        super().move(group, bucket)
 
 
 class Careless(CayleySGD):
     """Takes every gradient."""
 
-    def move_unread(self, group, bucket, g, sound):
-        super().move_unread(group, bucket, torch.nan_to_num(g, 0.0, 0.0, 0.0), torch.ones_like(sound))
+    def move(self, group, bucket):
+        if not bucket.is_read:
+            bucket.gradients().nan_to_num_(0.0, 0.0, 0.0)
+            bucket.sound = torch.ones_like(bucket.sound)
+        super().move(group, bucket)
 
 
 class OnTheHost(CayleySGD):

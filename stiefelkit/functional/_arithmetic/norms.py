@@ -32,12 +32,14 @@ def norms_of(*matrices: Tensor) -> list[Norms]:
         For each tensor a list: one number for each matrix of its batch, or one tensor of all of them, shape (b,), in
         float64.
     """
-    check_tensors("norms_of", *matrices)
+    for m in matrices:
+        if not isinstance(m, Tensor):
+            check_tensors("norms_of", m)
     if switch.forbidden or not matrices[0].is_cpu:
         return [[unread_norms(m)] for m in matrices]
     first, low = matrices[0], _smallest(matrices[0].dtype)
     if len(matrices) == 1 and first.dim() == 2:
-        norm = torch.linalg.vector_norm(_parts(first)).item()
+        norm = torch.linalg.vector_norm(_parts(first) if first.is_complex() else first).item()
         return [[norm]] if low < norm < math.inf else [_safely(first)]
     parts, dims = (map(_parts, matrices), (-3, -2, -1)) if first.is_complex() else (matrices, (-2, -1))
     norms = torch.stack([torch.linalg.vector_norm(m, dim=dims).reshape(-1) for m in parts]).tolist()

@@ -55,7 +55,8 @@ class _Lowering:
     def hold(self) -> None:
         with self._lock:
             self._holders += 1
-            if not self._is_set():  # also looked at when others hold it: somebody may have set it since
+            # also looked at when others hold it: somebody may have set it since
+            if self._flags.fp32_precision in ("ieee", "none"):
                 return
             self._asked = self._flags.fp32_precision  # before anything is changed, for `is_asked` in other threads
             self._flags.fp32_precision = "none"
@@ -97,9 +98,9 @@ class FullPrecision:
     """
 
     def __init__(self, device: torch.device):
-        self._lowering = _lowering(device)
+        self._lowering = _LOWERINGS["cuda" if device.type == "cuda" else "cpu"]
         self._autocast = None
-        if is_autocast(device):
+        if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
             self._autocast = torch.autocast(device.type, enabled=False)
 
     def __enter__(self) -> None:

@@ -32,7 +32,7 @@ def quotient_of_skew(a: Tensor, scale: float, norms: list[float], tolerance: flo
     While Q is small by (Q - Q^2) (I - Q^2)^-1 with a polynomial in Q^2 for the last factor, else by an inverse; where
     no norm is read always by that, to a few eps.
     """
-    if not reads_are_free(a):
+    if switch.forbidden or not a.is_cpu:
         return _by_inverse(a * scale)
     tolerance = _TOLERANCE * torch.finfo(a.dtype).eps if tolerance is None else tolerance
     square = _square_of_hermitian(a)

@@ -51,7 +51,8 @@ def cayley_increment(
     Returns:
         Tensor of the shape and dtype of W.
     """
-    check_tensors("cayley_increment", w, getattr(direction, "rotation", None))
+    if not (isinstance(w, Tensor) and isinstance(direction, Tangent)):
+        check_tensors("cayley_increment", w, getattr(direction, "rotation", None))
     scale, q, size = 0.5, direction.rotation, direction.rotation_norms
     if isinstance(step, Tensor):
         q, size = q * step, []

@@ -132,9 +132,8 @@ class Tangent:
 
     def covector(self, w: Tensor, metric: str) -> Tensor:
         """Returns the tangent vector whose Riemannian gradient R is: W Omega / 2 + P or R itself."""
-        if metric == "canonical":
-            return Tangent(self.rotation * 0.5, self.rest, self.rotation_norms, self.rest_norms).vector(w)
-        return self.vector(w)
+        along = w @ (self.rotation * 0.5 if metric == "canonical" else self.rotation)
+        return along if self.rest is None else along.add_(self.rest)
 
     def generator_norms(self) -> Norms:
         """Frobenius norm of the n x n skew generator that maps W to R: sqrt(||Omega||^2 + 2 ||P||^2)."""
@@ -146,7 +145,10 @@ def _together(rotations: Norms, rests: Norms, a: float, b: float) -> Norms:
     if rotations and isinstance(rotations[0], Tensor):
         o, r = rotations[0] * a, rests[0]
         return [torch.hypot(o, r * b) if isinstance(r, Tensor) else o]
-    return [math.hypot(a * o, b * r) for o, r in zip(rotations, rests, strict=True)]
+    together = []
+    for o, r in zip(rotations, rests, strict=True):
+        together.append(math.hypot(a * o, b * r))
+    return together
 
 
 def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side: str = "left") -> Tangent:
@@ -169,12 +171,13 @@ def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side
     References:
         Edelman, Arias, Smith, The geometry of algorithms with orthogonality constraints, 1998, eq. 2.53.
     """
-    if not (one_of(*METRICS).holds(metric) and one_of(*SIDES).holds(side)):
+    if not (isinstance(metric, str) and metric in METRICS and isinstance(side, str) and side in SIDES):
         raise OptionError(
             f"riemannian_gradient needs a metric in {tuple(METRICS)} and a side in {SIDES}, got {shown(metric)} and "
             f"{shown(side)}."
         )
-    check_tensors("riemannian_gradient", w, g)
+    if not (isinstance(w, Tensor) and isinstance(g, Tensor)):
+        check_tensors("riemannian_gradient", w, g)
     if w.shape != g.shape or w.dim() < 2 or w.shape[-2] < w.shape[-1]:
         raise ShapeError(
             f"riemannian_gradient needs frames and gradients of one shape (*, n, p), n >= p, got {tuple(w.shape)} and "

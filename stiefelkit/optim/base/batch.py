@@ -3,7 +3,7 @@
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import copy_each, write_count
-from stiefelkit.functional._arithmetic.reads import reads_are_free
-from stiefelkit.tensors import is_sharded, local_part, placed_like, whole
+from stiefelkit.functional._arithmetic.reads import switch
+from stiefelkit.tensors import is_sharded, local_part, placed_like, whole, working_dtype
 
 __all__ = ["Bucket", "Sorting", "buckets", "gradient_of"]
 
@@ -43,28 +43,39 @@ class Bucket:
     """Frames of one shape, dtype and device that have a gradient, as one tensor: (n, p) of one, else (b, n, p).
 
     Several frames, unless they are sharded, are copied together once a step and written back at its end, by
-    `write_back`; what is kept of them are the rows of one tensor for each key, and is not copied.
+    `write_back`; what is kept of them are the rows of one tensor for each key, and is not copied. Where no value is
+    read, `frames` and `remainders` are what `add` has made of them, and the tensors are written by `choose` alone.
     """
 
     def __init__(self, params: list[Tensor], states: list[dict[str, Any]]):
-        self.params = params
-        self.states = states
+        self.params, self.states = params, states
         self.is_sharded = is_sharded(params[0])
-        self.is_single = len(params) == 1 and params[0].dim() == 2
         self.is_stacked = len(params) > 1 and not self.is_sharded
+        self._is_matrix = len(params) == 1 and not self.is_sharded and params[0].dim() == 2
+        self.is_narrow = params[0].dtype != working_dtype(params[0].dtype)
         self._stacks: dict[str, _Stack] = {}
         self._frames: _Stack | None = None
         self._writes: list[int] | None = None
         self.begin([*map(gradient_of, params)])
 
-    def begin(self, gradients: list[Tensor]) -> None:
-        """Forgets what may have changed since the last step."""
-        self.is_read = reads_are_free(self.params[0])
+    def begin(self, gradients: list[Tensor], is_free: bool = True) -> None:
+        """Forgets what may have changed since the last step, in which values are read if they may be and are free."""
+        self.is_read = is_free and not switch.forbidden and self.params[0].is_cpu
         self._gradients = gradients
+        self._gathered_gradients: Tensor | None = None
         self._wear: float | None = None
         self._is_current = self._is_ahead = False
         self._staged: list[tuple[str, Tensor | list[Any]]] = []
         self._seen: set[str] = set()
+        self._moved: tuple[Tensor, Tensor | None] | None = None
+        self.sound: Tensor | None = None
+
+    def require(self, holds: Any, error: Callable[[], Exception]) -> None:
+        """Raises an error unless something holds; where no value is read, `choose` will write nothing then."""
+        if isinstance(holds, Tensor):
+            self.sound = holds if self.sound is None else self.sound & holds
+        elif not holds:
+            raise error()
 
     def were_changed(self, writes: Mapping[int, int]) -> bool:
         """Returns whether somebody else wrote to a frame since `write_back`, or since so many `writes`, by id.
@@ -89,12 +100,18 @@ class Bucket:
 
     @wear.setter
     def wear(self, limits: float) -> None:
+        if not self.is_read:  # no error model is kept up there
+            return
         self._wear = limits
         for state in self.states:
             state["wear"] = limits
 
     def frames(self) -> Tensor:
         """W."""
+        if self._moved is not None:
+            return self._moved[0]
+        if self._is_matrix:
+            return self.params[0].detach()
         if not self.is_stacked:
             return self.gather(self.params)
         if self._frames is None:
@@ -106,12 +123,13 @@ class Bucket:
 
     def gradients(self) -> Tensor:
         """dL/dW, in the dtype of W."""
-        gradients, dtype = self._gradients, self.params[0].dtype
-        if any(map(_is_sparse, gradients)):
-            gradients = [_dense(g) for g in gradients]
-        if self.is_stacked:
-            return self._as_matrices(torch.stack(gradients).to(dtype))
-        return self.gather([g.to(dtype) for g in gradients])
+        if self._gathered_gradients is None:
+            gradients = self._gradients
+            if any(map(_is_sparse, gradients)):
+                gradients = [*map(_dense, gradients)]
+            g = gradients[0].detach() if self._is_matrix else self.gather(gradients)
+            self._gathered_gradients = g.to(self.params[0].dtype)
+        return self._gathered_gradients
 
     def shares_of_overflow(self) -> Tensor:
         """Bounds each ||G||_F over the largest whose square is finite; on all ranks that of the whole frame."""
@@ -131,7 +149,7 @@ class Bucket:
         """Gives frames a remainder, or takes one away that they shall not have or that is of another dtype."""
         if not with_remainder and not any(map(operator.contains, self.states, itertools.repeat("lo"))):
             return
-        stack = self._held("lo")
+        stack = self._held("lo") if "lo" in self._stacks else None
         if with_remainder and stack is not None and stack.whole.dtype == self.params[0].dtype:
             return
         for p, state in zip(self.params, self.states, strict=True):
@@ -156,31 +174,98 @@ class Bucket:
 
     def remainders(self) -> Tensor | None:
         """Returns what the frames would have beyond W in a wider dtype, or None."""
-        return self._gathered("lo") if self._have("lo") else None
+        if self._moved is not None:
+            return self._moved[1]
+        return self._gathered("lo") if all(map(operator.contains, self.states, itertools.repeat("lo"))) else None
 
     def add(self, increment: Tensor) -> None:
         """W + lo += increment, where W is what rounds to the dtype."""
-        if self.is_stacked:
-            _add(self.frames(), self.remainders(), increment)
-            self._is_ahead = True
+        if self.is_read:
+            self._each(_add, increment)
             return
-        for p, state, part in zip(self.params, self.states, self.scatter(increment), strict=True):
-            _add(local_part(p), local_part(state["lo"]) if "lo" in state else None, part)
+        w, lo = self.frames(), self.remainders()
+        if lo is not None:
+            increment = lo + increment
+        total = w + increment
+        self.replace(total, None if lo is None else increment + (w - total))
+
+    def replace(self, w: Any, lo: Tensor | None) -> None:
+        """Takes others for W and lo, where no value is read."""
+        self._moved = w, lo
 
     def assign(self, exact: Tensor) -> None:
         """Sets W + lo to frames in float64 or complex128."""
-        if self.is_stacked:
-            _assign(self.frames(), self.remainders(), exact)
-            self._is_ahead = True
+        if self.is_read:
+            self._each(_assign, exact)
             return
-        for p, state, part in zip(self.params, self.states, self.scatter(exact), strict=True):
-            _assign(local_part(p), local_part(state["lo"]) if "lo" in state else None, part)
+        w = exact.to(self.params[0].dtype)
+        self.replace(w, None if self.remainders() is None else (exact - w).to(w.dtype))
+
+    def _each(self, write: Callable[[Tensor, Tensor | None, Tensor], None], batch: Tensor) -> None:
+        """Calls a function of W, lo and what is written to them: of the whole batch, or of each frame."""
+        if self.is_stacked:
+            write(self.frames(), self.remainders(), batch)
+            self._is_ahead = True
+        elif self._is_matrix:
+            write(self.params[0], self.states[0].get("lo"), batch)
+        else:
+            for p, state, part in zip(self.params, self.states, self.scatter(batch), strict=True):
+                write(local_part(p), local_part(state["lo"]) if "lo" in state else None, part)
+
+    def choose(self) -> None:
+        """Writes frames and states where the step was sound, and counts it where not: in place, as graphs do."""
+        assert self.sound is not None
+        if self._moved is not None:
+            (w, lo), self._moved = self._moved, None
+            if self.is_stacked:
+                chosen = torch.where(self.sound, w, self.frames())
+                copy_each(self.params, chosen.reshape(-1, *self.params[0].shape).unbind())
+            else:
+                for p, part in zip(self.params, self.scatter(w), strict=True):
+                    self._put(p.detach(), part)
+            if lo is not None:
+                self._staged.insert(0, ("lo", lo))
+        self._write_staged()
+        self.counts("refused").add_(~self.sound)
+        for state in self.states:
+            state.pop("wear", None)
+
+    def commit(self) -> None:
+        """Writes what was staged; where no value is read, `choose` does."""
+        if self.is_read:
+            self._write_staged()
+
+    def _write_staged(self) -> None:
+        for key, value in self._staged:
+            if not isinstance(value, Tensor):
+                for state, entry in zip(self.states, value, strict=True):
+                    state[key] = entry
+                continue
+            stack = self._held(key) if key in self._stacks else None
+            if stack is not None and (stack.whole.dtype == value.dtype or not self.is_read):
+                self._put(stack.whole, value)
+            elif value.dim() == 1:
+                self._hold(key, _Stack(value.clone().reshape(len(self.params), *self.params[0].shape[:-2])))
+            else:
+                olds = [*map(operator.itemgetter(key), self.states)]
+                parts = [value] if self._is_matrix else self.scatter(value, olds)
+                for old, part in zip(olds, parts, strict=True):
+                    self._put(old, part)
+        self._staged.clear()
+
+    def _put(self, old: Tensor, value: Tensor) -> None:
+        old = local_part(old) if self.is_sharded else old
+        if self.sound is None:
+            old.copy_(value.reshape(old.shape))
+        else:
+            torch.where(self.sound, value.reshape(old.shape).to(old.dtype), old, out=old)
 
     def write_back(self) -> None:
         """Has the parameters be W, at the end of a step."""
         if self._is_ahead and self._frames is not None:
             copy_each(self._plain, self._frames.rows)
         self._is_ahead = False
+        self._gathered_gradients = self._moved = None
         # FSDP2 writes to the tensors of sharded parameters without changing their values.
         self._writes = None if self.is_sharded else [*map(write_count, self.params)]
         if self.params[0].numel() > _SMALL:
@@ -190,24 +275,22 @@ class Bucket:
         """Returns one tensor out of one for each frame."""
         if self.is_stacked:
             return self._as_matrices(torch.stack(tensors).detach())
-        if self.is_single:
-            return whole(tensors[0]).detach()
-        n, p = tensors[0].shape[-2:]
+        if self.is_sharded:
+            tensors = [*map(whole, tensors)]
         if len(tensors) == 1:
-            return whole(tensors[0]).detach().reshape(-1, n, p)
-        return torch.cat([whole(t).detach().reshape(-1, n, p) for t in tensors])
+            batch = tensors[0].detach()
+            return batch if batch.dim() == 2 else batch.reshape(-1, *batch.shape[-2:])
+        return torch.cat([t.detach().reshape(-1, *t.shape[-2:]) for t in tensors])
 
     def scatter(self, batch: Tensor, likes: list[Tensor] | None = None) -> list[Tensor]:
         """For each frame its part of a batch, in the shape of the frame, or of `likes`; if that is sharded, locally."""
         likes = self.params if likes is None else likes
-        if self.is_stacked:
+        if not self.is_sharded:
             return list(batch.reshape(len(likes), *likes[0].shape).unbind())
-        if self.is_single:
-            return [local_part(placed_like(batch.reshape(likes[0].shape), likes[0]))]
         sizes = [math.prod(param.shape[:-2]) for param in self.params]
+        parts = batch.reshape(-1, *batch.shape[-2:]).split(sizes)
         return [
-            local_part(placed_like(part.reshape(like.shape), like))
-            for part, like in zip(batch.split(sizes), likes, strict=True)
+            local_part(placed_like(part.reshape(like.shape), like)) for part, like in zip(parts, likes, strict=True)
         ]
 
     def state(self, key: str, *, is_real: bool = False, of_columns: bool = False) -> Tensor:
@@ -220,7 +303,7 @@ class Bucket:
         """
         dtype = self.params[0].dtype
         dtype = dtype.to_real() if is_real else dtype
-        stack = self._held(key)
+        stack = self._held(key) if key in self._stacks else None
         if stack is not None and stack.whole.dtype == dtype:
             return self._as_matrices(stack.whole)
         for p, state in zip(self.params, self.states, strict=True):
@@ -232,15 +315,15 @@ class Bucket:
                 state[key] = torch.zeros(*batch, columns, columns, dtype=dtype, device=p.device)
             else:
                 state[key] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
-        return self._gathered(key)
+        return self.states[0][key].detach() if self._is_matrix else self._gathered(key)
 
     def numbers(self, key: str) -> Tensor | None:
-        """Returns a state of one real number for each matrix, zero at first; None if no frame has it."""
+        """Returns a real number of each matrix, zero at first; None if no frame has it, and values are read."""
         stack = self._held(key)
         if stack is not None:
             return stack.whole.reshape(-1)
         present = [state.get(key) for state in self.states]
-        if all(numbers is None for numbers in present):
+        if self.is_read and present.count(None) == len(present):
             return None
         *batch, _, _ = self.params[0].shape
         zero = torch.zeros(batch, dtype=self.params[0].dtype.to_real(), device=self.params[0].device)
@@ -250,27 +333,21 @@ class Bucket:
 
     def counts(self, key: str) -> Tensor:
         """Returns a number of every frame, on its device and zero at first; to be written to as one tensor, (b,)."""
-        stack = self._held(key)
-        if stack is None or stack.whole.device != self.params[0].device:
-            device = self.params[0].device
+        stack, device = self._held(key), self.params[0].device
+        if stack is None or stack.whole.device != device:
             numbers = [state.get(key, 0.0) for state in self.states]
             stack = _Stack(
                 torch.stack(
                     [
-                        number.to(device, torch.float32).reshape(())
-                        if isinstance(number, Tensor)
-                        else torch.full((), float(number), device=device)
-                        for number in numbers
+                        x.to(device, torch.float32).reshape(())
+                        if isinstance(x, Tensor)
+                        else torch.full((), float(x), device=device)  # which a graph may capture
+                        for x in numbers
                     ]
                 )
             )
             self._hold(key, stack)
         return stack.whole
-
-    def whole(self, key: str) -> Tensor | None:
-        """Returns the tensor whose rows the states are, if they are rows of one."""
-        stack = self._held(key)
-        return None if stack is None else stack.whole
 
     def stage(self, key: str, value: Tensor | list[Any]) -> None:
         """Keeps what `state` and `numbers` shall read from `commit` on; a list has an entry for each frame."""
@@ -279,29 +356,6 @@ class Bucket:
     def is_finite(self) -> bool:
         """Returns whether all tensors that were staged are finite; on a CPU, where that may be asked."""
         return all(bool(torch.isfinite(value).all()) for _, value in self._staged if isinstance(value, Tensor))
-
-    def taken(self) -> list[tuple[str, Tensor | list[Any]]]:
-        """Returns what was staged, which is no more then."""
-        staged, self._staged = self._staged, []
-        return staged
-
-    def commit(self) -> None:
-        """Writes what was staged."""
-        for key, value in self._staged:
-            if not isinstance(value, Tensor):
-                for state, entry in zip(self.states, value, strict=True):
-                    state[key] = entry
-                continue
-            stack = self._held(key)
-            if stack is not None and stack.whole.dtype == value.dtype:
-                stack.whole.copy_(value.reshape(stack.whole.shape))
-            elif value.dim() == 1:
-                self._hold(key, _Stack(value.clone().reshape(len(self.params), *self.params[0].shape[:-2])))
-            else:
-                parts = self.scatter(value, [state[key] for state in self.states])
-                for state, part in zip(self.states, parts, strict=True):
-                    local_part(state[key]).copy_(part)
-        self._staged.clear()
 
     @cached_property
     def _plain(self) -> list[Tensor]:
@@ -322,9 +376,6 @@ class Bucket:
         del self._stacks[key]
         return None
 
-    def _have(self, key: str) -> bool:
-        return self._held(key) is not None or all(map(operator.contains, self.states, itertools.repeat(key)))
-
     def _hold(self, key: str, stack: _Stack) -> None:
         """Has the states be the rows of one tensor."""
         for state, row in zip(self.states, stack.rows, strict=True):
@@ -335,7 +386,7 @@ class Bucket:
     def _gathered(self, key: str) -> Tensor:
         """Returns a state that all frames have."""
         if not self.is_stacked:
-            return self.gather([state[key] for state in self.states])
+            return self.gather([*map(operator.itemgetter(key), self.states)])
         stack = self._held(key)
         if stack is None:
             stack = _Stack(torch.stack([state[key] for state in self.states]).detach())
@@ -378,52 +429,47 @@ def _assign(w: Tensor, lo: Tensor | None, exact: Tensor) -> None:
         lo.copy_(exact - w)
 
 
-_nothing = itertools.repeat(None)
-
-
 class Sorting:
     """The buckets of a group, and by what they are known to be still the right ones.
 
     Args:
         params: the frames of the group.
         states: the optimizer's, by parameter.
+        is_free: whether values may be read, if they can be.
     """
 
-    def __init__(self, params: list[Tensor], states: MutableMapping[Tensor, dict[str, Any]]):
+    def __init__(self, params: list[Tensor], states: MutableMapping[Tensor, dict[str, Any]], is_free: bool):
         self._params = list(params)
         self.buckets = buckets(params, states)
-        self._states = list(states.values())
+        for bucket in self.buckets:
+            bucket.is_read = bucket.is_read and is_free
         self._is_kept = not any(bucket.is_sharded for bucket in self.buckets)
-        if self._is_kept:
-            self._lack = [p.grad is None for p in params]
-            self._places = [*map(Tensor.data_ptr, params)]
-            self._dtypes = [bucket.params[0].dtype for bucket in self.buckets]
-            indices = {id(p): i for i, p in enumerate(params)}
-            self._indices = [[indices[id(p)] for p in bucket.params] for bucket in self.buckets]
+        self._lack = [p.grad is None for p in params]
+        self._places = [*map(Tensor.data_ptr, params)] if self._is_kept else []
+        self._dtypes = [bucket.params[0].dtype for bucket in self.buckets]
+        indices = {id(p): i for i, p in enumerate(params)}
+        self._indices = [[indices[id(p)] for p in bucket.params] for bucket in self.buckets]
 
-    def begin(self, params: list[Tensor], states: list[dict[str, Any]]) -> bool:
+    def begin(self, params: list[Tensor], states: MutableMapping[Tensor, dict[str, Any]], is_free: bool) -> bool:
         """Begins a step of each bucket; False if other frames have a gradient by now, or they are not where they were.
 
-        Args:
-            params: the frames of the group now.
-            states: all states of the optimizer.
+        The arguments are those of the class, as they are now.
         """
-        if not (self._is_kept and _are_same(self._params, params) and _are_same(self._states, states)):
-            return False
         gradients = [*map(gradient_of, params)]
         # What is assigned to `.data` is elsewhere.
-        if self._lack != [*map(operator.is_, gradients, _nothing)] or self._places != [*map(Tensor.data_ptr, params)]:
+        if not (
+            self._is_kept
+            and len(params) == len(self._params)
+            and all(map(operator.is_, params, self._params))
+            and self._lack == [*map(operator.is_, gradients, itertools.repeat(None))]
+            and self._places == [*map(Tensor.data_ptr, params)]
+        ):
             return False
-        if self._dtypes != [bucket.params[0].dtype for bucket in self.buckets]:
-            return False
+        for bucket, dtype in zip(self.buckets, self._dtypes, strict=True):
+            if bucket.params[0].dtype != dtype or not all(
+                map(operator.is_, bucket.states, map(states.get, bucket.params))
+            ):
+                return False
         for bucket, indices in zip(self.buckets, self._indices, strict=True):
-            bucket.begin([*map(gradients.__getitem__, indices)])
+            bucket.begin([*map(gradients.__getitem__, indices)], is_free)
         return True
-
-    def writes(self) -> dict[int, int]:
-        """Returns how often each frame had been written to after the last step, by id."""
-        return {key: count for bucket in self.buckets for key, count in bucket.writes().items()}
-
-
-def _are_same(ours: list[Any], theirs: list[Any]) -> bool:
-    return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))

@@ -27,6 +27,7 @@ from stiefelkit.tensors import is_sharded
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS, Frame, frames, manifold_of, watch_frame
 
 __all__ = [
+    "are_sound",
     "ask_readers",
     "by_manifold",
     "check_free_gradients",
@@ -231,6 +232,17 @@ def check_gradients(who: str, buckets: Sequence[Bucket]) -> None:
         shares = torch.cat([bucket.shares_of_overflow() for bucket in here])
         if not (shares.max().item() < 1 and math.isfinite(shares.sum().item())):
             raise not_finite(who, here)
+
+
+def are_sound(gradients: Sequence[Tensor]) -> Tensor:
+    """Returns whether all gradients, and the squares of their norms, are finite: a tensor without dimensions."""
+    sound = None
+    for g in gradients:
+        most = math.sqrt(torch.finfo(g.dtype).max / g.numel())
+        here = torch.linalg.vector_norm(g, ord=math.inf) < most  # not where it is NaN
+        sound = here if sound is None else sound & here.to(sound.device)
+    assert sound is not None
+    return sound
 
 
 def not_finite(who: str, buckets: Sequence[Bucket]) -> NonFiniteError:

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import check_capture, step_inside
-from stiefelkit.errors import CheckpointError, StiefelkitError, shown
+from stiefelkit.errors import CheckpointError, OptimizerError, StiefelkitError, shown
 from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.functional._arithmetic.reads import reads_are_free, without_reads
 from stiefelkit.numbers import one_of, plain
 from stiefelkit.optim.base.batch import Bucket, Sorting
 from stiefelkit.optim.base.checkpoint import check_entries, check_states, without_remainders
 from stiefelkit.optim.base.checks import (
+    are_sound,
     ask_readers,
     by_manifold,
     check_free_gradients,
@@ -29,7 +30,6 @@ from stiefelkit.optim.base.checks import (
     check_spelling,
     listed,
 )
-from stiefelkit.optim.base.on_device import are_sound
 from stiefelkit.optim.settings import RATE, Setting, signature, told
 from stiefelkit.weights.optimizer_hooks import frames
 
@@ -72,6 +72,11 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if "move_unread" in vars(cls):
+            raise OptimizerError(
+                f"{cls.__name__} needs one `move` for values that are read and others, got a move_unread; ask "
+                "bucket.is_read there, and have bucket.require say what has to hold."
+            )
         cls._call = signature(cls.settings, cls.positional)
         cls._names = tuple(setting.name for setting in cls.settings if setting.name != "lr")
         if cls.__init__ is FrameOptimizer.__init__:
@@ -221,111 +226,99 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         batches = self._batches()
+        rest, read, unread = [], [], []
+        self._settle()
         for group in self.param_groups:
-            lr = group["lr"]
-            if not ((lr.__class__ is float and 0 <= lr < math.inf) or RATE.holds(lr)):
-                group["lr"] = RATE.require(type(self).__name__, "lr", lr)
-            self._settle(group)
-        rest = [group for group in self.param_groups if group["manifold"] is None]
+            if group["manifold"] is None:
+                rest.append(group)
         check_free_gradients(type(self).__name__, self.plain, rest)
-        read: list[tuple[dict[str, Any], Bucket]] = []
-        unread: list[tuple[dict[str, Any], Bucket]] = []
         for group, bucket in batches:
-            (read if bucket.is_read and not group.get("capturable") else unread).append((group, bucket))
+            (read if bucket.is_read else unread).append((group, bucket))
         if len(read) > 1:  # a single one is checked on the way
             check_gradients(type(self).__name__, [bucket for _, bucket in read])
         for group, bucket in read:
-            if bucket.were_changed(self._writes):
-                bucket.forget()
-            fresh = [state for state in bucket.states if not state]
-            try:
-                with FullPrecision(bucket.params[0].device):
-                    self.move(group, bucket)
-            except StiefelkitError:
-                for state in fresh:  # half a state would not load
-                    state.clear()
-                raise
-            finally:
-                bucket.write_back()
+            self._step_of(group, bucket)
         if unread:
             self._step_unread(unread)
-        self._step_plain(rest)
+        if rest:
+            self._step_plain(rest)
         return loss
 
-    def _settle(self, group: dict[str, Any]) -> None:
+    def _settle(self) -> None:
         """Checks settings that a scheduler, or anybody, has written since they were checked last."""
-        settled = self._settled.get(id(group), ())
-        values = [*map(group.get, self._names)]
-        if len(settled) == len(values) and all(map(operator.is_, values, settled)):
-            return
-        for setting in self.settings:
-            if setting.name != "lr" and setting.name in group:
-                group[setting.name] = setting.check.require(type(self).__name__, setting.name, group[setting.name])
-        self._settled[id(group)] = [*map(group.get, self._names)]
+        name = type(self).__name__
+        for group in self.param_groups:
+            lr = group["lr"]
+            if not ((lr.__class__ is float and 0 <= lr < math.inf) or RATE.holds(lr)):
+                group["lr"] = RATE.require(name, "lr", lr)
+            settled, values = self._settled.get(id(group), ()), [*map(group.get, self._names)]
+            if len(settled) == len(values) and all(map(operator.is_, values, settled)):
+                continue
+            for setting in self.settings:
+                if setting.name != "lr" and setting.name in group:
+                    group[setting.name] = setting.check.require(name, setting.name, group[setting.name])
+            self._settled[id(group)] = [*map(group.get, self._names)]
 
     def _step_unread(self, batches: list[tuple[dict[str, Any], Bucket]]) -> None:
         """Moves frames whose values are not read; those of a group all or none."""
         check_capture(self)
         for group in self._of_frames():
             own = [bucket for other, bucket in batches if other is group]
-            gradients = [bucket.gradients() for bucket in own]
-            sound = are_sound(gradients) if own else None
-            for bucket, g in zip(own, gradients, strict=True):
-                bucket.is_read = False
-                if bucket.were_changed(self._writes):
-                    bucket.forget()
-                with FullPrecision(bucket.params[0].device), without_reads():
-                    assert sound is not None
-                    self.move_unread(group, bucket, g, sound.to(g.device))
-                bucket.write_back()
+            sound = are_sound([bucket.gradients() for bucket in own]) if own else None
+            for bucket in own:
+                assert sound is not None
+                bucket.require(sound.to(bucket.params[0].device), AssertionError)
+                with without_reads():
+                    self._step_of(group, bucket)
+
+    def _step_of(self, group: dict[str, Any], bucket: Bucket) -> None:
+        if bucket.were_changed(self._writes):
+            bucket.forget()
+        fresh = [*filter(operator.not_, bucket.states)]
+        try:
+            with FullPrecision(bucket.params[0].device):
+                self.move(group, bucket)
+            if not bucket.is_read:
+                bucket.choose()
+        except StiefelkitError:
+            for state in fresh:  # half a state would not load
+                state.clear()
+            raise
+        finally:
+            bucket.write_back()
 
     @abstractmethod
     def move(self, group: dict[str, Any], bucket: Bucket) -> None:
         """Moves frames of one shape along their manifold, and writes nothing before all of it is known to be finite.
 
-        The gradients of several buckets are known to be finite, those of a single one are not.
+        The gradients of several buckets are known to be finite, those of a single one are not. Where no value may be
+        read, on devices beside CPUs and with `capturable=True`, `bucket.is_read` is False: norms are tensors then, and
+        what has to hold, told to `bucket.require`, is no error but decides whether anything is written.
 
         Raises:
             NonFiniteError: a gradient is not finite, or what would come of the step.
             NotAFrameError: a frame was changed from outside and is none any more.
         """
 
-    def move_unread(self, group: dict[str, Any], bucket: Bucket, g: Tensor, sound: Tensor) -> None:
-        """The same where no value may be read: on devices beside CPUs, and with `capturable=True`.
-
-        Nothing is raised: what is written is chosen on the device, in place, by whether the step is sound.
-
-        Args:
-            group: whose frames these are.
-            bucket: frames of one shape; it is not `is_read`.
-            g: dL/dW.
-            sound: whether all gradients of the group are finite, a tensor without dimensions.
-        """
-        raise NotImplementedError(
-            f"{type(self).__name__} needs frames on a CPU and capturable=False, since it has no move_unread, got some "
-            f"on {g.device}."
-        )
-
     def _batches(self) -> list[tuple[dict[str, Any], Bucket]]:
         """Returns the frames that have a gradient, sorted as in the last step where that still holds."""
-        batches, states = [], list(self.state.values())
+        batches = []
         for i, group in enumerate(self.param_groups):
             if group["manifold"] is None:
                 continue
-            sorting = self._sortings.get(i)
-            if sorting is None or not sorting.begin(group["params"], states):
-                if sorting is not None:
-                    self._writes.update(sorting.writes())
-                sorting = self._sortings[i] = Sorting(group["params"], self.state)
-            batches += [(group, bucket) for bucket in sorting.buckets]
+            sorting, is_free = self._sortings.get(i), not group.get("capturable")
+            if sorting is None or not sorting.begin(group["params"], self.state, is_free):
+                for bucket in sorting.buckets if sorting is not None else ():
+                    self._writes.update(bucket.writes())
+                sorting = self._sortings[i] = Sorting(group["params"], self.state, is_free)
+            for bucket in sorting.buckets:
+                batches.append((group, bucket))
         return batches
 
     def _of_frames(self) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["manifold"] is not None]
 
     def _step_plain(self, rest: list[dict[str, Any]]) -> None:
-        if not rest:
-            return
         inner = self.__dict__.get("_inner")
         if inner is None:
             inner = self._inner = self.plain([torch.zeros(1)])  # type: ignore[call-arg]

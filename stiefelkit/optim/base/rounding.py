@@ -1,9 +1,11 @@
 """What rounding does to frames, measured and taken away."""
 
+import functools
 import math
-import operator
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from stiefelkit.errors import NonFiniteError, RankError
@@ -15,24 +17,22 @@ from stiefelkit.optim.base.batch import Bucket
 
 __all__ = [
     "HOPELESS",
+    "LOST",
     "PROMISED",
     "due",
-    "estimate",
-    "growth",
     "is_sampled",
     "land",
     "leap",
     "left_behind",
     "measured",
-    "polish",
-    "polish_wholly",
-    "urgent",
-    "wear",
+    "settle",
     "wear_left",
     "wear_of_rounding",
 ]
 
 
+LOST = 0.1
+"""||W^H W - I||_F over sqrt(p) from which a frame has been changed by something else than its optimizer."""
 _SMALLEST_SAMPLED = 1 << 16
 """Numbers of a frame from which an estimate of W^H W - I takes less than half of its time."""
 _MARGIN = 1.25
@@ -41,7 +41,7 @@ _TURNS = 3
 """Polishes that take any defect which is not lost to the rounding limit."""
 
 
-def measured(bucket: Bucket, w: Tensor, coarse: bool = False) -> tuple[Tensor, float]:
+def measured(bucket: Bucket, w: Tensor, coarse: bool = False) -> tuple[Tensor, Any]:
     """W^H W - I of what W is the rounding of, in the dtype of W if coarse, and its largest norm."""
     defect = defect_of(w) if coarse else rounded_defect(w, bucket.remainders())
     return defect, max(norms_of(defect)[0])
@@ -50,13 +50,6 @@ def measured(bucket: Bucket, w: Tensor, coarse: bool = False) -> tuple[Tensor, f
 def is_sampled(bucket: Bucket) -> bool:
     """Returns whether an estimate of what rounding has left pays: of large frames with a remainder."""
     return bucket.params[0].shape[-2:].numel() >= _SMALLEST_SAMPLED and bucket.remainders() is not None
-
-
-def estimate(bucket: Bucket) -> None:
-    """Has the wear be what there is: the model's bound is two or three times that after a step, and more after some."""
-    p = bucket.params[0]
-    there_is = sampled_defect(bucket.frames(), bucket.remainders()).max().item() / rounding_limit(p.shape[-1], p.dtype)
-    bucket.wear = min(bucket.wear, _MARGIN * there_is) if math.isfinite(there_is) else math.inf
 
 
 def wear_left(bucket: Bucket, norm: float) -> float:
@@ -74,22 +67,42 @@ def polish(bucket: Bucket, coarse: bool = False) -> float:
     return norm
 
 
-def polish_wholly(bucket: Bucket) -> None:
-    """Polishes until nothing is left."""
-    for _ in range(_TURNS):
-        polish(bucket)
-        if bucket.wear == 0:
-            return
+def settle(bucket: Bucket, precision: str, turns: int) -> None:
+    """Polishes what cannot wait for the next step: by the model, or so often where no value is read."""
+    p = bucket.params[0]
+    if not bucket.is_read:
+        land(bucket, precision, turns)
+        return
+    bound, wear = due(*p.shape[-2:], precision), bucket.wear
+    if wear > 1.5 * bound and is_sampled(bucket):
+        # The model's bound is two or three times what there is after a step, and more after some.
+        limit = rounding_limit(p.shape[-1], p.dtype)
+        there_is = sampled_defect(bucket.frames(), bucket.remainders()).max().item() / limit
+        bucket.wear = wear = min(wear, _MARGIN * there_is) if math.isfinite(there_is) else math.inf
+    if wear > 2 * bound:  # so much that two short steps do not reach it
+        for _ in range(_TURNS):
+            polish(bucket)
+            if bucket.wear == 0:
+                return
 
 
-def land(bucket: Bucket, precision: str, left: float = math.inf) -> None:
-    """Polishes frames that products alone have moved, `left` from the manifold as far as is known, until they are.
+def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf) -> None:
+    """Polishes frames that products alone have moved until they are, or so often where no value is read.
 
-    In "exact" the defect is worked out in float64.
+    In "exact" the defect is worked out in float64, where none is read the last one alone. `left` is how far from the
+    manifold they are, as far as is known.
     """
+    exact, p = precision == "exact", bucket.params[0]
+    if not bucket.is_read:
+        for turn in range(1, turns + 1):
+            w = bucket.frames()
+            defect = rounded_defect(w, bucket.remainders()) if exact and turn == turns else defect_of(w)
+            if turn == turns:
+                bucket.require(torch.linalg.matrix_norm(defect).amax() <= LOST * math.sqrt(p.shape[-1]), AssertionError)
+            bucket.add((w @ defect).mul_(-0.5))
+        return
     bucket.wear = 0.0
-    exact = precision == "exact"
-    limit = rounding_limit(bucket.params[0].shape[-1], bucket.params[0].dtype)
+    limit = rounding_limit(p.shape[-1], p.dtype)
     while left > (0.3 * limit if exact else 3 * limit):
         norm = polish(bucket, coarse=not exact)
         left = 0.75 * norm * norm
@@ -123,7 +136,7 @@ PROMISED = {"exact": 2.0, "fast": 30.0, "float64": 20.0}
 HOPELESS = 100.0
 """Wear from which a step is worked out in float64: one polish takes away a defect of some 800 limits."""
 _DUE = {"exact": 0.6, "fast": 5.0}
-"""Wear that the next increment takes away besides, and twice which is not left to it."""
+"""Wear that the next increment takes away besides; twice that, which two short steps do not reach, is not."""
 _SHARE = {"exact": 0.07, "fast": 1.0}
 """The same over sqrt(p), up to twice that for tall frames: small frames of few columns turn far by short steps."""
 _ROUNDS = {"exact": 8, "fast": 16}
@@ -132,34 +145,10 @@ _ROUNDS_OF_FEW = 6
 """The same of frames of fewer than 32 rows."""
 
 
-def due(w: Tensor, precision: str, *, sampled: bool = False) -> float:
-    """Returns the wear that the next increment takes away; where it is sampled 0.9 limits in "exact"."""
-    n, p = w.shape[-2:]
-    bound = min(_DUE[precision], _SHARE[precision] * math.sqrt(p) * min(2.0, math.sqrt(n / p)))
-    return 1.5 * bound if sampled else bound
-
-
-def urgent(w: Tensor, precision: str) -> float:
-    """Returns the wear that does not wait for the next increment; so much that two short steps do not reach it."""
-    return 2 * due(w, precision)
-
-
-def wear(direction: Tangent, steps: list[float]) -> float:
-    """Returns what a step adds, in rounding limits, the most of a batch: 1, 2 and 3 above."""
-    if direction.rest is None:
-        longest = max(map(operator.mul, steps, direction.rotation_norms))
-        return longest * max(1.0, 0.5 * longest)
-    worst = 0.0
-    for t, o, r, s in zip(steps, direction.rotation_norms, direction.rest_norms, direction.along_norms, strict=True):
-        q = 0.5 * t * (o + 0.5 * t * r * r)
-        worst = max(worst, t * math.hypot(o, r, s if r else 0.0) * max(1.0, q))
-    return worst
-
-
-def growth(direction: Tangent, steps: list[float]) -> float:
-    """By what a step multiplies the wear that there is, at most: 4 above."""
-    norms = zip(steps, direction.rest_norms, direction.along_norms, strict=True)
-    return max([1 + 2 * t * s if r else 1.0 for t, r, s in norms])
+@functools.lru_cache(maxsize=64)
+def due(n: int, p: int, precision: str) -> float:
+    """Returns the wear of n x p frames that the next increment takes away; where it is sampled, half more."""
+    return min(_DUE[precision], _SHARE[precision] * math.sqrt(p) * min(2.0, math.sqrt(n / p)))
 
 
 def left_behind(direction: Tangent, steps: list[float]) -> float:
@@ -169,5 +158,5 @@ def left_behind(direction: Tangent, steps: list[float]) -> float:
 
 def wear_of_rounding(w: Tensor, precision: str) -> float:
     """Returns what any step adds where there is no remainder: 6 above, shared out so that a polish comes in time."""
-    rounds = _ROUNDS[precision] if w.shape[-2] >= 32 else _ROUNDS_OF_FEW
-    return due(w, precision) / (rounds - 0.5)
+    n, p = w.shape[-2:]
+    return due(n, p, precision) / ((_ROUNDS[precision] if n >= 32 else _ROUNDS_OF_FEW) - 0.5)

@@ -10,27 +10,23 @@ from stiefelkit.errors import NotAFrameError
 from stiefelkit.functional import Tangent, cayley_increment
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._stiefel.retractions import landed_in_one
-from stiefelkit.metrics import rounding_limit, working_dtype
+from stiefelkit.metrics import rounding_limit
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.checks import not_finite, too_long
 from stiefelkit.optim.base.frame_optimizer import FrameOptimizer
-from stiefelkit.optim.base.on_device import LOST, commit, is_zero, land_unread, refuse, shortened, write
 from stiefelkit.optim.base.rounding import (
     HOPELESS,
+    LOST,
     due,
-    estimate,
-    growth,
     is_sampled,
     leap,
     left_behind,
     measured,
-    polish_wholly,
-    urgent,
-    wear,
+    settle,
     wear_left,
     wear_of_rounding,
 )
-from stiefelkit.optim.steps import as_factor, have_squares, in_units, length_of
+from stiefelkit.optim.steps import are_ordinary, as_factor, have_squares, in_units, is_still, reach
 
 __all__ = ["CayleyStep", "Retraction", "TangentOptimizer"]
 
@@ -43,7 +39,7 @@ class Retraction(ABC):
     """How a frame goes along a tangent vector, and what is done afterwards so that it is one."""
 
     polishes: ClassVar[int] = 1
-    """How many it takes after a step of length sqrt(p), where none is told from another."""
+    """How many it takes after a step of length sqrt(p), where no value is read."""
 
     @abstractmethod
     def increment(
@@ -61,12 +57,9 @@ class Retraction(ABC):
         """
         return cayley_increment(w, direction, as_factor(steps, w))
 
-    def landed(self, w: Tensor, lo: Tensor, direction: Tangent, steps: Norms) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Returns where no value is read: frames and remainders after a step and its polishes, by one launch.
-
-        With them ||W^H W - I||_F before the last polish; None where it takes several.
-        """
-        return None
+    def landed(self, bucket: Bucket, direction: Tangent, steps: Norms) -> bool:
+        """Tries to do a step and its polishes, where no value is read, by one launch; False where it takes several."""
+        return False
 
     @abstractmethod
     def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
@@ -83,18 +76,22 @@ class CayleyStep(Retraction):
         increment = cayley_increment(w, direction, as_factor(steps, w), defect=defect, tolerance=group.get("tolerance"))
         return increment, None
 
-    def landed(self, w: Tensor, lo: Tensor, direction: Tangent, steps: Norms) -> tuple[Tensor, Tensor, Tensor] | None:
+    def landed(self, bucket: Bucket, direction: Tangent, steps: Norms) -> bool:
         """See `Retraction`."""
-        step = as_factor(steps, w)
-        return landed_in_one(w, lo, direction, step, self.polishes) if isinstance(step, Tensor) else None
+        w, lo, step = bucket.frames(), bucket.remainders(), as_factor(steps, bucket.frames())
+        landed = (
+            None if lo is None or not isinstance(step, Tensor) else landed_in_one(w, lo, direction, step, self.polishes)
+        )
+        if landed is None:
+            return False
+        w, lo, defects = landed
+        bucket.replace(w, lo)
+        bucket.require(defects.amax() <= LOST * math.sqrt(w.shape[-1]), AssertionError)
+        return True
 
     def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
         """See `Retraction`."""
-        p, precision = bucket.params[0], group["precision"]
-        if is_sampled(bucket) and bucket.wear > due(p, precision, sampled=True):
-            estimate(bucket)
-        if bucket.wear > urgent(p, precision):
-            polish_wholly(bucket)
+        settle(bucket, group["precision"], self.polishes)
 
 
 class TangentOptimizer(FrameOptimizer):
@@ -139,32 +136,39 @@ class TangentOptimizer(FrameOptimizer):
 
     def move(self, group: dict[str, Any], bucket: Bucket) -> None:
         """See `FrameOptimizer`."""
-        who, precision = type(self).__name__, group["precision"]
+        who, precision, is_read = type(self).__name__, group["precision"], bucket.is_read
         w, g = bucket.frames(), bucket.gradients()
         if group["maximize"]:
             g = -g
-        with_remainder = precision == "exact" and w.dtype != working_dtype(w.dtype)
+        with_remainder = precision == "exact" and bucket.is_narrow
         bucket.refresh(with_remainder)
         try:
             direction, steps = self.direction(group, bucket, w, g)
-            sound = have_squares(direction, w.dtype)
+            is_lost = is_read and not have_squares(direction, w.dtype)
         except OverflowError:
-            sound = False
-        if not sound:
+            is_lost = True
+        if is_lost:
             raise not_finite(who, [bucket])
-        if float(group["lr"]) == 0:
-            # torch.distributed.checkpoint makes such a step, for the state; it must not so much as polish.
+        if is_still(group, bucket):  # it must not so much as polish
+            if not is_read:
+                bucket.require((reach(direction, steps)[0] < math.inf).all(), AssertionError)
             self.carry(group, bucket, direction, steps, w)
             bucket.commit()
             bucket.wear = bucket.wear
             return
-        direction, steps = in_units(w, direction, steps)
         root = math.sqrt(w.shape[-1])
-        worn = wear(direction, steps)
-        length = length_of(direction, steps)
-        if not math.isfinite(length + sum(direction.rest_norms)):  # the largest of a batch need not show a NaN
+        if is_read and not are_ordinary(steps):
+            direction, steps = in_units(w, direction, steps)
+        length, worn, grown = reach(direction, steps)
+        defect, before = None, 0.0
+        if not is_read:
+            bucket.require((length < math.inf).all(), AssertionError)  # not where it is NaN
+            steps = [step * (root / length).clamp(max=1) for step in steps]
+            if type(self).carry is TangentOptimizer.carry and self.retraction.landed(bucket, direction, steps):
+                return
+        elif not math.isfinite(length + sum(direction.rest_norms)):
             raise too_long(who, group, bucket, length)
-        if length > _LONGEST * root or worn > HOPELESS:
+        elif length > _LONGEST * root or worn > HOPELESS:
             exact = leap(bucket, w, direction, steps, self.retraction.leap)
             if exact is not None:
                 self.carry(group, bucket, direction, steps, w, leapt=exact)
@@ -174,48 +178,20 @@ class TangentOptimizer(FrameOptimizer):
             bucket.assign(exact)
             bucket.wear = 0.0
             return
-        defect, before = None, bucket.wear * growth(direction, steps)
-        if before >= due(w, precision, sampled=with_remainder and is_sampled(bucket)):
-            defect, norm = measured(bucket, w)
-            if not norm <= LOST * root:
-                raise NotAFrameError(
-                    f"{who} needs frames, got one with ||W^H W - I||_F = {norm:.2g}: it was changed from outside; "
-                    "assign a frame with sk.assign_."
-                )
-            limit = rounding_limit(w.shape[-1], w.dtype)
-            before = wear_left(bucket, norm) + norm / limit * left_behind(direction, steps)
+        else:
+            before, bound = bucket.wear * grown, due(*w.shape[-2:], precision)
+            if before >= bound and (before >= 1.5 * bound or not (with_remainder and is_sampled(bucket))):
+                defect, norm = measured(bucket, w)
+                if not norm <= LOST * root:
+                    raise NotAFrameError(
+                        f"{who} needs frames, got one with ||W^H W - I||_F = {norm:.2g}: it was changed from outside; "
+                        "assign a frame with sk.assign_."
+                    )
+                limit = rounding_limit(w.shape[-1], w.dtype)
+                before = wear_left(bucket, norm) + norm / limit * left_behind(direction, steps)
         increment, shorter = self.retraction.increment(group, w, direction, steps, defect)
-        length = length if shorter is None else shorter
         self.carry(group, bucket, direction, steps, w, increment)
         bucket.commit()
         bucket.add(increment)
         bucket.wear = before + max(worn, 0.0 if with_remainder else wear_of_rounding(w, precision))
-        self.retraction.settle(group, bucket, length)
-
-    def move_unread(self, group: dict[str, Any], bucket: Bucket, g: Tensor, sound: Tensor) -> None:
-        """See `FrameOptimizer`."""
-        w, exact = bucket.frames(), group["precision"] == "exact"
-        if group["maximize"]:
-            g = -g
-        bucket.refresh(exact and w.dtype != working_dtype(w.dtype))
-        direction, steps = self.direction(group, bucket, w, g)
-        length = length_of(direction, steps)
-        sound = sound & (length < math.inf).all()  # not where it is NaN
-        if is_zero(group["lr"]):
-            self.carry(group, bucket, direction, steps, w)
-        else:
-            steps, lo = shortened(steps, length, math.sqrt(w.shape[-1])), bucket.remainders()
-            landed = None
-            if lo is not None and type(self).carry is TangentOptimizer.carry:  # else something takes the increment
-                landed = self.retraction.landed(w, lo, direction, steps)
-            if landed is None:
-                increment, _ = self.retraction.increment(group, w, direction, steps, None)
-                self.carry(group, bucket, direction, steps, w, increment)
-                moved, lo, near = land_unread(w, lo, increment, self.retraction.polishes, exact)
-            else:
-                moved, lo, defects = landed
-                near = defects.amax() <= LOST * math.sqrt(w.shape[-1])
-            sound = sound & near
-            write(bucket, sound, moved, lo)
-        commit(bucket, sound)
-        refuse(bucket, sound)
+        self.retraction.settle(group, bucket, length if shorter is None else shorter)

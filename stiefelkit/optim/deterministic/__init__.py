@@ -1,1 +1,30 @@
-"""Optimizers of deterministic losses: each asks the closure as often as it needs, and decides by what it returns."""
+"""Optimizers of deterministic losses, and their table."""
+
+from typing import Any
+
+from stiefelkit.errors import OptionError, shown
+from stiefelkit.registry import Registry
+
+__all__ = ["minimizers"]
+
+
+def _check(minimizer: Any) -> None:
+    from stiefelkit.optim.deterministic.minimizer import Minimizer
+
+    if not (isinstance(minimizer, type) and issubclass(minimizer, Minimizer)):
+        raise OptionError(
+            f"A minimizer needs to be a name or a subclass of sk.optim.Minimizer, got {shown(minimizer)}."
+        )
+
+
+minimizers = Registry(
+    "stiefelkit.minimizers",
+    "minimizer",
+    {
+        "conjugate_gradient": "stiefelkit.optim.deterministic.conjugate_gradient:ConjugateGradient",
+        "lbfgs": "stiefelkit.optim.deterministic.lbfgs:LBFGS",
+        "trust_region": "stiefelkit.optim.deterministic.trust_region:TrustRegion",
+    },
+    _check,
+)
+"""Name to class: built-ins, installed plugins, registered ones; what `minimize` takes as `method`."""

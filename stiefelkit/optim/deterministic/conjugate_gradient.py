@@ -1,8 +1,6 @@
 """Conjugate gradients along frames, transported by the Cayley transform."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -13,41 +11,9 @@ from stiefelkit.optim.deterministic.minimizer import OF_ALL, Minimizer
 from stiefelkit.optim.deterministic.objective import Objective, Position, dot
 from stiefelkit.optim.settings import Setting, at_least, one_of
 
-__all__ = ["RULES", "ConjugateGradient", "Products"]
+__all__ = ["RULES", "ConjugateGradient"]
 
-
-@dataclass(frozen=True)
-class Products:
-    """Inner products at the new point, of its gradient g, what was carried to it, g' and d, and y = g - g'.
-
-    Attributes:
-        gy: <g, y>.
-        yy: <y, y>.
-        gd: <g, d>.
-        dy: <d, y>.
-        dd: <d, d>.
-        old_gg: <g', g'>.
-        old_gd: <g', d>.
-    """
-
-    gy: float
-    yy: float
-    gd: float
-    dy: float
-    dd: float
-    old_gg: float
-    old_gd: float
-
-
-def _hager_zhang(x: Products) -> float:
-    return max((x.gy - 2 * x.yy * x.gd / x.dy) / x.dy, 0.4 * x.old_gd / x.dd)
-
-
-RULES: dict[str, Callable[[Products], float]] = {
-    "hager_zhang": _hager_zhang,
-    "hestenes_stiefel": lambda x: max(x.gy / x.dy, 0.0),
-    "polak_ribiere": lambda x: max(x.gy / x.old_gg, 0.0),
-}
+RULES = ("hager_zhang", "hestenes_stiefel", "polak_ribiere")
 """How much of the last direction goes into the next one."""
 _STEEP = 1e-8
 """Cosine between a direction and the gradient below which it is given up."""
@@ -107,17 +73,15 @@ class ConjugateGradient(Minimizer):
         return there
 
     def _next(self, rule: str, here: Position, there: Position, old: Tensor, d: Tensor, slope: float) -> Tensor:
+        """Returns beta d - g, from the last gradient and direction as they were carried."""
         g = there.gradient
         gg, with_old, gd = there.norm**2, dot(g, old), dot(g, d)
-        products = Products(
-            gy=gg - with_old,
-            yy=max(gg - 2 * with_old + here.norm**2, 0.0),
-            gd=gd,
-            dy=gd - slope,
-            dd=dot(d, d),
-            old_gg=here.norm**2,
-            old_gd=slope,
-        )
-        if not products.dy > 0:
+        gy, dy = gg - with_old, gd - slope
+        if not dy > 0:
             return -g
-        return torch.sub(d * RULES[rule](products), g)
+        if rule == "hager_zhang":
+            yy = max(gg - 2 * with_old + here.norm**2, 0.0)
+            beta = max((gy - 2 * yy * gd / dy) / dy, 0.4 * slope / dot(d, d))
+        else:
+            beta = max(gy / (dy if rule == "hestenes_stiefel" else here.norm**2), 0.0)
+        return torch.sub(d * beta, g)

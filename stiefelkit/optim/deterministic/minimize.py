@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from stiefelkit.errors import DtypeError, OptionError, shown
 from stiefelkit.optim.base.checks import listed
+from stiefelkit.optim.deterministic import minimizers
 from stiefelkit.optim.deterministic.objective import NOISE
-from stiefelkit.optim.deterministic.registry import minimizers
 from stiefelkit.optim.groups import frames
 
 __all__ = ["Minimum", "minimize"]

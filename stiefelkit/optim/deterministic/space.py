@@ -8,7 +8,7 @@ carries such vectors along isometrically, whatever s is, so that textbook algori
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,20 +20,9 @@ from stiefelkit.metrics import defect
 __all__ = ["Path", "Place", "Space"]
 
 
-class Spot(Protocol):
-    """A point of the curve of one parameter, as `CayleyPoint` is."""
-
-    @property
-    def frame(self) -> Tensor: ...
-
-    def slope(self, g: Tensor) -> Tensor: ...
-
-    def carry(self, z: Tensor) -> Tensor: ...
-
-
 @dataclass(frozen=True)
 class LineSpot:
-    """A point of a straight line along U, where tangent vectors stay what they are."""
+    """A point of a straight line along U, as `CayleyPoint` is one of a curve; tangent vectors stay what they are."""
 
     frame: Tensor
     u: Tensor
@@ -66,7 +55,7 @@ class Free:
         """Returns the flat Hessian along U, from U and the Euclidean one H: H itself."""
         return lambda u, h: h
 
-    def curve(self, w: Tensor, u: Tensor) -> Callable[[float], Spot]:
+    def curve(self, w: Tensor, u: Tensor) -> Callable[[float], Any]:
         """Returns the straight line along U, by its points."""
         return lambda t: LineSpot(torch.add(w, u, alpha=t), u)
 
@@ -114,7 +103,7 @@ class Frames(Free):
 
         return along
 
-    def curve(self, w: Tensor, u: Tensor) -> Callable[[float], Spot]:
+    def curve(self, w: Tensor, u: Tensor) -> Callable[[float], Any]:
         """Returns the curve along U, by its points."""
         return cayley_curve(w, u).at
 
@@ -172,8 +161,7 @@ class Space:
 
     def path(self, ws: Sequence[Tensor], u: Tensor) -> "Path":
         """Returns the curves along a flat vector."""
-        us = self.directions(ws, u)
-        return Path(self, [f.curve(w, x) for f, w, x in zip(self._factors, ws, us, strict=True)])
+        return Path(self, [f.curve(w, x) for f, w, x in zip(self._factors, ws, self.directions(ws, u), strict=True)])
 
     def settled(self, ws: Sequence[Tensor]) -> list[Tensor]:
         """Points without what rounding has put beside the manifolds."""
@@ -201,15 +189,16 @@ class Space:
         return parts
 
 
+@dataclass(frozen=True)
 class Path:
     """Curves of all parameters at once."""
 
-    def __init__(self, space: Space, curves: list[Callable[[float], Spot]]):
-        self._space, self._curves = space, curves
+    space: Space
+    curves: list[Callable[[float], Any]]
 
     def at(self, t: float) -> "Place":
         """Their points at t."""
-        return Place(self._space, [curve(t) for curve in self._curves])
+        return Place(self.space, [curve(t) for curve in self.curves])
 
 
 @dataclass(frozen=True)
@@ -217,7 +206,7 @@ class Place:
     """The points of all curves at one t."""
 
     space: Space
-    spots: list[Spot]
+    spots: list[Any]
 
     @property
     def points(self) -> list[Tensor]:

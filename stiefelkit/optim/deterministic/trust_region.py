@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,15 +89,8 @@ class TrustRegion(Minimizer):
         return objective.at(here.points)  # its graph was of parameters that have been written to
 
 
-@dataclass(frozen=True)
-class Model:
-    """Where a model is least.
-
-    Attributes:
-        u: the flat vector.
-        gain: by how much the model falls.
-        is_at_boundary: whether it is as long as it may be.
-    """
+class Model(NamedTuple):
+    """Where a model is least, a flat vector; by how much it falls; and whether that is as long as it may be."""
 
     u: Tensor
     gain: float
