@@ -10,8 +10,7 @@ from stiefelkit.cli.app import DEFAULTS
 from stiefelkit.cli.bench_scan import scan
 from stiefelkit.cli.open_options import of_plan
 from stiefelkit.cli.races import RowsFile, raced, table_of, three_digits
-from stiefelkit.measuring.growth.plan import AXES, GrowthPlan
-from stiefelkit.measuring.races.plan import NormPlan, OptimizerRace, ParametrizationRace, TimedPlan
+from stiefelkit.measuring.races.plan import AXES, GrowthPlan, NormPlan, OptimizerRace, ParametrizationRace, TimedPlan
 
 if TYPE_CHECKING:
     from stiefelkit.measuring.races.field import Race, Row
@@ -141,7 +140,7 @@ def growth(*, plan: GrowthPlan, json: RowsFile = None) -> int:
     Time is measured as in the other races. Memory is the most that torch has allocated at once, beyond what was there
     before.
     """
-    from stiefelkit.measuring.growth.measure import races
+    from stiefelkit.measuring.races.growth import races
 
     return raced(races, plan, _growth, json)
 

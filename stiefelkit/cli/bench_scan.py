@@ -7,7 +7,7 @@ from rich.table import Table
 
 from stiefelkit.cli.open_options import of_plan
 from stiefelkit.cli.races import RowsFile, raced, table_of, three_digits
-from stiefelkit.measuring.races.scan_plan import ScanRace
+from stiefelkit.measuring.races.plan import ScanRace
 
 if TYPE_CHECKING:
     from stiefelkit.measuring.races.field import Race

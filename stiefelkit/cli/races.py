@@ -33,8 +33,8 @@ def raced(
         show: from the plan and a `Race` to what is printed of it.
         json: file for the rows.
     """
+    from stiefelkit.measuring.races import WHO
     from stiefelkit.measuring.races.field import by_reason, check_place, write_rows
-    from stiefelkit.measuring.races.plan import WHO
 
     if json is not None:
         check_place(json)

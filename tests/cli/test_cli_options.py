@@ -22,10 +22,8 @@ from stiefelkit.cli.options_file import read_options
 from stiefelkit.cli.tasks import filled
 from stiefelkit.contract import table
 from stiefelkit.measuring.drift.plan import DriftPlan
-from stiefelkit.measuring.growth.plan import GrowthPlan
 from stiefelkit.measuring.races.field import Race, Row
-from stiefelkit.measuring.races.plan import NormPlan, OptimizerRace, ParametrizationRace
-from stiefelkit.measuring.races.scan_plan import ScanRace
+from stiefelkit.measuring.races.plan import GrowthPlan, NormPlan, OptimizerRace, ParametrizationRace, ScanRace
 from stiefelkit.measuring.report.plan import ReportPlan
 from stiefelkit.testing import seeds
 from stiefelkit.training.gradients.plan import GradientPlan

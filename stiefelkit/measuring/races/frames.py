@@ -12,9 +12,8 @@ from stiefelkit.errors import DtypeError, OptimizerError, OptionError
 from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.measuring.moved_frames import MovedApart, MovedFrame, peer_optimizers, start, start_apart
 from stiefelkit.measuring.races.clock import Run, clock_of, product_of
-from stiefelkit.measuring.races.contenders import APART, OPERATIONS, Contender
+from stiefelkit.measuring.races.contenders import APART, OPERATIONS, Contender, FrameProblem
 from stiefelkit.measuring.races.field import Field, Race, Row, Watch, finite, quiet, scatter, seeded
-from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.measuring.races.plan import FramePlan, NormPlan, OptimizerRace, ParametrizationRace
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing.unread import READS

@@ -23,10 +23,11 @@ from stiefelkit import models
 from stiefelkit.errors import OptionError, StiefelkitError
 from stiefelkit.measuring.races.clock import Run, Timing, peak_bytes
 from stiefelkit.measuring.races.field import Field, Race, Row, Watch, quiet, scatter, seeded
-from stiefelkit.measuring.races.recurrence_problem import Sequences
+from stiefelkit.measuring.races.plan import ScanRace
 from stiefelkit.measuring.races.recurrences import (
     FACTORS,
     Enter,
+    Sequences,
     backward,
     fast_backends,
     limit,
@@ -35,7 +36,6 @@ from stiefelkit.measuring.races.recurrences import (
     recurrence_peers,
 )
 from stiefelkit.measuring.races.scan_cases import ScanCase
-from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.models import SequenceModel
 from stiefelkit.optim import parameter_groups
 from stiefelkit.training.memory import threads

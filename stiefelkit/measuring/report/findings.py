@@ -9,8 +9,7 @@ from typing import Any
 
 from stiefelkit.measuring.drift.measure import Skipped, outcomes
 from stiefelkit.measuring.drift.run import DriftCurve
-from stiefelkit.measuring.growth import measure as growth
-from stiefelkit.measuring.races import frames, scan
+from stiefelkit.measuring.races import frames, growth, scan
 from stiefelkit.measuring.races.field import Race, Watch, quiet
 from stiefelkit.measuring.report.machine import machine
 from stiefelkit.measuring.report.plan import ReportPlan

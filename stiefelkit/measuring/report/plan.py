@@ -6,9 +6,7 @@ from typing import Any
 
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.drift.plan import DTYPES, UNCONSTRAINED, DriftPlan
-from stiefelkit.measuring.growth.plan import GrowthPlan
-from stiefelkit.measuring.races.plan import NormPlan, ParametrizationRace
-from stiefelkit.measuring.races.scan_plan import ScanRace
+from stiefelkit.measuring.races.plan import GrowthPlan, NormPlan, ParametrizationRace, ScanRace
 from stiefelkit.numbers import settle_
 from stiefelkit.training.checks import known_parametrizations, known_words, listed, usable_place
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from stiefelkit.measuring.growth.measure import PRODUCT
-from stiefelkit.measuring.growth.plan import AXES
 from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.races.field import Race, Row
+from stiefelkit.measuring.races.growth import PRODUCT
+from stiefelkit.measuring.races.plan import AXES
 from stiefelkit.measuring.report.findings import Findings
 
 __all__ = ["Table", "TableRow", "figure_of", "member_of", "tables"]

@@ -9,11 +9,10 @@ import torch
 
 from stiefelkit.contract.table import option_names
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.measuring.growth.plan import GrowthPlan
 from stiefelkit.measuring.races.clock import Run, peak_bytes, product_of
-from stiefelkit.measuring.races.contenders import OPERATIONS, our_contenders
+from stiefelkit.measuring.races.contenders import OPERATIONS, FrameProblem, our_contenders
 from stiefelkit.measuring.races.field import Field, Race, Row, Watch, quiet, seeded
-from stiefelkit.measuring.races.frame_problem import FrameProblem
+from stiefelkit.measuring.races.plan import GrowthPlan
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.training.memory import threads
 from stiefelkit.weights.attach import available
