@@ -29,7 +29,7 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: FigureOpt
         out: folder for drift.json and drift.png; one that has a drift.json is refused.
         figures: how the figure is written.
     """
-    from stiefelkit.measuring.drift.measure import measure
+    from stiefelkit.measuring.drift.run import measure
 
     console = Screen()
     look = built(Figures, figures)

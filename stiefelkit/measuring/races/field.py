@@ -62,6 +62,16 @@ class Row:
         """The peer's name, or "name (precision)", with the options that it was given."""
         return self["contender"]
 
+    @property
+    def member(self) -> str:
+        """Its name alone, without precision and options."""
+        return self.contender.partition(" (")[0]
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether it is one of ours in precision fast."""
+        return "(fast" in self.contender
+
 
 @dataclass(frozen=True)
 class Race:
