@@ -1,24 +1,69 @@
-"""`stiefelkit bench RACE`."""
+"""`stiefelkit bench RACE`: runs a race, prints its tables and writes its rows."""
 
+import re
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from stiefelkit.cli.app import DEFAULTS
-from stiefelkit.cli.bench_scan import scan
 from stiefelkit.cli.open_options import of_plan
-from stiefelkit.cli.races import RowsFile, raced, table_of, three_digits
-from stiefelkit.measuring.races.plan import AXES, GrowthPlan, NormPlan, OptimizerRace, ParametrizationRace, TimedPlan
+from stiefelkit.errors import OptionError
+from stiefelkit.measuring.races import WHO
+from stiefelkit.measuring.races.plan import (
+    AXES,
+    GrowthPlan,
+    NormPlan,
+    OptimizerRace,
+    ParametrizationRace,
+    ScanRace,
+    TimedPlan,
+)
+from stiefelkit.training.display import Bar, Screen
 
 if TYPE_CHECKING:
-    from stiefelkit.measuring.races.field import Race, Row
+    from stiefelkit.measuring.races.field import Race, Row, Watch
 
 __all__ = ["app"]
 
+RowsFile = Annotated[Path | None, Parameter(help="file for the rows, overwritten.")]
+Columns = list[tuple[str, "Callable[[Row], str | float | None]"]]
+"""Headings, and what stands below them."""
+
 app = App(name="bench", help="Race implementations on this machine.", default_parameter=DEFAULTS)
-app.command(scan, name="scan")
+
+
+@app.command(name="scan")
+@of_plan(ScanRace)
+def scan(*, plan: ScanRace, json: RowsFile = None) -> int:
+    """Races the scan h_t = act(x_t U^T + h_{t-1} W^T), forward and backward, on this machine.
+
+    Timed is the forward, and the backward to W, U and the bias from a dense dL/dh at every step; "last state" has
+    dL/dh_T alone, and does not return the other states (last_only=True). W is given: the map to it is not in here.
+    All run in turns in one process, after a warm-up; medians are shown. Time is process CPU time, or that between CUDA
+    events on a GPU. Unit: LIMIT, the matrix products that no scan can do without, working in the cache: T of (B, n) by
+    (n, n) forward, T backward, and one (n, TB) by (TB, n); complex states count as 2n real numbers.
+
+    The cases, T steps of B sequences: A, T=784, n=170, B=128, m=1; B, T=1020, n=190, B=20, m=10; C, T=200, n=512, B=50,
+    m=129; D, complex, T=784, n=116, B=50, m=1. On request, with "scan (factors)", which never forms W: E, complex,
+    T=784, n=512, B=50, fourier; F, complex, T=784, n=1024, B=128, givens of two layers; G, T=784, n=256, B=128,
+    householder of 32 reflections.
+
+    Drawn: input normal, W a Haar frame, U Glorot-uniform, modReLU's bias U(-0.01, 0), for complex states
+    U(-0.01, 0.01), dL/dh normal.
+
+    Peers: the same cell as a loop with autograd, step by step; torch's RNN (tanh, or relu if that is --activation) and
+    LSTM, of as many units as a state has real numbers; and the LSTM that the papers match by its number of parameters.
+
+    "ours x" is the time over that of our scan: 2 means that ours is twice as fast.
+    """
+    from stiefelkit.measuring.races.scan import races
+
+    return _raced(races, plan, _scan, json)
 
 
 @app.command(name="parametrizations")
@@ -51,7 +96,7 @@ def parametrizations(*, plan: ParametrizationRace, json: RowsFile = None) -> int
     for package, names in plan.missing_peers().items():
         words = f'{", ".join(names)}; {package} is not installed: pip install "stiefelkit[peers]"'
         print(f"Left out: {words}", file=sys.stderr)
-    return raced(races, plan, _launches if plan.launches else _table, json)
+    return _raced(races, plan, _frames, json)
 
 
 @app.command(name="optimizers")
@@ -77,48 +122,7 @@ def optimizers(*, plan: OptimizerRace, json: RowsFile = None) -> int:
     """
     from stiefelkit.measuring.races.frames import races
 
-    return raced(races, plan, _launches if plan.launches else _table, json)
-
-
-def _launches(plan: TimedPlan, race: "Race") -> Table:
-    title = f"{race.operation}, {race.subject}, {plan.dtype}"
-    caption = "operators that a device launches, and those that it is waited for; on a CPU by the road of a device"
-    table = table_of(title, caption, ["contender"], ["launches", "reads"])
-    for row in race.rows:
-        table.add_row(row.contender, str(row["launches"]), str(row["reads"]))
-    return table
-
-
-def _table(plan: TimedPlan, race: "Race") -> Table:
-    title = f"{race.operation}, {race.subject}, {plan.dtype}, {plan.device}"
-    caption = f"g = {three_digits(1e6 * race.unit)} µs; ratio to the best peer; error in rounding limits"
-    compares = isinstance(plan, OptimizerRace) and len(plan.precisions) != 1
-    columns = ["ms", "g", "ratio", "error", *(["exact/fast"] if compares else [])]
-    columns += ["/ batch"] if plan.apart else []
-    table = table_of(title, caption, ["contender"], columns)
-    of_fast, of_batch = _exact_over_fast(race.rows), _apart_over_batch(race.rows)
-    for row, after in zip(race.rows, [*race.rows[1:], None], strict=True):
-        figures = [1e3 * row["seconds"], row["gemm_units"], row["ratio_to_best_peer"], row["error_over_limit"]]
-        figures += [of_fast.get(row.contender)] if compares else []
-        figures += [of_batch.get(row.contender)] if plan.apart else []
-        table.add_row(
-            row.contender, *map(three_digits, figures), end_section=after is None or row.family != after.family
-        )
-    return table
-
-
-def _exact_over_fast(rows: "list[Row]") -> dict[str, float]:
-    """Time of each exact contender over that of the same in precision fast."""
-    seconds = {row.contender: row["seconds"] for row in rows}
-    pairs = {name: name.replace("(exact", "(fast") for name in seconds if "(exact" in name}
-    return {name: seconds[name] / seconds[fast] for name, fast in pairs.items() if fast in seconds}
-
-
-def _apart_over_batch(rows: "list[Row]") -> dict[str, float]:
-    """Time of each contender whose frames are apart over that of the same with a batch."""
-    seconds = {row.contender: row["seconds"] for row in rows}
-    pairs = {name: name.removesuffix(", apart").removesuffix(", grouped") for name in seconds}
-    return {name: seconds[name] / seconds[batch] for name, batch in pairs.items() if batch in seconds and batch != name}
+    return _raced(races, plan, _frames, json)
 
 
 @app.command(name="growth")
@@ -142,25 +146,7 @@ def growth(*, plan: GrowthPlan, json: RowsFile = None) -> int:
     """
     from stiefelkit.measuring.races.growth import races
 
-    return raced(races, plan, _growth, json)
-
-
-def _growth(plan: GrowthPlan, race: "Race") -> Table:
-    points = plan.points(race.subject)
-    title = f"{race.operation} against {race.subject}, {points[0]} to {points[-1]}, {plan.device}"
-    caption = f"{AXES[race.subject]}; the exponent fitted over the range"
-    table = table_of(title, caption, ["contender"], ["exponent", "range", "overhead", "expected", "faster"])
-    table.min_width = len(title)
-    for row in race.rows:
-        name = row.contender + (f" ({row['precision']})" if row["precision"] not in (None, "exact") else "")
-        name += f", {row['dtype']}" if row["dtype"] != plan.dtype else ""
-        exponent = "-" if row["exponent"] is None else f"{row['exponent']:.2f}"
-        exponent += "" if row["spread"] is None else f" +- {row['spread']:.2f}"
-        fitted = "-" if row["first"] is None else f"{row['first']:g} to {row['last']:g}"
-        overhead = "-" if row["overhead_until"] is None else f"to {row['overhead_until']:g}"
-        faster = "-" if row["exponent"] is None else "yes" if row["faster"] else "no"
-        table.add_row(name, exponent, fitted, overhead, f"{row['expected']:g}", faster)
-    return table
+    return _raced(races, plan, _growth, json)
 
 
 @app.command(name="norms")
@@ -174,14 +160,161 @@ def norms(*, plan: NormPlan, json: RowsFile = None) -> int:
     """
     from stiefelkit.measuring.races.frames import races
 
-    return raced(races, plan, _norms, json)
+    return _raced(races, plan, _norms, json)
+
+
+def _raced(
+    races: "Callable[[Any, Watch], Iterator[Race]]",
+    plan: Any,
+    show: Callable[[Any, Any], RenderableType],
+    json: Path | None,
+) -> int:
+    """Prints each table when its race is over, and writes the rows."""
+    from stiefelkit.measuring.races.field import by_reason, check_place, write_rows
+
+    if json is not None:
+        check_place(json)
+    console = Screen()
+    rows, printed, reasons = [], set(), {}
+    with Bar(console) as bar:
+        for race in races(plan, bar.show):
+            bar.hide()
+            if race.rows:
+                console.print(show(plan, race))
+            for reason, names in by_reason(race.left_out).items():
+                words = f"Left out: {', '.join(names)}: {reason}"
+                if words not in printed:
+                    console.print(words, soft_wrap=True)
+                printed.add(words)
+                reasons[reason] = None
+            rows += race.rows
+            if json is not None and rows:
+                write_rows(json, rows)
+    if not rows:
+        why = f"; {next(iter(reasons))}" if reasons else "."
+        raise OptionError(f"{WHO} needs a contender that does what is asked in {plan.dtype}, got none{why}")
+    if json is not None:
+        console.print(f"Data: {json}", soft_wrap=True)
+    return 0
+
+
+def _three_digits(value: float | str | None) -> str:
+    """Returns three digits or all of the integer part, and never an exponent; a dash for what there is not."""
+    if value is None or isinstance(value, str):
+        return value or "-"
+    decimals = next((d for d, bound in ((0, 99.5), (1, 9.95), (2, 0.995)) if abs(value) >= bound), 3)
+    return f"{value:,.{decimals}f}"
+
+
+def _table(
+    title: str,
+    caption: str,
+    rows: "list[Row]",
+    columns: Columns,
+    named: "Callable[[Row], str]" = lambda row: row.contender,
+    first: str = "contender",
+    is_divided: bool = True,
+) -> Table:
+    """Returns a table with a line between families, or else between ours and peers, if it is divided."""
+    table = Table(title=title, caption=caption)
+    table.add_column(first, no_wrap=True)
+    for heading, _ in columns:
+        table.add_column(heading, justify="right")
+    for row, after in zip(rows, [*rows[1:], rows[-1]], strict=True):
+        is_last = is_divided and (row.family or row.is_peer) != (after.family or after.is_peer)
+        table.add_row(named(row), *(_three_digits(show(row)) for _, show in columns), end_section=is_last)
+    return table
+
+
+def _frames(plan: TimedPlan, race: "Race") -> Table:
+    title = f"{race.operation}, {race.subject}, {plan.dtype}"
+    if plan.launches:
+        caption = "operators that a device launches, and those that it is waited for; on a CPU by the road of a device"
+        columns: Columns = [("launches", lambda row: str(row["launches"])), ("reads", lambda row: str(row["reads"]))]
+        return _table(title, caption, race.rows, columns)
+    seconds = {row.contender: row["seconds"] for row in race.rows}
+
+    def over(row: "Row", name: str) -> float | None:
+        """Returns the time of a contender over that of another, if it races."""
+        return seconds[row.contender] / seconds[name] if name != row.contender and name in seconds else None
+
+    columns = [
+        ("ms", lambda row: 1e3 * row["seconds"]),
+        ("g", lambda row: row["gemm_units"]),
+        ("ratio", lambda row: row["ratio_to_best_peer"]),
+        ("error", lambda row: row["error_over_limit"]),
+    ]
+    if isinstance(plan, OptimizerRace) and len(plan.precisions) != 1:
+        columns.append(("exact/fast", lambda row: over(row, row.contender.replace("(exact", "(fast"))))
+    if plan.apart:
+        columns.append(("/ batch", lambda row: over(row, re.sub(", (apart|grouped)$", "", row.contender))))
+    caption = f"g = {_three_digits(1e6 * race.unit)} µs; ratio to the best peer; error in rounding limits"
+    return _table(f"{title}, {plan.device}", caption, race.rows, columns)
+
+
+def _growth(plan: GrowthPlan, race: "Race") -> Table:
+    points = plan.points(race.subject)
+    title = f"{race.operation} against {race.subject}, {points[0]} to {points[-1]}, {plan.device}"
+
+    def named(row: "Row") -> str:
+        name = row.contender + (f" ({row['precision']})" if row["precision"] not in (None, "exact") else "")
+        return name + (f", {row['dtype']}" if row["dtype"] != plan.dtype else "")
+
+    def exponent(row: "Row") -> str | None:
+        spread = "" if row["spread"] is None else f" +- {row['spread']:.2f}"
+        return None if row["exponent"] is None else f"{row['exponent']:.2f}{spread}"
+
+    columns: Columns = [
+        ("exponent", exponent),
+        ("range", lambda row: None if row["first"] is None else f"{row['first']:g} to {row['last']:g}"),
+        ("overhead", lambda row: None if row["overhead_until"] is None else f"to {row['overhead_until']:g}"),
+        ("expected", lambda row: f"{row['expected']:g}"),
+        ("faster", lambda row: None if row["exponent"] is None else "yes" if row["faster"] else "no"),
+    ]
+    table = _table(title, f"{AXES[race.subject]}; the exponent fitted over the range", race.rows, columns, named)
+    table.min_width = len(title)
+    return table
 
 
 def _norms(plan: NormPlan, race: "Race") -> Table:
     title = f"error over the limit, {race.subject}, {plan.dtype}, {plan.device}"
     caption = "||W^H W - I||_F in rounding limits; the columns: what the coordinates are multiplied by"
-    table = table_of(title, caption, ["contender"], [f"x {factor:g}" for factor in plan.factors])
-    for row, after in zip(race.rows, [*race.rows[1:], None], strict=True):
-        figures = ["NaN" if error is None else f"{error:.3g}" for error in row["errors_over_limit"]]
-        table.add_row(row.contender, *figures, end_section=after is None or row.family != after.family)
-    return table
+
+    def error(row: "Row", i: int) -> str:
+        found = row["errors_over_limit"][i]
+        return "NaN" if found is None else f"{found:.3g}"
+
+    columns: Columns = [(f"x {factor:g}", lambda row, i=i: error(row, i)) for i, factor in enumerate(plan.factors)]
+    return _table(title, caption, race.rows, columns)
+
+
+def _scan(plan: ScanRace, race: "Race") -> RenderableType:
+    from stiefelkit.measuring.races.recurrences import LOOP
+
+    title, limit = f"{race.subject}, {plan.activation}, {plan.dtype}, {plan.device}", _three_digits(1e3 * race.unit)
+    timed: Columns = [("ms", lambda row: 1e3 * row["seconds"]), ("/ LIMIT", lambda row: row["limit_units"])]
+    if race.operation == "training_step":
+        step, alone = race.rows
+        share = f"{1 - alone['seconds'] / step['seconds']:.1%}"
+        columns: Columns = [*timed, ("outside the scan", lambda row: share if row is step else None)]
+        title = f"training step of {step.contender}, {race.subject}, {plan.device}"
+        table = _table(title, f"LIMIT = {limit} ms", race.rows, columns, first="what")
+        table.min_width = len(title)
+        return table
+    columns = [("n", lambda row: str(row["n"])), *timed, ("ours x", lambda row: row["time_over_ours"])]
+    tables = [_table(title, f"LIMIT = {limit} ms; ours x: time over that of our scan", race.rows, columns)]
+    tables[0].min_width = len(title)
+    if any(row["memory_sequence"] is not None or row["memory_last_state"] is not None for row in race.rows):
+        loop = next((row for row in race.rows if row.contender == LOOP), None)
+
+        def over_loop(row: "Row", name: str) -> float | None:
+            return row[name] / loop[name] if row[name] is not None and loop and loop[name] else None
+
+        columns = []
+        for heading, name in (("last state", "memory_last_state"), ("sequence", "memory_sequence")):
+            columns.append((heading, lambda row, name=name: row[name] and row[name] / 1e6))
+            columns.append((f"/ {LOOP}", lambda row, name=name: over_loop(row, name)))
+        caption = f"MB above what was there before; / {LOOP}: over that of the same loss"
+        rows = [row for row in race.rows if row["operation"] == "sequence"]
+        tables.append(_table(f"peak memory, {title}", caption, rows, columns, is_divided=False))
+    return Group(*tables)

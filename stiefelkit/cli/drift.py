@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from stiefelkit.cli.open_options import FigureOptions, built, of_plan
-from stiefelkit.cli.races import table_of
 from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.training.display import Bar, Screen
 from stiefelkit.training.figure import Figures
@@ -54,7 +53,11 @@ def _table(plan: DriftPlan, curves: "list[DriftCurve]") -> Table:
     shown = [step for step in SHOWN if step < plan.steps] + [plan.steps]
     title = f"largest error up to a step / limit, {plan.dtype}, {plan.gradients} gradients"
     caption = f"parametrizations: {plan.optimizer} at {plan.lr:g}; frames: steps of {plan.step_length:g}"
-    table = table_of(title, caption, ["method", "size"], [f"to {step}" for step in shown])
+    table = Table(title=title, caption=caption)
+    table.add_column("method", no_wrap=True)
+    table.add_column("size", no_wrap=True)
+    for step in shown:
+        table.add_column(f"to {step}", justify="right")
     for curve in curves:
         worst = (curve.worst_until(step) for step in shown)
         table.add_row(curve.method, f"{curve.n} x {curve.p}", *(f"{ratio:.3g}" for ratio in worst))
