@@ -7,7 +7,7 @@ from pathlib import Path
 from string import Template
 
 from stiefelkit._version import __version__
-from stiefelkit.cli.words import with_plain_help
+from stiefelkit.cli.open_options import with_plain_help
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.training.display import say
 from stiefelkit.training.files import make_folder, remove, writable, write_synced

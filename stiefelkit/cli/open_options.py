@@ -1,27 +1,100 @@
 """From a dataclass of options to one that can be left open field by field, with stricter numbers.
 
 cyclopts rounds 2.5 to an integer and reads 0.9 as 1 where either kind of number may stand; here a fraction is
-refused, or kept. Fields that are tuples are read from words with commas between them.
+refused, or kept. Fields that are tuples are read from words with commas between them. Docstrings are the help:
+paragraphs that the console breaks into lines, not the source.
 """
 
 import dataclasses
 import functools
 import inspect
+import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter, Token
 
-from stiefelkit.cli.words import entries, sections, unwrapped
 from stiefelkit.errors import OptionError
 from stiefelkit.training.board import Board
 from stiefelkit.training.checks import listed
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.recipes import Option, literal
 
-__all__ = ["BoardOptions", "FigureOptions", "built", "given", "of_plan", "open_options", "whole", "words_of"]
+__all__ = [
+    "BoardOptions",
+    "FigureOptions",
+    "built",
+    "entries",
+    "given",
+    "of_plan",
+    "open_options",
+    "sections",
+    "unwrapped",
+    "with_plain_help",
+    "words_of",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+HEADING = re.compile(r"^(Args|Attributes|Raises|Returns|References):$")
+
+
+def unwrapped(text: str) -> str:
+    r"""Returns a docstring in which each paragraph, each entry of a list and each argument is one line.
+
+    >>> unwrapped("One sentence, broken\nin two.\n\nArgs:\n    n: size\n        of it.")
+    'One sentence, broken in two.\n\nArgs:\n    n: size of it.'
+    """
+    lines: list[str] = []
+    starts_anew = True
+    section = ""
+    for line in inspect.cleandoc(text).splitlines():
+        depth = len(line) - len(line.lstrip())
+        heading = HEADING.match(line)
+        if heading or (line and not depth):
+            section = heading[1] if heading else ""
+        # references have no names in front, and may go on at the same depth
+        is_entry = depth <= 4 and (section != "References" or lines[-1].endswith((".", ":")))
+        if starts_anew or not line or (section and is_entry) or line.lstrip().startswith("* "):
+            lines.append(line)
+        else:
+            lines[-1] += f" {line.strip()}"
+        starts_anew = not line
+    return "\n".join(lines)
+
+
+def with_plain_help(command: F) -> F:
+    """Decorates a command whose docstring is its help."""
+    command.__doc__ = unwrapped(command.__doc__ or "")
+    return command
+
+
+def sections(text: str) -> dict[str, list[str]]:
+    r"""Returns the paragraphs of a docstring, without its examples, by the heading of their section; "" is the first.
+
+    >>> sections("What it is.\n\nArgs:\n    n: size.\n\n>>> 1 + 1\n2\n")
+    {'': ['What it is.'], 'Args': ['n: size.']}
+    """
+    paragraphs: dict[str, list[str]] = {"": []}
+    heading = ""
+    for line in unwrapped(text.partition("\n    >>>")[0].partition("\n>>>")[0]).splitlines():
+        matched = HEADING.match(line)
+        if matched:
+            heading = matched[1]
+            paragraphs[heading] = []
+        elif line.strip():
+            paragraphs[heading].append(line.strip())
+    return paragraphs
+
+
+def entries(lines: Iterable[str]) -> dict[str, str]:
+    """Returns name to words, of the lines of a section.
+
+    >>> entries(["n: size.", "p: columns: at most n."])
+    {'n': 'size.', 'p': 'columns: at most n.'}
+    """
+    return {name: words for name, _, words in (line.partition(": ") for line in lines)}
 
 
 def words_of(listed: str) -> tuple[str, ...]:

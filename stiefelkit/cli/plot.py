@@ -5,8 +5,7 @@ from pathlib import Path
 from cyclopts import App
 
 from stiefelkit.cli.app import DEFAULTS
-from stiefelkit.cli.open_options import FigureOptions, built, of_plan
-from stiefelkit.cli.words import with_plain_help
+from stiefelkit.cli.open_options import FigureOptions, built, of_plan, with_plain_help
 from stiefelkit.training.display import Bar, Screen, say
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.gradients.plan import GradientPlan

@@ -13,8 +13,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from stiefelkit.cli.app import DEFAULTS, asked
-from stiefelkit.cli.open_options import open_options, words_of
-from stiefelkit.cli.words import with_plain_help
+from stiefelkit.cli.open_options import open_options, with_plain_help, words_of
 from stiefelkit.training.board import Board
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, tasks
