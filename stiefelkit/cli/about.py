@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.padding import Padding
 from rich.table import Table
 
-from stiefelkit.cli.open_options import entries, sections, with_plain_help
+from stiefelkit.cli.options import entries, options, sections
 from stiefelkit.errors import StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.optim import minimizers, optimizers
 from stiefelkit.registry import Registry, code_of_others
@@ -34,7 +34,7 @@ FEW, WIDE = 4, 100
 Rows = list[tuple[str, str]]
 
 
-@with_plain_help
+@options()
 def show(name: str | None = None, /) -> int:
     """Shows all that has a name, plugins included, and where it comes from.
 

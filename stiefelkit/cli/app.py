@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from stiefelkit._version import __version__
-from stiefelkit.cli.open_options import unwrapped
+from stiefelkit.cli.options import unwrapped
 from stiefelkit.errors import OptionError
 from stiefelkit.optim import names_in_words
 from stiefelkit.training.ranks import launched

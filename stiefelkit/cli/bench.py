@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from stiefelkit.cli.app import DEFAULTS
-from stiefelkit.cli.open_options import of_plan
+from stiefelkit.cli.options import options
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.races import WHO
 from stiefelkit.measuring.races.plan import (
@@ -38,7 +38,7 @@ app = App(name="bench", help="Race implementations on this machine.", default_pa
 
 
 @app.command(name="scan")
-@of_plan(ScanRace)
+@options(plan=ScanRace)
 def scan(*, plan: ScanRace, json: RowsFile = None) -> int:
     """Races the scan h_t = act(x_t U^T + h_{t-1} W^T), forward and backward, on this machine.
 
@@ -67,7 +67,7 @@ def scan(*, plan: ScanRace, json: RowsFile = None) -> int:
 
 
 @app.command(name="parametrizations")
-@of_plan(ParametrizationRace)
+@options(plan=ParametrizationRace)
 def parametrizations(*, plan: ParametrizationRace, json: RowsFile = None) -> int:
     """Races the parametrizations of the registry, and other implementations of the same maps, on this machine.
 
@@ -100,7 +100,7 @@ def parametrizations(*, plan: ParametrizationRace, json: RowsFile = None) -> int
 
 
 @app.command(name="optimizers")
-@of_plan(OptimizerRace)
+@options(plan=OptimizerRace)
 def optimizers(*, plan: OptimizerRace, json: RowsFile = None) -> int:
     """Races the optimizers that move a frame itself, and geoopt's, on this machine.
 
@@ -126,7 +126,7 @@ def optimizers(*, plan: OptimizerRace, json: RowsFile = None) -> int:
 
 
 @app.command(name="growth")
-@of_plan(GrowthPlan)
+@options(plan=GrowthPlan)
 def growth(*, plan: GrowthPlan, json: RowsFile = None) -> int:
     """Fits how time and memory of the parametrizations grow, and compares it with what they declare.
 
@@ -150,7 +150,7 @@ def growth(*, plan: GrowthPlan, json: RowsFile = None) -> int:
 
 
 @app.command(name="norms")
-@of_plan(NormPlan)
+@options(plan=NormPlan)
 def norms(*, plan: NormPlan, json: RowsFile = None) -> int:
     """Shows how orthogonal frames are where coordinates are large.
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App
 from rich.table import Table
 
-from stiefelkit.cli.open_options import BoardOptions, FigureOptions, built, given
 from stiefelkit.cli.tasks import app_of_task, app_of_tasks, resume_line, with_options
 from stiefelkit.training.board import Board
 from stiefelkit.training.data import named
@@ -30,10 +29,10 @@ def _command(cls: type[Task]) -> Callable[..., int]:
         out: Path | None = None,
         resume: bool = False,
         data: Path | None = None,
-        task: Any = None,
-        settings: Any = None,
-        board: BoardOptions = None,
-        figures: FigureOptions = None,
+        task: dict[str, Any],
+        settings: Settings,
+        board: Board,
+        figures: Figures,
     ) -> int:
         """Trains several models on the task, one after the other, and compares them.
 
@@ -52,22 +51,22 @@ def _command(cls: type[Task]) -> Callable[..., int]:
 
         names = [name.strip() for name in models.split(",") if name.strip()]
         path = out or Path("runs") / cls.name
-        problem, look = cls(**given(task)), built(Board, board)
+        problem = cls(**task)
         with named(data):
             comparison = compare(
                 problem,
                 names,
                 path,
-                built(Settings, settings),
-                named=given(task),
+                settings,
+                named=task,
                 resuming=resume,
                 display=Terminal(),
-                board=look,
-                figures=built(Figures, figures),
+                board=board,
+                figures=figures,
             )
             if comparison.signal is not None:
                 words = ("compare", cls.name, "--models", ",".join(names), "--out", str(path))
-                say(f"Stopped and saved; resume with: {resume_line(*words, data=data, board=look)}")
+                say(f"Stopped and saved; resume with: {resume_line(*words, data=data, board=board)}")
                 return 128 + comparison.signal
             _print(problem, comparison)
             return 0

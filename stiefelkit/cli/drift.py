@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from stiefelkit.cli.open_options import FigureOptions, built, of_plan
+from stiefelkit.cli.options import options
 from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.training.display import Bar, Screen
 from stiefelkit.training.figure import Figures
@@ -19,8 +19,8 @@ __all__ = ["drift"]
 SHOWN = (0, 1, 100, 10_000, 100_000, 1_000_000)
 
 
-@of_plan(DriftPlan)
-def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: FigureOptions = None) -> int:
+@options(plan=DriftPlan)
+def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) -> int:
     """Measures drift, prints a table and the files; the words of its help stand in the table of commands.
 
     Args:
@@ -31,10 +31,9 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: FigureOpt
     from stiefelkit.measuring.drift.run import measure
 
     console = Screen()
-    look = built(Figures, figures)
     with Bar(console) as bar:
         outcome = measure(
-            plan, out, lambda method, n, p, step: bar.show(f"{method}, {n} x {p}", step, plan.steps), look
+            plan, out, lambda method, n, p, step: bar.show(f"{method}, {n} x {p}", step, plan.steps), figures
         )
     if outcome.curves:
         console.print(_table(plan, outcome.curves))

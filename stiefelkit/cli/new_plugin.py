@@ -7,7 +7,7 @@ from pathlib import Path
 from string import Template
 
 from stiefelkit._version import __version__
-from stiefelkit.cli.open_options import with_plain_help
+from stiefelkit.cli.options import options
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.training.display import say
 from stiefelkit.training.files import make_folder, remove, writable, write_synced
@@ -74,7 +74,7 @@ pytest tests            # holds it to the laws
 """
 
 
-@with_plain_help
+@options()
 def new_plugin(name: str, /, *, kind: str = "parametrization", out: Path = Path()) -> int:
     """Writes a package; the words of its help stand in the table of commands.
 

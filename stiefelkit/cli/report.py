@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from stiefelkit.cli.open_options import of_plan
+from stiefelkit.cli.options import options
 from stiefelkit.errors import OptionError, RunError
 from stiefelkit.measuring.report.plan import ReportPlan
 from stiefelkit.training.display import Bar, Screen
@@ -13,7 +13,7 @@ from stiefelkit.training.display import Bar, Screen
 __all__ = ["report"]
 
 
-@of_plan(ReportPlan)
+@options(plan=ReportPlan)
 def report(
     *,
     plan: ReportPlan,

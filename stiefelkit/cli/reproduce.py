@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.table import Table
 
-from stiefelkit.cli.open_options import BoardOptions, FigureOptions, built, of_plan
+from stiefelkit.cli.options import options
 from stiefelkit.errors import DivergedError, OptionError
 from stiefelkit.training.board import Board
 from stiefelkit.training.data import named
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["reproduce"]
 
 
-@of_plan(Reproduction)
+@options(plan=Reproduction)
 def reproduce(
     name: str | None = None,
     /,
@@ -32,8 +32,8 @@ def reproduce(
     page: Path | None = None,
     data: Path | None = None,
     out: Path = Path("runs/papers"),
-    board: BoardOptions = None,
-    figures: FigureOptions = None,
+    board: Board,
+    figures: Figures,
 ) -> int:
     """Runs an experiment again; the words of its help stand in the table of commands.
 
@@ -66,13 +66,13 @@ def reproduce(
                 page = out / "report"
                 with writable("A report", page):
                     refuse_links(page, out)
-            _report(out, page, built(Figures, figures))
+            _report(out, page, figures)
             return 0
         if name is None:
             raise OptionError(
                 "Reproducing needs the name of an experiment, got none; stiefelkit reproduce --list has all."
             )
-        return _run(name, out, plan, built(Board, board))
+        return _run(name, out, plan, board)
 
 
 def _report(out: Path, page: Path, figures: Figures) -> None:

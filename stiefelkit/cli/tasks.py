@@ -8,12 +8,12 @@ import shlex
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
 from stiefelkit.cli.app import DEFAULTS, asked
-from stiefelkit.cli.open_options import open_options, with_plain_help, words_of
+from stiefelkit.cli.options import options, words_of
 from stiefelkit.training.board import Board
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, tasks
@@ -60,16 +60,13 @@ def app_of_task(name: str, command: Command) -> App:
 def _subcommand(cls: type[Task], command: Command) -> App:
     app = _TaskApp(name=cls.name, help=(cls.__doc__ or "").strip().partition("\n")[0], default_parameter=DEFAULTS)
     app.task = cls
-    app.default(with_plain_help(command(cls)))
+    app.default(command(cls))
     return app
 
 
 def with_options(run: Callable[..., int], cls: type[Task]) -> Callable[..., int]:
     """Returns `run` with the options of a task and the settings of training in place of its `task` and `settings`."""
-    settings = open_options(Settings, functools.partial(filled, cls))
-    for name, options in (("task", open_options(cls)), ("settings", settings)):
-        run.__annotations__[name] = Annotated[options | None, Parameter(name="*")]
-    return run
+    return options(functools.partial(filled, cls), task=cls, settings=Settings)(run)
 
 
 def resume_line(*words: str, data: Path | None, board: Board | None = None, ranks: int = 1) -> str:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
-from stiefelkit.cli.open_options import BoardOptions, built, given
 from stiefelkit.cli.tasks import app_of_task, app_of_tasks, resume_line, with_options
 from stiefelkit.errors import OptionError
 from stiefelkit.training.board import Board
@@ -28,9 +27,9 @@ def _command(cls: type[Task]) -> Callable[..., int]:
         out: Path | None = None,
         resume: bool = False,
         data: Path | None = None,
-        task: Any = None,
-        settings: Any = None,
-        board: BoardOptions = None,
+        task: dict[str, Any],
+        settings: Settings,
+        board: Board,
     ) -> int:
         """Trains one model on the task.
 
@@ -52,19 +51,19 @@ def _command(cls: type[Task]) -> Callable[..., int]:
         from stiefelkit.training.train import resume as go_on
         from stiefelkit.training.train import train
 
-        path, look, chosen = out or Path("runs") / f"{cls.name}-{model}", built(Board, board), built(Settings, settings)
+        path = out or Path("runs") / f"{cls.name}-{model}"
         with named(data), joined() as ranks:
             display = Terminal() if ranks.is_first else Silent()
             if resume:
-                asked: dict[str, Any] = {**chosen.given(), "task": cls.name}
+                asked: dict[str, Any] = {**settings.given(), "task": cls.name}
                 asked |= {"model": model} if model else {}
-                asked |= {"task_options": given(task)} if given(task) else {}
-                outcome = go_on(path, asked, display, board=look, ranks=ranks)
+                asked |= {"task_options": task} if task else {}
+                outcome = go_on(path, asked, display, board=board, ranks=ranks)
             else:
-                config = ranks.each(lambda: Config.resolve(cls(**given(task)), model or "", chosen))
-                outcome = train(config, path, display, board=look, ranks=ranks)
+                config = ranks.each(lambda: Config.resolve(cls(**task), model or "", settings))
+                outcome = train(config, path, display, board=board, ranks=ranks)
             if ranks.is_first:
-                line = resume_line("train", cls.name, "--out", str(path), data=data, board=look, ranks=ranks.size)
+                line = resume_line("train", cls.name, "--out", str(path), data=data, board=board, ranks=ranks.size)
                 _tell(outcome, line)
         return 0 if outcome.signal is None else 128 + outcome.signal
 

@@ -1,4 +1,4 @@
-"""From a dataclass of options to one that can be left open field by field, with stricter numbers.
+"""From the fields of a dataclass to options of a command, with stricter numbers.
 
 cyclopts rounds 2.5 to an integer and reads 0.9 as 1 where either kind of number may stand; here a fraction is
 refused, or kept. Fields that are tuples are read from words with commas between them. Docstrings are the help:
@@ -12,7 +12,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from cyclopts import Parameter, Token
 
@@ -23,16 +23,12 @@ from stiefelkit.training.figure import Figures
 from stiefelkit.training.recipes import Option, literal
 
 __all__ = [
-    "BoardOptions",
-    "FigureOptions",
     "built",
     "entries",
-    "given",
-    "of_plan",
-    "open_options",
+    "facts",
+    "options",
     "sections",
     "unwrapped",
-    "with_plain_help",
     "words_of",
 ]
 
@@ -62,12 +58,6 @@ def unwrapped(text: str) -> str:
             lines[-1] += f" {line.strip()}"
         starts_anew = not line
     return "\n".join(lines)
-
-
-def with_plain_help(command: F) -> F:
-    """Decorates a command whose docstring is its help."""
-    command.__doc__ = unwrapped(command.__doc__ or "")
-    return command
 
 
 def sections(text: str) -> dict[str, list[str]]:
@@ -128,28 +118,52 @@ READERS: dict[Any, Callable[[str, str], Any]] = {
 }
 """Type of a field to what makes its value of the words after the option."""
 
+SHARED: dict[str, type] = {"board": Board, "figures": Figures}
+"""Arguments of commands that are options field by field wherever they stand."""
 LITERAL = Parameter(converter=lambda hint, tokens: literal(tokens[0].value))
 
 
-def open_options(cls: type, filled: Callable[[str], str | None] = lambda name: None) -> type:
-    """Returns a frozen dataclass with the fields and the help of `cls`, each of which may be None or empty.
+def options(filled: Callable[[str], str | None] = lambda name: None, **groups: type) -> Callable[[F], F]:
+    """Decorates a command, whose docstring is its help: `groups`, arguments of dataclasses, are options field by field.
 
     The fields of a class come before those of its bases, with the words that the nearest docstring has for them;
-    `training.checks` says what their metadata tell, and `filled` what help shows for a field without a default.
+    `training.checks` says what their metadata tell, and `filled` what help shows for `settings` without a default. The
+    command gets an instance of each class, but of `task` the fields that were named.
     """
-    opened = [(name, *_opened(name, *facts, filled)) for name, facts in _facts(cls).items()]
-    # left to itself, make_dataclass names the module "types", whose classes cyclopts does not open
-    return dataclasses.make_dataclass(cls.__name__, opened, frozen=True, namespace={"__module__": __name__})
+
+    def decorated(command: F) -> F:
+        signature = inspect.signature(command)
+        known = {name: cls for name, cls in {**SHARED, **groups}.items() if name in signature.parameters}
+        told = {group: facts(cls) for group, cls in known.items()}
+
+        def run(*words: Any, **others: Any) -> int:
+            for group, cls in known.items():
+                named = {name: others.pop(name) for name in told[group] if name in others}
+                named = {name: value for name, value in named.items() if value not in (None, {})}
+                others[group] = named if group == "task" else built(cls, named)
+            return command(*words, **others)
+
+        parameters = []
+        for name, parameter in signature.parameters.items():
+            shown = filled if name == "settings" else lambda name: None
+            fields = told.get(name, {}).items()
+            hints = {option: _hint(option, *fact, shown) for option, fact in fields}
+            parameters += [
+                inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+                for option, hint in hints.items()
+            ] or [parameter]
+        opened: Any = run
+        opened.__signature__ = signature.replace(parameters=parameters)
+        opened.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        opened.__name__, opened.__doc__ = command.__name__, unwrapped(command.__doc__ or "")
+        return opened
+
+    return decorated
 
 
-def given(options: Any) -> dict[str, Any]:
-    """Returns the fields that were named, of an instance of a class made by `open_options`, or of None."""
-    return {name: value for name, value in vars(options).items() if value not in (None, {})} if options else {}
-
-
-def built(cls: type, options: Any) -> Any:
-    """Returns the instance of `cls` that has the options named, of what `open_options` made of it."""
-    named, hints = given(options), typing.get_type_hints(cls)
+def built(cls: type, named: dict[str, Any]) -> Any:
+    """Returns the instance of `cls` that has the options named."""
+    named, hints = dict(named), typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         inner = {name: named.pop(name) for name in field.metadata.get("fields", ()) if name in named}
         if inner:
@@ -166,44 +180,24 @@ def built(cls: type, options: Any) -> Any:
     return cls(**named)
 
 
-def of_plan(cls: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Decorates a command, whose docstring is its help: the fields of its argument `plan`, a `cls`, are options."""
-
-    def decorated(command: Callable[..., int]) -> Callable[..., int]:
-        def run(*words: Any, plan: Any = None, **others: Any) -> int:
-            return command(*words, plan=built(cls, plan), **others)
-
-        signature = inspect.signature(command)
-        hint = Annotated[open_options(cls) | None, Parameter(name="*")]
-        options = inspect.Parameter("plan", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
-        others = [parameter for name, parameter in signature.parameters.items() if name != "plan"]
-        ordered = sorted([options, *others], key=lambda parameter: parameter.kind)
-        typing.cast(Any, run).__signature__ = signature.replace(parameters=ordered)
-        run.__annotations__ = {**command.__annotations__, "plan": hint}
-        run.__name__, run.__doc__ = command.__name__, unwrapped(command.__doc__ or "")
-        return run
-
-    return decorated
-
-
-def _facts(cls: type) -> dict[str, tuple[Any, Any, str, Mapping[str, Any]]]:
+def facts(cls: type) -> dict[str, tuple[Any, Any, str, Mapping[str, Any]]]:
     """Maps name to type, default, help and what else is told, of all that is to be an option."""
     hints, fields = typing.get_type_hints(cls), {field.name: field for field in dataclasses.fields(cls)}
     words: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         words |= entries(sections(base.__doc__ or "").get("Args", ()))
-    facts = {}
+    found = {}
     declared = [name for base in cls.__mro__[:-1] for name in inspect.get_annotations(base) if name in fields]
     for name in dict.fromkeys(declared):
         metadata: Mapping[str, Any] = fields[name].metadata
         if "fields" in metadata:
-            default, inner = _default(fields[name]), _facts(hints[name])
+            default, inner = _default(fields[name]), facts(hints[name])
             for option in metadata["fields"]:
                 hint, _, help, _ = inner[option]
-                facts[option] = (hint, getattr(default, option), help, {"shown": metadata["shown"]})
+                found[option] = (hint, getattr(default, option), help, {"shown": metadata["shown"]})
         elif not metadata.get("hidden"):
-            facts[name] = (hints[name], _default(fields[name]), words.get(name, ""), metadata)
-    return facts
+            found[name] = (hints[name], _default(fields[name]), words.get(name, ""), metadata)
+    return found
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -212,9 +206,9 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return None if field.default is dataclasses.MISSING else field.default
 
 
-def _opened(
+def _hint(
     name: str, hint: Any, default: Any, help: str, metadata: Mapping[str, Any], filled: Callable[[str], str | None]
-) -> tuple[Any, Any]:
+) -> Any:
     kinds = set(typing.get_args(hint)) - {types.NoneType} if isinstance(hint, types.UnionType) else {hint}
     shown = functools.partial(_shown, name, metadata.get("shown") if default is None else default, filled)
     parameter = Parameter(
@@ -228,8 +222,8 @@ def _opened(
         value = typing.get_args(hint)[1]
         value = str if typing.get_origin(value) is dict else value  # a table in words
         item = Annotated[value, LITERAL] if value == Option else value
-        return Annotated[dict[str, item], parameter], dataclasses.field(default_factory=dict)
-    return Annotated[(str if typing.get_origin(hint) is tuple else hint) | None, parameter], None
+        return Annotated[dict[str, item], parameter]
+    return Annotated[(str if typing.get_origin(hint) is tuple else hint) | None, parameter]
 
 
 def _shown(name: str, default: Any, filled: Callable[[str], str | None], _: Any) -> str | None:
@@ -247,11 +241,3 @@ def whole(hint: Any, tokens: Sequence[Token]) -> int:
         if not number.is_integer():
             raise ValueError(f"{tokens[0].value} is no integer") from None
         return int(number)
-
-
-if TYPE_CHECKING:
-    BoardOptions = FigureOptions = Any
-else:
-    BoardOptions = Annotated[open_options(Board) | None, Parameter(name="*")]
-    FigureOptions = Annotated[open_options(Figures) | None, Parameter(name="*")]
-"""Types of the arguments of commands that have the options of `Board` and `Figures`."""
