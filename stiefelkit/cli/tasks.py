@@ -44,7 +44,7 @@ def app_of_tasks(name: str, title: str, command: Command) -> App:
     # a plugin is looked at first: one that fails is left out
     own = [task for task in tasks.names() if (tasks.origin(task) or "").startswith("stiefelkit ")]
     for task in own:
-        app.command(f"stiefelkit.cli.{name}:{task}", name=task)
+        app.command(f"stiefelkit.cli.train:{name}_{task}", name=task)
     if len(own) < len(tasks.names()):
         tasks.map(lambda task, cls: task in own or app.command(_subcommand(cls, command), name=task))
     return app
