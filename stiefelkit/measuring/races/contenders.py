@@ -31,6 +31,7 @@ __all__ = [
     "Entry",
     "FrameProblem",
     "Holder",
+    "dtype_of",
     "options_of",
     "our_contenders",
 ]
@@ -198,6 +199,11 @@ def our_contenders(
             layer = partial(_layer, name, precision, taken)
             contenders |= {f"{name} ({words}){way}": Contender(name, partial(enters[way], layer)) for way in enters}
     return contenders
+
+
+def dtype_of(cls: type[OrthogonalParam], dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype that a parametrization is measured in: the complex one of that size where it refuses it."""
+    return dtype if cls.supports((4, 4), dtype) is None else dtype.to_complex()
 
 
 def options_of(cls: type[OrthogonalParam]) -> list[str]:

@@ -111,7 +111,7 @@ class Field:
     def attempt(self, what: str, names: Iterable[str], act: Callable[[str], T]) -> dict[str, T]:
         """Returns name to what `act` returns, for those that do not fail; the others go to `left_out`.
 
-        A parametrization says by an error of ours what it cannot do. Peers are not ours, and fail as they like.
+        What is ours says by an error of ours what it cannot do.
         """
         results = {}
         for name in names:
@@ -125,6 +125,11 @@ class Field:
                     raise
                 self.left_out[name] = str(error).partition("\n")[0]
         return results
+
+    def tried(self, runs: Mapping[str, Run]) -> dict[str, Run]:
+        """Runs each once, and returns those that do not fail."""
+        able = self.attempt("trying", runs, lambda name: runs[name]())
+        return {name: runs[name] for name in able}
 
     def timed(
         self, rules: Rules, unit: Run, runs: Mapping[str, Run], operation: str

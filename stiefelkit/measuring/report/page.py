@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from stiefelkit.errors import StiefelkitError, printable
 from stiefelkit.measuring.drift.plan import UNCONSTRAINED
 from stiefelkit.measuring.moved_frames import peer_optimizers
+from stiefelkit.measuring.races.contenders import dtype_of
 from stiefelkit.measuring.races.field import Race, Row, by_reason
 from stiefelkit.measuring.races.growth import PRODUCT
 from stiefelkit.measuring.races.plan import AXES
@@ -317,9 +318,8 @@ def near_orthogonal() -> list[str]:
     """Returns the maps whose weights are not frames, and not meant to be, by their traits."""
     names = []
     for name, cls in available().items():
-        dtype = torch.float32 if cls.supports((4, 4), torch.float32) is None else torch.complex64
         with contextlib.suppress(StiefelkitError):
-            names += [] if cls((4, 4), dtype=dtype).traits.exact else [name]
+            names += [] if cls((4, 4), dtype=dtype_of(cls, torch.float32)).traits.exact else [name]
     return names
 
 

@@ -83,16 +83,15 @@ class ReportPlan:
         """Returns dtype to the parametrizations measured in it: the plan's own, or the complex one that some need."""
         import torch
 
+        from stiefelkit.measuring.races.contenders import dtype_of
         from stiefelkit.weights.attach import available
 
-        dtype, groups = getattr(torch, self.dtype), {}
+        groups: dict[str, tuple[str, ...]] = {}
         for name, cls in available().items():
-            if self.parametrizations and name not in self.parametrizations:
-                continue
-            refused = not dtype.is_complex and cls.supports((4, 4), dtype) is not None
-            chosen = str(dtype.to_complex() if refused else dtype).removeprefix("torch.")
-            groups.setdefault(chosen, []).append(name)
-        return {chosen: tuple(names) for chosen, names in groups.items()}
+            if not self.parametrizations or name in self.parametrizations:
+                chosen = str(dtype_of(cls, getattr(torch, self.dtype))).removeprefix("torch.")
+                groups[chosen] = (*groups.get(chosen, ()), name)
+        return groups
 
     def elsewhere(self) -> set[str]:
         """Returns the parametrizations that are measured in another dtype than the plan's own."""
