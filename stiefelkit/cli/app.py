@@ -84,9 +84,9 @@ app.command("stiefelkit.cli.train:train", name="train", help="Train one model on
 app.command("stiefelkit.cli.train:compare", name="compare", help="Train several models on a task and compare them.")
 app.command("stiefelkit.cli.reproduce:reproduce", name="reproduce", help=REPRODUCE)
 app.command("stiefelkit.cli.sweep:sweep", name="sweep", help=SWEEP)
-app.command("stiefelkit.cli.drift:drift", name="drift", help=DRIFT)
-app.command("stiefelkit.cli.bench:app", name="bench", help="Race implementations on this machine.")
-app.command("stiefelkit.cli.report:report", name="report", help=REPORT)
+app.command("stiefelkit.cli.measuring:drift", name="drift", help=DRIFT)
+app.command("stiefelkit.cli.measuring:app", name="bench", help="Race implementations on this machine.")
+app.command("stiefelkit.cli.measuring:report", name="report", help=REPORT)
 app.command("stiefelkit.cli.plot:app", name="plot", help="Draw the curves of runs, or gradients over time.")
 
 

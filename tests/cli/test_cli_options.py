@@ -16,7 +16,7 @@ from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.cli.about import kinds
 from stiefelkit.cli.app import asked
-from stiefelkit.cli.bench import _growth
+from stiefelkit.cli.measuring import _growth
 from stiefelkit.cli.options import built, facts
 from stiefelkit.cli.options_file import read_options
 from stiefelkit.cli.tasks import filled

@@ -7,7 +7,7 @@ A plugin enters a peer by an entry point of the group `stiefelkit.recurrence_pee
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -79,10 +79,10 @@ class Sequences:
 
         self.factored: Factored | None = None
         if case.map:
-            self.w = self._drawn_in_factors()
+            frame = self._drawn_in_factors()
         else:
             frame = init.haar((n, n), torch.complex128 if case.is_complex else torch.float64, self._source)
-            self.w = self._placed(frame, self.state_dtype)
+        self.w = self._placed(frame, self.state_dtype)
         bound = (6 / (parts * n + case.m)) ** 0.5
         self.u = of_states(uniform(parts * n, case.m, low=-bound, high=bound))
         if find_activation(self.activation, case.is_complex).bias_inside:
@@ -108,7 +108,7 @@ class Sequences:
         coordinates = [c.to(self.dtype) for c in coordinates]
         assert param.structure is not None
         self.factored = Factored(param.structure, self._placed(param.factors(*coordinates), self.state_dtype))
-        return self._placed(param(*coordinates), self.state_dtype)
+        return param(*coordinates)
 
     def _normal(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return self._placed(torch.randn(*shape, dtype=dtype, generator=self._source), dtype)
@@ -211,25 +211,13 @@ def _scan(backend: str, drawn: Sequences) -> SequenceEntry:
         backend, w = "inplace", drawn.factored.factors.clone().requires_grad_()
         matrix = Factored(drawn.factored.structure, w)
 
-    def run(last_only: bool) -> tuple[Tensor | None, Tensor]:
-        return scan(
-            drawn.x,
-            matrix,
-            drawn.h0,
-            u=u,
-            bias=None if inside else b,
-            activation_bias=b if inside else None,
-            activation=drawn.activation,
-            last_only=last_only,
-            backend=backend,
-        )
+    bias: dict[str, Any] = {"activation_bias" if inside else "bias": b}
 
-    def sequence() -> Tensor:
-        out, _ = run(last_only=False)
-        assert out is not None
-        return out
+    def run(last_only: bool) -> Tensor:
+        options: dict[str, Any] = {"activation": drawn.activation, "last_only": last_only, "backend": backend}
+        return cast(Tensor, scan(drawn.x, matrix, drawn.h0, u=u, **bias, **options)[last_only])
 
-    return SequenceEntry(drawn.case.n, w.dtype, [w, u, b], sequence, lambda: run(last_only=True)[1])
+    return SequenceEntry(drawn.case.n, w.dtype, [w, u, b], lambda: run(False), lambda: run(True))
 
 
 def _plain_modrelu(z: Tensor, b: Tensor | None) -> Tensor:
@@ -259,9 +247,8 @@ def _module(
     make: Callable[..., nn.RNNBase], drawn: Sequences, units: int | None = None, **options: Any
 ) -> SequenceEntry:
     """Enters a layer of torch's with its own initial weights, of as many units as a state has real numbers."""
-    case = drawn.case
-    width = units or case.n * (1 + case.is_complex)
-    layer = make(case.m, width, device=drawn.device, dtype=drawn.dtype, **options)
+    width = units or drawn.case.n * (1 + drawn.case.is_complex)
+    layer = make(drawn.case.m, width, device=drawn.device, dtype=drawn.dtype, **options)
 
     def last_state() -> Tensor:
         _, last = layer(drawn.x)

@@ -1,5 +1,6 @@
-"""`stiefelkit bench RACE`: runs a race, prints its tables and writes its rows."""
+"""`stiefelkit drift`, `stiefelkit bench RACE` and `stiefelkit report`: they measure, and print tables of it."""
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,8 @@ from rich.table import Table
 
 from stiefelkit.cli.app import DEFAULTS
 from stiefelkit.cli.options import options
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import OptionError, RunError
+from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.races import WHO
 from stiefelkit.measuring.races.plan import (
     AXES,
@@ -23,16 +25,22 @@ from stiefelkit.measuring.races.plan import (
     ScanRace,
     TimedPlan,
 )
+from stiefelkit.measuring.report.plan import ReportPlan
 from stiefelkit.training.display import Bar, Screen
+from stiefelkit.training.figure import Figures
 
 if TYPE_CHECKING:
+    from stiefelkit.measuring.drift.run import DriftCurve
     from stiefelkit.measuring.races.field import Race, Row, Watch
 
-__all__ = ["app"]
+__all__ = ["app", "drift", "report"]
 
 RowsFile = Annotated[Path | None, Parameter(help="file for the rows, overwritten.")]
 Columns = list[tuple[str, "Callable[[Row], str | float | None]"]]
 """Headings, and what stands below them."""
+
+SHOWN = (0, 1, 100, 10_000, 100_000, 1_000_000)
+"""Steps up to which drift is shown."""
 
 app = App(name="bench", help="Race implementations on this machine.", default_parameter=DEFAULTS)
 
@@ -318,3 +326,103 @@ def _scan(plan: ScanRace, race: "Race") -> RenderableType:
         rows = [row for row in race.rows if row["operation"] == "sequence"]
         tables.append(_table(f"peak memory, {title}", caption, rows, columns, is_divided=False))
     return Group(*tables)
+
+
+@options(plan=DriftPlan)
+def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) -> int:
+    """Measures drift, prints a table and the files; the words of its help stand in the table of commands.
+
+    Args:
+        plan: what to measure.
+        out: folder for drift.json and drift.png; one that has a drift.json is refused.
+        figures: how the figure is written.
+    """
+    from stiefelkit.measuring.drift.run import measure
+
+    console = Screen()
+    with Bar(console) as bar:
+        outcome = measure(
+            plan, out, lambda method, n, p, step: bar.show(f"{method}, {n} x {p}", step, plan.steps), figures
+        )
+    if outcome.curves:
+        console.print(_drift(plan, outcome.curves))
+    for curve in outcome.curves:
+        lost = next((s for s, e in zip(curve.steps, curve.errors, strict=True) if not math.isfinite(e)), None)
+        if lost is not None:
+            console.print(f"{curve.method} at {curve.n} x {curve.p} is NaN or infinite from step {lost} on.")
+    for skipped in outcome.skipped:
+        console.print(f"Skipped {skipped.method} at {skipped.n} x {skipped.p}: {skipped.reason}", soft_wrap=True)
+    for file in outcome.files:
+        console.print(f"{'Data' if file.suffix == '.json' else 'Figure'}: {file}", soft_wrap=True)
+    return 0
+
+
+def _drift(plan: DriftPlan, curves: "list[DriftCurve]") -> Table:
+    shown = [step for step in SHOWN if step < plan.steps] + [plan.steps]
+    title = f"largest error up to a step / limit, {plan.dtype}, {plan.gradients} gradients"
+    caption = f"parametrizations: {plan.optimizer} at {plan.lr:g}; frames: steps of {plan.step_length:g}"
+    table = Table(title=title, caption=caption)
+    table.add_column("method", no_wrap=True)
+    table.add_column("size", no_wrap=True)
+    for step in shown:
+        table.add_column(f"to {step}", justify="right")
+    for curve in curves:
+        worst = (curve.worst_until(step) for step in shown)
+        table.add_row(curve.method, f"{curve.n} x {curve.p}", *(f"{ratio:.3g}" for ratio in worst))
+    return table
+
+
+@options(plan=ReportPlan)
+def report(
+    *,
+    plan: ReportPlan,
+    out: Path = Path("report.html"),
+    json: Path | None = None,
+    from_: Annotated[Path | None, Parameter(name="--from")] = None,
+) -> int:
+    """Measures and writes; the words of its help stand in the table of commands.
+
+    Args:
+        plan: what to measure.
+        out: the page, overwritten.
+        json: file for the figures, overwritten after each section; its "finished" says whether all are there.
+        from_: draw the page of a file that `python -m benchmarks.gpu` has written, and measure nothing.
+    """
+    from stiefelkit.measuring.races.field import check_place
+    from stiefelkit.measuring.report.findings import gather
+    from stiefelkit.measuring.report.page import page, record_page
+    from stiefelkit.training.files import write_atomically, write_json
+
+    for place in (out, json):
+        if place is not None:
+            check_place(place)
+    console = Screen()
+    if from_ is not None:
+        from jinja2 import TemplateError
+
+        from stiefelkit.measuring.report.record import WHO, read_record
+
+        if json is not None:
+            raise OptionError("A page from a file measures nothing; leave --json out.")
+        record = read_record(from_)
+        try:
+            drawn = record_page(record)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError) as error:
+            raise RunError(f"{WHO} needs a file as benchmarks.gpu wrote it, got {from_}: {error!r:.200}.") from error
+        write_atomically(out, drawn.encode())
+        console.print(f"Page: {out}", soft_wrap=True)
+        return 0
+    findings = None
+    with Bar(console) as bar:
+        for findings in gather(plan, bar.show):
+            bar.hide()
+            section, seconds = list(findings.seconds.items())[-1]
+            console.print(f"{section}: {seconds:.0f} s")
+            if json is not None:
+                write_json(json, findings.json())
+    assert findings is not None
+    write_atomically(out, page(findings).encode())
+    console.print(f"Page: {out}", soft_wrap=True)
+    if json is not None:
+        console.print(f"Data: {json}", soft_wrap=True)
+    return 0
