@@ -22,15 +22,7 @@ from stiefelkit.training.checks import listed
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.recipes import Option, literal
 
-__all__ = [
-    "built",
-    "entries",
-    "facts",
-    "options",
-    "sections",
-    "unwrapped",
-    "words_of",
-]
+__all__ = ["built", "entries", "facts", "options", "sections", "unwrapped", "words_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 HEADING = re.compile(r"^(Args|Attributes|Raises|Returns|References):$")
@@ -92,31 +84,18 @@ def words_of(listed: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word.strip() for word in listed.split(",") if word.strip()))
 
 
-def _each(read: Callable[[str], Any], needs: str) -> Callable[[str, str], Any]:
-    def reader(listed: str, option: str) -> tuple[Any, ...]:
-        values = []
-        for word in words_of(listed):
-            try:
-                values.append(read(word))
-            except ValueError as error:
-                raise OptionError(f"{option} needs {needs} separated by commas, got {word!r}.") from error
-        return tuple(values)
-
-    return reader
-
-
 def _size(word: str) -> tuple[int, int]:
     rows, tall, columns = word.partition("x")
     return int(rows), int(columns if tall else rows)
 
 
-READERS: dict[Any, Callable[[str, str], Any]] = {
-    tuple[str, ...]: lambda words, option: words_of(words),
-    tuple[int, ...]: _each(int, "integers, as in 0,300,"),
-    tuple[float, ...]: _each(lambda word: float(int(word)), "integers, as in 0,300,"),
-    tuple[tuple[int, int], ...]: _each(_size, "n or NxP, as in 64,2048x32,"),
+READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
+    tuple[str, ...]: (str, "words"),
+    tuple[int, ...]: (int, "integers, as in 0,300,"),
+    tuple[float, ...]: (lambda word: float(int(word)), "integers, as in 0,300,"),
+    tuple[tuple[int, int], ...]: (_size, "n or NxP, as in 64,2048x32,"),
 }
-"""Type of a field to what makes its value of the words after the option."""
+"""Type of a field to what makes an item of each word, and to what the words must be."""
 
 SHARED: dict[str, type] = {"board": Board, "figures": Figures}
 """Arguments of commands that are options field by field wherever they stand."""
@@ -174,10 +153,20 @@ def built(cls: type, named: dict[str, Any]) -> Any:
         if read is not None:
             named[field.name] = read(value)
         elif hints[field.name] in READERS:
-            named[field.name] = READERS[hints[field.name]](value, field.metadata.get("names", (f"--{field.name}",))[0])
+            named[field.name] = _read(value, field.metadata.get("names", (f"--{field.name}",))[0], hints[field.name])
         elif isinstance(value, dict):
             named[field.name] = {key.replace("-", "_"): item for key, item in value.items()}
     return cls(**named)
+
+
+def _read(listed: str, option: str, hint: Any) -> tuple[Any, ...]:
+    (read, needs), values = READERS[hint], []
+    for word in words_of(listed):
+        try:
+            values.append(read(word))
+        except ValueError as error:
+            raise OptionError(f"{option} needs {needs} separated by commas, got {word!r}.") from error
+    return tuple(values)
 
 
 def facts(cls: type) -> dict[str, tuple[Any, Any, str, Mapping[str, Any]]]:

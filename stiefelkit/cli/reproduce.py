@@ -62,26 +62,22 @@ def reproduce(
             _list(out)
             return 0
         if report:
+            from stiefelkit.training.reproduction_page import write_page
+
             if page is None:
                 page = out / "report"
                 with writable("A report", page):
                     refuse_links(page, out)
-            _report(out, page, figures)
+            written, drawn = write_page(out, page, figures)
+            for path in drawn:
+                say(f"Figure: {path}")
+            say(f"Page: {written}")
             return 0
         if name is None:
             raise OptionError(
                 "Reproducing needs the name of an experiment, got none; stiefelkit reproduce --list has all."
             )
         return _run(name, out, plan, board)
-
-
-def _report(out: Path, page: Path, figures: Figures) -> None:
-    from stiefelkit.training.reproduction_page import write_page
-
-    written, drawn = write_page(out, page, figures)
-    for path in drawn:
-        say(f"Figure: {path}")
-    say(f"Page: {written}")
 
 
 def _run(name: str, out: Path, plan: Reproduction, board: Board) -> int:

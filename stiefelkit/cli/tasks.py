@@ -28,14 +28,7 @@ class _TaskApp(App):
     """The application of a task, which tabulates its recipes when help is drawn."""
 
     task: type[Task]
-
-    @property
-    def help_epilogue(self) -> str:
-        return table(self.task)
-
-    @help_epilogue.setter
-    def help_epilogue(self, value: str | None) -> None:
-        pass
+    help_epilogue: Any = property(lambda self: table(self.task), lambda self, value: None)
 
 
 def app_of_tasks(name: str, title: str, command: Command) -> App:
@@ -139,24 +132,18 @@ def _words(value: Any) -> str:
 
 def _named(cls: type[Task]) -> Sequence[str]:
     """Returns the models that the command line names, or else the file that it names."""
-    words = asked.get()
-    for option in ("--model", "--models"):
-        given = _value(words, option)
-        if given is not None:
-            return words_of(given)
-    file = _value(words, "--config")
-    if file is None:
-        return ()
-    from stiefelkit.cli.options_file import read_options
+    model, models, file = (_value(asked.get(), option) for option in ("--model", "--models", "--config"))
+    if model is None and models is None and file is not None:
+        from stiefelkit.cli.options_file import read_options
 
-    options = read_options(Path(file)).of_task(cls.name)
-    return words_of(str(options.get("model", options.get("models", ""))))
+        held = read_options(Path(file)).of_task(cls.name)
+        models = str(held.get("model", held.get("models", "")))
+    return words_of(models or "" if model is None else model)
 
 
 def _value(words: Sequence[str], option: str) -> str | None:
     for word, after in zip(words, [*words[1:], ""], strict=True):
-        if word == option:
-            return after
-        if word.startswith(f"{option}="):
-            return word.partition("=")[2]
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else after
     return None

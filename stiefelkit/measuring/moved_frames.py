@@ -103,7 +103,7 @@ def _pogo(frame: Tensor, lr: float) -> MovedFrame:
     return MovedFrame(point, pogo.POGO([point], SGD(), lr, flatten_fn=stacked, rows=False))
 
 
-PEERS = {
+PEERS = {  # each name begins with that of its package
     "geoopt_adam_canonical": PeerOptimizer(partial(_geoopt, "RiemannianAdam", True)),
     "geoopt_adam_euclidean": PeerOptimizer(partial(_geoopt, "RiemannianAdam", False)),
     "geoopt_sgd_canonical": PeerOptimizer(partial(_geoopt, "RiemannianSGD", True), yardstick=True),
@@ -186,13 +186,11 @@ def _maker(method: str) -> Make:
     name, colon, precision = method.partition(":")
     ours = own_optimizers()
     if name in ours:
-        has_precisions, precision = (
-            "precision" in inspect.signature(ours[name]).parameters,
-            precision if colon else "exact",
-        )
-        if precision not in (PRECISIONS if has_precisions else PRECISIONS[:1]):
+        precision = precision if colon else PRECISIONS[0]
+        has_several = "precision" in inspect.signature(ours[name]).parameters
+        if precision not in (PRECISIONS if has_several else PRECISIONS[:1]):
             raise OptionError(f"{method!r} has no precision {precision!r}{did_you_mean(precision, PRECISIONS)}")
-        return partial(_ours, ours[name], {"precision": precision} if has_precisions else {})
+        return partial(_ours, ours[name], {"precision": precision} if has_several else {})
     if method not in peer_optimizers.names():
         methods = [*ours, *peer_optimizers.names()]
         raise UnknownNameError(f"No optimizer of frames is named {method!r}{did_you_mean(method, methods)}")

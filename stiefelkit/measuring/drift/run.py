@@ -30,18 +30,7 @@ from stiefelkit.weights.attach import available, orthogonal
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "DriftCurve",
-    "DriftOutcome",
-    "Skipped",
-    "draw_panel",
-    "error_scale",
-    "log_grid",
-    "looks",
-    "measure",
-    "outcomes",
-    "run",
-]
+__all__ = ["DriftCurve", "DriftOutcome", "Skipped", "draw_panel", "error_scale", "looks", "measure", "outcomes", "run"]
 
 PIXELS, CLASSES, IMAGES = 64, 10, 64
 """Of the handwritten digits: numbers in an image, kinds, and images for each gradient."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from stiefelkit.errors import RunError, StiefelkitError
+from stiefelkit.errors import OptionError, RunError, StiefelkitError
 from stiefelkit.measuring.races.clock import Run, Timing, clock_of, race, replayed
 from stiefelkit.measuring.races.plan import Rules
 from stiefelkit.training.files import refuse_special, writable, write_json
@@ -138,7 +138,7 @@ class Field:
         device = torch.device(rules.device)
         if rules.replay:
             unit = replayed(unit, device)
-            runs = self._captured(runs, device)
+            runs = self.attempt("capturing", runs, lambda name: _captured(runs[name], device))
         timings = race(
             {UNIT: unit, **runs},
             clock_of(device, rules.cold),
@@ -148,15 +148,12 @@ class Field:
         )
         return timings[UNIT].median, {name: timings[name] for name in runs}
 
-    def _captured(self, runs: Mapping[str, Run], device: torch.device) -> dict[str, Run]:
-        graphs = {}
-        for name, run in runs.items():
-            self.watch(f"{self.subject}: capturing {name}", 0, 1)
-            try:
-                graphs[name] = replayed(run, device)
-            except (RuntimeError, StiefelkitError) as error:
-                self.left_out[name] = f"it cannot be captured: {str(error).partition(chr(10))[0]}"
-        return graphs
+
+def _captured(run: Run, device: torch.device) -> Run:
+    try:
+        return replayed(run, device)
+    except (RuntimeError, StiefelkitError) as error:
+        raise OptionError(f"it cannot be captured: {str(error).partition(chr(10))[0]}") from error
 
 
 @contextlib.contextmanager

@@ -221,18 +221,8 @@ def resident_bytes(drawn: Sequences, contender: str, loss: str, is_peer: bool, t
     return answer
 
 
-def _answered(asked: bytes) -> bytes:
-    """Measures what `resident_bytes` has asked for; the answer is a number, or a sentence where it is refused."""
-    fields, contender, loss, is_peer, thread_count = pickle.loads(asked)
-    try:
-        with threads(thread_count):
-            enter = recurrence_peers.get(contender) if is_peer else ours([contender])[contender]
-            return pickle.dumps(_growth(fields, enter, loss))
-    except StiefelkitError as error:
-        return pickle.dumps(str(error))
-
-
-def _growth(fields: dict[str, Any], enter: Enter, loss: str) -> int:
+def _growth(fields: dict[str, Any], contender: str, loss: str, is_peer: bool) -> int:
+    enter = recurrence_peers.get(contender) if is_peer else ours([contender])[contender]
     case: ScanCase = fields["case"]
 
     def prepared(case: ScanCase) -> Run:
@@ -268,4 +258,11 @@ def _peak() -> int:
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(_answered(sys.stdin.buffer.read()))
+    *asked, thread_count = pickle.load(sys.stdin.buffer)
+    answer: int | str
+    try:
+        with threads(thread_count):
+            answer = _growth(*asked)
+    except StiefelkitError as refused:
+        answer = str(refused)
+    pickle.dump(answer, sys.stdout.buffer)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from stiefelkit.errors import OptionError
@@ -99,7 +100,8 @@ class ReportPlan:
 
     def plans(self, section: str) -> list[Any]:
         """Returns the plans of a section: one for each dtype in which parametrizations are measured."""
-        rules = {"device": self.device, "threads": self.threads, "seed": self.seed, **self._scale.get(section, {})}
+        scale = self.scale or (FULL if self.full else QUICK)
+        rules = {"device": self.device, "threads": self.threads, "seed": self.seed, **scale.get(section, {})}
         if section == "growth":
             return [GrowthPlan(parametrizations=self.parametrizations, dtype=self.dtype, **rules)]
         if section == "scan":
@@ -108,30 +110,23 @@ class ReportPlan:
         if section == "drift":
             rules = {"gradients": "rotation", "step_length": 0.1, **rules}
             return [DriftPlan(methods=methods, dtype=dtype, **rules) for dtype, methods in self._methods()]
+        make = partial(ParametrizationRace, operations=("forward_backward",)) if section == "time" else NormPlan
         plans = []
         for dtype, names in self.groups().items():
             named = () if dtype == self.dtype and not self.parametrizations else names
-            fields = {"dtype": dtype, "parametrizations": named, "peers": self.peers and dtype == self.dtype, **rules}
-            if section == "time":
-                plans.append(ParametrizationRace(operations=("forward_backward",), **fields))
-            else:
-                plans.append(NormPlan(**fields))
+            peers = self.peers and dtype == self.dtype
+            plans.append(make(**{"dtype": dtype, "parametrizations": named, "peers": peers, **rules}))
         return plans
 
     def commands(self, section: str) -> list[str]:
         """Returns the command lines that measure one section alone."""
         lines = []
         for plan in self.plans(section):
-            usual = DriftPlan(dtype=plan.dtype) if section == "drift" else type(plan)()
-            fields = {name: value for name, value in vars(plan).items() if value != getattr(usual, name, None)}
-            fields.pop("dtype", None)
+            usual = vars(DriftPlan(dtype=plan.dtype) if section == "drift" else type(plan)())
+            fields = {name: value for name, value in vars(plan).items() if name != "dtype" and value != usual.get(name)}
             fields |= {} if plan.dtype == "float32" else {"dtype": plan.dtype}
             lines.append(" ".join(["stiefelkit", SECTIONS[section], *map(_option, fields, fields.values())]))
         return lines
-
-    @property
-    def _scale(self) -> Scale:
-        return self.scale or (FULL if self.full else QUICK)
 
     def _methods(self) -> list[tuple[str, tuple[str, ...]]]:
         """Returns dtypes and the methods whose drift is measured in each: maps, and in the own dtype optimizers."""
