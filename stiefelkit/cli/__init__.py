@@ -12,7 +12,7 @@ __all__ = ["main"]
 IS_PROGRAM = bool(sys.argv) and sys.argv[0].replace("\\", "/").endswith(
     ("/stiefelkit", "/stiefelkit.exe", "/stiefelkit/__main__.py")
 )
-"""Whether the process is the command, and not one that imports it."""
+"""True if the process is the command, and not one that imports it."""
 
 if IS_PROGRAM and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
     # Until `interrupts.guard`, Ctrl-C ends the program without a word, where Python would print a traceback.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 USER_ERROR = 2
 EXTRA = {name: name for name in ("cyclopts", "rich", "matplotlib", "jinja2")} | {"sklearn": "scikit-learn"}
-"""What `stiefelkit[cli]` installs: the name of the import, and of the package."""
+"""Packages that `stiefelkit[cli]` installs, by the names of their imports."""
 
 
 def main(arguments: "Sequence[str] | None" = None) -> int:

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["DriftCurve", "DriftOutcome", "Skipped", "draw_panel", "error_scale", "looks", "measure", "outcomes", "run"]
 
 PIXELS, CLASSES, IMAGES = 64, 10, 64
-"""Of the handwritten digits: numbers in an image, kinds, and images for each gradient."""
+"""Sizes of the handwritten digits: numbers in an image, kinds, and images for each gradient."""
 ERROR = r"$\Vert W^H W - I\Vert_F$ / rounding limit"
 HIGHEST = 1e9
-"""Of what is shown: beyond it a weight is lost, and would only squeeze the others."""
+"""The largest error that is shown: beyond it a weight is lost, and would only squeeze the others."""
 
 
 @dataclass(frozen=True)

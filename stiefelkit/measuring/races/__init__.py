@@ -1,4 +1,4 @@
 """Races of implementations on the user's own machine."""
 
 WHO = "The race"
-"""Who refuses, in errors."""
+"""The name that errors begin with."""

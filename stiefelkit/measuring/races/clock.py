@@ -45,7 +45,7 @@ CPU_CACHE = 1 << 26
 
 @dataclass(frozen=True)
 class Timing:
-    """What the clock said.
+    """The samples of one version.
 
     Attributes:
         samples: seconds per call, in the order of measurement.

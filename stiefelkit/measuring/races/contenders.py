@@ -1,4 +1,4 @@
-"""Who takes part in a race of parametrizations, what each gets, and what they do in it."""
+"""The contenders of a race of parametrizations, the problem that each gets, and the operations that are timed."""
 
 import dataclasses
 import math
@@ -42,7 +42,7 @@ GROUPED = ", grouped"
 """Behind the name of a contender that has the frames of a batch as weights or parameters of their own."""
 
 LEARNING_RATE = 1e-4
-"""Of the plain SGD in "step": so small that the coordinates stay what was drawn."""
+"""The learning rate of the plain SGD in "step": so small that the coordinates stay what was drawn."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What all races have in common: who takes part, how contenders are tried and timed, and the rows that come of it."""
+"""The common part of all races: contenders are tried and timed, and give rows."""
 
 import contextlib
 import math
@@ -42,7 +42,7 @@ def quiet(what: str, done: int, rounds: int) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one contender; `row["seconds"]` is one of its figures.
+    """The figures of one contender; `row["seconds"]` is one of its figures.
 
     Attributes:
         figures: as a file has them, "contender" among them; docs/benchmarks.md lists those of each race.
@@ -69,7 +69,7 @@ class Row:
 
     @property
     def is_fast(self) -> bool:
-        """Whether it is one of ours in precision fast."""
+        """True of ours in precision fast."""
         return "(fast" in self.contender
 
 

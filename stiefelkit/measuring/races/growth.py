@@ -1,4 +1,4 @@
-"""How time and memory of the parametrizations grow with the size of a frame, their number, the steps and the batch."""
+"""Growth of time and memory of the parametrizations with sizes and numbers of frames, with steps and batches."""
 
 import contextlib
 import dataclasses
@@ -26,11 +26,11 @@ PRODUCT = "one product"
 WIDTH = 64
 """Rows and columns of the frames of which there are many, and of the recurrent weight."""
 STEPS, BATCH, INPUTS = 64, 16, 8
-"""Of the recurrent layer where they are not what grows."""
+"""Sizes of the recurrent layer that do not grow."""
 WIDE, LONG = 1024, 128
 """Units and steps of the layer whose reflectors grow."""
 LOGARITHM = 0.25
-"""By so much at most a factor log x raises an exponent fitted beyond x = 55."""
+"""The most by which a factor log x raises an exponent fitted beyond x = 55."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ DTYPES = (*WIDE_DTYPES, "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Site:
-    """Where something is measured.
+    """The place of a measurement.
 
     Args:
         device: cpu or cuda.
@@ -50,7 +50,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Rules(Site):
-    """Where and how long a race is run, whatever takes part.
+    """The place and the length of a race, whatever takes part.
 
     Args:
         repeats: samples of each contender at most.
@@ -74,7 +74,7 @@ class Rules(Site):
 
 @dataclass(frozen=True)
 class FramePlan(Site):
-    """Which frames are measured.
+    """The frames that are measured.
 
     Args:
         sizes: n, or n x p for tall frames (2048x32), separated by commas.
@@ -109,7 +109,7 @@ class FramePlan(Site):
 
 @dataclass(frozen=True)
 class TimedPlan(FramePlan, Rules):
-    """How frames race for time.
+    """A race of frames for time.
 
     Args:
         apart: race the batch also as so many weights or parameters of their own.
@@ -127,7 +127,7 @@ class TimedPlan(FramePlan, Rules):
 
 @dataclass(frozen=True)
 class EntrantPlan(FramePlan):
-    """Which parametrizations take part; their peers are those of the ones named, all of them where none is.
+    """The parametrizations that take part; their peers are those of the ones named, all of them where none is.
 
     Args:
         parametrizations: names, separated by commas; all if left out. Their peers race alone with them.
@@ -181,7 +181,7 @@ class EntrantPlan(FramePlan):
 
 @dataclass(frozen=True)
 class ParametrizationRace(EntrantPlan, TimedPlan):
-    """Which parametrizations race, beside their peers.
+    """The parametrizations that race, beside their peers.
 
     Args:
         operations: forward, forward_backward, step, separated by commas.
@@ -221,7 +221,7 @@ class NormPlan(EntrantPlan):
 
 @dataclass(frozen=True)
 class OptimizerRace(TimedPlan):
-    """Which optimizers of frames race.
+    """The optimizers of frames that race.
 
     Args:
         dtype: float32, float64, complex64 or complex128.
@@ -281,7 +281,7 @@ class OptimizerRace(TimedPlan):
 
 @dataclass(frozen=True)
 class ScanRace(Rules):
-    """Which recurrences race.
+    """The recurrences that race.
 
     Args:
         cases: out of A to G, separated by commas; of A, B, C and D all that the activation can do if left out.
@@ -347,7 +347,7 @@ AXES = {
     "batch": "the same for so many sequences at once",
     "reflections": "the same for one sequence, 1,024 units and so many reflectors, W in factors",
 }
-"""What is made larger, and what is measured."""
+"""Names of what is made larger, and what is measured."""
 QUANTITIES = ("time", "memory")
 SERIES = {"n": "sizes", "matrices": "matrices", "T": "steps", "batch": "batches", "reflections": "reflections"}
 """Axis to the field of a plan that has its values."""
@@ -355,7 +355,7 @@ SERIES = {"n": "sizes", "matrices": "matrices", "T": "steps", "batch": "batches"
 
 @dataclass(frozen=True)
 class GrowthPlan(Rules):
-    """What is measured, and what grows.
+    """The quantities that are measured, and the sizes that grow.
 
     Args:
         parametrizations: names, separated by commas; all if left out. One that is complex only is measured as such.

@@ -1,4 +1,4 @@
-"""Who takes part in a race of recurrences, and what each gets: our scan, backend by backend, and others.
+"""The contenders of a race of recurrences, and their sequences: our scan, backend by backend, and others.
 
 A plugin enters a peer by an entry point of the group `stiefelkit.recurrence_peers` that gives a function from
 `Sequences` to a `SequenceEntry`.

@@ -1,4 +1,4 @@
-"""What a report has measured."""
+"""The figures of a report, measured section by section."""
 
 import dataclasses
 import datetime

@@ -1,4 +1,4 @@
-"""What a report measures, and by which commands each part can be had alone. Read for help, without torch."""
+"""The plan of a report, and the commands that measure each part alone. Read for help, without torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ FULL: Scale = {
 
 @dataclass(frozen=True)
 class ReportPlan:
-    """What to measure.
+    """The sections of a report, and the parametrizations in them.
 
     Args:
         full: take the time that the figures deserve, most of an hour on two cores; --quick takes a few minutes.

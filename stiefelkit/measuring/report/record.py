@@ -22,7 +22,7 @@ from stiefelkit.training.memory import cpu
 __all__ = ["KIND", "Figure", "PartOutcome", "Record", "clocks", "machine", "read_record"]
 
 KIND = "stiefelkit figures of a device, 1"
-"""What a file says of itself, to be told from others."""
+"""The kind that a file says it is of."""
 WHO = "A page of figures"
 
 
@@ -57,7 +57,7 @@ class Figure:
 
 @dataclass
 class PartOutcome:
-    """How a part went: the seconds it took, those that it had, and what ended it before its time, if anything."""
+    """The outcome of a part: the seconds it took, those that it had, and what ended it before its time, if anything."""
 
     part: str
     seconds: float
