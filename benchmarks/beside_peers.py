@@ -11,9 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stiefelkit.measuring.drift.measure import outcomes
 from stiefelkit.measuring.drift.plan import DriftPlan
-from stiefelkit.measuring.drift.run import DriftCurve
+from stiefelkit.measuring.drift.run import DriftCurve, outcomes
 from stiefelkit.measuring.races.frames import races
 from stiefelkit.measuring.races.plan import ParametrizationRace
 

@@ -15,8 +15,7 @@ from stiefelkit._torch import copy_each
 from stiefelkit.functional import cayley
 from stiefelkit.measuring.moved_frames import own_optimizers, start, start_apart
 from stiefelkit.measuring.races.clock import Run, race
-from stiefelkit.measuring.races.contenders import GROUPED, OPERATIONS, our_contenders
-from stiefelkit.measuring.races.frame_problem import FrameProblem
+from stiefelkit.measuring.races.contenders import GROUPED, OPERATIONS, FrameProblem, our_contenders
 
 __all__ = ["frames", "main", "weights"]
 

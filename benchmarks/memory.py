@@ -7,11 +7,10 @@ from benchmarks.scan import forward_backward
 from benchmarks.suite import PLACES, START, Suite, seconds_of, size_of
 from stiefelkit.measuring.races.clock import peak_bytes
 from stiefelkit.measuring.races.contenders import OPERATIONS, our_contenders
-from stiefelkit.measuring.races.plan import ParametrizationRace
+from stiefelkit.measuring.races.plan import ParametrizationRace, ScanRace
 from stiefelkit.measuring.races.recurrences import LOOP
 from stiefelkit.measuring.races.scan import LOSSES, resident_bytes
 from stiefelkit.measuring.races.scan_cases import CASES
-from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.scan import BACKENDS
 from stiefelkit.training.memory import threads
 

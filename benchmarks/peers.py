@@ -7,10 +7,9 @@ from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.races import frames, scan
 from stiefelkit.measuring.races.contenders import our_contenders
 from stiefelkit.measuring.races.peers import peers
-from stiefelkit.measuring.races.plan import OptimizerRace, ParametrizationRace
+from stiefelkit.measuring.races.plan import OptimizerRace, ParametrizationRace, ScanRace
 from stiefelkit.measuring.races.recurrences import recurrence_peers
 from stiefelkit.measuring.races.scan_cases import CASES
-from stiefelkit.measuring.races.scan_plan import ScanRace
 
 SIZES = {
     "64x64": "quick",

@@ -1,9 +1,9 @@
 """Time of the scan, forward and backward, in the four cases of `stiefelkit bench scan`, over that of its LIMIT."""
 
 from benchmarks.suite import PLACES, PRODUCTS, Suite, of_race, patience, row_of
+from stiefelkit.measuring.races.plan import ScanRace
 from stiefelkit.measuring.races.scan import LOSSES, races
 from stiefelkit.measuring.races.scan_cases import CASES
-from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.scan import BACKENDS
 
 TIMES = {"": 0.5, "ours": 0.8, "last": 1.1, "reference": 1.3, "eager_loop": 1.3, "torch_rnn": 1.0}

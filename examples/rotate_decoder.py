@@ -31,7 +31,7 @@ def text() -> Tensor:
 
 
 def decoder(family: str) -> Any:
-    sizes = {"vocab_size": 256, "bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": True}
+    sizes: dict[str, Any] = {"vocab_size": 256, "bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": True}
     if family == "gpt2":
         config: Any = transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, n_positions=128, **sizes)
         model: Any = transformers.GPT2LMHeadModel(config)
@@ -42,7 +42,7 @@ def decoder(family: str) -> Any:
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
-            **(sizes | {"tie_word_embeddings": False}),
+            **{**sizes, "tie_word_embeddings": False},
         )
         model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():

@@ -8,8 +8,8 @@ import stiefelkit as sk
 from benchmarks.gpu.parts import Cells, LeftOut, absent_peers
 from benchmarks.gpu.scale import Scale
 from benchmarks.uncorrected import NAME, UncorrectedCayley
-from stiefelkit.measuring.drift.measure import Skipped, outcomes
 from stiefelkit.measuring.drift.plan import DriftPlan
+from stiefelkit.measuring.drift.run import Skipped, outcomes
 from stiefelkit.measuring.report.record import Figure
 from stiefelkit.optim import register
 

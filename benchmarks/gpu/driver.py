@@ -15,8 +15,7 @@ from typing import Any
 
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.scale import SCALES
-from stiefelkit.measuring.report.machine import machine
-from stiefelkit.measuring.report.record import Figure, PartOutcome, Record
+from stiefelkit.measuring.report.record import Figure, PartOutcome, Record, machine
 
 __all__ = ["GRACE", "measure", "said"]
 

@@ -7,11 +7,10 @@ from benchmarks.gpu.parts import Cells, LeftOut
 from benchmarks.gpu.scale import Scale
 from stiefelkit.errors import StiefelkitError
 from stiefelkit.measuring.races.clock import peak_bytes
-from stiefelkit.measuring.races.contenders import OPERATIONS, our_contenders
-from stiefelkit.measuring.races.frame_problem import FrameProblem
+from stiefelkit.measuring.races.contenders import OPERATIONS, FrameProblem, our_contenders
+from stiefelkit.measuring.races.plan import ScanRace
 from stiefelkit.measuring.races.recurrences import LOOP, picked_backend
 from stiefelkit.measuring.races.scan import resident_bytes
-from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.measuring.report.record import Figure
 
 __all__ = ["of_maps_and_scan"]

@@ -9,7 +9,7 @@ import torch
 from benchmarks.gpu.parts import Cells, LeftOut
 from benchmarks.gpu.scale import Scale
 from stiefelkit.measuring.races import scan
-from stiefelkit.measuring.races.scan_plan import ScanRace
+from stiefelkit.measuring.races.plan import ScanRace
 from stiefelkit.measuring.report.record import Figure
 
 __all__ = ["of_cases"]

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.gpu.parts import PARTS, LeftOut
 from benchmarks.gpu.scale import SCALES
-from stiefelkit.measuring.report.machine import clocks, machine
+from stiefelkit.measuring.report.record import clocks, machine
 from stiefelkit.training.memory import threads
 
 __all__ = ["work"]

@@ -20,7 +20,6 @@ FURTHER = (
     "stiefelkit.training.tasks",
     "stiefelkit.training.recipes",
     "stiefelkit.measuring.races.contenders",
-    "stiefelkit.measuring.races.frame_problem",
     "stiefelkit.measuring.moved_frames",
 )
 """Modules that stand in no `__all__`, but in the guides: what those build on who add something of their own."""

@@ -12,7 +12,7 @@ __all__ = ["main"]
 IS_PROGRAM = bool(sys.argv) and sys.argv[0].replace("\\", "/").endswith(
     ("/stiefelkit", "/stiefelkit.exe", "/stiefelkit/__main__.py")
 )
-"""Whether the process is the command, and not one that imports it."""
+"""True if the process is the command, and not one that imports it."""
 
 if IS_PROGRAM and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
     # Until `interrupts.guard`, Ctrl-C ends the program without a word, where Python would print a traceback.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 USER_ERROR = 2
 EXTRA = {name: name for name in ("cyclopts", "rich", "matplotlib", "jinja2")} | {"sklearn": "scikit-learn"}
-"""What `stiefelkit[cli]` installs: the name of the import, and of the package."""
+"""Packages that `stiefelkit[cli]` installs, by the names of their imports."""
 
 
 def main(arguments: "Sequence[str] | None" = None) -> int:
@@ -126,27 +126,22 @@ def _unknown_command(words: list[str], word: str) -> str:
 
 
 def _warn(message: "Warning | str", category: type[Warning], *place: object, **more: object) -> None:
-    if not _speaks():
-        return
     from stiefelkit.errors import printable
-
-    kind = "Warning" if category is UserWarning else f"Warning ({category.__name__})"
-    print(f"{kind}:", printable(" ".join(str(message).split())), file=sys.stderr)
-
-
-def _speaks() -> bool:
-    """Whether this process is not one of several of torchrun, of which the first speaks for all."""
     from stiefelkit.training.ranks import is_first_of_launched
 
-    return is_first_of_launched()
+    if not is_first_of_launched():
+        return
+    kind = "Warning" if category is UserWarning else f"Warning ({category.__name__})"
+    print(f"{kind}:", printable(" ".join(str(message).split())), file=sys.stderr)
 
 
 def _refuse(sentence: str) -> int:
     import contextlib
 
     from stiefelkit.errors import printable
+    from stiefelkit.training.ranks import is_first_of_launched
 
-    if _speaks():
+    if is_first_of_launched():
         with contextlib.suppress(OSError):  # the terminal is gone, or a disk is full
             print("Error:", printable(" ".join(sentence.split())), file=sys.stderr, flush=True)
     return USER_ERROR

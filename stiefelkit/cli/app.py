@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from stiefelkit._version import __version__
-from stiefelkit.cli.words import unwrapped
+from stiefelkit.cli.options import unwrapped
 from stiefelkit.errors import OptionError
 from stiefelkit.optim import names_in_words
 from stiefelkit.training.ranks import launched
@@ -78,15 +78,15 @@ app = App(
     suppress_keyboard_interrupt=False,
     help_format="plaintext",  # Markdown takes as long to import as all the rest
 )
-app.command("stiefelkit.cli.listing:show", name="list", help="Show what there is to choose from, or one NAME.")
+app.command("stiefelkit.cli.about:show", name="list", help="Show what there is to choose from, or one NAME.")
 app.command("stiefelkit.cli.new_plugin:new_plugin", name="new-plugin", help=NEW_PLUGIN)
-app.command("stiefelkit.cli.train:app", name="train", help="Train one model on a task.")
-app.command("stiefelkit.cli.compare:app", name="compare", help="Train several models on a task and compare them.")
+app.command("stiefelkit.cli.train:train", name="train", help="Train one model on a task.")
+app.command("stiefelkit.cli.train:compare", name="compare", help="Train several models on a task and compare them.")
 app.command("stiefelkit.cli.reproduce:reproduce", name="reproduce", help=REPRODUCE)
 app.command("stiefelkit.cli.sweep:sweep", name="sweep", help=SWEEP)
-app.command("stiefelkit.cli.drift:drift", name="drift", help=DRIFT)
-app.command("stiefelkit.cli.bench:app", name="bench", help="Race implementations on this machine.")
-app.command("stiefelkit.cli.report:report", name="report", help=REPORT)
+app.command("stiefelkit.cli.measuring:drift", name="drift", help=DRIFT)
+app.command("stiefelkit.cli.measuring:app", name="bench", help="Race implementations on this machine.")
+app.command("stiefelkit.cli.measuring:report", name="report", help=REPORT)
 app.command("stiefelkit.cli.plot:app", name="plot", help="Draw the curves of runs, or gradients over time.")
 
 

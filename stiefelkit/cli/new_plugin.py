@@ -7,7 +7,7 @@ from pathlib import Path
 from string import Template
 
 from stiefelkit._version import __version__
-from stiefelkit.cli.words import with_plain_help
+from stiefelkit.cli.options import options
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.training.display import say
 from stiefelkit.training.files import make_folder, remove, writable, write_synced
@@ -18,25 +18,6 @@ SKELETONS = Path(__file__).parent / "skeletons"
 WORD = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
-BY_CLASS = """\
-from stiefelkit_$name import $Name
-
-from stiefelkit.testing import $decorator
-
-
-@$decorator([$Name])
-def test_laws(check):
-    check()
-"""
-BY_NAME = """\
-from stiefelkit.testing import $check
-
-
-def test_laws():
-    $check("$name")
-"""
-
-
 KINDS = {
     "parametrization": "parametrize_with_checks",
     "optimizer": "parametrize_optimizers_with_checks",
@@ -44,37 +25,9 @@ KINDS = {
     **dict.fromkeys(("activation", "model", "task")),
 }
 """Kinds of plugins, with the decorator of their test; those without have a check that takes the name."""
-PROJECT = """\
-[build-system]
-requires = ["setuptools>=77"]
-build-backend = "setuptools.build_meta"
-
-[project]
-name = "stiefelkit-$dashed"
-version = "0.1.0"
-description = "The $kind $name for stiefelkit"
-requires-python = ">=3.11"
-dependencies = ["stiefelkit>=$version"]
-
-[project.entry-points."$group"]
-$name = "stiefelkit_$name:$object"
-
-[tool.setuptools]
-py-modules = ["stiefelkit_$name"]
-"""
-README = """\
-# stiefelkit-$dashed
-
-The $kind `$name` for stiefelkit.
-
-```sh
-pip install -e . pytest # stiefelkit list shows it from now on
-pytest tests            # holds it to the laws
-```
-"""
 
 
-@with_plain_help
+@options()
 def new_plugin(name: str, /, *, kind: str = "parametrization", out: Path = Path()) -> int:
     """Writes a package; the words of its help stand in the table of commands.
 
@@ -117,7 +70,7 @@ def _check_name(name: str, kind: str) -> None:
         raise OptionError(
             f"new-plugin needs a name that no {kind} has, got {name!r} of {table.origin(name)}; choose another."
         )
-    if set(re.findall(r"\w+", _skeleton(kind))) & {name, _class_name(name)}:
+    if set(re.findall(r"\w+", _read(f"{kind}.py"))) & {name, _class_name(name)}:
         raise OptionError(f"new-plugin needs a name that its module does not use for something else, got {name!r}.")
 
 
@@ -125,8 +78,8 @@ def _class_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-def _skeleton(kind: str) -> str:
-    return (SKELETONS / f"{kind}.py").read_text(encoding="utf-8")
+def _read(skeleton: str) -> str:
+    return (SKELETONS / skeleton).read_text(encoding="utf-8")
 
 
 def _files(name: str, kind: str) -> dict[str, str]:
@@ -143,9 +96,7 @@ def _files(name: str, kind: str) -> dict[str, str]:
         "check": f"check_{kind}",
         "version": __version__,
     }
-    return {
-        "pyproject.toml": Template(PROJECT).substitute(words),
-        "README.md": Template(README).substitute(words),
-        f"stiefelkit_{name}.py": _skeleton(kind).replace("Skeleton", cap).replace("skeleton", name),
-        "tests/test_laws.py": Template(BY_CLASS if KINDS[kind] else BY_NAME).substitute(words),
-    }
+    test = "test_class.py.in" if KINDS[kind] else "test_name.py.in"
+    drawn = {"pyproject.toml": "pyproject.toml.in", "README.md": "README.md.in", "tests/test_laws.py": test}
+    files = {path: Template(_read(template)).substitute(words) for path, template in drawn.items()}
+    return files | {f"stiefelkit_{name}.py": _read(f"{kind}.py").replace("Skeleton", cap).replace("skeleton", name)}

@@ -66,7 +66,7 @@ class OptionsFile:
         return merged
 
     def _is_rated(self, arguments: ArgumentCollection, coordinate: str) -> bool:
-        """Whether the command line gives a coordinate an optimizer with a rate, which wins over one in the file."""
+        """Returns whether the command line gives a coordinate an optimizer with a rate, which wins over the file's."""
         try:
             argument, keys, _ = arguments.match(f"--optimizers.{coordinate}")
         except ValueError:

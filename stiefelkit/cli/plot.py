@@ -5,8 +5,7 @@ from pathlib import Path
 from cyclopts import App
 
 from stiefelkit.cli.app import DEFAULTS
-from stiefelkit.cli.open_options import FigureOptions, built, of_plan
-from stiefelkit.cli.words import with_plain_help
+from stiefelkit.cli.options import options
 from stiefelkit.training.display import Bar, Screen, say
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.gradients import GradientPlan
@@ -17,8 +16,8 @@ app = App(name="plot", help="Draw the curves of runs, or gradients over time.", 
 
 
 @app.default
-@with_plain_help
-def plot(*runs: Path, out: Path | None = None, figures: FigureOptions = None) -> int:
+@options()
+def plot(*runs: Path, out: Path | None = None, figures: Figures) -> int:
     """Draws the learning curves and the orthogonality of runs of one task.
 
     Args:
@@ -28,15 +27,15 @@ def plot(*runs: Path, out: Path | None = None, figures: FigureOptions = None) ->
     """
     from stiefelkit.training import plot as plots
 
-    look, folder = built(Figures, figures), out or (runs[0] if len(runs) == 1 else Path("plots"))
-    for figure in plots.plot(plots.find_runs(runs), folder, look):
+    folder = out or (runs[0] if len(runs) == 1 else Path("plots"))
+    for figure in plots.plot(plots.find_runs(runs), folder, figures):
         say(f"Figure: {figure}")
     return 0
 
 
 @app.command(name="gradients")
-@of_plan(GradientPlan)
-def gradients(*, plan: GradientPlan, out: Path = Path("runs/gradients"), figures: FigureOptions = None) -> int:
+@options(plan=GradientPlan)
+def gradients(*, plan: GradientPlan, out: Path = Path("runs/gradients"), figures: Figures) -> int:
     """Trains models, and draws how the gradient of the loss fares on its way back through time.
 
     Drawn is ||dL/dh_t||_2 over the steps t of the sequence, a panel for each number of optimizer steps. dL/dh_t is the
@@ -53,7 +52,7 @@ def gradients(*, plan: GradientPlan, out: Path = Path("runs/gradients"), figures
 
     console = Screen()
     with Bar(console) as bar:
-        curves, files = measure(plan, out, bar.show, built(Figures, figures))
+        curves, files = measure(plan, out, bar.show, figures)
     for curve in curves:
         first, last = curve.norms[0], curve.norms[-1]
         words = f"{first:.3g} at the first step, {last:.3g} at the last."

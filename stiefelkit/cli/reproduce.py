@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.table import Table
 
-from stiefelkit.cli.open_options import BoardOptions, FigureOptions, built, of_plan
+from stiefelkit.cli.options import options
 from stiefelkit.errors import DivergedError, OptionError
 from stiefelkit.training.data import named
 from stiefelkit.training.display import Board, Screen, say
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["reproduce"]
 
 
-@of_plan(Reproduction)
+@options(plan=Reproduction)
 def reproduce(
     name: str | None = None,
     /,
@@ -31,8 +31,8 @@ def reproduce(
     page: Path | None = None,
     data: Path | None = None,
     out: Path = Path("runs/papers"),
-    board: BoardOptions = None,
-    figures: FigureOptions = None,
+    board: Board,
+    figures: Figures,
 ) -> int:
     """Runs an experiment again; the words of its help stand in the table of commands.
 
@@ -61,26 +61,22 @@ def reproduce(
             _list(out)
             return 0
         if report:
+            from stiefelkit.training.reproduce import write_page
+
             if page is None:
                 page = out / "report"
                 with writable("A report", page):
                     refuse_links(page, out)
-            _report(out, page, built(Figures, figures))
+            written, drawn = write_page(out, page, figures)
+            for path in drawn:
+                say(f"Figure: {path}")
+            say(f"Page: {written}")
             return 0
         if name is None:
             raise OptionError(
                 "Reproducing needs the name of an experiment, got none; stiefelkit reproduce --list has all."
             )
-        return _run(name, out, plan, built(Board, board))
-
-
-def _report(out: Path, page: Path, figures: Figures) -> None:
-    from stiefelkit.training.reproduce import write_page
-
-    written, drawn = write_page(out, page, figures)
-    for path in drawn:
-        say(f"Figure: {path}")
-    say(f"Page: {written}")
+        return _run(name, out, plan, board)
 
 
 def _run(name: str, out: Path, plan: Reproduction, board: Board) -> int:

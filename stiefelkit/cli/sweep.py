@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
-from stiefelkit.cli.open_options import of_plan
+from stiefelkit.cli.options import options
 from stiefelkit.cli.options_file import read_toml
 from stiefelkit.cli.tasks import resume_line
 from stiefelkit.training.data import named as data_in
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["sweep"]
 
 
-@of_plan(SweepPlan)
+@options(plan=SweepPlan)
 def sweep(file: Path, /, *, plan: SweepPlan, data: Path | None = None) -> int:
     """Trains what a file lists, and prints a table; the words of its help stand in the table of commands.
 

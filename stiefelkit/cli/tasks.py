@@ -8,13 +8,12 @@ import shlex
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
 from stiefelkit.cli.app import DEFAULTS, asked
-from stiefelkit.cli.open_options import open_options, words_of
-from stiefelkit.cli.words import with_plain_help
+from stiefelkit.cli.options import options, words_of
 from stiefelkit.training.display import Board
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, tasks
@@ -29,14 +28,7 @@ class _TaskApp(App):
     """The application of a task, which tabulates its recipes when help is drawn."""
 
     task: type[Task]
-
-    @property
-    def help_epilogue(self) -> str:
-        return table(self.task)
-
-    @help_epilogue.setter
-    def help_epilogue(self, value: str | None) -> None:
-        pass
+    help_epilogue: Any = property(lambda self: table(self.task), lambda self, value: None)
 
 
 def app_of_tasks(name: str, title: str, command: Command) -> App:
@@ -45,7 +37,7 @@ def app_of_tasks(name: str, title: str, command: Command) -> App:
     # a plugin is looked at first: one that fails is left out
     own = [task for task in tasks.names() if (tasks.origin(task) or "").startswith("stiefelkit ")]
     for task in own:
-        app.command(f"stiefelkit.cli.{name}:{task}", name=task)
+        app.command(f"stiefelkit.cli.train:{name}_{task}", name=task)
     if len(own) < len(tasks.names()):
         tasks.map(lambda task, cls: task in own or app.command(_subcommand(cls, command), name=task))
     return app
@@ -61,16 +53,13 @@ def app_of_task(name: str, command: Command) -> App:
 def _subcommand(cls: type[Task], command: Command) -> App:
     app = _TaskApp(name=cls.name, help=(cls.__doc__ or "").strip().partition("\n")[0], default_parameter=DEFAULTS)
     app.task = cls
-    app.default(with_plain_help(command(cls)))
+    app.default(command(cls))
     return app
 
 
 def with_options(run: Callable[..., int], cls: type[Task]) -> Callable[..., int]:
     """Returns `run` with the options of a task and the settings of training in place of its `task` and `settings`."""
-    settings = open_options(Settings, functools.partial(filled, cls))
-    for name, options in (("task", open_options(cls)), ("settings", settings)):
-        run.__annotations__[name] = Annotated[options | None, Parameter(name="*")]
-    return run
+    return options(functools.partial(filled, cls), task=cls, settings=Settings)(run)
 
 
 def resume_line(*words: str, data: Path | None, board: Board | None = None, ranks: int = 1) -> str:
@@ -143,24 +132,18 @@ def _words(value: Any) -> str:
 
 def _named(cls: type[Task]) -> Sequence[str]:
     """Returns the models that the command line names, or else the file that it names."""
-    words = asked.get()
-    for option in ("--model", "--models"):
-        given = _value(words, option)
-        if given is not None:
-            return words_of(given)
-    file = _value(words, "--config")
-    if file is None:
-        return ()
-    from stiefelkit.cli.options_file import read_options
+    model, models, file = (_value(asked.get(), option) for option in ("--model", "--models", "--config"))
+    if model is None and models is None and file is not None:
+        from stiefelkit.cli.options_file import read_options
 
-    options = read_options(Path(file)).of_task(cls.name)
-    return words_of(str(options.get("model", options.get("models", ""))))
+        held = read_options(Path(file)).of_task(cls.name)
+        models = str(held.get("model", held.get("models", "")))
+    return words_of(models or "" if model is None else model)
 
 
 def _value(words: Sequence[str], option: str) -> str | None:
     for word, after in zip(words, [*words[1:], ""], strict=True):
-        if word == option:
-            return after
-        if word.startswith(f"{option}="):
-            return word.partition("=")[2]
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else after
     return None

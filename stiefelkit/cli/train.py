@@ -1,36 +1,38 @@
-"""`stiefelkit train TASK`, alone or under torchrun."""
+"""`stiefelkit train TASK`, alone or under torchrun, and `stiefelkit compare TASK`."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
+from rich.table import Table
 
-from stiefelkit.cli.open_options import BoardOptions, built, given
 from stiefelkit.cli.tasks import app_of_task, app_of_tasks, resume_line, with_options
 from stiefelkit.errors import OptionError
 from stiefelkit.training.data import named
-from stiefelkit.training.display import Board
+from stiefelkit.training.display import Board, Screen, Silent, Terminal, say
+from stiefelkit.training.figure import Figures
 from stiefelkit.training.ranks import joined
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task
 
 if TYPE_CHECKING:
+    from stiefelkit.training.sweep import Comparison
     from stiefelkit.training.train import RunOutcome
 
-__all__ = ["app"]
+__all__: list[str] = []
 
 
-def _command(cls: type[Task]) -> Callable[..., int]:
+def _train(cls: type[Task]) -> Callable[..., int]:
     def run(
         *,
         model: str | None = None,
         out: Path | None = None,
         resume: bool = False,
         data: Path | None = None,
-        task: Any = None,
-        settings: Any = None,
-        board: BoardOptions = None,
+        task: dict[str, Any],
+        settings: Settings,
+        board: Board,
     ) -> int:
         """Trains one model on the task.
 
@@ -48,24 +50,23 @@ def _command(cls: type[Task]) -> Callable[..., int]:
                 "Training needs a model, got none; name one of those that stiefelkit list shows, with --model."
             )
         from stiefelkit.training.config import Config
-        from stiefelkit.training.display import Silent, Terminal
         from stiefelkit.training.train import resume as go_on
         from stiefelkit.training.train import train
 
-        path, look, chosen = out or Path("runs") / f"{cls.name}-{model}", built(Board, board), built(Settings, settings)
+        path = out or Path("runs") / f"{cls.name}-{model}"
         with named(data), joined() as ranks:
             display = Terminal() if ranks.is_first else Silent()
             if resume:
-                asked: dict[str, Any] = {**chosen.given(), "task": cls.name}
+                asked: dict[str, Any] = {**settings.given(), "task": cls.name}
                 asked |= {"model": model} if model else {}
-                asked |= {"task_options": given(task)} if given(task) else {}
-                outcome = go_on(path, asked, display, board=look, ranks=ranks)
+                asked |= {"task_options": task} if task else {}
+                outcome = go_on(path, asked, display, board=board, ranks=ranks)
             else:
                 with ranks.together():
-                    config = Config.resolve(cls(**given(task)), model or "", chosen)
-                outcome = train(config, path, display, board=look, ranks=ranks)
+                    config = Config.resolve(cls(**task), model or "", settings)
+                outcome = train(config, path, display, board=board, ranks=ranks)
             if ranks.is_first:
-                line = resume_line("train", cls.name, "--out", str(path), data=data, board=look, ranks=ranks.size)
+                line = resume_line("train", cls.name, "--out", str(path), data=data, board=board, ranks=ranks.size)
                 _tell(outcome, line)
         return 0 if outcome.signal is None else 128 + outcome.signal
 
@@ -73,8 +74,6 @@ def _command(cls: type[Task]) -> Callable[..., int]:
 
 
 def _tell(outcome: "RunOutcome", line: str) -> None:
-    from stiefelkit.training.display import say
-
     if outcome.signal is not None:
         say(f"Stopped at step {outcome.step} and saved; resume with: {line}")
         return
@@ -87,8 +86,89 @@ def _tell(outcome: "RunOutcome", line: str) -> None:
     say(f"Finished at step {outcome.step}: held-out {scores}; the run is in {outcome.path}.")
 
 
-app = app_of_tasks("train", "Train one model on a task.", _command)
+def _compare(cls: type[Task]) -> Callable[..., int]:
+    def run(
+        *,
+        models: str,
+        out: Path | None = None,
+        resume: bool = False,
+        data: Path | None = None,
+        task: dict[str, Any],
+        settings: Settings,
+        board: Board,
+        figures: Figures,
+    ) -> int:
+        """Trains several models on the task, one after the other, and compares them.
+
+        Args:
+            models: names of the models, separated by commas; see stiefelkit list.
+            out: folder with one run for each model; runs/TASK if left out.
+            resume: keep the runs that are finished, continue the others, start those that are missing.
+            data: folder of the data, for tasks that read files; that of STIEFELKIT_DATA if left out.
+            task: the options of the task.
+            settings: how to train; what is left out comes from the recipe of the task for each model.
+            board: where the curves of each run can be watched.
+            figures: how they are written.
+        """
+        from stiefelkit.training.sweep import compare
+
+        names = [name.strip() for name in models.split(",") if name.strip()]
+        path = out or Path("runs") / cls.name
+        problem = cls(**task)
+        with named(data):
+            comparison = compare(
+                problem,
+                names,
+                path,
+                settings,
+                named=task,
+                resuming=resume,
+                display=Terminal(),
+                board=board,
+                figures=figures,
+            )
+            if comparison.signal is not None:
+                words = ("compare", cls.name, "--models", ",".join(names), "--out", str(path))
+                say(f"Stopped and saved; resume with: {resume_line(*words, data=data, board=board)}")
+                return 128 + comparison.signal
+            _print(problem, comparison)
+            return 0
+
+    return with_options(run, cls)
 
 
-def __getattr__(task: str) -> App:
-    return app_of_task(task, _command)
+def _print(task: Task, comparison: "Comparison") -> None:
+    table = Table("model", title=f"{task.name}, held-out set")
+    by_accuracy = task.headline == "accuracy"
+    table.add_column("accuracy" if by_accuracy else task.loss_label, justify="right")
+    if not by_accuracy:
+        table.add_column("/ baseline", justify="right")
+    for title in ("parameters", "ms per step (CPU)", "orthogonality error / limit"):
+        table.add_column(title, justify="right")
+    for summary in comparison.summaries:
+        score, baseline, error = summary.test[task.headline], task.known_baseline, summary.orthogonality
+        scores = (
+            [f"{score:.1%}"]
+            if by_accuracy
+            else [f"{score:.5f}", f"{score / baseline['loss']:.3f}" if baseline else "-"]
+        )
+        ratio = "-" if error is None else f"{error:.2f}" if error < 100 else f"{error:.2g}"
+        table.add_row(summary.model, *scores, f"{summary.parameters:,}", f"{summary.ms_per_step:.1f}", ratio)
+    console = Screen()
+    console.print(table)
+    for figure in comparison.figures:
+        console.print(f"Figure: {figure}", soft_wrap=True, highlight=False)
+
+
+COMMANDS = {
+    "train": (_train, "Train one model on a task."),
+    "compare": (_compare, "Train several models on a task and compare them."),
+}
+
+
+def __getattr__(name: str) -> App:
+    command, _, task = name.partition("_")
+    if command not in COMMANDS:
+        raise AttributeError(name)
+    function, title = COMMANDS[command]
+    return app_of_task(task, function) if task else app_of_tasks(command, title, function)

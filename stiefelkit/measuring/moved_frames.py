@@ -103,26 +103,17 @@ def _pogo(frame: Tensor, lr: float) -> MovedFrame:
     return MovedFrame(point, pogo.POGO([point], SGD(), lr, flatten_fn=stacked, rows=False))
 
 
-def _installed(module: str, peers: dict[str, PeerOptimizer]) -> dict[str, PeerOptimizer]:
-    """Returns the peers of a package, none if it is not installed."""
-    return peers if importlib.util.find_spec(module) is not None else {}
-
-
+PEERS = {  # each name begins with that of its package
+    "geoopt_adam_canonical": PeerOptimizer(partial(_geoopt, "RiemannianAdam", True)),
+    "geoopt_adam_euclidean": PeerOptimizer(partial(_geoopt, "RiemannianAdam", False)),
+    "geoopt_sgd_canonical": PeerOptimizer(partial(_geoopt, "RiemannianSGD", True), yardstick=True),
+    "geoopt_sgd_euclidean": PeerOptimizer(partial(_geoopt, "RiemannianSGD", False), yardstick=True),
+    "pogo_torch": PeerOptimizer(_pogo),
+}
 peer_optimizers = Registry(
     "stiefelkit.peer_optimizers",
     "peer optimizer",
-    {
-        **_installed(
-            "geoopt",
-            {
-                "geoopt_adam_canonical": PeerOptimizer(partial(_geoopt, "RiemannianAdam", True)),
-                "geoopt_adam_euclidean": PeerOptimizer(partial(_geoopt, "RiemannianAdam", False)),
-                "geoopt_sgd_canonical": PeerOptimizer(partial(_geoopt, "RiemannianSGD", True), yardstick=True),
-                "geoopt_sgd_euclidean": PeerOptimizer(partial(_geoopt, "RiemannianSGD", False), yardstick=True),
-            },
-        ),
-        **_installed("pogo", {"pogo_torch": PeerOptimizer(_pogo)}),
-    },
+    {name: peer for name, peer in PEERS.items() if importlib.util.find_spec(name.partition("_")[0]) is not None},
 )
 """Name to `PeerOptimizer`; plugins enter theirs by an entry point."""
 
@@ -159,15 +150,16 @@ def start(method: str, frame: Tensor, gradient: Tensor, length: float, dtype: to
     Raises:
         UnknownNameError, OptionError: as `check_method` says.
     """
-    make, lr = _maker(method), _rate(method, frame, gradient, length)
-    return make(frame.to(dtype or frame.dtype, copy=True), lr)
+    make = _maker(method)
+    return make(frame.to(dtype or frame.dtype, copy=True), _rate(make, frame, gradient, length))
 
 
 def start_apart(
     method: str, batch: Tensor, gradient: Tensor, length: float, dtype: torch.dtype | None = None
 ) -> MovedApart:
     """Gets the frames of a batch, shape (b, n, p), ready as parameters of their own."""
-    make, lr = _maker(method), _rate(method, batch, gradient, length)
+    make = _maker(method)
+    lr = _rate(make, batch, gradient, length)
     first, *rest = batch.to(dtype or batch.dtype).unbind()
     moved = make(first.clone(), lr)
     is_ours = method.partition(":")[0] in own_optimizers()
@@ -176,9 +168,8 @@ def start_apart(
     return MovedApart([moved.frame, *others], moved.optimizer)
 
 
-def _rate(method: str, frame: Tensor, gradient: Tensor, length: float) -> float:
-    """Returns the learning rate that `start` gives an optimizer."""
-    make = _maker(method)
+def _rate(make: Make, frame: Tensor, gradient: Tensor, length: float) -> float:
+    """Returns the learning rate by which the first step has a length."""
     w = frame.reshape(-1, *frame.shape[-2:])[0]
     g = gradient.reshape(-1, *gradient.shape[-2:])[0].to(w.dtype)
     size = float(torch.linalg.vector_norm(g))
@@ -195,7 +186,11 @@ def _maker(method: str) -> Make:
     name, colon, precision = method.partition(":")
     ours = own_optimizers()
     if name in ours:
-        return partial(_ours, ours[name], _checked(method, ours[name], precision if colon else "exact"))
+        precision = precision if colon else PRECISIONS[0]
+        has_several = "precision" in inspect.signature(ours[name]).parameters
+        if precision not in (PRECISIONS if has_several else PRECISIONS[:1]):
+            raise OptionError(f"{method!r} has no precision {precision!r}{did_you_mean(precision, PRECISIONS)}")
+        return partial(_ours, ours[name], {"precision": precision} if has_several else {})
     if method not in peer_optimizers.names():
         methods = [*ours, *peer_optimizers.names()]
         raise UnknownNameError(f"No optimizer of frames is named {method!r}{did_you_mean(method, methods)}")
@@ -203,14 +198,6 @@ def _maker(method: str) -> Make:
     if not isinstance(peer, PeerOptimizer):
         raise PluginError(f"The peer optimizer {method!r} needs to be a PeerOptimizer, got {peer!r}.")
     return peer.make
-
-
-def _checked(method: str, cls: type[torch.optim.Optimizer], precision: str) -> dict[str, str]:
-    """Returns the precision as an option of the optimizer; none if it has only one."""
-    has = "precision" in inspect.signature(cls).parameters
-    if precision not in (PRECISIONS if has else PRECISIONS[:1]):
-        raise OptionError(f"{method!r} has no precision {precision!r}{did_you_mean(precision, PRECISIONS)}")
-    return {"precision": precision} if has else {}
 
 
 def _ours(cls: Callable[..., torch.optim.Optimizer], options: dict[str, Any], frame: Tensor, lr: float) -> MovedFrame:

@@ -16,16 +16,14 @@ from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.cli.about import kinds
 from stiefelkit.cli.app import asked
-from stiefelkit.cli.bench import _growth
-from stiefelkit.cli.open_options import built, open_options
+from stiefelkit.cli.measuring import _growth
+from stiefelkit.cli.options import built, facts
 from stiefelkit.cli.options_file import read_options
 from stiefelkit.cli.tasks import filled
 from stiefelkit.contract import table
 from stiefelkit.measuring.drift.plan import DriftPlan
-from stiefelkit.measuring.growth.plan import GrowthPlan
 from stiefelkit.measuring.races.field import Race, Row
-from stiefelkit.measuring.races.plan import NormPlan, OptimizerRace, ParametrizationRace
-from stiefelkit.measuring.races.scan_plan import ScanRace
+from stiefelkit.measuring.races.plan import GrowthPlan, NormPlan, OptimizerRace, ParametrizationRace, ScanRace
 from stiefelkit.measuring.report.plan import ReportPlan
 from stiefelkit.testing import seeds
 from stiefelkit.training.gradients import GradientPlan
@@ -282,13 +280,12 @@ def test_every_field_of_a_plan_is_an_option_with_its_own_words(
         for name in () if field.metadata.get("hidden") else names:
             option = f"--{name.lstrip('-').replace('_', '-')} "
             assert text.count(f" {option}") >= 1, option
-    opened: Any = dataclasses.fields(open_options(PLANS[command]))
-    assert all(field.type.__metadata__[0].help for field in opened)
+    assert all(help for _, _, help, _ in facts(PLANS[command]).values())
 
 
 def test_options_left_out_are_those_of_the_plan() -> None:
     for cls in PLANS.values():
-        assert built(cls, None) == cls()
+        assert built(cls, {}) == cls()
 
 
 MANY = ".".join(["a"] * 30_000)

@@ -23,10 +23,8 @@ from stiefelkit import errors, models
 from stiefelkit.contract.table import option_names, registered
 from stiefelkit.functional import msign, spectral_direction
 from stiefelkit.measuring.drift.plan import DriftPlan
-from stiefelkit.measuring.growth.plan import GrowthPlan
-from stiefelkit.measuring.races.plan import NormPlan, OptimizerRace, ParametrizationRace
+from stiefelkit.measuring.races.plan import GrowthPlan, NormPlan, OptimizerRace, ParametrizationRace, ScanRace
 from stiefelkit.measuring.races.scan_cases import ScanCase
-from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.measuring.report.plan import ReportPlan
 from stiefelkit.numbers import Check, above, at_least, one_of, optional, plain, sizes, whole
 from stiefelkit.optim import minimizers, optimizers

@@ -78,10 +78,11 @@ def test_logits_are_the_same_after_both_rotations(family, is_tied):
 def test_each_head_of_keys_and_values_has_a_rotation_whatever_their_number(family, groups):
     model = decoder(family, groups=groups)
     before, sites = logits(model), sk.nn.rotation_sites(model)
-    v = sites.heads[0].value.weight.clone()
+    value: Any = sites.heads[0].value
+    v = value.weight.clone()
     sk.nn.rotate_(sites=sites, heads=rotation(8))
     assert torch.dist(logits(model), before) <= 1e-5 * before.norm()
-    assert torch.allclose(sites.heads[0].value.weight[:8], rotation(8).float() @ v[:8], atol=1e-5)
+    assert torch.allclose(value.weight[:8], rotation(8).float() @ v[:8], atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["Llama", "GPT2"])
@@ -118,13 +119,14 @@ def test_what_is_not_known_or_does_not_fit_is_refused_and_nothing_written():
     model = decoder("Llama")
     before = {key: value.clone() for key, value in model.state_dict().items()}
     sites = sk.nn.rotation_sites(model)
-    for error, words, arguments in (
+    cases: Any = (
         (ShapeError, "norms of 16 features, got LlamaRMSNorm", {"rotation": rotation(16)}),
         (NotAFrameError, "orthogonal", {"rotation": 2 * rotation()}),
         (ShapeError, r"shape \(8, 8\) or \(2, 8, 8\)", {"heads": rotation(4)}),
         (OptionError, "heads= for 2 attentions, got 1", {"heads": [rotation(8)]}),
         (OptionError, "either sites= or", {"rotation": rotation(), "readers": [model.lm_head]}),
-    ):
+    )
+    for error, words, arguments in cases:
         with pytest.raises(error, match=words):
             sk.nn.rotate_(**({"rotation": None} | arguments), sites=sites)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
@@ -142,6 +144,7 @@ def test_a_decoder_that_is_rotated_as_it_runs_computes_the_same_unrounded_and_fo
     sites = sk.nn.rotation_sites(model)
     rotated = sk.nn.Rotated(sites, weight_bits=None, activation_bits=None, online=True, generator=seeds.generator())
     with torch.no_grad():
+        frame: Any
         for frame in rotated.head_rotations:
             frame.weight = init.haar(tuple(frame.weight.shape), torch.float32, seeds.generator())
     assert torch.dist(logits(model), before) <= 1e-5 * before.norm()
@@ -174,12 +177,13 @@ def test_bits_and_starts_that_are_none_are_refused_before_norms_are_absorbed():
     model = decoder("Llama")
     before = {key: value.clone() for key, value in model.state_dict().items()}
     sites = sk.nn.rotation_sites(model)
-    for options, error in (
+    cases: Any = (
         ({"weight_bits": 1}, OptionError),
         ({"activation_bits": 2.5}, OptionError),
         ({"start": "cayley"}, OptionError),
         ({"start": torch.eye(4)}, ShapeError),
-    ):
+    )
+    for options, error in cases:
         with pytest.raises(error):
             sk.nn.Rotated(sites, **options)
     with pytest.raises(OptionError, match="the sites of its model"):

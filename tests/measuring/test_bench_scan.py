@@ -10,9 +10,10 @@ import torch
 from stiefelkit import errors, registry
 from stiefelkit.cli import main
 from stiefelkit.measuring.races import scan as scan_race
-from stiefelkit.measuring.races.recurrence_problem import Sequences
+from stiefelkit.measuring.races.plan import ScanRace
 from stiefelkit.measuring.races.recurrences import (
     LOOP,
+    Sequences,
     fast_backends,
     ours,
     picked_backend,
@@ -20,7 +21,6 @@ from stiefelkit.measuring.races.recurrences import (
 )
 from stiefelkit.measuring.races.scan import LOSSES, races, resident_bytes, whole_and_scan
 from stiefelkit.measuring.races.scan_cases import CASES, ScanCase, read_case
-from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.metrics import orthogonality_error
 from stiefelkit.testing import seeds
 

@@ -11,7 +11,7 @@ import torch
 from stiefelkit import errors, init
 from stiefelkit.cli import main
 from stiefelkit.measuring import moved_frames
-from stiefelkit.measuring.drift import measure, run
+from stiefelkit.measuring.drift import run
 from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.drift.run import DriftCurve
 from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers, start
@@ -193,7 +193,7 @@ def plan(**changes):
 
 def test_all_methods_are_measured_at_all_sizes_or_left_out_with_a_reason(tmp_path):
     asked = plan(dtype="complex64")
-    outcome = measure.measure(asked, tmp_path)
+    outcome = run.measure(asked, tmp_path)
     done = [(curve.method, curve.n, curve.p) for curve in outcome.curves]
     left_out = {(each.method, each.n, each.p): each.reason for each in outcome.skipped}
     assert {*done, *left_out} == {(method, n, p) for method in asked.methods for n, p in asked.sizes}
@@ -211,7 +211,7 @@ def test_a_parametrization_of_frames_is_among_all_methods_where_the_optimizer_mo
 def test_a_parametrization_of_frames_is_trained_by_an_optimizer_of_frames(tmp_path):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".* holds no frame")
-        outcome = measure.measure(plan(methods=("stiefel", "cayley"), optimizer="multiplicative_cayley"), tmp_path)
+        outcome = run.measure(plan(methods=("stiefel", "cayley"), optimizer="multiplicative_cayley"), tmp_path)
     assert len(outcome.curves) == 4
     assert max(curve.worst for curve in outcome.curves) < 4
 
@@ -220,11 +220,11 @@ def test_an_error_of_ours_is_not_hidden_and_one_of_a_peer_is_a_reason(tmp_path, 
     def broken(*arguments):
         raise RuntimeError("a bug\nwith details")
 
-    monkeypatch.setattr(measure, "run", broken)
-    outcome = measure.measure(plan(methods=("geoopt_sgd_euclidean",)), tmp_path / "peer")
+    monkeypatch.setattr(run, "run", broken)
+    outcome = run.measure(plan(methods=("geoopt_sgd_euclidean",)), tmp_path / "peer")
     assert {each.reason for each in outcome.skipped} == {"a bug"}
     with pytest.raises(RuntimeError, match="a bug"):
-        measure.measure(plan(methods=("pogo",)), tmp_path / "ours")
+        run.measure(plan(methods=("pogo",)), tmp_path / "ours")
 
 
 def test_ctrl_c_keeps_the_curves_that_are_done_in_a_whole_file(monkeypatch, capsys):
@@ -235,7 +235,7 @@ def test_ctrl_c_keeps_the_curves_that_are_done_in_a_whole_file(monkeypatch, caps
             raise KeyboardInterrupt
         return DriftCurve(method, n, p, 1.0, [0, 3], [1.0, 2.0])
 
-    monkeypatch.setattr(measure, "run", interrupted)
+    monkeypatch.setattr(run, "run", interrupted)
     assert main("drift --methods cayley,pogo,unconstrained --steps 3 --sizes 4 --out mine".split()) == 130
     assert len(capsys.readouterr().err.splitlines()) == 1
     record = json.loads(Path("mine/drift.json").read_text())

@@ -11,15 +11,12 @@ import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.contract import table
-from stiefelkit.measuring.growth import measure as growth
-from stiefelkit.measuring.growth.measure import LOGARITHM, fit
-from stiefelkit.measuring.growth.plan import AXES, QUANTITIES, GrowthPlan
-from stiefelkit.measuring.races import frames
+from stiefelkit.measuring.races import frames, growth
 from stiefelkit.measuring.races.clock import peak_bytes
-from stiefelkit.measuring.races.contenders import Contender
-from stiefelkit.measuring.races.frame_problem import FrameProblem
+from stiefelkit.measuring.races.contenders import Contender, FrameProblem
+from stiefelkit.measuring.races.growth import LOGARITHM, fit
 from stiefelkit.measuring.races.peers import peers
-from stiefelkit.measuring.races.plan import NormPlan
+from stiefelkit.measuring.races.plan import AXES, QUANTITIES, GrowthPlan, NormPlan
 from stiefelkit.testing import seeds
 
 CPU = torch.device("cpu")

@@ -9,8 +9,7 @@ import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.functional import cayley, pack_skew
 from stiefelkit.measuring.races import contenders, peers
-from stiefelkit.measuring.races.contenders import OPERATIONS
-from stiefelkit.measuring.races.frame_problem import FrameProblem
+from stiefelkit.measuring.races.contenders import OPERATIONS, FrameProblem
 from stiefelkit.measuring.races.plan import ParametrizationRace
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing import seeds

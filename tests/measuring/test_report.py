@@ -17,8 +17,9 @@ from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.measuring.moved_frames import own_optimizers
 from stiefelkit.measuring.races.scan_cases import ScanCase
-from stiefelkit.measuring.report import findings, plan, tables
-from stiefelkit.measuring.report.page import page, tiles
+from stiefelkit.measuring.report import findings, plan
+from stiefelkit.measuring.report.charts import figure_of
+from stiefelkit.measuring.report.page import page, tables, tiles
 from stiefelkit.measuring.report.plan import SECTIONS, ReportPlan
 from stiefelkit.testing import seeds
 
@@ -186,7 +187,7 @@ def test_the_command_of_the_drift_makes_the_plan_that_was_measured():
 
 def test_every_member_is_measured_in_every_section_that_it_can_be(found):
     names = set(sk.available())
-    assert {tables.member_of(row.contender) for race in found.time for row in race.rows} >= names
+    assert {row.member for race in found.time for row in race.rows} >= names
     assert {row.contender for race in found.growth for row in race.rows} >= names
     assert {row.family for race in found.norms for row in race.rows} == names - {"stiefel"}
     methods = {curve.method for curve in found.drift}
@@ -204,7 +205,7 @@ def test_the_figures_on_the_page_are_those_measured(tree, found):
         if row.find("td") is not None
     }
     for curve in found.drift:
-        assert shown[curve.method][-1] == tables.figure_of(curve.worst)
+        assert shown[curve.method][-1] == figure_of(curve.worst)
 
 
 def test_a_section_that_was_not_asked_for_is_not_there():
@@ -233,10 +234,10 @@ def test_peak_memory_has_columns_where_it_was_measured(found):
     race = found.scan[0]
     memory = {"memory_sequence": 3_000_000, "memory_last_state": 1_500_000}
     rows = [dataclasses.replace(row, figures=row.figures | memory) for row in race.rows]
-    (table,) = tables.tables(dataclasses.replace(found, scan=[dataclasses.replace(race, rows=rows)]))["scan"]
+    (table,) = tables(dataclasses.replace(found, scan=[dataclasses.replace(race, rows=rows)]))["scan"]
     assert table.columns[-2:] == ["MB, last state", "MB, sequence"]
     assert all(len(row.cells) + 1 == len(table.columns) for row in table.rows)
-    assert table.rows[1].cells[-2:] == ["1.50", "3.00"]
+    assert table.rows[1].cells[-2:] == [1.5, 3.0]
 
 
 def test_words_that_are_markup_stay_words(found):
@@ -246,8 +247,8 @@ def test_words_that_are_markup_stay_words(found):
 
 
 def test_figures_are_short():
-    assert tables.figure_of(math.inf) == "not finite"
-    assert [tables.figure_of(value) for value in (0.0, 1.0, 25.25, 0.999, 1e9)] == [
+    assert figure_of(math.inf) == "not finite"
+    assert [figure_of(value) for value in (0.0, 1.0, 25.25, 0.999, 1e9)] == [
         *("0", "1.00", "25.2", "1.00", "1.0 × 10⁹"),
     ]
 

@@ -8,9 +8,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stiefelkit import errors
-from stiefelkit.measuring.races.recurrence_problem import Sequences
+from stiefelkit.measuring.races.plan import ScanRace
 from stiefelkit.measuring.races.recurrences import (
     LOOP,
+    Sequences,
     backward,
     fast_backends,
     limit,
@@ -19,7 +20,6 @@ from stiefelkit.measuring.races.recurrences import (
 )
 from stiefelkit.measuring.races.scan import LOSSES, races
 from stiefelkit.measuring.races.scan_cases import ScanCase
-from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.scan import activations, find_activation
 from stiefelkit.testing import seeds

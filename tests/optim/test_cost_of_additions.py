@@ -12,8 +12,8 @@ from stiefelkit.cli import main
 from stiefelkit.cli.tasks import table
 from stiefelkit.measuring import moved_frames
 from stiefelkit.measuring.races import frames, peers, plan, recurrences, scan
+from stiefelkit.measuring.races.plan import ScanRace
 from stiefelkit.measuring.races.scan_cases import ScanCase
-from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.testing import seeds
 from stiefelkit.training import train
 from stiefelkit.training.config import Config

@@ -1,1 +1,1 @@
-"""How orthogonality fares under many optimizer steps."""
+"""Orthogonality under many optimizer steps."""

@@ -1,4 +1,4 @@
-"""What a drift experiment is to measure. Read for help, so torch comes in functions."""
+"""The plan of a drift experiment. Read for help, so torch comes in functions."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ WHO = "The drift experiment"
 
 @dataclass(frozen=True)
 class DriftPlan:
-    """What to measure.
+    """The weights, optimizers and gradients of a drift experiment.
 
     Args:
         steps: optimizer steps; 100000 for what adds up slowly.

@@ -1,30 +1,42 @@
-"""One weight under one gradient after the other."""
+"""One weight under one gradient after the other, for every method at every size; what is written and drawn of it."""
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stiefelkit import init
-from stiefelkit.measuring.drift.plan import UNCONSTRAINED, DriftPlan
-from stiefelkit.measuring.moved_frames import start
+from stiefelkit.errors import RunError, StiefelkitError
+from stiefelkit.measuring.drift.plan import UNCONSTRAINED, WHO, DriftPlan
+from stiefelkit.measuring.moved_frames import peer_optimizers, start
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.optim import optimizers, parameter_groups
+from stiefelkit.training.figure import Figures, figure, literal, log_scale, reference_line, styles
+from stiefelkit.training.files import writable, write_json
+from stiefelkit.training.memory import threads
 from stiefelkit.training.tasks import create
 from stiefelkit.weights.attach import available, orthogonal
 
-__all__ = ["DriftCurve", "log_grid", "run"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-Step = Callable[[Tensor], None]
+__all__ = ["DriftCurve", "DriftOutcome", "Skipped", "draw_panel", "error_scale", "looks", "measure", "outcomes", "run"]
+
 PIXELS, CLASSES, IMAGES = 64, 10, 64
-"""Of the handwritten digits: numbers in an image, kinds, and images for each gradient."""
+"""Sizes of the handwritten digits: numbers in an image, kinds, and images for each gradient."""
+ERROR = r"$\Vert W^H W - I\Vert_F$ / rounding limit"
+HIGHEST = 1e9
+"""The largest error that is shown: beyond it a weight is lost, and would only squeeze the others."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,86 @@ class DriftCurve:
         """Returns the largest ratio up to a step."""
         ratios = [ratio for at, ratio in zip(self.steps, self.ratios, strict=True) if at <= step]
         return math.nan if any(map(math.isnan, ratios)) else max(ratios)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A method that cannot do what was asked of an n x p weight, and the reason."""
+
+    method: str
+    n: int
+    p: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class DriftOutcome:
+    """A curve for each method and size in the order of measurement; what was skipped; drift.json and the figure."""
+
+    curves: list[DriftCurve] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+
+
+Watch = Callable[[str, int, int, int], None]
+"""Called with method, n, p and the number of steps done, after each look."""
+
+
+def measure(
+    plan: DriftPlan, out: Path, watch: Watch = lambda method, n, p, step: None, figures: Figures | None = None
+) -> DriftOutcome:
+    """Takes every method through the steps at every size, and writes `drift.json` and `drift.png`.
+
+    `drift.json` is replaced as a whole after each curve, so that an interruption loses only the one at work; its entry
+    "finished" says whether all are there.
+
+    Args:
+        plan: what to measure.
+        out: folder for the two files; made if missing.
+        watch: called after each look.
+        figures: the format of the figure, which is also its ending; PNG if left out.
+
+    Raises:
+        RunError: there is a `drift.json` already, which is not overwritten, or the folder cannot be written.
+    """
+    record, done, figures = out / "drift.json", DriftOutcome(), figures or Figures()
+    if record.exists():
+        raise RunError(f"{WHO} needs a folder without drift.json, got {out}; choose another --out.")
+    with writable(WHO, out):
+        out.mkdir(parents=True, exist_ok=True)
+    try:
+        for count, outcome in enumerate(outcomes(plan, watch), 1):
+            (done.curves if isinstance(outcome, DriftCurve) else done.skipped).append(outcome)  # type: ignore[arg-type]
+            content = {
+                "plan": dataclasses.asdict(plan),
+                "finished": count == len(plan.sizes) * len(plan.methods),
+                "curves": [dataclasses.asdict(curve) | {"worst": curve.worst} for curve in done.curves],
+                "skipped": [dataclasses.asdict(method) for method in done.skipped],
+            }
+            write_json(record, content)
+            done.files[:] = [record]
+    finally:
+        if done.curves:
+            done.files.append(figures.path(out, "drift"))
+            _draw(done.files[-1], done.curves, f"{plan.dtype}, {plan.gradients} gradients", figures.dpi)
+    return done
+
+
+def outcomes(plan: DriftPlan, watch: Watch = lambda method, n, p, step: None) -> Iterator[DriftCurve | Skipped]:
+    """Takes every method through the steps at every size, and yields what became of it; writes nothing."""
+    for (n, p), method in itertools.product(plan.sizes, plan.methods):
+        try:
+            with threads(plan.threads):
+                curve = run(plan, method, n, p, lambda step, of=(method, n, p): watch(*of, step))
+        except StiefelkitError as error:
+            yield Skipped(method, n, p, str(error))
+        except (RuntimeError, TypeError, ValueError) as error:
+            if "alloc" not in str(error) and method not in peer_optimizers.names():
+                raise
+            words = str(error).partition("\n")[0]
+            yield Skipped(method, n, p, "it does not fit into memory." if "alloc" in str(error) else words)
+        else:
+            yield curve
 
 
 def log_grid(steps: int, per_decade: int = 8) -> list[int]:
@@ -168,7 +260,7 @@ def _of_digits(before: Tensor, after: Tensor, seed: int) -> Callable[[Tensor], T
 
 def _started(
     plan: DriftPlan, method: str, n: int, p: int, gradient: Callable[[Tensor], Tensor]
-) -> tuple[Callable[[], Tensor], Step]:
+) -> tuple[Callable[[], Tensor], Callable[[Tensor], None]]:
     """Returns what reads the weight, and what makes a step with a gradient."""
     dtype: torch.dtype = getattr(torch, plan.dtype)
     if method not in (*available(), UNCONSTRAINED):
@@ -190,3 +282,46 @@ def _started(
         optimizer.step()
 
     return lambda: layer.weight, step
+
+
+def _draw(path: Path, curves: Sequence[DriftCurve], words: str, dpi: int) -> None:
+    """Draws errors over the limit against steps, a panel for each size, with `words` in the titles."""
+    sizes = list(dict.fromkeys((curve.n, curve.p) for curve in curves))
+    look = looks([curve.method for curve in curves])
+    width, height = 3.8 + 2.0 / len(sizes), max(3.4, 0.19 * len(look))
+    with figure(path, len(sizes), width=width, height=height, dpi=dpi) as panels:
+        for axes, (n, p) in zip(panels, sizes, strict=True):
+            draw_panel(axes, [curve for curve in curves if (curve.n, curve.p) == (n, p)], look)
+            axes.set(title=f"{n} x {p}, {words}")
+        panels[0].set_ylabel(ERROR)
+        shown = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        panels[-1].legend(shown.values(), shown.keys(), loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def looks(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns method to the options of its line: dashes for peers, grey for the weight that nothing holds."""
+    look: dict[str, dict[str, Any]] = {UNCONSTRAINED: {"color": "0.55"}}
+    coloured = [method for method in dict.fromkeys(methods) if method != UNCONSTRAINED]
+    look.update(zip(coloured, styles(len(coloured)), strict=True))
+    for method in set(coloured) & set(peer_optimizers.names()):
+        look[method]["linestyle"] = "--"
+    return look
+
+
+def draw_panel(axes: "Axes", curves: Sequence[DriftCurve], look: Mapping[str, Mapping[str, Any]]) -> None:
+    """Draws the curves of one size into axes."""
+    for curve in curves:
+        axes.plot(curve.steps, curve.ratios, label=literal(curve.method), **look[curve.method])
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set(xlabel="optimizer step")
+    axes.set_xlim(0, max(curve.steps[-1] for curve in curves))
+    error_scale(axes)
+
+
+def error_scale(axes: "Axes") -> None:
+    """Makes the y axis one of errors over the rounding limit, which is drawn."""
+    reference_line(axes, 1.0, "rounding limit", below=True)
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, 0.1), min(max(high, 10), HIGHEST))
+    log_scale(axes)

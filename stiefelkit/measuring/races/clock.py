@@ -45,7 +45,7 @@ CPU_CACHE = 1 << 26
 
 @dataclass(frozen=True)
 class Timing:
-    """What the clock said.
+    """The samples of one version.
 
     Attributes:
         samples: seconds per call, in the order of measurement.
@@ -168,16 +168,17 @@ def race(
     """
     samples: dict[str, list[float]] = {name: [] for name in versions}
     with _without_collector():
-        calls, counts = _warmed_up(versions, clock, repeats, seconds)
-        rounds = max(counts.values(), default=0)
+        planned = _warmed_up(versions, clock, repeats, seconds)
+        rounds = max((count for _, count in planned.values()), default=0)
         order, source = list(versions), random.Random(0)
         for done in range(rounds):
             watch(done, rounds)
             gc.collect(0)
             source.shuffle(order)
             for name in order:
-                if (done + 1) * counts[name] // rounds > done * counts[name] // rounds:
-                    samples[name].append(clock(versions[name], calls[name]) / calls[name])
+                calls, count = planned[name]
+                if (done + 1) * count // rounds > done * count // rounds:
+                    samples[name].append(clock(versions[name], calls) / calls)
     return {name: Timing(tuple(taken)) for name, taken in samples.items()}
 
 
@@ -197,9 +198,7 @@ def _samples(call: float, repeats: int, seconds: float) -> tuple[int, int]:
     return calls, min(max(int(seconds / (call * calls)), 1), repeats)
 
 
-def _warmed_up(
-    versions: Mapping[str, Run], clock: Clock, repeats: int, seconds: float
-) -> tuple[dict[str, int], dict[str, int]]:
+def _warmed_up(versions: Mapping[str, Run], clock: Clock, repeats: int, seconds: float) -> dict[str, tuple[int, int]]:
     """Runs everything a few times, and returns the calls per sample and the number of samples of each."""
     spent = dict.fromkeys(versions, 0.0)
     fastest = dict.fromkeys(versions, math.inf)
@@ -209,8 +208,7 @@ def _warmed_up(
                 took = clock(run, 1)
                 spent[name] += took
                 fastest[name] = max(min(fastest[name], took), 1e-7)
-    planned = {name: _samples(fastest[name], repeats, seconds) for name in versions}
-    return {name: calls for name, (calls, _) in planned.items()}, {name: count for name, (_, count) in planned.items()}
+    return {name: _samples(fastest[name], repeats, seconds) for name in versions}
 
 
 @contextlib.contextmanager

@@ -1,19 +1,21 @@
-"""Who takes part in a race of parametrizations, and what they do in it."""
+"""The contenders of a race of parametrizations, the problem that each gets, and the operations that are timed."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from stiefelkit import init
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.contract.table import option_names
 from stiefelkit.errors import DtypeError, OptimizerError
-from stiefelkit.measuring.races.frame_problem import FrameProblem
+from stiefelkit.metrics import working_dtype
 from stiefelkit.optim import parameter_groups
 from stiefelkit.weights.attach import available, orthogonal
 from stiefelkit.weights.change import coordinates
@@ -27,7 +29,9 @@ __all__ = [
     "OPERATIONS",
     "Contender",
     "Entry",
+    "FrameProblem",
     "Holder",
+    "dtype_of",
     "options_of",
     "our_contenders",
 ]
@@ -38,7 +42,82 @@ GROUPED = ", grouped"
 """Behind the name of a contender that has the frames of a batch as weights or parameters of their own."""
 
 LEARNING_RATE = 1e-4
-"""Of the plain SGD in "step": so small that the coordinates stay what was drawn."""
+"""The learning rate of the plain SGD in "step": so small that the coordinates stay what was drawn."""
+
+
+@dataclass
+class FrameProblem:
+    """One size of a race.
+
+    The draws, the same for ours and for peers, come from one seed; two contenders get different tensors of
+    one distribution.
+
+    Args:
+        n: rows of the frame.
+        p: columns, p <= n.
+        batch: number of frames; 1 means a plain matrix.
+        dtype: of the frame.
+        device: where it lives.
+        options: of the parametrizations that have them; peers that do the same work read them here.
+        seed: fixes the draws.
+        scale: what the coordinates that are drawn are multiplied by.
+    """
+
+    n: int
+    p: int
+    batch: int = 1
+    dtype: torch.dtype = torch.float32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    options: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(self.seed)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The batch dimensions."""
+        return () if self.batch == 1 else (self.batch,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the frame."""
+        return (*self.lead, self.n, self.p)
+
+    def __str__(self) -> str:
+        size = f"{self.n} x {self.p}"
+        return size if self.batch == 1 else f"{self.batch} of {size}"
+
+    def normal(self, *shape: int, size: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
+        """Draws normal entries with E |x|^2 = (scale size)^2, on the device; complex ones if the dtype is."""
+        dtype = dtype or self.dtype
+        x = torch.randn(*shape, dtype=working_dtype(dtype), generator=self.generator)
+        return (x * (size * self.scale)).to(self.device, dtype)
+
+    def angles(self, *shape: int) -> Tensor:
+        """Draws angles uniform on (-pi, pi), times the scale, float64."""
+        unit = torch.rand(*shape, dtype=torch.float64, generator=self.generator)
+        return ((2 * unit - 1) * (math.pi * self.scale)).to(self.device)
+
+    def tangent(self) -> Tensor:
+        """Draws X, n x p and lower trapezoidal, with E |a|^2 = scale^2 / n in A = X - X^H, ||A||_2 ~ 2 scale."""
+        x = self.normal(*self.shape, size=self.n**-0.5).tril()
+        diagonal = x.diagonal(dim1=-2, dim2=-1)
+        diagonal.copy_(0.5j * diagonal.imag if x.is_complex() else torch.zeros_like(diagonal))
+        return x
+
+    def frame(self) -> Tensor:
+        """Draws a Haar frame and rounds it once."""
+        return self.exact_frame().to(self.dtype)
+
+    def exact_frame(self) -> Tensor:
+        """Draws a Haar frame in float64 or complex128."""
+        return init.haar(self.shape, working_dtype(self.dtype), self.generator).to(self.device)
+
+    def gradient(self) -> Tensor:
+        """Draws dL/dW, with normal entries of E |g|^2 = 1/n."""
+        return self.normal(*self.shape, size=self.n**-0.5 / self.scale)
 
 
 @dataclass(frozen=True)
@@ -56,29 +135,18 @@ class Entry:
     optimizer: torch.optim.Optimizer | None
 
 
-def _forward(entry: Entry, g: Tensor) -> Callable[[], Any]:
-    return torch.no_grad()(entry.weight)
-
-
-def _forward_backward(entry: Entry, g: Tensor) -> Callable[[], Any]:
-    return lambda: torch.autograd.grad(entry.weight(), entry.parameters, g)
-
-
-def _step(entry: Entry, g: Tensor) -> Callable[[], Any]:
-    def step() -> None:
-        if entry.optimizer is None:
-            raise OptimizerError("it needs an optimizer along the manifold.")
-        entry.optimizer.zero_grad()
-        entry.weight().backward(g)
-        entry.optimizer.step()
-
-    return step
+def _step(entry: Entry, g: Tensor) -> None:
+    if entry.optimizer is None:
+        raise OptimizerError("it needs an optimizer along the manifold.")
+    entry.optimizer.zero_grad()
+    entry.weight().backward(g)
+    entry.optimizer.step()
 
 
 OPERATIONS: dict[str, Callable[[Entry, Tensor], Callable[[], Any]]] = {
-    "forward": _forward,
-    "forward_backward": _forward_backward,
-    "step": _step,
+    "forward": lambda entry, g: torch.no_grad()(entry.weight),
+    "forward_backward": lambda entry, g: lambda: torch.autograd.grad(entry.weight(), entry.parameters, g),
+    "step": lambda entry, g: partial(_step, entry, g),
 }
 """Name to what is timed, given the entry and dL/dW; in this order, since "step" moves the coordinates."""
 
@@ -109,59 +177,62 @@ class Holder(nn.Module):
 
 
 def our_contenders(
-    names: Iterable[str], precisions: Collection[str], options: dict[str, Any], apart: bool = False
+    names: Collection[str], precisions: Collection[str], options: dict[str, Any], apart: bool = False
 ) -> dict[str, Contender]:
     """Returns "name (precision)" to contender, for parametrizations of the registry in each precision that they have.
 
     Args:
-        names: registered names.
+        names: registered names; all if empty.
         precisions: which precisions; all if empty.
         options: given to those parametrizations that have them, and named with the precision.
         apart: also "name (precision), apart" and "..., grouped": the batch as so many weights of their own, mapped one
             by one, or by `sk.grouped`.
     """
+    enters: dict[str, Any] = {"": _enter}
+    if apart:
+        enters |= {APART: partial(_enter_apart, nullcontext), GROUPED: partial(_enter_apart, grouped)}
     classes, contenders = available(), {}
-    for name in names:
-        cls = classes[name]
-        taken = {key: value for key, value in options.items() if key in options_of(cls)}
-        for precision in cls.precisions:
-            if not precisions or precision in precisions:
-                words = ", ".join([precision, *(f"{key}={value}" for key, value in taken.items())])
-                layer = partial(_layer, name, precision, taken)
-                contenders[f"{name} ({words})"] = Contender(name, partial(_enter, layer))
-                if apart:
-                    contenders[f"{name} ({words}){APART}"] = Contender(name, partial(_enter_apart, layer, nullcontext))
-                    contenders[f"{name} ({words}){GROUPED}"] = Contender(name, partial(_enter_apart, layer, grouped))
+    for name in names or classes:
+        taken = {key: value for key, value in options.items() if key in options_of(classes[name])}
+        for precision in (one for one in classes[name].precisions if not precisions or one in precisions):
+            words = ", ".join([precision, *(f"{key}={value}" for key, value in taken.items())])
+            layer = partial(_layer, name, precision, taken)
+            contenders |= {f"{name} ({words}){way}": Contender(name, partial(enters[way], layer)) for way in enters}
     return contenders
 
 
+def dtype_of(cls: type[OrthogonalParam], dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype that a parametrization is measured in: the complex one of that size where it refuses it."""
+    return dtype if cls.supports((4, 4), dtype) is None else dtype.to_complex()
+
+
 def options_of(cls: type[OrthogonalParam]) -> list[str]:
-    """Names of the options that a parametrization has besides those of the contract."""
+    """Returns the names of the options that a parametrization has besides those of the contract."""
     return [name for name in option_names(cls) if name != "precision"]
 
 
 def _enter(make: Callable[[FrameProblem], nn.Module], problem: FrameProblem) -> Entry:
     layer = make(problem)
-    return Entry(lambda: cast(Tensor, layer.weight), list(layer.parameters()), _optimizer(layer))
+    return _entry(layer, lambda: cast(Tensor, layer.weight))
 
 
 def _enter_apart(
-    make: Callable[[FrameProblem], nn.Module], context: Callable[[nn.Module], Any], problem: FrameProblem
+    context: Callable[[nn.Module], Any], make: Callable[[FrameProblem], nn.Module], problem: FrameProblem
 ) -> Entry:
     one = dataclasses.replace(problem, batch=1)
-    layers = [make(one) for _ in range(problem.batch)]
-    net = nn.ModuleList(layers)
+    net = nn.ModuleList(make(one) for _ in range(problem.batch))
 
     def weights() -> Tensor:
         with context(net):
-            return torch.stack([cast(Tensor, layer.weight) for layer in layers])
+            return torch.stack([cast(Tensor, layer.weight) for layer in net])
 
-    return Entry(weights, list(net.parameters()), _optimizer(net))
+    return _entry(net, weights)
 
 
-def _optimizer(module: nn.Module) -> torch.optim.Optimizer | None:
+def _entry(module: nn.Module, weight: Callable[[], Tensor]) -> Entry:
     groups = parameter_groups(module, lr=LEARNING_RATE)
-    return None if coordinate_manifolds(module) else torch.optim.SGD(groups, lr=LEARNING_RATE)
+    optimizer = None if coordinate_manifolds(module) else torch.optim.SGD(groups, lr=LEARNING_RATE)
+    return Entry(weight, list(module.parameters()), optimizer)
 
 
 def _layer(name: str, precision: str, options: dict[str, Any], problem: FrameProblem) -> nn.Module:

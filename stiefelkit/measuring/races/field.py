@@ -1,4 +1,4 @@
-"""What all races have in common: who takes part, how contenders are tried and timed, and the rows that come of it."""
+"""The common part of all races: contenders are tried and timed, and give rows."""
 
 import contextlib
 import math
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from stiefelkit.errors import RunError, StiefelkitError
+from stiefelkit.errors import OptionError, RunError, StiefelkitError
 from stiefelkit.measuring.races.clock import Run, Timing, clock_of, race, replayed
 from stiefelkit.measuring.races.plan import Rules
 from stiefelkit.training.files import refuse_special, writable, write_json
@@ -42,7 +42,7 @@ def quiet(what: str, done: int, rounds: int) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one contender; `row["seconds"]` is one of its figures.
+    """The figures of one contender; `row["seconds"]` is one of its figures.
 
     Attributes:
         figures: as a file has them, "contender" among them; docs/benchmarks.md lists those of each race.
@@ -61,6 +61,16 @@ class Row:
     def contender(self) -> str:
         """The peer's name, or "name (precision)", with the options that it was given."""
         return self["contender"]
+
+    @property
+    def member(self) -> str:
+        """Its name alone, without precision and options."""
+        return self.contender.partition(" (")[0]
+
+    @property
+    def is_fast(self) -> bool:
+        """True of ours in precision fast."""
+        return "(fast" in self.contender
 
 
 @dataclass(frozen=True)
@@ -101,7 +111,7 @@ class Field:
     def attempt(self, what: str, names: Iterable[str], act: Callable[[str], T]) -> dict[str, T]:
         """Returns name to what `act` returns, for those that do not fail; the others go to `left_out`.
 
-        A parametrization says by an error of ours what it cannot do. Peers are not ours, and fail as they like.
+        What is ours says by an error of ours what it cannot do.
         """
         results = {}
         for name in names:
@@ -116,6 +126,11 @@ class Field:
                 self.left_out[name] = str(error).partition("\n")[0]
         return results
 
+    def tried(self, runs: Mapping[str, Run]) -> dict[str, Run]:
+        """Runs each once, and returns those that do not fail."""
+        able = self.attempt("trying", runs, lambda name: runs[name]())
+        return {name: runs[name] for name in able}
+
     def timed(
         self, rules: Rules, unit: Run, runs: Mapping[str, Run], operation: str
     ) -> tuple[float, dict[str, Timing]]:
@@ -123,7 +138,7 @@ class Field:
         device = torch.device(rules.device)
         if rules.replay:
             unit = replayed(unit, device)
-            runs = self._captured(runs, device)
+            runs = self.attempt("capturing", runs, lambda name: _captured(runs[name], device))
         timings = race(
             {UNIT: unit, **runs},
             clock_of(device, rules.cold),
@@ -133,15 +148,12 @@ class Field:
         )
         return timings[UNIT].median, {name: timings[name] for name in runs}
 
-    def _captured(self, runs: Mapping[str, Run], device: torch.device) -> dict[str, Run]:
-        graphs = {}
-        for name, run in runs.items():
-            self.watch(f"{self.subject}: capturing {name}", 0, 1)
-            try:
-                graphs[name] = replayed(run, device)
-            except (RuntimeError, StiefelkitError) as error:
-                self.left_out[name] = f"it cannot be captured: {str(error).partition(chr(10))[0]}"
-        return graphs
+
+def _captured(run: Run, device: torch.device) -> Run:
+    try:
+        return replayed(run, device)
+    except (RuntimeError, StiefelkitError) as error:
+        raise OptionError(f"it cannot be captured: {str(error).partition(chr(10))[0]}") from error
 
 
 @contextlib.contextmanager

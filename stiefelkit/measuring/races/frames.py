@@ -2,7 +2,8 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +13,8 @@ from stiefelkit.errors import DtypeError, OptimizerError, OptionError
 from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.measuring.moved_frames import MovedApart, MovedFrame, peer_optimizers, start, start_apart
 from stiefelkit.measuring.races.clock import Run, clock_of, product_of
-from stiefelkit.measuring.races.contenders import APART, OPERATIONS, Contender
+from stiefelkit.measuring.races.contenders import APART, OPERATIONS, Contender, FrameProblem
 from stiefelkit.measuring.races.field import Field, Race, Row, Watch, finite, quiet, scatter, seeded
-from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.measuring.races.plan import FramePlan, NormPlan, OptimizerRace, ParametrizationRace
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing.unread import READS
@@ -45,39 +45,33 @@ def races(plan: ParametrizationRace | OptimizerRace | NormPlan, watch: Watch = q
             if isinstance(plan, NormPlan):
                 yield _of_norms(plan, problem, contenders, field)
             else:
-                yield from _of_parametrizations(plan, problem, contenders, field)
+                yield from _of_maps(plan, problem, contenders, field)
 
 
-def _of_parametrizations(
+def _of_maps(
     plan: ParametrizationRace, problem: FrameProblem, contenders: Mapping[str, Contender], field: Field
 ) -> Iterator[Race]:
     g, families = problem.gradient(), {name: contender.family for name, contender in contenders.items()}
     with seeded(plan.seed):
         entries = field.attempt("preparing", contenders, lambda name: contenders[name].enter(problem))
 
-    def race(operation: str) -> Race:
-        able = [name for name in entries if operation in contenders[name].operations]
-        runs = {name: OPERATIONS[operation](entries[name], g) for name in able}
-        own = dataclasses.replace(field, left_out=dict(field.left_out))
+    def tried(name: str, runs: Mapping[str, Run]) -> float:
+        """Runs once; returns the error of the frame after it."""
+        runs[name]()
+        with torch.no_grad():
+            return float(orthogonality_error(entries[name].weight()).max())
 
-        def tried(name: str) -> float:
-            """Runs once; returns the error of the frame after it."""
-            runs[name]()
-            with torch.no_grad():
-                return float(orthogonality_error(entries[name].weight()).max())
-
-        if plan.launches:
-            return _counted(plan, problem, operation, own, runs)
-        errors = own.attempt("trying", runs, tried)
-        able = {name: runs[name] for name in errors}
-
-        def are_kin(name: str, peer: str) -> bool:
-            return families[name] == families[peer]
-
-        return _timed(plan, problem, operation, own, able, lambda: errors, families, are_kin)
-
-    # in the order of OPERATIONS, since "step" moves the coordinates
-    yield from map(race, [operation for operation in OPERATIONS if operation in plan.operations])
+    for operation in OPERATIONS:  # in their order, since "step" moves the coordinates
+        if operation in plan.operations:
+            able = [name for name in entries if operation in contenders[name].operations]
+            runs = {name: OPERATIONS[operation](entries[name], g) for name in able}
+            own = dataclasses.replace(field, left_out=dict(field.left_out))
+            if plan.launches:
+                yield _counted(plan, problem, operation, own, runs)
+                continue
+            errors = own.attempt("trying", runs, partial(tried, runs=runs))
+            runs = {name: runs[name] for name in errors}
+            yield _timed(plan, problem, operation, own, runs, errors.__getitem__, families)
 
 
 def _of_optimizers(plan: OptimizerRace, problem: FrameProblem, watch: Watch) -> Race:
@@ -120,10 +114,10 @@ def _of_optimizers(plan: OptimizerRace, problem: FrameProblem, watch: Watch) -> 
     yardsticks = [name for name, method in peers.items() if peer_optimizers.get(method).yardstick]
     families = {name: "peer" if name in peers else "ours" for name in methods}
 
-    def errors() -> dict[str, float]:
-        return {name: float(orthogonality_error(entries[name].frame).max()) for name in able}
+    def error(name: str) -> float:
+        return float(orthogonality_error(entries[name].frame).max())
 
-    return _timed(plan, problem, "step", field, able, errors, families, lambda name, peer: peer in yardsticks)
+    return _timed(plan, problem, "step", field, able, error, families, yardsticks)
 
 
 def _of_norms(plan: NormPlan, problem: FrameProblem, contenders: Mapping[str, Contender], field: Field) -> Race:
@@ -161,23 +155,24 @@ def _timed(
     operation: str,
     field: Field,
     runs: Mapping[str, Run],
-    errors: Callable[[], Mapping[str, float]],
+    error: Callable[[str], float],
     families: Mapping[str, str],
-    are_compared: Callable[[str, str], bool],
+    yardsticks: Collection[str] | None = None,
 ) -> Race:
     """Times contenders; the rows go family by family, peers after ours, the fastest first.
 
-    `errors` gives ||W^H W - I||_F by name after the race; `are_compared` says of a contender and a peer whether the
-    peer is a yardstick for it.
+    `error` gives ||W^H W - I||_F of a contender after the race; each is compared with `yardsticks`, or else with the
+    peers of its family.
     """
     product = product_of(problem.n, problem.p, problem.batch, problem.dtype, problem.device)
     unit, timings = field.timed(plan, product, runs, operation)
-    error_of, limit = errors(), rounding_limit(problem.p, problem.dtype)
+    error_of, limit = {name: error(name) for name in runs}, rounding_limit(problem.p, problem.dtype)
     seconds = {name: timing.median for name, timing in timings.items()}
-    sound_peers = [name for name in seconds if name in field.peers and finite(error_of[name]) is not None]
+    sound = [name for name in seconds if name in field.peers and finite(error_of[name]) is not None]
     rows = []
     for name in sorted(seconds, key=lambda name: (families[name], name in field.peers, seconds[name])):
-        best = min((seconds[peer] for peer in sound_peers if are_compared(name, peer)), default=None)
+        kin = [peer for peer in sound if families[peer] == families[name]] if yardsticks is None else yardsticks
+        best = min((seconds[peer] for peer in sound if peer in kin), default=None)
         figures = {
             **{"operation": operation, "contender": name, **_sizes(plan, problem), "device": plan.device},
             **{"seconds": seconds[name], "gemm_units": seconds[name] / unit},

@@ -16,8 +16,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from stiefelkit.errors import DtypeError, OptionError, PluginError
 from stiefelkit.measuring.moved_frames import peer_optimizers
-from stiefelkit.measuring.races.contenders import LEARNING_RATE, Contender, Entry, Holder
-from stiefelkit.measuring.races.frame_problem import FrameProblem
+from stiefelkit.measuring.races.contenders import LEARNING_RATE, Contender, Entry, FrameProblem, Holder
 from stiefelkit.registry import Registry
 
 __all__ = ["missing_packages", "peers"]

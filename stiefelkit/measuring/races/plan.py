@@ -8,23 +8,30 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.drift.plan import DTYPES as WIDE_DTYPES
+from stiefelkit.measuring.races import WHO
+from stiefelkit.measuring.races.scan_cases import CASES, ScanCase, cases_of, read_case
 from stiefelkit.numbers import above, settle_, whole
-from stiefelkit.training.checks import STEP_LENGTH, known_parametrizations, known_words, tall_sizes, usable_place
+from stiefelkit.training.checks import (
+    STEP_LENGTH,
+    known_parametrizations,
+    known_words,
+    tall_sizes,
+    usable_place,
+)
 from stiefelkit.training.recipes import Option
 
 if TYPE_CHECKING:
-    from stiefelkit.measuring.races.contenders import Contender
-    from stiefelkit.measuring.races.frame_problem import FrameProblem
+    from stiefelkit.measuring.races.contenders import Contender, FrameProblem
+    from stiefelkit.measuring.races.recurrences import Sequences
 
-__all__ = ["WHO", "FramePlan", "NormPlan", "OptimizerRace", "ParametrizationRace", "Rules", "TimedPlan"]
+__all__ = ["AXES", "GrowthPlan", "NormPlan", "OptimizerRace", "ParametrizationRace", "ScanRace", "TimedPlan"]
 
-WHO = "The race"
 DTYPES = (*WIDE_DTYPES, "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where something is measured.
+    """The place of a measurement.
 
     Args:
         device: cpu or cuda.
@@ -43,7 +50,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Rules(Site):
-    """Where and how long a race is run, whatever takes part.
+    """The place and the length of a race, whatever takes part.
 
     Args:
         repeats: samples of each contender at most.
@@ -67,7 +74,7 @@ class Rules(Site):
 
 @dataclass(frozen=True)
 class FramePlan(Site):
-    """Which frames are measured.
+    """The frames that are measured.
 
     Args:
         sizes: n, or n x p for tall frames (2048x32), separated by commas.
@@ -94,7 +101,7 @@ class FramePlan(Site):
         """Returns the problem of one size."""
         import torch
 
-        from stiefelkit.measuring.races.frame_problem import FrameProblem
+        from stiefelkit.measuring.races.contenders import FrameProblem
 
         dtype, device = getattr(torch, self.dtype), torch.device(self.device)
         return FrameProblem(n, p, self.batch, dtype, device, dict(options or {}), self.seed)
@@ -102,7 +109,7 @@ class FramePlan(Site):
 
 @dataclass(frozen=True)
 class TimedPlan(FramePlan, Rules):
-    """How frames race for time.
+    """A race of frames for time.
 
     Args:
         apart: race the batch also as so many weights or parameters of their own.
@@ -120,7 +127,7 @@ class TimedPlan(FramePlan, Rules):
 
 @dataclass(frozen=True)
 class EntrantPlan(FramePlan):
-    """Which parametrizations take part; their peers are those of the ones named, all of them where none is.
+    """The parametrizations that take part; their peers are those of the ones named, all of them where none is.
 
     Args:
         parametrizations: names, separated by commas; all if left out. Their peers race alone with them.
@@ -151,10 +158,8 @@ class EntrantPlan(FramePlan):
     def contenders(self) -> dict[str, Contender]:
         """Returns name to parametrization, in each precision asked for; with --apart by itself and grouped, too."""
         from stiefelkit.measuring.races.contenders import our_contenders
-        from stiefelkit.weights.attach import available
 
-        names, apart = self.parametrizations or available(), isinstance(self, TimedPlan) and self.apart
-        return our_contenders(names, self.precisions, self.options, apart)
+        return our_contenders(self.parametrizations, self.precisions, self.options, getattr(self, "apart", False))
 
     def racing_peers(self) -> dict[str, Contender]:
         """Returns name to peer, none unless asked for."""
@@ -176,7 +181,7 @@ class EntrantPlan(FramePlan):
 
 @dataclass(frozen=True)
 class ParametrizationRace(EntrantPlan, TimedPlan):
-    """Which parametrizations race, beside their peers.
+    """The parametrizations that race, beside their peers.
 
     Args:
         operations: forward, forward_backward, step, separated by commas.
@@ -216,7 +221,7 @@ class NormPlan(EntrantPlan):
 
 @dataclass(frozen=True)
 class OptimizerRace(TimedPlan):
-    """Which optimizers of frames race.
+    """The optimizers of frames that race.
 
     Args:
         dtype: float32, float64, complex64 or complex128.
@@ -272,3 +277,129 @@ class OptimizerRace(TimedPlan):
         from stiefelkit.measuring.moved_frames import own_optimizers
 
         return [name for name in own_optimizers() if name in self.optimizers or not self.optimizers]
+
+
+@dataclass(frozen=True)
+class ScanRace(Rules):
+    """The recurrences that race.
+
+    Args:
+        cases: out of A to G, separated by commas; of A, B, C and D all that the activation can do if left out.
+        case: sizes of your own, T=784,n=170,B=128,m=1, with "complex" behind them if states are; races alone, or after
+            --cases.
+        activation: of the scan and of the loop.
+        backends: of the scan, separated by commas, and "factors", W in factors in E, F and G; all fast ones that can do
+            the case if left out.
+        peers: race the eager loop, torch's RNN and LSTM.
+        named_peers: the peers that race, whether all are asked for or not; all if empty and asked for.
+        memory: measure peak memory too, each contender in a process of its own, a few seconds each.
+        training_step: time a whole training step of scornn too, in the first real case, and the scan within it.
+        dtype: float32 or float64; complex states are complex64 or complex128.
+    """
+
+    cases: tuple[ScanCase, ...] = field(default=(), metadata={"read": cases_of})
+    case: tuple[ScanCase, ...] = field(default=(), metadata={"read": lambda words: (read_case(words),) * bool(words)})
+    activation: str = "modrelu"
+    backends: tuple[str, ...] = ()
+    peers: bool = False
+    named_peers: tuple[str, ...] = field(default=(), metadata={"hidden": True})
+    memory: bool = False
+    training_step: bool = False
+    dtype: str = "float32"
+    repeats: int = 30
+    seconds: float = 4.0
+
+    def __post_init__(self) -> None:
+        from stiefelkit.measuring.races.recurrences import FACTORS, recurrence_peers
+        from stiefelkit.scan import BACKENDS, find_activation
+
+        super().__post_init__()
+        known_words(WHO, "dtype", [self.dtype], ("float32", "float64"))
+        known_words(WHO, "backend", self.backends, (*BACKENDS, FACTORS))
+        known_words(WHO, "peer", self.named_peers, recurrence_peers.names())
+        of_complex = find_activation(self.activation, False).of_complex()
+        able = [case for case in CASES.values() if not case.map and (not case.is_complex or of_complex)]
+        object.__setattr__(self, "cases", (*self.cases, *self.case) or tuple(able))
+        object.__setattr__(self, "case", ())
+        for case in self.cases:
+            find_activation(self.activation, case.is_complex)
+        if self.training_step:
+            if self.dtype != "float32" or self.activation != "modrelu":
+                raise OptionError(
+                    f"{WHO} needs float32 and modrelu for the training step, got {self.dtype}, {self.activation}."
+                )
+            if all(case.is_complex for case in self.cases):
+                raise OptionError(f"{WHO} needs a real case for the training step, got complex ones only.")
+
+    def drawn(self, case: ScanCase) -> Sequences:
+        """Returns the tensors of a case."""
+        import torch
+
+        from stiefelkit.measuring.races.recurrences import Sequences
+
+        return Sequences(case, self.activation, getattr(torch, self.dtype), torch.device(self.device), self.seed)
+
+
+AXES = {
+    "n": "forward and backward of one n x n frame",
+    "matrices": "forward and backward of so many frames at once",
+    "T": "forward and backward of a recurrent layer over T steps, the map to W within",
+    "batch": "the same for so many sequences at once",
+    "reflections": "the same for one sequence, 1,024 units and so many reflectors, W in factors",
+}
+"""Names of what is made larger, and what is measured."""
+QUANTITIES = ("time", "memory")
+SERIES = {"n": "sizes", "matrices": "matrices", "T": "steps", "batch": "batches", "reflections": "reflections"}
+"""Axis to the field of a plan that has its values."""
+
+
+@dataclass(frozen=True)
+class GrowthPlan(Rules):
+    """The quantities that are measured, and the sizes that grow.
+
+    Args:
+        parametrizations: names, separated by commas; all if left out. One that is complex only is measured as such.
+        what: time, memory, or both, separated by commas.
+        against: n, matrices, T, batch, reflections, separated by commas.
+        sizes: values of n, separated by commas.
+        matrices: numbers of matrices.
+        steps: values of T.
+        batches: numbers of sequences.
+        reflections: numbers of reflectors, of the maps that have them.
+        precision: exact or fast; parametrizations without fast are measured as exact.
+        dtype: float32, float64, complex64 or complex128.
+    """
+
+    parametrizations: tuple[str, ...] = ()
+    what: tuple[str, ...] = QUANTITIES
+    against: tuple[str, ...] = tuple(AXES)
+    sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)
+    matrices: tuple[int, ...] = (1, 4, 16, 64)
+    steps: tuple[int, ...] = field(default=(128, 256, 512, 1024), metadata={"names": ("--T", "--steps")})
+    batches: tuple[int, ...] = (16, 64, 256, 1024)
+    reflections: tuple[int, ...] = (32, 64, 128, 256)
+    precision: str = "exact"
+    dtype: str = "float32"
+    repeats: int = 20
+    seconds: float = 0.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known_parametrizations(self.parametrizations)
+        known_words(WHO, "precision", [self.precision], {"exact", "fast"})
+        known_words(WHO, "dtype", [self.dtype], WIDE_DTYPES)
+        for kind, words, choice in (("quantity", self.what, QUANTITIES), ("axis", self.against, AXES)):
+            known_words(WHO, kind, words, choice)
+            if not words:
+                raise OptionError(f"{WHO} needs one {kind} or more, got none.")
+        for name in SERIES.values():
+            for value in getattr(self, name):
+                whole(1).require(WHO, name, value)
+            ordered = tuple(sorted(set(getattr(self, name))))
+            if len(ordered) < 2:
+                raise OptionError(f"{WHO} needs two {name} or more to see growth, got {len(ordered)}.")
+            object.__setattr__(self, name, ordered)
+
+    def points(self, axis: str) -> tuple[int, ...]:
+        """Returns the values of what grows."""
+        return getattr(self, SERIES[axis])

@@ -1,21 +1,25 @@
-"""Who takes part in a race of recurrences: our scan, backend by backend, and other implementations.
+"""The contenders of a race of recurrences, and their sequences: our scan, backend by backend, and others.
 
 A plugin enters a peer by an entry point of the group `stiefelkit.recurrence_peers` that gives a function from
 `Sequences` to a `SequenceEntry`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stiefelkit import init
+from stiefelkit.contract.param import load_chart_
+from stiefelkit.contract.protocols import structure_of
+from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.races.clock import Run
-from stiefelkit.measuring.races.recurrence_problem import Sequences
+from stiefelkit.measuring.races.scan_cases import ScanCase
 from stiefelkit.registry import Registry
 from stiefelkit.scan import BACKENDS, Factored, find_activation, scan, scan_backend
 
@@ -24,6 +28,7 @@ __all__ = [
     "LOOP",
     "Enter",
     "SequenceEntry",
+    "Sequences",
     "backward",
     "fast_backends",
     "limit",
@@ -36,6 +41,83 @@ LOOP = "eager_loop"
 """The peer that peak memory is compared with."""
 FACTORS = "factors"
 """The name under which W in factors races beside the backends."""
+
+
+@dataclass
+class Sequences:
+    """One case with its tensors, the same for all contenders of equal width.
+
+    Drawn: x normal; W a Haar frame, or what the case's map draws, then also in factors, `factored`; U Glorot-uniform;
+    modReLU's bias U(-0.01, 0) for real states, as trained nets have it, and U(-0.01, 0.01), which is slower, for
+    complex ones; other biases U(-0.01, 0.01); gradients normal with E |g|^2 = 1/n. h_0 is zero. x and h_0 want no
+    gradient.
+
+    Args:
+        case: the sizes.
+        activation: of the recurrence.
+        dtype: float32 or float64; complex states are of the complex dtype that goes with it.
+        device: where all lives.
+        seed: fixes the draws.
+    """
+
+    case: ScanCase
+    activation: str = "modrelu"
+    dtype: torch.dtype = torch.float32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        case = self.case
+        n, parts = case.n, 1 + case.is_complex
+        self.state_dtype = self.dtype.to_complex() if case.is_complex else self.dtype
+        self._source = torch.Generator().manual_seed(self.seed)
+        self._gradients: dict[tuple[int, torch.dtype], Tensor] = {}
+
+        def uniform(*shape: int, low: float, high: float) -> Tensor:
+            return torch.rand(*shape, dtype=torch.float64, generator=self._source) * (high - low) + low
+
+        def of_states(drawn: Tensor) -> Tensor:
+            return self._placed(torch.complex(*drawn.chunk(2)) if case.is_complex else drawn, self.state_dtype)
+
+        self.factored: Factored | None = None
+        if case.map:
+            frame = self._drawn_in_factors()
+        else:
+            frame = init.haar((n, n), torch.complex128 if case.is_complex else torch.float64, self._source)
+        self.w = self._placed(frame, self.state_dtype)
+        bound = (6 / (parts * n + case.m)) ** 0.5
+        self.u = of_states(uniform(parts * n, case.m, low=-bound, high=bound))
+        if find_activation(self.activation, case.is_complex).bias_inside:
+            self.bias = self._placed(uniform(n, low=-0.01, high=0.01 if case.is_complex else 0.0), self.dtype)
+        else:
+            self.bias = of_states(uniform(parts * n, low=-0.01, high=0.01))
+        self.x = self._normal(case.T, case.B, case.m, dtype=self.dtype)
+        self.h0 = torch.zeros(case.B, n, dtype=self.state_dtype, device=self.device)
+
+    def gradient(self, width: int, dtype: torch.dtype) -> Tensor:
+        """Returns dL/dh at every step for states of some width, (T, B, width); the same tensor each time."""
+        key = (width, dtype)
+        if key not in self._gradients:
+            self._gradients[key] = self._normal(self.case.T, self.case.B, width, dtype=dtype) * width**-0.5
+        return self._gradients[key]
+
+    def _drawn_in_factors(self) -> Tensor:
+        """Draws W by the case's map, and keeps its factors."""
+        case = self.case
+        param = find_parametrization(case.map)((case.n, case.n), dtype=self.state_dtype, **case.map_options)
+        coordinates, chart = param.initial(param.schemes[0], self._source)
+        load_chart_(param, chart)
+        coordinates = [c.to(self.dtype) for c in coordinates]
+        structure = structure_of(param)
+        assert structure is not None
+        self.factored = Factored(structure, self._placed(param.factors(*coordinates), self.state_dtype))  # type: ignore[operator]
+        return param(*coordinates)
+
+    def _normal(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return self._placed(torch.randn(*shape, dtype=dtype, generator=self._source), dtype)
+
+    def _placed(self, drawn: Tensor, dtype: torch.dtype) -> Tensor:
+        return drawn.to(self.device, dtype)
 
 
 @dataclass(frozen=True)
@@ -132,25 +214,13 @@ def _scan(backend: str, drawn: Sequences) -> SequenceEntry:
         backend, w = "inplace", drawn.factored.factors.clone().requires_grad_()
         matrix = Factored(drawn.factored.structure, w)
 
-    def run(last_only: bool) -> tuple[Tensor | None, Tensor]:
-        return scan(
-            drawn.x,
-            matrix,
-            drawn.h0,
-            u=u,
-            bias=None if inside else b,
-            activation_bias=b if inside else None,
-            activation=drawn.activation,
-            last_only=last_only,
-            backend=backend,
-        )
+    bias: dict[str, Any] = {"activation_bias" if inside else "bias": b}
 
-    def sequence() -> Tensor:
-        out, _ = run(last_only=False)
-        assert out is not None
-        return out
+    def run(last_only: bool) -> Tensor:
+        options: dict[str, Any] = {"activation": drawn.activation, "last_only": last_only, "backend": backend}
+        return cast(Tensor, scan(drawn.x, matrix, drawn.h0, u=u, **bias, **options)[last_only])
 
-    return SequenceEntry(drawn.case.n, w.dtype, [w, u, b], sequence, lambda: run(last_only=True)[1])
+    return SequenceEntry(drawn.case.n, w.dtype, [w, u, b], lambda: run(False), lambda: run(True))
 
 
 def _plain_modrelu(z: Tensor, b: Tensor | None) -> Tensor:
@@ -180,9 +250,8 @@ def _module(
     make: Callable[..., nn.RNNBase], drawn: Sequences, units: int | None = None, **options: Any
 ) -> SequenceEntry:
     """Enters a layer of torch's with its own initial weights, of as many units as a state has real numbers."""
-    case = drawn.case
-    width = units or case.n * (1 + case.is_complex)
-    layer = make(case.m, width, device=drawn.device, dtype=drawn.dtype, **options)
+    width = units or drawn.case.n * (1 + drawn.case.is_complex)
+    layer = make(drawn.case.m, width, device=drawn.device, dtype=drawn.dtype, **options)
 
     def last_state() -> Tensor:
         _, last = layer(drawn.x)

@@ -11,9 +11,8 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -23,10 +22,11 @@ from stiefelkit import models
 from stiefelkit.errors import OptionError, StiefelkitError
 from stiefelkit.measuring.races.clock import Run, Timing, peak_bytes
 from stiefelkit.measuring.races.field import Field, Race, Row, Watch, quiet, scatter, seeded
-from stiefelkit.measuring.races.recurrence_problem import Sequences
+from stiefelkit.measuring.races.plan import ScanRace
 from stiefelkit.measuring.races.recurrences import (
     FACTORS,
     Enter,
+    Sequences,
     backward,
     fast_backends,
     limit,
@@ -35,13 +35,12 @@ from stiefelkit.measuring.races.recurrences import (
     recurrence_peers,
 )
 from stiefelkit.measuring.races.scan_cases import ScanCase
-from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.models import SequenceModel
 from stiefelkit.optim import parameter_groups
 from stiefelkit.training.memory import threads
 from stiefelkit.weights.change import bake
 
-__all__ = ["LOSSES", "heats", "races", "resident_bytes", "whole_and_scan"]
+__all__ = ["LOSSES", "races", "resident_bytes", "whole_and_scan"]
 
 LOSSES = ("sequence", "last_state")
 STEP = "training_step"
@@ -49,8 +48,7 @@ MODEL, CLASSES = "scornn", 10
 """The net of the training step, and the classes that it tells apart."""
 
 
-@dataclass(frozen=True)
-class ScanContender:
+class ScanContender(NamedTuple):
     """A backend, or a peer, by name; the loss that is differentiated; and what gets ready."""
 
     contender: str
@@ -66,10 +64,6 @@ def races(plan: ScanRace, watch: Watch = quiet) -> Iterator[Race]:
             yield _race(plan, plan.drawn(case), watch)
         if plan.training_step:
             yield _training_step(plan, next(case for case in plan.cases if not case.is_complex), watch)
-
-
-heats = races
-"""The same, by the name that it had."""
 
 
 def _starters(plan: ScanRace, drawn: Sequences) -> dict[str, ScanContender]:
@@ -93,8 +87,7 @@ def _race(plan: ScanRace, drawn: Sequences, watch: Watch) -> Race:
     with seeded(plan.seed):
         entries = field.attempt("preparing", starters, lambda name: starters[name].enter(drawn))
     runs = {name: backward(entry, drawn, starters[name].loss) for name, entry in entries.items()}
-    able = field.attempt("trying", runs, lambda name: runs[name]())
-    unit, timings = field.timed(plan, limit(drawn), {name: runs[name] for name in able}, "forward and backward")
+    unit, timings = field.timed(plan, limit(drawn), field.tried(runs), "forward and backward")
     seconds = {name: timing.median for name, timing in timings.items()}
     memory = _memory(plan, drawn, {name: starters[name] for name in seconds}, field)
     yardstick = _yardstick(plan, drawn, seconds, starters)
@@ -102,7 +95,8 @@ def _race(plan: ScanRace, drawn: Sequences, watch: Watch) -> Race:
     for name in sorted(seconds, key=lambda name: (name in peers, seconds[name])):
         width = {"n": entries[name].width, "is_complex": entries[name].dtype.is_complex}
         row = _row(plan, drawn.case, starters[name].loss, name, timings[name], unit, yardstick, name in peers)
-        rows.append(dataclasses.replace(row, figures=row.figures | width | memory.get(name, {})))
+        row.figures.update(width | memory.get(name, {}))
+        rows.append(row)
     return Race(drawn.case, "forward_backward", rows, field.left_out, unit)
 
 
@@ -142,12 +136,12 @@ def _yardstick(
 
 
 def _training_step(plan: ScanRace, case: ScanCase, watch: Watch) -> Race:
-    names: tuple[str, ...] = (MODEL, f"{MODEL}, scan alone")
-    runs: dict[str, Run] = dict(zip(names, whole_and_scan(case, torch.device(plan.device), plan.seed), strict=True))
-    field = Field(str(case), (), watch)
+    alone, field = f"{MODEL}, scan alone", Field(str(case), (), watch)
+    step, run = whole_and_scan(case, torch.device(plan.device), plan.seed)
+    runs: dict[str, Run] = {MODEL: step, alone: run}
     unit, timings = field.timed(plan, limit(plan.drawn(case)), runs, "training step")
-    alone = timings[names[1]].median if names[1] in timings else None
-    rows = [_row(plan, case, STEP, name, timing, unit, alone) for name, timing in timings.items()]
+    yardstick = timings[alone].median if alone in timings else None
+    rows = [_row(plan, case, STEP, name, timing, unit, yardstick) for name, timing in timings.items()]
     return Race(case, STEP, rows, field.left_out, unit)
 
 
@@ -191,11 +185,8 @@ def _memory(
     for name, starter in starters.items() if plan.memory else ():
         for loss in LOSSES if starter.loss == LOSSES[0] else ():
             key = f"memory of {name}, {loss.replace('_', ' ')}"
-
-            def measured(_: str, starter: ScanContender = starter, loss: str = loss) -> int:
-                return resident_bytes(drawn, starter.contender, loss, starter.is_peer, plan.threads)
-
-            for size in field.attempt("measuring", [key], measured).values():
+            asked = (drawn, starter.contender, loss, starter.is_peer, plan.threads)
+            for size in field.attempt("measuring", [key], lambda _, asked=asked: resident_bytes(*asked)).values():
                 sizes.setdefault(name, {})[f"memory_{loss}"] = size
     return sizes
 
@@ -230,18 +221,8 @@ def resident_bytes(drawn: Sequences, contender: str, loss: str, is_peer: bool, t
     return answer
 
 
-def _answered(asked: bytes) -> bytes:
-    """Measures what `resident_bytes` has asked for; the answer is a number, or a sentence where it is refused."""
-    fields, contender, loss, is_peer, thread_count = pickle.loads(asked)
-    try:
-        with threads(thread_count):
-            enter = recurrence_peers.get(contender) if is_peer else ours([contender])[contender]
-            return pickle.dumps(_growth(fields, enter, loss))
-    except StiefelkitError as error:
-        return pickle.dumps(str(error))
-
-
-def _growth(fields: dict[str, Any], enter: Enter, loss: str) -> int:
+def _growth(fields: dict[str, Any], contender: str, loss: str, is_peer: bool) -> int:
+    enter = recurrence_peers.get(contender) if is_peer else ours([contender])[contender]
     case: ScanCase = fields["case"]
 
     def prepared(case: ScanCase) -> Run:
@@ -277,4 +258,11 @@ def _peak() -> int:
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(_answered(sys.stdin.buffer.read()))
+    *asked, thread_count = pickle.load(sys.stdin.buffer)
+    answer: int | str
+    try:
+        with threads(thread_count):
+            answer = _growth(*asked)
+    except StiefelkitError as refused:
+        answer = str(refused)
+    pickle.dump(answer, sys.stdout.buffer)

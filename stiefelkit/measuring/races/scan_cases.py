@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stiefelkit.errors import OptionError
-from stiefelkit.measuring.races.plan import WHO
+from stiefelkit.measuring.races import WHO
 from stiefelkit.numbers import settle_, whole
 from stiefelkit.training.checks import known_words
 

@@ -5,33 +5,29 @@ import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stiefelkit.measuring.drift.plan import UNCONSTRAINED
-from stiefelkit.measuring.drift.plot import ERROR, draw_panel, error_scale, looks
+from stiefelkit.measuring.drift.run import ERROR, DriftCurve, draw_panel, error_scale, looks
 from stiefelkit.measuring.races.field import Row
 from stiefelkit.measuring.report.findings import Findings
-from stiefelkit.measuring.report.tables import figure_of, member_of
 from stiefelkit.training.figure import COLOURS, STYLE, literal, log_scale, styles
+from stiefelkit.weights.attach import available
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Chart", "chart", "charts"]
+__all__ = ["Chart", "charts", "figure_of"]
 
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 Looks = dict[str, dict[str, Any]]
 """Name to the options of its line."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing.
-
-    Attributes:
-        title: its heading.
-        label: what a reader hears who cannot see it.
-        svg: what matplotlib has drawn.
-    """
+    """A drawing: its heading, what a reader hears who cannot see it, and what matplotlib has drawn."""
 
     title: str
     label: str
@@ -43,7 +39,44 @@ class Chart:
         return f"data:image/svg+xml;base64,{base64.b64encode(self.svg).decode()}"
 
 
-def chart(title: str, label: str, draw: Callable[["Axes"], None], height: float = 3.0) -> Chart:
+def figure_of(value: float | str | None) -> str:
+    """Returns three digits; large numbers as powers of ten, and words as they are.
+
+    >>> figure_of(0.1234), figure_of(12345.6), figure_of(2.8e7), figure_of(None)
+    ('0.123', '12,300', '2.8 × 10⁷', '-')
+    """
+    if value is None or isinstance(value, str):
+        return value or "-"
+    if not math.isfinite(value):
+        return "not finite"
+    if value and not 1e-4 <= abs(value) < 1e6:
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa} × 10" + str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    if abs(value) >= 100:
+        return f"{float(f'{value:.3g}'):,.0f}"
+    decimals = 1 if abs(value) >= 9.95 else 2 if abs(value) >= 0.995 else 3
+    return f"{value:.{decimals}f}" if abs(value) >= 0.01 else f"{value:.3g}"
+
+
+def charts(findings: Findings) -> dict[str, list[Chart]]:
+    """Returns section to its charts; each map has one colour and one marker in all of them."""
+    maps: Looks = dict(zip(available(), styles(len(available())), strict=True))
+    rows = [row for race in findings.time for row in race.rows if row.member in maps and not row.is_fast]
+    units = {race.subject.n: race.unit for race in reversed(findings.time)}
+    return {
+        "drift": _drift(findings.drift, maps),
+        "time": _time(rows, units, maps),
+        "ratios": _ratios([row for row in rows if row["ratio_to_best_peer"] is not None], maps),
+        "norms": _norms([row for race in findings.norms for row in race.rows if not row.is_fast], maps),
+        "scan": [
+            _scan(f"{race.subject}", race.rows)
+            for race in findings.scan
+            if race.operation == "forward_backward" and race.rows
+        ],
+    }
+
+
+def _chart(title: str, label: str, draw: Callable[["Axes"], None], height: float = 3.0) -> Chart:
     """Draws into axes, with the names of all curves below them, in so many inches beside those of the names."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -64,87 +97,58 @@ def chart(title: str, label: str, draw: Callable[["Axes"], None], height: float 
     return Chart(title, label, content.getvalue())
 
 
-def charts(findings: Findings) -> dict[str, list[Chart]]:
-    """Returns section to its charts; each map has one colour and one marker in all of them."""
-    from stiefelkit.weights.attach import available
+def _drift(measured: list[DriftCurve], maps: Looks) -> list[Chart]:
+    frames = looks([curve.method for curve in measured if curve.method not in maps])
+    grey = {UNCONSTRAINED: frames.pop(UNCONSTRAINED)}
 
-    names = list(available())
-    maps = dict(zip(names, styles(len(names)), strict=True))
-    return {
-        "drift": _drift(findings, maps),
-        "time": _time(findings, maps),
-        "ratios": _ratios(findings, maps),
-        "norms": _norms(findings, maps),
-        "scan": _scan(findings),
-    }
+    def draw(axes: "Axes", curves: list[DriftCurve], look: Looks) -> None:
+        draw_panel(axes, curves, look)
+        axes.set_ylabel(ERROR)
 
-
-def _drift(findings: Findings, maps: Looks) -> list[Chart]:
-    frames = looks([curve.method for curve in findings.drift if curve.method not in maps], UNCONSTRAINED)
-    grey = frames.pop(UNCONSTRAINED)
     drawn = []
-    for title, look in (("Maps", maps | {UNCONSTRAINED: grey}), ("Optimizers of frames", frames)):
-        for n, p in dict.fromkeys((curve.n, curve.p) for curve in findings.drift):
-            curves = [curve for curve in findings.drift if (curve.n, curve.p) == (n, p) and curve.method in look]
+    for title, look in (("Maps", maps | grey), ("Optimizers of frames", frames)):
+        for n, p in dict.fromkeys((curve.n, curve.p) for curve in measured):
+            curves = [curve for curve in measured if (curve.n, curve.p) == (n, p) and curve.method in look]
             if any(curve.method != UNCONSTRAINED for curve in curves):
-                heading, worst = (
-                    f"{title}, {n} × {p}",
-                    [f"{curve.method} at most {curve.worst:.3g}" for curve in curves],
-                )
-                label = f"{heading}: error in rounding limits against optimizer steps. {'; '.join(worst)}."
-
-                def draw(axes: "Axes", curves: list = curves, look: Looks = look) -> None:
-                    draw_panel(axes, curves, look)
-                    axes.set_ylabel(ERROR)
-
-                drawn.append(chart(heading, label, draw))
+                worst = "; ".join(f"{curve.method} at most {curve.worst:.3g}" for curve in curves)
+                label = f"{title}, {n} × {p}: error in rounding limits against optimizer steps. {worst}."
+                drawn.append(_chart(f"{title}, {n} × {p}", label, partial(draw, curves=curves, look=look)))
     return drawn
 
 
-def _exact(findings: Findings, maps: Looks) -> list[Row]:
-    """Returns the times of our maps in their exact precisions."""
-    rows = [row for race in findings.time for row in race.rows if member_of(row.contender) in maps]
-    return [row for row in rows if "(fast" not in row.contender]
-
-
-def _time(findings: Findings, maps: Looks) -> list[Chart]:
-    rows = _exact(findings, maps)
-    names = list(dict.fromkeys(row.contender for row in rows))
+def _time(rows: list[Row], units: dict[int, float], maps: Looks) -> list[Chart]:
+    names = list(dict.fromkeys(row.member for row in rows))
     sizes = sorted({row["n"] for row in rows})
-    units = {race.subject.n: race.unit for race in reversed(findings.time)}
-    drawn = []
-    for title, label, scale in (
-        ("Milliseconds", "milliseconds", lambda n: 1e3),
-        ("Matrix products", "products of n × n matrices (g)", lambda n: 1 / units[n]),
-    ):
 
-        def draw(axes: "Axes", label: str = label, scale: Callable[[int], float] = scale) -> None:
-            for name in names:
-                points = sorted((row["n"], scale(row["n"]) * row["seconds"]) for row in rows if row.contender == name)
-                axes.plot(*zip(*points, strict=True), label=literal(member_of(name)), **maps[member_of(name)])
-            axes.plot(sizes, [scale(n) * units[n] for n in sizes], "0.2", linewidth=2.5, label="g, one product")
-            axes.set_xscale("log")
-            axes.set_xticks(sizes, [str(n) for n in sizes], minor=False)
-            axes.minorticks_off()
-            axes.set(xlabel="n", ylabel=label)
-            log_scale(axes)
+    def draw(axes: "Axes", label: str, scale: Callable[[int], float]) -> None:
+        for name in names:
+            points = sorted((row["n"], scale(row["n"]) * row["seconds"]) for row in rows if row.member == name)
+            axes.plot(*zip(*points, strict=True), label=literal(name), **maps[name])
+        axes.plot(sizes, [scale(n) * units[n] for n in sizes], "0.2", linewidth=2.5, label="g, one product")
+        _log_ticks(axes, dict(zip(sizes, map(str, sizes), strict=True)))
+        axes.set(xlabel="n", ylabel=label)
+        log_scale(axes)
 
-        if rows:
-            words = f"{', '.join(map(member_of, names))}, n from {sizes[0]} to {sizes[-1]}; the table has the figures."
-            drawn.append(chart(title, f"Time against n, {label}: {words}", draw))
+    drawn, scales = [], {"milliseconds": lambda n: 1e3, "products of n × n matrices (g)": lambda n: 1 / units[n]}
+    for title, (label, scale) in zip(("Milliseconds", "Matrix products"), scales.items(), strict=True) if rows else ():
+        words = f"{', '.join(names)}, n from {sizes[0]} to {sizes[-1]}; the table has the figures."
+        drawn.append(_chart(title, f"Time against n, {label}: {words}", partial(draw, label=label, scale=scale)))
     return drawn
 
 
-def _ratios(findings: Findings, maps: Looks) -> list[Chart]:
-    rows = [row for row in _exact(findings, maps) if row["ratio_to_best_peer"] is not None]
-    names = list(dict.fromkeys(member_of(row.contender) for row in rows))
+def _log_ticks(axes: "Axes", ticks: dict[Any, str]) -> None:
+    axes.set_xscale("log")
+    axes.set_xticks(list(ticks), list(ticks.values()), minor=False)
+    axes.minorticks_off()
+
+
+def _ratios(rows: list[Row], maps: Looks) -> list[Chart]:
+    names = list(dict.fromkeys(row.member for row in rows))
     sizes = sorted({row["n"] for row in rows})
-    if not rows:
-        return []
 
     def draw(axes: "Axes") -> None:
         for row in rows:
-            ratio, name = row["ratio_to_best_peer"], member_of(row.contender)
+            ratio, name = row["ratio_to_best_peer"], row.member
             place = names.index(name) + (sizes.index(row["n"]) - (len(sizes) - 1) / 2) * 0.8 / len(sizes)
             axes.plot([1, ratio], [place] * 2, color=maps[name]["color"], marker="o", markevery=[1])
             align, gap = ("left", 5) if ratio >= 1 else ("right", -5)
@@ -156,55 +160,48 @@ def _ratios(findings: Findings, maps: Looks) -> list[Chart]:
         axes.set_xscale("log")
         low, high = axes.get_xlim()
         low, high = min(0.5, 0.7 * low), max(2.0, 1.3 * high)
-        ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if low <= tick <= high]
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
+        _log_ticks(axes, {tick: f"{tick:g}" for tick in TICKS if low <= tick <= high})
         axes.set(xlabel="times as fast as the best peer", xlim=(low, high))
 
     words = "; ".join(f"{row.contender} at n = {row['n']}: {row['ratio_to_best_peer']:.3g}" for row in rows)
     height = 0.9 + len(names) * max(0.55, 0.14 * len(sizes))
-    return [chart("By size", f"Times as fast as the best peer. {words}.", draw, height)]
+    return [_chart("By size", f"Times as fast as the best peer. {words}.", draw, height)] if rows else []
 
 
-def _norms(findings: Findings, maps: Looks) -> list[Chart]:
-    rows = [row for race in findings.norms for row in race.rows if "(fast" not in row.contender]
+def _norms(rows: list[Row], maps: Looks) -> list[Chart]:
+    def draw(axes: "Axes", shown: dict[str, Row], look: Looks) -> None:
+        for name, row in shown.items():
+            errors = [math.nan if error is None else error for error in row["errors_over_limit"]]
+            axes.plot(row["factors"], errors, label=literal(name), **look[name])
+        axes.set_xscale("log")
+        axes.set(xlabel="coordinates times", ylabel=ERROR)
+        error_scale(axes)
+
+    ours, peers = (
+        {row.family: row for row in rows if not row.is_peer},
+        {row.contender: row for row in rows if row.is_peer},
+    )
+    looks_of_peers: Looks = dict(zip(peers, styles(len(peers)), strict=True))
     drawn = []
-    for of_peers, title in ((False, "Maps of stiefelkit"), (True, "Other implementations")):
-        shown = {row.contender if of_peers else row.family: row for row in rows if row.is_peer == of_peers}
-        look = dict(zip(shown, styles(len(shown)), strict=True)) if of_peers else maps
-
-        def draw(axes: "Axes", shown: dict[str, Row] = shown, look: Looks = look) -> None:
-            for name, row in shown.items():
-                errors = [math.nan if error is None else error for error in row["errors_over_limit"]]
-                axes.plot(row["factors"], errors, label=literal(name), **look[name])
-            axes.set_xscale("log")
-            axes.set(xlabel="coordinates times", ylabel=ERROR)
-            error_scale(axes)
-
-        if shown:
-            worst = [(name, row["errors_over_limit"][-1]) for name, row in shown.items()]
-            words = [f"{name} at the largest {figure_of(math.nan if x is None else x)}" for name, x in worst]
-            label = f"{title}: error against the norm of the coordinates. {'; '.join(words)}."
-            drawn.append(chart(title, label, draw))
+    for title, shown, look in (("Maps of stiefelkit", ours, maps), ("Other implementations", peers, looks_of_peers)):
+        worst = {name: row["errors_over_limit"][-1] for name, row in shown.items()}
+        words = "; ".join(
+            f"{name} at the largest {figure_of(math.nan if x is None else x)}" for name, x in worst.items()
+        )
+        label = f"{title}: error against the norm of the coordinates. {words}."
+        drawn += [_chart(title, label, partial(draw, shown=shown, look=look))] if shown else []
     return drawn
 
 
-def _scan(findings: Findings) -> list[Chart]:
-    drawn = []
-    for race in (race for race in findings.scan if race.operation == "forward_backward" and race.rows):
+def _scan(case: str, rows: list[Row]) -> Chart:
+    def draw(axes: "Axes") -> None:
+        colours = ["0.6" if row.is_peer else COLOURS[0] for row in rows]
+        bars = axes.barh([literal(row.contender) for row in rows], [row["limit_units"] for row in rows], color=colours)
+        axes.bar_label(bars, fmt="%.3g", padding=3, fontsize="small")
+        axes.axvline(1.0, color="0.2", linewidth=1.0)
+        axes.margins(x=0.12)
+        axes.invert_yaxis()
+        axes.set_xlabel("time / LIMIT")
 
-        def draw(axes: "Axes", rows: list[Row] = race.rows) -> None:
-            colours = ["0.6" if row.is_peer else COLOURS[0] for row in rows]
-            bars = axes.barh(
-                [literal(row.contender) for row in rows], [row["limit_units"] for row in rows], color=colours
-            )
-            axes.bar_label(bars, fmt="%.3g", padding=3, fontsize="small")
-            axes.axvline(1.0, color="0.2", linewidth=1.0)
-            axes.margins(x=0.12)
-            axes.invert_yaxis()
-            axes.set_xlabel("time / LIMIT")
-
-        words = "; ".join(f"{row.contender} {row['limit_units']:.3g}" for row in race.rows)
-        label = f"Case {race.subject}: time over the limit. {words}."
-        drawn.append(chart(str(race.subject), label, draw, 0.7 + 0.3 * len(race.rows)))
-    return drawn
+    words = "; ".join(f"{row.contender} {row['limit_units']:.3g}" for row in rows)
+    return _chart(case, f"Case {case}: time over the limit. {words}.", draw, 0.7 + 0.3 * len(rows))

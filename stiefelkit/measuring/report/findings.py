@@ -1,4 +1,4 @@
-"""What a report has measured."""
+"""The figures of a report, measured section by section."""
 
 import dataclasses
 import datetime
@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from stiefelkit.measuring.drift.measure import Skipped, outcomes
-from stiefelkit.measuring.drift.run import DriftCurve
-from stiefelkit.measuring.growth import measure as growth
-from stiefelkit.measuring.races import frames, scan
+from stiefelkit.measuring.drift.run import DriftCurve, outcomes
+from stiefelkit.measuring.races import frames, growth, scan
 from stiefelkit.measuring.races.field import Race, Watch, quiet
-from stiefelkit.measuring.report.machine import machine
 from stiefelkit.measuring.report.plan import ReportPlan
+from stiefelkit.measuring.report.record import machine
 
 __all__ = ["Findings", "gather"]
 
@@ -78,35 +76,30 @@ def gather(plan: ReportPlan, watch: Watch = quiet) -> Iterator[Findings]:
         def watch_section(what: str, done: int, rounds: int, place: str = place) -> None:
             watch(f"{place}: {what}", done, rounds)
 
-        left_out = (_drift if section == "drift" else _races)(findings, section, watch_section)
         findings.left_out[section] = {
-            name: reason for name, reason in left_out.items() if name.split(" (")[0].split(",")[0] not in elsewhere
+            name: reason
+            for name, reason in dict(_left_out(findings, section, watch_section)).items()
+            if name.split(" (")[0].split(",")[0] not in elsewhere
         }
         findings.seconds[section] = monotonic() - start
         findings.finished = number == len(plan.sections)
         yield findings
 
 
-def _drift(findings: Findings, section: str, watch: Watch) -> dict[str, str]:
-    left_out = {}
+def _left_out(findings: Findings, section: str, watch: Watch) -> Iterator[tuple[str, str]]:
+    """Measures a section, and yields what is left out of it, and why."""
     for plan in findings.plan.plans(section):
-        steps = plan.steps
-        for outcome in outcomes(plan, lambda method, n, p, step, s=steps: watch(f"{method}, {n} x {p}", step, s)):
-            if isinstance(outcome, Skipped):
-                left_out[outcome.method] = outcome.reason
-            else:
-                findings.drift.append(outcome)
-    return left_out
-
-
-def _races(findings: Findings, section: str, watch: Watch) -> dict[str, str]:
-    left_out = {}
-    for plan in findings.plan.plans(section):
-        if section == "time":
-            for package, names in plan.missing_peers().items():
-                left_out |= dict.fromkeys(names, f"{package} is not installed.")
+        if section == "drift":
+            steps = plan.steps
+            for found in outcomes(plan, lambda method, n, p, step, s=steps: watch(f"{method}, {n} x {p}", step, s)):
+                if isinstance(found, DriftCurve):
+                    findings.drift.append(found)
+                else:
+                    yield found.method, found.reason
+            continue
+        for package, names in plan.missing_peers().items() if section == "time" else ():
+            yield from ((name, f"{package} is not installed.") for name in names)
         for race in RACES[section](plan, watch):
             getattr(findings, section).append(race)
             place = f", {str(race.subject).partition(':')[0]}" if section in ("time", "scan") else ""
-            left_out |= {f"{name}{place}": reason for name, reason in race.left_out.items()}
-    return left_out
+            yield from ((f"{name}{place}", reason) for name, reason in race.left_out.items())

@@ -1,14 +1,13 @@
-"""What a report measures, and by which commands each part can be had alone. Read for help, without torch."""
+"""The plan of a report, and the commands that measure each part alone. Read for help, without torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.drift.plan import DTYPES, UNCONSTRAINED, DriftPlan
-from stiefelkit.measuring.growth.plan import GrowthPlan
-from stiefelkit.measuring.races.plan import NormPlan, ParametrizationRace
-from stiefelkit.measuring.races.scan_plan import ScanRace
+from stiefelkit.measuring.races.plan import GrowthPlan, NormPlan, ParametrizationRace, ScanRace
 from stiefelkit.numbers import settle_
 from stiefelkit.training.checks import known_parametrizations, known_words, listed, usable_place
 
@@ -46,7 +45,7 @@ FULL: Scale = {
 
 @dataclass(frozen=True)
 class ReportPlan:
-    """What to measure.
+    """The sections of a report, and the parametrizations in them.
 
     Args:
         full: take the time that the figures deserve, most of an hour on two cores; --quick takes a few minutes.
@@ -85,16 +84,15 @@ class ReportPlan:
         """Returns dtype to the parametrizations measured in it: the plan's own, or the complex one that some need."""
         import torch
 
+        from stiefelkit.measuring.races.contenders import dtype_of
         from stiefelkit.weights.attach import available
 
-        dtype, groups = getattr(torch, self.dtype), {}
+        groups: dict[str, tuple[str, ...]] = {}
         for name, cls in available().items():
-            if self.parametrizations and name not in self.parametrizations:
-                continue
-            refused = not dtype.is_complex and cls.supports((4, 4), dtype) is not None
-            chosen = str(dtype.to_complex() if refused else dtype).removeprefix("torch.")
-            groups.setdefault(chosen, []).append(name)
-        return {chosen: tuple(names) for chosen, names in groups.items()}
+            if not self.parametrizations or name in self.parametrizations:
+                chosen = str(dtype_of(cls, getattr(torch, self.dtype))).removeprefix("torch.")
+                groups[chosen] = (*groups.get(chosen, ()), name)
+        return groups
 
     def elsewhere(self) -> set[str]:
         """Returns the parametrizations that are measured in another dtype than the plan's own."""
@@ -102,7 +100,8 @@ class ReportPlan:
 
     def plans(self, section: str) -> list[Any]:
         """Returns the plans of a section: one for each dtype in which parametrizations are measured."""
-        rules = {"device": self.device, "threads": self.threads, "seed": self.seed, **self._scale.get(section, {})}
+        scale = self.scale or (FULL if self.full else QUICK)
+        rules = {"device": self.device, "threads": self.threads, "seed": self.seed, **scale.get(section, {})}
         if section == "growth":
             return [GrowthPlan(parametrizations=self.parametrizations, dtype=self.dtype, **rules)]
         if section == "scan":
@@ -111,30 +110,23 @@ class ReportPlan:
         if section == "drift":
             rules = {"gradients": "rotation", "step_length": 0.1, **rules}
             return [DriftPlan(methods=methods, dtype=dtype, **rules) for dtype, methods in self._methods()]
+        make = partial(ParametrizationRace, operations=("forward_backward",)) if section == "time" else NormPlan
         plans = []
         for dtype, names in self.groups().items():
             named = () if dtype == self.dtype and not self.parametrizations else names
-            fields = {"dtype": dtype, "parametrizations": named, "peers": self.peers and dtype == self.dtype, **rules}
-            if section == "time":
-                plans.append(ParametrizationRace(operations=("forward_backward",), **fields))
-            else:
-                plans.append(NormPlan(**fields))
+            peers = self.peers and dtype == self.dtype
+            plans.append(make(**{"dtype": dtype, "parametrizations": named, "peers": peers, **rules}))
         return plans
 
     def commands(self, section: str) -> list[str]:
         """Returns the command lines that measure one section alone."""
         lines = []
         for plan in self.plans(section):
-            usual = DriftPlan(dtype=plan.dtype) if section == "drift" else type(plan)()
-            fields = {name: value for name, value in vars(plan).items() if value != getattr(usual, name, None)}
-            fields.pop("dtype", None)
+            usual = vars(DriftPlan(dtype=plan.dtype) if section == "drift" else type(plan)())
+            fields = {name: value for name, value in vars(plan).items() if name != "dtype" and value != usual.get(name)}
             fields |= {} if plan.dtype == "float32" else {"dtype": plan.dtype}
             lines.append(" ".join(["stiefelkit", SECTIONS[section], *map(_option, fields, fields.values())]))
         return lines
-
-    @property
-    def _scale(self) -> Scale:
-        return self.scale or (FULL if self.full else QUICK)
 
     def _methods(self) -> list[tuple[str, tuple[str, ...]]]:
         """Returns dtypes and the methods whose drift is measured in each: maps, and in the own dtype optimizers."""

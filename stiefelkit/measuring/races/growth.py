@@ -1,19 +1,20 @@
-"""How time and memory of the parametrizations grow with the size of a frame, their number, the steps and the batch."""
+"""Growth of time and memory of the parametrizations with sizes and numbers of frames, with steps and batches."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from stiefelkit.contract.table import option_names
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.measuring.growth.plan import GrowthPlan
 from stiefelkit.measuring.races.clock import Run, peak_bytes, product_of
-from stiefelkit.measuring.races.contenders import OPERATIONS, our_contenders
+from stiefelkit.measuring.races.contenders import OPERATIONS, FrameProblem, dtype_of, our_contenders
 from stiefelkit.measuring.races.field import Field, Race, Row, Watch, quiet, seeded
-from stiefelkit.measuring.races.frame_problem import FrameProblem
+from stiefelkit.measuring.races.plan import GrowthPlan
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.training.memory import threads
 from stiefelkit.weights.attach import available
@@ -25,11 +26,11 @@ PRODUCT = "one product"
 WIDTH = 64
 """Rows and columns of the frames of which there are many, and of the recurrent weight."""
 STEPS, BATCH, INPUTS = 64, 16, 8
-"""Of the recurrent layer where they are not what grows."""
+"""Sizes of the recurrent layer that do not grow."""
 WIDE, LONG = 1024, 128
 """Units and steps of the layer whose reflectors grow."""
 LOGARITHM = 0.25
-"""By so much at most a factor log x raises an exponent fitted beyond x = 55."""
+"""The most by which a factor log x raises an exponent fitted beyond x = 55."""
 
 
 @dataclass(frozen=True)
@@ -84,25 +85,21 @@ def fit(xs: Sequence[float], ys: Sequence[float], expected: float) -> PowerLaw:
     return PowerLaw(k, spread, xs[start], xs[-1], xs[start - 1] if start else None)
 
 
-@dataclass(frozen=True)
-class _Variant:
+class _Variant(NamedTuple):
     """A parametrization in a precision and a dtype that it has."""
 
     name: str
     precision: str
     dtype: torch.dtype
 
-    def cost(self) -> float:
-        """Returns the exponent that its traits declare at one size."""
-        try:
-            return available()[self.name]((4, 4), dtype=self.dtype, precision=self.precision).traits.cost_exponent
-        except StiefelkitError:
-            return 3.0
-
 
 def races(plan: GrowthPlan, watch: Watch = quiet) -> Iterator[Race]:
     """Measures axis by axis, and yields a race for each quantity when one is over: the axis is its subject."""
-    variants = {variant.name: variant for variant in _variants(plan)}
+    variants = {}
+    for name, cls in available().items():
+        if not plan.parametrizations or name in plan.parametrizations:
+            precision = plan.precision if plan.precision in cls.precisions else cls.precisions[0]
+            variants[name] = _Variant(name, precision, dtype_of(cls, getattr(torch, plan.dtype)))
     for axis in plan.against:
         left_out: dict[str, str] = {}
         series: dict[str, dict[str, dict[int, float]]] = {what: {} for what in plan.what}
@@ -117,17 +114,6 @@ def races(plan: GrowthPlan, watch: Watch = quiet) -> Iterator[Race]:
             yield Race(axis, what, rows, left_out)
 
 
-def _variants(plan: GrowthPlan) -> list[_Variant]:
-    dtype, variants = getattr(torch, plan.dtype), []
-    for name, cls in available().items():
-        if plan.parametrizations and name not in plan.parametrizations:
-            continue
-        refused = cls.supports((4, 4), dtype) is not None
-        precision = plan.precision if plan.precision in cls.precisions else cls.precisions[0]
-        variants.append(_Variant(name, precision, dtype.to_complex() if refused else dtype))
-    return variants
-
-
 def _point(
     plan: GrowthPlan, variants: Mapping[str, _Variant], axis: str, x: int, watch: Watch, left_out: dict[str, str]
 ) -> dict[str, dict[str, float]]:
@@ -140,9 +126,7 @@ def _point(
         variants = {name: variants[name] for name in able}
     with seeded(plan.seed):
         prepare = _map if axis in ("n", "matrices") else _layer
-        runs = field.attempt("preparing", variants, lambda name: prepare(plan, variants[name], axis, x))
-    able = field.attempt("trying", runs, lambda name: runs[name]())
-    runs = {name: runs[name] for name in able}
+        runs = field.tried(field.attempt("preparing", variants, lambda name: prepare(plan, variants[name], axis, x)))
     device, values = torch.device(plan.device), {}
     if "time" in plan.what:
         n, batch = (x, 1) if axis == "n" else (WIDTH, x if axis == "matrices" else 1)
@@ -189,12 +173,11 @@ def _layer(plan: GrowthPlan, variant: _Variant, axis: str, x: int) -> Run:
 def _row(
     plan: GrowthPlan, what: str, axis: str, name: str, variant: _Variant | None, measured: Mapping[int, float]
 ) -> Row:
-    if axis != "n":
-        expected = 1.0
-    elif what == "memory":
-        expected = 2.0
-    else:
-        expected = 3.0 if variant is None else variant.cost()
+    expected = 1.0 if axis != "n" else 2.0 if what == "memory" else 3.0
+    if variant and axis == "n" and what == "time":
+        with contextlib.suppress(StiefelkitError):  # what its traits declare, at one size
+            cls = available()[name]
+            expected = cls((4, 4), dtype=variant.dtype, precision=variant.precision).traits.cost_exponent
     points, values = list(measured), list(measured.values())
     law = fit(points, values, expected)
     figures = {
