@@ -215,7 +215,7 @@ KINDS = {
     ),
     "optimizers": (
         "Optimizers",
-        "One page each. [Optimizers and drift](../../optimizers.md) has their common features, and helps you to choose.",
+        "One page each. [Optimizers and drift](../../optimizers.md) has what they share, and helps you to choose.",
         optimizers.available,
         _of_optimizer,
     ),
