@@ -106,7 +106,7 @@ def _of_map(name, cls):
         times = ", ".join(f"{_ms(row)} ms at {n} × {n}" for n, row in measured.items())
         more += [f"Forward and backward, exact: {times}; [what was measured](../../which.md#what-they-cost)."]
     if first.manifolds:
-        more += ["Its coordinate is the frame itself: train it with [an optimizer of frames](../optimizers/index.md)."]
+        more += ["Its coordinate is the frame itself: train it with [a Riemannian optimizer](../optimizers/index.md)."]
     snippet = f'layer = sk.orthogonal(nn.Linear(8, 8), "weight", "{name}")'
     if ("real", "square") not in _instances(cls):
         snippet = f'layer = sk.orthogonal(nn.Linear(8, 8, dtype=torch.complex64), "weight", "{name}")'
@@ -121,7 +121,7 @@ def _of_optimizer(name, cls):
     if not getattr(cls, "moves_frames", False):
         return _page(name, cls, f"opt = sk.optim.{cls.__name__}(model.parameters(), lr=1e-3)", facts, "")
     plain = getattr(cls, "plain", None)
-    moves = f"Parameters that are no frames it moves as `torch.optim.{plain.__name__}` does." if plain else ""
+    moves = f"It moves all other parameters as `torch.optim.{plain.__name__}` does." if plain else ""
     snippet = f"opt = sk.optim.{cls.__name__}(sk.optim.parameter_groups(model, lr=1e-3))"
     facts = [*([moves, ""] if moves else []), *facts, "", *_steps(cls), "", STEP_READING]
     return _page(name, cls, snippet, facts, OPTIMIZER_READING)
@@ -189,39 +189,39 @@ def _page(name, cls, snippet, facts, reading):
 
 
 MAP_READING = (
-    "Left, what the map does. Middle, the entries of a frame that it draws. Right, the eigenvalues of W while the "
-    "coordinates grow from zero to that draw: on the unit circle, as those of orthogonal and unitary matrices are."
+    "Left: the map. Middle: the entries of a frame that it draws. Right: the eigenvalues of W while the coordinates "
+    "grow from zero to that draw; those of orthogonal and unitary matrices lie on the unit circle."
 )
 STEP_READING = (
-    "Counted: products of n × p with p × p numbers, n p² multiplications each, in the mean of ten steps of a float32 "
-    "frame, decompositions of p × p matrices left out; and numbers in the state for each entry of W. "
+    "The table counts products of n × p with p × p numbers, n p² multiplications each, as a mean over ten steps of a "
+    "float32 frame, without decompositions of p × p matrices; and the numbers in the state for each entry of W. "
     "[Times](../../optimizers.md#what-they-cost)."
 )
 WAY_READING = (
-    "Counted on the way from a random frame to where the gradient of tr(W^T A W), A symmetric, random and of norm 1.4, "
-    "is shorter than 1e-6; float64. Operations: multiplications of all matrix products, those of the loss among them."
+    "The search starts at a random frame and ends where the gradient of tr(W^T A W), A symmetric, random and of norm "
+    "1.4, is shorter than 1e-6; float64. Operations are the multiplications of all matrix products, the loss included."
 )
 OPTIMIZER_READING = (
-    "Left, the way of a unit vector, a 3 × 1 frame, to the leading eigenvector of a symmetric matrix. Middle, how far "
-    "the loss is from its least value. Right, ‖W^H W − I‖_F of a 16 × 4 frame in rounding limits, step by step."
+    "Left: the path of a unit vector, a 3 × 1 frame, to the leading eigenvector of a symmetric matrix. Middle: the "
+    "loss above its minimum. Right: ‖W^H W − I‖_F of a 16 × 4 frame in rounding limits, step by step."
 )
 
 KINDS = {
     "parametrizations": (
         "Parametrizations",
-        "One page each. [Which parametrization](../../which.md) helps to choose.",
+        "One page each. [Which parametrization](../../which.md) helps you to choose.",
         registered.available,
         _of_map,
     ),
     "optimizers": (
         "Optimizers",
-        "One page each. [Optimizers and drift](../../optimizers.md) has what they share, and which to take.",
+        "One page each. [Optimizers and drift](../../optimizers.md) has what they share, and helps you to choose.",
         optimizers.available,
         _of_optimizer,
     ),
     "minimizers": (
         "Minimizers",
-        "For losses that are the same whenever they are asked for: [deterministic problems]"
+        "For losses that give the same value at every evaluation: [deterministic problems]"
         "(../../optimizers.md#deterministic-problems-conjugate-gradients-l-bfgs-a-trust-region).",
         minimizers.available,
         _of_minimizer,
