@@ -116,8 +116,9 @@ def scan(
     dtype, real = DTYPES[w.dtype]
     sizes = None if batch_sizes is None else tuple(batch_sizes)
     recurrence = Recurrence(PLAIN, name, sizes, reverse, last_only, gradient == "half", chosen, structure)
-    out, last = run(
+    return run(
         recurrence,
+        w.dtype,
         x.to(dtype if x.is_complex() or not dtype.is_complex else real),
         w.to(dtype),
         h0.to(dtype),
@@ -125,16 +126,13 @@ def scan(
         None if bias is None else bias.to(dtype),
         None if activation_bias is None else activation_bias.to(real),
     )
-    return None if out is None else out.to(w.dtype), last.to(w.dtype)
 
 
-def run(recurrence: Recurrence, *tensors: Any) -> tuple[Tensor | None, Tensor]:
-    """Runs a recurrence on tensors that have been checked and are of the dtypes that are computed with."""
-    if is_exported():
-        return exported_scan(recurrence, *tensors)
-    if recurrence.backend == "reference":
-        return reference_scan(recurrence, *tensors)
-    return fused_scan(recurrence, *tensors)
+def run(recurrence: Recurrence, dtype: torch.dtype, *tensors: Any) -> tuple[Tensor | None, Tensor]:
+    """Runs a recurrence on checked tensors of the dtypes that are computed with; returns outputs of another dtype."""
+    runner = reference_scan if recurrence.backend == "reference" else fused_scan
+    out, last = (exported_scan if is_exported() else runner)(recurrence, *tensors)
+    return None if out is None else out.to(dtype), last.to(dtype)
 
 
 def scan_backend(w: Tensor, steps: int | None = None, *, activation: str = "modrelu", backend: str = "auto") -> str:

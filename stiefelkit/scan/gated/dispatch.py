@@ -99,8 +99,9 @@ def goru_scan(
         backend = "reference"
     backend = choose_gated(backend, q.device, dtype, n, act)
     sizes = None if batch_sizes is None else tuple(batch_sizes)
-    out, last = run(
+    return run(
         Recurrence(GATED, name, sizes, reverse, last_only, False, backend),
+        q.dtype,
         x.to(dtype),
         torch.cat([q.to(dtype), w.to(dtype)]),
         h0.to(dtype),
@@ -108,4 +109,3 @@ def goru_scan(
         torch.cat([bias.to(dtype), (bias.new_zeros(n) if outer is None else outer).to(dtype)]),
         None if inner is None else inner.to(dtype),
     )
-    return None if out is None else out.to(q.dtype), last.to(q.dtype)

@@ -47,15 +47,10 @@ class _Diagonal(NamedTuple):
         """Returns the product with signs."""
         return _Diagonal(self.re * signs, None if self.im is None else self.im * signs)
 
-    def times(self, x: Tensor, y: Tensor) -> None:
-        """Writes the product with x into y, both (rows, parts, n)."""
+    def times(self, x: Tensor, y: Tensor, is_conjugate: bool = False) -> None:
+        """Writes the product with x, or that of the conjugate, into y, both (rows, parts, n)."""
         torch.mul(x, self.re, out=y)
-        self._turn(x, y, 1)
-
-    def times_conjugate(self, x: Tensor, y: Tensor) -> None:
-        """The same with the conjugate."""
-        torch.mul(x, self.re, out=y)
-        self._turn(x, y, -1)
+        self._turn(x, y, -1 if is_conjugate else 1)
 
     def plus_times(self, x: Tensor, z: Tensor) -> None:
         """Adds the product with x to z."""
@@ -176,17 +171,17 @@ class Brick(Structure):
     def back(self, d: Tensor, t: int) -> Tensor:
         """Returns the diagonal first."""
         stages = self.views[t]
-        self.d.times_conjugate(self._view(d), stages[-1].rows)
+        self.d.times(self._view(d), stages[-1].rows, True)
         g = stages[-1].rows
         for i in reversed(range(self.layers)):
             room = stages[i]
             if i == self.layers - 1:
                 room.rows.copy_(g)
             else:
-                self.phases[i + 1].times_conjugate(g, room.rows)
+                self.phases[i + 1].times(g, room.rows, True)
             room.pairs.mul_(self.turns_back[i])
             g = room.rows
-        self.phases[0].times_conjugate(g, self.first[t])
+        self.phases[0].times(g, self.first[t], True)
         return self.first[t].flatten(1)
 
     def accumulate(self, h: Tensor, d: Tensor) -> None:
