@@ -125,7 +125,10 @@ def measure(
         out.mkdir(parents=True, exist_ok=True)
     try:
         for count, outcome in enumerate(outcomes(plan, watch), 1):
-            (done.curves if isinstance(outcome, DriftCurve) else done.skipped).append(outcome)  # type: ignore[arg-type]
+            if isinstance(outcome, DriftCurve):
+                done.curves.append(outcome)
+            else:
+                done.skipped.append(outcome)
             content = {
                 "plan": dataclasses.asdict(plan),
                 "finished": count == len(plan.sizes) * len(plan.methods),
