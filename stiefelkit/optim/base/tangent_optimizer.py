@@ -123,16 +123,9 @@ class TangentOptimizer(FrameOptimizer):
         """
 
     def carry(
-        self,
-        group: dict[str, Any],
-        bucket: Bucket,
-        direction: Tangent,
-        steps: Norms,
-        w: Tensor,
-        increment: Tensor | None = None,
-        leapt: Tensor | None = None,
+        self, group: dict[str, Any], bucket: Bucket, direction: Tangent, steps: Norms, w: Tensor, **to: Tensor
     ) -> None:
-        """Stages what goes along to W + increment, to where W has `leapt`, or to W if that is none; here nothing."""
+        """Stages what goes along to W + `increment`, to where W has `leapt`, or else to W; here nothing."""
 
     def move(self, group: dict[str, Any], bucket: Bucket) -> None:
         """See `FrameOptimizer`."""
@@ -190,7 +183,7 @@ class TangentOptimizer(FrameOptimizer):
                 limit = rounding_limit(w.shape[-1], w.dtype)
                 before = wear_left(bucket, norm) + norm / limit * left_behind(direction, steps)
         increment, shorter = self.retraction.increment(group, w, direction, steps, defect)
-        self.carry(group, bucket, direction, steps, w, increment)
+        self.carry(group, bucket, direction, steps, w, increment=increment)
         bucket.commit()
         bucket.add(increment)
         bucket.wear = before + max(worn, 0.0 if with_remainder else wear_of_rounding(w, precision))

@@ -275,12 +275,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
         state_dict = plain(state_dict, keep=Tensor)
         check_states(self, state_dict)  # type: ignore[arg-type]
         name = type(self).__name__
-        for i, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
-            if saved.get("manifold") != group["manifold"]:
-                raise CheckpointError(
-                    f"{name} needs a state dict whose group {i} has the manifold {group['manifold']!r}, got "
-                    f"{shown(saved.get('manifold'))}."
-                )
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             full = {**self.defaults, **group, **saved}
             for setting in self.settings:
                 setting.check.require(name, setting.name, full[setting.name])
