@@ -149,7 +149,7 @@ class TangentOptimizer(FrameOptimizer):
             bucket.commit()
             bucket.wear = bucket.wear
             return
-        root = math.sqrt(w.shape[-1])
+        root, carries = math.sqrt(w.shape[-1]), type(self).carry is not TangentOptimizer.carry
         if is_read and not are_ordinary(steps):
             direction, steps = in_units(w, direction, steps)
         length, worn, grown = reach(direction, steps)
@@ -157,7 +157,7 @@ class TangentOptimizer(FrameOptimizer):
         if not is_read:
             bucket.require((length < math.inf).all(), AssertionError)  # not where it is NaN
             steps = [step * (root / length).clamp(max=1) for step in steps]
-            if type(self).carry is TangentOptimizer.carry and self.retraction.landed(bucket, direction, steps):
+            if not carries and self.retraction.landed(bucket, direction, steps):
                 return
         elif not math.isfinite(length + sum(direction.rest_norms)):
             raise too_long(who, group, bucket, length)
@@ -183,7 +183,8 @@ class TangentOptimizer(FrameOptimizer):
                 limit = rounding_limit(w.shape[-1], w.dtype)
                 before = wear_left(bucket, norm) + norm / limit * left_behind(direction, steps)
         increment, shorter = self.retraction.increment(group, w, direction, steps, defect)
-        self.carry(group, bucket, direction, steps, w, increment=increment)
+        if carries:
+            self.carry(group, bucket, direction, steps, w, increment=increment)
         bucket.commit()
         bucket.add(increment)
         bucket.wear = before + max(worn, 0.0 if with_remainder else wear_of_rounding(w, precision))
