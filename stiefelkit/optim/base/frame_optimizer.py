@@ -28,7 +28,7 @@ from stiefelkit.optim.base.checks import (
     check_members,
     check_readers,
     check_spelling,
-    listed,
+    given,
 )
 from stiefelkit.optim.settings import RATE, Setting, signature, told
 from stiefelkit.weights.optimizer_hooks import frames
@@ -88,14 +88,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             cls.__doc__ = told(cls.__doc__, cls.settings)
 
     def __init__(self, params: Iterable[Any], *args: Any, **settings: Any):
-        try:
-            call = self._call.bind(params, *args, **settings)
-        except TypeError as error:
-            raise TypeError(f"{type(self).__name__}.__init__() {error}") from None
-        call.apply_defaults()
-        if not isinstance(params, Tensor):  # which torch refuses
-            params = listed(type(self).__name__, params)
-        chosen = {setting.name: setting.check.plain(call.arguments[setting.name]) for setting in self.settings}
+        params, chosen = given(self._call, self, params, *args, **settings)
         defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, **chosen}  # type: ignore[call-arg]
         check_group(type(self), defaults)  # also those that every group has its own of
         self._writes, self._sortings, self._settled = {}, {}, {}
