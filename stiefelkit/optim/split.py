@@ -44,18 +44,12 @@ class SplitOptimizer(TangentOptimizer):
     retraction = SplitStep()
 
     def carry(
-        self,
-        group: dict[str, Any],
-        bucket: Bucket,
-        direction: Tangent,
-        steps: Norms,
-        w: Tensor,
-        increment: Tensor | None = None,
-        leapt: Tensor | None = None,
+        self, group: dict[str, Any], bucket: Bucket, direction: Tangent, steps: Norms, w: Tensor, **to: Tensor
     ) -> None:
         """See `TangentOptimizer`."""
         if self.buffer not in bucket.states[0]:
             return
+        increment, leapt = to.get("increment"), to.get("leapt")
         share = 0.5 if is_canonical(group) else 1.0
         momentum = direction.momentum if isinstance(direction, Moving) and direction.momentum else direction
         if leapt is not None and momentum is direction:

@@ -93,7 +93,7 @@ class Pulled(FrameOptimizer):
 
     def move(self, group, bucket):
         w, g = bucket.frames().double(), bucket.gradients().double()
-        bucket.require(g.isfinite().all() if not bucket.is_read else g.isfinite().all().item(), ArithmeticError)
+        bucket.require(g.isfinite().all(), ArithmeticError)
         bucket.refresh(group["precision"] == "exact")
         q, r = torch.linalg.qr(w - group["lr"] * g)
         bucket.assign(q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2))

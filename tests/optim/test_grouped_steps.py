@@ -3,6 +3,7 @@
 import copy
 import gc
 import math
+import os
 import pickle
 import sys
 from typing import Any
@@ -73,7 +74,10 @@ def test_a_long_step_beside_longer_ones_goes_where_it_goes_alone(name):
 
 
 class Calls:
-    """Counts the calls of Python functions."""
+    """Counts the calls of Python functions, all of them or those of a package."""
+
+    def __init__(self, within=""):
+        self.within = within
 
     def __enter__(self):
         self.count = 0
@@ -86,7 +90,7 @@ class Calls:
         gc.enable()
 
     def _note(self, frame, event, arg):
-        self.count += event == "call"
+        self.count += event == "call" and (not self.within or self.within in frame.f_code.co_filename)
 
 
 @every_optimizer
@@ -103,6 +107,17 @@ def test_a_step_of_five_times_as_many_frames_makes_hardly_more_calls(name):
         counts.append(calls.count)
     # What is a number for each frame may be worked out in Python.
     assert counts[1] - counts[0] <= 2 * 400 + 80
+
+
+@every_optimizer
+def test_a_step_of_one_frame_enters_few_functions_of_the_package(name):
+    w = frame((16, 16), torch.float32)
+    optimizer = OPTIMIZERS[name](group(w), lr=RATE)
+    for i in range(3):
+        w.grad = gradient((16, 16), torch.float32, seed=i)
+        with Calls(within=f"{os.sep}stiefelkit{os.sep}optim{os.sep}") as calls:
+            optimizer.step()
+    assert calls.count <= 75
 
 
 def test_clipping_twice_as_many_frames_makes_hardly_more_calls():

@@ -72,7 +72,7 @@ class Bucket:
 
     def require(self, holds: Any, error: Callable[[], Exception]) -> None:
         """Raises an error unless something holds; where no value is read, `choose` will write nothing then."""
-        if isinstance(holds, Tensor):
+        if not self.is_read:
             self.sound = holds if self.sound is None else self.sound & holds
         elif not holds:
             raise error()

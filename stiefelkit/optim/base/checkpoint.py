@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stiefelkit._torch import step_inside
 from stiefelkit.errors import CheckpointError, NonFiniteError, shown
-from stiefelkit.optim.settings import is_number
+from stiefelkit.optim.settings import is_number, one_of
 from stiefelkit.tensors import local_part
 
 __all__ = ["check_entries", "check_states", "without_remainders"]
@@ -48,6 +48,11 @@ def check_states(optimizer: Any, state_dict: Any) -> None:
             )
         if not all(isinstance(key, str) for key in saved):
             raise CheckpointError(f"{name} needs a state dict whose group {i} has settings with names, got others.")
+        if not (saved.get("manifold") is group["manifold"] or one_of(group["manifold"]).holds(saved.get("manifold"))):
+            raise CheckpointError(
+                f"{name} needs a state dict whose group {i} has the manifold {group['manifold']!r}, got "
+                f"{shown(saved.get('manifold'))}."
+            )
         seen.update(ids)
     for key, entry in state.items():
         if key not in seen or not isinstance(entry, Mapping):

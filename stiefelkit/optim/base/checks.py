@@ -36,6 +36,7 @@ __all__ = [
     "check_members",
     "check_readers",
     "check_spelling",
+    "given",
     "listed",
     "not_finite",
     "too_long",
@@ -102,6 +103,18 @@ def check_spelling(name: str, keys: Collection[str], names: Collection[str]) -> 
     for key in keys:
         if key not in names and difflib.get_close_matches(key, names, n=1, cutoff=0.85):
             raise OptionError(f"{name} has no setting {shown(key)}{did_you_mean(key, names)}")
+
+
+def given(call: inspect.Signature, optimizer: Any, params: Any, *args: Any, **settings: Any) -> tuple[Any, Any]:
+    """Returns the parameters that an optimizer is called with, and its settings, with Python's own numbers."""
+    name = type(optimizer).__name__
+    try:
+        bound = call.bind(params, *args, **settings)
+    except TypeError as error:
+        raise TypeError(f"{name}.__init__() {error}") from None
+    bound.apply_defaults()
+    chosen = {setting.name: setting.check.plain(bound.arguments[setting.name]) for setting in optimizer.settings}
+    return params if isinstance(params, Tensor) else listed(name, params), chosen  # a tensor, which torch refuses
 
 
 def listed(name: str, params: Any) -> list[Any]:
@@ -234,15 +247,10 @@ def check_gradients(who: str, buckets: Sequence[Bucket]) -> None:
             raise not_finite(who, here)
 
 
-def are_sound(gradients: Sequence[Tensor]) -> Tensor:
+def are_sound(buckets: Sequence[Bucket]) -> Tensor:
     """Returns whether all gradients, and the squares of their norms, are finite: a tensor without dimensions."""
-    sound = None
-    for g in gradients:
-        most = math.sqrt(torch.finfo(g.dtype).max / g.numel())
-        here = torch.linalg.vector_norm(g, ord=math.inf) < most  # not where it is NaN
-        sound = here if sound is None else sound & here.to(sound.device)
-    assert sound is not None
-    return sound
+    shares = [bucket.shares_of_overflow() for bucket in buckets]
+    return (torch.cat([share.to(shares[0].device) for share in shares]) < 1).all()  # not where one is NaN
 
 
 def not_finite(who: str, buckets: Sequence[Bucket]) -> NonFiniteError:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import check_capture, step_inside
-from stiefelkit.errors import CheckpointError, OptimizerError, StiefelkitError, shown
+from stiefelkit.errors import CheckpointError, OptimizerError, StiefelkitError
 from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.functional._arithmetic.reads import reads_are_free, without_reads
-from stiefelkit.numbers import one_of, plain
+from stiefelkit.numbers import plain
 from stiefelkit.optim.base.batch import Bucket, Sorting
 from stiefelkit.optim.base.checkpoint import check_entries, check_states, without_remainders
 from stiefelkit.optim.base.checks import (
@@ -28,7 +28,7 @@ from stiefelkit.optim.base.checks import (
     check_members,
     check_readers,
     check_spelling,
-    listed,
+    given,
 )
 from stiefelkit.optim.settings import RATE, Setting, signature, told
 from stiefelkit.weights.optimizer_hooks import frames
@@ -88,19 +88,12 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             cls.__doc__ = told(cls.__doc__, cls.settings)
 
     def __init__(self, params: Iterable[Any], *args: Any, **settings: Any):
-        try:
-            call = self._call.bind(params, *args, **settings)
-        except TypeError as error:
-            raise TypeError(f"{type(self).__name__}.__init__() {error}") from None
-        call.apply_defaults()
-        if not isinstance(params, Tensor):  # which torch refuses
-            params = listed(type(self).__name__, params)
-        chosen = {setting.name: setting.check.plain(call.arguments[setting.name]) for setting in self.settings}
+        params, chosen = given(self._call, self, params, *args, **settings)
         defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, **chosen}  # type: ignore[call-arg]
         check_group(type(self), defaults)  # also those that every group has its own of
         self._writes, self._sortings, self._settled = {}, {}, {}
         super().__init__(params, defaults)
-        if not self._of_frames():
+        if all(group["manifold"] is None for group in self.param_groups):
             warnings.warn(
                 f"{type(self).__name__} holds no frame and moves everything freely, as torch.optim."
                 f"{self.plain.__name__} does; sk.optim.frames([w]) makes a group of frames, "
@@ -169,18 +162,13 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a state dict with settings as they are called here; raises what `load_state_dict` lists."""
-        check_states(self, state_dict)
         state_dict = plain(dict(state_dict), keep=Tensor)
+        check_states(self, state_dict)
         # None stands for what is not there, as torch.optim.SGD has it.
         states = {key: {k: v for k, v in entry.items() if v is not None} for key, entry in state_dict["state"].items()}
         groups = [_with_present_words(group) for group in state_dict["param_groups"]]
         state_dict = {**state_dict, "state": states, "param_groups": groups}
         for i, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
-            if not (saved.get("manifold") is group["manifold"] or one_of(group["manifold"]).holds(saved["manifold"])):
-                raise CheckpointError(
-                    f"{type(self).__name__} needs a state dict whose group {i} has the manifold {group['manifold']!r}, "
-                    f"got {shown(saved.get('manifold'))}."
-                )
             full = check_group(type(self), {**self.defaults, **group, **saved})
             state_dict["param_groups"][i] = {key: full[key] for key in saved}
             check_entries(self, i, full, saved["params"], state_dict["state"])
@@ -225,9 +213,9 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._settle()
         batches = self._batches()
         rest, read, unread = [], [], []
-        self._settle()
         for group in self.param_groups:
             if group["manifold"] is None:
                 rest.append(group)
@@ -262,12 +250,13 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     def _step_unread(self, batches: list[tuple[dict[str, Any], Bucket]]) -> None:
         """Moves frames whose values are not read; those of a group all or none."""
         check_capture(self)
-        for group in self._of_frames():
+        for group in self.param_groups:
             own = [bucket for other, bucket in batches if other is group]
-            sound = are_sound([bucket.gradients() for bucket in own]) if own else None
+            if not own:
+                continue
+            sound = are_sound(own)
             for bucket in own:
-                assert sound is not None
-                bucket.require(sound.to(bucket.params[0].device), AssertionError)
+                bucket.sound = sound.to(bucket.params[0].device)
                 with without_reads():
                     self._step_of(group, bucket)
 
@@ -314,9 +303,6 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             for bucket in sorting.buckets:
                 batches.append((group, bucket))
         return batches
-
-    def _of_frames(self) -> list[dict[str, Any]]:
-        return [group for group in self.param_groups if group["manifold"] is not None]
 
     def _step_plain(self, rest: list[dict[str, Any]]) -> None:
         inner = self.__dict__.get("_inner")

@@ -123,16 +123,9 @@ class TangentOptimizer(FrameOptimizer):
         """
 
     def carry(
-        self,
-        group: dict[str, Any],
-        bucket: Bucket,
-        direction: Tangent,
-        steps: Norms,
-        w: Tensor,
-        increment: Tensor | None = None,
-        leapt: Tensor | None = None,
+        self, group: dict[str, Any], bucket: Bucket, direction: Tangent, steps: Norms, w: Tensor, **to: Tensor
     ) -> None:
-        """Stages what goes along to W + increment, to where W has `leapt`, or to W if that is none; here nothing."""
+        """Stages what goes along to W + `increment`, to where W has `leapt`, or else to W; here nothing."""
 
     def move(self, group: dict[str, Any], bucket: Bucket) -> None:
         """See `FrameOptimizer`."""
@@ -156,7 +149,7 @@ class TangentOptimizer(FrameOptimizer):
             bucket.commit()
             bucket.wear = bucket.wear
             return
-        root = math.sqrt(w.shape[-1])
+        root, carries = math.sqrt(w.shape[-1]), type(self).carry is not TangentOptimizer.carry
         if is_read and not are_ordinary(steps):
             direction, steps = in_units(w, direction, steps)
         length, worn, grown = reach(direction, steps)
@@ -164,7 +157,7 @@ class TangentOptimizer(FrameOptimizer):
         if not is_read:
             bucket.require((length < math.inf).all(), AssertionError)  # not where it is NaN
             steps = [step * (root / length).clamp(max=1) for step in steps]
-            if type(self).carry is TangentOptimizer.carry and self.retraction.landed(bucket, direction, steps):
+            if not carries and self.retraction.landed(bucket, direction, steps):
                 return
         elif not math.isfinite(length + sum(direction.rest_norms)):
             raise too_long(who, group, bucket, length)
@@ -190,7 +183,8 @@ class TangentOptimizer(FrameOptimizer):
                 limit = rounding_limit(w.shape[-1], w.dtype)
                 before = wear_left(bucket, norm) + norm / limit * left_behind(direction, steps)
         increment, shorter = self.retraction.increment(group, w, direction, steps, defect)
-        self.carry(group, bucket, direction, steps, w, increment)
+        if carries:
+            self.carry(group, bucket, direction, steps, w, increment=increment)
         bucket.commit()
         bucket.add(increment)
         bucket.wear = before + max(worn, 0.0 if with_remainder else wear_of_rounding(w, precision))

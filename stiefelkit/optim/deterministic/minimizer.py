@@ -15,7 +15,7 @@ from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import plain
 from stiefelkit.optim.base.checkpoint import check_states
-from stiefelkit.optim.base.checks import ask_readers, by_manifold, check_members, check_spelling, listed
+from stiefelkit.optim.base.checks import ask_readers, by_manifold, check_members, check_spelling, given
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.deterministic.space import Space
 from stiefelkit.optim.settings import Setting, at_least, is_number, one_of, signature, told, whole
@@ -102,15 +102,8 @@ class Minimizer(torch.optim.Optimizer, ABC):
             cls.__doc__ = told(cls.__doc__, cls.settings)
 
     def __init__(self, params: Iterable[Any], *args: Any, **settings: Any):
-        try:
-            call = self._call.bind(params, *args, **settings)
-        except TypeError as error:
-            raise TypeError(f"{type(self).__name__}.__init__() {error}") from None
-        call.apply_defaults()
         self._versions: dict[int, int] = {}
-        chosen = {key: plain(value) for key, value in call.arguments.items() if key != "params"}
-        if not isinstance(params, Tensor):  # which torch refuses
-            params = listed(type(self).__name__, params)
+        params, chosen = given(self._call, self, params, *args, **settings)
         super().__init__(params, {"manifold": None, **chosen})
 
     @abstractmethod
@@ -275,12 +268,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
         state_dict = plain(state_dict, keep=Tensor)
         check_states(self, state_dict)  # type: ignore[arg-type]
         name = type(self).__name__
-        for i, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
-            if saved.get("manifold") != group["manifold"]:
-                raise CheckpointError(
-                    f"{name} needs a state dict whose group {i} has the manifold {group['manifold']!r}, got "
-                    f"{shown(saved.get('manifold'))}."
-                )
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             full = {**self.defaults, **group, **saved}
             for setting in self.settings:
                 setting.check.require(name, setting.name, full[setting.name])
