@@ -13,9 +13,9 @@ from stiefelkit.cli.options import entries, options, sections
 from stiefelkit.errors import StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.optim import minimizers, optimizers
 from stiefelkit.registry import Registry, code_of_others
+from stiefelkit.training import tasks
 from stiefelkit.training.config import HANDLED
 from stiefelkit.training.display import Screen
-from stiefelkit.training.tasks import tasks
 
 if TYPE_CHECKING:
     from stiefelkit.contract.param import OrthogonalParam, Traits
@@ -72,7 +72,7 @@ def tables() -> dict[str, Registry]:
         "minimizer": minimizers,
         "activation": activations._activations,
         "model": models._models,
-        "task": tasks,
+        "task": tasks.tasks,
     }
 
 

@@ -89,6 +89,7 @@ SMOOTH: dict[str, Any] = {
         lambda u, v: functional.inner_product(frame(4, 2, u.dtype).to(u.device), u, v, keepdim=True),
         lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
     ),
+    "hadamard_transform": (functional.hadamard_transform, lambda dtype: (drawn(2, 12, dtype=dtype),)),
     "leaky_relu": (functional.leaky_relu, lambda dtype: (drawn(5),)),
     "matrix_exp": (
         lambda v: functional.matrix_exp(v, 3, 3, v.numel() == 9),
