@@ -433,6 +433,8 @@ def _write(changes: Sequence[_Change], affine: Mapping[nn.Module, _Affine], mode
     """Writes all changes: biases, which are made of weights, then weights that are untied, then the others."""
     written: set[int] = set()
     for change in sorted(changes, key=lambda change: change.name):
+        if not any(change.factors) and change.shift is None:
+            continue
         layer, old, value = change.site.layer, change.tensor, change.value()
         if old is None or id(old) in _of_others(changes, change):
             like = held_parameters(layer)["weight"] if old is None else old
