@@ -14,7 +14,8 @@ from stiefelkit._torch import held_parameters
 from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.nn.decoders import RotationSites, rotation_sites
-from stiefelkit.nn.rotation import absorb_norms_, rotate_, weight_and_bias_of
+from stiefelkit.nn.folding import weight_and_bias_of
+from stiefelkit.nn.rotation import absorb_norms_, rotate_
 from stiefelkit.numbers import optional, whole
 from stiefelkit.weights import attach
 

@@ -1,91 +1,34 @@
 """Rotations that are folded into the linear layers around them, as quantization of language models wants."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stiefelkit._torch import call_hooks, held_modules, held_parameters
-from stiefelkit.errors import DtypeError, NotAFrameError, OptionError, ShapeError, UnfilledError
+from stiefelkit._torch import call_hooks, held_parameters
+from stiefelkit.errors import NotAFrameError, OptionError, ShapeError
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.nn.adapter import OrthogonalAdapter
 from stiefelkit.nn.decoders import Heads, RotationSites
+from stiefelkit.nn.folding import (
+    Affine,
+    Factor,
+    Site,
+    changes_of,
+    is_norm,
+    is_turned,
+    kind_of,
+    matrix_of,
+    replace_module,
+    write,
+)
 from stiefelkit.nn.hadamard_linear import HadamardLinear
 from stiefelkit.nn.probing import agree, has_own_forward, in_other_adapters, probes, twin
 from stiefelkit.tensors import working_dtype
 
-__all__ = ["absorb_norm_", "absorb_norms_", "rotate_", "weight_and_bias_of"]
-
-
-@dataclass(frozen=True, eq=False)
-class _Factor:
-    """A linear map of the outputs or the inputs of a layer, as it acts on the rows of a matrix.
-
-    Attributes:
-        word: the factor in messages, on the left of W.
-        size: the number of rows that it takes.
-        apply: maps matrices (size, columns) in float64.
-    """
-
-    word: str
-    size: int
-    apply: Callable[[Tensor], Tensor]
-
-
-@dataclass
-class _Site:
-    """A layer and the factors on its outputs and its inputs, the first to act first; `shift` is added to inputs."""
-
-    layer: nn.Module
-    outputs: list[_Factor] = field(default_factory=list)
-    inputs: list[_Factor] = field(default_factory=list)
-    norm: nn.Module | None = None
-    shift: Tensor | None = None
-
-
-class _Affine(NamedTuple):
-    """The scale and the bias of a norm: the parameters, the factor, and the value of the scale's parameter for none."""
-
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
-    values: Tensor | None
-    neutral: float
-
-
-class _Change(NamedTuple):
-    """A tensor of a layer, the factors along its dimensions, and what is added to it first."""
-
-    site: _Site
-    name: str
-    tensor: nn.Parameter | None
-    factors: tuple[tuple[_Factor, ...], tuple[_Factor, ...]]
-    shift: Tensor | None = None
-
-    def __str__(self) -> str:
-        left, right = self.factors
-        ends = "".join(f" {f.word}{'' if f.word.startswith('diag') else '^T'}" for f in right)
-        return f"{''.join(f'{f.word} ' for f in reversed(left))}W{ends}"
-
-    @property
-    def key(self) -> Any:
-        """Equal for layers that want the same of a tensor."""
-        return *(tuple(map(id, along)) for along in self.factors), id(self.shift)
-
-    def value(self) -> Tensor:
-        """Returns the new values in float64, of a tensor that was not written to yet."""
-        left, right = self.factors
-        if self.name == "bias":
-            return _new_bias(self)
-        assert self.tensor is not None
-        m = self.tensor.to(working_dtype(self.tensor.dtype))
-        for factor in right:
-            m = factor.apply(m.mH).mH
-        for factor in left:
-            m = factor.apply(m)
-        return m
+__all__ = ["absorb_norm_", "absorb_norms_", "rotate_"]
 
 
 @torch.no_grad()
@@ -149,11 +92,11 @@ def rotate_(
         if any(given):
             raise OptionError("rotate_ needs either sites= or readers=, writers= and norms=, got both.")
         model, given = sites.model, ([], [*sites.writers], {norm: [*read] for norm, read in sites.norms.items()})
-    found: dict[int, _Site] = {}
-    affine: dict[nn.Module, _Affine] = {}
+    found: dict[int, Site] = {}
+    affine: dict[nn.Module, Affine] = {}
     r = None if rotation is None else _checked(rotation, "a rotation")
     if r is not None:
-        turn = _Factor("R", len(r), lambda m: r.to(m.device) @ m)
+        turn = Factor("R", len(r), lambda m: r.to(m.device) @ m)
         affine = _on_stream(found, [turn], r, *given, model)
     if sites is not None and heads is not None:
         _turn_heads(found, sites.heads, heads)
@@ -163,7 +106,7 @@ def rotate_(
     if online and sites is not None:
         for name, layer in list(sites.model.named_modules(remove_duplicate=False)):
             if any(layer is down for down in sites.downs):
-                _replace(sites.model, name, HadamardLinear.around(layer))
+                replace_module(sites.model, name, HadamardLinear.around(layer))
 
 
 @torch.no_grad()
@@ -181,34 +124,34 @@ def absorb_norms_(sites: RotationSites) -> None:
     """
     v = probes(sites.size, torch.device("cpu"))[0]
     generic = torch.eye(len(v), dtype=v.dtype) - 2 * torch.outer(v, v) / (v @ v)
-    found: dict[int, _Site] = {}
+    found: dict[int, Site] = {}
     norms = {norm: [*read] for norm, read in sites.norms.items()}
     affine = _on_stream(found, [], generic, [], [*sites.writers], norms, sites.model)
     _fold(found, affine, sites.model, True, None)
 
 
 def _fold(
-    found: Mapping[int, _Site],
-    affine: Mapping[nn.Module, _Affine],
+    found: Mapping[int, Site],
+    affine: Mapping[nn.Module, Affine],
     model: nn.Module | None,
     is_decoder: bool,
     r: Tensor | None,
 ) -> None:
     """Checks all layers, then writes."""
-    changes = _changes(list(found.values()), is_decoder)
+    changes = changes_of(list(found.values()), is_decoder)
     for module in [*affine, *(site.layer for site in found.values())]:
         if any(call_hooks(module)):
             raise OptionError(
-                f"rotate_ needs layers and norms without hooks, which may do more, got {_kind(module)} with hooks; "
+                f"rotate_ needs layers and norms without hooks, which may do more, got {kind_of(module)} with hooks; "
                 "remove them first."
             )
     for site in found.values():
-        if has_own_forward(site.layer) and not _is_turned(site.layer):
+        if has_own_forward(site.layer) and not is_turned(site.layer):
             _check_own_forward(site, {c.name: c.value() for c in changes if c.site is site and c.tensor is not None})
     if model is not None:
         changed = {change.tensor.data_ptr() for change in changes if change.tensor is not None}
         _check_model(model, found, affine, changed, None if is_decoder else r)
-    _write(changes, affine, model)
+    write(changes, affine, model)
 
 
 @torch.no_grad()
@@ -239,15 +182,15 @@ def absorb_norm_(norm: nn.Module, readers: Iterable[nn.Module]) -> None:
     """
     affine = _affine(norm, None)
     if affine is None or affine.values is None:
-        raise OptionError(f"absorb_norm_ needs a norm with a scale of its own, got {_kind(norm)}.")
+        raise OptionError(f"absorb_norm_ needs a norm with a scale of its own, got {kind_of(norm)}.")
     scale = _scale_of(affine.values)
     shift = None if affine.bias is None else affine.bias.detach().double()
-    sites = [_Site(layer, inputs=[scale], norm=norm, shift=shift) for layer in readers]
-    changes = _changes(sites, False)
+    sites = [Site(layer, inputs=[scale], norm=norm, shift=shift) for layer in readers]
+    changes = changes_of(sites, False)
     for module in [norm, *(site.layer for site in sites)]:
         if any(call_hooks(module)):
-            raise OptionError(f"absorb_norm_ needs a norm and layers without hooks, got {_kind(module)} with hooks.")
-    _write(changes, {norm: affine}, None)
+            raise OptionError(f"absorb_norm_ needs a norm and layers without hooks, got {kind_of(module)} with hooks.")
+    write(changes, {norm: affine}, None)
 
 
 def _checked(rotation: Tensor, what: str) -> Tensor:
@@ -263,24 +206,24 @@ def _checked(rotation: Tensor, what: str) -> Tensor:
     return rotation.detach().to(working_dtype(rotation.dtype))
 
 
-def _site(found: dict[int, _Site], layer: nn.Module) -> _Site:
-    return found.setdefault(id(layer), _Site(layer))
+def _site(found: dict[int, Site], layer: nn.Module) -> Site:
+    return found.setdefault(id(layer), Site(layer))
 
 
 def _on_stream(
-    found: dict[int, _Site],
-    turn: list[_Factor],
+    found: dict[int, Site],
+    turn: list[Factor],
     r: Tensor,
     readers: list[nn.Module],
     writers: list[nn.Module],
     norms: dict[nn.Module, list[nn.Module]],
     model: nn.Module | None,
-) -> dict[nn.Module, _Affine]:
+) -> dict[nn.Module, Affine]:
     """Adds to layers the factors of a residual rotation R, if there is one, and those of norms that do not commute.
 
     Returns the norms that lose a scale; `r` is what norms have to commute with.
     """
-    centre = _Factor("M", len(r), lambda m: m - m.mean(0, keepdim=True))
+    centre = Factor("M", len(r), lambda m: m - m.mean(0, keepdim=True))
     is_centred = model is not None and any(isinstance(norm, nn.LayerNorm) for norm in norms)
     affine = {norm: a for norm in norms if (a := _affine(norm, r, is_centred)) is not None}
     for layer in writers:
@@ -294,13 +237,13 @@ def _on_stream(
         for layer in read:
             site = _site(found, layer)
             if site.norm not in (None, norm):
-                raise OptionError(f"rotate_ needs one norm in front of a layer, got {_kind(layer)} behind two.")
+                raise OptionError(f"rotate_ needs one norm in front of a layer, got {kind_of(layer)} behind two.")
             site.norm, site.shift = norm, shift
             site.inputs[:] = turn if scale is None else [scale, *turn]
     return affine
 
 
-def _turn_heads(found: dict[int, _Site], attentions: Sequence[Heads], heads: Tensor | Sequence[Tensor]) -> None:
+def _turn_heads(found: dict[int, Site], attentions: Sequence[Heads], heads: Tensor | Sequence[Tensor]) -> None:
     """Adds the factors of the rotations of heads to value and output layers."""
     each = [heads] * len(attentions) if isinstance(heads, Tensor) else [*heads]
     if len(each) != len(attentions):
@@ -313,172 +256,36 @@ def _turn_heads(found: dict[int, _Site], attentions: Sequence[Heads], heads: Ten
                 f"got {tuple(stack.shape)}."
             )
         stack = stack.expand(one.groups, one.size, one.size)
-        w, dim, _ = _matrix(one.value)
+        w, dim, _ = matrix_of(one.value)
         _site(found, one.value).outputs.append(_of_heads(stack, one.rows, w.shape[dim]))
         shared = stack.repeat_interleave(one.count // one.groups, 0)
         rows = torch.arange(one.count * one.size)
         _site(found, one.output).inputs.append(_of_heads(shared, rows, len(rows)))
 
 
-def _of_heads(stack: Tensor, rows: Tensor, size: int) -> _Factor:
+def _of_heads(stack: Tensor, rows: Tensor, size: int) -> Factor:
     def apply(m: Tensor) -> Tensor:
         m = m.clone()
         own = m[rows].reshape(len(stack), stack.shape[-1], -1)
         m[rows] = (stack.to(m.device) @ own).reshape(len(rows), -1)
         return m
 
-    return _Factor("R_h", size, apply)
+    return Factor("R_h", size, apply)
 
 
-def _transform_downs(found: dict[int, _Site], downs: Sequence[nn.Module]) -> None:
+def _transform_downs(found: dict[int, Site], downs: Sequence[nn.Module]) -> None:
     for layer in downs:
-        w, dim, _ = _matrix(layer)
+        w, dim, _ = matrix_of(layer)
         n = w.shape[1 - dim]
         hadamard_transform(w.new_zeros(1, n))  # raises where there is no such matrix
-        _site(found, layer).inputs.append(_Factor("H", n, lambda m: hadamard_transform(m.mT).mT))
+        _site(found, layer).inputs.append(Factor("H", n, lambda m: hadamard_transform(m.mT).mT))
 
 
-def _scale_of(values: Tensor) -> _Factor:
-    return _Factor("diag(g)", len(values), lambda m: values.to(m.device)[:, None] * m)
+def _scale_of(values: Tensor) -> Factor:
+    return Factor("diag(g)", len(values), lambda m: values.to(m.device)[:, None] * m)
 
 
-def _matrix(layer: nn.Module) -> tuple[nn.Parameter, int, bool]:
-    """Returns the weight of a layer, the dimension of its outputs, and whether it has inputs that may be changed."""
-    is_turned = _is_turned(layer)
-    w = held_parameters(layer).get("weight") if isinstance(layer, nn.Linear | nn.Embedding) or is_turned else None
-    if w is None:
-        raise DtypeError(f"rotate_ needs layers of torch.nn.Linear with plain weights, got {type(layer).__name__}.")
-    if w.is_meta:
-        raise UnfilledError(f"rotate_ needs weights that hold values, got {_kind(layer)} on the meta device.")
-    is_embedding = isinstance(layer, nn.Embedding)
-    return w, int(is_embedding or is_turned), not is_embedding
-
-
-def weight_and_bias_of(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Returns the weight of a linear layer, outputs by inputs, and its bias."""
-    w, dim, _ = _matrix(layer)
-    return (w if dim == 0 else w.mT), held_parameters(layer).get("bias")
-
-
-def _is_turned(layer: nn.Module) -> bool:
-    """Returns whether a layer is transformers' `Conv1D`, a linear layer whose weight is inputs by outputs."""
-    return any(cls.__name__ == "Conv1D" and cls.__module__.startswith("transformers.") for cls in type(layer).__mro__)
-
-
-def _changes(sites: Sequence[_Site], may_untie: bool) -> list[_Change]:
-    """Returns the change of every tensor, each once; weights that are to be untied come first."""
-    changes: list[_Change] = []
-    untied: list[_Change] = []
-    known: dict[Any, _Change] = {}
-    for site in sites:
-        for change in _changes_of(site):
-            tensor = change.tensor
-            key = (tensor.device, tensor.data_ptr(), tensor.shape) if tensor is not None else id(site)
-            other = known.setdefault(key, change)
-            if other is change:
-                changes.append(change)
-            elif other.key != change.key and may_untie:
-                untied.append(change)
-            elif other.key != change.key:
-                raise OptionError(
-                    f"rotate_ needs one change of a weight that layers share, got {_kind(other.site.layer)}, which "
-                    f"needs {other}, and {_kind(site.layer)}, which needs {change}; untie them first: layer."
-                    f"{change.name} = torch.nn.Parameter(layer.{change.name}.clone())."
-                )
-    return untied + changes
-
-
-def _changes_of(site: _Site) -> list[_Change]:
-    layer = site.layer
-    try:
-        w, dim, has_inputs = _matrix(layer)
-    except DtypeError:
-        names = "Linear" if site.inputs else "Linear or Embedding"
-        sizes = {factor.size for factor in (*site.inputs, *site.outputs)}
-        remedy = "; norms={norm: readers} folds its scale" if any(_is_norm(layer, n) for n in sizes) else ""
-        raise DtypeError(
-            f"rotate_ needs layers of torch.nn.{names} with plain weights, got {type(layer).__name__}{remedy}."
-        ) from None
-    if site.inputs and not has_inputs:
-        raise DtypeError(f"rotate_ needs layers of torch.nn.Linear with plain weights, got {type(layer).__name__}.")
-    for along, factors in ((dim, site.outputs), (1 - dim, site.inputs)):
-        for factor in factors:
-            if w.shape[along] != factor.size:
-                raise ShapeError(
-                    f"rotate_ needs weights with {factor.size} features along dimension {along}, got {tuple(w.shape)}."
-                )
-    outputs, inputs = tuple(site.outputs), tuple(site.inputs)
-    changes = [_Change(site, "weight", w, (outputs, inputs) if dim == 0 else (inputs, outputs))]
-    bias = held_parameters(layer).get("bias")
-    shift = site.shift if site.shift is not None and bool(site.shift.any()) else None
-    if shift is not None or (bias is not None and site.outputs):
-        changes.append(_Change(site, "bias", bias, (tuple(site.outputs), ()), shift))
-    return changes
-
-
-def _new_bias(change: _Change) -> Tensor:
-    """Returns the bias of a layer: what it was and W times the norm's bias, with the factors of outputs."""
-    w, dim, _ = _matrix(change.site.layer)
-    wide = w.to(working_dtype(w.dtype))
-    wide = wide if dim == 0 else wide.mT
-    b = wide.new_zeros(len(wide)) if change.tensor is None else change.tensor.to(wide.dtype)
-    if change.shift is not None:
-        b = b + wide @ change.shift.to(wide)
-    for factor in change.factors[0]:
-        b = factor.apply(b[:, None])[:, 0]
-    return b
-
-
-def _write(changes: Sequence[_Change], affine: Mapping[nn.Module, _Affine], model: nn.Module | None) -> None:
-    """Writes all changes: biases, which are made of weights, then weights that are untied, then the others."""
-    written: set[int] = set()
-    for change in sorted(changes, key=lambda change: change.name):
-        if not any(change.factors) and change.shift is None:
-            continue
-        layer, old, value = change.site.layer, change.tensor, change.value()
-        if old is None or id(old) in _of_others(changes, change):
-            like = held_parameters(layer)["weight"] if old is None else old
-            new = nn.Parameter(value.to(like.dtype), like.requires_grad)  # type: ignore[union-attr]
-            layer.register_parameter(change.name, new)
-            config = getattr(model, "config", None)
-            if old is not None and hasattr(config, "tie_word_embeddings"):
-                config.tie_word_embeddings = False  # type: ignore[union-attr]
-        elif id(old) not in written:
-            old.copy_(value)
-            written.add(id(old))
-    for norm, own in affine.items():
-        if own.weight is not None:
-            own.weight.fill_(own.neutral)
-        if own.bias is not None:
-            own.bias.zero_()
-        if isinstance(norm, nn.LayerNorm) and model is not None:
-            for name, module in list(model.named_modules(remove_duplicate=False)):
-                if module is norm:
-                    _replace(model, name, _root_mean_square(norm))
-
-
-def _of_others(changes: Sequence[_Change], change: _Change) -> set[int]:
-    """Returns the tensors that a later change writes otherwise."""
-    later = changes[[c is change for c in changes].index(True) + 1 :]
-    return {id(c.tensor) for c in later if c.tensor is not None and c.key != change.key}
-
-
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    path, _, last = name.rpartition(".")
-    setattr(model.get_submodule(path), last, module)
-
-
-def _root_mean_square(norm: nn.LayerNorm) -> nn.RMSNorm:
-    """Returns the norm of centred inputs, with a scale of one under the same name."""
-    has_scale, w = norm.elementwise_affine, norm.weight
-    other = nn.RMSNorm([*norm.normalized_shape], eps=norm.eps, elementwise_affine=has_scale)
-    other = other.to(w.device, w.dtype) if has_scale else other
-    if has_scale:
-        other.weight.requires_grad_(w.requires_grad)
-    return other.train(norm.training)
-
-
-def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool = False) -> _Affine | None:
+def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool = False) -> Affine | None:
     """Returns scale and bias of a norm that commutes with R but for them; None if it commutes as it is.
 
     Without R any norm will do that is a scale and a bias after what it does without them. `is_centred` says that inputs
@@ -489,13 +296,13 @@ def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool = False) -> _Aff
     """
     held = held_parameters(norm).get("weight")
     if r is not None and held is not None and held.shape != (len(r),):
-        raise ShapeError(f"rotate_ needs norms of {len(r)} features, got {_kind(norm)} of shape {tuple(held.shape)}.")
+        raise ShapeError(f"rotate_ needs norms of {len(r)} features, got {kind_of(norm)} of shape {tuple(held.shape)}.")
     if r is not None and _commutes(norm, r):
         return None
     is_layer_norm = isinstance(norm, nn.LayerNorm) and (is_centred or r is None)
     weight, bias = held_parameters(norm).get("weight"), held_parameters(norm).get("bias")
     if is_layer_norm and weight is None:
-        return _Affine(None, None, None, 1.0)
+        return Affine(None, None, None, 1.0)
     n = len(r) if r is not None else 0 if weight is None else len(weight)
     if weight is not None and weight.shape == (n,) and (bias is None or bias.shape == (n,)):
         x, w = probes(n, weight.device), weight.double()
@@ -504,12 +311,12 @@ def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool = False) -> _Aff
             fits = is_layer_norm or (r is None or (bias is None and _commutes(bare, r)))
             y = bare(x) * values + (0 if bias is None else bias.double())
             if fits and agree(y, twin(norm)(x), n):
-                return _Affine(weight, bias, values, neutral)
+                return Affine(weight, bias, values, neutral)
     if r is None:
         return None
     remedy = "; with model= a layer norm is made one" if isinstance(norm, nn.LayerNorm) else ""
     raise OptionError(
-        f"rotate_ needs norms that are a root mean square and a scale, which commutes with R, got {_kind(norm)}"
+        f"rotate_ needs norms that are a root mean square and a scale, which commutes with R, got {kind_of(norm)}"
         f"{remedy}."
     )
 
@@ -521,7 +328,7 @@ def _commutes(norm: nn.Module, r: Tensor) -> bool:
     return agree(other(x @ r.mT), other(x) @ r.mT, len(r))
 
 
-def _check_own_forward(site: _Site, values: dict[str, Tensor]) -> None:
+def _check_own_forward(site: Site, values: dict[str, Tensor]) -> None:
     """Raises OptionError unless a layer with a forward of its own does with new values what it did, but for factors."""
     layer = site.layer
     w: Any = held_parameters(layer)["weight"]
@@ -541,18 +348,18 @@ def _check_own_forward(site: _Site, values: dict[str, Tensor]) -> None:
         y, changed = twin(layer)(before), twin(layer, **values)(x)
     except Exception as cause:  # whatever a stranger's forward raises; one put on the instance runs the layer itself
         raise OptionError(
-            f"rotate_ needs layers of which a copy runs in float64, got {_kind(layer)}, which raises "
+            f"rotate_ needs layers of which a copy runs in float64, got {kind_of(layer)}, which raises "
             f"{type(cause).__name__}."
         ) from cause
     for factor in site.outputs:
         y = factor.apply(y.mT).mT
     if not agree(changed, y, max(y.shape[-1], w.shape[1])):
-        raise OptionError(f"rotate_ needs layers that compute W x + b, got {_kind(layer)}, whose forward does more.")
+        raise OptionError(f"rotate_ needs layers that compute W x + b, got {kind_of(layer)}, whose forward does more.")
 
 
 def _check_model(
     model: nn.Module,
-    found: Mapping[int, _Site],
+    found: Mapping[int, Site],
     affine: Mapping[nn.Module, Any],
     changed: set[int],
     r: Tensor | None,
@@ -572,20 +379,8 @@ def _check_model(
         for parameter in held_parameters(module).values():
             if parameter is not None and parameter.data_ptr() in changed:
                 raise OptionError(f"rotate_ needs all layers that share a weight, got {name} left out, which reads it.")
-        if r is not None and _is_norm(module, len(r)) and not _commutes(module, r):
+        if r is not None and is_norm(module, len(r)) and not _commutes(module, r):
             raise OptionError(
-                f"rotate_ needs norms that commute with R, got {name}, {_kind(module)}, left out; norms={{norm: "
+                f"rotate_ needs norms that commute with R, got {name}, {kind_of(module)}, left out; norms={{norm: "
                 "readers}} folds a scale into what reads it."
             )
-
-
-def _is_norm(module: nn.Module, n: int) -> bool:
-    """Returns whether a module without others inside acts on n features one by one, by what it holds."""
-    if held_modules(module) or isinstance(module, nn.Linear | nn.Embedding):
-        return False
-    weight = held_parameters(module).get("weight")
-    return (weight is not None and weight.shape == (n,)) or getattr(module, "normalized_shape", None) == (n,)
-
-
-def _kind(module: nn.Module) -> str:
-    return type(module).__name__

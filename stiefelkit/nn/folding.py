@@ -1,0 +1,245 @@
+"""Changes of the weights and biases of layers, each worked out in float64 and rounded once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from stiefelkit._torch import held_modules, held_parameters
+from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnfilledError
+from stiefelkit.tensors import working_dtype
+
+__all__ = [
+    "Affine",
+    "Change",
+    "Factor",
+    "Site",
+    "changes_of",
+    "is_norm",
+    "is_turned",
+    "kind_of",
+    "matrix_of",
+    "replace_module",
+    "weight_and_bias_of",
+    "write",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """A linear map of the outputs or the inputs of a layer, as it acts on the rows of a matrix.
+
+    Attributes:
+        word: the factor in messages, on the left of W.
+        size: the number of rows that it takes.
+        apply: maps matrices (size, columns) in float64.
+    """
+
+    word: str
+    size: int
+    apply: Callable[[Tensor], Tensor]
+
+
+@dataclass
+class Site:
+    """A layer and the factors on its outputs and its inputs, the first to act first; `shift` is added to inputs."""
+
+    layer: nn.Module
+    outputs: list[Factor] = field(default_factory=list)
+    inputs: list[Factor] = field(default_factory=list)
+    norm: nn.Module | None = None
+    shift: Tensor | None = None
+
+
+class Affine(NamedTuple):
+    """The scale and the bias of a norm: the parameters, the factor, and the value of the scale's parameter for none."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    values: Tensor | None
+    neutral: float
+
+
+class Change(NamedTuple):
+    """A tensor of a layer, the factors along its dimensions, and what is added to it first."""
+
+    site: Site
+    name: str
+    tensor: nn.Parameter | None
+    factors: tuple[tuple[Factor, ...], tuple[Factor, ...]]
+    shift: Tensor | None = None
+
+    def __str__(self) -> str:
+        left, right = self.factors
+        ends = "".join(f" {f.word}{'' if f.word.startswith('diag') else '^T'}" for f in right)
+        return f"{''.join(f'{f.word} ' for f in reversed(left))}W{ends}"
+
+    @property
+    def key(self) -> Any:
+        """Equal for layers that want the same of a tensor."""
+        return *(tuple(map(id, along)) for along in self.factors), id(self.shift)
+
+    def value(self) -> Tensor:
+        """Returns the new values in float64, of a tensor that was not written to yet."""
+        left, right = self.factors
+        if self.name == "bias":
+            return _new_bias(self)
+        assert self.tensor is not None
+        m = self.tensor.to(working_dtype(self.tensor.dtype))
+        for factor in right:
+            m = factor.apply(m.mH).mH
+        for factor in left:
+            m = factor.apply(m)
+        return m
+
+
+def matrix_of(layer: nn.Module) -> tuple[nn.Parameter, int, bool]:
+    """Returns the weight of a layer, the dimension of its outputs, and whether it has inputs that may be changed."""
+    has_outputs_last = is_turned(layer)
+    is_known = isinstance(layer, nn.Linear | nn.Embedding) or has_outputs_last
+    w = held_parameters(layer).get("weight") if is_known else None
+    if w is None:
+        raise DtypeError(f"rotate_ needs layers of torch.nn.Linear with plain weights, got {type(layer).__name__}.")
+    if w.is_meta:
+        raise UnfilledError(f"rotate_ needs weights that hold values, got {kind_of(layer)} on the meta device.")
+    is_embedding = isinstance(layer, nn.Embedding)
+    return w, int(is_embedding or has_outputs_last), not is_embedding
+
+
+def weight_and_bias_of(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Returns the weight of a linear layer, outputs by inputs, and its bias."""
+    w, dim, _ = matrix_of(layer)
+    return (w if dim == 0 else w.mT), held_parameters(layer).get("bias")
+
+
+def is_turned(layer: nn.Module) -> bool:
+    """Returns whether a layer is transformers' `Conv1D`, a linear layer whose weight is inputs by outputs."""
+    return any(cls.__name__ == "Conv1D" and cls.__module__.startswith("transformers.") for cls in type(layer).__mro__)
+
+
+def changes_of(sites: Sequence[Site], may_untie: bool) -> list[Change]:
+    """Returns the change of every tensor, each once; weights that are to be untied come first."""
+    changes: list[Change] = []
+    untied: list[Change] = []
+    known: dict[Any, Change] = {}
+    for site in sites:
+        for change in _of_site(site):
+            tensor = change.tensor
+            key = (tensor.device, tensor.data_ptr(), tensor.shape) if tensor is not None else id(site)
+            other = known.setdefault(key, change)
+            if other is change:
+                changes.append(change)
+            elif other.key != change.key and may_untie:
+                untied.append(change)
+            elif other.key != change.key:
+                raise OptionError(
+                    f"rotate_ needs one change of a weight that layers share, got {kind_of(other.site.layer)}, which "
+                    f"needs {other}, and {kind_of(site.layer)}, which needs {change}; untie them first: layer."
+                    f"{change.name} = torch.nn.Parameter(layer.{change.name}.clone())."
+                )
+    return untied + changes
+
+
+def _of_site(site: Site) -> list[Change]:
+    layer = site.layer
+    try:
+        w, dim, has_inputs = matrix_of(layer)
+    except DtypeError:
+        names = "Linear" if site.inputs else "Linear or Embedding"
+        sizes = {factor.size for factor in (*site.inputs, *site.outputs)}
+        remedy = "; norms={norm: readers} folds its scale" if any(is_norm(layer, n) for n in sizes) else ""
+        raise DtypeError(
+            f"rotate_ needs layers of torch.nn.{names} with plain weights, got {type(layer).__name__}{remedy}."
+        ) from None
+    if site.inputs and not has_inputs:
+        raise DtypeError(f"rotate_ needs layers of torch.nn.Linear with plain weights, got {type(layer).__name__}.")
+    for along, factors in ((dim, site.outputs), (1 - dim, site.inputs)):
+        for factor in factors:
+            if w.shape[along] != factor.size:
+                raise ShapeError(
+                    f"rotate_ needs weights with {factor.size} features along dimension {along}, got {tuple(w.shape)}."
+                )
+    outputs, inputs = tuple(site.outputs), tuple(site.inputs)
+    changes = [Change(site, "weight", w, (outputs, inputs) if dim == 0 else (inputs, outputs))]
+    bias = held_parameters(layer).get("bias")
+    shift = site.shift if site.shift is not None and bool(site.shift.any()) else None
+    if shift is not None or (bias is not None and site.outputs):
+        changes.append(Change(site, "bias", bias, (tuple(site.outputs), ()), shift))
+    return changes
+
+
+def _new_bias(change: Change) -> Tensor:
+    """Returns the bias of a layer: what it was and W times the norm's bias, with the factors of outputs."""
+    w, dim, _ = matrix_of(change.site.layer)
+    wide = w.to(working_dtype(w.dtype))
+    wide = wide if dim == 0 else wide.mT
+    b = wide.new_zeros(len(wide)) if change.tensor is None else change.tensor.to(wide.dtype)
+    if change.shift is not None:
+        b = b + wide @ change.shift.to(wide)
+    for factor in change.factors[0]:
+        b = factor.apply(b[:, None])[:, 0]
+    return b
+
+
+def write(changes: Sequence[Change], affine: Mapping[nn.Module, Affine], model: nn.Module | None) -> None:
+    """Writes all changes: biases, which are made of weights, then weights that are untied, then the others."""
+    written: set[int] = set()
+    for change in sorted(changes, key=lambda change: change.name):
+        if not any(change.factors) and change.shift is None:
+            continue
+        layer, old, value = change.site.layer, change.tensor, change.value()
+        if old is None or id(old) in _of_others(changes, change):
+            like = held_parameters(layer)["weight"] if old is None else old
+            new = nn.Parameter(value.to(like.dtype), like.requires_grad)  # type: ignore[union-attr]
+            layer.register_parameter(change.name, new)
+            config = getattr(model, "config", None)
+            if old is not None and hasattr(config, "tie_word_embeddings"):
+                config.tie_word_embeddings = False  # type: ignore[union-attr]
+        elif id(old) not in written:
+            old.copy_(value)
+            written.add(id(old))
+    for norm, own in affine.items():
+        if own.weight is not None:
+            own.weight.fill_(own.neutral)
+        if own.bias is not None:
+            own.bias.zero_()
+        if isinstance(norm, nn.LayerNorm) and model is not None:
+            for name, module in list(model.named_modules(remove_duplicate=False)):
+                if module is norm:
+                    replace_module(model, name, _root_mean_square(norm))
+
+
+def _of_others(changes: Sequence[Change], change: Change) -> set[int]:
+    """Returns the tensors that a later change writes otherwise."""
+    later = changes[[c is change for c in changes].index(True) + 1 :]
+    return {id(c.tensor) for c in later if c.tensor is not None and c.key != change.key}
+
+
+def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Puts another module under a qualified name."""
+    path, _, last = name.rpartition(".")
+    setattr(model.get_submodule(path), last, module)
+
+
+def _root_mean_square(norm: nn.LayerNorm) -> nn.RMSNorm:
+    """Returns the norm of centred inputs, with a scale of one under the same name."""
+    has_scale, w = norm.elementwise_affine, norm.weight
+    other = nn.RMSNorm([*norm.normalized_shape], eps=norm.eps, elementwise_affine=has_scale)
+    other = other.to(w.device, w.dtype) if has_scale else other
+    if has_scale:
+        other.weight.requires_grad_(w.requires_grad)
+    return other.train(norm.training)
+
+
+def is_norm(module: nn.Module, n: int) -> bool:
+    """Returns whether a module without others inside acts on n features one by one, by what it holds."""
+    if held_modules(module) or isinstance(module, nn.Linear | nn.Embedding):
+        return False
+    weight = held_parameters(module).get("weight")
+    return (weight is not None and weight.shape == (n,)) or getattr(module, "normalized_shape", None) == (n,)
+
+
+def kind_of(module: nn.Module) -> str:
+    """Returns the name of a module's class."""
+    return type(module).__name__
