@@ -11,6 +11,8 @@ from types import ModuleType
 import stiefelkit
 
 FURTHER = (
+    "stiefelkit.contract.protocols",
+    "stiefelkit.nn.decoders",
     "stiefelkit.scan.activations",
     "stiefelkit.optim.base.batch",
     "stiefelkit.optim.settings",
