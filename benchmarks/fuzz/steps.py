@@ -211,6 +211,13 @@ OF_FRAMES: dict[str, Callable[[Tensor, Tensor, State, Group], Step]] = dict(
 """A step of frames W, by G, states and the settings of their group: where W goes, and the states that it leaves."""
 
 
+def _step_of(name: str) -> Callable[[Tensor, Tensor, State, Group], Step]:
+    """Returns the step of an optimizer in float64."""
+    if name not in OF_FRAMES:
+        raise LookupError(f"{name} needs its step in float64 in OF_FRAMES of benchmarks/fuzz/steps.py.")
+    return OF_FRAMES[name]
+
+
 def _free(kind: type, p: Tensor, g: Tensor, s: State, o: Group) -> Step:
     """A step of torch's optimizer, in the dtype of what it is given."""
     cls: Any = getattr(torch.optim, kind.__name__)
@@ -249,7 +256,7 @@ class Retaken:
         s = {key: exact(v) for key, v in state.items() if v is not None and key not in ("lo", "wear", "refused")}
         start, g = exact(p) + exact(state.get("lo", 0.0)), exact(p.grad)
         if group.get("manifold"):
-            name, take = type(one).__name__, OF_FRAMES[type(one).__name__]
+            name, take = type(one).__name__, _step_of(type(one).__name__)
             g = -g if group["maximize"] else g
         else:
             kind = getattr(one, "plain", type(one))

@@ -77,7 +77,8 @@ def test_frames_and_gradients_are_those_of_weights_by_themselves(name, dtype, sh
 
 @over_all_maps
 def test_built_in_maps_take_stacks_themselves(name, dtype):
-    assert group.maps_stacks(make(name, dtype).parametrizations.weight.param)
+    param = make(name, dtype).parametrizations.weight.param
+    assert group.maps_stacks(param), f"{name} needs stacks = True, see contract.protocols.Stacks"
 
 
 OPTIONS: dict[str, Any] = {
