@@ -227,7 +227,10 @@ def assign(world: World, how: str) -> str:
     if how == "nonsense":
         own = getattr(weight.host, weight.name)
         sk.assign_(world.net, name, 10 + torch.randn(own.shape, dtype=own.dtype, generator=world.generator))
-        require("gain" in param.coordinates, f"{name} takes a matrix that is no frame")
+        has_gain = any(
+            key.rpartition(".")[2] == "gain" for key in param.coordinates
+        )  # with which one column is a frame
+        require(has_gain, f"{name} takes a matrix that is no frame")
         return "any"
     value = world.fresh().weights()[name].detach()
     try:

@@ -35,7 +35,7 @@ def fake_quantize(x: Tensor, bits: int) -> Tensor:
         OptionError: the bits are no such integer.
 
     >>> fake_quantize(torch.tensor([1.0, 0.4, -0.05]), 3)
-    tensor([1.0000, 0.3333, -0.0000])
+    tensor([1.0000, 0.3333, 0.0000])
     """
     bits = whole(2, 16).require("fake_quantize", "bits", bits)
     exact, most = x.detach(), 2 ** (bits - 1) - 1

@@ -220,7 +220,7 @@ def test_a_class_that_lacks_a_method_is_left_out_with_a_warning(
     own = table.registered.copy()
     own.register("half", Half)
     monkeypatch.setattr(table, "registered", own)
-    missing = "'half' is left out: A parametrization needs coordinates, forward, initial, traits, got Half without"
+    missing = "'half' is left out: A parametrization needs coordinates, forward, traits, got Half without"
     for words in (
         "list",
         "bench parametrizations --sizes 2 --parametrizations givens --operations forward --seconds 0.01",
@@ -230,7 +230,7 @@ def test_a_class_that_lacks_a_method_is_left_out_with_a_warning(
     with pytest.warns(UserWarning, match=missing):
         assert "No parametrization is named 'half'" in refused("bench parametrizations --parametrizations half", capsys)
     for given in ("half", Half):
-        with pytest.raises(errors.OptionError, match="needs coordinates, forward, initial, traits"):
+        with pytest.raises(errors.OptionError, match="needs coordinates, forward, traits"):
             sk.orthogonal(nn.Linear(4, 4), "weight", given)
 
 
