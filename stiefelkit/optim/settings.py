@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 PRECISIONS = ("exact", "fast")
-"""What `precision` may be."""
+"""The values of `precision`."""
 OF_PLAIN = "of the groups without a manifold."
 """Words of a setting that the torch optimizer of those groups has."""
 
@@ -98,7 +98,7 @@ BOUNDED = (
         "None, and for tall frames, whose p x p part costs little.",
     ),
 )
-"""Those of steps along the manifold that are bounded by the generator."""
+"""Settings of the optimizers whose steps are bounded by the norm of the generator."""
 SHARED = (
     Setting("precision", "exact", one_of(*PRECISIONS), '"exact" or "fast", see `TangentOptimizer`.'),
     Setting("foreach", None, SWITCH, OF_PLAIN),
@@ -112,21 +112,21 @@ SHARED = (
         "a tensor on the device.",
     ),
 )
-"""What every optimizer of frames has."""
+"""Settings of every optimizer of frames."""
 
 OF_SGD = (
     Setting("dampening", 0.0, FINITE, "of the groups without a manifold, as in torch.optim.SGD."),
     WEIGHT_DECAY,
     Setting("nesterov", False, SWITCH, OF_PLAIN),
 )
-"""Those of groups that torch.optim.SGD moves, but for the momentum."""
+"""Settings of groups that torch.optim.SGD moves, without the momentum."""
 OF_ADAM = (
     Setting("betas", (0.9, 0.999), BETAS, OF_PLAIN),
     Setting("eps", 1e-8, at_least(0), OF_PLAIN),
     WEIGHT_DECAY,
     Setting("amsgrad", False, SWITCH, OF_PLAIN),
 )
-"""Those of groups that torch.optim.Adam moves."""
+"""Settings of groups that torch.optim.Adam moves."""
 
 OF_TORCH = {
     **dict.fromkeys("amsgrad capturable centered decoupled_weight_decay foreach fused maximize".split(), SWITCH),

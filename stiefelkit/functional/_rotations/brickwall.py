@@ -195,7 +195,7 @@ def _quartered(k: Tensor, levels: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class _Layout:
-    """How many small matrices (count, rows, columns) lie in memory, and what is done with them there.
+    """Order in memory of the small matrices (count, rows, columns), and the operations on them in that order.
 
     Attributes:
         last: entry by entry, for products of tiny matrices by elementwise operations; else matrix by matrix.

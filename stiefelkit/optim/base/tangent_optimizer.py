@@ -36,10 +36,10 @@ _LONGEST = 2.0
 
 
 class Retraction(ABC):
-    """How a frame goes along a tangent vector, and what is done afterwards so that it is one."""
+    """A move of a frame along a tangent vector, and the polish that keeps the result a frame."""
 
     polishes: ClassVar[int] = 1
-    """How many it takes after a step of length sqrt(p), where no value is read."""
+    """Polishes after a step of length sqrt(p), where no value can be read to count them."""
 
     @abstractmethod
     def increment(
@@ -110,7 +110,7 @@ class TangentOptimizer(FrameOptimizer):
     """
 
     retraction: ClassVar[Retraction] = CayleyStep()
-    """How a frame goes there."""
+    """The retraction that moves a frame along its tangent vector."""
 
     @abstractmethod
     def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:

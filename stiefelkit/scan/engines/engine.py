@@ -1,4 +1,4 @@
-"""What a fast backend does; and one for the last states alone, on top of any other."""
+"""Interface of the fast backends, and a backend for the last states alone that stands on any other."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -17,7 +17,7 @@ __all__ = ["InPlace", "Sums"]
 
 
 class Sums:
-    """Those by w, u and the biases, as far as they are wanted, added up chunk by chunk."""
+    """Gradients by w, u and the biases, where they are needed, summed chunk by chunk."""
 
     def __init__(self, p: Problem, needs: Sequence[bool]):
         self.p = p

@@ -1,4 +1,4 @@
-"""What programs do with a number between two products; and a row of states as vectors in registers.
+"""Elementwise steps between two products, and the row of states that programs hold as vectors in registers.
 
 A row is a tuple of BLOCKS vectors, of SIZE, SIZE / 2, ... numbers; of complex units, first of their real parts, then as
 many of their imaginary parts. Real units that are activated in pairs stand side by side, i and i + N/2.
