@@ -41,7 +41,7 @@ def fake_quantize(x: Tensor, bits: int) -> Tensor:
     exact, most = x.detach(), 2 ** (bits - 1) - 1
     scale = exact.abs().amax(-1, keepdim=True) / most
     rounded = (exact / torch.where(scale == 0, 1.0, scale)).round() * scale
-    return x + (rounded - exact)
+    return rounded + (x - exact)  # the bracket is zero: x + (rounded - exact) can miss the grid by one ulp
 
 
 class Rotated(nn.Module):

@@ -160,3 +160,15 @@ def test_a_hadamard_layer_is_the_layer_with_the_transform_in_its_weight():
         online.weight.copy_(sk.functional.hadamard_transform(layer.weight))
     assert torch.allclose(online(x), layer(x), atol=1e-13)
     assert online.state_dict().keys() == layer.state_dict().keys()
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_quantized_rows_are_integers_times_one_scale_and_gradients_pass_straight_through(bits):
+    x = torch.randn(64, 33, generator=seeds.generator()).requires_grad_()
+    scale = x.detach().abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
+    levels = torch.arange(-(2 ** (bits - 1)) + 1, 2 ** (bits - 1), dtype=x.dtype)
+    y = sk.nn.fake_quantize(x, bits)
+    assert torch.isin(y.detach()[0], levels * scale[0]).all()
+    assert (y.detach().abs().amax(-1) == (scale * levels.max()).squeeze(-1)).all()
+    (y * torch.arange(33)).sum().backward()
+    assert torch.equal(x.grad, torch.arange(33.0).expand(64, 33))
