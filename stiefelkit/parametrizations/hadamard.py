@@ -36,8 +36,8 @@ class Hadamard(OrthogonalParam):
         precision: "exact": everything in float64 or complex128, one rounding at the end.
 
     References:
-        Le, Sarlos, Smola, Fastfood: approximating kernel expansions in loglinear time, ICML 2013, for products of
-            Hadamard matrices and diagonals.
+        Yang, Moczulski, Denil, de Freitas, Smola, Song, Wang, Deep fried convnets, ICCV 2015, which trains the
+        diagonals beside Hadamard matrices, of any entries.
 
     >>> Hadamard((2, 2), dtype=torch.float32)(torch.zeros(2, 1))
     tensor([[ 0.7071,  0.7071],
