@@ -1,7 +1,7 @@
 """One step of a large rotation by `SGDG` and `CayleyAdam`, beside the step that rotation quantizers carry copies of.
 
     python -m benchmarks.rotation_step --n 1024
-    python -m benchmarks.rotation_step --n 4096 --seconds 1 --steps 3
+    python -m benchmarks.rotation_step --n 4096 --seconds 0.1 --steps 1
 
 That step by its published formula (Li, Fuxin, Todorovic 2020, algorithm 1): with the skew A of the gradient, A W its
 tangent part, and a = min(lr, 1 / ||A||_1), the solution Y of Y = W - a A (W + Y) / 2 by five iterations from
