@@ -150,11 +150,16 @@ def hadamard_factors(n: int) -> tuple[Tensor, ...]:
             base = _base(n >> k)
             if base is not None:
                 return *((two,) * k), base
-    below = next(m for m in itertools.count(max(n, 1), -1) if _is_known(m))
-    above = next(m for m in itertools.count(max(n, 1)) if _is_known(m))
+    below, above = hadamard_orders(n)
     raise ShapeError(
         f"sk.init.hadamard needs an order like 2^k or 12, 20, 28, ..., got {n}; {below} and {above} are near."
     )
+
+
+def hadamard_orders(n: int) -> tuple[int, int]:
+    """Returns the nearest known orders, at most n (or 1) and at least n."""
+    n = max(n, 1)
+    return next(m for m in itertools.count(n, -1) if _is_known(m)), next(m for m in itertools.count(n) if _is_known(m))
 
 
 def _is_known(n: int) -> bool:

@@ -30,6 +30,8 @@ SCHEDULERS = {
     "ReduceLROnPlateau": {"patience": 0},
 }
 INNER = ("cayley", "matrix_exp", "householder", "givens", "stiefel")
+WHOLE = ("block_diagonal", "fourier", "hadamard")
+"""Maps of weights without blocks."""
 
 
 def draw(seed: int) -> Case:
@@ -74,12 +76,13 @@ def _layer(rng: random.Random, only: str | None = None) -> dict[str, Any]:
     complex_ = only is None and (name == "fourier" or rng.random() < 0.3)
     kind = rng.choice(COMPLEX) if complex_ and kind not in COMPLEX else kind
     a, b = (rng.randint(1, 7) for _ in range(2))
-    b = a if name == "fourier" or rng.random() < 0.4 else b
+    a = 4 if name == "hadamard" and a > 2 else a
+    b = a if name in ("fourier", "hadamard") or rng.random() < 0.4 else b
     blocks: Any = KINDS[kind].blocks
     view, dim = None, None
     if kind.startswith(("conv", "transposed")):
         view = rng.choice(VIEWS) if rng.random() < 0.7 else f"group_{rng.choice(VIEWS)}"
-    elif kind in ("linear", "own_linear", "bare") and name not in ("block_diagonal", "fourier") and rng.random() < 0.2:
+    elif kind in ("linear", "own_linear", "bare") and name not in WHOLE and rng.random() < 0.2:
         blocks, dim = rng.choice((2, 3, [1, 2], [2, 1, 1])), rng.choice((0, 1))
         size = blocks * rng.randint(1, 3) if isinstance(blocks, int) else sum(blocks)
         a, b = (a, size) if dim == 0 else (size, b)

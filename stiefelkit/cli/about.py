@@ -28,6 +28,7 @@ COLUMNS = {
     "parametrization": ("map", "image", "cost"),
     "optimizer": ("moves",),
     "activation": ("what it is", "states"),
+    "decoder": ("base models",),
 }
 FEW, WIDE = 4, 100
 """Columns of text beside which that of origins is narrow, on terminals narrower than this."""
@@ -64,6 +65,7 @@ def tables() -> dict[str, Registry]:
     """Returns the registries, by kind."""
     from stiefelkit import models
     from stiefelkit.contract import table
+    from stiefelkit.nn.decoders import decoders
     from stiefelkit.scan import activations
 
     return {
@@ -72,6 +74,7 @@ def tables() -> dict[str, Registry]:
         "minimizer": minimizers,
         "activation": activations._activations,
         "model": models._models,
+        "decoder": decoders,
         "task": tasks.tasks,
     }
 
@@ -85,6 +88,8 @@ def _in_short(kind: str, target: Any) -> list[str]:
     """Returns the cells of a row between the name and where it comes from."""
     if kind == "optimizer":
         return [_moved_by(target)]
+    if kind == "decoder":
+        return [", ".join(target.classes)]
     line = (sections(target.__doc__ or "")[""] or [""])[0].removeprefix("Builds ").removesuffix(".")
     if kind == "parametrization":
         fields: dict[str, list[str]] = {}
@@ -232,12 +237,19 @@ def _of_task(name: str, cls: Any) -> tuple[Rows, Rows]:
     return facts, [(field.name, f"[default: {field.default}]") for field in dataclasses.fields(cls)]
 
 
+def _of_decoder(name: str, family: Any) -> tuple[Rows, Rows]:
+    facts = [(field.name, getattr(family, field.name)) for field in dataclasses.fields(family)]
+    use = [("use", "sk.nn.rotation_sites(model), sk.nn.rotate_, sk.nn.rotated")]
+    return [(key, value if isinstance(value, str) else ", ".join(value)) for key, value in facts] + use, []
+
+
 FACTS = {
     "parametrization": _of_parametrization,
     "optimizer": _of_optimizer,
     "minimizer": _of_minimizer,
     "activation": _of_activation,
     "model": _of_model,
+    "decoder": _of_decoder,
     "task": _of_task,
 }
 """Kind to what finds the facts about a name, and its options with their defaults."""

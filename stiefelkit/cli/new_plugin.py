@@ -22,7 +22,7 @@ KINDS = {
     "parametrization": "parametrize_with_checks",
     "optimizer": "parametrize_optimizers_with_checks",
     "minimizer": "parametrize_minimizers_with_checks",
-    **dict.fromkeys(("activation", "model", "task")),
+    **dict.fromkeys(("activation", "model", "decoder", "task")),
 }
 """Kinds of plugins, with the decorator of their test; those without have a check that takes the name."""
 
@@ -33,7 +33,7 @@ def new_plugin(name: str, /, *, kind: str = "parametrization", out: Path = Path(
 
     Args:
         name: under which it will be known, as in stiefelkit list: lower-case letters, digits and _.
-        kind: parametrization, optimizer, minimizer, activation, model or task.
+        kind: parametrization, optimizer, minimizer, activation, model, decoder or task.
         out: folder in which that of the package is made.
     """
     if kind not in KINDS:
@@ -89,14 +89,15 @@ def _files(name: str, kind: str) -> dict[str, str]:
         "name": name,
         "dashed": name.replace("_", "-"),
         "Name": cap,
-        "object": name if kind == "model" else cap,  # the one that is a function
+        "object": name if kind in ("model", "decoder") else cap,  # those that are no classes
         "kind": kind,
         "group": f"stiefelkit.{kind}s",
         "decorator": KINDS[kind],
         "check": f"check_{kind}",
         "version": __version__,
     }
-    test = "test_class.py.in" if KINDS[kind] else "test_name.py.in"
+    own = "test_decoder.py.in" if kind == "decoder" else "test_name.py.in"
+    test = "test_class.py.in" if KINDS[kind] else own
     drawn = {"pyproject.toml": "pyproject.toml.in", "README.md": "README.md.in", "tests/test_laws.py": test}
     files = {path: Template(_read(template)).substitute(words) for path, template in drawn.items()}
     return files | {f"stiefelkit_{name}.py": _read(f"{kind}.py").replace("Skeleton", cap).replace("skeleton", name)}

@@ -30,6 +30,7 @@ registered = Registry(
         "cayley": "stiefelkit.parametrizations.cayley:Cayley",
         "fourier": "stiefelkit.parametrizations.fourier:Fourier",
         "givens": "stiefelkit.parametrizations.givens:Givens",
+        "hadamard": "stiefelkit.parametrizations.hadamard:Hadamard",
         "householder": "stiefelkit.parametrizations.householder:Householder",
         "margin": "stiefelkit.parametrizations.margin:Margin",
         "matrix_exp": "stiefelkit.parametrizations.matrix_exp:MatrixExp",

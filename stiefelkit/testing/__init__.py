@@ -27,6 +27,7 @@ from stiefelkit.optim.deterministic.minimizer import Minimizer
 from stiefelkit.testing import derivatives, numerical, portable, seeds, unread
 from stiefelkit.testing.activation import ACTIVATION_LAWS, check_activation
 from stiefelkit.testing.cases import Case, cases, random_coordinates
+from stiefelkit.testing.decoder import DECODER_LAWS, check_decoder
 from stiefelkit.testing.failure import (
     Failure,
     LawBroken,
@@ -57,6 +58,7 @@ from stiefelkit.testing.unread import refusing_reads
 
 __all__ = [
     "ACTIVATION_LAWS",
+    "DECODER_LAWS",
     "LAWS",
     "MANIFOLD_LAWS",
     "MINIMIZER_LAWS",
@@ -70,6 +72,7 @@ __all__ = [
     "OptimizerCase",
     "cases",
     "check_activation",
+    "check_decoder",
     "check_manifold",
     "check_minimizer",
     "check_model",

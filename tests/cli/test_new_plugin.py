@@ -17,6 +17,7 @@ from stiefelkit.scan import activations
 from stiefelkit.testing import (
     LAWS,
     check_activation,
+    check_decoder,
     check_minimizer,
     check_model,
     check_optimizer,
@@ -58,6 +59,8 @@ def quick(kind, made):
         check_optimizer(made, only="MyOwn-complex64")
     elif kind == "minimizer":
         check_minimizer(made, only="MyOwn-float64")
+    elif kind == "decoder":
+        check_decoder("my_own", importlib.import_module("stiefelkit_my_own").small_model())
     else:
         {"activation": check_activation, "model": check_model, "task": check_task}[kind]("my_own")
 
@@ -67,7 +70,7 @@ def test_what_is_written_keeps_its_laws_and_is_listed(kind, installed, capsys):
     folder, made = installed(kind)
     quick(kind, made)
     test = (folder / "tests" / "test_laws.py").read_text()
-    assert "MyOwn" in test if "parametrize" in test else '("my_own")' in test
+    assert "MyOwn" in test if "parametrize" in test else '("my_own"' in test
     compile(test, "test_laws.py", "exec")
     assert f"pip install -e {folder} pytest\n  pytest {folder}\n" in capsys.readouterr().out
     assert main(["list", "my_own"]) == 0

@@ -13,7 +13,8 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit import init
 from stiefelkit.errors import NotAFrameError, OptionError, ShapeError
-from stiefelkit.testing import seeds
+from stiefelkit.nn.decoders import decoders
+from stiefelkit.testing import check_decoder, seeds
 
 transformers: Any = pytest.importorskip("transformers")
 
@@ -219,3 +220,19 @@ def test_the_page_runs_as_it_stands(monkeypatch, tmp_path):
     for code in codes:
         exec(compile(code, "language-models.md", "exec"), names)
     assert names["model"] is names["sites"].model
+
+
+def test_a_family_of_ones_own_is_described_as_the_page_says(monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    (code,) = re.findall(r"```py\n(import transformers\n.*?)```", page, re.DOTALL)
+    for held in ("_targets", "_loaded"):
+        monkeypatch.setattr(decoders, held, dict(getattr(decoders, held)))
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert decoders.get("starcoder2") is names["STARCODER2"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_keeps_the_laws(family):
+    names = {"GPT2": "gpt2", "GPTNeoX": "gpt_neox", "Phi3": "phi3"}
+    check_decoder(names.get(family, "llama"), decoder(family))

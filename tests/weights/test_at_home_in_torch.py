@@ -252,7 +252,7 @@ def test_a_transfer_to_another_shape_or_a_parametrized_weight_is_refused():
         assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())
 
 
-@pytest.mark.parametrize("name", [name for name in sk.available() if name != "fourier"])
+@pytest.mark.parametrize("name", [name for name in sk.available() if name not in ("fourier", "hadamard")])
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_sparse_embeddings_give_dense_gradients_of_coordinates(kind, name):
     dense, sparse = kind(7, 3), kind(7, 3, sparse=True)
@@ -313,7 +313,7 @@ def test_a_reset_draws_orthogonal_weights_by_their_maps_and_all_others_as_torch_
     make_it, names, options = RESET[kind]
     if name == "block_diagonal" and "blocks" in options:
         return  # an option of its own
-    begins = name not in ("margin", "fourier")
+    begins = name not in ("margin", "fourier", "hadamard")
     layer = sk.orthogonal(make_it(dtype), names, name, init="identity" if begins else None, **options)
     reset = layer.reset_parameters if hasattr(layer, "reset_parameters") else layer._reset_parameters
     own = {key: p for key, p in layer.named_parameters() if "parametrizations" not in key}

@@ -27,7 +27,7 @@ DTYPES = [torch.float32, torch.float64, torch.complex64]
 def made(name, dtype=torch.float32, shape=(6, 4)) -> Any:
     """A module whose only weight is orthogonal by some map."""
     module = nn.Module()
-    shape = (shape[0], shape[0]) if name == "fourier" else shape
+    shape = {"fourier": (shape[0], shape[0]), "hadamard": (8, 8)}.get(name, shape)
     module.register_parameter("weight", nn.Parameter(torch.randn(shape, dtype=dtype)))
     return sk.orthogonal(module, "weight", name)
 
@@ -37,7 +37,7 @@ def averaging(module, **options) -> Any:
 
 
 def supported(name, dtype):
-    return sk.available()[name].supports((6, 6) if name == "fourier" else (6, 4), dtype) is None
+    return sk.available()[name].supports({"fourier": (6, 6), "hadamard": (8, 8)}.get(name, (6, 4)), dtype) is None
 
 
 CASES = [(name, dtype) for name in MAPS for dtype in DTYPES if supported(name, dtype)]

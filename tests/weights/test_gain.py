@@ -208,6 +208,18 @@ def test_the_gain_called_rms_is_the_root_of_outputs_over_inputs(layer, options, 
     assert frames.options().get("gain", 1.0) == gain
 
 
+@pytest.mark.parametrize("shape", [(16, 64), (64, 16), (48, 32), (32, 32)])
+@pytest.mark.parametrize("optimizer", [sk.optim.SPEL, sk.optim.ManifoldMuon])
+def test_with_the_gain_rms_one_rate_moves_outputs_alike_whatever_the_shape(optimizer, shape):
+    layer: Any = sk.orthogonal(nn.Linear(shape[1], shape[0]), "weight", "stiefel", gain="rms")
+    before = layer.weight.detach().clone()
+    moving = optimizer(sk.optim.parameter_groups(layer, lr=0.02))
+    (layer.weight * torch.randn(shape, generator=seeds.generator())).sum().backward()
+    moving.step()
+    change = torch.linalg.matrix_norm(layer.weight.detach() - before, 2) * (shape[1] / shape[0]) ** 0.5
+    assert 0.9 * 0.02 <= change <= 1.2 * 0.02
+
+
 def test_torchs_gains_are_taken():
     gain = nn.init.calculate_gain("leaky_relu", 0.1)
     layer: Any = sk.orthogonal(nn.Linear(4, 4), "weight", gain=gain)

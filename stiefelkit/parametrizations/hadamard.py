@@ -1,0 +1,197 @@
+"""Hadamard matrices between trained diagonals: phases if complex, rotations of pairs of rows if real."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit.contract.param import OrthogonalParam, Position, Traits, rows_of
+from stiefelkit.errors import ImageError, ShapeError
+from stiefelkit.functional import diagonal, hadamard_transform, polish
+from stiefelkit.init import hadamard_factors, hadamard_orders, symmetric
+from stiefelkit.metrics import rounding_limit
+from stiefelkit.parametrizations._charts import component, flaw_of_signs
+
+__all__ = ["Hadamard"]
+
+
+class Hadamard(OrthogonalParam):
+    r"""W = D2 H D1 with the matrix H of `stiefelkit.init.hadamard(n, random=False)`.
+
+    Complex: D = diag(e^{i theta}), the coordinate `phase` holds the two theta, one row each, D1's first; every entry of
+    W has modulus 1 / sqrt(n). Real: signs cannot be trained, since they do not change continuously. They are the chart
+    `signs`, and beside them stand trained rotations: W = S2 R2 H R1 S1, where R rotates the rows i and i + n // 2 by
+    `angle`. A pair of equal signs is a rotation by 0 or pi, so all that fixed signs determine is det W. With angles of
+    0, the default start, W is a Hadamard matrix with random signs.
+
+    Image: a subset of U(n) of dimension 2n - 1, of O(n) of dimension n at most. A frame in it can be assigned, except a
+    real one of order 12, 20, 28, ..., which has no factor 2: those are drawn. Cost: O(n^2 log n) for W, O(n log n) a
+    vector for `linear`, which never forms W. Not for weights that must reach every frame.
+
+    Args:
+        shape, dtype, device: of the frame, (*, n, n), n an order of `stiefelkit.init.hadamard`, and where the signs
+            live.
+        precision: "exact": everything in float64 or complex128, one rounding at the end.
+
+    References:
+        Yang, Moczulski, Denil, de Freitas, Smola, Song, Wang, Deep fried convnets, ICCV 2015, which trains the
+        diagonals beside Hadamard matrices, of any entries.
+
+    >>> Hadamard((2, 2), dtype=torch.float32)(torch.zeros(2, 1))
+    tensor([[ 0.7071,  0.7071],
+            [ 0.7071, -0.7071]])
+    """
+
+    coordinate_names: ClassVar[tuple[str, ...]] = ("phase", "angle")
+    stacks: ClassVar[bool] = True
+
+    signs: Tensor
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        precision: str = "exact",
+    ):
+        super().__init__(shape, dtype=dtype, device=device, precision=precision)
+        reason = self.supports(self.shape, self.dtype)
+        if reason is not None:
+            raise ShapeError(f"Hadamard needs {reason}, got shape {self.shape}.")
+        *batch, n, _ = self.shape
+        if not self.is_complex:
+            self.register_buffer("signs", torch.ones(*batch, 2, n, dtype=torch.int8, device=device))
+
+    @classmethod
+    def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
+        """Refuses frames that are not square, or of no known order."""
+        if shape[-1] != shape[-2]:
+            return "a square weight"
+        below, above = hadamard_orders(shape[-1])
+        return None if below == above else f"an order like 2^k or 12, 20, 28, ... ({below} and {above} are near)"
+
+    @classmethod
+    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        """Returns one entry, powers of two, Paley's orders with and without a factor 2, batched."""
+        return [(shape, {}) for shape in ((1, 1), (2, 2), (16, 16), (12, 12), (24, 24), (2, 3, 4, 4))]
+
+    @property
+    def traits(self) -> Traits:
+        """A subset, with a right inverse if complex, or if H is made of pairs of rows."""
+        return Traits(
+            onto=self.shape[-1] == 1,
+            invertible=self.is_complex or _has_pairs(self.shape[-1]),
+            exact=True,
+            component=component(self.shape, self.is_complex),
+            cost_exponent=2.0,
+        )
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Random signs, and random angles or phases."""
+        return ("hadamard", "uniform")
+
+    @property
+    def coordinates(self) -> dict[str, tuple[int, ...]]:
+        """`phase` if complex, `angle` if real."""
+        *batch, n, _ = self.shape
+        return {"phase": (*batch, 2, n)} if self.is_complex else {"angle": (*batch, 2, n // 2)}
+
+    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
+        """Signs are 1 or -1."""
+        return flaw_of_signs(chart)
+
+    def forward(self, turn: Tensor) -> Tensor:
+        """Maps coordinates to frames of shape (*, n, n).
+
+        Args:
+            turn: angles in radians, those on the right of H first: phases of shape (*, 2, n), or if real angles of
+                rotations of shape (*, 2, n // 2).
+        """
+        work = torch.complex128 if self.is_complex else torch.float64
+        w = self._apply_rows(torch.eye(self.shape[-1], dtype=work, device=turn.device), turn).mT
+        return polish(w) if self.dtype == work else w.to(self.dtype)
+
+    def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
+        """Returns x @ W.mT for x of shape (*, n) by a Hadamard transform, W not formed; one matrix, no batch."""
+        if len(self.shape) > 2 or x.dtype != self.dtype or x.dim() < 2 or not rows_of(x):
+            return super().linear(x, *coordinates)
+        work = torch.complex128 if self.is_complex else torch.float64
+        return self._apply_rows(x.to(work), *coordinates).to(self.dtype)
+
+    def invert(self, w: Tensor) -> Position:
+        """Reads the diagonals off the first column and row, or pair of columns and rows.
+
+        Raises:
+            ImageError: W is not of the form D2 H D1, or has no right inverse.
+        """
+        n = self.shape[-1]
+        if self.traits.invertible:
+            eye = torch.eye(n, dtype=w.dtype, device=w.device)
+            h = hadamard_transform(eye, adjoint=True)
+            (turn,), chart = _phases(w, h) if self.is_complex else _rotations(w, h)
+            chart = {name: torch.where(signs < 0, -1, 1).to(torch.int8) for name, signs in chart.items()}
+            back = self._apply_rows(eye, turn, chart.get("signs")).mT
+            if torch.linalg.matrix_norm(back - w).max().item() <= max(8 * rounding_limit(n, self.dtype), 1e-10):
+                return (turn,), chart
+        raise ImageError(
+            f"Hadamard needs a frame D2 H D1 that can be read off, got another of order {n}; cayley takes any."
+        )
+
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
+        """Draws the diagonals.
+
+        "hadamard": random signs, angles of 0, phases of 0 or pi: a Hadamard matrix. "uniform": random signs, and angles
+        or phases U(-pi, pi).
+        """
+        ((name, shape),) = self.coordinates.items()
+        turn = symmetric(shape, math.pi, generator)
+        if name == "phase":
+            return (turn if scheme == "uniform" else (turn > 0).double() * math.pi,), {}
+        signs = symmetric(self.signs.shape, 1.0, generator).sign().to(torch.int8)
+        return (turn if scheme == "uniform" else turn * 0,), {"signs": signs}
+
+    def _apply_rows(self, x: Tensor, turn: Tensor, signs: Tensor | None = None) -> Tensor:
+        """Maps each row x to (W x)^T."""
+        d = diagonal(phase=turn) if self.is_complex else diagonal(signs=self.signs if signs is None else signs)
+        first, last = (d.unsqueeze(-2) for d in d.unbind(-2))
+        if self.is_complex:
+            return hadamard_transform(x * first) * last
+        right, left = (t.unsqueeze(-2) for t in turn.double().unbind(-2))
+        return _rotated(hadamard_transform(_rotated(x * first, right)), left) * last
+
+
+def _rotated(x: Tensor, t: Tensor) -> Tensor:
+    """Rotates the entries i and i + n // 2 of vectors x by angles t; a single entry stays."""
+    a, b, rest = x.tensor_split((t.shape[-1], 2 * t.shape[-1]), -1)
+    return torch.cat([t.cos() * a - t.sin() * b, t.sin() * a + t.cos() * b, rest], -1)
+
+
+def _has_pairs(n: int) -> bool:
+    """Returns whether H, unless it is 1, is a Kronecker product of [[1, 1], [1, -1]] and another."""
+    return len(hadamard_factors(n)[0]) <= 2
+
+
+def _phases(w: Tensor, h: Tensor) -> Position:
+    """Returns the phases of W = D2 H D1, the first of D1 being 0."""
+    e = w * h  # n W o H = (D2 1) (D1 1)^T
+    return (torch.stack([(e[..., 0, :] * e[..., 0, :1].conj()).angle(), e[..., 0].angle()], -2),), {}
+
+
+def _rotations(w: Tensor, h: Tensor) -> Position:
+    """Returns angles and signs of W = S2 R2 H R1 S1, the first block of R1 S1 being I."""
+    m = w.shape[-1] // 2
+    if m == 0:
+        return (w.new_zeros(*w.shape[:-2], 2, 0),), {"signs": torch.cat([torch.ones_like(w), w], -2)}
+    # In 2 x 2 blocks W_ij = Q_i H_ij P_j with Q and P orthogonal, and m H_ij H_ij^T = I.
+    w, h = (x.unflatten(-1, (2, m)).unflatten(-3, (2, m)) for x in (w, h))
+    column_w, column_h = (x[..., 0].transpose(-3, -2) for x in (w, h))
+    row_w, row_h = (x[..., 0, :, :].movedim(-1, -3) for x in (w, h))
+    q = m * column_w @ column_h.mT
+    p = m * row_h.mT @ q[..., :1, :, :].mT @ row_w
+    angles = [torch.atan2(p[..., 1, 0], p[..., 0, 0]), torch.atan2(-q[..., 0, 1], q[..., 0, 0])]
+    last = torch.stack([x[..., 0, 0] * x[..., 1, 1] - x[..., 0, 1] * x[..., 1, 0] for x in (p, q)], -2)
+    return (torch.stack(angles, -2),), {"signs": torch.cat([torch.ones_like(last), last], -1)}
