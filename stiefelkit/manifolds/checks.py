@@ -10,8 +10,6 @@ from stiefelkit.errors import DtypeError, NotAFrameError, RankError, ShapeError,
 from stiefelkit.functional._arithmetic.norms import unread_norms
 from stiefelkit.metrics import defect, frame_tolerance, orthogonality_error, rounding_limit
 
-__all__ = ["DTYPES", "checked", "judged", "landed", "members", "remedy", "unit_of", "widened", "wrong_dtype"]
-
 _REACH = 3e-5
 """Frames within this times 1 + sqrt(p) may be moved: three times geoopt's tolerance. A polish leaves 3/4 of the square
 of it, below half the rounding limit of float32 up to p = 600, and what `geodesic_logarithm` takes for frames."""

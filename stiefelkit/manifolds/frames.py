@@ -16,8 +16,6 @@ from stiefelkit.metrics import orthogonality_error, working_dtype
 from stiefelkit.numbers import one_of, sizes
 from stiefelkit.tensors import check_tensors
 
-__all__ = ["Frames"]
-
 
 class Frames(geoopt.Manifold):
     """The points of a Stiefel manifold, n x p matrices with orthonormal columns; a subclass moves them."""

@@ -23,8 +23,6 @@ from stiefelkit.numbers import one_of
 from stiefelkit.tensors import check_tensors
 from stiefelkit.weights.optimizer_hooks import watch_manifold
 
-__all__ = ["Stiefel"]
-
 
 class Stiefel(Frames):
     r"""The Stiefel manifold St(n, p): n x p matrices with orthonormal columns, W^H W = I, n >= p, real or complex.

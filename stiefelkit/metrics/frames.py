@@ -10,20 +10,6 @@ from stiefelkit.errors import ShapeError
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_dtype, check_tensors, working_dtype
 
-__all__ = [
-    "FRAME_TOLERANCE",
-    "bits_lost",
-    "defect",
-    "frame_tolerance",
-    "orthogonality_error",
-    "permitted_error",
-    "permitted_return",
-    "rounding_limit",
-    "scale_of",
-    "working_dtype",
-]
-
-
 FRAME_TOLERANCE = 100
 """A frame is anything with ||W^H W - I||_F at most this many times the rounding limit of its dtype.
 

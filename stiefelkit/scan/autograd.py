@@ -17,19 +17,6 @@ from stiefelkit.scan.checks import GATED, SETTINGS, TENSORS, Recurrence
 from stiefelkit.scan.choice import engine, plain_engine
 from stiefelkit.scan.engines.problem import Outcome, Problem, segments
 
-__all__ = [
-    "fold",
-    "fused_scan",
-    "is_foldable",
-    "one_by_one",
-    "sample_gradients",
-    "scan_backward",
-    "scan_deltas",
-    "scan_forward",
-    "unfold",
-]
-
-
 FORWARD = (*TENSORS, "recurrence", "keep")
 BACKWARD = (*TENSORS, "recurrence", "out", "saved", "g_out", "g_last", "needs")
 DELTAS = BACKWARD[:-1]

@@ -17,9 +17,6 @@ from stiefelkit.scan.gated.kernel import supports as supports_gated
 from stiefelkit.scan.gated.loops import Gated
 from stiefelkit.scan.kernels.launch import supports
 
-__all__ = ["BACKENDS", "choose", "choose_gated", "engine", "plain_engine"]
-
-
 BACKENDS = ("auto", "reference", "inplace", "triton", "cuda_graphs")
 """Names that `scan` takes as `backend`."""
 

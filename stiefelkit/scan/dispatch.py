@@ -16,8 +16,6 @@ from stiefelkit.scan.onnx import exported_scan
 from stiefelkit.scan.reference import reference_scan
 from stiefelkit.scan.structures import STRUCTURES, Factored
 
-__all__ = ["prefers_loop", "run", "scan", "scan_backend"]
-
 GRADIENTS = ("exact", "half")
 FEW = 8
 """Steps below which a loop is faster."""

@@ -12,8 +12,6 @@ from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.blocks import matrix_blocks
 from stiefelkit.scan.checks import GATED, Recurrence
 
-__all__ = ["exported_gates", "exported_scan"]
-
 Step = Callable[[Tensor, Tensor], Tensor]
 """Takes a state and projected inputs, both (B, .), to the next state."""
 

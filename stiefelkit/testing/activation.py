@@ -12,8 +12,6 @@ from stiefelkit.testing import seeds
 from stiefelkit.testing.failure import check_laws, named, run, settle
 from stiefelkit.testing.require import require, require_within
 
-__all__ = ["ACTIVATION_LAWS", "check_activation"]
-
 UNITS = 4
 CHUNK = (3, 2)
 """Steps and sequences."""

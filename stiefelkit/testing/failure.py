@@ -14,24 +14,6 @@ from torch import Tensor
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.testing import seeds
 
-__all__ = [
-    "Draw",
-    "Failure",
-    "LawBroken",
-    "NamedCase",
-    "again",
-    "check_laws",
-    "checks_of",
-    "drawing",
-    "last_draw",
-    "machine",
-    "named",
-    "only_case",
-    "record",
-    "run",
-    "settle",
-]
-
 C = TypeVar("C")
 
 _PRINTED = 16

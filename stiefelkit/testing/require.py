@@ -12,22 +12,6 @@ from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_li
 from stiefelkit.testing.cases import Case, coordinate_list_of
 from stiefelkit.testing.failure import Failure, LawBroken
 
-__all__ = [
-    "apart",
-    "attributes",
-    "double",
-    "in_double",
-    "refuses",
-    "require",
-    "require_frame",
-    "require_frame_of",
-    "require_refused",
-    "require_same_frame",
-    "require_within",
-    "same_frame",
-    "slack",
-]
-
 
 def require(holds: bool, words: str, figure: float | None = None, bound: float | None = None) -> None:
     """Raises LawBroken with what was found unless the law holds; `named` adds which law, and in which case."""

@@ -9,9 +9,6 @@ from torch import Tensor
 
 from stiefelkit.errors import OptionError
 
-__all__ = ["VARIABLE", "float64_is_weak", "splits", "taken_for"]
-
-
 VARIABLE = "STIEFELKIT_FLOAT64"
 """The environment variable that says "weak" or "strong" of all devices, whatever they are."""
 VERDICTS = {"weak": True, "strong": False}

@@ -22,8 +22,6 @@ from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_tensors
 
-__all__ = ["householder", "householder_linear"]
-
 
 def householder(
     v: Tensor,

@@ -6,8 +6,6 @@ from torch import Tensor
 from stiefelkit.functional._packing import check_tall, pack_trapezoid
 from stiefelkit.numbers import check_counts
 
-__all__ = ["householder_inverse"]
-
 
 def householder_inverse(q: Tensor, k: int, signs: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Reduces a frame by k reflectors, column by column: Q = householder(v) R with R = H_k ... H_1 Q.

@@ -16,8 +16,6 @@ from torch import Tensor
 from stiefelkit.functional._packing import remembered
 from stiefelkit.numbers import check_counts
 
-__all__ = ["Plan", "mesh_places", "mesh_size"]
-
 
 def mesh_size(n: int, layers: int) -> int:
     """Returns the number of rotations of the first `layers` layers of a brick pattern on n wires.

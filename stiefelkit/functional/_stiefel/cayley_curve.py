@@ -15,8 +15,6 @@ from torch import Tensor
 from stiefelkit.functional._packing import check_alike
 from stiefelkit.functional._stiefel.tangents import skew_part
 
-__all__ = ["CayleyCurve", "CayleyPoint", "cayley_curve"]
-
 
 @dataclass(frozen=True)
 class CayleyCurve:

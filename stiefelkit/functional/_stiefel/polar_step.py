@@ -20,8 +20,6 @@ from stiefelkit.functional._stiefel.tangents import Tangent
 from stiefelkit.metrics import working_dtype
 from stiefelkit.tensors import check_tensors
 
-__all__ = ["inverse_root_less_one", "polar_increment"]
-
 _SERIES = (-1 / 2, 3 / 8, -5 / 16, 35 / 128, -63 / 256, 231 / 1024, -429 / 2048)
 """Of (1 + x)^(-1/2) - 1, from x on."""
 _DEFECT = 1 / 48

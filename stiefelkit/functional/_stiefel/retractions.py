@@ -24,15 +24,6 @@ from stiefelkit.functional._polar import polar_factor
 from stiefelkit.functional._stiefel.tangents import Tangent, skew_part, tangent_part, tangent_parts
 from stiefelkit.tensors import check_tensors
 
-__all__ = [
-    "RETRACTIONS",
-    "cayley_increment",
-    "cayley_retraction",
-    "landed_in_one",
-    "polar_retraction",
-    "qr_retraction",
-]
-
 
 def cayley_increment(
     w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None, tolerance: float | None = None

@@ -16,8 +16,6 @@ from stiefelkit.functional._stiefel.polar_step import inverse_root_less_one
 from stiefelkit.functional._stiefel.tangents import Tangent
 from stiefelkit.metrics import working_dtype
 
-__all__ = ["carried_momentum", "leapt_momentum", "split_increment", "turn"]
-
 _LONG = 1e6
 """Factor from which a float32 transform is worked out in float64."""
 

@@ -21,19 +21,6 @@ from stiefelkit.functional._packing import check_alike, minus_adjoint
 from stiefelkit.numbers import one_of
 from stiefelkit.tensors import check_tensors
 
-__all__ = [
-    "METRICS",
-    "SIDES",
-    "Tangent",
-    "alpha_of",
-    "inner_product",
-    "riemannian_gradient",
-    "riemannian_hessian",
-    "skew_part",
-    "tangent_part",
-    "tangent_parts",
-]
-
 METRICS = {"canonical": 1, "euclidean": 2}
 """The alpha of each: with U = W Om + V, W^H V = 0, the square of a length is alpha / 2 ||Om||_F^2 + ||V||_F^2."""
 SIDES = ("left", "right")

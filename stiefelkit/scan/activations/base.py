@@ -12,9 +12,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-__all__ = ["Activation", "Step"]
-
-
 Step = Callable[..., object]
 """Turns z (batch, N) into h in place, and writes what the derivative needs besides h; takes a row of `views`."""
 

@@ -7,8 +7,6 @@ from stiefelkit.functional import modrelu
 from stiefelkit.functional._activations import modrelu_of_parts
 from stiefelkit.scan.activations.base import Activation, Step
 
-__all__ = ["ComplexModReLU", "ModReLU", "ModReLUEpsilon"]
-
 STEEPEST = 1e18
 """The largest ratio of a complex bias to the modulus whose derivative is told apart."""
 

@@ -6,8 +6,6 @@ from torch import Tensor
 from stiefelkit.functional import leaky_relu, oplu
 from stiefelkit.scan.activations.base import Activation, Step
 
-__all__ = ["OPLU", "Abs", "Identity", "LeakyReLU", "ReLU", "Tanh"]
-
 
 class ReLU(Activation):
     """max(z, 0); the derivative is the sign of h."""

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem, segments
 
-__all__ = ["Checkpointed", "Engine", "PlainEngine"]
-
 
 class Engine(Protocol):
     """A way to run the recurrence and to go back through it."""

@@ -16,8 +16,6 @@ from stiefelkit.scan.activations import Activation
 from stiefelkit.scan.engines.loops import Loops, steps_back, steps_forward
 from stiefelkit.scan.engines.problem import Problem
 
-__all__ = ["GRAPHS", "GraphLoops", "Graphs", "capture"]
-
 Results = tuple[Tensor, ...]
 
 MOST = 16

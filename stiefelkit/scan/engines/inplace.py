@@ -13,8 +13,6 @@ from stiefelkit.scan.blocks import row_blocks
 from stiefelkit.scan.engines.loops import Loops
 from stiefelkit.scan.engines.problem import Chunk, Gradients, Outcome, Problem, shaped
 
-__all__ = ["InPlace", "Sums"]
-
 
 class Sums:
     """Gradients by w, u and the biases, where they are needed, summed chunk by chunk."""

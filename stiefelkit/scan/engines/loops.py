@@ -9,8 +9,6 @@ from stiefelkit.scan.activations import Activation, Step
 from stiefelkit.scan.engines.problem import Problem
 from stiefelkit.scan.structures import Structure
 
-__all__ = ["Loops", "StructuredLoops", "steps_back", "steps_forward"]
-
 Add = Callable[[Tensor, Tensor], object]
 """Adds to a row, (batch, N), the product of the states before it with the matrix."""
 

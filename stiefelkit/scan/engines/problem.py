@@ -15,8 +15,6 @@ from stiefelkit.scan.blocks import fold, from_blocks, matrix_blocks, read_blocks
 from stiefelkit.scan.checks import Recurrence
 from stiefelkit.scan.structures import STRUCTURES, Structure
 
-__all__ = ["Chunk", "Gradients", "Outcome", "Problem", "cut", "segments", "shaped"]
-
 CHUNK_BYTES = 512 * 1024
 """States of a chunk: a quarter to a half of a second-level cache."""
 CHUNK_ROWS = 512

@@ -9,8 +9,6 @@ from stiefelkit.scan.blocks import from_blocks, row_blocks
 from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem
 from stiefelkit.scan.kernels import launch
 
-__all__ = ["Triton", "states_before", "step_sizes"]
-
 
 class Triton:
     """The recurrence as two kernels; see `Engine`."""

@@ -11,9 +11,6 @@ from stiefelkit.scan.checks import DTYPES, GATED, Recurrence, check_shapes, requ
 from stiefelkit.scan.choice import choose_gated
 from stiefelkit.scan.dispatch import prefers_loop, run
 
-__all__ = ["GORU_BACKENDS", "goru_scan"]
-
-
 GORU_BACKENDS = ("auto", "reference", "inplace", "triton")
 """Names that `goru_scan` takes as `backend`."""
 

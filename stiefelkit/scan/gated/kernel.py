@@ -18,9 +18,6 @@ from stiefelkit.scan.kernels import launch
 from stiefelkit.scan.kernels.launch import Steps
 from stiefelkit.scan.kernels.layouts import choose
 
-__all__ = ["WIDEST", "GatedTriton", "supports"]
-
-
 WIDEST = 128
 """The most units: three matrices have to fit the registers of a multiprocessor."""
 

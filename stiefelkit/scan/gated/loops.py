@@ -15,8 +15,6 @@ from torch import Tensor
 from stiefelkit.scan.engines.inplace import Sums
 from stiefelkit.scan.engines.problem import Chunk, Gradients, Outcome, Problem, shaped
 
-__all__ = ["Gated"]
-
 
 class Gated:
     """The recurrence of `goru_scan` as an engine: w (3n, n), u (3n, m) and bias (3n,) are stacked, and real."""

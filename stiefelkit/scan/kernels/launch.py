@@ -14,8 +14,6 @@ from stiefelkit.functional._kernels.launch import is_interpreted, start
 from stiefelkit.scan.activations import Activation
 from stiefelkit.scan.kernels.layouts import Layout, choose
 
-__all__ = ["PACKAGE", "WIDEST", "Steps", "backward", "blocked", "forward", "multiprocessors", "settings", "supports"]
-
 PACKAGE = "stiefelkit.scan.kernels.programs"
 
 WIDEST = 512

@@ -6,8 +6,6 @@ long one step of one of them takes, and for many how much all multiprocessors do
 
 from dataclasses import dataclass
 
-__all__ = ["LAYOUTS", "Layout", "choose"]
-
 
 @dataclass(frozen=True)
 class Layout:

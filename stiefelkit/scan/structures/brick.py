@@ -12,8 +12,6 @@ from torch import Tensor
 
 from stiefelkit.scan.structures.structure import Structure, along_circle
 
-__all__ = ["Brick"]
-
 BLOCK = 128 * 1024
 """Numbers of the rows that a gradient is worked out for at a time."""
 

@@ -9,8 +9,6 @@ from stiefelkit.scan.blocks import read_blocks
 from stiefelkit.scan.structures.low_rank import LowRank
 from stiefelkit.scan.structures.structure import along_circle
 
-__all__ = ["FourierAndLowRank"]
-
 
 class FourierAndLowRank(LowRank):
     """W = D3 F^-1 D2 P F D1 + A B^H, complex, (P x)_i = x_{p_i}. Factors of M: D1, D2, D3, the numbers p_i.

@@ -9,8 +9,6 @@ from torch import Tensor
 from stiefelkit.scan.blocks import fold, matrix_blocks
 from stiefelkit.scan.structures.structure import Structure, along_circle
 
-__all__ = ["DiagonalAndLowRank", "LowRank"]
-
 
 class LowRank(Structure):
     """W = M + A B^H. Factors (heads + 2k, n): those of M, then the k columns of A, then those of B."""

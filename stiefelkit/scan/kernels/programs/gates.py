@@ -17,8 +17,6 @@ from .parts import (
 )
 from .products import inline, load_blocks, start_of, times
 
-__all__ = ["gates_back", "gates_forward"]
-
 
 @inline
 def _load_three(matrix, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):

@@ -18,8 +18,6 @@ from .parts import (
 )
 from .products import inline, load_block, product, spread, stacked, start_of, total, unstacked
 
-__all__ = ["groups_back", "groups_forward"]
-
 
 @inline
 def _meet(counter, target):

@@ -23,8 +23,6 @@ from .parts import (
 )
 from .products import complex_times, load_blocks, start_of, times
 
-__all__ = ["rows_back", "rows_forward"]
-
 
 @triton.jit(do_not_specialize=["steps", "batch"])
 def rows_forward(

@@ -10,8 +10,6 @@ import triton.language as tl
 from .parts import activate, derive
 from .products import inline
 
-__all__ = ["tiles_back", "tiles_forward"]
-
 
 @inline
 def _rows_of(starts, sizes, rows, step, steps, batch, PACKED: tl.constexpr, FLIP: tl.constexpr):
