@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.roofline import Cost
 from stiefelkit.functional._kernels.launch import programs
 from stiefelkit.scan import find_activation
-from stiefelkit.scan.gated import kernel
+from stiefelkit.scan.engines import gated
 from stiefelkit.scan.kernels import launch
 from stiefelkit.scan.kernels.layouts import Layout
 
@@ -41,7 +41,7 @@ def compiled(layout: Layout, way: str, activation: str, units: int, capability: 
     act = find_activation(activation, is_complex)
     fixed = launch.settings(layout, units * (1 + is_complex), units, act)
     if "AHEAD" in getattr(programs(launch.PACKAGE, False), f"{layout.program}_{way}").arg_names:
-        fixed["AHEAD"] = layout.size < kernel.WIDEST
+        fixed["AHEAD"] = layout.size < gated.WIDEST
     options = {key: fixed.pop(key) for key in ("num_warps", "enable_fp_fusion")}
     fixed |= {"PACKED": packed, "REVERSE": packed}
     if way == "back":

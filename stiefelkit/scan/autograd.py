@@ -14,7 +14,7 @@ from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.blocks import row_blocks
 from stiefelkit.scan.checks import GATED, SETTINGS, TENSORS, Recurrence
-from stiefelkit.scan.choice import engine, plain_engine
+from stiefelkit.scan.engines.engine import engine, plain_engine
 from stiefelkit.scan.engines.problem import Outcome, Problem, segments
 
 FORWARD = (*TENSORS, "recurrence", "keep")

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from stiefelkit.functional import modrelu
 from stiefelkit.functional._activations import modrelu_of_parts
-from stiefelkit.scan.activations.base import Activation, Step
+from stiefelkit.scan.activations import Activation, Step
 
 STEEPEST = 1e18
 """The largest ratio of a complex bias to the modulus whose derivative is told apart."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.scan.activations import Activation
-from stiefelkit.scan.engines.loops import Loops, steps_back, steps_forward
+from stiefelkit.scan.engines.inplace import Loops, steps_back, steps_forward
 from stiefelkit.scan.engines.problem import Problem
 
 Results = tuple[Tensor, ...]

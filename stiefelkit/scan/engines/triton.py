@@ -15,7 +15,7 @@ class Triton:
 
     def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Returns all states, the last of each sequence, and (with `keep`) what the derivative needs besides."""
-        z = _projected(p)
+        z = projected(p)
         last, saved = launch.forward(
             z, p.wt, p.first, p.activation, p.activation_bias, step_sizes(p), p.reverse, keep, units=p.n
         )
@@ -66,7 +66,7 @@ def step_sizes(p: Problem) -> Tensor | None:
     return torch.tensor(p.sizes, device=p.x.device) if p.is_packed else None
 
 
-def _projected(p: Problem) -> Tensor:
+def projected(p: Problem) -> Tensor:
     """Returns the projected inputs of all steps, (rows, N), in memory of their own."""
     x = row_blocks(p.x).flatten(0, -2)
     if p.ut is not None:
