@@ -28,22 +28,17 @@ class ModReLU(Activation):
         assert bias is not None
         low = bias.clamp(max=0).expand(len(like), -1).contiguous()
         high, part = -low, torch.empty_like(low)
-        if bias.device.type == "cpu" and not bool((bias > 0).any()):
+        is_falling = bias.device.type == "cpu" and not bool((bias > 0).any())
+        rise = None if is_falling else bias.clamp(min=0).expand(len(like), -1).contiguous()
 
-            def falling(z: Tensor, saved: Tensor) -> None:
-                torch.clamp(z, low, high, out=part)
-                z.sub_(part)
-
-            return falling
-        rise = bias.clamp(min=0).expand(len(like), -1).contiguous()
-
-        def mixed(z: Tensor, saved: Tensor) -> None:
+        def apply(z: Tensor, saved: Tensor) -> None:
             torch.clamp(z, low, high, out=part)
             z.sub_(part)
-            torch.sign(z, out=part)
-            z.addcmul_(part, rise)
+            if rise is not None:
+                torch.sign(z, out=part)
+                z.addcmul_(part, rise)
 
-        return mixed
+        return apply
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
         """Returns 1 where h is not 0."""

@@ -107,7 +107,7 @@ class Brick(Structure):
         ]
         self.block = max(1, BLOCK // (self.parts * self.n))
         self.rooms: dict[int, list[_Room]] = {}
-        self.stages: Tensor | None = None
+        self.stages = self.d.re.new_empty(0)
         self.views: list[list[_Room]] = []
         self._restart()
 
@@ -158,7 +158,7 @@ class Brick(Structure):
     def start(self, steps: int, batch: int) -> None:
         """Room for the gradients behind the phases of every layer, and in front of the diagonal."""
         shape = (self.layers + 1, steps, batch)
-        if self.stages is None or self.stages.shape[:3] != shape:
+        if self.stages.shape[:3] != shape:
             self.stages = self._memory(*shape)
             of = [*range(self.layers), self.layers - 1]
             self.views = [
@@ -184,7 +184,6 @@ class Brick(Structure):
 
     def accumulate(self, h: Tensor, d: Tensor) -> None:
         """The way forward once more. The gradient by an angle is a product of rows on one side of its rotation."""
-        assert self.stages is not None
         stages, rows = self.stages.flatten(1, 2), self._view(h.flatten(0, 1))
         for start in range(0, len(rows), self.block):
             part = slice(start, start + self.block)

@@ -79,10 +79,7 @@ def gates_forward(
     `matrix` holds m_q, m_r and m_g one after the other, as `rows_forward` has its m; the others are as there.
     """
     row = tl.program_id(0).to(tl.int64)
-    if PACKED:
-        length = tl.load(lengths + row)
-    else:
-        length = steps
+    length = tl.load(lengths + row) if PACKED else steps
     m_q, m_r, m_g = _load_three(matrix, BLOCKS, SIZE, DEEP)
     b = _load_bias(bias, ACTIVATION, N, BLOCKS, SIZE)
     nothing = zeros(BLOCKS, SIZE, False)
@@ -171,10 +168,7 @@ def gates_back(
     `candidates` (rows, N). With AHEAD there are registers to load a step before it comes.
     """
     row = tl.program_id(0).to(tl.int64)
-    if PACKED:
-        length = tl.load(lengths + row)
-    else:
-        length = steps
+    length = tl.load(lengths + row) if PACKED else steps
     m_q, m_r, m_g = _load_three(matrix, BLOCKS, SIZE, DEEP)
     blocks = m_q + m_r + m_g
     b = _load_bias(bias, ACTIVATION, N, BLOCKS, SIZE)

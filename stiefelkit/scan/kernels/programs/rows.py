@@ -73,10 +73,7 @@ def rows_forward(
         DEEP: rows of a block side by side; see `load_block`.
     """
     row = tl.program_id(0).to(tl.int64)
-    if PACKED:
-        length = tl.load(lengths + row)
-    else:
-        length = steps
+    length = tl.load(lengths + row) if PACKED else steps
     blocks = load_blocks(matrix, BLOCKS, SIZE, DEEP)
     if COMPLEX:
         others = load_blocks(matrix + start_of(BLOCKS, SIZE) * start_of(BLOCKS, SIZE), BLOCKS, SIZE, DEEP)
@@ -135,10 +132,7 @@ def rows_back(
     (batch, N).
     """
     row = tl.program_id(0).to(tl.int64)
-    if PACKED:
-        length = tl.load(lengths + row)
-    else:
-        length = steps
+    length = tl.load(lengths + row) if PACKED else steps
     blocks = load_blocks(matrix, BLOCKS, SIZE, DEEP)
     if COMPLEX:
         others = load_blocks(matrix + start_of(BLOCKS, SIZE) * start_of(BLOCKS, SIZE), BLOCKS, SIZE, DEEP)
