@@ -10,7 +10,7 @@ from compiled_programs import compiled
 from stiefelkit.functional import modrelu
 from stiefelkit.scan import find_activation, scan
 from stiefelkit.scan.kernels import launch
-from stiefelkit.scan.kernels.layouts import Layout
+from stiefelkit.scan.kernels.launch import Layout
 
 pytest.importorskip("triton")
 

@@ -21,8 +21,7 @@ from stiefelkit.scan.engines.inplace import Sums
 from stiefelkit.scan.engines.problem import Chunk, Gradients, Outcome, Problem, shaped
 from stiefelkit.scan.engines.triton import projected, states_before, step_sizes
 from stiefelkit.scan.kernels import launch
-from stiefelkit.scan.kernels.launch import Steps
-from stiefelkit.scan.kernels.layouts import choose
+from stiefelkit.scan.kernels.launch import Steps, choose
 
 WIDEST = 128
 """The most units: three matrices have to fit the registers of a multiprocessor."""
