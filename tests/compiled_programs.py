@@ -9,9 +9,8 @@ from typing import Any
 from benchmarks.roofline import Cost
 from stiefelkit.functional._kernels.launch import programs
 from stiefelkit.scan import find_activation
-from stiefelkit.scan.engines import gated
-from stiefelkit.scan.kernels import launch
-from stiefelkit.scan.kernels.launch import Layout
+from stiefelkit.scan.engines import gated, launch
+from stiefelkit.scan.engines.launch import Layout
 
 TYPES = {"starts": "*i64", "lengths": "*i64", "sizes": "*i64", "slope": "fp32", "counters": "*i32"}
 TYPES |= dict.fromkeys(["steps", "batch", "first", "last"], "i32")

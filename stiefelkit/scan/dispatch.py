@@ -13,7 +13,7 @@ from stiefelkit.scan.activations import Activation, find_activation
 from stiefelkit.scan.autograd import fused_scan
 from stiefelkit.scan.checks import DTYPES, GATED, PLAIN, Recurrence, check_shapes, require_pairs, sizes_of
 from stiefelkit.scan.engines.gated import supports as supports_gated
-from stiefelkit.scan.kernels.launch import supports
+from stiefelkit.scan.engines.launch import supports
 from stiefelkit.scan.onnx import exported_scan
 from stiefelkit.scan.reference import reference_scan
 from stiefelkit.scan.structures import STRUCTURES, Factored

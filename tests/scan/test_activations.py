@@ -10,7 +10,7 @@ import torch
 from stiefelkit import errors, registry
 from stiefelkit.nn import GORU, OrthogonalRNN, OrthogonalRNNCell
 from stiefelkit.scan import Activation, activations, find_activation, scan, scan_backend
-from stiefelkit.scan.kernels import launch
+from stiefelkit.scan.engines import launch
 from stiefelkit.testing import ACTIVATION_LAWS, LawBroken, check_activation
 
 DOUBLE = torch.float64

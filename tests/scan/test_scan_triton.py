@@ -9,8 +9,8 @@ from compiled_programs import compiled
 
 from stiefelkit.functional import modrelu
 from stiefelkit.scan import find_activation, scan
-from stiefelkit.scan.kernels import launch
-from stiefelkit.scan.kernels.launch import Layout
+from stiefelkit.scan.engines import launch
+from stiefelkit.scan.engines.launch import Layout
 
 pytest.importorskip("triton")
 

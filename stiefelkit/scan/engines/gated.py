@@ -17,11 +17,11 @@ from torch import Tensor
 
 from stiefelkit.functional._kernels.launch import start
 from stiefelkit.scan.activations import Activation
+from stiefelkit.scan.engines import launch
 from stiefelkit.scan.engines.inplace import Sums
+from stiefelkit.scan.engines.launch import Steps, choose
 from stiefelkit.scan.engines.problem import Chunk, Gradients, Outcome, Problem, shaped
 from stiefelkit.scan.engines.triton import projected, states_before, step_sizes
-from stiefelkit.scan.kernels import launch
-from stiefelkit.scan.kernels.launch import Steps, choose
 
 WIDEST = 128
 """The most units: three matrices have to fit the registers of a multiprocessor."""

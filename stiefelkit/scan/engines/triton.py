@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from stiefelkit.scan.blocks import from_blocks, row_blocks
+from stiefelkit.scan.engines import launch
 from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem
-from stiefelkit.scan.kernels import launch
 
 
 class Triton:

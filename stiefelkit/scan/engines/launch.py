@@ -18,7 +18,7 @@ from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.functional._kernels.launch import is_interpreted, start
 from stiefelkit.scan.activations import Activation
 
-PACKAGE = "stiefelkit.scan.kernels.programs"
+PACKAGE = "stiefelkit.scan.kernels"
 
 WIDEST = 512
 """The widest row of real numbers."""
