@@ -21,7 +21,7 @@ from stiefelkit.scan.engines import launch
 from stiefelkit.scan.engines.inplace import Sums
 from stiefelkit.scan.engines.launch import Steps, choose
 from stiefelkit.scan.engines.problem import Chunk, Gradients, Outcome, Problem, shaped
-from stiefelkit.scan.engines.triton import projected, states_before, step_sizes
+from stiefelkit.scan.engines.triton import projected, states_before
 
 WIDEST = 128
 """The most units: three matrices have to fit the registers of a multiprocessor."""
@@ -42,7 +42,7 @@ class GatedTriton:
         z = projected(p)
         out, last = z.new_empty(len(z), p.n), p.first
         if len(p.first):
-            steps = Steps(z, len(p.first), step_sizes(p))
+            steps = Steps(p, z)
             _run("forward", p, z, steps, out)
             last = out[steps.ends(not p.reverse)]
         return out.view(*p.x.shape[:-1], p.n), last.clone(), p.saved_like(False)
@@ -61,7 +61,7 @@ class GatedTriton:
         dh0, c = torch.empty_like(p.first), torch.empty_like(h) if keep else d
         if len(p.first):
             outside = (d if g is None else g.reshape(-1, n).contiguous() for g in (g_out, g_last))
-            steps = Steps(d, len(p.first), step_sizes(p))
+            steps = Steps(p, d)
             given: dict[str, Any] = {"KEEP": keep, "HAS_OUT": g_out is not None, "HAS_LAST": g_last is not None}
             _run("back", p, d, steps, h.contiguous(), *outside, dh0, c, **given)
         gradients, x = Gradients(h0=dh0), p.x.reshape(-1, p.x.shape[-1])

@@ -8,15 +8,16 @@ much all multiprocessors do at once.
 """
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.functional._kernels.launch import is_interpreted, start
 from stiefelkit.scan.activations import Activation
+from stiefelkit.scan.engines.problem import Problem
 
 PACKAGE = "stiefelkit.scan.kernels"
 
@@ -120,91 +121,21 @@ def supports(device: torch.device, dtype: torch.dtype, width: int, activation: A
     return None if capability >= (8, 0) else f"a GPU of compute capability 8.0, got {capability[0]}.{capability[1]}"
 
 
-def forward(
-    z: Tensor,
-    wt: Tensor,
-    h0: Tensor,
-    activation: Activation,
-    bias: Tensor | None = None,
-    sizes: Tensor | None = None,
-    reverse: bool = False,
-    keep: bool = True,
-    *,
-    units: int,
-    layout: Layout | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Turns projected inputs into states h_t = act(z_t + h_{t-1} wt), in place.
-
-    `z` are the projections of all steps, float32 and contiguous, (rows, N), and the states afterwards; `wt` the
-    recurrent matrix for rows, (N, N); `h0` first states (B, N); `bias` that of an activation that has it inside, (n,).
-    `sizes` are the rows alive at each step, int64 on the device, not increasing, (T,); None if all are, rows = T B.
-    `units` is n; N is 2n for rows [Re | Im], of which wt is [[a, b], [-b, a]]. Without `layout` that of the table is
-    taken.
-
-    Returns:
-        The last state of each sequence (B, N), and what `backward` needs besides the states (`Activation.saved`), None
-        if nothing, or without `keep`.
-    """
-    width, dtype = activation.saved_like(units, z.dtype)
-    saved = z.new_empty(len(z), width, dtype=dtype) if keep and width else None
-    if not len(h0):
-        return h0.clone(), saved
-    steps = Steps(z, len(h0), sizes)
-    args = (h0.contiguous(), z if bias is None else bias.contiguous(), z if saved is None else saved)
-    given = {"REVERSE": reverse, "KEEP": saved is not None}
-    _run("forward", layout, z, wt, activation, steps, units, args, **given)
-    return z[steps.ends(not reverse)].clone(), saved
-
-
-def backward(
-    g_out: Tensor | None,
-    g_last: Tensor | None,
-    out: Tensor,
-    saved: Tensor | None,
-    w: Tensor,
-    activation: Activation,
-    sizes: Tensor | None = None,
-    reverse: bool = False,
-    *,
-    units: int,
-    batch: int,
-    layout: Layout | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Returns the gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} w), and by the first states.
-
-    `g_out` (rows, N) and `g_last` (B, N) are the gradients by the states and by the last state of each sequence, or
-    None; `out` are the states that `forward` left and `saved` its second result, with `keep`; `w` (N, N) is the
-    transpose of its `wt`; `batch` is B. The others are as in `forward`.
-
-    Returns:
-        delta of shape (rows, N) and the gradient by h0, (B, N). With h_{t-1} from `out`, the gradient by w is the sum
-        of delta_t^T h_{t-1}.
-    """
-    delta = torch.empty_like(out)
-    if not batch:
-        return delta, out.new_empty(0, out.shape[1])
-    steps = Steps(out, batch, sizes)
-    args = (*(delta if g is None else g.contiguous() for g in (g_out, g_last)), out, out if saved is None else saved)
-    given = {"REVERSE": reverse, "HAS_OUT": g_out is not None, "HAS_LAST": g_last is not None}
-    _run("back", layout, delta, w, activation, steps, units, args, **given)
-    with FullPrecision(out.device):
-        return delta, delta[steps.ends(reverse)] @ w
-
-
 class Steps:
     """Where the rows of all steps are.
 
     Args:
+        p: the problem, of at least one sequence.
         rows: all rows, (rows, N).
-        batch: how many sequences.
-        sizes: rows alive at each step, or None.
     """
 
-    def __init__(self, rows: Tensor, batch: int, sizes: Tensor | None):
-        self.batch, self.rows, self.is_packed = batch, len(rows), sizes is not None
-        if sizes is None:
+    def __init__(self, p: Problem, rows: Tensor):
+        self.batch = batch = len(p.first)
+        self.rows, self.is_packed = len(rows), p.is_packed
+        if not p.is_packed:
             self.count, self.starts, self.sizes, self.lengths = len(rows) // batch, rows, rows, rows
             return
+        sizes = torch.tensor(p.sizes, device=rows.device)
         self.count, self.sizes, self.starts = len(sizes), sizes, sizes.cumsum(0) - sizes
         # As many steps as have more rows than the sequence's index.
         self.lengths = torch.searchsorted(-sizes, -torch.arange(batch, device=sizes.device))
@@ -264,32 +195,28 @@ def _power(length: int) -> int:
     return max(16, 1 << (length - 1).bit_length())
 
 
-def _run(
-    way: str,
-    layout: Layout | None,
-    rows: Tensor,
-    matrix: Tensor,
-    activation: Activation,
-    steps: Steps,
-    units: int,
-    args: tuple[Tensor, ...],
-    **options: Any,
-) -> None:
-    """Runs a program of the plain recurrence: on rows, a matrix, its own arguments, and where the steps are."""
-    states = "complex" if rows.shape[1] > units else "real"
-    layout = layout or choose(states, units, steps.batch, multiprocessors(rows.device))
-    fixed = settings(layout, rows.shape[1], units, activation)
+def run(
+    way: str, p: Problem, layout: Layout | None, rows: Tensor, matrix: Tensor, args: Sequence[Tensor], **options: Any
+) -> Steps:
+    """Runs a program of the plain recurrence: on rows of all steps, a matrix and its own arguments; returns the steps.
+
+    Without `layout` that of the table is taken.
+    """
+    steps = Steps(p, rows)
+    layout = layout or choose("complex" if p.is_complex else "real", p.n, steps.batch, multiprocessors(rows.device))
+    fixed = settings(layout, p.width, p.n, p.activation)
     if layout.program == "tiles":
         pad, places = _tiled, steps.sizes
     else:
         pad, places = blocked, steps.lengths
-    everything = (rows, pad(matrix, fixed), *args, steps.starts, places, activation.slope, steps.count, steps.batch)
-    fixed |= options | {"PACKED": steps.is_packed}
+    everything = (rows, pad(matrix, fixed), *args, steps.starts, places, p.activation.slope, steps.count, steps.batch)
+    fixed |= options | {"PACKED": steps.is_packed, "REVERSE": p.reverse}
     if layout.program == "groups":
         _run_groups(f"groups_{way}", steps, everything, fixed)
     else:
         count = -(-steps.batch // fixed.get("BLOCK_B", 1))
         start(PACKAGE, f"{layout.program}_{way}", count, rows, *everything, **fixed)
+    return steps
 
 
 def _run_groups(name: str, steps: Steps, args: tuple[Any, ...], fixed: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Programs for GPUs. They need triton: `engines.launch` imports them, by names of its own, where that is known to be there."""
+"""Programs for GPUs. They need triton: `launch` imports them, by names of its own, where that is known to be there."""
 
 from .gates import gates_back, gates_forward
 from .groups import groups_back, groups_forward
