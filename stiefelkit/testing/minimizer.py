@@ -256,13 +256,9 @@ def law_field(case: MinimizerCase) -> None:
         a, weights = a + a.mH, torch.diag(torch.arange(1, 4)).to(case.dtype)
         w = nn.Parameter(init.haar((5, 3), case.dtype, seeds.generator(2)))
         twin, real_a, real_weights = nn.Parameter(real(w.detach())), real(a), real(weights)
-        settings: Any = {"max_iter": 4}
-        case.make([{"params": [w], "manifold": manifold}], **settings).step(
-            lambda w=w, a=a, b=weights: torch.trace(w.mH @ a @ w @ b).real
-        )
-        case.make([{"params": [twin], "manifold": manifold}], **settings).step(
-            lambda w=twin, a=real_a, b=real_weights: torch.trace(w.mT @ a @ w @ b)
-        )
+        for frame, m, n in ((w, a, weights), (twin, real_a, real_weights)):
+            optimizer = case.make([{"params": [frame], "manifold": manifold}], max_iter=4)
+            optimizer.step(lambda w=frame, m=m, n=n: torch.trace(w.mH @ m @ w @ n).real)
         require_within(torch.dist(real(w.detach()), twin).item(), 1e-8, "real and complex frames go apart by")
 
 

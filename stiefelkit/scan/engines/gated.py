@@ -10,7 +10,6 @@ each way, for up to 128 units, in exact float32; products over all steps stand b
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,19 +50,17 @@ class GatedTriton:
         """Gradients from those by the states and by the last ones; the pre-activations come again by one product."""
         needs_x, needs_w, _, needs_u, needs_bias, needs_inner = needs
         out, _, g_out, g_last = outcome
-        h, n, keep = out.reshape(-1, p.n), p.n, p.activation_bias is not None
+        h, n = out.reshape(-1, p.n), p.n
         before = states_before(p, h)
         # [q h | z_r + w_r h | z_g + w_g h | z_c] of states h before, which become the gradients by them.
         d = torch.empty(len(h), 4 * n, dtype=h.dtype, device=h.device)
         d[:, :n] = 0
         d[:, n:] = projected(p)
         d[:, : 3 * n].addmm_(before, p.wt)
-        dh0, c = torch.empty_like(p.first), torch.empty_like(h) if keep else d
+        dh0, c = torch.empty_like(p.first), None if p.activation_bias is None else torch.empty_like(h)
         if len(p.first):
-            outside = (d if g is None else g.reshape(-1, n).contiguous() for g in (g_out, g_last))
-            steps = Steps(p, d)
-            given: dict[str, Any] = {"KEEP": keep, "HAS_OUT": g_out is not None, "HAS_LAST": g_last is not None}
-            _run("back", p, d, steps, h.contiguous(), *outside, dh0, c, **given)
+            outside = (None if g is None else g.reshape(-1, n).contiguous() for g in (g_out, g_last))
+            _run("back", p, d, Steps(p, d), h.contiguous(), *outside, dh0, c)
         gradients, x = Gradients(h0=dh0), p.x.reshape(-1, p.x.shape[-1])
         if needs_w:
             gradients.w = d[:, : 3 * n].mT @ before
@@ -73,20 +70,21 @@ class GatedTriton:
             gradients.x = (d[:, n:] @ p.u).view(p.x.shape)
         if needs_bias and p.bias is not None:
             gradients.bias = d[:, n:].sum(0)
-        if needs_inner and keep:
+        if needs_inner and c is not None:
             gradients.activation_bias = p.activation.bias_gradient(c, d[:, 3 * n :]).sum(0)
         return gradients
 
 
-def _run(way: str, p: Problem, rows: Tensor, steps: Steps, *args: Tensor, **options: Any) -> None:
+def _run(way: str, p: Problem, rows: Tensor, steps: Steps, *args: Tensor | None) -> None:
     """Runs a program, each of which takes a sequence, on rows of all steps and its own arguments."""
     layout = choose("gated", p.n, steps.batch, launch.multiprocessors(rows.device))
     fixed = launch.settings(layout, p.n, p.n, p.activation) | {"REVERSE": p.reverse, "PACKED": steps.is_packed}
-    fixed |= options | ({"AHEAD": layout.size < WIDEST} if way == "back" else {})
+    if way == "back":
+        fixed["AHEAD"] = layout.size < WIDEST
     # For rows of states, or for those of gradients.
     parts = (part.mT if way == "forward" else part for part in p.w.chunk(3))
     matrices = torch.cat([launch.blocked(part, fixed) for part in parts])
-    bias = rows if p.activation_bias is None else p.activation_bias.contiguous()
+    bias = None if p.activation_bias is None else p.activation_bias.contiguous()
     places = steps.starts, steps.lengths, p.activation.slope, steps.count, steps.batch
     given = (rows, matrices, p.first.contiguous(), bias, *args, *places)
     start(launch.PACKAGE, f"gates_{way}", steps.batch, rows, *given, **fixed)

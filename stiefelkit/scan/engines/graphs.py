@@ -106,10 +106,10 @@ class GraphLoops(Loops):
         self.graphs = graphs
         self.usual = 0 if p.is_packed or len(p.chunks) < 2 else max(chunk.steps for chunk in p.chunks)
 
-    def forward(self, z: Tensor, saved: Tensor, h: Tensor) -> Tensor:
+    def forward(self, z: Tensor, saved: Tensor, h: Tensor, careful: bool = False) -> Tensor:
         """As `Loops.forward`."""
-        if not self._is_usual(z):
-            return super().forward(z, saved, h)
+        if careful or not self._is_usual(z):
+            return super().forward(z, saved, h, careful)
         act, _, reverse = self._settings
         shape, dtype = saved.shape, saved.dtype
 

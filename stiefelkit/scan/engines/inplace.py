@@ -29,15 +29,9 @@ class Loops:
         self.p = p
         self._scratch: Tensor | None = None
 
-    def forward(self, z: Tensor, saved: Tensor, h: Tensor) -> Tensor:
+    def forward(self, z: Tensor, saved: Tensor, h: Tensor, careful: bool = False) -> Tensor:
         """Turns the projections of a chunk (k, batch, N) into states, from h (batch, N) on; returns the last one."""
-        return self._run(z, saved, h, self.p.step(h))
-
-    def forward_carefully(self, z: Tensor, saved: Tensor, h: Tensor) -> Tensor:
-        """Returns the same with `Activation.careful`."""
-        return self._run(z, saved, h, self.p.activation.careful(h, self.p.activation_bias))
-
-    def _run(self, z: Tensor, saved: Tensor, h: Tensor, step: Step) -> Tensor:
+        step = self.p.activation.careful(h, self.p.activation_bias) if careful else self.p.step(h)
         return steps_forward(z, saved, h, self._add, self.p.activation, step, self.p.reverse)
 
     def _add(self, row: Tensor, h: Tensor) -> None:
@@ -212,7 +206,7 @@ class InPlace:
             last = loops.forward(z, part, h)
             if p.activation.is_ill(part):
                 p.project(z, chunk, inputs)
-                last = loops.forward_carefully(z, part, h)
+                last = loops.forward(z, part, h, careful=True)
             h.copy_(last)
             if room is not None:
                 p.write(out, chunk, z)

@@ -196,7 +196,7 @@ def _power(length: int) -> int:
 
 
 def run(
-    way: str, p: Problem, layout: Layout | None, rows: Tensor, matrix: Tensor, args: Sequence[Tensor], **options: Any
+    way: str, p: Problem, layout: Layout | None, rows: Tensor, matrix: Tensor, args: Sequence[Tensor | None]
 ) -> Steps:
     """Runs a program of the plain recurrence: on rows of all steps, a matrix and its own arguments; returns the steps.
 
@@ -210,7 +210,7 @@ def run(
     else:
         pad, places = blocked, steps.lengths
     everything = (rows, pad(matrix, fixed), *args, steps.starts, places, p.activation.slope, steps.count, steps.batch)
-    fixed |= options | {"PACKED": steps.is_packed, "REVERSE": p.reverse}
+    fixed |= {"PACKED": steps.is_packed, "REVERSE": p.reverse}
     if layout.program == "groups":
         _run_groups(f"groups_{way}", steps, everything, fixed)
     else:

@@ -24,11 +24,10 @@ class Triton:
         """Returns all states, the last of each sequence, and (with `keep`) what the derivative needs besides."""
         z, saved, last = projected(p), p.saved_like(keep), p.first
         if len(last):
-            keep = keep and saved.shape[-1] > 0
-            bias = z if p.activation_bias is None else p.activation_bias.contiguous()
-            args = last.contiguous(), bias, saved.flatten(0, -2) if keep else z
+            bias = None if p.activation_bias is None else p.activation_bias.contiguous()
+            args = last.contiguous(), bias, saved.flatten(0, -2) if saved.numel() else None
             # States take the place of projections.
-            steps = launch.run("forward", p, self.layout, z, p.wt, args, KEEP=keep)
+            steps = launch.run("forward", p, self.layout, z, p.wt, args)
             last = z[steps.ends(not p.reverse)]
         return p.row_gradient(z).view(*p.x.shape[:-1], p.n), p.row_gradient(last.clone()), saved
 
@@ -63,10 +62,9 @@ class Triton:
         delta = torch.empty_like(h)
         if not len(p.first):
             return delta, torch.empty_like(p.first), h
-        outside = (delta if g is None else row_blocks(g).flatten(0, -2) for g in (g_out, g_last))
-        args = *outside, h, saved.flatten(0, -2) if saved.numel() else h
-        has = {"HAS_OUT": g_out is not None, "HAS_LAST": g_last is not None}
-        steps = launch.run("back", p, self.layout, delta, p.rows_w, args, **has)
+        outside = (None if g is None else row_blocks(g).flatten(0, -2) for g in (g_out, g_last))
+        args = *outside, h, saved.flatten(0, -2) if saved.numel() else None
+        steps = launch.run("back", p, self.layout, delta, p.rows_w, args)
         return delta, delta[steps.ends(p.reverse)] @ p.rows_w, h
 
 
