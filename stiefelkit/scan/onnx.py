@@ -120,5 +120,4 @@ def _constant(*tensors: Tensor | None) -> Any:
 
 
 def _parts(z: Tensor) -> Tensor:
-    """Returns rows [Re z | Im z]."""
     return torch.cat([z.real, z.imag if z.is_complex() else torch.zeros_like(z)], dim=-1)

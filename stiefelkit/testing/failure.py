@@ -41,10 +41,6 @@ class Failure:
     details: tuple[str, ...] = ()
     line: str = ""
 
-    def with_details(self, details: Iterable[str], line: str) -> "Failure":
-        """Returns the same failure, with where it was found and how to find it again."""
-        return replace(self, details=tuple(details), line=line)
-
     def __str__(self) -> str:
         lines = [f"{self.law}: {self.where}: {self.found.rstrip('.')}."]
         if self.figure is not None and self.bound is not None:
@@ -176,7 +172,7 @@ def run(law: Callable[..., None], case: Sequence[Any], details: Callable[[], str
             return
         except LawBroken as broken:
             failure = broken.failures[0]
-    raise LawBroken(failure.with_details(filter(None, [details(), machine()]), line()))
+    raise LawBroken(replace(failure, details=tuple(filter(None, [details(), machine()])), line=line()))
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ class _Case(NamedCase):
         return models.create(self.name, INPUT, HIDDEN, OUTPUT, **copy.deepcopy(dict(self.options)))
 
     def at_rest(self, seed: int = 0) -> Any:
-        """Builds it without dropout."""
         return self.build(seed).eval()
 
     def sequences(self, batch: int = BATCH, steps: int = STEPS) -> Tensor:

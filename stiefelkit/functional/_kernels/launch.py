@@ -161,7 +161,6 @@ def start(package: str, name: str, count: int, on: Tensor, *args: Any, **options
 
 
 def is_interpreted() -> bool:
-    """Returns whether triton runs programs in its interpreter."""
     if "TRITON_INTERPRET" not in os.environ:
         return False
     from triton import knobs

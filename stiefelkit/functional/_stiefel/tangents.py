@@ -46,7 +46,6 @@ def tangent_parts(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def skew_part(s: Tensor) -> Tensor:
-    """Returns (S - S^H) / 2."""
     return (s - s.mH) / 2
 
 
@@ -104,7 +103,6 @@ class Tangent:
     units: Norms = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Fills what was left out."""
         self.along_norms = self.along_norms or [0.0] * len(self.rotation_norms)
 
     def norms(self, metric: str) -> Norms:

@@ -220,7 +220,6 @@ class _ComplexEpsilon(_OfPairs, ModReLUEpsilon):
     """The same of pairs [Re z | Im z]."""
 
     def of_rows(self, z: Tensor, b: Tensor) -> Tensor:
-        """Returns the function of [Re z | Im z]."""
         return modrelu_of_parts(z.unflatten(-1, (2, -1)), b, self.slope, -2).flatten(-2)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:

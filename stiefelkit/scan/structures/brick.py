@@ -42,7 +42,6 @@ class _Diagonal(NamedTuple):
     im: Tensor | None
 
     def signed(self, signs: Tensor) -> "_Diagonal":
-        """Returns the product with signs."""
         return _Diagonal(self.re * signs, None if self.im is None else self.im * signs)
 
     def times(self, x: Tensor, y: Tensor, is_conjugate: bool = False) -> None:
@@ -51,7 +50,6 @@ class _Diagonal(NamedTuple):
         self._turn(x, y, -1 if is_conjugate else 1)
 
     def plus_times(self, x: Tensor, z: Tensor) -> None:
-        """Adds the product with x to z."""
         z.addcmul_(x, self.re)
         self._turn(x, z, 1)
 
