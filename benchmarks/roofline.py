@@ -11,7 +11,7 @@ import argparse
 import math
 from dataclasses import dataclass
 
-from stiefelkit.scan.kernels.layouts import LAYOUTS, Layout, choose
+from stiefelkit.scan.engines.launch import LAYOUTS, Layout, choose
 
 SHARED, BARRIER, SHUFFLE, CACHE, DEPENDENT = 30, 30, 30, 250, 4
 """Clocks: to shared memory or from it, across a barrier, between neighbours, to the GPU's cache, of an instruction."""

@@ -9,22 +9,6 @@ from typing import Any
 
 from stiefelkit.errors import OptionError, shown
 
-__all__ = [
-    "FLAG",
-    "Check",
-    "above",
-    "at_least",
-    "check_counts",
-    "is_number",
-    "one_of",
-    "optional",
-    "plain",
-    "settle_",
-    "sizes",
-    "whole",
-]
-
-
 _PLAIN = {bool, int, float, str, type(None)}
 
 

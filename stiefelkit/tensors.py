@@ -9,26 +9,6 @@ from torch import Tensor, nn
 
 from stiefelkit.errors import DtypeError, shown
 
-__all__ = [
-    "as_on_the_first",
-    "check_dtype",
-    "check_tensors",
-    "coarser",
-    "computing_dtype",
-    "coordinate_dtype",
-    "dtype_of_parts",
-    "followed",
-    "is_sharded",
-    "is_sharding",
-    "is_sharding_unit",
-    "keep_precision",
-    "keeps_values",
-    "local_part",
-    "placed_like",
-    "whole",
-    "working_dtype",
-]
-
 
 def check_tensors(who: str, *values: Any) -> None:
     """Raises DtypeError unless all values are tensors."""

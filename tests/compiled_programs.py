@@ -9,9 +9,8 @@ from typing import Any
 from benchmarks.roofline import Cost
 from stiefelkit.functional._kernels.launch import programs
 from stiefelkit.scan import find_activation
-from stiefelkit.scan.gated import kernel
-from stiefelkit.scan.kernels import launch
-from stiefelkit.scan.kernels.layouts import Layout
+from stiefelkit.scan.engines import gated, launch
+from stiefelkit.scan.engines.launch import Layout
 
 TYPES = {"starts": "*i64", "lengths": "*i64", "sizes": "*i64", "slope": "fp32", "counters": "*i32"}
 TYPES |= dict.fromkeys(["steps", "batch", "first", "last"], "i32")
@@ -41,14 +40,12 @@ def compiled(layout: Layout, way: str, activation: str, units: int, capability: 
     act = find_activation(activation, is_complex)
     fixed = launch.settings(layout, units * (1 + is_complex), units, act)
     if "AHEAD" in getattr(programs(launch.PACKAGE, False), f"{layout.program}_{way}").arg_names:
-        fixed["AHEAD"] = layout.size < kernel.WIDEST
+        fixed["AHEAD"] = layout.size < gated.WIDEST
     options = {key: fixed.pop(key) for key in ("num_warps", "enable_fp_fusion")}
     fixed |= {"PACKED": packed, "REVERSE": packed}
-    if way == "back":
-        fixed |= {"HAS_OUT": True, "HAS_LAST": True}
-    keeps = act.bias_inside if layout.program == "gates" else act.saved is not None
     program = getattr(programs(launch.PACKAGE, False), f"{layout.program}_{way}")
-    fixed |= {"KEEP": keeps} if "KEEP" in program.arg_names else {}
+    is_there = {"bias": act.bias_inside, "candidates": act.bias_inside, "saved": act.saved is not None}
+    fixed |= {arg: None for arg in program.arg_names if not is_there.get(arg, True)}
     types = TYPES | {"saved": "*i8" if activation in ("abs", "oplu") else "*fp32"}
     signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in program.arg_names}
     places = {arg: (i,) for i, arg in enumerate(program.arg_names)}

@@ -10,8 +10,7 @@ from stiefelkit.functional._exponential.logarithm import skew_logarithm, tall_lo
 from stiefelkit.functional._exponential.packed import matrix_exp
 from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._hadamard import hadamard_transform
-from stiefelkit.functional._householder.frames import householder, householder_linear
-from stiefelkit.functional._householder.inverse import householder_inverse
+from stiefelkit.functional._householder import householder, householder_inverse, householder_linear
 from stiefelkit.functional._msign import msign
 from stiefelkit.functional._packing import (
     band_size,

@@ -7,8 +7,6 @@ from stiefelkit.errors import ShapeError
 from stiefelkit.numbers import at_least
 from stiefelkit.tensors import check_tensors
 
-__all__ = ["EPSILON", "leaky_relu", "modrelu", "modrelu_of_parts", "oplu"]
-
 EPSILON = at_least(0)
 """Of modReLU's epsilon."""
 

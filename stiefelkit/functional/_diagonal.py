@@ -5,8 +5,6 @@ from torch import Tensor
 
 from stiefelkit._torch import is_transformed
 
-__all__ = ["complex_of", "diagonal", "phase_gradient", "phase_tangent", "rotations"]
-
 
 def diagonal(*, signs: Tensor | None = None, phase: Tensor | None = None) -> Tensor:
     """Returns entries of D in float64 or complex128, from signs of any dtype or from angles in radians, shape (*, p).

@@ -14,8 +14,6 @@ from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.init import hadamard_factors
 from stiefelkit.tensors import working_dtype
 
-__all__ = ["hadamard_transform"]
-
 _RADIX = 16
 """The order up to which factors are multiplied to one matrix: measured, passes of such products are the fastest."""
 

@@ -19,8 +19,6 @@ from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import at_least, one_of
 
-__all__ = ["msign", "quintics"]
-
 _LAST = (15 / 8, -10 / 8, 3 / 8)
 """Of third order at 1: an error x becomes 5/2 x^3."""
 _NEAR = 3e-3

@@ -24,26 +24,6 @@ from stiefelkit.functional._diagonal import complex_of
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_tensors
 
-__all__ = [
-    "band_size",
-    "check_alike",
-    "check_square",
-    "check_tall",
-    "minus_adjoint",
-    "pack_skew",
-    "pack_skew_gradient",
-    "pack_trapezoid",
-    "pick_band",
-    "remembered",
-    "skew_size",
-    "spread_band",
-    "trapezoid_size",
-    "unpack_skew",
-    "unpack_square",
-    "unpack_trapezoid",
-]
-
-
 _LARGEST_CACHED = 1 << 24
 _known: dict[tuple[Any, ...], Tensor] = {}
 

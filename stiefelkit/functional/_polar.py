@@ -12,8 +12,6 @@ from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import orthogonality_error, working_dtype
 from stiefelkit.numbers import FLAG
 
-__all__ = ["check_matrices", "nearest_frame", "polar_factor", "scaled"]
-
 _NEARLY_A_FRAME = 0.1
 _POLISHED_IN_ONE = 1e-8
 

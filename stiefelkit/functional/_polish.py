@@ -14,8 +14,6 @@ from stiefelkit.functional._arithmetic.product import product
 from stiefelkit.metrics import defect, working_dtype
 from stiefelkit.tensors import check_tensors
 
-__all__ = ["Polish", "polish", "polished", "rounded_defect", "sampled_defect", "split_defect"]
-
 _SMALLEST_BLOCKED = 256
 
 

@@ -1,11 +1,26 @@
 """The Stiefel manifold of frames, real and complex."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import geoopt
 import torch
+from geoopt.utils import size2shape
 from torch import Tensor
 
-from stiefelkit.errors import DtypeError, ImageError, OptionError, did_you_mean, shown
+from stiefelkit import init
+from stiefelkit._torch import is_traced, is_transformed
+from stiefelkit.errors import (
+    DtypeError,
+    ImageError,
+    NotAFrameError,
+    OptionError,
+    RankError,
+    ShapeError,
+    did_you_mean,
+    shown,
+)
 from stiefelkit.functional import (
     METRICS,
     RETRACTIONS,
@@ -15,18 +30,24 @@ from stiefelkit.functional import (
     polar_factor,
     polish,
     riemannian_hessian,
+    skew_size,
     tangent_part,
 )
-from stiefelkit.manifolds.checks import checked, landed, members, remedy, unit_of, widened
-from stiefelkit.manifolds.frames import Frames
-from stiefelkit.numbers import one_of
+from stiefelkit.functional._arithmetic.norms import unread_norms
+from stiefelkit.metrics import defect, frame_tolerance, orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.numbers import one_of, sizes
 from stiefelkit.tensors import check_tensors
 from stiefelkit.weights.optimizer_hooks import watch_manifold
 
-__all__ = ["Stiefel"]
+_DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+_REACH = 3e-5
+"""Frames within this times 1 + sqrt(p) may be moved: three times geoopt's tolerance. A polish leaves 3/4 of the square
+of it, below half the rounding limit of float32 up to p = 600, and what `geodesic_logarithm` takes for frames."""
+_LONG = 1e3
+"""Largest entry of a vector from which on it is looked at whether a step along it ends at a frame."""
 
 
-class Stiefel(Frames):
+class Stiefel(geoopt.Manifold):
     r"""The Stiefel manifold St(n, p): n x p matrices with orthonormal columns, W^H W = I, n >= p, real or complex.
 
     Tangent vectors at W are the U with W^H U + U^H W = 0. Two inner products of them:
@@ -64,6 +85,9 @@ class Stiefel(Frames):
     True
     """
 
+    name = "Stiefel"
+    ndim = 2
+
     def __init__(self, metric: str = "canonical", retraction: str = "cayley"):
         super().__init__()
         if not one_of(*METRICS).holds(metric):
@@ -94,6 +118,93 @@ class Stiefel(Frames):
         """Returns names metric and retraction."""
         return f"{self.metric}, {self.retraction}"
 
+    def dim(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> int:
+        """Returns the real dimension of the manifold of one frame: np - p(p + 1)/2, and 2np - p^2 where complex.
+
+        Args:
+            size: (*, n, p), as integers or one sequence; how large the batch is does not count.
+            dtype: of the frames; torch's default when None.
+
+        >>> Stiefel().dim(5, 2), Stiefel().dim(5, 2, dtype=torch.complex64)
+        (7, 16)
+        """
+        (*_, n, p), dtype = self._size(size, dtype)
+        return skew_size(n, p, dtype.is_complex)
+
+    def typical_dist(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> float:
+        """Returns a length to measure steps and trust regions by, sqrt(p) for each frame, as Manopt has it.
+
+        The root mean square of the chord ||X - Y||_F of random frames is sqrt(2) times that. Size and dtype are as in
+        `dim`.
+
+        References:
+            Boumal, Mishra, Absil, Sepulchre, Manopt, a Matlab toolbox for optimization on manifolds, JMLR 15, 2014.
+        """
+        return self._size(size, dtype)[0][-1] ** 0.5
+
+    def random(
+        self,
+        *size: int | Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+        det: int | None = None,
+        **kwargs: Any,
+    ) -> geoopt.ManifoldTensor:
+        """Draws frames from the uniform (Haar) measure, each matrix of a batch independently.
+
+        Args:
+            size: (*, n, p), as integers or one sequence.
+            dtype: torch's default when None.
+            device: of the result.
+            generator: source of randomness; torch's default when None.
+            det: 1 or -1 for the uniform measure on that component of O(n), real square frames only; either when None.
+            kwargs: none are known.
+
+        Raises:
+            OptionError: another `det`, or one for frames that have one component; an unknown option.
+            ShapeError, DtypeError: no frames have this size or dtype.
+        """
+        if kwargs:
+            raise OptionError(f"Stiefel.random needs dtype, device, generator and det only, got {', '.join(kwargs)}.")
+        shape, dtype = self._size(size, dtype)
+        if det is not None and (not one_of(1, -1).holds(det) or shape[-2] != shape[-1] or dtype.is_complex):
+            raise OptionError(
+                "Stiefel.random needs `det` to be 1 or -1, for real square frames, or None, got "
+                f"{shown(det)} for {dtype} of size {tuple(shape)}."
+            )
+        w = init.haar(shape, working_dtype(dtype), generator)
+        if det is not None:
+            # Haar measure on either component is the other's with one column reflected.
+            w[..., 0] *= det * torch.linalg.det(w).sign().unsqueeze(-1)
+        return self._point(w, dtype, device)
+
+    def random_naive(self, *size: int | Sequence[int], **options: Any) -> geoopt.ManifoldTensor:
+        """Draws frames as `random` does: geoopt's name for frames of any measure, here the uniform one."""
+        return self.random(*size, **options)
+
+    def origin(
+        self,
+        *size: int | Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        seed: int | None = 42,
+    ) -> geoopt.ManifoldTensor:
+        """Returns the first p columns of the identity, for any seed."""
+        shape, dtype = self._size(size, dtype)
+        return self._point(init.identity(shape, working_dtype(dtype)), dtype, device)
+
+    def _size(self, size: Any, dtype: torch.dtype | None) -> tuple[Sequence[int], torch.dtype]:
+        shape, dtype = sizes(size2shape(*size)), dtype or torch.get_default_dtype()
+        if shape is None:
+            raise ShapeError(f"Stiefel needs `size` of shape (*, n, p), integers all, got {shown(size)}.")
+        self._assert_check_shape(shape, "size")
+        self._assert_dtype(dtype)
+        return shape, dtype
+
+    def _point(self, w: Tensor, dtype: torch.dtype, device: Any) -> geoopt.ManifoldTensor:
+        return geoopt.ManifoldTensor(w.to(device=device, dtype=dtype), manifold=self)  # type: ignore[call-arg]
+
     def projx(self, x: Tensor) -> Tensor:
         """Returns the frame nearest to X, any finite matrix of full column rank: its orthogonal polar factor."""
         check_tensors("Stiefel", x)
@@ -102,7 +213,7 @@ class Stiefel(Frames):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Projects a matrix on the tangent space, orthogonally in the Euclidean metric: U - W (W^H U + U^H W) / 2."""
-        w, wide = widened(x, u)
+        w, wide = _widened(x, u)
         return tangent_part(w, wide).to(u.dtype)
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
@@ -110,7 +221,7 @@ class Stiefel(Frames):
 
         Canonical: G - W G^H W; Euclidean: its tangent part.
         """
-        w, g = widened(x, u)
+        w, g = _widened(x, u)
         r = g - w @ (g.mH @ w) if self.metric == "canonical" else tangent_part(w, g)
         return r.to(u.dtype)
 
@@ -134,18 +245,18 @@ class Stiefel(Frames):
         >>> manifold.ehess2rhess(x, s @ x, s @ u, u).flatten()
         tensor([0., 1., 0.])
         """
-        w, g, h, wide = widened(x, egrad, ehess, u)
+        w, g, h, wide = _widened(x, egrad, ehess, u)
         return riemannian_hessian(w, g, h, tangent_part(w, wide), self.metric).to(ehess.dtype)
 
     def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
         """Returns the real inner product of tangent vectors, shape (*), or (*, 1, 1) with `keepdim`."""
-        w, a, b = widened(x, u, u if v is None else v)
+        w, a, b = _widened(x, u, u if v is None else v)
         return inner_product(w, a, b, self.metric, keepdim=keepdim).to(x.dtype.to_real())
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """Returns the length of a tangent vector, shape (*), or (*, 1, 1) with `keepdim`."""
-        w, a = widened(x, u)
-        unit = unit_of(a)
+        w, a = _widened(x, u)
+        unit = _unit_of(a)
         length = inner_product(w, a / unit, a / unit, self.metric, keepdim=True).sqrt() * unit
         return (length if keepdim else length[..., 0, 0]).to(x.dtype.to_real())
 
@@ -199,12 +310,12 @@ class Stiefel(Frames):
         """
         if not one_of("raise", "nan").holds(missing):
             raise OptionError(f'Stiefel.logmap needs `missing` to be "raise" or "nan", got {shown(missing)}.')
-        w, end = torch.broadcast_tensors(*widened(x, y))
+        w, end = torch.broadcast_tensors(*_widened(x, y))
         u, joined = geodesic_logarithm(polish(w), polish(end), self.metric)
         if missing == "raise" and not joined.all():
             raise ImageError(
-                f"Stiefel.logmap needs frames that a geodesic joins, got none{members(~joined)}; "
-                f"{remedy(w[~joined], end[~joined])}."
+                f"Stiefel.logmap needs frames that a geodesic joins, got none{_members(~joined)}; "
+                f"{_remedy(w[~joined], end[~joined])}."
             )
         return u.to(x.dtype)
 
@@ -212,18 +323,158 @@ class Stiefel(Frames):
         """Returns the length of the geodesic that `logmap` finds, shape (*), or (*, 1, 1) with `keepdim`."""
         return self.norm(x, self.logmap(x, y, missing=missing), keepdim=keepdim)
 
+    def check_point(self, x: Tensor, *, explain: bool = False) -> Any:
+        """Returns whether a tensor has a shape and dtype of frames; with `explain`, also the reason why not."""
+        check_tensors("Stiefel", x)
+        ok, reason = self._check_shape(x.shape, "x")
+        if ok and x.dtype not in _DTYPES:
+            ok, reason = False, _wrong_dtype(x.dtype)
+        return (ok, reason) if explain else ok
+
+    def assert_check_point(self, x: Tensor) -> None:
+        """Raises ShapeError or DtypeError unless a tensor has a shape and dtype of frames."""
+        check_tensors("Stiefel", x)
+        self._assert_check_shape(x.shape, "x")
+        self._assert_dtype(x.dtype)
+
+    def assert_check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> None:
+        """Raises NotAFrameError, ShapeError or DtypeError unless X is a frame."""
+        self.assert_check_point(x)
+        ok, reason = self._check_point_on_manifold(x, atol=atol, rtol=rtol)
+        if not ok:
+            raise NotAFrameError(f"Stiefel needs orthonormal columns, got {reason}; projx gives the nearest frame.")
+
+    def _assert_check_shape(self, shape: tuple[int, ...], name: str) -> None:
+        ok, reason = self._check_shape(shape, name)
+        if not ok:
+            raise ShapeError(reason)
+
+    def _assert_dtype(self, dtype: torch.dtype) -> None:
+        if dtype not in _DTYPES:
+            raise DtypeError(_wrong_dtype(dtype))
+
+    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
+        if len(shape) >= 2 and shape[-2] >= shape[-1] >= 1:
+            return True, None
+        remedy = "; take the transpose" if len(shape) >= 2 and shape[-2] < shape[-1] else ""
+        return False, f"Stiefel needs `{name}` of shape (*, n, p), n >= p >= 1, got {tuple(shape)}{remedy}."
+
+    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
+        if x.dtype not in _DTYPES:
+            return False, _wrong_dtype(x.dtype)
+        error = orthogonality_error(x)
+        return _judged("||W^H W - I||_F", error, torch.full_like(error, atol + rtol * x.shape[-1] ** 0.5))
+
+    def _check_vector_on_tangent(
+        self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
+    ) -> tuple[bool, str | None]:
+        w, wide = torch.broadcast_tensors(*_widened(x.detach(), u.detach()))
+        s = w.mH @ wide
+        permitted = atol + rtol * torch.linalg.matrix_norm(wide)
+        return _judged("||W^H U + U^H W||_F", torch.linalg.matrix_norm(s + s.mH), permitted)
+
     def _geodesic(self, w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
         return geodesic(w, u, *vectors, metric=self.metric)
 
     def _move(self, along: Callable[..., tuple[Tensor, ...]], x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
-        w, *wide = widened(x, *vectors)
+        w, *wide = _widened(x, *vectors)
         if not x.is_complex() and w.is_complex():
             raise DtypeError(f"Stiefel needs real vectors at a real frame ({x.dtype}), got complex ones.")
         single = x.dtype != w.dtype
-        w, *wide = torch.broadcast_tensors(checked(w, x.dtype), *wide)
+        w, *wide = torch.broadcast_tensors(_checked(w, x.dtype), *wide)
         moved, *carried = along(w, *wide)
-        moved = landed((moved if single else polish(moved)).to(x.dtype), wide[0])
+        moved = _landed((moved if single else polish(moved)).to(x.dtype), wide[0])
         return moved, *(z.to(v.dtype) for z, v in zip(carried, vectors[1:], strict=True))
+
+
+def _widened(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors in float64, or all in complex128; raises ShapeError or DtypeError unless they are matrices."""
+    for t in tensors:
+        if not isinstance(t, Tensor) or not (t.is_floating_point() or t.is_complex()):
+            raise DtypeError(f"Stiefel needs floating or complex tensors, got {shown(t)}.")
+        if t.dim() < 2:
+            raise ShapeError(f"Stiefel needs tensors of shape (*, n, p), got {tuple(t.shape)}.")
+    dtype = torch.complex128 if any(t.is_complex() for t in tensors) else torch.float64
+    return tuple(t.to(dtype) for t in tensors)
+
+
+def _wrong_dtype(dtype: torch.dtype) -> str:
+    """Returns why a dtype holds no frames."""
+    return f"Stiefel needs float32, float64, complex64 or complex128, got {shown(dtype)}; keep the frame in float32."
+
+
+def _judged(what: str, errors: Tensor, permitted: Tensor) -> tuple[bool, str | None]:
+    """Returns whether every error is permitted, and the worst that is not; NaN never is."""
+    over = ~(errors <= permitted)
+    if not over.any():
+        return True, None
+    worst = (errors - permitted).nan_to_num(nan=torch.inf).argmax()
+    return False, f"{what} = {errors.flatten()[worst]:.3g}, permitted {permitted.flatten()[worst]:.3g}"
+
+
+def _checked(w: Tensor, dtype: torch.dtype) -> Tensor:
+    """Widens a frame, polished if it was rounded; raises for what is no frame, or returns NaN off the CPU."""
+    p = w.shape[-1]
+    permitted = max(_REACH * (1 + p**0.5), 4 * rounding_limit(p, dtype))
+    # Detached, since no_grad leaves forward derivatives.
+    constant = w.detach()
+    with torch.no_grad():
+        off = defect(constant)
+        correction = constant @ off if dtype != w.dtype else None
+        if w.device.type != "cpu" or is_traced() or is_transformed():
+            norms = torch.linalg.vector_norm(off, dim=(-2, -1), keepdim=True)
+            correction = torch.where(norms <= permitted, 0.0 if correction is None else correction, torch.nan)
+        # The norm of a whole batch is one operator, and no less than that of each.
+        elif not torch.linalg.vector_norm(off).item() <= permitted:
+            worst = torch.linalg.vector_norm(off, dim=(-2, -1)).max().item()
+            if not worst <= permitted:
+                raise NotAFrameError(
+                    f"Stiefel needs a frame to move, ||W^H W - I||_F <= {permitted:.2g}, got {worst:.2g}; projx gives "
+                    "the nearest."
+                )
+    # The rounding of a float32 frame would stay in every later one. The gradient passes straight through.
+    return w if correction is None else torch.sub(w, correction, alpha=0.5)
+
+
+def _landed(moved: Tensor, u: Tensor) -> Tensor:
+    """Frames after a step along U; raises RankError if that was too long for them to be any, on a CPU."""
+    if moved.device.type != "cpu" or is_traced() or is_transformed() or not u.numel():
+        return moved
+    constant = u.detach()
+    if torch.linalg.vector_norm(constant, math.inf).item() > _LONG:
+        error = orthogonality_error(moved).max().item()
+        if not error <= frame_tolerance(moved.shape[-1], moved.dtype):
+            raise RankError(
+                f"Stiefel needs a step that its arithmetic can make, got one of length "
+                f"{unread_norms(constant).max().item():.2g}, which ends at ||W^H W - I||_F = {error:.2g}; shorten it."
+            )
+    return moved
+
+
+def _unit_of(u: Tensor) -> Tensor:
+    """Returns a power of 2 of each matrix's size, shape (*, 1, 1): squares in units of it are ordinary numbers."""
+    parts = torch.view_as_real(u.detach().resolve_conj()) if u.is_complex() else u.detach().unsqueeze(-1)
+    largest = parts.abs().amax((-3, -2, -1)) if u.numel() else parts.new_zeros(parts.shape[:-3])
+    ordinary = (largest > 0) & (largest < math.inf)
+    return torch.where(ordinary, largest, 1.0).log2().floor().clamp(-1000, 1000).exp2()[..., None, None]
+
+
+def _members(missing: Tensor) -> str:
+    """Returns which members of a batch are missing, for an error."""
+    if not missing.dim():
+        return ""
+    which = [str(tuple(index)) for index in missing.nonzero().tolist()]
+    more = f" and {len(which) - 8} more" if len(which) > 8 else ""
+    return f' for {", ".join(which[:8])}{more} of the batch {tuple(missing.shape)} (missing="nan" keeps the rest)'
+
+
+def _remedy(w: Tensor, y: Tensor) -> str:
+    """Returns why no geodesic joins frames, or what does."""
+    if w.shape[-2] == w.shape[-1] and not w.is_complex() and torch.linalg.det(w.mH @ y).lt(0).any():
+        return "their determinants differ"
+    if all((orthogonality_error(z) <= _REACH * (1 + z.shape[-1] ** 0.5)).all() for z in (w, y)):
+        return 'metric="canonical" joins all'
+    return "projx gives the nearest frames"
 
 
 watch_manifold(Stiefel)

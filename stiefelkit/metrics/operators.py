@@ -17,8 +17,6 @@ from stiefelkit.errors import NonFiniteError, OptionError, ShapeError, shown
 from stiefelkit.numbers import FLAG, optional, plain, sizes, whole
 from stiefelkit.tensors import check_dtype, working_dtype
 
-__all__ = ["Lipschitz", "lipschitz"]
-
 
 class Lipschitz(NamedTuple):
     """Singular values of a linear layer as an operator: how far it stretches, and shrinks, differences of inputs.

@@ -8,7 +8,7 @@ from torch import Tensor
 from stiefelkit.functional import Tangent
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._arithmetic.product import plus_product
-from stiefelkit.functional._stiefel.split_step import carried_momentum, leapt_momentum, split_increment, turn
+from stiefelkit.functional._stiefel.polar_step import carried_momentum, leapt_momentum, split_increment, turn
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.tangent_optimizer import CayleyStep, TangentOptimizer
 from stiefelkit.optim.steps import as_factor

@@ -2,9 +2,7 @@
 
 from stiefelkit.scan import activations
 from stiefelkit.scan.activations import Activation, find_activation
-from stiefelkit.scan.choice import BACKENDS
-from stiefelkit.scan.dispatch import scan, scan_backend
-from stiefelkit.scan.gated.dispatch import GORU_BACKENDS, goru_scan
+from stiefelkit.scan.dispatch import BACKENDS, GORU_BACKENDS, goru_scan, scan, scan_backend
 from stiefelkit.scan.structures import Factored
 
 __all__ = [

@@ -14,21 +14,8 @@ from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.blocks import row_blocks
 from stiefelkit.scan.checks import GATED, SETTINGS, TENSORS, Recurrence
-from stiefelkit.scan.choice import engine, plain_engine
+from stiefelkit.scan.engines.engine import engine, plain_engine
 from stiefelkit.scan.engines.problem import Outcome, Problem, segments
-
-__all__ = [
-    "fold",
-    "fused_scan",
-    "is_foldable",
-    "one_by_one",
-    "sample_gradients",
-    "scan_backward",
-    "scan_deltas",
-    "scan_forward",
-    "unfold",
-]
-
 
 FORWARD = (*TENSORS, "recurrence", "keep")
 BACKWARD = (*TENSORS, "recurrence", "out", "saved", "g_out", "g_last", "needs")

@@ -5,8 +5,6 @@ import functools
 import torch
 from torch import Tensor
 
-__all__ = ["fold", "from_blocks", "matrix_blocks", "read_blocks", "row_blocks"]
-
 
 def matrix_blocks(m: Tensor) -> Tensor:
     """Returns the real matrix by which rows [Re h | Im h] become those of h m^T, shape (2 columns, 2 rows)."""

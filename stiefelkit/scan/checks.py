@@ -10,9 +10,6 @@ from torch import Tensor
 from stiefelkit.errors import ShapeError
 from stiefelkit.scan.activations import Activation
 
-__all__ = ["DTYPES", "GATED", "PLAIN", "SETTINGS", "TENSORS", "Recurrence", "check_shapes", "require_pairs", "sizes_of"]
-
-
 DTYPES = {
     torch.bfloat16: (torch.float32, torch.float32),
     torch.float16: (torch.float32, torch.float32),

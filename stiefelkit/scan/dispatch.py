@@ -1,23 +1,27 @@
-"""`scan`: checks, what all backends share, and the choice among them."""
+"""`scan` and `goru_scan`: checks, what all backends share, and the choice among them."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_exported, is_in_forward_mode, is_jit_traced
-from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean, shown
+from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean, shown
 from stiefelkit.scan.activations import Activation, find_activation
 from stiefelkit.scan.autograd import fused_scan
-from stiefelkit.scan.checks import DTYPES, PLAIN, Recurrence, check_shapes, require_pairs, sizes_of
-from stiefelkit.scan.choice import choose
+from stiefelkit.scan.checks import DTYPES, GATED, PLAIN, Recurrence, check_shapes, require_pairs, sizes_of
+from stiefelkit.scan.engines.gated import supports as supports_gated
+from stiefelkit.scan.engines.launch import supports
 from stiefelkit.scan.onnx import exported_scan
 from stiefelkit.scan.reference import reference_scan
 from stiefelkit.scan.structures import STRUCTURES, Factored
 
-__all__ = ["prefers_loop", "run", "scan", "scan_backend"]
-
+BACKENDS = ("auto", "reference", "inplace", "triton", "cuda_graphs")
+"""Names that `scan` takes as `backend`."""
+GORU_BACKENDS = ("auto", "reference", "inplace", "triton")
+"""Names that `goru_scan` takes as `backend`."""
 GRADIENTS = ("exact", "half")
 FEW = 8
 """Steps below which a loop is faster."""
@@ -116,7 +120,7 @@ def scan(
     dtype, real = DTYPES[w.dtype]
     sizes = None if batch_sizes is None else tuple(batch_sizes)
     recurrence = Recurrence(PLAIN, name, sizes, reverse, last_only, gradient == "half", chosen, structure)
-    return run(
+    return _run(
         recurrence,
         w.dtype,
         x.to(dtype if x.is_complex() or not dtype.is_complex else real),
@@ -128,7 +132,100 @@ def scan(
     )
 
 
-def run(recurrence: Recurrence, dtype: torch.dtype, *tensors: Any) -> tuple[Tensor | None, Tensor]:
+def goru_scan(
+    x: Tensor,
+    h0: Tensor,
+    q: Tensor,
+    w: Tensor,
+    *,
+    u: Tensor,
+    bias: Tensor,
+    activation_bias: Tensor | None = None,
+    activation: str = "modrelu",
+    batch_sizes: Sequence[int] | None = None,
+    reverse: bool = False,
+    last_only: bool = False,
+    backend: str = "auto",
+) -> tuple[Tensor | None, Tensor]:
+    r"""Runs the gated orthogonal recurrent unit over time, real states only.
+
+    r_t = sigmoid(x_t u_r^T + h_{t-1} w_r^T + b_r), g_t = sigmoid(x_t u_g^T + h_{t-1} w_g^T + b_g),
+    c_t = act(r_t * (h_{t-1} q^T) + x_t u_c^T, b_c), h_t = g_t * h_{t-1} + (1 - g_t) * c_t.
+
+    The fast backend keeps the states and nothing else of the forward pass, takes one product a step forward and one
+    back, and runs in full float32 precision whatever TF32 and autocast are set to; with `last_only` it keeps about
+    T^(1/2) states. 16-bit weights are computed with in float32, and rounded at the end. Only "reference" is
+    differentiable twice and in forward mode; "auto" takes it under torch.func.jvp.
+
+    Args:
+        x: inputs, time-major, shape (T, B, m). With `batch_sizes`, the packed rows (sum of sizes, m) of torch's
+            PackedSequence.
+        h0: first state, shape (B, n).
+        q: orthogonal matrix, shape (n, n).
+        w: matrices of the gates, [w_r; w_g], shape (2n, n).
+        u: input matrices, [u_r; u_g; u_c], shape (3n, m).
+        bias: of the gates, [b_r; b_g], shape (2n,).
+        activation_bias: b_c, second argument of the activation, shape (n,).
+        activation: one of `stiefelkit.scan.activations.names()`; without a bias modReLU is the identity.
+        batch_sizes: rows alive at each step, not increasing, for sequences of different lengths.
+        reverse: run from the last step to the first; outputs stay at their own steps.
+        last_only: return None for the outputs.
+        backend: "auto", the last of these that can do it; "reference", a loop of autograd's; "inplace", chunk by chunk
+            in torch operators, for any device; "triton", one kernel for all steps, CUDA, up to 128 units.
+
+    Returns:
+        Outputs of shape (T, B, n), packed rows with `batch_sizes`, and the last state of every sequence, (B, n).
+
+    Raises:
+        ShapeError: sizes do not fit together.
+        UnknownNameError: there is no such activation or backend.
+        OptionError: the backend cannot do this.
+        DtypeError: something is complex, or q is not floating.
+
+    References:
+        Jing, Gulcehre, Peurifoy, Shen, Tegmark, Soljacic, Bengio, Gated orthogonal recurrent units: on learning to
+        forget, 2017.
+
+    >>> n = 3
+    >>> q, w, u = torch.eye(n), torch.zeros(2 * n, n), torch.zeros(3 * n, 1)
+    >>> out, h_n = goru_scan(torch.ones(2, 1, 1), torch.ones(1, n), q, w, u=u, bias=torch.zeros(2 * n))
+    >>> h_n
+    tensor([[0.5625, 0.5625, 0.5625]])
+    """
+    if backend not in GORU_BACKENDS:
+        raise UnknownNameError(f"goru_scan has no backend {shown(backend)}{did_you_mean(backend, GORU_BACKENDS)}")
+    act, name = find_activation(activation, False), activation
+    tensors = {"x": x, "h0": h0, "q": q, "w": w, "u": u, "bias": bias, "activation_bias": activation_bias}
+    for key, tensor in tensors.items():
+        if tensor is not None and tensor.is_complex():
+            raise DtypeError(f"goru_scan needs a real {key}, since its gates are, got {tensor.dtype}.")
+    if q.dtype not in DTYPES:
+        raise DtypeError(f"goru_scan needs q of a floating dtype, got {q.dtype}.")
+    n, m, batch, steps = sizes_of("goru_scan", "q", q, x, batch_sizes)
+    shapes = {"h0": (batch, n), "w": (2 * n, n), "u": (3 * n, m), "bias": (2 * n,), "activation_bias": (n,)}
+    check_shapes("goru_scan", x, batch_sizes, {key: (tensors[key], shape) for key, shape in shapes.items()})
+    require_pairs(act, n)
+    dtype = DTYPES[q.dtype][0]
+    inner, outer = (activation_bias, None) if act.bias_inside else (None, activation_bias)
+    if act.bias_inside and inner is None:
+        name = "identity"
+    if backend == "auto" and prefers_loop(steps):
+        backend = "reference"
+    backend = _able("goru_scan", backend, q.device, functools.partial(supports_gated, q.device, dtype, n, act))
+    sizes = None if batch_sizes is None else tuple(batch_sizes)
+    return _run(
+        Recurrence(GATED, name, sizes, reverse, last_only, False, backend),
+        q.dtype,
+        x.to(dtype),
+        torch.cat([q.to(dtype), w.to(dtype)]),
+        h0.to(dtype),
+        u.to(dtype),
+        torch.cat([bias.to(dtype), (bias.new_zeros(n) if outer is None else outer).to(dtype)]),
+        None if inner is None else inner.to(dtype),
+    )
+
+
+def _run(recurrence: Recurrence, dtype: torch.dtype, *tensors: Any) -> tuple[Tensor | None, Tensor]:
     """Runs a recurrence on checked tensors of the dtypes that are computed with; returns outputs of another dtype."""
     runner = reference_scan if recurrence.backend == "reference" else fused_scan
     out, last = (exported_scan if is_exported() else runner)(recurrence, *tensors)
@@ -161,7 +258,25 @@ def _chosen(activation: Activation, w: Tensor, steps: int | None, backend: str) 
         raise DtypeError(f"scan needs w of a floating or complex dtype, got {w.dtype}.")
     if backend == "auto" and prefers_loop(steps):
         return "reference"
-    return choose(backend, w.device, DTYPES[w.dtype][0], w.shape[-1], activation)
+    if backend not in BACKENDS:
+        raise UnknownNameError(f"scan has no backend {shown(backend)}{did_you_mean(backend, BACKENDS)}")
+    width = w.shape[-1] * (1 + w.is_complex())
+    against = functools.partial(supports, w.device, DTYPES[w.dtype][0], width, activation)
+    return _able("The scan", backend, w.device, against, "cuda_graphs")
+
+
+def _able(
+    who: str, backend: str, device: torch.device, against_triton: Callable[[], str | None], without: str = "inplace"
+) -> str:
+    """Returns the backend asked for, if it can run a scan; for "auto" the fastest that can (`without` triton's)."""
+    if backend == "auto":
+        return "inplace" if device.type != "cuda" else without if against_triton() else "triton"
+    reason = against_triton() if backend == "triton" else None
+    if backend == "cuda_graphs" and device.type != "cuda":
+        reason = f"a GPU, got {device.type}"
+    if reason:
+        raise OptionError(f"{who}'s backend {backend!r} needs {reason}.")
+    return backend
 
 
 def prefers_loop(steps: int | None) -> bool:

@@ -12,8 +12,6 @@ from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.blocks import matrix_blocks
 from stiefelkit.scan.checks import GATED, Recurrence
 
-__all__ = ["exported_gates", "exported_scan"]
-
 Step = Callable[[Tensor, Tensor], Tensor]
 """Takes a state and projected inputs, both (B, .), to the next state."""
 
@@ -122,5 +120,4 @@ def _constant(*tensors: Tensor | None) -> Any:
 
 
 def _parts(z: Tensor) -> Tensor:
-    """Returns rows [Re z | Im z]."""
     return torch.cat([z.real, z.imag if z.is_complex() else torch.zeros_like(z)], dim=-1)

@@ -12,8 +12,6 @@ from stiefelkit.functional._arithmetic.product import FullPrecision, is_lowered,
 from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.checks import GATED, Recurrence
 
-__all__ = ["reference_scan"]
-
 Step = Callable[[Tensor, Tensor], Tensor]
 """Takes projected inputs and a state, both (B, .), to the next state."""
 

@@ -17,6 +17,7 @@ geoopt's interface. `retraction_order` measures how closely a retraction follows
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -214,7 +215,7 @@ def _failure(law: str, case: Case) -> Failure | None:
         LAWS[law](case)
     except LawBroken as broken:
         line = again("check_parametrization", case.cls, law, case)
-        failure = broken.failures[0].with_details(_details(case), line)
+        failure = replace(broken.failures[0], details=tuple(_details(case)), line=line)
         # If the same coordinates give other bits, whatever else was found follows from it, or cannot be told.
         return (law != "pure" and _is_impure(case) and _failure("pure", case)) or failure
     return None

@@ -12,8 +12,6 @@ from stiefelkit.testing import seeds
 from stiefelkit.testing.failure import check_laws, named, run, settle
 from stiefelkit.testing.require import require, require_within
 
-__all__ = ["ACTIVATION_LAWS", "check_activation"]
-
 UNITS = 4
 CHUNK = (3, 2)
 """Steps and sequences."""
@@ -74,8 +72,6 @@ def law_scan(act: Activation, is_complex: bool) -> None:
     inputs = {
         "x": torch.randn(*CHUNK, UNITS, dtype=dtype),
         "w": torch.linalg.qr(torch.randn(UNITS, UNITS, dtype=dtype))[0],
-    }
-    inputs |= {
         "h0": torch.randn(2, UNITS, dtype=dtype),
         "activation_bias": 0.5 * torch.randn(UNITS, dtype=torch.float64),
     }

@@ -15,8 +15,6 @@ from stiefelkit.testing.failure import record
 from stiefelkit.weights import attach
 from stiefelkit.weights.coordinate_list import CoordinateList
 
-__all__ = ["Case", "cases", "coordinate_list_of", "layer_of", "random_coordinates", "special_frames"]
-
 
 @dataclass(frozen=True, repr=False)
 class Case:

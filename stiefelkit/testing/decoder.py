@@ -16,8 +16,6 @@ from stiefelkit.testing import seeds
 from stiefelkit.testing.failure import check_laws, named, run, settle
 from stiefelkit.testing.require import require, require_within
 
-__all__ = ["DECODER_LAWS", "check_decoder"]
-
 CLOSE = 1e-5
 """Relative difference of logits: rotations that are learned are float32, and so are the norms of transformers."""
 

@@ -13,14 +13,6 @@ from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case
 from stiefelkit.testing.require import double, in_double, require, require_within
 
-__all__ = [
-    "law_batched_gradients",
-    "law_forward_mode",
-    "of_free",
-    "require_derivatives",
-    "require_second_derivatives",
-]
-
 _RELATIVE, _ABSOLUTE, _STEP = 1e-5, 1e-7, 1e-6
 _ENTRIES = 25
 """Up to as many entries of a frame each derivative is compared with a difference; beyond, one random direction."""

@@ -14,24 +14,6 @@ from torch import Tensor
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.testing import seeds
 
-__all__ = [
-    "Draw",
-    "Failure",
-    "LawBroken",
-    "NamedCase",
-    "again",
-    "check_laws",
-    "checks_of",
-    "drawing",
-    "last_draw",
-    "machine",
-    "named",
-    "only_case",
-    "record",
-    "run",
-    "settle",
-]
-
 C = TypeVar("C")
 
 _PRINTED = 16
@@ -58,10 +40,6 @@ class Failure:
     bound: float | None = None
     details: tuple[str, ...] = ()
     line: str = ""
-
-    def with_details(self, details: Iterable[str], line: str) -> "Failure":
-        """Returns the same failure, with where it was found and how to find it again."""
-        return replace(self, details=tuple(details), line=line)
 
     def __str__(self) -> str:
         lines = [f"{self.law}: {self.where}: {self.found.rstrip('.')}."]
@@ -194,7 +172,7 @@ def run(law: Callable[..., None], case: Sequence[Any], details: Callable[[], str
             return
         except LawBroken as broken:
             failure = broken.failures[0]
-    raise LawBroken(failure.with_details(filter(None, [details(), machine()]), line()))
+    raise LawBroken(replace(failure, details=tuple(filter(None, [details(), machine()])), line=line()))
 
 
 @dataclass(frozen=True)

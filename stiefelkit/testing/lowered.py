@@ -11,8 +11,6 @@ from torch import Tensor
 
 from stiefelkit._torch import TorchDispatchMode, is_composite, kernels_of, lazy_conjugates, pop_mode, push_mode
 
-__all__ = ["lowered_products"]
-
 # Which arguments of an operator are factors; what is added to the product is not rounded.
 _FACTORS = {
     "aten::mm": (0, 1),

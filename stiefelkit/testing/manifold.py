@@ -21,8 +21,6 @@ from stiefelkit.testing.require import require, require_within
 if TYPE_CHECKING:
     from geoopt import Manifold
 
-__all__ = ["MANIFOLD_LAWS", "check_manifold", "retraction_order"]
-
 _SHAPES = ((1, 1), (6, 6), (7, 5), (9, 2), (5, 1), (2, 6, 3))
 _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 _TIMES = tuple(2.0**-k for k in range(3, 9))

@@ -25,8 +25,6 @@ from stiefelkit.testing.rounding import law_of_invariant_minima
 from stiefelkit.weights import attach, change
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
-__all__ = ["MINIMIZER_LAWS", "MinimizerCase", "check_minimizer", "minimizer_cases", "minimizer_checks"]
-
 _DTYPES = (torch.float64, torch.complex128, torch.float32)
 _OF_EVERY_EXAMPLE = ("convergence", "descent", "frames", "resume")
 """Laws that depend on settings; the others run on the first example only."""
@@ -46,7 +44,7 @@ class MinimizerCase(SteppedCase):
         return self.cls(groups, **{**dict(self.options), **settings})
 
 
-class Brockett:
+class _Brockett:
     """sum of Re tr(W^H A W N) over frames, and |b - 1|^2 of a free vector, whose only minima are global.
 
     N is diag(1, ..., p), the eigenvalues of A are -n/3, 1 - n/3, ...: at the least value the lowest is taken p times.
@@ -82,7 +80,7 @@ class Brockett:
         return torch.arange(1, p + 1)
 
 
-def _differentiated(problem: Brockett, **options: Any) -> Callable[[], Tensor]:
+def _differentiated(problem: _Brockett, **options: Any) -> Callable[[], Tensor]:
     """Returns the closure as torch.optim.LBFGS has it."""
 
     def closure() -> Tensor:
@@ -97,7 +95,7 @@ def _differentiated(problem: Brockett, **options: Any) -> Callable[[], Tensor]:
 
 def law_convergence(case: MinimizerCase) -> None:
     """From anywhere to the least value, at a gradient of the length that is asked for, or that rounding permits."""
-    problem = Brockett(case)
+    problem = _Brockett(case)
     optimizer = case.make(problem.groups(), max_iter=2000)
     returned = optimizer.step(problem)
     progress = optimizer.progress
@@ -130,7 +128,7 @@ def law_kinks(case: MinimizerCase) -> None:
 
 def law_descent(case: MinimizerCase) -> None:
     """No iteration raises the loss by more than rounding."""
-    problem = Brockett(case)
+    problem = _Brockett(case)
     optimizer = case.make(problem.groups(), max_iter=1)
     before, noise = problem().item(), 100 * torch.finfo(case.dtype).eps * abs(problem.least)
     for _ in range(30):
@@ -143,7 +141,7 @@ def law_descent(case: MinimizerCase) -> None:
 
 def law_frames(case: MinimizerCase) -> None:
     """Whenever the closure is asked, and at the end, frames are frames, within 20 limits of rounding, plus eps."""
-    problem = Brockett(case)
+    problem = _Brockett(case)
     optimizer = case.make(problem.groups(), max_iter=40)
 
     def closure() -> Tensor:
@@ -158,8 +156,8 @@ def law_frames(case: MinimizerCase) -> None:
 def law_resume(case: MinimizerCase) -> None:
     """A state dict that went through a file, loaded with weights_only=True, goes on to the same bits."""
 
-    def start(steps: int) -> tuple[Brockett, Minimizer]:
-        problem = Brockett(case)
+    def start(steps: int) -> tuple[_Brockett, Minimizer]:
+        problem = _Brockett(case)
         optimizer = case.make(problem.groups(), max_iter=3)
         for _ in range(steps):
             optimizer.step(problem)
@@ -181,7 +179,7 @@ def law_resume(case: MinimizerCase) -> None:
 
 def law_checkpoint(case: MinimizerCase) -> None:
     """A state dict that is not such as the minimizer makes is refused, and changes nothing."""
-    problem = Brockett(case)
+    problem = _Brockett(case)
     optimizer = case.make(problem.groups(), max_iter=3)
     optimizer.step(problem)
     good = copy.deepcopy(optimizer.state_dict())
@@ -202,7 +200,7 @@ def law_checkpoint(case: MinimizerCase) -> None:
 
 def law_finite(case: MinimizerCase) -> None:
     """What is not finite at the start, or raises on the way, changes nothing; what is not finite further on is left."""
-    problem = Brockett(case)
+    problem = _Brockett(case)
     optimizer = case.make(problem.groups(), max_iter=4)
     optimizer.step(problem)
     before, calls = snapshot(optimizer), iter(range(100))
@@ -229,7 +227,7 @@ def law_closures(case: MinimizerCase) -> None:
     """Who differentiates, the closure or the step, does not matter; a step without a loss is refused."""
     ends = []
     for options in (None, {}, {"create_graph": True}):
-        problem = Brockett(case, _SHAPES[:1])
+        problem = _Brockett(case, _SHAPES[:1])
         optimizer = case.make(problem.groups(), max_iter=500)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Using backward")  # that create_graph=True makes a cycle of references
@@ -239,7 +237,7 @@ def law_closures(case: MinimizerCase) -> None:
             p.grad = None
     off, permitted = max(ends) - min(ends), _SAME[case.dtype.to_real()] * abs(ends[0])
     require_within(off, permitted, "closures that differentiate end apart by")
-    problem = Brockett(case)
+    problem = _Brockett(case)
     optimizer = case.make(problem.groups())
     require_refused(OptimizerError, optimizer.step, "a step without a closure")
     require_refused(OptimizerError, lambda: optimizer.step(lambda: 1.0), "a closure that returns a number alone")
@@ -258,13 +256,9 @@ def law_field(case: MinimizerCase) -> None:
         a, weights = a + a.mH, torch.diag(torch.arange(1, 4)).to(case.dtype)
         w = nn.Parameter(init.haar((5, 3), case.dtype, seeds.generator(2)))
         twin, real_a, real_weights = nn.Parameter(real(w.detach())), real(a), real(weights)
-        settings: Any = {"max_iter": 4}
-        case.make([{"params": [w], "manifold": manifold}], **settings).step(
-            lambda w=w, a=a, b=weights: torch.trace(w.mH @ a @ w @ b).real
-        )
-        case.make([{"params": [twin], "manifold": manifold}], **settings).step(
-            lambda w=twin, a=real_a, b=real_weights: torch.trace(w.mT @ a @ w @ b)
-        )
+        for frame, m, n in ((w, a, weights), (twin, real_a, real_weights)):
+            optimizer = case.make([{"params": [frame], "manifold": manifold}], max_iter=4)
+            optimizer.step(lambda w=frame, m=m, n=n: torch.trace(w.mH @ m @ w @ n).real)
         require_within(torch.dist(real(w.detach()), twin).item(), 1e-8, "real and complex frames go apart by")
 
 
@@ -289,7 +283,7 @@ def law_guard(case: MinimizerCase) -> None:
 
 def law_settings(case: MinimizerCase) -> None:
     """Settings are what groups hold, the same in all, and are refused where they make no sense."""
-    problem = Brockett(case)
+    problem = _Brockett(case)
     for setting in case.cls.settings:
         require(setting.name in case.make(problem.groups()).param_groups[0], f"groups do not hold {setting.name}")
         nonsense: Any = {setting.name: object()}

@@ -18,8 +18,6 @@ from stiefelkit.testing.require import require, require_within
 from stiefelkit.weights.change import drift
 from stiefelkit.weights.find import orthogonal_weights
 
-__all__ = ["MODEL_LAWS", "check_model"]
-
 INPUT, HIDDEN, OUTPUT = 3, 8, 2
 BATCH, STEPS = 4, 6
 CLOSE = 1e-5
@@ -35,7 +33,6 @@ class _Case(NamedCase):
         return models.create(self.name, INPUT, HIDDEN, OUTPUT, **copy.deepcopy(dict(self.options)))
 
     def at_rest(self, seed: int = 0) -> Any:
-        """Builds it without dropout."""
         return self.build(seed).eval()
 
     def sequences(self, batch: int = BATCH, steps: int = STEPS) -> Tensor:

@@ -39,8 +39,6 @@ from stiefelkit.testing.unread import law_of_steps_on_meta, law_of_unread_steps,
 from stiefelkit.weights import attach, change
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
-__all__ = ["OPTIMIZER_LAWS", "check_optimizer", "optimizer_checks"]
-
 
 def law_descent(case: OptimizerCase) -> None:
     """A step lowers a linear loss, or raises it with maximize=True, and six small ones do so by more."""

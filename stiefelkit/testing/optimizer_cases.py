@@ -15,23 +15,6 @@ from stiefelkit.testing import seeds
 from stiefelkit.testing.require import require, require_refused
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
-__all__ = [
-    "RATE",
-    "SAME",
-    "SHAPES",
-    "OptimizerCase",
-    "SteppedCase",
-    "distance",
-    "equal",
-    "error_and_bound",
-    "give_gradients",
-    "mixed",
-    "optimizer_cases",
-    "require_states_refused",
-    "snapshot",
-    "walk",
-]
-
 SHAPES = ((6, 6), (7, 3), (2, 5, 4), (6, 6), (4, 1))
 _DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)
 RATE = 0.05

@@ -12,22 +12,6 @@ from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_li
 from stiefelkit.testing.cases import Case, coordinate_list_of
 from stiefelkit.testing.failure import Failure, LawBroken
 
-__all__ = [
-    "apart",
-    "attributes",
-    "double",
-    "in_double",
-    "refuses",
-    "require",
-    "require_frame",
-    "require_frame_of",
-    "require_refused",
-    "require_same_frame",
-    "require_within",
-    "same_frame",
-    "slack",
-]
-
 
 def require(holds: bool, words: str, figure: float | None = None, bound: float | None = None) -> None:
     """Raises LawBroken with what was found unless the law holds; `named` adds which law, and in which case."""
@@ -69,8 +53,9 @@ def apart(a: Tensor, b: Tensor) -> float:
 def require_same_frame(
     case: Case, param: OrthogonalParam, coordinates: Iterable[Tensor], a: Tensor, b: Tensor, what: str
 ) -> None:
-    """Requires two roads to one frame to end where they may: at `same_frame`, and further if the map is not exact."""
-    require_within(apart(a, b), same_frame(case) + slack(param, coordinates), what)
+    """Requires two roads to one frame to end within 4 limits, and further if the map is not exact; 100 in float64."""
+    limits = 100 if case.dtype == working_dtype(case.dtype) else 4  # float64 has nothing finer
+    require_within(apart(a, b), limits * rounding_limit(case.shape[-1], case.dtype) + slack(param, coordinates), what)
 
 
 def require_frame(w: Tensor, in_double: Callable[[], Tensor]) -> None:
@@ -91,12 +76,6 @@ def require_frame_of(case: Case, layer: Any) -> None:
     if coordinate_list.param.traits.exact:
         values = double(coordinate_list.coordinates.values())
         require_frame(layer.weight, lambda: in_double(case, coordinate_list.param)(*values))
-
-
-def same_frame(case: Case) -> float:
-    """Returns what two roads to one frame may differ by: 4 limits; 100 in float64, which has nothing finer."""
-    limits = 100 if case.dtype == working_dtype(case.dtype) else 4
-    return limits * rounding_limit(case.shape[-1], case.dtype)
 
 
 def slack(param: OrthogonalParam, coordinates: Iterable[Tensor]) -> float:

@@ -17,8 +17,6 @@ from stiefelkit.testing.optimizer_cases import RATE, OptimizerCase, distance, gi
 from stiefelkit.testing.require import require, require_within
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
-__all__ = ["law_of_invariant_losses", "law_of_invariant_minima", "law_of_sizes"]
-
 _EXPONENTS = {True: (-44, -38, -30, -22, -12, 0, 19, 30, 38), False: (-320, -300, -200, -160, 0, 150, 160, 300)}
 """Powers of 10 of gradients, of single precision and of double."""
 _SHAPES = ((6, 6), (7, 3), (2, 5, 4), (3, 1), (1, 1))

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-__all__ = ["OFFSET", "generator", "normal", "reseed", "seed", "shifted"]
-
 OFFSET = "STIEFELKIT_SEED_OFFSET"
 """The environment variable that is added to every seed; a law that holds, holds under any."""
 

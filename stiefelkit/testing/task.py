@@ -21,8 +21,6 @@ from stiefelkit.testing.require import require, require_within
 from stiefelkit.training.config import Config
 from stiefelkit.training.tasks import Task, create
 
-__all__ = ["TASK_LAWS", "check_task"]
-
 Batch = tuple[Tensor, Tensor]
 MANY = 20
 """Sequences of a batch at most, and steps of an epoch that are looked at."""

@@ -27,16 +27,6 @@ from stiefelkit.testing.optimizer_cases import (
 )
 from stiefelkit.testing.require import require, require_same_frame, require_within
 
-__all__ = [
-    "READS",
-    "law_meta",
-    "law_of_steps_on_meta",
-    "law_of_unread_steps",
-    "law_reads",
-    "law_refusal",
-    "refusing_reads",
-]
-
 READS = frozenset(
     "_linalg_check_errors _linalg_eigh _linalg_eigvals _linalg_svd _local_scalar_dense _unique2 equal is_nonzero item "
     "linalg_eig linalg_lstsq linalg_matrix_exp masked_select nonzero unique_consecutive unique_dim".split()

@@ -10,7 +10,10 @@ import torch
 from stiefelkit import errors, registry
 from stiefelkit.nn import GORU, OrthogonalRNN, OrthogonalRNNCell
 from stiefelkit.scan import Activation, activations, find_activation, scan, scan_backend
-from stiefelkit.scan.kernels import launch
+from stiefelkit.scan.checks import PLAIN, Recurrence
+from stiefelkit.scan.engines import launch
+from stiefelkit.scan.engines.problem import Outcome, Problem
+from stiefelkit.scan.engines.triton import Triton
 from stiefelkit.testing import ACTIVATION_LAWS, LawBroken, check_activation
 
 DOUBLE = torch.float64
@@ -174,12 +177,13 @@ def test_an_activation_that_a_program_has_no_branch_for_does_not_run_as_another(
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(Softsign, "kernel", "softsign")
-    act = find_activation("softsign", False)
-    z, w, h0 = torch.ones(2, 4), torch.eye(4), torch.zeros(1, 4)
+    z = torch.ones(2, 1, 4)
+    recurrence = Recurrence(PLAIN, "softsign", None, False, False, False, "triton")
+    p = Problem(recurrence, z, torch.eye(4), torch.zeros(1, 4), None, None, None)
     with pytest.raises(Exception, match="without a branch"):
-        launch.forward(z, w, h0, act, units=4)
+        Triton().forward(p, True)
     with pytest.raises(Exception, match="without a branch"):
-        launch.backward(z, None, z, None, w, act, units=4, batch=1)
+        Triton().deltas(p, Outcome(z, p.saved_like(True), z, None))
 
 
 @pytest.mark.usefixtures("own")

@@ -9,8 +9,8 @@ from compiled_programs import compiled, cost, is_exact, is_without_spills, machi
 
 from benchmarks import roofline as page
 from benchmarks.roofline import CASES, MACHINES, Case, best, held, limit, predicted
-from stiefelkit.scan.kernels import launch
-from stiefelkit.scan.kernels.layouts import LAYOUTS, choose
+from stiefelkit.scan.engines import launch
+from stiefelkit.scan.engines.launch import LAYOUTS, choose
 
 pytest.importorskip("triton")
 

@@ -9,8 +9,11 @@ from compiled_programs import compiled
 
 from stiefelkit.functional import modrelu
 from stiefelkit.scan import find_activation, scan
-from stiefelkit.scan.kernels import launch
-from stiefelkit.scan.kernels.layouts import Layout
+from stiefelkit.scan.checks import PLAIN, Recurrence
+from stiefelkit.scan.engines import launch
+from stiefelkit.scan.engines.launch import Layout
+from stiefelkit.scan.engines.problem import Outcome, Problem
+from stiefelkit.scan.engines.triton import Triton
 
 pytest.importorskip("triton")
 
@@ -30,14 +33,19 @@ def blocks(rows):
     return torch.cat([rows.real, rows.imag], -1) if rows.is_complex() else rows
 
 
-def floats(rows):
-    """Rows as the programs take them."""
-    return blocks(rows.detach()).flatten(0, -2).float()
+def problem(z, w, h0, activation, bias=None, sizes=None, reverse=False):
+    """A recurrence on projections."""
+    recurrence = Recurrence(PLAIN, activation, sizes, reverse, False, False, "triton")
+    return Problem(recurrence, z, w, h0, None, None, bias)
 
 
 def is_close(found, expected):
-    expected = blocks(expected).reshape(found.shape)
-    return found.dtype == torch.float32 and bool((found - expected).norm() <= 1e-5 * expected.norm())
+    found, expected = blocks(found), blocks(expected)
+    return (
+        found.dtype == torch.float32
+        and found.shape == expected.shape
+        and bool((found - expected).norm() <= 1e-5 * expected.norm())
+    )
 
 
 def check(kind, n, steps=4, batch=3, sizes=None, reverse=False, with_out=True, with_last=True, layout=None):
@@ -66,18 +74,14 @@ def check(kind, n, steps=4, batch=3, sizes=None, reverse=False, with_out=True, w
     losses = [(h, g) for h, g in ((out, g_out), (last, g_last)) if g is not None]
     dz, dh0 = torch.autograd.grad([h for h, _ in losses], (z, h0), [g for _, g in losses], materialize_grads=True)
 
-    # The real matrix by which [Re h | Im h] becomes that of h w^T.
-    wt = floats(torch.cat([w.mT, 1j * w.mT]) if is_complex else w.mT)
-    act = find_activation(activation, is_complex)
-    options: dict[str, Any] = {"sizes": None if sizes is None else torch.tensor(sizes), "reverse": reverse}
-    states = floats(z)
-    found_last, saved = launch.forward(states, wt, floats(h0), act, b, **options, units=n, layout=layout)
+    def rounded(rows):
+        return None if rows is None else rows.detach().to(single)
+
+    p, engine = problem(rounded(z), rounded(w), rounded(h0), activation, b, sizes, reverse), Triton(layout)
+    states, found_last, saved = engine.forward(p, True)
     assert is_close(states, out)
     assert is_close(found_last, last)
-    outer, ending = (None if g is None else floats(g) for g in (g_out, g_last))
-    delta, found_dh0 = launch.backward(
-        outer, ending, states, saved, wt.mT, act, **options, units=n, batch=batch, layout=layout
-    )
+    delta, found_dh0 = engine.deltas(p, Outcome(states, saved, rounded(g_out), rounded(g_last)))
     assert is_close(delta, dz)
     assert is_close(found_dh0, dh0)
 
@@ -144,10 +148,12 @@ def test_a_group_takes_more_sequences_than_it_has_room_for_one_after_the_other(m
 
 @pytest.mark.usefixtures("_interpreter")
 def test_no_sequences_are_left_alone():
-    z, w, act = torch.empty(0, 5), torch.eye(5), find_activation("tanh", False)
-    assert launch.forward(z, w, torch.empty(0, 5), act, units=5)[0].shape == (0, 5)
-    delta, dh0 = launch.backward(None, None, z, None, w, act, units=5, batch=0)
-    assert delta.shape == dh0.shape == (0, 5)
+    p = problem(torch.empty(3, 0, 5), torch.eye(5), torch.empty(0, 5), "tanh")
+    out, last, saved = Triton().forward(p, True)
+    assert last.shape == (0, 5)
+    delta, dh0 = Triton().deltas(p, Outcome(out, saved, None, None))
+    assert delta.shape == (3, 0, 5)
+    assert dh0.shape == (0, 5)
 
 
 @pytest.mark.parametrize(("activation", "dtype"), [("abs", torch.float32), ("modrelu", torch.complex64)])
@@ -166,8 +172,8 @@ def test_an_empty_batch_has_no_states_and_gradients_zero(activation, dtype):
 def test_tanh_has_all_digits_near_zero_and_keeps_its_limits():
     z = torch.cat([torch.logspace(-30, 2, 200), torch.tensor([0.0, torch.inf])])
     z = torch.cat([z, -z])
-    out = z.unsqueeze(1).clone()
-    launch.forward(out, torch.zeros(1, 1), torch.zeros(len(z), 1), find_activation("tanh", False), units=1)
+    p = problem(z.view(1, -1, 1), torch.zeros(1, 1), torch.zeros(len(z), 1), "tanh")
+    out = Triton().forward(p, False)[1]
     assert torch.allclose(out.squeeze(1).double(), z.double().tanh(), rtol=5e-7, atol=0)
 
 
@@ -175,28 +181,25 @@ def test_tanh_has_all_digits_near_zero_and_keeps_its_limits():
 @pytest.mark.usefixtures("_interpreter")
 def test_complex_modrelu_takes_moduli_of_every_size(bias):
     modulus = torch.cat([torch.zeros(1), torch.logspace(-44, 38, 83)])
-    z = torch.polar(modulus, torch.linspace(0.1, 6, len(modulus))).unsqueeze(0)
+    z = torch.polar(modulus, torch.linspace(0.1, 6, len(modulus)))
     b = torch.full((len(modulus),), bias)
-    n = len(modulus)
-    out = blocks(z).clone()
-    act, w = find_activation("modrelu", True), torch.zeros(2 * n, 2 * n)
-    _, q = launch.forward(out, w, torch.zeros(1, 2 * n), act, b, units=n)
-    assert torch.allclose(torch.complex(*out.double().chunk(2, -1)), modrelu(z, b).to(torch.complex128), rtol=1e-6)
-    delta, _ = launch.backward(torch.ones_like(out), None, out, q, w, act, units=n, batch=1)
-    assert torch.isfinite(delta).all()
-    still = z.abs() < torch.finfo(torch.float32).tiny
-    assert not delta.view(2, n)[:, still.squeeze(0)].any()
+    w, h0 = torch.zeros(len(b), len(b), dtype=z.dtype), torch.zeros(1, len(b), dtype=z.dtype)
+    p = problem(z.view(1, 1, -1), w, h0, "modrelu", b)
+    out, _, q = Triton().forward(p, True)
+    assert torch.allclose(out.flatten().to(torch.complex128), modrelu(z, b).to(torch.complex128), rtol=1e-6)
+    delta, _ = Triton().deltas(p, Outcome(out, q, torch.full_like(out, 1 + 1j), None))
+    assert torch.isfinite(blocks(delta)).all()
+    assert not delta.flatten()[z.abs() < torch.finfo(torch.float32).tiny].any()
 
 
 @pytest.mark.usefixtures("_interpreter")
 def test_modrelu_is_zero_and_flat_at_zero_and_the_identity_without_a_bias():
-    out = torch.tensor([[-2.0, 0.0, 0.5]])
-    w, h0, b = torch.zeros(3, 3), torch.zeros(1, 3), torch.tensor([1.0, 1.0, -1.0])
-    act = find_activation("modrelu", False)
-    launch.forward(out, w, h0, act, b, units=3)
-    assert out.tolist() == [[-3.0, 0.0, 0.0]]
-    delta, _ = launch.backward(torch.ones(1, 3), None, out, None, w, act, units=3, batch=1)
-    assert delta.tolist() == [[1.0, 0.0, 0.0]]
+    w, b = torch.zeros(3, 3), torch.tensor([1.0, 1.0, -1.0])
+    p = problem(torch.tensor([[[-2.0, 0.0, 0.5]]]), w, torch.zeros(1, 3), "modrelu", b)
+    out, last, saved = Triton().forward(p, True)
+    assert last.tolist() == [[-3.0, 0.0, 0.0]]
+    delta, _ = Triton().deltas(p, Outcome(out, saved, torch.ones(1, 1, 3), None))
+    assert delta.tolist() == [[[1.0, 0.0, 0.0]]]
     z = torch.randn(2, 3)
     out = scan(z.unsqueeze(0), w, torch.zeros(2, 3), activation="modrelu", backend="triton")[1]
     assert torch.equal(out, z)
@@ -204,16 +207,14 @@ def test_modrelu_is_zero_and_flat_at_zero_and_the_identity_without_a_bias():
 
 @pytest.mark.usefixtures("_interpreter")
 def test_nothing_is_kept_where_no_derivative_is_asked_for():
-    w, h0 = torch.eye(4), torch.zeros(2, 4)
     for activation in ("abs", "oplu"):
-        z = torch.randn(6, 4)
-        kept = z.clone()
-        act = find_activation(activation, False)
-        assert launch.forward(z, w, h0, act, keep=False, units=4)[1] is None
-        saved = launch.forward(kept, w, h0, act, units=4)[1]
-        assert saved is not None
+        p = problem(torch.randn(3, 2, 4), torch.eye(4), torch.zeros(2, 4), activation)
+        out, _, saved = Triton().forward(p, False)
+        assert not saved.numel()
+        kept, _, saved = Triton().forward(p, True)
         assert saved.dtype == torch.int8
-        assert torch.equal(z, kept)
+        assert saved.shape[:2] == (3, 2)
+        assert torch.equal(out, kept)
 
 
 def test_support_is_a_reason_or_none(monkeypatch):

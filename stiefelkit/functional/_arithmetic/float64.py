@@ -9,9 +9,6 @@ from torch import Tensor
 
 from stiefelkit.errors import OptionError
 
-__all__ = ["VARIABLE", "float64_is_weak", "splits", "taken_for"]
-
-
 VARIABLE = "STIEFELKIT_FLOAT64"
 """The environment variable that says "weak" or "strong" of all devices, whatever they are."""
 VERDICTS = {"weak": True, "strong": False}
@@ -34,8 +31,7 @@ def _said() -> bool | None:
     return VERDICTS[words] if words else None
 
 
-_taken = _Taken()
-_taken.verdict = _said()
+_Taken.verdict = _said()
 
 
 @contextlib.contextmanager
@@ -47,17 +43,17 @@ def taken_for(verdict: str) -> Iterator[None]:
     """
     if verdict not in VERDICTS:
         raise OptionError(f"taken_for needs weak or strong, got {verdict!r}.")
-    before, _taken.verdict = _taken.verdict, VERDICTS[verdict]
+    before, _Taken.verdict = _Taken.verdict, VERDICTS[verdict]
     try:
         yield
     finally:
-        _taken.verdict = before
+        _Taken.verdict = before
 
 
 def float64_is_weak(device: torch.device) -> bool:
     """Returns whether a device multiplies float64 so slowly that several float32 products cost less, or has none."""
-    if _taken.verdict is not None:
-        return _taken.verdict
+    if _Taken.verdict is not None:
+        return _Taken.verdict
     if device.type != "cuda" or torch.version.cuda is None:
         return device.type == "mps"
     properties = torch.cuda.get_device_properties(device)
@@ -66,6 +62,6 @@ def float64_is_weak(device: torch.device) -> bool:
 
 def splits(m: Tensor) -> bool:
     """Returns whether products of matrices as large as these are to be spared float64."""
-    if _taken.verdict is None and (m.is_cpu or m.shape[-1] < SMALLEST):
+    if _Taken.verdict is None and (m.is_cpu or m.shape[-1] < SMALLEST):
         return False
     return float64_is_weak(m.device)

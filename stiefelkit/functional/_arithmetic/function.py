@@ -9,8 +9,6 @@ from torch import Tensor
 
 from stiefelkit._torch import batched, is_batched, is_transformed, levels_of_forward_mode, unbatched
 
-__all__ = ["Function", "keep", "transposed"]
-
 
 class Function(torch.autograd.Function):
     """An autograd.Function with `setup_context` and a generated vmap rule.

@@ -12,9 +12,6 @@ from stiefelkit.functional._arithmetic.reads import switch
 from stiefelkit.metrics import working_dtype
 from stiefelkit.tensors import check_tensors
 
-__all__ = ["Norms", "finite", "largest_of_square", "norms_of", "probe", "unread_norms"]
-
-
 Norms = list[Any]
 """A number for each matrix of a batch; where none is read, one entry, a tensor of all of them, shape (b,)."""
 

@@ -13,19 +13,6 @@ from stiefelkit.errors import ShapeError
 from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.tensors import check_tensors
 
-__all__ = [
-    "FullPrecision",
-    "add_product_",
-    "is_autocast",
-    "is_lowered",
-    "is_plain",
-    "opaque",
-    "plus_product",
-    "product",
-    "sandwich",
-    "with_dense_gradient",
-]
-
 
 def _flags(device: torch.device) -> Any:
     return torch.backends.cuda.matmul if device.type == "cuda" else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-__all__ = ["reads_are_free", "switch", "without_reads"]
-
 
 class Switch(threading.local):
     """Whether this thread reads no value."""

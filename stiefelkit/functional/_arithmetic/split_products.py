@@ -15,18 +15,6 @@ from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.functional._arithmetic.product import opaque, product
 from stiefelkit.functional._polish import Polish, split_defect
 
-__all__ = [
-    "BITS",
-    "BITS_OF_RESIDUALS",
-    "BITS_OF_TALL",
-    "fine_inverse",
-    "fine_product",
-    "settle",
-    "settled",
-    "sliced_product",
-]
-
-
 BITS = 40
 """Of a product, relative to the largest entries of a row of A and a column of B."""
 BITS_OF_RESIDUALS = 30

@@ -15,20 +15,6 @@ from torch import Tensor
 from stiefelkit.functional._arithmetic.float64 import float64_is_weak
 from stiefelkit.functional._arithmetic.product import opaque
 
-__all__ = [
-    "LARGEST",
-    "PACKAGE",
-    "cayley_backward",
-    "cayley_forward",
-    "cayley_step",
-    "is_interpreted",
-    "on_any_device",
-    "programs",
-    "settings",
-    "start",
-    "takes",
-]
-
 PACKAGE = "stiefelkit.functional._kernels.programs"
 
 LARGEST = 128
@@ -175,7 +161,6 @@ def start(package: str, name: str, count: int, on: Tensor, *args: Any, **options
 
 
 def is_interpreted() -> bool:
-    """Returns whether triton runs programs in its interpreter."""
     if "TRITON_INTERPRET" not in os.environ:
         return False
     from triton import knobs

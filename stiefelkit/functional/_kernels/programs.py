@@ -10,8 +10,6 @@ Needs triton: import this module only where it is known to be there.
 import triton
 import triton.language as tl
 
-__all__ = ["run_backward", "run_forward", "run_step"]
-
 
 @triton.jit
 def _invert_leaf(m, x, N: tl.constexpr, SIZE: tl.constexpr):

@@ -25,8 +25,6 @@ from stiefelkit.functional._rotations.plan import Plan
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_tensors
 
-__all__ = ["brickwall"]
-
 _MANY = 100
 
 

@@ -18,8 +18,6 @@ from stiefelkit.functional._packing import check_square
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_tensors
 
-__all__ = ["butterfly", "butterfly_inverse", "rotate_butterfly"]
-
 
 def butterfly(
     angle: Tensor, d: Tensor, phase: Tensor | None = None, *, n: int, dtype: torch.dtype | None = None

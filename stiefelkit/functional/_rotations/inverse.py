@@ -12,8 +12,6 @@ from stiefelkit.functional._rotations.plan import mesh_places
 from stiefelkit.numbers import sizes
 from stiefelkit.tensors import check_tensors
 
-__all__ = ["brickwall_inverse", "haar_angles", "haar_indices", "layer_inverse"]
-
 
 def brickwall_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     """Finds angles, phases and a diagonal with Q = D F_n ... F_1, for any frame Q (its first columns, if it is tall).

@@ -16,8 +16,6 @@ from torch import Tensor
 from stiefelkit.functional._packing import remembered
 from stiefelkit.numbers import check_counts
 
-__all__ = ["Plan", "mesh_places", "mesh_size"]
-
 
 def mesh_size(n: int, layers: int) -> int:
     """Returns the number of rotations of the first `layers` layers of a brick pattern on n wires.
@@ -128,10 +126,10 @@ def _index(plan: Plan, device: torch.device) -> Tensor:
     return torch.tensor(place, device=device)
 
 
-def mesh_places(n: int, layers: int, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
+def mesh_places(n: int, layers: int) -> tuple[Tensor, Tensor]:
     """Returns the layer and upper wire of each rotation, in the order of the coordinates."""
     check_counts("haar_indices", n=n, layers=layers)
-    layer = torch.arange(layers, device=device)[:, None]
-    q = torch.arange(max(n - 1, 0), device=device)
+    layer = torch.arange(layers)[:, None]
+    q = torch.arange(max(n - 1, 0))
     there = (layer + q) % 2 == 0
     return layer.expand_as(there)[there], q.expand_as(there)[there]

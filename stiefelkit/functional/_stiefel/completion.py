@@ -18,8 +18,6 @@ from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._polish import polished
 from stiefelkit.functional._stiefel.tangents import skew_part
 
-__all__ = ["nearest_completion", "shorten", "skew_from", "spectrum"]
-
 _MOST_STEPS = 200
 _MOST_INNER = 60
 _DIRECTION = 0.7390851

@@ -12,8 +12,6 @@ from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._packing import check_alike
 from stiefelkit.functional._stiefel.tangents import alpha_of, skew_part, tangent_parts
 
-__all__ = ["geodesic"]
-
 
 def geodesic(w: Tensor, u: Tensor, *vectors: Tensor, metric: str = "canonical") -> tuple[Tensor, ...]:
     """Moves frames along the geodesic that leaves W in the direction U, for unit time.

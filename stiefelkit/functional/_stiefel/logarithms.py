@@ -24,8 +24,6 @@ from stiefelkit.functional._stiefel.geodesics import geodesic
 from stiefelkit.functional._stiefel.tangents import METRICS, alpha_of, skew_part
 from stiefelkit.metrics import defect
 
-__all__ = ["geodesic_logarithm"]
-
 _CERTAIN = {False: 0.89 * math.pi, True: 0.5 * math.pi}
 """A geodesic of at most this length is the only shortest one, in real and in complex spaces."""
 

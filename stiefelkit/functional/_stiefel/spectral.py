@@ -18,8 +18,6 @@ from stiefelkit.functional._stiefel.tangents import Tangent, riemannian_gradient
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import whole
 
-__all__ = ["spectral_direction", "split", "steepest"]
-
 
 def spectral_direction(w: Tensor, g: Tensor, *, iterations: int = 10) -> tuple[Tensor, Tensor]:
     r"""Returns the tangent vector A with ||A||_2 <= 1 for which <G, A> = Re tr(G^H A) is largest, and what proves it.

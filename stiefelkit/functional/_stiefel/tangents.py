@@ -21,19 +21,6 @@ from stiefelkit.functional._packing import check_alike, minus_adjoint
 from stiefelkit.numbers import one_of
 from stiefelkit.tensors import check_tensors
 
-__all__ = [
-    "METRICS",
-    "SIDES",
-    "Tangent",
-    "alpha_of",
-    "inner_product",
-    "riemannian_gradient",
-    "riemannian_hessian",
-    "skew_part",
-    "tangent_part",
-    "tangent_parts",
-]
-
 METRICS = {"canonical": 1, "euclidean": 2}
 """The alpha of each: with U = W Om + V, W^H V = 0, the square of a length is alpha / 2 ||Om||_F^2 + ||V||_F^2."""
 SIDES = ("left", "right")
@@ -59,7 +46,6 @@ def tangent_parts(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def skew_part(s: Tensor) -> Tensor:
-    """Returns (S - S^H) / 2."""
     return (s - s.mH) / 2
 
 
@@ -117,7 +103,6 @@ class Tangent:
     units: Norms = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Fills what was left out."""
         self.along_norms = self.along_norms or [0.0] * len(self.rotation_norms)
 
     def norms(self, metric: str) -> Norms:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import METRICS, tangent_part
-from stiefelkit.functional._stiefel.cayley_curve import cayley_curve
+from stiefelkit.functional._stiefel.retractions import cayley_curve
 from stiefelkit.metrics import defect
 
 __all__ = ["Path", "Place", "Space"]

@@ -1,15 +1,109 @@
-"""Activations, one a file, by name: built-ins and plugins on the same road, imported at first use."""
+"""Activations by name, built-ins and plugins on the same road, imported at first use.
+
+One is its function, its step in place, and its derivative from what the step leaves behind.
+A pre-activation is a row of N real numbers; complex ones are [Re | Im], N = 2n. The derivative of an activation is a
+diagonal (or the identity), or, where the two halves of a row are pairs, a symmetric 2 x 2 matrix for each pair.
+"""
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from stiefelkit._torch import constant_in_traced_code
 from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, shown
 from stiefelkit.registry import Registry
-from stiefelkit.scan.activations.base import Activation, Step
 
 __all__ = ["Activation", "Step", "find_activation", "names", "register"]
+
+Step = Callable[..., object]
+"""Turns z (batch, N) into h in place, and writes what the derivative needs besides h; takes a row of `views`."""
+
+
+@dataclass(frozen=True)
+class Activation(ABC):
+    """An activation, by which h = act(z).
+
+    Args:
+        name: as it was asked for, "leaky_relu(0.2)".
+        slope: of those that have one; the number of a name, whatever it is to them.
+    """
+
+    name: str
+    slope: float = 0.0
+
+    bias_inside: ClassVar[bool] = False
+    """Whether it takes a real bias (n,) itself, and is the identity without; others have theirs added to z."""
+    is_paired: ClassVar[bool] = False
+    """Whether it joins the numbers i and i + N/2 of a row, and so needs an even N."""
+    saved: ClassVar[tuple[int, torch.dtype | None] | None] = None
+    """What is kept besides the states: so many numbers per n units as a divisor, and their dtype (None: that of z)."""
+    default_slope: ClassVar[float | None] = None
+    """The slope, or other number, where a name has none; None for activations without."""
+    kernel: ClassVar[str | None] = None
+    """What the programs of the GPU call it; None if they do not know it."""
+
+    @classmethod
+    def of_complex(cls) -> "type[Activation] | None":
+        """Returns the class for complex states, as rows [Re | Im]; None if there is none."""
+        return None
+
+    @abstractmethod
+    def function(self, *z_and_bias: Tensor) -> Tensor:
+        """Returns the activation of z (*, n), real or complex, and of the bias if it is inside; differentiable."""
+
+    @abstractmethod
+    def step(self, like: Tensor, bias: Tensor | None) -> Step:
+        """Returns the activation in place, of rows such as `like` (batch, N), and of the bias (n,) if it is inside."""
+
+    @abstractmethod
+    def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
+        """Returns the derivative over a chunk of states (k, batch, N).
+
+        Nothing for the identity; the diagonal (k, batch, N); or the diagonal and the other diagonal (k, batch, N/2).
+        """
+
+    def __call__(self, z: Tensor, b: Tensor | None = None) -> Tensor:
+        """Returns the activation of z (*, n) and of a bias (n,), wherever it belongs."""
+        if self.bias_inside:
+            return z if b is None else self.function(z, b)
+        return self.function(z if b is None else z + b)
+
+    def of_rows(self, *z_and_bias: Tensor) -> Tensor:
+        """`function` of rows (*, N), in operators of real numbers."""
+        return self.function(*z_and_bias)
+
+    def views(self, z: Tensor, saved: Tensor) -> list[tuple[Tensor, ...]]:
+        """Returns what `step` takes at each step of a chunk: z (batch, N) first, and the room for what is saved."""
+        return list(zip(z.unbind(0), saved.unbind(0), strict=True))
+
+    def bias_gradient(self, h: Tensor, delta: Tensor) -> Tensor:
+        """Returns the gradient by the bias inside, (*, n), at each row of states and of gradients by z, both (*, N)."""
+        raise NotImplementedError
+
+    def inner_gradient(self, h: Tensor, saved: Tensor, delta: Tensor) -> Tensor:
+        """`bias_gradient`, of activations whose states alone do not tell it; the in-place backends ask here."""
+        return self.bias_gradient(h, delta)
+
+    def is_ill(self, saved: Tensor) -> bool:
+        """Returns whether `step` was not accurate on this chunk, and `careful` has to take its place."""
+        return False
+
+    def careful(self, like: Tensor, bias: Tensor | None) -> Step:
+        """`step`, slower and accurate for every z."""
+        return self.step(like, bias)
+
+    def saved_like(self, n: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        """Width and dtype of what is kept for each row of n units besides the states; width 0 for nothing."""
+        if self.saved is None:
+            return 0, dtype.to_real()
+        share, saved_dtype = self.saved
+        return n // share, saved_dtype or dtype.to_real()
 
 
 def _check(target: Any) -> None:

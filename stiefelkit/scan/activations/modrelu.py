@@ -5,9 +5,7 @@ from torch import Tensor
 
 from stiefelkit.functional import modrelu
 from stiefelkit.functional._activations import modrelu_of_parts
-from stiefelkit.scan.activations.base import Activation, Step
-
-__all__ = ["ComplexModReLU", "ModReLU", "ModReLUEpsilon"]
+from stiefelkit.scan.activations import Activation, Step
 
 STEEPEST = 1e18
 """The largest ratio of a complex bias to the modulus whose derivative is told apart."""
@@ -30,22 +28,17 @@ class ModReLU(Activation):
         assert bias is not None
         low = bias.clamp(max=0).expand(len(like), -1).contiguous()
         high, part = -low, torch.empty_like(low)
-        if bias.device.type == "cpu" and not bool((bias > 0).any()):
+        is_falling = bias.device.type == "cpu" and not bool((bias > 0).any())
+        rise = None if is_falling else bias.clamp(min=0).expand(len(like), -1).contiguous()
 
-            def falling(z: Tensor, saved: Tensor) -> None:
-                torch.clamp(z, low, high, out=part)
-                z.sub_(part)
-
-            return falling
-        rise = bias.clamp(min=0).expand(len(like), -1).contiguous()
-
-        def mixed(z: Tensor, saved: Tensor) -> None:
+        def apply(z: Tensor, saved: Tensor) -> None:
             torch.clamp(z, low, high, out=part)
             z.sub_(part)
-            torch.sign(z, out=part)
-            z.addcmul_(part, rise)
+            if rise is not None:
+                torch.sign(z, out=part)
+                z.addcmul_(part, rise)
 
-        return mixed
+        return apply
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
         """Returns 1 where h is not 0."""
@@ -227,7 +220,6 @@ class _ComplexEpsilon(_OfPairs, ModReLUEpsilon):
     """The same of pairs [Re z | Im z]."""
 
     def of_rows(self, z: Tensor, b: Tensor) -> Tensor:
-        """Returns the function of [Re z | Im z]."""
         return modrelu_of_parts(z.unflatten(-1, (2, -1)), b, self.slope, -2).flatten(-2)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:

@@ -4,9 +4,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import leaky_relu, oplu
-from stiefelkit.scan.activations.base import Activation, Step
-
-__all__ = ["OPLU", "Abs", "Identity", "LeakyReLU", "ReLU", "Tanh"]
+from stiefelkit.scan.activations import Activation, Step
 
 
 class ReLU(Activation):

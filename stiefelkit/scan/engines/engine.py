@@ -1,4 +1,4 @@
-"""Interface of the fast backends, and a backend for the last states alone that stands on any other."""
+"""Interface of the fast backends, the one for a recurrence, and one for the last states alone on top of any other."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -6,9 +6,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from stiefelkit.scan.checks import GATED, Recurrence
+from stiefelkit.scan.engines.gated import Gated, GatedTriton
+from stiefelkit.scan.engines.graphs import GraphLoops
+from stiefelkit.scan.engines.inplace import InPlace, Loops, StructuredLoops
 from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem, segments
-
-__all__ = ["Checkpointed", "Engine", "PlainEngine"]
+from stiefelkit.scan.engines.triton import Triton
 
 
 class Engine(Protocol):
@@ -77,3 +80,21 @@ def _parts(p: Problem) -> list[slice]:
     """Segments of steps, in the order in which they run."""
     parts = segments(len(p.sizes))
     return parts[::-1] if p.reverse else parts
+
+
+def engine(recurrence: Recurrence) -> Engine:
+    """Returns the implementation of a recurrence, by its cell, its backend and what is asked of it."""
+    if recurrence.structure:
+        runner = InPlace(StructuredLoops)
+    elif recurrence.cell == GATED:
+        runner = GatedTriton() if recurrence.backend == "triton" else Gated()
+    else:
+        runner = plain_engine(recurrence.backend)
+    return Checkpointed(runner) if recurrence.last_only else runner
+
+
+def plain_engine(backend: str) -> PlainEngine:
+    """Returns the implementation of a fast backend of `scan`."""
+    if backend == "triton":
+        return Triton()
+    return InPlace(GraphLoops if backend == "cuda_graphs" else Loops)

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from stiefelkit.scan.activations import Activation
-from stiefelkit.scan.engines.loops import Loops, steps_back, steps_forward
+from stiefelkit.scan.engines.inplace import Loops, steps_back, steps_forward
 from stiefelkit.scan.engines.problem import Problem
-
-__all__ = ["GRAPHS", "GraphLoops", "Graphs", "capture"]
 
 Results = tuple[Tensor, ...]
 
@@ -108,10 +106,10 @@ class GraphLoops(Loops):
         self.graphs = graphs
         self.usual = 0 if p.is_packed or len(p.chunks) < 2 else max(chunk.steps for chunk in p.chunks)
 
-    def forward(self, z: Tensor, saved: Tensor, h: Tensor) -> Tensor:
+    def forward(self, z: Tensor, saved: Tensor, h: Tensor, careful: bool = False) -> Tensor:
         """As `Loops.forward`."""
-        if not self._is_usual(z):
-            return super().forward(z, saved, h)
+        if careful or not self._is_usual(z):
+            return super().forward(z, saved, h, careful)
         act, _, reverse = self._settings
         shape, dtype = saved.shape, saved.dtype
 

@@ -15,8 +15,6 @@ from stiefelkit.scan.blocks import fold, from_blocks, matrix_blocks, read_blocks
 from stiefelkit.scan.checks import Recurrence
 from stiefelkit.scan.structures import STRUCTURES, Structure
 
-__all__ = ["Chunk", "Gradients", "Outcome", "Problem", "cut", "segments", "shaped"]
-
 CHUNK_BYTES = 512 * 1024
 """States of a chunk: a quarter to a half of a second-level cache."""
 CHUNK_ROWS = 512
@@ -40,16 +38,6 @@ class Chunk:
     start: int
     steps: int
     batch: int
-
-    @property
-    def times(self) -> slice:
-        """The steps."""
-        return slice(self.time, self.time + self.steps)
-
-    @property
-    def rows(self) -> slice:
-        """The packed rows."""
-        return slice(self.start, self.start + self.steps * self.batch)
 
 
 def cut(sizes: Sequence[int], row_bytes: int, is_cached: bool = True) -> list[Chunk]:
@@ -216,8 +204,9 @@ class Problem:
     def part(self, rows: Tensor, chunk: Chunk) -> Tensor:
         """Returns the rows of a chunk, shape (steps, batch, width), without a copy."""
         if not self.is_packed:
-            return rows[chunk.times]
-        return rows[chunk.rows].unflatten(0, (chunk.steps, chunk.batch))
+            return rows[chunk.time : chunk.time + chunk.steps]
+        rows = rows[chunk.start : chunk.start + chunk.steps * chunk.batch]
+        return rows.unflatten(0, (chunk.steps, chunk.batch))
 
     def buffer(self, width: int, dtype: torch.dtype | None = None, more: int = 0) -> Tensor:
         """Returns room for `width` numbers for each row of the largest chunk, with `more` steps."""

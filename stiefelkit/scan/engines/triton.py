@@ -6,29 +6,35 @@ import torch
 from torch import Tensor
 
 from stiefelkit.scan.blocks import from_blocks, row_blocks
+from stiefelkit.scan.engines import launch
 from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem
-from stiefelkit.scan.kernels import launch
-
-__all__ = ["Triton", "states_before", "step_sizes"]
 
 
 class Triton:
-    """The recurrence as two kernels; see `Engine`."""
+    """The recurrence as two kernels; see `Engine`.
+
+    Args:
+        layout: of the work; that of the table when None.
+    """
+
+    def __init__(self, layout: launch.Layout | None = None):
+        self.layout = layout
 
     def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Returns all states, the last of each sequence, and (with `keep`) what the derivative needs besides."""
-        z = _projected(p)
-        last, saved = launch.forward(
-            z, p.wt, p.first, p.activation, p.activation_bias, step_sizes(p), p.reverse, keep, units=p.n
-        )
-        shape = p.x.shape[:-1]
-        out = p.row_gradient(z).view(*shape, p.n)
-        return out, p.row_gradient(last), p.saved_like(keep) if saved is None else saved.view(*shape, saved.shape[1])
+        z, saved, last = projected(p), p.saved_like(keep), p.first
+        if len(last):
+            bias = None if p.activation_bias is None else p.activation_bias.contiguous()
+            args = last.contiguous(), bias, saved.flatten(0, -2) if saved.numel() else None
+            # States take the place of projections.
+            steps = launch.run("forward", p, self.layout, z, p.wt, args)
+            last = z[steps.ends(not p.reverse)]
+        return p.row_gradient(z).view(*p.x.shape[:-1], p.n), p.row_gradient(last.clone()), saved
 
     def backward(self, p: Problem, outcome: Outcome, needs: Sequence[bool]) -> Gradients:
         """Returns the gradients from those by the states (like `out`) and by the last ones (B, n)."""
         needs_x, needs_w, _, needs_u, needs_bias, needs_inner = needs
-        delta, dh0, h = _rows_back(p, outcome)
+        delta, dh0, h = self._back(p, outcome)
         gradients = Gradients(h0=p.row_gradient(dh0))
         if needs_w:
             gradients.w = p.matrix_gradient(_by_states(p, delta, h), True, p.half)
@@ -46,29 +52,23 @@ class Triton:
 
     def deltas(self, p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor]:
         """Returns the gradients by all pre-activations, like `out`, and by the first states (B, n)."""
-        delta, dh0, _ = _rows_back(p, outcome)
+        delta, dh0, _ = self._back(p, outcome)
         return p.row_gradient(delta).view(outcome.out.shape), p.row_gradient(dh0)
 
-
-def _rows_back(p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients by the pre-activations of all rows (rows, N) and by the first states (B, N); and the states as rows."""
-    out, saved, g_out, g_last = outcome
-    h, reverse = row_blocks(out).flatten(0, -2), p.reverse
-    g_rows = None if g_out is None else row_blocks(g_out).flatten(0, -2)
-    g_ends = None if g_last is None else row_blocks(g_last)
-    saved = saved.flatten(0, -2) if saved.numel() else None
-    delta, dh0 = launch.backward(
-        g_rows, g_ends, h, saved, p.rows_w, p.activation, step_sizes(p), reverse, units=p.n, batch=len(p.first)
-    )
-    return delta, dh0, h
-
-
-def step_sizes(p: Problem) -> Tensor | None:
-    """Returns rows alive at each step, on the device; None if all are."""
-    return torch.tensor(p.sizes, device=p.x.device) if p.is_packed else None
+    def _back(self, p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} w), and by h0; and the states as rows."""
+        out, saved, g_out, g_last = outcome
+        h = row_blocks(out).flatten(0, -2)
+        delta = torch.empty_like(h)
+        if not len(p.first):
+            return delta, torch.empty_like(p.first), h
+        outside = (None if g is None else row_blocks(g).flatten(0, -2) for g in (g_out, g_last))
+        args = *outside, h, saved.flatten(0, -2) if saved.numel() else None
+        steps = launch.run("back", p, self.layout, delta, p.rows_w, args)
+        return delta, delta[steps.ends(p.reverse)] @ p.rows_w, h
 
 
-def _projected(p: Problem) -> Tensor:
+def projected(p: Problem) -> Tensor:
     """Returns the projected inputs of all steps, (rows, N), in memory of their own."""
     x = row_blocks(p.x).flatten(0, -2)
     if p.ut is not None:

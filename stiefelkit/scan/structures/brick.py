@@ -12,8 +12,6 @@ from torch import Tensor
 
 from stiefelkit.scan.structures.structure import Structure, along_circle
 
-__all__ = ["Brick"]
-
 BLOCK = 128 * 1024
 """Numbers of the rows that a gradient is worked out for at a time."""
 
@@ -44,7 +42,6 @@ class _Diagonal(NamedTuple):
     im: Tensor | None
 
     def signed(self, signs: Tensor) -> "_Diagonal":
-        """Returns the product with signs."""
         return _Diagonal(self.re * signs, None if self.im is None else self.im * signs)
 
     def times(self, x: Tensor, y: Tensor, is_conjugate: bool = False) -> None:
@@ -53,7 +50,6 @@ class _Diagonal(NamedTuple):
         self._turn(x, y, -1 if is_conjugate else 1)
 
     def plus_times(self, x: Tensor, z: Tensor) -> None:
-        """Adds the product with x to z."""
         z.addcmul_(x, self.re)
         self._turn(x, z, 1)
 
@@ -109,7 +105,7 @@ class Brick(Structure):
         ]
         self.block = max(1, BLOCK // (self.parts * self.n))
         self.rooms: dict[int, list[_Room]] = {}
-        self.stages: Tensor | None = None
+        self.stages = self.d.re.new_empty(0)
         self.views: list[list[_Room]] = []
         self._restart()
 
@@ -160,7 +156,7 @@ class Brick(Structure):
     def start(self, steps: int, batch: int) -> None:
         """Room for the gradients behind the phases of every layer, and in front of the diagonal."""
         shape = (self.layers + 1, steps, batch)
-        if self.stages is None or self.stages.shape[:3] != shape:
+        if self.stages.shape[:3] != shape:
             self.stages = self._memory(*shape)
             of = [*range(self.layers), self.layers - 1]
             self.views = [
@@ -186,7 +182,6 @@ class Brick(Structure):
 
     def accumulate(self, h: Tensor, d: Tensor) -> None:
         """The way forward once more. The gradient by an angle is a product of rows on one side of its rotation."""
-        assert self.stages is not None
         stages, rows = self.stages.flatten(1, 2), self._view(h.flatten(0, 1))
         for start in range(0, len(rows), self.block):
             part = slice(start, start + self.block)

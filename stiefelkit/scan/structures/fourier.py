@@ -9,8 +9,6 @@ from stiefelkit.scan.blocks import read_blocks
 from stiefelkit.scan.structures.low_rank import LowRank
 from stiefelkit.scan.structures.structure import along_circle
 
-__all__ = ["FourierAndLowRank"]
-
 
 class FourierAndLowRank(LowRank):
     """W = D3 F^-1 D2 P F D1 + A B^H, complex, (P x)_i = x_{p_i}. Factors of M: D1, D2, D3, the numbers p_i.
@@ -38,12 +36,11 @@ class FourierAndLowRank(LowRank):
         self.order_back = self.order.argsort()
         self.turned = torch.zeros_like(factors[:3].real)
         self.rooms: list[Tensor] = []
-        self.stages: Tensor | None = None
-        self.rows: Tensor | None = None
+        self.stages = factors.new_empty(3, 0, 0, self.n)
 
     def start(self, steps: int, batch: int) -> None:
         """Room for the gradients behind D3, at D2 and at D1."""
-        if self.stages is None or self.stages.shape[1] < steps or self.stages.shape[2] != batch:
+        if self.stages.shape[1] < steps or self.stages.shape[2] != batch:
             self.stages = self.factors.new_empty(3, steps, batch, self.n)
             self.rows = self.into.new_empty(batch, 2 * self.n)
 
@@ -63,8 +60,6 @@ class FourierAndLowRank(LowRank):
 
     def back_main(self, d: Tensor, t: int) -> Tensor:
         """Returns the same from the right to the left, with conjugates."""
-        assert self.stages is not None
-        assert self.rows is not None
         one, _ = self._room(len(d))
         behind, middle, front = self.stages[:, t]
         c1, c2, c3 = self.conjugate
@@ -76,7 +71,6 @@ class FourierAndLowRank(LowRank):
 
     def accumulate_main(self, h: Tensor, d: Tensor) -> None:
         """The way forward once more, and at each diagonal Im(conj(x) g) of what is behind it."""
-        assert self.stages is not None
         d1, d2, d3 = self.d
         behind, middle, front = self.stages[:, : len(h)].flatten(1, 2).unbind()
         x = torch.complex(*h.flatten(0, 1).chunk(2, -1)).mul_(d1)

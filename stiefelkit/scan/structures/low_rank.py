@@ -9,8 +9,6 @@ from torch import Tensor
 from stiefelkit.scan.blocks import fold, matrix_blocks
 from stiefelkit.scan.structures.structure import Structure, along_circle
 
-__all__ = ["DiagonalAndLowRank", "LowRank"]
-
 
 class LowRank(Structure):
     """W = M + A B^H. Factors (heads + 2k, n): those of M, then the k columns of A, then those of B."""
@@ -101,11 +99,11 @@ class DiagonalAndLowRank(LowRank):
             self.turned = torch.zeros_like(self.cos)
         else:
             self.cos = d
-        self.room: Tensor | None = None
+        self.room = self.into.new_empty(0, len(self.into))
 
     def start(self, steps: int, batch: int) -> None:
         """One step's worth."""
-        if self.room is None or len(self.room) != batch:
+        if len(self.room) != batch:
             self.room = self.into.new_empty(batch, len(self.into))
 
     def add_main_(self, z: Tensor, h: Tensor) -> None:
@@ -119,7 +117,6 @@ class DiagonalAndLowRank(LowRank):
 
     def back_main(self, d: Tensor, t: int) -> Tensor:
         """Conjugate diagonal; the room is not read again."""
-        assert self.room is not None
         if not self.factors.is_complex():
             return torch.mul(d, self.cos, out=self.room)
         (x, y), (re, im) = d.chunk(2, -1), self.room.chunk(2, -1)

@@ -23,8 +23,6 @@ from .parts import (
 )
 from .products import complex_times, load_blocks, start_of, times
 
-__all__ = ["rows_back", "rows_forward"]
-
 
 @triton.jit(do_not_specialize=["steps", "batch"])
 def rows_forward(
@@ -44,7 +42,6 @@ def rows_forward(
     COMPLEX: tl.constexpr,
     PACKED: tl.constexpr,
     REVERSE: tl.constexpr,
-    KEEP: tl.constexpr,
     BLOCKS: tl.constexpr,
     SIZE: tl.constexpr,
     DEEP: tl.constexpr,
@@ -57,7 +54,7 @@ def rows_forward(
             the order of pairs. With COMPLEX, a and b of [[a, b], [-b, a]], one after the other.
         h0: first states (batch, N).
         bias: of modReLU, one number a unit.
-        saved: what the derivative needs besides the states.
+        saved: what the derivative needs besides the states, if any.
         starts: first row of each step, with PACKED.
         lengths: steps of each sequence, with PACKED.
         slope: of leaky ReLU.
@@ -69,16 +66,12 @@ def rows_forward(
         COMPLEX: whether rows are [Re | Im].
         PACKED: whether the number of rows falls from step to step.
         REVERSE: whether the last step comes first.
-        KEEP: whether `saved` is written.
         BLOCKS: vectors of a row, or of its real parts.
         SIZE: numbers of the first vector.
         DEEP: rows of a block side by side; see `load_block`.
     """
     row = tl.program_id(0).to(tl.int64)
-    if PACKED:
-        length = tl.load(lengths + row)
-    else:
-        length = steps
+    length = tl.load(lengths + row) if PACKED else steps
     blocks = load_blocks(matrix, BLOCKS, SIZE, DEEP)
     if COMPLEX:
         others = load_blocks(matrix + start_of(BLOCKS, SIZE) * start_of(BLOCKS, SIZE), BLOCKS, SIZE, DEEP)
@@ -98,7 +91,7 @@ def rows_forward(
         else:
             x = times(x, h, blocks, BLOCKS, SIZE, DEEP)
         h, kept = activate_parts(x, b, slope, ACTIVATION, SIZE, PAIRS, COMPLEX)
-        if KEEP:
+        if saved is not None:
             store_kept(saved, here, kept, N, SIZE, DEEP, PAIRS, COMPLEX)
         store_parts(z + here * N, h, N, BLOCKS, SIZE, DEEP, PAIRS, COMPLEX)
         x, here, following = ahead, following, beyond
@@ -123,8 +116,6 @@ def rows_back(
     COMPLEX: tl.constexpr,
     PACKED: tl.constexpr,
     REVERSE: tl.constexpr,
-    HAS_OUT: tl.constexpr,
-    HAS_LAST: tl.constexpr,
     BLOCKS: tl.constexpr,
     SIZE: tl.constexpr,
     DEEP: tl.constexpr,
@@ -132,15 +123,11 @@ def rows_back(
     """Writes the gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} m), shape (rows, N).
 
     Arguments mean what they mean for `rows_forward`, whose results `out`, shape (rows, N), and `saved` are; m is the
-    transpose of its m, padded in the same way, and REVERSE puts the first step first here. With HAS_OUT there is g_out,
-    the gradient by the states (rows, N); with HAS_LAST there is g_last, that by the last state of each sequence
-    (batch, N).
+    transpose of its m, padded in the same way, and REVERSE puts the first step first here. `g_out` is the gradient
+    by the states (rows, N) or None, `g_last` that by the last state of each sequence (batch, N) or None.
     """
     row = tl.program_id(0).to(tl.int64)
-    if PACKED:
-        length = tl.load(lengths + row)
-    else:
-        length = steps
+    length = tl.load(lengths + row) if PACKED else steps
     blocks = load_blocks(matrix, BLOCKS, SIZE, DEEP)
     if COMPLEX:
         others = load_blocks(matrix + start_of(BLOCKS, SIZE) * start_of(BLOCKS, SIZE), BLOCKS, SIZE, DEEP)
@@ -148,9 +135,9 @@ def rows_back(
     here = row_at(starts, row, batch, 0, length, PACKED, not REVERSE)
     following = row_after(here, starts, row, batch, 1, length, PACKED, not REVERSE)
     c = d
-    if HAS_LAST:
+    if g_last is not None:
         c = load_parts(g_last + row * N, True, N, BLOCKS, SIZE, PAIRS, COMPLEX)
-    if HAS_OUT:
+    if g_out is not None:
         c = added(c, load_parts(g_out + here * N, True, N, BLOCKS, SIZE, PAIRS, COMPLEX))
     h = load_states(out + here * N, True, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
     kept = load_kept(saved, here, True, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
@@ -158,7 +145,7 @@ def rows_back(
     for step in tl.range(length, num_stages=1):
         goes_on = step + 1 < length
         beyond = row_after(following, starts, row, batch, step + 2, length, PACKED, not REVERSE)
-        if HAS_OUT:
+        if g_out is not None:
             ahead = load_parts(g_out + following * N, goes_on, N, BLOCKS, SIZE, PAIRS, COMPLEX)
         else:
             ahead = zeros(BLOCKS, SIZE, COMPLEX)

@@ -1,22 +1,25 @@
 """The recurrence on a GPU: all steps in one launch, for widths up to 512, in exact float32.
 
 Works on real rows, complex ones as [Re | Im], in place. triton is imported at the first call.
+
+One table says how the work is laid out, for every size and device. A step of a recurrence cannot begin before the one
+before it has ended, so that what counts for a few sequences is how long one step of one of them takes, and for many how
+much all multiprocessors do at once.
 """
 
 import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.functional._kernels.launch import is_interpreted, start
 from stiefelkit.scan.activations import Activation
-from stiefelkit.scan.kernels.layouts import Layout, choose
+from stiefelkit.scan.engines.problem import Problem
 
-__all__ = ["PACKAGE", "WIDEST", "Steps", "backward", "blocked", "forward", "multiprocessors", "settings", "supports"]
-
-PACKAGE = "stiefelkit.scan.kernels.programs"
+PACKAGE = "stiefelkit.scan.kernels"
 
 WIDEST = 512
 """The widest row of real numbers."""
@@ -26,6 +29,73 @@ TILES = ((32, 128), (64, 64))
 """Rows and columns of a tile of the matrix; wider ones read fewer states, but may have more zeros at the edge."""
 INTERPRETED = 132
 """Multiprocessors that triton's interpreter stands for."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to lay out a scan.
+
+    Args:
+        program: "rows", a program a sequence, with the matrix in registers; "groups", several programs for some
+            sequences, each with some columns of the matrix; "tiles", a program for 16 sequences, which reads the matrix
+            at every step; "gates", a program a sequence, with the three matrices of a gated unit in registers.
+        states: "real", "complex", or "gated" (`goru_scan`).
+        widest: the most units.
+        most: the most sequences for each multiprocessor of the GPU.
+        blocks: vectors of a row in registers, or of its real parts.
+        size: numbers of the first of them; each other has half as many as the one before.
+        warps: of a program.
+        deep: rows of a block of the matrix that lie side by side, four of them in a thread.
+        columns: of a program of "groups".
+        rows: sequences that a group takes at a time, an even number.
+    """
+
+    program: str
+    states: str
+    widest: int
+    most: float
+    blocks: int
+    size: int
+    warps: int
+    deep: int = 0
+    columns: int = 0
+    rows: int = 1
+
+
+EVERY = float("inf")
+LAYOUTS = (
+    Layout("rows", "real", 32, EVERY, 1, 32, 1, 4),
+    Layout("rows", "real", 64, EVERY, 1, 64, 4, 16),
+    Layout("rows", "real", 96, EVERY, 2, 64, 4, 16),
+    Layout("rows", "real", 128, EVERY, 1, 128, 8, 16),
+    Layout("rows", "real", 192, 24, 2, 128, 8, 16),
+    Layout("groups", "real", 256, 5, 1, 256, 8, 32, columns=64, rows=2),
+    Layout("groups", "real", 512, 8, 1, 512, 8, 32, columns=64, rows=4),
+    Layout("tiles", "real", 512, EVERY, 0, 0, 4),
+    Layout("rows", "complex", 32, EVERY, 1, 32, 1, 4),
+    Layout("rows", "complex", 64, EVERY, 1, 64, 4, 8),
+    Layout("rows", "complex", 128, EVERY, 1, 128, 8, 16),
+    Layout("groups", "complex", 256, 7, 1, 512, 8, 32, columns=64, rows=4),
+    Layout("tiles", "complex", 256, EVERY, 0, 0, 4),
+    Layout("gates", "gated", 32, EVERY, 1, 32, 4, 16),
+    Layout("gates", "gated", 64, EVERY, 1, 64, 8, 16),
+    Layout("gates", "gated", 128, EVERY, 1, 128, 8, 16),
+)
+"""The first of these that fits is taken."""
+
+
+def choose(states: str, units: int, batch: int, multiprocessors: int) -> Layout:
+    """Returns the layout for so many units and sequences on a GPU of so many multiprocessors.
+
+    >>> choose("real", 170, 128, 132).program
+    'rows'
+    >>> choose("real", 170, 4096, 132).program
+    'tiles'
+    """
+    for layout in LAYOUTS:
+        if layout.states == states and units <= layout.widest and batch <= layout.most * multiprocessors:
+            return layout
+    raise ValueError(f"choose needs {states} states of fewer units, got {units}.")
 
 
 def supports(device: torch.device, dtype: torch.dtype, width: int, activation: Activation) -> str | None:
@@ -51,91 +121,21 @@ def supports(device: torch.device, dtype: torch.dtype, width: int, activation: A
     return None if capability >= (8, 0) else f"a GPU of compute capability 8.0, got {capability[0]}.{capability[1]}"
 
 
-def forward(
-    z: Tensor,
-    wt: Tensor,
-    h0: Tensor,
-    activation: Activation,
-    bias: Tensor | None = None,
-    sizes: Tensor | None = None,
-    reverse: bool = False,
-    keep: bool = True,
-    *,
-    units: int,
-    layout: Layout | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Turns projected inputs into states h_t = act(z_t + h_{t-1} wt), in place.
-
-    `z` are the projections of all steps, float32 and contiguous, (rows, N), and the states afterwards; `wt` the
-    recurrent matrix for rows, (N, N); `h0` first states (B, N); `bias` that of an activation that has it inside, (n,).
-    `sizes` are the rows alive at each step, int64 on the device, not increasing, (T,); None if all are, rows = T B.
-    `units` is n; N is 2n for rows [Re | Im], of which wt is [[a, b], [-b, a]]. Without `layout` that of the table is
-    taken.
-
-    Returns:
-        The last state of each sequence (B, N), and what `backward` needs besides the states (`Activation.saved`), None
-        if nothing, or without `keep`.
-    """
-    width, dtype = activation.saved_like(units, z.dtype)
-    saved = z.new_empty(len(z), width, dtype=dtype) if keep and width else None
-    if not len(h0):
-        return h0.clone(), saved
-    steps = Steps(z, len(h0), sizes)
-    args = (h0.contiguous(), z if bias is None else bias.contiguous(), z if saved is None else saved)
-    given = {"REVERSE": reverse, "KEEP": saved is not None}
-    _run("forward", layout, z, wt, activation, steps, units, args, **given)
-    return z[steps.ends(not reverse)].clone(), saved
-
-
-def backward(
-    g_out: Tensor | None,
-    g_last: Tensor | None,
-    out: Tensor,
-    saved: Tensor | None,
-    w: Tensor,
-    activation: Activation,
-    sizes: Tensor | None = None,
-    reverse: bool = False,
-    *,
-    units: int,
-    batch: int,
-    layout: Layout | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Returns the gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} w), and by the first states.
-
-    `g_out` (rows, N) and `g_last` (B, N) are the gradients by the states and by the last state of each sequence, or
-    None; `out` are the states that `forward` left and `saved` its second result, with `keep`; `w` (N, N) is the
-    transpose of its `wt`; `batch` is B. The others are as in `forward`.
-
-    Returns:
-        delta of shape (rows, N) and the gradient by h0, (B, N). With h_{t-1} from `out`, the gradient by w is the sum
-        of delta_t^T h_{t-1}.
-    """
-    delta = torch.empty_like(out)
-    if not batch:
-        return delta, out.new_empty(0, out.shape[1])
-    steps = Steps(out, batch, sizes)
-    args = (*(delta if g is None else g.contiguous() for g in (g_out, g_last)), out, out if saved is None else saved)
-    given = {"REVERSE": reverse, "HAS_OUT": g_out is not None, "HAS_LAST": g_last is not None}
-    _run("back", layout, delta, w, activation, steps, units, args, **given)
-    with FullPrecision(out.device):
-        return delta, delta[steps.ends(reverse)] @ w
-
-
 class Steps:
     """Where the rows of all steps are.
 
     Args:
+        p: the problem, of at least one sequence.
         rows: all rows, (rows, N).
-        batch: how many sequences.
-        sizes: rows alive at each step, or None.
     """
 
-    def __init__(self, rows: Tensor, batch: int, sizes: Tensor | None):
-        self.batch, self.rows, self.is_packed = batch, len(rows), sizes is not None
-        if sizes is None:
+    def __init__(self, p: Problem, rows: Tensor):
+        self.batch = batch = len(p.first)
+        self.rows, self.is_packed = len(rows), p.is_packed
+        if not p.is_packed:
             self.count, self.starts, self.sizes, self.lengths = len(rows) // batch, rows, rows, rows
             return
+        sizes = torch.tensor(p.sizes, device=rows.device)
         self.count, self.sizes, self.starts = len(sizes), sizes, sizes.cumsum(0) - sizes
         # As many steps as have more rows than the sequence's index.
         self.lengths = torch.searchsorted(-sizes, -torch.arange(batch, device=sizes.device))
@@ -195,32 +195,28 @@ def _power(length: int) -> int:
     return max(16, 1 << (length - 1).bit_length())
 
 
-def _run(
-    way: str,
-    layout: Layout | None,
-    rows: Tensor,
-    matrix: Tensor,
-    activation: Activation,
-    steps: Steps,
-    units: int,
-    args: tuple[Tensor, ...],
-    **options: Any,
-) -> None:
-    """Runs a program of the plain recurrence: on rows, a matrix, its own arguments, and where the steps are."""
-    states = "complex" if rows.shape[1] > units else "real"
-    layout = layout or choose(states, units, steps.batch, multiprocessors(rows.device))
-    fixed = settings(layout, rows.shape[1], units, activation)
+def run(
+    way: str, p: Problem, layout: Layout | None, rows: Tensor, matrix: Tensor, args: Sequence[Tensor | None]
+) -> Steps:
+    """Runs a program of the plain recurrence: on rows of all steps, a matrix and its own arguments; returns the steps.
+
+    Without `layout` that of the table is taken.
+    """
+    steps = Steps(p, rows)
+    layout = layout or choose("complex" if p.is_complex else "real", p.n, steps.batch, multiprocessors(rows.device))
+    fixed = settings(layout, p.width, p.n, p.activation)
     if layout.program == "tiles":
         pad, places = _tiled, steps.sizes
     else:
         pad, places = blocked, steps.lengths
-    everything = (rows, pad(matrix, fixed), *args, steps.starts, places, activation.slope, steps.count, steps.batch)
-    fixed |= options | {"PACKED": steps.is_packed}
+    everything = (rows, pad(matrix, fixed), *args, steps.starts, places, p.activation.slope, steps.count, steps.batch)
+    fixed |= {"PACKED": steps.is_packed, "REVERSE": p.reverse}
     if layout.program == "groups":
         _run_groups(f"groups_{way}", steps, everything, fixed)
     else:
         count = -(-steps.batch // fixed.get("BLOCK_B", 1))
         start(PACKAGE, f"{layout.program}_{way}", count, rows, *everything, **fixed)
+    return steps
 
 
 def _run_groups(name: str, steps: Steps, args: tuple[Any, ...], fixed: dict[str, Any]) -> None:

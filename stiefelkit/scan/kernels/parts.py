@@ -8,26 +8,6 @@ import triton.language as tl
 
 from .products import inline, start_of
 
-__all__ = [
-    "activate",
-    "activate_parts",
-    "activate_vector",
-    "added",
-    "derive",
-    "derive_parts",
-    "derive_vector",
-    "load_kept",
-    "load_parts",
-    "load_states",
-    "load_vector",
-    "row_after",
-    "row_at",
-    "store_kept",
-    "store_parts",
-    "store_vector",
-    "zeros",
-]
-
 # Powers of two, so that scaling by them is exact and squares neither overflow nor underflow.
 SMALL = tl.constexpr(2.0**-60)
 LARGE = tl.constexpr(2.0**60)

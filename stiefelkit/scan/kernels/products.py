@@ -12,20 +12,6 @@ from triton import knobs
 # tl.sum is compiled code, which the interpreter does not call where triton was imported without it.
 from triton.language.standard import _sum_combine
 
-__all__ = [
-    "complex_times",
-    "inline",
-    "load_block",
-    "load_blocks",
-    "product",
-    "spread",
-    "stacked",
-    "start_of",
-    "times",
-    "total",
-    "unstacked",
-]
-
 
 def inline(function):
     """Makes a function known to triton's compiler; its interpreter takes it as it is, for its calls take long."""

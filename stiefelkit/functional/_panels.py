@@ -22,15 +22,6 @@ from stiefelkit.functional._arithmetic.product import add_product_, opaque
 from stiefelkit.functional._packing import pack_trapezoid, unpack_trapezoid
 from stiefelkit.metrics import working_dtype
 
-__all__ = [
-    "form_columns",
-    "form_columns_gradient",
-    "form_panel",
-    "form_panel_gradient",
-    "reflect_rows",
-    "reflect_rows_gradient",
-]
-
 _TINY = 1e-300
 
 

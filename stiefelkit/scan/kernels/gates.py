@@ -17,8 +17,6 @@ from .parts import (
 )
 from .products import inline, load_blocks, start_of, times
 
-__all__ = ["gates_back", "gates_forward"]
-
 
 @inline
 def _load_three(matrix, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
@@ -81,10 +79,7 @@ def gates_forward(
     `matrix` holds m_q, m_r and m_g one after the other, as `rows_forward` has its m; the others are as there.
     """
     row = tl.program_id(0).to(tl.int64)
-    if PACKED:
-        length = tl.load(lengths + row)
-    else:
-        length = steps
+    length = tl.load(lengths + row) if PACKED else steps
     m_q, m_r, m_g = _load_three(matrix, BLOCKS, SIZE, DEEP)
     b = _load_bias(bias, ACTIVATION, N, BLOCKS, SIZE)
     nothing = zeros(BLOCKS, SIZE, False)
@@ -122,7 +117,6 @@ def _load_step(
     BLOCKS: tl.constexpr,
     SIZE: tl.constexpr,
     PAIRS: tl.constexpr,
-    HAS_OUT: tl.constexpr,
 ):
     """Returns the four blocks of a row of p, and the gradient by its state from outside."""
     at = p + here * (4 * N)
@@ -130,7 +124,7 @@ def _load_step(
     z_r = load_parts(at + N, is_there, N, BLOCKS, SIZE, PAIRS, False)
     z_g = load_parts(at + 2 * N, is_there, N, BLOCKS, SIZE, PAIRS, False)
     z_c = load_parts(at + 3 * N, is_there, N, BLOCKS, SIZE, PAIRS, False)
-    if HAS_OUT:
+    if g_out is not None:
         outside = load_parts(g_out + here * N, is_there, N, BLOCKS, SIZE, PAIRS, False)
     else:
         outside = zeros(BLOCKS, SIZE, False)
@@ -158,9 +152,6 @@ def gates_back(
     PAIRS: tl.constexpr,
     PACKED: tl.constexpr,
     REVERSE: tl.constexpr,
-    KEEP: tl.constexpr,
-    HAS_OUT: tl.constexpr,
-    HAS_LAST: tl.constexpr,
     AHEAD: tl.constexpr,
     BLOCKS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -169,34 +160,31 @@ def gates_back(
     """Turns p = [h m_q | z_r + h m_r | z_g + h m_g | z_c] (rows, 4N), h the states before, into gradients by its own.
 
     `out` are the states (rows, N), `g_out`, `g_last` and REVERSE as in `rows_back`, and `matrix` the transposes of
-    those of `gates_forward`. Writes the gradients by the first states into `g_h0` (batch, N) and, with KEEP, c into
-    `candidates` (rows, N). With AHEAD there are registers to load a step before it comes.
+    those of `gates_forward`. Writes the gradients by the first states into `g_h0` (batch, N) and c into `candidates`
+    (rows, N), unless that is None. With AHEAD there are registers to load a step before it comes.
     """
     row = tl.program_id(0).to(tl.int64)
-    if PACKED:
-        length = tl.load(lengths + row)
-    else:
-        length = steps
+    length = tl.load(lengths + row) if PACKED else steps
     m_q, m_r, m_g = _load_three(matrix, BLOCKS, SIZE, DEEP)
     blocks = m_q + m_r + m_g
     b = _load_bias(bias, ACTIVATION, N, BLOCKS, SIZE)
     dh = zeros(BLOCKS, SIZE, False)
-    if HAS_LAST:
+    if g_last is not None:
         dh = load_parts(g_last + row * N, True, N, BLOCKS, SIZE, PAIRS, False)
     here = row_at(starts, row, batch, 0, length, PACKED, not REVERSE)
     following = row_at(starts, row, batch, 1, length, PACKED, not REVERSE)
     if AHEAD:
-        qh, z_r, z_g, z_c, outside = _load_step(p, g_out, here, True, N, BLOCKS, SIZE, PAIRS, HAS_OUT)
+        qh, z_r, z_g, z_c, outside = _load_step(p, g_out, here, True, N, BLOCKS, SIZE, PAIRS)
     # Not pipelined: what is asked for ahead is asked for below.
     for step in tl.range(length, num_stages=1):
         beyond = row_at(starts, row, batch, step + 2, length, PACKED, not REVERSE)
         goes_on = step + 1 < length
         if AHEAD:
             q_ahead, r_ahead, g_ahead, c_ahead, outside_ahead = _load_step(
-                p, g_out, following, goes_on, N, BLOCKS, SIZE, PAIRS, HAS_OUT
+                p, g_out, following, goes_on, N, BLOCKS, SIZE, PAIRS
             )
         else:
-            qh, z_r, z_g, z_c, outside = _load_step(p, g_out, here, True, N, BLOCKS, SIZE, PAIRS, HAS_OUT)
+            qh, z_r, z_g, z_c, outside = _load_step(p, g_out, here, True, N, BLOCKS, SIZE, PAIRS)
         # The state before, needed last: registers are few.
         source = tl.where(goes_on, out + following * N, h0 + row * N)
         before = load_parts(source, True, N, BLOCKS, SIZE, PAIRS, False)
@@ -204,7 +192,7 @@ def gates_back(
         r = _sigmoid(z_r)
         g = _sigmoid(z_g)
         c, kept = _candidate(z_c, r, qh, b, slope, ACTIVATION, SIZE, PAIRS)
-        if KEEP:
+        if candidates is not None:
             store_parts(candidates + here * N, c, N, BLOCKS, SIZE, DEEP, PAIRS, False)
         by_c = ()
         for i in tl.static_range(BLOCKS):

@@ -10,8 +10,6 @@ import triton.language as tl
 from .parts import activate, derive
 from .products import inline
 
-__all__ = ["tiles_back", "tiles_forward"]
-
 
 @inline
 def _rows_of(starts, sizes, rows, step, steps, batch, PACKED: tl.constexpr, FLIP: tl.constexpr):
@@ -54,7 +52,6 @@ def tiles_forward(
     PAIRS: tl.constexpr,
     PACKED: tl.constexpr,
     REVERSE: tl.constexpr,
-    KEEP: tl.constexpr,
     RESIDENT: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -106,7 +103,7 @@ def tiles_forward(
             if ACTIVATION == "modrelu" or ACTIVATION == "complex_modrelu":
                 b = tl.load(bias + columns, mask=in_columns, other=0.0)[None, :]
             x, y, kept = activate(x, y if PAIRS else x, b, slope, ACTIVATION)
-            if KEEP:
+            if saved is not None:
                 pairs = (start + rows)[:, None] * COLUMNS + columns[None, :]
                 tl.store(saved + pairs, kept, mask=tile)
             tl.store(z + at, x, mask=tile)
@@ -136,8 +133,6 @@ def tiles_back(
     PAIRS: tl.constexpr,
     PACKED: tl.constexpr,
     REVERSE: tl.constexpr,
-    HAS_OUT: tl.constexpr,
-    HAS_LAST: tl.constexpr,
     RESIDENT: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -146,9 +141,8 @@ def tiles_back(
     """Writes the gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} w), shape (rows, N).
 
     Arguments mean what they mean for `tiles_forward`, whose results `out`, shape (rows, N), and `saved` are; w is the
-    transpose of its wt, padded in the same way, and REVERSE puts the first step first here. With HAS_OUT there is
-    g_out, the gradient by the states (rows, N); with HAS_LAST there is g_last, that by the last state of each sequence
-    (batch, N).
+    transpose of its wt, padded in the same way, and REVERSE puts the first step first here. `g_out` is the gradient
+    by the states (rows, N) or None, `g_last` that by the last state of each sequence (batch, N) or None.
     """
     COLUMNS: tl.constexpr = N // 2 if PAIRS else N
     PADDED: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N * BLOCK_N
@@ -168,16 +162,16 @@ def tiles_back(
             tile = inside[:, None] & in_columns[None, :]
             c = tl.full((BLOCK_B, BLOCK_N), 0.0, tl.float32)
             d = c
-            if HAS_OUT:
+            if g_out is not None:
                 c += tl.load(g_out + at, mask=tile, other=0.0)
-            if HAS_LAST:
+            if g_last is not None:
                 last = rows[:, None] * N + columns[None, :]
                 ending = begins[:, None] & in_columns[None, :]
                 c += tl.load(g_last + last, mask=ending, other=0.0)
             if PAIRS:
-                if HAS_OUT:
+                if g_out is not None:
                     d += tl.load(g_out + at + COLUMNS, mask=tile, other=0.0)
-                if HAS_LAST:
+                if g_last is not None:
                     d += tl.load(g_last + last + COLUMNS, mask=ending, other=0.0)
             if RESIDENT:
                 c = tl.dot(after, matrix, c, input_precision="ieee")

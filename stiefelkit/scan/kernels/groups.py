@@ -18,8 +18,6 @@ from .parts import (
 )
 from .products import inline, load_block, product, spread, stacked, start_of, total, unstacked
 
-__all__ = ["groups_back", "groups_forward"]
-
 
 @inline
 def _meet(counter, target):
@@ -107,7 +105,6 @@ def groups_forward(
     PAIRS: tl.constexpr,
     PACKED: tl.constexpr,
     REVERSE: tl.constexpr,
-    KEEP: tl.constexpr,
     ROWS: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -157,7 +154,7 @@ def groups_forward(
             xs = _times(xs, sources, blocks, there, N, LONG, DEEP)
             for r in tl.static_range(ROWS):
                 h, kept = activate_vector(xs[r], b, slope, ACTIVATION, SIZE, PAIRS)
-                if KEEP:
+                if saved is not None:
                     store_vector(
                         saved + heres[r] * WIDTH, kept, there[r], part * KEPT, WIDTH, KEPT, False, 0 if PAIRS else DEEP
                     )
@@ -186,8 +183,6 @@ def groups_back(
     PAIRS: tl.constexpr,
     PACKED: tl.constexpr,
     REVERSE: tl.constexpr,
-    HAS_OUT: tl.constexpr,
-    HAS_LAST: tl.constexpr,
     ROWS: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -227,9 +222,9 @@ def groups_back(
                 is_there = step < counts[r]
                 followings = followings + (row_at(starts, row, batch, step + 1, counts[r], PACKED, not REVERSE),)
                 c = tl.full((SIZE,), 0.0, tl.float32)
-                if HAS_OUT:
+                if g_out is not None:
                     c += load_vector(g_out + heres[r] * N, is_there, column, N, SIZE, PAIRS)
-                if HAS_LAST:
+                if g_last is not None:
                     c += load_vector(g_last + row * N, is_there & (step == 0), column, N, SIZE, PAIRS)
                 h = c
                 if STATES:

@@ -1,1 +1,0 @@
-"""Products of Householder reflectors, and the reflectors of a frame."""

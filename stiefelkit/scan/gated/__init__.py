@@ -1,1 +1,0 @@
-"""The recurrence of GORU, whose gates its paper puts around an orthogonal transition."""
