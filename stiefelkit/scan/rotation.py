@@ -1,0 +1,346 @@
+"""`rotation_scan`: linear recurrences whose transition rotates planes, parallel over time."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit.errors import DtypeError, ShapeError, UnknownNameError, did_you_mean, shown
+from stiefelkit.functional._arithmetic.function import Function
+from stiefelkit.functional._arithmetic.product import opaque
+from stiefelkit.scan.checks import DTYPES, check_shapes
+
+__all__ = ["ROTATION_BACKENDS", "rotation_scan"]
+
+ROTATION_BACKENDS = ("auto", "reference", "chunks")
+"""Names that `rotation_scan` takes as `backend`."""
+STEPS = 16
+"""Steps of a chunk: all chunks take a step at a time, then the ends of chunks are a sequence to be scanned."""
+
+
+def rotation_scan(
+    x: Tensor,
+    angle: Tensor,
+    decay: Tensor | float = 1.0,
+    h0: Tensor | None = None,
+    *,
+    batch_sizes: Sequence[int] | None = None,
+    reverse: bool = False,
+    last_only: bool = False,
+    backend: str = "auto",
+) -> tuple[Tensor | None, Tensor]:
+    r"""Runs z_t = decay e^{i angle} z_{t-1} + x_t over time, for m planes, in parallel over time, planes and batch.
+
+    Real inputs of width 2m are planes side by side, (x_0, x_1), (x_2, x_3), ..., each rotated by [[cos, -sin], [sin,
+    cos]]. Powers of a factor are worked out in float64, and the ends of chunks of steps are scanned in float64, so that
+    no error grows with the number of steps. The backward pass is a scan the other way round and one product over time.
+    Derivatives of any order and forward mode work with every backend. 16-bit tensors are computed with in float32,
+    whatever autocast is set to.
+
+    Args:
+        x: inputs, time-major, of shape (T, B, m) if they are complex and (T, B, 2m) if they are real. With
+            `batch_sizes`, the packed rows (sum of sizes, .) of torch's PackedSequence.
+        angle: real angles in radians, shape (m,); or one for each step, (T, B, m) or packed rows.
+        decay: real factors of moduli: a number, or of the shapes of `angle`.
+        h0: first state, shape (B, .), real or complex as x is; zero if left out.
+        batch_sizes: rows alive at each step, not increasing, for sequences of different lengths.
+        reverse: run from the last step to the first; outputs stay at their own steps.
+        last_only: return None for the outputs; x is kept for the backward pass, which computes the states again.
+        backend: "auto"; "reference", a loop in float64, rounded once; "chunks", torch operators on any device.
+
+    Returns:
+        Outputs of the shape of x, and the last state of every sequence, (B, .), in the widest of the dtypes given.
+
+    Raises:
+        ShapeError: sizes do not fit together, or a real x has an odd width.
+        DtypeError: a tensor is of integers, an angle or a decay is complex, or h0 is and x is not.
+        UnknownNameError: there is no such backend.
+
+    References:
+        Biegun, Dolga, Cunningham, Barber, RotRNN: modelling long sequences with rotations, 2024.
+        Orvieto, Smith, Gu, Fernando, Gulcehre, Pascanu, De, Resurrecting recurrent neural networks for long sequences,
+        ICML 2023.
+
+    >>> out, last = rotation_scan(torch.ones(3, 1, 2), torch.tensor([torch.pi / 2]))
+    >>> last.round()
+    tensor([[-1.,  1.]])
+    """
+    if backend not in ROTATION_BACKENDS:
+        raise UnknownNameError(
+            f"rotation_scan has no backend {shown(backend)}{did_you_mean(backend, ROTATION_BACKENDS)}"
+        )
+    if not isinstance(decay, Tensor):
+        decay = torch.tensor(float(decay), dtype=angle.dtype, device=angle.device)
+    given = {"x": x, "angle": angle, "decay": decay} | ({} if h0 is None else {"h0": h0})
+    for name, tensor in given.items():
+        if not isinstance(tensor, Tensor) or tensor.dtype not in DTYPES:
+            got = shown(tensor.dtype if isinstance(tensor, Tensor) else tensor)
+            raise DtypeError(f"rotation_scan needs {name} of a floating or complex dtype, got {got}.")
+        if tensor.is_complex() and (name != "x") and not (name == "h0" and x.is_complex()):
+            raise DtypeError(f"rotation_scan needs a real {name}, got {tensor.dtype}.")
+    planes = _check_shapes(x, angle, decay, h0, batch_sizes)
+    dtype = functools.reduce(torch.promote_types, (t.dtype.to_real() for t in given.values()))
+    real = DTYPES[dtype][1]
+    z, h = (None if t is None else _complex(t, real) for t in (x, h0))
+    assert z is not None
+    shape = torch.broadcast_shapes(angle.shape, decay.shape)
+    angle, decay = (torch.broadcast_to(t.to(real), (planes,) if len(shape) < 2 else shape) for t in (angle, decay))
+    mask = None
+    if batch_sizes is not None:
+        mask = torch.arange(batch_sizes[0], device=x.device) < torch.tensor([*batch_sizes], device=x.device)[:, None]
+        z, angle, decay = (t if t.dim() == 1 else _padded(t, mask) for t in (z, angle, decay))
+    out, last = _run(z, angle, decay, h, mask, reverse, last_only, backend == "reference")
+    if mask is not None and out is not None:
+        out = out[mask]
+    return tuple(None if t is None else _like(t, x, dtype) for t in (out, last))  # type: ignore[return-value]
+
+
+def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, batch_sizes: Sequence[int] | None) -> int:
+    """Returns the number of planes; raises ShapeError where sizes do not fit together."""
+    if x.dim() != (3 if batch_sizes is None else 2) or len(x) == 0:
+        wanted = "(T, B, .) with T >= 1" if batch_sizes is None else "(rows, .) with batch_sizes"
+        raise ShapeError(f"rotation_scan needs x of shape {wanted}, got {tuple(x.shape)}.")
+    *rows, width = x.shape
+    if width % 2 and not x.is_complex():
+        raise ShapeError(f"rotation_scan needs a real x of even width, two numbers a plane, got {width}.")
+    planes = width if x.is_complex() else width // 2
+    shapes = [(planes,), (*rows, planes)]
+    for name, tensor in (("angle", angle), ("decay", decay)):
+        if tuple(tensor.shape) not in (shapes if name == "angle" else [(), *shapes]):
+            raise ShapeError(
+                f"rotation_scan needs {name} of shape {shapes[0]} or {shapes[1]}, got {tuple(tensor.shape)}."
+            )
+    batch = x.shape[1] if batch_sizes is None else batch_sizes[0]
+    check_shapes("rotation_scan", x, batch_sizes, {"h0": (h0, (batch, width))})
+    return planes
+
+
+def _complex(t: Tensor, real: torch.dtype) -> Tensor:
+    """Returns planes as complex numbers, a view where the dtype is at hand."""
+    if t.is_complex():
+        return t.to(real.to_complex())
+    return torch.view_as_complex(t.to(real).contiguous().unflatten(-1, (-1, 2)))
+
+
+def _like(z: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.is_complex():
+        return z.to(dtype.to_complex())
+    return torch.view_as_real(z).flatten(-2).to(dtype)
+
+
+def _padded(rows: Tensor, mask: Tensor) -> Tensor:
+    return rows.new_zeros(*mask.shape, rows.shape[-1]).index_put((mask,), rows)
+
+
+def _run(
+    z: Tensor,
+    angle: Tensor,
+    decay: Tensor,
+    h: Tensor | None,
+    mask: Tensor | None,
+    reverse: bool,
+    last_only: bool,
+    is_looped: bool,
+) -> tuple[Tensor | None, Tensor]:
+    """Runs padded sequences, which `mask` (T, B) marks, of complex numbers."""
+    ends = None if mask is None else (mask.sum(0) - 1, torch.arange(mask.shape[1], device=z.device))
+    first = None
+    if h is not None:
+        factor = torch.polar(decay, angle)
+        if ends is None or not reverse:
+            first = h * (factor if factor.dim() == 1 else factor[-1 if reverse else 0])
+        else:
+            # States stay zero until a sequence begins at its own last step.
+            z = z.index_put(ends, h * (factor if factor.dim() == 1 else factor[ends]), accumulate=True)
+    is_last_only = last_only and (ends is None or reverse)
+    if is_looped:
+        out, last = _loop(z, first, angle, decay, reverse)
+    else:
+        out, last = _Scan.apply(z, first, angle, decay, reverse, is_last_only)
+    if ends is not None and not reverse:
+        last = out[ends]
+    return None if last_only else out, last
+
+
+def _loop(z: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
+    factor = torch.polar(decay.double(), angle.double())
+    factors = [factor] * len(z) if factor.dim() == 1 else factor.unbind(0)
+    h, states = None if first is None else first.to(factor.dtype), []
+    for t in reversed(range(len(z))) if reverse else range(len(z)):
+        step = z[t].to(factor.dtype)
+        # The first factor is in `first` already.
+        h = step if h is None else step + (h if not states else factors[t] * h)
+        states.append(h)
+    out = torch.stack(states[::-1] if reverse else states)
+    return out.to(z.dtype), states[-1].to(z.dtype)
+
+
+class _Scan(Function):
+    """States z_t = f_t z_{t-1} + x_t with z_1 = x_1 + first, and the last of them; f_t = decay e^{i angle}.
+
+    The adjoint is the same function, the other way round, with conjugate factors. Everything is linear but for the
+    factors, so that derivatives of any order are made of this function.
+    """
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        x: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool, last_only: bool
+    ) -> tuple[Tensor, Tensor]:
+        return rotated_states(x, first, angle, decay, reverse, last_only)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, first, angle, decay, ctx.reverse, ctx.last_only = inputs
+        out, last = output
+        # Of the states alone, the inputs of the backward pass follow, and the other way round.
+        ctx.save_for_backward(x if ctx.last_only else None, None if ctx.last_only else out, first, angle, decay)
+        ctx.save_for_forward(x, first, angle, decay)
+        if ctx.last_only:
+            ctx.mark_non_differentiable(out)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, g_out: Tensor | None, g_last: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        x, z, first, angle, decay = ctx.saved_tensors
+        if g_last is None and (g_out is None or ctx.last_only):
+            return (None,) * 6
+        if z is None:
+            z, _ = _Scan.apply(x, first, angle, decay, ctx.reverse, False)
+        g = torch.zeros_like(z) if g_out is None or ctx.last_only else g_out
+        back, b = ((angle, decay) if angle.dim() == 1 else (_turned(t, ctx.reverse) for t in (angle, decay)))
+        a, a_first = _Scan.apply(g, g_last, -back, b, not ctx.reverse, False)
+        g_angle = g_decay = None
+        if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
+            pull = _pull(a, z, ctx.reverse, angle.dim() == 1)
+            unit = torch.polar(torch.ones_like(angle), -angle)
+            turned = pull * unit
+            g_angle, g_decay = turned.imag * decay, turned.real
+        return a, None if first is None else a_first, g_angle, g_decay, None, None
+
+    @staticmethod
+    def tangent(ctx: Any, dx: Any, dfirst: Any, dangle: Any, ddecay: Any, *_: Any) -> Any:
+        x, first, angle, decay = ctx.saved_tensors
+        z, _ = _Scan.apply(x, first, angle, decay, ctx.reverse, False)
+        zero = torch.zeros_like(angle)
+        d = torch.complex(zero if ddecay is None else ddecay, decay * (zero if dangle is None else dangle))
+        moved = _before(z, ctx.reverse) * (d * torch.polar(torch.ones_like(angle), angle))
+        out, last = _Scan.apply(moved if dx is None else dx + moved, dfirst, angle, decay, ctx.reverse, False)
+        return (torch.zeros_like(out[:0]) if ctx.last_only else out), last
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:  # type: ignore[override]
+        """Puts the new dimension among the planes."""
+
+        def folded(t: Any, dim: int | None) -> Any:
+            if not isinstance(t, Tensor):
+                return t
+            t = t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+            return t.movedim(0, -2).flatten(-2)
+
+        x, first, angle, decay, reverse, last_only = args
+        if angle.dim() - (in_dims[2] is not None) != decay.dim() - (in_dims[3] is not None):
+            raise ShapeError("rotation_scan needs angle and decay of one shape under vmap.")
+        out, last = _Scan.apply(*map(folded, (x, first, angle, decay), in_dims), reverse, last_only)
+        return tuple(t.unflatten(-1, (info.batch_size, -1)).movedim(-2, 0) for t in (out, last)), (0, 0)
+
+
+def _turned(t: Tensor, reverse: bool) -> Tensor:
+    """Returns what a step takes from the one after it: row t + 1, or t - 1 in reverse; one row is not used."""
+    return torch.roll(t, 1 if reverse else -1, 0)
+
+
+def _before(z: Tensor, reverse: bool) -> Tensor:
+    """Returns the states before each step, zero for the first."""
+    zero = torch.zeros_like(z[:1])
+    return torch.cat([z[1:], zero] if reverse else [zero, z[:-1]])
+
+
+def _pull(a: Tensor, z: Tensor, reverse: bool, is_fixed: bool) -> Tensor:
+    """Returns the gradient by the factors: a_t conj(z_{t-1}), summed over time and batch if they are the same."""
+    if not is_fixed:
+        return a * _before(z, reverse).conj()
+    a, z = (a[:-1], z[1:]) if reverse else (a[1:], z[:-1])
+    return torch.linalg.vecdot(z.flatten(0, 1), a.flatten(0, 1), dim=0)
+
+
+def _like_states(
+    x: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool, last_only: bool
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty((0, *x.shape[1:]) if last_only else x.shape), x.new_empty(x.shape[1:])
+
+
+@opaque(
+    _like_states,
+    dims=None,
+    schema="(Tensor x, Tensor? first, Tensor angle, Tensor decay, bool reverse, bool last_only) -> (Tensor, Tensor)",
+)
+def rotated_states(
+    x: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool, last_only: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns all states, none with `last_only`, and the last one; see `_Scan`."""
+    factor = torch.polar(decay.double(), angle.double())
+    factor = factor if factor.dim() == 1 else factor.to(x.dtype)
+    x = x.resolve_conj()
+    if not last_only:
+        out = _chunked(x, first, factor, reverse)
+        return out, out[0 if reverse else -1].clone()
+    # A block at a time, so that memory does not grow with the steps.
+    size = 64 * STEPS
+    starts = range(0, len(x), size)
+    for start in reversed(starts) if reverse else starts:
+        rows = slice(start, start + size)
+        of_rows = factor if factor.dim() == 1 else factor[rows]
+        if start != (starts[-1] if reverse else 0):
+            first = first * (of_rows if factor.dim() == 1 else of_rows[-1 if reverse else 0])
+        first = _chunked(x[rows], first, of_rows, reverse)[0 if reverse else -1]
+    return x.new_empty(0, *x.shape[1:]), first.to(x.dtype)
+
+
+def _chunked(x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool) -> Tensor:
+    """Returns the states (T, B, m); factors are complex128 (m,), or (T, B, m), where the first is not used."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    is_fixed, count = factor.dim() == 1, len(x) // STEPS
+    f = factor.to(x.dtype)
+    begin, before = (-1, slice(1, None)) if reverse else (0, slice(None, -1))
+    if count < 2:
+        count, rest = 0, range(len(x))
+    elif reverse:
+        rest = range(len(x) % STEPS)
+    else:
+        rest = range(count * STEPS, len(x))
+    if count:
+        rows = slice(len(rest), None) if reverse else slice(rest.start)
+        inner = range(STEPS - 1, -1, -1) if reverse else range(STEPS)
+        given, states = (t[rows].unflatten(0, (count, STEPS)) for t in (x, out))
+        fs = f if is_fixed else f[rows].unflatten(0, (count, STEPS))
+        powers = factor.expand(STEPS, -1).cumprod(0) if is_fixed else fs.clone()
+        previous = inner[0]
+        states[:, previous] = given[:, previous]
+        if first is not None:
+            states[begin, previous] += first
+        for i in inner[1:]:
+            torch.addcmul(given[:, i], fs if is_fixed else fs[:, i], states[:, previous], out=states[:, i])
+            if not is_fixed:
+                powers[:, i] *= powers[:, previous]
+            previous = i
+        total = powers[-1] if is_fixed else powers[:, previous].to(torch.complex128)
+        ends = _chunked(states[:, previous].to(torch.complex128), None, total, reverse).to(x.dtype)
+        if is_fixed:
+            powers = powers.to(x.dtype)[:, None]
+            powers = powers.flip(0) if reverse else powers
+        else:
+            powers = powers[:-1] if reverse else powers[1:]
+        following = slice(None, -1) if reverse else slice(1, None)
+        states[following].addcmul_(powers, ends[before].unsqueeze(1))
+        first = None
+    for t in reversed(rest) if reverse else rest:
+        is_first = t == (len(x) - 1 if reverse else 0)
+        if is_first:
+            out[t] = x[t] if first is None else x[t] + first
+        else:
+            torch.addcmul(x[t], f if is_fixed else f[t], out[t + 1 if reverse else t - 1], out=out[t])
+    return out
