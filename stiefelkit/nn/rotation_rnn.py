@@ -5,6 +5,7 @@ import math
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stiefelkit.contract.param import Parametrization
@@ -17,7 +18,7 @@ from stiefelkit.numbers import FLAG, at_least, is_number, plain, whole
 from stiefelkit.scan import ROTATION_BACKENDS, rotation_scan
 from stiefelkit.tensors import computing_dtype
 
-__all__ = ["RotationRNN"]
+__all__ = ["RotationBlock", "RotationRNN"]
 
 
 class RotationRNN(Layers):
@@ -94,13 +95,13 @@ class RotationRNN(Layers):
         step = heads * (2 if field == "real" else 1)
         if n % step:
             raise OptionError(f"{name} needs a hidden_size that {step} divides with {heads} heads, got {n}.")
-        if decay is not None:
-            decay = plain(decay)
-            is_range = isinstance(decay, (tuple, list)) and len(decay) == 2 and all(map(is_number, decay))
-            if not is_range or not 0 < decay[0] <= decay[1] < 1:
+        spread: Any = plain(decay)
+        if spread is not None:
+            is_range = isinstance(spread, (tuple, list)) and len(spread) == 2 and all(map(is_number, spread))
+            if not is_range or not 0 < spread[0] <= spread[1] < 1:
                 raise OptionError(f"{name} needs decay as numbers 0 < low <= high < 1, or None, got {shown(decay)}.")
-            decay = float(decay[0]), float(decay[1])
-        self.heads, self.decay = heads, decay
+            spread = float(spread[0]), float(spread[1])
+        self.heads, self.decay = heads, spread
         self.max_angle = at_least(0).require(name, "max_angle", max_angle)
         self.normalize = FLAG.require(name, "normalize", normalize)
         super().__init__(
@@ -139,7 +140,9 @@ class RotationRNN(Layers):
         planes = self.hidden_size if self.is_complex else self.hidden_size // 2
         counts = {"angle": planes} | ({} if self.decay is None else {"log_rate": self.heads})
         for name, count in counts.items():
-            self.register_parameter(f"{name}{suffix}", nn.Parameter(torch.empty(count, device=device, dtype=self.dtype)))
+            self.register_parameter(
+                f"{name}{suffix}", nn.Parameter(torch.empty(count, device=device, dtype=self.dtype))
+            )
         self._draw(suffix)
 
     @torch.no_grad()
@@ -201,6 +204,57 @@ class RotationRNN(Layers):
             return None
         rate = getattr(self, f"log_rate{suffix}")
         return torch.exp(-torch.exp(rate.to(computing_dtype(rate.dtype))))
+
+
+class RotationBlock(nn.Module):
+    r"""A residual block around a `RotationRNN`: x + GLU(GELU(C h + D x')), with x' = norm(x) and h the states of x'.
+
+    Blocks of this kind between a linear layer in front and one behind make a sequence model whose time is linear in the
+    number of steps, and parallel over them.
+
+    Args:
+        width: features of the input and the output.
+        hidden_size: width of the state.
+        dropout: probability with which outputs of GELU and of the gate are zeroed in training.
+        device, dtype: of the parameters.
+        **options: those of `RotationRNN`, as `heads=`, `parametrization=`, `field=`, `decay=`.
+
+    Shape:
+        (B, T, width) to (B, T, width), and the last states (1, B, hidden_size).
+
+    >>> block = RotationBlock(4, 8, heads=2)
+    >>> block(torch.randn(2, 5, 4))[0].shape
+    torch.Size([2, 5, 4])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden_size: int,
+        *,
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ):
+        super().__init__()
+        self.norm = nn.LayerNorm(width, device=device, dtype=dtype)
+        self.rnn = RotationRNN(width, hidden_size, batch_first=True, device=device, dtype=dtype, **options)
+        states = self.rnn.hidden_size * (1 + self.rnn.is_complex) * (1 + self.rnn.bidirectional)
+        self.output = nn.Linear(states, width, bias=False, device=device, dtype=dtype)
+        self.skip = nn.Parameter(torch.ones(width, device=device, dtype=dtype))
+        self.gate = nn.Linear(width, 2 * width, device=device, dtype=dtype)
+        self.dropout = at_least(0, most=1).require(type(self).__name__, "dropout", dropout)
+
+    def forward(self, x: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Returns the outputs, and the last states, which a further call takes as `hx` to go on from there."""
+        inner = self.norm(x)
+        states, last = self.rnn(inner, hx)
+        if states.is_complex():
+            states = torch.view_as_real(states).flatten(-2)
+        y = F.gelu(self.output(states.to(inner.dtype)) + self.skip * inner)
+        y = F.glu(self.gate(F.dropout(y, self.dropout, self.training)))
+        return x + F.dropout(y, self.dropout, self.training), last
 
 
 def _times(rows: Tensor, matrices: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from stiefelkit.errors import DtypeError, ShapeError, UnknownNameError, did_you_mean, shown
 from stiefelkit.functional._arithmetic.function import Function
 from stiefelkit.functional._arithmetic.product import opaque
+from stiefelkit.numbers import is_number
 from stiefelkit.scan.checks import DTYPES, check_shapes
 
 __all__ = ["ROTATION_BACKENDS", "rotation_scan"]
@@ -71,27 +72,28 @@ def rotation_scan(
         raise UnknownNameError(
             f"rotation_scan has no backend {shown(backend)}{did_you_mean(backend, ROTATION_BACKENDS)}"
         )
-    if not isinstance(decay, Tensor):
-        decay = torch.tensor(float(decay), dtype=angle.dtype, device=angle.device)
-    given = {"x": x, "angle": angle, "decay": decay} | ({} if h0 is None else {"h0": h0})
+    g: Any = decay
+    if is_number(decay) and isinstance(angle, Tensor):
+        g = torch.full((), decay, dtype=angle.real.dtype, device=angle.device)  # type: ignore[arg-type]
+    given = {"x": x, "angle": angle, "decay": g} | ({} if h0 is None else {"h0": h0})
     for name, tensor in given.items():
         if not isinstance(tensor, Tensor) or tensor.dtype not in DTYPES:
             got = shown(tensor.dtype if isinstance(tensor, Tensor) else tensor)
             raise DtypeError(f"rotation_scan needs {name} of a floating or complex dtype, got {got}.")
         if tensor.is_complex() and (name != "x") and not (name == "h0" and x.is_complex()):
             raise DtypeError(f"rotation_scan needs a real {name}, got {tensor.dtype}.")
-    planes = _check_shapes(x, angle, decay, h0, batch_sizes)
-    dtype = functools.reduce(torch.promote_types, (t.dtype.to_real() for t in given.values()))
+    planes = _check_shapes(x, angle, g, h0, batch_sizes)
+    dtype = functools.reduce(torch.promote_types, (t.real.dtype for t in given.values()))
     real = DTYPES[dtype][1]
     z, h = (None if t is None else _complex(t, real) for t in (x, h0))
     assert z is not None
-    shape = torch.broadcast_shapes(angle.shape, decay.shape)
-    angle, decay = (torch.broadcast_to(t.to(real), (planes,) if len(shape) < 2 else shape) for t in (angle, decay))
+    shape = torch.broadcast_shapes(angle.shape, g.shape)
+    angle, g = (torch.broadcast_to(t.to(real), (planes,) if len(shape) < 2 else shape) for t in (angle, g))
     mask = None
     if batch_sizes is not None:
         mask = torch.arange(batch_sizes[0], device=x.device) < torch.tensor([*batch_sizes], device=x.device)[:, None]
-        z, angle, decay = (t if t.dim() == 1 else _padded(t, mask) for t in (z, angle, decay))
-    out, last = _run(z, angle, decay, h, mask, reverse, last_only, backend == "reference")
+        z, angle, g = (t if t.dim() == 1 else _padded(t, mask) for t in (z, angle, g))
+    out, last = _run(z, angle, g, h, mask, reverse, last_only, backend == "reference")
     if mask is not None and out is not None:
         out = out[mask]
     return tuple(None if t is None else _like(t, x, dtype) for t in (out, last))  # type: ignore[return-value]
@@ -120,13 +122,13 @@ def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, ba
 def _complex(t: Tensor, real: torch.dtype) -> Tensor:
     """Returns planes as complex numbers, a view where the dtype is at hand."""
     if t.is_complex():
-        return t.to(real.to_complex())
+        return t.to(torch.promote_types(real, torch.complex32))
     return torch.view_as_complex(t.to(real).contiguous().unflatten(-1, (-1, 2)))
 
 
 def _like(z: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.is_complex():
-        return z.to(dtype.to_complex())
+        return z.to(torch.promote_types(dtype, torch.complex32))
     return torch.view_as_real(z).flatten(-2).to(dtype)
 
 
@@ -195,8 +197,8 @@ class _Scan(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         x, first, angle, decay, ctx.reverse, ctx.last_only = inputs
-        out, last = output
-        # Of the states alone, the inputs of the backward pass follow, and the other way round.
+        out = output[0]
+        # The backward pass needs the states, which x gives again.
         ctx.save_for_backward(x if ctx.last_only else None, None if ctx.last_only else out, first, angle, decay)
         ctx.save_for_forward(x, first, angle, decay)
         if ctx.last_only:
@@ -211,7 +213,7 @@ class _Scan(Function):
         if z is None:
             z, _ = _Scan.apply(x, first, angle, decay, ctx.reverse, False)
         g = torch.zeros_like(z) if g_out is None or ctx.last_only else g_out
-        back, b = ((angle, decay) if angle.dim() == 1 else (_turned(t, ctx.reverse) for t in (angle, decay)))
+        back, b = (angle, decay) if angle.dim() == 1 else (_turned(t, ctx.reverse) for t in (angle, decay))
         a, a_first = _Scan.apply(g, g_last, -back, b, not ctx.reverse, False)
         g_angle = g_decay = None
         if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
@@ -294,9 +296,10 @@ def rotated_states(
     for start in reversed(starts) if reverse else starts:
         rows = slice(start, start + size)
         of_rows = factor if factor.dim() == 1 else factor[rows]
-        if start != (starts[-1] if reverse else 0):
+        if first is not None and start != (starts[-1] if reverse else 0):
             first = first * (of_rows if factor.dim() == 1 else of_rows[-1 if reverse else 0])
         first = _chunked(x[rows], first, of_rows, reverse)[0 if reverse else -1]
+    assert first is not None
     return x.new_empty(0, *x.shape[1:]), first.to(x.dtype)
 
 
