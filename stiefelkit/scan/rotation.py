@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import DtypeError, ShapeError, UnknownNameError, did_you_mean, shown
+from stiefelkit._torch import is_exported
+from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean, shown
 from stiefelkit.functional._arithmetic.function import Function
 from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.numbers import is_number
 from stiefelkit.scan.checks import DTYPES, check_shapes
+from stiefelkit.scan.dispatch import scan
 
 __all__ = ["ROTATION_BACKENDS", "rotation_scan"]
 
@@ -83,6 +85,8 @@ def rotation_scan(
         if tensor.is_complex() and (name != "x") and not (name == "h0" and x.is_complex()):
             raise DtypeError(f"rotation_scan needs a real {name}, got {tensor.dtype}.")
     planes = _check_shapes(x, angle, g, h0, batch_sizes)
+    if is_exported():
+        return _exported(x, angle, g, h0, batch_sizes=batch_sizes, reverse=reverse, last_only=last_only)
     dtype = functools.reduce(torch.promote_types, (t.real.dtype for t in given.values()))
     real = DTYPES[dtype][1]
     z, h = (None if t is None else _complex(t, real) for t in (x, h0))
@@ -101,7 +105,7 @@ def rotation_scan(
 
 def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, batch_sizes: Sequence[int] | None) -> int:
     """Returns the number of planes; raises ShapeError where sizes do not fit together."""
-    if x.dim() != (3 if batch_sizes is None else 2) or len(x) == 0:
+    if x.dim() != (3 if batch_sizes is None else 2) or x.shape[0] == 0:
         wanted = "(T, B, .) with T >= 1" if batch_sizes is None else "(rows, .) with batch_sizes"
         raise ShapeError(f"rotation_scan needs x of shape {wanted}, got {tuple(x.shape)}.")
     *rows, width = x.shape
@@ -117,6 +121,17 @@ def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, ba
     batch = x.shape[1] if batch_sizes is None else batch_sizes[0]
     check_shapes("rotation_scan", x, batch_sizes, {"h0": (h0, (batch, width))})
     return planes
+
+
+def _exported(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, **steps: Any) -> tuple[Tensor | None, Tensor]:
+    """Runs a scan with the matrix of all rotations, which ONNX can express."""
+    if x.is_complex() or angle.dim() > 1 or decay.dim() > 1:
+        kind = "complex ones" if x.is_complex() else "factors of each step"
+        raise OptionError(f"rotation_scan needs real planes and one angle and decay of each for ONNX, got {kind}.")
+    quarter = torch.kron(torch.eye(len(angle)), torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
+    c, s = ((decay * part).repeat_interleave(2)[:, None] for part in (angle.cos(), angle.sin()))
+    w = c * torch.eye(2 * len(angle)) + s * quarter
+    return scan(x, w, x.new_zeros(*x.shape[1:]) if h0 is None else h0, activation="identity", **steps)
 
 
 def _complex(t: Tensor, real: torch.dtype) -> Tensor:
