@@ -72,7 +72,7 @@ def _recipes(share: int) -> dict[str, Recipe]:
         "lie_urnn": _of(116, rates={"skew": 1e-4}, clip_norm=1.0),
         "margin_rnn": _of(120, 1e-4, optimizer_options=PLAIN_RMSPROP, clip_norm=100.0),
         "goru": _of(64),
-        "rotrnn": _of(64, 4e-3, **adamw, options=lambda n: {"width": n // 2, "heads": n // 2, "parametrization": "none"}),
+        "rotrnn": _of(64, 4e-3, **adamw, options=lambda n: {"heads": n // 2, "parametrization": "none"}),
         "irnn": _of(116, 1e-4, clip_norm=1.0),
         "henaff_rnn": _of(116, 1e-4, clip_norm=1.0),
         "gru": _of(70, clip_norm=1.0),
