@@ -14,13 +14,11 @@ from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.numbers import is_number
 from stiefelkit.scan.checks import DTYPES, check_shapes
 from stiefelkit.scan.dispatch import scan
+from stiefelkit.scan.engines import planes
+from stiefelkit.scan.engines.launch import flaw_of_device
 
-__all__ = ["ROTATION_BACKENDS", "rotation_scan"]
-
-ROTATION_BACKENDS = ("auto", "reference", "chunks")
+ROTATION_BACKENDS = ("auto", "reference", "chunks", "triton")
 """Names that `rotation_scan` takes as `backend`."""
-STEPS = 16
-"""Steps of a chunk: all chunks take a step at a time, then the ends of chunks are a sequence to be scanned."""
 
 
 def rotation_scan(
@@ -51,7 +49,8 @@ def rotation_scan(
         batch_sizes: rows alive at each step, not increasing, for sequences of different lengths.
         reverse: run from the last step to the first; outputs stay at their own steps.
         last_only: return None for the outputs; x is kept for the backward pass, which computes the states again.
-        backend: "auto"; "reference", a loop in float64, rounded once; "chunks", torch operators on any device.
+        backend: "auto", the last of these that can do it; "reference", a loop in float64, rounded once; "chunks", torch
+            operators on any device; "triton", one or two kernels for all steps, CUDA.
 
     Returns:
         Outputs of the shape of x, and the last state of every sequence, (B, .), in the widest of the dtypes given.
@@ -60,6 +59,7 @@ def rotation_scan(
         ShapeError: sizes do not fit together, or a real x has an odd width.
         DtypeError: a tensor is of integers, an angle or a decay is complex, or h0 is and x is not.
         UnknownNameError: there is no such backend.
+        OptionError: the backend cannot do this.
 
     References:
         Biegun, Dolga, Cunningham, Barber, RotRNN: modelling long sequences with rotations, 2024.
@@ -84,7 +84,7 @@ def rotation_scan(
             raise DtypeError(f"rotation_scan needs {name} of a floating or complex dtype, got {got}.")
         if tensor.is_complex() and (name != "x") and not (name == "h0" and x.is_complex()):
             raise DtypeError(f"rotation_scan needs a real {name}, got {tensor.dtype}.")
-    planes = _check_shapes(x, angle, g, h0, batch_sizes)
+    count = _check_shapes(x, angle, g, h0, batch_sizes)
     if is_exported():
         return _exported(x, angle, g, h0, batch_sizes=batch_sizes, reverse=reverse, last_only=last_only)
     dtype = functools.reduce(torch.promote_types, (t.real.dtype for t in given.values()))
@@ -92,15 +92,24 @@ def rotation_scan(
     z, h = (None if t is None else _complex(t, real) for t in (x, h0))
     assert z is not None
     shape = torch.broadcast_shapes(angle.shape, g.shape)
-    angle, g = (torch.broadcast_to(t.to(real), (planes,) if len(shape) < 2 else shape) for t in (angle, g))
+    angle, g = (torch.broadcast_to(t.to(real), (count,) if len(shape) < 2 else shape) for t in (angle, g))
     mask = None
     if batch_sizes is not None:
         mask = torch.arange(batch_sizes[0], device=x.device) < torch.tensor([*batch_sizes], device=x.device)[:, None]
         z, angle, g = (t if t.dim() == 1 else _padded(t, mask) for t in (z, angle, g))
-    out, last = _run(z, angle, g, h, mask, reverse, last_only, backend == "reference")
+    out, last = _run(z, angle, g, h, mask, reverse, last_only, _chosen(backend, z))
     if mask is not None and out is not None:
         out = out[mask]
     return tuple(None if t is None else _like(t, x, dtype) for t in (out, last))  # type: ignore[return-value]
+
+
+def _chosen(backend: str, z: Tensor) -> str:
+    if backend not in ("auto", "triton"):
+        return backend
+    flaw = flaw_of_device(z.device) if z.dtype in (torch.complex64, torch.complex128) else f"complex64, got {z.dtype}"
+    if backend == "triton" and flaw is not None:
+        raise OptionError(f'rotation_scan with backend="triton" needs {flaw}.')
+    return "triton" if flaw is None and (backend == "triton" or z.is_cuda) else "chunks"
 
 
 def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, batch_sizes: Sequence[int] | None) -> int:
@@ -111,8 +120,8 @@ def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, ba
     *rows, width = x.shape
     if width % 2 and not x.is_complex():
         raise ShapeError(f"rotation_scan needs a real x of even width, two numbers a plane, got {width}.")
-    planes = width if x.is_complex() else width // 2
-    shapes = [(planes,), (*rows, planes)]
+    count = width if x.is_complex() else width // 2
+    shapes = [(count,), (*rows, count)]
     for name, tensor in (("angle", angle), ("decay", decay)):
         if tuple(tensor.shape) not in (shapes if name == "angle" else [(), *shapes]):
             raise ShapeError(
@@ -120,7 +129,7 @@ def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, ba
             )
     batch = x.shape[1] if batch_sizes is None else batch_sizes[0]
     check_shapes("rotation_scan", x, batch_sizes, {"h0": (h0, (batch, width))})
-    return planes
+    return count
 
 
 def _exported(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, **steps: Any) -> tuple[Tensor | None, Tensor]:
@@ -159,7 +168,7 @@ def _run(
     mask: Tensor | None,
     reverse: bool,
     last_only: bool,
-    is_looped: bool,
+    backend: str,
 ) -> tuple[Tensor | None, Tensor]:
     """Runs padded sequences, which `mask` (T, B) marks, of complex numbers."""
     ends = None if mask is None else (mask.sum(0) - 1, torch.arange(mask.shape[1], device=z.device))
@@ -172,10 +181,10 @@ def _run(
             # States stay zero until a sequence begins at its own last step.
             z = z.index_put(ends, h * (factor if factor.dim() == 1 else factor[ends]), accumulate=True)
     is_last_only = last_only and (ends is None or reverse)
-    if is_looped:
+    if backend == "reference":
         out, last = _loop(z, first, angle, decay, reverse)
     else:
-        out, last = _Scan.apply(z, first, angle, decay, reverse, is_last_only)
+        out, last = _Scan.apply(z, first, angle, decay, reverse, is_last_only, backend)
     if ends is not None and not reverse:
         last = out[ends]
     return None if last_only else out, last
@@ -205,13 +214,13 @@ class _Scan(Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        x: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool, last_only: bool
+        x: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool, last_only: bool, backend: str
     ) -> tuple[Tensor, Tensor]:
-        return rotated_states(x, first, angle, decay, reverse, last_only)
+        return rotated_states(x, first, angle, decay, reverse, last_only, backend)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, first, angle, decay, ctx.reverse, ctx.last_only = inputs
+        x, first, angle, decay, ctx.reverse, ctx.last_only, ctx.backend = inputs
         out = output[0]
         # The backward pass needs the states, which x gives again.
         ctx.save_for_backward(x if ctx.last_only else None, None if ctx.last_only else out, first, angle, decay)
@@ -224,28 +233,30 @@ class _Scan(Function):
     def backward(ctx: Any, g_out: Tensor | None, g_last: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
         x, z, first, angle, decay = ctx.saved_tensors
         if g_last is None and (g_out is None or ctx.last_only):
-            return (None,) * 6
+            return (None,) * 7
         if z is None:
-            z, _ = _Scan.apply(x, first, angle, decay, ctx.reverse, False)
+            z, _ = _Scan.apply(x, first, angle, decay, ctx.reverse, False, ctx.backend)
         g = torch.zeros_like(z) if g_out is None or ctx.last_only else g_out
         back, b = (angle, decay) if angle.dim() == 1 else (_turned(t, ctx.reverse) for t in (angle, decay))
-        a, a_first = _Scan.apply(g, g_last, -back, b, not ctx.reverse, False)
+        a, a_first = _Scan.apply(g, g_last, -back, b, not ctx.reverse, False, ctx.backend)
         g_angle = g_decay = None
         if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
             pull = _pull(a, z, ctx.reverse, angle.dim() == 1)
             unit = torch.polar(torch.ones_like(angle), -angle)
             turned = pull * unit
             g_angle, g_decay = turned.imag * decay, turned.real
-        return a, None if first is None else a_first, g_angle, g_decay, None, None
+        return a, None if first is None else a_first, g_angle, g_decay, None, None, None
 
     @staticmethod
     def tangent(ctx: Any, dx: Any, dfirst: Any, dangle: Any, ddecay: Any, *_: Any) -> Any:
         x, first, angle, decay = ctx.saved_tensors
-        z, _ = _Scan.apply(x, first, angle, decay, ctx.reverse, False)
+        z, _ = _Scan.apply(x, first, angle, decay, ctx.reverse, False, ctx.backend)
         zero = torch.zeros_like(angle)
         d = torch.complex(zero if ddecay is None else ddecay, decay * (zero if dangle is None else dangle))
         moved = _before(z, ctx.reverse) * (d * torch.polar(torch.ones_like(angle), angle))
-        out, last = _Scan.apply(moved if dx is None else dx + moved, dfirst, angle, decay, ctx.reverse, False)
+        out, last = _Scan.apply(
+            moved if dx is None else dx + moved, dfirst, angle, decay, ctx.reverse, False, ctx.backend
+        )
         return (torch.zeros_like(out[:0]) if ctx.last_only else out), last
 
     @staticmethod
@@ -258,10 +269,10 @@ class _Scan(Function):
             t = t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
             return t.movedim(0, -2).flatten(-2)
 
-        x, first, angle, decay, reverse, last_only = args
+        x, first, angle, decay, *settings = args
         if angle.dim() - (in_dims[2] is not None) != decay.dim() - (in_dims[3] is not None):
             raise ShapeError("rotation_scan needs angle and decay of one shape under vmap.")
-        out, last = _Scan.apply(*map(folded, (x, first, angle, decay), in_dims), reverse, last_only)
+        out, last = _Scan.apply(*map(folded, (x, first, angle, decay), in_dims), *settings)
         return tuple(t.unflatten(-1, (info.batch_size, -1)).movedim(-2, 0) for t in (out, last)), (0, 0)
 
 
@@ -285,7 +296,7 @@ def _pull(a: Tensor, z: Tensor, reverse: bool, is_fixed: bool) -> Tensor:
 
 
 def _like_states(
-    x: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool, last_only: bool
+    x: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool, last_only: bool, backend: str
 ) -> tuple[Tensor, Tensor]:
     return x.new_empty((0, *x.shape[1:]) if last_only else x.shape), x.new_empty(x.shape[1:])
 
@@ -293,72 +304,15 @@ def _like_states(
 @opaque(
     _like_states,
     dims=None,
-    schema="(Tensor x, Tensor? first, Tensor angle, Tensor decay, bool reverse, bool last_only) -> (Tensor, Tensor)",
+    schema="(Tensor x, Tensor? first, Tensor angle, Tensor decay, bool reverse, bool last_only, str backend) -> "
+    "(Tensor, Tensor)",
 )
 def rotated_states(
-    x: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool, last_only: bool
+    x: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool, last_only: bool, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Returns all states, none with `last_only`, and the last one; see `_Scan`."""
     factor = torch.polar(decay.double(), angle.double())
     factor = factor if factor.dim() == 1 else factor.to(x.dtype)
-    x = x.resolve_conj()
-    if not last_only:
-        out = _chunked(x, first, factor, reverse)
-        return out, out[0 if reverse else -1].clone()
-    # A block at a time, so that memory does not grow with the steps.
-    size = 64 * STEPS
-    starts = range(0, len(x), size)
-    for start in reversed(starts) if reverse else starts:
-        rows = slice(start, start + size)
-        of_rows = factor if factor.dim() == 1 else factor[rows]
-        if first is not None and start != (starts[-1] if reverse else 0):
-            first = first * (of_rows if factor.dim() == 1 else of_rows[-1 if reverse else 0])
-        first = _chunked(x[rows], first, of_rows, reverse)[0 if reverse else -1]
-    assert first is not None
-    return x.new_empty(0, *x.shape[1:]), first.to(x.dtype)
-
-
-def _chunked(x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool) -> Tensor:
-    """Returns the states (T, B, m); factors are complex128 (m,), or (T, B, m), where the first is not used."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    is_fixed, count = factor.dim() == 1, len(x) // STEPS
-    f = factor.to(x.dtype)
-    begin, before = (-1, slice(1, None)) if reverse else (0, slice(None, -1))
-    if count < 2:
-        count, rest = 0, range(len(x))
-    elif reverse:
-        rest = range(len(x) % STEPS)
-    else:
-        rest = range(count * STEPS, len(x))
-    if count:
-        rows = slice(len(rest), None) if reverse else slice(rest.start)
-        inner = range(STEPS - 1, -1, -1) if reverse else range(STEPS)
-        given, states = (t[rows].unflatten(0, (count, STEPS)) for t in (x, out))
-        fs = f if is_fixed else f[rows].unflatten(0, (count, STEPS))
-        powers = factor.expand(STEPS, -1).cumprod(0) if is_fixed else fs.clone()
-        previous = inner[0]
-        states[:, previous] = given[:, previous]
-        if first is not None:
-            states[begin, previous] += first
-        for i in inner[1:]:
-            torch.addcmul(given[:, i], fs if is_fixed else fs[:, i], states[:, previous], out=states[:, i])
-            if not is_fixed:
-                powers[:, i] *= powers[:, previous]
-            previous = i
-        total = powers[-1] if is_fixed else powers[:, previous].to(torch.complex128)
-        ends = _chunked(states[:, previous].to(torch.complex128), None, total, reverse).to(x.dtype)
-        if is_fixed:
-            powers = powers.to(x.dtype)[:, None]
-            powers = powers.flip(0) if reverse else powers
-        else:
-            powers = powers[:-1] if reverse else powers[1:]
-        following = slice(None, -1) if reverse else slice(1, None)
-        states[following].addcmul_(powers, ends[before].unsqueeze(1))
-        first = None
-    for t in reversed(rest) if reverse else rest:
-        is_first = t == (len(x) - 1 if reverse else 0)
-        if is_first:
-            out[t] = x[t] if first is None else x[t] + first
-        else:
-            torch.addcmul(x[t], f if is_fixed else f[t], out[t + 1 if reverse else t - 1], out=out[t])
-    return out
+    return (planes.on_gpu if backend == "triton" else planes.by_chunks)(
+        x.resolve_conj(), first, factor, reverse, last_only
+    )

@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from stiefelkit import errors
 from stiefelkit.scan import rotation_scan
+from stiefelkit.scan.engines import planes
 from stiefelkit.testing import seeds
 
 B, M = 3, 4
@@ -31,7 +32,7 @@ def drawn(steps: int, *, is_complex: bool, is_varying: bool, dtype: torch.dtype 
 def gradients(found: Any, tensors: dict[str, Any]) -> list[Tensor]:
     weights = seeds.generator(1)
     results = [t for t in (found[1], found[0]) if t is not None]
-    loss = sum((t * torch.randn(t.shape, dtype=t.dtype, generator=weights)).real.sum() for t in results)
+    loss = sum((t * torch.randn(t.shape, dtype=_wide(t), generator=weights).to(t.dtype)).real.sum() for t in results)
     grads = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)  # type: ignore[arg-type]
     return [torch.zeros_like(t) if g is None else g for g, t in zip(grads, tensors.values(), strict=True)]
 
@@ -163,3 +164,33 @@ def test_bad_input_is_refused_in_a_sentence(changes, error, sentence):
     given = {"x": torch.zeros(5, 2, 8), "angle": torch.zeros(4), **changes}
     with pytest.raises(error, match=f"rotation_scan (needs|has) {sentence}"):
         run(**given)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("last_only", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("is_varying", [False, True])
+def test_the_program_of_a_gpu_gives_the_states_of_the_loop(is_varying, reverse, last_only, chunks, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(planes.on_gpu, "__defaults__", (chunks,))
+    tensors = drawn(13, is_complex=True, is_varying=is_varying, dtype=torch.float32)
+    options: dict[str, Any] = {"reverse": reverse, "last_only": last_only}
+    expected = run(**{k: t.detach().to(_wide(t)) for k, t in tensors.items()}, **options, backend="reference")
+    found = run(**tensors, **options, backend="triton")
+    for one, other in zip(found, expected, strict=True):
+        if one is not None:
+            torch.testing.assert_close(one.to(other.dtype), other, rtol=1e-6, atol=1e-6)
+    wide = {k: t.detach().to(_wide(t)).requires_grad_() for k, t in tensors.items()}
+    pairs = zip(gradients(found, tensors), gradients(run(**wide, **options, backend="reference"), wide), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one.to(other.dtype), other, rtol=1e-4, atol=1e-4)
+
+
+def _wide(t: Tensor) -> torch.dtype:
+    return torch.complex128 if t.is_complex() else torch.float64
+
+
+def test_a_program_without_a_gpu_is_refused():
+    with pytest.raises(errors.OptionError, match="a GPU, got cpu"):
+        run(torch.zeros(5, 2, 8), torch.zeros(4), backend="triton")
