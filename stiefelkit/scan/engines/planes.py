@@ -115,7 +115,11 @@ def on_gpu(
 
     if chunks > 1:
         run(None)
-        ends = _chunked(ends, None, factor**chunk if is_fixed else totals, False)
+        if is_fixed:
+            lengths = torch.full((chunks,), chunk, device=x.device)
+            lengths[-1] = steps - (chunks - 1) * chunk
+            totals = (factor ** lengths[:, None, None]).expand(ends.shape)
+        ends = _chunked(ends, None, totals, False)
         # The factor of the first step of each chunk after the first.
         heads = factor
         if not is_fixed:
