@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_programs import is_without_spills, machinery
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
 from stiefelkit import errors
+from stiefelkit.functional._kernels.launch import programs
 from stiefelkit.scan import rotation_scan
 from stiefelkit.scan.engines import planes
+from stiefelkit.scan.engines.launch import PACKAGE
 from stiefelkit.testing import seeds
 
 B, M = 3, 4
@@ -194,3 +197,24 @@ def _wide(t: Tensor) -> torch.dtype:
 def test_a_program_without_a_gpu_is_refused():
     with pytest.raises(errors.OptionError, match="a GPU, got cpu"):
         run(torch.zeros(5, 2, 8), torch.zeros(4), backend="triton")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_fixed", [False, True])
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_program_keeps_its_states_in_registers(capability, is_fixed, tmp_path):
+    pytest.importorskip("triton")
+    from triton import compile
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    program = programs(PACKAGE, False).rotate_planes
+    fixed = {"FIXED": is_fixed, "REVERSE": False, "BLOCK": planes.BLOCK}
+    types = {"first": "*fp64", "ends": "*fp64", "totals": "*fp64", "factor": "*fp64" if is_fixed else "*fp32"}
+    types |= dict.fromkeys(["steps", "chunk", "columns", "planes"], "i32")
+    signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in program.arg_names}
+    constants = {(i,): fixed[arg] for i, arg in enumerate(program.arg_names) if arg in fixed}
+    target = GPUTarget("cuda", capability, 32)
+    found = machinery(compile(ASTSource(program, signature, constants), target, {"num_warps": 4}), tmp_path)
+    assert is_without_spills(found)
+    assert found.registers <= 64
