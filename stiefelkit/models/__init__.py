@@ -44,6 +44,7 @@ _models = Registry(
         "margin_rnn": "stiefelkit.models.margin_rnn:margin_rnn",
         "ornn": "stiefelkit.models.ornn:ornn",
         "restricted_urnn": "stiefelkit.models.restricted_urnn:restricted_urnn",
+        "rotrnn": "stiefelkit.models.rotrnn:rotrnn",
         "scornn": "stiefelkit.models.scornn:scornn",
         "scurnn": "stiefelkit.models.scurnn:scurnn",
     },

@@ -10,6 +10,7 @@ from stiefelkit.nn.linear_transition import LinearTransitionRNN
 from stiefelkit.nn.rnn import OrthogonalRNN, OrthogonalRNNCell
 from stiefelkit.nn.rotated_decoder import Rotated, fake_quantize, rotated
 from stiefelkit.nn.rotation import absorb_norm_, absorb_norms_, rotate_
+from stiefelkit.nn.rotation_rnn import RotationBlock, RotationRNN
 
 __all__ = [
     "GORU",
@@ -21,6 +22,8 @@ __all__ = [
     "OrthogonalRNN",
     "OrthogonalRNNCell",
     "Rotated",
+    "RotationBlock",
+    "RotationRNN",
     "RotationSites",
     "absorb_norm_",
     "absorb_norms_",

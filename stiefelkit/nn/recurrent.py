@@ -51,6 +51,8 @@ class Recurrent(nn.Module):
 
     frame_gradients: ClassVar[tuple[str, ...]] = ("exact",)
     """Kinds of dL/dW that an optimizer may ask the coordinate list of W for; "half" of complex W only."""
+    frame: ClassVar[str] = "weight_hh"
+    """Name of the orthogonal weight."""
     input_blocks: ClassVar[int] = 1
     """The number of matrices of U that stand on top of each other."""
     backends: ClassVar[tuple[str, ...]] = BACKENDS
@@ -126,6 +128,10 @@ class Recurrent(nn.Module):
         return self.field == "complex"
 
     @property
+    def _frame_shape(self) -> tuple[int, ...]:
+        return self.hidden_size, self.hidden_size
+
+    @property
     def _bias_inside(self) -> bool:
         return find_activation(self.activation, self.field == "complex").bias_inside
 
@@ -141,14 +147,23 @@ class Recurrent(nn.Module):
             f"weight_ih{suffix}",
             parameter(self.input_blocks * parts * n, width, bound=(6 / (parts * n + width)) ** 0.5),
         )
+        self._add_frame(suffix, device, options)
+        if self.has_bias:
+            size = n if self._bias_inside else parts * n
+            self.register_parameter(f"bias{suffix}", parameter(size))
+        if self.trainable_h0:
+            self.register_parameter(f"h0{suffix}", parameter(parts * n, bound=0.01))
+
+    def _add_frame(self, suffix: str, device: torch.device | str | None, options: dict[str, Any]) -> None:
         if self.parametrization is None:
             self._init = options.get("init")
-            self.register_parameter(f"weight_hh{suffix}", nn.Parameter(self._free_matrix(device, **options)))
+            self.register_parameter(f"{self.frame}{suffix}", nn.Parameter(self._free_matrix(device, **options)))
         else:
-            w = torch.zeros(n, n, device=device, dtype=self.dtype.to_complex() if self.is_complex else self.dtype)
-            self.register_parameter(f"weight_hh{suffix}", nn.Parameter(w))
-            orthogonal(self, f"weight_hh{suffix}", self.parametrization, **options)
-        coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
+            dtype = self.dtype.to_complex() if self.is_complex else self.dtype
+            w = torch.zeros(self._frame_shape, device=device, dtype=dtype)
+            self.register_parameter(f"{self.frame}{suffix}", nn.Parameter(w))
+            orthogonal(self, f"{self.frame}{suffix}", self.parametrization, **options)
+        coordinate_list = coordinate_list_of(self, f"{self.frame}{suffix}")
         self._has_factors = coordinate_list is not None and structure_of(coordinate_list.param) is not None
         if self.factored and not self._has_factors:
             kind = "a free W" if coordinate_list is None else f"{title(coordinate_list.param)} {self.hidden_size}"
@@ -156,11 +171,6 @@ class Recurrent(nn.Module):
                 f"{self._name} needs a map with factors for factored=True, such as givens, householder and fourier, "
                 f"got {kind}."
             )
-        if self.has_bias:
-            size = n if self._bias_inside else parts * n
-            self.register_parameter(f"bias{suffix}", parameter(size))
-        if self.trainable_h0:
-            self.register_parameter(f"h0{suffix}", parameter(parts * n, bound=0.01))
 
     def _free_matrix(
         self, device: torch.device | str | None, init: str | None = None, generator: torch.Generator | None = None
@@ -184,10 +194,10 @@ class Recurrent(nn.Module):
             u.uniform_(-bound, bound)
         else:
             reset_(self, f"weight_ih{suffix}")
-        if coordinate_list_of(self, f"weight_hh{suffix}") is not None:
-            reset_(self, f"weight_hh{suffix}")
-        else:
-            w = getattr(self, f"weight_hh{suffix}")
+        if coordinate_list_of(self, f"{self.frame}{suffix}") is not None:
+            reset_(self, f"{self.frame}{suffix}")
+        elif hasattr(self, f"{self.frame}{suffix}"):
+            w = getattr(self, f"{self.frame}{suffix}")
             w.copy_(self._free_matrix(w.device, self._init))
         if self.has_bias:
             getattr(self, f"bias{suffix}").zero_()
@@ -208,16 +218,16 @@ class Recurrent(nn.Module):
     def _matrix(self, suffix: str, rows: int, steps: int) -> Tensor | Factored:
         """Returns W, in factors where its map has them and the scan is faster so, or as `factored` says."""
         if self._has_factors and self.factored is not False and self._takes_factors(suffix, rows, steps):
-            coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
+            coordinate_list = coordinate_list_of(self, f"{self.frame}{suffix}")
             factored = None if coordinate_list is None else coordinate_list.factored()
             if factored is not None:
                 return factored
-        return self._join(getattr(self, f"weight_hh{suffix}"))
+        return self._join(getattr(self, f"{self.frame}{suffix}"))
 
     def _takes_factors(self, suffix: str, rows: int, steps: int) -> bool:
         """Returns whether factors are asked for, or faster, and the scan runs in the one backend that takes them."""
         if self.factored is None:
-            coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
+            coordinate_list = coordinate_list_of(self, f"{self.frame}{suffix}")
             if coordinate_list is None or not prefers_factors(coordinate_list.param, rows):
                 return False
         if self.backend != "auto":

@@ -3,16 +3,19 @@
 from stiefelkit.scan import activations
 from stiefelkit.scan.activations import Activation, find_activation
 from stiefelkit.scan.dispatch import BACKENDS, GORU_BACKENDS, goru_scan, scan, scan_backend
+from stiefelkit.scan.rotation import ROTATION_BACKENDS, rotation_scan
 from stiefelkit.scan.structures import Factored
 
 __all__ = [
     "BACKENDS",
     "GORU_BACKENDS",
+    "ROTATION_BACKENDS",
     "Activation",
     "Factored",
     "activations",
     "find_activation",
     "goru_scan",
+    "rotation_scan",
     "scan",
     "scan_backend",
 ]

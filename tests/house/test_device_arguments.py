@@ -20,6 +20,8 @@ MODULES: dict[str, Any] = {
     "OrthogonalLinear": (lambda: sk.nn.OrthogonalLinear(INPUTS, UNITS, device="meta"), VECTORS),
     "OrthogonalRNN": (lambda: sk.nn.OrthogonalRNN(INPUTS, UNITS, 2, bidirectional=True, device="meta"), SEQUENCES),
     "OrthogonalRNNCell": (lambda: sk.nn.OrthogonalRNNCell(INPUTS, UNITS, device="meta"), VECTORS),
+    "RotationBlock": (lambda: sk.nn.RotationBlock(INPUTS, UNITS, device="meta"), (2, STEPS, INPUTS)),
+    "RotationRNN": (lambda: sk.nn.RotationRNN(INPUTS, UNITS, device="meta"), SEQUENCES),
     "adapt": (
         lambda: sk.nn.adapt(
             torch.nn.Sequential(torch.nn.Linear(INPUTS, UNITS, device="meta")), "0.weight", block_size=INPUTS

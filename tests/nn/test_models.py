@@ -77,11 +77,12 @@ def test_every_model_reads_sequences_and_trains_every_parameter(name):
 REAL = ["scornn", "ornn", "exprnn", "margin_rnn", "irnn", "henaff_rnn", "goru"]
 COMPLEX = ["scurnn", "full_urnn", "restricted_urnn", "eurnn", "lie_urnn"]
 GATED = ["lstm", "gru"]
+BLOCKS = ["rotrnn"]
 MAPS = ["cayley", "householder", "givens", "matrix_exp", "margin", "rebased", "stiefel"]
 
 
 def test_the_lists_here_hold_every_model():
-    assert sorted(REAL + COMPLEX + GATED) == sk.models.names()
+    assert sorted(REAL + COMPLEX + GATED + BLOCKS) == sk.models.names()
 
 
 @pytest.mark.parametrize("name", sk.models.names())

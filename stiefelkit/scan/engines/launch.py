@@ -111,6 +111,11 @@ def supports(device: torch.device, dtype: torch.dtype, width: int, activation: A
         return f"rows of at most {WIDEST} real numbers, got {width}"
     if activation.is_paired and width % 2:
         return f"an even number of units for {type(activation).__name__}, got {width}"
+    return flaw_of_device(device)
+
+
+def flaw_of_device(device: torch.device) -> str | None:
+    """Returns what programs need of a device and do not find, or None; see `supports`."""
     if importlib.util.find_spec("triton") is None:
         return "the package triton, got an environment without it"
     if device.type == "cpu":

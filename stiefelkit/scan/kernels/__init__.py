@@ -2,6 +2,7 @@
 
 from .gates import gates_back, gates_forward
 from .groups import groups_back, groups_forward
+from .rotations import rotate_planes
 from .rows import rows_back, rows_forward
 from .tiles import tiles_back, tiles_forward
 
@@ -10,6 +11,7 @@ __all__ = [
     "gates_forward",
     "groups_back",
     "groups_forward",
+    "rotate_planes",
     "rows_back",
     "rows_forward",
     "tiles_back",

@@ -31,6 +31,13 @@ RECIPES = {
     "lie_urnn": _of(64),
     "margin_rnn": _of(64, rates={"skew": 1e-4}),
     "goru": _of(64),
+    "rotrnn": _of(
+        64,
+        4e-3,
+        optimizer="adamw",
+        optimizer_options={},
+        options=lambda n: {"heads": n // 2, "parametrization": "none"},
+    ),
     "irnn": _of(64, clip_norm=1.0),
     "henaff_rnn": _of(64, clip_norm=1.0),
     "gru": _of(68, clip_norm=1.0),

@@ -59,6 +59,7 @@ def _of(*sizes: Any, batch_size: int = 50, **rest: Any) -> Recipe:
 
 def _recipes(share: int) -> dict[str, Recipe]:
     adam: dict[str, Any] = {"optimizer": "adam", "optimizer_options": {}}
+    adamw: dict[str, Any] = {"optimizer": "adamw", "optimizer_options": {}, "schedule": "cosine"}
     cayley = {"optimizer": "multiplicative_cayley", "optimizer_options": {"precondition": "rmsprop"}}
     return {
         "scornn": _of(170, rates={"skew": 1e-4}, options=lambda n: {"negative": n // share}),
@@ -71,6 +72,7 @@ def _recipes(share: int) -> dict[str, Recipe]:
         "lie_urnn": _of(116, rates={"skew": 1e-4}, clip_norm=1.0),
         "margin_rnn": _of(120, 1e-4, optimizer_options=PLAIN_RMSPROP, clip_norm=100.0),
         "goru": _of(64),
+        "rotrnn": _of(64, 4e-3, **adamw, options=lambda n: {"heads": n // 2, "parametrization": "none"}),
         "irnn": _of(116, 1e-4, clip_norm=1.0),
         "henaff_rnn": _of(116, 1e-4, clip_norm=1.0),
         "gru": _of(70, clip_norm=1.0),

@@ -1,0 +1,267 @@
+"""Recurrent layers with a linear orthogonal transition, which run in parallel over time."""
+
+import contextlib
+import math
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stiefelkit.contract.param import Parametrization
+from stiefelkit.errors import OptionError, shown
+from stiefelkit.functional import product
+from stiefelkit.functional._arithmetic.product import is_autocast
+from stiefelkit.nn.layers import Layers
+from stiefelkit.nn.recurrent import Field, require_options
+from stiefelkit.numbers import FLAG, at_least, is_number, plain, whole
+from stiefelkit.scan import ROTATION_BACKENDS, rotation_scan
+from stiefelkit.tensors import computing_dtype
+
+__all__ = ["RotationBlock", "RotationRNN"]
+
+
+class RotationRNN(Layers):
+    r"""Multi-layer linear RNN h_t = g W h_{t-1} + s U x_t + b with an orthogonal W, in parallel over time.
+
+    W = P R(angle) P^T is kept as its real Schur form: rotations of planes in a basis P, an orthogonal matrix of any
+    parametrization. With field="complex" W = P diag(e^{i angle}) P^H is unitary. In the basis P time is a scan of
+    complex numbers (`stiefelkit.scan.rotation_scan`), so that a layer takes one product with P for all steps instead of
+    one with W for each. There is no activation between steps: put one between layers, as `RotationBlock` does.
+
+    States are divided among heads, each with its own basis and decay g = exp(-exp(log_rate)). With `normalize` inputs
+    are scaled by s = sqrt(1 - g^2) / ||U||_F of each head, which keeps the expected size of states constant for inputs
+    of independent entries of variance 1.
+
+    Parameters: `weight_ih_l0` (U), `basis_l0` (P, of shape (heads, n / heads, n / heads)), `angle_l0` (n / 2; n if
+    complex), `log_rate_l0` (heads), `bias_l0`, and `_reverse` for the second direction. `weight_hh_l0` reads W. Shapes
+    and other arguments are those of `OrthogonalRNN`.
+
+    Args:
+        input_size: width m of the input.
+        hidden_size: width n of the state, an even multiple of `heads` if real.
+        num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in `OrthogonalRNN`.
+        parametrization: of P, a registered name or a class; None for P = I, where layers before and after mix planes.
+        field: "real" or "complex".
+        heads: how many parts of the state have a basis and a decay of their own.
+        decay: the range that each head's g is drawn from, log-uniformly in -log g; None for g = 1, W alone.
+        max_angle: angles are drawn from U(0, max_angle), in radians.
+        normalize: whether inputs are scaled by s; not without decay.
+        trainable_h0, backend: as in `OrthogonalRNN`, the backend one of `stiefelkit.scan.rotation_scan`.
+        **options: options of the parametrization, and `init=`.
+
+    Raises:
+        OptionError, UnknownNameError, DtypeError, ShapeError: as `OrthogonalRNN`, or sizes do not fit the heads.
+
+    References:
+        Biegun, Dolga, Cunningham, Barber, RotRNN: modelling long sequences with rotations, 2024.
+
+    >>> rnn = RotationRNN(3, 8, heads=2)
+    >>> out, h_n = rnn(torch.randn(5, 2, 3))
+    >>> out.shape, h_n.shape
+    (torch.Size([5, 2, 8]), torch.Size([1, 2, 8]))
+    """
+
+    frame: ClassVar[str] = "basis"
+    backends: ClassVar[tuple[str, ...]] = ROTATION_BACKENDS
+    matrices: ClassVar[tuple[str, ...]] = ("weight_ih", "weight_hh")
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        parametrization: Parametrization | None = "cayley",
+        field: Field = "real",
+        heads: int = 1,
+        decay: tuple[float, float] | None = (0.9, 0.999),
+        max_angle: float = 2 * math.pi,
+        normalize: bool = True,
+        trainable_h0: bool = False,
+        backend: str = "auto",
+        **options: Any,
+    ):
+        require_options(type(self), parametrization, options)
+        name = type(self).__name__
+        n = whole(1).require(name, "hidden_size", hidden_size)
+        heads = whole(1).require(name, "heads", heads)
+        step = heads * (2 if field == "real" else 1)
+        if n % step:
+            raise OptionError(f"{name} needs a hidden_size that {step} divides with {heads} heads, got {n}.")
+        spread: Any = plain(decay)
+        if spread is not None:
+            is_range = isinstance(spread, (tuple, list)) and len(spread) == 2 and all(map(is_number, spread))
+            if not is_range or not 0 < spread[0] <= spread[1] < 1:
+                raise OptionError(f"{name} needs decay as numbers 0 < low <= high < 1, or None, got {shown(decay)}.")
+            spread = float(spread[0]), float(spread[1])
+        self.heads, self.decay = heads, spread
+        self.max_angle = at_least(0).require(name, "max_angle", max_angle)
+        self.normalize = FLAG.require(name, "normalize", normalize)
+        super().__init__(
+            input_size,
+            n,
+            num_layers,
+            bias=bias,
+            batch_first=batch_first,
+            dropout=dropout,
+            bidirectional=bidirectional,
+            device=device,
+            dtype=dtype,
+            parametrization=parametrization,
+            field=field,
+            activation="identity",
+            trainable_h0=trainable_h0,
+            backend=backend,
+            **options,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """Reads W, of shape (n, n), for `weight_hh` with the suffix of a layer and direction."""
+        suffix = name.removeprefix("weight_hh")
+        if suffix != name and suffix in self._suffixes:
+            return self._transition(suffix)
+        return super().__getattr__(name)
+
+    @property
+    def _frame_shape(self) -> tuple[int, ...]:
+        size = self.hidden_size // self.heads
+        return self.heads, size, size
+
+    def _add_frame(self, suffix: str, device: torch.device | str | None, options: dict[str, Any]) -> None:
+        if self.parametrization is not None:
+            super()._add_frame(suffix, device, options)
+        planes = self.hidden_size if self.is_complex else self.hidden_size // 2
+        counts = {"angle": planes} | ({} if self.decay is None else {"log_rate": self.heads})
+        for name, count in counts.items():
+            self.register_parameter(
+                f"{name}{suffix}", nn.Parameter(torch.empty(count, device=device, dtype=self.dtype))
+            )
+        self._draw(suffix)
+
+    @torch.no_grad()
+    def _draw(self, suffix: str) -> None:
+        getattr(self, f"angle{suffix}").uniform_(0, self.max_angle)
+        if self.decay is not None:
+            slow, fast = (math.log(-math.log(g)) for g in reversed(self.decay))
+            getattr(self, f"log_rate{suffix}").uniform_(slow, fast)
+
+    @torch.no_grad()
+    def _reset(self, suffix: str) -> None:
+        super()._reset(suffix)
+        self._draw(suffix)
+
+    def _basis(self, suffix: str) -> Tensor | None:
+        return None if self.parametrization is None else getattr(self, f"basis{suffix}")
+
+    def _transition(self, suffix: str) -> Tensor:
+        angle = getattr(self, f"angle{suffix}").double()
+        if self.is_complex:
+            w = torch.diag(torch.polar(torch.ones_like(angle), angle))
+        else:
+            c, s = angle.cos(), angle.sin()
+            w = torch.block_diag(*torch.stack([c, -s, s, c], -1).view(-1, 2, 2))
+        basis = self._basis(suffix)
+        if basis is not None:
+            p = torch.block_diag(*basis).to(w.dtype)
+            w = p @ w @ p.mH
+        return w.to(self._dtypes()[self.is_complex])
+
+    def _run(
+        self, suffix: str, x: Tensor, h_0: Tensor | None, batch: int, **steps: Any
+    ) -> tuple[Tensor | None, Tensor]:
+        u = self._join(getattr(self, f"weight_ih{suffix}"))
+        u = u.to(computing_dtype(u.dtype))
+        angle, decay = getattr(self, f"angle{suffix}"), self._decay(suffix)
+        if decay is not None and self.normalize:
+            size = u.unflatten(0, (self.heads, -1)).abs().square().sum((1, 2))
+            u = u * ((1 - decay.square()) / size).sqrt().repeat_interleave(len(u) // self.heads)[:, None]
+        if decay is not None:
+            decay = decay.repeat_interleave(len(angle) // self.heads)
+        basis = None if self.parametrization is None else getattr(self, f"basis{suffix}").to(u.dtype)
+        inward, outward = (None, None) if basis is None else (basis.conj(), basis.mT)
+        autocast = torch.autocast(x.device.type, enabled=False) if is_autocast(x.device) else contextlib.nullcontext()
+        with autocast:
+            driven = product(x.to(u.dtype), _times(u.mT, inward))
+            if self.has_bias:
+                bias = self._join(getattr(self, f"bias{suffix}")).to(u.dtype)
+                driven = driven + _times(bias[None], inward)
+            first = _times(self._first(suffix, h_0, batch, u), inward)
+            out, last = rotation_scan(
+                driven, angle, 1.0 if decay is None else decay, first, backend=self.backend, **steps
+            )
+            dtype = self._dtypes()[self.is_complex]
+            return None if out is None else _times(out, outward).to(dtype), _times(last, outward).to(dtype)
+
+    def _decay(self, suffix: str) -> Tensor | None:
+        if self.decay is None:
+            return None
+        rate = getattr(self, f"log_rate{suffix}")
+        return torch.exp(-torch.exp(rate.to(computing_dtype(rate.dtype))))
+
+
+class RotationBlock(nn.Module):
+    r"""A residual block around a `RotationRNN`: x + GLU(GELU(C h + D x')), with x' = norm(x) and h the states of x'.
+
+    Blocks of this kind between a linear layer in front and one behind make a sequence model whose time is linear in the
+    number of steps, and parallel over them.
+
+    Args:
+        width: features of the input and the output.
+        hidden_size: width of the state.
+        dropout: probability with which outputs of GELU and of the gate are zeroed in training.
+        device, dtype: of the parameters.
+        **options: those of `RotationRNN`, as `heads=`, `parametrization=`, `field=`, `decay=`.
+
+    Shape:
+        (B, T, width) to (B, T, width), and the last states (1, B, hidden_size).
+
+    >>> block = RotationBlock(4, 8, heads=2)
+    >>> block(torch.randn(2, 5, 4))[0].shape
+    torch.Size([2, 5, 4])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden_size: int,
+        *,
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ):
+        super().__init__()
+        self.norm = nn.LayerNorm(width, device=device, dtype=dtype)
+        self.rnn = RotationRNN(width, hidden_size, batch_first=True, device=device, dtype=dtype, **options)
+        states = self.rnn.hidden_size * (1 + self.rnn.is_complex) * (1 + self.rnn.bidirectional)
+        self.output = nn.Linear(states, width, bias=False, device=device, dtype=dtype)
+        self.skip = nn.Parameter(torch.ones(width, device=device, dtype=dtype))
+        self.gate = nn.Linear(width, 2 * width, device=device, dtype=dtype)
+        self.dropout = at_least(0, most=1).require(type(self).__name__, "dropout", dropout)
+
+    def forward(self, x: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Returns the outputs, and the last states, which a further call takes as `hx` to go on from there."""
+        inner = self.norm(x)
+        states, last = self.rnn(inner, hx)
+        if states.is_complex():
+            states = torch.view_as_real(states).flatten(-2)
+        y = F.gelu(self.output(states.to(inner.dtype)) + self.skip * inner)
+        y = F.glu(self.gate(F.dropout(y, self.dropout, self.training)))
+        return x + F.dropout(y, self.dropout, self.training), last
+
+
+def _times(rows: Tensor, matrices: Tensor | None) -> Tensor:
+    """Returns rows (*, n) times one matrix for each head, (heads, d, d)."""
+    if matrices is None:
+        return rows
+    if len(matrices) == 1:
+        return product(rows, matrices[0])
+    parts = rows.reshape(-1, *matrices.shape[:2]).transpose(0, 1)
+    return product(parts, matrices).transpose(0, 1).reshape(rows.shape)

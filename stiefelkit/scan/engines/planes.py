@@ -1,0 +1,131 @@
+"""The scan of rotations as chunks of steps, in torch operators or in Triton programs.
+
+Factors are complex128 (m,), or (T, B, m) for one a step, of which the first is not used: the first state is added to
+the first step as it is. The states at the ends of chunks are scanned in complex128.
+"""
+
+import torch
+from torch import Tensor
+
+from stiefelkit.functional._kernels.launch import start
+from stiefelkit.scan.engines.launch import PACKAGE, multiprocessors
+
+STEPS = 16
+"""Steps of a chunk in torch operators: all chunks take a step at a time."""
+BLOCK = 128
+"""Planes of sequences that a program takes."""
+LEAST = 64
+"""Steps of a chunk of a program: fewer are not worth the second pass."""
+
+
+def by_chunks(x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool, last_only: bool) -> tuple[Tensor, Tensor]:
+    """Returns the states (T, B, m), none with `last_only`, and the last one, in torch operators."""
+    if not last_only:
+        out = _chunked(x, first, factor, reverse)
+        return out, out[0 if reverse else -1].clone()
+    # A block at a time, so that memory does not grow with the steps.
+    size = 64 * STEPS
+    starts = range(0, len(x), size)
+    for begin in reversed(starts) if reverse else starts:
+        rows = slice(begin, begin + size)
+        of_rows = factor if factor.dim() == 1 else factor[rows]
+        if first is not None and begin != starts[-1 if reverse else 0]:
+            first = first * (of_rows if factor.dim() == 1 else of_rows[-1 if reverse else 0])
+        first = _chunked(x[rows], first, of_rows, reverse)[0 if reverse else -1]
+    assert first is not None
+    return x.new_empty(0, *x.shape[1:]), first.to(x.dtype)
+
+
+def _chunked(x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool) -> Tensor:
+    """Returns the states (T, B, m); factors are complex128 (m,), or (T, B, m), where the first is not used."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    is_fixed, count = factor.dim() == 1, len(x) // STEPS
+    f = factor.to(x.dtype)
+    begin, before = (-1, slice(1, None)) if reverse else (0, slice(None, -1))
+    if count < 2:
+        count, rest = 0, range(len(x))
+    elif reverse:
+        rest = range(len(x) % STEPS)
+    else:
+        rest = range(count * STEPS, len(x))
+    if count:
+        rows = slice(len(rest), None) if reverse else slice(rest.start)
+        inner = range(STEPS - 1, -1, -1) if reverse else range(STEPS)
+        given, states = (t[rows].unflatten(0, (count, STEPS)) for t in (x, out))
+        fs = f if is_fixed else f[rows].unflatten(0, (count, STEPS))
+        powers = factor.expand(STEPS, -1).cumprod(0) if is_fixed else fs.clone()
+        previous = inner[0]
+        states[:, previous] = given[:, previous]
+        if first is not None:
+            states[begin, previous] += first
+        for i in inner[1:]:
+            torch.addcmul(given[:, i], fs if is_fixed else fs[:, i], states[:, previous], out=states[:, i])
+            if not is_fixed:
+                powers[:, i] *= powers[:, previous]
+            previous = i
+        total = powers[-1] if is_fixed else powers[:, previous].to(torch.complex128)
+        ends = _chunked(states[:, previous].to(torch.complex128), None, total, reverse).to(x.dtype)
+        if is_fixed:
+            powers = powers.to(x.dtype)[:, None]
+            powers = powers.flip(0) if reverse else powers
+        else:
+            powers = powers[:-1] if reverse else powers[1:]
+        following = slice(None, -1) if reverse else slice(1, None)
+        states[following].addcmul_(powers, ends[before].unsqueeze(1))
+        first = None
+    for t in reversed(rest) if reverse else rest:
+        is_first = t == (len(x) - 1 if reverse else 0)
+        if is_first:
+            out[t] = x[t] if first is None else x[t] + first
+        else:
+            torch.addcmul(x[t], f if is_fixed else f[t], out[t + 1 if reverse else t - 1], out=out[t])
+    return out
+
+
+def on_gpu(
+    x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool, last_only: bool, chunks: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Returns what `by_chunks` does, by Triton programs, which keep states in float64.
+
+    One pass where sequences and planes fill the GPU; else the ends of chunks first, then all states, which reads x
+    twice. `chunks` says how many chunks there are at most; None is as many as fill the GPU.
+    """
+    steps, columns, is_fixed = len(x), x[0].numel(), factor.dim() == 1
+    if not columns:
+        return torch.empty_like(x[:0] if last_only else x), x.new_empty(x.shape[1:])
+    blocks = -(-columns // BLOCK)
+    if chunks is None:
+        chunks = min(-(-steps // LEAST), max(1, 4 * multiprocessors(x.device) // blocks))
+    chunk = -(-steps // chunks)
+    chunks = -(-steps // chunk)
+    starts = x.new_zeros(chunks, *x.shape[1:], dtype=torch.complex128)
+    if first is not None:
+        starts[0] = first
+    ends, totals = torch.empty_like(starts), torch.empty_like(starts)
+    out = None if last_only else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    given = torch.view_as_real(x.contiguous()), torch.view_as_real(factor.contiguous())
+    fixed = {"FIXED": is_fixed, "REVERSE": reverse, "BLOCK": BLOCK, "num_warps": 4}
+
+    def run(result: Tensor | None) -> None:
+        held = (torch.view_as_real(t) for t in (starts, ends, totals))
+        begins, *others = held
+        numbers = None if result is None else torch.view_as_real(result)
+        arguments = given[0], begins, given[1], numbers, *others, steps, chunk, columns, x.shape[-1]
+        start(PACKAGE, "rotate_planes", chunks * blocks, x, *arguments, **fixed)
+
+    if chunks > 1:
+        run(None)
+        if is_fixed:
+            lengths = torch.full((chunks,), chunk, device=x.device)
+            lengths[-1] = steps - (chunks - 1) * chunk
+            totals = (factor ** lengths[:, None, None]).expand(ends.shape)
+        ends = _chunked(ends, None, totals, False)
+        # The factor of the first step of each chunk after the first.
+        heads = factor
+        if not is_fixed:
+            begins = torch.arange(chunk, steps, chunk, device=x.device)
+            heads = factor[steps - 1 - begins if reverse else begins]
+        starts[1:] = heads * ends[:-1]
+    if chunks == 1 or not last_only:
+        run(out)
+    return x.new_empty(0, *x.shape[1:]) if out is None else out, ends[-1].to(x.dtype)

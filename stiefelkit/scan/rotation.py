@@ -1,0 +1,318 @@
+"""`rotation_scan`: linear recurrences whose transition rotates planes, parallel over time."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit._torch import is_exported
+from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean, shown
+from stiefelkit.functional._arithmetic.function import Function
+from stiefelkit.functional._arithmetic.product import opaque
+from stiefelkit.numbers import is_number
+from stiefelkit.scan.checks import DTYPES, check_shapes
+from stiefelkit.scan.dispatch import scan
+from stiefelkit.scan.engines import planes
+from stiefelkit.scan.engines.launch import flaw_of_device
+
+ROTATION_BACKENDS = ("auto", "reference", "chunks", "triton")
+"""Names that `rotation_scan` takes as `backend`."""
+
+
+def rotation_scan(
+    x: Tensor,
+    angle: Tensor,
+    decay: Tensor | float = 1.0,
+    h0: Tensor | None = None,
+    *,
+    batch_sizes: Sequence[int] | None = None,
+    reverse: bool = False,
+    last_only: bool = False,
+    backend: str = "auto",
+) -> tuple[Tensor | None, Tensor]:
+    r"""Runs z_t = decay e^{i angle} z_{t-1} + x_t over time, for m planes, in parallel over time, planes and batch.
+
+    Real inputs of width 2m are planes side by side, (x_0, x_1), (x_2, x_3), ..., each rotated by [[cos, -sin], [sin,
+    cos]]. Powers of a factor are worked out in float64, and the ends of chunks of steps are scanned in float64, so that
+    no error grows with the number of steps. The backward pass is a scan the other way round and one product over time.
+    Derivatives of any order and forward mode work with every backend. 16-bit tensors are computed with in float32,
+    whatever autocast is set to.
+
+    Args:
+        x: inputs, time-major, of shape (T, B, m) if they are complex and (T, B, 2m) if they are real. With
+            `batch_sizes`, the packed rows (sum of sizes, .) of torch's PackedSequence.
+        angle: real angles in radians, shape (m,); or one for each step, (T, B, m) or packed rows.
+        decay: real factors of moduli: a number, or of the shapes of `angle`.
+        h0: first state, shape (B, .), real or complex as x is; zero if left out.
+        batch_sizes: rows alive at each step, not increasing, for sequences of different lengths.
+        reverse: run from the last step to the first; outputs stay at their own steps.
+        last_only: return None for the outputs; x is kept for the backward pass, which computes the states again.
+        backend: "auto", the last of these that can do it; "reference", a loop in float64, rounded once; "chunks", torch
+            operators on any device; "triton", one or two kernels for all steps, CUDA.
+
+    Returns:
+        Outputs of the shape of x, and the last state of every sequence, (B, .), in the widest of the dtypes given.
+
+    Raises:
+        ShapeError: sizes do not fit together, or a real x has an odd width.
+        DtypeError: a tensor is of integers, an angle or a decay is complex, or h0 is and x is not.
+        UnknownNameError: there is no such backend.
+        OptionError: the backend cannot do this.
+
+    References:
+        Biegun, Dolga, Cunningham, Barber, RotRNN: modelling long sequences with rotations, 2024.
+        Orvieto, Smith, Gu, Fernando, Gulcehre, Pascanu, De, Resurrecting recurrent neural networks for long sequences,
+        ICML 2023.
+
+    >>> out, last = rotation_scan(torch.ones(3, 1, 2), torch.tensor([torch.pi / 2]))
+    >>> last.round()
+    tensor([[-1.,  1.]])
+    """
+    if backend not in ROTATION_BACKENDS:
+        raise UnknownNameError(
+            f"rotation_scan has no backend {shown(backend)}{did_you_mean(backend, ROTATION_BACKENDS)}"
+        )
+    g: Any = decay
+    if is_number(decay) and isinstance(angle, Tensor):
+        g = torch.full((), decay, dtype=angle.real.dtype, device=angle.device)  # type: ignore[arg-type]
+    given = {"x": x, "angle": angle, "decay": g} | ({} if h0 is None else {"h0": h0})
+    for name, tensor in given.items():
+        if not isinstance(tensor, Tensor) or tensor.dtype not in DTYPES:
+            got = shown(tensor.dtype if isinstance(tensor, Tensor) else tensor)
+            raise DtypeError(f"rotation_scan needs {name} of a floating or complex dtype, got {got}.")
+        if tensor.is_complex() and (name != "x") and not (name == "h0" and x.is_complex()):
+            raise DtypeError(f"rotation_scan needs a real {name}, got {tensor.dtype}.")
+    count = _check_shapes(x, angle, g, h0, batch_sizes)
+    if is_exported():
+        return _exported(x, angle, g, h0, batch_sizes=batch_sizes, reverse=reverse, last_only=last_only)
+    dtype = functools.reduce(torch.promote_types, (t.real.dtype for t in given.values()))
+    real = DTYPES[dtype][1]
+    z, h = (None if t is None else _complex(t, real) for t in (x, h0))
+    assert z is not None
+    shape = torch.broadcast_shapes(angle.shape, g.shape)
+    angle, g = (torch.broadcast_to(t.to(real), (count,) if len(shape) < 2 else shape) for t in (angle, g))
+    mask = None
+    if batch_sizes is not None:
+        mask = torch.arange(batch_sizes[0], device=x.device) < torch.tensor([*batch_sizes], device=x.device)[:, None]
+        z, angle, g = (t if t.dim() == 1 else _padded(t, mask) for t in (z, angle, g))
+    out, last = _run(z, angle, g, h, mask, reverse, last_only, _chosen(backend, z))
+    if mask is not None and out is not None:
+        out = out[mask]
+    return tuple(None if t is None else _like(t, x, dtype) for t in (out, last))  # type: ignore[return-value]
+
+
+def _chosen(backend: str, z: Tensor) -> str:
+    if backend not in ("auto", "triton"):
+        return backend
+    flaw = flaw_of_device(z.device) if z.dtype in (torch.complex64, torch.complex128) else f"complex64, got {z.dtype}"
+    if backend == "triton" and flaw is not None:
+        raise OptionError(f'rotation_scan with backend="triton" needs {flaw}.')
+    return "triton" if flaw is None and (backend == "triton" or z.is_cuda) else "chunks"
+
+
+def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, batch_sizes: Sequence[int] | None) -> int:
+    """Returns the number of planes; raises ShapeError where sizes do not fit together."""
+    if x.dim() != (3 if batch_sizes is None else 2) or x.shape[0] == 0:
+        wanted = "(T, B, .) with T >= 1" if batch_sizes is None else "(rows, .) with batch_sizes"
+        raise ShapeError(f"rotation_scan needs x of shape {wanted}, got {tuple(x.shape)}.")
+    *rows, width = x.shape
+    if width % 2 and not x.is_complex():
+        raise ShapeError(f"rotation_scan needs a real x of even width, two numbers a plane, got {width}.")
+    count = width if x.is_complex() else width // 2
+    shapes = [(count,), (*rows, count)]
+    for name, tensor in (("angle", angle), ("decay", decay)):
+        if tuple(tensor.shape) not in (shapes if name == "angle" else [(), *shapes]):
+            raise ShapeError(
+                f"rotation_scan needs {name} of shape {shapes[0]} or {shapes[1]}, got {tuple(tensor.shape)}."
+            )
+    batch = x.shape[1] if batch_sizes is None else batch_sizes[0]
+    check_shapes("rotation_scan", x, batch_sizes, {"h0": (h0, (batch, width))})
+    return count
+
+
+def _exported(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, **steps: Any) -> tuple[Tensor | None, Tensor]:
+    """Runs a scan with the matrix of all rotations, which ONNX can express."""
+    if x.is_complex() or angle.dim() > 1 or decay.dim() > 1:
+        kind = "complex ones" if x.is_complex() else "factors of each step"
+        raise OptionError(f"rotation_scan needs real planes and one angle and decay of each for ONNX, got {kind}.")
+    quarter = torch.kron(torch.eye(len(angle)), torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
+    c, s = ((decay * part).repeat_interleave(2)[:, None] for part in (angle.cos(), angle.sin()))
+    w = c * torch.eye(2 * len(angle)) + s * quarter
+    return scan(x, w, x.new_zeros(*x.shape[1:]) if h0 is None else h0, activation="identity", **steps)
+
+
+def _complex(t: Tensor, real: torch.dtype) -> Tensor:
+    """Returns planes as complex numbers, a view where the dtype is at hand."""
+    if t.is_complex():
+        return t.to(torch.promote_types(real, torch.complex32))
+    return torch.view_as_complex(t.to(real).contiguous().unflatten(-1, (-1, 2)))
+
+
+def _like(z: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.is_complex():
+        return z.to(torch.promote_types(dtype, torch.complex32))
+    return torch.view_as_real(z).flatten(-2).to(dtype)
+
+
+def _padded(rows: Tensor, mask: Tensor) -> Tensor:
+    return rows.new_zeros(*mask.shape, rows.shape[-1]).index_put((mask,), rows)
+
+
+def _run(
+    z: Tensor,
+    angle: Tensor,
+    decay: Tensor,
+    h: Tensor | None,
+    mask: Tensor | None,
+    reverse: bool,
+    last_only: bool,
+    backend: str,
+) -> tuple[Tensor | None, Tensor]:
+    """Runs padded sequences, which `mask` (T, B) marks, of complex numbers."""
+    ends = None if mask is None else (mask.sum(0) - 1, torch.arange(mask.shape[1], device=z.device))
+    first = None
+    if h is not None:
+        factor = torch.polar(decay, angle)
+        if ends is None or not reverse:
+            first = h * (factor if factor.dim() == 1 else factor[-1 if reverse else 0])
+        else:
+            # States stay zero until a sequence begins at its own last step.
+            z = z.index_put(ends, h * (factor if factor.dim() == 1 else factor[ends]), accumulate=True)
+    is_last_only = last_only and (ends is None or reverse)
+    if backend == "reference":
+        out, last = _loop(z, first, angle, decay, reverse)
+    else:
+        out, last = _Scan.apply(z, first, angle, decay, reverse, is_last_only, backend)
+    if ends is not None and not reverse:
+        last = out[ends]
+    return None if last_only else out, last
+
+
+def _loop(z: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
+    factor = torch.polar(decay.double(), angle.double())
+    factors = [factor] * len(z) if factor.dim() == 1 else factor.unbind(0)
+    h, states = None if first is None else first.to(factor.dtype), []
+    for t in reversed(range(len(z))) if reverse else range(len(z)):
+        step = z[t].to(factor.dtype)
+        # The first factor is in `first` already.
+        h = step if h is None else step + (h if not states else factors[t] * h)
+        states.append(h)
+    out = torch.stack(states[::-1] if reverse else states)
+    return out.to(z.dtype), states[-1].to(z.dtype)
+
+
+class _Scan(Function):
+    """States z_t = f_t z_{t-1} + x_t with z_1 = x_1 + first, and the last of them; f_t = decay e^{i angle}.
+
+    The adjoint is the same function, the other way round, with conjugate factors. Everything is linear but for the
+    factors, so that derivatives of any order are made of this function.
+    """
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        x: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool, last_only: bool, backend: str
+    ) -> tuple[Tensor, Tensor]:
+        return rotated_states(x, first, angle, decay, reverse, last_only, backend)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, first, angle, decay, ctx.reverse, ctx.last_only, ctx.backend = inputs
+        out = output[0]
+        # The backward pass needs the states, which x gives again.
+        ctx.save_for_backward(x if ctx.last_only else None, None if ctx.last_only else out, first, angle, decay)
+        ctx.save_for_forward(x, first, angle, decay)
+        if ctx.last_only:
+            ctx.mark_non_differentiable(out)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, g_out: Tensor | None, g_last: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        x, z, first, angle, decay = ctx.saved_tensors
+        if g_last is None and (g_out is None or ctx.last_only):
+            return (None,) * 7
+        if z is None:
+            z, _ = _Scan.apply(x, first, angle, decay, ctx.reverse, False, ctx.backend)
+        g = torch.zeros_like(z) if g_out is None or ctx.last_only else g_out
+        back, b = (angle, decay) if angle.dim() == 1 else (_turned(t, ctx.reverse) for t in (angle, decay))
+        a, a_first = _Scan.apply(g, g_last, -back, b, not ctx.reverse, False, ctx.backend)
+        g_angle = g_decay = None
+        if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
+            pull = _pull(a, z, ctx.reverse, angle.dim() == 1)
+            unit = torch.polar(torch.ones_like(angle), -angle)
+            turned = pull * unit
+            g_angle, g_decay = turned.imag * decay, turned.real
+        return a, None if first is None else a_first, g_angle, g_decay, None, None, None
+
+    @staticmethod
+    def tangent(ctx: Any, dx: Any, dfirst: Any, dangle: Any, ddecay: Any, *_: Any) -> Any:
+        x, first, angle, decay = ctx.saved_tensors
+        z, _ = _Scan.apply(x, first, angle, decay, ctx.reverse, False, ctx.backend)
+        zero = torch.zeros_like(angle)
+        d = torch.complex(zero if ddecay is None else ddecay, decay * (zero if dangle is None else dangle))
+        moved = _before(z, ctx.reverse) * (d * torch.polar(torch.ones_like(angle), angle))
+        out, last = _Scan.apply(
+            moved if dx is None else dx + moved, dfirst, angle, decay, ctx.reverse, False, ctx.backend
+        )
+        return (torch.zeros_like(out[:0]) if ctx.last_only else out), last
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:  # type: ignore[override]
+        """Puts the new dimension among the planes."""
+
+        def folded(t: Any, dim: int | None) -> Any:
+            if not isinstance(t, Tensor):
+                return t
+            t = t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+            return t.movedim(0, -2).flatten(-2)
+
+        x, first, angle, decay, *settings = args
+        if angle.dim() - (in_dims[2] is not None) != decay.dim() - (in_dims[3] is not None):
+            raise ShapeError("rotation_scan needs angle and decay of one shape under vmap.")
+        out, last = _Scan.apply(*map(folded, (x, first, angle, decay), in_dims), *settings)
+        return tuple(t.unflatten(-1, (info.batch_size, -1)).movedim(-2, 0) for t in (out, last)), (0, 0)
+
+
+def _turned(t: Tensor, reverse: bool) -> Tensor:
+    """Returns what a step takes from the one after it: row t + 1, or t - 1 in reverse; one row is not used."""
+    return torch.roll(t, 1 if reverse else -1, 0)
+
+
+def _before(z: Tensor, reverse: bool) -> Tensor:
+    """Returns the states before each step, zero for the first."""
+    zero = torch.zeros_like(z[:1])
+    return torch.cat([z[1:], zero] if reverse else [zero, z[:-1]])
+
+
+def _pull(a: Tensor, z: Tensor, reverse: bool, is_fixed: bool) -> Tensor:
+    """Returns the gradient by the factors: a_t conj(z_{t-1}), summed over time and batch if they are the same."""
+    if not is_fixed:
+        return a * _before(z, reverse).conj()
+    a, z = (a[:-1], z[1:]) if reverse else (a[1:], z[:-1])
+    return torch.linalg.vecdot(z.flatten(0, 1), a.flatten(0, 1), dim=0)
+
+
+def _like_states(
+    x: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool, last_only: bool, backend: str
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty((0, *x.shape[1:]) if last_only else x.shape), x.new_empty(x.shape[1:])
+
+
+@opaque(
+    _like_states,
+    dims=None,
+    schema="(Tensor x, Tensor? first, Tensor angle, Tensor decay, bool reverse, bool last_only, str backend) -> "
+    "(Tensor, Tensor)",
+)
+def rotated_states(
+    x: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool, last_only: bool, backend: str
+) -> tuple[Tensor, Tensor]:
+    """Returns all states, none with `last_only`, and the last one; see `_Scan`."""
+    factor = torch.polar(decay.double(), angle.double())
+    factor = factor if factor.dim() == 1 else factor.to(x.dtype)
+    return (planes.on_gpu if backend == "triton" else planes.by_chunks)(
+        x.resolve_conj(), first, factor, reverse, last_only
+    )

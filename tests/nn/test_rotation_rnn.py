@@ -1,0 +1,112 @@
+"""A layer of rotations is the linear recurrence of the orthogonal W that it stands for."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.testing import seeds
+
+N = 8
+
+
+def layer(**options: Any) -> Any:
+    seeds.reseed()
+    return sk.nn.RotationRNN(3, N, trainable_h0=True, dtype=torch.float64, **options)
+
+
+@pytest.mark.parametrize("decay", [(0.9, 0.999), None])
+@pytest.mark.parametrize("parametrization", ["cayley", "householder", "givens", "stiefel", None])
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("field", ["real", "complex"])
+def test_states_are_those_of_the_loop_with_w(field, heads, parametrization, decay):
+    rnn = layer(field=field, heads=heads, parametrization=parametrization, decay=decay)
+    x = torch.randn(40, 2, 3, dtype=torch.float64)
+    u, b, h = (rnn._join(t) for t in (rnn.weight_ih_l0, rnn.bias_l0, rnn.h0_l0))
+    w, g, s = rnn.weight_hh_l0, torch.ones(heads, dtype=torch.float64), torch.ones(heads, dtype=torch.float64)
+    if decay is not None:
+        g = torch.exp(-torch.exp(rnn.log_rate_l0))
+        s = torch.stack([(1 - gi**2).sqrt() / part.norm() for gi, part in zip(g, u.chunk(heads), strict=True)])
+    g, s, h = g.repeat_interleave(N // heads), s.repeat_interleave(N // heads), h.expand(2, N)
+    expected = []
+    for row in x:
+        h = g * (h @ w.mT) + s * (row.to(u.dtype) @ u.mT) + b
+        expected.append(h)
+    out, last = rnn(x)
+    torch.testing.assert_close(out, torch.stack(expected), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(last[0], expected[-1], rtol=1e-11, atol=1e-11)
+    assert (w.mH @ w - torch.eye(N)).norm() < 1e-14
+    assert all(p.grad is not None for p in _trained(rnn, out))
+
+
+def _trained(rnn: Any, out: Any) -> list[Any]:
+    out.abs().square().sum().backward()
+    return list(rnn.parameters())
+
+
+def test_layers_directions_and_packed_sequences_are_those_of_every_layer():
+    rnn = layer(num_layers=2, bidirectional=True, heads=2)
+    each = [torch.randn(t, 3, dtype=torch.float64) for t in (40, 17, 3)]
+    out, last = rnn(pack_sequence(each))
+    alone = [rnn(x[:, None]) for x in each]
+    torch.testing.assert_close(out.data, pack_sequence([o[:, 0] for o, _ in alone]).data)
+    torch.testing.assert_close(last, torch.cat([h for _, h in alone], 1))
+    assert torch.equal(rnn(each[0], last_only=True)[1].detach(), rnn(each[0])[1].detach())
+
+
+def test_states_keep_their_size_whatever_the_decay():
+    rnn = sk.nn.RotationRNN(16, 64, heads=8, decay=(0.5, 0.999), bias=False)
+    seeds.reseed()
+    out, _ = rnn(torch.randn(6000, 4, 16))
+    size = out[3000:].unflatten(-1, (8, 8)).square().sum(-1).mean((0, 1))
+    assert ((size - 1).abs() < 0.25).all()
+
+
+def test_without_decay_states_are_only_turned():
+    rnn = sk.nn.RotationRNN(3, N, decay=None, bias=False)
+    h = torch.randn(1, 2, N)
+    out, _ = rnn(torch.zeros(5000, 2, 3), h)
+    # One chunk of 16 steps multiplies by a rounded factor at each step; the others by powers that are rounded once.
+    assert (out.norm(dim=-1) / h.norm(dim=-1) - 1).abs().max() < 16 * torch.finfo(torch.float32).eps
+
+
+def test_weights_are_saved_copied_and_drawn_anew():
+    rnn, other = layer(heads=2), layer(heads=2)
+    other.reset_parameters()
+    x = torch.randn(20, 2, 3, dtype=torch.float64)
+    assert not torch.equal(rnn(x)[0], other(x)[0])
+    other.load_state_dict(rnn.state_dict())
+    assert torch.equal(rnn(x)[0], other(x)[0])
+    assert torch.equal(rnn(x)[0], copy.deepcopy(rnn)(x)[0])
+    assert list(sk.drift(rnn)) == ["basis_l0"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"hidden_size": 7}, "a hidden_size that 2 divides with 1 heads, got 7"),
+        ({"heads": 3}, "a hidden_size that 6 divides with 3 heads, got 8"),
+        ({"decay": 0.9}, r"decay as numbers 0 < low <= high < 1, or None, got 0.9"),
+        ({"decay": (0.9, 1.0)}, r"decay as numbers 0 < low <= high < 1, or None, got \(0.9, 1.0\)"),
+        ({"normalize": 1}, "normalize to be True or False, got 1"),
+        ({"activation": "tanh"}, None),
+    ],
+)
+def test_bad_options_are_refused_in_a_sentence(options, sentence):
+    with pytest.raises(errors.OptionError, match=f"RotationRNN needs {sentence}" if sentence else "has no option"):
+        sk.nn.RotationRNN(3, **{"hidden_size": N, **options})
+
+
+def test_a_block_goes_on_from_its_last_states():
+    seeds.reseed()
+    block = sk.nn.RotationBlock(4, N, heads=2).double()
+    x = torch.randn(2, 30, 4, dtype=torch.float64)
+    whole, last = block(x)
+    first, h = block(x[:, :11])
+    second, end = block(x[:, 11:], h)
+    torch.testing.assert_close(torch.cat([first, second], 1), whole)
+    torch.testing.assert_close(end, last)

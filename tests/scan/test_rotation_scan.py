@@ -1,0 +1,220 @@
+"""The scan of rotations is the loop, to rounding, whatever the number of steps; its derivatives are the loop's."""
+
+from typing import Any
+
+import pytest
+import torch
+from compiled_programs import is_without_spills, machinery
+from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence
+
+from stiefelkit import errors
+from stiefelkit.functional._kernels.launch import programs
+from stiefelkit.scan import rotation_scan
+from stiefelkit.scan.engines import planes
+from stiefelkit.scan.engines.launch import PACKAGE
+from stiefelkit.testing import seeds
+
+B, M = 3, 4
+run: Any = rotation_scan
+
+
+def drawn(steps: int, *, is_complex: bool, is_varying: bool, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+    g = seeds.generator()
+    kind, width = (dtype.to_complex(), M) if is_complex else (dtype, 2 * M)
+    shape = (steps, B, M) if is_varying else (M,)
+    tensors = {
+        "x": torch.randn(steps, B, width, dtype=kind, generator=g),
+        "angle": torch.randn(shape, dtype=dtype, generator=g),
+        "decay": 0.9 + 0.1 * torch.rand(shape, dtype=dtype, generator=g),
+        "h0": torch.randn(B, width, dtype=kind, generator=g),
+    }
+    return {name: t.requires_grad_() for name, t in tensors.items()}
+
+
+def gradients(found: Any, tensors: dict[str, Any]) -> list[Tensor]:
+    weights = seeds.generator(1)
+    results = [t for t in (found[1], found[0]) if t is not None]
+    loss = sum((t * torch.randn(t.shape, dtype=_wide(t), generator=weights).to(t.dtype)).real.sum() for t in results)
+    grads = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)  # type: ignore[arg-type]
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(grads, tensors.values(), strict=True)]
+
+
+@pytest.mark.parametrize("last_only", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("is_varying", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 31, 32, 33, 100, 300])
+def test_states_and_gradients_are_those_of_the_loop(steps, is_varying, is_complex, reverse, last_only):
+    tensors = drawn(steps, is_complex=is_complex, is_varying=is_varying)
+    options: dict[str, Any] = {"reverse": reverse, "last_only": last_only}
+    expected = run(**tensors, **options, backend="reference")
+    found = run(**tensors, **options)
+    assert (found[0] is None) == last_only
+    pairs = zip((*found, *gradients(found, tensors)), (*expected, *gradients(expected, tensors)), strict=True)
+    for one, other in pairs:
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("is_varying", [False, True])
+@pytest.mark.parametrize("steps", [784, 4096, 16384])
+def test_the_error_does_not_grow_with_the_steps(steps, is_varying):
+    g = seeds.generator()
+    x, shape = torch.randn(steps, 1, 8, generator=g), (steps, 1, 4) if is_varying else (4,)
+    angle, decay = 6 * torch.rand(shape, generator=g), torch.ones(shape)
+    exact, _ = run(x.double(), angle.double(), decay.double(), backend="reference")
+    found, _ = run(x, angle, decay)
+    # A chunk rounds each of its states about STEPS times; factors that vary are rounded once more each.
+    bound = 16 * torch.finfo(torch.float32).eps
+    assert (found - exact).norm() <= bound * exact.norm() * (1 if not is_varying else steps**0.5 / 16)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("is_varying", [False, True])
+def test_packed_sequences_are_each_on_its_own(is_varying, reverse):
+    lengths = [40, 33, 5]
+    each = [drawn(t, is_complex=False, is_varying=True) for t in lengths]
+    h0 = each[0]["h0"]
+    packed = {name: pack_sequence([e[name][:, 0] for e in each]) for name in ("x", "angle", "decay")}
+    fixed = {"angle": each[0]["angle"][0, 0], "decay": each[0]["decay"][0, 0]}
+    factors = {k: packed[k].data for k in fixed} if is_varying else fixed
+    sizes = packed["x"].batch_sizes.tolist()
+    out, last = run(packed["x"].data, h0=h0, batch_sizes=sizes, reverse=reverse, **factors)
+    alone = []
+    for i, e in enumerate(each):
+        own = {k: e[k][:, :1] for k in fixed} if is_varying else fixed
+        o, h = run(e["x"][:, :1], h0=h0[i : i + 1], reverse=reverse, **own)
+        alone.append(o[:, 0])
+        torch.testing.assert_close(last[i], h[0])
+    torch.testing.assert_close(out, pack_sequence(alone).data)
+
+
+@pytest.mark.parametrize("is_varying", [False, True])
+def test_derivatives_of_second_order_and_forward_mode_are_right(is_varying):
+    tensors = tuple(drawn(40, is_complex=True, is_varying=is_varying).values())
+    assert torch.autograd.gradcheck(run, tensors, fast_mode=True, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(run, tensors, fast_mode=True, check_fwd_over_rev=True)
+
+
+def test_vmap_over_any_tensor_is_the_loop_over_it():
+    tensors = drawn(20, is_complex=False, is_varying=False)
+    stacked = {name: torch.stack([t.detach(), 0.5 * t.detach()]) for name, t in tensors.items()}
+    for mapped in ("x", "angle", "decay", "h0"):
+        given = {name: stacked[name] if name == mapped else t.detach() for name, t in tensors.items()}
+        dims = tuple(0 if name == mapped else None for name in given)
+        out, last = torch.vmap(run, in_dims=dims)(*given.values())
+        for i in range(2):
+            one = run(**{n: t[i] if n == mapped else t for n, t in given.items()})
+            torch.testing.assert_close((out[i], last[i]), one)
+
+
+def test_a_sequence_in_parts_is_the_sequence():
+    tensors = drawn(50, is_complex=False, is_varying=False)
+    x, rest = tensors.pop("x"), tensors
+    whole, end = run(x, **rest)
+    first, h = run(x[:17], **rest)
+    second, last = run(x[17:], **{**rest, "h0": h})
+    torch.testing.assert_close(torch.cat([first, second]), whole)
+    torch.testing.assert_close(last, end)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32_and_rounded_once(dtype):
+    tensors = {k: t.detach().to(dtype) for k, t in drawn(64, is_complex=False, is_varying=False).items()}
+    out, last = run(**tensors)
+    wide, _ = run(**{k: t.float() for k, t in tensors.items()})
+    assert out.dtype == last.dtype == dtype
+    assert torch.equal(out, wide.to(dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert run(**{k: t.float() for k, t in tensors.items()})[1].dtype == torch.float32
+
+
+def test_it_compiles_in_one_graph_and_exports():
+    tensors = drawn(33, is_complex=False, is_varying=False, dtype=torch.float32)
+    given = [t.detach() for t in tensors.values()]
+    expected = run(*given)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*given), expected)
+
+    class Net(torch.nn.Module):
+        def forward(self, x, angle, decay, h0):
+            return run(x, angle, decay, h0)
+
+    torch.testing.assert_close(torch.export.export(Net(), tuple(given)).module()(*given), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "sentence"),
+    [
+        ({"x": torch.zeros(5, 2, 7)}, errors.ShapeError, "a real x of even width, two numbers a plane, got 7"),
+        ({"x": torch.zeros(5, 8)}, errors.ShapeError, r"x of shape \(T, B, .\) with T >= 1, got \(5, 8\)"),
+        ({"angle": torch.zeros(3)}, errors.ShapeError, r"angle of shape \(4,\) or \(5, 2, 4\), got \(3,\)"),
+        ({"angle": torch.zeros(4, dtype=torch.complex64)}, errors.DtypeError, "a real angle, got torch.complex64"),
+        ({"decay": torch.zeros(2, 4)}, errors.ShapeError, r"decay of shape \(4,\) or \(5, 2, 4\), got \(2, 4\)"),
+        ({"h0": torch.zeros(2, 4)}, errors.ShapeError, r"h0 of shape \(2, 8\), got \(2, 4\)"),
+        ({"h0": torch.zeros(2, 8, dtype=torch.complex64)}, errors.DtypeError, "a real h0"),
+        ({"x": torch.zeros(5, 2, 8, dtype=torch.int64)}, errors.DtypeError, "x of a floating or complex dtype"),
+        ({"x": [1.0]}, errors.DtypeError, "x of a floating or complex dtype"),
+        ({"angle": 1.0}, errors.DtypeError, "angle of a floating or complex dtype"),
+        ({"decay": "slow"}, errors.DtypeError, "decay of a floating or complex dtype"),
+        ({"backend": "chunk"}, errors.UnknownNameError, "no backend 'chunk'"),
+        ({"batch_sizes": [2, 3]}, errors.ShapeError, r"x of shape \(rows, .\) with batch_sizes"),
+        ({"x": torch.zeros(5, 8), "batch_sizes": [2, 3]}, errors.ShapeError, "batch_sizes that do not increase"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(changes, error, sentence):
+    given = {"x": torch.zeros(5, 2, 8), "angle": torch.zeros(4), **changes}
+    with pytest.raises(error, match=f"rotation_scan (needs|has) {sentence}"):
+        run(**given)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("last_only", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("is_varying", [False, True])
+def test_the_program_of_a_gpu_gives_the_states_of_the_loop(is_varying, reverse, last_only, chunks, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(planes.on_gpu, "__defaults__", (chunks,))
+    tensors = drawn(13, is_complex=True, is_varying=is_varying, dtype=torch.float32)
+    options: dict[str, Any] = {"reverse": reverse, "last_only": last_only}
+    expected = run(**{k: t.detach().to(_wide(t)) for k, t in tensors.items()}, **options, backend="reference")
+    found = run(**tensors, **options, backend="triton")
+    for one, other in zip(found, expected, strict=True):
+        if one is not None:
+            torch.testing.assert_close(one.to(other.dtype), other, rtol=1e-6, atol=1e-6)
+    wide = {k: t.detach().to(_wide(t)).requires_grad_() for k, t in tensors.items()}
+    pairs = zip(gradients(found, tensors), gradients(run(**wide, **options, backend="reference"), wide), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one.to(other.dtype), other, rtol=1e-4, atol=1e-4)
+
+
+def _wide(t: Tensor) -> torch.dtype:
+    return torch.complex128 if t.is_complex() else torch.float64
+
+
+def test_a_program_without_a_gpu_is_refused():
+    with pytest.raises(errors.OptionError, match="a GPU, got cpu"):
+        run(torch.zeros(5, 2, 8), torch.zeros(4), backend="triton")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_fixed", [False, True])
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_program_keeps_its_states_in_registers(capability, is_fixed, tmp_path):
+    pytest.importorskip("triton")
+    from triton import compile
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    program = programs(PACKAGE, False).rotate_planes
+    fixed = {"FIXED": is_fixed, "REVERSE": False, "BLOCK": planes.BLOCK}
+    types = {"first": "*fp64", "ends": "*fp64", "totals": "*fp64", "factor": "*fp64" if is_fixed else "*fp32"}
+    types |= dict.fromkeys(["steps", "chunk", "columns", "planes"], "i32")
+    signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in program.arg_names}
+    constants = {(i,): fixed[arg] for i, arg in enumerate(program.arg_names) if arg in fixed}
+    target = GPUTarget("cuda", capability, 32)
+    found = machinery(compile(ASTSource(program, signature, constants), target, {"num_warps": 4}), tmp_path)
+    assert is_without_spills(found)
+    assert found.registers <= 64
