@@ -26,7 +26,7 @@ from stiefelkit.tensors import computing_dtype, working_dtype
 from stiefelkit.weights import attach
 from stiefelkit.weights.find import coordinate_list_of
 
-__all__ = ["Adapter", "OrthogonalAdapter", "Replacement", "Rotation"]
+__all__ = ["Adapter", "OrthogonalAdapter", "Replacement", "Rotation", "identity_scheme"]
 
 _BLOCK = 32
 """Rows of a block where nothing else is asked for."""
@@ -344,15 +344,14 @@ class OrthogonalAdapter(Adapter):
         n = self.base.weight[0].numel() if side == "patches" else self.features(side)
         options = _with_defaults(cls, n, block_size, plain(options))
         require_options(OrthogonalAdapter, cls, options)
-        if init is None:
-            is_even = cls is Householder and options["reflections"] % 2 == 0
-            init = "paired" if is_even else "identity"
         like = reference_tensor(layer, "OrthogonalAdapter")
         if not (self.bias is None or isinstance(self.bias, Tensor)):
             raise OptionError(
                 f'OrthogonalAdapter needs side="in" for a layer without a bias to add last, got {type(layer).__name__}.'
             )
-        self.rotation = _rotation(n, cls, init, like, options, shared, bound)
+        self.rotation = _rotation(
+            n, cls, identity_scheme(cls, options) if init is None else init, like, options, shared, bound
+        )
         self.rotation.dropout = at_least(0, 1).require("OrthogonalAdapter", "dropout", dropout)
         self.layer.requires_grad_(False)
 
@@ -390,6 +389,11 @@ class OrthogonalAdapter(Adapter):
     def extra_repr(self) -> str:
         """Returns the side, the name if it is not the default one, and what the adapter does at present."""
         return f"side={self.side!r}, {super().extra_repr()}"
+
+
+def identity_scheme(cls: type, options: Mapping[str, Any]) -> str:
+    """Returns the scheme by which a map starts as the identity, of reflectors one from which all axes are learned."""
+    return "paired" if cls is Householder and options.get("reflections", 1) % 2 == 0 else "identity"
 
 
 def is_itself(module: nn.Module) -> bool:

@@ -248,7 +248,7 @@ def base_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor], name: str = "default") -> None:
-    """Loads what `adapter_state` gave into the adapters of a name, which may be another than the one it was saved from.
+    """Loads a state that `adapter_state` gave into the adapters of a name, which may be another than it came from.
 
     Raises:
         UnknownNameError: no adapter of the model has this name.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import OptionError
-from stiefelkit.nn.adapter import Adapter, Rotation
+from stiefelkit.nn.adapter import Adapter, Rotation, identity_scheme
 from stiefelkit.nn.frozen import Layout, reference_tensor
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import FLAG, plain, whole
@@ -63,7 +63,7 @@ class PrincipalAdapter(_LowRank):
     Args:
         layer: a linear layer, the `Conv1D` of transformers, or any other with a matrix of real numbers as its weight;
             its parameters require no gradient from then on.
-        parametrization: the map of R, a registered name or a class.
+        inner: the map of R, a registered name or a class.
         rank: r.
         diagonals: whether there are a and b.
         name: as in `OrthogonalAdapter`.
@@ -90,15 +90,15 @@ class PrincipalAdapter(_LowRank):
     def __init__(
         self,
         layer: nn.Module,
-        parametrization: Parametrization = "cayley",
         *,
+        inner: Parametrization = "cayley",
         rank: int = 8,
         diagonals: bool = True,
         name: str = "default",
         **options: Any,
     ):
         super().__init__(layer, name, rank)
-        cls, given = find_parametrization(parametrization), plain(options)
+        cls, given = find_parametrization(inner), plain(options)
         require_options(PrincipalAdapter, cls, given)
         w: Any = layer.weight
         if not isinstance(w, Tensor) or not w.is_floating_point() or w.numel() != self.in_features * self.out_features:
@@ -111,7 +111,7 @@ class PrincipalAdapter(_LowRank):
             left, right = u[:, : self.rank], s[: self.rank, None] * vh[: self.rank]
         self.register_buffer("left", left.contiguous().to(**self.factory))
         self.register_buffer("right", right.contiguous().to(**self.factory))
-        self.rotation = Rotation(self.rank, cls, "identity", self.left, given)
+        self.rotation = Rotation(self.rank, cls, identity_scheme(cls, given), self.left, given)
         ones = torch.ones(self.rank, **self.factory)
         is_scaled = FLAG.require("PrincipalAdapter", "diagonals", diagonals)
         self.after = nn.Parameter(ones) if is_scaled else None
@@ -151,7 +151,7 @@ class LowRankAdapter(_LowRank):
     Args:
         layer: a linear layer, the `Conv1D` of transformers, or any other with in_features and out_features, quantized
             ones too; its parameters require no gradient from then on.
-        parametrization: the map of U and V, a registered name or a class.
+        inner: the map of U and V, a registered name or a class.
         rank: r.
         init: a scheme of the map.
         name: as in `OrthogonalAdapter`.
@@ -172,15 +172,15 @@ class LowRankAdapter(_LowRank):
     def __init__(
         self,
         layer: nn.Module,
-        parametrization: Parametrization = "stiefel",
         *,
+        inner: Parametrization = "stiefel",
         rank: int = 8,
         init: str = "haar",
         name: str = "default",
         **options: Any,
     ):
         super().__init__(layer, name, rank)
-        cls, given = find_parametrization(parametrization), plain(options)
+        cls, given = find_parametrization(inner), plain(options)
         require_options(LowRankAdapter, cls, given)
         self.left = Frame(torch.zeros(self.out_features, self.rank, **self.factory), cls, init, given)
         self.right = Frame(torch.zeros(self.in_features, self.rank, **self.factory), cls, init, given)
