@@ -199,8 +199,8 @@ def language_model(kind: str) -> Any:
 def moved(model: Any, name: str) -> None:
     with torch.no_grad():
         for k, adapter in enumerate(m for m in sk.nn.adapters(model).values() if m.name == name):
-            for part in adapter.parts():
-                for p in part.parameters():
+            for path, p in adapter.named_parameters():
+                if not path.startswith("layer."):
                     p.add_(0.3 * torch.randn(p.shape, generator=seeds.generator(k)))
 
 
@@ -223,7 +223,7 @@ def test_layers_of_transformers_are_adapted_generate_and_are_folded(kind: str, w
     torch.testing.assert_close(model(tokens).logits, before, rtol=0, atol=1e-5)
     moved(model, "default")
     logits = model(tokens).logits
-    assert torch.dist(logits, before) > 1e-3 * before.norm()
+    assert torch.dist(logits, before) > 0.01 * before.norm()
     assert {key: value.shape for key, value in sk.nn.base_state(model).items()} == {
         key: value.shape for key, value in base.items()
     }
