@@ -36,16 +36,24 @@ _SIDES = ("in", "out", "patches")
 class Rotation(nn.Module):
     """R, applied without being formed; no `nn.Linear`, so that tools that look for these in a model leave it alone.
 
-    With `copies` it is the frame `weight`, so many times on the diagonal. In training each of `blocks` runs of features
-    is left alone with the chance `dropout`.
+    With `copies` it is the frame `weight`, so many times on the diagonal; with `columns`, a tall frame. In training
+    each of `blocks` runs of features is left alone with the chance `dropout`.
     """
 
     copies = blocks = 1
     dropout = 0.0
 
-    def __init__(self, n: int, parametrization: Parametrization, init: str, like: Tensor, options: Mapping[str, Any]):
+    def __init__(
+        self,
+        n: int,
+        parametrization: Parametrization,
+        init: str,
+        like: Tensor,
+        options: Mapping[str, Any],
+        columns: int | None = None,
+    ):
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(n, n, dtype=computing_dtype(like.dtype), device=like.device))
+        self.weight = nn.Parameter(torch.zeros(n, columns or n, dtype=computing_dtype(like.dtype), device=like.device))
         attach.orthogonal(self, "weight", parametrization, init=init, **options)
 
     @property
@@ -112,6 +120,7 @@ class Adapter(Replacement):
     """
 
     merged: Tensor | None
+    _layout = Layout()
 
     def __init__(self, layer: nn.Module, name: str):
         kind = type(self).__name__
@@ -125,13 +134,9 @@ class Adapter(Replacement):
             raise DtypeError(
                 f"{kind} needs a layer of a real dtype with in_features and out_features, got {type(layer).__name__}."
             )
-        self._layout: Layout = found
+        self._layout = found
         self.register_buffer("merged", None, persistent=False)
         self.register_load_state_dict_post_hook(_merge_anew)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._layout = self.__dict__.get("_layout") or layout_of(self.base) or Layout()
 
     def __getattr__(self, name: str) -> Any:
         if name in PASSED_ON:
@@ -230,10 +235,6 @@ class Adapter(Replacement):
         self._refuse(obstacle(self.base), "forward while merged")
         return applied(self.base, self.merged, x)
 
-    def parts(self) -> list[nn.Module]:
-        """Returns the modules that the adapter trains."""
-        return [child for name, child in self.named_children() if name != "layer"]
-
     def _product(self, who: str) -> Tensor:
         return self._wide(who).to(self.base.weight.dtype) if self.merged is None else self.merged
 
@@ -248,8 +249,8 @@ class Adapter(Replacement):
             w = w.to(working_dtype(w.dtype))
         if not self.is_on:
             return w
-        found = [part for part in self.parts() if not is_itself(part)]
-        self._refuse(f"a {type(found[0]).__name__.lower()} with hooks; remove them first" if found else None, who)
+        parts = [child for name, child in self.named_children() if name != "layer"]
+        self._refuse(None if all(map(is_itself, parts)) else "a rotation with hooks; remove them first", who)
         return self.changed(w)
 
     def _finite_product(self, who: str) -> Tensor:

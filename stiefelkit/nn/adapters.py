@@ -182,11 +182,8 @@ def use_adapters(model: nn.Module, names: str | Iterable[str]) -> None:
     Raises:
         UnknownNameError: no adapter of the model has one of the names; nothing is changed then.
     """
-    held = _replacements(model, "use_adapters")
     chosen = [names] if isinstance(names, str) else list(names)
-    for name in chosen:
-        _require_name(held, name, "use_adapters")
-    for other in held:
+    for other in _replacements(model, "use_adapters", *chosen):
         other.unmerge()
         other.is_on = other.name in chosen
 
@@ -221,8 +218,7 @@ def delete_adapter(model: nn.Module, name: str) -> nn.Module:
     Raises:
         UnknownNameError: no adapter of the model has this name.
     """
-    held = _replacements(model, "delete_adapter")
-    _require_name(held, name, "delete_adapter")
+    held = _replacements(model, "delete_adapter", name)
     for other in held:
         other.unmerge()
     return _replaced(model, {id(other): other.layer for other in held if other.name == name})
@@ -236,7 +232,7 @@ def adapter_state(model: nn.Module, name: str = "default") -> dict[str, Tensor]:
     Raises:
         UnknownNameError: no adapter of the model has this name.
     """
-    _require_name(_replacements(model, "adapter_state"), name, "adapter_state")
+    _replacements(model, "adapter_state", name)
     state = model.state_dict()
     return {short: state[key] for key, (owner, short) in _owners(model, state).items() if owner == name}
 
@@ -254,7 +250,7 @@ def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor], name: str 
         UnknownNameError: no adapter of the model has this name.
         CheckpointError: a key is missing or of no use, or a tensor has another shape; nothing is loaded then.
     """
-    _require_name(_replacements(model, "load_adapter_state"), name, "load_adapter_state")
+    _replacements(model, "load_adapter_state", name)
     present = model.state_dict()
     keys = {short: key for key, (owner, short) in _owners(model, present).items() if owner == name}
     for key in [*keys, *state]:
@@ -272,19 +268,17 @@ def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor], name: str 
     model.load_state_dict({keys[key]: value for key, value in state.items()}, strict=False)
 
 
-def _replacements(model: nn.Module, who: str) -> list[Replacement]:
+def _replacements(model: nn.Module, who: str, *names: object) -> list[Replacement]:
+    """Returns all that adapters of a model are; raises UnknownNameError if there is none, or none of a name."""
     check_module(model, who)
     held = [module for module in model.modules() if isinstance(module, Replacement)]
     if not held:
         raise UnknownNameError(f"{who} needs a model with an adapter, got {type(model).__name__} without.")
+    known = sorted({other.name for other in held})
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(f"{who} needs the name of an adapter, one of {known}, got {shown(name)}.")
     return held
-
-
-def _require_name(held: Iterable[Replacement], name: object, who: str) -> None:
-    """Raises UnknownNameError unless an adapter has the name."""
-    names = sorted({other.name for other in held})
-    if name not in names:
-        raise UnknownNameError(f"{who} needs the name of an adapter, one of {names}, got {shown(name)}.")
 
 
 def _owners(model: nn.Module, state: Iterable[str]) -> dict[str, tuple[str | None, str]]:

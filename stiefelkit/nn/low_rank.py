@@ -11,11 +11,11 @@ from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import OptionError
 from stiefelkit.nn.adapter import Adapter, Rotation, identity_scheme
-from stiefelkit.nn.frozen import Layout, reference_tensor
+from stiefelkit.nn.frozen import Layout, inside_peft, reference_tensor
+from stiefelkit.nn.probing import beyond_one_matrix
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import FLAG, plain, whole
 from stiefelkit.tensors import computing_dtype, working_dtype
-from stiefelkit.weights import attach
 
 __all__ = ["LowRankAdapter", "PrincipalAdapter"]
 
@@ -100,11 +100,10 @@ class PrincipalAdapter(_LowRank):
         super().__init__(layer, name, rank)
         cls, given = find_parametrization(inner), plain(options)
         require_options(PrincipalAdapter, cls, given)
+        found = beyond_one_matrix(inside_peft(self.base))
+        if found is not None:
+            raise OptionError(f"PrincipalAdapter needs singular vectors of a weight, got {found}.")
         w: Any = layer.weight
-        if not isinstance(w, Tensor) or not w.is_floating_point() or w.numel() != self.in_features * self.out_features:
-            raise OptionError(
-                f"PrincipalAdapter needs a matrix of real numbers as the weight, got {type(layer).__name__} without."
-            )
         with torch.no_grad():
             wide = w.detach().to(working_dtype(w.dtype))
             u, s, vh = torch.linalg.svd(wide if self._layout.axes == Layout().axes else wide.mT, full_matrices=False)
@@ -130,15 +129,6 @@ class PrincipalAdapter(_LowRank):
         if self.before is not None and self.after is not None:
             r = self.after.to(dtype)[:, None] * r * self.before.to(dtype)
         return self.left.to(dtype) @ (r @ self.right.to(dtype) - self.right.to(dtype))
-
-
-class Frame(nn.Module):
-    """A frame, `weight`."""
-
-    def __init__(self, w: Tensor, parametrization: Parametrization, init: str | None, options: dict[str, Any]):
-        super().__init__()
-        self.weight = nn.Parameter(w)
-        attach.orthogonal(self, "weight", parametrization, init=init, **options)
 
 
 class LowRankAdapter(_LowRank):
@@ -182,8 +172,9 @@ class LowRankAdapter(_LowRank):
         super().__init__(layer, name, rank)
         cls, given = find_parametrization(inner), plain(options)
         require_options(LowRankAdapter, cls, given)
-        self.left = Frame(torch.zeros(self.out_features, self.rank, **self.factory), cls, init, given)
-        self.right = Frame(torch.zeros(self.in_features, self.rank, **self.factory), cls, init, given)
+        like = torch.empty(0, **self.factory)
+        self.left = Rotation(self.out_features, cls, init, like, given, self.rank)
+        self.right = Rotation(self.in_features, cls, init, like, given, self.rank)
         self.spectrum = nn.Parameter(torch.zeros(self.rank, **self.factory))
         self.layer.requires_grad_(False)
 

@@ -14,7 +14,17 @@ from stiefelkit._torch import call_hooks, held_parameters
 from stiefelkit.nn.frozen import OF_PEFT, layout_of
 from stiefelkit.tensors import is_sharded, working_dtype
 
-__all__ = ["agree", "beyond_affine", "has_own_forward", "in_other_adapters", "is_plain", "obstacle", "probes", "twin"]
+__all__ = [
+    "agree",
+    "beyond_affine",
+    "beyond_one_matrix",
+    "has_own_forward",
+    "in_other_adapters",
+    "is_plain",
+    "obstacle",
+    "probes",
+    "twin",
+]
 
 _PLAIN = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _ROWS = 8
@@ -49,7 +59,7 @@ def beyond_affine(layer: nn.Module) -> str | None:
 
     A forward that is not torch's is run on a copy, in training and not, on the unit vectors and on random ones.
     """
-    found = obstacle(layer) or _not_one_matrix(layer)
+    found = obstacle(layer) or beyond_one_matrix(layer)
     if found is not None or not has_own_forward(layer):
         return found
     layout = layout_of(layer)
@@ -76,7 +86,7 @@ def beyond_affine(layer: nn.Module) -> str | None:
     return None
 
 
-def _not_one_matrix(layer: nn.Module) -> str | None:
+def beyond_one_matrix(layer: nn.Module) -> str | None:
     """Returns what a layer has in place of one weight of real numbers and a bias, as the end of a sentence, or None."""
     w: Any = getattr(layer, "weight", None)
     kind, is_packed = type(layer).__name__, hasattr(type(w), "__tensor_flatten__") and not is_sharded(w)

@@ -172,7 +172,7 @@ def test_principal_vectors_need_a_weight_and_frames_none():
         def forward(self, x: Tensor) -> Tensor:
             return x.repeat(1, 2)[:, :20]
 
-    with pytest.raises(OptionError, match="PrincipalAdapter needs a matrix of real numbers as the weight, got Packed"):
+    with pytest.raises(OptionError, match="PrincipalAdapter needs singular vectors of a weight, got Packed without"):
         adapter("principal", Packed())
     x = drawn(2, 12)
     one = adapter("low_rank", Packed())
