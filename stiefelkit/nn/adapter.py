@@ -117,6 +117,10 @@ class Adapter(Replacement):
     Args:
         layer: the layer; a subclass freezes it when all else is made.
         name: by which adapters are switched, saved and deleted.
+
+    Raises:
+        DtypeError: the layer is none, has no size yet, or no features that are known.
+        OptionError: the name is none.
     """
 
     merged: Tensor | None

@@ -227,7 +227,7 @@ def delete_adapter(model: nn.Module, name: str) -> nn.Module:
 def adapter_state(model: nn.Module, name: str = "default") -> dict[str, Tensor]:
     """Returns the state of the adapters of a name, copies of `modules_to_save` too, without that of their layers.
 
-    Keys are those of a model with these adapters alone.
+    Keys, and the shape of each tensor, are those of a model with these adapters alone.
 
     Raises:
         UnknownNameError: no adapter of the model has this name.
@@ -238,7 +238,7 @@ def adapter_state(model: nn.Module, name: str = "default") -> dict[str, Tensor]:
 
 
 def base_state(model: nn.Module) -> dict[str, Tensor]:
-    """Returns the state of a model without its adapters, under the keys that it had before there were any."""
+    """Returns the state of a model without its adapters, with each key and shape that it had before."""
     state = model.state_dict()
     return {short: state[key] for key, (owner, short) in _owners(model, state).items() if owner is None}
 

@@ -244,3 +244,14 @@ def test_what_was_saved_before_adapters_had_names_loads():
     other = copy.deepcopy(model)
     assert [m.name for m in sk.nn.adapters(other).values()] == ["default"] * 2
     assert torch.equal(other(X), net("first")(X))
+
+
+@pytest.mark.slow
+def test_adapters_compile_without_a_break_switched_and_merged():
+    model = net("first", "second")
+    compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(X), model(X), rtol=0, atol=CLOSE)
+    sk.nn.use_adapters(model, "second")
+    torch.testing.assert_close(compiled(X), model(X), rtol=0, atol=CLOSE)
+    model.a.merge()
+    torch.testing.assert_close(compiled(X), model(X), rtol=0, atol=CLOSE)
