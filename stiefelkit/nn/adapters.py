@@ -182,7 +182,7 @@ def use_adapters(model: nn.Module, names: str | Iterable[str]) -> None:
     Raises:
         UnknownNameError: no adapter of the model has one of the names; nothing is changed then.
     """
-    chosen = [names] if isinstance(names, str) else list(names)
+    chosen = _listed(names)
     for other in _replacements(model, "use_adapters", *chosen):
         other.unmerge()
         other.is_on = other.name in chosen
@@ -251,6 +251,8 @@ def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor], name: str 
         CheckpointError: a key is missing or of no use, or a tensor has another shape; nothing is loaded then.
     """
     _replacements(model, "load_adapter_state", name)
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"load_adapter_state needs a mapping of names to tensors, got {shown(state)}.")
     present = model.state_dict()
     keys = {short: key for key, (owner, short) in _owners(model, present).items() if owner == name}
     for key in [*keys, *state]:
@@ -260,11 +262,9 @@ def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor], name: str 
                 f"load_adapter_state needs the keys of the adapters {name!r}, got {shown(key)} {what}."
             )
     for key, value in state.items():
-        there = present[keys[key]]
-        if there.dtype != torch.uint8 and value.shape != there.shape:
-            raise CheckpointError(
-                f"load_adapter_state needs {key} of shape {tuple(there.shape)}, got {tuple(value.shape)}."
-            )
+        there, got = present[keys[key]], tuple(value.shape) if isinstance(value, Tensor) else shown(value)
+        if got != tuple(there.shape) and not (isinstance(value, Tensor) and there.dtype == torch.uint8):
+            raise CheckpointError(f"load_adapter_state needs {key} of shape {tuple(there.shape)}, got {got}.")
     model.load_state_dict({keys[key]: value for key, value in state.items()}, strict=False)
 
 
@@ -279,6 +279,11 @@ def _replacements(model: nn.Module, who: str, *names: object) -> list[Replacemen
         if name not in known:
             raise UnknownNameError(f"{who} needs the name of an adapter, one of {known}, got {shown(name)}.")
     return held
+
+
+def _listed(names: Any) -> list[Any]:
+    """Returns names as a list, one name alone too."""
+    return list(names) if isinstance(names, Iterable) and not isinstance(names, str) else [names]
 
 
 def _owners(model: nn.Module, state: Iterable[str]) -> dict[str, tuple[str | None, str]]:
@@ -363,11 +368,11 @@ def _to_save(model: nn.Module, patterns: str | Sequence[str], name: str, fresh: 
     """Returns the modules that are trained as a whole."""
     found: dict[int, _Site] = {}
     adapted, sites = {id(site.layer) for site in fresh}, list(_sites(model))
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        matched = [site for site in sites if site.name and _matches(site.name, pattern)]
+    for pattern in _listed(patterns):
+        matched = [site for site in sites if site.name and _matches(site.name, str(pattern))]
         if not matched:
             near = did_you_mean(pattern, [site.name for site in sites])
-            raise UnknownNameError(f"modules_to_save={pattern!r} matches no module{near}")
+            raise UnknownNameError(f"modules_to_save={shown(pattern)} matches no module{near}")
         for site in matched:
             inner = [m for m in site.layer.modules() if isinstance(m, Replacement) or id(m) in adapted]
             if inner or any(isinstance(other, Adapter) for other in site.around):

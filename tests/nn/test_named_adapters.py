@@ -12,6 +12,7 @@ from stiefelkit.errors import CheckpointError, NonFiniteError, OptionError, Unkn
 from stiefelkit.testing import seeds
 
 CLOSE = 4e-6
+JUNK: Any = 3
 
 
 def drawn(*shape: int, key: int = 0) -> Tensor:
@@ -63,7 +64,8 @@ def test_adapters_of_one_layer_act_one_after_another_and_merge_to_one_matrix(sid
     before = model(X)
     model.a.merge()
     torch.testing.assert_close(model(X), before, rtol=0, atol=CLOSE)
-    assert torch.equal(sk.nn.fold(copy.deepcopy(model)).a.weight, model.a.merged)
+    folded: Any = sk.nn.fold(copy.deepcopy(model))
+    assert torch.equal(folded.a.weight, model.a.merged)
 
 
 def test_what_is_switched_off_does_nothing_to_the_bit():
@@ -152,6 +154,7 @@ def test_adapters_travel_alone_under_the_keys_of_a_model_that_has_no_others():
     [
         (lambda state: state.pop(next(iter(state))), "needs the keys of the adapters 'first', got .* missing"),
         (lambda state: state.update(b=X), "needs the keys of the adapters 'first', got 'b' left over"),
+        (lambda state: state.update({"head.copy.bias": 3}), r"needs head\.copy\.bias of shape \(3,\), got 3"),
         (lambda state: state.update({"head.copy.bias": X}), r"needs head\.copy\.bias of shape \(3,\), got \(4, 8\)"),
         (
             lambda state: state.update({key: value / 0 for key, value in state.items() if "original0" in key}),
@@ -195,6 +198,9 @@ def test_modules_to_save_are_trained_in_a_copy_for_each_name():
         (lambda model: sk.nn.load_adapter_state(model, {}, "x"), "load_adapter_state needs the name of an adapter"),
         (lambda model: sk.nn.use_adapters(Net(), "first"), "use_adapters needs a model with an adapter, got Net"),
         (lambda model: sk.nn.without_adapters(Net()).__enter__(), "needs a model with an adapter, got Net without"),
+        (lambda model: sk.nn.use_adapters(model, JUNK), "use_adapters needs the name of an adapter, .* got 3"),
+        (lambda model: sk.nn.adapt(model, "head", modules_to_save=JUNK), "modules_to_save=3 matches no module"),
+        (lambda model: sk.nn.load_adapter_state(model, JUNK, "first"), "needs a mapping of names to tensors, got 3"),
         (lambda model: sk.nn.adapt(model, "head", modules_to_save="hed"), "'hed' matches no module.*head"),
         (lambda model: sk.nn.adapt(model, "*", name="x", modules_to_save="a"), "modules_to_save without adapters in"),
         (lambda model: sk.nn.adapt(model, "*", name="x", modules_to_save="head"), "leave its layers out of where="),
@@ -203,7 +209,7 @@ def test_modules_to_save_are_trained_in_a_copy_for_each_name():
 def test_what_is_not_there_is_refused_in_one_sentence_and_changes_nothing(act: Any, words: str):
     model = net("first")
     before, trained = model(X), [p.requires_grad for p in model.parameters()]
-    with pytest.raises((UnknownNameError, OptionError), match=words) as caught:
+    with pytest.raises((UnknownNameError, OptionError, CheckpointError), match=words) as caught:
         act(model)
     assert "\n" not in str(caught.value)
     assert torch.equal(model(X), before)
