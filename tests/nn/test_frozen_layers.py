@@ -220,8 +220,9 @@ def test_a_bound_holds_whatever_the_coordinates_are_and_leaves_small_rotations_a
         assert 0.25 < torch.dist(r, eye) <= 0.5 + 1e-6
         assert orthogonality_error(bounded.rotation.weight) <= permitted_error(12, torch.float32)
     assert torch.equal(turned(bounded, 1e-3).rotation.matrix, turned(free, 1e-3).rotation.matrix)
+    rotation: Any = bounded.rotation
     with pytest.raises(ImageError, match=r"needs a frame within bound=.* of the identity"):
-        bounded.rotation.weight = -torch.eye(len(bounded.rotation.weight))
+        rotation.weight = -torch.eye(len(rotation.weight))
 
 
 def test_dropout_leaves_whole_blocks_alone_with_its_chance_and_only_in_training():
