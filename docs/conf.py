@@ -56,7 +56,7 @@ nitpick_ignore_regex = [
     # Inner classes of which a public one is made.
     (
         r"py:.*",
-        r"stiefelkit\.(weights\.group\.Seat|contract\.composite\.Wrapper|testing\.optimizer_cases\.SteppedCase|optim\.deterministic\.space\.\w+|nn\.layers\.Layers|nn\.recurrent\.\w+)",
+        r"stiefelkit\.(weights\.group\.Seat|contract\.composite\.Wrapper|testing\.optimizer_cases\.SteppedCase|optim\.deterministic\.space\.\w+|nn\.adapter\.Replacement|nn\.layers\.Layers|nn\.recurrent\.\w+)",
     ),
 ]
 

@@ -1,12 +1,24 @@
 """Layers with orthogonal and unitary weights."""
 
 from stiefelkit.nn.activations import ModReLU
-from stiefelkit.nn.adapter import OrthogonalAdapter, adapt, adapters, fold
+from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter
+from stiefelkit.nn.adapters import (
+    adapt,
+    adapter_state,
+    adapters,
+    base_state,
+    delete_adapter,
+    fold,
+    load_adapter_state,
+    use_adapters,
+    without_adapters,
+)
 from stiefelkit.nn.decoders import RotationSites, rotation_sites
 from stiefelkit.nn.goru import GORU
 from stiefelkit.nn.hadamard_linear import HadamardLinear
 from stiefelkit.nn.linear import OrthogonalLinear
 from stiefelkit.nn.linear_transition import LinearTransitionRNN
+from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
 from stiefelkit.nn.rnn import OrthogonalRNN, OrthogonalRNNCell
 from stiefelkit.nn.rotated_decoder import Rotated, fake_quantize, rotated
 from stiefelkit.nn.rotation import absorb_norm_, absorb_norms_, rotate_
@@ -14,13 +26,16 @@ from stiefelkit.nn.rotation_rnn import RotationBlock, RotationRNN
 
 __all__ = [
     "GORU",
+    "Adapter",
     "HadamardLinear",
     "LinearTransitionRNN",
+    "LowRankAdapter",
     "ModReLU",
     "OrthogonalAdapter",
     "OrthogonalLinear",
     "OrthogonalRNN",
     "OrthogonalRNNCell",
+    "PrincipalAdapter",
     "Rotated",
     "RotationBlock",
     "RotationRNN",
@@ -28,10 +43,16 @@ __all__ = [
     "absorb_norm_",
     "absorb_norms_",
     "adapt",
+    "adapter_state",
     "adapters",
+    "base_state",
+    "delete_adapter",
     "fake_quantize",
     "fold",
+    "load_adapter_state",
     "rotate_",
     "rotated",
     "rotation_sites",
+    "use_adapters",
+    "without_adapters",
 ]

@@ -1,6 +1,9 @@
-"""Orthogonal fine-tuning: frozen linear layers that are rotated by a trained frame, which starts as the identity."""
+"""Orthogonal fine-tuning: frozen layers that are rotated by a trained frame, which starts as the identity."""
 
-from collections.abc import Iterator
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,38 +11,71 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from stiefelkit._torch import call_hooks, held_modules, held_parameters, is_cached
+from stiefelkit._torch import call_hooks, is_cached
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization
-from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, UnknownNameError, shown
-from stiefelkit.nn.probing import beyond_affine, in_other_adapters, is_plain, obstacle
+from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, shown
+from stiefelkit.nn.frozen import PASSED_ON, Layout, along, applied, inside_peft, layout_of, reference_tensor
+from stiefelkit.nn.probing import beyond_affine, is_plain, obstacle
 from stiefelkit.nn.recurrent import require_options
-from stiefelkit.numbers import Check, one_of, plain, whole
+from stiefelkit.numbers import FLAG, Check, above, at_least, one_of, plain, whole
 from stiefelkit.parametrizations.block_diagonal import BlockDiagonal
+from stiefelkit.parametrizations.cayley import Cayley
 from stiefelkit.parametrizations.householder import Householder
 from stiefelkit.tensors import computing_dtype, working_dtype
 from stiefelkit.weights import attach
-from stiefelkit.weights.find import Place, Where, choose, coordinate_list_of
+from stiefelkit.weights.find import coordinate_list_of
 
-__all__ = ["OrthogonalAdapter", "adapt", "adapters", "fold"]
+__all__ = ["Adapter", "OrthogonalAdapter", "Replacement", "Rotation", "identity_scheme"]
 
 _BLOCK = 32
 """Rows of a block where nothing else is asked for."""
-_SIDES = ("in", "out")
+_SIDES = ("in", "out", "patches")
 
 
-class _Rotation(nn.Module):
-    """R, applied without being formed; no `nn.Linear`, so that tools that look for these in a model leave it alone."""
+class Rotation(nn.Module):
+    """R, applied without being formed; no `nn.Linear`, so that tools that look for these in a model leave it alone.
+
+    With `copies` it is the frame `weight`, so many times on the diagonal; with `columns`, a tall frame. In training
+    each of `blocks` runs of features is left alone with the chance `dropout`.
+    """
+
+    copies = blocks = 1
+    dropout = 0.0
 
     def __init__(
-        self, n: int, parametrization: Parametrization, init: str, like: Tensor, options: dict[str, Any]
-    ) -> None:
+        self,
+        n: int,
+        parametrization: Parametrization,
+        init: str,
+        like: Tensor,
+        options: Mapping[str, Any],
+        columns: int | None = None,
+    ):
         super().__init__()
-        require_options(OrthogonalAdapter, parametrization, options)
-        self.weight = nn.Parameter(torch.zeros(n, n, dtype=computing_dtype(like.dtype), device=like.device))
+        self.weight = nn.Parameter(torch.zeros(n, columns or n, dtype=computing_dtype(like.dtype), device=like.device))
         attach.orthogonal(self, "weight", parametrization, init=init, **options)
 
+    @property
+    def matrix(self) -> Tensor:
+        """R, with all of its blocks."""
+        w = self.weight
+        return w if self.copies == 1 else torch.block_diag(*[w] * self.copies)
+
     def forward(self, x: Tensor) -> Tensor:
+        """Returns R x, for x of shape (*, n)."""
+        if self.copies == 1:
+            return self.dropped(self._turned(x), x)
+        return self.dropped(self._turned(x.unflatten(-1, (self.copies, -1))).flatten(-2), x)
+
+    def dropped(self, turned: Tensor, x: Tensor) -> Tensor:
+        """Returns what R makes of x, in training with x itself in the blocks that are left out."""
+        if not self.training or self.dropout == 0:
+            return turned
+        is_kept = torch.rand(self.blocks, device=x.device) >= self.dropout
+        return torch.where(is_kept.repeat_interleave(x.shape[-1] // self.blocks), turned, x)
+
+    def _turned(self, x: Tensor) -> Tensor:
         held = coordinate_list_of(self, "weight")
         if held is None or len(held) > 1 or is_cached() or isinstance(x, torch.fx.Proxy):
             w = self.weight
@@ -47,96 +83,106 @@ class _Rotation(nn.Module):
         return held(x.to(held.param.dtype)).to(x.dtype)
 
 
-class OrthogonalAdapter(nn.Module):
-    """A frozen linear layer and a trained rotation R: y = W R x + b, or y = R W x + b.
+class Replacement(nn.Module, ABC):
+    """A module in the place of `layer`, switched and deleted by its name; several may stand around one layer."""
 
-    R is the identity at first, so that the layer does what it did. By blocks, thousands of them in a model, it is
-    orthogonal fine-tuning (OFT), with exact Cayley transforms; with `parametrization="householder", reflections=8` it
-    is Householder reflection adaptation (HRA), with reflectors that are applied in compact WY form. Neither forms R.
-    Norms of neurons and angles between them stay as they were. R is worked out in float32 or better, whatever the dtype
-    of the layer.
+    name = "default"
+    is_on = True
 
-    The layer is called as a whole: what it does beyond W x + b (a LoRA inside, hooks, a forward of its own) it does to
-    R x; and with side="out", what it gives is rotated but for its bias.
+    def __init__(self, layer: nn.Module, name: str):
+        super().__init__()
+        self.layer, self.name, self.is_on = layer, _NAME.require(type(self).__name__, "name", name), True
 
-    `merge` reads one matrix, for inference; the frozen weight stays where it is, bit for bit, and so does the state
-    dict, so that `unmerge` only forgets the product. That needs a layer which computes W x + b and no more. Not for
-    layers whose singular values should change.
+    @property
+    def base(self) -> Any:
+        """The layer inside all replacements."""
+        return self.layer.base if isinstance(self.layer, Replacement) else self.layer
+
+    def unmerge(self) -> None:
+        """Forgets what was computed for inference."""
+
+    @abstractmethod
+    def folded(self) -> nn.Module:
+        """Returns a module that computes the same without a replacement."""
+
+
+class Adapter(Replacement):
+    """A frozen layer and a trained change of its weight; a subclass says which, by `changed` and `unmerged`.
+
+    `merge` makes the layer read one matrix, for inference; the frozen weight stays where it is, bit for bit, and so
+    does the state dict, so that `unmerge` only forgets the matrix. Merging needs a layer that computes W x + b and no
+    more; training does not. Adapters around one layer act one after another, the outer one first; one that is off does
+    nothing.
 
     Args:
-        layer: the linear layer; its parameters require no gradient from then on.
-        parametrization: the map of R, a registered name or a class.
-        side: "in" rotates what the layer reads, "out" what it gives, before the bias.
-        block_size: rows of a block of "block_diagonal", which divides those of R; the largest divisor up to 32 if it
-            and `blocks=` are left out.
-        init: a scheme of the map; None is the identity: "paired" for an even number of reflectors.
-        **options: of the map, as `blocks=`, `inner=`, `reflections=` (8 if left out).
-
-    Shape:
-        that of the layer.
+        layer: the layer; a subclass freezes it when all else is made.
+        name: by which adapters are switched, saved and deleted.
 
     Raises:
-        DtypeError: the layer is no `torch.nn.Linear` with a floating weight.
-        OptionError: an option is unknown or out of range.
-
-    References:
-        Qiu et al., Controlling text-to-image diffusion by orthogonal finetuning, NeurIPS 2023.
-        Yuan, Liu, Xu, Bridging the gap between low-rank and orthogonal adaptation via Householder reflection
-        adaptation, NeurIPS 2024.
-
-    >>> adapter = OrthogonalAdapter(nn.Linear(8, 3), block_size=4)
-    >>> sum(p.numel() for p in adapter.parameters() if p.requires_grad)
-    12
+        DtypeError: the layer is none, has no size yet, or no features that are known.
+        OptionError: the name is none.
     """
 
     merged: Tensor | None
+    _layout = Layout()
 
-    def __init__(
-        self,
-        layer: nn.Linear,
-        parametrization: Parametrization = "block_diagonal",
-        *,
-        side: str = "in",
-        block_size: int | None = None,
-        init: str | None = None,
-        **options: Any,
-    ):
-        super().__init__()
-        if isinstance(layer, nn.Linear) and is_lazy(layer.weight):
-            raise DtypeError("OrthogonalAdapter needs a layer with a size, got a lazy one; call the model on a batch.")
-        if not isinstance(layer, nn.Linear) or not layer.weight.is_floating_point():
-            raise DtypeError(f"OrthogonalAdapter needs a torch.nn.Linear of a real dtype, got {type(layer).__name__}.")
-        if not one_of(*_SIDES).holds(side):
-            raise OptionError(f"OrthogonalAdapter needs a side in {_SIDES}, got {shown(side)}.")
-        n = layer.in_features if side == "in" else layer.out_features
-        cls = find_parametrization(parametrization)
-        options = _with_defaults(cls, n, block_size, plain(options))
-        if init is None:
-            is_even = cls is Householder and options["reflections"] % 2 == 0
-            init = "paired" if is_even else "identity"
-        self.side, self.layer = side, layer.requires_grad_(False)
-        self.rotation = _Rotation(n, cls, init, layer.weight, options)
+    def __init__(self, layer: nn.Module, name: str):
+        kind = type(self).__name__
+        if not isinstance(layer, nn.Module):
+            raise DtypeError(f"{kind} needs a layer, got {shown(layer)}.")
+        if any(map(is_lazy, layer.parameters())):
+            raise DtypeError(f"{kind} needs a layer with a size, got a lazy one; call the model on a batch.")
+        super().__init__(layer, name)
+        found = layout_of(self.base)
+        if found is None:
+            raise DtypeError(
+                f"{kind} needs a layer of a real dtype with in_features and out_features, got {type(layer).__name__}."
+            )
+        self._layout = found
         self.register_buffer("merged", None, persistent=False)
         self.register_load_state_dict_post_hook(_merge_anew)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in PASSED_ON:
+            return getattr(self.layer, name)
+        return super().__getattr__(name)
+
+    @abstractmethod
+    def changed(self, w: Tensor) -> Tensor:
+        """Returns the weight, of the shape of the layer's and in float64, as the adapter changes it."""
+
+    @abstractmethod
+    def unmerged(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
+        """Returns what the layer gives with the change, by calling it."""
 
     @property
     def in_features(self) -> int:
         """Size of the input."""
-        return self.layer.in_features
+        return self.features("in")
 
     @property
     def out_features(self) -> int:
         """Size of the output."""
-        return self.layer.out_features
+        return self.features("out")
 
     @property
     def bias(self) -> Tensor | None:
         """The layer's bias."""
-        return self.layer.bias
+        return getattr(self.layer, "bias", None)
+
+    def features(self, side: str) -> int:
+        """Returns how many features a layer reads, "in", or gives, "out"."""
+        key = self._layout.inputs if side == "in" else self._layout.outputs
+        if key is None:
+            raise OptionError(
+                f'{type(self).__name__} needs side="out" for {type(self.base).__name__}, which reads indices, got '
+                f"side={side!r}."
+            )
+        return getattr(inside_peft(self.base), key)
 
     @property
     def weight(self) -> Tensor:
-        """W R or R W, (out_features, in_features): worked out in float64 and rounded once; gradients go to R.
+        """The weight with the change, in the layer's shape: worked out in float64 and rounded once; with gradients.
 
         It is made at each read: what is written into it is lost.
 
@@ -156,54 +202,60 @@ class OrthogonalAdapter(nn.Module):
             self.merged = self._finite_product("merge")
 
     def unmerge(self) -> None:
-        """Makes the layer read the frozen weight and R again."""
+        """Makes the layer read the frozen weight and the change again."""
         self.merged = None
 
-    def folded(self) -> nn.Linear:
+    def folded(self) -> nn.Module:
         """Returns a new plain layer with `weight` and the bias, frozen as the old one.
 
         Raises:
             OptionError: the layer computes more than W x + b, or the adapter has hooks.
             NonFiniteError: the product holds NaN or infinity.
         """
-        if not _is_itself(self):
+        if not is_itself(self):
             self._refuse("an adapter with hooks or a forward put over its own; remove them first", "folded")
-        w, b = self._finite_product("folded"), self.layer.bias
-        plain = nn.Linear(*w.shape[::-1], bias=b is not None, device="meta", dtype=w.dtype)
-        plain.weight = nn.Parameter(w, False)
-        if b is not None:
+        w, base = nn.Parameter(self._finite_product("folded"), False), self.base
+        if self._layout != Layout():
+            return copy.deepcopy(base, {id(base.weight): w}).train(self.training)
+        plain = nn.Linear(*w.shape[::-1], bias=base.bias is not None, device="meta", dtype=w.dtype)
+        plain.weight = w
+        if base.bias is not None:
             with torch.inference_mode(False):
-                plain.bias = nn.Parameter(b.detach().clone(), False)
+                plain.bias = nn.Parameter(base.bias.detach().clone(), False)
         return plain.train(self.training)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
         """Applies the layer; see the class.
 
         Raises:
             OptionError: it is merged, and in training; or merged, and the layer has got more to do since.
         """
-        if self.merged is not None:
-            if self.training and torch.is_grad_enabled():
-                raise OptionError("OrthogonalAdapter needs adapter.unmerge() before training, got a merged one.")
-            self._refuse(obstacle(self.layer), "forward while merged")
-            return F.linear(x, self.merged, self.layer.bias)
-        if self.side == "in":
-            return self.layer(self.rotation(x))
-        if is_plain(self.layer):
-            y, b = F.linear(x, self.layer.weight), self.layer.bias
-            y = self.rotation(y)
-        else:
-            y, b = self.layer(x), self.layer.bias
-            y = self.rotation(y if b is None else y - b.to(y.dtype))
-        return y if b is None else y + b.to(y.dtype)
+        if not self.is_on:
+            return self.layer(x, *args, **options)
+        if self.merged is None:
+            return self.unmerged(x, *args, **options)
+        if self.training and torch.is_grad_enabled():
+            raise OptionError(f"{type(self).__name__} needs adapter.unmerge() before training, got a merged one.")
+        self._refuse(obstacle(self.base), "forward while merged")
+        return applied(self.base, self.merged, x)
 
     def _product(self, who: str) -> Tensor:
-        if self.merged is not None:
-            return self.merged
-        self._refuse(beyond_affine(self.layer), who)
-        w = self.layer.weight
-        wide, r = w.to(working_dtype(w.dtype)), self.rotation.weight.to(working_dtype(w.dtype))
-        return (wide @ r if self.side == "in" else r @ wide).to(w.dtype)
+        return self._wide(who).to(self.base.weight.dtype) if self.merged is None else self.merged
+
+    def _wide(self, who: str) -> Tensor:
+        """Returns the weight of the layer with all changes, in float64."""
+        if isinstance(self.layer, Adapter):
+            self._refuse(None if is_itself(self.layer) else "an adapter with hooks; remove them first", who)
+            w = self.layer._wide(who)
+        else:
+            self._refuse(beyond_affine(self.layer), who)
+            w: Any = self.layer.weight
+            w = w.to(working_dtype(w.dtype))
+        if not self.is_on:
+            return w
+        parts = [child for name, child in self.named_children() if name != "layer"]
+        self._refuse(None if all(map(is_itself, parts)) else "a rotation with hooks; remove them first", who)
+        return self.changed(w)
 
     def _finite_product(self, who: str) -> Tensor:
         """Returns a copy of the product that is in no graph, and that inference mode does not limit."""
@@ -211,135 +263,195 @@ class OrthogonalAdapter(nn.Module):
             w = self._product(who).clone()
             if not w.isfinite().all():
                 raise NonFiniteError(
-                    f"OrthogonalAdapter.{who} needs a finite weight and rotation, got NaN or infinity in their "
+                    f"{type(self).__name__}.{who} needs a finite weight and adapter, got NaN or infinity in their "
                     "product; load an earlier state first."
                 )
         return w
 
     def _refuse(self, found: str | None, who: str) -> None:
         """Raises OptionError if anything was found beside the layer's weight and bias."""
-        if found is None and not _is_itself(self.rotation):
-            found = "a rotation with hooks; remove them first"
         if found is not None:
-            raise OptionError(f"OrthogonalAdapter.{who} needs a layer of one weight and a bias, W x + b, got {found}.")
+            kind = type(self).__name__
+            raise OptionError(f"{kind}.{who} needs a layer of one weight and a bias, W x + b, got {found}.")
 
     def extra_repr(self) -> str:
-        """Returns the side, and whether it is merged."""
-        return f"side={self.side!r}, is_merged={self.merged is not None}"
+        """Returns the name, if it is not the default one, and what the adapter does at present."""
+        name = "" if self.name == "default" else f"name={self.name!r}, "
+        return f"{name}is_merged={self.merged is not None}" + ("" if self.is_on else ", is_on=False")
 
 
-def adapt(
-    model: nn.Module,
-    where: Where,
-    parametrization: Parametrization = "block_diagonal",
-    **options: Any,
-) -> nn.Module:
-    """Puts an `OrthogonalAdapter` in the place of linear layers, and returns the model; a linear layer itself, adapted.
+class OrthogonalAdapter(Adapter):
+    """A frozen layer and a trained rotation R: y = W R x + b, or y = R W x + b.
 
-    Parameters of other modules keep their `requires_grad`: `model.requires_grad_(False)` first trains adapters only.
-    What is inside adapters is not meant by patterns, so that a second call adapts what the first has left; a layer
-    that stands in several places is adapted once, in all of them.
+    R is the identity at first, so that the layer does what it did. By blocks, thousands of them in a model, it is
+    orthogonal fine-tuning (OFT), with exact Cayley transforms; with `parametrization="householder", reflections=8` it
+    is Householder reflection adaptation (HRA), with reflectors that are applied in compact WY form. Neither forms R.
+    Norms of neurons and angles between them stay as they were. R is worked out in float32 or better, whatever the dtype
+    of the layer.
+
+    The layer is called as a whole: what it does beyond W x + b (a LoRA inside, quantized numbers, hooks, a forward of
+    its own) it does to R x; and with side="out", what it gives is rotated but for its bias. Of a convolution the
+    channels are rotated, those of each place alike, or, with side="patches", what stands under the kernel: then the
+    kernel is rotated at each call. Of an embedding the rows are rotated, side="out". Not for layers whose singular
+    values should change.
 
     Args:
-        model: the model.
-        where: which weights' layers, as in `sk.orthogonal`: "encoder.*.weight", several patterns, or a function.
-        parametrization: as in `OrthogonalAdapter`.
-        **options: as in `OrthogonalAdapter`.
+        layer: a linear layer, the `Conv1D` of transformers, a convolution, an embedding, or any other with
+            `in_features` and `out_features`; its parameters require no gradient from then on.
+        parametrization: the map of R, a registered name or a class.
+        side: "in" rotates what the layer reads, "out" what it gives, before the bias; "patches", see above.
+        block_size: rows of a block of "block_diagonal", which divides those of R; the largest divisor up to 32 if it
+            and `blocks=` are left out.
+        init: a scheme of the map; None is the identity: "paired" for an even number of reflectors.
+        name: by which adapters of a model are switched, saved and deleted.
+        shared: whether all blocks are one and the same.
+        bound: the largest ||R - I||_F, of Cayley transforms; k blocks have bound / sqrt(k) each. None for no bound.
+        dropout: the chance of each block, or of R if it has none, to be the identity in a pass in training.
+        **options: of the map, as `blocks=`, `inner=`, `reflections=` (8 if left out).
+
+    Shape:
+        that of the layer.
 
     Raises:
-        UnknownNameError: no weight is meant.
-        DtypeError, OptionError: what `OrthogonalAdapter` raises; all layers that are meant have adapters; one is inside
-            a layer of PEFT, which would merge into a weight that is computed; or one shares a parameter with a module
-            that trains it. Nothing is changed then.
+        DtypeError: the layer has no features that are known, or a complex dtype.
+        OptionError: an option is unknown or out of range.
 
-    >>> net = adapt(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), "*.weight", block_size=4)
-    >>> list(adapters(net))
-    ['0', '2']
+    References:
+        Qiu et al., Controlling text-to-image diffusion by orthogonal finetuning, NeurIPS 2023.
+        Yuan, Liu, Xu, Bridging the gap between low-rank and orthogonal adaptation via Householder reflection
+        adaptation, NeurIPS 2024.
+
+    >>> adapter = OrthogonalAdapter(nn.Linear(8, 3), block_size=4)
+    >>> sum(p.numel() for p in adapter.parameters() if p.requires_grad)
+    12
     """
-    places = choose(model, where)
-    ours = {id(inner) for adapter in adapters(model).values() for inner in adapter.modules()}
-    hosts = {id(place.host): place for place in places if id(place.host) not in ours}
-    if not hosts:
-        raise OptionError(f"adapt needs layers without an adapter, got {places[0].qualified}, which is in one.")
-    wrong = [place.qualified for place in hosts.values() if not isinstance(place.host, nn.Linear)]
-    lazy = [place.qualified for place in hosts.values() if any(map(is_lazy, place.host.parameters()))]
-    if lazy:
-        raise DtypeError(f"adapt needs layers with a size, got {', '.join(lazy)}; call the model on a batch first.")
-    if wrong:
-        raise DtypeError(f"adapt needs weights of linear layers, got {', '.join(wrong)}.")
-    others = in_other_adapters(model)
-    for key, place in hosts.items():
-        if key in others:
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        parametrization: Parametrization = "block_diagonal",
+        *,
+        side: str = "in",
+        block_size: int | None = None,
+        init: str | None = None,
+        name: str = "default",
+        shared: bool = False,
+        bound: float | None = None,
+        dropout: float = 0.0,
+        **options: Any,
+    ):
+        super().__init__(layer, name)
+        if not one_of(*_SIDES).holds(side):
+            raise OptionError(f"OrthogonalAdapter needs a side in {_SIDES}, got {shown(side)}.")
+        if side == "patches":
+            self._refuse(_not_of_patches(self.base), "patches")
+        self.side, cls = side, find_parametrization(parametrization)
+        n = self.base.weight[0].numel() if side == "patches" else self.features(side)
+        options = _with_defaults(cls, n, block_size, plain(options))
+        require_options(OrthogonalAdapter, cls, options)
+        like = reference_tensor(layer, "OrthogonalAdapter")
+        if not (self.bias is None or isinstance(self.bias, Tensor)):
             raise OptionError(
-                f"adapt needs layers of the model itself, got {place.qualified}, inside {others[key]}, which merges "
-                "into it; adapt first, so that PEFT finds a plain layer in each adapter, or merge_and_unload first."
+                f'OrthogonalAdapter needs side="in" for a layer without a bias to add last, got {type(layer).__name__}.'
             )
-    _refuse_trained_elsewhere(model, hosts)
-    trained = {key: [p.requires_grad for p in place.host.parameters()] for key, place in hosts.items()}
-    try:
-        made = {key: OrthogonalAdapter(place.host, parametrization, **options) for key, place in hosts.items()}  # type: ignore[arg-type]
-    except Exception:
-        for key, place in hosts.items():
-            for p, was in zip(place.host.parameters(), trained[key], strict=True):
-                p.requires_grad_(was)
-        raise
-    return _replaced(model, made)
+        self.rotation = _rotation(
+            n, cls, identity_scheme(cls, options) if init is None else init, like, options, shared, bound
+        )
+        self.rotation.dropout = at_least(0, 1).require("OrthogonalAdapter", "dropout", dropout)
+        self.layer.requires_grad_(False)
+
+    def changed(self, w: Tensor) -> Tensor:
+        """Returns W R or R W."""
+        r, (inputs, outputs) = self.rotation.matrix.to(w.dtype), self._layout.axes
+        if self.side == "in":
+            return along(lambda rows: rows @ r, w, inputs - w.dim())
+        if self.side == "patches":
+            return (w.flatten(1) @ r).view_as(w)
+        first = w.movedim(outputs, 0)
+        return (r @ first.flatten(1)).view(first.shape).movedim(0, outputs)
+
+    def unmerged(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
+        """Calls the layer on R x, or turns what it gives."""
+        dim = self._layout.dim
+        if self.side == "in":
+            return self.layer(along(self.rotation, x, dim), *args, **options)
+        if self.side == "patches":
+            self._refuse(obstacle(self.base), "forward")
+            w: Any = self.layer.weight
+            rows = w.flatten(1)
+            r = self.rotation.matrix
+            turned = self.rotation.dropped((rows.to(r.dtype) @ r).to(w.dtype), rows)
+            return applied(self.base, turned.view_as(w), x)
+        b = self.bias
+        if is_plain(self.layer) and self._layout == Layout():
+            y = F.linear(x, self.layer.weight)  # type: ignore[arg-type]
+        else:
+            y = self.layer(x, *args, **options)
+            y = y if b is None else y - b.to(y.dtype).view(-1, *[1] * (-1 - dim))
+        y = along(self.rotation, y, dim)
+        return y if b is None else y + b.to(y.dtype).view(-1, *[1] * (-1 - dim))
+
+    def extra_repr(self) -> str:
+        """Returns the side, the name if it is not the default one, and what the adapter does at present."""
+        return f"side={self.side!r}, {super().extra_repr()}"
 
 
-def adapters(model: nn.Module) -> dict[str, OrthogonalAdapter]:
-    """Returns name to adapter of all those in a model, each once."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, OrthogonalAdapter)}
+def identity_scheme(cls: type, options: Mapping[str, Any]) -> str:
+    """Returns the scheme by which a map starts as the identity, of reflectors one from which all axes are learned."""
+    return "paired" if cls is Householder and options.get("reflections", 1) % 2 == 0 else "identity"
 
 
-def fold(model: nn.Module) -> nn.Module:
-    """Puts a plain layer with the rotated weight in the place of every adapter, and returns the model.
-
-    Raises:
-        UnknownNameError: the model has no adapter.
-        OptionError, NonFiniteError: what `OrthogonalAdapter.folded` raises; nothing is changed then.
-    """
-    held = adapters(model).values()
-    if not held:
-        raise UnknownNameError(f"fold needs a model with an OrthogonalAdapter, got {type(model).__name__} without.")
-    return _replaced(model, {id(adapter): adapter.folded() for adapter in held})
-
-
-def _replaced(model: nn.Module, others: dict[int, Any]) -> Any:
-    """Puts others, by the id of what they replace, into all places of a model, or in the place of the model itself."""
-    for module in list(model.modules()):
-        for name, child in list(held_modules(module).items()):  # named_children leaves out second names
-            if id(child) in others:
-                setattr(module, name, others[id(child)])
-    return others.get(id(model), model)
-
-
-def _refuse_trained_elsewhere(model: nn.Module, hosts: dict[int, Place]) -> None:
-    """Raises OptionError if a parameter of the layers is trained by a module that is not among them."""
-    names: dict[int, str] = {}
-    for place in hosts.values():
-        path = place.qualified.rpartition(".")[0]
-        names |= {id(p): f"{path}.{name}".lstrip(".") for name, p in place.host.named_parameters() if p.requires_grad}
-    for name, p in _held_outside(model, hosts):
-        if id(p) in names:
-            raise OptionError(
-                f"adapt needs parameters that it may freeze, got {names[id(p)]}, which is {name} too and trained "
-                "there; model.requires_grad_(False) first, or untie them."
-            )
-
-
-def _held_outside(module: nn.Module, hosts: dict[int, Place], prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
-    """Yields the parameters of a model that are not inside of some of its modules, under all of their names."""
-    if id(module) in hosts:
-        return
-    yield from ((prefix + name, p) for name, p in held_parameters(module).items() if p is not None)
-    for name, child in held_modules(module).items():
-        if child is not None:
-            yield from _held_outside(child, hosts, f"{prefix}{name}.")
-
-
-def _is_itself(module: nn.Module) -> bool:
+def is_itself(module: nn.Module) -> bool:
     """Returns whether a call runs the forward of the class and nothing else."""
     return not any(call_hooks(module)) and "forward" not in vars(module)
+
+
+_NAME = Check("a {key} of one character at least", lambda name: isinstance(name, str) and name != "")
+
+
+def _rotation(
+    n: int,
+    cls: type,
+    init: str,
+    like: Tensor,
+    options: dict[str, Any],
+    shared: bool,
+    bound: float | None,
+) -> Rotation:
+    """Makes R of n features."""
+    blocks = options.get("blocks", 1) if cls is BlockDiagonal else 1
+    if bound is not None:
+        each = above(0).require("OrthogonalAdapter", "bound", bound) / math.sqrt(blocks)
+        inner = find_parametrization(options.get("inner", "cayley")) if cls is BlockDiagonal else cls
+        if inner is not Cayley:
+            raise OptionError(f"OrthogonalAdapter needs Cayley transforms for bound=, got {inner.__name__}.")
+        if cls is Cayley:
+            options = {**options, "bound": each}
+        else:
+            options = {**options, "inner_options": {**(options.get("inner_options") or {}), "bound": each}}
+    if not FLAG.require("OrthogonalAdapter", "shared", shared):
+        rotation = Rotation(n, cls, init, like, options)
+    elif cls is not BlockDiagonal:
+        raise OptionError(f"OrthogonalAdapter needs block_diagonal for shared=True, got {cls.__name__}.")
+    else:
+        _divides(n).require("OrthogonalAdapter", "blocks", blocks)
+        own = {key: value for key, value in options.items() if key not in ("blocks", "inner", "inner_options")}
+        own |= options.get("inner_options") or {}
+        rotation = Rotation(n // blocks, options.get("inner", "cayley"), init, like, own)
+        rotation.copies = blocks
+    rotation.blocks = blocks
+    return rotation
+
+
+def _not_of_patches(layer: nn.Module) -> str | None:
+    """Returns what a layer has in place of a kernel that can be turned at each call, as the end of a sentence."""
+    if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return f"{type(layer).__name__}, no convolution"
+    return beyond_affine(layer)
+
+
+def _divides(n: int) -> Check:
+    return Check(f"a {{key}} that divides {n}", lambda size: whole(1).holds(size) and n % size == 0)
 
 
 def _with_defaults(cls: type, n: int, block_size: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -359,8 +471,7 @@ def _with_defaults(cls: type, n: int, block_size: Any, options: dict[str, Any]) 
                 f"OrthogonalAdapter needs block_size= where no number from 2 to {_BLOCK} divides the features, got {n} "
                 f'features; block_size={n} rotates all of them, and parametrization="householder" takes any number.'
             )
-    divides = Check(f"a {{key}} that divides {n}", lambda size: whole(1).holds(size) and n % size == 0)
-    return {**options, "blocks": n // divides.require("OrthogonalAdapter", "block_size", block_size)}
+    return {**options, "blocks": n // _divides(n).require("OrthogonalAdapter", "block_size", block_size)}
 
 
 def _merge_anew(adapter: Any, _: Any) -> None:

@@ -4,19 +4,29 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stiefelkit._torch import call_hooks, held_parameters
-from stiefelkit.tensors import working_dtype
+from stiefelkit.nn.frozen import OF_PEFT, layout_of
+from stiefelkit.tensors import is_sharded, working_dtype
 
-__all__ = ["agree", "beyond_affine", "has_own_forward", "in_other_adapters", "is_plain", "obstacle", "probes", "twin"]
+__all__ = [
+    "agree",
+    "beyond_affine",
+    "beyond_one_matrix",
+    "has_own_forward",
+    "in_other_adapters",
+    "is_plain",
+    "obstacle",
+    "probes",
+    "twin",
+]
 
-_PLAIN = (nn.Linear, nn.Embedding)
-_OF_PEFT = ("get_base_layer", "unload_and_optionally_merge_module")
-"""Methods of PEFT's layers, one of which each has: what they wrap they merge into, and put back."""
+_PLAIN = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _ROWS = 8
 _ROUNDINGS = 4
 """Multiples of the error of torch's own product up to which a result counts as that product."""
@@ -49,12 +59,15 @@ def beyond_affine(layer: nn.Module) -> str | None:
 
     A forward that is not torch's is run on a copy, in training and not, on the unit vectors and on random ones.
     """
-    found = obstacle(layer)
+    found = obstacle(layer) or beyond_one_matrix(layer)
     if found is not None or not has_own_forward(layer):
         return found
-    w, b = layer.weight, layer.bias
-    if not (isinstance(w, Tensor) and w.is_floating_point() and w.dim() == 2 and isinstance(b, Tensor | None)):
-        return f"{type(layer).__name__} without a matrix of real numbers as its weight"
+    layout = layout_of(layer)
+    w: Any = layer.weight
+    b: Any = getattr(layer, "bias", None)
+    if layout is None or layout.inputs is None or w.dim() != 2:
+        return f"{type(layer).__name__}, whose forward is not torch's"
+    w = w if layout.axes == (1, 0) else w.mT
     x = torch.randn(_ROWS, w.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x = torch.cat([torch.eye(w.shape[1], dtype=x.dtype), x, 64 * x, x / 64, 0 * x[:1]]).to(w.device, w.dtype)
     wide = working_dtype(w.dtype)
@@ -73,12 +86,28 @@ def beyond_affine(layer: nn.Module) -> str | None:
     return None
 
 
+def beyond_one_matrix(layer: nn.Module) -> str | None:
+    """Returns what a layer has in place of one weight of real numbers and a bias, as the end of a sentence, or None."""
+    w: Any = getattr(layer, "weight", None)
+    kind, is_packed = type(layer).__name__, hasattr(type(w), "__tensor_flatten__") and not is_sharded(w)
+    is_real = isinstance(w, Tensor) and w.is_floating_point() and w.dim() >= 2 and not is_packed
+    if not is_real or not isinstance(getattr(layer, "bias", None), Tensor | None):
+        return f"{kind} without a matrix of real numbers as its weight"
+    if getattr(layer, "groups", 1) != 1:
+        return f"{kind} of {layer.groups} groups, whose channels the product would mix"
+    if getattr(layer, "max_norm", None) is not None:
+        return f"{kind} with max_norm, which scales rows"
+    if not isinstance(layer, nn.Linear) and "parametrizations" in dict(layer.named_children()):
+        return f"{kind} with a parametrized weight; bake it first"
+    return None
+
+
 def in_other_adapters(model: nn.Module) -> dict[int, str]:
     """Returns by their id the modules inside layers of PEFT and its like, each with the class of that layer."""
     return {
         id(inner): f"{type(module).__module__}.{type(module).__qualname__}"
         for module in model.modules()
-        if any(callable(getattr(type(module), name, None)) for name in _OF_PEFT)
+        if any(callable(getattr(type(module), name, None)) for name in OF_PEFT)
         for inner in module.modules()
         if inner is not module
     }

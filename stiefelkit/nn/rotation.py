@@ -10,7 +10,7 @@ from stiefelkit._torch import call_hooks, held_parameters
 from stiefelkit.errors import NotAFrameError, OptionError, ShapeError
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
-from stiefelkit.nn.adapter import OrthogonalAdapter
+from stiefelkit.nn.adapter import Replacement
 from stiefelkit.nn.decoders import Heads, RotationSites
 from stiefelkit.nn.folding import (
     Affine,
@@ -367,7 +367,7 @@ def _check_model(
     """Raises OptionError for what stands on h in a model and was not named; norms are looked at where R is given."""
     named = {*found, *map(id, affine)}
     others = in_other_adapters(model)
-    others |= {id(a.layer): "OrthogonalAdapter" for a in model.modules() if isinstance(a, OrthogonalAdapter)}
+    others |= {id(a.layer): type(a).__name__ for a in model.modules() if isinstance(a, Replacement)}
     for name, module in model.named_modules():
         if id(module) in named:
             if id(module) in others:

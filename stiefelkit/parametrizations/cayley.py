@@ -44,6 +44,8 @@ class Cayley(OrthogonalParam):
         bandwidth: A is zero more than this many places off its diagonal, 1 <= bandwidth < n, which leaves about n times
             as many coordinates, and a subset of all frames. Real frames keep the signs that they have when assigned;
             complex ones cannot be assigned.
+        bound: real frames only: ||W - I||_F is at most this, by scaling a longer A to the Frobenius norm bound / 2.
+            Such a map starts as the identity, and takes no `negative=`.
         arc: "helfrich" draws t from (0, arc), 0 < arc <= 2 pi; pi/2 spreads the spectrum over half of the circle.
 
     References:
@@ -73,14 +75,18 @@ class Cayley(OrthogonalParam):
         precision: str = "exact",
         negative: int | Sequence[int] | Tensor | None = None,
         bandwidth: int | None = None,
+        bound: float | None = None,
         arc: float = math.pi / 2,
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         n, p = self.shape[-2:]
         self.bandwidth: int | None = optional(whole(1, n - 1, "n - 1")).require("Cayley", "bandwidth", bandwidth)
+        self.bound: float | None = optional(above(0)).require("Cayley", "bound", bound)
         self.arc = float(above(0, 2 * math.pi).require("Cayley", "arc", arc))
         self.negative = None if negative is None else _signs(negative, p)
-        reason = self.supports(self.shape, self.dtype, negative=negative)
+        if bound is not None and negative is not None:
+            raise OptionError("Cayley needs one of bound= and negative=, got both.")
+        reason = self.supports(self.shape, self.dtype, negative=negative, bound=bound)
         if reason is not None:
             raise DtypeError(f"Cayley needs {reason}, got {self.dtype}.")
         if not self.is_complex:
@@ -91,21 +97,24 @@ class Cayley(OrthogonalParam):
         """Signs are for real frames."""
         if dtype.is_complex and options.get("negative") is not None:
             return "a real dtype for negative= (complex frames train phases instead)"
+        if dtype.is_complex and options.get("bound") is not None:
+            return "a real dtype for bound="
         return None
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Returns square, tall, one column, one entry, odd, batched, fixed signs, bands, fast."""
+        """Returns square, tall, one column, one entry, odd, batched, fixed signs, bands, bounds, fast."""
         shapes = [(1, 1), (2, 2), (7, 7), (16, 16), (9, 4), (5, 1), (2, 3, 6, 6), (3, 8, 2)]
         signs = [((6, 6), {"negative": 2}), ((6, 3), {"negative": [1, -1, 1]})]
         bands = [((7, 7), {"bandwidth": 2}), ((2, 6, 3), {"bandwidth": 1})]
-        return [*((shape, {}) for shape in shapes), *signs, *bands, ((130, 130), {"precision": "fast"})]
+        bounds = [((6, 6), {"bound": 0.5}), ((2, 5, 3), {"bound": 2.0})]
+        return [*((shape, {}) for shape in shapes), *signs, *bands, *bounds, ((130, 130), {"precision": "fast"})]
 
     @property
     def traits(self) -> Traits:
         """Onto and invertible unless the signs are fixed."""
         return Traits(
-            onto=self.negative is None and self.bandwidth is None,
+            onto=self.negative is None and self.bandwidth is None and self.bound is None,
             invertible=self.bandwidth is None or not self.is_complex,
             exact=not self._is_fast,
             component=component(self.shape, self.is_complex),
@@ -113,7 +122,9 @@ class Cayley(OrthogonalParam):
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Schemes of the contract and "helfrich"; fewer for a band, and no identity where signs are -1."""
+        """Schemes of the contract and "helfrich"; fewer for a band or a bound, and no identity where signs are -1."""
+        if self.bound is not None:
+            return ("identity",)
         schemes = (*super().schemes, "helfrich") if self.bandwidth is None else ("helfrich", "identity")
         reflects = self.negative is not None and -1 in self.negative
         return tuple([scheme for scheme in schemes if not (reflects and scheme == "identity")])
@@ -129,8 +140,9 @@ class Cayley(OrthogonalParam):
         return self.precision == "fast" and n == p >= 128 and coordinate_dtype(self.dtype) == torch.float32
 
     def options(self) -> dict[str, Any]:
-        """Returns the bandwidth, if there is one; signs are in the chart."""
-        return {} if self.bandwidth is None else {"bandwidth": self.bandwidth}
+        """Returns bandwidth and bound, if there are any; signs are in the chart."""
+        given = {"bandwidth": self.bandwidth, "bound": self.bound}
+        return {key: value for key, value in given.items() if value is not None}
 
     def error_bound(self, *coordinates: Tensor) -> float:
         """Returns that of an exact frame, or 80 limits."""
@@ -159,6 +171,7 @@ class Cayley(OrthogonalParam):
         """
         (n, p), is_complex = self.shape[-2:], self.dtype.is_complex
         signs = None if is_complex else self.signs
+        skew = self._within_bound(skew)
         if self.bandwidth is not None:
             skew = spread_band(skew, n, p, is_complex, self.bandwidth)
         return cayley(skew, n, p, signs=signs, phase=phase, precision=self.precision).to(self.dtype)
@@ -181,6 +194,13 @@ class Cayley(OrthogonalParam):
             f"Cayley with bandwidth={self.bandwidth} needs a frame whose A, with the present signs or with those first "
             "given, is zero off the band, got another; without bandwidth= it fits."
         )
+
+    def _within_bound(self, skew: Tensor) -> Tensor:
+        """Scales A to the Frobenius norm bound / 2, if it is longer; the packed entries stand in A twice."""
+        if self.bound is None:
+            return skew
+        longest = self.bound / math.sqrt(8)
+        return skew / (torch.linalg.vector_norm(skew, dim=-1, keepdim=True) / longest).clamp(min=1)
 
     def _in_band(self, skew: Tensor) -> tuple[Tensor, float]:
         """Returns the coordinates that there are, out of those of a full A, and the largest of the rest."""
@@ -239,10 +259,12 @@ class Cayley(OrthogonalParam):
     def _check_reached(self, skew: Tensor, signs: Tensor, w: Tensor) -> None:
         """Raises ImageError if the coordinates, rounded to their dtype, do not give W back."""
         n, p = self.shape[-2:]
-        rounded = cayley(skew.to(coordinate_dtype(self.dtype)), n, p, signs=signs)
+        rounded = cayley(self._within_bound(skew.to(coordinate_dtype(self.dtype))), n, p, signs=signs)
         difference = torch.linalg.matrix_norm(rounded - w).max().item()
         if not difference <= return_bound(self):
             got = f"that comes back {difference:.2g} away" if math.isfinite(difference) else "that has"
+            if self.bound is not None:
+                raise ImageError(f"Cayley needs a frame within bound={self.bound:g} of the identity, got one {got}.")
             raise ImageError(
                 f"Cayley with negative= needs a frame W for which W D has no eigenvalue at or near -1 (and det W = "
                 f"det D if it is square), got one {got}; without negative= it fits."

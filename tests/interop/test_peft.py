@@ -98,3 +98,159 @@ def test_a_decoder_is_adapted_generates_and_is_folded(tied):
     sk.nn.fold(model)
     torch.testing.assert_close(model(tokens).logits, before, rtol=1e-4, atol=1e-5)
     assert torch.equal(model.generate(tokens, max_new_tokens=4, do_sample=False), words)
+
+
+def test_a_layer_of_peft_is_adapted_as_a_whole_and_stays_adapted_when_lora_is_merged():
+    model: Any = peft.get_peft_model(Net(), lora(["a"])).eval()
+    before = model(X)
+    sk.nn.adapt(model, "*.a", block_size=4)
+    torch.testing.assert_close(model(X), before, rtol=0, atol=2e-6)
+    turned(model)
+    apart = model(X)
+    assert torch.dist(apart, before) > 0.05 * before.norm()
+    with pytest.raises(OptionError, match=r"base_layer\.weight beside them; merge it into the layer first"):
+        sk.nn.fold(model)
+    plain = model.merge_and_unload()
+    torch.testing.assert_close(plain(X), apart, rtol=0, atol=4e-6)
+    torch.testing.assert_close(sk.nn.fold(plain)(X), apart, rtol=0, atol=4e-6)
+    assert type(plain.a) is nn.Linear
+
+
+def test_an_adapter_is_no_layer_that_peft_takes():
+    net = sk.nn.adapt(Net(), "a.weight", block_size=4)
+    with pytest.raises(ValueError, match="is not supported"):
+        peft.get_peft_model(net, lora(["a"]))
+
+
+def test_layers_of_peft_that_read_indices_or_images_are_known_by_the_layer_inside():
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.conv = nn.Embedding(9, 8), nn.Conv1d(8, 8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(self.table(x).mT)
+
+    model: Any = peft.get_peft_model(Mixed(), lora(["table", "conv"])).eval()
+    x = torch.arange(9)
+    before = model(x)
+    sk.nn.adapt(model, "*.table", side="out", block_size=4)
+    sk.nn.adapt(model, "*.conv", block_size=4)
+    torch.testing.assert_close(model(x), before, rtol=0, atol=4e-6)
+    apart = turned(model)(x)
+    assert torch.dist(apart, before) > 0.05 * before.norm()
+    torch.testing.assert_close(sk.nn.fold(model.merge_and_unload())(x), apart, rtol=0, atol=2e-5)
+
+
+def test_oft_of_peft_and_a_bound_and_shared_blocks_of_ours_are_one_function():
+    """PEFT keeps ||A_j||_F <= eps / sqrt(blocks), which bounds ||R - I||_F by 2 eps."""
+    layer = nn.Linear(8, 8)
+    for shared, eps in ((False, None), (True, None), (False, 0.2)):
+        config = peft.OFTConfig(
+            target_modules=["0"],
+            oft_block_size=4,
+            use_cayley_neumann=False,
+            block_share=shared,
+            coft=eps is not None,
+            eps=eps or 1.0,
+        )
+        theirs: Any = peft.get_peft_model(nn.Sequential(nn.Linear(8, 8)), config).base_model.model[0]
+        theirs.base_layer.load_state_dict(layer.state_dict())
+        bound = None if eps is None else 2 * eps
+        ours = sk.nn.OrthogonalAdapter(layer, block_size=4, shared=shared, bound=bound)
+        oft = theirs.oft_R["default"]
+        with torch.no_grad():
+            oft.weight.normal_(generator=seeds.generator())
+            # PEFT multiplies rows by R from the right: its A is the transpose of ours.
+            (skew,) = sk.coordinates(ours.rotation, "weight").values()
+            a = torch.zeros(*oft.weight.shape[:-1], 4, 4)
+            a[..., oft.rows, oft.cols] = oft.weight
+            rows, cols = torch.tril_indices(4, 4, -1)
+            skew.copy_(a.mT[..., rows, cols].view_as(skew))
+        torch.testing.assert_close(theirs(X), ours(X), rtol=0, atol=1e-5)
+        assert bound is None or torch.dist(ours.rotation.matrix, torch.eye(8)) <= bound
+
+
+def language_model(kind: str) -> Any:
+    transformers = pytest.importorskip("transformers", reason="needs the extra [interop]")
+    torch.manual_seed(seeds.seed())
+    if kind == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=16, bos_token_id=0, eos_token_id=0
+        )
+        return transformers.GPT2LMHeadModel(config).eval().requires_grad_(False)
+    config = transformers.LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        pad_token_id=0,
+    )
+    return transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+def moved(model: Any, name: str) -> None:
+    with torch.no_grad():
+        for k, adapter in enumerate(m for m in sk.nn.adapters(model).values() if m.name == name):
+            for path, p in adapter.named_parameters():
+                if not path.startswith("layer."):
+                    p.add_(0.3 * torch.randn(p.shape, generator=seeds.generator(k)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "options"),
+    [
+        ("gpt2", ["*.c_attn", "*.c_proj", "*.c_fc"], {}),  # Conv1D
+        ("gpt2", "*.c_attn", {"side": "out"}),
+        ("gpt2", "*.wte", {"side": "out"}),  # tied with the head
+        ("gpt2", "*.c_fc", {"parametrization": "principal", "rank": 4}),
+        ("llama", "*.mlp.*_proj", {"parametrization": "low_rank", "rank": 4, "inner": "cayley"}),
+        ("llama", "*.embed_tokens", {"side": "out", "shared": True}),
+    ],
+)
+def test_layers_of_transformers_are_adapted_generate_and_are_folded(kind: str, where: Any, options: dict[str, Any]):
+    model, tokens = language_model(kind), torch.arange(1, 9)[None]
+    base = {key: value.clone() for key, value in model.state_dict().items()}
+    before = model(tokens).logits
+    sk.nn.adapt(model, where, **options)
+    torch.testing.assert_close(model(tokens).logits, before, rtol=0, atol=1e-5)
+    moved(model, "default")
+    logits = model(tokens).logits
+    assert torch.dist(logits, before) > 0.01 * before.norm()
+    assert {key: value.shape for key, value in sk.nn.base_state(model).items()} == {
+        key: value.shape for key, value in base.items()
+    }
+    with sk.nn.without_adapters(model):
+        assert torch.equal(model(tokens).logits, before)
+    model.train()(tokens, labels=tokens).loss.backward()
+    assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
+    words = model.eval().generate(tokens, max_new_tokens=4, do_sample=False)
+    sk.nn.fold(model)
+    torch.testing.assert_close(model(tokens).logits, logits, rtol=1e-4, atol=1e-5)
+    assert torch.equal(model.generate(tokens, max_new_tokens=4, do_sample=False), words)
+    assert model.state_dict().keys() == base.keys()
+
+
+def test_one_decoder_serves_several_tasks_by_name():
+    model, tokens = language_model("llama"), torch.arange(1, 9)[None]
+    before = model(tokens).logits
+    sk.nn.adapt(model, "*.q_proj", name="summaries", modules_to_save="lm_head")
+    sk.nn.adapt(model, ["*.q_proj", "*.v_proj"], "principal", rank=4, name="poems")
+    found = {}
+    for name in ("summaries", "poems"):
+        moved(model, name)
+        sk.nn.use_adapters(model, name)
+        found[name] = model(tokens).logits
+    assert torch.dist(found["summaries"], found["poems"]) > 0.01 * before.norm()
+    state = sk.nn.adapter_state(model, "poems")
+    assert all(key.startswith("model.layers.") for key in state)
+    other = sk.nn.adapt(language_model("llama"), ["*.q_proj", "*.v_proj"], "principal", rank=4)
+    sk.nn.load_adapter_state(other, state)
+    torch.testing.assert_close(other(tokens).logits, found["poems"], rtol=0, atol=1e-6)
+    sk.nn.delete_adapter(model, "poems")
+    sk.nn.use_adapters(model, "summaries")
+    torch.testing.assert_close(model(tokens).logits, found["summaries"], rtol=0, atol=0)
+    sk.nn.delete_adapter(model, "summaries")
+    assert torch.equal(model(tokens).logits, before)

@@ -128,7 +128,7 @@ def test_a_models_layers_are_adapted_by_pattern_and_folded_again():
     sk.nn.fold(net)
     assert not sk.nn.adapters(net)
     assert torch.allclose(net(x), y, atol=1e-5)
-    with pytest.raises(errors.UnknownNameError, match="OrthogonalAdapter"):
+    with pytest.raises(errors.UnknownNameError, match="fold needs a model with an adapter"):
         sk.nn.fold(net)
 
 
@@ -179,9 +179,11 @@ def test_what_does_not_fit_is_refused_in_one_sentence_and_changes_nothing(option
     assert all(p.requires_grad for p in net.parameters())
 
 
-def test_only_linear_layers_are_adapted():
-    with pytest.raises(errors.DtypeError, match="linear layers"):
-        sk.nn.adapt(nn.Sequential(nn.Conv1d(2, 2, 3)), "*")
+def test_only_layers_with_features_are_adapted():
+    with pytest.raises(
+        errors.DtypeError, match=r"needs weights of layers with in_features .*, got 0\.weight of Bilinear"
+    ):
+        sk.nn.adapt(nn.Sequential(nn.Bilinear(2, 2, 3)), "*.weight")
     with pytest.raises(errors.DtypeError, match="real dtype"):
         sk.nn.OrthogonalAdapter(nn.Linear(2, 2, dtype=torch.complex64))
 

@@ -1,0 +1,417 @@
+"""Adapters of whole models: put on by patterns, switched by name, saved apart from the model, folded."""
+
+import copy
+import fnmatch
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from stiefelkit._torch import CHECKPOINTED, held_modules, held_parameters, inside_checkpoint
+from stiefelkit.contract.param import Parametrization
+from stiefelkit.errors import CheckpointError, DtypeError, OptionError, UnknownNameError, did_you_mean, shown
+from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter, Replacement
+from stiefelkit.nn.frozen import OF_PEFT, layout_of
+from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
+from stiefelkit.nn.probing import in_other_adapters
+from stiefelkit.weights.find import Where, check_module, choose
+
+__all__ = [
+    "TrainedCopy",
+    "adapt",
+    "adapter_state",
+    "adapters",
+    "base_state",
+    "delete_adapter",
+    "fold",
+    "load_adapter_state",
+    "use_adapters",
+    "without_adapters",
+]
+
+KINDS: dict[str, type[Adapter]] = {"principal": PrincipalAdapter, "low_rank": LowRankAdapter}
+"""Adapters by the word that `adapt` takes in place of the map of a rotation."""
+
+
+class TrainedCopy(Replacement):
+    """A module that stays as it is, and a copy of it that is trained and called in its place, for `modules_to_save`."""
+
+    def __init__(self, layer: nn.Module, name: str):
+        super().__init__(layer, name)
+        self.copy = copy.deepcopy(layer).requires_grad_(True)
+        layer.requires_grad_(False)
+
+    @property
+    def active(self) -> nn.Module:
+        """The module that is called."""
+        return self.copy if self.is_on else self.layer
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("layer", "copy") or name.startswith("_") or name in OF_PEFT:
+            return super().__getattr__(name)
+        return getattr(self.active, name)
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        """Calls the copy, or the module if it is off."""
+        return self.active(*args, **options)
+
+    def folded(self) -> nn.Module:
+        """Returns the module that is called."""
+        if self.is_on:
+            return self.copy
+        return self.layer.folded() if isinstance(self.layer, Replacement) else self.layer
+
+
+class _Site(NamedTuple):
+    """A module of a model, its name without adapters, and what stands in its place, the outermost first.
+
+    `is_saved` says whether a copy of it, or of what it is in, is trained.
+    """
+
+    name: str
+    layer: nn.Module
+    around: tuple[Replacement, ...]
+    is_saved: bool
+
+    @property
+    def title(self) -> str:
+        """The name of the weight, if there is one."""
+        return f"{self.name}.weight".lstrip(".") if hasattr(self.layer, "weight") else self.name
+
+
+def adapt(
+    model: nn.Module,
+    where: Where,
+    parametrization: Parametrization = "block_diagonal",
+    *,
+    name: str = "default",
+    modules_to_save: str | Sequence[str] = (),
+    **options: Any,
+) -> nn.Module:
+    """Puts an adapter in the place of layers, and returns the model; the adapter, if the model itself is the layer.
+
+    Parameters of other modules keep their `requires_grad`: `model.requires_grad_(False)` first trains adapters only.
+    Layers have the names they had without adapters. Those that have an adapter of this name are left alone, so that a
+    second call adapts what the first has left; another `name=` adds one, which reads what those before it give. A layer
+    that stands in several places is adapted once, in all of them.
+
+    Args:
+        model: the model.
+        where: which layers, as in `sk.orthogonal`: "encoder.*.weight" or "encoder.*", several patterns, or a function
+            of the weight's name and the layer.
+        parametrization: as in `OrthogonalAdapter`; or "principal" or "low_rank", for `PrincipalAdapter` and
+            `LowRankAdapter`.
+        name: by which `use_adapters`, `adapter_state` and `delete_adapter` know these adapters.
+        modules_to_save: patterns of modules that are trained as a whole, a copy of each in its place.
+        **options: as in the class of the adapter.
+
+    Raises:
+        UnknownNameError: no layer is meant.
+        DtypeError, OptionError: what the class of the adapter raises; all layers that are meant have adapters; one is
+            inside a layer of PEFT, which would merge into a weight that is computed; or one shares a parameter with a
+            module that trains it. Nothing is changed then.
+
+    >>> net = adapt(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), "*.weight", block_size=4)
+    >>> list(adapters(net))
+    ['0', '2']
+    """
+    check_module(model, "adapt")
+    chosen = _chosen(model, where)
+    fresh = {id(site.layer): site for site in chosen if all(other.name != name for other in site.around)}
+    if not fresh:
+        raise OptionError(
+            f"adapt needs layers without an adapter of this name, got {chosen[0].title}, which is in one; another "
+            "name= adds one."
+        )
+    saved = _to_save(model, modules_to_save, name, fresh.values())
+    lazy = [site.title for site in fresh.values() if any(map(is_lazy, site.layer.parameters()))]
+    if lazy:
+        raise DtypeError(f"adapt needs layers with a size, got {', '.join(lazy)}; call the model on a batch first.")
+    others = in_other_adapters(model)
+    for key, site in (fresh | saved).items():
+        if key in others:
+            raise OptionError(
+                f"adapt needs layers of the model itself, got {site.title}, inside {others[key]}, which merges into "
+                "it; adapt first, so that PEFT finds a plain layer in each adapter, or merge_and_unload first."
+            )
+    _refuse_trained_elsewhere(model, fresh | saved)
+    kind = KINDS.get(parametrization) if isinstance(parametrization, str) else None
+    if kind is None:
+        kind, options = OrthogonalAdapter, {"parametrization": parametrization, **options}
+    trained = [(p, p.requires_grad) for site in (fresh | saved).values() for p in site.layer.parameters()]
+    try:
+        made: dict[int, Replacement] = {key: kind(s.layer, name=name, **options) for key, s in fresh.items()}
+        made |= {key: TrainedCopy(site.layer, name) for key, site in saved.items()}
+    except Exception:
+        for p, was in trained:
+            p.requires_grad_(was)
+        raise
+    for site in fresh.values():
+        for outer in site.around:
+            outer.unmerge()
+    return _replaced(model, made)
+
+
+def adapters(model: nn.Module) -> dict[str, Adapter]:
+    """Returns name to adapter of all those in a model, each once."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, Adapter)}
+
+
+def fold(model: nn.Module) -> nn.Module:
+    """Puts a plain layer with the changed weight in the place of every adapter, and returns the model.
+
+    What is off is left out; a module of `modules_to_save` is replaced by its copy.
+
+    Raises:
+        UnknownNameError: the model has no adapter.
+        OptionError, NonFiniteError: what `Adapter.folded` raises; nothing is changed then.
+    """
+    held = _replacements(model, "fold")
+    inside = {id(other.layer) for other in held}
+    return _replaced(model, {id(other): other.folded() for other in held if id(other) not in inside})
+
+
+def use_adapters(model: nn.Module, names: str | Iterable[str]) -> None:
+    """Switches adapters on that have one of some names, and all others off; `()` is none.
+
+    Those around one layer act one after another, in the order in which they were put on. Merged ones are unmerged.
+
+    Raises:
+        UnknownNameError: no adapter of the model has one of the names; nothing is changed then.
+    """
+    chosen = _listed(names)
+    for other in _replacements(model, "use_adapters", *chosen):
+        other.unmerge()
+        other.is_on = other.name in chosen
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Switches all adapters of a model off inside a block, merged ones too: it computes what its base does.
+
+    Raises:
+        UnknownNameError: the model has no adapter.
+
+    >>> net = adapt(nn.Linear(8, 8), "weight")
+    >>> with without_adapters(net):
+    ...     torch.equal(net(torch.ones(8)), net.layer(torch.ones(8)))
+    True
+    """
+    before = [(other, other.is_on) for other in _replacements(model, "without_adapters")]
+    try:
+        for other, _ in before:
+            other.is_on = False
+        yield
+    finally:
+        for other, was in before:
+            other.is_on = was
+
+
+def delete_adapter(model: nn.Module, name: str) -> nn.Module:
+    """Takes the adapters of a name out of a model, and returns it; parameters of the layers stay frozen.
+
+    Other adapters around the same layers are unmerged.
+
+    Raises:
+        UnknownNameError: no adapter of the model has this name.
+    """
+    held = _replacements(model, "delete_adapter", name)
+    for other in held:
+        other.unmerge()
+    return _replaced(model, {id(other): other.layer for other in held if other.name == name})
+
+
+def adapter_state(model: nn.Module, name: str = "default") -> dict[str, Tensor]:
+    """Returns the state of the adapters of a name, copies of `modules_to_save` too, without that of their layers.
+
+    Keys, and the shape of each tensor, are those of a model with these adapters alone.
+
+    Raises:
+        UnknownNameError: no adapter of the model has this name.
+    """
+    _replacements(model, "adapter_state", name)
+    state = model.state_dict()
+    return {short: state[key] for key, (owner, short) in _owners(model, state).items() if owner == name}
+
+
+def base_state(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the state of a model without its adapters, with each key and shape that it had before."""
+    state = model.state_dict()
+    return {short: state[key] for key, (owner, short) in _owners(model, state).items() if owner is None}
+
+
+def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor], name: str = "default") -> None:
+    """Loads a state that `adapter_state` gave into the adapters of a name, which may be another than it came from.
+
+    Raises:
+        UnknownNameError: no adapter of the model has this name.
+        CheckpointError: a key is missing or of no use, or a tensor has another shape; nothing is loaded then.
+    """
+    _replacements(model, "load_adapter_state", name)
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"load_adapter_state needs a mapping of names to tensors, got {shown(state)}.")
+    present = model.state_dict()
+    keys = {short: key for key, (owner, short) in _owners(model, present).items() if owner == name}
+    for key in [*keys, *state]:
+        if key not in keys or key not in state:
+            what = "missing" if key in keys else "left over"
+            raise CheckpointError(
+                f"load_adapter_state needs the keys of the adapters {name!r}, got {shown(key)} {what}."
+            )
+    for key, value in state.items():
+        there, got = present[keys[key]], tuple(value.shape) if isinstance(value, Tensor) else shown(value)
+        if got != tuple(there.shape) and not (isinstance(value, Tensor) and there.dtype == torch.uint8):
+            raise CheckpointError(f"load_adapter_state needs {key} of shape {tuple(there.shape)}, got {got}.")
+    model.load_state_dict({keys[key]: value for key, value in state.items()}, strict=False)
+
+
+def _replacements(model: nn.Module, who: str, *names: object) -> list[Replacement]:
+    """Returns all that adapters of a model are; raises UnknownNameError if there is none, or none of a name."""
+    check_module(model, who)
+    held = [module for module in model.modules() if isinstance(module, Replacement)]
+    if not held:
+        raise UnknownNameError(f"{who} needs a model with an adapter, got {type(model).__name__} without.")
+    known = sorted({other.name for other in held})
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(f"{who} needs the name of an adapter, one of {known}, got {shown(name)}.")
+    return held
+
+
+def _listed(names: Any) -> list[Any]:
+    """Returns names as a list, one name alone too."""
+    return list(names) if isinstance(names, Iterable) and not isinstance(names, str) else [names]
+
+
+def _owners(model: nn.Module, state: Iterable[str]) -> dict[str, tuple[str | None, str]]:
+    """Returns for each key of a state dict the name of the adapters it belongs to, None for the base, and its own key.
+
+    That is the key in a model without other adapters: "0.layer.rotation.x" of the second around a layer is
+    "0.rotation.x", and "0.layer.layer.weight" is "0.weight".
+    """
+    names = {
+        ".".join(part for part in path.split(".") if part != CHECKPOINTED): module.name
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, Replacement)
+    }
+    found: dict[str, tuple[str | None, str]] = {}
+    for key in state:
+        path, short, owner = "", [], names.get("")
+        for part in key.split("."):
+            if path in names and part == "layer":
+                owner = None
+            else:
+                short.append(part)
+            path = f"{path}.{part}".lstrip(".")
+            owner = names.get(path, owner)
+        found[key] = owner, ".".join(short)
+    return found
+
+
+def _sites(module: nn.Module, name: str = "", is_saved: bool = False) -> Iterator[_Site]:
+    """Yields the modules of a model under all of their names, replacements passed over."""
+    module = inside_checkpoint(module)
+    around: list[Replacement] = []
+    while isinstance(module, Replacement):
+        around.append(module)
+        module = module.layer
+    is_saved |= any(isinstance(other, TrainedCopy) for other in around)
+    yield _Site(name, module, tuple(around), is_saved)
+    for child_name, child in held_modules(module).items():
+        if child is not None:
+            yield from _sites(child, f"{name}.{child_name}".lstrip("."), is_saved)
+
+
+def _chosen(model: nn.Module, where: Where) -> list[_Site]:
+    """Returns the layers that are meant, each once, without those inside others of them."""
+    sites = [site for site in _sites(model) if not site.is_saved and layout_of(site.layer) is not None]
+    keys = {site.name: f"{site.name}.weight".lstrip(".") for site in sites}
+    if callable(where):
+        meant = [site for site in sites if where(keys[site.name], site.layer)]
+    else:
+        patterns = [where] if isinstance(where, str) else where
+        if not (isinstance(patterns, Sequence) and patterns and all(isinstance(p, str) for p in patterns)):
+            _refuse_others(model, where)
+        of_each = [[s for s in sites if _matches(s.name, p) or _matches(keys[s.name], p)] for p in patterns]
+        for pattern, found in zip(patterns, of_each, strict=True):
+            if not found:
+                _refuse_others(model, pattern)
+        meant = [site for site in sites if any(site in found for found in of_each)]
+    if not meant:
+        _refuse_others(model, where)
+    once = {id(site.layer): site for site in reversed(meant)}
+    inside = {id(inner) for site in once.values() for inner in site.layer.modules() if inner is not site.layer}
+    return [site for site in meant if once.get(id(site.layer)) is site and id(site.layer) not in inside]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)
+
+
+def _refuse_others(model: nn.Module, where: Where) -> None:
+    """Raises what is to be said of weights that are meant and stand in no layer."""
+    places = choose(model, where)
+    inside = {id(m) for other in model.modules() if isinstance(other, Replacement) for m in other.modules()}
+    for place in places:
+        if id(place.host) in inside:
+            raise OptionError(f"adapt needs layers without an adapter, got {place.qualified}, which is in one.")
+    raise DtypeError(
+        f"adapt needs weights of layers with in_features and out_features, got {places[0].qualified} of "
+        f"{type(places[0].host).__name__}."
+    )
+
+
+def _to_save(model: nn.Module, patterns: str | Sequence[str], name: str, fresh: Iterable[_Site]) -> dict[int, _Site]:
+    """Returns the modules that are trained as a whole."""
+    found: dict[int, _Site] = {}
+    adapted, sites = {id(site.layer) for site in fresh}, list(_sites(model))
+    for pattern in _listed(patterns):
+        matched = [site for site in sites if site.name and _matches(site.name, str(pattern))]
+        if not matched:
+            near = did_you_mean(pattern, [site.name for site in sites])
+            raise UnknownNameError(f"modules_to_save={shown(pattern)} matches no module{near}")
+        for site in matched:
+            inner = [m for m in site.layer.modules() if isinstance(m, Replacement) or id(m) in adapted]
+            if inner or any(isinstance(other, Adapter) for other in site.around):
+                raise OptionError(
+                    f"adapt needs modules_to_save without adapters in them, got {site.name}; leave its layers out of "
+                    "where=."
+                )
+            if all(other.name != name for other in site.around):
+                found[id(site.layer)] = site
+    return found
+
+
+def _replaced(model: nn.Module, others: dict[int, Any]) -> Any:
+    """Puts others, by the id of what they replace, into all places of a model, or in the place of the model itself."""
+    for module in list(model.modules()):
+        for name, child in list(held_modules(module).items()):  # named_children leaves out second names
+            if id(child) in others:
+                setattr(module, name, others[id(child)])
+    return others.get(id(model), model)
+
+
+def _refuse_trained_elsewhere(model: nn.Module, sites: Mapping[int, _Site]) -> None:
+    """Raises OptionError if a parameter of the layers is trained by a module that is not among them."""
+    names: dict[int, str] = {}
+    for site in sites.values():
+        names |= {id(p): f"{site.name}.{k}".lstrip(".") for k, p in site.layer.named_parameters() if p.requires_grad}
+    for name, p in _held_outside(model, sites):
+        if id(p) in names:
+            raise OptionError(
+                f"adapt needs parameters that it may freeze, got {names[id(p)]}, which is {name} too and trained "
+                "there; model.requires_grad_(False) first, or untie them."
+            )
+
+
+def _held_outside(module: nn.Module, sites: Mapping[int, Any], prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
+    """Yields the parameters of a model that are not inside of some of its modules, under all of their names."""
+    if id(module) in sites:
+        return
+    yield from ((prefix + name, p) for name, p in held_parameters(module).items() if p is not None)
+    for name, child in held_modules(module).items():
+        if child is not None:
+            yield from _held_outside(child, sites, f"{prefix}{name}.")

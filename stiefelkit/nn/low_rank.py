@@ -1,0 +1,188 @@
+"""Adapters of low rank: a rotation among the leading singular vectors of a weight, and frames around a diagonal."""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stiefelkit.contract.param import Parametrization
+from stiefelkit.contract.table import find_parametrization
+from stiefelkit.errors import OptionError
+from stiefelkit.nn.adapter import Adapter, Rotation, identity_scheme
+from stiefelkit.nn.frozen import Layout, inside_peft, reference_tensor
+from stiefelkit.nn.probing import beyond_one_matrix
+from stiefelkit.nn.recurrent import require_options
+from stiefelkit.numbers import FLAG, plain, whole
+from stiefelkit.tensors import computing_dtype, working_dtype
+
+__all__ = ["LowRankAdapter", "PrincipalAdapter"]
+
+
+class _LowRank(Adapter):
+    """An adapter that adds a matrix of low rank, computed in float32 or better, to what the layer gives."""
+
+    def __init__(self, layer: nn.Module, name: str, rank: int):
+        super().__init__(layer, name)
+        kind = type(self).__name__
+        if self._layout.inputs is None or self._layout.dim != -1:
+            raise OptionError(f"{kind} needs a layer that multiplies by a matrix, got {type(layer).__name__}.")
+        n = min(self.in_features, self.out_features)
+        self.rank = whole(1, n, "min(in_features, out_features)").require(kind, "rank", rank)
+        like = reference_tensor(self.base, kind)
+        self.factory: dict[str, Any] = {"dtype": computing_dtype(like.dtype), "device": like.device}
+
+    @abstractmethod
+    def added(self, x: Tensor) -> Tensor:
+        """Returns what the adapter adds to the outputs, in its own dtype."""
+
+    @abstractmethod
+    def difference(self, dtype: torch.dtype) -> Tensor:
+        """Returns the matrix of outputs by inputs that is added to the weight."""
+
+    def changed(self, w: Tensor) -> Tensor:
+        """Returns the weight and what is added to it."""
+        d = self.difference(w.dtype)
+        return w + (d if self._layout.axes == Layout().axes else d.mT)
+
+    def unmerged(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
+        """Adds to what the layer gives."""
+        y = self.layer(x, *args, **options)
+        return y + self.added(x).to(y.dtype)
+
+
+class PrincipalAdapter(_LowRank):
+    """A frozen layer and a trained rotation among the leading r singular vectors of its weight (PSOFT).
+
+    With U S V^T, the r largest singular values of W and their vectors, W becomes W + U (diag(a) R diag(b) - I) S V^T:
+    the rest of W stays. R is an r x r rotation, and a and b are ones at first, so that the layer does exactly what it
+    did. Trained are r (r - 1) / 2 + 2 r numbers; where a and b stay ones, so do the angles between the columns of
+    S V^T, and the singular values of W. Costs a singular value decomposition in float64 when it is made.
+
+    Args:
+        layer: a linear layer, the `Conv1D` of transformers, or any other with a matrix of real numbers as its weight;
+            its parameters require no gradient from then on.
+        inner: the map of R, a registered name or a class.
+        rank: r.
+        diagonals: whether there are a and b.
+        name: as in `OrthogonalAdapter`.
+        **options: of the map of R.
+
+    Shape:
+        that of the layer.
+
+    Raises:
+        DtypeError: the layer has no features that are known, or a complex dtype.
+        OptionError: its weight is no matrix of real numbers; or an option is unknown or out of range.
+
+    References:
+        Wu, Hu, Min, Wang, Efficient orthogonal fine-tuning with principal subspace adaptation, ICLR 2026.
+
+    >>> adapter = PrincipalAdapter(nn.Linear(8, 6), rank=3)
+    >>> sum(p.numel() for p in adapter.parameters() if p.requires_grad)
+    9
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        *,
+        inner: Parametrization = "cayley",
+        rank: int = 8,
+        diagonals: bool = True,
+        name: str = "default",
+        **options: Any,
+    ):
+        super().__init__(layer, name, rank)
+        cls, given = find_parametrization(inner), plain(options)
+        require_options(PrincipalAdapter, cls, given)
+        found = beyond_one_matrix(inside_peft(self.base))
+        if found is not None:
+            raise OptionError(f"PrincipalAdapter needs singular vectors of a weight, got {found}.")
+        w: Any = layer.weight
+        with torch.no_grad():
+            wide = w.detach().to(working_dtype(w.dtype))
+            u, s, vh = torch.linalg.svd(wide if self._layout.axes == Layout().axes else wide.mT, full_matrices=False)
+            left, right = u[:, : self.rank], s[: self.rank, None] * vh[: self.rank]
+        self.register_buffer("left", left.contiguous().to(**self.factory))
+        self.register_buffer("right", right.contiguous().to(**self.factory))
+        self.rotation = Rotation(self.rank, cls, identity_scheme(cls, given), self.left, given)
+        ones = torch.ones(self.rank, **self.factory)
+        is_scaled = FLAG.require("PrincipalAdapter", "diagonals", diagonals)
+        self.after = nn.Parameter(ones) if is_scaled else None
+        self.before = nn.Parameter(ones.clone()) if is_scaled else None
+        self.layer.requires_grad_(False)
+
+    def added(self, x: Tensor) -> Tensor:
+        """Returns U (diag(a) R diag(b) - I) S V^T x, which is zero at first, to the bit."""
+        z = F.linear(x.to(self.right.dtype), self.right)
+        y = self.rotation(z if self.before is None else self.before * z)
+        return F.linear((y if self.after is None else self.after * y) - z, self.left)
+
+    def difference(self, dtype: torch.dtype) -> Tensor:
+        """Returns U (diag(a) R diag(b) - I) S V^T."""
+        r = self.rotation.matrix.to(dtype)
+        if self.before is not None and self.after is not None:
+            r = self.after.to(dtype)[:, None] * r * self.before.to(dtype)
+        return self.left.to(dtype) @ (r @ self.right.to(dtype) - self.right.to(dtype))
+
+
+class LowRankAdapter(_LowRank):
+    """A frozen layer and U diag(s) V^T of rank r, with trained frames U and V and a trained s that starts as zeros.
+
+    W becomes W + U diag(s) V^T, so that s has the singular values of the change, up to signs.
+    The frames are kept by any map: by "stiefel" they are moved by an optimizer of frames
+    (`sk.optim.parameter_groups`), by "cayley" and others any optimizer of torch trains their coordinates.
+
+    Args:
+        layer: a linear layer, the `Conv1D` of transformers, or any other with in_features and out_features, quantized
+            ones too; its parameters require no gradient from then on.
+        inner: the map of U and V, a registered name or a class.
+        rank: r.
+        init: a scheme of the map.
+        name: as in `OrthogonalAdapter`.
+        **options: of the map.
+
+    Shape:
+        that of the layer.
+
+    Raises:
+        DtypeError: the layer has no features that are known, or a complex dtype.
+        OptionError: an option is unknown or out of range.
+
+    >>> adapter = LowRankAdapter(nn.Linear(8, 6), rank=2)
+    >>> sum(p.numel() for p in adapter.parameters() if p.requires_grad)
+    30
+    """
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        *,
+        inner: Parametrization = "stiefel",
+        rank: int = 8,
+        init: str = "haar",
+        name: str = "default",
+        **options: Any,
+    ):
+        super().__init__(layer, name, rank)
+        cls, given = find_parametrization(inner), plain(options)
+        require_options(LowRankAdapter, cls, given)
+        like = torch.empty(0, **self.factory)
+        self.left = Rotation(self.out_features, cls, init, like, given, self.rank)
+        self.right = Rotation(self.in_features, cls, init, like, given, self.rank)
+        self.spectrum = nn.Parameter(torch.zeros(self.rank, **self.factory))
+        self.layer.requires_grad_(False)
+
+    def added(self, x: Tensor) -> Tensor:
+        """Returns U diag(s) V^T x."""
+        u, v = self.left.weight, self.right.weight
+        return F.linear(self.spectrum * F.linear(x.to(v.dtype), v.mT), u)
+
+    def difference(self, dtype: torch.dtype) -> Tensor:
+        """Returns U diag(s) V^T."""
+        return (self.left.weight.to(dtype) * self.spectrum.to(dtype)) @ self.right.weight.to(dtype).mT

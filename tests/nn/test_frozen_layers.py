@@ -1,0 +1,259 @@
+"""Adapters of any frozen layer: it does at first what it did, is merged where it is W x + b, and refused elsewhere."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import stiefelkit as sk
+from stiefelkit.errors import DtypeError, ImageError, OptionError
+from stiefelkit.metrics import orthogonality_error, permitted_error
+from stiefelkit.nn import OrthogonalAdapter
+from stiefelkit.testing import seeds
+
+CLOSE = 4e-6
+
+
+def drawn(*shape: int, key: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=seeds.generator(key))
+
+
+def turned(model: Any, scale: float = 0.3) -> Any:
+    """Moves each rotation of a model away from the identity."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "rotation" in name:
+                p.copy_(scale * drawn(*p.shape, key=len(name)))
+    return model
+
+
+class Conv1D(nn.Module):
+    """Stands in for the class of this name in transformers."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight, self.bias = nn.Parameter(drawn(nx, nf)), nn.Parameter(drawn(nf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.nf)
+
+
+class Quantized(nn.Module):
+    """Holds integers and scales, as quantized layers do, and no parameter."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.register_buffer("scale", torch.full((out_features, 1), 0.01))
+        self.register_buffer("weight", (30 * drawn(out_features, in_features)).round().to(torch.int8))
+        self.bias = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight: Any = self.weight
+        return F.linear(x, weight.to(x.dtype) * self.scale)
+
+
+def image(*sizes: int) -> Callable[[], Tensor]:
+    return lambda: drawn(2, 8, *sizes)
+
+
+MERGED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str, ...]]] = {
+    "Linear": (lambda: nn.Linear(8, 16), lambda: drawn(3, 8), ("in", "out")),
+    "Conv1D": (lambda: Conv1D(16, 8), lambda: drawn(3, 5, 8), ("in", "out")),
+    "Conv1d": (lambda: nn.Conv1d(8, 16, 3), image(9), ("in", "out", "patches")),
+    "Conv2d": (lambda: nn.Conv2d(8, 16, 3, stride=2, padding=1), image(9, 7), ("in", "out", "patches")),
+    "Conv2d, reflected": (
+        lambda: nn.Conv2d(8, 16, 3, padding=1, padding_mode="reflect", bias=False),
+        image(9, 7),
+        ("in", "out", "patches"),
+    ),
+    "Conv3d": (lambda: nn.Conv3d(8, 16, 2), image(4, 3, 3), ("in", "out", "patches")),
+    "Embedding": (lambda: nn.Embedding(11, 16, padding_idx=0), lambda: torch.arange(11), ("out",)),
+}
+UNMERGED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str, ...], str]] = {
+    "integers": (lambda: Quantized(8, 16), lambda: drawn(3, 8), ("in", "out"), "Quantized without a matrix of real"),
+    "groups": (lambda: nn.Conv2d(8, 16, 3, groups=4), image(5, 5), ("in", "out"), "Conv2d of 4 groups, whose channels"),
+    "transposed": (
+        lambda: nn.ConvTranspose2d(8, 16, 3),
+        image(5, 5),
+        ("in", "out"),
+        "ConvTranspose2d, whose forward is not torch's",
+    ),
+    "bag": (
+        lambda: nn.EmbeddingBag(11, 16),
+        lambda: torch.arange(10).view(2, 5),
+        ("out",),
+        "EmbeddingBag, whose forward is not",
+    ),
+    "max_norm": (
+        lambda: nn.Embedding(11, 16, max_norm=1.0),
+        lambda: torch.arange(11),
+        ("out",),
+        "with max_norm, which",
+    ),
+    "parametrized": (
+        lambda: sk.orthogonal(nn.Conv2d(8, 16, 3), "weight", view="out_by_rest"),
+        image(5, 5),
+        ("in", "out"),
+        "with a parametrized weight; bake it first",
+    ),
+}
+CASES = [(kind, side) for kind, (_, _, sides) in MERGED.items() for side in sides]
+STRANGE = [(kind, side) for kind, (_, _, sides, _) in UNMERGED.items() for side in sides]
+
+
+@pytest.mark.parametrize(("kind", "side"), CASES)
+def test_a_layer_does_what_it_did_then_what_its_matrix_does(kind: str, side: str):
+    make, draw, _ = MERGED[kind]
+    layer, x = make(), draw()
+    before = layer(x)
+    adapter: Any = OrthogonalAdapter(layer, side=side, block_size=4)
+    torch.testing.assert_close(adapter(x), before, rtol=0, atol=CLOSE)
+    frozen = layer.weight.detach().clone()  # type: ignore[union-attr]
+    apart = turned(adapter).eval()(x)
+    assert torch.dist(apart, before) > 0.05 * before.norm()
+    adapter.merge()
+    torch.testing.assert_close(adapter(x), apart, rtol=0, atol=CLOSE)
+    assert adapter.merged.shape == frozen.shape
+    plain = adapter.folded()
+    assert type(plain) is type(layer)
+    torch.testing.assert_close(plain(x), apart, rtol=0, atol=CLOSE)
+    adapter.unmerge()
+    assert torch.equal(adapter(x), apart)
+    assert torch.equal(layer.weight, frozen)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("kind", "side"), STRANGE)
+def test_what_computes_no_matrix_is_adapted_trained_and_not_merged(kind: str, side: str):
+    make, draw, _, words = UNMERGED[kind]
+    layer, x = make(), draw()
+    before = layer(x).detach()
+    model: Any = sk.nn.adapt(nn.Sequential(layer), ["0"], side=side, block_size=4)
+    torch.testing.assert_close(model(x), before, rtol=0, atol=CLOSE)
+    model(x).pow(3).sum().backward()
+    skew = sk.coordinates(model[0].rotation, "weight")["skew"]
+    assert skew.grad is not None
+    assert skew.grad.norm() > 0
+    assert [p for p in model.parameters() if p.requires_grad] == [skew]
+    for act in (model[0].merge, model[0].folded, lambda: sk.nn.fold(model)):
+        with pytest.raises(OptionError, match=words):
+            act()
+    assert isinstance(model[0], OrthogonalAdapter)
+
+
+def test_a_rotation_of_patches_keeps_the_singular_values_of_the_kernel_and_one_of_channels_does_too():
+    layer = nn.Conv2d(8, 16, 3)
+    for side in ("in", "out", "patches"):
+        adapter = turned(OrthogonalAdapter(copy.deepcopy(layer), side=side, block_size=4))
+        expected, got = (torch.linalg.svdvals(w.flatten(1)) for w in (layer.weight, adapter.weight))
+        torch.testing.assert_close(got, expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("layer", "side", "words"),
+    [
+        (nn.Embedding(5, 8), "in", 'needs side="out" for Embedding, which reads indices'),
+        (nn.Linear(8, 8), "patches", "Linear, no convolution"),
+        (nn.ConvTranspose2d(8, 8, 3), "patches", "ConvTranspose2d, no convolution"),
+        (nn.Conv2d(8, 8, 3, groups=2), "patches", "Conv2d of 2 groups"),
+    ],
+)
+def test_a_side_that_a_layer_lacks_is_refused_in_one_sentence(layer: nn.Module, side: str, words: str):
+    with pytest.raises(OptionError, match=words) as caught:
+        OrthogonalAdapter(layer, side=side, block_size=4)
+    assert "\n" not in str(caught.value)
+    assert all(p.requires_grad for p in layer.parameters())
+
+
+def test_what_is_no_layer_is_refused():
+    junk: Any = 3
+    with pytest.raises(DtypeError, match="OrthogonalAdapter needs a layer, got 3"):
+        OrthogonalAdapter(junk)
+    with pytest.raises(DtypeError, match="with in_features and out_features, got LayerNorm"):
+        OrthogonalAdapter(nn.LayerNorm(3))
+
+
+def test_all_layers_are_checked_before_the_first_is_changed():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Embedding(5, 8), nn.Linear(8, 8))
+    with pytest.raises(OptionError, match="reads indices"):
+        sk.nn.adapt(model, "*", block_size=4)
+    assert not sk.nn.adapters(model)
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_code_that_asks_an_adapter_for_its_layer_is_answered():
+    adapter: Any = OrthogonalAdapter(nn.Conv2d(8, 16, 3, stride=2), block_size=4)
+    assert (adapter.in_features, adapter.out_features, adapter.in_channels) == (8, 16, 8)
+    assert adapter.stride == (2, 2)
+    assert OrthogonalAdapter(nn.Embedding(5, 8), side="out").num_embeddings == 5
+    with pytest.raises(AttributeError, match="no attribute 'strid'"):
+        _ = adapter.strid
+
+
+def test_shared_blocks_are_one_block():
+    adapter = turned(OrthogonalAdapter(nn.Linear(12, 6), block_size=4, shared=True)).eval()
+    assert sum(p.numel() for p in adapter.parameters() if p.requires_grad) == 6
+    x = drawn(3, 12)
+    q = adapter.rotation.weight
+    r = torch.block_diag(q, q, q)
+    torch.testing.assert_close(adapter(x), F.linear(x @ r.mT, adapter.layer.weight, adapter.layer.bias))
+    apart = adapter(x)
+    adapter.merge()
+    torch.testing.assert_close(adapter(x), apart, rtol=0, atol=CLOSE)
+    assert list(sk.drift(adapter)) == ["rotation.weight"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"block_size": 4}, {"block_size": 4, "shared": True}, {"parametrization": "cayley"}]
+)
+def test_a_bound_holds_whatever_the_coordinates_are_and_leaves_small_rotations_alone(options: dict[str, Any]):
+    layer, free = nn.Linear(12, 6), OrthogonalAdapter(nn.Linear(12, 6), **options)
+    bounded = OrthogonalAdapter(layer, bound=0.5, **options)
+    eye = torch.eye(12)
+    for scale in (1.0, 1e4):
+        r = turned(bounded, scale).rotation.matrix
+        assert 0.25 < torch.dist(r, eye) <= 0.5 + 1e-6
+        assert orthogonality_error(bounded.rotation.weight) <= permitted_error(12, torch.float32)
+    assert torch.equal(turned(bounded, 1e-3).rotation.matrix, turned(free, 1e-3).rotation.matrix)
+    rotation: Any = bounded.rotation
+    with pytest.raises(ImageError, match=r"needs a frame within bound=.* of the identity"):
+        rotation.weight = -torch.eye(len(rotation.weight))
+
+
+def test_dropout_leaves_whole_blocks_alone_with_its_chance_and_only_in_training():
+    adapter = turned(OrthogonalAdapter(nn.Linear(400, 400, bias=False), block_size=2, dropout=0.25))
+    with torch.no_grad():
+        adapter.layer.weight.copy_(torch.eye(400))
+    x = drawn(3, 400)
+    moved = adapter.eval()(x)
+    assert torch.equal(moved, adapter(x))
+    torch.manual_seed(seeds.seed(0))
+    y = adapter.train()(x)
+    is_x, is_moved = ((y - z).view(3, 200, 2).abs().amax((0, 2)) < 1e-6 for z in (x, moved))
+    assert bool((is_x | is_moved).all())
+    assert 20 <= is_x.sum() <= 80  # of 200, of which a quarter is 50 with a deviation of 6
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"shared": 2}, "needs shared to be True or False, got 2"),
+        ({"shared": True, "parametrization": "cayley"}, "needs block_diagonal for shared=True, got it with|got Cayley"),
+        ({"shared": True, "blocks": 5}, "a blocks that divides 12"),
+        ({"bound": 0.0}, "a finite bound > 0, got 0"),
+        ({"bound": 0.1, "inner": "householder"}, "needs Cayley transforms for bound=, got Householder"),
+        ({"dropout": 1.5}, "dropout >= 0"),
+        ({"name": ""}, "a name of one character at least"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_in_one_sentence(options: dict[str, Any], words: str):
+    layer = nn.Linear(12, 12)
+    with pytest.raises(OptionError, match=words) as caught:
+        OrthogonalAdapter(layer, **options)
+    assert "\n" not in str(caught.value)
+    assert all(p.requires_grad for p in layer.parameters())

@@ -1,0 +1,263 @@
+"""Adapters of a model by name: switched, applied one after another, deleted, saved apart from the base."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import stiefelkit as sk
+from stiefelkit.errors import CheckpointError, NonFiniteError, OptionError, UnknownNameError
+from stiefelkit.testing import seeds
+
+CLOSE = 4e-6
+JUNK: Any = 3
+
+
+def drawn(*shape: int, key: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=seeds.generator(key))
+
+
+X = drawn(4, 8)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.b(self.a(x).relu()))
+
+
+def moved(model: Any, name: str, key: int = 1) -> Any:
+    """Moves the adapters of a name away from the identity."""
+    with torch.no_grad():
+        for k, adapter in enumerate(m for m in model.modules() if getattr(m, "name", None) == name):
+            for child_name, child in adapter.named_children():
+                for p in child.parameters() if child_name != "layer" else ():
+                    p.copy_(0.3 * drawn(*p.shape, key=key + k))
+    return model
+
+
+def net(*names: str, **options: Any) -> Any:
+    torch.manual_seed(seeds.seed())
+    model: Any = Net()
+    for key, name in enumerate(names, 1):
+        sk.nn.adapt(model, ["a.weight", "b.weight"], name=name, block_size=4, **options)
+        moved(model, name, 7 * key)
+    return model.eval()
+
+
+def rotations(model: Any, name: str) -> list[Tensor]:
+    return [m.rotation.matrix.detach() for m in sk.nn.adapters(model).values() if m.name == name]
+
+
+@pytest.mark.parametrize("side", ["in", "out"])
+def test_adapters_of_one_layer_act_one_after_another_and_merge_to_one_matrix(side: str):
+    model = net("first", "second", side=side)
+    (first, _), (second, _) = rotations(model, "first"), rotations(model, "second")
+    w = model.a.base.weight
+    expected = w @ second @ first if side == "in" else first @ second @ w
+    torch.testing.assert_close(model.a.weight, expected, rtol=0, atol=CLOSE)
+    before = model(X)
+    model.a.merge()
+    torch.testing.assert_close(model(X), before, rtol=0, atol=CLOSE)
+    folded: Any = sk.nn.fold(copy.deepcopy(model))
+    assert torch.equal(folded.a.weight, model.a.merged)
+
+
+def test_what_is_switched_off_does_nothing_to_the_bit():
+    bare, both = net(), net("first", "second")
+    alone = {name: net(*names)(X) for name, names in (("first", ["first"]), ("none", []))}
+    sk.nn.use_adapters(both, "first")
+    assert torch.equal(both(X), alone["first"])
+    assert torch.equal(both.a.weight, net("first").a.weight)
+    sk.nn.use_adapters(both, ())
+    assert torch.equal(both(X), bare(X))
+    sk.nn.use_adapters(both, ["second", "first"])
+    assert torch.equal(both(X), net("first", "second")(X))
+    assert torch.equal(bare(X), alone["none"])
+
+
+def test_switching_unmerges():
+    model = net("first", "second")
+    model.a.merge()
+    sk.nn.use_adapters(model, "second")
+    assert model.a.merged is None
+    model.a.merge()
+    sk.nn.adapt(model, "a.weight", name="third", block_size=2)
+    assert model.a.merged is None
+
+
+def test_without_adapters_a_model_is_its_base_merged_or_not_and_is_restored_after_an_error():
+    bare, model = net(), net("first", "second")
+    sk.nn.use_adapters(model, "second")
+    model.a.merge()
+    before = model(X)
+    with sk.nn.without_adapters(model):
+        assert torch.equal(model(X), bare(X))
+    with pytest.raises(RuntimeError), sk.nn.without_adapters(model):
+        model(X[:, :3])
+    assert torch.equal(model(X), before)
+    assert model.a.merged is not None
+
+
+def test_a_deleted_adapter_leaves_the_others():
+    model = net("first", "second", "third")
+    assert sk.nn.delete_adapter(model, "second") is model
+    assert [m.name for m in sk.nn.adapters(model).values()] == ["first", "third"] * 2
+    first, third = rotations(model, "first")[0], rotations(model, "third")[0]
+    torch.testing.assert_close(model.a.weight, model.a.base.weight @ third @ first, rtol=0, atol=CLOSE)
+    for name in ("first", "third"):
+        sk.nn.delete_adapter(model, name)
+    assert torch.equal(model(X), net()(X))
+    assert isinstance(model.a, nn.Linear)
+    layer = sk.nn.delete_adapter(sk.nn.adapt(nn.Linear(8, 8), "weight"), "default")
+    assert isinstance(layer, nn.Linear)
+
+
+def test_names_are_those_without_adapters():
+    model = net("first")
+    sk.nn.adapt(model, "a.weight", name="second", block_size=2)
+    sk.nn.adapt(model, "b", name="second", block_size=2)
+    assert list(sk.nn.adapters(model)) == ["a", "a.layer", "b", "b.layer"]
+    with pytest.raises(OptionError, match=r"without an adapter of this name, got a\.weight, which is in one; another"):
+        sk.nn.adapt(model, ["a", "b"], name="second", block_size=2)
+
+
+def test_the_base_has_the_keys_and_bits_that_it_had():
+    bare, model = net(), net("first", "second", modules_to_save="head")
+    expected = bare.state_dict()
+    got = sk.nn.base_state(model)
+    assert list(got) == list(expected)
+    assert all(torch.equal(got[key], value) for key, value in expected.items())
+    assert sk.nn.base_state(bare).keys() == expected.keys()
+
+
+def test_adapters_travel_alone_under_the_keys_of_a_model_that_has_no_others():
+    model = net("first", "second", modules_to_save=["head"])
+    state = {key: value.clone() for key, value in sk.nn.adapter_state(model, "second").items()}
+    alone = net("second")
+    assert {key for key in state if "head" not in key} == {key for key in alone.state_dict() if ".rotation." in key}
+    assert {key for key in state if "head" in key} == {"head.copy.weight", "head.copy.bias"}
+    other = net("x", "y", "z", modules_to_save=["head"])
+    sk.nn.load_adapter_state(other, state, "y")
+    for each, name in ((model, "second"), (other, "y")):
+        sk.nn.use_adapters(each, name)
+    assert torch.equal(other(X), model(X))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda state: state.pop(next(iter(state))), "needs the keys of the adapters 'first', got .* missing"),
+        (lambda state: state.update(b=X), "needs the keys of the adapters 'first', got 'b' left over"),
+        (lambda state: state.update({"head.copy.bias": 3}), r"needs head\.copy\.bias of shape \(3,\), got 3"),
+        (lambda state: state.update({"head.copy.bias": X}), r"needs head\.copy\.bias of shape \(3,\), got \(4, 8\)"),
+        (
+            lambda state: state.update({key: value / 0 for key, value in state.items() if "original0" in key}),
+            "finite|NaN",
+        ),
+    ],
+)
+def test_a_state_that_does_not_fit_changes_nothing(change: Any, words: str):
+    model = net("first", modules_to_save=["head"])
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    state = {key: value + (value.dtype != torch.uint8) for key, value in sk.nn.adapter_state(model, "first").items()}
+    change(state)
+    with pytest.raises((CheckpointError, NonFiniteError), match=words):
+        sk.nn.load_adapter_state(model, state, "first")
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_modules_to_save_are_trained_in_a_copy_for_each_name():
+    model = net("first", "second", modules_to_save=["head"])
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert {name for name in trained if "rotation" not in name} == {
+        f"head.{path}copy.{name}" for path in ("", "layer.") for name in ("weight", "bias")
+    }
+    model = net("first", modules_to_save=["head"])
+    frozen, y = net()(X), model(X)
+    with sk.nn.without_adapters(model):
+        assert torch.equal(model(X), frozen)
+    assert model.head.out_features == 3
+    assert torch.equal(model.head.weight, model.head.copy.weight)
+    folded = sk.nn.fold(model)
+    assert type(folded.head) is nn.Linear
+    torch.testing.assert_close(folded(X), y, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda model: sk.nn.use_adapters(model, ["first", "frist"]), "one of \\['first'\\], got 'frist'"),
+        (lambda model: sk.nn.delete_adapter(model, "second"), "delete_adapter needs the name of an adapter"),
+        (lambda model: sk.nn.adapter_state(model), "adapter_state needs the name of an adapter, .* got 'default'"),
+        (lambda model: sk.nn.load_adapter_state(model, {}, "x"), "load_adapter_state needs the name of an adapter"),
+        (lambda model: sk.nn.use_adapters(Net(), "first"), "use_adapters needs a model with an adapter, got Net"),
+        (lambda model: sk.nn.without_adapters(Net()).__enter__(), "needs a model with an adapter, got Net without"),
+        (lambda model: sk.nn.use_adapters(model, JUNK), "use_adapters needs the name of an adapter, .* got 3"),
+        (lambda model: sk.nn.adapt(model, "head", modules_to_save=JUNK), "modules_to_save=3 matches no module"),
+        (lambda model: sk.nn.load_adapter_state(model, JUNK, "first"), "needs a mapping of names to tensors, got 3"),
+        (lambda model: sk.nn.adapt(model, "head", modules_to_save="hed"), "'hed' matches no module.*head"),
+        (lambda model: sk.nn.adapt(model, "*", name="x", modules_to_save="a"), "modules_to_save without adapters in"),
+        (lambda model: sk.nn.adapt(model, "*", name="x", modules_to_save="head"), "leave its layers out of where="),
+    ],
+)
+def test_what_is_not_there_is_refused_in_one_sentence_and_changes_nothing(act: Any, words: str):
+    model = net("first")
+    before, trained = model(X), [p.requires_grad for p in model.parameters()]
+    with pytest.raises((UnknownNameError, OptionError, CheckpointError), match=words) as caught:
+        act(model)
+    assert "\n" not in str(caught.value)
+    assert torch.equal(model(X), before)
+    assert [p.requires_grad for p in model.parameters()] == trained
+
+
+def test_an_adapter_of_hooks_inside_another_is_not_merged():
+    model = net("first", "second")
+    model.a.layer.register_forward_hook(lambda module, args, y: 2 * y)
+    with pytest.raises(OptionError, match="got an adapter with hooks; remove them first"):
+        model.a.merge()
+
+
+def test_a_layer_in_two_places_is_adapted_switched_and_deleted_in_both():
+    layer = nn.Linear(8, 8)
+    model: Any = nn.Sequential(layer, layer).requires_grad_(False)
+    for name in ("first", "second"):
+        moved(sk.nn.adapt(model, "1.weight", name=name, block_size=4), name)
+    assert model[0] is model[1]
+    assert len(sk.nn.adapters(model)) == 2
+    assert list(sk.nn.base_state(model)) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    other: Any = nn.Sequential(layer, layer)
+    sk.nn.adapt(other, "0", name="x", block_size=4)
+    sk.nn.load_adapter_state(other, sk.nn.adapter_state(model, "second"), "x")
+    sk.nn.use_adapters(model, "second")
+    assert torch.equal(other(X), model(X))
+    sk.nn.delete_adapter(model, "first")
+    sk.nn.delete_adapter(model, "second")
+    assert model[0] is layer
+    assert model[1] is layer
+
+
+def test_what_was_saved_before_adapters_had_names_loads():
+    model: Any = net("first")
+    for adapter in sk.nn.adapters(model).values():
+        for key in ("name", "is_on", "_layout"):
+            del vars(adapter)[key]
+    other = copy.deepcopy(model)
+    assert [m.name for m in sk.nn.adapters(other).values()] == ["default"] * 2
+    assert torch.equal(other(X), net("first")(X))
+
+
+@pytest.mark.slow
+def test_adapters_compile_without_a_break_switched_and_merged():
+    model = net("first", "second")
+    compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(X), model(X), rtol=0, atol=CLOSE)
+    sk.nn.use_adapters(model, "second")
+    torch.testing.assert_close(compiled(X), model(X), rtol=0, atol=CLOSE)
+    model.a.merge()
+    torch.testing.assert_close(compiled(X), model(X), rtol=0, atol=CLOSE)
