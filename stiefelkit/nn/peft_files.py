@@ -169,7 +169,8 @@ def _files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if config["bias"] != "none":
         raise CheckpointError(f'load_peft needs bias="none", got {shown(config["bias"])}: biases stay frozen here.')
     for key, default in FORMATS[kind].settings.items():
-        if type(config[key]) is not type(default):
+        kinds = (int, float) if type(default) is float else (type(default),)
+        if type(config[key]) not in kinds:
             raise CheckpointError(f"load_peft needs {key} as in {default!r}, got {shown(config[key])}.")
     names = config["modules_to_save"]
     if not (names is None or (isinstance(names, list) and all(isinstance(n, str) for n in names))):

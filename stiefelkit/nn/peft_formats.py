@@ -17,6 +17,7 @@ from stiefelkit.nn.frozen import inside_peft, layout_of
 from stiefelkit.parametrizations.block_diagonal import BlockDiagonal
 from stiefelkit.parametrizations.cayley import Cayley
 from stiefelkit.parametrizations.householder import Householder
+from stiefelkit.tensors import computing_dtype
 from stiefelkit.weights.find import coordinate_list_of
 
 __all__ = ["FORMATS", "Format", "Plan", "Written", "read", "written"]
@@ -124,7 +125,7 @@ def read(kind: str, layer: nn.Module, found: Mapping[str, Tensor], settings: Map
         return Plan(OrthogonalAdapter, options, pack_trapezoid(v))
     if len(found) < 2:
         raise CheckpointError(f"needs boft_R and boft_s, got {end} alone.")
-    r, s = found["boft_R"], found["boft_s"]
+    r, s = found["boft_R"].to(computing_dtype(found["boft_R"].dtype)), found["boft_s"]
     is_fit = r.dim() == 4 and r.shape[2] == r.shape[3] and r.shape[1] * r.shape[2] == n
     _check_shape("boft_R", r, is_fit, f"(m, {n} / b, b, b)")
     _check_shape("boft_s", s, s.numel() == m, f"of {m} entries")
