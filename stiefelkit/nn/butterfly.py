@@ -23,12 +23,12 @@ class Butterfly(Rotation):
 
     orders: Tensor
 
-    def __init__(self, n: int, block_size: int, factors: int, parametrization: Parametrization, like: Tensor):
+    def __init__(self, n: int, block_size: int, factors: int, inner: Parametrization, like: Tensor):
         nn.Module.__init__(self)
         self.blocks = n // block_size if factors == 1 else 1
         zeros = torch.zeros(factors, n // block_size, block_size, block_size, dtype=computing_dtype(like.dtype))
         self.weight = nn.Parameter(zeros.to(like.device))
-        attach.orthogonal(self, "weight", parametrization, init="identity")
+        attach.orthogonal(self, "weight", inner, init="identity")
         orders = [_order(n, block_size, i) for i in range(factors)]
         self.register_buffer("orders", torch.stack(orders).to(like.device), persistent=False)
 
@@ -59,7 +59,7 @@ class ButterflyAdapter(OrthogonalAdapter):
 
     Args:
         layer: a linear layer, a convolution, or any other that `OrthogonalAdapter` takes with these sides.
-        parametrization: the map of all blocks, a registered name or a class.
+        inner: the map of all blocks, a registered name or a class.
         block_size: b, which divides the features; with several factors it is even.
         factors: m; 2^(m-1) divides the number of blocks.
         scaled: whether there is s; the layer has no other gain.
@@ -83,7 +83,7 @@ class ButterflyAdapter(OrthogonalAdapter):
     def __init__(
         self,
         layer: nn.Module,
-        parametrization: Parametrization = "cayley",
+        inner: Parametrization = "cayley",
         *,
         block_size: int = 4,
         factors: int = 1,
@@ -99,7 +99,7 @@ class ButterflyAdapter(OrthogonalAdapter):
         n = self.base.weight[0].numel() if side == "patches" else self.features(side)
         try:
             factors = _factors(n, block_size).require("ButterflyAdapter", "factors", factors)
-            rotation = Butterfly(n, block_size, factors, parametrization, self.rotation.weight)
+            rotation = Butterfly(n, block_size, factors, inner, self.rotation.weight)
         except Exception:
             for p, was in zip(layer.parameters(), trained, strict=True):
                 p.requires_grad_(was)
