@@ -107,12 +107,8 @@ def read(kind: str, layer: nn.Module, found: Mapping[str, Tensor], settings: Map
     if layout is None or (layout.inputs is None) != (side == "out"):
         raise CheckpointError(f"needs a layer that {end} rotates, got {type(layer).__name__}.")
     inner = inside_peft(layer)
-    n = (
-        inner.weight[0].numel()
-        if side == "patches"
-        else getattr(inner, layout.outputs if side == "out" else layout.inputs)
-    )
     m = getattr(inner, layout.outputs)
+    n = inner.weight[0].numel() if side == "patches" else m if side == "out" else getattr(inner, layout.inputs)
     if not all(t.is_floating_point() and t.isfinite().all() for t in found.values()):
         raise CheckpointError("needs finite tensors, got NaN, infinity or integers.")
     if kind == "OFT":

@@ -122,7 +122,17 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 def test_sizes_that_differ_are_given_by_their_number(tmp_path: Path):
     model = adapted("b", adapted("a", block_size=2), block_size=3)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.add_(0.1)
+    plain = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Linear(12, 8), "c": nn.Conv2d(2, 2, 3)})
+    plain.load_state_dict(sk.nn.base_state(model))
     sk.nn.save_peft(model, tmp_path / "ours")
+    theirs: Any = peft.PeftModel.from_pretrained(plain, str(tmp_path / "ours"))
+    for key, n in (("a", 8), ("b", 12)):
+        x = torch.randn(3, n)
+        torch.testing.assert_close(theirs.base_model.model[key](x), model[key](x), rtol=0, atol=4e-6)
     config = json.loads((tmp_path / "ours" / "adapter_config.json").read_text())
     assert (config["r"], config["oft_block_size"]) == (4, 0)
 
