@@ -166,7 +166,10 @@ def put_on(
         made: dict[int, Replacement] = {key: made_for(site) for key, site in fresh.items()}
         made |= {key: TrainedCopy(site.layer, name) for key, site in saved.items()}
         for other in made.values():
-            other.train(other.layer.training)
+            other.training = other.layer.training
+            for child_name, child in other.named_children() if isinstance(other, Adapter) else ():
+                if child_name != "layer":
+                    child.train(other.training)
     except Exception:
         for p, was in trained:
             p.requires_grad_(was)
