@@ -13,12 +13,14 @@ from stiefelkit.nn.adapters import (
     use_adapters,
     without_adapters,
 )
+from stiefelkit.nn.butterfly import ButterflyAdapter
 from stiefelkit.nn.decoders import RotationSites, rotation_sites
 from stiefelkit.nn.goru import GORU
 from stiefelkit.nn.hadamard_linear import HadamardLinear
 from stiefelkit.nn.linear import OrthogonalLinear
 from stiefelkit.nn.linear_transition import LinearTransitionRNN
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
+from stiefelkit.nn.peft_files import load_peft, save_peft
 from stiefelkit.nn.rnn import OrthogonalRNN, OrthogonalRNNCell
 from stiefelkit.nn.rotated_decoder import Rotated, fake_quantize, rotated
 from stiefelkit.nn.rotation import absorb_norm_, absorb_norms_, rotate_
@@ -27,6 +29,7 @@ from stiefelkit.nn.rotation_rnn import RotationBlock, RotationRNN
 __all__ = [
     "GORU",
     "Adapter",
+    "ButterflyAdapter",
     "HadamardLinear",
     "LinearTransitionRNN",
     "LowRankAdapter",
@@ -50,9 +53,11 @@ __all__ = [
     "fake_quantize",
     "fold",
     "load_adapter_state",
+    "load_peft",
     "rotate_",
     "rotated",
     "rotation_sites",
+    "save_peft",
     "use_adapters",
     "without_adapters",
 ]

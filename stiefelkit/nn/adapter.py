@@ -326,6 +326,9 @@ class OrthogonalAdapter(Adapter):
     12
     """
 
+    peft_distance = 0.0
+    """||R - R'||_F for the R' that PEFT computes by a series from what was loaded; see `load_peft`."""
+
     def __init__(
         self,
         layer: nn.Module,

@@ -2,7 +2,7 @@
 
 import copy
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -14,12 +14,14 @@ from stiefelkit._torch import CHECKPOINTED, held_modules, held_parameters, insid
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import CheckpointError, DtypeError, OptionError, UnknownNameError, did_you_mean, shown
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter, Replacement
+from stiefelkit.nn.butterfly import ButterflyAdapter
 from stiefelkit.nn.frozen import OF_PEFT, layout_of
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
 from stiefelkit.nn.probing import in_other_adapters
 from stiefelkit.weights.find import Where, check_module, choose
 
 __all__ = [
+    "Site",
     "TrainedCopy",
     "adapt",
     "adapter_state",
@@ -28,11 +30,18 @@ __all__ = [
     "delete_adapter",
     "fold",
     "load_adapter_state",
+    "put_on",
+    "sites_of",
+    "to_save",
     "use_adapters",
     "without_adapters",
 ]
 
-KINDS: dict[str, type[Adapter]] = {"principal": PrincipalAdapter, "low_rank": LowRankAdapter}
+KINDS: dict[str, type[Adapter]] = {
+    "butterfly": ButterflyAdapter,
+    "low_rank": LowRankAdapter,
+    "principal": PrincipalAdapter,
+}
 """Adapters by the word that `adapt` takes in place of the map of a rotation."""
 
 
@@ -65,7 +74,7 @@ class TrainedCopy(Replacement):
         return self.layer.folded() if isinstance(self.layer, Replacement) else self.layer
 
 
-class _Site(NamedTuple):
+class Site(NamedTuple):
     """A module of a model, its name without adapters, and what stands in its place, the outermost first.
 
     `is_saved` says whether a copy of it, or of what it is in, is trained.
@@ -102,8 +111,8 @@ def adapt(
         model: the model.
         where: which layers, as in `sk.orthogonal`: "encoder.*.weight" or "encoder.*", several patterns, or a function
             of the weight's name and the layer.
-        parametrization: as in `OrthogonalAdapter`; or "principal" or "low_rank", for `PrincipalAdapter` and
-            `LowRankAdapter`.
+        parametrization: as in `OrthogonalAdapter`; or "butterfly", "principal" or "low_rank", for `ButterflyAdapter`,
+            `PrincipalAdapter` and `LowRankAdapter`.
         name: by which `use_adapters`, `adapter_state` and `delete_adapter` know these adapters.
         modules_to_save: patterns of modules that are trained as a whole, a copy of each in its place.
         **options: as in the class of the adapter.
@@ -126,7 +135,21 @@ def adapt(
             f"adapt needs layers without an adapter of this name, got {chosen[0].title}, which is in one; another "
             "name= adds one."
         )
-    saved = _to_save(model, modules_to_save, name, fresh.values())
+    saved = to_save(model, modules_to_save, name, fresh.values())
+    kind = KINDS.get(parametrization) if isinstance(parametrization, str) else None
+    if kind is None:
+        kind, options = OrthogonalAdapter, {"parametrization": parametrization, **options}
+    return put_on(model, fresh, saved, name, lambda site: kind(site.layer, name=name, **options))
+
+
+def put_on(
+    model: nn.Module, fresh: dict[int, Site], saved: dict[int, Site], name: str, made_for: Callable[[Site], Adapter]
+) -> nn.Module:
+    """Puts new adapters around layers, and copies in the place of modules, by the ids of both; returns the model.
+
+    Raises:
+        DtypeError, OptionError: as `adapt`, and whatever `made_for` raises; nothing is changed then.
+    """
     lazy = [site.title for site in fresh.values() if any(map(is_lazy, site.layer.parameters()))]
     if lazy:
         raise DtypeError(f"adapt needs layers with a size, got {', '.join(lazy)}; call the model on a batch first.")
@@ -138,13 +161,15 @@ def adapt(
                 "it; adapt first, so that PEFT finds a plain layer in each adapter, or merge_and_unload first."
             )
     _refuse_trained_elsewhere(model, fresh | saved)
-    kind = KINDS.get(parametrization) if isinstance(parametrization, str) else None
-    if kind is None:
-        kind, options = OrthogonalAdapter, {"parametrization": parametrization, **options}
     trained = [(p, p.requires_grad) for site in (fresh | saved).values() for p in site.layer.parameters()]
     try:
-        made: dict[int, Replacement] = {key: kind(s.layer, name=name, **options) for key, s in fresh.items()}
+        made: dict[int, Replacement] = {key: made_for(site) for key, site in fresh.items()}
         made |= {key: TrainedCopy(site.layer, name) for key, site in saved.items()}
+        for other in made.values():
+            other.training = other.layer.training
+            for child_name, child in other.named_children() if isinstance(other, Adapter) else ():
+                if child_name != "layer":
+                    child.train(other.training)
     except Exception:
         for p, was in trained:
             p.requires_grad_(was)
@@ -311,7 +336,7 @@ def _owners(model: nn.Module, state: Iterable[str]) -> dict[str, tuple[str | Non
     return found
 
 
-def _sites(module: nn.Module, name: str = "", is_saved: bool = False) -> Iterator[_Site]:
+def sites_of(module: nn.Module, name: str = "", is_saved: bool = False) -> Iterator[Site]:
     """Yields the modules of a model under all of their names, replacements passed over."""
     module = inside_checkpoint(module)
     around: list[Replacement] = []
@@ -319,15 +344,15 @@ def _sites(module: nn.Module, name: str = "", is_saved: bool = False) -> Iterato
         around.append(module)
         module = module.layer
     is_saved |= any(isinstance(other, TrainedCopy) for other in around)
-    yield _Site(name, module, tuple(around), is_saved)
+    yield Site(name, module, tuple(around), is_saved)
     for child_name, child in held_modules(module).items():
         if child is not None:
-            yield from _sites(child, f"{name}.{child_name}".lstrip("."), is_saved)
+            yield from sites_of(child, f"{name}.{child_name}".lstrip("."), is_saved)
 
 
-def _chosen(model: nn.Module, where: Where) -> list[_Site]:
+def _chosen(model: nn.Module, where: Where) -> list[Site]:
     """Returns the layers that are meant, each once, without those inside others of them."""
-    sites = [site for site in _sites(model) if not site.is_saved and layout_of(site.layer) is not None]
+    sites = [site for site in sites_of(model) if not site.is_saved and layout_of(site.layer) is not None]
     keys = {site.name: f"{site.name}.weight".lstrip(".") for site in sites}
     if callable(where):
         meant = [site for site in sites if where(keys[site.name], site.layer)]
@@ -364,10 +389,10 @@ def _refuse_others(model: nn.Module, where: Where) -> None:
     )
 
 
-def _to_save(model: nn.Module, patterns: str | Sequence[str], name: str, fresh: Iterable[_Site]) -> dict[int, _Site]:
+def to_save(model: nn.Module, patterns: str | Sequence[str], name: str, fresh: Iterable[Site]) -> dict[int, Site]:
     """Returns the modules that are trained as a whole."""
-    found: dict[int, _Site] = {}
-    adapted, sites = {id(site.layer) for site in fresh}, list(_sites(model))
+    found: dict[int, Site] = {}
+    adapted, sites = {id(site.layer) for site in fresh}, list(sites_of(model))
     for pattern in _listed(patterns):
         matched = [site for site in sites if site.name and _matches(site.name, str(pattern))]
         if not matched:
@@ -394,7 +419,7 @@ def _replaced(model: nn.Module, others: dict[int, Any]) -> Any:
     return others.get(id(model), model)
 
 
-def _refuse_trained_elsewhere(model: nn.Module, sites: Mapping[int, _Site]) -> None:
+def _refuse_trained_elsewhere(model: nn.Module, sites: Mapping[int, Site]) -> None:
     """Raises OptionError if a parameter of the layers is trained by a module that is not among them."""
     names: dict[int, str] = {}
     for site in sites.values():

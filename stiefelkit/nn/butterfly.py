@@ -1,0 +1,144 @@
+"""Orthogonal butterfly fine-tuning: a rotation as a product of block-diagonal ones between permutations."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stiefelkit.contract.param import Parametrization
+from stiefelkit.errors import OptionError, shown
+from stiefelkit.nn.adapter import OrthogonalAdapter, Rotation
+from stiefelkit.numbers import Check, whole
+from stiefelkit.tensors import computing_dtype
+from stiefelkit.weights import attach
+
+__all__ = ["ButterflyAdapter"]
+
+
+class Butterfly(Rotation):
+    """R = B_1 B_2 ... B_m, each B_i = P_i diag(Q_i1, ..., Q_ik) P_i^T; the frame `weight` holds all blocks Q_ij.
+
+    P_1 is the identity; B_i mixes the features of 2^(i-1) neighbouring blocks.
+    """
+
+    orders: Tensor
+
+    def __init__(self, n: int, block_size: int, factors: int, inner: Parametrization, like: Tensor):
+        nn.Module.__init__(self)
+        self.blocks = n // block_size if factors == 1 else 1
+        zeros = torch.zeros(factors, n // block_size, block_size, block_size, dtype=computing_dtype(like.dtype))
+        self.weight = nn.Parameter(zeros.to(like.device))
+        attach.orthogonal(self, "weight", inner, init="identity")
+        orders = [_order(n, block_size, i) for i in range(factors)]
+        self.register_buffer("orders", torch.stack(orders).to(like.device), persistent=False)
+
+    @property
+    def matrix(self) -> Tensor:
+        """R."""
+        w = self.weight
+        return self._turned(torch.eye(self.orders.shape[-1], dtype=w.dtype, device=w.device)).mT
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns R x, for x of shape (*, n)."""
+        return self.dropped(self._turned(x), x)
+
+    def _turned(self, x: Tensor) -> Tensor:
+        w = self.weight
+        y = x.to(w.dtype)
+        for q, order in zip(w.flip(0), self.orders.flip(0), strict=True):
+            rows = y[..., order.argsort()].unflatten(-1, q.shape[:2])
+            y = torch.einsum("...kc,kbc->...kb", rows, q).flatten(-2)[..., order]
+        return y.to(x.dtype)
+
+
+class ButterflyAdapter(OrthogonalAdapter):
+    """A frozen layer, a trained rotation R and a trained scale of each output: y = diag(s) W R x + b (BOFT).
+
+    R = B_1 ... B_m with block-diagonal rotations between permutations, so that m factors of blocks of b rows mix
+    2^(m-1) b features, by m n (b - 1) / 2 numbers. R is the identity at first, and s are ones.
+
+    Args:
+        layer: a linear layer, a convolution, or any other that `OrthogonalAdapter` takes with these sides.
+        inner: the map of all blocks, a registered name or a class.
+        block_size: b, which divides the features; with several factors it is even.
+        factors: m; 2^(m-1) divides the number of blocks.
+        scaled: whether there is s; the layer has no other gain.
+        side: "in", or "patches" for what stands under the kernel of a convolution.
+        name, dropout: as in `OrthogonalAdapter`; with several factors R is left out as a whole.
+
+    Shape:
+        that of the layer.
+
+    Raises:
+        DtypeError, OptionError: as `OrthogonalAdapter`.
+
+    References:
+        Liu et al., Parameter-efficient orthogonal finetuning via butterfly factorization, ICLR 2024.
+
+    >>> adapter = ButterflyAdapter(nn.Linear(8, 3), block_size=2, factors=3)
+    >>> sum(p.numel() for p in adapter.parameters() if p.requires_grad)
+    15
+    """
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        inner: Parametrization = "cayley",
+        *,
+        block_size: int = 4,
+        factors: int = 1,
+        scaled: bool = True,
+        side: str = "in",
+        name: str = "default",
+        dropout: float = 0.0,
+    ):
+        if side == "out":
+            raise OptionError(f"ButterflyAdapter needs a side of 'in' or 'patches', got {shown(side)}.")
+        trained = [p.requires_grad for p in layer.parameters()] if isinstance(layer, nn.Module) else []
+        super().__init__(layer, side=side, block_size=block_size, name=name, dropout=dropout)
+        n = self.base.weight[0].numel() if side == "patches" else self.features(side)
+        try:
+            factors = _factors(n, block_size).require("ButterflyAdapter", "factors", factors)
+            rotation = Butterfly(n, block_size, factors, inner, self.rotation.weight)
+        except Exception:
+            for p, was in zip(layer.parameters(), trained, strict=True):
+                p.requires_grad_(was)
+            raise
+        rotation.dropout, self.rotation = self.rotation.dropout, rotation
+        ones = torch.ones(self.out_features, dtype=rotation.weight.dtype, device=rotation.weight.device)
+        self.scale = nn.Parameter(ones) if scaled else None
+
+    def changed(self, w: Tensor) -> Tensor:
+        """Returns diag(s) W R."""
+        w, s = super().changed(w), self.scale
+        axis = self._layout.axes[1] - w.dim()
+        return w if s is None else w * s.to(w.dtype).view(-1, *[1] * (-1 - axis))
+
+    def unmerged(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
+        """Calls the layer on R x, and scales what it gives but for its bias."""
+        y, b = super().unmerged(x, *args, **options), self.bias
+        if self.scale is None:
+            return y
+        shape = (-1, *[1] * (-1 - self._layout.dim))
+        s = self.scale.to(y.dtype).view(shape)
+        return y * s if b is None else (y - b.to(y.dtype).view(shape)) * s + b.to(y.dtype).view(shape)
+
+
+def _order(n: int, block_size: int, factor: int) -> Tensor:
+    """Returns the features in the order that P of a factor, counted from 0, gives them.
+
+    Of 2^factor neighbouring blocks the half blocks of even number come first, then those of odd number.
+    """
+    if factor == 0:
+        return torch.arange(n)
+    halves = torch.arange(n).view(-1, 2**factor, 2, block_size // 2)
+    return halves.transpose(1, 2).reshape(n)
+
+
+def _factors(n: int, block_size: int) -> Check:
+    blocks = n // block_size
+
+    def holds(m: Any) -> bool:
+        return whole(1).holds(m) and (m == 1 or (block_size % 2 == 0 and blocks % 2 ** (m - 1) == 0))
+
+    return Check(f"{{key}} m with {blocks} blocks of {block_size} a multiple of 2^(m-1), even blocks if m > 1", holds)

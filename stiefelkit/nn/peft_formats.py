@@ -1,0 +1,265 @@
+"""Tensors of PEFT's OFT, BOFT and HRA: a table of their keys, and what they are in adapters of stiefelkit."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stiefelkit.contract.param import load_chart_
+from stiefelkit.errors import CheckpointError, OptionError
+from stiefelkit.functional import cayley, cayley_inverse, pack_skew, pack_trapezoid, unpack_skew, unpack_trapezoid
+from stiefelkit.functional._reflectors import trapezoidal_reflectors
+from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter
+from stiefelkit.nn.butterfly import ButterflyAdapter
+from stiefelkit.nn.frozen import inside_peft, layout_of
+from stiefelkit.parametrizations.block_diagonal import BlockDiagonal
+from stiefelkit.parametrizations.cayley import Cayley
+from stiefelkit.parametrizations.householder import Householder
+from stiefelkit.tensors import computing_dtype
+from stiefelkit.weights.find import coordinate_list_of
+
+__all__ = ["FORMATS", "Format", "Plan", "Written", "read", "written"]
+
+
+class Format(NamedTuple):
+    """A method of PEFT.
+
+    Args:
+        keys: ends of the keys of tensors, and the layers that PEFT has them for.
+        sizes: entries of the configuration that give all layers one size: one of them, the others are 0.
+        settings: the other entries that say what is computed, with PEFT's defaults.
+    """
+
+    keys: Mapping[str, tuple[type[nn.Module], ...]]
+    sizes: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+
+_MATRICES = (nn.Linear, nn.Conv2d)
+_SERIES = {"use_cayley_neumann": True, "num_cayley_neumann_terms": 5}
+FORMATS: Mapping[str, Format] = {
+    "OFT": Format(
+        {"oft_R.weight": _MATRICES, "oft_embedding_R.weight": (nn.Embedding,)},
+        ("oft_block_size", "r"),
+        {"block_share": False, "module_dropout": 0.0, "coft": False, "eps": 6e-5, **_SERIES},
+    ),
+    "BOFT": Format(
+        {"boft_R": _MATRICES, "boft_s": _MATRICES},
+        ("boft_block_size", "boft_block_num"),
+        {"boft_n_butterfly_factor": 1, "boft_dropout": 0.0},
+    ),
+    "HRA": Format({"hra_u": _MATRICES}, ("r",), {"apply_GS": False}),
+}
+"""Methods by PEFT's `peft_type`."""
+
+
+class Plan(NamedTuple):
+    """An adapter to be made: its class and options, coordinates, signs of D, scale, and blocks as PEFT computes them.
+
+    Signs are ones where there are none.
+    """
+
+    kind: type[OrthogonalAdapter]
+    options: Mapping[str, Any]
+    coordinates: Tensor
+    signs: Tensor | None = None
+    scale: Tensor | None = None
+    computed: Tensor | None = None
+
+    @torch.no_grad()
+    def made(self, layer: nn.Module, name: str) -> OrthogonalAdapter:
+        """Returns the adapter around a layer."""
+        adapter = self.kind(layer, name=name, **self.options)
+        held: Any = coordinate_list_of(adapter.rotation, "weight")
+        for key, ones in held.param.chart.items():
+            load_chart_(held.param, {key: torch.ones_like(ones) if self.signs is None else self.signs.view(ones.shape)})
+        held.fill_([self.coordinates.view(shape) for shape in held.param.coordinates.values()])
+        if self.scale is not None:
+            adapter.scale.copy_(self.scale)  # type: ignore[union-attr, operator]
+        if self.computed is not None:
+            error = _blocks(held).to(self.computed).view_as(self.computed) - self.computed
+            adapter.peft_distance = math.sqrt(adapter.rotation.copies) * torch.linalg.vector_norm(error).item()
+        return adapter
+
+
+class Written(NamedTuple):
+    """An adapter as PEFT has it: the method, tensors by the ends of their keys, sizes and settings."""
+
+    kind: str
+    tensors: Mapping[str, Tensor]
+    sizes: tuple[int, ...]
+    settings: Mapping[str, Any]
+
+
+def read(kind: str, layer: nn.Module, found: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Plan:
+    """Returns the adapter that tensors of a layer are.
+
+    Raises:
+        CheckpointError: a tensor is missing or of the wrong shape, or PEFT computes something else on such a layer.
+        StiefelkitError: PEFT's formula gives no finite rotation.
+    """
+    end = next(iter(found))
+    _check_layer(kind, layer, end)
+    side = "out" if end.startswith("oft_embedding") else "patches" if isinstance(layer, nn.Conv2d) else "in"
+    layout: Any = layout_of(layer)
+    if layout is None or (layout.inputs is None) != (side == "out"):
+        raise CheckpointError(f"needs a layer that {end} rotates, got {type(layer).__name__}.")
+    inner = inside_peft(layer)
+    m = getattr(inner, layout.outputs)
+    n = inner.weight[0].numel() if side == "patches" else m if side == "out" else getattr(inner, layout.inputs)
+    if not all(t.is_floating_point() and t.isfinite().all() for t in found.values()):
+        raise CheckpointError("needs finite tensors, got NaN, infinity or integers.")
+    if kind == "OFT":
+        return _read_oft(found[end], n, side, settings)
+    if kind == "HRA":
+        u = found[end]
+        _check_shape(end, u, u.dim() == 2 and u.shape[0] == n and 1 <= u.shape[1] <= n, f"({n}, r), r at most {n}")
+        v = trapezoidal_reflectors(u, settings["apply_GS"])
+        options = {"parametrization": "householder", "reflections": u.shape[1], "side": side}
+        return Plan(OrthogonalAdapter, options, pack_trapezoid(v))
+    if len(found) < 2:
+        raise CheckpointError(f"needs boft_R and boft_s, got {end} alone.")
+    r, s = found["boft_R"].to(computing_dtype(found["boft_R"].dtype)), found["boft_s"]
+    is_fit = r.dim() == 4 and r.shape[2] == r.shape[3] and r.shape[1] * r.shape[2] == n
+    _check_shape("boft_R", r, is_fit, f"(m, {n} / b, b, b)")
+    _check_shape("boft_s", s, s.numel() == m, f"of {m} entries")
+    options = {"block_size": r.shape[2], "factors": r.shape[0], "dropout": settings["boft_dropout"], "side": side}
+    return Plan(ButterflyAdapter, options, pack_skew((r.mT - r) / 2), scale=s.flatten())
+
+
+def _read_oft(v: Tensor, n: int, side: str, settings: Mapping[str, Any]) -> Plan:
+    b = (1 + math.isqrt(1 + 8 * v.shape[-1])) // 2 if v.dim() == 2 else 0
+    k, is_shared = (n // b if b else 0), settings["block_share"]
+    is_fit = b * k == n and v.shape[1] == b * (b - 1) // 2 and v.shape[0] == (1 if is_shared else k)
+    _check_shape("oft_R", v, is_fit, f"(number of blocks of b of {n} features, b (b - 1) / 2)")
+    options = {"block_size": b, "shared": is_shared, "dropout": settings["module_dropout"], "side": side}
+    if settings["coft"]:
+        options["bound"] = 2 * settings["eps"] * math.sqrt(k if is_shared else 1)
+    q = v.new_zeros(len(v), b, b)
+    q[:, *torch.triu_indices(b, b, 1)] = v
+    if not settings["use_cayley_neumann"]:
+        return Plan(OrthogonalAdapter, options, pack_skew(q.mT))
+    q = (q - q.mT).double()
+    if settings["coft"]:
+        most = settings["eps"] / math.sqrt(len(v))
+        q = q / (torch.linalg.matrix_norm(q, keepdim=True) / most).clamp(min=1)
+    computed = _series(q, settings["num_cayley_neumann_terms"]).mT
+    u, _, vh = torch.linalg.svd(computed)
+    skew, signs = cayley_inverse(u @ vh, torch.ones(b, dtype=q.dtype) if settings["coft"] else None)
+    return Plan(OrthogonalAdapter, options, skew, signs, computed=computed)
+
+
+def _series(q: Tensor, terms: int) -> Tensor:
+    """Returns what PEFT has in place of (I + Q) (I - Q)^-1: I + 2 Q + 2 Q^2 + ... with the last power once."""
+    weights = {1: [1], 2: [1, 2]}.get(max(terms, 1), [1, 2, 2, *[2] * (terms - 4), 1])
+    eye = torch.eye(q.shape[-1], dtype=q.dtype)
+    total = torch.zeros_like(q)
+    for weight in reversed(weights):
+        total = total @ q + weight * eye
+    return total
+
+
+def written(adapter: Adapter) -> Written:
+    """Returns an adapter as PEFT has it.
+
+    Raises:
+        OptionError: PEFT has no such adapter.
+    """
+    if not isinstance(adapter, OrthogonalAdapter):
+        raise _refused(f"a rotation of inputs, which OFT, BOFT and HRA are, got {type(adapter).__name__}")
+    held, layer, dropout = coordinate_list_of(adapter.rotation, "weight"), adapter.base, adapter.rotation.dropout
+    if held is None or len(held) > 1:
+        raise _refused("a rotation with coordinates, got one that is baked, or changed by a parametrization on top")
+    if isinstance(adapter, ButterflyAdapter):
+        kind, end = "BOFT", "boft_R"
+    else:
+        kind, end = ("HRA" if isinstance(held.param, Householder) else "OFT"), "oft_embedding_R.weight"
+        if kind == "HRA" or not isinstance(layer, nn.Embedding):
+            end = "hra_u" if kind == "HRA" else "oft_R.weight"
+    if not isinstance(layer, FORMATS[kind].keys[end]):
+        raise _refused(f"a layer for which PEFT has {kind}, got {type(layer).__name__}")
+    side = "patches" if isinstance(layer, nn.Conv2d) else "out" if isinstance(layer, nn.Embedding) else "in"
+    if adapter.side != side:
+        raise _refused(f'side="{side}" for {kind} of {type(layer).__name__}, got side="{adapter.side}"')
+    try:
+        _check_layer(kind, layer, end)
+    except CheckpointError as error:
+        raise OptionError(f"save_peft {error}") from error
+    if kind == "HRA":
+        return _written_hra(held, dropout)
+    a, bound = _skew(held)
+    if isinstance(adapter, ButterflyAdapter):
+        s = a.new_ones(adapter.out_features) if adapter.scale is None else adapter.scale
+        shape = (1, -1) if isinstance(layer, nn.Conv2d) else (-1, 1)
+        tensors = {end: a.mT, "boft_s": s.reshape(shape)}
+        settings = {"boft_n_butterfly_factor": a.shape[0], "boft_dropout": dropout}
+        return Written(kind, tensors, (a.shape[-1], a.shape[1]), settings)
+    copies, b = adapter.rotation.copies, a.shape[-1]
+    settings = {**FORMATS[kind].settings, "block_share": copies > 1, "module_dropout": dropout}
+    settings |= {"use_cayley_neumann": False, "coft": bound is not None}
+    a = a.reshape(-1, b, b)
+    if bound is not None:
+        settings["eps"] = float(f"{bound / 2 * math.sqrt(len(a)):.12g}")
+    return Written(kind, {end: a.mT[:, *torch.triu_indices(b, b, 1)]}, (b, len(a) * copies), settings)
+
+
+def _written_hra(held: Any, dropout: float) -> Written:
+    """Returns reflectors; those of single axes stand for the signs that are -1."""
+    if dropout:
+        raise _refused(f"an adapter without dropout for HRA, got dropout={dropout}")
+    u = unpack_trapezoid(held.reflectors, held.param.shape[0], held.param.reflections, False)
+    axes = torch.eye(len(u), dtype=u.dtype, device=u.device)[:, held.param.signs < 0]
+    u = torch.cat([u, axes], dim=1)
+    if not u.any(0).all():
+        raise _refused("reflectors that are not zero for HRA, got one that is; PEFT divides by its norm")
+    return Written("HRA", {"hra_u": u}, (u.shape[1],), {"apply_GS": False})
+
+
+def _skew(held: Any) -> tuple[Tensor, float | None]:
+    """Returns A of all blocks' Cayley transforms (I + A)^-1 (I - A), and the bound of each block, if there is one."""
+    inner = held.param.inner if isinstance(held.param, BlockDiagonal) else held.param
+    b = inner.shape[-1]
+    if type(inner) is Cayley and bool((inner.signs == 1).all()) and inner.bandwidth is None:
+        return unpack_skew(held.skew, b, b, False)[0], inner.bound
+    w = _blocks(held)
+    v = cayley_inverse(w.double(), torch.ones(b, dtype=torch.float64, device=w.device))[0].to(w.dtype)
+    if not torch.dist(cayley(v, b, b), w) <= 64 * torch.finfo(w.dtype).eps * math.sqrt(w.shape[-3:].numel()):
+        raise _refused("rotations without the eigenvalue -1, as Cayley transforms are, got another or a reflection")
+    return unpack_skew(v, b, b, False)[0], None
+
+
+def _blocks(held: Any) -> Tensor:
+    """Returns the blocks of a rotation."""
+    inner = held.param.inner if isinstance(held.param, BlockDiagonal) else held.param
+    w = inner(*held.coordinates.values())
+    return w if w.dim() > 2 else w.unsqueeze(0)
+
+
+def _check_layer(kind: str, layer: nn.Module, end: str) -> None:
+    """Raises CheckpointError if what PEFT computes on a convolution is not what the changed kernel gives."""
+    if not isinstance(layer, nn.Conv2d):
+        return
+    sizes: list[Any] = [layer.kernel_size, layer.stride, layer.padding]
+    is_square = all(isinstance(s, tuple) and s[0] == s[1] for s in sizes)
+    is_plain = layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros"
+    if not (is_square and is_plain):
+        raise CheckpointError(
+            f"needs a Conv2d of square kernel, stride and padding by zeros, without dilation and groups for {kind}, "
+            "got another, on which PEFT computes something else."
+        )
+    if end == "oft_R.weight" and layer.kernel_size != (1, 1):
+        raise CheckpointError(
+            f"needs a Conv2d of kernel 1 x 1 for OFT, got {layer.kernel_size}, on which PEFT's forward differs from "
+            "what it merges."
+        )
+
+
+def _check_shape(end: str, value: Tensor, is_fit: bool, wanted: str) -> None:
+    if not is_fit:
+        raise CheckpointError(f"needs {end} of shape {wanted}, got {tuple(value.shape)}.")
+
+
+def _refused(text: str) -> OptionError:
+    return OptionError(f"save_peft needs {text}.")

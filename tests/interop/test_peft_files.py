@@ -1,0 +1,458 @@
+"""PEFT's files: what PEFT saved is loaded with the same function, what we save PEFT loads, and the rest is refused."""
+
+import copy
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import stiefelkit as sk
+from stiefelkit.errors import CheckpointError, OptionError, StiefelkitError
+from stiefelkit.testing import seeds
+
+peft = pytest.importorskip("peft", reason="needs the extra [interop]")
+transformers = pytest.importorskip("transformers", reason="needs the extra [interop]")
+
+CLOSE = 1e-5
+"""Of logits, relative: some hundred roundings of float32, as PEFT forms its rotations in it."""
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The symmetric initialization can NOT be performed when r is odd"),
+    pytest.mark.filterwarnings("ignore:(Failed to load the CUDA extension|Setting boft_n_butterfly_factor to 1)"),
+]
+TARGETS = ["q_proj", "down_proj"]
+TOKENS = torch.randint(0, 50, (2, 7), generator=seeds.generator())
+IMAGES = torch.randn(2, 4, 6, 6, generator=seeds.generator(1))
+EXACT = {"use_cayley_neumann": False}
+
+
+def decoder(tied: bool = False, dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(seeds.seed())
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "vocab_size": 50,
+        "initializer_range": 0.3,
+    }
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": tied}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).to(dtype).eval()
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(seeds.seed())
+        self.first, self.point, self.head = nn.Conv2d(4, 6, 3, padding=1), nn.Conv2d(6, 8, 1), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.point(self.first(x).relu()).mean((2, 3)))
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model(IMAGES) if "Images" in repr(model) else model(input_ids=TOKENS).logits
+
+
+def close(a: Tensor, b: Tensor, bound: float = CLOSE) -> None:
+    assert torch.dist(a.double(), b.double()) <= bound * b.double().norm()
+
+
+def trained(model: Any, config: Any, scale: float = 0.1) -> Any:
+    """Puts PEFT's adapters onto a model, and moves them."""
+    model = peft.get_peft_model(model, config).eval()
+    generator = seeds.generator(2)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.add_(scale * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+    return model
+
+
+def saved(model: Any, folder: Path) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def butterflies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has PEFT compute several factors, for which it wants a CUDA extension."""
+
+    class Extension:
+        @staticmethod
+        def forward(blocks: Tensor) -> list[Tensor]:
+            return [torch.stack([torch.block_diag(*of_one) for of_one in blocks])]
+
+    import peft.tuners.boft.layer as layer
+
+    monkeypatch.setattr(layer, "get_fbd_cuda", lambda: Extension)
+
+
+CONFIGS: dict[str, Any] = {
+    "oft": lambda: peft.OFTConfig(oft_block_size=8, target_modules=TARGETS, **EXACT),
+    "oft_by_count": lambda: peft.OFTConfig(r=4, oft_block_size=0, target_modules=TARGETS, **EXACT),
+    "oft_shared": lambda: peft.OFTConfig(oft_block_size=8, block_share=True, target_modules=TARGETS, **EXACT),
+    "coft": lambda: peft.OFTConfig(oft_block_size=8, coft=True, eps=0.3, target_modules=TARGETS, **EXACT),
+    "coft_shared": lambda: peft.OFTConfig(
+        oft_block_size=8, coft=True, eps=0.3, block_share=True, target_modules=TARGETS, **EXACT
+    ),
+    "oft_embedding": lambda: peft.OFTConfig(oft_block_size=8, target_modules=["embed_tokens", "v_proj"], **EXACT),
+    "oft_dropout": lambda: peft.OFTConfig(oft_block_size=8, module_dropout=0.25, target_modules=TARGETS, **EXACT),
+    "boft": lambda: peft.BOFTConfig(boft_block_size=4, target_modules=TARGETS),
+    "boft_by_count": lambda: peft.BOFTConfig(boft_block_size=0, boft_block_num=4, target_modules=TARGETS),
+    "boft_butterfly": lambda: peft.BOFTConfig(boft_block_size=4, boft_n_butterfly_factor=3, target_modules=TARGETS),
+    "hra": lambda: peft.HRAConfig(r=4, target_modules=TARGETS),
+    "hra_odd": lambda: peft.HRAConfig(r=3, target_modules=TARGETS),
+    "hra_gram_schmidt": lambda: peft.HRAConfig(r=3, apply_GS=True, target_modules=TARGETS),
+    "hra_saved": lambda: peft.HRAConfig(r=4, target_modules=TARGETS, modules_to_save=["lm_head"]),
+    "oft_saved": lambda: peft.OFTConfig(oft_block_size=8, target_modules=TARGETS, modules_to_save=["norm"], **EXACT),
+}
+
+
+@pytest.fixture(params=list(CONFIGS))
+def pair(request: pytest.FixtureRequest, tmp_path: Path, butterflies: None) -> tuple[Any, Path]:
+    """A model with PEFT's adapters, and the folder where they are saved."""
+    model = trained(decoder(), CONFIGS[request.param]())
+    model(input_ids=TOKENS)  # COFT writes its projection into the parameters in a pass
+    return model, saved(model, tmp_path / "peft")
+
+
+def test_what_peft_computes_exactly_is_computed_after_loading(pair: tuple[Any, Path]):
+    theirs, folder = pair
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours = sk.nn.load_peft(decoder(), folder)
+    assert torch.dist(logits(theirs), logits(decoder())) > 0.01 * logits(theirs).norm()
+    close(logits(ours), logits(theirs))
+    assert all(adapter.peft_distance == 0 for adapter in sk.nn.adapters(ours).values())
+    assert all(d.bits_lost < 1 for d in sk.drift(ours).values())
+
+
+def test_what_is_merged_by_peft_is_what_we_fold(pair: tuple[Any, Path]):
+    theirs, folder = pair
+    ours = sk.nn.fold(sk.nn.load_peft(decoder(), folder))
+    merged = theirs.merge_and_unload()
+    state = dict(ours.state_dict())
+    assert state.keys() == merged.state_dict().keys()
+    for key, value in merged.state_dict().items():
+        close(state[key], value)
+
+
+def test_what_we_save_peft_loads_with_the_same_function(pair: tuple[Any, Path], tmp_path: Path):
+    theirs, folder = pair
+    ours = sk.nn.load_peft(decoder(), folder)
+    sk.nn.save_peft(ours, tmp_path / "ours", task_type="CAUSAL_LM")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "(?s).*(missing|unexpected)")  # keys
+        back = peft.PeftModel.from_pretrained(decoder(), str(tmp_path / "ours")).eval()
+    close(logits(back), logits(theirs))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["ours", "peft"]
+    assert back.active_peft_config.task_type == "CAUSAL_LM"
+
+
+def test_both_ways_keep_the_bits_that_both_hold(pair: tuple[Any, Path], tmp_path: Path):
+    _, folder = pair
+    ours = sk.nn.load_peft(decoder(), folder)
+    sk.nn.save_peft(ours, tmp_path / "ours")
+    again = sk.nn.load_peft(decoder(), tmp_path / "ours", name="again")
+    state, other = sk.nn.adapter_state(ours), sk.nn.adapter_state(again, "again")
+    assert state.keys() == other.keys()
+    assert all(torch.equal(value, other[key]) for key, value in state.items())
+    first, second = (
+        load_file(folder / "adapter_model.safetensors"),
+        load_file(tmp_path / "ours/adapter_model.safetensors"),
+    )
+    assert {key for key in first if "base_layer" not in key} == second.keys()
+    if not any("hra_u" in key or "boft_R" in key for key in second):  # other reflectors; BOFT keeps more than a skew A
+        assert all(torch.equal(value, first[key]) for key, value in second.items())
+
+
+@pytest.mark.parametrize("terms", [2, 3, 4, 5, 8])
+def test_a_neumann_series_is_loaded_as_the_nearest_rotation_with_its_distance(terms: int, tmp_path: Path):
+    settings = {"use_cayley_neumann": True, "num_cayley_neumann_terms": terms}
+    theirs = trained(decoder(), peft.OFTConfig(oft_block_size=8, target_modules=TARGETS, **settings))
+    with pytest.warns(UserWarning, match=rf"nearest rotations of 4 layers.*Neumann series of {terms} terms: up to"):
+        ours = sk.nn.load_peft(decoder(), saved(theirs, tmp_path / "peft"))
+    layers = dict(theirs.base_model.model.named_modules())
+    for name, adapter in sk.nn.adapters(ours).items():
+        r = layers[name].oft_R["default"].get_weight().mT.double()
+        u, _, vh = torch.linalg.svd(r)
+        assert torch.dist(adapter.rotation.matrix.double(), u @ vh) <= 1e-5
+        distance = torch.dist(r, u @ vh).item()
+        assert abs(adapter.peft_distance - distance) <= 1e-5
+        assert distance > 1e-6
+    apart = torch.dist(logits(ours), logits(theirs)) / logits(theirs).norm()
+    assert apart <= 4 * max(adapter.peft_distance for adapter in sk.nn.adapters(ours).values())
+    sk.nn.save_peft(ours, tmp_path / "ours")
+    back = peft.PeftModel.from_pretrained(decoder(), str(tmp_path / "ours")).eval()
+    close(logits(back), logits(ours))
+    assert all(adapter.peft_distance > 0 for adapter in sk.nn.adapters(copy.deepcopy(ours)).values())
+
+
+def test_five_terms_of_a_small_a_are_near_the_cayley_transform_of_the_other_sign(tmp_path: Path):
+    theirs = trained(decoder(), peft.OFTConfig(oft_block_size=8, target_modules=TARGETS), 0.01)
+    with pytest.warns(UserWarning, match="Neumann"):
+        ours = sk.nn.load_peft(decoder(), saved(theirs, tmp_path / "peft"))
+    close(logits(ours), logits(theirs), 1e-4)
+
+
+CONVOLUTIONS: dict[str, Any] = {
+    "hra": lambda: peft.HRAConfig(r=2, target_modules=["first", "point", "head"]),
+    "boft": lambda: peft.BOFTConfig(boft_block_size=2, target_modules=["first", "point", "head"]),
+    "oft": lambda: peft.OFTConfig(oft_block_size=2, target_modules=["point", "head"], **EXACT),
+}
+
+
+@pytest.mark.parametrize("kind", list(CONVOLUTIONS))
+def test_convolutions_are_loaded_saved_and_folded(kind: str, tmp_path: Path):
+    theirs = trained(Images(), CONVOLUTIONS[kind]())
+    ours = sk.nn.load_peft(Images(), saved(theirs, tmp_path / "peft"))
+    close(logits(ours), logits(theirs))
+    sk.nn.save_peft(ours, tmp_path / "ours")
+    back = peft.PeftModel.from_pretrained(Images(), str(tmp_path / "ours")).eval()
+    close(logits(back), logits(theirs))
+    close(logits(sk.nn.fold(ours)), logits(theirs.merge_and_unload()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_dtypes_of_the_model(dtype: torch.dtype, tmp_path: Path):
+    theirs = trained(decoder(dtype=dtype), CONFIGS["oft"]())
+    ours = sk.nn.load_peft(decoder(dtype=dtype), saved(theirs, tmp_path / "peft"))
+    close(logits(ours), logits(theirs), 1e-12 if dtype == torch.float64 else 2e-2)
+    sk.nn.save_peft(ours, tmp_path / "ours")
+    back = peft.PeftModel.from_pretrained(decoder(dtype=dtype), str(tmp_path / "ours")).eval()
+    close(logits(back), logits(ours), 1e-12 if dtype == torch.float64 else 2e-2)
+
+
+OPTIONS: dict[str, Any] = {
+    "oft": {"block_size": 8},
+    "shared": {"block_size": 8, "shared": True},
+    "bound": {"block_size": 8, "bound": 0.5},
+    "shared_bound": {"block_size": 8, "bound": 0.5, "shared": True},
+    "dense": {"parametrization": "cayley"},
+    "exponential": {"block_size": 8, "inner": "matrix_exp"},
+    "blocks": {"blocks": 4},
+    "hra": {"parametrization": "householder", "reflections": 4},
+    "hra_odd": {"parametrization": "householder", "reflections": 3},
+    "boft": {"parametrization": "butterfly", "block_size": 4, "factors": 2},
+    "unscaled": {"parametrization": "butterfly", "block_size": 4, "scaled": False},
+}
+
+
+@pytest.mark.parametrize("kind", list(OPTIONS))
+def test_adapters_that_are_ours_are_loaded_by_peft(kind: str, tmp_path: Path, butterflies: None):
+    where = ["*.q_proj", "*.down_proj"][: 1 if kind == "shared_bound" else 2]
+    ours: Any = sk.nn.adapt(decoder(), where, name="tuned", **OPTIONS[kind])
+    with torch.no_grad():
+        for p in ours.parameters():
+            if p.requires_grad and p.ndim < 5 and p.shape != (50, 32):
+                p.add_(0.1 * torch.randn(p.shape, generator=seeds.generator(3)))
+    if kind != "unscaled":
+        assert torch.dist(logits(ours), logits(decoder())) > 0
+    sk.nn.save_peft(ours, tmp_path / "ours", "tuned")
+    back = peft.PeftModel.from_pretrained(ours_without(ours), str(tmp_path / "ours"), adapter_name="other").eval()
+    close(logits(back), logits(ours))
+    if kind not in ("exponential", "hra_odd"):
+        again = sk.nn.load_peft(ours_without(ours), tmp_path / "ours", "tuned")
+        there, here = sk.nn.adapter_state(again, "tuned"), sk.nn.adapter_state(ours, "tuned")
+        coordinates = [key for key in here if "original" in key]
+        assert all(torch.equal(there[key].flatten(), here[key].flatten()) for key in coordinates)
+
+
+def ours_without(model: Any) -> Any:
+    """A decoder with the parameters that are not of adapters."""
+    plain = decoder()
+    plain.load_state_dict(sk.nn.base_state(model))
+    return plain
+
+
+def edited(folder: Path, **entries: Any) -> Path:
+    """Changes the configuration of a folder."""
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
+    return folder
+
+
+def without(folder: Path, *keys: str, **others: Any) -> Path:
+    """Changes tensors of a folder: drops those with ends in `keys`, and adds others."""
+    file = folder / "adapter_model.safetensors"
+    kept = {key: value for key, value in load_file(file).items() if not key.endswith(keys)}
+    save_file({**kept, **others}, file, metadata={"format": "pt"})
+    return folder
+
+
+LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
+BAD: dict[str, tuple[str, Any, str]] = {
+    "no folder": ("oft", lambda f: f / "nothing", r"needs adapter_config\.json, got .* without\."),
+    "no tensors": (
+        "oft",
+        lambda f: (f / "adapter_model.safetensors").unlink() or f,
+        r"needs adapter_model\.safetensors, got .*in place of a \.bin",
+    ),
+    "the folder above": ("oft", lambda f: f.parent, "adapters are in its folders peft"),
+    "damaged tensors": (
+        "oft",
+        lambda f: (f / "adapter_model.safetensors").write_bytes(b"12") and f,
+        "needs whole files",
+    ),
+    "damaged json": ("oft", lambda f: (f / "adapter_config.json").write_text("{") and f, "needs whole files"),
+    "a list": (
+        "oft",
+        lambda f: (f / "adapter_config.json").write_text("[]") and f,
+        "needs a peft_type of OFT, BOFT, HRA",
+    ),
+    "another method": ("oft", lambda f: edited(f, peft_type="LORA"), "needs a peft_type of OFT, BOFT, HRA, got 'LORA'"),
+    "the method of others": ("oft", lambda f: edited(f, peft_type="HRA"), "needs tensors of HRA, got none"),
+    "biases": ("oft", lambda f: edited(f, bias="all"), "needs bias=\"none\", got 'all'"),
+    "a setting": ("oft", lambda f: edited(f, coft="yes"), "needs coft as in False, got 'yes'"),
+    "no bound": ("oft", lambda f: edited(f, coft=True, eps=0.0), "needs a finite bound > 0"),
+    "sharing": (
+        "oft",
+        lambda f: edited(f, block_share=True),
+        r"load_peft at model.*_proj: needs oft_R of shape .*, got \([46], 28\)",
+    ),
+    "a shape": (
+        "oft",
+        lambda f: without(f, **{f"{LAYER}.oft_R.weight": torch.zeros(4, 27)}),
+        r"self_attn\.q_proj: .*needs oft_R of shape .*, got \(4, 27\)",
+    ),
+    "nan": ("hra", lambda f: without(f, **{f"{LAYER}.hra_u": torch.full((32, 4), torch.nan)}), "needs finite tensors"),
+    "zeros": (
+        "hra",
+        lambda f: without(f, **{f"{LAYER}.hra_u": torch.zeros(32, 4)}),
+        "finite vectors that are not zero",
+    ),
+    "dependent": (
+        "hra_gram_schmidt",
+        lambda f: without(f, **{f"{LAYER}.hra_u": torch.ones(32, 3)}),
+        "needs independent vectors",
+    ),
+    "reflectors": ("hra", lambda f: without(f, **{f"{LAYER}.hra_u": torch.ones(31, 4)}), r"hra_u of shape .*\(31, 4\)"),
+    "no scale": ("boft", lambda f: without(f, "boft_s"), "needs boft_R and boft_s, got boft_R alone"),
+    "a scale": (
+        "boft",
+        lambda f: without(f, **{f"{LAYER}.boft_s": torch.ones(31, 1)}),
+        "boft_s of shape of 32 entries",
+    ),
+    "factors": (
+        "boft",
+        lambda f: without(f, **{f"{LAYER}.boft_R": torch.zeros(5, 8, 4, 4)}),
+        "needs factors m with 8 blocks",
+    ),
+    "another layer": (
+        "oft",
+        lambda f: without(f, **{"base_model.model.model.layers.7.mlp.up.oft_R.weight": torch.zeros(4, 28)}),
+        r"got a model without model\.layers\.7\.mlp\.up",
+    ),
+    "a layer without rotation": (
+        "oft",
+        lambda f: without(f, **{"base_model.model.model.embed_tokens.oft_R.weight": torch.zeros(4, 28)}),
+        r"model\.embed_tokens: .*needs a layer that oft_R\.weight rotates, got Embedding",
+    ),
+    "left over": (
+        "oft",
+        lambda f: without(f, **{f"{LAYER}.lora_A.weight": torch.zeros(4, 28)}),
+        "lora_A.weight left over",
+    ),
+    "another base": (
+        "oft_embedding",
+        lambda f: without(f, **{"base_model.model.model.embed_tokens.base_layer.weight": torch.zeros(50, 32)}),
+        r"embed_tokens\.base_layer\.weight left over",
+    ),
+    "a part of a module": (
+        "hra_saved",
+        lambda f: without(f, **{"base_model.model.lm_head.a": torch.zeros(1)}),
+        "lm_head",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", list(BAD))
+def test_a_bad_folder_is_refused_in_a_sentence_and_changes_nothing(what: str, tmp_path: Path):
+    kind, spoil, message = BAD[what]
+    folder = spoil(saved(trained(decoder(), CONFIGS[kind]()), tmp_path / "peft"))
+    model = decoder()
+    state, needs = copy.deepcopy(model.state_dict()), [p.requires_grad for p in model.parameters()]
+    with pytest.raises(StiefelkitError, match=message) as caught:
+        sk.nn.load_peft(model, folder)
+    assert str(caught.value).endswith((".", "?"))
+    assert not sk.nn.adapters(model)
+    assert [p.requires_grad for p in model.parameters()] == needs
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+def test_a_name_that_a_layer_has_is_refused_and_another_adds_one(tmp_path: Path):
+    folder = saved(trained(decoder(), CONFIGS["oft"]()), tmp_path / "peft")
+    model = sk.nn.load_peft(decoder(), folder)
+    with pytest.raises(OptionError, match=r"needs a name that is free, got 'default', which .*_proj has"):
+        sk.nn.load_peft(model, folder)
+    sk.nn.load_peft(model, folder, name="second")
+    sk.nn.use_adapters(model, "second")
+    close(logits(model), logits(sk.nn.load_peft(decoder(), folder)))
+
+
+def test_modules_to_save_are_trained_copies(tmp_path: Path):
+    theirs = trained(decoder(), CONFIGS["hra_saved"]())
+    model: Any = sk.nn.load_peft(decoder(), saved(theirs, tmp_path / "peft"))
+    assert torch.equal(model.lm_head.copy.weight, theirs.base_model.model.lm_head.modules_to_save["default"].weight)
+    with sk.nn.without_adapters(model):
+        close(logits(model), logits(decoder()), 0)
+
+
+def test_a_classifier_of_peft_with_its_head_is_loaded_and_saved(tmp_path: Path):
+    def classifier() -> Any:
+        torch.manual_seed(seeds.seed())
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 50}
+        config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_labels=3, pad_token_id=0)
+        return transformers.LlamaForSequenceClassification(config).eval()
+
+    theirs = trained(
+        classifier(), peft.OFTConfig(oft_block_size=8, target_modules=TARGETS, task_type="SEQ_CLS", **EXACT)
+    )
+    ours = sk.nn.load_peft(classifier(), saved(theirs, tmp_path / "peft"))
+    close(logits(ours), logits(theirs))
+    sk.nn.save_peft(ours, tmp_path / "ours", task_type="SEQ_CLS")
+    close(logits(peft.PeftModel.from_pretrained(classifier(), str(tmp_path / "ours")).eval()), logits(theirs))
+
+
+def test_reflectors_as_peft_starts_them_are_loaded_as_the_identity_and_train(tmp_path: Path):
+    theirs = peft.get_peft_model(decoder(), peft.HRAConfig(r=4, target_modules=TARGETS)).eval()
+    ours = sk.nn.load_peft(decoder(), saved(theirs, tmp_path / "peft"))
+    close(logits(ours), logits(decoder()))
+    ours(input_ids=TOKENS).logits.square().mean().backward()
+    reflectors = [p for key, p in ours.named_parameters() if "rotation" in key]
+    assert len(reflectors) == 4
+    assert all(p.grad is not None and p.grad.any() for p in reflectors)
+
+
+def test_an_adapter_of_another_name_is_in_a_folder_of_its_own(tmp_path: Path):
+    theirs = peft.get_peft_model(decoder(), CONFIGS["oft"](), adapter_name="tuned")
+    folder = saved(theirs, tmp_path / "peft")
+    with pytest.raises(CheckpointError, match="adapters are in its folders tuned"):
+        sk.nn.load_peft(decoder(), folder)
+    assert {m.name for m in sk.nn.adapters(sk.nn.load_peft(decoder(), folder / "tuned", name="x")).values()} == {"x"}
+
+
+@pytest.mark.parametrize("kind", ["oft", "boft", "hra"])
+def test_tensors_of_half_precision_are_read(kind: str, tmp_path: Path):
+    folder = saved(trained(decoder(), CONFIGS[kind]()), tmp_path / "peft")
+    file = folder / "adapter_model.safetensors"
+    save_file({key: value.bfloat16() for key, value in load_file(file).items()}, file, metadata={"format": "pt"})
+    theirs = peft.PeftModel.from_pretrained(decoder(), str(folder)).eval()
+    close(logits(sk.nn.load_peft(decoder(), folder)), logits(theirs))
+
+
+def test_the_table_names_what_the_installed_peft_has():
+    from stiefelkit.nn.peft_formats import FORMATS
+
+    for kind, form in FORMATS.items():
+        fields = getattr(peft, f"{kind}Config").__dataclass_fields__
+        assert {key: fields[key].default for key in form.settings} == dict(form.settings)
+        assert set(form.sizes) <= fields.keys()

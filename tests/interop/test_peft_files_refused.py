@@ -1,0 +1,146 @@
+"""Files for PEFT: what its formats cannot hold is refused in a sentence, and nothing is half-written."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stiefelkit as sk
+from stiefelkit.errors import OptionError, UnknownNameError
+
+peft = pytest.importorskip("peft", reason="needs the extra [interop]")
+transformers = pytest.importorskip("transformers", reason="needs the extra [interop]")
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(4, 4)
+        self.other = self.one
+        self.xone = nn.Linear(4, 4)
+
+
+def adapted(where: Any = "a", net: Any = None, **options: Any) -> Any:
+    net = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Linear(12, 8), "c": nn.Conv2d(2, 2, 3)}) if net is None else net
+    return sk.nn.adapt(net, where, **options)
+
+
+def reflected(model: Any) -> Any:
+    model["a"].rotation.weight = torch.diag(torch.tensor([-1.0] + [1.0] * 7))
+    return model
+
+
+def nothing(model: Any) -> Any:
+    with torch.no_grad():
+        model["a"].rotation.parametrizations.weight.reflectors.zero_()
+    return model
+
+
+UNWRITTEN: dict[str, tuple[Any, str]] = {
+    "another adapter": (lambda: adapted(parametrization="principal", rank=2), "got PrincipalAdapter, at a"),
+    "a side": (lambda: adapted(side="out"), 'needs side="in" for OFT of Linear, got side="out", at a'),
+    "a convolution": (lambda: adapted("c", block_size=2), 'needs side="patches" for OFT of Conv2d'),
+    "a kernel": (
+        lambda: adapted("c", block_size=2, side="patches"),
+        r"needs a Conv2d of kernel 1 x 1 for OFT, got \(3, 3\)",
+    ),
+    "a stride": (
+        lambda: adapted(
+            "0", nn.Sequential(nn.Conv2d(2, 2, 3, stride=(1, 2))), side="patches", parametrization="householder"
+        ),
+        "needs a Conv2d of square kernel, stride and padding",
+    ),
+    "Conv1D": (
+        lambda: adapted("0", nn.Sequential(transformers.pytorch_utils.Conv1D(4, 8))),
+        "needs a layer for which PEFT has OFT, got Conv1D",
+    ),
+    "a reflection": (lambda: reflected(adapted(parametrization="cayley")), "rotations without the eigenvalue -1"),
+    "no reflector": (lambda: nothing(adapted(parametrization="householder")), "reflectors that are not zero"),
+    "dropout": (
+        lambda: adapted(parametrization="householder", dropout=0.5),
+        "without dropout for HRA, got dropout=0.5",
+    ),
+    "sizes": (
+        lambda: adapted("b", adapted("a", block_size=2), block_size=4),
+        r"needs one oft_block_size or r for all layers, got \[\(2, 4\), \(4, 3\)\]",
+    ),
+    "two methods": (
+        lambda: adapted("b", adapted("a", block_size=2), parametrization="householder"),
+        "needs adapters that differ by sizes alone",
+    ),
+    "bounds": (
+        lambda: adapted("b", adapted("a", block_size=2, bound=0.5), block_size=2, bound=0.25),
+        "needs adapters that differ by sizes alone",
+    ),
+    "the model itself": (lambda: sk.nn.adapt(nn.Linear(8, 8), "weight"), "needs layers inside a model"),
+    "two places": (lambda: adapted("one", Twice()), "each in one place of it"),
+    "another name": (lambda: adapted(name="b"), "needs the name of adapters of the model, got 'default'"),
+    "no adapter": (lambda: nn.ModuleDict({"a": nn.Linear(8, 8)}), "needs the name of adapters"),
+    "names": (
+        lambda: adapted(
+            "b",
+            nn.ModuleDict({"b": nn.Linear(8, 8), "one": nn.Linear(2, 2), "xone": nn.Linear(2, 2)}),
+            modules_to_save="one",
+        ),
+        "needs modules_to_save whose names end no other's, got one and xone",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", list(UNWRITTEN))
+def test_what_peft_cannot_hold_is_refused_in_a_sentence_and_nothing_is_written(what: str, tmp_path: Path):
+    make, message = UNWRITTEN[what]
+    with pytest.raises((OptionError, UnknownNameError), match=message) as caught:
+        sk.nn.save_peft(make(), tmp_path / "ours")
+    assert str(caught.value).endswith(".")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_with_files_is_left_alone_and_an_empty_one_filled(tmp_path: Path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("")
+    with pytest.raises(OptionError, match="needs a folder that is empty or not there"):
+        sk.nn.save_peft(adapted(), tmp_path / "full")
+    (tmp_path / "empty").mkdir()
+    sk.nn.save_peft(adapted(), tmp_path / "empty")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "full"]
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(Path, "write_text", fails)
+    with pytest.raises(OSError, match="no space"):
+        sk.nn.save_peft(adapted(), tmp_path / "ours")
+    assert not list(tmp_path.iterdir())
+
+
+def test_sizes_that_differ_are_given_by_their_number(tmp_path: Path):
+    model = adapted("b", adapted("a", block_size=2), block_size=3)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.add_(0.1)
+    plain = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Linear(12, 8), "c": nn.Conv2d(2, 2, 3)})
+    plain.load_state_dict(sk.nn.base_state(model))
+    sk.nn.save_peft(model, tmp_path / "ours")
+    theirs: Any = peft.PeftModel.from_pretrained(plain, str(tmp_path / "ours"))
+    for key, n in (("a", 8), ("b", 12)):
+        x = torch.randn(3, n)
+        torch.testing.assert_close(theirs.base_model.model[key](x), model[key](x), rtol=0, atol=4e-6)
+    config = json.loads((tmp_path / "ours" / "adapter_config.json").read_text())
+    assert (config["r"], config["oft_block_size"]) == (4, 0)
+
+
+def test_a_layer_whose_name_ends_that_of_another_is_the_only_target(tmp_path: Path):
+    net = nn.ModuleDict({"a": nn.Linear(8, 8), "n": nn.ModuleDict({"a": nn.Linear(8, 8)})})
+    plain = copy.deepcopy(net)
+    sk.nn.save_peft(adapted("a", net), tmp_path / "ours")
+    model: Any = peft.PeftModel.from_pretrained(plain, str(tmp_path / "ours"))
+    assert "oft_R" in repr(model.base_model.model["a"])
+    assert type(model.base_model.model["n"]["a"]) is nn.Linear

@@ -1,0 +1,107 @@
+"""Butterfly adapters: the identity at first, a rotation by m factors after training, and one matrix for inference."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import stiefelkit as sk
+from stiefelkit.errors import OptionError
+from stiefelkit.testing import seeds
+
+FACTORS = pytest.mark.parametrize("factors", [1, 2, 3])
+SIDES = pytest.mark.parametrize("side", ["in", "patches"])
+
+
+def drawn(*shape: int, key: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=seeds.generator(key))
+
+
+def made(factors: int = 2, side: str = "in", is_moved: bool = True, **options: Any) -> tuple[Any, Any, Tensor]:
+    torch.manual_seed(seeds.seed())
+    layer = nn.Linear(16, 6) if side == "in" else nn.Conv2d(4, 6, 2)
+    x = drawn(5, 16) if side == "in" else drawn(3, 4, 5, 5)
+    one = sk.nn.ButterflyAdapter(copy.deepcopy(layer), block_size=4, factors=factors, side=side, **options)
+    with torch.no_grad():
+        for key, p in enumerate(one.parameters()):
+            if p.requires_grad and is_moved:
+                p.add_(0.3 * drawn(*p.shape, key=key + 1))
+    return layer, one, x
+
+
+@FACTORS
+@SIDES
+def test_at_first_the_layer_does_what_it_did(factors: int, side: str):
+    layer, one, x = made(factors, side, is_moved=False)
+    torch.testing.assert_close(one(x), layer(x), rtol=0, atol=2e-6)
+
+
+@FACTORS
+@SIDES
+@pytest.mark.parametrize("scaled", [True, False])
+def test_one_matrix_does_what_the_factors_do(factors: int, side: str, scaled: bool):
+    layer, one, x = made(factors, side, scaled=scaled)
+    assert torch.dist(one(x), layer(x)) > 0.1 * layer(x).norm()
+    r = one.rotation.matrix.double()
+    assert torch.dist(r.mT @ r, torch.eye(16).double()) <= 2e-6
+    w = layer.weight.double().flatten(1) @ r
+    w = w * one.scale[:, None] if scaled else w
+    torch.testing.assert_close(one.weight.double().flatten(1), w, rtol=0, atol=1e-6)
+    torch.testing.assert_close(one.folded()(x), one(x), rtol=0, atol=4e-6)
+
+
+def test_factors_mix_ever_more_blocks():
+    for factors, width in ((1, 4), (2, 8), (3, 16)):
+        r = made(factors)[1].rotation.matrix
+        assert ((r.abs() > 0).sum(1) == width).all()
+
+
+@FACTORS
+def test_all_that_is_trained_has_gradients_and_frames_stay(factors: int):
+    _, one, x = made(factors)
+    optimizer = torch.optim.Adam([p for p in one.parameters() if p.requires_grad], lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        one(x).pow(4).mean().backward()
+        assert all(p.grad is not None and p.grad.any() for p in one.parameters() if p.requires_grad)
+        optimizer.step()
+    assert all(d.bits_lost < 1 for d in sk.drift(one).values())
+    assert not one.layer.weight.requires_grad
+
+
+def test_a_model_is_adapted_saved_apart_and_folded():
+    net = sk.nn.adapt(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4)), "*", "butterfly", block_size=2, factors=3)
+    with torch.no_grad():
+        for key, p in enumerate(net.parameters()):
+            p.add_(0.1 * drawn(*p.shape, key=key))
+    x = drawn(3, 16)
+    other = sk.nn.adapt(
+        copy.deepcopy(sk.nn.delete_adapter(copy.deepcopy(net), "default")), "*", "butterfly", block_size=2, factors=3
+    )
+    sk.nn.load_adapter_state(other, sk.nn.adapter_state(net))
+    torch.testing.assert_close(other(x), net(x), rtol=0, atol=0)
+    torch.testing.assert_close(sk.nn.fold(other)(x), net(x), rtol=0, atol=4e-6)
+
+
+def test_an_adapter_of_a_model_that_does_not_train_does_not_train():
+    net = sk.nn.adapt(nn.Sequential(nn.Linear(16, 4)).eval(), "*", block_size=4, dropout=0.5)
+    assert not any(m.training for m in net.modules())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"factors": 4}, r"needs factors m with 4 blocks of 4 a multiple of 2\^\(m-1\)"),
+        ({"factors": 0}, "needs factors m"),
+        ({"factors": 2, "block_size": 1}, "even blocks if m > 1"),
+        ({"block_size": 3}, "needs a block_size that divides 16"),
+        ({"side": "out"}, "needs a side of 'in' or 'patches', got 'out'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_the_layer_stays(options: dict[str, Any], message: str):
+    layer = nn.Linear(16, 4)
+    with pytest.raises(OptionError, match=message):
+        sk.nn.ButterflyAdapter(layer, **options)
+    assert layer.weight.requires_grad
