@@ -24,7 +24,7 @@ __all__ = ["Reproduction", "Row", "find", "rows", "tables"]
 tables = Registry(
     "stiefelkit.papers",
     "table of a paper",
-    {name: f"stiefelkit.training.papers:{name.upper()}" for name in ("adding", "chars", "copying", "mnist", "speech")},
+    {name: f"stiefelkit.training.papers:{name.upper()}" for name in ("adding", "chars", "copying", "mnist", "shakespeare", "speech")},
 )
 """Name to a tuple of rows."""
 
