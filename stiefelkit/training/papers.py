@@ -24,7 +24,10 @@ __all__ = ["Reproduction", "Row", "find", "rows", "tables"]
 tables = Registry(
     "stiefelkit.papers",
     "table of a paper",
-    {name: f"stiefelkit.training.papers:{name.upper()}" for name in ("adding", "chars", "copying", "mnist", "shakespeare", "speech")},
+    {
+        name: f"stiefelkit.training.papers:{name.upper()}"
+        for name in ("adding", "chars", "copying", "mnist", "shakespeare", "speech")
+    },
 )
 """Name to a tuple of rows."""
 

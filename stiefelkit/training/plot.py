@@ -1,4 +1,4 @@
-"""Learning curves and orthogonality of runs, from their logs."""
+"""Learning curves and orthogonality of runs, from their logs, and what the papers draw besides."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from stiefelkit.errors import RunError
 from stiefelkit.training.display import worst_ratio
 from stiefelkit.training.figure import Figures, figure, legend, literal, log_scale, reference_line, styles
 from stiefelkit.training.files import reachable
+from stiefelkit.training.paper_figures import draw_runs
 from stiefelkit.training.run_folder import RunFolder, by_kind, is_run
 from stiefelkit.training.tasks import Task
 
@@ -48,7 +49,9 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> list[Path]:
-    """Draws `learning.png`, and `orthogonality.png` if a run has frames; both are drawn anew if they exist.
+    """Draws `learning.png`, `orthogonality.png` if a run has frames, and the figures of `draw_runs` that there are.
+
+    They are drawn anew if they exist.
 
     Args:
         runs: run folders, all of one task.
@@ -99,7 +102,8 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
             axes.set_ylim(min(low, 0.1), max(high, 10))  # so that noise at the limit looks like noise
             log_scale(axes)
             legend(axes)
-    return drawn
+    logs = [(folder, curve.records) for folder, curve in zip(folders, curves, strict=True)]
+    return [*drawn, *draw_runs(logs, out, figures).values()]
 
 
 def draw(
