@@ -65,11 +65,7 @@ def styles(count: int) -> list[dict[str, Any]]:
     """Returns colours, markers and lines for so many curves; none comes twice among the first 49."""
     n = len(COLOURS)
     return [
-        {
-            "color": COLOURS[i % n],
-            "marker": MARKERS[(i + i // n) % n],
-            "linestyle": LINES[i // n % len(LINES)],
-        }
+        {"color": COLOURS[i % n], "marker": MARKERS[(i + i // n) % n], "linestyle": LINES[i // n % len(LINES)]}
         for i in range(count)
     ]
 

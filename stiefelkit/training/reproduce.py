@@ -54,11 +54,7 @@ class Finding:
 
 
 def reproduce(
-    row: Row,
-    out: Path,
-    plan: Reproduction | None = None,
-    display: Silent | None = None,
-    board: Board | None = None,
+    row: Row, out: Path, plan: Reproduction | None = None, display: Silent | None = None, board: Board | None = None
 ) -> RunOutcome:
     """Trains as a row of a paper's table says, or goes on where a run of it stopped.
 
