@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,9 +69,11 @@ def draw_runs(
             scored.append((100 * max(scores) if by_accuracy else min(scores), folder))
     labels = {"ylabel": "accuracy (%)" if by_accuracy else task.loss_label, "title": "best, held out"}
     boxes, drawn = _boxes(scored), {}
-    if any(len({_draw(folder) for _, folder in box}) > 1 for box in boxes.values()):
+    draws = [{(run.config.seed, run.config.task_options.get("excerpt")) for _, run in box} for box in boxes.values()]
+    if any(len(box) > 1 for box in draws):
         drawn["boxes"] = look.path(out, f"{stem}boxes")
-        with figure(drawn["boxes"], 1, width=max(3.6, 0.9 * len(boxes)), dpi=look.dpi) as (axes,):
+        width = 0.3 + 0.075 * max(len(line) for label in boxes for line in label.splitlines())
+        with figure(drawn["boxes"], 1, width=max(3.6, width * len(boxes)), dpi=look.dpi) as (axes,):
             axes.boxplot([[score for score, _ in box] for box in boxes.values()], widths=0.6)
             axes.set_xticks(range(1, len(boxes) + 1), [literal(label) for label in boxes])
             axes.set(**labels)
@@ -115,11 +118,8 @@ def _boxes(runs: list[Scored]) -> dict[str, list[Scored]]:
         for facts, box in settings.items():
             own = (f"{name.rpartition('.')[2]}={value}" for name, value in facts if (name, value) not in common)
             boxes["\n".join([size, *own])] = box
-    return boxes
-
-
-def _draw(folder: RunFolder) -> tuple[int, Any]:
-    return folder.config.seed, folder.config.task_options.get("excerpt")
+    numbered = {label: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", label)] for label in boxes}
+    return {label: boxes[label] for label in sorted(boxes, key=numbered.__getitem__)}
 
 
 def _size(folder: RunFolder) -> str:

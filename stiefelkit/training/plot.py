@@ -72,7 +72,8 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
             raise RunError(f"Run {folder.path} needs lines in its log to be drawn, got none yet; train it further.")
     figures = figures or Figures()
     drawn = [figures.path(out, "learning")]
-    with figure(drawn[0], 2, dpi=figures.dpi) as (left, right):
+    height = max(2.9, 0.175 * len(curves))
+    with figure(drawn[0], 2, height=height, dpi=figures.dpi) as (left, right):
         task = curves[0].task
         draw(left, curves, "train", lambda record: record["loss"], marked=False)
         by_accuracy = task.headline == "accuracy"
@@ -93,7 +94,7 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
         legend(right)
     if any(curve.points("train", _ratio) for curve in curves):
         drawn.append(figures.path(out, "orthogonality"))
-        with figure(drawn[1], 1, width=4.2, dpi=figures.dpi) as (axes,):
+        with figure(drawn[1], 1, width=4.2, height=height, dpi=figures.dpi) as (axes,):
             draw(axes, curves, "train", _ratio)
             reference_line(axes, 1.0, "rounding limit", below=True)
             label = r"$\Vert W^H W - I\Vert_F$ / rounding limit"
