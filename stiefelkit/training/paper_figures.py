@@ -93,15 +93,15 @@ def draw_runs(
             axes.xaxis.set_major_formatter("{x:g}")
             legend(axes)
     best = {label: (max if by_accuracy else min)(box, key=lambda run: run[0]) for label, box in boxes.items()}
-    found = {label: (run[0], pair) for label, run in best.items() if (pair := _sequences(run[1])) is not None}
+    found = {label: sequences for label, run in best.items() if (sequences := _sequences(run[1])) is not None}
     if found:
         drawn["generated"] = look.path(out, f"{stem}generated")
         shown = list(found.items())[:MOST]
         with figure(drawn["generated"], len(shown), dpi=look.dpi) as panels:
-            for axes, (label, (score, (target, output))) in zip(panels, shown, strict=True):
+            for axes, (label, (target, output, error)) in zip(panels, shown, strict=True):
                 axes.plot(target, color="0.7", linewidth=2.5, label="true")
                 axes.plot(output, color=styles(1)[0]["color"], linewidth=1.0, label="generated")
-                axes.set(title=f"{literal(label)}: {score:.3g}", xlabel="step")
+                axes.set(title=f"{literal(label)}: {error:.3g}", xlabel="step")
             legend(panels[-1])
     return drawn
 
@@ -135,8 +135,8 @@ def _by_reflections(runs: list[Scored]) -> dict[str, dict[float, list[float]]]:
     return {size: points for size, points in lines.items() if len(points) > 1}
 
 
-def _sequences(folder: RunFolder) -> tuple[list[float], list[float]] | None:
-    """Returns the first held-out target and the output for it, if that is one number a step; None where none is."""
+def _sequences(folder: RunFolder) -> tuple[list[float], list[float], float] | None:
+    """Returns the first held-out target, the output for it and its loss, if it is one number a step; None elsewhere."""
     config = dataclasses.replace(folder.config, device="cpu")
     task = config.build_task()
     if task.last_only or "accuracy" in task.scores or task.output_size != 1:
@@ -148,5 +148,6 @@ def _sequences(folder: RunFolder) -> tuple[list[float], list[float]] | None:
             model = config.build_model(task)
             model.load_state_dict(last[1]["model"])
             with evaluating(model):
-                return y[0].tolist(), task.answer(model, x[:1])[0, :, 0].tolist()
+                output = task.answer(model, x[:1])
+            return y[0].tolist(), output[0, :, 0].tolist(), float(task.loss(output, y[:1]))
     return None

@@ -83,6 +83,7 @@ def test_runs_that_differ_by_excerpt_alone_are_one_box_and_what_is_drawn_is_what
         assert np.array_equal(true, target)
         last = by_kind(chosen)["test"][-1]["loss"]
         assert ((generated - true) ** 2).mean() / true.var() == pytest.approx(last, rel=1e-4)
+        assert axes.get_title().endswith(f": {last:.3g}")
 
 
 def test_without_checkpoints_or_data_nothing_is_generated_and_a_seed_is_no_box(runs: Path, tmp_path: Path) -> None:
