@@ -2,9 +2,9 @@
 
     python -m benchmarks.published_drift --data DIR --epochs 2 --out runs/drift-in-training
 
-trains the uRNN twice by the recipe of its task: by `MultiplicativeCayley`, and by the same steps as their authors' code
-makes them, in the dtype of the frame and without any correction; then scoRNN at as many units; and draws all three.
-Runs go on where they were stopped.
+trains the uRNN twice: by `MultiplicativeCayley`, and by the same steps as their authors' code makes them, in the dtype
+of the frame and without any correction; then scoRNN at as many units; and draws all three. Settings are those of the
+row of a paper's table that has the size, else the recipe of the task. Runs go on where they were stopped.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.uncorrected import NAME, UncorrectedCayley
 from stiefelkit.optim import register
-from stiefelkit.training import data
+from stiefelkit.training import data, papers
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import Terminal
 from stiefelkit.training.plot import plot
@@ -40,9 +40,11 @@ def main() -> int:
     asked = parser.parse_args()
     register(NAME, UncorrectedCayley)
     task = create(asked.task, {})
-    settings = Settings(hidden_size=asked.hidden_size, threads=1)
+    rows = {(row.task, row.model, row.settings.hidden_size): row.settings for row in papers.rows() if row.in_paper}
     with data.named(asked.data):
         for name, (model, optimizer) in RUNS.items():
+            settings = Settings(hidden_size=asked.hidden_size, threads=1)
+            settings = settings.over(rows.get((asked.task, model, asked.hidden_size), settings))
             config, run = Config.resolve(task, model, settings), asked.out / name
             steps = asked.epochs * task.batches_per_epoch(config.batch_size)
             config = dataclasses.replace(config, steps=steps, optimizer=optimizer or config.optimizer)

@@ -1,14 +1,12 @@
 """`stiefelkit drift`, `stiefelkit bench RACE` and `stiefelkit report`: they measure, and print tables of it."""
 
 import math
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
-from rich.console import Group, RenderableType
 from rich.table import Table
 
 from stiefelkit.cli.app import DEFAULTS
@@ -17,30 +15,23 @@ from stiefelkit.errors import OptionError, RunError
 from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.races import WHO
 from stiefelkit.measuring.races.plan import (
-    AXES,
     GrowthPlan,
     NormPlan,
     OptimizerRace,
     ParametrizationRace,
     ScanRace,
-    TimedPlan,
 )
 from stiefelkit.measuring.report.plan import ReportPlan
 from stiefelkit.training.display import Bar, Screen
 from stiefelkit.training.figure import Figures
 
 if TYPE_CHECKING:
-    from stiefelkit.measuring.drift.run import DriftCurve
-    from stiefelkit.measuring.races.field import Race, Row, Watch
+    from stiefelkit.measuring.races.field import Race, Watch
+    from stiefelkit.measuring.tables import Table as Measured
 
 __all__ = ["app", "drift", "report"]
 
 RowsFile = Annotated[Path | None, Parameter(help="file for the rows, overwritten.")]
-Columns = list[tuple[str, "Callable[[Row], str | float | None]"]]
-"""Headings, and what stands below them."""
-
-SHOWN = (0, 1, 100, 10_000, 100_000, 1_000_000)
-"""Steps up to which drift is shown."""
 
 app = App(name="bench", help="Race implementations on this machine.", default_parameter=DEFAULTS)
 
@@ -71,7 +62,7 @@ def scan(*, plan: ScanRace, json: RowsFile = None) -> int:
     """
     from stiefelkit.measuring.races.scan import races
 
-    return _raced(races, plan, _scan, json)
+    return _raced(races, plan, json)
 
 
 @app.command(name="parametrizations")
@@ -104,7 +95,7 @@ def parametrizations(*, plan: ParametrizationRace, json: RowsFile = None) -> int
     for package, names in plan.missing_peers().items():
         words = f'{", ".join(names)}; {package} is not installed: pip install "stiefelkit[peers]"'
         print(f"Left out: {words}", file=sys.stderr)
-    return _raced(races, plan, _frames, json)
+    return _raced(races, plan, json)
 
 
 @app.command(name="optimizers")
@@ -130,7 +121,7 @@ def optimizers(*, plan: OptimizerRace, json: RowsFile = None) -> int:
     """
     from stiefelkit.measuring.races.frames import races
 
-    return _raced(races, plan, _frames, json)
+    return _raced(races, plan, json)
 
 
 @app.command(name="growth")
@@ -154,7 +145,7 @@ def growth(*, plan: GrowthPlan, json: RowsFile = None) -> int:
     """
     from stiefelkit.measuring.races.growth import races
 
-    return _raced(races, plan, _growth, json)
+    return _raced(races, plan, json)
 
 
 @app.command(name="norms")
@@ -168,17 +159,13 @@ def norms(*, plan: NormPlan, json: RowsFile = None) -> int:
     """
     from stiefelkit.measuring.races.frames import races
 
-    return _raced(races, plan, _norms, json)
+    return _raced(races, plan, json)
 
 
-def _raced(
-    races: "Callable[[Any, Watch], Iterator[Race]]",
-    plan: Any,
-    show: Callable[[Any, Any], RenderableType],
-    json: Path | None,
-) -> int:
+def _raced(races: "Callable[[Any, Watch], Iterator[Race]]", plan: Any, json: Path | None) -> int:
     """Prints each table when its race is over, and writes the rows."""
     from stiefelkit.measuring.races.field import by_reason, check_place, write_rows
+    from stiefelkit.measuring.tables import of_race
 
     if json is not None:
         check_place(json)
@@ -188,7 +175,8 @@ def _raced(
         for race in races(plan, bar.show):
             bar.hide()
             if race.rows:
-                console.print(show(plan, race))
+                has_shares = isinstance(plan, OptimizerRace) and len(plan.precisions) != 1
+                console.print(*map(_rendered, of_race(race, plan.dtype, has_shares)), sep="\n")
             for reason, names in by_reason(race.left_out).items():
                 words = f"Left out: {', '.join(names)}: {reason}"
                 if words not in printed:
@@ -206,126 +194,21 @@ def _raced(
     return 0
 
 
-def _three_digits(value: float | str | None) -> str:
-    """Returns three digits or all of the integer part, and never an exponent; a dash for what there is not."""
-    if value is None or isinstance(value, str):
-        return value or "-"
-    decimals = next((d for d, bound in ((0, 99.5), (1, 9.95), (2, 0.995)) if abs(value) >= bound), 3)
-    return f"{value:,.{decimals}f}"
+def _rendered(table: "Measured") -> Table:
+    """Returns a table of measurements for a terminal, with a line where a group begins."""
+    from stiefelkit.measuring.tables import three_digits
 
+    def digits(cell: float | str | None) -> str:
+        is_short = table.exponents and isinstance(cell, float)
+        return ("NaN" if cell != cell else f"{cell:.3g}") if is_short else three_digits(cell)
 
-def _table(
-    title: str,
-    caption: str,
-    rows: "list[Row]",
-    columns: Columns,
-    named: "Callable[[Row], str]" = lambda row: row.contender,
-    first: str = "contender",
-    is_divided: bool = True,
-) -> Table:
-    """Returns a table with a line between families, or else between ours and peers, if it is divided."""
-    table = Table(title=title, caption=caption)
-    table.add_column(first, no_wrap=True)
-    for heading, _ in columns:
-        table.add_column(heading, justify="right")
-    for row, after in zip(rows, [*rows[1:], rows[-1]], strict=True):
-        is_last = is_divided and (row.family or row.is_peer) != (after.family or after.is_peer)
-        table.add_row(named(row), *(_three_digits(show(row)) for _, show in columns), end_section=is_last)
-    return table
-
-
-def _frames(plan: TimedPlan, race: "Race") -> Table:
-    title = f"{race.operation}, {race.subject}, {plan.dtype}"
-    if plan.launches:
-        caption = "operators that a device launches, and those that it is waited for; on a CPU by the road of a device"
-        columns: Columns = [("launches", lambda row: str(row["launches"])), ("reads", lambda row: str(row["reads"]))]
-        return _table(title, caption, race.rows, columns)
-    seconds = {row.contender: row["seconds"] for row in race.rows}
-
-    def over(row: "Row", name: str) -> float | None:
-        """Returns the time of a contender over that of another, if it races."""
-        return seconds[row.contender] / seconds[name] if name != row.contender and name in seconds else None
-
-    columns = [
-        ("ms", lambda row: 1e3 * row["seconds"]),
-        ("g", lambda row: row["gemm_units"]),
-        ("ratio", lambda row: row["ratio_to_best_peer"]),
-        ("error", lambda row: row["error_over_limit"]),
-    ]
-    if isinstance(plan, OptimizerRace) and len(plan.precisions) != 1:
-        columns.append(("exact/fast", lambda row: over(row, row.contender.replace("(exact", "(fast"))))
-    if plan.apart:
-        columns.append(("/ batch", lambda row: over(row, re.sub(", (apart|grouped)$", "", row.contender))))
-    caption = f"g = {_three_digits(1e6 * race.unit)} µs; ratio to the best peer; error in rounding limits"
-    return _table(f"{title}, {plan.device}", caption, race.rows, columns)
-
-
-def _growth(plan: GrowthPlan, race: "Race") -> Table:
-    points = plan.points(race.subject)
-    title = f"{race.operation} against {race.subject}, {points[0]} to {points[-1]}, {plan.device}"
-
-    def named(row: "Row") -> str:
-        name = row.contender + (f" ({row['precision']})" if row["precision"] not in (None, "exact") else "")
-        return name + (f", {row['dtype']}" if row["dtype"] != plan.dtype else "")
-
-    def exponent(row: "Row") -> str | None:
-        spread = "" if row["spread"] is None else f" +- {row['spread']:.2f}"
-        return None if row["exponent"] is None else f"{row['exponent']:.2f}{spread}"
-
-    columns: Columns = [
-        ("exponent", exponent),
-        ("range", lambda row: None if row["first"] is None else f"{row['first']:g} to {row['last']:g}"),
-        ("overhead", lambda row: None if row["overhead_until"] is None else f"to {row['overhead_until']:g}"),
-        ("expected", lambda row: f"{row['expected']:g}"),
-        ("faster", lambda row: None if row["exponent"] is None else "yes" if row["faster"] else "no"),
-    ]
-    table = _table(title, f"{AXES[race.subject]}; the exponent fitted over the range", race.rows, columns, named)
-    table.min_width = len(title)
-    return table
-
-
-def _norms(plan: NormPlan, race: "Race") -> Table:
-    title = f"error over the limit, {race.subject}, {plan.dtype}, {plan.device}"
-    caption = "||W^H W - I||_F in rounding limits; the columns: what the coordinates are multiplied by"
-
-    def error(row: "Row", i: int) -> str:
-        found = row["errors_over_limit"][i]
-        return "NaN" if found is None else f"{found:.3g}"
-
-    columns: Columns = [(f"x {factor:g}", lambda row, i=i: error(row, i)) for i, factor in enumerate(plan.factors)]
-    return _table(title, caption, race.rows, columns)
-
-
-def _scan(plan: ScanRace, race: "Race") -> RenderableType:
-    from stiefelkit.measuring.races.recurrences import LOOP
-
-    title, limit = f"{race.subject}, {plan.activation}, {plan.dtype}, {plan.device}", _three_digits(1e3 * race.unit)
-    timed: Columns = [("ms", lambda row: 1e3 * row["seconds"]), ("/ LIMIT", lambda row: row["limit_units"])]
-    if race.operation == "training_step":
-        step, alone = race.rows
-        share = f"{1 - alone['seconds'] / step['seconds']:.1%}"
-        columns: Columns = [*timed, ("outside the scan", lambda row: share if row is step else None)]
-        title = f"training step of {step.contender}, {race.subject}, {plan.device}"
-        table = _table(title, f"LIMIT = {limit} ms", race.rows, columns, first="what")
-        table.min_width = len(title)
-        return table
-    columns = [("n", lambda row: str(row["n"])), *timed, ("ours x", lambda row: row["time_over_ours"])]
-    tables = [_table(title, f"LIMIT = {limit} ms; ours x: time over that of our scan", race.rows, columns)]
-    tables[0].min_width = len(title)
-    if any(row["memory_sequence"] is not None or row["memory_last_state"] is not None for row in race.rows):
-        loop = next((row for row in race.rows if row.contender == LOOP), None)
-
-        def over_loop(row: "Row", name: str) -> float | None:
-            return row[name] / loop[name] if row[name] is not None and loop and loop[name] else None
-
-        columns = []
-        for heading, name in (("last state", "memory_last_state"), ("sequence", "memory_sequence")):
-            columns.append((heading, lambda row, name=name: row[name] and row[name] / 1e6))
-            columns.append((f"/ {LOOP}", lambda row, name=name: over_loop(row, name)))
-        caption = f"MB above what was there before; / {LOOP}: over that of the same loss"
-        rows = [row for row in race.rows if row["operation"] == "sequence"]
-        tables.append(_table(f"peak memory, {title}", caption, rows, columns, is_divided=False))
-    return Group(*tables)
+    drawn = Table(title=table.title, caption=table.note, min_width=len(table.title))
+    for number, heading in enumerate(table.columns):
+        is_head = number == 0
+        drawn.add_column(heading, no_wrap=is_head, justify="left" if is_head else "right")
+    for row, after in zip(table.rows, [*table.rows[1:], None], strict=True):
+        drawn.add_row(row.head, *map(digits, row.cells), end_section=after is not None and after.opens)
+    return drawn
 
 
 @options(plan=DriftPlan)
@@ -338,6 +221,7 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) 
         figures: how the figure is written.
     """
     from stiefelkit.measuring.drift.run import measure
+    from stiefelkit.measuring.tables import of_drift
 
     console = Screen()
     with Bar(console) as bar:
@@ -345,7 +229,8 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) 
             plan, out, lambda method, n, p, step: bar.show(f"{method}, {n} x {p}", step, plan.steps), figures
         )
     if outcome.curves:
-        console.print(_drift(plan, outcome.curves))
+        note = f"parametrizations: {plan.optimizer} at {plan.lr:g}; frames: steps of {plan.step_length:g}"
+        console.print(_rendered(of_drift(outcome.curves, f"{plan.gradients} gradients", note)))
     for curve in outcome.curves:
         lost = next((s for s, e in zip(curve.steps, curve.errors, strict=True) if not math.isfinite(e)), None)
         if lost is not None:
@@ -355,21 +240,6 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) 
     for file in outcome.files:
         console.print(f"{'Data' if file.suffix == '.json' else 'Figure'}: {file}", soft_wrap=True)
     return 0
-
-
-def _drift(plan: DriftPlan, curves: "list[DriftCurve]") -> Table:
-    shown = [step for step in SHOWN if step < plan.steps] + [plan.steps]
-    title = f"largest error up to a step / limit, {plan.dtype}, {plan.gradients} gradients"
-    caption = f"parametrizations: {plan.optimizer} at {plan.lr:g}; frames: steps of {plan.step_length:g}"
-    table = Table(title=title, caption=caption)
-    table.add_column("method", no_wrap=True)
-    table.add_column("size", no_wrap=True)
-    for step in shown:
-        table.add_column(f"to {step}", justify="right")
-    for curve in curves:
-        worst = (curve.worst_until(step) for step in shown)
-        table.add_row(curve.method, f"{curve.n} x {curve.p}", *(f"{ratio:.3g}" for ratio in worst))
-    return table
 
 
 @options(plan=ReportPlan)

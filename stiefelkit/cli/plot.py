@@ -1,4 +1,4 @@
-"""`stiefelkit plot RUN...` and `stiefelkit plot gradients`."""
+"""`stiefelkit plot RUN...`, `stiefelkit plot activation` and `stiefelkit plot gradients`."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ from cyclopts import App
 
 from stiefelkit.cli.app import DEFAULTS
 from stiefelkit.cli.options import options
+from stiefelkit.training.data import named
 from stiefelkit.training.display import Bar, Screen, say
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.gradients import GradientPlan
@@ -17,19 +18,41 @@ app = App(name="plot", help="Draw the curves of runs, or gradients over time.", 
 
 @app.default
 @options()
-def plot(*runs: Path, out: Path | None = None, figures: Figures) -> int:
+def plot(*runs: Path, out: Path | None = None, data: Path | None = None, figures: Figures) -> int:
     """Draws the learning curves and the orthogonality of runs of one task.
+
+    Runs that differ by their seed, or by the excerpt of a waveform, also give a box plot of their best scores; models
+    that differ by the number of reflections their scores against it; waveforms what is generated beside what is true.
 
     Args:
         runs: run folders, or folders of comparisons.
         out: folder for the figures; the run's own folder for a single run, else plots.
+        data: folder of the data, for what is true; that of STIEFELKIT_DATA if left out.
         figures: how they are written.
     """
     from stiefelkit.training import plot as plots
 
     folder = out or (runs[0] if len(runs) == 1 else Path("plots"))
-    for figure in plots.plot(plots.find_runs(runs), folder, figures):
-        say(f"Figure: {figure}")
+    with named(data):
+        for figure in plots.plot(plots.find_runs(runs), folder, figures):
+            say(f"Figure: {figure}")
+    return 0
+
+
+@app.command(name="activation")
+@options()
+def activation(*, activation: str = "modrelu", bias: float = 0.5, out: Path = Path("plots"), figures: Figures) -> int:
+    """Draws an activation over the complex plane, its real part and its modulus.
+
+    Args:
+        activation: its name; modrelu_epsilon(0.1) is that of scuRNN's equation 5.
+        bias: above zero; the left half has it below zero, the right half above.
+        out: folder for activation.png, overwritten.
+        figures: how the figure is written.
+    """
+    from stiefelkit.training.paper_figures import draw_surfaces
+
+    say(f"Figure: {draw_surfaces(out, bias, activation, figures)}")
     return 0
 
 

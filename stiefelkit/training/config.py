@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stiefelkit.errors import OptimizerError, OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.numbers import above, at_least, settle_, whole
 from stiefelkit.optim import optimizers
-from stiefelkit.training.checks import (
-    SEED,
-    THREADS,
-    finite_tables,
-    of_type,
-    usable_device,
-    within_memory,
-)
+from stiefelkit.training.checks import SEED, THREADS, finite_tables, of_type, usable_device, within_memory
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, create
 

@@ -65,11 +65,7 @@ def styles(count: int) -> list[dict[str, Any]]:
     """Returns colours, markers and lines for so many curves; none comes twice among the first 49."""
     n = len(COLOURS)
     return [
-        {
-            "color": COLOURS[i % n],
-            "marker": MARKERS[(i + i // n) % n],
-            "linestyle": LINES[i // n % len(LINES)],
-        }
+        {"color": COLOURS[i % n], "marker": MARKERS[(i + i // n) % n], "linestyle": LINES[i // n % len(LINES)]}
         for i in range(count)
     ]
 
@@ -91,7 +87,9 @@ UNDATED: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".svg": {"
 
 
 @contextmanager
-def figure(path: Path, panels: int, width: float = 3.6, height: float = 2.9, dpi: int = DPI) -> Iterator[list["Axes"]]:
+def figure(
+    path: Path, panels: int, width: float = 3.6, height: float = 2.9, dpi: int = DPI, projection: str = "rectilinear"
+) -> Iterator[list["Axes"]]:
     """Gives the axes of a row of panels and saves them; the same curves give the same file, of the kind of its ending.
 
     Sizes are in inches, the width that of one panel. Raises RunError if the file cannot be written.
@@ -104,7 +102,7 @@ def figure(path: Path, panels: int, width: float = 3.6, height: float = 2.9, dpi
     with mpl.rc_context(STYLE):
         drawing = Figure(figsize=(width * panels, height), layout=ConstrainedLayoutEngine(w_pad=0.08))
         FigureCanvasAgg(drawing)
-        yield list(drawing.subplots(1, panels, squeeze=False)[0])
+        yield list(drawing.subplots(1, panels, squeeze=False, subplot_kw={"projection": projection})[0])
         content = io.BytesIO()
         drawing.savefig(content, format=path.suffix[1:], dpi=dpi, metadata=UNDATED.get(path.suffix))
         with writable("A figure", path):

@@ -1,6 +1,7 @@
 """The experiments of papers: a row of their tables, the rows by name, and the options by which one is run again."""
 
 import dataclasses
+import itertools
 import re
 import shlex
 import tomllib
@@ -24,7 +25,10 @@ __all__ = ["Reproduction", "Row", "find", "rows", "tables"]
 tables = Registry(
     "stiefelkit.papers",
     "table of a paper",
-    {name: f"stiefelkit.training.papers:{name.upper()}" for name in ("adding", "chars", "copying", "mnist", "speech")},
+    {
+        name: f"stiefelkit.training.papers:{name.upper()}"
+        for name in ("adding", "chars", "copying", "mnist", "shakespeare", "speech")
+    },
 )
 """Name to a tuple of rows."""
 
@@ -193,5 +197,10 @@ def __getattr__(name: str) -> tuple[Row, ...]:
     if table not in file.get("common", ()):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     common, inventors = file["common"][table], file["inventors"]
-    read = [_row({**common, **block, **own}, inventors) for block in file[table] for own in block.get("each", [{}])]
+    blocks = [common | block | own for block in file[table] for own in block.get("each", [{}])]
+    read = []
+    for block in blocks:
+        lists = {key: block[key] for key in ("model", "task", "T") if isinstance(block.get(key), list)}
+        chosen = (dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values()))
+        read += [_row(block | own, inventors) for own in chosen]
     return tuple(sorted(read, key=lambda row: [row.task_options.get(option, 0) for option in ("T", "ahead")]))

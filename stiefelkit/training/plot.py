@@ -1,4 +1,4 @@
-"""Learning curves and orthogonality of runs, from their logs."""
+"""Learning curves and orthogonality of runs, from their logs, and what the papers draw besides."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from stiefelkit.errors import RunError
 from stiefelkit.training.display import worst_ratio
 from stiefelkit.training.figure import Figures, figure, legend, literal, log_scale, reference_line, styles
 from stiefelkit.training.files import reachable
+from stiefelkit.training.paper_figures import draw_runs
 from stiefelkit.training.run_folder import RunFolder, by_kind, is_run
 from stiefelkit.training.tasks import Task
 
@@ -48,7 +49,9 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> list[Path]:
-    """Draws `learning.png`, and `orthogonality.png` if a run has frames; both are drawn anew if they exist.
+    """Draws `learning.png`, `orthogonality.png` if a run has frames, and the figures of `draw_runs` that there are.
+
+    They are drawn anew if they exist.
 
     Args:
         runs: run folders, all of one task.
@@ -69,7 +72,8 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
             raise RunError(f"Run {folder.path} needs lines in its log to be drawn, got none yet; train it further.")
     figures = figures or Figures()
     drawn = [figures.path(out, "learning")]
-    with figure(drawn[0], 2, dpi=figures.dpi) as (left, right):
+    height = max(2.9, 0.175 * len(curves))
+    with figure(drawn[0], 2, height=height, dpi=figures.dpi) as (left, right):
         task = curves[0].task
         draw(left, curves, "train", lambda record: record["loss"], marked=False)
         by_accuracy = task.headline == "accuracy"
@@ -90,7 +94,7 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
         legend(right)
     if any(curve.points("train", _ratio) for curve in curves):
         drawn.append(figures.path(out, "orthogonality"))
-        with figure(drawn[1], 1, width=4.2, dpi=figures.dpi) as (axes,):
+        with figure(drawn[1], 1, width=4.2, height=height, dpi=figures.dpi) as (axes,):
             draw(axes, curves, "train", _ratio)
             reference_line(axes, 1.0, "rounding limit", below=True)
             label = r"$\Vert W^H W - I\Vert_F$ / rounding limit"
@@ -99,7 +103,8 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
             axes.set_ylim(min(low, 0.1), max(high, 10))  # so that noise at the limit looks like noise
             log_scale(axes)
             legend(axes)
-    return drawn
+    logs = [(folder, curve.records) for folder, curve in zip(folders, curves, strict=True)]
+    return [*drawn, *draw_runs(logs, out, figures).values()]
 
 
 def draw(

@@ -14,6 +14,7 @@ from stiefelkit.training.display import Board, Silent
 from stiefelkit.training.figure import Figures, accuracy_scale, figure, legend, log_scale, reference_line, styles
 from stiefelkit.training.files import parse_json, read_file, write_atomically, write_json
 from stiefelkit.training.memory import processor
+from stiefelkit.training.paper_figures import draw_runs
 from stiefelkit.training.papers import Reproduction, Row, rows
 from stiefelkit.training.plot import Curve, draw
 from stiefelkit.training.run_folder import PROCESSOR, RunFolder, by_kind, is_run, last_step
@@ -53,11 +54,7 @@ class Finding:
 
 
 def reproduce(
-    row: Row,
-    out: Path,
-    plan: Reproduction | None = None,
-    display: Silent | None = None,
-    board: Board | None = None,
+    row: Row, out: Path, plan: Reproduction | None = None, display: Silent | None = None, board: Board | None = None
 ) -> RunOutcome:
     """Trains as a row of a paper's table says, or goes on where a run of it stopped.
 
@@ -251,7 +248,7 @@ def _code(words: object) -> str:
 
 
 def _drawn(runs: list[Run], look: Figures, place: Path, stem: str) -> dict[str, Path]:
-    """Draws scores, drift and gradients of the runs of one group over epochs, where there are any."""
+    """Draws scores, drift and gradients of the runs of one group over epochs, where there are any, and `draw_runs`."""
     curves = [Curve(row.label, row.build_task(), found.records, row.epoch) for row, found in runs]
     headline, drawn = curves[0].task.headline, {}
     shown: dict[str, tuple[str, Callable[[dict[str, Any]], float | None]]] = {
@@ -277,7 +274,8 @@ def _drawn(runs: list[Run], look: Figures, place: Path, stem: str) -> dict[str, 
                 axes.set_ylim(low / 2, high * 2)  # so that noise looks like noise
                 log_scale(axes)
             legend(axes)
-    return drawn
+    logs = [(found.folder, found.records) for _, found in runs]
+    return drawn | draw_runs(logs, place, look, f"{stem}-")
 
 
 def _finish_scores(axes: "Axes", runs: list[Run]) -> None:

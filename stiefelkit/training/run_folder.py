@@ -26,7 +26,7 @@ from stiefelkit.training.display import worst_ratio
 from stiefelkit.training.files import open_file, parse_json, reachable, read_file, writable, write_atomically
 from stiefelkit.training.memory import processor
 
-__all__ = ["Log", "RunFolder", "Summary", "by_kind", "is_run", "last_step", "read_log", "summarise", "versions"]
+__all__ = ["Log", "RunFolder", "Summary", "by_kind", "flat", "is_run", "last_step", "read_log", "summarise", "versions"]
 
 CONFIG, LOG, CHECKPOINTS, LOCK = "config.json", "log.jsonl", "checkpoints", ".lock"
 DIGEST, DATA, PROCESSOR = "sha256", "data", "processor"
@@ -227,7 +227,7 @@ def _edited(path: Path, record: dict[str, Any]) -> str:
 
 def _change(before: Any, now: Any, step: int, passed: Collection[str] = ()) -> str:
     """Names a field that is not as a checkpoint has it, also in its type; steps, which may differ, last."""
-    old, new = _flat(before), _flat(now)
+    old, new = flat(before), flat(now)
     names = [name for name in {**old, **new} if old.get(name) != new.get(name) and name not in passed]
     if not names:
         return ""
@@ -236,11 +236,16 @@ def _change(before: Any, now: Any, step: int, passed: Collection[str] = ()) -> s
     return f"{name.removeprefix('config.')} = {now} where the checkpoint of step {step} has {before}"
 
 
-def _flat(value: Any, label: str = "") -> dict[str, str]:
+def flat(value: Any, label: str = "") -> dict[str, str]:
+    """Returns the fields of nested dicts, as JSON, by their names with dots.
+
+    >>> flat({"options": {"negative": 32}, "seed": 0})
+    {'options.negative': '32', 'seed': '0'}
+    """
     if not isinstance(value, dict) or not value:
         return {label: json.dumps(value)}
     start = f"{label}." if label else ""
-    return {name: word for key, item in value.items() for name, word in _flat(item, f"{start}{key}").items()}
+    return {name: word for key, item in value.items() for name, word in flat(item, f"{start}{key}").items()}
 
 
 class Log:

@@ -16,7 +16,6 @@ from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.cli.about import kinds
 from stiefelkit.cli.app import asked
-from stiefelkit.cli.measuring import _growth
 from stiefelkit.cli.options import built, facts
 from stiefelkit.cli.options_file import read_options
 from stiefelkit.cli.tasks import filled
@@ -25,6 +24,7 @@ from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.races.field import Race, Row
 from stiefelkit.measuring.races.plan import GrowthPlan, NormPlan, OptimizerRace, ParametrizationRace, ScanRace
 from stiefelkit.measuring.report.plan import ReportPlan
+from stiefelkit.measuring.tables import of_race
 from stiefelkit.testing import seeds
 from stiefelkit.training.gradients import GradientPlan
 from stiefelkit.training.tasks import tasks
@@ -246,16 +246,15 @@ def test_a_member_without_coordinate_names_is_refused_in_one_sentence() -> None:
 
 
 def test_every_column_of_growth_has_a_heading() -> None:
-    plan = GrowthPlan()
     of_one = {"contender": "one", "precision": None, "dtype": "float32", "expected": 3.0, "spread": 0.1}
-    of_one |= {"first": 1, "last": 2, "overhead_until": None}
+    of_one |= {"first": 1, "last": 2, "overhead_until": None, "against": "n", "points": [1, 2], "device": "cpu"}
     rows = [
         Row({**of_one, "exponent": exponent, "faster": faster})
         for exponent, faster in ((3.5, True), (2.9, False), (None, False))
     ]
-    table = _growth(plan, Race("n", "time", rows, {}))
-    assert all(column.header for column in table.columns)
-    assert list(table.columns[-1].cells) == ["yes", "no", "-"]
+    (table,) = of_race(Race("n", "time", rows, {}), "float32")
+    assert all(table.columns)
+    assert [row.cells[-1] for row in table.rows] == ["yes", "no", None]
 
 
 PLANS = {

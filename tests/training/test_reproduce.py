@@ -128,6 +128,34 @@ def test_models_of_rows_have_as_many_parameters_as_the_papers_print(row: Row) ->
     assert abs(found - printed) <= max(0.035 * printed, in_thousands)
 
 
+PRINTED = {
+    **{
+        "restricted-urnn-speech-158": 83_237,
+        "restricted-urnn-speech-256": 134_785,
+        "restricted-urnn-speech-378": 198_957,
+    },
+    **{"scurnn-mnist-116": 16_482, "scurnn-pmnist-250": 69_010, "scurnn-copying-1000": 22_369},
+    **{"scurnn-adding-200": 14_617, "scurnn-speech-128": 83_073, "scurnn-speech-258": 200_853},
+    **{"scornn-adding-200": 15_046, "ornn-adding-200": 2_569, "ornn-mnist-256": 11_034},
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_counts_that_are_printed_in_full_are_met_exactly(name: str) -> None:
+    row = papers.find(name)
+    task = row.build_task()
+    with torch.device("meta"):
+        sizes = task.input_size, row.settings.hidden_size or 0, task.output_size
+        model = models.create(row.model, *sizes, **row.settings.options)
+    assert models.count_parameters(model) == PRINTED[name]
+
+
+def test_systems_beside_those_of_a_paper_have_the_units_that_its_text_says() -> None:
+    units = {"full-urnn": 120, "restricted-urnn": 950, "eurnn": 512, "lstm": 60, "ornn": 128, "scurnn": 116}
+    for length in (200, 400, 750):
+        assert {name: papers.find(f"{name}-adding-{length}").settings.hidden_size for name in units} == units
+
+
 def test_rows_of_papers_say_how_many_parameters_or_why_not() -> None:
     silent = {row.name for row in ROWS if row.in_paper and row.parameters is None and not row.note}
     assert silent == set()

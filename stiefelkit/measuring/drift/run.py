@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import random
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stiefelkit import init
-from stiefelkit.errors import RunError, StiefelkitError
+from stiefelkit.errors import RunError
 from stiefelkit.measuring.drift.plan import UNCONSTRAINED, WHO, DriftPlan
 from stiefelkit.measuring.moved_frames import peer_optimizers, start
+from stiefelkit.measuring.races.field import Field, quiet
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.optim import optimizers, parameter_groups
 from stiefelkit.training.figure import Figures, figure, literal, log_scale, reference_line, styles
@@ -147,18 +149,11 @@ def measure(
 def outcomes(plan: DriftPlan, watch: Watch = lambda method, n, p, step: None) -> Iterator[DriftCurve | Skipped]:
     """Takes every method through the steps at every size, and yields what became of it; writes nothing."""
     for (n, p), method in itertools.product(plan.sizes, plan.methods):
-        try:
-            with threads(plan.threads):
-                curve = run(plan, method, n, p, lambda step, of=(method, n, p): watch(*of, step))
-        except StiefelkitError as error:
-            yield Skipped(method, n, p, str(error))
-        except (RuntimeError, TypeError, ValueError) as error:
-            if "alloc" not in str(error) and method not in peer_optimizers.names():
-                raise
-            words = str(error).partition("\n")[0]
-            yield Skipped(method, n, p, "it does not fit into memory." if "alloc" in str(error) else words)
-        else:
-            yield curve
+        field = Field(f"{n} x {p}", peer_optimizers.names(), quiet)
+        with threads(plan.threads):
+            steps = functools.partial(watch, method, n, p)
+            found = field.attempt("drift of", [method], lambda method, n=n, p=p, w=steps: run(plan, method, n, p, w))
+        yield found[method] if found else Skipped(method, n, p, field.left_out[method])
 
 
 def log_grid(steps: int, per_decade: int = 8) -> list[int]:

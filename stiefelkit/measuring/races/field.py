@@ -121,9 +121,11 @@ class Field:
             except StiefelkitError as error:
                 self.left_out[name] = str(error)
             except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-                if name not in self.peers and "alloc" not in str(error):
+                is_too_large = "alloc" in str(error)
+                if name not in self.peers and not is_too_large:
                     raise
-                self.left_out[name] = str(error).partition("\n")[0]
+                words = str(error).partition("\n")[0]
+                self.left_out[name] = "it does not fit into memory." if is_too_large else words
         return results
 
     def tried(self, runs: Mapping[str, Run]) -> dict[str, Run]:

@@ -11,13 +11,7 @@ from stiefelkit.measuring.drift.plan import DTYPES as WIDE_DTYPES
 from stiefelkit.measuring.races import WHO
 from stiefelkit.measuring.races.scan_cases import CASES, ScanCase, cases_of, read_case
 from stiefelkit.numbers import above, settle_, whole
-from stiefelkit.training.checks import (
-    STEP_LENGTH,
-    known_parametrizations,
-    known_words,
-    tall_sizes,
-    usable_place,
-)
+from stiefelkit.training.checks import STEP_LENGTH, known_parametrizations, known_words, tall_sizes, usable_place
 from stiefelkit.training.recipes import Option
 
 if TYPE_CHECKING:

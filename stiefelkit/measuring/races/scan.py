@@ -37,7 +37,7 @@ from stiefelkit.measuring.races.recurrences import (
 from stiefelkit.measuring.races.scan_cases import ScanCase
 from stiefelkit.models import SequenceModel
 from stiefelkit.optim import parameter_groups
-from stiefelkit.training.memory import threads
+from stiefelkit.training.memory import peak_memory, threads
 from stiefelkit.weights.change import bake
 
 __all__ = ["LOSSES", "races", "resident_bytes", "whole_and_scan"]
@@ -250,10 +250,7 @@ def _peak() -> int:
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
-        import resource
-
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return peak_memory("cpu")["peak_bytes"]
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -13,44 +13,21 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from stiefelkit.errors import StiefelkitError, printable
 from stiefelkit.measuring.drift.plan import UNCONSTRAINED
+from stiefelkit.measuring.drift.run import DriftCurve
 from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.races.contenders import dtype_of
-from stiefelkit.measuring.races.field import Race, Row, by_reason
-from stiefelkit.measuring.races.growth import PRODUCT
-from stiefelkit.measuring.races.plan import AXES
+from stiefelkit.measuring.races.field import by_reason
 from stiefelkit.measuring.races.recurrences import LOOP
 from stiefelkit.measuring.report.charts import Chart, charts, figure_of
-from stiefelkit.measuring.report.findings import Findings
+from stiefelkit.measuring.report.findings import RACES, Findings
 from stiefelkit.measuring.report.record import Record
+from stiefelkit.measuring.tables import Line, Table, of_drift, of_race
 from stiefelkit.weights.attach import available
 
 __all__ = ["environment", "page", "record_page", "tiles"]
 
-STEPS = (1, 10, 100, 1000, 10_000, 100_000)
 UNITS = {"s": (1e3, "ms"), "bytes": (1e-6, "MB"), "limits": (1.0, "/ limit"), "law": (1.0, "law")}
 """Unit of a record to the factor and the heading that it is shown with."""
-Columns = dict[str, Callable[[Row], Any]]
-"""Heading to what stands below it: a number, None where there is none, or words."""
-
-
-class Line(NamedTuple):
-    """A row of a table: what it is about, the figures, "ours", "peer" or "unit", and whether a group begins here."""
-
-    head: str
-    cells: list[Any]
-    kind: str = "ours"
-    opens: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table with its headings, the first above the heads of the rows; a reader has to unfold it if it is folded."""
-
-    caption: str
-    columns: list[str]
-    rows: list[Line]
-    note: str = ""
-    folded: bool = True
 
 
 @dataclass(frozen=True)
@@ -159,86 +136,16 @@ def _of_record(caption: str, rows: list[dict[str, Any]]) -> Table:
 
 def tables(findings: Findings) -> dict[str, list[Table]]:
     """Returns section to its tables."""
-    of_time: Columns = {
-        "ms": lambda row: 1e3 * row["seconds"],
-        "g": lambda row: row["gemm_units"],
-        "ratio": lambda row: row["ratio_to_best_peer"],
-        "error": lambda row: row["error_over_limit"],
-    }
-    dtype = findings.plan.dtype
-    of_norms = _raced(dtype, findings.norms, lambda race: f"Error in rounding limits, {_size(race)}", _of_norms)
-    return {
-        "drift": _drift(findings),
-        "time": _raced(dtype, findings.time, _size, lambda race: of_time, "g, one product"),
-        "ratios": _ratios(findings),
-        "growth": _growth(findings),
-        "norms": of_norms,
-        "scan": _raced(dtype, findings.scan, lambda race: f"Case {race.subject}", _of_scan, "LIMIT"),
-    }
-
-
-def _size(race: Race) -> str:
-    return str(race.subject).replace(" x ", " × ")
-
-
-def _of_norms(race: Race) -> Columns:
-    def error(row: Row, i: int) -> float:
-        return math.nan if row["errors_over_limit"][i] is None else row["errors_over_limit"][i]
-
-    factors = race.rows[0]["factors"]
-    return {f"× {factor:,.0f}": lambda row, i=i: error(row, i) for i, factor in enumerate(factors)}
-
-
-def _of_scan(race: Race) -> Columns:
-    columns: Columns = {
-        "n": lambda row: str(row["n"]),
-        "ms": lambda row: 1e3 * row["seconds"],
-        "/ LIMIT": lambda row: row["limit_units"],
-        "ours ×": lambda row: row["time_over_ours"],
-    }
-    if any(row["memory_sequence"] is not None for row in race.rows):
-        for loss in ("last_state", "sequence"):
-            columns[f"MB, {loss.replace('_', ' ')}"] = lambda row, key=f"memory_{loss}": row[key] and row[key] / 1e6
-    return columns
-
-
-def _raced(
-    dtype: str,
-    races: Iterable[Race],
-    caption: Callable[[Race], str],
-    columns: Callable[[Race], Columns],
-    unit: str = "",
-    **more: Any,
-) -> list[Table]:
-    """Returns a table for each caption; the unit, where there is one, comes first, and a line opens each family."""
-    drawn: dict[str, Table] = {}
-    for race in (race for race in races if race.rows):
-        shown, family = columns(race), None
-        rows = drawn.setdefault(caption(race), Table(caption(race), ["contender", *shown], [], **more)).rows
-        if unit:
-            cells = {"ms": 1e3 * race.unit, "g": "1", "/ LIMIT": "1"}
-            rows.append(Line(unit, [cells.get(name) for name in shown], "unit", opens=True))
-        for row in race.rows:
-            is_own = row["dtype"] == dtype or "case" in row.figures  # the scan's is that of its input
-            head = row.contender if is_own else f"{row.contender}, {row['dtype']}"
-            kind = "unit" if row.contender == PRODUCT else "peer" if row.is_peer else "ours"
-            rows.append(Line(head, [cell(row) for cell in shown.values()], kind, row.family not in ("", family)))
-            family = row.family
-    return list(drawn.values())
-
-
-def _drift(findings: Findings) -> list[Table]:
-    if not findings.drift:
-        return []
-    last = findings.drift[0].steps[-1]
-    shown = [step for step in STEPS if step < last] + [last]
-    columns = ["method", "size", "dtype", *(f"to {step:,}" for step in shown)]
-    rows, peers = [], peer_optimizers.names()
+    curves: dict[str, list[DriftCurve]] = {}
     for curve in findings.drift:
-        worst = [curve.worst_until(step) for step in shown]
-        kind = "peer" if curve.method in peers else "ours"
-        rows.append(Line(curve.method, [f"{curve.n} × {curve.p}", curve.dtype, *worst], kind))
-    return [Table("Largest error up to a step, in rounding limits", columns, rows)]
+        curves.setdefault(curve.dtype, []).append(curve)
+    raced = {
+        name: [table for race in races if race.rows for table in of_race(race, findings.plan.dtype)]
+        for name, races in vars(findings).items()
+        if name in RACES
+    }
+    drift = [of_drift(each, "rotation gradients") for each in curves.values()]
+    return {**raced, "drift": drift, "ratios": _ratios(findings)}
 
 
 def _ratios(findings: Findings) -> list[Table]:
@@ -252,30 +159,6 @@ def _ratios(findings: Findings) -> list[Table]:
     caption = "Times as fast as the best peer, which is named for the largest n"
     columns = ["map", *(f"n = {n}" for n in sizes), "best peer"]
     return [Table(caption, columns, lines, folded=False)] if lines else []
-
-
-def _growth(findings: Findings) -> list[Table]:
-    def exponent(row: Row) -> str | None:
-        spread = "" if row["spread"] is None else f" ± {row['spread']:.2f}"
-        return None if row["exponent"] is None else f"{row['exponent']:.2f}{spread}"
-
-    columns: Columns = {
-        "exponent": exponent,
-        "expected": lambda row: f"{row['expected']:g}" + (" (faster)" if row["faster"] else ""),
-        "fitted over": lambda row: None if row["first"] is None else f"{row['first']:g} to {row['last']:g}",
-        "overhead": lambda row: None if row["overhead_until"] is None else f"to {row['overhead_until']:g}",
-    }
-    drawn = []
-    for axis, words in AXES.items():
-        drawn += _raced(
-            findings.plan.dtype,
-            [race for race in findings.growth if race.subject == axis],
-            lambda race: f"Exponents of {race.operation} against {race.subject}",
-            lambda race: columns,
-            note=words.replace(" x ", " × "),
-            folded=axis != "n",
-        )
-    return drawn
 
 
 def tiles(findings: Findings) -> list[Tile]:

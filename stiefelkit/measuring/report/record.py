@@ -135,13 +135,14 @@ def read_record(path: Path) -> Record:
 
 def machine(device: str, threads: int, dtype: str) -> dict[str, str]:
     """Returns words to facts about the machine that times depend on, and what runs on it: no names, no paths."""
+    blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     facts = {
         "CPU": cpu(),
         "cores": f"{cores} to use",
         "threads": str(threads),
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "BLAS": "MKL" if torch.backends.mkl.is_available() else _blas(),
+        "BLAS": "MKL" if torch.backends.mkl.is_available() else blas[1] if blas else "",
     }
     if torch.device(device).type == "cuda":
         facts["GPU"] = torch.cuda.get_device_name(torch.device(device))
@@ -199,8 +200,3 @@ def _asked(device: torch.device, *fields: str) -> list[str]:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
         return [answer.strip() for answer in done.stdout.splitlines()[0].split(",")]
     return []
-
-
-def _blas() -> str:
-    match = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
-    return match.group(1) if match else ""
