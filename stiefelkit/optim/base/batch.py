@@ -15,6 +15,7 @@ from stiefelkit._torch import copy_each, write_count
 from stiefelkit.functional._arithmetic.reads import switch
 from stiefelkit.tensors import is_sharded, local_part, placed_like, whole, working_dtype
 
+__all__ = ["Bucket", "Sorting", "buckets", "gradient_of"]
 
 _LARGEST = 1 << 22
 """Numbers in a batch that is made by copying frames together."""

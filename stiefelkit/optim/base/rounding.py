@@ -17,7 +17,6 @@ from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.base.batch import Bucket
 
-
 LOST = 0.1
 """||W^H W - I||_F over sqrt(p) from which a frame has been changed by something else than its optimizer."""
 _SMALLEST_PROBED = 128

@@ -8,7 +8,6 @@ from torch import Tensor
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.deterministic.space import Place
 
-
 _MOST = 30
 """Points that are asked for at most."""
 _FURTHER = 10.0

@@ -13,6 +13,7 @@ from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import plain
 from stiefelkit.optim.deterministic.space import Place, Space
 
+__all__ = ["Objective", "Position", "dot"]
 
 NOISE = 8.0
 """Rounding of a loss, at most, over eps and its size: 0.2 of a sum, and more where its terms cancel."""
