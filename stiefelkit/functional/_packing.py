@@ -180,7 +180,8 @@ def minus_adjoint(m: Tensor) -> Tensor:
     """Returns M - M^H; for large matrices through a copy, since subtracting while transposing crawls through memory."""
     if m.shape[-1] < 256:
         return m - m.mH
-    return (m.mH.clone(memory_format=torch.contiguous_format).sub_(m)).neg_()
+    adjoint = m.mH.clone(memory_format=torch.contiguous_format)
+    return torch.sub(m, adjoint, out=adjoint)
 
 
 def trapezoid_size(n: int, k: int, is_complex: bool) -> int:

@@ -1,9 +1,7 @@
 """One Newton step towards the nearest frame."""
 
-import functools
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
@@ -75,8 +73,7 @@ def rounded_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
         return split_defect(w, remainder)
     p, exact = w.shape[-1], w.to(working_dtype(w.dtype))
     if remainder is not None:
-        # Two dtypes in one sum take three times as long.
-        exact = exact + remainder.to(exact.dtype)
+        exact = exact.add_(remainder) if exact.dtype != w.dtype else exact + remainder
     if p < _SMALLEST_BLOCKED and exact.dtype == w.dtype:
         return defect(exact)
     if p < _SMALLEST_BLOCKED:
@@ -93,28 +90,6 @@ def rounded_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
         error[..., here, start:] = rows
         error[..., after, here] = error[..., here, after].mH
     return error
-
-
-def sampled_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
-    """Estimates of ||M^H M - I||_F of M = W + remainder, one for each matrix, by what 16 fixed rows times it are.
-
-    Their squared lengths have the mean ||M^H M - I||_F^2, which is so found to a relative standard deviation of
-    (8 r)^(-1/2), r its effective rank, ||.||_F^2 / ||.||_2^2: what rounding leaves has one of the order of p.
-    Costs as much as 32 rows of a product in float64.
-    """
-    exact = w.to(working_dtype(w.dtype))
-    if remainder is not None:
-        exact = exact + remainder.to(exact.dtype)
-    # Rows, since products of few columns take up to five times as long.
-    x = _probes(w.shape[-1], exact.dtype, w.device)
-    moved = x @ exact.mH @ exact - x
-    return torch.linalg.vector_norm(moved, dim=(-2, -1)) / x.shape[-2] ** 0.5
-
-
-@functools.lru_cache(maxsize=64)
-def _probes(p: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.from_numpy(numpy.random.default_rng(1).standard_normal((16, p))).to(dtype=dtype, device=device)
 
 
 def split_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:

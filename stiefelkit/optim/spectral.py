@@ -11,8 +11,6 @@ from stiefelkit.optim.base.tangent_optimizer import CayleyStep
 from stiefelkit.optim.settings import RATE, Setting, at_least
 from stiefelkit.optim.steps import above_rounding, as_factor, have_squares
 
-__all__ = ["BEFORE", "PolarStep", "averaged_gradient"]
-
 BEFORE = (
     Setting("lr", 0.02, RATE, "learning rate: the angle, nearly, by which the columns of a frame turn at each step."),
     Setting("momentum", 0.95, at_least(0, below=1.0), "decay of the mean gradient M <- momentum M + (1 - momentum) G."),
@@ -21,6 +19,8 @@ BEFORE = (
 
 class PolarStep(CayleyStep):
     """To the frame nearest to W - step; the direction may be any whose W - step has full rank."""
+
+    sums_are_short = False
 
     def increment(
         self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None

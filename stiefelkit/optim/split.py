@@ -13,8 +13,6 @@ from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.tangent_optimizer import CayleyStep, TangentOptimizer
 from stiefelkit.optim.steps import as_factor
 
-__all__ = ["Moving", "SplitOptimizer", "turned"]
-
 
 @dataclass
 class Moving(Tangent):
@@ -25,6 +23,8 @@ class Moving(Tangent):
 
 class SplitStep(CayleyStep):
     """First within the columns of W, then out of them."""
+
+    sums_are_short = False
 
     def increment(
         self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None

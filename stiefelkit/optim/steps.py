@@ -104,6 +104,8 @@ def bounded_steps(direction: Tangent, scales: Norms, lr: float | Tensor, q: floa
 
     Where the norm of a direction is too small to be told from zero, nothing moves.
     """
+    if q == math.inf and isinstance(lr, float) and not isinstance(scales[0], Tensor):
+        return [scale * lr for scale in scales]
     generators = map(operator.mul, scales, direction.generator_norms())
     return [*map(operator.mul, scales, shares([*generators], 2 * q, lr))]
 
@@ -140,23 +142,24 @@ def as_factor(steps: Norms, like: Tensor) -> float | Tensor:
     return torch.tensor(steps, dtype=like.real.dtype, device=like.device)[:, None, None]
 
 
-def reach(direction: Tangent, steps: Norms) -> tuple[Any, float, float]:
+def reach(direction: Tangent, steps: Norms, rounding: tuple[float, float] = (1.0, 1.0)) -> tuple[Any, float, float]:
     """Returns the Frobenius norm of the longest of the increments, to first order, and what a step does to the wear.
 
-    That is what it adds, in rounding limits, the most of a batch: 1, 2 and 3 of `optim.base.rounding`; and by what it
-    multiplies the wear that there is, at most: 4 there. Where none is read, a tensor of all lengths, and zeros.
+    That is what it adds, in rounding limits, the most of a batch, and by what it multiplies the wear that there is, at
+    most. Where none is read, a tensor of all lengths, and zeros. `rounding` has the limits that a unit of length within
+    the columns of W adds, and one out of them.
     """
     if isinstance(direction.rotation_norms[0], Tensor):
         return steps[0] * direction.norms("euclidean")[0], 0.0, 0.0
-    longest, worn, grown = 0.0, 0.0, 1.0
+    longest, worn, grown, (within, beyond) = 0.0, 0.0, 1.0, rounding
     for t, o, r, s in zip(steps, direction.rotation_norms, direction.rest_norms, direction.along_norms, strict=True):
         length = t * math.hypot(o, r)
         if not (length <= longest or longest != longest):  # a NaN stays
             longest = length
         if not r:
-            worn = max(worn, t * o * max(1.0, 0.5 * t * o))
+            worn = max(worn, t * within * o * max(1.0, 0.5 * t * o))
             continue
-        worn = max(worn, t * math.hypot(o, r, s) * max(1.0, 0.5 * t * (o + 0.5 * t * r * r)))
+        worn = max(worn, t * math.hypot(within * o, beyond * r, s) * max(1.0, 0.5 * t * (o + 0.5 * t * r * r)))
         grown = max(grown, 1 + 2 * t * s)
     return longest, worn, grown
 
@@ -173,7 +176,7 @@ def largest_root(dtype: torch.dtype) -> float:
 def have_squares(direction: Tangent, dtype: torch.dtype) -> bool:
     """Returns whether the squares of a direction's norms are finite in a dtype; not where one is NaN."""
     size = sum(direction.rotation_norms) + sum(direction.rest_norms)
-    return size * max(direction.units, default=1.0) < torch.finfo(dtype).max ** 0.5
+    return size * max(direction.units, default=1.0) < largest_root(dtype)
 
 
 def are_ordinary(steps: Norms) -> bool:

@@ -8,7 +8,7 @@ import torch
 import stiefelkit as sk
 from stiefelkit import errors, init
 from stiefelkit.functional import exponential, matrix_exp, pack_skew, skew_logarithm, skew_size, unpack_skew
-from stiefelkit.functional._arithmetic.norms import _probes
+from stiefelkit.functional._arithmetic.norms import probes as fixed_vectors
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit
 from stiefelkit.testing import seeds
 
@@ -208,7 +208,7 @@ def test_coordinates_of_any_size_give_a_frame():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_plane_that_no_probe_sees_is_scaled_for(dtype, ratio, size):
     n, generator = 64, seeds.generator(3)
-    probes = _probes(n, torch.float64, torch.device("cpu"))
+    probes = fixed_vectors(n, torch.float64, torch.device("cpu"))
     random = torch.randn(n, n, dtype=torch.float64, generator=generator)
     q = torch.linalg.qr(torch.cat([probes, random[:, :2]], dim=1))[0]
     u, v = q[:, -2], q[:, -1]

@@ -35,9 +35,12 @@ def norms_of(*matrices: Tensor) -> list[Norms]:
     if switch.forbidden or not matrices[0].is_cpu:
         return [[unread_norms(m)] for m in matrices]
     first, low = matrices[0], _smallest(matrices[0].dtype)
-    if len(matrices) == 1 and first.dim() == 2:
-        norm = torch.linalg.vector_norm(_parts(first) if first.is_complex() else first).item()
-        return [[norm]] if low < norm < math.inf else [_safely(first)]
+    if first.dim() == 2:
+        found = []
+        for m in matrices:
+            norm = torch.linalg.vector_norm(_parts(m) if m.is_complex() else m).item()
+            found.append([norm] if low < norm < math.inf else _safely(m))
+        return found
     parts, dims = (map(_parts, matrices), (-3, -2, -1)) if first.is_complex() else (matrices, (-2, -1))
     norms = torch.stack([torch.linalg.vector_norm(m, dim=dims).reshape(-1) for m in parts]).tolist()
     for i, found in enumerate(norms):
@@ -74,11 +77,6 @@ def _smallest(dtype: torch.dtype) -> float:
     return 2.0**13 * torch.finfo(dtype).tiny ** 0.5
 
 
-def largest_of_square(norms: list[float], a: Tensor) -> float:
-    """Returns a bound of ||A||_2^2 for skew matrices from ||A^2||_F: singular values of a real one come in pairs."""
-    return max(norms) * (1.0 if a.is_complex() else 0.5**0.5)
-
-
 def probe(powers: Tensor) -> tuple[float, float, float]:
     """Returns a bound of ||A||_2, an estimate of it, and the root mean square of (sigma / bound)^12 of skew matrices.
 
@@ -90,16 +88,11 @@ def probe(powers: Tensor) -> tuple[float, float, float]:
     Args:
         powers: A, A^2 and A^3, shape (3, n, n) or (3, b, n, n).
     """
-    a3 = powers[2]
+    a3, (_, bound, _) = powers[2], bounds_of_skew(powers)
     add_product = torch.addmm if a3.dim() == 2 else torch.baddbmm
-    norms = torch.linalg.vector_norm(powers, dim=(-2, -1)).view(3, -1)
-    if powers.dtype == working_dtype(powers.dtype):
-        norms = finite(norms)
-    pairs = 1 if powers.is_complex() else 2
-    bound = max(_largest_of_moments(a, b, c, pairs) for a, b, c in norms.mT.tolist())
     if not 0 < bound < math.inf:
         return bound, bound, 0.0
-    y = before = _probes(*a3.shape[:-1], a3.dtype, a3.device)
+    y = before = probes(*a3.shape[:-1], a3.dtype, a3.device)
     scale = max(bound, 1e-10) ** -3
     for _ in range(4):
         before, y = y, add_product(y, a3, y, beta=0, alpha=scale)
@@ -108,8 +101,35 @@ def probe(powers: Tensor) -> tuple[float, float, float]:
     return bound, 1.05 * bound * (length / max(last, 1e-30)) ** (1 / 3), length
 
 
+def bounds_of_skew(powers: Tensor) -> tuple[float, float, float]:
+    """Returns bounds of ||A||_2 for skew A from below and above, and ||A^3||_F, by the norms of A, A^2 and A^3.
+
+    The largest of a batch; what is not finite in float64 does not count.
+    """
+    norms = torch.linalg.vector_norm(powers, dim=(-2, -1)).view(3, -1)
+    if powers.dtype == working_dtype(powers.dtype):
+        norms = finite(norms)
+    pairs, moments = 1 if powers.is_complex() else 2, norms.mT.tolist()
+    least = max(c / b if b > 0 else 0.0 for _, b, c in moments)
+    return least, max(_largest_of_moments(a, b, c, pairs) for a, b, c in moments), max(c for _, _, c in moments)
+
+
+def probed_norm(s: Tensor, norms: list[float]) -> float:
+    """Returns an estimate of ||S||_2 for Hermitian matrices with Frobenius norms: six power steps, as in `probe`.
+
+    The largest of a batch. Vectors are rows, since products of few columns take up to five times as long.
+    """
+    top, add_product = max(norms), torch.addmm if s.dim() == 2 else torch.baddbmm
+    y = before = probes(*s.shape[:-1], s.dtype, s.device).mT.contiguous()
+    for _ in range(6 if 0 < top < math.inf else 0):
+        before, y = y, add_product(y, y, s, beta=0, alpha=1 / top)
+    lengths = torch.linalg.vector_norm(torch.stack([before, y]), dim=(-2, -1)).view(2, -1)
+    last, length = finite(lengths).amax(1).tolist()
+    return 1.1 * top * length / max(last, 1e-30)
+
+
 @functools.lru_cache(maxsize=64)
-def _probes(*sizes_dtype_device: Any) -> Tensor:
+def probes(*sizes_dtype_device: Any) -> Tensor:
     """Returns fixed vectors without a preferred direction, whose squared lengths add up to 1: shape (*, n, 8)."""
     *batch, n, dtype, device = sizes_dtype_device
     with torch.inference_mode(False):

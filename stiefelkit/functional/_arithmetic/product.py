@@ -13,6 +13,9 @@ from stiefelkit.errors import ShapeError
 from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.tensors import check_tensors
 
+SHORT = 64
+"""Terms of the sums of `short_product`."""
+
 
 def _flags(device: torch.device) -> Any:
     return torch.backends.cuda.matmul if device.type == "cuda" else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
@@ -87,11 +90,14 @@ class FullPrecision:
     def __init__(self, device: torch.device):
         self._lowering = _LOWERINGS["cuda" if device.type == "cuda" else "cpu"]
         self._autocast = None
-        if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        kind = device.type
+        if (kind == "cpu" or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind):
             self._autocast = torch.autocast(device.type, enabled=False)
 
     def __enter__(self) -> None:
-        if not torch.compiler.is_compiling():
+        # Neither set nor held off by another context: there is nothing that this one would have to keep so.
+        self._holds = not torch.compiler.is_compiling() and self._lowering.is_asked
+        if self._holds:
             self._lowering.hold()
         if self._autocast is not None:
             self._autocast.__enter__()
@@ -99,7 +105,7 @@ class FullPrecision:
     def __exit__(self, *exception: Any) -> None:
         if self._autocast is not None:
             self._autocast.__exit__(*exception)
-        if not torch.compiler.is_compiling():
+        if self._holds:
             self._lowering.release()
 
 
@@ -243,6 +249,21 @@ def add_product_(c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
     if c.dim() == 2:
         return c.addmm_(a, b, alpha=alpha)
     return c.baddbmm_(a, b, alpha=alpha) if c.dim() == 3 else c.add_(a @ b, alpha=alpha)
+
+
+def short_product(a: Tensor, b: Tensor, c: Tensor | None = None, share: float = 1.0) -> Tensor:
+    """Returns A B + share C of matrices by sums of at most 64 terms, so that no processor rounds as long sums do."""
+    if a.dim() != 2:
+        return a @ b if c is None else torch.add(a @ b, c, alpha=share)
+    k = a.shape[-1]
+    if k <= SHORT or not a.is_cpu:
+        return torch.mm(a, b) if c is None else torch.addmm(c, a, b, beta=share)
+    here = slice(SHORT)
+    ab = a[:, here] @ b[here] if c is None else torch.addmm(c, a[:, here], b[here], beta=share)
+    for start in range(SHORT, k, SHORT):
+        here = slice(start, start + SHORT)
+        ab.addmm_(a[:, here], b[here])
+    return ab
 
 
 def with_dense_gradient(w: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._arithmetic.norms import largest_of_square, norms_of
+from stiefelkit.functional._arithmetic.norms import norms_of, probed_norm
 from stiefelkit.functional._arithmetic.product import opaque, plus_product
 from stiefelkit.functional._arithmetic.reads import reads_are_free, switch
 from stiefelkit.metrics import working_dtype
@@ -18,10 +18,12 @@ _LARGEST_NORM = {torch.float32: 100.0, torch.complex64: 100.0, torch.float64: 5e
 """Frobenius norm up to which blocks serve: their error grows with its square, which the Schur complements may reach."""
 _TOLERANCE = 16.0
 """Relative error in eps, about that of the products which make Q."""
-_DEFECT = 1 / 48
-"""What the truncation of a series may add to ||W^H W - I||_F, in eps sqrt(p): 7 % of a rounding limit."""
-_SMALLEST_SQUARED = 512
+_DEFECT = 1 / 24
+"""What the truncation of a series may add to ||W^H W - I||_F, in eps sqrt(p): 14 % of a rounding limit."""
+_SMALLEST_SQUARED = 256
 """From here on a block of A^2 is large enough to be multiplied by itself."""
+_SMALLEST_PROBED = 128
+"""From here on power steps take less time than a product."""
 _CONTRACTS = 0.25
 """||Q||_2^2 below which Y = Q - Q Y is worth a turn; beyond, a polish follows the step anyway."""
 
@@ -37,26 +39,22 @@ def quotient_of_skew(a: Tensor, scale: float, norms: list[float], tolerance: flo
     tolerance = _TOLERANCE * torch.finfo(a.dtype).eps if tolerance is None else tolerance
     square = _square_of_hermitian(a)
     (fourths,) = norms_of(square)
-    size, total = scale * scale * largest_of_square(fourths, a), scale * scale * max(fourths)
+    total = scale * scale * max(fourths)
+    size = total if a.is_complex() else 0.5**0.5 * total  # singular values of a real one come in pairs
     permitted = _permitted(tolerance, total, a)
-    c = _coefficients(size, permitted)
+    c = _coefficients(size, permitted, 1 if a.shape[-1] >= _SMALLEST_PROBED else 2)
     if c is None:
-        # A better bound takes a product, and is seldom below twice a mean of the squares weighted with themselves.
-        seconds = norms or norms_of(a)[0]
-        mean = scale * scale * max(((f / x) * (f / x) for f, x in zip(fourths, seconds, strict=True) if x), default=0.0)
-        if _coefficients_of_degree_2(2 * mean, permitted) is None:
-            return _by_inverse(a * scale, size)
-        fourth = _square_of_hermitian(square)
-        size = scale * scale * largest_of_square(norms_of(fourth)[0], a) ** 0.5
-        c = _coefficients_of_degree_2(size, permitted)
+        size = min(size, scale * scale * probed_norm(square, fourths))
+        c = _coefficients(size, permitted, 2)
         if c is None:
             return _by_inverse(a * scale, size)
-        powers = fourth.mul_(scale**4 * c[2]).add_(square, alpha=scale**2 * c[1])
-        return _combination(torch.sub(a, square, alpha=scale), -2 * scale * c[0], powers, -2 * scale)
     first = torch.sub(a, square, alpha=scale)
     if len(c) == 1:
         return first.mul_(-2 * scale)
-    return _combination(first, -2 * scale * c[0], square, -2 * scale**3 * c[1])
+    if len(c) == 2:
+        return _combination(first, -2 * scale * c[0], square, -2 * scale**3 * c[1])
+    powers = _square_of_hermitian(square, scale**2 * c[1], scale**4 * c[2])
+    return _combination(first, -2 * scale * c[0], powers, -2 * scale)
 
 
 def quotient_of_accretive(q: Tensor) -> Tensor:
@@ -94,8 +92,8 @@ def _by_inverse(q: Tensor, size: float = math.inf) -> Tensor:
     return torch.add(q @ doubled, q, alpha=2).neg_() if size < _CONTRACTS else doubled
 
 
-def _coefficients(size: float, permitted: float) -> list[float] | None:
-    """Returns the shortest q of degree 0 or 1 with |q(x) (1 - x) - 1| as small as permitted on -size <= x <= 0.
+def _coefficients(size: float, permitted: float, degree: int) -> list[float] | None:
+    """Returns the shortest q, of a degree at most, with |q(x) (1 - x) - 1| as small as permitted on -size <= x <= 0.
 
     That error is a Chebyshev polynomial, one degree higher, which is -1 at x = 1. None if there is no such q.
     """
@@ -103,29 +101,26 @@ def _coefficients(size: float, permitted: float) -> list[float] | None:
         return [1.0]
     k = 2 / size
     error = 1 / (1 + 4 * k + 2 * k**2)
-    return [1 - error, 2 * k**2 * error] if error <= permitted else None
-
-
-def _coefficients_of_degree_2(size: float, permitted: float) -> list[float] | None:
-    """Returns the same for degree 2."""
-    if size <= 0:
-        return [1.0, 0.0, 0.0]
-    k = 2 / size
+    if error <= permitted:
+        return [1 - error, 2 * k**2 * error]
     error = 1 / (1 + 9 * k + 12 * k**2 + 4 * k**3)
-    return [1 - error, (4 * k**3 + 12 * k**2) * error, 4 * k**3 * error] if error <= permitted else None
+    return [1 - error, (4 * k**3 + 12 * k**2) * error, 4 * k**3 * error] if error <= permitted and degree > 1 else None
 
 
-def _square_of_hermitian(a: Tensor) -> Tensor:
-    """A^2, Hermitian for a Hermitian or skew A: of large matrices only blocks on and above the diagonal are made."""
+def _square_of_hermitian(a: Tensor, linear: float = 0.0, quadratic: float = 1.0) -> Tensor:
+    """Returns linear A + quadratic A^2 of a Hermitian A, or A^2 of a skew one.
+
+    Of large matrices only blocks on and above the diagonal are made.
+    """
     n = a.shape[-1]
     if n < _SMALLEST_SQUARED or a.is_cuda:
-        return a @ a
+        return a @ a if not linear else _combination(a, linear, a, quadratic)
     square, step = torch.empty_like(a), -(-n // 4)
     for start in range(0, n, step):
         here, after = slice(start, start + step), slice(start + step, n)
         square[..., here, start:] = a[..., here, :] @ a[..., start:]
         square[..., after, here] = square[..., here, after].mH
-    return square
+    return square if not linear else square.mul_(quadratic).add_(a, alpha=linear)
 
 
 def _combination(a: Tensor, constant: float, b: Tensor, linear: float) -> Tensor:

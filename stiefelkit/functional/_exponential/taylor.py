@@ -19,7 +19,7 @@ from torch import Tensor
 from stiefelkit._torch import is_view
 from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Function, keep
-from stiefelkit.functional._arithmetic.norms import finite, probe
+from stiefelkit.functional._arithmetic.norms import bounds_of_skew, finite, probe
 from stiefelkit.functional._arithmetic.product import FullPrecision, add_product_, is_plain, opaque
 from stiefelkit.functional._arithmetic.reads import switch
 from stiefelkit.functional._arithmetic.split_products import BITS, sliced_product
@@ -195,19 +195,18 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tu
     a = a.reshape(-1, n, n) if a.dim() > 3 else a
     times, _ = _products(a)
     powers = a.new_empty(3, *a.shape)
-    powers[0] = a
-    a2, a3 = powers[1], powers[2]
+    first, a2, a3 = powers.unbind()
+    first.copy_(a)
     times(a, a, out=a2)
     times(a2, a, out=a3)
-    log_error, norm = _skew_truncation(powers) if skew else _truncation(a)
-    single = a.dtype != working_dtype(a.dtype)
-    if single and not norm <= _LARGEST_IN_SINGLE:
-        return _taylor(a.to(working_dtype(a.dtype)), skew, truncation)
-    # The error of A 2^-s, squared s times, is 2^(-12 s) of that of A.
     unit = 3.5 * torch.finfo(a.dtype).eps if truncation is None else truncation
-    log_norm = math.log2(norm) if norm > 0 else -math.inf
-    log_worst = max(log_error, 13 * log_norm - _LOG_FACTORIAL - 3, math.log2(unit))
-    s = math.ceil((log_worst - math.log2(unit)) / _DEGREE) if log_worst < math.inf else 0
+    longest = _LARGEST_IN_SINGLE if a.dtype != working_dtype(a.dtype) else math.inf
+    s, norm = _squarings_of_skew(powers, unit, longest) if skew else (None, 0.0)
+    if s is None:
+        log_error, norm = _skew_truncation(powers) if skew else _truncation(a)
+        s = _squarings(log_error, norm, unit)
+    if not norm <= longest:
+        return _taylor(a.to(working_dtype(a.dtype)), skew, truncation)
     w, b = _polynomial(powers, s)
     squared = []
     for k in range(s):
@@ -267,6 +266,25 @@ def _truncation(a: Tensor) -> tuple[float, float]:
     return 13 * _log2(norm) - _LOG_FACTORIAL, norm
 
 
+def _squarings(log_error: float, norm: float, unit: float) -> int:
+    """Returns the squarings after which the polynomial leaves out a unit, or 8 in single directions, at most."""
+    # The error of A 2^-s, squared s times, is 2^(-12 s) of that of A.
+    log_worst = max(log_error, 13 * _log2(norm) - _LOG_FACTORIAL - 3, math.log2(unit))
+    return math.ceil((log_worst - math.log2(unit)) / _DEGREE) if log_worst < math.inf else 0
+
+
+def _squarings_of_skew(powers: Tensor, unit: float, longest: float) -> tuple[int | None, float]:
+    """Returns the same for a skew A, with a bound of its norm, where bounds decide on it; else None.
+
+    With S_k the mean of sigma^2k, S_3^(13/3) <= S_13 <= ||A||_2^20 S_3.
+    """
+    least, bound, third = bounds_of_skew(powers)
+    log_third = _log2(third / powers.shape[-1] ** 0.5)
+    few = _squarings(13 / 3 * log_third - _LOG_FACTORIAL, least, unit)
+    many = _squarings(10 * _log2(bound) + log_third - _LOG_FACTORIAL, bound, unit) if bound <= longest else -1
+    return (few if few == many else None), bound
+
+
 def _skew_truncation(powers: Tensor) -> tuple[float, float]:
     """Returns the same for a skew A, from A, A^2 and A^3: root mean square of sigma^13 / 13!, and ||A||_2.
 
@@ -301,26 +319,27 @@ def _polynomial(powers: Tensor, s: int, split: bool = False) -> tuple[Tensor, Te
     """
     add_product_ = _adder(split)
     b = _combine(powers, s, False)
-    for k in (1, 2):
-        b[k].diagonal(dim1=-2, dim2=-1).add_(_CONSTANTS[k])
-    a6 = add_product_(b[2], b[3], b[3])
-    left = b[1].add_(a6)
-    return add_product_(b[0], left, a6), b
+    w, left, a6, b3 = b.unbind()
+    left.diagonal(dim1=-2, dim2=-1).add_(_CONSTANTS[1])
+    a6.diagonal(dim1=-2, dim2=-1).add_(_CONSTANTS[2])
+    left.add_(add_product_(a6, b3, b3))
+    return add_product_(w, left, a6), b
 
 
 def _polynomial_adjoint(g: Tensor, powers: Tensor, b: Tensor, s: int, skew: bool, split: bool = False) -> Tensor:
     """Returns the gradient of A by that of the polynomial, up to a Hermitian matrix for a skew A."""
-    a, a2, _ = powers
-    _, left, a6, b3 = b
+    a, a2, _ = powers.unbind()
+    _, left, a6, b3 = b.unbind()
     times, add_product = _products(a, split)
     add_product_ = _adder(split)
     gb = torch.empty_like(b)
-    gb[0] = g
-    times(g, a6.mH, out=gb[1])
-    add_product(gb[1], left.mH, g, out=gb[2])
-    times(gb[2], b3.mH, out=gb[3])
-    add_product_(gb[3], b3.mH, gb[2])
-    ga, ga2, ga3 = _combine(gb, s, True)
+    whole, gb1, gb2, gb3 = gb.unbind()
+    whole.copy_(g)
+    times(g, a6.mH, out=gb1)
+    add_product(gb1, left.mH, g, out=gb2)
+    times(gb2, b3.mH, out=gb3)
+    add_product_(gb3, b3.mH, gb2)
+    ga, ga2, ga3 = _combine(gb, s, True).unbind()
     if skew:
         # A^2 can change by Hermitian, A^3 by skew matrices only: -(S A + A S) and -2 S A have the same skew part.
         ga3 = minus_adjoint(ga3)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import RankError
-from stiefelkit.functional._arithmetic.product import plus_product
+from stiefelkit.functional._arithmetic.product import plus_product, short_product
 from stiefelkit.functional._cayley.quotient import quotient_of_accretive, quotient_of_skew
 from stiefelkit.functional._kernels.launch import cayley_step, takes
 from stiefelkit.functional._packing import check_alike
@@ -59,12 +59,12 @@ def cayley_increment(
         scale *= step
     if direction.rest is None:
         y = quotient_of_skew(q, scale, size, tolerance)
-        return w @ (y if defect is None else y.add_(defect, alpha=-0.5))
+        return short_product(w, y if defect is None else y.add_(defect, alpha=-0.5))
     rest = direction.rest * (0.5 * step)
     y = quotient_of_accretive(plus_product(q * scale, rest.mH, rest))
     if defect is not None:
         y.add_(defect, alpha=-0.5).add_(w.mH @ rest, alpha=2)
-    return plus_product(rest.mul(-2), w - rest, y)
+    return short_product(w - rest, y, rest, -2)
 
 
 def landed_in_one(

@@ -17,7 +17,6 @@ from stiefelkit.tensors import is_sharded, local_part, placed_like, whole, worki
 
 __all__ = ["Bucket", "Sorting", "buckets", "gradient_of"]
 
-
 _LARGEST = 1 << 22
 """Numbers in a batch that is made by copying frames together."""
 _SMALL = 1 << 14
@@ -180,6 +179,9 @@ class Bucket:
 
     def add(self, increment: Tensor) -> None:
         """W + lo += increment, where W is what rounds to the dtype."""
+        if self.is_read and self._is_matrix:
+            _add(self.params[0], self.states[0].get("lo"), increment)
+            return
         if self.is_read:
             self._each(_add, increment)
             return
@@ -225,17 +227,15 @@ class Bucket:
                     self._put(p.detach(), part)
             if lo is not None:
                 self._staged.insert(0, ("lo", lo))
-        self._write_staged()
+        self.commit(chosen=True)
         self.counts("refused").add_(~self.sound)
         for state in self.states:
             state.pop("wear", None)
 
-    def commit(self) -> None:
+    def commit(self, chosen: bool = False) -> None:
         """Writes what was staged; where no value is read, `choose` does."""
-        if self.is_read:
-            self._write_staged()
-
-    def _write_staged(self) -> None:
+        if not (self.is_read or chosen):
+            return
         for key, value in self._staged:
             if not isinstance(value, Tensor):
                 for state, entry in zip(self.states, value, strict=True):
@@ -418,8 +418,8 @@ def _add(w: Tensor, lo: Tensor | None, increment: Tensor) -> None:
         w.add_(increment)
         return
     # The rounding of W + lo comes out exactly, but where lo is larger than W, and then relative to lo.
-    total = w + lo.add_(increment)
-    lo.add_(w - total)
+    total = torch.add(w, lo.add_(increment), out=increment)
+    lo.add_(w.sub_(total))
     w.copy_(total)
 
 

@@ -12,9 +12,6 @@ from stiefelkit.errors import CheckpointError, NonFiniteError, shown
 from stiefelkit.optim.settings import is_number, one_of
 from stiefelkit.tensors import local_part
 
-__all__ = ["check_entries", "check_states", "without_remainders"]
-
-
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "rotation_sq", "square_avg")
 """Means of squares: not negative."""
 LATE = ("momentum_buffer", "square_avg", "exp_avg_sq", "rotation_sq", "step", "lo", "wear", "refused")

@@ -26,22 +26,6 @@ from stiefelkit.optim.settings import OF_TORCH
 from stiefelkit.tensors import is_sharded
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS, Frame, frames, manifold_of, watch_frame
 
-__all__ = [
-    "are_sound",
-    "ask_readers",
-    "by_manifold",
-    "check_free_gradients",
-    "check_gradients",
-    "check_group",
-    "check_members",
-    "check_readers",
-    "check_spelling",
-    "given",
-    "listed",
-    "not_finite",
-    "too_long",
-]
-
 
 def check_group(optimizer: Any, group: dict[str, Any]) -> dict[str, Any]:
     """Returns a group with Python's own numbers; raises OptionError unless its settings are in range."""

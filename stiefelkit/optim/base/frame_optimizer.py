@@ -219,7 +219,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         for group in self.param_groups:
             if group["manifold"] is None:
                 rest.append(group)
-        check_free_gradients(type(self).__name__, self.plain, rest)
+        if rest:
+            check_free_gradients(type(self).__name__, self.plain, rest)
         for group, bucket in batches:
             (read if bucket.is_read else unread).append((group, bucket))
         if len(read) > 1:  # a single one is checked on the way

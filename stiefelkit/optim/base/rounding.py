@@ -10,35 +10,17 @@ from torch import Tensor
 
 from stiefelkit.errors import NonFiniteError, RankError
 from stiefelkit.functional import Tangent, nearest_frame, norms_of
-from stiefelkit.functional._polish import rounded_defect, sampled_defect
+from stiefelkit.functional._arithmetic.norms import probes
+from stiefelkit.functional._arithmetic.product import SHORT, plus_product
+from stiefelkit.functional._polish import rounded_defect
 from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.base.batch import Bucket
 
-__all__ = [
-    "HOPELESS",
-    "LOST",
-    "PROMISED",
-    "due",
-    "is_sampled",
-    "land",
-    "leap",
-    "left_behind",
-    "measured",
-    "settle",
-    "wear_left",
-    "wear_of_rounding",
-]
-
-
 LOST = 0.1
 """||W^H W - I||_F over sqrt(p) from which a frame has been changed by something else than its optimizer."""
-_SMALLEST_SAMPLED = 1 << 16
-"""Numbers of a frame from which an estimate of W^H W - I takes less than half of its time."""
-_MARGIN = 1.25
-"""What is added to an estimate."""
-_TURNS = 3
-"""Polishes that take any defect which is not lost to the rounding limit."""
+_SMALLEST_PROBED = 128
+"""Columns from which an estimate of what is left of a defect costs little beside the defect."""
 
 
 def measured(bucket: Bucket, w: Tensor, coarse: bool = False) -> tuple[Tensor, Any]:
@@ -47,9 +29,16 @@ def measured(bucket: Bucket, w: Tensor, coarse: bool = False) -> tuple[Tensor, A
     return defect, max(norms_of(defect)[0])
 
 
-def is_sampled(bucket: Bucket) -> bool:
-    """Returns whether an estimate of what rounding has left pays: of large frames with a remainder."""
-    return bucket.params[0].shape[-2:].numel() >= _SMALLEST_SAMPLED and bucket.remainders() is not None
+@functools.lru_cache(maxsize=64)
+def rounding_of_step(n: int, p: int, is_one: bool) -> tuple[float, float]:
+    """Returns the limits that a Cayley step of unit length adds to the wear: within the columns of W, and beyond them.
+
+    Of what sums of 64 terms round in a step within the columns, 6 / sqrt(p) limits reach W^H W - I; of the rounding of
+    each entry of a step beyond them 2 / sqrt(p), and that of tall frames by the share that few rows have in the span of
+    W, at most 8 p / n.
+    """
+    within = 7.5 / math.sqrt(p) if is_one or p <= SHORT else 1.0
+    return min(1.0, within), min(1.0, 4 / math.sqrt(p) * min(1.0, math.sqrt(8 * p / n)))
 
 
 def wear_left(bucket: Bucket, norm: float) -> float:
@@ -65,25 +54,6 @@ def polish(bucket: Bucket, coarse: bool = False) -> float:
     bucket.add((w @ defect).mul_(-0.5))
     bucket.wear = wear_left(bucket, norm)
     return norm
-
-
-def settle(bucket: Bucket, precision: str, turns: int) -> None:
-    """Polishes what cannot wait for the next step: by the model, or so often where no value is read."""
-    p = bucket.params[0]
-    if not bucket.is_read:
-        land(bucket, precision, turns)
-        return
-    bound, wear = due(*p.shape[-2:], precision), bucket.wear
-    if wear > 1.5 * bound and is_sampled(bucket):
-        # The model's bound is two or three times what there is after a step, and more after some.
-        limit = rounding_limit(p.shape[-1], p.dtype)
-        there_is = sampled_defect(bucket.frames(), bucket.remainders()).max().item() / limit
-        bucket.wear = wear = min(wear, _MARGIN * there_is) if math.isfinite(there_is) else math.inf
-    if wear > 2 * bound:  # so much that two short steps do not reach it
-        for _ in range(_TURNS):
-            polish(bucket)
-            if bucket.wear == 0:
-                return
 
 
 def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf) -> None:
@@ -136,7 +106,9 @@ PROMISED = {"exact": 2.0, "fast": 30.0, "float64": 20.0}
 HOPELESS = 100.0
 """Wear from which a step is worked out in float64: one polish takes away a defect of some 800 limits."""
 _DUE = {"exact": 0.6, "fast": 5.0}
-"""Wear that the next increment takes away besides; twice that, which two short steps do not reach, is not."""
+"""Wear that the next increment takes away besides, if it would leave more than `MOST`."""
+MOST = 2.8
+"""Wear that a step of frames with a remainder may leave, over that which is due; without one 2."""
 _SHARE = {"exact": 0.07, "fast": 1.0}
 """The same over sqrt(p), up to twice that for tall frames: small frames of few columns turn far by short steps."""
 _ROUNDS = {"exact": 8, "fast": 16}
@@ -147,13 +119,25 @@ _ROUNDS_OF_FEW = 6
 
 @functools.lru_cache(maxsize=64)
 def due(n: int, p: int, precision: str) -> float:
-    """Returns the wear of n x p frames that the next increment takes away; where it is sampled, half more."""
+    """Returns the wear of n x p frames that an increment takes away if there is no remainder, or if it has to."""
     return min(_DUE[precision], _SHARE[precision] * math.sqrt(p) * min(2.0, math.sqrt(n / p)))
 
 
-def left_behind(direction: Tangent, steps: list[float]) -> float:
-    """Returns the share of a defect that an increment which shall take it away leaves, at most: 5 above."""
-    return max([t * a for t, a in zip(steps, direction.generator_norms(), strict=True)])
+def left_behind(defect: Tensor, norm: float, direction: Tangent, steps: list[float]) -> float:
+    """Bounds what an increment leaves of a defect D which it shall take away, ||D Y||_F, or estimates it for large D.
+
+    Y, what it does within the columns of W, is t Omega + t^2 P^H P / 2. The estimate, and half more, is by what 8 rows
+    times D Y are.
+    """
+    p = defect.shape[-1]
+    if p < _SMALLEST_PROBED or defect.dim() > 2:
+        norms = zip(steps, direction.rotation_norms, direction.rest_norms, strict=True)
+        return norm * max([t * o + 0.5 * (t * r) ** 2 for t, o, r in norms])
+    rows = probes(p, defect.dtype, defect.device).mT @ (defect * steps[0])
+    left = rows @ direction.rotation
+    if direction.rest is not None:
+        left = plus_product(left, rows @ (direction.rest.mH * steps[0]), direction.rest, 0.5)
+    return 1.5 * math.sqrt(p) * norms_of(left)[0][0]
 
 
 def wear_of_rounding(w: Tensor, precision: str) -> float:

@@ -17,12 +17,14 @@ from stiefelkit.optim.base.frame_optimizer import FrameOptimizer
 from stiefelkit.optim.base.rounding import (
     HOPELESS,
     LOST,
+    MOST,
     due,
-    is_sampled,
+    land,
     leap,
     left_behind,
     measured,
-    settle,
+    polish,
+    rounding_of_step,
     wear_left,
     wear_of_rounding,
 )
@@ -31,6 +33,8 @@ from stiefelkit.optim.steps import are_ordinary, as_factor, have_squares, in_uni
 __all__ = ["CayleyStep", "Retraction", "TangentOptimizer"]
 
 
+_TURNS = 3
+"""Polishes that take any defect which is not lost to the rounding limit."""
 _LONGEST = 2.0
 """Length of an increment over sqrt(p) from which it is worked out in float64."""
 
@@ -40,6 +44,8 @@ class Retraction(ABC):
 
     polishes: ClassVar[int] = 1
     """Polishes after a step of length sqrt(p), where no value can be read to count them."""
+    sums_are_short: ClassVar[bool] = False
+    """Whether what it adds to frames is made by sums of few terms, so that less is rounded (`rounding_of_step`)."""
 
     @abstractmethod
     def increment(
@@ -69,6 +75,8 @@ class Retraction(ABC):
 class CayleyStep(Retraction):
     """By the Cayley transform; rounding is taken away with the next increment, unless it is urgent."""
 
+    sums_are_short = True
+
     def increment(
         self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
     ) -> tuple[Tensor, Any]:
@@ -91,7 +99,17 @@ class CayleyStep(Retraction):
 
     def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
         """See `Retraction`."""
-        settle(bucket, group["precision"], self.polishes)
+        p = bucket.params[0]
+        if not bucket.is_read:
+            land(bucket, group["precision"], self.polishes)
+            return
+        most = due(*p.shape[-2:], group["precision"]) * (MOST if "lo" in bucket.states[0] else 2)
+        if bucket.wear <= most:
+            return
+        for _ in range(_TURNS):
+            polish(bucket)
+            if bucket.wear == 0:
+                return
 
 
 class TangentOptimizer(FrameOptimizer):
@@ -99,14 +117,13 @@ class TangentOptimizer(FrameOptimizer):
 
     A step adds an increment to W. In precision "exact" a float32 or complex64 frame has a remainder `lo` of the same
     dtype in the optimizer's state, and W + lo is what moves; increments are rounded as they are small. What their
-    rounding leaves of W^H W - I is worked out in float64 whenever an error model (`optim.base.rounding`) says that it
-    may have come to 0.6 rounding limits (0.9 of large frames, where it is sampled first), and is taken away
-    with the next increment. So ||W^H W - I||_F stays within 2 rounding limits for ever. "fast" has no remainder, does
-    this at 5 limits, after 16 steps at most, and stays within 30. float64 and complex128 frames have no remainder;
-    "exact" polishes them every 8 steps at least, and both keep them within 20 limits. Of fewer than 32 rows, what has
-    no remainder is polished after 6 steps at most. To each of these bounds comes one
-    eps below 16 columns. On devices whose values are not read, and with `capturable=True`, every step ends with a
-    polish, and steps longer than sqrt(p) are shortened to it.
+    rounding leaves of W^H W - I is worked out in float64 before an error model (`optim.base.rounding`) says that it
+    may come to more than 1.7 rounding limits, and is taken away with that increment. So ||W^H W - I||_F stays within 2
+    rounding limits for ever. "fast" has no remainder, does this at 5 limits, after 16 steps at most, and stays within
+    30. float64 and complex128 frames have no remainder; "exact" polishes them every 8 steps at least, and both keep
+    them within 20 limits. Of fewer than 32 rows, what has no remainder is polished after 6 steps at most. To each of
+    these bounds comes one eps below 16 columns. On devices whose values are not read, and with `capturable=True`, every
+    step ends with a polish, and steps longer than sqrt(p) are shortened to it.
     """
 
     retraction: ClassVar[Retraction] = CayleyStep()
@@ -152,7 +169,9 @@ class TangentOptimizer(FrameOptimizer):
         root, carries = math.sqrt(w.shape[-1]), type(self).carry is not TangentOptimizer.carry
         if is_read and not are_ordinary(steps):
             direction, steps = in_units(w, direction, steps)
-        length, worn, grown = reach(direction, steps)
+        is_short = with_remainder and self.retraction.sums_are_short
+        model = rounding_of_step(*w.shape[-2:], w.dim() == 2) if is_short else (1.0, 1.0)
+        length, worn, grown = reach(direction, steps, model)
         defect, before = None, 0.0
         if not is_read:
             bucket.require((length < math.inf).all(), AssertionError)  # not where it is NaN
@@ -173,7 +192,7 @@ class TangentOptimizer(FrameOptimizer):
             return
         else:
             before, bound = bucket.wear * grown, due(*w.shape[-2:], precision)
-            if before >= bound and (before >= 1.5 * bound or not (with_remainder and is_sampled(bucket))):
+            if before >= bound and (not with_remainder or before + worn > MOST * bound):
                 defect, norm = measured(bucket, w)
                 if not norm <= LOST * root:
                     raise NotAFrameError(
@@ -181,7 +200,7 @@ class TangentOptimizer(FrameOptimizer):
                         "assign a frame with sk.assign_."
                     )
                 limit = rounding_limit(w.shape[-1], w.dtype)
-                before = wear_left(bucket, norm) + norm / limit * left_behind(direction, steps)
+                before = wear_left(bucket, norm) + left_behind(defect, norm, direction, steps) / limit
         increment, shorter = self.retraction.increment(group, w, direction, steps, defect)
         if carries:
             self.carry(group, bucket, direction, steps, w, increment=increment)

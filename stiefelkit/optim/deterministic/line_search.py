@@ -8,8 +8,6 @@ from torch import Tensor
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.deterministic.space import Place
 
-__all__ = ["Trial", "Wolfe", "search"]
-
 _MOST = 30
 """Points that are asked for at most."""
 _FURTHER = 10.0

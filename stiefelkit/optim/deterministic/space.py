@@ -17,8 +17,6 @@ from stiefelkit.functional import METRICS, tangent_part
 from stiefelkit.functional._stiefel.retractions import cayley_curve
 from stiefelkit.metrics import defect
 
-__all__ = ["Path", "Place", "Space"]
-
 
 @dataclass(frozen=True)
 class LineSpot:
