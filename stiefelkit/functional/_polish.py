@@ -63,6 +63,8 @@ class Polish(Function):
 
 def polished(w: Tensor) -> Tensor:
     """Returns what `polish` returns, for use inside a `Function`, whose gradient it does not change."""
+    if w.shape[-1] < _SMALLEST_BLOCKED and w.dtype in (torch.float64, torch.complex128):
+        return torch.sub(w, w @ defect(w), alpha=0.5)
     return torch.sub(w, product(w, rounded_defect(w)), alpha=0.5)
 
 
@@ -71,9 +73,10 @@ def rounded_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
 
     Where there are enough columns for that to pay, from the blocks on and above the diagonal.
     """
-    if w.dtype != working_dtype(w.dtype) and splits(w):
+    dtype = working_dtype(w.dtype)
+    if w.dtype != dtype and splits(w):
         return split_defect(w, remainder)
-    p, exact = w.shape[-1], w.to(working_dtype(w.dtype))
+    p, exact = w.shape[-1], w.to(dtype)
     if remainder is not None:
         # Two dtypes in one sum take three times as long.
         exact = exact + remainder.to(exact.dtype)

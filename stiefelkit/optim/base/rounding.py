@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stiefelkit.errors import NonFiniteError, RankError
 from stiefelkit.functional import Tangent, nearest_frame, norms_of
-from stiefelkit.functional._polish import rounded_defect, sampled_defect
+from stiefelkit.functional._polish import rounded_defect
 from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.base.batch import Bucket
@@ -18,14 +18,16 @@ from stiefelkit.optim.base.batch import Bucket
 __all__ = [
     "HOPELESS",
     "LOST",
+    "MARGIN",
     "PROMISED",
+    "TURNS",
     "due",
     "is_sampled",
     "land",
     "leap",
     "left_behind",
     "measured",
-    "settle",
+    "polish",
     "wear_left",
     "wear_of_rounding",
 ]
@@ -35,9 +37,9 @@ LOST = 0.1
 """||W^H W - I||_F over sqrt(p) from which a frame has been changed by something else than its optimizer."""
 _SMALLEST_SAMPLED = 1 << 16
 """Numbers of a frame from which an estimate of W^H W - I takes less than half of its time."""
-_MARGIN = 1.25
+MARGIN = 1.25
 """What is added to an estimate."""
-_TURNS = 3
+TURNS = 3
 """Polishes that take any defect which is not lost to the rounding limit."""
 
 
@@ -65,25 +67,6 @@ def polish(bucket: Bucket, coarse: bool = False) -> float:
     bucket.add((w @ defect).mul_(-0.5))
     bucket.wear = wear_left(bucket, norm)
     return norm
-
-
-def settle(bucket: Bucket, precision: str, turns: int) -> None:
-    """Polishes what cannot wait for the next step: by the model, or so often where no value is read."""
-    p = bucket.params[0]
-    if not bucket.is_read:
-        land(bucket, precision, turns)
-        return
-    bound, wear = due(*p.shape[-2:], precision), bucket.wear
-    if wear > 1.5 * bound and is_sampled(bucket):
-        # The model's bound is two or three times what there is after a step, and more after some.
-        limit = rounding_limit(p.shape[-1], p.dtype)
-        there_is = sampled_defect(bucket.frames(), bucket.remainders()).max().item() / limit
-        bucket.wear = wear = min(wear, _MARGIN * there_is) if math.isfinite(there_is) else math.inf
-    if wear > 2 * bound:  # so much that two short steps do not reach it
-        for _ in range(_TURNS):
-            polish(bucket)
-            if bucket.wear == 0:
-                return
 
 
 def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from stiefelkit.errors import NotAFrameError
 from stiefelkit.functional import Tangent, cayley_increment
 from stiefelkit.functional._arithmetic.norms import Norms
+from stiefelkit.functional._polish import sampled_defect
 from stiefelkit.functional._stiefel.retractions import landed_in_one
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.optim.base.batch import Bucket
@@ -17,12 +18,15 @@ from stiefelkit.optim.base.frame_optimizer import FrameOptimizer
 from stiefelkit.optim.base.rounding import (
     HOPELESS,
     LOST,
+    MARGIN,
+    TURNS,
     due,
     is_sampled,
+    land,
     leap,
     left_behind,
     measured,
-    settle,
+    polish,
     wear_left,
     wear_of_rounding,
 )
@@ -90,8 +94,22 @@ class CayleyStep(Retraction):
         return True
 
     def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
-        """See `Retraction`."""
-        settle(bucket, group["precision"], self.polishes)
+        """See `Retraction`: polishes by the model, or so often where no value is read."""
+        if not bucket.is_read:
+            land(bucket, group["precision"], self.polishes)
+            return
+        p = bucket.params[0]
+        bound, wear = due(*p.shape[-2:], group["precision"]), bucket.wear
+        if wear > 1.5 * bound and is_sampled(bucket):
+            # The model's bound is two or three times what there is after a step, and more after some.
+            limit = rounding_limit(p.shape[-1], p.dtype)
+            there_is = sampled_defect(bucket.frames(), bucket.remainders()).max().item() / limit
+            bucket.wear = wear = min(wear, MARGIN * there_is) if math.isfinite(there_is) else math.inf
+        if wear > 2 * bound:  # so much that two short steps do not reach it
+            for _ in range(TURNS):
+                polish(bucket)
+                if bucket.wear == 0:
+                    return
 
 
 class TangentOptimizer(FrameOptimizer):
