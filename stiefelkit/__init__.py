@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
     from stiefelkit.weights.coordinate_list import CoordinateList
     from stiefelkit.weights.grouped import group_, grouped, ungroup_
-    from stiefelkit.weights.loading import check_state_dict
+    from stiefelkit.weights.modules import check_state_dict
     from stiefelkit.weights.owners import Link, Owners
 
 __all__ = [
@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 
-_HOMES = ("errors", "weights.attach", "weights.change", "weights.coordinate_list", "weights.grouped", "weights.loading")
+_HOMES = ("errors", "weights.attach", "weights.change", "weights.coordinate_list", "weights.grouped", "weights.modules")
 _HOMES += ("weights.owners", "param")
 """Modules whose names of `__all__` stand here; `errors` first, which needs no torch."""
 

@@ -236,11 +236,12 @@ def is_cached() -> bool:
 def injected_properties(names: Sequence[str]) -> dict[str, Any]:
     """Returns the properties by which torch has a module read parametrized weights."""
     # On a bare module, since torch insists that the names are no attributes yet.
-    bare = nn.Module()
+    bare, found = nn.Module(), {}
     parametrize._inject_new_class(bare)
     for name in names:
         parametrize._inject_property(bare, name)
-    return {name: vars(type(bare))[name] for name in names}
+        found[name] = vars(type(bare))[name]
+    return found
 
 
 def pruned_name(hook: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""The errors of stiefelkit: one small type per family, all children of `StiefelkitError`.
+"""The errors of stiefelkit, one small type per family, all children of `StiefelkitError`; warnings of what is no error.
 
 Each message is one sentence of the form "{who} needs {requirement}, got {value}", with the remedy where there
 is one. Every type also derives from the built-ins that torch raises in its place, so that what catches those of torch
@@ -6,6 +6,8 @@ catches ours.
 """
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "did_you_mean",
     "printable",
     "shown",
+    "warn_caller",
 ]
 
 
@@ -153,3 +156,15 @@ def printable(text: str) -> str:
     a\x1b[31mb
     """
     return "".join(c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def warn_caller(text: str) -> None:
+    """Warns by a text, as from the line outside of this package and of torch that led here.
+
+    Args:
+        text: the warning.
+    """
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("torch.", "stiefelkit.")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)

@@ -82,7 +82,8 @@ class Check:
 
     def require(self, who: str, key: str, value: Any) -> Any:
         """Returns the plain value; raises OptionError unless it is such."""
-        value = self.plain(value)
+        if type(value) not in _PLAIN:
+            value = self.plain(value)
         if self.holds(value):
             return value
         is_whole = isinstance(value, float) and value.is_integer() and self.holds(int(value))

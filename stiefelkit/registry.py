@@ -165,7 +165,8 @@ class Registry:
             UnknownNameError: nothing has this name.
             OptionError: the object is not of this kind, or lacks something that each must have.
         """
-        target = self.get(target) if isinstance(target, str) else target
+        if isinstance(target, str):
+            target = self._loaded[target] if target in self._loaded else self.get(target)
         if id(target) not in self._checked:
             self.check(target)
             self._checked[id(target)] = target

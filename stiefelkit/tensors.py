@@ -138,7 +138,7 @@ def local_part(t: Tensor) -> Tensor:
 
 def placed_like(value: Tensor, like: Tensor) -> Tensor:
     """Returns a tensor that every rank has, with the placement of a sharded one."""
-    if not is_sharded(like):
+    if not hasattr(like, "device_mesh"):
         return value
     from torch.distributed.tensor import distribute_tensor
 

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -266,9 +266,9 @@ def title(param: OrthogonalParam) -> str:
     return param.title if hasattr(type(param), "title") else type(param).__name__  # type: ignore[attr-defined]
 
 
-def coordinate_dtypes(param: OrthogonalParam) -> dict[str, torch.dtype]:
+def coordinate_dtypes(param: OrthogonalParam, names: Iterable[str] | None = None) -> dict[str, torch.dtype]:
     """Returns name to dtype of each coordinate: real, float32 or better; on a manifold, of the weight's field."""
-    dtypes = dict.fromkeys(param.coordinates, coordinate_dtype(param.dtype))
+    dtypes = dict.fromkeys(param.coordinates if names is None else names, coordinate_dtype(param.dtype))
     bound = param.manifolds
     return dtypes | dict.fromkeys(bound, computing_dtype(param.dtype)) if bound else dtypes
 

@@ -1,12 +1,11 @@
 """Protocols for the few parametrizations that need more than the contract, and the defaults of all others."""
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from stiefelkit.contract.param import OrthogonalParam, Position, rounded, solve
-from stiefelkit.functional import nearest_frame
+from stiefelkit.contract.param import OrthogonalParam, Position, solve
+from stiefelkit.functional._polar import nearest
 from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import permitted_return
 from stiefelkit.tensors import working_dtype
@@ -18,7 +17,6 @@ __all__ = [
     "Stacks",
     "Weights",
     "bare_frames",
-    "frame_buffers",
     "frames_in",
     "nearest_weight",
     "prefers_factors",
@@ -106,20 +104,14 @@ class Weights(Protocol):
         ...
 
 
-def _own(param: OrthogonalParam, name: str) -> Any:
-    """Returns an attribute if the class has it, else None; an AttributeError from inside of it is raised."""
-    return getattr(param, name) if hasattr(type(param), name) else None
-
-
-def return_bound(param: OrthogonalParam) -> float:
+def return_bound(param: Any) -> float:
     """Returns the largest ||forward(right_inverse(W)) - W||_F of a W that is a frame to rounding; see `Bounds`."""
-    own = _own(param, "return_bound")
-    return permitted_return(param.shape, param.dtype) if own is None else own
+    return param.return_bound if hasattr(type(param), "return_bound") else permitted_return(param.shape, param.dtype)
 
 
-def structure_of(param: OrthogonalParam) -> str | None:
+def structure_of(param: Any) -> str | None:
     """Returns which structure of the scan applies W from factors, None if none does; see `Factors`."""
-    return _own(param, "structure")
+    return param.structure if hasattr(type(param), "structure") else None
 
 
 def prefers_factors(param: Any, rows: int) -> bool:
@@ -127,45 +119,36 @@ def prefers_factors(param: Any, rows: int) -> bool:
     return hasattr(type(param), "prefers_factors") and param.prefers_factors(rows)
 
 
-def takes_nearest(param: OrthogonalParam) -> bool:
+def takes_nearest(param: Any) -> bool:
     """Returns whether `sk.orthogonal`, unless told otherwise, takes the nearest weight; see `Nearest`."""
-    own = _own(param, "takes_nearest")
-    return param.schemes[0] == "haar" if own is None else own
+    return param.takes_nearest if hasattr(type(param), "takes_nearest") else param.schemes[0] == "haar"
 
 
-def nearest_weight(param: OrthogonalParam, weight: Tensor) -> Tensor:
+def nearest_weight(param: Any, weight: Tensor) -> Tensor:
     """Returns the weight of a map's shape nearest to a given one whose frames are exact; see `Nearest`."""
-    own = _own(param, "nearest")
-    return nearest_frame(weight.to(working_dtype(param.dtype))) if own is None else own(weight)
+    if hasattr(type(param), "nearest"):
+        return param.nearest(weight)
+    return nearest(weight.to(working_dtype(param.dtype)).resolve_conj()).contiguous()
 
 
 def solve_nearest(param: OrthogonalParam, weight: Tensor) -> Position:
-    """Returns coordinates and chart of `nearest_weight`; writes nothing."""
+    """Returns coordinates, not rounded yet, and chart of `nearest_weight`; writes nothing."""
     q = nearest_weight(param, weight)
     if hasattr(type(param), "solve") or hasattr(type(param), "nearest"):
         return solve(param, q)
-    coordinates, chart = param.invert(polished(q))  # as `check_frame` would return it
-    return rounded(param, coordinates), chart
+    return param.invert(polished(q))  # as `check_frame` would have it
 
 
-def projected(param: OrthogonalParam, weight: Tensor) -> Tensor:
+def projected(param: Any, weight: Tensor) -> Tensor:
     """Returns the nearest weight that a map can have; see `Nearest`."""
-    own = _own(param, "project")
-    return nearest_weight(param, weight) if own is None else own(weight)
+    return param.project(weight) if hasattr(type(param), "project") else nearest_weight(param, weight)
 
 
-def frames_in(param: OrthogonalParam, weight: Tensor) -> Any:
+def frames_in(param: Any, weight: Tensor) -> Any:
     """Returns the matrices in a weight that must have orthonormal columns; see `Weights`."""
-    own = _own(param, "frames")
-    return weight if own is None else own(weight)
+    return param.frames(weight) if hasattr(type(param), "frames") else weight
 
 
-def bare_frames(param: OrthogonalParam, *coordinates: Tensor) -> Any:
+def bare_frames(param: Any, *coordinates: Tensor) -> Any:
     """Returns the frames at coordinates, without view and gain; see `Weights`."""
-    own = _own(param, "bare")
-    return frames_in(param, param(*coordinates)) if own is None else own(*coordinates)
-
-
-def frame_buffers(part: Any) -> Sequence[str]:
-    """Returns the names of a module's buffers that must stay frames; see `Weights`."""
-    return getattr(part, "frame_buffers", ())
+    return param.bare(*coordinates) if hasattr(type(param), "bare") else frames_in(param, param(*coordinates))

@@ -1,5 +1,6 @@
 """The table of parametrizations: their names, and the options that a class takes."""
 
+import functools
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -51,15 +52,20 @@ def find_parametrization(parametrization: "Parametrization") -> "type[Orthogonal
     return registered.find(parametrization)
 
 
-def option_names(cls: type) -> list[str]:
+def option_names(cls: type) -> tuple[str, ...]:
     """Returns the names of a class's options, `precision` among them.
 
     Args:
         cls: the parametrization.
     """
+    return _option_names(cls)
+
+
+@functools.lru_cache(256)
+def _option_names(cls: type) -> tuple[str, ...]:
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = [key for key, p in inspect.signature(cls.__init__).parameters.items() if p.kind not in kinds]
-    return [key for key in named if key not in ("self", "shape", "dtype", "device")]
+    return tuple(key for key in named if key not in ("self", "shape", "dtype", "device"))
 
 
 def rest_of(cls: type) -> list[str]:
@@ -83,13 +89,13 @@ def check_options(cls: type, options: Any, near: Iterable[str] = ()) -> None:
     """
     if not isinstance(options, Mapping):
         raise OptionError(f"{cls.__name__} needs options as a mapping, got {shown(options)}.")
-    names = option_names(cls)
+    names = _option_names(cls)
     for key in options:
-        rest = ", ".join(rest_of(cls))
-        if key not in names and rest:
-            raise OptionError(
-                f"{cls.__name__} needs an __init__ that names its options, got {rest}; write "
-                f'def __init__(self, shape, *, dtype=None, device=None, precision="exact", ...) with each of its own.'
-            )
         if key not in names:
+            rest = ", ".join(rest_of(cls))
+            if rest:
+                raise OptionError(
+                    f"{cls.__name__} needs an __init__ that names its options, got {rest}; write def __init__(self, "
+                    f'shape, *, dtype=None, device=None, precision="exact", ...) with each of its own.'
+                )
             raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, names, near)}")

@@ -94,7 +94,8 @@ def pack_skew(a11: Tensor, a21: Tensor | None = None) -> Tensor:
     Returns:
         Real coordinates of shape (*, d).
     """
-    check_tensors("pack_skew", a11, *([] if a21 is None else [a21]))
+    if not (isinstance(a11, Tensor) and (a21 is None or isinstance(a21, Tensor))):
+        check_tensors("pack_skew", a11, *([] if a21 is None else [a21]))
     if a21 is not None and a21.shape[-2] == 0:
         a21 = None
     if not a11.is_complex():
@@ -307,7 +308,8 @@ def _positions_in_band(n: int, p: int, is_complex: bool, bandwidth: int) -> list
 
 def check_tall(who: str, w: Tensor) -> None:
     """Raises ShapeError unless W is of shape (*, n, p), n >= p."""
-    check_tensors(who, w)
+    if not isinstance(w, Tensor):
+        check_tensors(who, w)
     if w.dim() < 2 or w.shape[-2] < w.shape[-1]:
         remedy = "; take the adjoint" if w.dim() >= 2 else ""
         raise ShapeError(f"{who} needs matrices of shape (*, n, p), n >= p, got {tuple(w.shape)}{remedy}.")

@@ -152,8 +152,8 @@ def _by_eigenvectors(x: Tensor, who: str) -> Tensor:
     return polished(x @ (v * squares.rsqrt().unsqueeze(-2)) @ v.mH)
 
 
-@opaque(lambda w, who: torch.empty_like(w, memory_format=torch.contiguous_format))
-def _nearest(w: Tensor, who: str) -> Tensor:
+def nearest(w: Tensor, who: str = "nearest_frame") -> Tensor:
+    """Returns the frames nearest to tall matrices in float64 or complex128, without a derivative."""
     if not w.numel():
         return w.clone()
     error = orthogonality_error(w).max().item()
@@ -163,6 +163,9 @@ def _nearest(w: Tensor, who: str) -> Tensor:
         # That of the square of the defect E: (I - E/2) (I + E) (I - E/2) - I = -3/4 E^2 + 1/4 E^3.
         w, error = polished(w), 0.75 * error**2 + 0.25 * error**3
     return polished(w)
+
+
+_nearest = opaque(lambda w, who: torch.empty_like(w, memory_format=torch.contiguous_format))(nearest)
 
 
 def _by_singular_vectors(w: Tensor, who: str) -> Tensor:

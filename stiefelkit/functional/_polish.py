@@ -61,6 +61,8 @@ class Polish(Function):
 
 def polished(w: Tensor) -> Tensor:
     """Returns what `polish` returns, for use inside a `Function`, whose gradient it does not change."""
+    if w.shape[-1] < _SMALLEST_BLOCKED and w.dtype in (torch.float64, torch.complex128):
+        return torch.sub(w, w @ defect(w), alpha=0.5)
     return torch.sub(w, product(w, rounded_defect(w)), alpha=0.5)
 
 
@@ -69,9 +71,10 @@ def rounded_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
 
     Where there are enough columns for that to pay, from the blocks on and above the diagonal.
     """
-    if w.dtype != working_dtype(w.dtype) and splits(w):
+    dtype = working_dtype(w.dtype)
+    if w.dtype != dtype and splits(w):
         return split_defect(w, remainder)
-    p, exact = w.shape[-1], w.to(working_dtype(w.dtype))
+    p, exact = w.shape[-1], w.to(dtype)
     if remainder is not None:
         exact = exact.add_(remainder) if exact.dtype != w.dtype else exact + remainder
     if p < _SMALLEST_BLOCKED and exact.dtype == w.dtype:

@@ -92,12 +92,16 @@ def rounding_limit(p: int, dtype: torch.dtype) -> float:
     """
     check_counts("rounding_limit", p=p)
     check_dtype("rounding_limit", dtype)
+    return _limit(p, dtype)
+
+
+def _limit(p: int, dtype: torch.dtype) -> float:
     return 0.30 * torch.finfo(dtype).eps * math.sqrt(p)
 
 
 def frame_tolerance(p: int, dtype: torch.dtype) -> float:
     """Returns the largest ||W^H W - I||_F taken for a frame of p columns in a dtype; see `FRAME_TOLERANCE`."""
-    limit = rounding_limit(p, dtype)
+    limit = _limit(p, dtype)
     return min(FRAME_TOLERANCE * limit, max(4 * limit, 0.1))
 
 

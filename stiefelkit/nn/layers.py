@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.errors import ShapeError
+from stiefelkit.errors import ShapeError, warn_caller
 from stiefelkit.nn.recurrent import Field, Recurrent
 from stiefelkit.numbers import FLAG, at_least, whole
-from stiefelkit.weights.optimizer_notices import warn_caller
 
 __all__ = ["Layers", "check_dropout", "check_stack"]
 

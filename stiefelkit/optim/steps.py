@@ -152,7 +152,8 @@ def reach(direction: Tangent, steps: Norms, rounding: tuple[float, float] = (1.0
     if isinstance(direction.rotation_norms[0], Tensor):
         return steps[0] * direction.norms("euclidean")[0], 0.0, 0.0
     longest, worn, grown, (within, beyond) = 0.0, 0.0, 1.0, rounding
-    for t, o, r, s in zip(steps, direction.rotation_norms, direction.rest_norms, direction.along_norms, strict=True):
+    along = direction.along_norms or [0.0] * len(steps)
+    for t, o, r, s in zip(steps, direction.rotation_norms, direction.rest_norms, along, strict=True):
         length = t * math.hypot(o, r)
         if not (length <= longest or longest != longest):  # a NaN stays
             longest = length

@@ -5,8 +5,7 @@ from typing import Any
 from stiefelkit.contract import table
 from stiefelkit.contract.scaled import Scaled
 from stiefelkit.contract.table import check_options, find_parametrization, option_names, rest_of
-from stiefelkit.contract.view import VIEWS, View
-from stiefelkit.contract.viewed import Viewed
+from stiefelkit.contract.view import VIEWS, View, Viewed
 from stiefelkit.weights import torch_hooks
 
 __all__ = [

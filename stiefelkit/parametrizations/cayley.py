@@ -20,6 +20,8 @@ from stiefelkit.tensors import coordinate_dtype
 
 __all__ = ["Cayley"]
 
+_ARC = above(0, 2 * math.pi)
+
 
 class Cayley(OrthogonalParam):
     r"""Scaled Cayley transform W = (I + A)^-1 (I - A) D of a skew A.
@@ -80,16 +82,20 @@ class Cayley(OrthogonalParam):
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         n, p = self.shape[-2:]
-        self.bandwidth: int | None = optional(whole(1, n - 1, "n - 1")).require("Cayley", "bandwidth", bandwidth)
-        self.bound: float | None = optional(above(0)).require("Cayley", "bound", bound)
-        self.arc = float(above(0, 2 * math.pi).require("Cayley", "arc", arc))
+        if bandwidth is not None:
+            bandwidth = optional(whole(1, n - 1, "n - 1")).require("Cayley", "bandwidth", bandwidth)
+        self.bandwidth: int | None = bandwidth
+        self.bound: float | None = None if bound is None else above(0).require("Cayley", "bound", bound)
+        self.arc = float(_ARC.require("Cayley", "arc", arc))
         self.negative = None if negative is None else _signs(negative, p)
         if bound is not None and negative is not None:
             raise OptionError("Cayley needs one of bound= and negative=, got both.")
-        reason = self.supports(self.shape, self.dtype, negative=negative, bound=bound)
+        reason = None
+        if negative is not None or bound is not None:
+            reason = self.supports(self.shape, self.dtype, negative=negative, bound=bound)
         if reason is not None:
             raise DtypeError(f"Cayley needs {reason}, got {self.dtype}.")
-        if not self.is_complex:
+        if not self.dtype.is_complex:
             self.register_buffer("signs", self._first_signs().to(device=device))
 
     @classmethod
@@ -132,7 +138,7 @@ class Cayley(OrthogonalParam):
     @property
     def takes_nearest(self) -> bool:
         """False with fixed signs, which imply a draw."""
-        return self.schemes[0] == "haar" and self.negative is None
+        return self.bandwidth is None and self.negative is None
 
     @property
     def _is_fast(self) -> bool:
@@ -178,14 +184,14 @@ class Cayley(OrthogonalParam):
 
     def invert(self, w: Tensor) -> Position:
         """Solves for A after choosing D; see `stiefelkit.functional.cayley_inverse`."""
-        if self.is_complex and self.bandwidth is not None:
+        if self.dtype.is_complex and self.bandwidth is not None:
             raise ImageError(
                 "Cayley with bandwidth= has no right inverse for complex frames; set it through sk.reset_."
             )
         for signs in self._tried(w.device):
             skew, d = cayley_inverse(w, signs)
-            packed, rest = self._in_band(skew)
-            if rest <= rounding_limit(self.shape[-1], coordinate_dtype(self.dtype)):
+            packed, rest = (skew, 0.0) if self.bandwidth is None else self._in_band(skew)
+            if rest == 0 or rest <= rounding_limit(self.shape[-1], coordinate_dtype(self.dtype)):
                 if signs is not None:
                     self._check_reached(skew, signs, w)
                 phases, chart = diagonal_coordinates(d)
@@ -212,7 +218,7 @@ class Cayley(OrthogonalParam):
 
     def _tried(self, device: torch.device) -> list[Tensor | None]:
         """Returns the signs to try; None has the inverse choose them, or phases."""
-        if self.traits.onto:
+        if self.negative is None and self.bandwidth is None:
             return [None]
         first = self._first_signs().to(device)
         return [first] if self.bandwidth is None else [self.signs.to(device), first]

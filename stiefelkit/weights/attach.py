@@ -1,6 +1,7 @@
-"""Putting a parametrization on a weight, and what one does with such a weight afterwards."""
+"""Putting a parametrization on a weight, and the first values of its coordinates."""
 
 import inspect
+import logging
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -10,13 +11,24 @@ from torch import Tensor, nn
 
 from stiefelkit.contract import table
 from stiefelkit.contract.composite import SideBySide
-from stiefelkit.contract.param import OrthogonalParam, Parametrization, coordinate_dtypes, title
+from stiefelkit.contract.param import OrthogonalParam, Parametrization, each_frame, title
+from stiefelkit.contract.protocols import frames_in, nearest_weight, projected, takes_nearest
 from stiefelkit.contract.scaled import Scaled
 from stiefelkit.contract.table import check_options, find_parametrization, option_names
-from stiefelkit.contract.view import VIEWS, View, axis_of, view_of, views_of_blocks
-from stiefelkit.contract.viewed import Viewed
-from stiefelkit.errors import DtypeError, OptionError, ShapeError, shown
-from stiefelkit.numbers import one_of, plain, sizes
+from stiefelkit.contract.view import VIEWS, View, Viewed, axis_of, view_of, views_of_blocks
+from stiefelkit.errors import (
+    DtypeError,
+    ImageError,
+    NonFiniteError,
+    NotAFrameError,
+    OptionError,
+    RankError,
+    ShapeError,
+    shown,
+)
+from stiefelkit.metrics import frame_tolerance, orthogonality_error
+from stiefelkit.numbers import plain, sizes
+from stiefelkit.tensors import coarser, working_dtype
 from stiefelkit.weights.coordinate_list import CoordinateList
 from stiefelkit.weights.find import (
     Place,
@@ -30,14 +42,13 @@ from stiefelkit.weights.find import (
     notes_on,
     plain_weight,
 )
-from stiefelkit.weights.loading import check_loading_of
-from stiefelkit.weights.modules import share_coordinate_list
-from stiefelkit.weights.start import Start, check_scheme, start_
+from stiefelkit.weights.modules import attach_coordinate_list, check_loading_of
 
 __all__ = ["available", "orthogonal", "register"]
 
 
 M = TypeVar("M", bound=nn.Module)
+_log = logging.getLogger("stiefelkit")
 
 
 def orthogonal(
@@ -107,19 +118,22 @@ def orthogonal(
     >>> torch.dist(layer.weight @ layer.weight.mT, torch.eye(4)).item() < 1e-6
     True
     """
-    check_module(module, "orthogonal")
+    if not isinstance(module, nn.Module):
+        check_module(module, "orthogonal")
     if (name is None) == (where is None):
         raise OptionError(
             f"orthogonal needs a weight's name or where=, one of both, got name={shown(name)} and where={shown(where)}."
         )
-    where = name if is_pattern(name) else where
-    chosen = [find_place(module, name, "orthogonal")] if where is None else choose(module, where)  # type: ignore[arg-type]
+    if name is None or is_pattern(name):
+        chosen = choose(module, where if name is None else name)  # type: ignore[arg-type]
+    else:
+        chosen = [find_place(module, name)]  # type: ignore[arg-type]
     if len(chosen) > 1 and isinstance(init, Tensor):
         raise OptionError(f"orthogonal needs init= as a name for {len(chosen)} weights, got a tensor.")
-    tied: dict[int, list[Place]] = {}
+    tied: dict[nn.Parameter, list[Place]] = {}
     for place in chosen:
-        tied.setdefault(id(plain_weight(place)), []).append(place)
-    cls = find_parametrization(parametrization)
+        tied.setdefault(plain_weight(place), []).append(place)
+    cls = table.registered.find(parametrization)
     if blocks is not None or dim is not None:
         given = {key: value for key, value in (("blocks", blocks), ("dim", dim)) if value is not None}
         own = {key: value for key, value in given.items() if key in option_names(cls)}
@@ -129,12 +143,14 @@ def orthogonal(
                 f"orthogonal needs blocks= of its own beside dim=, got dim={shown(dim)} with {cls.__name__}."
             )
         blocks, dim = sizes(blocks) or plain(blocks), plain(dim)
-    plan = _Plan(cls, view, blocks, 0 if dim is None else dim, plain(gain), {"precision": precision, **plain(options)})
-    start = Start(init, generator)
-    carried = [(places, _carry(plan, places, start)) for places in tied.values()]
-    notes = list(notes_on(module, tied.values(), view, cls if blocks is None else None))
+    options = {"precision": precision, **(plain(options) if options else {})}
+    plan = _Plan(cls, view, blocks, 0 if dim is None else dim, plain(gain), options, init, generator)
+    carried = []
+    for weight, places in tied.items():
+        carried.append((places, _carry(plan, places, weight)))
+    notes = notes_on(module, tied.values(), view, cls if blocks is None else None)
     for places, coordinate_list in carried:
-        share_coordinate_list([(place.host, place.name) for place in places], coordinate_list)
+        attach_coordinate_list(places, coordinate_list)
     for place in chosen:
         if place.host is not module:
             check_loading_of(module, place.qualified)
@@ -167,7 +183,7 @@ def register(name: str, parametrization: type[OrthogonalParam] | str) -> None:
 
 
 class _Plan(NamedTuple):
-    """The map of each weight: its class, view, blocks, gain and options."""
+    """The map of each weight, and its first values: what `orthogonal` was given."""
 
     cls: type[OrthogonalParam]
     view: str | None
@@ -175,32 +191,33 @@ class _Plan(NamedTuple):
     dim: int
     gain: float | str
     options: dict[str, Any]
+    init: str | Tensor | None
+    generator: torch.Generator | None
 
 
-def _carry(plan: _Plan, places: Sequence[Place], start: Start) -> CoordinateList:
+def _carry(plan: _Plan, places: Sequence[Place], weight: nn.Parameter) -> CoordinateList:
     """Makes what will carry a weight, filled; the weight may stand in several places."""
     first, *others = places
-    weight = plain_weight(first)
-    seen = _seen(plan, first, weight)
+    views = _views(plan, first, weight)
     for other in others:
-        if _seen(plan, other, weight) != seen:
+        if _views(plan, other, weight) != views:
             raise OptionError(
                 f"orthogonal needs modules that read a weight in one way, got {first.title} and {other.title}, one "
                 "parameter in a convolution and in a transposed one; choose one of them, and tie the other to it."
             )
-    parts = [_build(plan, first, weight, view) for view in seen]
-    axis = axis_of(seen[0].name, weight.shape, plan.dim) - weight.dim()
-    param = parts[0] if len(parts) == 1 else SideBySide(parts, plan.blocks, plan.dim, axis)  # type: ignore[arg-type]
-    device, pairs = weight.device, zip(param.coordinates.values(), coordinate_dtypes(param).values(), strict=True)
-    blank = [torch.empty(shape, device=device, dtype=dtype) for shape, dtype in pairs]
-    coordinate_list = CoordinateList(param, blank, weight.requires_grad)
-    init = start.init
-    if not (init is None or isinstance(init, Tensor) or one_of("project").holds(init)):
-        check_scheme(param, init)
-        coordinate_list.scheme = init
-    if device.type != "meta":
-        start_(coordinate_list, weight.detach(), start, first.title)
-    elif isinstance(init, Tensor) or one_of("project").holds(init):
+    param = _build(plan, first, weight, views[0])
+    if len(views) > 1:
+        parts = [param, *(_build(plan, first, weight, view) for view in views[1:])]
+        axis = axis_of(views[0].name, weight.shape, plan.dim) - weight.dim()
+        param = SideBySide(parts, plan.blocks, plan.dim, axis)  # type: ignore[arg-type]
+    coordinate_list, init = CoordinateList(param, weight.device, weight.requires_grad), plan.init
+    is_value = isinstance(init, Tensor) or (isinstance(init, str) and init == "project")
+    if init is not None and not is_value:
+        coordinate_list.check_scheme(init)
+        coordinate_list.scheme = init  # type: ignore[assignment]
+    if not weight.is_meta:
+        _start(coordinate_list, param, weight.detach(), plan, first)
+    elif is_value:
         raise OptionError(f"{title(param)} on the meta device needs an init scheme or None, got {shown(init, 40)}.")
     return coordinate_list
 
@@ -208,21 +225,23 @@ def _carry(plan: _Plan, places: Sequence[Place], start: Start) -> CoordinateList
 _WORDS = tuple(inspect.signature(orthogonal).parameters)
 
 
-def _seen(plan: _Plan, place: Place, weight: Tensor) -> tuple[View, ...]:
+def _views(plan: _Plan, place: Place, weight: Tensor) -> tuple[View, ...]:
     """Returns how a weight is read, run by run of its blocks; checks that it is a matrix, or kernel, that can be."""
-    convolution, groups = is_convolution(place), groups_of(place)
-    where = f"{plan.cls.__name__} on {place.title}"
+    convolution, flaw = is_convolution(place), None
+    groups = groups_of(place) if convolution else 1
     if weight.dim() < 2:
-        raise ShapeError(f"{where} needs a matrix or a batch of matrices, got shape {tuple(weight.shape)}.")
-    if weight.numel() == 0:
-        raise ShapeError(f"{where} needs at least one row and one column, got shape {tuple(weight.shape)}.")
-    if convolution and plan.view is None:
+        flaw = "a matrix or a batch of matrices"
+    elif weight.numel() == 0:
+        flaw = "at least one row and one column"
+    elif convolution and plan.view is None:
         views = [key for key in VIEWS if key != "matrix" and key.startswith("group_") == (groups > 1)]
         *most, last = [f'"{key}"' for key in views]
-        choices = f"{', '.join(most)} or {last}"
-        raise ShapeError(f"{where} needs view={choices} for a kernel, got shape {tuple(weight.shape)}.")
+        flaw = f"view={', '.join(most)} or {last} for a kernel"
+    if flaw is not None:
+        raise ShapeError(f"{plan.cls.__name__} on {place.title} needs {flaw}, got shape {tuple(weight.shape)}.")
     if not (weight.is_floating_point() or weight.is_complex()) or weight.itemsize == 1:
-        raise DtypeError(f"{where} needs a floating or complex weight of 16 bits or more, got {weight.dtype}.")
+        needs = "a floating or complex weight of 16 bits or more"
+        raise DtypeError(f"{plan.cls.__name__} on {place.title} needs {needs}, got {weight.dtype}.")
     transposed = convolution and bool(getattr(place.host, "transposed", False))
     try:
         view = view_of("matrix" if plan.view is None else plan.view, tuple(weight.shape), int(transposed), groups)
@@ -233,19 +252,85 @@ def _seen(plan: _Plan, place: Place, weight: Tensor) -> tuple[View, ...]:
     try:
         return views_of_blocks(view, plan.blocks, plan.dim)
     except ShapeError as error:
-        raise ShapeError(f"{where}: {error}") from None
+        raise ShapeError(f"{plan.cls.__name__} on {place.title}: {error}") from None
 
 
-def _build(plan: _Plan, place: Place, weight: Tensor, seen: View) -> OrthogonalParam:
-    check_options(plan.cls, plan.options, near=_WORDS)
-    reason = plan.cls.supports(seen.frame_shape, weight.dtype, **plan.options)
+def _build(plan: _Plan, place: Place, weight: Tensor, view: View) -> OrthogonalParam:
+    """Makes the map of a weight that is read by a view, or of one run of its blocks."""
+    cls, shape = plan.cls, view.frame_shape
+    check_options(cls, plan.options, near=_WORDS)
+    reason = cls.supports(shape, weight.dtype, **plan.options)
     if reason is not None:
-        where = f"{plan.cls.__name__} on {place.title}"
-        takes_complex = plan.cls.supports(seen.frame_shape, torch.complex64, **plan.options) is None
+        takes_complex = cls.supports(shape, torch.complex64, **plan.options) is None
         words = 'field="complex"' if hasattr(place.host, "field") else "dtype=torch.complex64"
         remedy = f"; make the layer with {words}" if takes_complex else ""
-        raise DtypeError(f"{where} needs {reason}, got shape {seen.frame_shape} and {weight.dtype}{remedy}.")
-    inner = plan.cls(seen.frame_shape, dtype=weight.dtype, device=weight.device, **plan.options)
-    gain = seen.rms_gain if one_of("rms").holds(plan.gain) else plan.gain
-    scaled = inner if one_of(1, 1.0).holds(gain) else Scaled(inner, gain, seen.blocks)
-    return scaled if seen.is_plain else Viewed(scaled, seen)
+        raise DtypeError(
+            f"{cls.__name__} on {place.title} needs {reason}, got shape {shape} and {weight.dtype}{remedy}."
+        )
+    param = cls(shape, dtype=weight.dtype, device=weight.device, **plan.options)
+    gain = view.rms_gain if isinstance(plan.gain, str) and plan.gain == "rms" else plan.gain
+    if type(gain) not in (int, float) or gain != 1:
+        param = Scaled(param, gain, view.blocks)
+    return param if view.is_plain else Viewed(param, view)
+
+
+def _start(coordinate_list: CoordinateList, param: OrthogonalParam, weight: Tensor, plan: _Plan, place: Place) -> None:
+    """Fills the coordinates of what was a weight, and logs once if they are not the weight's own."""
+    init = plan.init
+    if isinstance(init, Tensor):
+        coordinate_list.right_inverse(init)
+    elif init == "project":
+        if not torch.isfinite(weight).all():
+            raise NonFiniteError('init="project" needs a finite weight, got one with NaN or infinity.')
+        coordinate_list.right_inverse(projected(param, weight))
+    elif init is not None:
+        coordinate_list.draw_(init, plan.generator)
+    elif not _keeps(coordinate_list, param, weight):
+        if not takes_nearest(param):
+            why = "its map is drawn unless the weight fits"
+        else:
+            try:
+                coordinate_list.take_nearest(weight)
+            except (ImageError, NonFiniteError, RankError) as error:
+                why = str(error).removesuffix(".")
+            else:
+                _log_change(coordinate_list, weight, place, "is the nearest one now", "")
+                return
+        coordinate_list.draw_(None, plan.generator)
+        if torch.isfinite(weight).all() and bool((weight != 0).any()):
+            _log_change(coordinate_list, weight, place, f"is drawn anew by {param.schemes[0]!r}", f": {why}")
+
+
+def _keeps(coordinate_list: CoordinateList, param: OrthogonalParam, weight: Tensor) -> bool:
+    """Takes a weight that is a frame as it is; raises ImageError if the map does not reach it."""
+    if not (hasattr(type(param), "solve") or _is_frame(param, weight)):
+        return False
+    try:
+        is_double = weight.dtype == working_dtype(weight.dtype) and bool(torch.isfinite(weight).all())
+        # One of float64 that is a frame to float32, and was cast up from there, is taken for one.
+        start = nearest_weight(param, weight) if is_double and _is_frame(param, weight) else weight
+        coordinate_list.right_inverse(start)
+    except (NotAFrameError, NonFiniteError):
+        return False
+    except ImageError as error:
+        if not _is_frame(param, weight):
+            return False
+        reason = str(error).removesuffix(".")
+        raise ImageError(f"{reason}; init={param.schemes[0]!r} draws another in its place.") from error
+    return True
+
+
+def _is_frame(param: OrthogonalParam, weight: Tensor) -> bool:
+    """Returns whether a finite weight is a frame in its own dtype, or to float32 and cast up from there."""
+    for q in each_frame(frames_in(param, weight)):
+        tolerance = frame_tolerance(q.shape[-1], coarser(q.dtype, torch.float32))
+        if not orthogonality_error(q).max().item() <= tolerance:
+            return False
+    return True
+
+
+def _log_change(coordinate_list: CoordinateList, weight: Tensor, place: Place, became: str, end: str) -> None:
+    """Logs that a weight has become another, and how far away it is, if anybody listens."""
+    if _log.isEnabledFor(logging.INFO):
+        away = torch.linalg.vector_norm((coordinate_list.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
+        _log.info("%s, which was no frame, %s, %.3g away%s.", place.title, became, away.item(), end)

@@ -24,10 +24,8 @@ from stiefelkit.weights.find import (
     orthogonal_weights,
     plain_weight,
 )
-from stiefelkit.weights.loading import check_loading_of, stop_checking
-from stiefelkit.weights.modules import adopt_coordinate_list, attach_coordinate_list
-from stiefelkit.weights.optimizer_notices import retire
-from stiefelkit.weights.start import check_scheme
+from stiefelkit.weights.modules import adopt_coordinate_list, attach_coordinate_list, check_loading_of, stop_checking
+from stiefelkit.weights.optimizer_hooks import retire
 
 __all__ = ["Drift", "assign_", "bake", "coordinates", "drift", "fully_shard_coordinates", "rebase_", "reset_", "tie"]
 
@@ -68,7 +66,7 @@ def reset_(module: nn.Module, name: str, init: str | None = None, generator: tor
     if any(c.is_meta for c in coordinate_list.coordinates.values()):
         raise OptionError(f"reset_ needs {name!r} on a real device, got meta; call module.to_empty(device=...) first.")
     if init is not None:
-        check_scheme(coordinate_list.param, init)
+        coordinate_list.check_scheme(init)
     coordinate_list.draw_(init, generator)
 
 
@@ -93,14 +91,15 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
     """
     coordinate_list = find_weight(module, name, "rebase_").coordinate_list
     rebased: Any = find_parametrization("rebased")
-    maps: list[tuple[int, Any]] = [
-        (start, param) for start, param in cores(coordinate_list.param) if isinstance(param, rebased)
-    ]
+    maps: list[tuple[Any, slice]] = []
+    for start, param in cores(coordinate_list.param):
+        if isinstance(param, rebased):
+            maps.append((param, slice(start, start + len(param.coordinates))))
     if not maps:
         raise OptionError(f'rebase_ needs a weight with the map "rebased", got {title(coordinate_list.param)}.')
     held = {id(c) for group in getattr(optimizer, "param_groups", ()) for c in group["params"]}
     own = list(coordinate_list.coordinates.values())
-    moved = [c for start, param in maps for c in own[start : start + len(param.coordinates)]]
+    moved = [c for _, share in maps for c in own[share]]
     if optimizer is not None and not all(id(c) in held for c in moved):
         raise OptionError(
             f"rebase_ needs an optimizer that holds the coordinates of {name!r}, got {type(optimizer).__name__}."
@@ -108,11 +107,10 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
     coordinate_list.check_assignable()
     present = coordinate_list.gathered()  # of which gains stay
     charts = []
-    for start, param in maps:
-        shares = slice(start, start + len(param.coordinates))
-        present[shares], chart = param.rebased(*present[shares])
-        charts.append((param, chart))
-    for param, chart in charts:
+    for param, share in maps:
+        present[share], chart = param.rebased(*present[share])
+        charts.append(chart)
+    for (param, _), chart in zip(maps, charts, strict=True):
         load_chart_(param, chart)
     coordinate_list.fill_(present)
     if isinstance(optimizer, torch.optim.LBFGS):  # keeps one history for all parameters
@@ -217,7 +215,8 @@ def tie(module: nn.Module, name: str, other: nn.Module, other_name: str) -> None
     """
     first = find_weight(module, name, "tie")
     coordinate_list = first.coordinate_list
-    second = find_place(other, other_name, "tie")
+    check_module(other, "tie")
+    second = find_place(other, other_name)
     if (first.host, first.name) == (second.host, second.name):
         raise OptionError(f"tie needs two weights, got {coordinate_list.weight} twice.")
     present = coordinate_list_of(second.host, second.name)
@@ -235,7 +234,7 @@ def tie(module: nn.Module, name: str, other: nn.Module, other_name: str) -> None
         )
     weight, gradients = coordinate_list.weight, coordinate_list.gradients
     if present is None:
-        attach_coordinate_list(second.host, second.name, coordinate_list, "sk.tie")
+        attach_coordinate_list([second], coordinate_list, "sk.tie")
     else:
         second.host.parametrizations[second.name] = coordinate_list.train(second.host.training)  # type: ignore[index]
         adopt_coordinate_list(second.host, second.name, coordinate_list)

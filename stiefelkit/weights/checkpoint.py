@@ -13,13 +13,10 @@ from stiefelkit.contract.composite import SideBySide
 from stiefelkit.contract.param import OrthogonalParam, coordinate_dtypes, each_frame
 from stiefelkit.contract.protocols import frames_in
 from stiefelkit.contract.scaled import Scaled
-from stiefelkit.contract.viewed import Viewed
+from stiefelkit.contract.view import Viewed
 from stiefelkit.errors import CheckpointError, NonFiniteError
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.tensors import local_part, whole
-
-__all__ = ["EXTRA", "check_state", "describe", "in_words", "read_description"]
-
 
 EXTRA = "_extra_state"
 """The key of a description in a state dict; torch's name for what is neither parameter nor buffer."""
@@ -103,19 +100,25 @@ def _check_description(theirs: dict[str, Any], ours: dict[str, Any], weight: str
     (gain, rest), (wanted, bare) = _split_gain(theirs), _split_gain(ours)
     _check_same(rest, bare, weight)
     if not _is_same(gain, wanted):
-        raise CheckpointError(
-            f"{weight} needs a checkpoint {_with(wanted)}, got one {_with(gain)}; {_to_change_gain(gain, wanted)}."
-        )
+        got, needs = ("without a gain" if g is None else f"with gain={json.dumps(g):.40}" for g in (gain, wanted))
+        remedy = f"a weight that sk.orthogonal makes {got} takes it"
+        if gain in (None, "learned") or isinstance(gain, float):
+            steps = []
+            if gain is not None and wanted != "learned":
+                steps.append("divided by its gain" if gain == "learned" else f"divided by {gain!r}")
+            if isinstance(wanted, float):
+                steps.append(f"multiplied by {wanted!r}")
+            remedy += f", and sk.assign_ hands that on to this one{', ' if steps else ''}{' and '.join(steps)}"
+        raise CheckpointError(f"{weight} needs a checkpoint {needs}, got one {got}; {remedy}.")
     _check_same(theirs, ours, weight)
 
 
 def _check_same(theirs: dict[str, Any], ours: dict[str, Any], weight: str) -> None:
-    same = {key: _is_same(theirs.get(key), mine) for key, mine in ours.items()}
-    same["map"] = _is_same_map(theirs.get("map"), ours["map"])
-    for key, fits in same.items():
+    for key, mine in ours.items():
+        fits = _is_same_map(theirs.get(key), mine) if key == "map" else _is_same(theirs.get(key), mine)
         if not fits:
             raise CheckpointError(
-                f"{weight} needs a checkpoint with {key} {in_words(ours[key])}, got {in_words(theirs.get(key))}"
+                f"{weight} needs a checkpoint with {key} {in_words(mine)}, got {in_words(theirs.get(key))}"
                 f"{'' if key in _FIXED else _REMEDY}."
             )
 
@@ -150,23 +153,6 @@ def _blocks(description: dict[str, Any]) -> str:
     if not (isinstance(options, dict) and {"blocks", "dim"} <= options.keys()):
         return "without blocks"
     return f"with blocks={in_words(options['blocks'])}, dim={in_words(options['dim'])}"
-
-
-def _with(gain: Any) -> str:
-    return "without a gain" if gain is None else f"with gain={json.dumps(gain):.40}"
-
-
-def _to_change_gain(theirs: Any, ours: Any) -> str:
-    """Returns what to do with a checkpoint that has another gain."""
-    takes = f"a weight that sk.orthogonal makes {_with(theirs)} takes it"
-    if not (theirs in (None, "learned") or isinstance(theirs, float)):
-        return takes
-    steps = []
-    if theirs is not None and ours != "learned":
-        steps = ["divided by its gain" if theirs == "learned" else f"divided by {theirs!r}"]
-    if isinstance(ours, float):
-        steps.append(f"multiplied by {ours!r}")
-    return f"{takes}, and sk.assign_ hands that on to this one{', ' if steps else ''}{' and '.join(steps)}"
 
 
 def _is_same(theirs: Any, ours: Any) -> bool:
@@ -233,24 +219,28 @@ def check_state(
     described = read_description(state_dict[prefix + EXTRA], weight, own)
     if described is not None:
         _check_description(described, own, weight)
-    places = {name: f"{prefix}original{i}" for i, name in enumerate(shapes) if name in free}
     buffers = dict(param.named_buffers())
-    keys = {name: f"{prefix}0.{name}" for name in buffers}
-    if not any(key in state_dict for key in (*places.values(), *keys.values())):
-        return bool(places or keys)
-
-    def entry(name: str, key: str, ours: Tensor) -> Tensor:
-        shape = tuple(shapes.get(name, ours.shape))
-        return _entry(state_dict.get(key), key, f"{weight} ({name})", ours, shape, assign or ours.is_meta)
-
-    values = {name: entry(name, key, free[name]) for name, key in places.items()}
-    for name in set(values) & set(param.manifolds):
-        _check_frame(values[name], f"{weight} ({name})")
-    choices = {name: entry(name, key, buffers[name]) for name, key in keys.items()}
-    if not any(choice.is_meta for choice in choices.values()):
-        _check_choices(param, choices, weight)
-        if len(values) == len(shapes):
-            _check_weight(param, values, choices, weight)
+    own_keys = {name: f"{prefix}original{i}" for i, name in enumerate(shapes)}
+    free_ones = [(name, own_keys[name], c, shapes[name]) for name, c in free.items()]
+    chart = [(name, f"{prefix}0.{name}", choice, choice.shape) for name, choice in buffers.items()]
+    if not any(key in state_dict for _, key, *_ in (*free_ones, *chart)):
+        return bool(free_ones or chart)
+    values, choices = {}, {}
+    for found, entries in ((values, free_ones), (choices, chart)):
+        for name, key, ours, shape in entries:
+            what, may_be_meta = f"{weight} ({name})", assign or ours.is_meta
+            found[name] = _entry(state_dict.get(key), key, what, ours, tuple(shape), may_be_meta)
+    for name in values.keys() & param.manifolds.keys():
+        _check_frame(whole(values[name]), f"{weight} ({name})")
+    if any(choice.is_meta for choice in choices.values()):
+        return False
+    # Names of buffers in a map inside differ from those of the chart.
+    names = {id(choice): name for name, choice in param.chart.items()}
+    reason = param.check_chart({names[id(c)]: choices[name] for name, c in buffers.items()})
+    if reason is not None:
+        raise CheckpointError(f"{weight} needs {reason}, got a checkpoint with others.")
+    if len(values) == len(shapes):
+        _check_weight(param, values, choices, weight)
     return False
 
 
@@ -266,11 +256,9 @@ def _flaw(value: Any) -> str | None:
 
 
 def _entry(value: Any, key: str, what: str, ours: Tensor, shape: tuple[int, ...], may_be_meta: bool) -> Tensor:
-    """Returns the tensor under a key of a state dict, None if there is none, if it can take the place of ours.
+    """Returns the tensor under a key of a state dict if it can take the place of ours, whose shape is given.
 
-    Raises:
-        CheckpointError: no dense tensor of this shape and kind.
-        NonFiniteError: NaN or infinity, as it is or in the dtype of ours.
+    Raises CheckpointError, or NonFiniteError for NaN or infinity, as it is or in the dtype of ours.
     """
     flaw = _flaw(value)
     if flaw is not None:
@@ -296,9 +284,7 @@ def _entry(value: Any, key: str, what: str, ours: Tensor, shape: tuple[int, ...]
     return value
 
 
-def _check_frame(value: Tensor, what: str) -> None:
-    """Raises CheckpointError unless a coordinate that must stay on the manifold is a frame in its dtype."""
-    w = whole(value)
+def _check_frame(w: Tensor, what: str) -> None:
     if w.is_meta:
         return
     error, permitted = orthogonality_error(w).max().item(), frame_tolerance(w.shape[-1], w.dtype)
@@ -310,19 +296,8 @@ def _check_frame(value: Tensor, what: str) -> None:
 
 
 @torch.no_grad()
-def _check_choices(param: OrthogonalParam, choices: dict[str, Tensor], weight: str) -> None:
-    """Raises CheckpointError unless the buffers of a checkpoint, by name, are choices that a chart may have."""
-    names = {id(choice): name for name, choice in param.chart.items()}
-    reason = param.check_chart({names[id(c)]: choices[name] for name, c in param.named_buffers()})
-    if reason is not None:
-        raise CheckpointError(f"{weight} needs {reason}, got a checkpoint with others.")
-
-
 def _check_weight(param: OrthogonalParam, values: dict[str, Tensor], chart: dict[str, Tensor], weight: str) -> None:
-    """Raises NonFiniteError or CheckpointError where coordinates beyond the law of scale make no frame.
-
-    They were checked one by one already; the chart is by the names of buffers.
-    """
+    """Raises NonFiniteError or CheckpointError where coordinates beyond the law of scale make no frame."""
     if any([t.is_meta for t in (*values.values(), *chart.values())]):
         return
     gathered = {name: whole(value) for name, value in values.items()}
@@ -331,8 +306,7 @@ def _check_weight(param: OrthogonalParam, values: dict[str, Tensor], chart: dict
         return
     device, dtypes = next(iter(gathered.values())).device, coordinate_dtypes(param)
     cast = tuple(c.to(device=device, dtype=dtypes[name]) for name, c in gathered.items())
-    buffers = {name: choice.to(device) for name, choice in chart.items()}
-    w = torch.func.functional_call(param, buffers, cast)
+    w = torch.func.functional_call(param, {name: choice.to(device) for name, choice in chart.items()}, cast)
     for frames in each_frame(frames_in(param, w)):
         error = orthogonality_error(frames).max().item()
         bound = max(param.error_bound(*cast), frame_tolerance(frames.shape[-1], frames.dtype))

@@ -19,11 +19,11 @@ from stiefelkit._torch import (
 )
 from stiefelkit.contract.param import OrthogonalParam, coordinate_dtypes, load_chart_, title
 from stiefelkit.contract.protocols import solve_nearest, structure_of
-from stiefelkit.errors import DtypeError, ImageError, OptionError, UnfilledError
+from stiefelkit.errors import DtypeError, ImageError, OptionError, UnfilledError, did_you_mean, shown
 from stiefelkit.functional._arithmetic.product import with_dense_gradient
 from stiefelkit.scan.structures import Factored
 from stiefelkit.tensors import as_on_the_first, coarser, is_sharded, keep_precision, keeps_values, placed_like, whole
-from stiefelkit.weights import checkpoint, optimizer_hooks, optimizer_notices
+from stiefelkit.weights import checkpoint, optimizer_hooks
 from stiefelkit.weights.checkpoint import EXTRA
 from stiefelkit.weights.group import Seat, leave_seat, saved_plainly
 from stiefelkit.weights.outside_writes import Notes, frame_tensors, to_nearest_
@@ -39,12 +39,12 @@ class CoordinateList(parametrize.ParametrizationList):
 
     It is `module.parametrizations.<name>` after `sk.orthogonal`. Coordinates are the parameters `original0`,
     `original1`, ... in state dicts, and attributes by their own names (`.skew`), as the chart is (`.signs`). State
-    dicts also hold one small uint8 tensor that names the map, so that a checkpoint of another map is refused before
-    anything is written.
+    dicts also hold one small uint8 tensor that names the map; a checkpoint of another one is refused.
 
     Args:
         param: the map.
-        coordinates: one tensor per coordinate, in the order of `param.coordinates`.
+        coordinates: one tensor per coordinate, in the order of `param.coordinates`; or the device of new ones, which
+            are to be filled.
         requires_grad: whether the coordinates train.
 
     Attributes:
@@ -65,33 +65,38 @@ class CoordinateList(parametrize.ParametrizationList):
     _stamp: tuple[Any, ...] | None = None
     _checked: tuple[Any, str] = (None, "")
 
-    def __init__(self, param: OrthogonalParam, coordinates: Sequence[Tensor], requires_grad: bool = True):
+    def __init__(
+        self, param: OrthogonalParam, coordinates: Sequence[Tensor] | torch.device, requires_grad: bool = True
+    ):
         nn.Module.__init__(self)
         self._modules["0"] = param
         param._is_attached = True  # type: ignore[assignment]
         self.unsafe = True
         self.is_tensor = False
-        self.ntensors = len(coordinates)
-        self._originals = tuple([f"original{i}" for i in range(self.ntensors)])
-        for key, c in zip(self._originals, coordinates, strict=True):
-            self._parameters[key] = nn.Parameter(c.contiguous(), requires_grad)
+        shapes, self._key_of = param.coordinates, {}
+        self._wanted = coordinate_dtypes(param, shapes)
+        for i, (name, shape) in enumerate(shapes.items()):
+            if isinstance(coordinates, torch.device):
+                c = torch.empty(shape, device=coordinates, dtype=self._wanted[name])
+            else:
+                c = coordinates[i].contiguous()
+            self._key_of[name] = key = f"original{i}"
+            self._parameters[key] = nn.Parameter(c, requires_grad)
+        self._originals = tuple(self._key_of.values())
+        self.ntensors = len(self._originals)
         self._buffers[EXTRA] = None
         self.scheme: str | None = None
         self.weight = "the weight"
         self._emptied: list[tuple[nn.Parameter, int]] | None = None
+        self._dtypes: list[tuple[str, int, torch.dtype]] = []
+        self._names = frozenset({*self._key_of, *param.chart} - self.__dict__.keys() - _OWN)
         self._watch()
+        if not isinstance(coordinates, torch.device) or coordinates.type == "meta":
+            self.note_written()
 
     def _watch(self) -> None:
-        param, self._stamp = self.param, None
-        self._wanted = coordinate_dtypes(param)
-        self._notes = Notes(param)
-        self._key_of = dict(zip(param.coordinates, self._originals, strict=True))
-        self._names = frozenset({*self._key_of, *param.chart} - self.__dict__.keys() - _OWN)
-        leave_seat(self)
-        self.note_written()
-        optimizer_notices.watch(self)
-        if self._notes.are_of_frames:
-            optimizer_hooks.watch(self)
+        self._notes = Notes(self._modules["0"], self._parameters, self._key_of)  # type: ignore[arg-type]
+        optimizer_hooks.watch(self, self._notes.are_of_frames)
 
     def __len__(self) -> int:
         """Returns the number of parametrizations; `_modules` also holds those of coordinates."""
@@ -109,8 +114,7 @@ class CoordinateList(parametrize.ParametrizationList):
     ) -> Iterator[tuple[str, nn.Module]]:
         """Yields this list once where a weight is tied, though duplicates be asked for.
 
-        torch.func.functional_call would write to it under each of its names, and what it puts back last is not what was
-        there first.
+        torch.func.functional_call would write under each name, and put back last what was not there first.
         """
         memo = set() if memo is None else memo
         if self not in memo:
@@ -120,8 +124,8 @@ class CoordinateList(parametrize.ParametrizationList):
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state for a copy, which will have other parameters."""
         self.mend(by_value=True)
-        emptied = [] if self._is_unfilled() else None
-        return self.__dict__ | {"_emptied": emptied, "_notes": None, "_dtypes": [], "_stamp": None, "seat": None}
+        of_tensors = {"_emptied": [] if self._is_unfilled() else None, "_notes": None, "_dtypes": []}
+        return self.__dict__ | of_tensors | {"_stamp": None, "seat": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores a copied or unpickled list, and has its frames watched as those of the original are."""
@@ -130,6 +134,8 @@ class CoordinateList(parametrize.ParametrizationList):
         if self._emptied is not None:
             self._remember_emptied()
         self._watch()
+        leave_seat(self)
+        self.note_written()
 
     @property
     def param(self) -> OrthogonalParam:
@@ -138,15 +144,24 @@ class CoordinateList(parametrize.ParametrizationList):
 
     @property
     def coordinates(self) -> dict[str, nn.Parameter]:
-        """Name to parameter of each coordinate."""
+        """Name to parameter of each coordinate; to what its own parametrization gives, where it has one."""
+        held = self._parameters
+        if len(held) == self.ntensors:
+            return dict(zip(self._key_of, map(held.__getitem__, self._originals), strict=True))  # type: ignore[arg-type]
         return dict(zip(self._key_of, self._values(), strict=True))
+
+    @property
+    def _own(self) -> dict[str, nn.Parameter]:
+        """Name to parameter of the coordinates that have no parametrization of their own."""
+        held = self._parameters
+        return {name: held[key] for name, key in self._key_of.items() if held.get(key) is not None}  # type: ignore[misc]
 
     @property
     def leaves(self) -> dict[str, list[nn.Parameter]]:
         """Name to what trains of each coordinate: itself, or the parameters of a parametrization of its own."""
         inner: Any = self._modules.get("parametrizations") or {}
-        present = zip(self.coordinates.items(), self._originals, strict=True)
-        return {name: [*inner[key].parameters()] if key in inner else [c] for (name, c), key in present}
+        keys, present = self._key_of, self.coordinates
+        return {name: [*inner[keys[name]].parameters()] if keys[name] in inner else [c] for name, c in present.items()}
 
     def replace(self, name: str, parameter: nn.Parameter) -> None:
         """Puts another parameter in the place of a coordinate, under the same key of state dicts."""
@@ -188,15 +203,16 @@ class CoordinateList(parametrize.ParametrizationList):
         return OptionError(f"{self.weight} needs coordinates that are parameters of its own, got {got}.")
 
     def frame_tensors(self) -> list[tuple[Tensor, bool]]:
-        """Returns coordinates and buffers that must stay frames, and whether each is stored as [Re, Im]."""
+        """Returns what `outside_writes.frame_tensors` does."""
         return frame_tensors(self.param, self.coordinates)
 
     def note_written(self) -> None:
         """Records frames and chart as they are now; `mend` looks at later writes."""
-        param, held = self.param, self._parameters
-        self._notes.take(param, held, self._key_of)
-        pairs = zip(self._originals, self._wanted.values(), strict=True)
-        self._dtypes = [(key, id(held[key]), dtype) for key, dtype in pairs if held.get(key) is not None]
+        self._notes.take()
+        self._dtypes = []
+        for key, dtype in zip(self._originals, self._wanted.values(), strict=True):
+            if self._parameters.get(key) is not None:
+                self._dtypes.append((key, id(self._parameters[key]), dtype))
 
     def mend(self, by_value: bool | None = None) -> None:
         """Takes frames that were written to from outside, as averages of weights do, to their nearest.
@@ -224,23 +240,18 @@ class CoordinateList(parametrize.ParametrizationList):
                 self._settle({name: c.dtype for name, c in self.coordinates.items()})
                 self.note_written()
                 break
-        written = self._notes.written(optimizer_hooks.was_moved)
+        notes = self._notes
+        written = notes.written(optimizer_hooks.was_moved)
         looks = by_value or (by_value is None and self.is_at_rest())
-        if not written and (not looks or is_intercepted() or not (by_value or self._notes.may_be_wrong())):
-            return
-        own = {name: c for name, c in self.coordinates.items() if self._is_own(c)}
-        self._notes.mend_(self.param, own, written, self.weight, bool(by_value))
-        self.note_written()
-        self._notes.may_be_wrong()  # remembers what was looked at here
+        if written or (looks and not is_intercepted() and (by_value or notes.may_be_wrong())):
+            notes.mend_(self.param, self._own, written, self.weight, bool(by_value))
+            self.note_written()
+            notes.may_be_wrong()  # remembers what was looked at here
 
     def is_at_rest(self) -> bool:
         """Returns whether a read is outside training: in eval mode, without gradients, or of a frame never stepped."""
         trains = self.training and torch.is_grad_enabled()
         return not (trains and (self._notes.were_trained or not self.param.manifolds))
-
-    def _is_own(self, c: Tensor) -> bool:
-        """Returns whether a coordinate is a parameter of this list, and not what a parametrization of its own gives."""
-        return id(c) in map(id, self._parameters.values())
 
     def _values(self) -> list[nn.Parameter]:
         # By getattr, which torch.fx traces.
@@ -259,11 +270,7 @@ class CoordinateList(parametrize.ParametrizationList):
             raise
 
     def forward(self, x: Tensor | None = None) -> Tensor:
-        """Evaluates the weight, in row-major order, or applies it to x.
-
-        Args:
-            x: if given, the result is x @ W.mT, as `torch.nn.functional.linear` has it, without forming W where the map
-                can do without; for a weight with this one parametrization only.
+        """Evaluates the weight, in row-major order; of an x returns x @ W.mT, without forming W where the map can.
 
         Raises:
             UnfilledError: the coordinates hold no values yet, or are sharded and not gathered.
@@ -279,7 +286,8 @@ class CoordinateList(parametrize.ParametrizationList):
         seat = self.seat
         if seat is None or (x is not None and seat.group.can_skip_weight):
             return self._evaluate(x)
-        w = seat.traced() if torch.compiler.is_compiling() else seat.read()
+        traced: Any = seat.group.traced
+        w = (traced and traced[seat.index]) if torch.compiler.is_compiling() else seat.read()
         if w is None or not seat.is_whole:
             with saved_plainly():  # as groups do, so that a checkpoint finds the same when it computes anew
                 w = self._evaluate() if w is None else self._finished(w)
@@ -311,10 +319,7 @@ class CoordinateList(parametrize.ParametrizationList):
         )
 
     def _stamp_(self) -> None:
-        """Notes for `_is_as_stamped` what was found, where a read is of the map alone and no value is to be looked at.
-
-        Frames that an optimizer has not moved yet are looked at by value, and whatever is read outside training.
-        """
+        """Notes what was found for `_is_as_stamped`, where a read is of the map alone and looks at no value."""
         held, watched = self._parameters.values(), [*map(dict.get, *self._notes.places)]
         is_plain = len(self._modules) == 1 and not self.is_sparse and len(self._parameters) == self.ntensors
         if not is_plain or self.is_at_rest() or any(t is None or t.is_inference() for t in [*held, *watched]):
@@ -366,41 +371,40 @@ class CoordinateList(parametrize.ParametrizationList):
         """Sets the coordinates so that the weight is `value`: checked first, copied, never aliased."""
         self.check_assignable()
         values: Any = value
-        for parametrization in reversed(self._parametrizations()):
-            if not hasattr(parametrization, "right_inverse"):
-                raise ImageError(
-                    f"Assigning needs a right_inverse in every parametrization, got {type(parametrization).__name__}."
-                )
-            values = parametrization.right_inverse(values)  # type: ignore[operator]
+        for on_top in reversed(self._parametrizations()):
+            if not hasattr(on_top, "right_inverse"):
+                kind = type(on_top).__name__
+                raise ImageError(f"Assigning needs a right_inverse in every parametrization, got {kind}.")
+            values = on_top.right_inverse(values)  # type: ignore[operator]
         self.fill_(values)
 
     @torch.no_grad()
     def take_nearest(self, weight: Tensor) -> None:
         """Sets the coordinates so that the weight is the nearest one to another that its map can have."""
         self.check_assignable()
-        coordinates, chart = solve_nearest(self.param, weight)
-        load_chart_(self.param, chart)
+        param: Any = self._modules["0"]
+        coordinates, chart = solve_nearest(param, weight)
+        load_chart_(param, chart)
         self.fill_(coordinates)
 
     def check_assignable(self) -> None:
         """Raises ImageError if a coordinate has a parametrization of its own that cannot be assigned."""
         parametrized: Any = self._modules.get("parametrizations") or {}
         for name, parametrizations in parametrized.items():
-            for parametrization in parametrizations:
-                if not hasattr(parametrization, "right_inverse"):
-                    raise ImageError(
-                        f"Setting {self.weight} needs a right_inverse in every parametrization of {name}, got "
-                        f"{type(parametrization).__name__}."
-                    )
+            for each in parametrizations:
+                if not hasattr(each, "right_inverse"):
+                    needs = f"a right_inverse in every parametrization of {name}"
+                    raise ImageError(f"Setting {self.weight} needs {needs}, got {type(each).__name__}.")
 
     @torch.no_grad()
     def fill_(self, values: Sequence[Tensor]) -> None:
         """Copies values into the coordinates; sharded ones keep their placement."""
-        for i, (c, value) in enumerate(zip(self.coordinates.values(), values, strict=True)):
-            if not self._is_own(c):
-                setattr(self, f"original{i}", value.to(c))
-                continue
-            c.copy_(placed_like(value.to(c), c))
+        for key, value in zip(self._originals, values, strict=True):
+            c = self._parameters.get(key)
+            if c is None:
+                setattr(self, key, value.to(getattr(self, key)))
+            else:
+                c.copy_(placed_like(value.to(c), c))
         self._emptied = None
         self.fills += 1
         self.note_written()
@@ -410,24 +414,23 @@ class CoordinateList(parametrize.ParametrizationList):
         device = max((c.device for c in self._values()), key=lambda device: device.type == "meta")
         return torch.zeros(self.param.shape, dtype=self.param.dtype, device=device)
 
-    def draw_(self, init: str | None = None, generator: torch.Generator | None = None) -> None:
-        """Draws the weight by a scheme; when None by the one that it was given, or else by the map's default.
+    def check_scheme(self, init: object) -> None:
+        """Raises OptionError unless the map has the scheme."""
+        param = self.param
+        if not (isinstance(init, str) and init in param.schemes):
+            raise OptionError(f"{title(param)} has no init {shown(init)}{did_you_mean(init, param.schemes)}")
 
-        Ranks that share sharded coordinates get the first one's draw.
-        """
+    def draw_(self, init: str | None = None, generator: torch.Generator | None = None) -> None:
+        """Draws the weight by a scheme, its own if None; ranks that share coordinates get the first one's draw."""
         self.check_assignable()
-        drawn, chart = self.param.initial(init or self.scheme or self.param.schemes[0], generator)
-        like = self._values()[0]
-        load_chart_(self.param, {key: as_on_the_first(choice, like) for key, choice in chart.items()})
+        param, like = self.param, self._values()[0]
+        drawn, chart = param.initial(init or self.scheme or param.schemes[0], generator)
+        load_chart_(param, {key: as_on_the_first(choice, like) for key, choice in chart.items()})
         self.fill_([as_on_the_first(c, like) for c in drawn])
 
-    def describe(self) -> dict[str, Any]:
-        """Returns what a checkpoint says of this weight: map, version, field, shape, options, coordinates."""
-        return checkpoint.describe(self.param)
-
     def get_extra_state(self) -> Tensor:
-        """Returns `describe()` as JSON in a uint8 tensor."""
-        return torch.tensor(checkpoint.written(self.describe()), dtype=torch.uint8, device="cpu")
+        """Returns what a checkpoint says of this weight: `checkpoint.describe` as JSON in a uint8 tensor."""
+        return torch.tensor(checkpoint.written(checkpoint.describe(self.param)), dtype=torch.uint8, device="cpu")
 
     def set_extra_state(self, state: Any) -> None:
         """Takes what a loader that goes key by key hands over; it is checked, as the rest, before the next read."""
@@ -435,10 +438,7 @@ class CoordinateList(parametrize.ParametrizationList):
             checkpoint.read_description(state, self.weight)  # raises
         self._buffers[EXTRA] = state
 
-    @property
-    def _extra_state(self) -> Tensor:
-        """The description, for loaders that ask for a buffer; `mend` finds theirs among the buffers."""
-        return self.get_extra_state()
+    _extra_state = property(get_extra_state, doc="For loaders that ask for a buffer; `mend` finds theirs among these.")
 
     def _check_taken(self) -> None:
         """Checks what a loader has put here key by key, once all is here, as `load_state_dict` does beforehand."""
@@ -452,17 +452,14 @@ class CoordinateList(parametrize.ParametrizationList):
             self.note_written()
 
     def check(self, state_dict: Mapping[str, Any], prefix: str, assign: bool = False, load: Any = None) -> bool:
-        """Raises CheckpointError or NonFiniteError unless the entries under a prefix fit this weight.
+        """Raises what `checkpoint.check_state` does of the entries under a prefix, "layer.parametrizations.weight.".
 
-        Returns whether they are the description of the map and nothing more.
-
-        "layer.parametrizations.weight." is such a prefix; with `assign` tensors will take the place of the coordinates.
-        `load` is an object that stands for the load at work, within which they are checked once.
+        Returns whether they are the description of the map and nothing more. `load` is an object that stands for the
+        load at work, within which they are checked once.
         """
         if load is not None and self._checked[0] is load and self._checked[1] == prefix:
             return False
-        free = {name: c for name, c in self.coordinates.items() if self._is_own(c)}
-        is_empty = checkpoint.check_state(self.param, free, state_dict, prefix, self.weight, assign)
+        is_empty = checkpoint.check_state(self.param, self._own, state_dict, prefix, self.weight, assign)
         self._checked = load, prefix
         return is_empty
 

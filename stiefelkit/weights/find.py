@@ -24,27 +24,6 @@ from stiefelkit.contract.table import option_names
 from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, shown
 from stiefelkit.weights.coordinate_list import CoordinateList
 
-__all__ = [
-    "OrthogonalWeight",
-    "Place",
-    "Where",
-    "check_module",
-    "choose",
-    "coordinate_list_of",
-    "coordinate_manifolds",
-    "find_place",
-    "find_weight",
-    "groups_of",
-    "held_parametrizations",
-    "instead_of",
-    "is_convolution",
-    "is_pattern",
-    "lists_of",
-    "notes_on",
-    "orthogonal_weights",
-    "plain_weight",
-]
-
 
 def check_module(module: Any, who: str, remedy: str = "") -> None:
     """Raises DtypeError unless it is a module; the remedy ends the sentence."""
@@ -53,7 +32,7 @@ def check_module(module: Any, who: str, remedy: str = "") -> None:
 
 
 class OrthogonalWeight(NamedTuple):
-    """An orthogonal weight of a model: where it stands, as `names.Place` has it, and what carries its coordinates."""
+    """An orthogonal weight of a model: where it stands, as `Place` has it, and what carries its coordinates."""
 
     qualified: str
     host: nn.Module
@@ -126,14 +105,11 @@ class Place(NamedTuple):
         return f"model.get_submodule({path!r})" if path else "model"
 
 
-def find_place(model: nn.Module, name: str, who: str) -> Place:
+def find_place(model: nn.Module, name: str) -> Place:
     """Returns where a qualified name points to, "encoder.0.weight", whether or not there is a weight.
 
-    Raises:
-        DtypeError: the model is no module.
-        UnknownNameError: it has no module of this name inside.
+    Raises UnknownNameError if there is no such module inside.
     """
-    check_module(model, who)
     if not isinstance(name, str):
         return Place(shown(name), model, name)
     path, _, last = name.rpartition(".")
@@ -150,22 +126,17 @@ def find_place(model: nn.Module, name: str, who: str) -> Place:
 
 
 def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
-    """Returns an orthogonal weight: where it stands and what carries it.
-
-    Raises:
-        DtypeError: the model is no module.
-        UnknownNameError: it has no orthogonal weight of this name.
-    """
+    """Returns an orthogonal weight; raises DtypeError or UnknownNameError where there is none of this name."""
     check_module(model, who)
     held = [weight.qualified for weight in orthogonal_weights(model)]
-    if isinstance(name, str) and is_pattern(name) and name not in held:
+    if isinstance(name, str) and name not in held and is_pattern(name):
         raise UnknownNameError(
             f"{who} needs the name of one orthogonal weight, got the pattern {name!r}, which only sk.orthogonal takes, "
             "as where=; sk.drift lists the names."
         )
-    place = find_place(model, name, who)
     if not isinstance(name, str):
         raise UnknownNameError(f"{who} needs the name of an orthogonal weight, got {type(name).__name__}.")
+    place = find_place(model, name)
     coordinate_list = coordinate_list_of(place.host, place.name)
     if coordinate_list is None and isinstance(held_parameters(place.host).get(place.name), Tensor):
         raise UnknownNameError(
@@ -180,53 +151,37 @@ def choose(model: nn.Module, where: Where) -> list[Place]:
     """Returns the weights that `where=` of `stiefelkit.orthogonal` means, in the model's order, each once.
 
     Raises:
-        DtypeError: the model is no module.
         OptionError: `where` is nothing of the kind.
         UnknownNameError: a pattern, or the predicate, matches nothing.
     """
-    check_module(model, "orthogonal")
-    places = list(_weights(model))
-    matrices = [place for place in places if _may_be_a_matrix(place)]
-    chosen: list[Place] = []
+    places, matrices, chosen = _weights(model), [], []
+    for place in places:
+        p = held_parameters(place.host).get(place.name)
+        if p is None or is_lazy(p) or p.dim() >= 2:
+            matrices.append(place)
     if callable(where):
         chosen = [place for place in matrices if where(place.qualified, place.host)]
         if not chosen:
-            _refuse_nothing(model, "where=", "", matrices)
+            raise _no_match(model, "where=", "", matrices)
     elif isinstance(where, Sequence) and where and all(isinstance(pattern, str) for pattern in where):
         for pattern in [where] if isinstance(where, str) else where:
             matched = [place for place in places if place.qualified == pattern]
             matched = matched or [place for place in matrices if fnmatch.fnmatchcase(place.qualified, pattern)]
             if not matched:
-                _refuse_nothing(model, f"where={pattern!r}", pattern, matrices)
+                raise _no_match(model, f"where={pattern!r}", pattern, matrices)
             chosen += matched
     else:
         raise OptionError(
             'orthogonal needs where= as a pattern of names ("encoder.*.weight"), a sequence of them or a function '
             f"(name, module) -> bool, got {shown(where)}."
         )
-    meant = {_key(place) for place in chosen}
-    by_key: dict[Any, Place] = {}
-    for place in places:
-        if _key(place) in meant:
-            by_key.setdefault(_key(place), place)
-    return list(by_key.values())
+    meant = {place[1:] for place in chosen}
+    return [*{place[1:]: place for place in reversed(places) if place[1:] in meant}.values()][::-1]
 
 
 def plain_weight(place: Place) -> nn.Parameter:
-    """Returns the parameter at a place, or says why there is none that can be made orthogonal.
-
-    Raises:
-        OptionError: it has a parametrization, a norm or a mask already, holds no values before the first forward, is
-            no parameter or a sparse one, or belongs to a torch.nn.RNN and its like, or an embedding with `max_norm` or
-            `padding_idx`.
-        UnknownNameError: there is nothing of this name.
-    """
+    """Returns the parameter at a place; raises OptionError or UnknownNameError if none there can be made orthogonal."""
     host, name = place.host, place.name
-    if name in _parametrized(host):
-        remedy = "sk.bake it first"
-        if coordinate_list_of(host, name) is None:
-            remedy = f"torch.nn.utils.parametrize.remove_parametrizations({place.expression}, {name!r}) first"
-        raise _not_plain(place, "parametrized already", remedy)
     weight = held_parameters(host).get(name) if isinstance(name, str) else None
     if weight is None:
         _refuse_what_is_there(place)
@@ -267,17 +222,19 @@ def instead_of(rnn: nn.RNNBase) -> str:
 def _stacked_in(place: Place) -> tuple[str, str] | None:
     """Returns what a layer is known to keep side by side in a weight, and the `blocks=` for it, or None.
 
-    Known are torch's attention and its cells with gates, layers that are called by what they hold, and the `Conv1D` of
-    transformers, whose weight is inputs by outputs. Four times as many outputs as inputs are those of an MLP.
+    Known are torch's attention, its cells with gates, layers that are called by what they hold, and the `Conv1D` of
+    transformers, whose weight is inputs by outputs.
     """
     host, name = place.host, place.name
-    kinds = [cls.__name__ for cls in type(host).__mro__]
     if isinstance(host, nn.MultiheadAttention) and name == "in_proj_weight":
         return "q, k and v", f"blocks=3 makes a frame of each, blocks={3 * host.num_heads} of each head's"
-    for kind, gates in _GATES.items():
-        if f"{kind}Cell" in kinds and name in ("weight_ih", "weight_hh"):
+    is_turned = False
+    for cls in type(host).__mro__:
+        gates = _GATES.get(cls.__name__.removesuffix("Cell"), 0) if cls.__name__.endswith("Cell") else 0
+        if gates and name in ("weight_ih", "weight_hh"):
             return "its gates", f"blocks={gates} makes a frame of each"
-    w, is_turned = held_parameters(host).get(name), "Conv1D" in kinds
+        is_turned |= cls.__name__ == "Conv1D"
+    w = held_parameters(host).get(name)
     if name != "weight" or w is None or w.dim() < 2 or not (is_turned or isinstance(host, nn.Linear | Convolution)):
         return None
     inputs, outputs = w.shape[:2] if is_turned else w.shape[1::-1]
@@ -299,13 +256,6 @@ def is_pattern(name: object) -> bool:
     return callable(name) or isinstance(name, Sequence)
 
 
-def _elsewhere(model: nn.Module, weight: Tensor | None, chosen: Iterable[Place]) -> list[Place]:
-    """Returns where else in a model a parameter stands, beside the places chosen."""
-    taken = {_key(place) for place in chosen}
-    places = [place for place in _weights(model) if held_parameters(place.host).get(place.name) is weight]
-    return [place for place in places if _key(place) not in taken]
-
-
 def is_convolution(place: Place) -> bool:
     """Returns whether a weight is the kernel of a convolution of torch."""
     return isinstance(place.host, Convolution) and place.name == "weight"
@@ -316,41 +266,46 @@ def groups_of(place: Place) -> int:
     return int(getattr(place.host, "groups", 1)) if is_convolution(place) else 1
 
 
-def notes_on(
-    module: nn.Module, tied: Iterable[Sequence[Place]], view: str | None, unblocked: type | None
-) -> Iterator[str]:
-    """Yields what is to be said of weights that are made orthogonal, each with all of its places.
+def notes_on(module: nn.Module, tied: Iterable[list[Place]], view: str | None, unblocked: type | None) -> list[str]:
+    """Returns what is to be said of weights that are made orthogonal, each with all of its places.
 
     That a convolution of several groups is no isometry by its view; that a parameter stands elsewhere as well, where it
     stays plain; and, if `unblocked` is the class of a map without blocks, that several matrices become one frame.
     """
-    chosen = [place for places in tied for place in places]
-    titles = [place.title for place in chosen if groups_of(place) > 1]
+    notes, titles = [], []
+    stacked: dict[tuple[str, str], list[str]] = {}
+    weights, taken = {}, set()
+    for places in tied:
+        weights[held_parameters(places[0].host)[places[0].name]] = places
+        for place in places:
+            taken.add((place.host, place.name))
+            if is_convolution(place) and groups_of(place) > 1:
+                titles.append(place.title)
+            kind = None if unblocked is None else _stacked_in(place)
+            if kind is not None:
+                stacked.setdefault(kind, []).append(place.title)
     if titles and not (view is None or view.startswith("group_")):
-        yield (
+        notes.append(
             f"{', '.join(titles)}: a convolution of several groups is no isometry with view={view!r}, which makes one "
             f'matrix of all groups; view="group_{view}" makes one of each.'
         )
-    for first, *others in tied:
-        for other in _elsewhere(module, held_parameters(first.host)[first.name], [first, *others]):
-            names = [place.qualified for place in (first, *others, other)]
-            yield (
+    for other in _weights(module):
+        places = weights.get(held_parameters(other.host).get(other.name), ())
+        if places and (other.host, other.name) not in taken:
+            first, names = places[0], [place.qualified for place in (*places, other)]
+            notes.append(
                 f"{first.qualified} and {other.qualified} were one parameter, and are no longer; "
                 f"sk.tie({first.expression}, {first.name!r}, {other.expression}, {other.name!r}) ties them, as "
                 f"where={names!r} in place of the name does; the optimizer is to be made after that."
             )
-    stacked: dict[tuple[str, str], list[str]] = {}
-    for place in chosen if unblocked is not None else ():
-        kind = _stacked_in(place)
-        if kind is not None:
-            stacked.setdefault(kind, []).append(place.title)
     for (held, remedy), titles in stacked.items():
         remedy += f', of "rebased" with {unblocked.__name__} inside' if "blocks" in option_names(unblocked) else ""  # type: ignore[union-attr, arg-type]
         more = f" and {len(titles) - 3} more" if len(titles) > 3 else ""
-        yield (
+        notes.append(
             f"{', '.join(titles[:3])}{more}: one frame of {held} side by side, none of which is one by itself; "
             f"{remedy}; blocks=1 says that one is meant."
         )
+    return notes
 
 
 _OWN_WAYS = {"max_norm": "which scales rows", "padding_idx": "whose row would be trained, and part of the frame"}
@@ -360,29 +315,21 @@ _CALLED = re.compile("qkv|query_key_value|kv_proj|to_kv|c_attn|gate_up")
 """Names of layers whose outputs are cut into parts."""
 
 
-def _weights(module: nn.Module, prefix: str = "") -> Iterator[Place]:
-    """Yields every parameter of a model, and every parametrized weight, under each of its names."""
+def _weights(module: nn.Module, prefix: str = "") -> list[Place]:
+    """Returns every parameter of a model, and every parametrized weight, under each of its names."""
     module = inside_checkpoint(module)
-    held = _parametrized(module)
-    for name in [*(name for name, p in held_parameters(module).items() if p is not None), *held]:
-        yield Place(prefix + name, module, name)
-    for name, child in held_modules(module).items():
+    children, places = held_modules(module), []
+    parametrized = children["parametrizations"] if "parametrizations" in children else None
+    held = list(parametrized) if isinstance(parametrized, nn.ModuleDict) else []
+    for name, p in held_parameters(module).items():
+        if p is not None:
+            places.append(Place(prefix + name, module, name))
+    for name in held:
+        places.append(Place(prefix + name, module, name))
+    for name, child in children.items():
         if child is not None and not (name == "parametrizations" and held):
-            yield from _weights(child, f"{prefix}{name}.")
-
-
-def _parametrized(module: nn.Module) -> list[str]:
-    held = held_modules(module)["parametrizations"] if "parametrizations" in held_modules(module) else None
-    return list(held) if isinstance(held, nn.ModuleDict) else []
-
-
-def _may_be_a_matrix(place: Place) -> bool:
-    p = held_parameters(place.host).get(place.name)
-    return p is None or is_lazy(p) or p.dim() >= 2
-
-
-def _key(place: Place) -> tuple[int, str]:
-    return id(place.host), place.name
+            places += _weights(child, f"{prefix}{name}.")
+    return places
 
 
 def _kind(module: nn.Module) -> str:
@@ -395,9 +342,9 @@ def _near(name: object, names: Sequence[str]) -> str:
     return f'; did you mean "{ends[0]}"?' if ends else did_you_mean(name, names)
 
 
-def _refuse_nothing(model: nn.Module, which: str, pattern: str, matrices: Sequence[Place]) -> None:
-    names = [place.qualified for place in matrices]
-    raise UnknownNameError(f"{which} needs to match a weight of {_kind(model)}, got none{_near(pattern, names)}")
+def _no_match(model: nn.Module, which: str, pattern: str, matrices: Sequence[Place]) -> UnknownNameError:
+    near = _near(pattern, [place.qualified for place in matrices])
+    return UnknownNameError(f"{which} needs to match a weight of {_kind(model)}, got none{near}")
 
 
 def _not_plain(place: Place, what: str, remedy: str) -> OptionError:
@@ -409,6 +356,12 @@ def _refuse_what_is_there(place: Place) -> None:
     host, name = place.host, place.name
     if not isinstance(name, str):
         return
+    held = held_parametrizations(host)
+    if held is not None and name in held_modules(held):
+        remedy = "sk.bake it first"
+        if coordinate_list_of(host, name) is None:
+            remedy = f"torch.nn.utils.parametrize.remove_parametrizations({place.expression}, {name!r}) first"
+        raise _not_plain(place, "parametrized already", remedy)
     for hook in forward_pre_hooks(host).values():
         kind = type(hook).__module__.rpartition(".")[2]
         if kind in ("weight_norm", "spectral_norm") and getattr(hook, "name", None) == name:

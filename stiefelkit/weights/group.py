@@ -6,72 +6,29 @@ import threading
 from collections.abc import MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from stiefelkit._torch import (
-    has_saved_tensor_hooks,
-    held_parameters,
-    is_in_backward,
-    is_intercepted,
-    write_count,
-)
+from stiefelkit._torch import has_saved_tensor_hooks, held_parameters, is_in_backward, is_intercepted, write_count
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.contract.scaled import Scaled
 from stiefelkit.weights.outside_writes import Stacks, chart_places
-
-__all__ = [
-    "Backward",
-    "Evaluation",
-    "Group",
-    "Opening",
-    "Reading",
-    "Seat",
-    "StackOfMaps",
-    "leave_seat",
-    "maps_stacks",
-    "note_unread",
-    "omit_unread",
-    "saved_plainly",
-    "structure",
-]
-
 
 Place = tuple[MutableMapping[str, Tensor | None], str]
 """Where a tensor of a module is found: the dictionary that holds it, and its key."""
 
 
-class Carrier(Protocol):
-    """The part of `CoordinateList`, which stands a floor above, that groups use."""
-
-    seat: "Seat | None"
-    is_sparse: bool
-    ntensors: int
-    _emptied: list[Any] | None
-
-    @property
-    def param(self) -> OrthogonalParam: ...
-
-    @property
-    def coordinates(self) -> dict[str, nn.Parameter]: ...
-
-    def __len__(self) -> int: ...
-
-    def mend(self, by_value: bool | None = None) -> None: ...
-
-    def is_at_rest(self) -> bool: ...
+Carrier = Any
+"""A `CoordinateList`, which stands a floor above."""
 
 
 class _Structure:
     """Counts what may change which weights belong together: new ones, casts, other parameters in their place."""
 
     count = 0
-
-    def change(self) -> None:
-        self.count += 1
 
 
 structure = _Structure()
@@ -80,7 +37,7 @@ structure = _Structure()
 def leave_seat(one: Carrier) -> None:
     """Removes a weight from its group, since it may be of another kind now."""
     one.seat = None
-    structure.change()
+    structure.count += 1
 
 
 class Opening(threading.local):
@@ -114,26 +71,7 @@ class Evaluation:
     to; `trained` tells which of them get a gradient, the same for all weights.
     """
 
-    __slots__ = (
-        "backward",
-        "counts",
-        "has_graph",
-        "is_inference",
-        "stacked",
-        "tensors",
-        "trained",
-        "trains",
-        "weights",
-        "writes",
-    )
-
-    def __init__(
-        self,
-        stacked: Tensor,
-        weights: Sequence[Tensor],
-        reading: Reading,
-        backward: Backward,
-    ):
+    def __init__(self, stacked: Tensor, weights: Sequence[Tensor], reading: Reading, backward: Backward):
         columns, counts = reading
         self.stacked, self.weights, self.backward = stacked, weights, backward
         self.tensors, self.counts = list(zip(*columns, strict=True)), list(zip(*counts, strict=True))
@@ -152,19 +90,17 @@ class Evaluation:
 
 
 class Group:
-    """Weights whose maps differ in coordinates and charts alone.
-
-    Args:
-        lists: what carries the weights.
-        opening: that of the model.
-    """
+    """Weights whose maps differ in coordinates and charts alone, by what carries them; the opening is the model's."""
 
     def __init__(self, lists: Sequence[Carrier], opening: Opening):
         self.lists, self.opening = lists, opening
         self.map = StackOfMaps(lists[0].param)
         self.can_skip_weight = _applies_without_weight(lists[0].param)
         self.is_bound = bool(lists[0].param.manifolds)
-        rows = [[*_coordinate_places(one), *(place[:2] for place in chart_places(one.param))] for one in lists]
+        rows = []
+        for one in lists:
+            places = [(held_parameters(one), f"original{i}") for i in range(one.ntensors)]
+            rows.append([*places, *(place[:2] for place in chart_places(one.param))])
         self.size = lists[0].ntensors
         self.columns = [tuple(zip(*column, strict=True)) for column in zip(*rows, strict=True)]
         self.seats = [Seat(self, i, row) for i, row in enumerate(rows)]
@@ -182,7 +118,7 @@ class Group:
         columns: Any = [list(map(dict.get, *column)) for column in self.columns]
         for column in columns[: self.size]:
             if set(map(type, column)) - _PLAIN or len(set(map(_is_trained, column))) > 1:
-                structure.change()  # sharded, replaced, frozen since
+                structure.count += 1  # sharded, replaced, frozen since
                 return None
         if columns[0][0].is_meta:
             return None
@@ -228,17 +164,13 @@ class Group:
         return Evaluation(stacked, weights, reading, backward)
 
     def trace(self) -> None:
-        """Maps all weights at once in compiled code, until `untrace`."""
+        """Maps all weights at once in compiled code, into `traced`."""
         if all([one.seat is seat for one, seat in zip(self.lists, self.seats, strict=True)]):
             rows = [list(one.coordinates.values()) for one in self.lists]
             charts = [dict(one.param.named_buffers()) for one in self.lists]
             chart = {name: torch.stack([held[name] for held in charts]) for name in charts[0]}
             coordinates = [torch.stack(column) for column in zip(*rows, strict=True)]
             self.traced = self.map.with_chart(chart, coordinates).unbind()
-
-    def untrace(self) -> None:
-        """Forgets what was traced."""
-        self.traced = None
 
     def _mend(self, by_value: bool | None = False) -> None:
         for one in self.lists:
@@ -290,10 +222,6 @@ class Seat:
                 group.latest = evaluation
         w = evaluation.weights[self.index]
         return w if wants_graph or not evaluation.has_graph else w.detach()
-
-    def traced(self) -> Tensor | None:
-        """Returns the same in compiled code."""
-        return None if self.group.traced is None else self.group.traced[self.index]
 
     def _fits(self, evaluation: Evaluation) -> bool:
         """Returns whether the weight's coordinates and chart are those that the evaluation has seen."""
@@ -358,10 +286,6 @@ def _applies_without_weight(param: OrthogonalParam) -> bool:
     while isinstance(param, Scaled):
         param = param.inner
     return type(param).linear is not OrthogonalParam.linear
-
-
-def _coordinate_places(one: Carrier) -> list[Place]:
-    return [(held_parameters(one), f"original{i}") for i in range(one.ntensors)]  # type: ignore[misc]
 
 
 def note_unread(weights: Sequence[Tensor], backward: Backward) -> None:

@@ -4,7 +4,6 @@ import math
 import threading
 import weakref
 from collections.abc import Hashable
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from stiefelkit._torch import forward_hooks, forward_pre_hooks, held_modules
 from stiefelkit.contract.param import OrthogonalParam
-from stiefelkit.contract.viewed import Viewed
+from stiefelkit.contract.view import Viewed
 from stiefelkit.tensors import is_sharding_unit
 from stiefelkit.weights.coordinate_list import CoordinateList
 from stiefelkit.weights.find import check_module, orthogonal_weights
@@ -66,9 +65,7 @@ class grouped:
         if not torch.compiler.is_compiling():
             _open(self.model)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if not torch.compiler.is_compiling():
             _close()
 
@@ -124,7 +121,7 @@ class _Plan:
         self.modules = {id(module) for module in model.modules()}
         self.parts = _parts(model)
         if any(one.seat is not None for part in self.parts for one in part):
-            structure.change()  # another plan loses them
+            structure.count += 1  # another plan loses them
         self.made_at = structure.count
         self.groups = [Group(part, self.opening) for part in self.parts if len(part) > 1]
         self._sharing: Sharing | None = None
@@ -147,14 +144,6 @@ class _Plan:
                 self.groups += [Group(part, self.opening) for part in self.parts if len(part) == 1]
             self._sharing = Sharing(self.groups, owners)
         return self._sharing
-
-    def open(self) -> None:
-        self.opening.depth += 1
-
-    def close(self) -> None:
-        self.opening.depth -= 1
-        if not self.opening.depth:
-            self.opening.evaluations.clear()
 
 
 class _Switch:
@@ -180,7 +169,7 @@ class _Switch:
     def end(self, model: nn.Module, args: Any, output: Any) -> Any:
         if torch.compiler.is_compiling():
             for group in self.plan.groups if self.plan is not None else ():
-                group.untrace()
+                group.traced = None
             return None
         _close()
         token = self.tokens.pop() if self.tokens else None
@@ -210,14 +199,16 @@ def _open(model: nn.Module) -> _Plan | None:
     plan = None if is_inside else _plan_of(model)
     _opened.plans.append(plan)
     if plan is not None:
-        plan.open()
+        plan.opening.depth += 1
     return plan
 
 
 def _close() -> None:
     plan = _opened.plans.pop() if _opened.plans else None
     if plan is not None:
-        plan.close()
+        plan.opening.depth -= 1
+        if not plan.opening.depth:
+            plan.opening.evaluations.clear()
 
 
 def _plan_of(model: nn.Module) -> _Plan:

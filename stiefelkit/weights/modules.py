@@ -1,6 +1,7 @@
-"""The modules whose weights are parametrized: finding them, and the class that torch gives them."""
+"""The modules whose weights are parametrized: the class that torch gives them, and what they check before they load."""
 
 import copy
+import functools
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,16 +13,19 @@ from stiefelkit._torch import (
     held_modules,
     held_parameters,
     injected_properties,
+    inside_checkpoint,
     is_cached,
+    load_pre_hooks,
 )
-from stiefelkit.errors import OptionError
+from stiefelkit.contract.param import title
+from stiefelkit.errors import CheckpointError, OptionError, shown
+from stiefelkit.tensors import is_sharding
 from stiefelkit.weights.coordinate_list import CoordinateList
-from stiefelkit.weights.find import coordinate_list_of, held_parametrizations, lists_of
+from stiefelkit.weights.find import Place, coordinate_list_of, held_parametrizations, lists_of, orthogonal_weights
 from stiefelkit.weights.group import leave_seat
-from stiefelkit.weights.loading import check_tree
-from stiefelkit.weights.optimizer_notices import retire
+from stiefelkit.weights.optimizer_hooks import retire
 
-__all__ = ["adopt_coordinate_list", "attach_coordinate_list", "share_coordinate_list"]
+__all__ = ["attach_coordinate_list", "check_loading_of", "check_state_dict", "checks_loading", "stop_checking"]
 
 
 _RESETS = ("reset_parameters", "_reset_parameters")
@@ -29,20 +33,28 @@ _RESETS = ("reset_parameters", "_reset_parameters")
 
 
 def attach_coordinate_list(
-    module: nn.Module, name: str, coordinate_list: CoordinateList, event: str = "sk.orthogonal"
+    places: Sequence[Place], coordinate_list: CoordinateList, event: str = "sk.orthogonal"
 ) -> None:
-    """Replaces a plain parameter of a module by what a coordinate list evaluates to; the event is who asked for it."""
-    held: Any = held_parametrizations(module)
-    plain = type(module).__bases__[0] if held else type(module)
-    old = held_parameters(module).get(name)
-    if old is not None:
-        retire([old], f"{plain.__name__}.{name}", event, coordinate_list)
-    delattr(module, name)
-    if held is None:
-        held = module.parametrizations = nn.ModuleDict()
-    held[name] = coordinate_list.train(module.training)
-    _introduce(module, plain, name, coordinate_list)
-    _inject(module, plain, list(held), held_modules(held))
+    """Replaces plain parameters by what one coordinate list evaluates to; it gets the first one's name.
+
+    The event is who asked for it. The list's `gradients` become the kinds that all of these modules can give.
+    """
+    kinds: tuple[str, ...] | None = None
+    for _, module, name in reversed(places):
+        held: Any = held_parametrizations(module)
+        plain = type(module).__bases__[0] if held else type(module)
+        old = held_parameters(module).get(name)
+        if old is not None:
+            retire([old], f"{plain.__name__}.{name}", event, coordinate_list)
+        delattr(module, name)
+        if held is None:
+            held = module.parametrizations = nn.ModuleDict()
+        held[name] = coordinate_list.train(module.training)
+        _introduce(module, plain, name, coordinate_list)
+        _inject(module, plain, held)
+        own = coordinate_list.gradients
+        kinds = own if kinds is None else tuple([kind for kind in own if kind in kinds])
+    coordinate_list.gradients = kinds or CoordinateList.gradients
 
 
 def adopt_coordinate_list(module: nn.Module, name: str, coordinate_list: CoordinateList) -> None:
@@ -52,8 +64,7 @@ def adopt_coordinate_list(module: nn.Module, name: str, coordinate_list: Coordin
     """
     plain = type(module).__bases__[0]
     _introduce(module, plain, name, coordinate_list)
-    held = {**held_modules(module.parametrizations), name: coordinate_list}  # type: ignore[arg-type]
-    _inject(module, plain, list(held), held)
+    _inject(module, plain, {**held_modules(module.parametrizations), name: coordinate_list})  # type: ignore[arg-type]
 
 
 def _introduce(module: nn.Module, plain: Any, name: str, coordinate_list: CoordinateList) -> None:
@@ -62,31 +73,26 @@ def _introduce(module: nn.Module, plain: Any, name: str, coordinate_list: Coordi
     coordinate_list.gradients = getattr(plain, "frame_gradients", CoordinateList.gradients)
     coordinate_list.is_sparse |= isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
     leave_seat(coordinate_list)
+    if not (load_pre_hooks(module) and checks_loading(module)):
+        module.register_load_state_dict_pre_hook(_check_before_loading)
 
 
-def share_coordinate_list(places: Sequence[tuple[nn.Module, str]], coordinate_list: CoordinateList) -> None:
-    """Replaces plain parameters of several modules by what one coordinate list evaluates to, named as the first."""
-    kinds = None
-    for module, name in reversed(places):
-        attach_coordinate_list(module, name, coordinate_list)
-        kinds = tuple(kind for kind in coordinate_list.gradients if kinds is None or kind in kinds)
-    coordinate_list.gradients = kinds or CoordinateList.gradients
-
-
-def _inject(
-    module: nn.Module, plain: Any, names: Sequence[str], held: Mapping[str, nn.Module | None] | None = None
-) -> None:
-    """Gives a parametrized module an injected class of its own, which copies, pickles and checks what it loads.
+def _inject(module: nn.Module, plain: Any, held: Any) -> None:
+    """Gives a parametrized module an injected class of its own, which can be copied and pickled.
 
     torch lets deep copies share one injected class: then changing one copy breaks the other, and
-    `parametrize.cached()` hands one copy's weight to the other.
+    `parametrize.cached()` hands one copy's weight to the other. `held` maps the names of weights to what carries them,
+    or to None where that is not known yet.
     """
-    carried = {name: weakref.ref(child) for name, child in (held or {}).items() if child is not None}
+    carried: dict[str, Any] = {}
+    for name, child in held.items():
+        if child is not None:
+            carried[name] = weakref.ref(child)
 
     def deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
         if hasattr(plain, "__deepcopy__"):
             replica = plain.__deepcopy__(self, memo)
-            _inject(replica, plain, list(replica.parametrizations), held_modules(replica.parametrizations))
+            _inject(replica, plain, held_modules(replica.parametrizations))
             return replica
         memo[id(self)] = replica = _rebuild(plain, list(self.parametrizations))  # type: ignore[arg-type]
         replica.__setstate__(copy.deepcopy(plain.__getstate__(self), memo))
@@ -100,21 +106,6 @@ def _inject(
         if isinstance(value, nn.Parameter) and name in self.__dict__.get("_modules", {}).get("parametrizations", ()):
             value = value.detach()
         plain.__setattr__(self, name, value)
-
-    def load(
-        self: nn.Module,
-        state_dict: dict[str, Any],
-        prefix: str,
-        metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        *args: Any,
-    ) -> None:
-        check_tree(self, state_dict, prefix, bool(metadata.get("assign_to_params_buffers")), missing_keys)
-        plain._load_from_state_dict(self, state_dict, prefix, metadata, strict, missing_keys, *args)
-
-    if plain._load_from_state_dict is nn.Module._load_from_state_dict:
-        load.checks_coordinates = True  # type: ignore[attr-defined]
 
     def set_state(self: nn.Module, state: Any) -> None:
         plain.__setstate__(self, state)
@@ -134,17 +125,19 @@ def _inject(
         if isinstance(gone, CoordinateList):  # torch.nn.utils.parametrize.remove_parametrizations leaves a parameter
             retire(gone.coordinates.values(), gone.weight, "remove_parametrizations", param, are_coordinates=True)
 
-    methods = {
+    members: dict[str, Any] = {
         "__deepcopy__": deepcopy,
         "__reduce_ex__": reduce_ex,
         "__setattr__": set_attribute,
         "__setstate__": set_state,
-        "_load_from_state_dict": load,
         "register_parameter": register_parameter,
     }
-    resets = {name: _resetting(getattr(plain, name)) for name in _RESETS if hasattr(plain, name)}
-    properties = {name: _reading(name, found) for name, found in injected_properties(names).items()}
-    module.__class__ = type(f"Parametrized{plain.__name__}", (plain,), methods | resets | properties)
+    for name in _RESETS:
+        if hasattr(plain, name):
+            members[name] = _resetting(getattr(plain, name))
+    for name, found in injected_properties([*held]).items():
+        members[name] = _reading(name, found)
+    module.__class__ = type(f"Parametrized{plain.__name__}", (plain,), members)
 
 
 def _reading(name: str, plain: property) -> property:
@@ -163,6 +156,7 @@ def _reading(name: str, plain: property) -> property:
     return property(read, plain.fset)
 
 
+@functools.lru_cache(256)
 def _resetting(plain: Any) -> Any:
     """Makes `reset_parameters` draw the orthogonal weights of a module too, by their own schemes.
 
@@ -172,20 +166,17 @@ def _resetting(plain: Any) -> Any:
 
     def reset(self: nn.Module, *args: Any, **options: Any) -> Any:
         held, attached = dict(lists_of(self)), type(self)
-        before = {name: coordinate_list.fills for name, coordinate_list in held.items()}
-        blanks = {name: coordinate_list.blank() for name, coordinate_list in held.items()}
-        fakes = {
-            name: property(lambda self, w=w: w, getattr(attached, name).fset)  # type: ignore[misc]
-            for name, w in blanks.items()
-        }
+        before = {name: (one.fills, one.blank()) for name, one in held.items()}
+        fakes = {name: property(lambda self, w=w: w, getattr(attached, name).fset) for name, (_, w) in before.items()}  # type: ignore[misc]
         self.__class__ = type(attached.__name__, (attached,), fakes)
         try:
             out = plain(self, *args, **options)
         finally:
             self.__class__ = attached
-        for name, coordinate_list in held.items():
-            if coordinate_list.fills == before[name] and not blanks[name].is_meta:
-                coordinate_list.draw_()
+        for name, one in held.items():
+            fills, w = before[name]
+            if one.fills == fills and not w.is_meta:
+                one.draw_()
         return out
 
     return reset
@@ -193,5 +184,110 @@ def _resetting(plain: Any) -> Any:
 
 def _rebuild(plain: Any, names: Sequence[str]) -> nn.Module:
     module = plain.__new__(plain)
-    _inject(module, plain, names)
+    _inject(module, plain, dict.fromkeys(names))
     return module
+
+
+def check_state_dict(module: nn.Module, state_dict: Mapping[str, Any], *, assign: bool = False) -> None:
+    """Checks every orthogonal weight of a model against what `load_state_dict` will be given, before it is loaded.
+
+    `load_state_dict` does it by itself for a module with such weights, for the one that `sk.orthogonal` was called on,
+    those between, and those that are made around them later. Call this for a model around a module that got its weights
+    when the model was there: what stands before that module is written when torch gets to it. A module with a load hook
+    of its own, or a `_load_from_state_dict`, may change the entries of the modules inside it: what is under such a one
+    is checked when torch gets there.
+
+    Args:
+        module: the model.
+        state_dict: what will be loaded, with the model's own keys.
+        assign: as in `load_state_dict`: tensors take the place of those that are there, dtype included.
+
+    Raises:
+        CheckpointError: an entry belongs to another map, shape, field or version, or is a plain weight.
+        NonFiniteError: coordinates hold NaN or infinity, or a weight would.
+    """
+    if not isinstance(state_dict, Mapping):
+        raise CheckpointError(f"check_state_dict needs a mapping of names to tensors, got {type(state_dict).__name__}.")
+    check_tree(module, state_dict, "", assign)
+
+
+def checks_loading(module: nn.Module) -> bool:
+    """Returns whether a module checks the orthogonal weights under it before torch loads the first of them."""
+    return any(map(_is_ours, load_pre_hooks(module).values()))
+
+
+def check_loading_of(module: nn.Module, path: str = "") -> None:
+    """Makes a module, and those on the way to a weight inside, check all orthogonal weights before torch loads them."""
+    for part in path.split("."):
+        if not checks_loading(module):
+            module.register_load_state_dict_pre_hook(_check_before_loading)
+        module = inside_checkpoint(held_modules(module).get(part) or module)
+
+
+def stop_checking(module: nn.Module) -> None:
+    """Takes the hooks of `check_loading_of` from modules that have no orthogonal weights under them any more."""
+    for each in module.modules():
+        hooks = {} if isinstance(each, torch.jit.ScriptModule) else load_pre_hooks(each)
+        for key in [key for key, hook in hooks.items() if _is_ours(hook)]:
+            if next(orthogonal_weights(each), None) is None:
+                del hooks[key]
+
+
+def _check_before_loading(
+    module: nn.Module,
+    state_dict: Mapping[str, Any],
+    prefix: str,
+    metadata: Mapping[str, Any],
+    strict: bool,
+    missing_keys: list[str],
+    *args: Any,
+) -> None:
+    """Checks a load; its list of missing keys, one object for all modules of a load, identifies it."""
+    check_tree(module, state_dict, prefix, bool(metadata.get("assign_to_params_buffers")), missing_keys)
+
+
+def _is_ours(hook: Any) -> bool:
+    return getattr(hook, "hook", None) is _check_before_loading
+
+
+def check_tree(
+    module: nn.Module,
+    state_dict: Mapping[str, Any],
+    prefix: str,
+    assign: bool,
+    load: Any = None,
+    empty: dict[int, str | None] | None = None,
+) -> None:
+    """Checks what is under a module; `empty` has weights of which there is a description alone, so far."""
+    found: dict[int, str | None] = {} if empty is None else empty
+    wrong = next((key for key in state_dict if not isinstance(key, str)), "") if not prefix else ""
+    if not isinstance(wrong, str):
+        raise CheckpointError(f"{type(module).__name__} needs a state dict whose keys are strings, got {shown(wrong)}.")
+    # torch loads a shared module once under each of its names.
+    module = inside_checkpoint(module)
+    rewrites = _rewrites_entries(module)
+    for name, coordinate_list in lists_of(module):
+        if prefix + name in state_dict:
+            raise CheckpointError(
+                f"{prefix}{name} needs the coordinates of {title(coordinate_list.param)}, got a plain weight; load it "
+                "before sk.orthogonal, or assign it with sk.assign_ (sk.check_state_dict checks a whole model at once)."
+            )
+        path, same_load = f"{prefix}parametrizations.{name}.", None if rewrites else load
+        if not coordinate_list.check(state_dict, path, assign, same_load):
+            found[id(coordinate_list)] = None
+        else:
+            found.setdefault(id(coordinate_list), prefix + name)
+    if not rewrites:
+        for name, child in held_modules(module).items():
+            if child is not None and not isinstance(child, CoordinateList):
+                check_tree(child, state_dict, f"{prefix}{name}.", assign, load, found)
+    # A module that is shared may have been saved under one of its names; all of them are seen from the outermost.
+    half = next((name for name in found.values() if name is not None), None) if empty is None and not prefix else None
+    if half is not None:
+        raise CheckpointError(f"{half} needs its coordinates, got a checkpoint with the description of its map alone.")
+
+
+def _rewrites_entries(module: nn.Module) -> bool:
+    """Returns whether a module may change a state dict before torch hands it to its children; sharding does not."""
+    foreign = not all(_is_ours(hook) or is_sharding(hook) for hook in load_pre_hooks(module).values())
+    return foreign or type(module)._load_from_state_dict is not nn.Module._load_from_state_dict

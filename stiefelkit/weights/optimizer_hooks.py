@@ -1,50 +1,27 @@
-"""Finds the tensors that must stay frames, and refuses optimizers that would take them off the manifold.
+"""What a step of any torch optimizer is asked before: frames that it would break, parameters that it should not have.
 
-A coordinate list of such frames announces itself once, and so does who has a frame without a module. Nothing is stored
-in the tensors, which FSDP2 and casts replace: which parameter is a frame is looked up when it matters, among the
-coordinate lists and the tensors that are still alive. Only geoopt's parameters say themselves where they live.
+A coordinate list announces itself once, and so does who has a frame without a module. Nothing is stored in the tensors,
+which FSDP2 and casts replace: which parameter is a frame is looked up when it matters, among the coordinate lists and
+the tensors that are still alive. Only geoopt's parameters say themselves where they live.
 """
 
+import functools
 import sys
 import weakref
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from stiefelkit._torch import write_count
-from stiefelkit.errors import OptimizerError
-
-__all__ = [
-    "MANIFOLDS",
-    "Frame",
-    "coordinate_lists",
-    "frames",
-    "frames_alone",
-    "is_left_between_landings",
-    "manifold_of",
-    "was_moved",
-    "watch",
-    "watch_frame",
-    "watch_manifold",
-]
-
+from stiefelkit.errors import OptimizerError, warn_caller
 
 MANIFOLDS = ("stiefel:canonical", "stiefel:euclidean")
 """The manifolds that optimizers know, each with its metric."""
-
-
-class SupportsCoordinates(Protocol):
-    """The part of `CoordinateList` that lower floors use."""
-
-    weight: str
-
-    @property
-    def param(self) -> Any: ...
-
-    @property
-    def coordinates(self) -> dict[str, nn.Parameter]: ...
+_LISTED = 3
+"""Weights that a warning names; of others it says how many."""
 
 
 class Frame(NamedTuple):
@@ -61,39 +38,85 @@ class Frame(NamedTuple):
         return "a frame without a module" if weight is None else f"the frame of {weight}"
 
 
-_coordinate_lists: weakref.WeakSet[SupportsCoordinates] = weakref.WeakSet()
+class _Retired(NamedTuple):
+    """A parameter given to `retire`, its gradient at that time, and how often that had been written to."""
+
+    parameter: weakref.ref[Tensor]
+    weight: str
+    event: str
+    is_coordinate: bool
+    heir: weakref.ref[Any]
+    gradient: tuple[weakref.ref[Tensor], int] | None
+
+
+_watched: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The coordinate lists alive, which stand on a floor above."""
+_of_frames: weakref.WeakSet[Any] = weakref.WeakSet()
 _alone: dict[int, tuple[weakref.ref[Tensor], str]] = {}
 _manifolds: list[type] = []
 """Classes of manifolds; the tensors that say they are on one are watched too."""
-_hooks: list[Any] = []
+_retired: dict[int, _Retired] = {}
+_changes = 0
+"""How often something was watched or retired."""
+_looked: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int, int]] = weakref.WeakKeyDictionary()
 _moved: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, int]] = weakref.WeakKeyDictionary()
 """The write count of each frame after its optimizer's last step, by id."""
+_hooks: list[Any] = []
 
 
-def watch(coordinate_list: SupportsCoordinates) -> None:
-    """Adds a coordinate list that holds frames; it is forgotten when it dies."""
-    _coordinate_lists.add(coordinate_list)
-    _install()
+def _install() -> None:
+    _hooks.append(register_optimizer_step_pre_hook(_before_step))
+    _hooks.append(register_optimizer_step_post_hook(_after_step))
+
+
+def watch(coordinate_list: Any, holds_frames: bool) -> None:
+    """Adds a coordinate list, whose coordinates no optimizer should shrink; it is forgotten when it dies."""
+    global _changes
+    _changes += 1
+    _watched.add(coordinate_list)
+    if holds_frames:
+        _of_frames.add(coordinate_list)
+    if not _hooks:
+        _install()
 
 
 def watch_frame(frame: Tensor, manifold: str) -> None:
     """Adds a frame that no coordinate list holds; it is forgotten when it dies."""
+    global _changes
+    _changes += 1
     key = id(frame)
-    _alone[key] = weakref.ref(frame, lambda _: _alone.pop(key, None)), manifold
-    _install()
+    _alone[key] = weakref.ref(frame, functools.partial(_alone.pop, key)), manifold
+    if not _hooks:
+        _install()
 
 
 def watch_manifold(manifold: type) -> None:
     """Adds a class of manifolds in geoopt's interface, whose tensors no other optimizer may move."""
+    global _changes
+    _changes += 1
     _manifolds.append(manifold)
-    _install()
+    if not _hooks:
+        _install()
+
+
+def retire(parameters: Iterable[Tensor], weight: str, event: str, heir: Any, *, are_coordinates: bool = False) -> None:
+    """Remembers parameters that a module has given up for an heir, as long as somebody else holds them.
+
+    The heir is a coordinate list or a parameter; an optimizer that holds it as well is fine. The event is what took
+    them, "sk.orthogonal", and the weight its name, "Linear.weight".
+    """
+    global _changes
+    _changes += 1
+    for p in parameters:
+        present = weakref.ref(p, functools.partial(_retired.pop, id(p)))
+        gradient = None if p.grad is None else (weakref.ref(p.grad), write_count(p.grad))
+        _retired[id(p)] = _Retired(present, weight, event, are_coordinates, weakref.ref(heir), gradient)
+    if not _hooks:
+        _install()
 
 
 def manifold_of(p: Any) -> str | None:
-    """Returns the manifold that a tensor of geoopt's says it is on; None for any other, and in Euclidean space.
-
-    One of `MANIFOLDS`, of ours and of geoopt's own, or the name of one that no optimizer here knows.
-    """
+    """Returns the manifold that a tensor of geoopt's says it is on, as `MANIFOLDS` call it if they do; or None."""
     manifold, geoopt = getattr(p, "manifold", None), sys.modules.get("geoopt")
     if manifold is None or geoopt is None or not isinstance(manifold, geoopt.Manifold):
         return None
@@ -107,7 +130,7 @@ def manifold_of(p: Any) -> str | None:
 
 def coordinate_lists() -> list[Any]:
     """Returns the coordinate lists alive that hold frames."""
-    return list(_coordinate_lists)
+    return list(_of_frames)
 
 
 def frames_alone() -> list[Tensor]:
@@ -121,16 +144,16 @@ def frames() -> dict[int, Frame]:
     Under FSDP2 these are the sharded parameters, as the optimizer has them. Look up at once: an id means nothing once
     its parameter is replaced.
     """
-    watched = {}
+    found = {}
     for key, (alive, manifold) in list(_alone.items()):
         if alive() is not None:
-            watched[key] = Frame(None, "stiefel", manifold)
-    for coordinate_list in list(_coordinate_lists):
+            found[key] = Frame(None, "stiefel", manifold)
+    for coordinate_list in list(_of_frames):
         manifolds = coordinate_list.param.manifolds
         for name, c in coordinate_list.coordinates.items() if manifolds else ():
             if name in manifolds:
-                watched[id(c)] = Frame(coordinate_list, name, manifolds[name])
-    return watched
+                found[id(c)] = Frame(coordinate_list, name, manifolds[name])
+    return found
 
 
 def was_moved(frame: Tensor) -> bool:
@@ -145,15 +168,32 @@ def is_left_between_landings(frame: Tensor) -> bool:
     return any(p is frame for group in groups for p in group["params"])
 
 
-def _install() -> None:
-    if not _hooks:
-        _hooks.append(register_optimizer_step_pre_hook(_refuse))
-        _hooks.append(register_optimizer_step_post_hook(_note))
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Raises OptimizerError before a step that would take a frame off its manifold.
+
+    At an optimizer's first step, and again after weights or groups have changed, it warns of what else it holds.
+    """
+    count, suspects, own = 0, [], getattr(optimizer, "moves_frames", False)
+    for group in optimizer.param_groups:
+        count += len(group["params"])
+        if not own or group.get("manifold", "any") is None:
+            suspects.append(group)
+    stamp = _changes, count, len(suspects)
+    is_known = _looked.get(optimizer) == stamp
+    # One that moves frames has refused them in its other groups when they were added.
+    if suspects and not (own and is_known) and (_of_frames or _alone or _manifolds):
+        _refuse(optimizer, suspects)
+    if is_known:
+        return
+    _looked[optimizer] = stamp
+    held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    _warn_of_retired(optimizer, held, [_retired.pop(key) for key in held if key in _retired])
+    _warn_of_decay(optimizer)
 
 
-def _note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Remembers what an optimizer has moved along its manifold, for `was_moved`."""
-    if not _coordinate_lists or not (getattr(optimizer, "moves_frames", False) or _is_geoopts(optimizer)):
+    if not _of_frames or not (getattr(optimizer, "moves_frames", False) or _is_geoopts(optimizer)):
         return
     moved: list[Tensor] = []
     for group in optimizer.param_groups:
@@ -162,30 +202,20 @@ def _note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     _moved[optimizer] = dict(zip(map(id, moved), map(write_count, moved), strict=True))
 
 
-def _refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Raises OptimizerError before a step that would take a frame off its manifold."""
-    if not (_coordinate_lists or _alone or _manifolds):
-        return
-    groups, own = [], getattr(optimizer, "moves_frames", False)
-    for group in optimizer.param_groups:
-        if not own or group.get("manifold", "any") is None:
-            groups.append(group)
-    watched, manifolds = frames() if groups else {}, tuple(_manifolds)
+def _refuse(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Raises OptimizerError if a group holds a frame that the optimizer would not move along its manifold."""
+    found, manifolds = frames(), tuple(_manifolds)
     for group in groups:
         for p in group["params"]:
             # geoopt's are of classes of its own, and an attribute of a thousand plain ones takes time
-            says = type(p) is not nn.Parameter and _is_among(getattr(p, "manifold", None), manifolds)
-            is_bound = says or id(p) in watched
+            on = None if type(p) is nn.Parameter else getattr(p, "manifold", None)
+            says = on is not None and (isinstance(on, manifolds) or isinstance(getattr(on, "base", None), manifolds))
+            is_bound = says or id(p) in found
             if is_bound and (p.requires_grad or p.grad is not None) and not _is_geoopts(optimizer, p):
-                raise OptimizerError(_in_words(optimizer, p, watched.get(id(p)) or Frame(None, "stiefel", "")))
+                raise OptimizerError(_in_words(optimizer, p, found.get(id(p)) or Frame(None, "stiefel", "")))
 
 
-def _is_among(manifold: Any, classes: tuple[type, ...]) -> bool:
-    """Returns whether a manifold is of one of the classes, or is geoopt's `Scaled` around one that is."""
-    return isinstance(manifold, classes) or isinstance(getattr(manifold, "base", None), classes)
-
-
-def _is_geoopts(optimizer: torch.optim.Optimizer | None, p: Any = None) -> bool:
+def _is_geoopts(optimizer: torch.optim.Optimizer, p: Any = None) -> bool:
     """Returns whether an optimizer is one of geoopt's and a parameter is one that it moves along a manifold."""
     mixin, tensor = sys.modules.get("geoopt.optim.mixin"), sys.modules.get("geoopt.tensor")
     if mixin is None or tensor is None or not isinstance(optimizer, mixin.OptimMixin):
@@ -204,3 +234,107 @@ def _in_words(optimizer: torch.optim.Optimizer, p: Tensor, frame: Frame) -> str:
     if getattr(optimizer, "moves_frames", False):
         return f"{name} needs groups that name the manifold of frames, {got}, in one without; give it {groups}."
     return f"{name} needs parameters that may move freely, {got}; use sk.optim.MultiplicativeCayley({groups})."
+
+
+def _warn_of_retired(optimizer: torch.optim.Optimizer, held: dict[int, Tensor], retired: list[_Retired]) -> None:
+    """Warns of parameters that another module still reads, and of those that none does."""
+    loose: dict[tuple[str, bool], list[_Retired]] = {}
+    stale: dict[tuple[str, bool], list[_Retired]] = {}
+    for one in retired:
+        p, heir = one.parameter(), one.heir()
+        if p is None or not p.requires_grad:
+            continue
+        successors = [heir] if isinstance(heir, Tensor) else getattr(heir, "coordinates", {}).values()
+        old, version = one.gradient or (lambda: None, 0)
+        kind = (one.event, one.is_coordinate)
+        if p.grad is not None and not (old() is p.grad and version == write_count(p.grad)):
+            loose.setdefault(kind, []).append(one)
+        elif not any(id(s) in held for s in successors):
+            stale.setdefault(kind, []).append(one)
+    for some in (*loose.values(), *stale.values()):
+        names = _qualified_names()
+        weights = list(dict.fromkeys(names.get(id(one.heir()), one.weight) for one in some))
+        is_one = len(weights) == 1 and not some[0].is_coordinate
+        of = "the coordinates of " if some[0].is_coordinate else ""
+        what = f"{of}{_listed(weights)} as {'it was' if is_one else 'they were'} before {some[0].event}"
+        if some in loose.values():
+            warn_caller(
+                f"{what} still {'gets' if is_one else 'get'} a gradient: another module is tied to "
+                f"{'it' if is_one else 'each'}, and the two have come apart; "
+                'sk.tie(module, "weight", other, "weight") ties them again, and the optimizer is to be made after that.'
+            )
+        else:
+            warn_caller(
+                f"{type(optimizer).__name__} holds {what}, which no module reads any more, and does not train what "
+                f"took {'its' if is_one else 'their'} place; make the optimizer afterwards."
+            )
+
+
+def _warn_of_decay(optimizer: torch.optim.Optimizer) -> None:
+    """Warns of coordinates that weight decay shrinks, unless their group has their name, as one that was asked for."""
+    decayed: dict[int, dict[str, Any]] = {}
+    for group in optimizer.param_groups:
+        decay = group.get("weight_decay", 0)
+        if isinstance(decay, int | float) and decay > 0:
+            decayed.update((id(p), group) for p in group["params"] if p.requires_grad)
+    shrunk: list[tuple[int, Any, str, float]] = []
+    order = {key: i for i, key in enumerate(decayed)}
+    for coordinate_list in list(_watched) if decayed else ():
+        for name, c in coordinate_list.coordinates.items():
+            group = decayed.get(id(c))
+            # The decay of a gain is that of a weight.
+            if group and name != "gain" and group.get("name") != name and name not in coordinate_list.param.manifolds:
+                shrunk.append((order[id(c)], coordinate_list, name, float(group["weight_decay"])))
+    if not shrunk:
+        return
+    shrunk.sort(key=lambda entry: entry[0])
+    names = _qualified_names()
+    weights: list[str] = list({id(owner): names.get(id(owner)) or owner.weight for _, owner, _, _ in shrunk}.values())
+    coordinates = ", ".join(dict.fromkeys(repr(name) for _, _, name, _ in shrunk))
+    decays = {decay for *_, decay in shrunk}
+    warn_caller(
+        f"{type(optimizer).__name__} shrinks {coordinates} of {_listed(weights)} by weight_decay"
+        f"{'=' if len(decays) == 1 else ' up to '}{max(decays):g}, which moves the frame{'s'[: len(weights) > 1]} and "
+        "regularises nothing; sk.optim.parameter_groups(model, lr=...) gives coordinates none."
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _qualified_names() -> dict[int, str]:
+    """Returns id to name, "encoder.0.weight", of coordinate lists and parameters in sight of the caller of `step`.
+
+    These are among the local and global variables of the functions at work, and the attributes of their `self`. Of two
+    names the longer one is taken, that of the outer module. (To ask the garbage collector for all modules would do harm
+    to other threads, in the midst of making a tuple.)
+    """
+    coordinate_lists = {id(coordinate_list) for coordinate_list in list(_watched)}
+    models: dict[int, nn.Module] = {}
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        attributes = getattr(frame.f_locals.get("self"), "__dict__", None)
+        for held in (frame.f_locals, frame.f_globals, attributes if isinstance(attributes, dict) else {}):
+            models.update((id(value), value) for value in list(held.values()) if issubclass(type(value), nn.Module))
+        frame = frame.f_back
+    names: dict[int, str] = {}
+    for model in models.values():
+        for name, member in _named(model, "", coordinate_lists, set()):
+            if name.count(".") > names.get(id(member), "").count("."):
+                names[id(member)] = name
+    return names
+
+
+def _named(module: nn.Module, prefix: str, coordinate_lists: set[int], seen: set[int]) -> Iterator[tuple[str, Any]]:
+    seen.add(id(module))
+    # Not by getattr: a module may be half made, or pass on the attributes of another.
+    parameters, children = (vars(module).get(key) for key in ("_parameters", "_modules"))
+    for name, p in parameters.items() if isinstance(parameters, dict) else ():
+        yield prefix + name, p
+    for name, child in children.items() if isinstance(children, dict) else ():
+        if id(child) in coordinate_lists:
+            yield prefix.removesuffix("parametrizations.") + name, child
+        elif child is not None and id(child) not in seen:
+            yield from _named(child, f"{prefix}{name}.", coordinate_lists, seen)

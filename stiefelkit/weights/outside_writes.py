@@ -10,16 +10,12 @@ from torch import Tensor
 
 from stiefelkit._torch import held_buffers, write_count
 from stiefelkit.contract.param import OrthogonalParam
-from stiefelkit.contract.protocols import frame_buffers
 from stiefelkit.errors import NotAFrameError, RankError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit
 from stiefelkit.tensors import is_sharded, working_dtype
 from stiefelkit.weights.optimizer_hooks import is_left_between_landings
-
-__all__ = ["Notes", "Stacks", "chart_places", "frame_tensors", "to_nearest_"]
-
 
 Place = tuple[MutableMapping[str, Tensor | None], str, bool | None]
 """The dictionary that holds a tensor, its key, and for a frame whether it is complex and stored as [Re, Im]."""
@@ -32,9 +28,7 @@ _SAMPLE = 1024
 class Values:
     """The values of a tensor at the last look: integers as they are, of frames a sum of some entries.
 
-    Args:
-        t: integers, frames, or other numbers, which may be anything.
-        packed: for frames whether they are complex and stored as [Re, Im], else None.
+    `packed` says of frames whether they are complex and stored as [Re, Im]; it is None for anything else.
     """
 
     __slots__ = ("integers", "packed", "stride", "total")
@@ -83,53 +77,56 @@ class Values:
 class _Note:
     """A tensor as it was: where it is held, and how often it had been written to; None in inference mode."""
 
-    held: Mapping[str, Tensor | None]
-    key: str
+    place: Place
     id: int
     count: int | None
     values: Values
 
 
 class Notes:
-    """Remembers some tensors of modules, how often each had been written to, and something of their values.
+    """Remembers frames and chart of a map, how often each had been written to, and something of their values.
 
-    Writes through `.data` are not counted.
+    Writes through `.data` are not counted. No tensor is held, which would keep it in memory, nor a weak reference to
+    it, with which torch cannot swap tensors.
 
-    Neither by weak references, with which torch cannot swap tensors, nor by others, which would keep them in memory.
+    Args:
+        param: the map.
+        held: the dictionary of its coordinates.
+        keys: name to key in that of each coordinate.
     """
 
     were_trained = False
     """True once an optimizer of frames has moved any of them."""
 
-    def __init__(self, param: OrthogonalParam) -> None:
+    def __init__(
+        self, param: OrthogonalParam, held: MutableMapping[str, Tensor | None], keys: Mapping[str, str]
+    ) -> None:
         self._noted: list[_Note] = []
+        self._all = chart_places(param)
+        for name in param.manifolds:
+            self._all.append((held, keys[name], False))
         self.places: tuple[list[Any], list[str]] = ([], [])
         """The dictionaries that hold what is noted, and its keys."""
-        self.are_of_frames = bool(param.manifolds) or any([packed is not None for _, _, packed in chart_places(param)])
+        self.are_of_frames = False
         """True if any of them must stay a frame."""
+        for _, _, packed in self._all:
+            self.are_of_frames |= packed is not None
 
-    def take(self, param: OrthogonalParam, parameters: Any, keys: Mapping[str, str]) -> None:
-        """Notes frames and the chart of a map as they are now, and forgets those before.
-
-        Args:
-            param: the map.
-            parameters: the dictionary that holds its coordinates.
-            keys: name to key in it of each coordinate.
-        """
-        self._noted, held, keyed = [], [], []
-        bound = param.manifolds
-        for holder, key, packed in [*[(parameters, keys[name], False) for name in bound], *chart_places(param)]:
-            t = holder.get(key)
+    def take(self) -> None:
+        """Notes all as it is now, and forgets what was before."""
+        self._noted, self.places = [], ([], [])
+        for place in self._all:
+            held, key, packed = place
+            t = held.get(key)
             if t is not None and not (t.is_meta or is_sharded(t)):
                 count = None if t.is_inference() else write_count(t)
-                self._noted.append(_Note(holder, key, id(t), count, Values(t, packed)))
-                held.append(holder)
-                keyed.append(key)
-        self.places = held, keyed
+                self._noted.append(_Note(place, id(t), count, Values(t, packed)))
+                self.places[0].append(held)
+                self.places[1].append(key)
 
     def _present(self) -> list[tuple[_Note, Tensor]]:
         """Notes and tensors; others in their place, as functional_call puts there, do not count."""
-        pairs = [(note, note.held.get(note.key)) for note in self._noted]
+        pairs = [(note, note.place[0].get(note.place[1])) for note in self._noted]
         return [(note, t) for note, t in pairs if t is not None and id(t) == note.id]
 
     def written(self, may_stay: Callable[[Tensor], bool]) -> list[Tensor]:
@@ -167,8 +164,9 @@ class Notes:
             NotAFrameError: the chart's signs or permutations have become something else.
             RankError: a frame has become so dependent that none is nearest.
         """
+        chart = param.chart
         # A chart that is one was loaded, perhaps over memory that nothing had filled when it was noted.
-        if not any(t.is_meta for t in param.chart.values()) and param.check_chart(param.chart) is not None:
+        if not any(t.is_meta for t in chart.values()) and param.check_chart(chart) is not None:
             for note, t in self._present():
                 note.values.restore_(t)
         keys = {id(t) for t in written}
@@ -187,9 +185,7 @@ class Notes:
                         f"{weight} needs linearly independent columns to be taken to its nearest frame, got others, "
                         "written from outside; sk.reset_ draws a frame."
                     ) from cause
-        if any(t.is_meta for t in param.chart.values()):
-            return
-        reason = param.check_chart(param.chart)
+        reason = None if any(t.is_meta for t in chart.values()) else param.check_chart(chart)
         if reason is not None:
             raise NotAFrameError(
                 f"{weight} needs {reason}, got others, written from outside; sk.optim.multi_avg_fn averages what may "
@@ -211,11 +207,7 @@ def _as_frames(t: Tensor, packed: bool) -> Tensor:
 
 
 class Stacks:
-    """Values of the frames and charts of many weights of one map and shape, which are looked at together.
-
-    Args:
-        param: one of the maps.
-    """
+    """Values of the frames and charts of many weights of one map and shape, which are looked at together."""
 
     def __init__(self, param: OrthogonalParam):
         kinds = [False if name in param.manifolds else None for name in param.coordinates]
@@ -236,13 +228,13 @@ class Stacks:
 
 def chart_places(param: OrthogonalParam) -> list[Place]:
     """Returns where the chart of a map is held, and which parts of it must stay frames."""
-    return [
-        (held, key, part.is_complex if key in frame_buffers(part) else None)  # type: ignore[misc]
-        for part in param.modules()
-        for held in [held_buffers(part)]
-        for key, value in held.items()
-        if value is not None
-    ]
+    places: list[Place] = []
+    for part in param.modules():
+        frames, held = getattr(type(part), "frame_buffers", ()), held_buffers(part)
+        for key in held:
+            if held[key] is not None:
+                places.append((held, key, part.dtype.is_complex if key in frames else None))  # type: ignore[arg-type, union-attr]
+    return places
 
 
 def frame_tensors(param: OrthogonalParam, coordinates: Mapping[str, Tensor]) -> list[tuple[Tensor, bool]]:

@@ -16,9 +16,6 @@ from stiefelkit.errors import OptionError, PeerError
 from stiefelkit.weights.group import Backward, Evaluation, Group, Reading, StackOfMaps, omit_unread, structure
 from stiefelkit.weights.owners import Kind, Owners, predict, rows_of_ranks, seconds_of
 
-__all__ = ["Sharing", "joined"]
-
-
 _READY, _ALONE, _FAILED = range(3)
 _MARGIN = 1.25
 """Factor for copies and for waiting for the slowest rank, beyond the prediction."""
@@ -27,10 +24,7 @@ _MARGIN = 1.25
 class _Vector:
     """Frames of one dtype and device on their way: a vector of each rank, all of one length, with a span for each kind.
 
-    Args:
-        kinds: shape and dtype of the frames, by the kind's number.
-        rows: which rows of each kind, by its number, each rank owns.
-        device: of the frames.
+    `kinds` has shape and dtype of the frames, and `rows` the rows that each rank owns, by the kind's number.
     """
 
     def __init__(
@@ -105,12 +99,7 @@ class _Share:
 
 
 class Sharing:
-    """Weights of a model, by kind, each kind parted among ranks.
-
-    Args:
-        groups: the weights; those that nobody trains are left to each rank.
-        owners: the ranks.
-    """
+    """Weights of a model, by kind, each kind parted among ranks; those that nobody trains are left to each rank."""
 
     def __init__(self, groups: Sequence[Group], owners: Owners):
         self.groups, self.owners = groups, owners
@@ -125,11 +114,7 @@ class Sharing:
         self.layouts: dict[tuple[int, ...], _Layout] = {}
 
     def pays(self) -> bool:
-        """Returns whether shares are to be mapped at all: measured once, by all ranks, which come to one answer.
-
-        Raises:
-            OptionError: weights are not the same on all ranks, or hold no values yet.
-        """
+        """Returns whether shares are to be mapped at all: measured once, by all ranks, which come to one answer."""
         owners = self.owners
         readings = [group.read() for group in self.groups]
         device = next((reading.columns[0][0].device for reading in readings if reading), torch.device("cpu"))
@@ -185,11 +170,7 @@ class Sharing:
     def evaluate(self) -> Tensor | None:
         """Maps this rank's share, gets the others', and leaves all to be read from; None if each rank has to map all.
 
-        Returns:
-            A number, zero, for `joined`.
-
-        Raises:
-            PeerError: another rank has failed.
+        Returns a zero for `joined`; raises PeerError if another rank has failed.
         """
         if is_intercepted() or is_in_backward():
             return None
@@ -211,7 +192,7 @@ class Sharing:
         if any(other == _FAILED for other, _ in told):
             self._tell(failure)
         if any(numbers != told[0] for numbers in told):
-            structure.change()  # a rank had frozen others when it grouped them
+            structure.count += 1  # a rank had frozen others when it grouped them
             return None
         if state != _READY:
             return None

@@ -19,13 +19,10 @@ from stiefelkit.contract.param import OrthogonalParam, title
 from stiefelkit.errors import OptionError
 from stiefelkit.weights.coordinate_list import CoordinateList
 from stiefelkit.weights.find import Place, plain_weight
-from stiefelkit.weights.loading import check_loading_of, checks_loading
-from stiefelkit.weights.modules import adopt_coordinate_list
-from stiefelkit.weights.optimizer_notices import retire
+from stiefelkit.weights.group import leave_seat
+from stiefelkit.weights.modules import adopt_coordinate_list, check_loading_of, checks_loading
+from stiefelkit.weights.optimizer_hooks import retire
 from stiefelkit.weights.transfer import Handed
-
-__all__ = ["install"]
-
 
 _hosts: weakref.WeakKeyDictionary[nn.ModuleDict, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
 """To each `module.parametrizations` the module: torch makes the one first, and then tells of the other alone."""
@@ -102,6 +99,7 @@ def _adopted(parent: nn.Module, name: str, child: parametrize.ParametrizationLis
         adopt_coordinate_list(host, name, coordinate_list)
     else:
         coordinate_list.is_sparse = True  # for all that is known here
+        leave_seat(coordinate_list)
     if isinstance(param, Handed) and param.replaced is not None:
         retire([param.replaced], coordinate_list.weight, "transfer_parametrizations_and_params", coordinate_list)
     return coordinate_list.train(param.training)

@@ -6,18 +6,13 @@ from torch import Tensor, nn
 
 from stiefelkit.errors import OptionError, ShapeError
 
-__all__ = ["Handed"]
-
-
-_WHO = "transfer_parametrizations_and_params"
+_TRANSFER = "transfer_parametrizations_and_params"
 
 
 class Handed(nn.Module):
-    """Stands for a coordinate list that torch registers on another module, which will share it.
+    """Stands for a coordinate list that torch's transfer of parametrizations has another module share.
 
-    Attributes:
-        coordinate_list: what carries the weight.
-        replaced: the plain parameter whose place it takes, None before.
+    `replaced` is the plain parameter whose place the list takes, None before.
     """
 
     coordinate_list: Any
@@ -32,7 +27,7 @@ class Handed(nn.Module):
         shape, weight = tuple(self.coordinate_list().shape), self.coordinate_list.weight
         if tuple(present.shape) != shape:
             raise ShapeError(
-                f"{_WHO} needs a weight of shape {shape} to be replaced by {weight}, got {tuple(present.shape)}."
+                f"{_TRANSFER} needs a weight of shape {shape} to be replaced by {weight}, got {tuple(present.shape)}."
             )
         self.__dict__["replaced"] = present
         return tuple(c.detach() for c in self.coordinate_list.coordinates.values())
@@ -41,7 +36,7 @@ class Handed(nn.Module):
         """Returns the weight; raises OptionError where torch would put it on top of another parametrization."""
         if self.replaced is None:
             raise OptionError(
-                f"{_WHO} needs a plain weight to be replaced by {self.coordinate_list.weight}, got one that is "
+                f"{_TRANSFER} needs a plain weight to be replaced by {self.coordinate_list.weight}, got one that is "
                 "parametrized already; parametrize.remove_parametrizations first."
             )
         return self.coordinate_list()

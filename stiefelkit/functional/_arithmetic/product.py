@@ -29,38 +29,32 @@ class _Lowering:
     """
 
     def __init__(self, device: torch.device):
-        self._flags = _flags(device)
-        self._lock = threading.Lock()
-        self._holders = 0
-        self._asked: str | None = None
+        self.flags = _flags(device)
+        self.lock = threading.Lock()
+        self.holders = 0
+        self.asked: str | None = None
 
     @property
     def is_asked(self) -> bool:
         """Whether products are lowered, or would be if no context held it off."""
-        return self._asked is not None or self._is_set()
+        return self.asked is not None or self._is_set()
 
     def _is_set(self) -> bool:
-        return self._flags.fp32_precision not in ("ieee", "none")
+        return self.flags.fp32_precision not in ("ieee", "none")
 
-    def hold(self) -> None:
-        with self._lock:
-            self._holders += 1
-            # also looked at when others hold it: somebody may have set it since
-            if self._flags.fp32_precision in ("ieee", "none"):
-                return
-            self._asked = self._flags.fp32_precision  # before anything is changed, for `is_asked` in other threads
-            self._flags.fp32_precision = "none"
-            if self._is_set():  # inherited from a wider flag: stays so
-                self._asked = "none"
-            self._flags.fp32_precision = "ieee"
+    def take_down(self) -> None:
+        """Has products not be lowered, in the lock."""
+        self.asked = self.flags.fp32_precision  # before anything is changed, for `is_asked` in other threads
+        self.flags.fp32_precision = "none"
+        if self._is_set():  # inherited from a wider flag: stays so
+            self.asked = "none"
+        self.flags.fp32_precision = "ieee"
 
-    def release(self) -> None:
-        with self._lock:
-            self._holders -= 1
-            if self._holders == 0 and self._asked is not None:
-                if not self._is_set():  # else somebody has set it since, and that stands
-                    self._flags.fp32_precision = self._asked
-                self._asked = None
+    def put_back(self) -> None:
+        """Has products be lowered as they were asked to be, in the lock."""
+        if not self._is_set():  # else somebody has set it since, and that stands
+            self.flags.fp32_precision = self.asked
+        self.asked = None
 
 
 _LOWERINGS = {kind: _Lowering(torch.device(kind)) for kind in ("cpu", "cuda")}
@@ -98,7 +92,12 @@ class FullPrecision:
         # Neither set nor held off by another context: there is nothing that this one would have to keep so.
         self._holds = not torch.compiler.is_compiling() and self._lowering.is_asked
         if self._holds:
-            self._lowering.hold()
+            lowering = self._lowering
+            with lowering.lock:
+                lowering.holders += 1
+                # also looked at when others hold it: somebody may have set it since
+                if lowering.flags.fp32_precision not in ("ieee", "none"):
+                    lowering.take_down()
         if self._autocast is not None:
             self._autocast.__enter__()
 
@@ -106,7 +105,11 @@ class FullPrecision:
         if self._autocast is not None:
             self._autocast.__exit__(*exception)
         if self._holds:
-            self._lowering.release()
+            lowering = self._lowering
+            with lowering.lock:
+                lowering.holders -= 1
+                if lowering.holders == 0 and lowering.asked is not None:
+                    lowering.put_back()
 
 
 def opaque(
@@ -150,7 +153,10 @@ def is_plain(*args: Any) -> bool:
     """Returns whether this is eager mode with plain tensors: no tracing, no torch.func, no tensor subclass."""
     if is_traced() or is_transformed():
         return False
-    return all(not isinstance(a, Tensor) or type(a) in (Tensor, torch.nn.Parameter) for a in args)
+    for a in args:
+        if isinstance(a, Tensor) and type(a) is not Tensor and type(a) is not torch.nn.Parameter:
+            return False
+    return True
 
 
 def _batched(op: Any, dims: tuple[int, ...], info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
@@ -213,7 +219,8 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     Raises:
         ShapeError: A or B is a vector or a number.
     """
-    check_tensors("product", a, b)
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        check_tensors("product", a, b)
     if a.dim() < 2 or b.dim() < 2:
         raise ShapeError(
             f"product needs matrices, got shapes {tuple(a.shape)} and {tuple(b.shape)}; unsqueeze a vector to one."

@@ -58,7 +58,15 @@ def cayley_inverse(q: Tensor, d: Tensor | None = None) -> tuple[Tensor, Tensor]:
 
 
 def _eliminate(q: Tensor) -> Tensor:
-    """Eliminates on I + Q1 E block by block with |pivot| >= 1; returns D = conj(E), shape (b, p)."""
+    """Eliminates on I + Q1 E with |pivot| >= 1; returns D = conj(E), shape (b, p).
+
+    LAPACK's QR factorisation by reflectors does that for real frames: R is -D, but where a column needed no reflector.
+    Pivots that are zero, whose sign is one of rounding, and phases, which it keeps real, take a loop.
+    """
+    if not q.is_complex():
+        r, tau = torch.geqrf(q)
+        if ((1 - tau).abs() >= _ROUNDING).all():  # the moduli of the pivots
+            return torch.where(tau == 0, 1.0, -1.0) * torch.sgn(r.diagonal(dim1=-2, dim2=-1))
     p = q.shape[-1]
     t = q[:, :p].clone()
     d = torch.ones(q.shape[0], p, dtype=q.dtype, device=q.device)
@@ -96,14 +104,16 @@ def _bound(x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
         far = size.amax((-2, -1)) > 1 + _SLACK
         if not far.any():
             return x, d
-        left, y, place = left[far], y[far], _first_of_largest(size[far].flatten(1))
+        left, y, size = left[far], y[far], size[far].flatten(1)
+        place = (size >= (1 - _ROUNDING) * size.amax(1, keepdim=True)).byte().argmax(1)  # the first of the largest
         each, pair = torch.arange(len(left), device=x.device)[:, None], torch.stack([place // p, place % p], dim=1)
         columns, rows = -y.mT[each, pair].mT, y[each, pair]
         columns[each, pair, both] += 1
         block = rows.mT[each, pair].mT
         ends = block.diagonal(dim1=-2, dim2=-1)
         flip = ((1 - 2 * ends).prod(1) - 4 * block[:, 0, 1] * block[:, 1, 0]).abs() * (pair[:, 0] != pair[:, 1])
-        move = _first_of_largest(torch.cat([flip[:, None], ends.abs() + (1 - ends).abs()], dim=1))[:, None]
+        gains = torch.cat([flip[:, None], ends.abs() + (1 - ends).abs()], dim=1)
+        move = (gains >= (1 - _ROUNDING) * gains.amax(1, keepdim=True)).byte().argmax(1, keepdim=True)
         u = torch.where(move == 1 + both, torch.sgn(ends * (1 - ends).conj()), 1)
         u = torch.where(move == 0, -1, u)
         for k in range(2):
@@ -113,8 +123,3 @@ def _bound(x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
         inner = torch.eye(2, dtype=x.dtype, device=x.device) + columns[each, pair] * v
         y = y - columns * v @ torch.linalg.solve(inner, rows)
         x[left] = y
-
-
-def _first_of_largest(values: Tensor) -> Tensor:
-    """Returns the first, along each row, of those that equal its largest but for rounding."""
-    return (values >= (1 - _ROUNDING) * values.amax(1, keepdim=True)).byte().argmax(1)

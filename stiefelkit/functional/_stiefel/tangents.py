@@ -91,7 +91,7 @@ class Tangent:
         rotation_norms: ||Omega||_F of each matrix of the batch, as `norms_of` gives them.
         rest_norms: ||P||_F of each.
         along_norms: ||S||_F of each, where P = G - W S is what one projection has left: P then has errors as large as
-            those of W S, and -(W^H W - I) S along W. Zeros where it was projected twice, or is None.
+            those of W S, and -(W^H W - I) S along W. Empty where it was projected twice, or is None.
         units: what all of them were divided by, a number for each; empty if by nothing.
     """
 
@@ -101,9 +101,6 @@ class Tangent:
     rest_norms: Norms
     along_norms: Norms = field(default_factory=list)
     units: Norms = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.along_norms = self.along_norms or [0.0] * len(self.rotation_norms)
 
     def norms(self, metric: str) -> Norms:
         """Returns the length of R in a metric: sqrt(a ||Omega||^2 + ||P||^2), a = 1/2 (canonical) or 1 (euclidean)."""

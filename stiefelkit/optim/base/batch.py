@@ -64,7 +64,9 @@ class Bucket:
         self._gathered_gradients: Tensor | None = None
         self._wear: float | None = None
         self._is_current = self._is_ahead = False
-        self._staged: list[tuple[str, Tensor | list[Any]]] = []
+        self._staged: dict[str, Tensor | list[Any]] = {}
+        self.stage: Callable[[str, Tensor | list[Any]], None] = self._staged.__setitem__
+        """Keeps what `state` and `numbers` shall read from `commit` on; a list has an entry for each frame."""
         self._seen: set[str] = set()
         self._moved: tuple[Tensor, Tensor | None] | None = None
         self.sound: Tensor | None = None
@@ -183,7 +185,8 @@ class Bucket:
             _add(self.params[0], self.states[0].get("lo"), increment)
             return
         if self.is_read:
-            self._each(_add, increment)
+            for w, lo, part in self._parts(increment):
+                _add(w, lo, part)
             return
         w, lo = self.frames(), self.remainders()
         if lo is not None:
@@ -198,21 +201,26 @@ class Bucket:
     def assign(self, exact: Tensor) -> None:
         """Sets W + lo to frames in float64 or complex128."""
         if self.is_read:
-            self._each(_assign, exact)
+            for w, lo, part in self._parts(exact):
+                w.copy_(part)
+                if lo is not None:
+                    lo.copy_(part - w)
             return
         w = exact.to(self.params[0].dtype)
         self.replace(w, None if self.remainders() is None else (exact - w).to(w.dtype))
 
-    def _each(self, write: Callable[[Tensor, Tensor | None, Tensor], None], batch: Tensor) -> None:
-        """Calls a function of W, lo and what is written to them: of the whole batch, or of each frame."""
+    def _parts(self, batch: Tensor) -> list[tuple[Tensor, Tensor | None, Tensor]]:
+        """Returns W, lo and what is written to them: of the whole batch, or of each frame."""
         if self.is_stacked:
-            write(self.frames(), self.remainders(), batch)
+            parts = [(self.frames(), self.remainders(), batch)]
             self._is_ahead = True
         elif self._is_matrix:
-            write(self.params[0], self.states[0].get("lo"), batch)
+            parts = [(self.params[0], self.states[0].get("lo"), batch)]
         else:
+            parts = []
             for p, state, part in zip(self.params, self.states, self.scatter(batch), strict=True):
-                write(local_part(p), local_part(state["lo"]) if "lo" in state else None, part)
+                parts.append((local_part(p), local_part(state["lo"]) if "lo" in state else None, part))
+        return parts
 
     def choose(self) -> None:
         """Writes frames and states where the step was sound, and counts it where not: in place, as graphs do."""
@@ -226,22 +234,22 @@ class Bucket:
                 for p, part in zip(self.params, self.scatter(w), strict=True):
                     self._put(p.detach(), part)
             if lo is not None:
-                self._staged.insert(0, ("lo", lo))
-        self.commit(chosen=True)
+                self.stage("lo", lo)
+        self.commit(is_chosen=True)
         self.counts("refused").add_(~self.sound)
         for state in self.states:
             state.pop("wear", None)
 
-    def commit(self, chosen: bool = False) -> None:
-        """Writes what was staged; where no value is read, `choose` does."""
-        if not (self.is_read or chosen):
+    def commit(self, *, is_chosen: bool = False) -> None:
+        """Writes what was staged; where no value is read, `choose` has it do so."""
+        if not (self.is_read or is_chosen):
             return
-        for key, value in self._staged:
+        for key, value in self._staged.items():
             if not isinstance(value, Tensor):
                 for state, entry in zip(self.states, value, strict=True):
                     state[key] = entry
                 continue
-            stack = self._held(key) if key in self._stacks else None
+            stack = self._stacks[key] if key in self._seen else self._held(key)
             if stack is not None and (stack.whole.dtype == value.dtype or not self.is_read):
                 self._put(stack.whole, value)
             elif value.dim() == 1:
@@ -349,13 +357,9 @@ class Bucket:
             self._hold(key, stack)
         return stack.whole
 
-    def stage(self, key: str, value: Tensor | list[Any]) -> None:
-        """Keeps what `state` and `numbers` shall read from `commit` on; a list has an entry for each frame."""
-        self._staged.append((key, value))
-
     def is_finite(self) -> bool:
         """Returns whether all tensors that were staged are finite; on a CPU, where that may be asked."""
-        return all(bool(torch.isfinite(value).all()) for _, value in self._staged if isinstance(value, Tensor))
+        return all(bool(torch.isfinite(value).all()) for value in self._staged.values() if isinstance(value, Tensor))
 
     @cached_property
     def _plain(self) -> list[Tensor]:
@@ -421,12 +425,6 @@ def _add(w: Tensor, lo: Tensor | None, increment: Tensor) -> None:
     total = torch.add(w, lo.add_(increment), out=increment)
     lo.add_(w.sub_(total))
     w.copy_(total)
-
-
-def _assign(w: Tensor, lo: Tensor | None, exact: Tensor) -> None:
-    w.copy_(exact)
-    if lo is not None:
-        lo.copy_(exact - w)
 
 
 class Sorting:
