@@ -177,7 +177,8 @@ class Cayley(OrthogonalParam):
         """
         (n, p), is_complex = self.shape[-2:], self.dtype.is_complex
         signs = None if is_complex else self.signs
-        skew = self._within_bound(skew)
+        if self.bound is not None:
+            skew = self._within_bound(skew, self.bound)
         if self.bandwidth is not None:
             skew = spread_band(skew, n, p, is_complex, self.bandwidth)
         return cayley(skew, n, p, signs=signs, phase=phase, precision=self.precision).to(self.dtype)
@@ -201,11 +202,9 @@ class Cayley(OrthogonalParam):
             "given, is zero off the band, got another; without bandwidth= it fits."
         )
 
-    def _within_bound(self, skew: Tensor) -> Tensor:
+    def _within_bound(self, skew: Tensor, bound: float) -> Tensor:
         """Scales A to the Frobenius norm bound / 2, if it is longer; the packed entries stand in A twice."""
-        if self.bound is None:
-            return skew
-        longest = self.bound / math.sqrt(8)
+        longest = bound / math.sqrt(8)
         return skew / (torch.linalg.vector_norm(skew, dim=-1, keepdim=True) / longest).clamp(min=1)
 
     def _in_band(self, skew: Tensor) -> tuple[Tensor, float]:
@@ -265,7 +264,8 @@ class Cayley(OrthogonalParam):
     def _check_reached(self, skew: Tensor, signs: Tensor, w: Tensor) -> None:
         """Raises ImageError if the coordinates, rounded to their dtype, do not give W back."""
         n, p = self.shape[-2:]
-        rounded = cayley(self._within_bound(skew.to(coordinate_dtype(self.dtype))), n, p, signs=signs)
+        skew = skew.to(coordinate_dtype(self.dtype))
+        rounded = cayley(skew if self.bound is None else self._within_bound(skew, self.bound), n, p, signs=signs)
         difference = torch.linalg.matrix_norm(rounded - w).max().item()
         if not difference <= return_bound(self):
             got = f"that comes back {difference:.2g} away" if math.isfinite(difference) else "that has"

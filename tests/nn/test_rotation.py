@@ -171,4 +171,5 @@ def test_quantized_rows_are_integers_times_one_scale_and_gradients_pass_straight
     assert torch.isin(y.detach()[0], levels * scale[0]).all()
     assert (y.detach().abs().amax(-1) == (scale * levels.max()).squeeze(-1)).all()
     (y * torch.arange(33)).sum().backward()
+    assert x.grad is not None
     assert torch.equal(x.grad, torch.arange(33.0).expand(64, 33))

@@ -90,9 +90,10 @@ class FullPrecision:
 
     def __enter__(self) -> None:
         # Neither set nor held off by another context: there is nothing that this one would have to keep so.
-        self._holds = not torch.compiler.is_compiling() and self._lowering.is_asked
+        lowering = self._lowering
+        is_lowered = lowering.asked is not None or lowering.flags.fp32_precision not in ("ieee", "none")
+        self._holds = is_lowered and not torch.compiler.is_compiling()
         if self._holds:
-            lowering = self._lowering
             with lowering.lock:
                 lowering.holders += 1
                 # also looked at when others hold it: somebody may have set it since

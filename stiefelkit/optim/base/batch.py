@@ -181,12 +181,16 @@ class Bucket:
 
     def add(self, increment: Tensor) -> None:
         """W + lo += increment, where W is what rounds to the dtype."""
-        if self.is_read and self._is_matrix:
-            _add(self.params[0], self.states[0].get("lo"), increment)
-            return
         if self.is_read:
-            for w, lo, part in self._parts(increment):
-                _add(w, lo, part)
+            alone = [(self.params[0], self.states[0].get("lo"), increment)]
+            for w, lo, part in alone if self._is_matrix else self._parts(increment):
+                if lo is None:
+                    w.add_(part)
+                    continue
+                # The rounding of W + lo comes out exactly, but where lo is larger than W, and then relative to lo.
+                total = torch.add(w, lo.add_(part), out=part)
+                lo.add_(w.sub_(total))
+                w.copy_(total)
             return
         w, lo = self.frames(), self.remainders()
         if lo is not None:
@@ -415,16 +419,6 @@ def buckets(params: Iterable[Tensor], states: MutableMapping[Tensor, dict[str, A
 
 def _dense(g: Tensor) -> Tensor:
     return g.to_dense() if g.is_sparse else g
-
-
-def _add(w: Tensor, lo: Tensor | None, increment: Tensor) -> None:
-    if lo is None:
-        w.add_(increment)
-        return
-    # The rounding of W + lo comes out exactly, but where lo is larger than W, and then relative to lo.
-    total = torch.add(w, lo.add_(increment), out=increment)
-    lo.add_(w.sub_(total))
-    w.copy_(total)
 
 
 class Sorting:
