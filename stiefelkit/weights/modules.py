@@ -25,9 +25,6 @@ from stiefelkit.weights.find import Place, coordinate_list_of, held_parametrizat
 from stiefelkit.weights.group import leave_seat
 from stiefelkit.weights.optimizer_hooks import retire
 
-__all__ = ["attach_coordinate_list", "check_loading_of", "check_state_dict", "checks_loading", "stop_checking"]
-
-
 _RESETS = ("reset_parameters", "_reset_parameters")
 """The names of the methods by which torch's modules draw their parameters."""
 
