@@ -25,6 +25,9 @@ from stiefelkit.weights.find import Place, coordinate_list_of, held_parametrizat
 from stiefelkit.weights.group import leave_seat
 from stiefelkit.weights.optimizer_hooks import retire
 
+__all__ = ["check_state_dict"]
+
+
 _RESETS = ("reset_parameters", "_reset_parameters")
 """The names of the methods by which torch's modules draw their parameters."""
 
