@@ -20,8 +20,6 @@ from stiefelkit.training.display import Screen
 if TYPE_CHECKING:
     from stiefelkit.contract.param import OrthogonalParam, Traits
 
-__all__ = ["kinds", "show", "tables"]
-
 SIZE = 8
 """Rows of the frames that are looked at."""
 COLUMNS = {

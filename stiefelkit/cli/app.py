@@ -13,8 +13,6 @@ from stiefelkit.errors import OptionError
 from stiefelkit.optim import names_in_words
 from stiefelkit.training.ranks import launched
 
-__all__ = ["app", "asked"]
-
 asked: ContextVar[tuple[str, ...]] = ContextVar("asked", default=())
 """The words of the command line at work, for help that depends on them."""
 

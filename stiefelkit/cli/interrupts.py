@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-__all__ = ["STOPPED", "guard", "ignore"]
-
 STOPPED = "Stopped at once; what was saved is kept."
 
 

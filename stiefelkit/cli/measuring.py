@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from stiefelkit.measuring.races.field import Race, Watch
     from stiefelkit.measuring.tables import Table as Measured
 
-__all__ = ["app", "drift", "report"]
-
 RowsFile = Annotated[Path | None, Parameter(help="file for the rows, overwritten.")]
 
 app = App(name="bench", help="Race implementations on this machine.", default_parameter=DEFAULTS)

@@ -12,8 +12,6 @@ from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.training.display import say
 from stiefelkit.training.files import make_folder, remove, writable, write_synced
 
-__all__ = ["KINDS", "new_plugin"]
-
 SKELETONS = Path(__file__).parent / "skeletons"
 WORD = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 

@@ -22,8 +22,6 @@ from stiefelkit.training.display import Board
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.recipes import Option, literal
 
-__all__ = ["built", "entries", "facts", "options", "sections", "unwrapped", "words_of"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 HEADING = re.compile(r"^(Args|Attributes|Raises|Returns|References):$")
 

@@ -12,8 +12,6 @@ from cyclopts.config import Dict
 from stiefelkit.errors import OptionError, did_you_mean
 from stiefelkit.training.tasks import tasks
 
-__all__ = ["OptionsFile", "read_options", "read_toml"]
-
 LARGEST = 2**20
 DEEPEST = 32
 """Tables within tables, and parts of a key, at most."""

@@ -11,8 +11,6 @@ from stiefelkit.training.display import Bar, Screen, say
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.gradients import GradientPlan
 
-__all__ = ["app"]
-
 app = App(name="plot", help="Draw the curves of runs, or gradients over time.", default_parameter=DEFAULTS)
 
 

@@ -17,8 +17,6 @@ from stiefelkit.training.papers import Reproduction, Row, find, rows
 if TYPE_CHECKING:
     from stiefelkit.training.reproduce import Finding, Score
 
-__all__ = ["reproduce"]
-
 
 @options(plan=Reproduction)
 def reproduce(

@@ -15,8 +15,6 @@ from stiefelkit.training.sweep import SweepPlan, checked, run_sweep, runs_of
 if TYPE_CHECKING:
     from stiefelkit.training.sweep import Cell
 
-__all__ = ["sweep"]
-
 
 @options(plan=SweepPlan)
 def sweep(file: Path, /, *, plan: SweepPlan, data: Path | None = None) -> int:

@@ -18,8 +18,6 @@ from stiefelkit.training.display import Board
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, tasks
 
-__all__ = ["app_of_task", "app_of_tasks", "filled", "resume_line", "table", "with_options"]
-
 Command = Callable[[type[Task]], Callable[..., Any]]
 """From the class of a task to the function of its subcommand."""
 

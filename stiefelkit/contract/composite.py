@@ -13,9 +13,6 @@ from stiefelkit.contract.table import check_options, find_parametrization
 from stiefelkit.errors import OptionError
 from stiefelkit.tensors import computing_dtype
 
-__all__ = ["Composite", "Inner", "SideBySide", "Wrapper", "cores", "prefixed", "within"]
-
-
 T = TypeVar("T")
 
 

@@ -25,23 +25,6 @@ from stiefelkit.tensors import (
     working_dtype,
 )
 
-__all__ = [
-    "OrthogonalParam",
-    "Parametrization",
-    "Position",
-    "Traits",
-    "check_frame",
-    "check_tensor",
-    "coordinate_dtypes",
-    "each_frame",
-    "load_chart_",
-    "rounded",
-    "rows_of",
-    "solve",
-    "title",
-]
-
-
 Position = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 """Where a frame is: its coordinates, in order, and the whole chart by name."""
 

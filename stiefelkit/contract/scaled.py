@@ -16,9 +16,6 @@ from stiefelkit.metrics import scale_of
 from stiefelkit.numbers import Check, above
 from stiefelkit.tensors import coarser, coordinate_dtype, working_dtype
 
-__all__ = ["GAIN", "Scaled"]
-
-
 GAIN = "gain"
 """The name of the coordinate that a learned gain is."""
 _GAIN = Check(

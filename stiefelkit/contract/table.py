@@ -11,8 +11,6 @@ from stiefelkit.registry import Registry
 if TYPE_CHECKING:
     from stiefelkit.contract.param import OrthogonalParam, Parametrization
 
-__all__ = ["check_options", "find_parametrization", "option_names", "registered", "rest_of"]
-
 
 def _check(cls: Any) -> None:
     from stiefelkit.contract.param import OrthogonalParam

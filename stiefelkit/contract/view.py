@@ -16,9 +16,6 @@ from stiefelkit.contract.protocols import bare_frames, frames_in, nearest_weight
 from stiefelkit.errors import OptionError, ShapeError, did_you_mean, shown
 from stiefelkit.numbers import settle_
 
-__all__ = ["VIEWS", "View", "Viewed", "axis_of", "view_of", "views_of_blocks"]
-
-
 VIEWS = {
     "matrix": "the last two dimensions are the matrix, those before are a batch",
     "out_by_rest": "one matrix, output channels by all other dimensions",

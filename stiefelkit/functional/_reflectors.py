@@ -5,8 +5,6 @@ from torch import Tensor
 
 from stiefelkit.errors import NonFiniteError, RankError
 
-__all__ = ["trapezoidal_reflectors"]
-
 _MOVED = 1e-8
 """Axes that a rotation moves by less than this stay where they are: below the rounding of float32."""
 _INDEPENDENT = 1e-10

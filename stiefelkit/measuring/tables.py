@@ -15,8 +15,6 @@ from stiefelkit.measuring.races.growth import PRODUCT
 from stiefelkit.measuring.races.plan import AXES
 from stiefelkit.measuring.races.recurrences import LOOP
 
-__all__ = ["Line", "Table", "of_drift", "of_race", "three_digits"]
-
 STEPS = (0, 1, 100, 10_000, 100_000, 1_000_000)
 """Steps up to which drift is shown."""
 MEMORY = {"last state": "memory_last_state", "sequence": "memory_sequence"}

@@ -13,8 +13,6 @@ from stiefelkit.nn.layers import Layers, check_dropout, check_stack
 from stiefelkit.scan.onnx import exported_gates
 from stiefelkit.weights.attach import orthogonal
 
-__all__ = ["FrameGates", "gated", "run"]
-
 MANY = 2**22
 """Numbers in all states of a sequence from which on it pays not to keep them: fewer are made faster than left out."""
 Kind = type[nn.LSTM] | type[nn.GRU]

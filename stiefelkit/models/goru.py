@@ -9,8 +9,6 @@ from stiefelkit.models.parts import draw_, layer_options, named, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import GORU
 
-__all__ = ["goru"]
-
 
 def goru(
     input_size: int,

@@ -7,8 +7,6 @@ from stiefelkit.models.parts import layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import LinearTransitionRNN
 
-__all__ = ["henaff_rnn"]
-
 
 def henaff_rnn(
     input_size: int,

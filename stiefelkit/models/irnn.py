@@ -10,8 +10,6 @@ from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.numbers import above, optional
 
-__all__ = ["irnn"]
-
 
 def irnn(
     input_size: int,

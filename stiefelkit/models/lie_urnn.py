@@ -7,8 +7,6 @@ from stiefelkit.models.parts import layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 
-__all__ = ["lie_urnn"]
-
 
 def lie_urnn(
     input_size: int,

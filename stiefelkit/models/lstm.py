@@ -10,8 +10,6 @@ from stiefelkit.models.gates import gated
 from stiefelkit.models.parts import named, read_out
 from stiefelkit.models.sequence import SequenceModel
 
-__all__ = ["lstm"]
-
 
 def lstm(
     input_size: int,

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization
 
-__all__ = ["draw_", "layer_options", "named", "read_out"]
-
 
 def named(rnn: nn.Module, name: str) -> list[Tensor]:
     """Returns the weights of one name in every layer and direction: weight_ih_l0, weight_ih_l0_reverse, ..."""

@@ -11,8 +11,6 @@ from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import RotationBlock
 from stiefelkit.numbers import whole
 
-__all__ = ["rotrnn"]
-
 
 class _Blocks(nn.Module):
     """A linear layer and blocks, with what a recurrent layer gives: outputs, and the last one with a layer in front."""

@@ -9,8 +9,6 @@ from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 
-__all__ = ["scornn"]
-
 
 def scornn(
     input_size: int,

@@ -10,8 +10,6 @@ from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.numbers import at_least
 
-__all__ = ["scurnn"]
-
 
 def scurnn(
     input_size: int,

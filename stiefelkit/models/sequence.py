@@ -11,8 +11,6 @@ from stiefelkit.functional import skew_size
 from stiefelkit.models.gates import run
 from stiefelkit.weights.find import orthogonal_weights
 
-__all__ = ["SequenceModel", "count_parameters"]
-
 
 class SequenceModel(nn.Module):
     """Reads a sequence with a recurrent layer and maps its states to outputs; complex states enter as [Re, Im].

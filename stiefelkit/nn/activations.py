@@ -7,8 +7,6 @@ from stiefelkit.functional import modrelu
 from stiefelkit.functional._activations import EPSILON
 from stiefelkit.numbers import whole
 
-__all__ = ["ModReLU"]
-
 
 class ModReLU(nn.Module):
     """modReLU with a trainable bias, real and complex: relu(|z| + b) z / |z|, and 0 at z = 0.

@@ -26,8 +26,6 @@ from stiefelkit.tensors import computing_dtype, working_dtype
 from stiefelkit.weights import attach
 from stiefelkit.weights.find import coordinate_list_of
 
-__all__ = ["Adapter", "OrthogonalAdapter", "Replacement", "Rotation", "identity_scheme"]
-
 _BLOCK = 32
 """Rows of a block where nothing else is asked for."""
 _SIDES = ("in", "out", "patches")

@@ -20,23 +20,6 @@ from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
 from stiefelkit.nn.probing import in_other_adapters
 from stiefelkit.weights.find import Where, check_module, choose
 
-__all__ = [
-    "Site",
-    "TrainedCopy",
-    "adapt",
-    "adapter_state",
-    "adapters",
-    "base_state",
-    "delete_adapter",
-    "fold",
-    "load_adapter_state",
-    "put_on",
-    "sites_of",
-    "to_save",
-    "use_adapters",
-    "without_adapters",
-]
-
 KINDS: dict[str, type[Adapter]] = {
     "butterfly": ButterflyAdapter,
     "low_rank": LowRankAdapter,

@@ -12,8 +12,6 @@ from stiefelkit.numbers import Check, whole
 from stiefelkit.tensors import computing_dtype
 from stiefelkit.weights import attach
 
-__all__ = ["ButterflyAdapter"]
-
 
 class Butterfly(Rotation):
     """R = B_1 B_2 ... B_m, each B_i = P_i diag(Q_i1, ..., Q_ik) P_i^T; the frame `weight` holds all blocks Q_ij.

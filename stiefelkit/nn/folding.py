@@ -10,21 +10,6 @@ from stiefelkit._torch import held_modules, held_parameters
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnfilledError
 from stiefelkit.tensors import working_dtype
 
-__all__ = [
-    "Affine",
-    "Change",
-    "Factor",
-    "Site",
-    "changes_of",
-    "is_norm",
-    "is_turned",
-    "kind_of",
-    "matrix_of",
-    "replace_module",
-    "weight_and_bias_of",
-    "write",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Factor:

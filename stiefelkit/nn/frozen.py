@@ -9,18 +9,6 @@ from torch import Tensor, nn
 
 from stiefelkit.errors import DtypeError
 
-__all__ = [
-    "LAYOUTS",
-    "OF_PEFT",
-    "PASSED_ON",
-    "Layout",
-    "along",
-    "applied",
-    "inside_peft",
-    "layout_of",
-    "reference_tensor",
-]
-
 
 class Layout(NamedTuple):
     """The features of a kind of layers.

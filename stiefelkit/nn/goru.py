@@ -11,8 +11,6 @@ from stiefelkit.nn.layers import Layers
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.scan import GORU_BACKENDS, goru_scan
 
-__all__ = ["GORU"]
-
 
 class GORU(Layers):
     r"""Multi-layer gated recurrent unit whose candidate state turns by an orthogonal Q.

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from stiefelkit.functional import hadamard_transform
 
-__all__ = ["HadamardLinear"]
-
 
 class HadamardLinear(nn.Linear):
     """Computes W H x / sqrt(n) + b, with the Hadamard matrix of `stiefelkit.init.hadamard(n, random=False)`.

@@ -13,9 +13,6 @@ from stiefelkit.errors import ShapeError, warn_caller
 from stiefelkit.nn.recurrent import Field, Recurrent
 from stiefelkit.numbers import FLAG, at_least, whole
 
-__all__ = ["Layers", "check_dropout", "check_stack"]
-
-
 _STACK = {"num_layers": whole(1), "bidirectional": FLAG, "dropout": at_least(0, most=1)}
 
 

@@ -15,8 +15,6 @@ from stiefelkit.weights import attach
 from stiefelkit.weights.coordinate_list import CoordinateList
 from stiefelkit.weights.find import coordinate_list_of
 
-__all__ = ["OrthogonalLinear"]
-
 
 class OrthogonalLinear(nn.Linear):
     """`torch.nn.Linear` whose weight has orthonormal columns, or rows where it is wide: y = x W^T + b.

@@ -11,8 +11,6 @@ from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.nn.layers import Layers
 from stiefelkit.scan import Factored, find_activation, scan
 
-__all__ = ["LinearTransitionRNN"]
-
 
 class LinearTransitionRNN(Layers):
     """Multi-layer RNN h_t = act(x_t U^T + b) + h_{t-1} W^T, with the arguments and shapes of `OrthogonalRNN`.

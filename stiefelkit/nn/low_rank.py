@@ -17,8 +17,6 @@ from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import FLAG, plain, whole
 from stiefelkit.tensors import computing_dtype, working_dtype
 
-__all__ = ["LowRankAdapter", "PrincipalAdapter"]
-
 
 class _LowRank(Adapter):
     """An adapter that adds a matrix of low rank, computed in float32 or better, to what the layer gives."""

@@ -21,8 +21,6 @@ from stiefelkit.nn.adapters import Site, TrainedCopy, base_state, put_on, sites_
 from stiefelkit.nn.peft_formats import FORMATS, Plan, Written, read, written
 from stiefelkit.weights.find import check_module
 
-__all__ = ["load_peft", "save_peft"]
-
 _CONFIG, _TENSORS, _PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
 
 

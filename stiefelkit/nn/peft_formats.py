@@ -20,8 +20,6 @@ from stiefelkit.parametrizations.householder import Householder
 from stiefelkit.tensors import computing_dtype
 from stiefelkit.weights.find import coordinate_list_of
 
-__all__ = ["FORMATS", "Format", "Plan", "Written", "read", "written"]
-
 
 class Format(NamedTuple):
     """A method of PEFT.

@@ -14,18 +14,6 @@ from stiefelkit._torch import call_hooks, held_parameters
 from stiefelkit.nn.frozen import OF_PEFT, layout_of
 from stiefelkit.tensors import is_sharded, working_dtype
 
-__all__ = [
-    "agree",
-    "beyond_affine",
-    "beyond_one_matrix",
-    "has_own_forward",
-    "in_other_adapters",
-    "is_plain",
-    "obstacle",
-    "probes",
-    "twin",
-]
-
 _PLAIN = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _ROWS = 8
 _ROUNDINGS = 4

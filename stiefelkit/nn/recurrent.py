@@ -20,8 +20,6 @@ from stiefelkit.weights.attach import orthogonal
 from stiefelkit.weights.change import reset_
 from stiefelkit.weights.find import coordinate_list_of, orthogonal_weights
 
-__all__ = ["Field", "Recurrent", "require_options"]
-
 Field = Literal["real", "complex"]
 
 

@@ -14,8 +14,6 @@ from stiefelkit.nn.torch_rnn import fill_, read
 from stiefelkit.scan import Factored, scan
 from stiefelkit.weights.find import coordinate_list_of
 
-__all__ = ["OrthogonalRNN", "OrthogonalRNNCell"]
-
 
 class _Scanned(Recurrent):
     """The recurrence h_t = act(x_t U^T + h_{t-1} W^T)."""

@@ -19,8 +19,6 @@ from stiefelkit.nn.rotation import absorb_norms_, rotate_
 from stiefelkit.numbers import optional, whole
 from stiefelkit.weights import attach
 
-__all__ = ["Rotated", "fake_quantize", "rotated"]
-
 
 def fake_quantize(x: Tensor, bits: int) -> Tensor:
     """Rounds to signed integers of a few bits times a scale for each row; gradients pass straight through.

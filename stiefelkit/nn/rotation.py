@@ -28,8 +28,6 @@ from stiefelkit.nn.hadamard_linear import HadamardLinear
 from stiefelkit.nn.probing import agree, has_own_forward, in_other_adapters, probes, twin
 from stiefelkit.tensors import working_dtype
 
-__all__ = ["absorb_norm_", "absorb_norms_", "rotate_"]
-
 
 @torch.no_grad()
 def rotate_(

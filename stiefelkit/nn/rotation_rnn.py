@@ -18,8 +18,6 @@ from stiefelkit.numbers import FLAG, at_least, is_number, plain, whole
 from stiefelkit.scan import ROTATION_BACKENDS, rotation_scan
 from stiefelkit.tensors import computing_dtype
 
-__all__ = ["RotationBlock", "RotationRNN"]
-
 
 class RotationRNN(Layers):
     r"""Multi-layer linear RNN h_t = g W h_{t-1} + s U x_t + b with an orthogonal W, in parallel over time.

@@ -23,8 +23,6 @@ from stiefelkit.errors import (
 from stiefelkit.metrics import orthogonality_error
 from stiefelkit.weights.find import Place, coordinate_list_of, instead_of
 
-__all__ = ["TorchRNN", "fill_", "read"]
-
 _KEY = re.compile(r"(weight_ih|weight_hh|bias_ih|bias_hh)_l(\d+)(_reverse)?")
 _CHANGED = re.compile(rf"(?:parametrizations\.)?({_KEY.pattern})(_g|_mask|_u|\.original\d?)")
 _REMOVERS = {

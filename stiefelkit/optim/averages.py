@@ -13,8 +13,6 @@ from stiefelkit.numbers import at_least
 from stiefelkit.tensors import local_part, placed_like, whole
 from stiefelkit.weights import optimizer_hooks
 
-__all__ = ["average_fn", "multi_avg_fn"]
-
 
 def multi_avg_fn(decay: float | None = None) -> Callable[[Sequence[Tensor], Sequence[Tensor], Any], None]:
     """Returns the `multi_avg_fn` of an `AveragedModel` whose frames stay frames.

@@ -13,8 +13,6 @@ from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
 from stiefelkit.optim.settings import BETAS, BOUNDED, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
 from stiefelkit.optim.steps import bounded_steps, inverse, rate, second_moments
 
-__all__ = ["CayleyAdam"]
-
 
 class CayleyAdam(TangentOptimizer):
     r"""Adam for frames, with one second moment for each matrix, and a Cayley step along the projected first moment.

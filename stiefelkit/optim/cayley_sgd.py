@@ -13,8 +13,6 @@ from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
 from stiefelkit.optim.settings import BOUNDED, MOMENTUM, OF_SGD, RATE, SHARED, Setting
 from stiefelkit.optim.steps import bounded_steps, gradient_with_momentum, rate
 
-__all__ = ["CayleySGD"]
-
 
 class CayleySGD(TangentOptimizer):
     r"""SGD with momentum for frames: M <- momentum M + G, projected on the tangent space, and a Cayley step along it.

@@ -19,8 +19,6 @@ from stiefelkit.optim.base.checks import listed
 from stiefelkit.tensors import check_tensors, whole
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS, frames, manifold_of
 
-__all__ = ["clip_grad_norm_"]
-
 _MOST = Check("{key} >= 0", lambda value: is_number(value) and value >= 0)
 _SMALLEST = 64.0
 """Unit that complex numbers are divided by at least, over the smallest normal number."""

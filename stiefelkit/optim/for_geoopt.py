@@ -8,8 +8,6 @@ from stiefelkit.errors import OptimizerError
 from stiefelkit.tensors import is_sharded
 from stiefelkit.weights.find import check_module, orthogonal_weights
 
-__all__ = ["geoopt_parameters"]
-
 
 def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Parameter]:
     """Makes every frame that is a coordinate (`"stiefel"`) a `geoopt.ManifoldParameter`, and returns all parameters.

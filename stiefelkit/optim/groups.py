@@ -15,8 +15,6 @@ from stiefelkit.weights.attach import available
 from stiefelkit.weights.find import check_module, orthogonal_weights
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
-__all__ = ["frames", "parameter_groups"]
-
 
 def frames(params: Tensor | Iterable[Tensor], *, manifold: str | None = None, **settings: Any) -> list[dict[str, Any]]:
     """Makes parameter groups, one a manifold, of frames that need no module, for the optimizers of this package.

@@ -17,8 +17,6 @@ from stiefelkit.optim.base.rounding import land
 from stiefelkit.optim.settings import MOMENTUM, OF_ADAM, RATE, SHARED, Setting, at_least, whole
 from stiefelkit.optim.steps import are_ordinary, as_factor, count_steps, divided, is_still, largest_root, rate, units_of
 
-__all__ = ["Landing"]
-
 FURTHEST = 0.5
 """||W^H W - I||_F that no step goes beyond."""
 _ROUNDING = 4.0

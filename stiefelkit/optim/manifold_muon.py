@@ -14,8 +14,6 @@ from stiefelkit.optim.settings import OF_ADAM, SHARED, Setting, whole
 from stiefelkit.optim.spectral import BEFORE, PolarStep, averaged_gradient
 from stiefelkit.optim.steps import rate
 
-__all__ = ["ManifoldMuon"]
-
 
 class ManifoldMuon(TangentOptimizer):
     r"""Steepest descent in the spectral norm: W <- polar(W - lr A), A the tangent vector with the largest <M, A>.

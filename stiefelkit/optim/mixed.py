@@ -10,8 +10,6 @@ from stiefelkit.errors import CheckpointError, OptionError, shown
 from stiefelkit.numbers import plain
 from stiefelkit.optim.base.checks import listed
 
-__all__ = ["MixedOptimizer"]
-
 
 class MixedOptimizer(torch.optim.Optimizer):
     """Steps several optimizers one after the other, as papers train coordinates by others than the rest.

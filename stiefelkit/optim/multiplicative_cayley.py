@@ -14,8 +14,6 @@ from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
 from stiefelkit.optim.settings import MOMENTUM, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
 from stiefelkit.optim.steps import gradient_with_momentum, rate
 
-__all__ = ["MultiplicativeCayley"]
-
 
 class MultiplicativeCayley(TangentOptimizer):
     r"""Moves frames by W <- (I + lr/2 B)^-1 (I - lr/2 B) W, B = G W^H - W G^H; other groups by RMSprop.

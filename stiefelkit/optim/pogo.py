@@ -15,8 +15,6 @@ from stiefelkit.optim.base.tangent_optimizer import Retraction, TangentOptimizer
 from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
 from stiefelkit.optim.steps import as_factor, inverse, rate, reach, second_moments
 
-__all__ = ["POGO"]
-
 LONGEST = 0.5
 """||X^H X - I||_F to which a step is shortened, well within the reach of a step back."""
 

@@ -11,8 +11,6 @@ from stiefelkit.errors import OptionError
 from stiefelkit.numbers import FLAG, at_least, plain
 from stiefelkit.optim.settings import MOMENTUM, OF_TORCH, RATE, SWITCH
 
-__all__ = ["RMSprop"]
-
 _CHECKS = {
     **OF_TORCH,
     "lr": RATE,

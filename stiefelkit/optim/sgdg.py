@@ -15,8 +15,6 @@ from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
 from stiefelkit.optim.settings import BOUND, MOMENTUM, OF_SGD, RATE, SHARED, Setting, at_least, one_of
 from stiefelkit.optim.steps import as_factor, gradient_with_momentum, rate, shares
 
-__all__ = ["SGDG"]
-
 
 class SGDG(TangentOptimizer):
     r"""Moves rotations as the SGDG of Li et al. does, which SpinQuant and others copy: the same call, exact steps.

@@ -14,8 +14,6 @@ from stiefelkit.optim.settings import OF_ADAM, SHARED
 from stiefelkit.optim.spectral import BEFORE, PolarStep, averaged_gradient
 from stiefelkit.optim.steps import rate
 
-__all__ = ["SPEL"]
-
 
 class SPEL(TangentOptimizer):
     r"""Spectral steepest descent with a linear oracle: W <- msign(W - lr msign(R)), R = M - W sym(W^H M).

@@ -13,8 +13,6 @@ from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEI
 from stiefelkit.optim.split import Moving, SplitOptimizer, turned
 from stiefelkit.optim.steps import as_factor, count_steps, in_units, rate
 
-__all__ = ["StiefelAdam"]
-
 _ROUNDING = 4.0
 """What rounding may leave of an entry of the tangent part of a normal matrix, over eps and the norm of that."""
 

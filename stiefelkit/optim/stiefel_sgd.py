@@ -12,8 +12,6 @@ from stiefelkit.optim.settings import MOMENTUM, OF_SGD, RATE, SHARED, Setting
 from stiefelkit.optim.split import SplitOptimizer, turned
 from stiefelkit.optim.steps import in_units, rate
 
-__all__ = ["StiefelSGD"]
-
 
 class StiefelSGD(SplitOptimizer):
     r"""SGD whose momentum is a velocity on the manifold: no projection, no transport, and none of it is lost.

@@ -7,8 +7,6 @@ from stiefelkit import init
 from stiefelkit.functional import cayley, cayley_inverse, pack_skew, unpack_skew
 from stiefelkit.init import uniform
 
-__all__ = ["haar_with_signs", "helfrich"]
-
 _STEEPEST = 32.0
 """The largest eigenvalue of A that a draw with fixed signs has; those of the transform stay 2/32 from -1.
 

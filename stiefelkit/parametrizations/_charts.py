@@ -9,18 +9,6 @@ from stiefelkit.contract.param import Component
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.tensors import coordinate_dtype, working_dtype
 
-__all__ = [
-    "component",
-    "component_of_product",
-    "diagonal_coordinates",
-    "flaw_of_matrix",
-    "flaw_of_signs",
-    "from_buffer",
-    "identity_buffer",
-    "to_buffer",
-    "unit_signs",
-]
-
 
 def component(shape: Sequence[int], is_complex: bool) -> Component:
     """Returns the component of O(n) that a map with a D reaches: square real frames keep det D's."""

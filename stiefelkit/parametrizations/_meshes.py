@@ -19,8 +19,6 @@ from stiefelkit.functional import (
 )
 from stiefelkit.tensors import dtype_of_parts
 
-__all__ = ["BrickWall", "Fft"]
-
 Angles = tuple[Tensor, Tensor | None, Tensor]
 """Angles and phases of all rotations, the latter None for real frames, and the entries of D."""
 

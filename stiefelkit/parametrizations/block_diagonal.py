@@ -16,8 +16,6 @@ from stiefelkit.metrics import permitted_return, rounding_limit
 from stiefelkit.numbers import Check, whole
 from stiefelkit.tensors import computing_dtype, working_dtype
 
-__all__ = ["BlockDiagonal"]
-
 
 class BlockDiagonal(Composite):
     r"""W = diag(Q_1, ..., Q_k) with frames Q_j by any parametrization, all mapped in one batched call.

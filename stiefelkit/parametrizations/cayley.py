@@ -18,8 +18,6 @@ from stiefelkit.parametrizations._cayley_draws import haar_with_signs, helfrich
 from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs
 from stiefelkit.tensors import coordinate_dtype
 
-__all__ = ["Cayley"]
-
 _ARC = above(0, 2 * math.pi)
 
 

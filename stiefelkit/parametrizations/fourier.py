@@ -13,8 +13,6 @@ from stiefelkit.functional import diagonal, polish
 from stiefelkit.functional._diagonal import complex_of
 from stiefelkit.init import device_of, symmetric
 
-__all__ = ["Fourier"]
-
 
 class Fourier(OrthogonalParam):
     r"""W = D3 R2 F^-1 D2 P R1 F D1, unitary, with 7n real coordinates.

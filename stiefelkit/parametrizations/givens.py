@@ -20,8 +20,6 @@ from stiefelkit.parametrizations._charts import component, diagonal_coordinates,
 from stiefelkit.parametrizations._meshes import BrickWall, Fft
 from stiefelkit.tensors import coordinate_dtype, dtype_of_parts
 
-__all__ = ["Givens"]
-
 
 class Givens(OrthogonalParam):
     r"""First p columns of W = D F_L ... F_2 F_1, each F a layer of rotations of disjoint pairs of rows.

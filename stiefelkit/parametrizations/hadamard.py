@@ -14,8 +14,6 @@ from stiefelkit.init import hadamard_factors, hadamard_orders, symmetric
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.parametrizations._charts import component, flaw_of_signs
 
-__all__ = ["Hadamard"]
-
 
 class Hadamard(OrthogonalParam):
     r"""W = D2 H D1 with the matrix H of `stiefelkit.init.hadamard(n, random=False)`.

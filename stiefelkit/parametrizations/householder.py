@@ -25,8 +25,6 @@ from stiefelkit.numbers import optional, whole
 from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs, unit_signs
 from stiefelkit.tensors import coordinate_dtype, dtype_of_parts
 
-__all__ = ["Householder"]
-
 
 class Householder(OrthogonalParam):
     r"""First p columns of H_1 H_2 ... H_k D, with H_j = I - 2 u_j u_j^H / |u_j|^2 and u_j zero above row j.

@@ -17,8 +17,6 @@ from stiefelkit.numbers import at_least
 from stiefelkit.parametrizations._charts import component_of_product
 from stiefelkit.tensors import coarser, computing_dtype, coordinate_dtype, working_dtype
 
-__all__ = ["Margin"]
-
 
 class Margin(Composite):
     r"""W = U diag(s) V^H with s = 1 + 2 m (sigmoid(q) - 1/2), so that every singular value lies in (1 - m, 1 + m).

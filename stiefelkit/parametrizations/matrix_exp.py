@@ -15,8 +15,6 @@ from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_li
 from stiefelkit.parametrizations._charts import component, flaw_of_matrix, from_buffer, identity_buffer, to_buffer
 from stiefelkit.tensors import coarser, coordinate_dtype, working_dtype
 
-__all__ = ["MatrixExp"]
-
 
 class MatrixExp(OrthogonalParam):
     r"""Matrix exponential W = exp(A) of a skew A.

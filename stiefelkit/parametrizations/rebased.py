@@ -21,8 +21,6 @@ from stiefelkit.parametrizations._charts import (
 )
 from stiefelkit.tensors import coordinate_dtype, working_dtype
 
-__all__ = ["Rebased"]
-
 
 class Rebased(Composite):
     r"""W = B Q with Q by any parametrization and a fixed orthogonal or unitary B (n x n), the chart `base`.

@@ -9,8 +9,6 @@ from stiefelkit.contract.param import OrthogonalParam, Position, Traits, load_ch
 from stiefelkit.parametrizations.fourier import Fourier
 from stiefelkit.tensors import working_dtype
 
-__all__ = ["StiefelPoint"]
-
 _RESTRICTED = "restricted"
 
 

@@ -11,8 +11,6 @@ import numpy as np
 
 from stiefelkit.errors import DataError
 
-__all__ = ["ENDINGS", "needed", "read"]
-
 ENDINGS = (".wav", ".flac", ".sph")
 LOUDEST, FASTEST = 1e6, 1_000_000
 """Larger samples, and more a second, are not meant as such."""

@@ -21,8 +21,6 @@ from torch import Tensor
 from stiefelkit.errors import RunError
 from stiefelkit.training.files import make_folder, parse_json, read_file, remove, rename, sync_directory, write_synced
 
-__all__ = ["BROKEN", "checkpoints", "latest", "load", "pack", "save", "step_of", "unpack"]
-
 KEPT = 2
 LARGEST = 2**30
 """Bytes of the JSON, which has no tensors in it, at most."""

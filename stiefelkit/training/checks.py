@@ -17,20 +17,6 @@ from stiefelkit import numbers
 from stiefelkit.errors import OptionError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.numbers import above, whole
 
-__all__ = [
-    "SEED",
-    "STEP_LENGTH",
-    "THREADS",
-    "known_parametrizations",
-    "known_words",
-    "listed",
-    "of_type",
-    "tall_sizes",
-    "usable_device",
-    "usable_place",
-    "within_memory",
-]
-
 SEED = whole(0, 2**63 - 1)
 """Of seeds, those that torch takes."""
 THREADS = whole(1, 1024)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["BY_COORDINATE", "HANDLED", "Config", "of_coordinates"]
-
 WHO = "Training"
 SCHEDULES = ("constant", "cosine")
 SIZES = dict.fromkeys(("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"), whole(1))

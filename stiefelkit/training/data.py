@@ -31,8 +31,6 @@ from pathlib import Path
 
 from stiefelkit.errors import DataError
 
-__all__ = ["VARIABLE", "File", "content", "device", "digest", "folder", "named", "on", "place"]
-
 VARIABLE = "STIEFELKIT_DATA"
 REMEDY = f"name its folder with --data DIR or {VARIABLE}"
 

@@ -14,8 +14,6 @@ from rich.text import Text
 from stiefelkit.errors import OptionError, printable
 from stiefelkit.training.files import refuse_links, writable
 
-__all__ = ["Bar", "Board", "Curves", "Screen", "Silent", "Terminal", "say", "worst_ratio"]
-
 FOLDER = "tensorboard"
 REDRAWN = 0.1
 """Seconds between two drawings of the bar, at least."""

@@ -16,20 +16,6 @@ from stiefelkit.training.files import writable, write_atomically
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "COLOURS",
-    "MARKERS",
-    "STYLE",
-    "Figures",
-    "accuracy_scale",
-    "figure",
-    "legend",
-    "literal",
-    "log_scale",
-    "reference_line",
-    "styles",
-]
-
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette, which the colour-blind can tell apart."""
 

@@ -17,23 +17,6 @@ from typing import Any
 
 from stiefelkit.errors import RunError
 
-__all__ = [
-    "make_folder",
-    "open_file",
-    "parse_json",
-    "reachable",
-    "read_file",
-    "refuse_links",
-    "refuse_special",
-    "remove",
-    "rename",
-    "sync_directory",
-    "writable",
-    "write_atomically",
-    "write_json",
-    "write_synced",
-]
-
 _HAS_DESCRIPTORS = os.open in os.supports_dir_fd
 
 

@@ -23,8 +23,6 @@ from stiefelkit.training.tasks import Task, tasks
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["GradientCurve", "GradientPlan", "draw", "gradient_norms", "measure"]
-
 WHO = "The figure of gradients"
 LENGTH = 500
 """Steps of a sequence, where the task has that option and nothing else is asked for."""

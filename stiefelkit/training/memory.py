@@ -10,8 +10,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["cpu", "kept_memory", "peak_memory", "processor", "threads"]
-
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
 """Parameters of glibc's mallopt."""
 KEPT = {MMAP_MAX: 0, TRIM_THRESHOLD: 2**31 - 1}

@@ -18,8 +18,6 @@ from stiefelkit.training.figure import Figures, figure, legend, literal, log_sca
 from stiefelkit.training.run_folder import RunFolder, flat
 from stiefelkit.training.tasks.task import evaluating
 
-__all__ = ["draw_runs", "draw_surfaces"]
-
 Scored = tuple[float, RunFolder]
 """The best held-out score of a run, and the run."""
 OF_A_BOX = ("seed", "task_options.excerpt", "threads", "device")

@@ -20,8 +20,6 @@ from stiefelkit.training.tasks import Task, create, tasks
 if TYPE_CHECKING:
     from stiefelkit.training.config import Config
 
-__all__ = ["Reproduction", "Row", "find", "rows", "tables"]
-
 tables = Registry(
     "stiefelkit.papers",
     "table of a paper",

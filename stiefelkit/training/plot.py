@@ -17,8 +17,6 @@ from stiefelkit.training.tasks import Task
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Curve", "draw", "find_runs", "plot"]
-
 
 @dataclass(frozen=True)
 class Curve:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from stiefelkit.training.config import Config
 
-__all__ = ["Interruption", "Ranks", "is_first_of_launched", "joined", "launched"]
-
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE = datetime.timedelta(days=1)
 """The others wait while the first evaluates; processes that die are noticed by torchrun."""

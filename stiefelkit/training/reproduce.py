@@ -23,8 +23,6 @@ from stiefelkit.training.train import RunOutcome, resume, train
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Finding", "Score", "finding", "made_by", "note", "opened", "reproduce", "write_page"]
-
 MADE, PAGE = "reproduced.json", "report.md"
 DIVERGED = "diverged"
 LABELS: dict[str, dict[str, str]] = {

@@ -26,8 +26,6 @@ from stiefelkit.training.display import worst_ratio
 from stiefelkit.training.files import open_file, parse_json, reachable, read_file, writable, write_atomically
 from stiefelkit.training.memory import processor
 
-__all__ = ["Log", "RunFolder", "Summary", "by_kind", "flat", "is_run", "last_step", "read_log", "summarise", "versions"]
-
 CONFIG, LOG, CHECKPOINTS, LOCK = "config.json", "log.jsonl", "checkpoints", ".lock"
 DIGEST, DATA, PROCESSOR = "sha256", "data", "processor"
 LARGEST = 2**24

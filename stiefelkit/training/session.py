@@ -20,8 +20,6 @@ from stiefelkit.training.ranks import Ranks
 from stiefelkit.training.tasks import Task
 from stiefelkit.training.tasks.task import generator
 
-__all__ = ["Session", "Window", "first_bad_gradient", "first_bad_output"]
-
 
 @dataclass
 class Window:

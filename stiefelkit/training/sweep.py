@@ -35,8 +35,6 @@ from stiefelkit.training.tasks import Task, create, tasks
 if TYPE_CHECKING:
     from stiefelkit.training.run_folder import Summary
 
-__all__ = ["Cell", "Comparison", "Run", "SweepPlan", "checked", "compare", "run_sweep", "runs_of"]
-
 WHO = "A sweep"
 SUMMARY = "sweep.json"
 LONGEST_NAME, MOST = 100, 10_000

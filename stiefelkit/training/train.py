@@ -16,8 +16,6 @@ from stiefelkit.training.ranks import Interruption, Ranks
 from stiefelkit.training.run_folder import Log, RunFolder, lines, read_log, versions
 from stiefelkit.training.session import Session
 
-__all__ = ["RunOutcome", "resume", "train"]
-
 
 @dataclass(frozen=True)
 class RunOutcome:

@@ -85,6 +85,7 @@ class CoordinateList(parametrize.ParametrizationList):
         self._originals = tuple(self._key_of.values())
         self.ntensors = len(self._originals)
         self._buffers[EXTRA] = None
+        self._stamp = None
         self.scheme: str | None = None
         self.weight = "the weight"
         self._emptied: list[tuple[nn.Parameter, int]] | None = None

@@ -25,7 +25,7 @@ from stiefelkit.weights.find import Place, coordinate_list_of, held_parametrizat
 from stiefelkit.weights.group import leave_seat
 from stiefelkit.weights.optimizer_hooks import retire
 
-__all__ = ["attach_coordinate_list", "check_loading_of", "check_state_dict", "checks_loading", "stop_checking"]
+__all__ = ["check_state_dict"]
 
 
 _RESETS = ("reset_parameters", "_reset_parameters")

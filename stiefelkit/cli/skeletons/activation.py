@@ -2,8 +2,6 @@
 
 from stiefelkit.scan import Activation
 
-__all__ = ["Skeleton"]
-
 
 class Skeleton(Activation):
     """z / (1 + |z|); the derivative is (1 - |h|)^2."""

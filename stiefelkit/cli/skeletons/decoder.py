@@ -8,8 +8,6 @@ from torch import nn
 
 from stiefelkit.nn.decoders import Decoder
 
-__all__ = ["skeleton"]
-
 # The places of the layers, by their names inside a base model, and inside its blocks.
 skeleton = Decoder(
     classes=("SkeletonModel",),

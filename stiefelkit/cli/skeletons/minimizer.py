@@ -4,8 +4,6 @@ from stiefelkit.optim import Minimizer
 from stiefelkit.optim.deterministic.line_search import Wolfe, search
 from stiefelkit.optim.deterministic.minimizer import OF_ALL
 
-__all__ = ["Skeleton"]
-
 
 class Skeleton(Minimizer):
     """Goes against the gradient, to a point of the Wolfe conditions."""

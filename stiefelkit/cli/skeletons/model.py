@@ -5,8 +5,6 @@ from torch import nn
 from stiefelkit.models import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 
-__all__ = ["skeleton"]
-
 
 def skeleton(input_size, hidden_size, output_size, *, parametrization="matrix_exp", activation="modrelu", **options):
     """Builds a recurrent net whose W is a rotation, with modReLU.

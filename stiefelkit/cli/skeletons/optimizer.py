@@ -7,8 +7,6 @@ from stiefelkit.optim import Setting, TangentOptimizer
 from stiefelkit.optim.settings import RATE, SHARED, WEIGHT_DECAY, at_least
 from stiefelkit.optim.steps import rate
 
-__all__ = ["Skeleton"]
-
 
 class Skeleton(TangentOptimizer):
     """Descends along the Riemannian gradient, with a part of the rate held back; others move by SGD."""

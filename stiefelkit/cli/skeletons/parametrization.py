@@ -5,8 +5,6 @@ import torch
 from stiefelkit import OrthogonalParam, Traits
 from stiefelkit.errors import ImageError
 
-__all__ = ["Skeleton"]
-
 
 class Skeleton(OrthogonalParam):
     """W rotates consecutive pairs of axes, by one angle a pair.

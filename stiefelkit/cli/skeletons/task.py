@@ -8,8 +8,6 @@ from stiefelkit.training.recipes import Recipe, Settings
 from stiefelkit.training.tasks import Task
 from stiefelkit.training.tasks.task import generator
 
-__all__ = ["Skeleton"]
-
 TRAIN, TEST = 0, 1
 
 

@@ -5,8 +5,6 @@ from torch import Tensor
 
 from stiefelkit.functional._packing import check_tall, pack_skew
 
-__all__ = ["cayley_inverse"]
-
 _SLACK = 1e-6
 """Excess over 1 that entries of A may have."""
 _ROUNDING = 1e-10

@@ -10,8 +10,6 @@ from stiefelkit.functional._arithmetic.product import opaque, plus_product
 from stiefelkit.functional._arithmetic.reads import reads_are_free, switch
 from stiefelkit.metrics import working_dtype
 
-__all__ = ["SMALLEST_BLOCKED", "inverse_of_accretive", "quotient_of_accretive", "quotient_of_skew"]
-
 SMALLEST_BLOCKED = 128
 _LEAF = 64
 _LARGEST_NORM = {torch.float32: 100.0, torch.complex64: 100.0, torch.float64: 5e3, torch.complex128: 5e3}

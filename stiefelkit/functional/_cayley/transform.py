@@ -30,8 +30,6 @@ from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_tensors
 
-__all__ = ["cayley"]
-
 _LARGEST_IN_DOUBLE = 48
 """Up to here the backward of a float32 frame in float64 costs about as much as in float32."""
 _LARGE = 256

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from stiefelkit.functional._packing import check_square, check_tall
 
-__all__ = ["skew_logarithm", "tall_logarithm"]
-
 _WINDOW = (-0.97, -0.8)
 """Eigenvalues of the Hermitian part below a gap in here are those near -1."""
 _NEGLIGIBLE = 3e-9

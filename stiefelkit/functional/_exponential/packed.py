@@ -22,8 +22,6 @@ from stiefelkit.functional._polish import polish
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_tensors
 
-__all__ = ["matrix_exp", "on_span", "whole"]
-
 _LARGEST_IN_DOUBLE = 32
 _FINER_THAN_SINGLE = 1e-10
 """Truncation of what is worked out in float64 and rounded to float32."""

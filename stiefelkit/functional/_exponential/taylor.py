@@ -27,8 +27,6 @@ from stiefelkit.functional._packing import check_square, minus_adjoint
 from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import working_dtype
 
-__all__ = ["exponential"]
-
 _LARGEST_IN_SINGLE = 8.0
 """Norm above which the squarings would cost float32 too many of its digits."""
 _SQUARINGS = 20

@@ -7,8 +7,6 @@ from stiefelkit.numbers import above, settle_, whole
 from stiefelkit.optim import names_in_words, optimizers
 from stiefelkit.training.checks import STEP_LENGTH, known_words, tall_sizes, usable_place
 
-__all__ = ["DTYPES", "GRADIENTS", "UNCONSTRAINED", "WEIGHT_DTYPES", "WHO", "DriftPlan"]
-
 DTYPES = ("complex128", "complex64", "float32", "float64")
 """Those that frames may be stored in while an optimizer moves them."""
 WEIGHT_DTYPES = (*DTYPES, "bfloat16")

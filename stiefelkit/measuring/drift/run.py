@@ -32,8 +32,6 @@ from stiefelkit.weights.attach import available, orthogonal
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["DriftCurve", "DriftOutcome", "Skipped", "draw_panel", "error_scale", "looks", "measure", "outcomes", "run"]
-
 PIXELS, CLASSES, IMAGES = 64, 10, 64
 """Sizes of the handwritten digits: numbers in an image, kinds, and images for each gradient."""
 ERROR = r"$\Vert W^H W - I\Vert_F$ / rounding limit"

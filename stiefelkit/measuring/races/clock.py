@@ -17,21 +17,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "Clock",
-    "Run",
-    "Timing",
-    "clock_of",
-    "cold_clock",
-    "cpu_seconds",
-    "cuda_seconds",
-    "peak_bytes",
-    "predicted",
-    "product_of",
-    "race",
-    "replayed",
-]
-
 Run = Callable[[], Any]
 Clock = Callable[[Run, int], float]
 """Calls a function so many times, and returns the seconds that all of it took."""

@@ -15,20 +15,6 @@ from stiefelkit.measuring.races.clock import Run, Timing, clock_of, race, replay
 from stiefelkit.measuring.races.plan import Rules
 from stiefelkit.training.files import refuse_special, writable, write_json
 
-__all__ = [
-    "Field",
-    "Race",
-    "Row",
-    "Watch",
-    "by_reason",
-    "check_place",
-    "finite",
-    "quiet",
-    "scatter",
-    "seeded",
-    "write_rows",
-]
-
 UNIT = "the unit"
 
 T = TypeVar("T")

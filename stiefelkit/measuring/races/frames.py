@@ -20,8 +20,6 @@ from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing.unread import READS
 from stiefelkit.training.memory import threads
 
-__all__ = ["GRADIENTS", "counts_of", "races"]
-
 GRADIENTS = 16
 """Gradients that an optimizer gets in turns: with a single one it would soon be where there is no step left to make."""
 LONGEST = 20.0

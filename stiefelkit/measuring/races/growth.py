@@ -19,8 +19,6 @@ from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.training.memory import threads
 from stiefelkit.weights.attach import available
 
-__all__ = ["PRODUCT", "PowerLaw", "fit", "races"]
-
 PRODUCT = "one product"
 """Name of the yardstick, the matrix product of that size."""
 WIDTH = 64

@@ -19,8 +19,6 @@ from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.races.contenders import LEARNING_RATE, Contender, Entry, FrameProblem, Holder
 from stiefelkit.registry import Registry
 
-__all__ = ["missing_packages", "peers"]
-
 LARGEST_LOOP = 1 << 31
 """Bytes that the layers of `layer_loop` may keep for their backward."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from stiefelkit.measuring.races.contenders import Contender, FrameProblem
     from stiefelkit.measuring.races.recurrences import Sequences
 
-__all__ = ["AXES", "GrowthPlan", "NormPlan", "OptimizerRace", "ParametrizationRace", "ScanRace", "TimedPlan"]
-
 DTYPES = (*WIDE_DTYPES, "bfloat16", "float16")
 
 

@@ -23,20 +23,6 @@ from stiefelkit.measuring.races.scan_cases import ScanCase
 from stiefelkit.registry import Registry
 from stiefelkit.scan import BACKENDS, Factored, find_activation, scan, scan_backend
 
-__all__ = [
-    "FACTORS",
-    "LOOP",
-    "Enter",
-    "SequenceEntry",
-    "Sequences",
-    "backward",
-    "fast_backends",
-    "limit",
-    "ours",
-    "picked_backend",
-    "recurrence_peers",
-]
-
 LOOP = "eager_loop"
 """The peer that peak memory is compared with."""
 FACTORS = "factors"

@@ -40,8 +40,6 @@ from stiefelkit.optim import parameter_groups
 from stiefelkit.training.memory import peak_memory, threads
 from stiefelkit.weights.change import bake
 
-__all__ = ["LOSSES", "races", "resident_bytes", "whole_and_scan"]
-
 LOSSES = ("sequence", "last_state")
 STEP = "training_step"
 MODEL, CLASSES = "scornn", 10

@@ -8,8 +8,6 @@ from stiefelkit.measuring.races import WHO
 from stiefelkit.numbers import settle_, whole
 from stiefelkit.training.checks import known_words
 
-__all__ = ["CASES", "ScanCase", "cases_of", "read_case"]
-
 
 @dataclass(frozen=True)
 class ScanCase:

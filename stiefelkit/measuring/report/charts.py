@@ -18,8 +18,6 @@ from stiefelkit.weights.attach import available
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Chart", "charts", "figure_of"]
-
 TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 Looks = dict[str, dict[str, Any]]
 """Name to the options of its line."""

@@ -13,8 +13,6 @@ from stiefelkit.measuring.races.field import Race, Watch, quiet
 from stiefelkit.measuring.report.plan import ReportPlan
 from stiefelkit.measuring.report.record import machine
 
-__all__ = ["Findings", "gather"]
-
 RACES: dict[str, Callable[[Any, Watch], Iterator[Race]]] = {
     "time": frames.races,
     "growth": growth.races,

@@ -24,8 +24,6 @@ from stiefelkit.measuring.report.record import Record
 from stiefelkit.measuring.tables import Line, Table, of_drift, of_race
 from stiefelkit.weights.attach import available
 
-__all__ = ["environment", "page", "record_page", "tiles"]
-
 UNITS = {"s": (1e3, "ms"), "bytes": (1e-6, "MB"), "limits": (1.0, "/ limit"), "law": (1.0, "law")}
 """Unit of a record to the factor and the heading that it is shown with."""
 

@@ -11,8 +11,6 @@ from stiefelkit.measuring.races.plan import GrowthPlan, NormPlan, Parametrizatio
 from stiefelkit.numbers import settle_
 from stiefelkit.training.checks import known_parametrizations, known_words, listed, usable_place
 
-__all__ = ["SECTIONS", "ReportPlan", "Scale"]
-
 WHO = "The report"
 SECTIONS = {
     "drift": "drift",

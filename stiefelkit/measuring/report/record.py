@@ -19,8 +19,6 @@ from stiefelkit.errors import RunError
 from stiefelkit.training.files import parse_json, write_json
 from stiefelkit.training.memory import cpu
 
-__all__ = ["KIND", "Figure", "PartOutcome", "Record", "clocks", "machine", "read_record"]
-
 KIND = "stiefelkit figures of a device, 1"
 """The kind that a file says it is of."""
 WHO = "A page of figures"

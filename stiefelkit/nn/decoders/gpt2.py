@@ -2,8 +2,6 @@
 
 from stiefelkit.nn.decoders import Decoder
 
-__all__ = ["GPT2"]
-
 GPT2 = Decoder(
     classes=("GPT2Model",),
     embeddings=("wte", "wpe"),

@@ -2,8 +2,6 @@
 
 from stiefelkit.nn.decoders import Decoder
 
-__all__ = ["GPT_NEOX"]
-
 GPT_NEOX = Decoder(
     classes=("GPTNeoXModel",),
     embeddings=("embed_in",),

@@ -2,8 +2,6 @@
 
 from stiefelkit.nn.decoders import Decoder
 
-__all__ = ["LLAMA"]
-
 LLAMA = Decoder(
     classes=("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "GemmaModel"),
     embeddings=("embed_tokens",),

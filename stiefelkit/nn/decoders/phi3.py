@@ -2,8 +2,6 @@
 
 from stiefelkit.nn.decoders import Decoder
 
-__all__ = ["PHI3"]
-
 PHI3 = Decoder(
     classes=("Phi3Model",),
     embeddings=("embed_tokens",),

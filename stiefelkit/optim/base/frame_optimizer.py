@@ -33,8 +33,6 @@ from stiefelkit.optim.base.checks import (
 from stiefelkit.optim.settings import RATE, Setting, signature, told
 from stiefelkit.weights.optimizer_hooks import frames
 
-__all__ = ["FrameOptimizer"]
-
 
 class FrameOptimizer(torch.optim.Optimizer, ABC):
     """Moves the frames in groups that name a manifold along it; a torch optimizer moves all other groups.

@@ -30,9 +30,6 @@ from stiefelkit.optim.base.rounding import (
 )
 from stiefelkit.optim.steps import are_ordinary, as_factor, have_squares, in_units, is_still, reach
 
-__all__ = ["CayleyStep", "Retraction", "TangentOptimizer"]
-
-
 _TURNS = 3
 """Polishes that take any defect which is not lost to the rounding limit."""
 _LONGEST = 2.0

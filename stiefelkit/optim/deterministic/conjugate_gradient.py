@@ -11,8 +11,6 @@ from stiefelkit.optim.deterministic.minimizer import OF_ALL, Minimizer
 from stiefelkit.optim.deterministic.objective import Objective, Position, dot
 from stiefelkit.optim.settings import Setting, at_least, one_of
 
-__all__ = ["RULES", "ConjugateGradient"]
-
 RULES = ("hager_zhang", "hestenes_stiefel", "polak_ribiere")
 """How much of the last direction goes into the next one."""
 _STEEP = 1e-8

@@ -10,8 +10,6 @@ from stiefelkit.optim.deterministic.minimizer import OF_ALL, Minimizer
 from stiefelkit.optim.deterministic.objective import Objective, Position, dot
 from stiefelkit.optim.settings import Setting, at_least, whole
 
-__all__ = ["LBFGS"]
-
 _CAUTION = 1e-8
 """Cosine between a step and the change of the gradient from which they count."""
 

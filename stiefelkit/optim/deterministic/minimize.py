@@ -15,8 +15,6 @@ from stiefelkit.optim.deterministic import minimizers
 from stiefelkit.optim.deterministic.objective import NOISE
 from stiefelkit.optim.groups import frames
 
-__all__ = ["Minimum", "minimize"]
-
 
 @dataclass(frozen=True)
 class Minimum:

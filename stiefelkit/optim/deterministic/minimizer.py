@@ -22,8 +22,6 @@ from stiefelkit.optim.settings import Setting, at_least, is_number, one_of, sign
 from stiefelkit.tensors import is_sharded
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
-__all__ = ["OF_ALL", "Minimizer", "Progress"]
-
 OF_ALL = (
     Setting("max_iter", 20, whole(1), "iterations of a step at most, as those of torch.optim.LBFGS."),
     Setting("tolerance_grad", 1e-10, at_least(0), "length of the Riemannian gradient at which a step ends."),

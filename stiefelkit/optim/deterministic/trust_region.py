@@ -12,8 +12,6 @@ from stiefelkit.optim.deterministic.minimizer import OF_ALL, Minimizer
 from stiefelkit.optim.deterministic.objective import Objective, Position, dot
 from stiefelkit.optim.settings import Setting, at_least, whole
 
-__all__ = ["Model", "TrustRegion", "truncated"]
-
 _ACCEPTED = 0.1
 """What a step has to gain, over what the model says."""
 

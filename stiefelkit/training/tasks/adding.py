@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Adding"]
-
 _of = functools.partial(Recipe.of, steps=8000, batch_size=50)
 RECIPES = {
     "scornn": _of(170, rates={"skew": 1e-4}, options=lambda n: {"negative": n // 2}),

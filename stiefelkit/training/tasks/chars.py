@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from stiefelkit.training.tasks.texts import Sequences, Text
 
-__all__ = ["Chars"]
-
 RESETS = ("window", "line")
 
 _of = functools.partial(Recipe.of, steps=6000, batch_size=50, eval_every=500, checkpoint_every=500)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Copying"]
-
 SYMBOLS = 10
 
 _of = functools.partial(Recipe.of, optimizer="rmsprop", steps=1000, batch_size=20, optimizer_options={"alpha": 0.9})

@@ -15,8 +15,6 @@ from stiefelkit.training.tasks.task import Task, cross_entropy
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["DigitTask", "Digits"]
-
 TEST_SIZE = 360
 ALL_TRAIN = 1797 - TEST_SIZE
 PERMUTATION_SEED = 92916

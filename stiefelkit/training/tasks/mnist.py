@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Mnist", "PermutedMnist"]
-
 PIXELS = 28 * 28
 VALIDATION = 5_000
 """The first images of the training files, as TensorFlow splits them off."""

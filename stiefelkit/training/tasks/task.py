@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["Drawn", "Task", "cross_entropy", "evaluating", "generator", "shuffle"]
-
-
 TRAIN, TEST = 0, 1
 """Streams of what is drawn."""
 CHUNK = 2**18

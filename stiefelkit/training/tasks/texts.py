@@ -13,8 +13,6 @@ from torch.nn import functional as F
 from stiefelkit.errors import DataError
 from stiefelkit.training.data import REMEDY, digest
 
-__all__ = ["Sequences", "Text", "text"]
-
 SHARES = {"train": 0.9, "valid": 0.95, "test": 1.0}
 """Where each part of a single text ends."""
 NO_TARGET = -100

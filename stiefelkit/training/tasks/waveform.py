@@ -17,8 +17,6 @@ from stiefelkit.training.tasks.task import Task
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Waveform"]
-
 _of = functools.partial(Recipe.of, steps=2000, batch_size=1, clip_norm=1.0)
 RECIPES = {
     "scornn": _of(64, rates={"skew": 1e-4}, options=lambda n: {"negative": n // 2}),

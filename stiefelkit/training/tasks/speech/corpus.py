@@ -14,8 +14,6 @@ from stiefelkit.errors import DataError
 from stiefelkit.training import data
 from stiefelkit.training.audio import ENDINGS, read
 
-__all__ = ["Corpus", "batch_of", "corpus", "levels", "rebuilt", "recordings"]
-
 RATE, WINDOW, HOP = 8000, 256, 128
 BINS = WINDOW // 2 + 1
 FLOOR = 1e-5

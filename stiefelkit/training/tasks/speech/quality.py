@@ -13,8 +13,6 @@ from stiefelkit.errors import DataError
 from stiefelkit.training.audio import needed
 from stiefelkit.training.tasks.speech.corpus import BINS, RATE, Corpus, rebuilt
 
-__all__ = ["Line", "installed", "judged", "line_scores", "quality", "require_judgeable"]
-
 UNJUDGED = "Quality {} needs a recording that is long and loud enough to be judged, got none."
 SEGMENT = 240
 """30 ms."""
