@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import stiefelkit as sk
-from benchmarks.decoder_adapters import race_decoders
+from benchmarks.decoder_adapters import PROJECTIONS, decoder, race_decoders
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 
 
@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--decoder", action="store_true", help="race a whole decoder")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--projections", nargs="+", choices=PROJECTIONS, default=PROJECTIONS)
     parser.add_argument("--batch", type=int, nargs=2, default=[2, 128], help="sequences and tokens of each")
     chosen = parser.parse_args()
     if importlib.util.find_spec("peft") is None:
@@ -122,7 +123,8 @@ def main() -> None:
     torch.manual_seed(0)
     if chosen.decoder:
         sizes = {"block": chosen.blocks[0], "reflectors": chosen.reflectors[0], "rank": 16}
-        race_decoders(chosen.layers, chosen.width, 16_384, tuple(chosen.batch), chosen.rounds, sizes)
+        base = decoder(chosen.layers, chosen.width, vocabulary=16_384)
+        race_decoders(base, chosen.projections, chosen.batch, chosen.rounds, sizes)
         return
     x = torch.randn(chosen.tokens, chosen.n, requires_grad=True)
     for i in range(max(len(chosen.blocks), len(chosen.reflectors))):

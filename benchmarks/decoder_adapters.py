@@ -15,7 +15,7 @@ from stiefelkit.measuring.races.clock import peak_bytes
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-"""Layers that are adapted, seven in each block of the decoder."""
+"""Layers of each block of the decoder that can be adapted."""
 OURS: dict[str, dict[str, Any]] = {
     "blocks of {block}": {"block_size": "{block}"},
     "blocks of {block}, shared": {"block_size": "{block}", "shared": True},
@@ -37,7 +37,7 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Configurations by what is raced; "{block}" and its like are the sizes of the race."""
 LOOKED_AT = slice(None, None, 6)
-"""Of the adapted layers, those whose orthogonality is measured: each of the seven kinds, in several blocks."""
+"""Of the adapted layers, those whose orthogonality is measured."""
 
 
 class Contender(NamedTuple):
@@ -69,7 +69,9 @@ def twin(model: nn.Module) -> Any:
     return copy.deepcopy(model, {id(p): p for p in model.parameters()})
 
 
-def contenders(base: nn.Module, sizes: dict[str, int], lr: float) -> Iterator[tuple[str, Contender]]:
+def contenders(
+    base: nn.Module, projections: list[str], sizes: dict[str, int], lr: float
+) -> Iterator[tuple[str, Contender]]:
     """Adapted copies of a decoder; PEFT's too, where it is installed."""
 
     def filled(options: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +79,7 @@ def contenders(base: nn.Module, sizes: dict[str, int], lr: float) -> Iterator[tu
 
     yield "the frozen decoder", Contender(base, None, [])
     for name, options in OURS.items():
-        model = sk.nn.adapt(twin(base), [f"*.{p}" for p in PROJECTIONS], **filled(options))
+        model = sk.nn.adapt(twin(base), [f"*.{p}" for p in projections], **filled(options))
         groups = sk.optim.parameter_groups(model, lr=lr)
         of_frames = name.endswith("CayleyAdam")
         optimizer = sk.optim.CayleyAdam(groups) if of_frames else torch.optim.Adam(trained(model), lr)
@@ -87,7 +89,7 @@ def contenders(base: nn.Module, sizes: dict[str, int], lr: float) -> Iterator[tu
     import peft  # pyright: ignore[reportMissingImports]
 
     for name, (kind, options) in THEIRS.items():
-        config = getattr(peft, kind)(target_modules=PROJECTIONS, **filled(options))
+        config = getattr(peft, kind)(target_modules=projections, **filled(options))
         model = peft.get_peft_model(twin(base), config)
         yield name.format(**sizes), Contender(model, torch.optim.Adam(trained(model), lr), [])
 
@@ -154,12 +156,11 @@ def merge_error(model: Any, x: Tensor) -> float:
     return (torch.dist(after, before) / torch.linalg.vector_norm(before)).item()
 
 
-def race_decoders(layers: int, width: int, vocabulary: int, shape: tuple[int, int], rounds: int, sizes: dict[str, int]) -> None:
+def race_decoders(base: Any, projections: list[str], shape: list[int], rounds: int, sizes: dict[str, int]) -> None:
     """Prints a row for each contender."""
-    base = decoder(layers, width, vocabulary)
-    tokens = torch.randint(vocabulary, shape)
+    tokens = torch.randint(base.config.vocab_size, shape)
     x = base.get_input_embeddings()(tokens).detach().requires_grad_()
-    entries = dict(contenders(base, sizes, lr=1e-2))
+    entries = dict(contenders(base, projections, sizes, lr=1e-2))
     sequences = " x ".join(map(str, shape))
     print(f"{sum(p.numel() for p in base.parameters()) / 1e6:.0f} M parameters, {sequences} tokens, {rounds} rounds")
     for i in range(rounds + 1):
