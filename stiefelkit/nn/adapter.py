@@ -31,6 +31,8 @@ __all__ = ["Adapter", "OrthogonalAdapter", "Replacement", "Rotation", "identity_
 _BLOCK = 32
 """Rows of a block where nothing else is asked for."""
 _SIDES = ("in", "out", "patches")
+_OF_THE_LAYER = frozenset(("weight", "bias", "in_features", "out_features"))
+"""Attributes that a replacement reads from its layer."""
 
 
 class Rotation(nn.Module):
@@ -92,6 +94,18 @@ class Replacement(nn.Module, ABC):
     def __init__(self, layer: nn.Module, name: str):
         super().__init__()
         self.layer, self.name, self.is_on = layer, _NAME.require(type(self).__name__, "name", name), True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OF_THE_LAYER:  # libraries that tie weights assign the one that is there
+            held = getattr(self.base, name, None)
+            if value is not held and not (type(value) is int and value == held):
+                kind = type(self).__name__
+                raise OptionError(
+                    f"{kind} needs `{name}` set on its layer, `base`, got it set on the {kind} itself; to resize or tie "
+                    "the layer, fold or delete_adapter first."
+                )
+        else:
+            super().__setattr__(name, value)
 
     @property
     def base(self) -> Any:
