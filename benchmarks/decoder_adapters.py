@@ -1,10 +1,11 @@
 """Races whole adapted decoders: a step of training, its memory, orthogonality afterwards, and the error of a merge."""
 
 import copy
+import functools
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -125,7 +126,7 @@ def frames(module: nn.Module) -> Iterator[Tensor]:
     elif hasattr(module, "hra_u"):
         yield module.get_delta_weight("default")  # type: ignore[operator]
     elif hasattr(module, "psoft_R"):
-        layer = copy.deepcopy(module.psoft_R["default"])  # type: ignore[index]
+        layer: Any = copy.deepcopy(module.psoft_R["default"])  # type: ignore[index]
         layer.vector_a = layer.vector_b = None
         yield layer.get_matrix()
 
@@ -185,5 +186,4 @@ def race_decoders(base: Any, projections: list[str], shape: list[int], rounds: i
 
 
 def peak(entry: Contender, x: Tensor, tokens: Tensor) -> int:
-    run: Callable[[], Any] = lambda: step(entry, x, tokens)  # noqa: E731
-    return peak_bytes(run, torch.device("cpu"))
+    return peak_bytes(functools.partial(step, entry, x, tokens), torch.device("cpu"))

@@ -99,10 +99,9 @@ class Replacement(nn.Module, ABC):
         if name in _OF_THE_LAYER:  # libraries that tie weights assign the one that is there
             held = getattr(self.base, name, None)
             if value is not held and not (type(value) is int and value == held):
-                kind = type(self).__name__
                 raise OptionError(
-                    f"{kind} needs `{name}` set on its layer, `base`, got it set on the {kind} itself; to resize or tie "
-                    "the layer, fold or delete_adapter first."
+                    f"{type(self).__name__} needs {name} set on its layer, `base`, got it set on itself; to resize or "
+                    "tie the layer, fold or delete_adapter first."
                 )
         else:
             super().__setattr__(name, value)

@@ -137,7 +137,7 @@ def test_what_an_adapter_reads_from_its_layer_is_set_on_the_layer(key: str):
     before = model(X)
     for one in (model.a, model.b, model.head):
         setattr(one, key, getattr(one.base, key))
-        with pytest.raises(OptionError, match=f"needs `{key}` set on its layer, `base`"):
+        with pytest.raises(OptionError, match=f"needs {key} set on its layer, `base`"):
             setattr(one, key, 7 if key.endswith("features") else nn.Parameter(torch.ones(8, 8)))
     assert torch.equal(model(X), before)
 
