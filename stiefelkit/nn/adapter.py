@@ -29,6 +29,8 @@ from stiefelkit.weights.find import coordinate_list_of
 _BLOCK = 32
 """Rows of a block where nothing else is asked for."""
 _SIDES = ("in", "out", "patches")
+_OF_THE_LAYER = frozenset(("weight", "bias", "in_features", "out_features"))
+"""Attributes that a replacement reads from its layer."""
 
 
 class Rotation(nn.Module):
@@ -90,6 +92,17 @@ class Replacement(nn.Module, ABC):
     def __init__(self, layer: nn.Module, name: str):
         super().__init__()
         self.layer, self.name, self.is_on = layer, _NAME.require(type(self).__name__, "name", name), True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OF_THE_LAYER:  # libraries that tie weights assign the one that is there
+            held = getattr(self.base, name, None)
+            if value is not held and not (type(value) is int and value == held):
+                raise OptionError(
+                    f"{type(self).__name__} needs {name} set on its layer, `base`, got it set on itself; to resize or "
+                    "tie the layer, fold or delete_adapter first."
+                )
+        else:
+            super().__setattr__(name, value)
 
     @property
     def base(self) -> Any:

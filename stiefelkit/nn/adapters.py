@@ -175,9 +175,12 @@ def fold(model: nn.Module) -> nn.Module:
 
     Raises:
         UnknownNameError: the model has no adapter.
-        OptionError, NonFiniteError: what `Adapter.folded` raises; nothing is changed then.
+        OptionError, NonFiniteError: all are off, as in `without_adapters`; or what `Adapter.folded` raises; nothing is
+            changed then.
     """
     held = _replacements(model, "fold")
+    if not any(other.is_on for other in held):
+        raise OptionError("fold needs an adapter that is on, got all of them off; delete_adapter drops adapters.")
     inside = {id(other.layer) for other in held}
     return _replaced(model, {id(other): other.folded() for other in held if id(other) not in inside})
 
@@ -208,13 +211,17 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
     ...     torch.equal(net(torch.ones(8)), net.layer(torch.ones(8)))
     True
     """
-    before = [(other, other.is_on) for other in _replacements(model, "without_adapters")]
+    held = _replacements(model, "without_adapters")
+    before = {other: (other.is_on, getattr(other, "merged", None)) for other in held}
     try:
-        for other, _ in before:
+        for other in before:
             other.is_on = False
         yield
     finally:
-        for other, was in before:
+        for other in {*before, *(module for module in model.modules() if isinstance(module, Replacement))}:
+            was, merged = before.get(other, (other.is_on, None))
+            if getattr(other, "merged", None) is not merged:  # inside the block, without the others
+                other.unmerge()
             other.is_on = was
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import NonFiniteError, OptionError
 from stiefelkit.nn.adapter import Adapter, Rotation, identity_scheme
 from stiefelkit.nn.frozen import Layout, inside_peft, reference_tensor
 from stiefelkit.nn.probing import beyond_one_matrix
@@ -73,6 +73,7 @@ class PrincipalAdapter(_LowRank):
     Raises:
         DtypeError: the layer has no features that are known, or a complex dtype.
         OptionError: its weight is no matrix of real numbers; or an option is unknown or out of range.
+        NonFiniteError: its weight holds NaN or infinity.
 
     References:
         Wu, Hu, Min, Wang, Efficient orthogonal fine-tuning with principal subspace adaptation, ICLR 2026.
@@ -102,6 +103,8 @@ class PrincipalAdapter(_LowRank):
         if found is not None:
             raise OptionError(f"PrincipalAdapter needs singular vectors of a weight, got {found}.")
         w: Any = layer.weight
+        if not w.is_meta and not w.isfinite().all():
+            raise NonFiniteError("PrincipalAdapter needs a finite weight, got NaN or infinity in it.")
         with torch.no_grad():
             wide = w.detach().to(working_dtype(w.dtype))
             u, s, vh = torch.linalg.svd(wide if self._layout.axes == Layout().axes else wide.mT, full_matrices=False)

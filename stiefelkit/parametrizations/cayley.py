@@ -215,7 +215,7 @@ class Cayley(OrthogonalParam):
 
     def _tried(self, device: torch.device) -> list[Tensor | None]:
         """Returns the signs to try; None has the inverse choose them, or phases."""
-        if self.negative is None and self.bandwidth is None:
+        if self.negative is None and self.bandwidth is None and self.bound is None:
             return [None]
         first = self._first_signs().to(device)
         return [first] if self.bandwidth is None else [self.signs.to(device), first]

@@ -116,3 +116,16 @@ def test_an_embedding_with_a_row_for_padding_is_refused_before_anything_is_writt
     with pytest.raises(errors.OptionError, match=r"word_embeddings.weight with padding_idx=0"):
         sk.orthogonal(net, "*.weight")
     assert not sk.drift(net)
+
+
+@pytest.mark.parametrize("options", [{"where": "lm_head"}, {"where": "*.c_attn", "modules_to_save": "lm_head"}])
+def test_tying_again_leaves_an_adapted_model_as_it_is(options: Any):
+    net, tokens = gpt().requires_grad_(False), torch.arange(12).reshape(1, -1)
+    sk.nn.adapt(net, block_size=8, **options)
+    with torch.no_grad():
+        for p in net.parameters():
+            if p.requires_grad:
+                p.add_(0.1 * torch.ones_like(p).cumsum(-1).sin())
+    before = net(tokens).logits
+    net.tie_weights()
+    assert torch.equal(net(tokens).logits, before)

@@ -164,6 +164,16 @@ def test_what_does_not_fit_is_refused_in_one_sentence(made: type, layer: nn.Modu
     assert all(p.requires_grad for p in layer.parameters())
 
 
+@pytest.mark.parametrize("junk", [float("nan"), float("inf")])
+def test_principal_vectors_need_a_finite_weight(junk: float):
+    layer = nn.Linear(6, 6)
+    with torch.no_grad():
+        layer.weight[1, 2] = junk
+    with pytest.raises(NonFiniteError, match="PrincipalAdapter needs a finite weight"):
+        sk.nn.adapt(nn.Sequential(layer), "0", "principal", rank=2)
+    assert layer.weight.requires_grad
+
+
 def test_principal_vectors_need_a_weight_and_frames_none():
     class Packed(nn.Module):
         in_features, out_features, bias = 12, 20, None

@@ -104,6 +104,44 @@ def test_without_adapters_a_model_is_its_base_merged_or_not_and_is_restored_afte
     assert model.a.merged is not None
 
 
+def test_what_happens_inside_without_adapters_never_merges_the_base_alone():
+    model, other = net("first", "second"), net("first", "second")
+    moved(other, "first", 50)
+    state, before = other.state_dict(), model(X)
+    all_of_it = list(sk.nn.adapters(model).values())
+    with sk.nn.without_adapters(model), pytest.raises(OptionError, match="fold needs an adapter that is on, got"):
+        sk.nn.fold(model)
+    with sk.nn.without_adapters(model):
+        for one in all_of_it:
+            one.merge()
+    assert torch.equal(model(X), before)
+    with sk.nn.without_adapters(model):
+        sk.nn.use_adapters(model, "first")
+        for one in all_of_it:
+            if one.is_on:
+                one.merge()
+    assert torch.equal(model(X), before)
+    for one in all_of_it:
+        one.merge()
+    with sk.nn.without_adapters(model):
+        model.load_state_dict(state)
+        sk.nn.adapt(model, "a", "householder", name="third")
+        model.a.merge()
+    torch.testing.assert_close(model(X), other(X), rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("key", ["weight", "bias", "in_features", "out_features"])
+def test_what_an_adapter_reads_from_its_layer_is_set_on_the_layer(key: str):
+    model = net("first", "second")
+    sk.nn.adapt(model, "a", name="third", block_size=4, modules_to_save="head")
+    before = model(X)
+    for one in (model.a, model.b, model.head):
+        setattr(one, key, getattr(one.base, key))
+        with pytest.raises(OptionError, match=f"needs {key} set on its layer, `base`"):
+            setattr(one, key, 7 if key.endswith("features") else nn.Parameter(torch.ones(8, 8)))
+    assert torch.equal(model(X), before)
+
+
 def test_a_deleted_adapter_leaves_the_others():
     model = net("first", "second", "third")
     assert sk.nn.delete_adapter(model, "second") is model
