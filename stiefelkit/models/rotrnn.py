@@ -13,18 +13,33 @@ from stiefelkit.numbers import whole
 
 
 class _Blocks(nn.Module):
-    """A linear layer and blocks, with what a recurrent layer gives: outputs, and the last one with a layer in front."""
+    """A linear layer and blocks, with the arguments of a recurrent layer: states are those of all blocks."""
 
-    def __init__(self, input_size: int, width: int, hidden_size: int, num_layers: int, **options: Any):
+    bidirectional = False
+
+    def __init__(self, input_size: int, width: int, hidden_size: int, num_layers: int, dropout: float, **options: Any):
         super().__init__()
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.input = nn.Linear(input_size, width)
-        self.blocks = nn.ModuleList(RotationBlock(width, hidden_size, **options) for _ in range(num_layers))
+        blocks = (RotationBlock(width, hidden_size, dropout=dropout, **options) for _ in range(num_layers))
+        self.blocks = nn.ModuleList(blocks)
+        self.dropout = self.blocks[0].dropout
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.input(x)
-        for block in self.blocks:
-            x, _ = block(x)
-        return x, x[:, -1][None]
+    def forward(self, x: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x, last = self.input(x), []
+        for i, block in enumerate(self.blocks):
+            x, h = block(x, None if hx is None else hx[i : i + 1])
+            last.append(h)
+        return x, torch.cat(last)
+
+
+class _Model(SequenceModel):
+    """Reads what the last block gives, instead of its states."""
+
+    def forward(self, x: Tensor, last_only: bool = False) -> Tensor:
+        """Returns the outputs at every step, or at the last one."""
+        features, _ = self.rnn(x)
+        return self.output(features[:, -1] if last_only else features)
 
 
 def rotrnn(
@@ -34,7 +49,7 @@ def rotrnn(
     *,
     width: int | None = None,
     num_layers: int = 2,
-    heads: int | None = None,
+    heads: int = 1,
     parametrization: Parametrization | None = "matrix_exp",
     decay: tuple[float, float] = (0.9, 0.999),
     max_angle: float = 2 * torch.pi,
@@ -49,8 +64,8 @@ def rotrnn(
     free, so that no function is lost, and a step takes no product n x n.
 
     Arguments as in `stiefelkit.models.create`, and those of `stiefelkit.nn.RotationBlock`: `hidden_size` is the width
-    of the state of each block, `width` that of what blocks read and write, half of it if left out, and `heads` is a
-    quarter of it, at most 32, if it is left out and divides the state.
+    of the state of each block, `width` that of what blocks read and write, half of it if left out. It reads one way,
+    and drops, with `dropout`, within blocks.
 
     References:
         Biegun, Dolga, Cunningham, Barber, RotRNN: modelling long sequences with rotations, 2024.
@@ -58,8 +73,6 @@ def rotrnn(
     hidden_size = whole(2).require("rotrnn", "hidden_size", hidden_size)
     num_layers = whole(1).require("rotrnn", "num_layers", num_layers)
     features: int = max(1, hidden_size // 2) if width is None else whole(1).require("rotrnn", "width", width)
-    if heads is None:
-        heads = next(h for h in (32, 16, 8, 4, 2, 1) if hidden_size % (4 * h) == 0 or h == 1)
     for name in ("bidirectional", "field"):
         if name in options:
             raise OptionError(f"rotrnn has real states of one direction and no option {name}.")
@@ -68,12 +81,12 @@ def rotrnn(
         features,
         hidden_size,
         num_layers,
+        dropout,
         heads=heads,
         parametrization=parametrization,
         decay=decay,
         max_angle=max_angle,
-        dropout=dropout,
         bias=False,
         **options,
     )
-    return SequenceModel(blocks, nn.Linear(features, output_size))
+    return _Model(blocks, nn.Linear(features, output_size))

@@ -152,7 +152,7 @@ def gradient_norms(model: nn.Module, task: Task, x: Tensor, y: Tensor) -> tuple[
         y: targets.
 
     Raises:
-        OptionError: the model has no such layer.
+        OptionError: the model has no such layer, or reads something else than its states.
     """
     import torch
     from torch.nn.utils.parametrize import cached
@@ -180,8 +180,12 @@ def _step_by_step(model: nn.Module) -> Iterator[list[Tensor]]:
     def unrolled(x: Tensor, last_only: bool = False) -> tuple[Tensor, Any]:
         carried = None
         for step in x.split(1, dim=1):
-            _, carried = forward(step, carried)
+            out, carried = forward(step, carried)
             states.append(carried[0] if isinstance(carried, tuple) else carried)
+            if not torch.equal(out[:, -1], states[-1][-1]):
+                raise OptionError(
+                    f"{WHO} needs a model whose outputs are read from its states, got {type(model).__name__}."
+                )
         # read from the states that are kept, so that what is read counts in their gradients
         return torch.stack([h[-1] for h in states], dim=1), carried
 

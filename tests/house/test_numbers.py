@@ -390,7 +390,9 @@ def test_groups_have_pythons_numbers_and_keep_rates_that_are_tensors() -> None:
 def test_a_model_is_made_alike_by_any_kind_of_number(name: str, kind: str) -> None:
     factory = models.available()[name]
     parameters = {key: p for key, p in inspect.signature(factory).parameters.items() if takes_a_number(p.annotation)}
-    given = {key: 0.5 if p.default is None else p.default for key, p in parameters.items() if key not in models.SIZES}
+    absent = {key: 0.5 if "float" in str(p.annotation) else 4 for key, p in parameters.items()}
+    given = {key: absent[key] if p.default is None else p.default for key, p in parameters.items()}
+    given = {key: value for key, value in given.items() if key not in models.SIZES}
     arguments, options = (2, 4, 3), given | {"num_layers": 2, "dropout": 0.5}
     seeds.reseed(5)
     mine = models.create(name, *arguments, **as_python(options, kind))

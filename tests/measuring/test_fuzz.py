@@ -216,8 +216,10 @@ def steps_short(step: Any, self: Any) -> None:
         group["lr"] = rate
 
 
-def forgets(stage: Any, self: Any, key: str, value: Any) -> None:
-    stage(self, key, 0.99 * value if key in ("momentum_buffer", "exp_avg") else value)
+def forgets(commit: Any, self: Any, **options: Any) -> None:
+    for key in {"momentum_buffer", "exp_avg"} & self._staged.keys():
+        self._staged[key] = 0.99 * self._staged[key]
+    commit(self, **options)
 
 
 def has_map(name: str) -> Any:
@@ -248,7 +250,7 @@ SABOTEURS: dict[str, tuple[tuple[Any, str, Any], Any]] = {
         around(sk.optim.RMSprop, "step", steps_short),
         lambda drawn: steps(drawn) and drawn["optimizer"]["mixed"] and drawn["optimizer"]["free"][0] == "rmsprop",
     ),
-    "momentum loses 1 %": (around(Bucket, "stage", forgets), lambda drawn: steps(drawn) and has_map("stiefel")(drawn)),
+    "momentum loses 1 %": (around(Bucket, "commit", forgets), lambda drawn: steps(drawn) and has_map("stiefel")(drawn)),
 }
 
 

@@ -73,7 +73,13 @@ def test_where_every_step_is_scored_the_output_of_a_step_counts_in_its_gradient(
     assert norms == pytest.approx(expected[::-1], rel=1e-12)
 
 
-@pytest.mark.parametrize("name", sk.models.names())
+def test_a_model_that_reads_no_states_is_refused():
+    net: Any = sk.models.create("rotrnn", 2, 4, 1).double()
+    with pytest.raises(errors.OptionError, match="outputs are read from its states"):
+        gradient_norms(net, Scored(True), torch.randn(2, 5, 2).double(), torch.randn(2, 1).double())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [name for name in sk.models.names() if name != "rotrnn"])
 def test_the_total_derivative_is_that_of_the_net_restarted_after_each_step(name):
     net: Any = sk.models.create(name, 2, 4, 1).double()
     x, y = torch.randn(2, 5, 2, dtype=torch.float64), torch.randn(2, 1, dtype=torch.float64)

@@ -12,7 +12,8 @@ from stiefelkit.models import SequenceModel, gates
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.nn.layers import Layers
 
-each_model = pytest.mark.parametrize("name", sk.models.names())
+# What rotrnn stacks are blocks, which read one way.
+each_model = pytest.mark.parametrize("name", [name for name in sk.models.names() if name != "rotrnn"])
 
 
 @each_model

@@ -200,5 +200,7 @@ def test_an_optimizer_in_the_place_of_a_name_is_refused_in_a_line():
 
 
 def test_a_name_that_is_nearly_nothing_is_answered_by_all_that_are_known():
-    with pytest.raises(errors.OptionError, match="no option 'reflections'; known: arc, bandwidth, negative, precision"):
+    with pytest.raises(
+        errors.OptionError, match="no option 'reflections'; known: arc, bandwidth, bound, negative, precision"
+    ):
         sk.orthogonal(nn.Linear(3, 3), "weight", "cayley", reflections=2)
