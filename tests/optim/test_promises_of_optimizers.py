@@ -168,6 +168,18 @@ def test_what_the_error_model_says_bounds_what_rounding_has_done(n, p, course):
         assert orthogonality_error(exact) <= (state["wear"] + 0.05) * rounding_limit(p, w.dtype), k
 
 
+@pytest.mark.parametrize(("n", "p"), [(60, 10), (100, 11), (30, 8), (12, 4)])
+def test_it_bounds_what_rounding_does_to_few_columns_but_for_their_scatter(n, p):
+    w, generator = frame(n, p), seeds.generator(11)
+    optimizer = optimizer_of(w, 1.0)
+    for k in range(200):
+        w.grad = of_length(w, torch.randn(n, p, generator=generator), 1.0 if p > 8 else 0.3)
+        optimizer.step()
+        state = optimizer.state[w]
+        exact = w.detach().double() + state["lo"]
+        assert orthogonality_error(exact) <= (state["wear"] + 0.6) * rounding_limit(p, w.dtype), k
+
+
 @pytest.mark.parametrize("n", [64, 300])
 def test_sums_of_few_terms_are_the_product(n):
     generator = seeds.generator(10)

@@ -30,7 +30,10 @@ from stiefelkit.functional._kernels.launch import cayley_step, takes
 from stiefelkit.functional._packing import check_alike
 from stiefelkit.functional._polar import polar_factor
 from stiefelkit.functional._stiefel.tangents import Tangent, skew_part, tangent_part, tangent_parts
-from stiefelkit.tensors import check_tensors
+from stiefelkit.tensors import check_tensors, working_dtype
+
+FEW = 12
+"""Columns below which the Gram matrix of a step is made in float64."""
 
 
 def cayley_increment(
@@ -61,7 +64,12 @@ def cayley_increment(
         y = quotient_of_skew(q, scale, size, tolerance)
         return short_product(w, y if defect is None else y.add_(defect, alpha=-0.5))
     rest = direction.rest * (0.5 * step)
-    y = quotient_of_accretive(plus_product(q * scale, rest.mH, rest))
+    if q.shape[-1] < FEW:
+        # MKL makes so few columns of P^H P in one sum over all rows, which rounds three times as much.
+        wide = rest.to(working_dtype(rest.dtype))
+        y = quotient_of_accretive(plus_product(q.to(wide.dtype) * scale, wide.mH, wide)).to(q.dtype)
+    else:
+        y = quotient_of_accretive(plus_product(q * scale, rest.mH, rest))
     if defect is not None:
         y.add_(defect, alpha=-0.5).add_(w.mH @ rest, alpha=2)
     return short_product(w - rest, y, rest, -2)
