@@ -57,7 +57,8 @@ def rotate_(
         heads: rotations between the value and the output layer of each attention of `sites`: a matrix for all heads, a
             stack of one for each head of keys and values, or a sequence of these, one for each block.
         online: multiplies what `sites.downs` read by a Hadamard matrix when the model runs, and their weights by its
-            inverse; each becomes a `HadamardLinear`, under the same name.
+            inverse; each becomes a `HadamardLinear`, under the same name, with the key "hadamard" beside its weight,
+            which no plain layer loads; `config.stiefelkit_online` is True then, if the model has a configuration.
         readers: linear layers with n inputs.
         writers: linear layers with n outputs; or embeddings, whose rows are rotated.
         norms: norms of n features, each with all layers that read what it gives, which are readers by that.
@@ -105,6 +106,8 @@ def rotate_(
         for name, layer in list(sites.model.named_modules(remove_duplicate=False)):
             if any(layer is down for down in sites.downs):
                 replace_module(sites.model, name, HadamardLinear.around(layer))
+        if (config := getattr(sites.model, "config", None)) is not None:
+            config.stiefelkit_online = True  # type: ignore[attr-defined]
 
 
 @torch.no_grad()

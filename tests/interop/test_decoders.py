@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import stiefelkit as sk
@@ -116,6 +117,33 @@ def test_a_rotated_model_is_saved_and_loaded(tmp_path):
         assert torch.equal(logits(loaded), logits(model))
 
 
+@pytest.mark.parametrize("family", ["Llama", "GPTNeoX"])
+def test_an_online_rotation_is_loaded_as_the_page_says_and_a_plain_load_tells_of_it(family, tmp_path):
+    model = decoder(family)
+    final: Any = getattr(model.base_model, "norm", None) or model.base_model.final_layer_norm
+    for p in [p for name, p in final.named_parameters() if name == "bias"]:
+        p.data.zero_()  # the head would get a bias, which the class does not have
+    sk.nn.rotate_(rotation(), sites=sk.nn.rotation_sites(model), heads=rotation(8), online=True)
+    model.save_pretrained(tmp_path)
+    plain, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert len([key for key in info["unexpected_keys"] if key.endswith(".hadamard")]) == 2
+    assert plain.config.stiefelkit_online
+    fresh = type(model)(type(model.config).from_pretrained(tmp_path)).eval()
+    if family == "GPTNeoX":
+        sk.nn.absorb_norms_(sk.nn.rotation_sites(fresh))
+    sk.nn.rotate_(sites=sk.nn.rotation_sites(fresh), online=True)
+    fresh.load_state_dict(load_file(tmp_path / "model.safetensors") if family == "Llama" else model.state_dict())
+    assert torch.dist(logits(fresh), logits(model)) <= 1e-5 * logits(model).norm()
+
+
+def test_without_online_the_keys_are_those_of_the_model():
+    model = decoder("Llama")
+    keys = model.state_dict().keys()
+    sk.nn.rotate_(rotation(), sites=sk.nn.rotation_sites(model), heads=rotation(8))
+    assert model.state_dict().keys() == keys
+    assert not hasattr(model.config, "stiefelkit_online")
+
+
 def test_what_is_not_known_or_does_not_fit_is_refused_and_nothing_written():
     model = decoder("Llama")
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -215,7 +243,7 @@ def test_the_page_runs_as_it_stands(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "language-models.md").read_text()
     codes = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert len(codes) == 3
+    assert len(codes) == 4
     names: dict[str, Any] = {}
     for code in codes:
         exec(compile(code, "language-models.md", "exec"), names)
