@@ -11,7 +11,7 @@ from stiefelkit.errors import NotAFrameError, OptionError, ShapeError
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.nn.adapter import Replacement
-from stiefelkit.nn.decoders import Heads, RotationSites
+from stiefelkit.nn.decoders import Heads, RotationSites, check_sites
 from stiefelkit.nn.folding import (
     Affine,
     Factor,
@@ -88,6 +88,7 @@ def rotate_(
         raise OptionError("rotate_ needs sites= beside heads= and online=, got none; rotation_sites(model) finds them.")
     given = [*readers], [*writers], {norm: [*read] for norm, read in (norms or {}).items()}
     if sites is not None:
+        check_sites(sites, "rotate_")
         if any(given):
             raise OptionError("rotate_ needs either sites= or readers=, writers= and norms=, got both.")
         model, given = sites.model, ([], [*sites.writers], {norm: [*read] for norm, read in sites.norms.items()})
@@ -123,6 +124,7 @@ def absorb_norms_(sites: RotationSites) -> None:
     Raises:
         OptionError, DtypeError, ShapeError, UnfilledError: as `rotate_`.
     """
+    check_sites(sites, "absorb_norms_")
     v = probes(sites.size, torch.device("cpu"))[0]
     generic = torch.eye(len(v), dtype=v.dtype) - 2 * torch.outer(v, v) / (v @ v)
     found: dict[int, Site] = {}
@@ -258,6 +260,11 @@ def _turn_heads(found: dict[int, Site], attentions: Sequence[Heads], heads: Tens
             )
         stack = stack.expand(one.groups, one.size, one.size)
         w, dim, _ = matrix_of(one.value)
+        if int(one.rows.max()) >= w.shape[dim]:
+            raise ShapeError(
+                f"rotate_ needs value layers with the rows of {one.groups} heads of {one.size}, up to "
+                f"{int(one.rows.max())}, got {kind_of(one.value)} with {w.shape[dim]}."
+            )
         _site(found, one.value).outputs.append(_of_heads(stack, one.rows, w.shape[dim]))
         shared = stack.repeat_interleave(one.count // one.groups, 0)
         rows = torch.arange(one.count * one.size)
@@ -317,8 +324,8 @@ def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool = False) -> Affi
         return None
     remedy = "; with model= a layer norm is made one" if isinstance(norm, nn.LayerNorm) else ""
     raise OptionError(
-        f"rotate_ needs norms that are a root mean square and a scale, which commutes with R, got {kind_of(norm)}"
-        f"{remedy}."
+        "rotate_ needs norms that are a root mean square and a scale, which commutes with R, or a torch.nn.LayerNorm "
+        f"in a model, got {kind_of(norm)}{remedy}."
     )
 
 

@@ -1,5 +1,6 @@
 """Rotations of whole decoders of transformers: the same logits, whatever the family, the ties and the dtype."""
 
+import dataclasses
 import importlib.util
 import re
 import sys
@@ -13,8 +14,8 @@ from torch import nn
 
 import stiefelkit as sk
 from stiefelkit import init
-from stiefelkit.errors import NotAFrameError, OptionError, ShapeError
-from stiefelkit.nn.decoders import decoders
+from stiefelkit.errors import DtypeError, NotAFrameError, OptionError, ShapeError
+from stiefelkit.nn.decoders import Decoder, decoders
 from stiefelkit.testing import check_decoder, seeds
 
 transformers: Any = pytest.importorskip("transformers")
@@ -164,6 +165,77 @@ def test_what_is_not_known_or_does_not_fit_is_refused_and_nothing_written():
     for wrong, words in ((nn.Linear(4, 4), "got Linear; describe it"), (model.model, "without")):
         with pytest.raises(OptionError, match=words):
             sk.nn.rotation_sites(wrong)
+
+
+def test_a_model_in_the_place_of_its_sites_is_told_where_they_are():
+    model: Any = decoder("Llama")
+    for call in (
+        lambda: sk.nn.rotate_(rotation(), sites=model),
+        lambda: sk.nn.absorb_norms_(model),
+        lambda: sk.nn.Rotated(model),
+        lambda: sk.nn.rotated(model, model),
+    ):
+        with pytest.raises(
+            OptionError, match=r"needs sites, which rotation_sites\(model\) returns, got LlamaForCausal"
+        ):
+            call()
+
+
+@pytest.mark.parametrize("layers", ["q_proj", "v_proj", "down_proj"])
+def test_a_decoder_with_adapters_is_refused_with_the_way_out(layers):
+    model = decoder("Llama")
+    sk.nn.adapt(model, f"*.{layers}.weight", block_size=8)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    words = r"got OrthogonalAdapter; fold\(model\) first, or rotate before adapting\."
+    with pytest.raises(DtypeError, match=words):
+        sk.nn.rotate_(rotation(), sites=sk.nn.rotation_sites(model), heads=rotation(8), online=True)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_a_decoder_that_no_rotation_passes_is_not_to_be_described():
+    for name in ("Gemma2", "Gemma3"):
+        config = getattr(transformers, f"{name}Config" if name == "Gemma2" else f"{name}TextConfig")(**SIZES)
+        with pytest.raises(
+            OptionError, match=f"with {name}.*Model, which norms it first: no rotation passes the scale"
+        ):
+            sk.nn.rotation_sites(getattr(transformers, f"{name}ForCausalLM")(config))
+
+
+def test_a_norm_that_subtracts_the_mean_in_a_class_of_its_own_is_told_of_layer_norms():
+    config = transformers.CohereConfig(**SIZES)
+    model = transformers.CohereForCausalLM(config)
+    norms = {model.model.norm: [model.lm_head]}
+    with pytest.raises(OptionError, match=r"or a torch\.nn\.LayerNorm in a model, got CohereLayerNorm\."):
+        sk.nn.rotate_(rotation(), norms=norms)
+
+
+def test_packed_values_are_those_of_the_heads_of_keys_or_refused(monkeypatch):
+    for held in ("_targets", "_loaded"):
+        monkeypatch.setattr(decoders, held, dict(getattr(decoders, held)))
+    falcon = Decoder(
+        classes=("FalconModel",),
+        embeddings=("word_embeddings",),
+        blocks="h",
+        norms={"ln_attn": ("self_attention.query_key_value",), "ln_mlp": ("mlp.dense_h_to_4h",)},
+        writers=("self_attention.dense", "mlp.dense_4h_to_h"),
+        final="ln_f",
+        value="self_attention.query_key_value",
+        output="self_attention.dense",
+        values="by_head",
+    )
+    decoders.register("falcon", falcon)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
+    sizes |= {"bos_token_id": None, "eos_token_id": None}
+    config = transformers.FalconConfig(**sizes, num_kv_heads=2, new_decoder_architecture=True, bias=True)
+    model = transformers.FalconForCausalLM(config)
+    check_decoder("falcon", model)
+    sites = sk.nn.rotation_sites(model)
+    config.num_kv_heads = 4
+    with pytest.raises(ShapeError, match=r"needs 96 rows in self_attention\.query_key_value, .*got 64; describe it by"):
+        sk.nn.rotation_sites(model)
+    beyond = dataclasses.replace(sites.heads[0], rows=torch.arange(60, 76))
+    with pytest.raises(ShapeError, match="the rows of 2 heads of 8, up to 75, got FalconLinear with 64"):
+        sk.nn.rotate_(sites=dataclasses.replace(sites, heads=[beyond]), heads=rotation(8))
 
 
 @pytest.mark.parametrize("family", ["Llama", "GPT2", "Phi3", "GPTNeoX"])
