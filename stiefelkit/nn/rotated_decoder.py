@@ -15,7 +15,7 @@ from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.nn.decoders import RotationSites, check_sites, rotation_sites
 from stiefelkit.nn.folding import weight_and_bias_of
-from stiefelkit.nn.rotation import absorb_norms_, rotate_
+from stiefelkit.nn.rotation import absorb_norms_, check_downs, rotate_
 from stiefelkit.numbers import optional, whole
 from stiefelkit.weights import attach
 
@@ -87,6 +87,7 @@ class Rotated(nn.Module):
         self.weight_bits = bits.require("Rotated", "weight_bits", weight_bits)
         self.activation_bits = bits.require("Rotated", "activation_bits", activation_bits)
         check_sites(sites, "Rotated")
+        check_downs(sites.downs if online else ())
         n = sites.size
         if isinstance(start, Tensor):
             r = start

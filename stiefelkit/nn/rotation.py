@@ -282,11 +282,18 @@ def _of_heads(stack: Tensor, rows: Tensor, size: int) -> Factor:
 
 
 def _transform_downs(found: dict[int, Site], downs: Sequence[nn.Module]) -> None:
+    check_downs(downs)
     for layer in downs:
         w, dim, _ = matrix_of(layer)
         n = w.shape[1 - dim]
         hadamard_transform(w.new_zeros(1, n))  # raises where there is no such matrix
         _site(found, layer).inputs.append(Factor("H", n, lambda m: hadamard_transform(m.mT).mT))
+
+
+def check_downs(downs: Iterable[nn.Module]) -> None:
+    """Raises OptionError for a layer that transforms its input already, which would be lost in another."""
+    if any(isinstance(layer, HadamardLinear) for layer in downs):
+        raise OptionError("rotate_ needs online=True once at most, got a HadamardLinear among downs; leave it out.")
 
 
 def _scale_of(values: Tensor) -> Factor:

@@ -137,6 +137,18 @@ def test_an_online_rotation_is_loaded_as_the_page_says_and_a_plain_load_tells_of
     assert torch.dist(logits(fresh), logits(model)) <= 1e-5 * logits(model).norm()
 
 
+def test_inputs_are_transformed_once_and_other_rotations_follow():
+    model = decoder("Llama")
+    before = logits(model)
+    sk.nn.rotate_(sites=sk.nn.rotation_sites(model), online=True)
+    sites = sk.nn.rotation_sites(model)
+    for call in (sk.nn.rotate_, sk.nn.Rotated):
+        with pytest.raises(OptionError, match="online=True once at most, got a HadamardLinear"):
+            call(sites=sites, online=True)
+    sk.nn.rotate_(rotation(), sites=sites, heads=rotation(8))
+    assert torch.dist(logits(model), before) <= 1e-5 * before.norm()
+
+
 def test_without_online_the_keys_are_those_of_the_model():
     model = decoder("Llama")
     keys = model.state_dict().keys()
