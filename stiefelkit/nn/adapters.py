@@ -12,13 +12,14 @@ from torch.nn.parameter import is_lazy
 
 from stiefelkit._torch import CHECKPOINTED, held_modules, held_parameters, inside_checkpoint
 from stiefelkit.contract.param import Parametrization
+from stiefelkit.contract.table import find_parametrization, registered
 from stiefelkit.errors import CheckpointError, DtypeError, OptionError, UnknownNameError, did_you_mean, shown
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter, Replacement
 from stiefelkit.nn.butterfly import ButterflyAdapter
 from stiefelkit.nn.frozen import OF_PEFT, layout_of
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
 from stiefelkit.nn.probing import in_other_adapters
-from stiefelkit.weights.find import Where, check_module, choose
+from stiefelkit.weights.find import Where, check_module, choose, nearest_of
 
 KINDS: dict[str, type[Adapter]] = {
     "butterfly": ButterflyAdapter,
@@ -26,6 +27,7 @@ KINDS: dict[str, type[Adapter]] = {
     "principal": PrincipalAdapter,
 }
 """Adapters by the word that `adapt` takes in place of the map of a rotation."""
+_PUBLISHED = {"oft": "block_diagonal", "boft": "butterfly", "hra": "householder", "psoft": "principal"}
 
 
 class TrainedCopy(Replacement):
@@ -101,7 +103,7 @@ def adapt(
         **options: as in the class of the adapter.
 
     Raises:
-        UnknownNameError: no layer is meant.
+        UnknownNameError: no layer is meant, or no adapter or map has the name.
         DtypeError, OptionError: what the class of the adapter raises; all layers that are meant have adapters; one is
             inside a layer of PEFT, which would merge into a weight that is computed; or one shares a parameter with a
             module that trains it. Nothing is changed then.
@@ -111,6 +113,7 @@ def adapt(
     ['0', '2']
     """
     check_module(model, "adapt")
+    _check_name(parametrization)
     chosen = _chosen(model, where)
     fresh = {id(site.layer): site for site in chosen if all(other.name != name for other in site.around)}
     if not fresh:
@@ -123,6 +126,21 @@ def adapt(
     if kind is None:
         kind, options = OrthogonalAdapter, {"parametrization": parametrization, **options}
     return put_on(model, fresh, saved, name, lambda site: kind(site.layer, name=name, **options))
+
+
+def _check_name(parametrization: Any) -> None:
+    """Raises UnknownNameError for a name that neither an adapter nor a map has."""
+    if not isinstance(parametrization, str) or parametrization in KINDS:
+        return
+    try:
+        find_parametrization(parametrization)
+    except UnknownNameError:
+        word = _PUBLISHED.get(parametrization.lower())
+        hint = f'; {parametrization.upper()} is "{word}"' if word else ""
+        near = did_you_mean("" if word else parametrization, [*KINDS, *registered.names()])
+        raise UnknownNameError(
+            f"adapt needs the name of an adapter or of a map, got {parametrization!r}{hint}{near}"
+        ) from None
 
 
 def put_on(
@@ -368,7 +386,13 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _refuse_others(model: nn.Module, where: Where) -> None:
     """Raises what is to be said of weights that are meant and stand in no layer."""
-    places = choose(model, where)
+    try:
+        places = choose(model, where)
+    except UnknownNameError:
+        names = {site.title for site in sites_of(model) if not site.is_saved and layout_of(site.layer) is not None}
+        which = f"where={where!r}" if isinstance(where, str) else "where="
+        near = nearest_of(where if isinstance(where, str) else "", sorted(names))
+        raise UnknownNameError(f"{which} needs to match a layer of {type(model).__name__}, got none{near}") from None
     inside = {id(m) for other in model.modules() if isinstance(other, Replacement) for m in other.modules()}
     for place in places:
         if id(place.host) in inside:

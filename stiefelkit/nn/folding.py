@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from stiefelkit._torch import held_modules, held_parameters
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnfilledError
+from stiefelkit.nn.adapter import Replacement
+from stiefelkit.nn.frozen import inside_peft
 from stiefelkit.tensors import working_dtype
 
 
@@ -85,7 +87,9 @@ def matrix_of(layer: nn.Module) -> tuple[nn.Parameter, int, bool]:
     is_known = isinstance(layer, nn.Linear | nn.Embedding) or has_outputs_last
     w = held_parameters(layer).get("weight") if is_known else None
     if w is None:
-        raise DtypeError(f"rotate_ needs layers of torch.nn.Linear with plain weights, got {type(layer).__name__}.")
+        raise DtypeError(
+            f"rotate_ needs layers of torch.nn.Linear with plain weights, got {kind_of(layer)}{_remedy(layer)}."
+        )
     if w.is_meta:
         raise UnfilledError(f"rotate_ needs weights that hold values, got {kind_of(layer)} on the meta device.")
     is_embedding = isinstance(layer, nn.Embedding)
@@ -126,6 +130,13 @@ def changes_of(sites: Sequence[Site], may_untie: bool) -> list[Change]:
     return untied + changes
 
 
+def _remedy(layer: nn.Module) -> str:
+    """Returns what takes the adapters off a layer, as the end of a sentence."""
+    if isinstance(layer, Replacement):
+        return "; fold(model) first, or rotate before adapting"
+    return "" if inside_peft(layer) is layer else "; merge_and_unload() first"
+
+
 def _of_site(site: Site) -> list[Change]:
     layer = site.layer
     try:
@@ -133,7 +144,7 @@ def _of_site(site: Site) -> list[Change]:
     except DtypeError:
         names = "Linear" if site.inputs else "Linear or Embedding"
         sizes = {factor.size for factor in (*site.inputs, *site.outputs)}
-        remedy = "; norms={norm: readers} folds its scale" if any(is_norm(layer, n) for n in sizes) else ""
+        remedy = "; norms={norm: readers} folds its scale" if any(is_norm(layer, n) for n in sizes) else _remedy(layer)
         raise DtypeError(
             f"rotate_ needs layers of torch.nn.{names} with plain weights, got {type(layer).__name__}{remedy}."
         ) from None

@@ -43,6 +43,11 @@ def load_peft(model: nn.Module, folder: str | os.PathLike[str], name: str = "def
         DtypeError, OptionError: as `adapt`. Nothing is changed then.
     """
     check_module(model, "load_peft")
+    if any(cls.__name__ == "PeftModel" and cls.__module__.startswith("peft.") for cls in type(model).__mro__):
+        raise OptionError(
+            f"load_peft needs the base model, got {type(model).__name__}; use model.unload(), the base without the "
+            "layers of PEFT, which get_base_model() keeps."
+        )
     config, tensors = _files(Path(folder))
     kind, sites = config["peft_type"], {site.name: site for site in sites_of(model)}
     groups, rest = _by_layer(tensors, kind)

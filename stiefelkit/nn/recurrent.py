@@ -33,7 +33,10 @@ def require_options(cls: type, parametrization: Parametrization | None, options:
         which = f" with {registered.name_of(param_class) or param_class.__name__}"
     for key in options:
         if key not in known:
-            raise OptionError(f"{cls.__name__}{which} has no option {key!r}{did_you_mean(key, known)}")
+            names = {*known} - {"layer", "name"}  # of adapters, which are given otherwise
+            begun = [name for name in names if name.startswith(key)]
+            near = f'; did you mean "{begun[0]}"?' if len(begun) == 1 else did_you_mean(key, names)
+            raise OptionError(f"{cls.__name__}{which} has no option {key!r}{near}")
 
 
 def _paired(re: Tensor, im: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from stiefelkit import init as first_frames
 from stiefelkit._torch import held_parameters
 from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.functional import hadamard_transform
-from stiefelkit.nn.decoders import RotationSites, rotation_sites
+from stiefelkit.nn.decoders import RotationSites, check_sites, rotation_sites
 from stiefelkit.nn.folding import weight_and_bias_of
-from stiefelkit.nn.rotation import absorb_norms_, rotate_
+from stiefelkit.nn.rotation import absorb_norms_, check_downs, rotate_
 from stiefelkit.numbers import optional, whole
 from stiefelkit.weights import attach
 
@@ -86,6 +86,8 @@ class Rotated(nn.Module):
         bits = optional(whole(2, 16))
         self.weight_bits = bits.require("Rotated", "weight_bits", weight_bits)
         self.activation_bits = bits.require("Rotated", "activation_bits", activation_bits)
+        check_sites(sites, "Rotated")
+        check_downs(sites.downs if online else ())
         n = sites.size
         if isinstance(start, Tensor):
             r = start
@@ -191,6 +193,7 @@ def rotated(model: nn.Module, sites: RotationSites | None = None, **options: Any
         OptionError, ShapeError: as `rotation_sites` and `Rotated`; or the layers are those of another model.
     """
     sites = rotation_sites(model) if sites is None else sites
+    check_sites(sites, "rotated")
     if sites.model is not model:
         raise OptionError(f"rotated needs the sites of its model, got those of another {type(sites.model).__name__}.")
     return Rotated(sites, **options)

@@ -11,7 +11,7 @@ from stiefelkit.errors import NotAFrameError, OptionError, ShapeError
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.nn.adapter import Replacement
-from stiefelkit.nn.decoders import Heads, RotationSites
+from stiefelkit.nn.decoders import Heads, RotationSites, check_sites
 from stiefelkit.nn.folding import (
     Affine,
     Factor,
@@ -57,7 +57,8 @@ def rotate_(
         heads: rotations between the value and the output layer of each attention of `sites`: a matrix for all heads, a
             stack of one for each head of keys and values, or a sequence of these, one for each block.
         online: multiplies what `sites.downs` read by a Hadamard matrix when the model runs, and their weights by its
-            inverse; each becomes a `HadamardLinear`, under the same name.
+            inverse; each becomes a `HadamardLinear`, under the same name, with the key "hadamard" beside its weight,
+            which no plain layer loads; `config.stiefelkit_online` is True then, if the model has a configuration.
         readers: linear layers with n inputs.
         writers: linear layers with n outputs; or embeddings, whose rows are rotated.
         norms: norms of n features, each with all layers that read what it gives, which are readers by that.
@@ -87,6 +88,7 @@ def rotate_(
         raise OptionError("rotate_ needs sites= beside heads= and online=, got none; rotation_sites(model) finds them.")
     given = [*readers], [*writers], {norm: [*read] for norm, read in (norms or {}).items()}
     if sites is not None:
+        check_sites(sites, "rotate_")
         if any(given):
             raise OptionError("rotate_ needs either sites= or readers=, writers= and norms=, got both.")
         model, given = sites.model, ([], [*sites.writers], {norm: [*read] for norm, read in sites.norms.items()})
@@ -105,6 +107,8 @@ def rotate_(
         for name, layer in list(sites.model.named_modules(remove_duplicate=False)):
             if any(layer is down for down in sites.downs):
                 replace_module(sites.model, name, HadamardLinear.around(layer))
+        if (config := getattr(sites.model, "config", None)) is not None:
+            config.stiefelkit_online = True  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
@@ -120,6 +124,7 @@ def absorb_norms_(sites: RotationSites) -> None:
     Raises:
         OptionError, DtypeError, ShapeError, UnfilledError: as `rotate_`.
     """
+    check_sites(sites, "absorb_norms_")
     v = probes(sites.size, torch.device("cpu"))[0]
     generic = torch.eye(len(v), dtype=v.dtype) - 2 * torch.outer(v, v) / (v @ v)
     found: dict[int, Site] = {}
@@ -255,6 +260,11 @@ def _turn_heads(found: dict[int, Site], attentions: Sequence[Heads], heads: Tens
             )
         stack = stack.expand(one.groups, one.size, one.size)
         w, dim, _ = matrix_of(one.value)
+        if int(one.rows.max()) >= w.shape[dim]:
+            raise ShapeError(
+                f"rotate_ needs value layers with the rows of {one.groups} heads of {one.size}, up to "
+                f"{int(one.rows.max())}, got {kind_of(one.value)} with {w.shape[dim]}."
+            )
         _site(found, one.value).outputs.append(_of_heads(stack, one.rows, w.shape[dim]))
         shared = stack.repeat_interleave(one.count // one.groups, 0)
         rows = torch.arange(one.count * one.size)
@@ -272,11 +282,18 @@ def _of_heads(stack: Tensor, rows: Tensor, size: int) -> Factor:
 
 
 def _transform_downs(found: dict[int, Site], downs: Sequence[nn.Module]) -> None:
+    check_downs(downs)
     for layer in downs:
         w, dim, _ = matrix_of(layer)
         n = w.shape[1 - dim]
         hadamard_transform(w.new_zeros(1, n))  # raises where there is no such matrix
         _site(found, layer).inputs.append(Factor("H", n, lambda m: hadamard_transform(m.mT).mT))
+
+
+def check_downs(downs: Iterable[nn.Module]) -> None:
+    """Raises OptionError for a layer that transforms its input already, which would be lost in another."""
+    if any(isinstance(layer, HadamardLinear) for layer in downs):
+        raise OptionError("rotate_ needs online=True once at most, got a HadamardLinear among downs; leave it out.")
 
 
 def _scale_of(values: Tensor) -> Factor:
@@ -314,8 +331,8 @@ def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool = False) -> Affi
         return None
     remedy = "; with model= a layer norm is made one" if isinstance(norm, nn.LayerNorm) else ""
     raise OptionError(
-        f"rotate_ needs norms that are a root mean square and a scale, which commutes with R, got {kind_of(norm)}"
-        f"{remedy}."
+        "rotate_ needs norms that are a root mean square and a scale, which commutes with R, or a torch.nn.LayerNorm "
+        f"in a model, got {kind_of(norm)}{remedy}."
     )
 
 

@@ -1,5 +1,6 @@
 """Rotations of whole decoders of transformers: the same logits, whatever the family, the ties and the dtype."""
 
+import dataclasses
 import importlib.util
 import re
 import sys
@@ -8,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import stiefelkit as sk
 from stiefelkit import init
-from stiefelkit.errors import NotAFrameError, OptionError, ShapeError
-from stiefelkit.nn.decoders import decoders
+from stiefelkit.errors import DtypeError, NotAFrameError, OptionError, ShapeError
+from stiefelkit.nn.decoders import Decoder, decoders
 from stiefelkit.testing import check_decoder, seeds
 
 transformers: Any = pytest.importorskip("transformers")
@@ -116,6 +118,45 @@ def test_a_rotated_model_is_saved_and_loaded(tmp_path):
         assert torch.equal(logits(loaded), logits(model))
 
 
+@pytest.mark.parametrize("family", ["Llama", "GPTNeoX"])
+def test_an_online_rotation_is_loaded_as_the_page_says_and_a_plain_load_tells_of_it(family, tmp_path):
+    model = decoder(family)
+    final: Any = getattr(model.base_model, "norm", None) or model.base_model.final_layer_norm
+    for p in [p for name, p in final.named_parameters() if name == "bias"]:
+        p.data.zero_()  # the head would get a bias, which the class does not have
+    sk.nn.rotate_(rotation(), sites=sk.nn.rotation_sites(model), heads=rotation(8), online=True)
+    model.save_pretrained(tmp_path)
+    plain, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert len([key for key in info["unexpected_keys"] if key.endswith(".hadamard")]) == 2
+    assert plain.config.stiefelkit_online
+    fresh = type(model)(type(model.config).from_pretrained(tmp_path)).eval()
+    if family == "GPTNeoX":
+        sk.nn.absorb_norms_(sk.nn.rotation_sites(fresh))
+    sk.nn.rotate_(sites=sk.nn.rotation_sites(fresh), online=True)
+    fresh.load_state_dict(load_file(tmp_path / "model.safetensors") if family == "Llama" else model.state_dict())
+    assert torch.dist(logits(fresh), logits(model)) <= 1e-5 * logits(model).norm()
+
+
+def test_inputs_are_transformed_once_and_other_rotations_follow():
+    model = decoder("Llama")
+    before = logits(model)
+    sk.nn.rotate_(sites=sk.nn.rotation_sites(model), online=True)
+    sites = sk.nn.rotation_sites(model)
+    for call in (sk.nn.rotate_, sk.nn.Rotated):
+        with pytest.raises(OptionError, match="online=True once at most, got a HadamardLinear"):
+            call(sites=sites, online=True)
+    sk.nn.rotate_(rotation(), sites=sites, heads=rotation(8))
+    assert torch.dist(logits(model), before) <= 1e-5 * before.norm()
+
+
+def test_without_online_the_keys_are_those_of_the_model():
+    model = decoder("Llama")
+    keys = model.state_dict().keys()
+    sk.nn.rotate_(rotation(), sites=sk.nn.rotation_sites(model), heads=rotation(8))
+    assert model.state_dict().keys() == keys
+    assert not hasattr(model.config, "stiefelkit_online")
+
+
 def test_what_is_not_known_or_does_not_fit_is_refused_and_nothing_written():
     model = decoder("Llama")
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -136,6 +177,77 @@ def test_what_is_not_known_or_does_not_fit_is_refused_and_nothing_written():
     for wrong, words in ((nn.Linear(4, 4), "got Linear; describe it"), (model.model, "without")):
         with pytest.raises(OptionError, match=words):
             sk.nn.rotation_sites(wrong)
+
+
+def test_a_model_in_the_place_of_its_sites_is_told_where_they_are():
+    model: Any = decoder("Llama")
+    for call in (
+        lambda: sk.nn.rotate_(rotation(), sites=model),
+        lambda: sk.nn.absorb_norms_(model),
+        lambda: sk.nn.Rotated(model),
+        lambda: sk.nn.rotated(model, model),
+    ):
+        with pytest.raises(
+            OptionError, match=r"needs sites, which rotation_sites\(model\) returns, got LlamaForCausal"
+        ):
+            call()
+
+
+@pytest.mark.parametrize("layers", ["q_proj", "v_proj", "down_proj"])
+def test_a_decoder_with_adapters_is_refused_with_the_way_out(layers):
+    model = decoder("Llama")
+    sk.nn.adapt(model, f"*.{layers}.weight", block_size=8)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    words = r"got OrthogonalAdapter; fold\(model\) first, or rotate before adapting\."
+    with pytest.raises(DtypeError, match=words):
+        sk.nn.rotate_(rotation(), sites=sk.nn.rotation_sites(model), heads=rotation(8), online=True)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_a_decoder_that_no_rotation_passes_is_not_to_be_described():
+    for name in ("Gemma2", "Gemma3"):
+        config = getattr(transformers, f"{name}Config" if name == "Gemma2" else f"{name}TextConfig")(**SIZES)
+        with pytest.raises(
+            OptionError, match=f"with {name}.*Model, which norms it first: no rotation passes the scale"
+        ):
+            sk.nn.rotation_sites(getattr(transformers, f"{name}ForCausalLM")(config))
+
+
+def test_a_norm_that_subtracts_the_mean_in_a_class_of_its_own_is_told_of_layer_norms():
+    config = transformers.CohereConfig(**SIZES)
+    model = transformers.CohereForCausalLM(config)
+    norms = {model.model.norm: [model.lm_head]}
+    with pytest.raises(OptionError, match=r"or a torch\.nn\.LayerNorm in a model, got CohereLayerNorm\."):
+        sk.nn.rotate_(rotation(), norms=norms)
+
+
+def test_packed_values_are_those_of_the_heads_of_keys_or_refused(monkeypatch):
+    for held in ("_targets", "_loaded"):
+        monkeypatch.setattr(decoders, held, dict(getattr(decoders, held)))
+    falcon = Decoder(
+        classes=("FalconModel",),
+        embeddings=("word_embeddings",),
+        blocks="h",
+        norms={"ln_attn": ("self_attention.query_key_value",), "ln_mlp": ("mlp.dense_h_to_4h",)},
+        writers=("self_attention.dense", "mlp.dense_4h_to_h"),
+        final="ln_f",
+        value="self_attention.query_key_value",
+        output="self_attention.dense",
+        values="by_head",
+    )
+    decoders.register("falcon", falcon)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
+    sizes |= {"bos_token_id": None, "eos_token_id": None}
+    config = transformers.FalconConfig(**sizes, num_kv_heads=2, new_decoder_architecture=True, bias=True)
+    model = transformers.FalconForCausalLM(config)
+    check_decoder("falcon", model)
+    sites = sk.nn.rotation_sites(model)
+    config.num_kv_heads = 4
+    with pytest.raises(ShapeError, match=r"needs 96 rows in self_attention\.query_key_value, .*got 64; describe it by"):
+        sk.nn.rotation_sites(model)
+    beyond = dataclasses.replace(sites.heads[0], rows=torch.arange(60, 76))
+    with pytest.raises(ShapeError, match="the rows of 2 heads of 8, up to 75, got FalconLinear with 64"):
+        sk.nn.rotate_(sites=dataclasses.replace(sites, heads=[beyond]), heads=rotation(8))
 
 
 @pytest.mark.parametrize("family", ["Llama", "GPT2", "Phi3", "GPTNeoX"])
@@ -215,7 +327,7 @@ def test_the_page_runs_as_it_stands(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "language-models.md").read_text()
     codes = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert len(codes) == 3
+    assert len(codes) == 4
     names: dict[str, Any] = {}
     for code in codes:
         exec(compile(code, "language-models.md", "exec"), names)

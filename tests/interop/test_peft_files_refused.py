@@ -144,3 +144,20 @@ def test_a_layer_whose_name_ends_that_of_another_is_the_only_target(tmp_path: Pa
     model: Any = peft.PeftModel.from_pretrained(plain, str(tmp_path / "ours"))
     assert "oft_R" in repr(model.base_model.model["a"])
     assert type(model.base_model.model["n"]["a"]) is nn.Linear
+
+
+def test_a_model_of_peft_is_told_how_to_get_its_base(tmp_path: Path):
+    base = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    config = peft.OFTConfig(oft_block_size=4, target_modules=["0"], use_cayley_neumann=False)
+    model = peft.get_peft_model(base, config)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "oft_R" in name:
+                p.fill_(0.3)
+    model.save_pretrained(tmp_path)
+    x = torch.randn(3, 8)
+    before = model.eval()(x)
+    with pytest.raises(OptionError, match=r"the base model, got PeftModel; use model\.unload\(\)"):
+        sk.nn.load_peft(model, tmp_path)
+    loaded = sk.nn.load_peft(model.unload(), tmp_path)
+    torch.testing.assert_close(loaded(x), before, rtol=1e-5, atol=1e-5)

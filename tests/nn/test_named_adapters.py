@@ -299,3 +299,39 @@ def test_adapters_compile_without_a_break_switched_and_merged():
     torch.testing.assert_close(compiled(X), model(X), rtol=0, atol=CLOSE)
     model.a.merge()
     torch.testing.assert_close(compiled(X), model(X), rtol=0, atol=CLOSE)
+
+
+def test_refusals_of_adapt_name_what_it_takes():
+    names = "known: block_diagonal, butterfly, .*low_rank, .*principal"
+    for word, method in (
+        ("oft", "block_diagonal"),
+        ("BOFT", "butterfly"),
+        ("hra", "householder"),
+        ("psoft", "principal"),
+    ):
+        with pytest.raises(UnknownNameError, match=f'got .{word}.; {word.upper()} is "{method}"; {names}'):
+            sk.nn.adapt(net(), "a", word)
+    with pytest.raises(UnknownNameError, match='did you mean "low_rank"'):
+        sk.nn.adapt(net(), "a", "lowrank")
+    with pytest.raises(OptionError, match="has no option 'r'; did you mean \"rank\""):
+        sk.nn.adapt(net(), "a", "low_rank", r=4)
+    with pytest.raises(
+        OptionError, match="no option 'junk'; known: gain, generator, init, inner, precision, rank, view"
+    ):
+        sk.nn.adapt(net(), "a", "low_rank", junk=4)
+
+
+@pytest.mark.parametrize("where", ["q_proj", ["*.q_proj"], lambda name, layer: False])
+def test_a_pattern_that_matches_nothing_is_answered_with_the_names_without_adapters(where: Any):
+    with pytest.raises(
+        UnknownNameError, match=r"a layer of Net, got none; known: a\.weight, b\.weight, head\.weight\."
+    ):
+        sk.nn.adapt(net("first", "second"), where, name="third")
+    with pytest.raises(UnknownNameError, match=r'did you mean "head\.weight"'):
+        sk.nn.adapt(net("first"), "heads.weight")
+
+
+def test_other_parameters_of_a_model_stay_trainable():
+    model: Any = sk.nn.adapt(Net(), "a")
+    assert model.head.weight.requires_grad
+    assert not model.a.layer.weight.requires_grad

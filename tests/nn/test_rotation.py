@@ -159,7 +159,21 @@ def test_a_hadamard_layer_is_the_layer_with_the_transform_in_its_weight():
     with torch.no_grad():
         online.weight.copy_(sk.functional.hadamard_transform(layer.weight))
     assert torch.allclose(online(x), layer(x), atol=1e-13)
-    assert online.state_dict().keys() == layer.state_dict().keys()
+
+
+def test_a_plain_layer_and_a_hadamard_layer_do_not_load_each_other_in_silence():
+    layer = nn.Linear(12, 5)
+    online = sk.nn.HadamardLinear.around(copy.deepcopy(layer))
+    other = sk.nn.HadamardLinear(12, 5)
+    other.load_state_dict(online.state_dict())
+    assert torch.equal(other.weight, layer.weight)
+    with pytest.raises(RuntimeError, match=r'Unexpected key.*"hadamard"'):
+        nn.Linear(12, 5).load_state_dict(online.state_dict())
+    net = nn.Sequential(other)
+    for is_strict in (True, False):
+        with pytest.raises(errors.CheckpointError, match=r"got 0\.weight without 0\.hadamard, of a plain layer"):
+            net.load_state_dict(nn.Sequential(nn.Linear(12, 5)).state_dict(), strict=is_strict)
+    assert torch.equal(other.weight, layer.weight)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from stiefelkit.errors import OptionError, shown
+from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.registry import Registry
 
 __all__ = ["Decoder", "Heads", "RotationSites", "decoders", "rotation_sites"]
@@ -27,7 +27,7 @@ class Decoder:
         value: the layer that makes the values of attention.
         output: the layer that reads attended values.
         values: rows of that layer that are values: "all", "last" (after queries and keys) or "by_head" (queries, keys
-            and values of each head together).
+            and values of each head of keys together).
         downs: the layers that read the inner features of an MLP.
     """
 
@@ -92,6 +92,12 @@ class RotationSites:
         return int(w.shape[1] if isinstance(self.writers[0], nn.Embedding) else w.shape[0])
 
 
+def check_sites(sites: Any, who: str) -> None:
+    """Raises OptionError for what are no sites."""
+    if not isinstance(sites, RotationSites):
+        raise OptionError(f"{who} needs sites, which rotation_sites(model) returns, got {type(sites).__name__}.")
+
+
 def _check(decoder: Any) -> None:
     if not isinstance(decoder, Decoder):
         raise OptionError(f"A decoder needs to be a stiefelkit.nn.decoders.Decoder, got {shown(decoder)}.")
@@ -111,6 +117,9 @@ decoders = Registry(
 """Families of decoders by name; plugins add their own."""
 
 
+_NORMED_OUTPUTS = {"Gemma2Model", "Gemma3Model", "Gemma3TextModel"}
+
+
 def rotation_sites(model: nn.Module) -> RotationSites:
     """Finds the layers of a decoder that a rotation of its residual stream, or of its heads, is folded into.
 
@@ -122,8 +131,15 @@ def rotation_sites(model: nn.Module) -> RotationSites:
         model: the model, with its head.
 
     Raises:
-        OptionError: the model is not of a known family, or has no head.
+        OptionError: the model is not of a known family, has no such rotation, or has no head.
+        ShapeError: the layer of values has not the rows that the configuration says.
     """
+    found = sorted(_NORMED_OUTPUTS & {type(module).__name__ for module in model.modules()})
+    if found:
+        raise OptionError(
+            "rotation_sites needs a model that adds to its stream what blocks write, got "
+            f"{type(model).__name__} with {found[0]}, which norms it first: no rotation passes the scale of that norm."
+        )
     known = {name: decoder for decoder in decoders.available().values() for name in decoder.classes}
     bases = [(module, known[type(module).__name__]) for module in model.modules() if type(module).__name__ in known]
     if len(bases) != 1:
@@ -154,11 +170,18 @@ def rotation_sites(model: nn.Module) -> RotationSites:
 def _heads(base: nn.Module, decoder: Decoder, blocks: Sequence[nn.Module]) -> Iterator[Heads]:
     config: Any = base.config
     count = config.num_attention_heads
-    groups = getattr(config, "num_key_value_heads", None) or count
+    groups = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or count
     size = getattr(config, "head_dim", None) or config.hidden_size // count
-    start = 0 if decoder.values == "all" else (count + groups) * size
-    rows = torch.arange(start, start + groups * size)
+    before = 0 if decoder.values == "all" else count + groups
+    rows = torch.arange(before * size, (before + groups) * size)
     if decoder.values == "by_head":
-        rows = torch.arange(3 * count * size).view(count, 3, size)[:, 2].flatten()
+        rows = torch.arange((before + groups) * size).view(groups, -1, size)[:, -1].flatten()
     for block in blocks:
-        yield Heads(block.get_submodule(decoder.value), block.get_submodule(decoder.output), count, groups, rows)
+        value: Any = block.get_submodule(decoder.value)
+        got = getattr(value, "out_features", getattr(value, "nf", None))
+        if got not in (None, (before + groups) * size):
+            raise ShapeError(
+                f"rotation_sites needs {(before + groups) * size} rows in {decoder.value}, by {count} heads of queries "
+                f"and {groups} of keys and values, of {size}, got {got}; describe it by a RotationSites."
+            )
+        yield Heads(value, block.get_submodule(decoder.output), count, groups, rows)
