@@ -48,7 +48,7 @@ if os.environ.get("STIEFELKIT_DOCS_ONLINE"):
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(torch|numpy|geoopt|collections|typing|dataclasses|abc|enum|pathlib|concurrent|matplotlib|rich)(\..*)?",
+        r"(torch|numpy|geoopt|collections|typing|dataclasses|abc|enum|pathlib|concurrent|matplotlib|os|rich)(\..*)?",
     ),
     (r"py:.*", r"(Tensor|Module|nn\.\w+|F|M|T|Any|Callable|Iterable|Iterator|Mapping|Sequence|Path|optional|self)"),
     (r"py:.*", r".*\._\w+(\..*)?"),

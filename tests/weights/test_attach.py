@@ -268,7 +268,7 @@ def test_a_kernel_is_orthogonal_as_its_view_says(layer, view, matrix):
         (*SQUARE, {"parametrization": nn.Linear}, errors.OptionError, "OrthogonalParam"),
         (*SQUARE, {"negativ": 1}, errors.OptionError, 'did you mean "negative"'),
         (*SQUARE, {"parametrisation": "givens"}, errors.OptionError, 'mean "parametrization"'),
-        (*SQUARE, {"map": "givens"}, errors.OptionError, "known: arc, bandwidth, negative, "),
+        (*SQUARE, {"map": "givens"}, errors.OptionError, "known: arc, bandwidth, bound, negative, "),
         (*SQUARE, {"parametrization": "fourier"}, errors.DtypeError, "dtype=torch.complex64"),
         (*SQUARE, {"init": "har"}, errors.OptionError, 'did you mean "haar"'),
         (*SQUARE, {"precision": "sloppy"}, errors.OptionError, "sloppy"),
