@@ -120,6 +120,15 @@ class FirstOfBatch(Small):
         return super().forward(skew[:1].expand_as(skew), phase)
 
 
+class OneChart(Small):
+    """Has one row of signs for the whole batch."""
+
+    def __init__(self, shape, **options):
+        super().__init__(shape, **options)
+        if not self.is_complex:
+            self.register_buffer("signs", torch.ones(self.shape[-1], dtype=torch.int8))
+
+
 class Transposing(Small):
     """Inverts to the transposed frame."""
 
@@ -321,6 +330,7 @@ class NoExamples(Small):
         (Crossing, "component"),
         (Halves, "component"),
         (FirstOfBatch, "batch"),
+        (OneChart, "batch"),
         (Transposing, "round_trip"),
         (Dividing, "finite_gradients"),
         (SignInCoordinate, "decay"),
