@@ -365,6 +365,11 @@ def test_the_law_catches_its_saboteur(saboteur, law):
     assert {failure.law for failure in caught.value.failures} == {law}
 
 
+def test_a_chart_without_the_batch_is_named():
+    with pytest.raises(LawBroken, match=r"the chart's signs has shape \(\d,\), and not \(\d,\) in front"):
+        check_parametrization(OneChart, ["batch"])
+
+
 def test_every_law_has_a_saboteur():
     marks = test_the_law_catches_its_saboteur.pytestmark[0]
     assert {law for _, law in marks.args[1]} == set(LAWS)
