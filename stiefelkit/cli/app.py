@@ -32,7 +32,8 @@ Ctrl-C loses only the one at work.
 NEW_PLUGIN = unwrapped("""Write a package with a plugin, to begin with.
 
 It is a folder stiefelkit-NAME with a pyproject.toml, one module and one test; it works as it stands, and keeps the laws
-of its kind: a parametrization, an optimizer, a minimizer, an activation, a model or a task.
+of its kind: a parametrization, an optimizer, a minimizer, an activation, a model, a family of decoders
+or a task.
 """)
 REPORT = unwrapped("""Measure this machine, and write one page about it.
 

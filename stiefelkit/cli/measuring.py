@@ -13,7 +13,7 @@ from stiefelkit.cli.app import DEFAULTS
 from stiefelkit.cli.options import options
 from stiefelkit.errors import OptionError, RunError
 from stiefelkit.measuring.drift.plan import DriftPlan
-from stiefelkit.measuring.races import WHO
+from stiefelkit.measuring.races import SUBJECT
 from stiefelkit.measuring.races.plan import (
     GrowthPlan,
     NormPlan,
@@ -186,7 +186,7 @@ def _raced(races: "Callable[[Any, Watch], Iterator[Race]]", plan: Any, json: Pat
                 write_rows(json, rows)
     if not rows:
         why = f"; {next(iter(reasons))}" if reasons else "."
-        raise OptionError(f"{WHO} needs a contender that does what is asked in {plan.dtype}, got none{why}")
+        raise OptionError(f"{SUBJECT} needs a contender that does what is asked in {plan.dtype}, got none{why}")
     if json is not None:
         console.print(f"Data: {json}", soft_wrap=True)
     return 0
@@ -268,7 +268,7 @@ def report(
     if from_ is not None:
         from jinja2 import TemplateError
 
-        from stiefelkit.measuring.report.record import WHO, read_record
+        from stiefelkit.measuring.report.record import SUBJECT, read_record
 
         if json is not None:
             raise OptionError("A page from a file measures nothing; leave --json out.")
@@ -276,7 +276,9 @@ def report(
         try:
             drawn = record_page(record)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError) as error:
-            raise RunError(f"{WHO} needs a file as benchmarks.gpu wrote it, got {from_}: {error!r:.200}.") from error
+            raise RunError(
+                f"{SUBJECT} needs a file as benchmarks.gpu wrote it, got {from_}: {error!r:.200}."
+            ) from error
         write_atomically(out, drawn.encode())
         console.print(f"Page: {out}", soft_wrap=True)
         return 0

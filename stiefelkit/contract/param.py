@@ -312,8 +312,12 @@ Parametrization = str | type[OrthogonalParam]
 """The type of `parametrization=`: a registered name, or a class."""
 
 
-def each_frame(frames: Any) -> tuple[Tensor, ...]:
-    """Returns what `frames` and `bare` of a map give, as a tuple; several where they are of several sizes."""
+Frames = Tensor | tuple[Tensor, ...]
+"""The type of the matrices in a weight that must have orthonormal columns: a tuple where their sizes differ."""
+
+
+def each_frame(frames: Frames) -> tuple[Tensor, ...]:
+    """Returns what `frames` and `bare` of a map give, as a tuple."""
     return frames if isinstance(frames, tuple) else (frames,)
 
 

@@ -1,10 +1,10 @@
 """Protocols for the few parametrizations that need more than the contract, and the defaults of all others."""
 
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol, cast
 
 from torch import Tensor
 
-from stiefelkit.contract.param import OrthogonalParam, Position, solve
+from stiefelkit.contract.param import Frames, OrthogonalParam, Position, solve
 from stiefelkit.functional._polar import nearest
 from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import permitted_return
@@ -95,39 +95,41 @@ class Weights(Protocol):
         """Checks a weight and returns its coordinates and chart; writes nothing."""
         ...
 
-    def frames(self, weight: Tensor) -> Any:
+    def frames(self, weight: Tensor) -> Frames:
         """Returns the matrices in a weight that must have orthonormal columns; a tuple where their sizes differ."""
         ...
 
-    def bare(self, *coordinates: Tensor) -> Any:
+    def bare(self, *coordinates: Tensor) -> Frames:
         """Returns these frames at coordinates, without view and gain: what `sk.drift` measures."""
         ...
 
 
-def return_bound(param: Any) -> float:
+def return_bound(param: OrthogonalParam) -> float:
     """Returns the largest ||forward(right_inverse(W)) - W||_F of a W that is a frame to rounding; see `Bounds`."""
-    return param.return_bound if hasattr(type(param), "return_bound") else permitted_return(param.shape, param.dtype)
+    if hasattr(type(param), "return_bound"):
+        return cast(Bounds, param).return_bound
+    return permitted_return(param.shape, param.dtype)
 
 
-def structure_of(param: Any) -> str | None:
+def structure_of(param: OrthogonalParam) -> str | None:
     """Returns which structure of the scan applies W from factors, None if none does; see `Factors`."""
-    return param.structure if hasattr(type(param), "structure") else None
+    return cast(Factors, param).structure if hasattr(type(param), "structure") else None
 
 
-def prefers_factors(param: Any, rows: int) -> bool:
+def prefers_factors(param: OrthogonalParam, rows: int) -> bool:
     """Returns whether a recurrence over so many rows is faster with the factors of a map that has them."""
-    return hasattr(type(param), "prefers_factors") and param.prefers_factors(rows)
+    return hasattr(type(param), "prefers_factors") and cast(Factors, param).prefers_factors(rows)
 
 
-def takes_nearest(param: Any) -> bool:
+def takes_nearest(param: OrthogonalParam) -> bool:
     """Returns whether `sk.orthogonal`, unless told otherwise, takes the nearest weight; see `Nearest`."""
-    return param.takes_nearest if hasattr(type(param), "takes_nearest") else param.schemes[0] == "haar"
+    return cast(Nearest, param).takes_nearest if hasattr(type(param), "takes_nearest") else param.schemes[0] == "haar"
 
 
-def nearest_weight(param: Any, weight: Tensor) -> Tensor:
+def nearest_weight(param: OrthogonalParam, weight: Tensor) -> Tensor:
     """Returns the weight of a map's shape nearest to a given one whose frames are exact; see `Nearest`."""
     if hasattr(type(param), "nearest"):
-        return param.nearest(weight)
+        return cast(Nearest, param).nearest(weight)
     return nearest(weight.to(working_dtype(param.dtype)).resolve_conj()).contiguous()
 
 
@@ -139,16 +141,18 @@ def solve_nearest(param: OrthogonalParam, weight: Tensor) -> Position:
     return param.invert(polished(q))  # as `check_frame` would have it
 
 
-def projected(param: Any, weight: Tensor) -> Tensor:
+def projected(param: OrthogonalParam, weight: Tensor) -> Tensor:
     """Returns the nearest weight that a map can have; see `Nearest`."""
-    return param.project(weight) if hasattr(type(param), "project") else nearest_weight(param, weight)
+    return cast(Nearest, param).project(weight) if hasattr(type(param), "project") else nearest_weight(param, weight)
 
 
-def frames_in(param: Any, weight: Tensor) -> Any:
+def frames_in(param: OrthogonalParam, weight: Tensor) -> Frames:
     """Returns the matrices in a weight that must have orthonormal columns; see `Weights`."""
-    return param.frames(weight) if hasattr(type(param), "frames") else weight
+    return cast(Weights, param).frames(weight) if hasattr(type(param), "frames") else weight
 
 
-def bare_frames(param: Any, *coordinates: Tensor) -> Any:
+def bare_frames(param: OrthogonalParam, *coordinates: Tensor) -> Frames:
     """Returns the frames at coordinates, without view and gain; see `Weights`."""
-    return param.bare(*coordinates) if hasattr(type(param), "bare") else frames_in(param, param(*coordinates))
+    if hasattr(type(param), "bare"):
+        return cast(Weights, param).bare(*coordinates)
+    return frames_in(param, param(*coordinates))

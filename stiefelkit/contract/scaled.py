@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.contract.composite import Wrapper
-from stiefelkit.contract.param import OrthogonalParam, Position, Traits, check_tensor, solve, title
+from stiefelkit.contract.param import Frames, OrthogonalParam, Position, Traits, check_tensor, solve, title
 from stiefelkit.contract.protocols import bare_frames, frames_in, nearest_weight, projected, return_bound
 from stiefelkit.errors import NotAFrameError, OptionError, shown
 from stiefelkit.metrics import scale_of
@@ -79,11 +79,11 @@ class Scaled(Wrapper):
         y = self.inner.linear(x, *unscaled)
         return (y * gain).to(y.dtype)
 
-    def bare(self, *coordinates: Tensor) -> Tensor:
+    def bare(self, *coordinates: Tensor) -> Frames:
         """Returns the frames before they are scaled."""
         return bare_frames(self.inner, *self._split(coordinates)[0])
 
-    def frames(self, weight: Tensor) -> Tensor:
+    def frames(self, weight: Tensor) -> Frames:
         """Returns the weight divided by its gain; by its own scale, if the gain is learned."""
         gain = self._gain_of(weight)
         if isinstance(gain, Tensor):

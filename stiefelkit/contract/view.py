@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from stiefelkit.contract.composite import Wrapper
-from stiefelkit.contract.param import OrthogonalParam, Position, check_tensor, solve
+from stiefelkit.contract.param import Frames, OrthogonalParam, Position, check_tensor, solve
 from stiefelkit.contract.protocols import bare_frames, frames_in, nearest_weight, projected
 from stiefelkit.errors import OptionError, ShapeError, did_you_mean, shown
 from stiefelkit.numbers import settle_
@@ -247,11 +247,11 @@ class Viewed(Wrapper):
         """Returns the nearest weight that the inner map may have."""
         return self.view.from_frame(projected(self.inner, self.view.to_frame(weight)))
 
-    def frames(self, weight: Tensor) -> Tensor:
+    def frames(self, weight: Tensor) -> Frames:
         """Returns the weight read as the inner map's."""
         return frames_in(self.inner, self.view.to_frame(weight))
 
-    def bare(self, *coordinates: Tensor) -> Tensor:
+    def bare(self, *coordinates: Tensor) -> Frames:
         """Returns those of the inner map."""
         return bare_frames(self.inner, *coordinates)
 

@@ -91,8 +91,8 @@ class Written(NamedTuple):
     settings: Mapping[str, Any]
 
 
-def read(kind: str, layer: nn.Module, found: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Plan:
-    """Returns the adapter that tensors of a layer are.
+def read(kind: str, layer: nn.Module, found: Mapping[str, Tensor], config: Mapping[str, Any]) -> Plan:
+    """Returns the adapter that tensors of a layer are, by the entries of PEFT's configuration.
 
     Raises:
         CheckpointError: a tensor is missing or of the wrong shape, or PEFT computes something else on such a layer.
@@ -110,11 +110,11 @@ def read(kind: str, layer: nn.Module, found: Mapping[str, Tensor], settings: Map
     if not all(t.is_floating_point() and t.isfinite().all() for t in found.values()):
         raise CheckpointError("needs finite tensors, got NaN, infinity or integers.")
     if kind == "OFT":
-        return _read_oft(found[end], n, side, settings)
+        return _read_oft(found[end], n, side, config)
     if kind == "HRA":
         u = found[end]
         _check_shape(end, u, u.dim() == 2 and u.shape[0] == n and 1 <= u.shape[1] <= n, f"({n}, r), r at most {n}")
-        v = trapezoidal_reflectors(u, settings["apply_GS"])
+        v = trapezoidal_reflectors(u, config["apply_GS"])
         options = {"parametrization": "householder", "reflections": u.shape[1], "side": side}
         return Plan(OrthogonalAdapter, options, pack_trapezoid(v))
     if len(found) < 2:
@@ -123,29 +123,29 @@ def read(kind: str, layer: nn.Module, found: Mapping[str, Tensor], settings: Map
     is_fit = r.dim() == 4 and r.shape[2] == r.shape[3] and r.shape[1] * r.shape[2] == n
     _check_shape("boft_R", r, is_fit, f"(m, {n} / b, b, b)")
     _check_shape("boft_s", s, s.numel() == m, f"of {m} entries")
-    options = {"block_size": r.shape[2], "factors": r.shape[0], "dropout": settings["boft_dropout"], "side": side}
+    options = {"block_size": r.shape[2], "factors": r.shape[0], "dropout": config["boft_dropout"], "side": side}
     return Plan(ButterflyAdapter, options, pack_skew((r.mT - r) / 2), scale=s.flatten())
 
 
-def _read_oft(v: Tensor, n: int, side: str, settings: Mapping[str, Any]) -> Plan:
+def _read_oft(v: Tensor, n: int, side: str, config: Mapping[str, Any]) -> Plan:
     b = (1 + math.isqrt(1 + 8 * v.shape[-1])) // 2 if v.dim() == 2 else 0
-    k, is_shared = (n // b if b else 0), settings["block_share"]
+    k, is_shared = (n // b if b else 0), config["block_share"]
     is_fit = b * k == n and v.shape[1] == b * (b - 1) // 2 and v.shape[0] == (1 if is_shared else k)
     _check_shape("oft_R", v, is_fit, f"(number of blocks of b of {n} features, b (b - 1) / 2)")
-    options = {"block_size": b, "shared": is_shared, "dropout": settings["module_dropout"], "side": side}
-    if settings["coft"]:
-        options["bound"] = 2 * settings["eps"] * math.sqrt(k if is_shared else 1)
+    options = {"block_size": b, "shared": is_shared, "dropout": config["module_dropout"], "side": side}
+    if config["coft"]:
+        options["bound"] = 2 * config["eps"] * math.sqrt(k if is_shared else 1)
     q = v.new_zeros(len(v), b, b)
     q[:, *torch.triu_indices(b, b, 1)] = v
-    if not settings["use_cayley_neumann"]:
+    if not config["use_cayley_neumann"]:
         return Plan(OrthogonalAdapter, options, pack_skew(q.mT))
     q = (q - q.mT).double()
-    if settings["coft"]:
-        most = settings["eps"] / math.sqrt(len(v))
+    if config["coft"]:
+        most = config["eps"] / math.sqrt(len(v))
         q = q / (torch.linalg.matrix_norm(q, keepdim=True) / most).clamp(min=1)
-    computed = _series(q, settings["num_cayley_neumann_terms"]).mT
+    computed = _series(q, config["num_cayley_neumann_terms"]).mT
     u, _, vh = torch.linalg.svd(computed)
-    skew, signs = cayley_inverse(u @ vh, torch.ones(b, dtype=q.dtype) if settings["coft"] else None)
+    skew, signs = cayley_inverse(u @ vh, torch.ones(b, dtype=q.dtype) if config["coft"] else None)
     return Plan(OrthogonalAdapter, options, skew, signs, computed=computed)
 
 

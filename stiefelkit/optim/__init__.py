@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from stiefelkit.optim.averages import average_fn, multi_avg_fn
     from stiefelkit.optim.base.frame_optimizer import FrameOptimizer
-    from stiefelkit.optim.base.tangent_optimizer import Retraction, TangentOptimizer
+    from stiefelkit.optim.base.tangent_optimizer import CayleyStep, Retraction, TangentOptimizer
     from stiefelkit.optim.clip import clip_grad_norm_
     from stiefelkit.optim.deterministic.minimize import Minimum, minimize
     from stiefelkit.optim.deterministic.minimizer import Minimizer, Progress
@@ -24,13 +24,16 @@ if TYPE_CHECKING:
     from stiefelkit.optim.mixed import MixedOptimizer
     from stiefelkit.optim.rmsprop import RMSprop
     from stiefelkit.optim.settings import Check, Setting
+    from stiefelkit.optim.spectral import PolarStep
 
 __all__ = [
+    "CayleyStep",
     "Check",
     "FrameOptimizer",
     "Minimizer",
     "Minimum",
     "MixedOptimizer",
+    "PolarStep",
     "Progress",
     "RMSprop",
     "Retraction",
@@ -122,7 +125,8 @@ _HOMES = {
     "mixed": ("MixedOptimizer",),
     "rmsprop": ("RMSprop",),
     "settings": ("Check", "Setting"),
-    "base.tangent_optimizer": ("Retraction", "TangentOptimizer"),
+    "spectral": ("PolarStep",),
+    "base.tangent_optimizer": ("CayleyStep", "Retraction", "TangentOptimizer"),
 }
 """Modules of the names that stand here, imported when they are first asked for, and torch with them."""
 

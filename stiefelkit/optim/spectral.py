@@ -7,7 +7,7 @@ from torch import Tensor
 from stiefelkit.functional import Tangent, polar_increment, riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.optim.base.batch import Bucket
-from stiefelkit.optim.base.tangent_optimizer import CayleyStep
+from stiefelkit.optim.base.tangent_optimizer import Retraction
 from stiefelkit.optim.settings import RATE, Setting, at_least
 from stiefelkit.optim.steps import above_rounding, as_factor, have_squares
 
@@ -17,10 +17,8 @@ BEFORE = (
 )
 
 
-class PolarStep(CayleyStep):
+class PolarStep(Retraction):
     """To the frame nearest to W - step; the direction may be any whose W - step has full rank."""
-
-    sums_are_short = False
 
     def increment(
         self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None

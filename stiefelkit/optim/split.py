@@ -10,7 +10,7 @@ from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._stiefel.polar_step import carried_momentum, leapt_momentum, split_increment, turn
 from stiefelkit.optim.base.batch import Bucket
-from stiefelkit.optim.base.tangent_optimizer import CayleyStep, TangentOptimizer
+from stiefelkit.optim.base.tangent_optimizer import Retraction, TangentOptimizer
 from stiefelkit.optim.steps import as_factor
 
 
@@ -21,10 +21,8 @@ class Moving(Tangent):
     momentum: Tangent | None = None
 
 
-class SplitStep(CayleyStep):
+class SplitStep(Retraction):
     """First within the columns of W, then out of them."""
-
-    sums_are_short = False
 
     def increment(
         self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None

@@ -180,9 +180,13 @@ def law_threads(case: Case) -> None:
 
 
 def law_batch(case: Case) -> None:
-    """A batch equals the loop over its members to 4 limits, 100 in float64."""
+    """Coordinates and chart carry the batch, which equals the loop over its members to 4 limits, 100 in float64."""
     if len(case.shape) == 2:
         return
+    batch = case.shape[:-2]
+    for name, value in case.build().chart.items():
+        shape = tuple(value.shape)
+        require(shape[: len(batch)] == batch, f"the chart's {name} has shape {shape}, and not {batch} in front")
     param, coordinates = case.random(1.0)
     w = param(*coordinates).flatten(0, -3)
     single = case.build(case.shape[-2:])

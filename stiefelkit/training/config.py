@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-WHO = "Training"
+SUBJECT = "Training"
+"""The first words of error messages."""
 SCHEDULES = ("constant", "cosine")
 SIZES = dict.fromkeys(("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"), whole(1))
 WORDS = ("task", "model", "optimizer", "schedule", "device")
@@ -71,26 +72,26 @@ class Config:
 
     def __post_init__(self) -> None:
         """Checks names and ranges, nothing that needs the model."""
-        settle_(self, WHO, **SIZES, seed=SEED, threads=THREADS, lr=above(0), clip_norm=at_least(0))
+        settle_(self, SUBJECT, **SIZES, seed=SEED, threads=THREADS, lr=above(0), clip_norm=at_least(0))
         tables = {name: getattr(self, name) for name in TABLES}
-        of_type(WHO, str, {name: getattr(self, name) for name in WORDS})
-        of_type(WHO, dict, tables)
-        finite_tables(WHO, tables)
+        of_type(SUBJECT, str, {name: getattr(self, name) for name in WORDS})
+        of_type(SUBJECT, dict, tables)
+        finite_tables(SUBJECT, tables)
         for coordinate, rate in self.rates.items():
             if coordinate in ("model", "lr", "weight_decay"):
-                raise UnknownNameError(f"{WHO} needs the name of a coordinate in rates, got {coordinate!r}.")
-            at_least(0).require(WHO, f"rates.{coordinate}", rate)
+                raise UnknownNameError(f"{SUBJECT} needs the name of a coordinate in rates, got {coordinate!r}.")
+            at_least(0).require(SUBJECT, f"rates.{coordinate}", rate)
         optimizers.get(self.optimizer)
         for coordinate, table in self.optimizers.items():
             if not isinstance(table, Mapping) or not isinstance(table.get("optimizer"), str):
                 words = f'a table such as {{"optimizer": "rmsprop"}}, got {table!r}'
-                raise OptionError(f"{WHO} needs optimizers.{coordinate} to be {words}.")
+                raise OptionError(f"{SUBJECT} needs optimizers.{coordinate} to be {words}.")
             optimizers.get(table["optimizer"])
             if "lr" in table:
-                above(0).require(WHO, f"optimizers.{coordinate}.lr", table["lr"])
+                above(0).require(SUBJECT, f"optimizers.{coordinate}.lr", table["lr"])
         if self.schedule not in SCHEDULES:
-            raise OptionError(f"{WHO} needs a schedule out of {', '.join(SCHEDULES)}, got {self.schedule!r}.")
-        usable_device(WHO, self.device)
+            raise OptionError(f"{SUBJECT} needs a schedule out of {', '.join(SCHEDULES)}, got {self.schedule!r}.")
+        usable_device(SUBJECT, self.device)
         task = self.build_task()
         if task.train_size is not None:  # else the data say it, and a run is read where they are not
             task.batches_per_epoch(self.batch_size)
@@ -185,7 +186,7 @@ class Config:
                 raise OptionError(
                     f"Model {self.model!r} has no option {option!r}; the task and --hidden-size set sizes."
                 )
-        with within_memory(WHO, f"hidden_size {self.hidden_size}"):
+        with within_memory(SUBJECT, f"hidden_size {self.hidden_size}"):
             return models.create(self.model, **sizes, **self.options).to(self.device)
 
     def coordinate_names(self) -> list[str]:
@@ -201,7 +202,7 @@ class Config:
     def within_memory(self) -> contextlib.AbstractContextManager[None]:
         """Turns a failure to allocate what the task and the model need into an OptionError that names their sizes."""
         sizes = {"hidden_size": self.hidden_size, "batch_size": self.batch_size, **self.task_options}
-        return within_memory(WHO, ", ".join(f"{name} {value}" for name, value in sizes.items()))
+        return within_memory(SUBJECT, ", ".join(f"{name} {value}" for name, value in sizes.items()))
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Returns the optimizer, with one parameter group for each coordinate that has its own rate.
@@ -223,7 +224,9 @@ class Config:
             (shared if key is None else apart.setdefault(key, [])).append(group)
         for name in tables:
             if name not in apart:
-                raise OptionError(f"{WHO} {self.model!r} needs a coordinate {name!r} for optimizers.{name}, got none.")
+                raise OptionError(
+                    f"{SUBJECT} {self.model!r} needs a coordinate {name!r} for optimizers.{name}, got none."
+                )
         frames = list(coordinate_manifolds(model))
         built = [_built(self, self.optimizer, self.optimizer_options, shared, frames)] if shared else []
         for name, groups in apart.items():
@@ -280,7 +283,7 @@ def _built(
         raise OptionError(f"Optimizer {name!r} refuses its options: {error}.") from error
     if bound and not getattr(optimizer, "moves_frames", False):
         raise OptimizerError(
-            f"{WHO} {config.model!r} needs an optimizer that keeps {frames[0]} on its manifold, got "
+            f"{SUBJECT} {config.model!r} needs an optimizer that keeps {frames[0]} on its manifold, got "
             f"{name!r}; name one with --optimizer, such as multiplicative_cayley."
         )
     return optimizer

@@ -23,7 +23,8 @@ from stiefelkit.training.tasks import Task, tasks
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-WHO = "The figure of gradients"
+SUBJECT = "The figure of gradients"
+"""The first words of error messages."""
 LENGTH = 500
 """Steps of a sequence, where the task has that option and nothing else is asked for."""
 DECADES = 30
@@ -60,11 +61,11 @@ class GradientPlan:
         settle_(self)
         for what, choice in (("model", self.models), ("iteration", self.iterations)):
             if not choice:
-                raise OptionError(f"{WHO} needs one {what} or more, got none.")
+                raise OptionError(f"{SUBJECT} needs one {what} or more, got none.")
         for iteration in self.iterations:
-            whole(0).require(WHO, "iterations", iteration)
+            whole(0).require(SUBJECT, "iterations", iteration)
         if self.T is not None and not self._has_length():
-            raise OptionError(f"{WHO} needs a task that has the option T, got {self.task!r}; leave T out.")
+            raise OptionError(f"{SUBJECT} needs a task that has the option T, got {self.task!r}; leave T out.")
         self.configs()
 
     def build_task(self) -> Task:
@@ -112,7 +113,7 @@ def measure(
     for config in configs.values():
         with config.within_memory():
             config.build_task().batch(0, config.batch_size, config.seed)
-    with writable(WHO, out):
+    with writable(SUBJECT, out):
         out.mkdir(parents=True, exist_ok=True)
     curves, iterations = [], sorted(set(plan.iterations))
     for config in configs.values():
@@ -173,7 +174,7 @@ def _step_by_step(model: nn.Module) -> Iterator[list[Tensor]]:
     rnn: Any = getattr(model, "rnn", None)
     if not isinstance(rnn, torch.nn.Module) or getattr(rnn, "bidirectional", False):
         raise OptionError(
-            f"{WHO} needs a model with a recurrent layer `rnn` of one direction, got {type(model).__name__}."
+            f"{SUBJECT} needs a model with a recurrent layer `rnn` of one direction, got {type(model).__name__}."
         )
     forward, states = rnn.forward, []
 

@@ -232,15 +232,15 @@ def first_bad_output(model: nn.Module, forward: Callable[[], Any]) -> str | None
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             return f'the parameter "{name}"'
-    phrases: list[str] = []
+    culprits: list[str] = []
 
     def look(module: nn.Module, name: str, inputs: Any, output: Any) -> None:
         if not _all_finite(list(_tensors(output))):
-            phrases.append(f'the output of "{name or type(module).__name__}"')
+            culprits.append(f'the output of "{name or type(module).__name__}"')
 
     with torch.no_grad(), _after_each(model, look):
         forward()
-    return phrases[0] if phrases else None
+    return culprits[0] if culprits else None
 
 
 def first_bad_gradient(model: nn.Module, loss: Callable[[], Tensor]) -> str | None:
@@ -248,12 +248,12 @@ def first_bad_gradient(model: nn.Module, loss: Callable[[], Tensor]) -> str | No
 
     `loss` calls the model; the name is a phrase such as `the gradient that "rnn" passes back`; None if all is finite.
     """
-    phrases: list[str] = []
+    culprits: list[str] = []
 
     def watch(value: Any, phrase: str) -> None:
         for tensor in _tensors(value):
             if tensor.requires_grad:
-                tensor.register_hook(lambda gradient: None if gradient.isfinite().all() else phrases.append(phrase))
+                tensor.register_hook(lambda gradient: None if gradient.isfinite().all() else culprits.append(phrase))
 
     def attach(module: nn.Module, name: str, inputs: Any, output: Any) -> None:
         # after the forward, so that of two modules with one input the inner one is named
@@ -266,7 +266,7 @@ def first_bad_gradient(model: nn.Module, loss: Callable[[], Tensor]) -> str | No
         gradients = torch.autograd.grad(loss(), list(named.values()), allow_unused=True)
     # the last layer is the first that the backward pass meets
     bad = [name for name, g in zip(named, gradients, strict=True) if g is not None and not g.isfinite().all()]
-    return next(iter([*phrases, *(f'the gradient of "{name}"' for name in reversed(bad))]), None)
+    return next(iter([*culprits, *(f'the gradient of "{name}"' for name in reversed(bad))]), None)
 
 
 def _after_each(model: nn.Module, look: Callable[[nn.Module, str, Any, Any], None]) -> ExitStack:

@@ -35,7 +35,8 @@ from stiefelkit.training.tasks import Task, create, tasks
 if TYPE_CHECKING:
     from stiefelkit.training.run_folder import Summary
 
-WHO = "A sweep"
+SUBJECT = "A sweep"
+"""The first words of error messages."""
 SUMMARY = "sweep.json"
 LONGEST_NAME, MOST = 100, 10_000
 """Characters of the name of a run, but for a digest, and runs of a sweep, at most."""
@@ -63,7 +64,7 @@ class SweepPlan:
 
     def __post_init__(self) -> None:
         """Checks the number of jobs."""
-        settle_(self, WHO, jobs=whole(1))
+        settle_(self, SUBJECT, jobs=whole(1))
 
 
 @dataclass(frozen=True)
@@ -132,16 +133,16 @@ def runs_of(options: Mapping[str, Any]) -> list[Run]:
     )
     vary = fixed.pop("vary", {})
     if not isinstance(vary, Mapping):
-        raise OptionError(f"{WHO} needs a table [vary] of lists, got {vary!r}.")
+        raise OptionError(f"{SUBJECT} needs a table [vary] of lists, got {vary!r}.")
     fixed, lists = _flat(fixed), _flat(vary)
     for key, values in lists.items():
         if not isinstance(values, list) or not values:
-            raise OptionError(f"{WHO} needs a list of values for vary.{key}, got {values!r}.")
+            raise OptionError(f"{SUBJECT} needs a list of values for vary.{key}, got {values!r}.")
         if len({json.dumps(value) for value in values}) < len(values):
-            raise OptionError(f"{WHO} needs different values for vary.{key}, got {values!r}.")
+            raise OptionError(f"{SUBJECT} needs different values for vary.{key}, got {values!r}.")
     count = math.prod(map(len, lists.values()))
     if count > MOST:
-        raise OptionError(f"{WHO} needs {MOST:,} combinations at most, got {count:,}; shorten the lists of [vary].")
+        raise OptionError(f"{SUBJECT} needs {MOST:,} combinations at most, got {count:,}; shorten the lists of [vary].")
     return [_run(fixed, dict(zip(lists, values, strict=True))) for values in itertools.product(*lists.values())]
 
 
@@ -149,7 +150,7 @@ def _run(fixed: Mapping[str, Any], chosen: dict[str, Any]) -> Run:
     asked = {**fixed, **chosen}
     task, model = asked.pop("task", None), asked.pop("model", None)
     if not isinstance(task, str) or not isinstance(model, str):
-        raise OptionError(f'{WHO} needs task = "..." and model = "..." in its file, got {task!r} and {model!r}.')
+        raise OptionError(f'{SUBJECT} needs task = "..." and model = "..." in its file, got {task!r} and {model!r}.')
     of_task = {item.name for item in dataclasses.fields(tasks.get(task))}
     task_options: dict[str, Any] = {}
     settings: dict[str, Any] = {}
@@ -163,7 +164,7 @@ def _run(fixed: Mapping[str, Any], chosen: dict[str, Any]) -> Run:
             task_options[key] = value
         else:
             known = [*(FIELDS.keys() - TABLES), *of_task, *(f"{name}.NAME" for name in sorted(TABLES))]
-            raise OptionError(f"{WHO} of {task} knows no option {key!r}{did_you_mean(key, known)}")
+            raise OptionError(f"{SUBJECT} of {task} knows no option {key!r}{did_you_mean(key, known)}")
     return Run(chosen, task, task_options, model, Settings(**settings))
 
 
@@ -216,22 +217,22 @@ def run_sweep(
     """
     from stiefelkit.training.run_folder import RunFolder, is_run, last_step, summarise
 
-    _require_room(WHO, out, resuming)
+    _require_room(SUBJECT, out, resuming)
     configs = checked(runs)
     if len(configs) < len(runs):
-        raise OptionError(f"{WHO} needs runs with different names, got two of one name.")
+        raise OptionError(f"{SUBJECT} needs runs with different names, got two of one name.")
     for config in {json.dumps([config.task, config.task_options]): config for config in configs.values()}.values():
         with config.within_memory():
             config.build_task().held_out()
     for name, config in configs.items():
-        with reachable(WHO, out / name):
+        with reachable(SUBJECT, out / name):
             refuse_links(out / name, out)
         begun = None
         with contextlib.suppress(RunError):  # one that cannot be read fails by itself
             begun = RunFolder.open(out / name).config if is_run(out / name) else None
         if begun is not None:
             begun.continued(config, str(out / name))
-    with reachable(WHO, out):
+    with reachable(SUBJECT, out):
         out.mkdir(parents=True, exist_ok=True)
     # what is finished first, so that a stop leaves it in the table
     ordered = sorted(configs, key=lambda name: last_step(out / name) < configs[name].steps)

@@ -120,6 +120,15 @@ class FirstOfBatch(Small):
         return super().forward(skew[:1].expand_as(skew), phase)
 
 
+class OneChart(Small):
+    """Has one row of signs for the whole batch."""
+
+    def __init__(self, shape, **options):
+        super().__init__(shape, **options)
+        if not self.is_complex:
+            self.register_buffer("signs", torch.ones(self.shape[-1], dtype=torch.int8))
+
+
 class Transposing(Small):
     """Inverts to the transposed frame."""
 
@@ -321,6 +330,7 @@ class NoExamples(Small):
         (Crossing, "component"),
         (Halves, "component"),
         (FirstOfBatch, "batch"),
+        (OneChart, "batch"),
         (Transposing, "round_trip"),
         (Dividing, "finite_gradients"),
         (SignInCoordinate, "decay"),
@@ -353,6 +363,11 @@ def test_the_law_catches_its_saboteur(saboteur, law):
     with pytest.raises(LawBroken, match=f"^{law}: ") as caught:
         check_parametrization(saboteur, [law])
     assert {failure.law for failure in caught.value.failures} == {law}
+
+
+def test_a_chart_without_the_batch_is_named():
+    with pytest.raises(LawBroken, match=r"the chart's signs has shape \(\d,\), and not \(\d,\) in front"):
+        check_parametrization(OneChart, ["batch"])
 
 
 def test_every_law_has_a_saboteur():

@@ -14,7 +14,8 @@ WEIGHT_DTYPES = (*DTYPES, "bfloat16")
 GRADIENTS = ("random", "fixed", "rotation", "digits")
 UNCONSTRAINED = "unconstrained"
 """The name of the reference: an ordinary weight that starts orthogonal and is held by nothing."""
-WHO = "The drift experiment"
+SUBJECT = "The drift experiment"
+"""The first words of error messages."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,13 @@ class DriftPlan:
         from stiefelkit.optim.settings import PRECISIONS
         from stiefelkit.weights.attach import available
 
-        settle_(self, WHO, steps=whole(1), look_every=whole(1), lr=above(0), step_length=STEP_LENGTH)
-        usable_place(WHO, self.device, self.threads, self.seed)
+        settle_(self, SUBJECT, steps=whole(1), look_every=whole(1), lr=above(0), step_length=STEP_LENGTH)
+        usable_place(SUBJECT, self.device, self.threads, self.seed)
         if self.tf32 and not self.device.startswith("cuda"):
-            raise OptionError(f"{WHO} needs a CUDA device for TF32, got {self.device!r}.")
-        tall_sizes(WHO, self.sizes)
-        known_words(WHO, "dtype", [self.dtype], WEIGHT_DTYPES)
-        known_words(WHO, "gradients", [self.gradients], GRADIENTS)
+            raise OptionError(f"{SUBJECT} needs a CUDA device for TF32, got {self.device!r}.")
+        tall_sizes(SUBJECT, self.sizes)
+        known_words(SUBJECT, "dtype", [self.dtype], WEIGHT_DTYPES)
+        known_words(SUBJECT, "gradients", [self.gradients], GRADIENTS)
         moves_frames = getattr(optimizers.get(self.optimizer), "moves_frames", False)
         maps, ours, peers = [*available(), UNCONSTRAINED], list(own_optimizers()), peer_optimizers.names()
         methods = [*maps, *ours, *(f"{name}:{PRECISIONS[1]}" for name in ours), *peers]
@@ -82,7 +83,7 @@ class DriftPlan:
         out_of_reach = [] if moves_frames else [name for name in self.methods or maps if _is_frame(name, self.dtype)]
         if self.methods and out_of_reach:
             raise OptimizerError(
-                f"{WHO} needs an optimizer that keeps {out_of_reach[0]!r} on its manifold, got {self.optimizer!r}; "
+                f"{SUBJECT} needs an optimizer that keeps {out_of_reach[0]!r} on its manifold, got {self.optimizer!r}; "
                 "name one with --optimizer, such as multiplicative_cayley."
             )
         if not self.methods:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from stiefelkit import init
 from stiefelkit.errors import RunError
-from stiefelkit.measuring.drift.plan import UNCONSTRAINED, WHO, DriftPlan
+from stiefelkit.measuring.drift.plan import SUBJECT, UNCONSTRAINED, DriftPlan
 from stiefelkit.measuring.moved_frames import peer_optimizers, start
 from stiefelkit.measuring.races.field import Field, quiet
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
@@ -120,8 +120,8 @@ def measure(
     """
     record, done, figures = out / "drift.json", DriftOutcome(), figures or Figures()
     if record.exists():
-        raise RunError(f"{WHO} needs a folder without drift.json, got {out}; choose another --out.")
-    with writable(WHO, out):
+        raise RunError(f"{SUBJECT} needs a folder without drift.json, got {out}; choose another --out.")
+    with writable(SUBJECT, out):
         out.mkdir(parents=True, exist_ok=True)
     try:
         for count, outcome in enumerate(outcomes(plan, watch), 1):

@@ -1,4 +1,5 @@
 """Races of implementations on the user's own machine."""
 
-WHO = "The race"
+SUBJECT = "The race"
+"""The first words of error messages."""
 """The name that errors begin with."""

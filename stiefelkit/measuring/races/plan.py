@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.drift.plan import DTYPES as WIDE_DTYPES
-from stiefelkit.measuring.races import WHO
+from stiefelkit.measuring.races import SUBJECT
 from stiefelkit.measuring.races.scan_cases import CASES, ScanCase, cases_of, read_case
 from stiefelkit.numbers import above, settle_, whole
 from stiefelkit.training.checks import STEP_LENGTH, known_parametrizations, known_words, tall_sizes, usable_place
@@ -37,7 +37,7 @@ class Site:
 
     def __post_init__(self) -> None:
         settle_(self)
-        usable_place(WHO, self.device, self.threads, self.seed)
+        usable_place(SUBJECT, self.device, self.threads, self.seed)
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class Rules(Site):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole(1).require(WHO, "repeats", self.repeats)
-        above(0).require(WHO, "seconds", self.seconds)
+        whole(1).require(SUBJECT, "repeats", self.repeats)
+        above(0).require(SUBJECT, "seconds", self.seconds)
         if self.replay and not self.device.startswith("cuda"):
-            raise OptionError(f"{WHO} needs a CUDA device for replays, got {self.device!r}.")
+            raise OptionError(f"{SUBJECT} needs a CUDA device for replays, got {self.device!r}.")
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class FramePlan(Site):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole(1).require(WHO, "batch", self.batch)
-        tall_sizes(WHO, self.sizes)
-        known_words(WHO, "dtype", [self.dtype], self.dtypes)
+        whole(1).require(SUBJECT, "batch", self.batch)
+        tall_sizes(SUBJECT, self.sizes)
+        known_words(SUBJECT, "dtype", [self.dtype], self.dtypes)
 
     def problem(self, n: int, p: int, options: dict[str, Any] | None = None) -> FrameProblem:
         """Returns the problem of one size."""
@@ -114,7 +114,7 @@ class TimedPlan(FramePlan, Rules):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.apart and self.batch < 2:
-            raise OptionError(f"{WHO} needs a batch of two frames or more to take them apart, got {self.batch}.")
+            raise OptionError(f"{SUBJECT} needs a batch of two frames or more to take them apart, got {self.batch}.")
 
 
 @dataclass(frozen=True)
@@ -139,12 +139,12 @@ class EntrantPlan(FramePlan):
         classes = available()
         known_parametrizations(self.parametrizations)
         precisions = {"exact", "fast"}.union(*(cls.precisions for cls in classes.values()))
-        known_words(WHO, "precision", self.precisions, precisions)
+        known_words(SUBJECT, "precision", self.precisions, precisions)
         options = {option for name in self.parametrizations or classes for option in options_of(classes[name])}
-        known_words(WHO, "option", self.options, options)
+        known_words(SUBJECT, "option", self.options, options)
         if not self.contenders():
             raise OptionError(
-                f"{WHO} needs a parametrization with precision {' or '.join(self.precisions)}, got none of those."
+                f"{SUBJECT} needs a parametrization with precision {' or '.join(self.precisions)}, got none of those."
             )
 
     def contenders(self) -> dict[str, Contender]:
@@ -185,9 +185,9 @@ class ParametrizationRace(EntrantPlan, TimedPlan):
     def __post_init__(self) -> None:
         from stiefelkit.measuring.races.contenders import OPERATIONS
 
-        known_words(WHO, "operation", self.operations, OPERATIONS)
+        known_words(SUBJECT, "operation", self.operations, OPERATIONS)
         if not self.operations:
-            raise OptionError(f"{WHO} needs one operation or more, got none.")
+            raise OptionError(f"{SUBJECT} needs one operation or more, got none.")
         super().__post_init__()
 
 
@@ -208,7 +208,7 @@ class NormPlan(EntrantPlan):
     def __post_init__(self) -> None:
         super().__post_init__()
         for factor in self.factors:
-            above(0).require(WHO, "factor", factor)
+            above(0).require(SUBJECT, "factor", factor)
 
 
 @dataclass(frozen=True)
@@ -237,11 +237,11 @@ class OptimizerRace(TimedPlan):
         from stiefelkit.optim.settings import PRECISIONS
 
         super().__post_init__()
-        STEP_LENGTH.require(WHO, "step_length", self.step_length)
-        known_words(WHO, "optimizer of frames", self.optimizers, [*own_optimizers(), *peer_optimizers.names()])
-        known_words(WHO, "precision", self.precisions, PRECISIONS)
+        STEP_LENGTH.require(SUBJECT, "step_length", self.step_length)
+        known_words(SUBJECT, "optimizer of frames", self.optimizers, [*own_optimizers(), *peer_optimizers.names()])
+        known_words(SUBJECT, "precision", self.precisions, PRECISIONS)
         if self._own() and not self.contenders():
-            raise OptionError(f"{WHO} needs an optimizer in precision exact or fast, got none.")
+            raise OptionError(f"{SUBJECT} needs an optimizer in precision exact or fast, got none.")
 
     def contenders(self) -> dict[str, str]:
         """Returns name in the table to method, for ours in each precision that they have."""
@@ -306,9 +306,9 @@ class ScanRace(Rules):
         from stiefelkit.scan import BACKENDS, find_activation
 
         super().__post_init__()
-        known_words(WHO, "dtype", [self.dtype], ("float32", "float64"))
-        known_words(WHO, "backend", self.backends, (*BACKENDS, FACTORS))
-        known_words(WHO, "peer", self.named_peers, recurrence_peers.names())
+        known_words(SUBJECT, "dtype", [self.dtype], ("float32", "float64"))
+        known_words(SUBJECT, "backend", self.backends, (*BACKENDS, FACTORS))
+        known_words(SUBJECT, "peer", self.named_peers, recurrence_peers.names())
         of_complex = find_activation(self.activation, False).of_complex()
         able = [case for case in CASES.values() if not case.map and (not case.is_complex or of_complex)]
         object.__setattr__(self, "cases", (*self.cases, *self.case) or tuple(able))
@@ -318,10 +318,10 @@ class ScanRace(Rules):
         if self.training_step:
             if self.dtype != "float32" or self.activation != "modrelu":
                 raise OptionError(
-                    f"{WHO} needs float32 and modrelu for the training step, got {self.dtype}, {self.activation}."
+                    f"{SUBJECT} needs float32 and modrelu for the training step, got {self.dtype}, {self.activation}."
                 )
             if all(case.is_complex for case in self.cases):
-                raise OptionError(f"{WHO} needs a real case for the training step, got complex ones only.")
+                raise OptionError(f"{SUBJECT} needs a real case for the training step, got complex ones only.")
 
     def drawn(self, case: ScanCase) -> Sequences:
         """Returns the tensors of a case."""
@@ -378,18 +378,18 @@ class GrowthPlan(Rules):
     def __post_init__(self) -> None:
         super().__post_init__()
         known_parametrizations(self.parametrizations)
-        known_words(WHO, "precision", [self.precision], {"exact", "fast"})
-        known_words(WHO, "dtype", [self.dtype], WIDE_DTYPES)
+        known_words(SUBJECT, "precision", [self.precision], {"exact", "fast"})
+        known_words(SUBJECT, "dtype", [self.dtype], WIDE_DTYPES)
         for kind, words, choice in (("quantity", self.what, QUANTITIES), ("axis", self.against, AXES)):
-            known_words(WHO, kind, words, choice)
+            known_words(SUBJECT, kind, words, choice)
             if not words:
-                raise OptionError(f"{WHO} needs one {kind} or more, got none.")
+                raise OptionError(f"{SUBJECT} needs one {kind} or more, got none.")
         for name in SERIES.values():
             for value in getattr(self, name):
-                whole(1).require(WHO, name, value)
+                whole(1).require(SUBJECT, name, value)
             ordered = tuple(sorted(set(getattr(self, name))))
             if len(ordered) < 2:
-                raise OptionError(f"{WHO} needs two {name} or more to see growth, got {len(ordered)}.")
+                raise OptionError(f"{SUBJECT} needs two {name} or more to see growth, got {len(ordered)}.")
             object.__setattr__(self, name, ordered)
 
     def points(self, axis: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stiefelkit.errors import OptionError
-from stiefelkit.measuring.races import WHO
+from stiefelkit.measuring.races import SUBJECT
 from stiefelkit.numbers import settle_, whole
 from stiefelkit.training.checks import known_words
 
@@ -37,7 +37,7 @@ class ScanCase:
     map_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        settle_(self, WHO, **dict.fromkeys("TnBm", whole(1)))
+        settle_(self, SUBJECT, **dict.fromkeys("TnBm", whole(1)))
 
     def __str__(self) -> str:
         states = "complex, " if self.is_complex else ""
@@ -77,15 +77,19 @@ def read_case(words: str) -> ScanCase:
         elif key in ("T", "n", "B", "m") and key not in sizes and value.strip().isdigit():
             sizes[key] = int(value)
         else:
-            raise OptionError(f"{WHO} needs a case such as T=784,n=170,B=128,m=1,complex, got {word!r} in {words!r}.")
+            raise OptionError(
+                f"{SUBJECT} needs a case such as T=784,n=170,B=128,m=1,complex, got {word!r} in {words!r}."
+            )
     missing = [key for key in ("T", "n", "B") if key not in sizes]
     if missing:
-        raise OptionError(f"{WHO} needs {' and '.join(missing)} in a case such as T=784,n=170,B=128, got {words!r}.")
+        raise OptionError(
+            f"{SUBJECT} needs {' and '.join(missing)} in a case such as T=784,n=170,B=128, got {words!r}."
+        )
     return ScanCase("custom", **sizes, is_complex=is_complex)
 
 
 def cases_of(words: str) -> tuple[ScanCase, ...]:
     """Returns the cases of some names, separated by commas."""
     names = tuple(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
-    known_words(WHO, "case", names, CASES)
+    known_words(SUBJECT, "case", names, CASES)
     return tuple(CASES[name] for name in names)

@@ -11,7 +11,8 @@ from stiefelkit.measuring.races.plan import GrowthPlan, NormPlan, Parametrizatio
 from stiefelkit.numbers import settle_
 from stiefelkit.training.checks import known_parametrizations, known_words, listed, usable_place
 
-WHO = "The report"
+SUBJECT = "The report"
+"""The first words of error messages."""
 SECTIONS = {
     "drift": "drift",
     "time": "bench parametrizations",
@@ -70,13 +71,13 @@ class ReportPlan:
     def __post_init__(self) -> None:
         settle_(self)
         known_parametrizations(self.parametrizations)
-        known_words(WHO, "section", self.sections, SECTIONS)
-        known_words(WHO, "dtype", [self.dtype], DTYPES)
-        usable_place(WHO, self.device, self.threads, self.seed)
+        known_words(SUBJECT, "section", self.sections, SECTIONS)
+        known_words(SUBJECT, "dtype", [self.dtype], DTYPES)
+        usable_place(SUBJECT, self.device, self.threads, self.seed)
         if not self.sections:
             object.__setattr__(self, "sections", tuple(SECTIONS))
         if not any(self.groups().values()):
-            raise OptionError(f"{WHO} needs a parametrization that does {self.dtype}, got none.")
+            raise OptionError(f"{SUBJECT} needs a parametrization that does {self.dtype}, got none.")
 
     def groups(self) -> dict[str, tuple[str, ...]]:
         """Returns dtype to the parametrizations measured in it: the plan's own, or the complex one that some need."""

@@ -21,7 +21,8 @@ from stiefelkit.training.memory import cpu
 
 KIND = "stiefelkit figures of a device, 1"
 """The kind that a file says it is of."""
-WHO = "A page of figures"
+SUBJECT = "A page of figures"
+"""The first words of error messages."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,13 @@ def read_record(path: Path) -> Record:
     try:
         content: Any = parse_json(path.read_bytes())
     except OSError as error:
-        raise RunError(f"{WHO} needs a file that can be read, got {path}: {error.strerror}.") from error
+        raise RunError(f"{SUBJECT} needs a file that can be read, got {path}: {error.strerror}.") from error
     except ValueError as error:
-        raise RunError(f"{WHO} needs a file that benchmarks.gpu wrote, got {path}: {error}.") from error
+        raise RunError(f"{SUBJECT} needs a file that benchmarks.gpu wrote, got {path}: {error}.") from error
     if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise RunError(f"{WHO} needs a file that benchmarks.gpu wrote, got {path}, which says nothing of that kind.")
+        raise RunError(
+            f"{SUBJECT} needs a file that benchmarks.gpu wrote, got {path}, which says nothing of that kind."
+        )
     try:
         figures = {entry.name for entry in dataclasses.fields(Figure)}
         for row in content["rows"]:
@@ -127,7 +130,7 @@ def read_record(path: Path) -> Record:
         return record
     except (KeyError, TypeError) as error:
         raise RunError(
-            f"{WHO} needs a whole file of benchmarks.gpu, got {path}, which lacks something: {error}."
+            f"{SUBJECT} needs a whole file of benchmarks.gpu, got {path}, which lacks something: {error}."
         ) from error
 
 

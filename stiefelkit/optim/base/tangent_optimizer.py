@@ -37,12 +37,24 @@ _LONGEST = 2.0
 
 
 class Retraction(ABC):
-    """A move of a frame along a tangent vector, and the polish that keeps the result a frame."""
+    """A move of a frame along a tangent vector, and the polish that keeps the result a frame.
+
+    W + increment is a frame but for rounding in proportion to the increment; what else is left of W^H W - I is for
+    `settle` to take away. A subclass with an `increment` of its own says anew that its `sums_are_short`, and how it has
+    `landed`: those of another increment are not inherited.
+    """
 
     polishes: ClassVar[int] = 1
     """Polishes after a step of length sqrt(p), where no value can be read to count them."""
     sums_are_short: ClassVar[bool] = False
     """Whether what it adds to frames is made by sums of few terms, so that less is rounded (`rounding_of_step`)."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Takes back what has been said of an increment that the class replaces."""
+        super().__init_subclass__(**options)
+        for name in ("sums_are_short", "landed"):
+            if next(word for base in cls.__mro__ for word in (name, "increment") if word in vars(base)) != name:
+                setattr(cls, name, vars(Retraction)[name])
 
     @abstractmethod
     def increment(
@@ -64,13 +76,23 @@ class Retraction(ABC):
         """Tries to do a step and its polishes, where no value is read, by one launch; False where it takes several."""
         return False
 
-    @abstractmethod
     def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
-        """Polishes what cannot wait for the next step, after an increment of some length."""
+        """Polishes after an increment of some length what cannot wait for the next increment to take it away."""
+        p = bucket.params[0]
+        if not bucket.is_read:
+            land(bucket, group["precision"], self.polishes)
+            return
+        most = due(*p.shape[-2:], group["precision"]) * (MOST if "lo" in bucket.states[0] else 2)
+        if bucket.wear <= most:
+            return
+        for _ in range(_TURNS):
+            polish(bucket)
+            if bucket.wear == 0:
+                return
 
 
 class CayleyStep(Retraction):
-    """By the Cayley transform; rounding is taken away with the next increment, unless it is urgent."""
+    """By the Cayley transform."""
 
     sums_are_short = True
 
@@ -93,20 +115,6 @@ class CayleyStep(Retraction):
         bucket.replace(w, lo)
         bucket.require(defects.amax() <= LOST * math.sqrt(w.shape[-1]), AssertionError)
         return True
-
-    def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
-        """See `Retraction`."""
-        p = bucket.params[0]
-        if not bucket.is_read:
-            land(bucket, group["precision"], self.polishes)
-            return
-        most = due(*p.shape[-2:], group["precision"]) * (MOST if "lo" in bucket.states[0] else 2)
-        if bucket.wear <= most:
-            return
-        for _ in range(_TURNS):
-            polish(bucket)
-            if bucket.wear == 0:
-                return
 
 
 class TangentOptimizer(FrameOptimizer):

@@ -74,12 +74,12 @@ class FourierAndLowRank(LowRank):
         d1, d2, d3 = self.d
         behind, middle, front = self.stages[:, : len(h)].flatten(1, 2).unbind()
         x = torch.complex(*h.flatten(0, 1).chunk(2, -1)).mul_(d1)
-        self.turned[0] += _turned(x, front)
+        self.turned[0] += _angle_gradient(x, front)
         x = _gathered(torch.fft.fft(x), self.order, x).mul_(d2)
         # The transform of the gradient is n times too small there.
-        self.turned[1] += _turned(x, middle) / self.n
+        self.turned[1] += _angle_gradient(x, middle) / self.n
         x = torch.fft.ifft(x).mul_(d3)
-        self.turned[2] += _turned(x, behind)
+        self.turned[2] += _angle_gradient(x, behind)
 
     def gradient_main(self) -> Tensor:
         """Along the circle; the permutation has none."""
@@ -97,6 +97,6 @@ def _gathered(x: Tensor, order: Tensor, out: Tensor) -> Tensor:
     return torch.gather(x, 1, index, out=out)
 
 
-def _turned(x: Tensor, g: Tensor) -> Tensor:
+def _angle_gradient(x: Tensor, g: Tensor) -> Tensor:
     """Returns the gradient by the angles t of e^{it} from x, behind it, and the gradient by x."""
     return torch.conj_physical(x).mul_(g).sum(0).imag
