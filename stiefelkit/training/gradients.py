@@ -185,7 +185,7 @@ def _step_by_step(model: nn.Module) -> Iterator[list[Tensor]]:
             states.append(carried[0] if isinstance(carried, tuple) else carried)
             if not torch.equal(out[:, -1], states[-1][-1]):
                 raise OptionError(
-                    f"{WHO} needs a model whose outputs are read from its states, got {type(model).__name__}."
+                    f"{SUBJECT} needs a model whose outputs are read from its states, got {type(model).__name__}."
                 )
         # read from the states that are kept, so that what is read counts in their gradients
         return torch.stack([h[-1] for h in states], dim=1), carried
