@@ -88,7 +88,7 @@ def test_what_is_no_optimizer_is_refused():
 class Own(CayleyStep):
     """Has an increment of its own, and says nothing of it."""
 
-    increment = PolarStep.increment
+    increment = PolarStep.increment  # type: ignore[assignment]
 
 
 class Short(Own):
