@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import RankError
+from stiefelkit.functional._arithmetic.float64 import float64_is_weak
 from stiefelkit.functional._arithmetic.product import plus_product, short_product
 from stiefelkit.functional._cayley.quotient import quotient_of_accretive, quotient_of_skew
 from stiefelkit.functional._kernels.launch import cayley_step, takes
@@ -64,7 +65,7 @@ def cayley_increment(
         y = quotient_of_skew(q, scale, size, tolerance)
         return short_product(w, y if defect is None else y.add_(defect, alpha=-0.5))
     rest = direction.rest * (0.5 * step)
-    if q.shape[-1] < FEW:
+    if q.shape[-1] < FEW and not float64_is_weak(q.device):
         # MKL makes so few columns of P^H P in one sum over all rows, which rounds three times as much.
         wide = rest.to(working_dtype(rest.dtype))
         y = quotient_of_accretive(plus_product(q.to(wide.dtype) * scale, wide.mH, wide)).to(q.dtype)
