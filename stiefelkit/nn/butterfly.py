@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, shown
 from stiefelkit.nn.adapter import OrthogonalAdapter, Rotation
-from stiefelkit.numbers import Check, whole
+from stiefelkit.nn.recurrent import require_options
+from stiefelkit.numbers import Check, plain, whole
 from stiefelkit.tensors import computing_dtype
 from stiefelkit.weights import attach
 
@@ -21,12 +22,12 @@ class Butterfly(Rotation):
 
     orders: Tensor
 
-    def __init__(self, n: int, block_size: int, factors: int, inner: Parametrization, like: Tensor):
+    def __init__(self, n: int, block_size: int, factors: int, inner: Parametrization, like: Tensor, **options: Any):
         nn.Module.__init__(self)
         self.blocks = n // block_size if factors == 1 else 1
         zeros = torch.zeros(factors, n // block_size, block_size, block_size, dtype=computing_dtype(like.dtype))
         self.weight = nn.Parameter(zeros.to(like.device))
-        attach.orthogonal(self, "weight", inner, init="identity")
+        attach.orthogonal(self, "weight", inner, **{"init": "identity", **options})
         orders = [_order(n, block_size, i) for i in range(factors)]
         self.register_buffer("orders", torch.stack(orders).to(like.device), persistent=False)
 
@@ -63,6 +64,7 @@ class ButterflyAdapter(OrthogonalAdapter):
         scaled: whether there is s; the layer has no other gain.
         side: "in", or "patches" for what stands under the kernel of a convolution.
         name, dropout: as in `OrthogonalAdapter`; with several factors R is left out as a whole.
+        **options: of the map of the blocks.
 
     Shape:
         that of the layer.
@@ -89,7 +91,10 @@ class ButterflyAdapter(OrthogonalAdapter):
         side: str = "in",
         name: str = "default",
         dropout: float = 0.0,
+        **options: Any,
     ):
+        options = plain(options)
+        require_options(ButterflyAdapter, inner, options)
         if side == "out":
             raise OptionError(f"ButterflyAdapter needs a side of 'in' or 'patches', got {shown(side)}.")
         trained = [p.requires_grad for p in layer.parameters()] if isinstance(layer, nn.Module) else []
@@ -97,7 +102,7 @@ class ButterflyAdapter(OrthogonalAdapter):
         n = self.base.weight[0].numel() if side == "patches" else self.features(side)
         try:
             factors = _factors(n, block_size).require("ButterflyAdapter", "factors", factors)
-            rotation = Butterfly(n, block_size, factors, inner, self.rotation.weight)
+            rotation = Butterfly(n, block_size, factors, inner, self.rotation.weight, **options)
         except Exception:
             for p, was in zip(layer.parameters(), trained, strict=True):
                 p.requires_grad_(was)

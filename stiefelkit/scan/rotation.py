@@ -106,7 +106,7 @@ def rotation_scan(
 def _chosen(backend: str, z: Tensor) -> str:
     if backend not in ("auto", "triton"):
         return backend
-    flaw = flaw_of_device(z.device) if z.dtype in (torch.complex64, torch.complex128) else f"complex64, got {z.dtype}"
+    flaw = flaw_of_device(z.device)
     if backend == "triton" and flaw is not None:
         raise OptionError(f'rotation_scan with backend="triton" needs {flaw}.')
     return "triton" if flaw is None and (backend == "triton" or z.is_cuda) else "chunks"
@@ -127,7 +127,7 @@ def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, ba
             raise ShapeError(
                 f"rotation_scan needs {name} of shape {shapes[0]} or {shapes[1]}, got {tuple(tensor.shape)}."
             )
-    batch = x.shape[1] if batch_sizes is None else batch_sizes[0]
+    batch = x.shape[1] if batch_sizes is None else next(iter(batch_sizes), 0)
     check_shapes("rotation_scan", x, batch_sizes, {"h0": (h0, (batch, width))})
     return count
 
@@ -137,9 +137,10 @@ def _exported(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, **step
     if x.is_complex() or angle.dim() > 1 or decay.dim() > 1:
         kind = "complex ones" if x.is_complex() else "factors of each step"
         raise OptionError(f"rotation_scan needs real planes and one angle and decay of each for ONNX, got {kind}.")
-    quarter = torch.kron(torch.eye(len(angle)), torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
+    like: Any = {"dtype": angle.dtype, "device": angle.device}
+    quarter = torch.kron(torch.eye(len(angle), **like), torch.tensor([[0.0, -1.0], [1.0, 0.0]], **like))
     c, s = ((decay * part).repeat_interleave(2)[:, None] for part in (angle.cos(), angle.sin()))
-    w = c * torch.eye(2 * len(angle)) + s * quarter
+    w = c * torch.eye(2 * len(angle), **like) + s * quarter
     return scan(x, w, x.new_zeros(*x.shape[1:]) if h0 is None else h0, activation="identity", **steps)
 
 

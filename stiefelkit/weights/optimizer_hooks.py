@@ -1,4 +1,4 @@
-"""What a step of any torch optimizer is asked before: frames that it would break, parameters that it should not have.
+"""A hook before each step of a torch optimizer, which refuses to break frames and warns of wrong parameters.
 
 A coordinate list announces itself once, and so does who has a frame without a module. Nothing is stored in the tensors,
 which FSDP2 and casts replace: which parameter is a frame is looked up when it matters, among the coordinate lists and

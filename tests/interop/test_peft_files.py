@@ -59,7 +59,7 @@ def logits(model: Any) -> Tensor:
         return model(IMAGES) if "Images" in repr(model) else model(input_ids=TOKENS).logits
 
 
-def close(a: Tensor, b: Tensor, bound: float = CLOSE) -> None:
+def assert_close(a: Tensor, b: Tensor, bound: float = CLOSE) -> None:
     assert torch.dist(a.double(), b.double()) <= bound * b.double().norm()
 
 
@@ -130,7 +130,7 @@ def test_what_peft_computes_exactly_is_computed_after_loading(pair: tuple[Any, P
         warnings.simplefilter("error")
         ours = sk.nn.load_peft(decoder(), folder)
     assert torch.dist(logits(theirs), logits(decoder())) > 0.01 * logits(theirs).norm()
-    close(logits(ours), logits(theirs))
+    assert_close(logits(ours), logits(theirs))
     assert all(adapter.peft_distance == 0 for adapter in sk.nn.adapters(ours).values())
     assert all(d.bits_lost < 1 for d in sk.drift(ours).values())
 
@@ -142,7 +142,7 @@ def test_what_is_merged_by_peft_is_what_we_fold(pair: tuple[Any, Path]):
     state = dict(ours.state_dict())
     assert state.keys() == merged.state_dict().keys()
     for key, value in merged.state_dict().items():
-        close(state[key], value)
+        assert_close(state[key], value)
 
 
 def test_what_we_save_peft_loads_with_the_same_function(pair: tuple[Any, Path], tmp_path: Path):
@@ -152,7 +152,7 @@ def test_what_we_save_peft_loads_with_the_same_function(pair: tuple[Any, Path], 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "(?s).*(missing|unexpected)")  # keys
         back = peft.PeftModel.from_pretrained(decoder(), str(tmp_path / "ours")).eval()
-    close(logits(back), logits(theirs))
+    assert_close(logits(back), logits(theirs))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ours", "peft"]
     assert back.active_peft_config.task_type == "CAUSAL_LM"
 
@@ -192,7 +192,7 @@ def test_a_neumann_series_is_loaded_as_the_nearest_rotation_with_its_distance(te
     assert apart <= 4 * max(adapter.peft_distance for adapter in sk.nn.adapters(ours).values())
     sk.nn.save_peft(ours, tmp_path / "ours")
     back = peft.PeftModel.from_pretrained(decoder(), str(tmp_path / "ours")).eval()
-    close(logits(back), logits(ours))
+    assert_close(logits(back), logits(ours))
     assert all(adapter.peft_distance > 0 for adapter in sk.nn.adapters(copy.deepcopy(ours)).values())
 
 
@@ -200,7 +200,7 @@ def test_five_terms_of_a_small_a_are_near_the_cayley_transform_of_the_other_sign
     theirs = trained(decoder(), peft.OFTConfig(oft_block_size=8, target_modules=TARGETS), 0.01)
     with pytest.warns(UserWarning, match="Neumann"):
         ours = sk.nn.load_peft(decoder(), saved(theirs, tmp_path / "peft"))
-    close(logits(ours), logits(theirs), 1e-4)
+    assert_close(logits(ours), logits(theirs), 1e-4)
 
 
 CONVOLUTIONS: dict[str, Any] = {
@@ -214,21 +214,21 @@ CONVOLUTIONS: dict[str, Any] = {
 def test_convolutions_are_loaded_saved_and_folded(kind: str, tmp_path: Path):
     theirs = trained(Images(), CONVOLUTIONS[kind]())
     ours = sk.nn.load_peft(Images(), saved(theirs, tmp_path / "peft"))
-    close(logits(ours), logits(theirs))
+    assert_close(logits(ours), logits(theirs))
     sk.nn.save_peft(ours, tmp_path / "ours")
     back = peft.PeftModel.from_pretrained(Images(), str(tmp_path / "ours")).eval()
-    close(logits(back), logits(theirs))
-    close(logits(sk.nn.fold(ours)), logits(theirs.merge_and_unload()))
+    assert_close(logits(back), logits(theirs))
+    assert_close(logits(sk.nn.fold(ours)), logits(theirs.merge_and_unload()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes_of_the_model(dtype: torch.dtype, tmp_path: Path):
     theirs = trained(decoder(dtype=dtype), CONFIGS["oft"]())
     ours = sk.nn.load_peft(decoder(dtype=dtype), saved(theirs, tmp_path / "peft"))
-    close(logits(ours), logits(theirs), 1e-12 if dtype == torch.float64 else 2e-2)
+    assert_close(logits(ours), logits(theirs), 1e-12 if dtype == torch.float64 else 2e-2)
     sk.nn.save_peft(ours, tmp_path / "ours")
     back = peft.PeftModel.from_pretrained(decoder(dtype=dtype), str(tmp_path / "ours")).eval()
-    close(logits(back), logits(ours), 1e-12 if dtype == torch.float64 else 2e-2)
+    assert_close(logits(back), logits(ours), 1e-12 if dtype == torch.float64 else 2e-2)
 
 
 OPTIONS: dict[str, Any] = {
@@ -258,7 +258,7 @@ def test_adapters_that_are_ours_are_loaded_by_peft(kind: str, tmp_path: Path, bu
         assert torch.dist(logits(ours), logits(decoder())) > 0
     sk.nn.save_peft(ours, tmp_path / "ours", "tuned")
     back = peft.PeftModel.from_pretrained(ours_without(ours), str(tmp_path / "ours"), adapter_name="other").eval()
-    close(logits(back), logits(ours))
+    assert_close(logits(back), logits(ours))
     if kind not in ("exponential", "hra_odd"):
         again = sk.nn.load_peft(ours_without(ours), tmp_path / "ours", "tuned")
         there, here = sk.nn.adapter_state(again, "tuned"), sk.nn.adapter_state(ours, "tuned")
@@ -395,7 +395,7 @@ def test_a_name_that_a_layer_has_is_refused_and_another_adds_one(tmp_path: Path)
         sk.nn.load_peft(model, folder)
     sk.nn.load_peft(model, folder, name="second")
     sk.nn.use_adapters(model, "second")
-    close(logits(model), logits(sk.nn.load_peft(decoder(), folder)))
+    assert_close(logits(model), logits(sk.nn.load_peft(decoder(), folder)))
 
 
 def test_modules_to_save_are_trained_copies(tmp_path: Path):
@@ -403,7 +403,7 @@ def test_modules_to_save_are_trained_copies(tmp_path: Path):
     model: Any = sk.nn.load_peft(decoder(), saved(theirs, tmp_path / "peft"))
     assert torch.equal(model.lm_head.copy.weight, theirs.base_model.model.lm_head.modules_to_save["default"].weight)
     with sk.nn.without_adapters(model):
-        close(logits(model), logits(decoder()), 0)
+        assert_close(logits(model), logits(decoder()), 0)
 
 
 def test_a_classifier_of_peft_with_its_head_is_loaded_and_saved(tmp_path: Path):
@@ -417,15 +417,15 @@ def test_a_classifier_of_peft_with_its_head_is_loaded_and_saved(tmp_path: Path):
         classifier(), peft.OFTConfig(oft_block_size=8, target_modules=TARGETS, task_type="SEQ_CLS", **EXACT)
     )
     ours = sk.nn.load_peft(classifier(), saved(theirs, tmp_path / "peft"))
-    close(logits(ours), logits(theirs))
+    assert_close(logits(ours), logits(theirs))
     sk.nn.save_peft(ours, tmp_path / "ours", task_type="SEQ_CLS")
-    close(logits(peft.PeftModel.from_pretrained(classifier(), str(tmp_path / "ours")).eval()), logits(theirs))
+    assert_close(logits(peft.PeftModel.from_pretrained(classifier(), str(tmp_path / "ours")).eval()), logits(theirs))
 
 
 def test_reflectors_as_peft_starts_them_are_loaded_as_the_identity_and_train(tmp_path: Path):
     theirs = peft.get_peft_model(decoder(), peft.HRAConfig(r=4, target_modules=TARGETS)).eval()
     ours = sk.nn.load_peft(decoder(), saved(theirs, tmp_path / "peft"))
-    close(logits(ours), logits(decoder()))
+    assert_close(logits(ours), logits(decoder()))
     ours(input_ids=TOKENS).logits.square().mean().backward()
     reflectors = [p for key, p in ours.named_parameters() if "rotation" in key]
     assert len(reflectors) == 4
@@ -446,7 +446,7 @@ def test_tensors_of_half_precision_are_read(kind: str, tmp_path: Path):
     file = folder / "adapter_model.safetensors"
     save_file({key: value.bfloat16() for key, value in load_file(file).items()}, file, metadata={"format": "pt"})
     theirs = peft.PeftModel.from_pretrained(decoder(), str(folder)).eval()
-    close(logits(sk.nn.load_peft(decoder(), folder)), logits(theirs))
+    assert_close(logits(sk.nn.load_peft(decoder(), folder)), logits(theirs))
 
 
 def test_the_table_names_what_the_installed_peft_has():

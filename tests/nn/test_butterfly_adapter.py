@@ -97,6 +97,7 @@ def test_an_adapter_of_a_model_that_does_not_train_does_not_train():
         ({"factors": 0}, "needs factors m"),
         ({"factors": 2, "block_size": 1}, "even blocks if m > 1"),
         ({"block_size": 3}, "needs a block_size that divides 16"),
+        ({"foo": 1}, "with cayley has no option 'foo'"),
         ({"side": "out"}, "needs a side of 'in' or 'patches', got 'out'"),
     ],
 )

@@ -232,3 +232,4 @@ def test_a_first_step_that_is_refused_leaves_no_half_of_a_state(name, size, lr):
     with contextlib.suppress(errors.StiefelkitError):
         optimizer.step()
     other.load_state_dict(optimizer.state_dict())
+    assert other.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()

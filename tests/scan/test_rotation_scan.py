@@ -160,6 +160,7 @@ def test_it_compiles_in_one_graph_and_exports():
         ({"decay": "slow"}, errors.DtypeError, "decay of a floating or complex dtype"),
         ({"backend": "chunk"}, errors.UnknownNameError, "no backend 'chunk'"),
         ({"batch_sizes": [2, 3]}, errors.ShapeError, r"x of shape \(rows, .\) with batch_sizes"),
+        ({"x": torch.zeros(5, 8), "batch_sizes": []}, errors.ShapeError, "batch_sizes that add up to the rows of x, 5"),
         ({"x": torch.zeros(5, 8), "batch_sizes": [2, 3]}, errors.ShapeError, "batch_sizes that do not increase"),
     ],
 )

@@ -43,7 +43,7 @@ class _Lowering:
         return self.flags.fp32_precision not in ("ieee", "none")
 
     def take_down(self) -> None:
-        """Has products not be lowered, in the lock."""
+        """Switches the lowering of products off; the caller holds the lock."""
         self.asked = self.flags.fp32_precision  # before anything is changed, for `is_asked` in other threads
         self.flags.fp32_precision = "none"
         if self._is_set():  # inherited from a wider flag: stays so
@@ -51,7 +51,7 @@ class _Lowering:
         self.flags.fp32_precision = "ieee"
 
     def put_back(self) -> None:
-        """Has products be lowered as they were asked to be, in the lock."""
+        """Restores the lowering that was set; the caller holds the lock."""
         if not self._is_set():  # else somebody has set it since, and that stands
             self.flags.fp32_precision = self.asked
         self.asked = None

@@ -17,7 +17,7 @@ _LARGEST_NORM = {torch.float32: 100.0, torch.complex64: 100.0, torch.float64: 5e
 _TOLERANCE = 16.0
 """Relative error in eps, about that of the products which make Q."""
 _DEFECT = 1 / 24
-"""What the truncation of a series may add to ||W^H W - I||_F, in eps sqrt(p): 14 % of a rounding limit."""
+"""Largest error of W^H W - I that a truncated series may cause, in eps sqrt(p): 14 % of a rounding limit."""
 _SMALLEST_SQUARED = 256
 """From here on a block of A^2 is large enough to be multiplied by itself."""
 _SMALLEST_PROBED = 128

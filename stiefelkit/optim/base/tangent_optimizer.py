@@ -47,7 +47,7 @@ class Retraction(ABC):
     polishes: ClassVar[int] = 1
     """Polishes after a step of length sqrt(p), where no value can be read to count them."""
     sums_are_short: ClassVar[bool] = False
-    """Whether what it adds to frames is made by sums of few terms, so that less is rounded (`rounding_of_step`)."""
+    """True if increments are products in sums of at most 64 terms, which round less (`rounding_of_step`)."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Takes back what has been said of an increment that the class replaces."""

@@ -38,9 +38,9 @@ class Activation(ABC):
     slope: float = 0.0
 
     bias_inside: ClassVar[bool] = False
-    """Whether it takes a real bias (n,) itself, and is the identity without; others have theirs added to z."""
+    """True if it takes a real bias (n,) as an argument, and is the identity without one; others have it added to z."""
     is_paired: ClassVar[bool] = False
-    """Whether it joins the numbers i and i + N/2 of a row, and so needs an even N."""
+    """True if it acts on the pair i and i + N/2 of a row, which needs an even N."""
     saved: ClassVar[tuple[int, torch.dtype | None] | None] = None
     """What is kept besides the states: so many numbers per n units as a divisor, and their dtype (None: that of z)."""
     default_slope: ClassVar[float | None] = None
