@@ -54,6 +54,8 @@ class Recurrent(nn.Module):
     """Kinds of dL/dW that an optimizer may ask the coordinate list of W for; "half" of complex W only."""
     frame: ClassVar[str] = "weight_hh"
     """Name of the orthogonal weight."""
+    free_coordinates: ClassVar[tuple[str, ...]] = ()
+    """Names of further parameters that need a learning rate of their own, without weight decay."""
     input_blocks: ClassVar[int] = 1
     """The number of matrices of U that stand on top of each other."""
     backends: ClassVar[tuple[str, ...]] = BACKENDS

@@ -61,6 +61,7 @@ class RotationRNN(Layers):
     """
 
     frame: ClassVar[str] = "basis"
+    free_coordinates: ClassVar[tuple[str, ...]] = ("angle", "log_rate")
     backends: ClassVar[tuple[str, ...]] = ROTATION_BACKENDS
     matrices: ClassVar[tuple[str, ...]] = ("weight_ih", "weight_hh")
 

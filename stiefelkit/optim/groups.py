@@ -86,7 +86,8 @@ def parameter_groups(
     """Splits a model's parameters into groups for an optimizer: the plain ones, then one group per coordinate.
 
     Coordinates get `weight_decay=0` unless asked otherwise: shrinking them does not regularise a frame, it moves it. A
-    learned gain is one, the group "gain".
+    learned gain is one, the group "gain", and so are parameters that a layer names in `free_coordinates`, as the angles
+    and decays of `RotationRNN`.
     Where a coordinate must stay on a manifold (`"stiefel"`), the group names it: "manifold", "stiefel:canonical" unless
     asked otherwise. A `geoopt.ManifoldParameter` on a Stiefel manifold is such a one, in the metric that it names. Any
     torch optimizer takes the other groups; these need one that moves along the manifold.
@@ -124,6 +125,12 @@ def parameter_groups(
             if id(c) not in taken:
                 taken.add(id(c))
                 by_name.setdefault((name, manifolds.get(name)), []).append(c)
+    for module in model.modules():
+        for name in getattr(module, "free_coordinates", ()):
+            for key, p in module.named_parameters(recurse=False):
+                if (key == name or key.startswith(f"{name}_l")) and id(p) not in taken:
+                    taken.add(id(p))
+                    by_name.setdefault((name, None), []).append(p)
     alone = {key: frame.manifold for key, frame in optimizer_hooks.frames().items() if frame.coordinate_list is None}
     for p in model.parameters():
         manifold = alone.get(id(p)) or optimizer_hooks.manifold_of(p)

@@ -193,11 +193,11 @@ class Config:
         """Returns the names of all coordinates of the model, `skew` or `u.skew`, each once."""
         import torch
 
-        from stiefelkit.weights.find import orthogonal_weights
+        from stiefelkit.optim import parameter_groups
 
         with torch.random.fork_rng(devices=[]):
-            weights = list(orthogonal_weights(self.build_model()))
-        return sorted({name for weight in weights for name in weight.coordinate_list.coordinates})
+            groups = parameter_groups(self.build_model(), lr=self.lr)
+        return sorted({group["name"] for group in groups if "name" in group})
 
     def within_memory(self) -> contextlib.AbstractContextManager[None]:
         """Turns a failure to allocate what the task and the model need into an OptionError that names their sizes."""

@@ -11,7 +11,7 @@ from stiefelkit.optim import names_in_words
 
 __all__ = ["Option", "Recipe", "Settings"]
 
-Option = int | float | bool | str
+Option = int | float | bool | str | list[Any]
 """What an option of a model or an optimizer may be on the command line and in a file."""
 
 
@@ -37,7 +37,13 @@ def tables_of(words: Mapping[str, str]) -> dict[str, dict[str, Option]]:
 
 
 def literal(word: str) -> Option:
-    """Returns the number of a word, true or false, or the word itself."""
+    """Returns the number of a word, true or false, a list in brackets, or the word itself.
+
+    >>> [literal(word) for word in ("12", "1e-4", "true", "cosine", "[0.9, 0.999]")]
+    [12, 0.0001, True, 'cosine', [0.9, 0.999]]
+    """
+    if word.startswith("[") and word.endswith("]"):
+        return [literal(part.strip()) for part in word[1:-1].split(",")]
     for reader in (int, float):
         with contextlib.suppress(ValueError):
             return reader(word)

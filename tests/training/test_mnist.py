@@ -89,6 +89,37 @@ def test_permuted_pixels_are_in_the_order_of_the_papers_or_of_another_seed(array
     assert torch.equal(other, plain.held_out()[0][:, np.random.RandomState(seeds.seed(1)).permutation(784)])
 
 
+@pytest.mark.parametrize("name", ["mnist", "pmnist"])
+def test_shifts_move_training_images_alone_by_whole_pixels_and_anew_at_every_step(
+    arrays: list[np.ndarray], name: str
+) -> None:
+    still, moved = small(name), small(name, shifts=1)
+    seed, places = seeds.seed(2), slice(None)
+    if name == "pmnist":
+        places = np.argsort(np.random.RandomState(PAPERS_SEED).permutation(784))
+    x, y = (part.numpy() for part in still.batch(3, 10, seed))
+    shifted, labels = (part.numpy() for part in moved.batch(3, 10, seed))
+    assert (y == labels).all()
+    assert (shifted == moved.batch(3, 10, seed)[0].numpy()).all()
+    offsets = set()
+    for image, other in zip(x[:, places].reshape(-1, 28, 28), shifted[:, places].reshape(-1, 28, 28), strict=True):
+        padded = np.pad(image, 1)
+        fits = [(i, j) for i in range(3) for j in range(3) if (padded[i : i + 28, j : j + 28] == other).all()]
+        assert len(fits) == 1
+        offsets.update(fits)
+    assert len(offsets) > 3
+    again = moved.batch(8, 10, seed)[0]  # of another epoch
+    assert not any(torch.equal(a, b) for a in torch.from_numpy(shifted) for b in again)
+    for part in ("held_out", "validation"):
+        assert torch.equal(getattr(still, part)()[0], getattr(moved, part)()[0])
+
+
+@pytest.mark.parametrize("options", [{"shifts": -1}, {"shifts": 29}, {"shifts": 0.5}])
+def test_shifts_are_whole_pixels_within_the_image(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="shifts"):
+        create("mnist", options)
+
+
 @pytest.mark.parametrize("options", [{"permutation_seed": -1}, {"permutation_seed": 2**32}, {"train_size": 55_001}])
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError):

@@ -14,12 +14,16 @@ from stiefelkit.training import data
 from stiefelkit.training.data import File
 from stiefelkit.training.recipes import Option, Recipe
 from stiefelkit.training.tasks.digits import DigitTask
+from stiefelkit.training.tasks.task import generator
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-PIXELS = 28 * 28
+SIDE = 28
+PIXELS = SIDE * SIDE
+SHIFTS = 2
+"""The stream of what images are moved by."""
 VALIDATION = 5_000
 """The first images of the training files, as TensorFlow splits them off."""
 ALL_TRAIN = 55_000
@@ -55,6 +59,10 @@ def _of(*sizes: Any, batch_size: int = 50, **rest: Any) -> Recipe:
     return Recipe.of(*sizes, batch_size=batch_size, steps=70 * epoch, seed=5544, **rest)
 
 
+def _of_rotations(n: int) -> dict[str, Option]:
+    return {"width": 26, "num_layers": 3, "heads": n // 2, "parametrization": "none", "decay": [0.99, 0.9997]}
+
+
 def _recipes(share: int) -> dict[str, Recipe]:
     adam: dict[str, Any] = {"optimizer": "adam", "optimizer_options": {}}
     adamw: dict[str, Any] = {"optimizer": "adamw", "optimizer_options": {}, "schedule": "cosine"}
@@ -70,7 +78,7 @@ def _recipes(share: int) -> dict[str, Recipe]:
         "lie_urnn": _of(116, rates={"skew": 1e-4}, clip_norm=1.0),
         "margin_rnn": _of(120, 1e-4, optimizer_options=PLAIN_RMSPROP, clip_norm=100.0),
         "goru": _of(64),
-        "rotrnn": _of(64, 4e-3, **adamw, options=lambda n: {"heads": n // 2, "parametrization": "none"}),
+        "rotrnn": _of(64, 4e-3, **adamw, rates={"angle": 2e-4, "log_rate": 1e-3}, options=_of_rotations),
         "irnn": _of(116, 1e-4, clip_norm=1.0),
         "henaff_rnn": _of(116, 1e-4, clip_norm=1.0),
         "gru": _of(70, clip_norm=1.0),
@@ -99,22 +107,27 @@ class Mnist(DigitTask):
 
     Args:
         train_size: number of the 55,000 training images to use, the first ones.
+        shifts: pixels by which a training image is moved at most along each axis, drawn anew at every step.
     """
 
     train_size: int = ALL_TRAIN
+    shifts: int = 0
 
     name: ClassVar[str] = "mnist"
     recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
-        settle_(self, type(self).__name__, train_size=whole(1, ALL_TRAIN))
+        settle_(self, type(self).__name__, train_size=whole(1, ALL_TRAIN), shifts=whole(0, SIDE))
 
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch)."""
         order = self._visited(step, batch_size, seed, data.device()) + VALIDATION
         images, labels = _images(data.place(), data.device())[0]
-        return self._read(images[order]), labels[order]
+        drawn = images[order]
+        if self.shifts:
+            drawn = _shifted(drawn, self.shifts, generator(seed, step, SHIFTS))
+        return self._read(drawn), labels[order]
 
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Returns the 10,000 test images."""
@@ -155,6 +168,18 @@ class PermutedMnist(Mnist):
 
     def _read(self, images: Tensor) -> Tensor:
         return super()._read(images[:, _permutation(self.permutation_seed, images.device)])
+
+
+def _shifted(images: Tensor, most: int, drawn_by: torch.Generator) -> Tensor:
+    """Returns images (B, 784), each moved by up to `most` pixels along either axis; zeros come in at the edges."""
+    import torch
+    from torch.nn import functional as F
+
+    padded = F.pad(images.view(-1, SIDE, SIDE), (most,) * 4)
+    first = torch.randint(0, 2 * most + 1, (2, len(images), 1), generator=drawn_by)
+    rows, columns = (first + torch.arange(SIDE)).to(images.device)
+    which = torch.arange(len(images), device=images.device)
+    return padded[which[:, None, None], rows[:, :, None], columns[:, None, :]].flatten(1)
 
 
 @functools.cache
