@@ -40,6 +40,7 @@ _models = Registry(
         "henaff_rnn": "stiefelkit.models.henaff_rnn:henaff_rnn",
         "irnn": "stiefelkit.models.irnn:irnn",
         "lie_urnn": "stiefelkit.models.lie_urnn:lie_urnn",
+        "lru": "stiefelkit.models.lru:lru",
         "lstm": "stiefelkit.models.lstm:lstm",
         "margin_rnn": "stiefelkit.models.margin_rnn:margin_rnn",
         "ornn": "stiefelkit.models.ornn:ornn",

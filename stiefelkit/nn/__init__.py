@@ -20,6 +20,7 @@ from stiefelkit.nn.hadamard_linear import HadamardLinear
 from stiefelkit.nn.linear import OrthogonalLinear
 from stiefelkit.nn.linear_transition import LinearTransitionRNN
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
+from stiefelkit.nn.lru import LRU, LRUBlock
 from stiefelkit.nn.peft_files import load_peft, save_peft
 from stiefelkit.nn.rnn import OrthogonalRNN, OrthogonalRNNCell
 from stiefelkit.nn.rotated_decoder import Rotated, fake_quantize, rotated
@@ -28,9 +29,11 @@ from stiefelkit.nn.rotation_rnn import RotationBlock, RotationRNN
 
 __all__ = [
     "GORU",
+    "LRU",
     "Adapter",
     "ButterflyAdapter",
     "HadamardLinear",
+    "LRUBlock",
     "LinearTransitionRNN",
     "LowRankAdapter",
     "ModReLU",

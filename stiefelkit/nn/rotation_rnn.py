@@ -136,13 +136,16 @@ class RotationRNN(Layers):
     def _add_frame(self, suffix: str, device: torch.device | str | None, options: dict[str, Any]) -> None:
         if self.parametrization is not None:
             super()._add_frame(suffix, device, options)
-        planes = self.hidden_size if self.is_complex else self.hidden_size // 2
-        counts = {"angle": planes} | ({} if self.decay is None else {"log_rate": self.heads})
-        for name, count in counts.items():
+        for name, count in self._counts().items():
             self.register_parameter(
                 f"{name}{suffix}", nn.Parameter(torch.empty(count, device=device, dtype=self.dtype))
             )
         self._draw(suffix)
+
+    def _counts(self) -> dict[str, int]:
+        """Returns the names of the parameters of the planes, and their sizes."""
+        planes = self.hidden_size if self.is_complex else self.hidden_size // 2
+        return {"angle": planes} | ({} if self.decay is None else {"log_rate": self.heads})
 
     @torch.no_grad()
     def _draw(self, suffix: str) -> None:
@@ -160,7 +163,7 @@ class RotationRNN(Layers):
         return None if self.parametrization is None else getattr(self, f"basis{suffix}")
 
     def _transition(self, suffix: str) -> Tensor:
-        angle = getattr(self, f"angle{suffix}").double()
+        angle = self._angle(suffix).double()
         if self.is_complex:
             w = torch.diag(torch.polar(torch.ones_like(angle), angle))
         else:
@@ -177,11 +180,12 @@ class RotationRNN(Layers):
     ) -> tuple[Tensor | None, Tensor]:
         u = self._join(getattr(self, f"weight_ih{suffix}"))
         u = u.to(computing_dtype(u.dtype))
-        angle, decay = getattr(self, f"angle{suffix}"), self._decay(suffix)
-        if decay is not None and self.normalize:
-            size = u.unflatten(0, (self.heads, -1)).abs().square().sum((1, 2))
-            u = u * ((1 - decay.square()) / size).sqrt().repeat_interleave(len(u) // self.heads)[:, None]
-        if decay is not None:
+        angle, decay = self._angle(suffix), None
+        if self.decay is not None:
+            rate = getattr(self, f"log_rate{suffix}")
+            decay = torch.exp(-torch.exp(rate.to(computing_dtype(rate.dtype))))
+            if self.normalize:
+                u = u * self._scale(suffix, u, decay).repeat_interleave(len(u) // self.heads)[:, None]
             decay = decay.repeat_interleave(len(angle) // self.heads)
         basis = None if self.parametrization is None else getattr(self, f"basis{suffix}").to(u.dtype)
         inward, outward = (None, None) if basis is None else (basis.conj(), basis.mT)
@@ -198,11 +202,13 @@ class RotationRNN(Layers):
             dtype = self._dtypes()[self.is_complex]
             return None if out is None else _times(out, outward).to(dtype), _times(last, outward).to(dtype)
 
-    def _decay(self, suffix: str) -> Tensor | None:
-        if self.decay is None:
-            return None
-        rate = getattr(self, f"log_rate{suffix}")
-        return torch.exp(-torch.exp(rate.to(computing_dtype(rate.dtype))))
+    def _angle(self, suffix: str) -> Tensor:
+        return getattr(self, f"angle{suffix}")
+
+    def _scale(self, suffix: str, u: Tensor, decay: Tensor) -> Tensor:
+        """Returns the scale of the inputs of each head."""
+        size = u.unflatten(0, (self.heads, -1)).abs().square().sum((1, 2))
+        return ((1 - decay.square()) / size).sqrt()
 
 
 class RotationBlock(nn.Module):
@@ -216,7 +222,7 @@ class RotationBlock(nn.Module):
         hidden_size: width of the state.
         dropout: probability with which outputs of GELU and of the gate are zeroed in training.
         device, dtype: of the parameters.
-        **options: those of `RotationRNN`, as `heads=`, `parametrization=`, `field=`, `decay=`.
+        **options: those of `layer`, as `heads=`, `parametrization=`, `field=`, `decay=`.
 
     Shape:
         (B, T, width) to (B, T, width), and the last states (1, B, hidden_size).
@@ -225,6 +231,9 @@ class RotationBlock(nn.Module):
     >>> block(torch.randn(2, 5, 4))[0].shape
     torch.Size([2, 5, 4])
     """
+
+    layer: ClassVar[type[RotationRNN]] = RotationRNN
+    """The class of the recurrence."""
 
     def __init__(
         self,
@@ -238,7 +247,7 @@ class RotationBlock(nn.Module):
     ):
         super().__init__()
         self.norm = nn.LayerNorm(width, device=device, dtype=dtype)
-        self.rnn = RotationRNN(width, hidden_size, batch_first=True, device=device, dtype=dtype, **options)
+        self.rnn = self.layer(width, hidden_size, batch_first=True, device=device, dtype=dtype, **options)
         states = self.rnn.hidden_size * (1 + self.rnn.is_complex) * (1 + self.rnn.bidirectional)
         self.output = nn.Linear(states, width, bias=False, device=device, dtype=dtype)
         self.skip = nn.Parameter(torch.ones(width, device=device, dtype=dtype))

@@ -175,7 +175,7 @@ def _run(
     ends = None if mask is None else (mask.sum(0) - 1, torch.arange(mask.shape[1], device=z.device))
     first = None
     if h is not None:
-        factor = torch.polar(decay, angle)
+        factor = _factor(decay, angle)
         if ends is None or not reverse:
             first = h * (factor if factor.dim() == 1 else factor[-1 if reverse else 0])
         else:
@@ -191,8 +191,13 @@ def _run(
     return None if last_only else out, last
 
 
+def _factor(decay: Tensor, angle: Tensor) -> Tensor:
+    """Returns decay e^{i angle}; torch.polar has another gradient where a modulus is zero or negative."""
+    return decay * torch.polar(torch.ones_like(angle), angle)
+
+
 def _loop(z: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
-    factor = torch.polar(decay.double(), angle.double())
+    factor = _factor(decay.double(), angle.double())
     factors = [factor] * len(z) if factor.dim() == 1 else factor.unbind(0)
     h, states = None if first is None else first.to(factor.dtype), []
     for t in reversed(range(len(z))) if reverse else range(len(z)):
@@ -258,7 +263,7 @@ class _Scan(Function):
         out, last = _Scan.apply(
             moved if dx is None else dx + moved, dfirst, angle, decay, ctx.reverse, False, ctx.backend
         )
-        return (torch.zeros_like(out[:0]) if ctx.last_only else out), last
+        return None if ctx.last_only else out, last
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:  # type: ignore[override]

@@ -15,6 +15,8 @@ VECTORS, SEQUENCES = (2, INPUTS), (STEPS, 2, INPUTS)
 
 MODULES: dict[str, Any] = {
     "GORU": (lambda: sk.nn.GORU(INPUTS, UNITS, device="meta"), SEQUENCES),
+    "LRU": (lambda: sk.nn.LRU(INPUTS, UNITS, device="meta"), SEQUENCES),
+    "LRUBlock": (lambda: sk.nn.LRUBlock(INPUTS, UNITS, device="meta"), (2, STEPS, INPUTS)),
     "LinearTransitionRNN": (lambda: sk.nn.LinearTransitionRNN(INPUTS, UNITS, device="meta"), SEQUENCES),
     "ModReLU": (lambda: sk.nn.ModReLU(INPUTS, device="meta"), VECTORS),
     "OrthogonalLinear": (lambda: sk.nn.OrthogonalLinear(INPUTS, UNITS, device="meta"), VECTORS),

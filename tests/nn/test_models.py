@@ -77,7 +77,7 @@ def test_every_model_reads_sequences_and_trains_every_parameter(name):
 REAL = ["scornn", "ornn", "exprnn", "margin_rnn", "irnn", "henaff_rnn", "goru"]
 COMPLEX = ["scurnn", "full_urnn", "restricted_urnn", "eurnn", "lie_urnn"]
 GATED = ["lstm", "gru"]
-BLOCKS = ["rotrnn"]
+BLOCKS = ["lru", "rotrnn"]
 MAPS = ["cayley", "householder", "givens", "matrix_exp", "margin", "rebased", "stiefel"]
 
 

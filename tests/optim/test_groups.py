@@ -76,11 +76,17 @@ def test_every_torch_optimizer_takes_the_groups_and_keeps_the_frame(name):
     assert all(d.error < 5e-7 for d in sk.drift(net).values())
 
 
-def test_free_coordinates_of_a_layer_have_groups_of_their_own_without_weight_decay():
-    rnn = sk.nn.RotationRNN(2, 8, num_layers=2, heads=2, bidirectional=True)
-    groups = by_name(sk.optim.parameter_groups(rnn, lr=1e-3, weight_decay=0.1, angle=1e-5, log_rate={"lr": 1e-4}))
-    assert set(groups) == {None, "skew", "angle", "log_rate"}
-    for name, rate in (("angle", 1e-5), ("log_rate", 1e-4)):
+@pytest.mark.parametrize(
+    ("rnn", "rates"),
+    [
+        (sk.nn.RotationRNN(2, 8, num_layers=2, heads=2, bidirectional=True), {"angle": 1e-5, "log_rate": 1e-4}),
+        (sk.nn.LRU(2, 8, num_layers=2, bidirectional=True), {"log_angle": 1e-5, "log_rate": 1e-4, "log_scale": 1e-6}),
+    ],
+)
+def test_free_coordinates_of_a_layer_have_groups_of_their_own_without_weight_decay(rnn, rates):
+    groups = by_name(sk.optim.parameter_groups(rnn, lr=1e-3, weight_decay=0.1, **rates))
+    assert set(groups) - {"skew"} == {None, *rates}
+    for name, rate in rates.items():
         assert (groups[name]["lr"], groups[name]["weight_decay"]) == (rate, 0)
         ours = [p for key, p in rnn.named_parameters() if key.startswith(name)]
         assert {id(p) for p in groups[name]["params"]} == {id(p) for p in ours}

@@ -57,9 +57,10 @@ def test_states_and_gradients_are_those_of_the_loop(steps, is_varying, is_comple
             torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("is_varying", [False, True])
+@pytest.mark.parametrize(("is_varying", "wide"), [(False, planes.WIDE), (True, planes.WIDE), (True, 1)])
 @pytest.mark.parametrize("steps", [784, 4096, 16384])
-def test_the_error_does_not_grow_with_the_steps(steps, is_varying):
+def test_the_error_does_not_grow_with_the_steps(steps, is_varying, wide, monkeypatch):
+    monkeypatch.setattr(planes, "WIDE", wide)
     g = seeds.generator()
     x, shape = torch.randn(steps, 1, 8, generator=g), (steps, 1, 4) if is_varying else (4,)
     angle, decay = 6 * torch.rand(shape, generator=g), torch.ones(shape)
@@ -90,11 +91,32 @@ def test_packed_sequences_are_each_on_its_own(is_varying, reverse):
     torch.testing.assert_close(out, pack_sequence(alone).data)
 
 
+@pytest.mark.parametrize("last_only", [False, True])
+@pytest.mark.parametrize("backend", ["reference", "chunks"])
 @pytest.mark.parametrize("is_varying", [False, True])
-def test_derivatives_of_second_order_and_forward_mode_are_right(is_varying):
+def test_derivatives_of_second_order_and_forward_mode_are_right(is_varying, backend, last_only):
+    def results(*tensors: Tensor) -> tuple[Tensor, ...]:
+        found = run(*tensors, backend=backend, last_only=last_only, reverse=last_only)
+        return tuple(t for t in found if t is not None)
+
     tensors = tuple(drawn(40, is_complex=True, is_varying=is_varying).values())
-    assert torch.autograd.gradcheck(run, tensors, fast_mode=True, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(run, tensors, fast_mode=True, check_fwd_over_rev=True)
+    assert torch.autograd.gradcheck(results, tensors, fast_mode=True, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(results, tensors, fast_mode=True, check_fwd_over_rev=True)
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunks"])
+def test_gates_that_forget_everything_or_change_the_sign_have_their_gradients(backend):
+    tensors = drawn(40, is_complex=True, is_varying=True)
+    with torch.no_grad():
+        tensors["decay"][::7] = 0
+        tensors["decay"][3::7] *= -1
+    assert torch.autograd.gradcheck(
+        lambda *given: run(*given, backend=backend), tuple(tensors.values()), fast_mode=True
+    )
+    out, _ = run(**tensors, backend=backend)
+    (g,) = torch.autograd.grad(out[10:].abs().square().sum(), tensors["x"])
+    assert torch.count_nonzero(g[:7]) == 0  # step 7 forgets what came before
+    assert torch.count_nonzero(g[7:]) == g[7:].numel()
 
 
 def test_vmap_over_any_tensor_is_the_loop_over_it():

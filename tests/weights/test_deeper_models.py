@@ -12,8 +12,8 @@ from stiefelkit.models import SequenceModel, gates
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.nn.layers import Layers
 
-# What rotrnn stacks are blocks, which read one way.
-each_model = pytest.mark.parametrize("name", [name for name in sk.models.names() if name != "rotrnn"])
+# What lru and rotrnn stack are blocks, which read one way.
+each_model = pytest.mark.parametrize("name", [name for name in sk.models.names() if name not in ("lru", "rotrnn")])
 
 
 @each_model

@@ -37,7 +37,7 @@ def exported(net: nn.Module, path: Path, dims: dict[int, Any]) -> Any:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *((name, {}) for name in ("scurnn", "goru", "henaff_rnn", "gru", "rotrnn")),
+        *((name, {}) for name in ("scurnn", "goru", "henaff_rnn", "gru", "rotrnn", "lru")),
         ("lstm", dict(parametrization="cayley", num_layers=2, bidirectional=True)),
     ],
 )

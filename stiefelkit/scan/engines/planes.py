@@ -12,6 +12,8 @@ from stiefelkit.scan.engines.launch import PACKAGE, multiprocessors
 
 STEPS = 16
 """Steps of a chunk in torch operators: all chunks take a step at a time."""
+WIDE = 1600
+"""From so many planes of all sequences on, factors of each step are taken one by one on a CPU: one pass, not three."""
 BLOCK = 128
 """Planes of sequences that a program takes."""
 LEAST = 64
@@ -33,7 +35,7 @@ def by_chunks(x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool, la
             first = first * (of_rows if factor.dim() == 1 else of_rows[-1 if reverse else 0])
         first = _chunked(x[rows], first, of_rows, reverse)[0 if reverse else -1]
     assert first is not None
-    return x.new_empty(0, *x.shape[1:]), first.to(x.dtype)
+    return x.new_empty(0, *x.shape[1:]), first.clone()
 
 
 def _chunked(x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool) -> Tensor:
@@ -42,7 +44,7 @@ def _chunked(x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool) -> 
     is_fixed, count = factor.dim() == 1, len(x) // STEPS
     f = factor.to(x.dtype)
     begin, before = (-1, slice(1, None)) if reverse else (0, slice(None, -1))
-    if count < 2:
+    if count < 2 or not (is_fixed or x[0].numel() < WIDE or x.is_cuda):
         count, rest = 0, range(len(x))
     elif reverse:
         rest = range(len(x) % STEPS)

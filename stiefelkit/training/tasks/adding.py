@@ -27,6 +27,7 @@ RECIPES = {
     "margin_rnn": _of(128, rates={"skew": 1e-4}),
     "goru": _of(128),
     "rotrnn": _of(64, 4e-3, optimizer="adamw", options=lambda n: {"heads": n // 2, "parametrization": "none"}),
+    "lru": _of(64, 4e-3, optimizer="adamw"),
     "irnn": _of(100, 1e-4, clip_norm=1.0),
     "henaff_rnn": _of(128, clip_norm=1.0),
     "gru": _of(60, 1e-2, clip_norm=1.0),

@@ -34,6 +34,7 @@ RECIPES = {
     "margin_rnn": _of(230, rates={"skew": 1e-4}),
     "goru": _of(128),
     "rotrnn": _of(156, 4e-3, optimizer="adamw", options=lambda n: {"heads": n // 2, "parametrization": "none"}),
+    "lru": _of(156, 4e-3, optimizer="adamw"),
     "irnn": _of(230, clip_norm=1.0),
     "henaff_rnn": _of(230, clip_norm=1.0),
     "gru": _of(128, 3e-3, clip_norm=1.0),

@@ -36,6 +36,7 @@ RECIPES = {
         optimizer_options={},
         options=lambda n: {"heads": n // 2, "parametrization": "none"},
     ),
+    "lru": _of(64, 4e-3, optimizer="adamw", optimizer_options={}),
     "irnn": _of(64, clip_norm=1.0),
     "henaff_rnn": _of(64, clip_norm=1.0),
     "gru": _of(68, clip_norm=1.0),

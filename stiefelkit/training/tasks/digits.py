@@ -41,6 +41,7 @@ RECIPES = {
     "lie_urnn": _of(64, 2e-3, rates={"skew": 1e-3}),
     "margin_rnn": _of(96, rates={"skew": 3e-4}),
     "rotrnn": _of(64, 4e-3, optimizer="adamw", options=lambda n: {"heads": n // 2, "parametrization": "none"}),
+    "lru": _of(64, 4e-3, optimizer="adamw"),
     "irnn": _of(96, 2e-3, steps=6000, clip_norm=1.0),
     "henaff_rnn": _of(96, clip_norm=1.0),
     "goru": _of(64, 3e-3),

@@ -30,6 +30,7 @@ RECIPES = {
     "margin_rnn": _of(48, rates={"skew": 1e-4}),
     "goru": _of(32),
     "rotrnn": _of(48, 4e-3, optimizer="adamw", options=lambda n: {"heads": n // 2, "parametrization": "none"}),
+    "lru": _of(48, 4e-3, optimizer="adamw"),
     "irnn": _of(48),
     "henaff_rnn": _of(48),
     "gru": _of(28),

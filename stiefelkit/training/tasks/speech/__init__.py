@@ -32,6 +32,7 @@ RECIPES = {
     "margin_rnn": _of(187, rates={"skew": 1e-4}),
     "goru": _of(128),
     "rotrnn": _of(140, 4e-3, optimizer="adamw", options=lambda n: {"heads": n // 2, "parametrization": "none"}),
+    "lru": _of(140, 4e-3, optimizer="adamw"),
     "irnn": _of(187, clip_norm=1.0),
     "henaff_rnn": _of(187, clip_norm=1.0),
     "gru": _of(101, clip_norm=1.0),
