@@ -215,14 +215,14 @@ KINDS = {
     ),
     "optimizers": (
         "Optimizers",
-        "One page each. [Optimizers and drift](../../optimizers.md) has what they share, and helps you to choose.",
+        "One page each. [Train on frames](../../frames.md) helps you to choose; [formulas and costs]"
+        "(../../optimizers.md) has what they share.",
         optimizers.available,
         _of_optimizer,
     ),
     "minimizers": (
         "Minimizers",
-        "For losses that give the same value at every evaluation: [deterministic problems]"
-        "(../../optimizers.md#deterministic-problems-conjugate-gradients-l-bfgs-a-trust-region).",
+        "For losses that give the same value at every evaluation: [Minimize a loss without noise](../../minimize.md).",
         minimizers.available,
         _of_minimizer,
     ),

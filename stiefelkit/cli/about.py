@@ -28,6 +28,9 @@ COLUMNS = {
     "activation": ("what it is", "states"),
     "decoder": ("base models",),
 }
+CAPTIONS = {
+    "parametrization": "cost: an n x n frame by the default options, up to log n; k < n reflections or layers: n^2 k",
+}
 FEW, WIDE = 4, 100
 """Columns of text beside which that of origins is narrow, on terminals narrower than this."""
 Rows = list[tuple[str, str]]
@@ -46,7 +49,7 @@ def show(name: str | None = None, /) -> int:
         return 0
     for kind, registry in tables().items():
         rows = registry.map(lambda name, target, kind=kind: _in_short(kind, target))
-        table = Table(kind, *COLUMNS.get(kind, ("what it is",)), "from", title=f"{kind.capitalize()}s")
+        table = Table(kind, *COLUMNS.get(kind, ("what it is",)), "from", title=f"{kind.capitalize()}s", caption=CAPTIONS.get(kind))
         table.columns[0].no_wrap = True
         for column in table.columns[1:]:
             column.overflow = "fold"
@@ -186,7 +189,7 @@ def _of_parametrization(name: str, cls: Any) -> tuple[Rows, Rows]:
         sizes = ", ".join(f"{key} {' x '.join(map(str, shape))}" for key, shape in param.coordinates.items())
         facts.append((field, f"{_image_of(param.traits)}; coordinates of {SIZE} x {SIZE}: {sizes}"))
     for first in [*square.values(), *tall.values()][:1]:
-        facts += [("cost", _cost_of(first.traits)), ("init", ", ".join(first.schemes))]
+        facts += [("cost", f"{_cost_of(first.traits)} for an n x n frame, by these defaults"), ("init", ", ".join(first.schemes))]
         if first.manifolds:
             movers = [key for key, mover in optimizers.available().items() if getattr(mover, "moves_frames", False)]
             facts.append(("optimizers", f"those that move frames: {', '.join(movers)}"))

@@ -33,6 +33,17 @@ def test_readme_names_what_the_registries_hold():
         assert f"`{name}`" in text
 
 
+def test_costs_in_the_readme_are_those_that_the_command_lists():
+    import stiefelkit as sk
+    from stiefelkit.cli.about import _cost_of, _instances
+
+    costs = re.findall(r"^\| \[?`(\w+)`.*\| ([^|]*n[²³][^|]*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert {name for name, _ in costs} == set(sk.available())
+    for name, cost in costs:  # the last power is that of the default options
+        (listed,) = {_cost_of(param.traits) for param in _instances(sk.available()[name]).values()}
+        assert "n^" + {"²": "2", "³": "3"}[re.findall(r"n([²³])", cost)[-1]] == listed
+
+
 def test_the_demo_of_all_models_trains_every_model():
     from stiefelkit import models
     from stiefelkit.training.tasks.digits import RECIPES

@@ -168,8 +168,8 @@ def test_links_lead_to_what_there_is(page):
             assert (page.parent / target).exists(), f"{page.name} leads to {target}"
 
 
-def test_the_questions_name_tests_that_there_are():
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "faq.md").read_text())
+def test_the_page_of_requests_names_tests_that_there_are():
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "coverage.md").read_text())
     assert len(named) > 20
     for path, test in named:
         assert f"def {test}(" in (ROOT / path).read_text(), f"{path}::{test}"
