@@ -335,7 +335,7 @@ def test_the_page_runs_as_it_stands(monkeypatch, tmp_path):
 
 
 def test_a_family_of_ones_own_is_described_as_the_page_says(monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "extending-nets.md").read_text()
     (code,) = re.findall(r"```py\n(import transformers\n.*?)```", page, re.DOTALL)
     for held in ("_targets", "_loaded"):
         monkeypatch.setattr(decoders, held, dict(getattr(decoders, held)))

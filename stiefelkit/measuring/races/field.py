@@ -31,7 +31,7 @@ class Row:
     """The figures of one contender; `row["seconds"]` is one of its figures.
 
     Attributes:
-        figures: as a file has them, "contender" among them; docs/benchmarks.md lists those of each race.
+        figures: as a file has them, "contender" among them; docs/benchmark-files.md lists those of each race.
         family: the map that it computes; contenders of one family are compared.
         is_peer: whether it is another implementation.
     """
