@@ -49,7 +49,9 @@ def show(name: str | None = None, /) -> int:
         return 0
     for kind, registry in tables().items():
         rows = registry.map(lambda name, target, kind=kind: _in_short(kind, target))
-        table = Table(kind, *COLUMNS.get(kind, ("what it is",)), "from", title=f"{kind.capitalize()}s", caption=CAPTIONS.get(kind))
+        table = Table(
+            kind, *COLUMNS.get(kind, ("what it is",)), "from", title=f"{kind.capitalize()}s", caption=CAPTIONS.get(kind)
+        )
         table.columns[0].no_wrap = True
         for column in table.columns[1:]:
             column.overflow = "fold"
@@ -189,7 +191,10 @@ def _of_parametrization(name: str, cls: Any) -> tuple[Rows, Rows]:
         sizes = ", ".join(f"{key} {' x '.join(map(str, shape))}" for key, shape in param.coordinates.items())
         facts.append((field, f"{_image_of(param.traits)}; coordinates of {SIZE} x {SIZE}: {sizes}"))
     for first in [*square.values(), *tall.values()][:1]:
-        facts += [("cost", f"{_cost_of(first.traits)} for an n x n frame, by these defaults"), ("init", ", ".join(first.schemes))]
+        facts += [
+            ("cost", f"{_cost_of(first.traits)} for an n x n frame, by these defaults"),
+            ("init", ", ".join(first.schemes)),
+        ]
         if first.manifolds:
             movers = [key for key, mover in optimizers.available().items() if getattr(mover, "moves_frames", False)]
             facts.append(("optimizers", f"those that move frames: {', '.join(movers)}"))
@@ -233,7 +238,7 @@ def _of_model(name: str, build: Any) -> tuple[Rows, Rows]:
 
 def _of_task(name: str, cls: Any) -> tuple[Rows, Rows]:
     baseline = ", ".join(f"{key} {value:.4f}" for key, value in cls().known_baseline.items())
-    facts = [("baseline", baseline or "that of the data, which are not at hand"), ("recipes", ", ".join(cls.recipes))]
+    facts = [("baseline", baseline or "unknown without the data"), ("recipes", ", ".join(cls.recipes))]
     facts.append(("use", f"stiefelkit train {name} --model NAME; its --help shows the recipes"))
     return facts, [(field.name, f"[default: {field.default}]") for field in dataclasses.fields(cls)]
 

@@ -20,36 +20,35 @@ asked: ContextVar[tuple[str, ...]] = ContextVar("asked", default=())
 DRIFT = unwrapped("""Measure how weights keep orthogonality.
 
 Each weight is taken through many optimizer steps. Methods are parametrizations, trained by --optimizer;
-"unconstrained", a weight that nothing holds; optimizers that move the frame itself ({of_frames}, or the name of an
+"unconstrained", a plain weight; optimizers that move the frame itself ({of_frames}, or the name of an
 installed plugin), in precision exact, or fast as in multiplicative_cayley:fast; and geoopt's (geoopt_sgd_canonical,
 geoopt_sgd_euclidean, geoopt_adam_canonical, geoopt_adam_euclidean). Optimizers of frames have no momentum here, and a
-learning rate by which the first step has the length --step-length, so all go equally far.
+learning rate for which the first step has the length --step-length.
 
-The table shows the largest ||W^H W - I||_F, computed in float64, of all looks up to a step, over what rounding an
-exact frame costs; the figure the largest between two of its points. drift.json is replaced after each method, so
-Ctrl-C loses only the one at work.
+The table shows the largest ||W^H W - I||_F, computed in float64, up to a step, over the error of rounding
+an exact frame; the figure shows the largest between two of its points. drift.json is replaced after each method, so
+Ctrl-C loses only the current one.
 """).format(of_frames=names_in_words()[1])
-NEW_PLUGIN = unwrapped("""Write a package with a plugin, to begin with.
+NEW_PLUGIN = unwrapped("""Write a package with a plugin, to start from.
 
-It is a folder stiefelkit-NAME with a pyproject.toml, one module and one test; it works as it stands, and keeps the laws
-of its kind: a parametrization, an optimizer, a minimizer, an activation, a model, a family of decoders
+It is a folder stiefelkit-NAME with a pyproject.toml, one module and one test. It works at once, and passes the laws of
+its kind: a parametrization, an optimizer, a minimizer, an activation, a model, a family of decoders
 or a task.
 """)
 REPORT = unwrapped("""Measure this machine, and write one page about it.
 
 The page is one file of HTML that needs no network: the machine; drift against optimizer steps; time against n, with
 the time of one matrix product, and its ratio to other implementations; how time and memory grow; errors against the
-norm of the coordinates; and the scan's four cases. Each part says by which command it can be had alone.
+norm of the coordinates; and the scan's four cases. Each part names the command that makes it alone.
 
-Nothing is written before all is measured, except the figures of --json. A command stopped by Ctrl-C leaves an older
-page as it was. --from FILE measures nothing, and draws what `python -m benchmarks.gpu` has measured on a GPU.
+The page is written when everything is measured, the file of --json after each part. A command stopped by Ctrl-C leaves
+an older page unchanged. --from FILE measures nothing, and draws what `python -m benchmarks.gpu` has measured on a GPU.
 """)
 REPRODUCE = unwrapped("""Run an experiment of a paper again.
 
-Each row of a table in a paper has a name, which --list shows with its figure. The run goes on where it stopped when
-the command is given again, to the same bits, and with more --epochs further than before; it ends with its figure
-beside the paper's. The best epoch is chosen on the held-out set, as the papers do, and on examples set apart, as one
-should; both are shown.
+Each row of a table in a paper has a name, which --list shows with its figure. Give the command again to resume a
+run, to the same bits, or with more --epochs to continue it; it ends with its figure beside the paper's. The best epoch
+is chosen on the held-out set, as in the papers, and on validation examples, without bias; both are shown.
 """)
 SWEEP = unwrapped("""Train over lists of settings and seeds, several runs at a time.
 
@@ -59,7 +58,7 @@ that varies, seed = [1, 2, 3]. Each combination is a run in a folder of its own;
 The table has a row for each combination of all but the seed, with mean and standard deviation over the seeds;
 sweep.json holds the same.
 """)
-CONFIG = """TOML file with options, those of a task in a table of its name; the command line wins over it."""
+CONFIG = """TOML file with options, those of a task in a table of its name; the command line overrides it."""
 """Help that is given here takes the place of a docstring: all of it, though the table shows its first line only."""
 
 ALONE = ("compare", "reproduce", "sweep")
@@ -77,7 +76,9 @@ app = App(
     suppress_keyboard_interrupt=False,
     help_format="plaintext",  # Markdown takes as long to import as all the rest
 )
-app.command("stiefelkit.cli.about:show", name="list", help="Show what there is to choose from, or one NAME.")
+app.command(
+    "stiefelkit.cli.about:show", name="list", help="List maps, optimizers, models and tasks, or describe one NAME."
+)
 app.command("stiefelkit.cli.new_plugin:new_plugin", name="new-plugin", help=NEW_PLUGIN)
 app.command("stiefelkit.cli.train:train", name="train", help="Train one model on a task.")
 app.command("stiefelkit.cli.train:compare", name="compare", help="Train several models on a task and compare them.")

@@ -186,7 +186,7 @@ def _raced(races: "Callable[[Any, Watch], Iterator[Race]]", plan: Any, json: Pat
                 write_rows(json, rows)
     if not rows:
         why = f"; {next(iter(reasons))}" if reasons else "."
-        raise OptionError(f"{SUBJECT} needs a contender that does what is asked in {plan.dtype}, got none{why}")
+        raise OptionError(f"{SUBJECT} needs a contender for these options in {plan.dtype}, got none{why}")
     if json is not None:
         console.print(f"Data: {json}", soft_wrap=True)
     return 0

@@ -39,7 +39,9 @@ def new_plugin(name: str, /, *, kind: str = "parametrization", out: Path = Path(
     _check_name(name, kind)
     folder = out / f"stiefelkit-{name.replace('_', '-')}"
     if os.path.lexists(folder):
-        raise OptionError(f"new-plugin needs a folder that is not there, got {folder}; choose another name or --out.")
+        raise OptionError(
+            f"new-plugin needs a folder that does not exist yet, got {folder}; choose another name or --out."
+        )
     with writable("new-plugin", folder):
         out.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
@@ -50,7 +52,7 @@ def new_plugin(name: str, /, *, kind: str = "parametrization", out: Path = Path(
         except BaseException:  # a full disk, or Ctrl-C
             remove(folder)
             raise
-    say(f"Wrote {folder}. To use it, and to hold it to the laws:")
+    say(f"Wrote {folder}. To install it and check the laws:")
     say(f"  pip install -e {folder} pytest\n  pytest {folder}")
     return 0
 

@@ -96,7 +96,7 @@ def _run(name: str, out: Path, plan: Reproduction, board: Board) -> int:
         if diverged or last_step(path) > before:
             note(path, row, plan.command(name), diverged)
     if outcome.signal is not None:
-        say(f"Stopped at step {outcome.step} and saved; the same command goes on.")
+        say(f"Stopped at step {outcome.step} and saved; the same command continues it.")
         return 128 + outcome.signal
     _show(row, path)
     return 0
@@ -149,7 +149,7 @@ def _show(row: Row, path: Path) -> None:
     say(f"{row.name}, {found.epochs:.4g} of {row.epochs:g} epochs; {word} on the held-out set:")
     say(f"  best there, as papers report it:    {said(found.best_test)}")
     chosen = found.best_validation
-    say(f"  best on validation, as one should:  {said(chosen) if chosen else 'nothing is set apart in this task'}")
+    say(f"  best on validation, without bias:   {said(chosen) if chosen else 'this task has no validation examples'}")
     say(f"  last:                               {said(found.last)}")
     say(f"  the paper:                          {row.printed} ({row.paper})")
     if task.known_baseline:

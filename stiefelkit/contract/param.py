@@ -91,7 +91,7 @@ class OrthogonalParam(nn.Module, ABC):
         super().__init_subclass__(**options)
         for old, new in (("further_schemes", "schemes"), ("check_frame", "solve")):
             if old in vars(cls):
-                raise OptionError(f"{cls.__name__} needs {new} in the place of {old}, which has another name now.")
+                raise OptionError(f"{cls.__name__} needs {new} in place of {old}, which was renamed.")
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ def of_race(race: Race, dtype: str, shares: bool = False) -> list[Table]:
     """
     row = race.rows[0]
     if "launches" in row.figures:
-        note = "operators that a device launches, and those that it is waited for; on a CPU by the road of a device"
+        note = "operators that a device launches, and those that wait for it; on a CPU by the code path of a device"
         counts: Columns = [(name, lambda row, name=name: str(row[name])) for name in ("launches", "reads")]
         return [_table(f"{race.operation}, {race.subject}, {dtype}", race.rows, counts, note)]
     place = f"{row['dtype']}, {row['device']}"

@@ -201,7 +201,7 @@ class _Operator:
         off.append((products[0] - products[1]).abs() / (allowed * back.abs().sum()))
         if not max(map(float, off)) <= 1:
             raise OptionError(
-                f"lipschitz needs a layer that is linear up to a bias, got {type(self.layer).__name__}, which is none "
+                f"lipschitz needs a layer that is linear up to a bias, got {type(self.layer).__name__}, which is not "
                 "on random inputs; take the layers between activations one by one."
             )
 

@@ -133,7 +133,7 @@ def save_peft(
         others = [site.name for site in sites if site.name.endswith(title) and site.name != title]
         if others:
             raise OptionError(
-                f"save_peft needs modules_to_save whose names end no other's, got {title} and {others[0]}."
+                f"save_peft needs modules_to_save of which no name ends another, got {title} and {others[0]}."
             )
     tensors = {f"{title}.{end}": t for title, w in done.items() for end, t in w.tensors.items()}
     tensors |= {f"{title}.{key}": t for title, state in copies.items() for key, t in state.items()}

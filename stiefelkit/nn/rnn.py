@@ -141,8 +141,8 @@ class OrthogonalRNN(_Scanned, Layers):
         for key in options:
             if key in (*torch_rnn.options, "activation", "field"):
                 remedy = {
-                    "activation": "; nonlinearity= asks for another one",
-                    "field": "; it is real, and a complex net begins with a draw: sk.nn.OrthogonalRNN(..., "
+                    "activation": "; nonlinearity= sets another one",
+                    "field": "; it is real, and a complex net starts from a draw: sk.nn.OrthogonalRNN(..., "
                     'field="complex")',
                 }.get(key, "; leave it out")
                 raise OptionError(

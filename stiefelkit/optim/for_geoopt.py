@@ -43,7 +43,7 @@ def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Pa
         if is_sharded(coordinate_list.coordinates[name]):
             raise OptimizerError(
                 f"geoopt_parameters needs whole frames, got a sharded one in {qualified}; the optimizers of "
-                "stiefelkit.optim take it as it is."
+                "stiefelkit.optim take sharded frames."
             )
     import geoopt
 

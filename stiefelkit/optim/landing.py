@@ -61,10 +61,10 @@ class Landing(FrameOptimizer):
             "momentum",
             0.0,
             MOMENTUM,
-            "factor of the last direction, brought along by projection on the tangent space.",
+            "factor of the last direction, transported by projection on the tangent space.",
         ),
         Setting("attraction", 1.0, at_least(0), "how strongly the manifold pulls, where steps do not end on it."),
-        Setting("every", 1, whole(1), "steps from one landing to the next; beyond 1, W is no frame in between."),
+        Setting("every", 1, whole(1), "steps from one landing to the next; above 1, W is not a frame in between."),
         *OF_ADAM,
         *SHARED,
     )

@@ -54,7 +54,7 @@ class MultiplicativeCayley(TangentOptimizer):
             "momentum",
             0.0,
             MOMENTUM,
-            "factor of the last direction, which for frames is brought along by projection on the tangent space.",
+            "factor of the last direction, which for frames is transported by projection on the tangent space.",
         ),
         WEIGHT_DECAY,
         Setting("centered", False, SWITCH, "of the groups without a manifold, as in torch.optim.RMSprop."),

@@ -167,6 +167,6 @@ def signature(settings: Sequence[Setting], positional: int = 1) -> inspect.Signa
 _PARAMS = "params: groups, as `sk.optim.parameter_groups` gives them."
 _RAISES = """Raises:
     OptionError: a setting is out of range.
-    ShapeError, NotAFrameError: a parameter of a manifold is no frame.
-    OptimizerError: a frame stands in a group without a manifold.
+    ShapeError, NotAFrameError: a parameter of a manifold is not a frame.
+    OptimizerError: a frame is in a group without a manifold.
 """

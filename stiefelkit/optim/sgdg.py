@@ -45,7 +45,7 @@ class SGDG(TangentOptimizer):
     positional: ClassVar[int] = 8
 
     settings = (
-        Setting("lr", 1.5, RATE, "learning rate, which the published class has no default of."),
+        Setting("lr", 1.5, RATE, "learning rate; the published class has no default."),
         Setting("momentum", 0.0, MOMENTUM, "factor of the last direction."),
         *OF_SGD,
         Setting(
@@ -54,12 +54,12 @@ class SGDG(TangentOptimizer):
             one_of(False, True),
             'whether a group that names no manifold is one of frames, on "stiefel:euclidean", without weight decay.',
         ),
-        Setting("omega", 0.0, at_least(0), "factor of a penalty on W^H W - I: taken, and of no effect on a frame."),
+        Setting("omega", 0.0, at_least(0), "factor of a penalty on W^H W - I: accepted, without effect on a frame."),
         Setting(
             "grad_clip",
             None,
             optional(BOUND),
-            "bounds ||G||_F of each frame; the published code takes it and does not.",
+            "bounds ||G||_F of each frame; the published code accepts it without effect.",
         ),
         Setting("q", 0.5, BOUND, "bounds the step of a frame, a ||A||_1 <= 2 q; infinity for no bound."),
         *SHARED,

@@ -102,7 +102,7 @@ def scan(
     biases = {"bias": (bias, (n,)), "activation_bias": (activation_bias, (n,))}
     check_shapes("scan", x, batch_sizes, {"u": (u, (n, m)), **biases, "h0": (h0, (batch, n))})
     if gradient not in GRADIENTS:
-        raise OptionError(f"scan knows no gradient {shown(gradient)}{did_you_mean(gradient, GRADIENTS)}")
+        raise OptionError(f"scan has no gradient {shown(gradient)}{did_you_mean(gradient, GRADIENTS)}")
     if gradient == "half" and not w.is_complex():
         raise DtypeError(f'scan needs a complex w with gradient="half", got {w.dtype}.')
     act, name = find_activation(activation, w.is_complex()), activation

@@ -110,7 +110,7 @@ def _check(
         check(plain, leaves, **options)
     except Exception as error:
         require(False, f"{check.__name__} fails: {str(error).partition(chr(10))[0]}")
-    require(False, f"{check.__name__} fails, and passes when it is asked again")
+    require(False, f"{check.__name__} fails at first, and passes the second time")
 
 
 def _worst(fn: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> tuple[float, float, str]:

@@ -99,7 +99,7 @@ def law_convergence(case: MinimizerCase) -> None:
     optimizer = case.make(problem.groups(), max_iter=2000)
     returned = optimizer.step(problem)
     progress = optimizer.progress
-    require(isinstance(returned, Tensor) and progress is not None, "a step returns no loss, or tells no progress")
+    require(isinstance(returned, Tensor) and progress is not None, "a step returns no loss, or leaves no progress")
     assert progress is not None
     off, permitted = progress.loss - problem.least, _SAME[case.dtype.to_real()] * abs(problem.least)
     length = progress.gradient_norm

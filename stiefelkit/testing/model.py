@@ -100,7 +100,7 @@ def law_gradients(case: _Case) -> None:
     """Parameters that are trained have finite gradients, and so have the inputs, the first ones at the last step."""
     model, x = case.build(), case.sequences().requires_grad_()
     model(x)[:, -1].square().sum().backward()
-    require(x.grad is not None and bool(x.grad[:, 0].any()), "the last output does not know of the first input")
+    require(x.grad is not None and bool(x.grad[:, 0].any()), "the last output does not depend on the first input")
     for name, parameter in [*model.named_parameters(), ("x", x)]:
         if parameter.requires_grad:
             g: Any = parameter.grad

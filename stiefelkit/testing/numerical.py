@@ -234,7 +234,7 @@ def law_round_trip(case: Case) -> None:
     poisoned[..., 0, 0] = float("nan")
     for name, wrong in (("1.1 W", 1.1 * w), ("NaN", poisoned), ("a larger shape", torch.cat([w, w], dim=-2))):
         is_refused = refuses(functools.partial(param.right_inverse, wrong), StiefelkitError)
-        require(is_refused, f"it takes {name}, which is no frame of its shape")
+        require(is_refused, f"it takes {name}, which is not a frame of its shape")
         same = all(torch.equal(value, param.chart[key]) for key, value in chart.items())
         require(same, f"refusing {name} changes the chart")
 

@@ -147,9 +147,9 @@ def law_contract(case: Case) -> None:
     require(not list(param.parameters()), "a map that owns parameters")
     options: dict[str, Any] = {"dtype": case.dtype, "no_such_option": 1}
     is_refused = refuses(lambda: case.cls(case.shape, **options), TypeError)
-    require(is_refused, "it takes an option that nobody knows")
+    require(is_refused, "it accepts an unknown option")
     hidden = ", ".join(rest_of(case.cls))
-    require(not hidden, f"its __init__ takes {hidden}, so that nobody knows its options by name")
+    require(not hidden, f"its __init__ takes {hidden}, which hides the names of its options")
     n, p = case.shape[-2:]
     unfit: list[tuple[tuple[int, ...], torch.dtype]] = [((n,), case.dtype), ((n, 0), case.dtype)]
     for shape, dtype in [*unfit, ((p, n + 1), case.dtype), ((n, p), torch.int64)]:

@@ -139,7 +139,7 @@ def law_scores(case: _Case) -> None:
     whole, parts = task.evaluate(model, chunk=10_000), task.evaluate(model, chunk=7)
     require(model.training, "the model is left in evaluation mode")
     require(set(whole) == set(task.baseline), f"scores {sorted(whole)}, a baseline of {sorted(task.baseline)}")
-    require(task.headline in whole, f"the headline {task.headline!r} is no score")
+    require(task.headline in whole, f"the headline {task.headline!r} is not a score")
     for key, value in whole.items():
         off = abs(value - parts[key])
         require_within(off, CLOSE * max(1.0, abs(value)), f"{key} in chunks of 7 is off by")

@@ -118,7 +118,7 @@ def law_of_unread_steps(case: OptimizerCase) -> None:
         for w in ws:
             error, bound = error_and_bound(w, promised)
             require(error <= bound, f"unread, ||W^H W - I||_F = {error:.3g}", error, bound)
-    require(places[0] == places[-1], "a state is not written in place, as a graph would have it")
+    require(places[0] == places[-1], "a state is not written in place, as a graph requires")
     for w, twin, start in zip(ws, twins, starts, strict=True):
         off, way = torch.dist(w, twin).item(), torch.dist(twin, start).item()
         require_within(off, 0.01 * way + 1e-6, f"unread, a frame that has gone {way:.3g} is off by")

@@ -80,7 +80,7 @@ def usable_device(who: str, name: str) -> None:
     except RuntimeError as error:
         raise OptionError(f"{who} needs a device such as cpu or cuda, got {name!r}.") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise OptionError(f"{who} needs a CUDA device for {name!r}, but torch sees none; use --device cpu.")
+        raise OptionError(f"{who} needs a CUDA device for {name!r}, but torch finds none; use --device cpu.")
     try:
         torch.zeros(1, device=device).cpu()
     except RuntimeError as error:

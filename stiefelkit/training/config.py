@@ -140,7 +140,7 @@ class Config:
             config = cls(**data)
             return dataclasses.replace(config, task_options=config.build_task().options())
         except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise RunError(f"{source} needs the settings of a run, got some that are none: {error}") from error
+            raise RunError(f"{source} needs the settings of a run, got invalid ones: {error}") from error
 
     @property
     def may_be_prolonged(self) -> bool:

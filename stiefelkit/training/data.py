@@ -97,7 +97,7 @@ def place() -> Path | None:
     """
     path = _named.get() or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if path is not None and not path.is_dir():
-        raise DataError(f"Data need a folder to be read from, got {path}, which is none; {REMEDY}.")
+        raise DataError(f"Data need a folder to be read from, got {path}, which is not a folder; {REMEDY}.")
     return path
 
 
@@ -112,7 +112,7 @@ def folder(name: str) -> Path:
     """
     path = place()
     if path is None:
-        raise DataError(f"Task {name!r} needs data of yours, got no folder; {REMEDY}.")
+        raise DataError(f"Task {name!r} needs your own data, got no folder; {REMEDY}.")
     return path / name if (path / name).is_dir() else path
 
 
@@ -158,7 +158,7 @@ def _checked(file: File, path: Path, remedy: str) -> bytes:
 def _fetched(file: File, looked: Path | None) -> bytes:
     where = f"none in {looked}" if looked else "no folder of data"
     if not file.urls:
-        raise DataError(f"{file.name} needs to be at hand, got {where}; {REMEDY}.")
+        raise DataError(f"{file.name} needs to be in a folder of data, got {where}; {REMEDY}.")
     try:
         import pooch
     except ImportError as error:

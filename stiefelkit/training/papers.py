@@ -181,7 +181,7 @@ def _row(fields: dict[str, Any], inventors: Mapping[str, str]) -> Row:
     options = {name: value for name, value in fields.items() if name not in of_run | own}
     facts = {name: value for name, value in fields.items() if name in own}
     if "paper" not in facts:
-        facts |= {"paper": inventors[model], "note": "not in the paper: rates of its kin", "in_paper": False}
+        facts |= {"paper": inventors[model], "note": "not in the paper: the rates of a similar row", "in_paper": False}
     if not facts.get("in_paper", True):
         facts["parameters"] = None
     name = f"{model}-{task}-{end or options.get('T', settings.hidden_size)}".replace("_", "-")

@@ -238,7 +238,7 @@ def _all_there() -> Iterator[None]:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise _ToldError(
-            f"Training on several ranks needs all of them to the end, got one that is gone ({reason}); "
+            f"Training on several ranks needs all of them to the end, got one that stopped ({reason}); "
             f"continue with --resume."
         ) from error
 

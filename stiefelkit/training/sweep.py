@@ -164,7 +164,7 @@ def _run(fixed: Mapping[str, Any], chosen: dict[str, Any]) -> Run:
             task_options[key] = value
         else:
             known = [*(FIELDS.keys() - TABLES), *of_task, *(f"{name}.NAME" for name in sorted(TABLES))]
-            raise OptionError(f"{SUBJECT} of {task} knows no option {key!r}{did_you_mean(key, known)}")
+            raise OptionError(f"{SUBJECT} of {task} has no option {key!r}{did_you_mean(key, known)}")
     return Run(chosen, task, task_options, model, Settings(**settings))
 
 

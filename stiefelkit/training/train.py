@@ -100,7 +100,7 @@ def resume(
             if "log" in state:
                 folder.check(state, step)
             else:
-                what = "whether it was changed since, nobody can tell"
+                what = "whether it was changed since is unknown"
                 notes.append(f"Run {out} was saved before there were digests: {what}.")
             if step > config.steps:
                 raise RunError(f"Run {out} is at step {step}: resuming needs --steps {step} or more.")

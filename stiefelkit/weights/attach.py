@@ -333,4 +333,4 @@ def _log_change(coordinate_list: CoordinateList, weight: Tensor, place: Place, b
     """Logs that a weight has become another, and how far away it is, if anybody listens."""
     if _log.isEnabledFor(logging.INFO):
         away = torch.linalg.vector_norm((coordinate_list.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
-        _log.info("%s, which was no frame, %s, %.3g away%s.", place.title, became, away.item(), end)
+        _log.info("%s, which was not a frame, %s, %.3g away%s.", place.title, became, away.item(), end)

@@ -158,7 +158,7 @@ def bake(module: M, name: str | None = None) -> M:
         tied = [w.qualified for w in orthogonal_weights(module) if w.coordinate_list is weight.coordinate_list]
         if tied:
             warnings.warn(
-                f"{weight.qualified} and {', '.join(tied)} were one weight, and are no longer; without a name "
+                f"{weight.qualified} and {', '.join(tied)} were one weight and are now two; without a name "
                 "sk.bake makes one parameter of them.",
                 stacklevel=2,
             )

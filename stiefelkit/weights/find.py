@@ -140,7 +140,7 @@ def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
     coordinate_list = coordinate_list_of(place.host, place.name)
     if coordinate_list is None and isinstance(held_parameters(place.host).get(place.name), Tensor):
         raise UnknownNameError(
-            f"{_kind(model)} has no orthogonal weight {name!r}, only a plain one; sk.orthogonal comes first."
+            f"{_kind(model)} has no orthogonal weight {name!r}, only a plain one; call sk.orthogonal first."
         )
     if coordinate_list is None:
         raise UnknownNameError(f"{_kind(model)} has no orthogonal weight {name!r}{nearest_of(name, held)}")
@@ -286,24 +286,24 @@ def notes_on(module: nn.Module, tied: Iterable[list[Place]], view: str | None, u
                 stacked.setdefault(kind, []).append(place.title)
     if titles and not (view is None or view.startswith("group_")):
         notes.append(
-            f"{', '.join(titles)}: a convolution of several groups is no isometry with view={view!r}, which makes one "
-            f'matrix of all groups; view="group_{view}" makes one of each.'
+            f"{', '.join(titles)}: a convolution of several groups is not an isometry with view={view!r}, which makes "
+            f'one matrix of all groups; view="group_{view}" makes one of each.'
         )
     for other in _weights(module):
         places = weights.get(held_parameters(other.host).get(other.name), ())
         if places and (other.host, other.name) not in taken:
             first, names = places[0], [place.qualified for place in (*places, other)]
             notes.append(
-                f"{first.qualified} and {other.qualified} were one parameter, and are no longer; "
+                f"{first.qualified} and {other.qualified} were one parameter and are now two; "
                 f"sk.tie({first.expression}, {first.name!r}, {other.expression}, {other.name!r}) ties them, as "
-                f"where={names!r} in place of the name does; the optimizer is to be made after that."
+                f"where={names!r} in place of the name does; make the optimizer after that."
             )
     for (held, remedy), titles in stacked.items():
         remedy += f', of "rebased" with {unblocked.__name__} inside' if "blocks" in option_names(unblocked) else ""  # type: ignore[union-attr, arg-type]
         more = f" and {len(titles) - 3} more" if len(titles) > 3 else ""
         notes.append(
-            f"{', '.join(titles[:3])}{more}: one frame of {held} side by side, none of which is one by itself; "
-            f"{remedy}; blocks=1 says that one is meant."
+            f"{', '.join(titles[:3])}{more}: {held} side by side became one frame, and none of them is a frame by "
+            f"itself; {remedy}; blocks=1 keeps one frame without this note."
         )
     return notes
 

@@ -115,8 +115,8 @@ def _inject(module: nn.Module, plain: Any, held: Any) -> None:
         pruned = coordinate_list_of(self, name.removesuffix("_orig")) if isinstance(name, str) else None
         if pruned is not None and not isinstance(param, nn.Parameter):
             raise OptionError(
-                f"torch.nn.utils.prune needs a plain weight, got {pruned.weight}, of which a part would be no frame; "
-                "sk.bake makes it plain."
+                f"torch.nn.utils.prune needs a plain weight, got {pruned.weight}, of which a part would not be a "
+                "frame; sk.bake makes it plain."
             )
         plain.register_parameter(self, name, param)
         if param is None or name not in carried or coordinate_list_of(self, name) is not None:

@@ -260,13 +260,13 @@ def _warn_of_retired(optimizer: torch.optim.Optimizer, held: dict[int, Tensor], 
         if some in loose.values():
             warn_caller(
                 f"{what} still {'gets' if is_one else 'get'} a gradient: another module is tied to "
-                f"{'it' if is_one else 'each'}, and the two have come apart; "
-                'sk.tie(module, "weight", other, "weight") ties them again, and the optimizer is to be made after that.'
+                f"{'it' if is_one else 'each'}, and the tie is broken; "
+                'sk.tie(module, "weight", other, "weight") ties them again; make the optimizer after that.'
             )
         else:
             warn_caller(
                 f"{type(optimizer).__name__} holds {what}, which no module reads any more, and does not train what "
-                f"took {'its' if is_one else 'their'} place; make the optimizer afterwards."
+                f"took {'its' if is_one else 'their'} place; make a new optimizer."
             )
 
 

@@ -188,8 +188,7 @@ class Notes:
         reason = None if any(t.is_meta for t in chart.values()) else param.check_chart(chart)
         if reason is not None:
             raise NotAFrameError(
-                f"{weight} needs {reason}, got others, written from outside; sk.optim.multi_avg_fn averages what may "
-                "be."
+                f"{weight} needs {reason}, got others, written from outside; average weights by sk.optim.multi_avg_fn."
             )
 
 

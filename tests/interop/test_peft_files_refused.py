@@ -86,7 +86,7 @@ UNWRITTEN: dict[str, tuple[Any, str]] = {
             nn.ModuleDict({"b": nn.Linear(8, 8), "one": nn.Linear(2, 2), "xone": nn.Linear(2, 2)}),
             modules_to_save="one",
         ),
-        "needs modules_to_save whose names end no other's, got one and xone",
+        "needs modules_to_save of which no name ends another, got one and xone",
     ),
 }
 

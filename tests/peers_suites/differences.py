@@ -1,6 +1,6 @@
 """What the suites of others expect and is otherwise here on purpose: each with its reason, refused or failing as said.
 
-`docs/at-home-in-torch.md` shows this list, and `test_differences.py` holds the page and the list to each other.
+`docs/peer-suites.md` shows this list, and `test_differences.py` holds the page and the list to each other.
 """
 
 import re

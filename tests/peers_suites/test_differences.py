@@ -7,7 +7,7 @@ from differences import DIFFERENCES
 
 from stiefelkit import errors
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "at-home-in-torch.md").read_text()
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "peer-suites.md").read_text()
 REFUSED = [difference for difference in DIFFERENCES if difference.attempt is not None]
 
 

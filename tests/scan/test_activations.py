@@ -156,9 +156,9 @@ def test_an_activation_that_only_traced_code_asks_for_is_found():
 def test_kernels_refuse_an_activation_that_they_do_not_know():
     cuda = torch.device("cuda")
     reason = launch.supports(cuda, torch.float32, 8, find_activation("softsign", False))
-    assert reason == "an activation that its programs know, got 'softsign'"
+    assert reason == "an activation that its programs have, got 'softsign'"
     with pytest.raises(
-        errors.OptionError, match=r"'triton' needs an activation that its programs know, got 'softsign'"
+        errors.OptionError, match=r"'triton' needs an activation that its programs have, got 'softsign'"
     ):
         scan_backend(torch.eye(4), activation="softsign", backend="triton")
 

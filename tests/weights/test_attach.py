@@ -120,14 +120,14 @@ def test_what_has_no_nearest_frame_in_the_image_is_drawn_by_the_default_scheme(w
 @pytest.mark.parametrize(
     ("weight", "options", "expected"),
     [
-        (2 * torch.eye(3), {}, ["encoder.weight, which was no frame, is the nearest one now, 1.73 away."]),
+        (2 * torch.eye(3), {}, ["encoder.weight, which was not a frame, is the nearest one now, 1.73 away."]),
         (torch.eye(3), {}, []),
         (torch.zeros(3, 3), {}, []),
         (2 * torch.eye(3), {"init": "haar"}, []),
         (
             -2 * torch.eye(3),
             {"parametrization": "matrix_exp"},
-            ["encoder.weight, which was no frame, is the nearest one now, 3.32 away."],
+            ["encoder.weight, which was not a frame, is the nearest one now, 3.32 away."],
         ),
         (torch.ones(3, 3), {}, ["drawn anew by 'haar'", "linearly independent"]),
         (2 * torch.eye(3), {"negative": 1}, ["drawn anew by 'haar'", "unless the weight fits"]),

@@ -48,7 +48,7 @@ def test_every_function_takes_names_as_drift_prints_them():
             "Linear has no parameter 'wieght'; did you mean \"weight\"",
         ),
         (lambda net: sk.coordinates(net, "weight"), 'did you mean "encoder.2.weight"'),
-        (lambda net: sk.assign_(net, "encoder.0.weight", torch.eye(6)), "only a plain one; sk.orthogonal comes first"),
+        (lambda net: sk.assign_(net, "encoder.0.weight", torch.eye(6)), "only a plain one; call sk.orthogonal first"),
         (lambda net: sk.reset_(net, "encoder.7.weight"), "has no module 'encoder.7'"),
         (lambda net: sk.bake(net, "encodr.2.weight"), "has no module 'encodr.2'; did you mean \"encoder.2.weight\""),
         (lambda net: sk.bake(net, "head.weight"), "no orthogonal weight 'head.weight', only a plain one"),
@@ -151,7 +151,7 @@ def test_a_weight_that_comes_apart_is_said_with_the_remedy():
         sk.orthogonal(net, "head.weight")
     assert len(caught) == 1
     said = str(caught[0].message)
-    assert said.endswith("; the optimizer is to be made after that.")
+    assert said.endswith("; make the optimizer after that.")
     assert 'sk.tie(model.head, "weight", model.embedding, "weight")'.replace('"', "'") in said
     (names,) = re.findall(r"where=(\[.*\])", said)
     again = sk.orthogonal(model(), where=[name.strip("'") for name in names.strip("[]").split(", ")])

@@ -46,7 +46,9 @@ FUSED: dict[str, tuple[Any, str, list[dict[str, Any]]]] = {
 def test_one_frame_of_what_a_layer_holds_side_by_side_is_warned_about_once_with_the_remedy(kind, by):
     make, name, remedies = FUSED[kind]
     chosen: dict[str, Any] = {by: name}
-    with pytest.warns(UserWarning, match="one frame of .* side by side, none of which is one by itself") as caught:
+    with pytest.warns(
+        UserWarning, match="side by side became one frame, and none of them is a frame by itself"
+    ) as caught:
         sk.orthogonal(make(), **chosen)
     (said,) = [str(warning.message) for warning in caught]
     assert name.rpartition(".")[0] in said

@@ -220,7 +220,7 @@ def test_the_dtype_stays(dtype):
             errors.OptionError,
             "takes bias from its source, got bias=False besides; leave it",
         ),
-        (nn.RNN(3, 4), {"activation": "relu"}, errors.OptionError, "besides; nonlinearity= asks for another"),
+        (nn.RNN(3, 4), {"activation": "relu"}, errors.OptionError, "besides; nonlinearity= sets another"),
     ],
 )
 def test_what_is_refused_says_what_to_do(source, options, error, text):

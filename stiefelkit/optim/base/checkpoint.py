@@ -29,8 +29,8 @@ def check_states(optimizer: Any, state_dict: Any) -> None:
     if frames and groups and not any(isinstance(group, Mapping) and "manifold" in group for group in groups):
         raise CheckpointError(
             f"{name} needs a state dict of an optimizer of frames, whose groups name a manifold, got one of an "
-            f"optimizer that moves everything freely, as torch.optim.{optimizer.plain.__name__}; load the model alone, "
-            f"and let {name} begin with a state of its own."
+            f"optimizer without frames, such as torch.optim.{optimizer.plain.__name__}; load the model alone, and "
+            f"start {name} without a state."
         )
     if len(groups) != len(optimizer.param_groups):
         raise CheckpointError(f"{name} needs a state dict of {len(optimizer.param_groups)} groups, got {len(groups)}.")
@@ -41,7 +41,7 @@ def check_states(optimizer: Any, state_dict: Any) -> None:
         if not usable or len(ids) != len(group["params"]) or seen.intersection(ids) or len(set(ids)) != len(ids):
             raise CheckpointError(
                 f"{name} needs a state dict whose group {i} has {len(group['params'])} parameters of its own, got "
-                f"{len(ids) if usable else 'none that can be told apart'}."
+                f"{len(ids) if usable else 'none that can be distinguished'}."
             )
         if not all(isinstance(key, str) for key in saved):
             raise CheckpointError(f"{name} needs a state dict whose group {i} has settings with names, got others.")

@@ -265,5 +265,5 @@ def too_long(who: str, group: dict[str, Any], bucket: Bucket, length: float) -> 
     norm = max(norms_of(bucket.gradients())[0])
     return NonFiniteError(
         f"{who} needs shorter steps, got one of length {length:.2g} of lr={float(group['lr']):.2g} and a gradient of "
-        f"norm {norm:.2g}, of which no frame comes; lower the learning rate; the frame was not changed."
+        f"norm {norm:.2g}, which does not end at a frame; lower the learning rate; the frame was not changed."
     )

@@ -72,8 +72,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         super().__init_subclass__(**options)
         if "move_unread" in vars(cls):
             raise OptimizerError(
-                f"{cls.__name__} needs one `move` for values that are read and others, got a move_unread; ask "
-                "bucket.is_read there, and have bucket.require say what has to hold."
+                f"{cls.__name__} needs one method, `move`, for all devices, got a move_unread; test "
+                "bucket.is_read in it, and state conditions by bucket.require."
             )
         cls._call = signature(cls.settings, cls.positional)
         cls._names = tuple(setting.name for setting in cls.settings if setting.name != "lr")
@@ -93,7 +93,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         super().__init__(params, defaults)
         if all(group["manifold"] is None for group in self.param_groups):
             warnings.warn(
-                f"{type(self).__name__} holds no frame and moves everything freely, as torch.optim."
+                f"{type(self).__name__} holds no frame and moves all parameters as torch.optim."
                 f"{self.plain.__name__} does; sk.optim.frames([w]) makes a group of frames, "
                 "sk.optim.parameter_groups(model, lr=...) those of a model.",
                 stacklevel=2,

@@ -107,8 +107,8 @@ def minimize(
         found = _reflected(f, points, [name is not None for name in manifolds], end.loss)
     if found is not None:
         warnings.warn(
-            "sk.optim.minimize ended where a reflection is lower: a frame of the other determinant, which no step "
-            "reaches; start again from `reflected` of the result.",
+            "sk.optim.minimize ended at a frame whose reflection has a lower loss and the other determinant, which no "
+            "step reaches; start again from `reflected` of the result.",
             stacklevel=2,
         )
     return Minimum(

@@ -104,7 +104,7 @@ def supports(device: torch.device, dtype: torch.dtype, width: int, activation: A
     The CPU serves only in triton's interpreter, for tests (TRITON_INTERPRET=1); `width` counts real numbers in a row.
     """
     if activation.kernel is None:
-        return f"an activation that its programs know, got {activation.name!r}"
+        return f"an activation that its programs have, got {activation.name!r}"
     if dtype.to_real() != torch.float32:
         return f"float32 or complex64, got {dtype}"
     if not 0 < width <= WIDEST:
