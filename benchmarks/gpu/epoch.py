@@ -36,7 +36,7 @@ def of_scornn(scale: Scale, device: str) -> Cells:
     place = data.place()
     folders = [] if place is None else [place, place / Mnist.name]
     if not any(all(_has(folder, file.name) for file in FILES) for folder in folders):
-        yield LeftOut("scoRNN", f"MNIST is not at hand; name its folder with {data.VARIABLE}.")
+        yield LeftOut("scoRNN", f"MNIST was not found; name its folder with {data.VARIABLE}.")
         return
     yield from _trained(Mnist(), UNITS, Mnist().batches_per_epoch(BATCH), device)
 

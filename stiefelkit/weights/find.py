@@ -245,8 +245,8 @@ def _stacked_in(place: Place) -> tuple[str, str] | None:
     if outputs in (2 * inputs, 3 * inputs) and (called or is_turned):
         count = outputs // inputs
         each = f"blocks={count}{dim} makes a frame of each, if heads do not alternate"
-        return f"{count} square ones", f"{each}, blocks={count} * heads{dim} of each head's"
-    return ("several", f"blocks=(size, size, ...){dim} makes a frame of each") if called else None
+        return f"{count} square matrices", f"{each}, blocks={count} * heads{dim} of each head's"
+    return ("several matrices", f"blocks=(size, size, ...){dim} makes a frame of each") if called else None
 
 
 def is_pattern(name: object) -> bool:

@@ -88,7 +88,7 @@ def test_nothing_is_overwritten(tmp_path, capsys):
     assert main(words) == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert main([*words, "--kind", "task"]) == 2
-    assert "needs a folder that is not there, got" in capsys.readouterr().err
+    assert "needs a folder that does not exist yet, got" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

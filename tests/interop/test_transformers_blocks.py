@@ -74,7 +74,7 @@ def test_each_head_of_gpt2_is_a_frame_and_what_it_writes_is(name):
 
 
 def test_one_frame_of_q_k_and_v_is_warned_about_and_that_of_an_mlp_is_not():
-    with pytest.warns(UserWarning, match=r"c_attn.weight and|c_attn.weight: one frame of 3 square") as caught:
+    with pytest.warns(UserWarning, match=r"c_attn.weight and|c_attn.weight: 3 square") as caught:
         sk.orthogonal(gpt(), where="transformer.h.*.weight")
     (said,) = [str(warning.message) for warning in caught]
     assert "blocks=3, dim=1 makes a frame of each" in said

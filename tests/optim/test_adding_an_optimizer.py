@@ -161,7 +161,7 @@ def test_one_move_serves_values_that_are_read_and_others(shapes):
 
 
 def test_a_step_that_is_written_twice_is_refused_with_the_names_it_needs():
-    with pytest.raises(errors.OptimizerError, match=r"Twice needs one `move`.*bucket\.require"):
+    with pytest.raises(errors.OptimizerError, match=r"Twice needs one method, `move`.*bucket\.require"):
 
         class Twice(Descent):
             """Written for devices apart."""

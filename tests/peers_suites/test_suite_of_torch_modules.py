@@ -30,7 +30,7 @@ MAPS = [
 SQUARE = {name for name in MAPS if sk.available()[name].supports((5, 3), torch.float64) is not None}
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*one frame of.*side by side",
+    "ignore:.*side by side became one frame",
     "ignore:.*nested",
     "ignore:Initializing zero-element",
     "ignore:Full backward hook",

@@ -232,7 +232,7 @@ def test_the_command_ends_with_both_figures_and_writes_down_how_it_was_made(
     words = ["reproduce", "tiny-copying-2", "--out", str(tmp_path), "--epochs"]
     assert main([*words, "1"]) == 0
     said = capsys.readouterr().out
-    for part in ("1 of 3 epochs", "as papers report it", "nothing is set apart", "0.1 (Nobody 2001)", "a note"):
+    for part in ("1 of 3 epochs", "as papers report it", "no validation examples", "0.1 (Nobody 2001)", "a note"):
         assert part in said
     assert main([*words, "2"]) == 0
     made = made_by(tmp_path / "tiny-copying-2")

@@ -67,7 +67,7 @@ def test_one_frame_of_what_a_layer_holds_side_by_side_is_warned_about_once_with_
 
 def test_a_whole_model_is_warned_about_once_for_each_kind():
     net = nn.Sequential(*(nn.TransformerEncoderLayer(8, 2, 16) for _ in range(5)))
-    said = r"^0.self_attn.in_proj_weight, .* and 2 more: one frame of q, k and v"
+    said = r"^0.self_attn.in_proj_weight, .* and 2 more: q, k and v side by side became one frame"
     with pytest.warns(UserWarning, match=said) as caught:
         sk.orthogonal(net, where="*weight")
     assert len(caught) == 1

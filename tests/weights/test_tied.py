@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(other, error, text):
 
 
 def test_a_plain_weight_ties_nothing():
-    with pytest.raises(errors.UnknownNameError, match=r"no orthogonal weight .*plain one; sk\.orthogonal"):
+    with pytest.raises(errors.UnknownNameError, match=r"no orthogonal weight .*plain one; call sk\.orthogonal"):
         sk.tie(nn.Linear(3, 3), "weight", nn.Linear(3, 3), "weight")
 
 

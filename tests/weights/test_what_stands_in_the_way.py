@@ -219,7 +219,7 @@ def test_what_works_by_hooks_is_refused_a_coordinate_and_leaves_it_as_it_was(too
 def test_a_frame_is_not_pruned_and_a_baked_weight_is(tool, name, dtype):
     layer = make(name, dtype)
     before = {key: value.clone() for key, value in layer.state_dict().items()}
-    with pytest.raises(errors.OptionError, match=r"would be no frame; sk\.bake"):
+    with pytest.raises(errors.OptionError, match=r"would not be a frame; sk\.bake"):
         BY_HOOKS[tool](layer, "weight")
     assert all(map(torch.equal, layer.state_dict().values(), before.values()))
     BY_HOOKS[tool](sk.bake(layer), "weight")
