@@ -29,9 +29,11 @@ extensions = [
     "sphinxcontrib.bibtex",
     "cells",
     "docstrings",
+    "formulas",
     "gallery",
     "kernels",
     "links",
+    "local",
     "pages",
 ]
 exclude_patterns = ["generated/cost.md", "_build", "_static", "_sphinx"]
@@ -61,7 +63,8 @@ nitpick_ignore_regex = [
 ]
 
 source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}
-myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_dmath_allow_space = myst_dmath_allow_digits = False  # prices and prompts are no formulas
 myst_heading_anchors = 4
 nb_execution_mode = os.environ.get("STIEFELKIT_DOCS_EXECUTE", "force")
 nb_execution_timeout = 240

@@ -12,16 +12,17 @@ from sphinx.addnodes import pending_xref
 from sphinx.util.logging import getLogger
 
 COLON = "\ue000"
-CODE = re.compile(r"(`[^`]+`)")
 MARKUP = re.compile(r"[*|\\]|_(?=\W|$)")
 STARRED = re.compile(r"^(\s*)(\*{1,2}\w+)(:.*)$")
 HEADING = re.compile(r"^(\s*)(Args|Attributes|Raises|Returns|Yields|References):$")
 
 
-def escaped(text):
-    """Returns a line without markup, but for what is in backticks."""
-    parts = CODE.split(text)
-    return "".join(part if index % 2 else cited(MARKUP.sub(r"\\\g<0>", part)) for index, part in enumerate(parts))
+def escaped(text, within_code=False):
+    """Returns a line without markup, but for what is in backticks, in which it may begin."""
+    parts = text.split("`")
+    return "`".join(
+        part if (index + within_code) % 2 else cited(MARKUP.sub(r"\\\g<0>", part)) for index, part in enumerate(parts)
+    )
 
 
 def cited(text):
@@ -45,7 +46,7 @@ def process(app, what, name, target, options, lines):
     if what in ("attribute", "property"):
         lines[:1] = [line.replace(":", COLON) for line in lines[:1]]  # or napoleon takes the words before it for a type
     entries = iter(citations.references("\n".join(lines)))
-    written, section, depth, in_example = [], "", 0, False
+    written, section, depth, in_example, within_code = [], "", 0, False, False
     for line in lines:
         heading, starred = HEADING.match(line), STARRED.match(line)
         in_example = line.lstrip().startswith(">>>") or (in_example and bool(line.strip()))
@@ -64,7 +65,9 @@ def process(app, what, name, target, options, lines):
             line = f"{starred[1]}{starred[2]}{escaped(starred[3])}"
         elif not in_example and not heading:
             item = re.match(r"\s*\* ", line)
-            line = (item[0] if item else "") + escaped(line[item.end() :] if item else line)
+            ticks = line.count("`")
+            line = (item[0] if item else "") + escaped(line[item.end() :] if item else line, within_code)
+            within_code = bool(line) and within_code != ticks % 2
         written.append(line)
     lines[:] = written
 

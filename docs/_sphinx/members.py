@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import citations
+import reference
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -46,7 +47,7 @@ def _index(title, intro, found):
 
 
 def _sentence(cls):
-    return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+    return reference.first_sentence(cls).replace("|", "\\|")
 
 
 def _paper(cls):

@@ -43,8 +43,9 @@ class Room:
 
 
 def first_sentence(target: object) -> str:
-    """The first line of a docstring."""
-    return (inspect.getdoc(target) or "").strip().split("\n\n")[0].replace("\n", " ")
+    """The first line of a docstring, in Markdown."""
+    line = (inspect.getdoc(target) or "").strip().split("\n\n")[0].replace("\n", " ")
+    return re.sub(r":math:`([^`]*)`", r"$\1$", line)
 
 
 def rooms() -> list[Room]:
@@ -103,6 +104,13 @@ def words_of(module: ModuleType, name: str) -> str:
 
 
 def _plain(text: str | None) -> str:
-    """The first paragraph of a text, with nothing in it that is markup but code."""
-    paragraph = " ".join((text or "").strip().split("\n\n")[0].split())
-    return re.sub(r"[*|\\]|_(?=\W|$)", r"\\\g<0>", paragraph).replace("`", "``")
+    """The first paragraph of a text, with nothing in it that is markup but code and formulas."""
+    words, *marked = re.split(r"((?::math:)?`[^`]*`)", " ".join((text or "").strip().split("\n\n")[0].split()))
+    made = [_escaped(words)]
+    for mark, words in zip(marked[::2], marked[1::2], strict=True):
+        made += [mark if mark.startswith(":math:") else f"`{mark}`", _escaped(words)]
+    return "".join(made)
+
+
+def _escaped(words: str) -> str:
+    return re.sub(r"[*|\\]|_(?=\W|$)", r"\\\g<0>", words)

@@ -23,11 +23,12 @@ from stiefelkit.training.figure import Figures
 from stiefelkit.training.recipes import Option, literal
 
 F = TypeVar("F", bound=Callable[..., Any])
+FORMULA = re.compile(r":math:[`]([^`]*)`")
 HEADING = re.compile(r"^(Args|Attributes|Raises|Returns|References):$")
 
 
 def unwrapped(text: str) -> str:
-    r"""Returns a docstring in which each paragraph, each entry of a list and each argument is one line.
+    r"""Returns a docstring in which each paragraph, each entry of a list and each argument is one line, as plain text.
 
     >>> unwrapped("One sentence, broken\nin two.\n\nArgs:\n    n: size\n        of it.")
     'One sentence, broken in two.\n\nArgs:\n    n: size of it.'
@@ -47,7 +48,7 @@ def unwrapped(text: str) -> str:
         else:
             lines[-1] += f" {line.strip()}"
         starts_anew = not line
-    return "\n".join(lines)
+    return FORMULA.sub(r"\1", "\n".join(lines))
 
 
 def sections(text: str) -> dict[str, list[str]]:

@@ -15,11 +15,12 @@ from stiefelkit.optim.steps import bounded_steps, gradient_with_momentum, rate
 
 
 class CayleySGD(TangentOptimizer):
-    r"""SGD with momentum for frames: M <- momentum M + G, projected on the tangent space, and a Cayley step along it.
+    """SGD with momentum for frames: :math:`M ← momentum M + G`, projected on the tangent space, and a Cayley step.
 
-    With the n x n skew generator A of the projected M, A W = M, the step is W <- (I + a/2 A)^-1 (I - a/2 A) W, and
-    a = min(lr, 2 q / ||A||_F) keeps it a contraction. The inverse is a power series in p x p matrices, as long as that
-    takes no more than six terms to the tolerance, and exact beyond. Other groups are moved by torch.optim.SGD.
+    With the n x n skew generator A of the projected M, :math:`A W = M`, the step along it is
+    :math:`W ← (I + a A / 2)^{-1} (I - a A / 2) W`, and :math:`a = min(lr, 2 q / ‖A‖_F)` keeps it a contraction. The
+    inverse is a power series in p x p matrices, as long as that takes no more than six terms to the tolerance, and
+    exact beyond. Other groups are moved by torch.optim.SGD.
 
     In "stiefel:euclidean" this is the published algorithm, except that nothing is drawn at random: what rounding does
     to orthogonality is taken away as `TangentOptimizer` tells. In "stiefel:canonical" the part of A within the columns

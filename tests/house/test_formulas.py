@@ -1,0 +1,84 @@
+"""Formulas are typeset when the pages are built, from LaTeX that a terminal shows as it stands, and nothing is fetched."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs" / "_sphinx"))
+
+import formulas  # noqa: E402 (the path comes first)
+import local  # noqa: E402
+
+IN_CODE = re.compile(r":math:`([^`]*)`")
+ON_PAGES = re.compile(r"(?<![\\$\w])\$\$?(?![\s\d])([^$\n`]+?)(?<!\s)\$\$?(?![\d\w])")
+
+
+def _sources():
+    for path in sorted((ROOT / "stiefelkit").rglob("*.py")):
+        yield from ((path, formula) for formula in IN_CODE.findall(path.read_text(encoding="utf-8")))
+
+
+def _pages():
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        if not {"generated", "_build"} & set(path.parts):
+            text = re.sub(r"^(`{3,}|:::).*?^\1", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+            text = re.sub(r"`[^`\n]*`", "", text)
+            yield from ((path, formula) for formula in ON_PAGES.findall(text))
+
+
+@pytest.mark.parametrize("found", [_sources, _pages])
+def test_every_formula_can_be_typeset(found):
+    mistakes, count = [], 0
+    for path, formula in found():
+        count += 1
+        try:
+            formulas.mathml(formula)
+        except formulas.FormulaError as error:
+            mistakes.append(f"{path.relative_to(ROOT)}: {error}")
+    assert count
+    assert not mistakes, "\n".join(mistakes)
+
+
+def test_mathml_has_the_signs_and_names_whole():
+    made = formulas.mathml("det W ≤ ‖X‖^2")
+    assert "".join(re.findall(r">([^<]+)<", made)) == "detW≤‖X‖2"
+    assert "<mi>det</mi><mspace" in made
+    assert 'alttext="det W ≤ ‖X‖^2"' in made
+
+
+@pytest.mark.parametrize("formula", ["x^", "{", r"\nosuch W", "", "a_b_c"])
+def test_a_wrong_formula_is_refused(formula):
+    with pytest.raises(formulas.FormulaError):
+        formulas.mathml(formula)
+
+
+def test_formulas_in_docstrings_have_no_commands_that_a_terminal_would_show():
+    commands = [f"{path.relative_to(ROOT)}: {formula}" for path, formula in _sources() if "\\" in formula]
+    assert not commands, "\n".join(commands)
+
+
+def test_signs_stand_for_commands_and_words_for_names():
+    assert formulas.latex("‖W − I‖ ≤ √p") == r"\| W - I\|  \le  \sqrt{p}"
+    assert formulas.latex(r"tr W + \sin t + uv") == r"\operatorname{tr} W + \sin t + uv"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        '<script src="https://cdn.example.org/a.js"></script>',
+        '<link href="//fonts.example.org/css" rel="stylesheet">',
+        '<img alt="x" src="http://example.org/x.png">',
+        '@import "https://example.org/a.css";',
+        "@font-face { src: url(https://example.org/a.woff) }",
+    ],
+)
+def test_what_a_page_fetches_from_another_host_is_found(page):
+    assert len(local.fetched(page)) == 1
+
+
+def test_links_to_read_and_own_files_are_not_fetched():
+    assert not local.fetched('<a href="https://example.org">x</a><img src="a.png"><link rel="stylesheet" href="a.css">')
+    assert not local.fetched((ROOT / "docs" / "_static" / "pages.css").read_text())
