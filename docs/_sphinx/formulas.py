@@ -59,6 +59,8 @@ def mathml(formula: str, display: str = "inline") -> str:
         raise FormulaError(f"{formula}: {type(error).__name__}") from error
     for part in made.iter():
         part.text = part.text and html.unescape(part.text)
+        if part.tag == "mo" and part.text in ("‖", "|"):
+            part.set("stretchy", "false")  # or bars grow with what stands beside them
     unknown = [part.text for part in made.iter() if re.search(r"[\\{}]\w|�", part.text or "")]
     if unknown or not "".join(made.itertext()).strip():
         raise FormulaError(f"{formula}: {unknown or 'nothing to typeset'}")

@@ -25,11 +25,11 @@ class Cayley(OrthogonalParam):
     """Scaled Cayley transform :math:`W = (I + A)^{-1} (I - A) D` of a skew :math:`A`.
 
     Real frames: D is a fixed diagonal of signs, the chart `signs`; A is skew-symmetric, the coordinate `skew`.
-    Complex frames: :math:`D = diag(e^{iθ})` is trained too, the coordinate `phase`; A is skew-Hermitian. Tall frames are
-    the first p columns of the n x n transform, at the cost of one p x p inverse.
+    Complex frames: :math:`D = diag(e^{iθ})` is trained too, the coordinate `phase`; A is skew-Hermitian. Tall frames
+    are the first p columns of the n x n transform, at the cost of one p x p inverse.
 
-    Image: every frame, by the choice of D; with D fixed, all but those where :math:`W D^H` has the eigenvalue -1, and for
-    square real W only :math:`det W = det D`. An assigned frame gets a D that leaves every entry of A at most 1 in
+    Image: every frame, by the choice of D; with D fixed, all but those where :math:`W D^H` has the eigenvalue -1, and
+    for square real W only :math:`det W = det D`. An assigned frame gets a D that leaves every entry of A at most 1 in
     modulus, unless signs are given; `stiefelkit.functional.cayley_inverse` has the proof. Cost: one inverse in float64
     and two p x p products backward. Not for weights that must cross from one component of O(n) to the other.
 
@@ -41,11 +41,11 @@ class Cayley(OrthogonalParam):
             take 0.65 to 0.9 of the time; nothing else would gain.
         negative: real frames only: how many of the last signs are -1, or the signs themselves, (p,). Given, the signs
             stay for good; otherwise assigning and initialising choose them.
-        bandwidth: A is zero more than this many places off its diagonal, :math:`1 ≤ bandwidth < n`, which leaves about n
-            times as many coordinates, and a subset of all frames. Real frames keep the signs that they have when assigned;
-            complex ones cannot be assigned.
-        bound: real frames only: :math:`‖W - I‖_F` is at most this, by scaling a longer A to the Frobenius norm bound / 2.
-            Such a map starts as the identity, and takes no `negative=`.
+        bandwidth: A is zero more than this many places off its diagonal, :math:`1 ≤ bandwidth < n`, which leaves about
+            n times as many coordinates, and a subset of all frames. Real frames keep the signs that they have when
+            assigned; complex ones cannot be assigned.
+        bound: real frames only: :math:`‖W - I‖_F` is at most this, by scaling a longer A to the Frobenius norm
+            bound / 2. Such a map starts as the identity, and takes no `negative=`.
         arc: "helfrich" draws t from (0, arc), :math:`0 < arc ≤ 2π`; π/2 spreads the spectrum over half of the
             circle.
 

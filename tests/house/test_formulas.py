@@ -1,4 +1,4 @@
-"""Formulas are typeset when the pages are built, from LaTeX that a terminal shows as it stands, and nothing is fetched."""
+"""Formulas are typeset when the pages are built, from LaTeX that reads well in a terminal, and nothing is fetched."""
 
 import re
 import sys
