@@ -1,4 +1,4 @@
-"""Folders of data that tests make: speech of many speakers, TIMIT's layout, a text, a tone."""
+"""Folders of data that tests make: speech of many speakers, TIMIT's layout, a text, a table, a tone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -64,9 +64,19 @@ def text(path: Path, lines: int = 200) -> Path:
     return path
 
 
+def table(path: Path, count: int = 120) -> Path:
+    """Writes sequences (count, 8, 2), and words that say which of both features is larger on the whole."""
+    source = np.random.default_rng(seeds.seed(17))
+    x = source.normal(size=(count, 8, 2))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, x=x, y=np.where(x[..., 0].sum(1) > x[..., 1].sum(1), "first", "second"))
+    return path
+
+
 def every(root: Path) -> Path:
     """Writes the data of every task that reads some."""
     speech(root / "speech")
     text(root / "chars" / "words.txt", 700)
+    table(root / "table" / "sequences.npz")
     write(root / "waveform" / "tone.wav", 0.5 * np.sin(np.arange(4000) ** 1.2 / 9))
     return root

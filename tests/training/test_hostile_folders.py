@@ -168,6 +168,8 @@ WAYS: dict[str, Callable[[Path, Path], None]] = {
     "a model is a path": crafted(named("../outside/victim"), "config.json"),
     "a model is an absolute path": crafted(named("{outside}/victim"), "config.json"),
     "data lie outside": crafted(as_task("chars", file="../outside/*"), "config.json"),
+    "a table lies outside": crafted(as_task("table", file="../outside/victim"), "config.json"),
+    "a table has no end": crafted(as_task("table", file="/dev/zero"), "config.json"),
     "a recording lies outside": crafted(as_task("waveform", file="/dev/zero"), "config.json"),
 }
 SWEEP = """task = "copying"

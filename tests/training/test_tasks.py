@@ -31,6 +31,8 @@ TASKS: list[tuple[str, dict[str, Any]]] = [
     ("speech", {"validation_speakers": 2, "train_size": 60, "standardized": False}),
     ("chars", {"T": 20}),
     ("chars", {"reset": "line", "ahead": 5, "train_size": 100}),
+    ("table", {}),
+    ("table", {"train_size": 60}),
 ]
 
 

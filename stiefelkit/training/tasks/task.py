@@ -7,6 +7,7 @@ where they need it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
@@ -219,7 +220,7 @@ class Task(ABC):
 
     def options(self) -> dict[str, Any]:
         """Returns the options by name, as they are written into a run folder."""
-        return dict(vars(self))
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
 
 class Drawn(Task):

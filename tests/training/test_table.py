@@ -1,0 +1,338 @@
+"""Tables: which rows are read, what is asked, how they are split and scaled, and what is refused."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_tasks import Constant
+
+from stiefelkit.cli import main
+from stiefelkit.errors import DataError, OptionError
+from stiefelkit.testing import check_task, seeds
+from stiefelkit.training import checkpoint, data
+from stiefelkit.training.run_folder import RunFolder, summarise
+from stiefelkit.training.tasks.table import Table
+
+ROWS = 400
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv(data.VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(columns: Mapping[str, Sequence[Any]], name: str = "x.csv", delimiter: str = ",") -> str:
+    lines = [delimiter.join(columns), *(delimiter.join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    Path(name).write_text("\n".join(lines) + "\n")
+    return name
+
+
+def numbers(count: int = ROWS, offset: int = 0) -> list[float]:
+    return np.random.default_rng(seeds.seed(offset)).normal(3.0, 2.0, count).tolist()
+
+
+def one_series() -> str:
+    return written({"time": range(ROWS), "wind": numbers(), "level": numbers(offset=1)})
+
+
+def many_series(lengths: Sequence[int] = (6,) * 90) -> str:
+    ids = [f"s{k}" for k, length in enumerate(lengths) for _ in range(length)]
+    source = np.random.default_rng(seeds.seed(2))
+    order = source.permutation(len(ids))  # rows of different series stand among each other
+    words = [f"class {int(name[1:]) % 3}" for name in ids]
+    columns = {"who": [ids[k] for k in order], "a": range(len(ids)), "kind": [words[k] for k in order]}
+    return written(columns)
+
+
+def rows_of(task: Table, part: str, column: int = 0) -> list[list[int]]:
+    """What a part reads in a column of integers, in the file's own units."""
+    x, _ = task._prepared.parts[part].all()
+    mean, deviation = list(task.scales.values())[column]
+    return (x[..., column] * deviation + mean).round().int().tolist()
+
+
+def arrays() -> list[tuple[str, dict[str, Any]]]:
+    source = np.random.default_rng(seeds.seed(3))
+    x = source.normal(size=(120, 8, 2))
+    np.savez("each.npz", x=x, y=source.normal(size=(120, 8)))
+    np.savez("flags.npz", y=x[..., 0] > 0, x=x)
+    np.save("x.npy", x[..., 0])
+    np.save("y.npy", x[:, 0, 0])
+    return [
+        ("each.npz", {}),
+        ("flags.npz", {"target": "y", "kind": "classification"}),
+        ("x.npy", {"target": "y.npy"}),
+    ]
+
+
+def test_the_laws_of_tasks_hold_for_each_layout() -> None:
+    for file, options in arrays():
+        check_task("table", options={"file": file, **options})
+    file = one_series()
+    for options in ({"window": 9}, {"window": 4, "ahead": 3}, {"window": 1, "target": "time", "kind": "regression"}):
+        check_task("table", options={"file": file, **options})
+    many_series()
+    for options in ({}, {"window": 3}):
+        check_task("table", options={"file": "x.csv", "series": "who", **options})
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 5])
+def test_windows_of_one_series_are_its_rows_in_order_and_none_crosses_a_border(ahead: int) -> None:
+    task = Table(file=one_series(), target="level", features="time", window=7, ahead=ahead)
+    borders = {"train": (0, 280), "valid": (280, 340), "test": (340, 400)}
+    for part, (first, end) in borders.items():
+        starts = range(first, end - 7 - ahead + 1)
+        assert rows_of(task, part) == [list(range(start, start + 7)) for start in starts]
+    truth = np.loadtxt("x.csv", delimiter=",", skiprows=1)[:, 2]
+    mean, deviation = task.scales["level"]
+    wanted = (truth[340 + 6 + ahead : 400] - mean) / deviation
+    assert task.held_out()[1].tolist() == pytest.approx(wanted.tolist(), abs=1e-5)
+
+
+def test_a_target_is_an_input_only_where_it_lies_ahead() -> None:
+    file = one_series()
+    assert list(Table(file=file, window=4).scales) == ["time", "wind", "level"]
+    assert Table(file=file, window=4).input_size == 2
+    ahead = Table(file=file, window=4, ahead=1)
+    assert ahead.input_size == 3
+    x, y = ahead.held_out()
+    assert torch.equal(x[1:, -1, 2], y[:-1])
+    assert Table(file=file, window=4, ahead=1, features="wind").input_size == 1
+    with pytest.raises(DataError, match="beside the target 'level'"):
+        Table(file=file, window=4, features="wind,level").held_out()
+
+
+def test_scales_are_those_of_the_training_part_alone() -> None:
+    values = [*numbers(280), *(1e6 + k for k in range(120))]
+    task = Table(file=written({"a": values, "y": numbers(offset=1)}), window=5)
+    assert task.scales["a"] == pytest.approx((np.mean(values[:280]), np.std(values[:280])))
+    x, y = task._prepared.parts["train"].x[:280], task._prepared.parts["train"].y[:280]
+    for part in (x, y):
+        assert float(part.mean()) == pytest.approx(0, abs=1e-5)
+        assert float(part.std(correction=0)) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_column_that_is_constant_in_training_is_only_shifted() -> None:
+    task = Table(file=written({"a": [2.5] * 300 + [3.5] * 100, "y": numbers()}), window=5)
+    x = task._prepared.parts["test"].x[:, 0]
+    assert x[:280].eq(0).all()
+    assert x[300:].eq(1).all()
+
+
+def test_series_are_whole_sequences_each_in_one_part() -> None:
+    task = Table(file=many_series(), series="who")
+    assert task.classes == ("class 0", "class 1", "class 2")
+    table = np.loadtxt("x.csv", delimiter=",", skiprows=1, dtype=str)
+    expected = {tuple(map(int, table[table[:, 0] == f"s{k}", 1])) for k in range(90)}
+    parts = {part: {*map(tuple, rows_of(task, part))} for part in ("train", "valid", "test")}
+    assert [len(rows) for rows in parts.values()] == [62, 14, 14]
+    assert set().union(*parts.values()) == expected
+    windows = Table(file="x.csv", series="who", window=4)
+    for part, rows in parts.items():
+        assert {*map(tuple, rows_of(windows, part))} == {row[k : k + 4] for row in rows for k in range(3)}
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "expected"),
+    [
+        (["yes", "no"], "", ("no", "yes")),
+        ([3, 7], "", (3, 7)),
+        ([3, 7], "regression", ()),
+        ([0.5, 1.5], "", ()),
+        ([0.5, 1.5], "classification", (0.5, 1.5)),
+        (["1e1", "2"], "", ()),
+    ],
+)
+def test_words_and_integers_are_classes_unless_kind_says_otherwise(
+    target: list[Any], kind: str, expected: tuple[Any, ...]
+) -> None:
+    task = Table(file=written({"a": numbers(), "y": target * (ROWS // 2)}), window=3, kind=kind)
+    assert task.classes == expected
+    assert task.output_size == max(1, len(expected))
+    assert task.headline == ("accuracy" if expected else "loss")
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_other_delimiters_and_a_mark_of_byte_order_change_nothing(delimiter: str) -> None:
+    columns = {"a": numbers(), "y": numbers(offset=1)}
+    plain = Table(file=written(columns), window=3).held_out()
+    path = Path(written(columns, "other.csv", delimiter))
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert all(map(torch.equal, plain, Table(file="other.csv", window=3).held_out()))
+
+
+def test_arrays_have_a_target_for_each_sequence_or_each_step() -> None:
+    (each, _), (flags, options), (single, names) = arrays()
+    task = Table(file=each)
+    assert not task.last_only
+    assert [tuple(part.shape) for part in task.held_out()] == [(18, 8, 2), (18, 8)]
+    assert Table(file=flags, **options).classes == (False, True)
+    task = Table(file=single, **names)
+    x, y = task.held_out()
+    assert x.shape == (18, 8, 1)
+    a, b = (np.load(name)[:, 0] if name == "x.npy" else np.load(name) for name in ("x.npy", "y.npy"))
+    assert np.array_equal(a, b)
+    (m, s), (mean, deviation) = task.scales.values()
+    assert (x[:, 0, 0] * s + m).tolist() == pytest.approx((y * deviation + mean).tolist(), abs=1e-5)
+
+
+def test_the_baseline_is_the_best_constant_or_with_ahead_the_last_value() -> None:
+    words = written({"a": numbers(), "y": ["yes", "no", "no", "no"] * 100})
+    task = Table(file=words, window=1)
+    shares = task.held_out()[1].bincount() / len(task.held_out()[1])
+    assert task.evaluate(Constant(shares.log())) == pytest.approx(task.baseline, rel=1e-5)
+    walk = np.random.default_rng(seeds.seed()).normal(size=ROWS).cumsum()
+    task = Table(file=written({"y": walk.tolist(), "a": numbers()}, "walk.csv"), target="y", window=3, ahead=1)
+    x, y = task.held_out()
+    assert task.baseline["loss"] == pytest.approx(float((x[:, -1, 1] - y).square().mean()), rel=1e-5)
+    constant = Table(file="walk.csv", target="y", window=3)
+    assert constant.baseline["loss"] == pytest.approx(float(constant.held_out()[1].var(correction=0)), rel=1e-5)
+
+
+def test_a_file_is_found_in_the_folder_of_data_or_from_here(tmp_path: Path) -> None:
+    one_series()
+    (tmp_path / "d" / "table").mkdir(parents=True)
+    Path("x.csv").rename(tmp_path / "d" / "table" / "y.csv")
+    with data.named(tmp_path / "d"):
+        assert Table(file="y.csv", window=3)._path() == Table(window=3)._path() == tmp_path / "d" / "table" / "y.csv"
+        one_series()
+        assert Table(file="x.csv")._path() == Path("x.csv")
+    assert Table(file=str(tmp_path / "x.csv"), window=3).sequences == 278
+
+
+def test_a_file_that_changes_is_read_anew_by_the_next_task_and_not_by_one_that_has_begun() -> None:
+    task = Table(file=one_series(), window=3)
+    before = task.held_out()[1]
+    written({"a": numbers(offset=7), "level": numbers(offset=8)})
+    assert torch.equal(task.held_out()[1], before)
+    assert not torch.equal(Table(file="x.csv", window=3).held_out()[1], before)
+
+
+BROKEN: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
+    "missing": (lambda: None, {"file": "y.csv"}, r"got none named 'y\.csv' in this folder"),
+    "a folder": (lambda: Path("d.csv").mkdir(), {"file": "d.csv"}, r"got none named 'd\.csv'"),
+    "no file named": (lambda: None, {"file": ""}, "got no folder"),
+    "column": (lambda: None, {"target": "levle"}, r"no column 'levle' in .*; did you mean \"level\""),
+    "feature": (lambda: None, {"features": "wind,tim"}, "no column 'tim'"),
+    "series": (lambda: None, {"series": "who"}, "no column 'who'"),
+    "one series": (lambda: None, {"window": None}, "--window, the rows to read, or --series"),
+    "long": (lambda: None, {"window": 60, "ahead": 1}, "within the 60 rows that its valid part has"),
+    "empty": (lambda: Path("x.csv").write_text(""), {}, "first line with the names"),
+    "no names": (lambda: Path("x.csv").write_text("1,2\n3,4\n"), {}, "first line with the names"),
+    "twice": (lambda: Path("x.csv").write_text("a,a,y\n1,2,3\n"), {}, "first line with the names"),
+    "no rows": (lambda: Path("x.csv").write_text("a,y\n"), {}, "needs rows, got none"),
+    "ragged": (lambda: Path("x.csv").write_text("a,y\n1,2\n3\n"), {}, r"2 cells in each row, got 1 in line 3"),
+    "nan": (lambda: Path("x.csv").write_text("a,y\n1,2\nnan,4\n"), {}, r"column 'a', got 'nan' in line 3 of"),
+    "hole": (lambda: Path("x.csv").write_text("a,y\n1,2\n\n,4\n"), {}, "column 'a', got '' in line 4"),
+    "word": (lambda: Path("x.csv").write_text("a,y\nMonday,2\n"), {}, "got 'Monday' in line 2"),
+    "no target": (lambda: Path("x.csv").write_text("a,y\n1,2\n1,\n"), {}, "column 'y', got '' in line 3"),
+    "NA": (lambda: Path("x.csv").write_text("a,y\n1,2.5\n1,NA\n"), {}, "column 'y', got 'NA' in line 3"),
+    "no word": (lambda: Path("x.csv").write_text("a,y\n1,yes\n1,\n"), {}, "a target in each row, got '' in line 3"),
+    "words": (lambda: Path("x.csv").write_text("a,y\n1,u\n1,v\n"), {"kind": "regression"}, "got 'u' in line 2"),
+    "bytes": (lambda: Path("x.csv").write_bytes(b"a,y\n\xff,2\n"), {}, "UTF-8"),
+    "lengths": (
+        lambda: many_series([5, 5, 5, 7]),
+        {"window": None, "series": "who", "target": "kind"},
+        "one length, got 5 to 7 rows",
+    ),
+    "two series": (lambda: many_series([5, 5]), {"series": "who", "target": "kind"}, "three sequences or more"),
+    "many": (
+        lambda: written({"a": numbers(), "y": range(ROWS)}),
+        {"target": "y"},
+        "got 400 different targets.*--kind",
+    ),
+    "constant": (lambda: written({"a": numbers(), "y": [1.5] * ROWS}), {"target": "y"}, "different numbers, got"),
+    "constant test": (
+        lambda: written({"a": numbers(), "y": [*numbers(300), *[1.5] * 100]}),
+        {"target": "y"},
+        "differ in its test part",
+    ),
+    "no npz": (lambda: Path("x.npz").write_bytes(b"no"), {"file": "x.npz", "window": None}, "needs whole arrays"),
+    "pickled": (
+        lambda: np.savez("x.npz", x=np.zeros((5, 2, 1)), y=np.array([{}] * 5)),
+        {"file": "x.npz", "window": None},
+        "needs whole arrays",
+    ),
+    "array": (
+        lambda: np.savez("x.npz", x=np.zeros((5, 2, 1)), y=np.zeros(5)),
+        {"file": "x.npz", "window": None, "target": "z"},
+        "array in .*--target, got 'z'",
+    ),
+    "which": (
+        lambda: np.savez("x.npz", a=np.zeros(1), b=np.zeros(1), y=np.zeros(1)),
+        {"file": "x.npz", "window": None},
+        "--features, got ''",
+    ),
+    "shape": (
+        lambda: np.savez("x.npz", x=np.zeros(5), y=np.zeros(5)),
+        {"file": "x.npz", "window": None},
+        r"\(N, T, features\) or \(N, T\), got float64 of \(5,\)",
+    ),
+    "targets": (
+        lambda: np.savez("x.npz", x=np.zeros((5, 2, 1)), y=np.zeros((5, 3))),
+        {"file": "x.npz", "window": None},
+        r"shape \(5,\) or \(5, 2\), got float64 of \(5, 3\)",
+    ),
+    "nan in an array": (
+        lambda: np.savez("x.npz", x=np.full((5, 2, 1), np.nan), y=np.zeros(5)),
+        {"file": "x.npz", "window": None},
+        r"finite inputs, got nan at \(0, 0, 0\)",
+    ),
+    "window of an array": (lambda: arrays(), {"file": "each.npz"}, "a CSV for --series, --window"),
+    "no targets of an npy": (
+        lambda: arrays(),
+        {"file": "x.npy", "window": None, "target": "z.npy"},
+        r"none named 'z\.npy' beside x\.npy",
+    ),
+    "targets of an npy": (lambda: arrays(), {"file": "x.npy", "window": None}, "needs --target, the file"),
+}
+
+
+@pytest.mark.parametrize("way", BROKEN)
+def test_what_is_no_table_is_refused_in_a_sentence(way: str) -> None:
+    one_series()
+    harm, options, words = BROKEN[way]
+    harm()
+    with pytest.raises(DataError, match=words) as caught:
+        Table(**{"file": "x.csv", "window": 3, **options}).held_out()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"window": 0}, {"ahead": -1}, {"kind": "regresion"}, {"file": 3}, {"train_size": 0}]
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="Table"):
+        Table(**options)
+
+
+def test_more_sequences_than_there_are_are_refused() -> None:
+    with pytest.raises(OptionError, match="train_size <= 278"):
+        Table(file=one_series(), window=3, train_size=279).batch(0, 4, seeds.seed())
+
+
+def test_a_run_is_trained_resumed_compared_plotted_and_asked_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = f"table --file {one_series()} --target level --window 5 --ahead 1 --hidden-size 4 --batch-size 8"
+    for words in ("--steps 2", "--steps 4 --resume"):
+        assert main(f"train {table} --model lstm --out run {words}".split()) == 0
+    assert summarise(Path("run")).test["loss"] > 0
+    assert main(f"compare {table} --models lstm,scornn --steps 2 --out runs".split()) == 0
+    assert "squared" in capsys.readouterr().out
+    folder = RunFolder.open(Path("run"))
+    task: Any = folder.config.build_task()
+    net, last = folder.config.build_model(task), checkpoint.latest(folder.checkpoints)
+    assert last is not None
+    net.load_state_dict(last[1]["model"])
+    assert task.evaluate(net)["loss"] == pytest.approx(summarise(Path("run")).test["loss"], rel=1e-5)
+    Path("x.csv").unlink()
+    assert main(["plot", "run", "--out", "plots"]) == 0
+    assert Path("plots/learning.png").is_file()
+    assert main(f"train {table} --model lstm --out run --steps 6 --resume".split()) == 2
+    assert "Task 'table' needs a file" in capsys.readouterr().err
