@@ -8,11 +8,12 @@ from torch import nn
 
 from stiefelkit.contract.table import find_parametrization, option_names, registered
 from stiefelkit.errors import OptionError, did_you_mean, shown
+from stiefelkit.models.gates import FrameGates
 from stiefelkit.models.sequence import SequenceModel, count_parameters
 from stiefelkit.numbers import plain, whole
 from stiefelkit.registry import Registry
 
-__all__ = ["SequenceModel", "available", "count_parameters", "create", "names", "register"]
+__all__ = ["FrameGates", "SequenceModel", "available", "count_parameters", "create", "names", "register"]
 
 SIZES = ("input_size", "hidden_size", "output_size")
 

@@ -1,15 +1,18 @@
 """torch's gated nets with recurrent blocks that are frames, one for each gate."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from stiefelkit._torch import is_exported
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.errors import OptionError, ShapeError
+from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.models.parts import named
 from stiefelkit.nn.layers import Layers, check_dropout, check_stack
+from stiefelkit.nn.torch_rnn import fill_, read
 from stiefelkit.scan.onnx import exported_gates
 from stiefelkit.weights.attach import orthogonal
 
@@ -80,7 +83,7 @@ class FrameGates(nn.Module):
 
     The weight `weight_hh_l0` has shape (gates, n, n) instead of (gates n, n), so that one map serves all blocks; the
     kernel is torch's. There is one bias vector a layer and direction. torch's own layers keep a list of their weights
-    and cannot be parametrized.
+    and cannot be parametrized. `from_torch` takes a trained one over.
 
     Args:
         kind: nn.LSTM or nn.GRU.
@@ -90,10 +93,15 @@ class FrameGates(nn.Module):
         num_layers: how many layers are stacked.
         bidirectional: whether a second direction runs from the end.
         dropout: probability with which outputs between layers are zeroed in training.
+        batch_first: whether input and output are (B, T, .) rather than (T, B, .).
+        second_bias: whether there is torch's second bias, too: that of a GRU's candidate stands inside of a gate.
         **options: of the parametrization, and `init=`.
-    """
 
-    batch_first = True
+    >>> net = FrameGates(nn.GRU, 3, 8, "cayley")
+    >>> out, h_n = net(torch.randn(2, 5, 3))
+    >>> out.shape, h_n.shape
+    (torch.Size([2, 5, 8]), torch.Size([1, 2, 8]))
+    """
 
     def __init__(
         self,
@@ -105,9 +113,12 @@ class FrameGates(nn.Module):
         num_layers: int = 1,
         bidirectional: bool = False,
         dropout: float = 0.0,
+        batch_first: bool = True,
+        second_bias: bool = False,
         **options: Any,
     ):
         super().__init__()
+        self.batch_first, self.second_bias = batch_first, second_bias
         self.is_lstm = kind is nn.LSTM
         gates = 4 if self.is_lstm else 3
         self.input_size, self.hidden_size = input_size, hidden_size
@@ -120,41 +131,123 @@ class FrameGates(nn.Module):
             self.register_parameter(f"weight_ih{suffix}", nn.Parameter(u))
             w = torch.zeros(gates, hidden_size, hidden_size)
             self.register_parameter(f"weight_hh{suffix}", nn.Parameter(w))
-            self.register_parameter(f"bias_ih{suffix}", nn.Parameter(torch.zeros(gates * hidden_size)))
+            for bias in ("bias_ih", "bias_hh")[: 1 + second_bias]:
+                self.register_parameter(f"{bias}{suffix}", nn.Parameter(torch.zeros(gates * hidden_size)))
             orthogonal(self, f"weight_hh{suffix}", parametrization, **options)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
-        """Runs the net over (B, T, m) or (T, m); returns states and last states as torch's layers do.
+    @classmethod
+    def from_torch(
+        cls,
+        source: nn.LSTM | nn.GRU | Mapping[str, Tensor],
+        *,
+        init: str | None = "project",
+        parametrization: Parametrization = "cayley",
+        batch_first: bool | None = None,
+        dropout: float | None = None,
+        **options: Any,
+    ) -> Self:
+        """Takes a torch.nn.LSTM or GRU over: sizes, options and weights; each gate's n x n block the nearest frame.
+
+        All else stays: input weights, both biases, dtype, device, mode and which weights are trained. Where the blocks
+        are frames already, outputs are the same up to rounding; else the distance of a block to its frame is what is
+        lost. Nothing is shared.
+
+        Args:
+            source: a torch.nn.LSTM or GRU, or its state dict, which does not hold batch_first and dropout.
+            init: "project" takes the nearest frames; None refuses blocks that are none.
+            parametrization: of each block, a registered name or a class.
+            batch_first: another order of dimensions; None is the source's, False of a state dict.
+            dropout: another one; None is the source's, 0 of a state dict.
+            **options: of the parametrization.
 
         Raises:
-            ShapeError: the input has other dimensions, or another width.
+            OptionError: the source is neither, or an option is unknown.
+            CheckpointError, ShapeError, DtypeError: a state dict is not that of such a net, or the net projects its
+                states, or a weight is under a norm, a mask or a parametrization.
+            NonFiniteError, RankError: a block has no nearest frame.
+            NotAFrameError: with init=None, a block is no frame.
+            ImageError: the map does not reach the frame.
+
+        >>> net = FrameGates.from_torch(nn.LSTM(3, 8, num_layers=2, bidirectional=True))
+        >>> out, (h_n, c_n) = net(torch.randn(5, 2, 3))
+        >>> out.shape, c_n.shape
+        (torch.Size([5, 2, 16]), torch.Size([4, 2, 8]))
         """
-        if x.dim() not in (2, 3) or x.shape[-1] != self.input_size:
+        who = f"{cls.__name__}.from_torch"
+        if init not in ("project", None):
+            raise OptionError(f'{who} needs init "project" or None, got {shown(init)}.')
+        found = read(who, source, nn.LSTM, nn.GRU)
+        asked = {"batch_first": batch_first, "dropout": dropout}
+        given = found.options | {key: value for key, value in asked.items() if value is not None}
+        for key in options:
+            if key in given or key in ("kind", "second_bias"):
+                raise OptionError(f"{who} takes {key} from its source, got {key}={shown(options[key])} besides.")
+        has_bias, place = given.pop("bias"), {key: given.pop(key) for key in ("dtype", "device")}
+        kind = nn.LSTM if found.gates == 4 else nn.GRU
+        net = cls(kind, parametrization=parametrization, second_bias=has_bias, **given, **options).to(**place)
+        fill_(who, net, found, is_projected=init == "project")
+        if not has_bias:
+            for b in named(net, "bias_ih"):
+                b.requires_grad_(False)
+        return net.train(found.training)
+
+    def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Tensor | tuple[Tensor, Tensor]]:
+        """Runs the net over (B, T, m), (T, B, m) without batch_first, (T, m) or a PackedSequence, as torch's layers do.
+
+        `hx` is the first state, or the pair of an LSTM, zero if left out; outputs and last states are torch's.
+
+        Raises:
+            ShapeError: input or hx has other dimensions, or another width.
+        """
+        packed = input if isinstance(input, PackedSequence) else None
+        x: Any = input if packed is None else packed.data
+        if x.dim() not in ((2, 3) if packed is None else (2,)) or x.shape[-1] != self.input_size:
+            order = "batch, time" if self.batch_first else "time, batch"
             raise ShapeError(
-                f"FrameGates needs an input (batch, time, {self.input_size}) or (time, {self.input_size}), "
+                f"FrameGates needs an input ({order}, {self.input_size}) or (time, {self.input_size}), "
                 f"got {tuple(x.shape)}."
             )
-        if x.dim() == 2:
-            out, last = self(x[None])
-            return out[0], tuple(h[:, 0] for h in last) if self.is_lstm else last[:, 0]
-        zero = x.new_zeros(len(self._suffixes), x.shape[0], self.hidden_size)
+        if x.dim() == 2 and packed is None:
+            dim = 0 if self.batch_first else 1
+            h = hx if hx is None else tuple(h[:, None] for h in hx) if self.is_lstm else hx[:, None]
+            out, last = self(x.unsqueeze(dim), h)
+            return out.squeeze(dim), tuple(h[:, 0] for h in last) if self.is_lstm else last[:, 0]
+        batch = int(packed.batch_sizes[0]) if packed is not None else x.shape[0 if self.batch_first else 1]
+        states = self._first(hx, x, batch)
         weights = []
         for suffix in self._suffixes:
             bias = getattr(self, f"bias_ih{suffix}")
+            second = getattr(self, f"bias_hh{suffix}") if self.second_bias else torch.zeros_like(bias)
             w = getattr(self, f"weight_hh{suffix}").flatten(0, 1)
-            weights.append([getattr(self, f"weight_ih{suffix}"), w, bias, torch.zeros_like(bias)])
-        if is_exported():
+            weights.append([getattr(self, f"weight_ih{suffix}"), w, bias, second])
+        if is_exported() and hx is None and packed is None and self.batch_first:
             return _exported(self, weights, self.is_lstm, x)
         flat = [w for layer in weights for w in layer]
-        stack = (flat, True, self.num_layers, self.dropout, self.training, self.bidirectional, True)
-        if self.is_lstm:
-            out, h_n, c_n = torch.lstm(x, (zero, zero), *stack)
-            return out, (h_n, c_n)
-        return torch.gru(x, zero, *stack)
+        stack = (flat, True, self.num_layers, self.dropout, self.training, self.bidirectional)
+        kernel = torch.lstm if self.is_lstm else torch.gru
+        if packed is None:
+            out, *last = kernel(x, states if self.is_lstm else states[0], *stack, self.batch_first)
+            return out, tuple(last) if self.is_lstm else last[0]
+        order, back = packed.sorted_indices, packed.unsorted_indices
+        states = states if order is None else [h.index_select(1, order) for h in states]
+        out, *last = kernel(x, packed.batch_sizes, states if self.is_lstm else states[0], *stack)
+        last = last if back is None else [h.index_select(1, back) for h in last]
+        return packed._replace(data=out), tuple(last) if self.is_lstm else last[0]
+
+    def _first(self, hx: Any, x: Tensor, batch: int) -> list[Tensor]:
+        """Returns the first states, one or two; raises ShapeError unless they are (layers * directions, B, n)."""
+        shape = (len(self._suffixes), batch, self.hidden_size)
+        if hx is None:
+            return [x.new_zeros(shape)] * (1 + self.is_lstm)
+        given = [*hx] if isinstance(hx, tuple | list) else [hx]
+        if len(given) != 1 + self.is_lstm or any(h.shape != shape for h in given):
+            count = "a pair of hx" if self.is_lstm else "an hx"
+            raise ShapeError(f"FrameGates needs {count} of shape {shape}, got {[tuple(h.shape) for h in given]}.")
+        return given
 
     def extra_repr(self) -> str:
         """Sizes and choices."""
-        text = f"{self.input_size}, {self.hidden_size}, batch_first=True"
-        usual = {"num_layers": 1, "dropout": 0, "bidirectional": False}
+        text = f"{self.input_size}, {self.hidden_size}, batch_first={self.batch_first}"
+        usual = {"num_layers": 1, "dropout": 0, "bidirectional": False, "second_bias": False}
         choices = {key: getattr(self, key) for key in usual}
         return text + "".join(f", {key}={value!r}" for key, value in choices.items() if value != usual[key])

@@ -137,7 +137,7 @@ class OrthogonalRNN(_Scanned, Layers):
         who = f"{cls.__name__}.from_torch"
         if init not in ("project", None):
             raise OptionError(f'{who} needs init "project" or None, got {shown(init)}.')
-        torch_rnn = read(who, source)
+        torch_rnn = read(who, source, nn.RNN)
         for key in options:
             if key in (*torch_rnn.options, "activation", "field"):
                 remedy = {

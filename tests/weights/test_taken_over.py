@@ -185,8 +185,8 @@ def test_the_dtype_stays(dtype):
 @pytest.mark.parametrize(
     ("source", "options", "error", "text"),
     [
-        (nn.LSTM(3, 4), {}, errors.OptionError, r'got LSTM; use sk.models.create\("lstm", .*torch.nn.LSTMCell'),
-        (nn.GRU(3, 4), {}, errors.OptionError, r'got GRU; use sk.models.create\("gru", .*torch.nn.GRUCell'),
+        (nn.LSTM(3, 4), {}, errors.OptionError, r"got LSTM, whose gates it lacks; sk\.models\.FrameGates\.from_torch"),
+        (nn.GRU(3, 4).state_dict(), {}, errors.ShapeError, r"got \(12, 4\); sk\.models\.FrameGates\.from_torch"),
         (
             nn.RNNCell(3, 4, nonlinearity="relu"),
             {},
