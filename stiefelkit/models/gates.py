@@ -224,7 +224,7 @@ class FrameGates(nn.Module):
             return _exported(self, weights, self.is_lstm, x)
         flat = [w for layer in weights for w in layer]
         stack = (flat, True, self.num_layers, self.dropout, self.training, self.bidirectional)
-        kernel = torch.lstm if self.is_lstm else torch.gru
+        kernel: Any = torch.lstm if self.is_lstm else torch.gru
         if packed is None:
             out, *last = kernel(x, states if self.is_lstm else states[0], *stack, self.batch_first)
             return out, tuple(last) if self.is_lstm else last[0]

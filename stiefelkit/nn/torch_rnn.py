@@ -1,4 +1,4 @@
-"""Taking a torch.nn.RNN, LSTM or GRU over: what it holds, checked before anything is made of it, and its weights in another net."""
+"""Taking a torch.nn.RNN, LSTM or GRU over: what it holds, checked first, and its weights in another net."""
 
 import re
 from collections.abc import Mapping

@@ -31,7 +31,7 @@ def framed(kind: Any, *sizes: int, **options: Any) -> Any:
     return rnn
 
 
-def tensors(found: Any) -> list[torch.Tensor]:
+def tensors(found: Any) -> list[Any]:
     """Outputs and last states in one list."""
     out, last = found
     return [out, *(last if isinstance(last, tuple) else [last])]
@@ -87,7 +87,8 @@ def test_each_block_becomes_its_nearest_frame_and_the_rest_stays_bit_for_bit(kin
         for block, frame in zip(weight.split(5), ours, strict=True):
             u, _, vh = torch.linalg.svd(block.detach().double())
             assert torch.allclose(frame.double(), u @ vh, atol=1e-5)
-    assert all(drift.error <= drift.limit * 1.2 for drift in sk.drift(taken).values())
+    eps = torch.finfo(torch.float32).eps
+    assert all(drift.error <= 1.2 * drift.limit + eps for drift in sk.drift(taken).values())
 
 
 @both_kinds
