@@ -79,6 +79,7 @@ autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+napoleon_use_param = False  # one entry for arguments that share a sentence
 napoleon_custom_sections = ["Returns", "Yields"]  # plain words, not a type and a colon
 python_use_unqualified_type_names = True
 add_module_names = False
