@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from stiefelkit.contract.param import OrthogonalParam, Parametrization
 
 
+_INIT = 'def __init__(self, shape, *, dtype=None, device=None, precision="exact", ...)'
+
+
 def _check(cls: Any) -> None:
     from stiefelkit.contract.param import OrthogonalParam
 
@@ -19,6 +22,13 @@ def _check(cls: Any) -> None:
         raise OptionError(f"A parametrization needs to be a name or a subclass of OrthogonalParam, got {shown(cls)}.")
     if not hasattr(cls, "coordinate_names"):
         raise OptionError(f"A parametrization needs coordinate_names, got {cls.__name__} without.")
+    taken = inspect.signature(cls.__init__).parameters
+    missing = [] if rest_of(cls) else [name for name in ("shape", "dtype", "device", "precision") if name not in taken]
+    if missing:
+        raise OptionError(
+            f"A parametrization needs an __init__ that takes shape, dtype, device and precision, got {cls.__name__} "
+            f"without {' and '.join(missing)}; write {_INIT} and pass these on to super().__init__."
+        )
 
 
 registered = Registry(
@@ -93,7 +103,7 @@ def check_options(cls: type, options: Any, near: Iterable[str] = ()) -> None:
             rest = ", ".join(rest_of(cls))
             if rest:
                 raise OptionError(
-                    f"{cls.__name__} needs an __init__ that names its options, got {rest}; write def __init__(self, "
-                    f'shape, *, dtype=None, device=None, precision="exact", ...) with each of its own.'
+                    f"{cls.__name__} needs an __init__ that names its options, got {rest}; write {_INIT} "
+                    "with each of its own."
                 )
             raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, names, near)}")

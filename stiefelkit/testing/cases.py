@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stiefelkit import init
 from stiefelkit.contract.param import OrthogonalParam, coordinate_dtypes, load_chart_, rounded
+from stiefelkit.errors import ImageError
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.testing import seeds
 from stiefelkit.testing.failure import record
@@ -56,6 +57,19 @@ class Case:
         param, _ = self.drawn(seed)
         coordinates = tuple(c.to(self.device) for c in random_coordinates(param, scale, seeds.generator(seed + 1)))
         record(f"{self!r}.random({scale!r}, {seed})", param.coordinates, coordinates)
+        return param, coordinates
+
+    def undrawn(self) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
+        """Makes the map with Gaussian coordinates, on the chart that it is built with where none can be drawn.
+
+        A draw inverts a frame, which may fail because `forward` does not repeat.
+        """
+        try:
+            return self.random(1.0)
+        except ImageError:
+            param = self.build()
+        coordinates = tuple(c.to(self.device) for c in random_coordinates(param, 1.0, seeds.generator(1)))
+        record(f"{self!r}.undrawn()", param.coordinates, coordinates)
         return param, coordinates
 
     def equal(self, fill: float) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
