@@ -1,3 +1,4 @@
+# make          prints these lines
 # make demo     trains four recurrent nets on handwritten digits, in minutes, and plots the runs
 # make demo-all trains all of them
 # make bench    measures precision and time on this machine, in ten minutes: tables, and pages in .asv/html
@@ -22,7 +23,7 @@
 # Each target first brings .venv up to date; only the first time, or after pyproject.toml or constraints.txt
 # has changed, is there anything to do. Another interpreter: make test PYTHON=python3.12
 
-.PHONY: demo demo-all bench bench-full bench-smoke gpu gpu-smoke test test-all test-seeds test-arithmetic test-interop
+.PHONY: help demo demo-all bench bench-full bench-smoke gpu gpu-smoke test test-all test-seeds test-arithmetic test-interop
 .PHONY: docs docs-links fuzz
 .PHONY: lint format release-check clean
 .PHONY: peers-suites
@@ -52,6 +53,10 @@ export PIP_NO_INPUT = 1
 INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 
+.DEFAULT_GOAL := help
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
+
 demo: $(VENV)/.cli
 	rm -rf $(DEMO)
 	$(BIN)/stiefelkit compare digits --models scornn,scurnn,exprnn,lstm --out $(DEMO)
@@ -75,6 +80,7 @@ bench bench-full: $(VENV)/.bench
 	  --set-commit-hash $$(git rev-parse HEAD)
 	STIEFELKIT_BENCH=$(MODE) $(ASV) publish $(ASV_CONFIG)
 	@echo "Pages: .asv/html; to look at them: $(ASV) preview $(ASV_CONFIG)"
+	@echo "They load scripts from the web; the page of $(BIN)/stiefelkit report needs no network."
 
 bench-smoke: $(VENV)/.bench
 	$(ASV) machine $(ASV_CONFIG) --yes --machine $(MACHINE) >/dev/null
@@ -105,9 +111,11 @@ WORKERS := 2
 PARALLEL = -n $(WORKERS) --dist worksteal
 
 test: $(VENV)/.test
+	@echo "About five minutes on two quiet cores; the share of tests that are over stands at the right."
 	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 test-all: $(VENV)/.test
+	@echo "A quarter of an hour on two quiet cores; the share of tests that are over stands at the right."
 	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL)
 
 SEEDS := 1000 77777 31337

@@ -81,13 +81,24 @@ class Counting(Small):
         return super().forward(skew * (1 + 1e-3 * self.calls), phase)
 
 
+FOUND_BY_THREADS = {}
+
+
 class Sharing(Small):
     """Keeps its argument where another thread finds it."""
 
     def forward(self, skew, phase=None):
-        self.kept = skew
+        FOUND_BY_THREADS["skew"] = skew
         time.sleep(1e-3)
-        return super().forward(self.kept, phase)
+        return super().forward(FOUND_BY_THREADS["skew"], phase)
+
+
+class Keeping(Small):
+    """Keeps its argument."""
+
+    def forward(self, skew, phase=None):
+        self.kept = skew
+        return super().forward(skew, phase)
 
 
 class Flagging(Small):
@@ -320,6 +331,7 @@ class NoExamples(Small):
         (WrongTangent, "forward_mode"),
         (LastOfBatch, "batched_gradients"),
         (Counting, "pure"),
+        (Keeping, "pure"),
         (Sharing, "threads"),
         (Flagging, "threads"),
         (Swallowing, "pure"),
@@ -363,6 +375,13 @@ def test_the_law_catches_its_saboteur(saboteur, law):
     with pytest.raises(LawBroken, match=f"^{law}: ") as caught:
         check_parametrization(saboteur, [law])
     assert {failure.law for failure in caught.value.failures} == {law}
+
+
+@pytest.mark.parametrize("law", ["threads", "round_trip", "compile"])
+def test_a_map_that_writes_is_called_impure_whatever_law_finds_it(law):
+    with pytest.raises(LawBroken) as caught:
+        check_parametrization(Counting, [law])
+    assert {failure.law for failure in caught.value.failures} == {"pure"}
 
 
 def test_a_chart_without_the_batch_is_named():
