@@ -15,8 +15,8 @@ from stiefelkit.scan import GORU_BACKENDS, goru_scan
 class GORU(Layers):
     r"""Multi-layer gated recurrent unit whose candidate state turns by an orthogonal Q.
 
-    r_t = sigmoid(x_t U_r^T + h_{t-1} W_r^T + b_r), g_t = sigmoid(x_t U_g^T + h_{t-1} W_g^T + b_g),
-    h_t = g_t * h_{t-1} + (1 - g_t) * act(r_t * (h_{t-1} Q^T) + x_t U_c^T, b_c).
+    :math:`r_t = sigmoid(x_t U_r^T + h_{t-1} W_r^T + b_r)`, :math:`g_t = sigmoid(x_t U_g^T + h_{t-1} W_g^T + b_g)`,
+    :math:`h_t = g_t ⊙ h_{t-1} + (1 - g_t) ⊙ act(r_t ⊙ (h_{t-1} Q^T) + x_t U_c^T, b_c)`.
 
     Arguments and shapes are those of `torch.nn.GRU`; states are real. Those by name mean what they mean for
     `OrthogonalRNN`: the parametrization is that of Q, the backend one of `stiefelkit.scan.goru_scan`.

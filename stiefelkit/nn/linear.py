@@ -17,7 +17,7 @@ from stiefelkit.weights.find import coordinate_list_of
 
 
 class OrthogonalLinear(nn.Linear):
-    """`torch.nn.Linear` whose weight has orthonormal columns, or rows where it is wide: y = x W^T + b.
+    """`torch.nn.Linear` whose weight has orthonormal columns, or rows where it is wide: :math:`y = x W^T + b`.
 
     Maps that can apply W to vectors without forming it do so (`OrthogonalParam.linear`), unless torch caches
     parametrized weights or another parametrization was put on top.

@@ -13,7 +13,7 @@ from stiefelkit.scan import Factored, find_activation, scan
 
 
 class LinearTransitionRNN(Layers):
-    """Multi-layer RNN h_t = act(x_t U^T + b) + h_{t-1} W^T, with the arguments and shapes of `OrthogonalRNN`.
+    """Multi-layer RNN :math:`h_t = act(x_t U^T + b) + h_{t-1} W^T`, with the arguments and shapes of `OrthogonalRNN`.
 
     The bias stands inside the activation for modReLU, and is added to the input projection for others.
 

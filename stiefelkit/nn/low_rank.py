@@ -53,10 +53,10 @@ class _LowRank(Adapter):
 class PrincipalAdapter(_LowRank):
     """A frozen layer and a trained rotation among the leading r singular vectors of its weight (PSOFT).
 
-    With U S V^T, the r largest singular values of W and their vectors, W becomes W + U (diag(a) R diag(b) - I) S V^T:
-    the rest of W stays. R is an r x r rotation, and a and b are ones at first, so that the layer does exactly what it
-    did. Trained are r (r - 1) / 2 + 2 r numbers; where a and b stay ones, so do the angles between the columns of
-    S V^T, and the singular values of W. Costs a singular value decomposition in float64 when it is made.
+    With :math:`U S V^T`, the r largest singular values of W and their vectors, W becomes :math:`W + U (diag(a) R
+    diag(b) - I) S V^T`: the rest of W stays. R is an r x r rotation, and a and b are ones at first, so that the layer
+    does exactly what it did. Trained are r (r - 1) / 2 + 2 r numbers; where a and b stay ones, so do the angles between
+    the columns of S V^T, and the singular values of W. Costs a singular value decomposition in float64 when it is made.
 
     Args:
         layer: a linear layer, the `Conv1D` of transformers, or any other with a matrix of real numbers as its weight;
@@ -133,11 +133,11 @@ class PrincipalAdapter(_LowRank):
 
 
 class LowRankAdapter(_LowRank):
-    """A frozen layer and U diag(s) V^T of rank r, with trained frames U and V and a trained s that starts as zeros.
+    """A frozen layer and :math:`U diag(s) V^T` of rank r, with trained frames U and V; s is trained from zeros.
 
-    W becomes W + U diag(s) V^T, so that s has the singular values of the change, up to signs.
-    The frames are kept by any map: by "stiefel" they are moved by an optimizer of frames
-    (`sk.optim.parameter_groups`), by "cayley" and others any optimizer of torch trains their coordinates.
+    W becomes :math:`W + U diag(s) V^T`, so that s has the singular values of the change, up to signs. The frames are
+    kept by any map: by "stiefel" they are moved by an optimizer of frames (`sk.optim.parameter_groups`), by "cayley"
+    and others any optimizer of torch trains their coordinates.
 
     Args:
         layer: a linear layer, the `Conv1D` of transformers, or any other with in_features and out_features, quantized

@@ -13,11 +13,12 @@ from stiefelkit.tensors import computing_dtype
 
 
 class LRU(RotationRNN):
-    r"""Multi-layer linear RNN z_t = l z_{t-1} + s B x_t with l = exp(-exp(log_rate) + i exp(log_angle)), s trained.
+    r"""Multi-layer linear RNN :math:`z_t = l z_{t-1} + s B x_t` with a complex l for each plane; l and s are trained.
 
-    A `RotationRNN` with a head for each plane and no basis, whose scale of inputs s = exp(log_scale) is trained instead
-    of worked out. At the start l is uniform in a ring, s = sqrt(1 - |l|^2), and B normal with variance 1 / 2m in its
-    real and in its imaginary part. States are real, two numbers a plane: Re z_0, Im z_0, Re z_1, ...
+    A `RotationRNN` with a head for each plane and no basis, whose scale of inputs s is trained instead of worked out.
+    :math:`l = exp(-exp(q) + i exp(θ))`, where q is `log_rate`, θ `log_angle`, and s the exp of `log_scale`. At the
+    start l is uniform in a ring, :math:`s = √{1 - |l|^2}`, and B normal with variance 1 / 2m in its real and in its
+    imaginary part. States are real, two numbers a plane: Re z_0, Im z_0, Re z_1, ...
 
     Parameters: `log_rate_l0`, `log_angle_l0`, `log_scale_l0` (n / 2 each), `weight_ih_l0` (n, m) with the rows Re B_0,
     Im B_0, Re B_1, ..., with `bias` `bias_l0` (n), and `_reverse` for the second direction. `weight_hh_l0` reads the

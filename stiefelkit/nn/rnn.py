@@ -44,7 +44,7 @@ class _Scanned(Recurrent):
 
 
 class OrthogonalRNN(_Scanned, Layers):
-    r"""Multi-layer RNN h_t = act(x_t U^T + h_{t-1} W^T) with an orthogonal or unitary W.
+    r"""Multi-layer RNN :math:`h_t = act(x_t U^T + h_{t-1} W^T)` with an orthogonal or unitary W.
 
     It stands in the place of `torch.nn.RNN`: positional arguments, shapes, `hx=` and names are torch's, and
     `from_torch` takes a trained one over. Two things differ: the activation is modReLU unless named, and there is one

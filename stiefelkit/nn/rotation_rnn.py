@@ -20,18 +20,19 @@ from stiefelkit.tensors import computing_dtype
 
 
 class RotationRNN(Layers):
-    r"""Multi-layer linear RNN h_t = g W h_{t-1} + s U x_t + b with an orthogonal W, in parallel over time.
+    r"""Multi-layer linear RNN :math:`h_t = g W h_{t-1} + s U x_t + b` with an orthogonal W, in parallel over time.
 
-    W = P R(angle) P^T is kept as its real Schur form: rotations of planes in a basis P, an orthogonal matrix of any
-    parametrization. With field="complex" W = P diag(e^{i angle}) P^H is unitary. In the basis P time is a scan of
-    complex numbers (`stiefelkit.scan.rotation_scan`), so that a layer takes one product with P for all steps instead of
-    one with W for each. There is no activation between steps: put one between layers, as `RotationBlock` does.
+    :math:`W = P R(θ) P^T` is kept as its real Schur form: rotations of planes in a basis P, an orthogonal matrix of
+    any parametrization. With field="complex" :math:`W = P diag(e^{i θ}) P^H` is unitary. In the basis P time is a
+    scan of complex numbers (`stiefelkit.scan.rotation_scan`), so that a layer takes one product with P for all steps
+    instead of one with W for each. There is no activation between steps: put one between layers, as `RotationBlock`
+    does.
 
-    States are divided among heads, each with its own basis and decay g = exp(-exp(log_rate)). With `normalize` inputs
-    are scaled by s = sqrt(1 - g^2) / ||U||_F of each head, which keeps the expected size of states constant for inputs
-    of independent entries of variance 1.
+    States are divided among heads, each with its own basis and decay :math:`g = exp(-exp(q))`, q `log_rate`. With
+    `normalize` inputs are scaled by :math:`s = √{1 - g^2} / ‖U‖_F` of each head, which keeps the expected size of
+    states constant for inputs of independent entries of variance 1.
 
-    Parameters: `weight_ih_l0` (U), `basis_l0` (P, of shape (heads, n / heads, n / heads)), `angle_l0` (n / 2; n if
+    Parameters: `weight_ih_l0` (U), `basis_l0` (P, of shape (heads, n / heads, n / heads)), `angle_l0` (θ, n / 2; n if
     complex), `log_rate_l0` (heads), `bias_l0`, and `_reverse` for the second direction. `weight_hh_l0` reads W. Shapes
     and other arguments are those of `OrthogonalRNN`.
 

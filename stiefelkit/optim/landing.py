@@ -26,19 +26,20 @@ _POLISHES = 6
 
 
 class Landing(FrameOptimizer):
-    r"""Descends without a retraction: W <- W - a F, F = T + attraction W E, E = W^H W - I. Only products.
+    r"""Descends without a retraction, by products only: :math:`W ← W - a F`.
 
-    T = G W^H W - W G^H W, tangent to the set of all matrices with this W^H W, is the Riemannian gradient at a frame,
-    and W E, normal to that set, the gradient of ||E||_F^2 / 4: one goes downhill, the other home. The step a is the
-    rate, or less, so that ||E||_F stays below 1/2: with d = ||E||_F, b = attraction d (1 - d) and f = ||F||_F,
-    a = min(lr, (b + (b^2 + f^2 (1/2 - d))^(1/2)) / f^2, 1 / (2 attraction)). The papers have half of this T: a rate of
-    theirs is half as large here, and attraction twice.
+    :math:`F = T + attraction W E` with :math:`E = W^H W - I`. :math:`T = G W^H W - W G^H W`, tangent to the set of all
+    matrices with this W^H W, is the Riemannian gradient at a frame, and W E, normal to that set, the gradient of
+    :math:`‖E‖_F^2 / 4`: one goes downhill, the other home. The step a is the rate, or less, so that ||E||_F stays below
+    1/2: with :math:`d = ‖E‖_F`, :math:`b = attraction d (1 - d)` and :math:`f = ‖F‖_F`, :math:`a = min(lr, (b + (b^2 +
+    f^2 (1/2 - d))^{1/2}) / f^2, 1 / (2 attraction))`. The papers have half of this T: a rate of theirs is half as large
+    here, and attraction twice.
 
     Every step ends with Newton steps back that take E away, to the rounding limit, as those of `POGO`, and attraction
     has nothing to do. With every=k that is done after each k-th step only, which is the published algorithm (k
-    infinite): it saves three products of seven, and in between W is **no frame**, but as near to one as ||E||_F < 1/2
-    says. What reads the weight sees that; saving or copying its module lands first. So end, and save, at a multiple of
-    k. In "stiefel:euclidean" the part of T within the columns of W counts half. Other groups are moved by
+    infinite): it saves three products of seven, and in between W is **no frame**, but as near to one as :math:`‖E‖_F <
+    1/2` says. What reads the weight sees that; saving or copying its module lands first. So end, and save, at a
+    multiple of k. In "stiefel:euclidean" the part of T within the columns of W counts half. Other groups are moved by
     torch.optim.Adam.
 
     References:

@@ -20,7 +20,7 @@ LONGEST = 0.5
 
 
 class StepBack(Retraction):
-    """By X = W - step, and W <- X - X (X^H X - I) / 2 as often as it takes."""
+    """By X = W - step, and :math:`W ← X - X (X^H X - I) / 2` as often as it takes."""
 
     def increment(
         self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
@@ -54,23 +54,22 @@ class StepBack(Retraction):
 
 
 class POGO(TangentOptimizer):
-    r"""Moves frames without a retraction: X = W - lr R, then W <- X - X (X^H X - I) / 2. Only products, no inverse.
+    r"""Moves frames by products only: :math:`X = W - lr R`, then :math:`W ← X - X (X^H X - I) / 2`.
 
     R is the Riemannian gradient of what a linear base optimizer makes of G: momentum, or Adam with one second moment
-    for each matrix. In "stiefel:canonical", the default, R = G - W G^H W, twice the direction of the paper and of its
-    authors' code, (G W^H W - W G^H W) / 2: a rate of theirs is half as large here. X is off the manifold by lr^2 R^H R,
-    and the step back leaves 3/4 of the square of that.
+    for each matrix. In "stiefel:canonical", the default, :math:`R = G - W G^H W`, twice the direction of the paper and
+    of its authors' code, :math:`(G W^H W - W G^H W) / 2`: a rate of theirs is half as large here. X is off the manifold
+    by :math:`lr^2 R^H R`, and the step back leaves 3/4 of the square of that.
 
-    The published algorithm takes one step back, after which ||W^H W - I||_2 is about 3/4 (lr ||R||_2)^4. Here further
-    steps bring the frame within 30 rounding limits (precision "fast", in the frame's dtype) or 2 ("exact", in float64).
-    The moment is projected on each tangent space. The published one is of the ambient space (moment="ambient"): what is
-    normal to the manifold at one frame then pulls at the next, and where dL/dW is not zero at an optimum, as with
-    principal components, the frame may go round it in a cycle at any rate. Steps that leave ||X^H X - I||_F > 1/2 are
-    shortened.
-    Other groups are moved by torch.optim.Adam.
+    The published algorithm takes one step back, after which :math:`‖W^H W - I‖_2` is about :math:`3/4 (lr ‖R‖_2)^4`.
+    Here further steps bring the frame within 30 rounding limits (precision "fast", in the frame's dtype) or 2 ("exact",
+    in float64). The moment is projected on each tangent space. The published one is of the ambient space
+    (moment="ambient"): what is normal to the manifold at one frame then pulls at the next, and where dL/dW is not zero
+    at an optimum, as with principal components, the frame may go round it in a cycle at any rate. Steps that leave
+    :math:`‖X^H X - I‖_F > 1/2` are shortened. Other groups are moved by torch.optim.Adam.
 
     For where products are all that is cheap. `CayleySGD` takes as few of them, and ends nearer to a frame, while
-    lr ||R||_2 is below 0.1.
+    :math:`lr ‖R‖_2` is below 0.1.
 
     References:
         Javaloy, Vergari, An embarrassingly simple way to optimize orthogonal matrices at scale, ICML 2026.

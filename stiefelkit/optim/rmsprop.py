@@ -24,9 +24,9 @@ _CHECKS = {
 class RMSprop(torch.optim.RMSprop):
     r"""torch's RMSprop with two more settings, by which implementations differ; without them it is torch's, bit by bit.
 
-    v <- alpha v + (1 - alpha) g^2, then p <- p - lr g / (sqrt(v) + eps), or g / sqrt(v + eps) with `eps_inside`.
-    TensorFlow's: `alpha=0.9, eps=1e-10, init_acc=1.0, eps_inside=True`. A start at one makes the first steps
-    |g| times as long as one at zero, which is a warm-up of about log(g^2) / log(alpha) steps.
+    :math:`v ← alpha v + (1 - alpha) g^2`, then :math:`p ← p - lr g / (√{v} + eps)`, or :math:`g / √{v + eps}` with
+    `eps_inside`. TensorFlow's: `alpha=0.9, eps=1e-10, init_acc=1.0, eps_inside=True`. A start at one makes the first
+    steps |g| times as long as one at zero, which is a warm-up of about :math:`log(g^2) / log(alpha)` steps.
 
     Args:
         params: parameters or groups.

@@ -19,10 +19,10 @@ from stiefelkit.optim.steps import as_factor, gradient_with_momentum, rate, shar
 class SGDG(TangentOptimizer):
     r"""Moves rotations as the SGDG of Li et al. does, which SpinQuant and others copy: the same call, exact steps.
 
-    W <- (I + a/2 A)^-1 (I - a/2 A) W with the n x n skew generator A of M <- momentum M + G projected on the tangent
-    space, and a = min(lr, 2 q / ||A||_1), ||A||_1 the largest sum of absolute values in a column. That is for square
-    frames; for tall ones the norm is the Frobenius norm, as A is not formed. In groups without stiefel=True
-    torch.optim.SGD moves everything.
+    :math:`W ← (I + a A / 2)^{-1} (I - a A / 2) W` with the n x n skew generator A of :math:`M ← momentum M + G`
+    projected on the tangent space, and :math:`a = min(lr, 2 q / ‖A‖_1)`, :math:`‖A‖_1` the largest sum of absolute
+    values in a column. That is for square frames; for tall ones the norm is the Frobenius norm, as A is not formed. In
+    groups without stiefel=True torch.optim.SGD moves everything.
 
     What differs from the published code: the Cayley transform is exact, where five iterations of a fixed point are not;
     nothing is drawn at random, where one step in 101 takes a QR decomposition; float32 frames stay within two rounding

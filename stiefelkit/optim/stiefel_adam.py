@@ -20,14 +20,14 @@ _ROUNDING = 4.0
 class StiefelAdam(SplitOptimizer):
     r"""Adam for frames with a second moment of every entry of the momentum's two parts.
 
-    The momentum W Y + V is that of `StiefelSGD`, dampened: Y <- b1 Y + (1 - b1) (W^H G - G^H W) and V alike. Its
-    entries are divided by the roots of means of their squares plus eps, both corrected as in Adam; Y stays skew by
-    that, and V is projected on the complement of W. Along what comes of it the frame goes as in `StiefelSGD`, which
-    takes the momentum along. Complex entries count by their moduli. What cannot be told from rounding is zero: entries
-    of W^H G - G^H W and of V up to 4 eps ||G||, and steps of entries whose root mean square is no larger. Other groups
-    are moved by torch.optim.Adam.
+    The momentum :math:`W Y + V` is that of `StiefelSGD`, dampened: :math:`Y ← b_1 Y + (1 - b_1) (W^H G - G^H W)` and V
+    alike. Its entries are divided by the roots of means of their squares plus eps, both corrected as in Adam; Y stays
+    skew by that, and V is projected on the complement of W. Along what comes of it the frame goes as in `StiefelSGD`,
+    which takes the momentum along. Complex entries count by their moduli. What cannot be told from rounding is zero:
+    entries of W^H G - G^H W and of V up to :math:`4 eps ‖G‖`, and steps of entries whose root mean square is no larger.
+    Other groups are moved by torch.optim.Adam.
 
-    A step changes each of the entries by about lr, and so is about lr sqrt(p (n - p / 2)) long, where that of
+    A step changes each of the entries by about lr, and so is about :math:`lr √{p (n - p / 2)}` long, where that of
     `CayleyAdam` is lr: rates are smaller by that. It depends on the basis, as Adam does.
 
     References:

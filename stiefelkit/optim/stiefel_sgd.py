@@ -16,13 +16,13 @@ from stiefelkit.optim.steps import in_units, rate
 class StiefelSGD(SplitOptimizer):
     r"""SGD whose momentum is a velocity on the manifold: no projection, no transport, and none of it is lost.
 
-    The momentum W Y + V, Y skew and W^H V = 0, gets the Riemannian gradient, Y <- momentum Y + W^H G - G^H W and
-    V <- momentum V + G - W W^H G. The frame goes within its columns first, W1 = W cay(-lr Y), then out of them,
-    W <- (W1 - lr V) (I + lr^2 V^H V)^(-1/2), and V <- (V + lr W1 V^H V) (I + lr^2 V^H V)^(-1/2), as the equations of
-    motion have it: without gradients, at momentum 1, the frame goes along a geodesic. The last factor is not published,
-    and 1 to first order: with it V keeps its length, without it long steps feed on themselves. In "stiefel:euclidean" Y
-    gets half as much, and V turns against Y, where in the authors' code it turns with Y. Other groups are moved by
-    torch.optim.SGD.
+    The momentum :math:`W Y + V`, Y skew and :math:`W^H V = 0`, gets the Riemannian gradient, :math:`Y ← momentum Y +
+    W^H G - G^H W` and :math:`V ← momentum V + G - W W^H G`. The frame goes within its columns first, :math:`W_1 = W
+    cay(-lr Y)`, then out of them, :math:`W ← (W_1 - lr V) (I + lr^2 V^H V)^{-1/2}`, and :math:`V ← (V + lr W_1 V^H V)
+    (I + lr^2 V^H V)^{-1/2}`, as the equations of motion have it: without gradients, at momentum 1, the frame goes along
+    a geodesic. The last factor is not published, and 1 to first order: with it V keeps its length, without it long
+    steps feed on themselves. In "stiefel:euclidean" Y gets half as much, and V turns against Y, where in the authors'
+    code it turns with Y. Other groups are moved by torch.optim.SGD.
 
     `CayleySGD` projects its momentum instead: cheaper, and the same to first order.
 

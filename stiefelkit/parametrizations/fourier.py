@@ -15,15 +15,16 @@ from stiefelkit.init import device_of, symmetric
 
 
 class Fourier(OrthogonalParam):
-    r"""W = D3 R2 F^-1 D2 P R1 F D1, unitary, with 7n real coordinates.
+    r""":math:`W = D_3 R_2 F^{-1} D_2 P R_1 F D_1`, unitary, with 7n real coordinates.
 
-    D = diag(e^{i theta}), F the unitary Fourier transform, R = I - 2 v v^H / |v|^2 a complex reflector, P a fixed
-    permutation, P x = x[permutation], the chart `permutation`. The coordinate `phase` holds the three theta, one row
-    each, `reflectors` the two v as [Re | Im]; the scale of a reflector means nothing, and a zero one is the identity.
+    :math:`D = diag(e^{i θ})`, F the unitary Fourier transform, :math:`R = I - 2 v v^H / |v|^2` a complex reflector, P a
+    fixed permutation, P x = x[permutation], the chart `permutation`. The coordinate `phase` holds the three theta, one
+    row each, `reflectors` the two v as [Re | Im]; the scale of a reflector means nothing, and a zero one is the
+    identity.
 
     Image: a subset of U(n) of dimension at most 7n, without a right inverse: weights are drawn, not assigned. Cost:
-    O(n^2 log n) for W, O(n log n) a vector for `linear`, which never forms W. Not for weights that must reach every
-    unitary matrix.
+    :math:`O(n^2 log n)` for W, :math:`O(n log n)` a vector for `linear`, which never forms W. Not for weights that must
+    reach every unitary matrix.
 
     Args:
         shape, dtype, device: of the frame, (*, n, n), complex, and where the permutation lives.

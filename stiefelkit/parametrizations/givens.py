@@ -22,24 +22,24 @@ from stiefelkit.tensors import coordinate_dtype, dtype_of_parts
 
 
 class Givens(OrthogonalParam):
-    r"""First p columns of W = D F_L ... F_2 F_1, each F a layer of rotations of disjoint pairs of rows.
+    r"""First p columns of :math:`W = D F_L … F_2 F_1`, each F a layer of rotations of disjoint pairs of rows.
 
     Convention: a rotation of the rows (q, r), q < r, is [[cos t, -e^{i f} sin t], [sin t, e^{i f} cos t]], the phase on
     its second input, as in the code of EURNN; F_1 acts first on a column, D last. The coordinate `angle` holds the t,
-    layer by layer. Complex frames: `phase` holds the f in the same order and then the n angles of D = diag(e^{i w}).
-    Real frames: f = 0 and D is a fixed diagonal of signs, the chart `signs`, all ones in EURNN.
+    layer by layer. Complex frames: `phase` holds the f in the same order and then the n angles of :math:`D = diag(e^{i
+    w})`. Real frames: f = 0 and D is a fixed diagonal of signs, the chart `signs`, all ones in EURNN.
 
     Layouts: "brickwall", EURNN's tunable one: odd layers rotate (0, 1), (2, 3), ..., even ones (1, 2), (3, 4), ...
     "fft": log2(n) layers, which rotate rows n/2, n/4, ..., 1 apart.
 
     Image: every frame with a brick wall of n layers, the default, by the choice of D; a subset with fewer layers or
     "fft", where a frame can be assigned if it is square and "fft", or made by one layer of neighbours (the identity,
-    "henaff" and "unit_circle" are). With D fixed, a square real W has det W = det D. Not for weights that must cross
-    from one component of O(n) to the other. An assigned frame is met within about n eps / 3 (real) or n eps / 2
+    "henaff" and "unit_circle" are). With D fixed, a square real W has :math:`det W = det D`. Not for weights that must
+    cross from one component of O(n) to the other. An assigned frame is met within about n eps / 3 (real) or n eps / 2
     (complex), which is what rounding so many angles costs, and more than 8 rounding limits from n = 64 up.
 
-    Cost: O(n^2 L), forward and backward about 20 products of n x n at n = L = 512; O(n^2) for "fft"; memory O(n^2).
-    `linear` does not form W where that is cheaper.
+    Cost: :math:`O(n^2 L)`, forward and backward about 20 products of n x n at n = L = 512; :math:`O(n^2)` for "fft";
+    memory :math:`O(n^2)`. `linear` does not form W where that is cheaper.
 
     Args:
         shape, dtype, device: of the frame, (*, n, p), real or complex, and where the signs live.

@@ -16,17 +16,17 @@ from stiefelkit.parametrizations._charts import component, flaw_of_signs
 
 
 class Hadamard(OrthogonalParam):
-    r"""W = D2 H D1 with the matrix H of `stiefelkit.init.hadamard(n, random=False)`.
+    r""":math:`W = D_2 H D_1` with the matrix H of `stiefelkit.init.hadamard(n, random=False)`.
 
-    Complex: D = diag(e^{i theta}), the coordinate `phase` holds the two theta, one row each, D1's first; every entry of
-    W has modulus 1 / sqrt(n). Real: signs cannot be trained, since they do not change continuously. They are the chart
-    `signs`, and beside them stand trained rotations: W = S2 R2 H R1 S1, where R rotates the rows i and i + n // 2 by
-    `angle`. A pair of equal signs is a rotation by 0 or pi, so all that fixed signs determine is det W. With angles of
-    0, the default start, W is a Hadamard matrix with random signs.
+    Complex: :math:`D = diag(e^{i θ})`, the coordinate `phase` holds the two theta, one row each, D1's first; every
+    entry of W has modulus :math:`1 / √{n}`. Real: signs cannot be trained, since they do not change continuously. They
+    are the chart `signs`, and beside them stand trained rotations: :math:`W = S_2 R_2 H R_1 S_1`, where R rotates the
+    rows i and i + n // 2 by `angle`. A pair of equal signs is a rotation by 0 or pi, so all that fixed signs determine
+    is det W. With angles of 0, the default start, W is a Hadamard matrix with random signs.
 
     Image: a subset of U(n) of dimension 2n - 1, of O(n) of dimension n at most. A frame in it can be assigned, except a
-    real one of order 12, 20, 28, ..., which has no factor 2: those are drawn. Cost: O(n^2 log n) for W, O(n log n) a
-    vector for `linear`, which never forms W. Not for weights that must reach every frame.
+    real one of order 12, 20, 28, ..., which has no factor 2: those are drawn. Cost: :math:`O(n^2 log n)` for W,
+    :math:`O(n log n)` a vector for `linear`, which never forms W. Not for weights that must reach every frame.
 
     Args:
         shape, dtype, device: of the frame, (*, n, n), n an order of `stiefelkit.init.hadamard`, and where the signs

@@ -27,17 +27,17 @@ from stiefelkit.tensors import coordinate_dtype, dtype_of_parts
 
 
 class Householder(OrthogonalParam):
-    r"""First p columns of H_1 H_2 ... H_k D, with H_j = I - 2 u_j u_j^H / |u_j|^2 and u_j zero above row j.
+    r"""First p columns of a product of reflectors, :math:`H_1 H_2 … H_k D`.
 
-    Real frames: D is a fixed diagonal of signs, the chart `signs`. Complex frames: D = diag(e^{i theta}) is trained
-    too, the coordinate `phase`. The coordinate `reflectors` is packed as
-    `stiefelkit.functional.unpack_trapezoid` tells; the scale of a reflector means nothing, and a zero one is the
-    identity.
+    A reflector is :math:`H_j = I - 2 u_j u_j^H / |u_j|^2`, with :math:`u_j` zero above row j. Real frames: D is a fixed
+    diagonal of signs, the chart `signs`. Complex frames: :math:`D = diag(e^{i θ})` is trained too, the coordinate
+    `phase`. The coordinate `reflectors` is packed as `stiefelkit.functional.unpack_trapezoid` tells; the scale of a
+    reflector means nothing, and a zero one is the identity.
 
     Image: every frame if k = p, the default, by the choice of D; a subset for fewer reflectors, which are then harder
     to read off: about one real frame of the image in four, rounded to float32, is refused when assigned. With D fixed,
-    a square real W has det W = (-1)^k det D as long as no reflector is zero. Not for weights that must cross from one
-    component of O(n) to the other.
+    a square real W has :math:`det W = (-1)^k det D` as long as no reflector is zero. Not for weights that must cross
+    from one component of O(n) to the other.
 
     Cost: O(npk), in panels of compact WY; for n = p = k some 5 to 8 products of n x n matrices with the backward.
     `linear` does not form W where that pays: O(nk) a vector.

@@ -19,10 +19,11 @@ from stiefelkit.tensors import coarser, computing_dtype, coordinate_dtype, worki
 
 
 class Margin(Composite):
-    r"""W = U diag(s) V^H with s = 1 + 2 m (sigmoid(q) - 1/2), so that every singular value lies in (1 - m, 1 + m).
+    r""":math:`W = U diag(s) V^H` with singular values s in (1 - m, 1 + m).
 
-    U (n x p) and V (p x p) are frames by any parametrizations, whose coordinates and charts carry the prefixes `u.` and
-    `v.`; the coordinate `spectrum` is q. With q = 0 the weight is a frame.
+    They are :math:`s = 1 + 2 m (sigmoid(q) - 1/2)`. U (n x p) and V (p x p) are frames by any parametrizations, whose
+    coordinates and charts carry the prefixes `u.` and `v.`; the coordinate `spectrum` is q. With q = 0 the weight is a
+    frame.
 
     Image: matrices with singular values in that range, as far as U and V reach. Declared inexact: W is no frame, and
     `sk.drift` measures how far its spectrum is from 1. Cost: both maps and one product. Not for weights that must stay

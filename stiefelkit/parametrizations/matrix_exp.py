@@ -17,17 +17,18 @@ from stiefelkit.tensors import coarser, coordinate_dtype, working_dtype
 
 
 class MatrixExp(OrthogonalParam):
-    r"""Matrix exponential W = exp(A) of a skew A.
+    r"""Matrix exponential :math:`W = exp(A)` of a skew A.
 
-    Tall frames are W = exp(A) [I; 0] R with A = [[A11, -A21^H], [A21, 0]] and a fixed orthogonal or unitary R (p x p),
-    the chart `rotation`, chosen when a frame is assigned; exp(A) itself is never formed when n > 2p.
+    Tall frames are :math:`W = exp(A) [I; 0] R` with :math:`A = [[A_{11}, -A_{21}^H], [A_{21}, 0]]` and a fixed
+    orthogonal or unitary R (p x p), the chart `rotation`, chosen when a frame is assigned; exp(A) itself is never
+    formed when n > 2p.
 
     The coordinate `skew` is laid out as `stiefelkit.functional.unpack_skew` tells. For square complex frames it holds
     the coefficients of Hyland and Ratsch's basis of the Lie algebra, row by row: E_ij - E_ji for i > j, i E_ii, and
     i (E_ij + E_ji) for i < j.
 
-    Image: SO(n) or U(n), all tall frames. Cost: with s = log2(||A||_2 / 2) squarings, 4 + s products and 7 + 2s more
-    backward, n x n or 2p x 2p. Not for square real weights with determinant -1.
+    Image: SO(n) or U(n), all tall frames. Cost: with :math:`s = log_2(‖A‖_2 / 2)` squarings, 4 + s products and 7 + 2s
+    more backward, n x n or 2p x 2p. Not for square real weights with determinant -1.
 
     Args:
         shape, dtype, device: of the frame, (*, n, p), real or complex, and where the rotation lives.

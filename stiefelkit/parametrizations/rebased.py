@@ -23,11 +23,11 @@ from stiefelkit.tensors import coordinate_dtype, working_dtype
 
 
 class Rebased(Composite):
-    r"""W = B Q with Q by any parametrization and a fixed orthogonal or unitary B (n x n), the chart `base`.
+    r""":math:`W = B Q` with Q by any parametrization and a fixed orthogonal or unitary B (n x n), the chart `base`.
 
-    `sk.rebase_` takes the present frame into B and the coordinates back to Q = I: done every so many steps, training
-    stays where the inner map is nearly an isometry (dynamic trivialization). Assigning and drawing put the frame into B
-    too.
+    `sk.rebase_` takes the present frame into B and the coordinates back to :math:`Q = I`: done every so many steps,
+    training stays where the inner map is nearly an isometry (dynamic trivialization). Assigning and drawing put the
+    frame into B too.
 
     Image: every frame, whatever the inner map's. Cost: that of the inner map, a product n x n x p and, in "exact"
     precision, a polish. For tall frames B takes n^2 numbers. Not for inner maps that cannot be the identity.

@@ -122,9 +122,9 @@ class TangentOptimizer(FrameOptimizer):
 
     A step adds an increment to W. In precision "exact" a float32 or complex64 frame has a remainder `lo` of the same
     dtype in the optimizer's state, and W + lo is what moves; increments are rounded as they are small. What their
-    rounding leaves of W^H W - I is worked out in float64 before an error model (`optim.base.rounding`) says that it
-    may come to more than 1.7 rounding limits, and is taken away with that increment. So ||W^H W - I||_F stays within 2
-    rounding limits for ever. "fast" has no remainder, does this at 5 limits, after 16 steps at most, and stays within
+    rounding leaves of W^H W - I is worked out in float64 before an error model (`optim.base.rounding`) says that it may
+    come to more than 1.7 rounding limits, and is taken away with that increment. So :math:`‖W^H W - I‖_F` stays within
+    2 rounding limits for ever. "fast" has no remainder, does this at 5 limits, after 16 steps at most, and stays within
     30. float64 and complex128 frames have no remainder; "exact" polishes them every 8 steps at least, and both keep
     them within 20 limits. Of fewer than 32 rows, what has no remainder is polished after 6 steps at most. To each of
     these bounds comes one eps below 16 columns. On devices whose values are not read, and with `capturable=True`, every
