@@ -1,0 +1,66 @@
+"""The recipes of the gallery that need other libraries run as printed, and end with frames."""
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import stiefelkit as sk
+
+PAGE = Path(__file__).parents[2] / "docs" / "gallery" / "recipes.md"
+
+
+@pytest.fixture
+def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names of the page, in a folder of their own, without a GPU."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    torch.manual_seed(0)
+    return {"sk": sk, "torch": torch, "nn": nn}
+
+
+def ran(title: str, held: dict[str, Any]) -> dict[str, Any]:
+    """Runs the code under a heading."""
+    section = PAGE.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    (code,) = re.findall(r"^```py\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(code, held)
+    return held
+
+
+def check_frames(net: Any, count: int) -> None:
+    drifts = sk.drift(net)
+    assert len(drifts) == count
+    assert max(drift.bits_lost for drift in drifts.values()) < 1
+
+
+def test_lightning_trains_as_the_page_says(held: dict[str, Any]) -> None:
+    pytest.importorskip("lightning", reason="needs the extra [interop]")
+    check_frames(ran("lightning", held)["net"], 2)
+
+
+def test_accelerate_trains_and_restores_as_the_page_says(held: dict[str, Any]) -> None:
+    pytest.importorskip("accelerate", reason="needs the extra [interop]")
+    check_frames(ran("accelerate", held)["net"], 2)
+
+
+def test_the_trainer_of_transformers_trains_and_saves_gpt2_as_the_page_says(held: dict[str, Any]) -> None:
+    pytest.importorskip("transformers", reason="needs the extra [interop]")
+    pytest.importorskip("accelerate", reason="needs the extra [interop]")
+    gpt = ran("GPT-2", held)["gpt"]
+    before = gpt.transformer.h[0].attn.c_attn.weight.detach().clone()
+    ran("Hugging Face Trainer", held)
+    assert not torch.equal(gpt.transformer.h[0].attn.c_attn.weight, before)
+    check_frames(gpt, 4)
+    saved = load_file("out/best/model.safetensors")
+    twin = ran("GPT-2", held)["gpt"]
+    twin.load_state_dict(saved, strict=False)  # lm_head is tied, and saved once
+    twin.tie_weights()
+    tokens = torch.arange(8)[None]
+    assert torch.equal(twin.eval()(tokens).logits, gpt.cpu().eval()(tokens).logits)
