@@ -7,11 +7,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "docs" / "_sphinx"))
 
-import formulas  # noqa: E402 (the path comes first)
-import local  # noqa: E402
 
+def _of_the_pages(name):
+    folder = str(ROOT / "docs" / "_sphinx")
+    sys.path.insert(0, folder)
+    try:
+        return __import__(name)
+    finally:
+        sys.path.remove(folder)
+
+
+formulas, local = map(_of_the_pages, ("formulas", "local"))
 IN_CODE = re.compile(r":math:`([^`]*)`")
 ON_PAGES = re.compile(r"(?<![\\$\w])\$\$?(?![\s\d])([^$\n`]+?)(?<!\s)\$\$?(?![\d\w])")
 
