@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stiefelkit.contract.paraunitary import Paraunitary
 from stiefelkit.contract.param import Parametrization
+from stiefelkit.contract.paraunitary import Paraunitary
 from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import FLAG, Check, plain, sizes, whole
