@@ -21,7 +21,6 @@ class _CayleyConv(nn.Module):
     dims: ClassVar[int]
 
     signs: Tensor
-    _places: Tensor
 
     def __init__(
         self,
@@ -59,14 +58,6 @@ class _CayleyConv(nn.Module):
         self.register_buffer("signs", torch.ones(self.groups, p, dtype=torch.int8, device=device))
         has_bias = FLAG.require(name, "bias", bias)
         self.bias = nn.Parameter(torch.empty(self.out_channels, **factory)) if has_bias else None
-        # Where the layout of `functional.unpack_skew` finds real parts, imaginary parts and the diagonal, side by side.
-        total, below = self.skew.shape[-1], torch.tril_indices(p, p, -1, device="cpu")
-        table = torch.arange(p, device="cpu").add(2 * total).diag_embed()
-        table[below[0], below[1]] = torch.arange(triangle, device="cpu")
-        table[below[1], below[0]] = torch.arange(triangle, device="cpu") + total
-        rest = torch.arange(triangle, total, device="cpu")
-        places = torch.cat([table.flatten(), rest, rest + total])
-        self.register_buffer("_places", places.to(device=device), persistent=False)
         if not isinstance(init, str) or init not in start.SCHEMES:
             raise OptionError(f"{name} needs an init in {tuple(start.SCHEMES)}, got {shown(init)}.")
         self._init = init
@@ -95,7 +86,7 @@ class _CayleyConv(nn.Module):
         cos, sin = self._waves(size)
         skew, diagonal = self.skew.double(), self.diagonal.double()
         parts = [cos @ skew, sin @ skew, sin[:, len(self._offsets) - diagonal.shape[1] :] @ diagonal]
-        packed = torch.cat(parts, -1).index_select(-1, self._places).to(coordinate_dtype(self.skew.dtype))
+        packed = torch.cat(parts, -1).index_select(-1, self._places()).to(coordinate_dtype(self.skew.dtype))
         w = cayley(packed, n, p, phase=packed.new_zeros(*packed.shape[:-1], p))
         return w * self.signs[:, None, None, :].to(w.dtype)
 
@@ -142,6 +133,16 @@ class _CayleyConv(nn.Module):
         turns = ((f * parts)[:, None] * t).sum(-1) % total
         angle = turns.double() * (2 * math.pi / total)
         return angle.cos(), torch.where(2 * turns % total == 0, 0.0, -angle.sin())
+
+    def _places(self) -> Tensor:
+        """Returns where `functional.cayley` finds real parts, imaginary parts and the diagonal, side by side."""
+        p, total, device = self._frame_shape[1], self.skew.shape[-1], self.skew.device
+        below, triangle = torch.tril_indices(p, p, -1, device=device), p * (p - 1) // 2
+        table = torch.arange(2 * total, 2 * total + p, device=device).diag_embed()
+        lower = torch.arange(triangle, device=device)
+        table[below[0], below[1]], table[below[1], below[0]] = lower, lower + total
+        rest = torch.arange(triangle, total, device=device)
+        return torch.cat([table.flatten(), rest, rest + total])
 
     def extra_repr(self) -> str:
         """Returns the arguments."""

@@ -31,6 +31,7 @@ class Convolution(nn.Module):
     dilation: tuple[int, ...]
     groups: int
     padding: Any
+    output_padding: tuple[int, ...]
     transposed: bool
     weight: Tensor
 
@@ -126,6 +127,8 @@ class Convolution(nn.Module):
             return False
         wraps = [(taps - 1) * d for taps, d in zip(self.kernel_size, self.dilation, strict=True)]
         keeps_outputs = all(p >= wrap for p, wrap in zip(padding, wraps, strict=True))
+        # A transposed layer may grow an image beyond the last step, whose rows are missing then.
+        keeps_outputs &= all(more < step for more, step in zip(self.output_padding, self.stride, strict=True))
         return (rows <= columns and not any(padding)) or (self._sees_all and rows >= columns and keeps_outputs)
 
     def extra_repr(self) -> str:
