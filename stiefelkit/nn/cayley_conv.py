@@ -181,8 +181,8 @@ class CayleyConv2d(_CayleyConv):
 
     References:
         Trockman, Kolter, Orthogonalizing convolutional layers with the Cayley transform, ICLR 2021.
-        Xiao, Bahri, Sohl-Dickstein, Schoenholz, Pennington, Dynamical isometry and a mean field theory of CNNs, ICML
-        2018, for the start.
+        Xiao, Bahri, Sohl-Dickstein, Schoenholz, Pennington, Dynamical isometry and a mean field theory of CNNs: how to
+        train 10,000-layer vanilla convolutional neural networks, ICML 2018, for the start.
 
     >>> layer, x = CayleyConv2d(4, 4, 3, bias=False), torch.randn(1, 4, 6, 7)
     >>> bool(torch.isclose(layer(x).norm(), x.norm()))
