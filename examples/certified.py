@@ -132,7 +132,7 @@ def kept(model: nn.Sequential, x: Tensor) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Trains and certifies 1-Lipschitz ConvNets.")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--margin", type=float, default=1.0)

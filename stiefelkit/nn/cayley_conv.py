@@ -103,7 +103,8 @@ class _CayleyConv(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """Applies the layer; see the class."""
         images = input if input.dim() == self.dims + 2 else input[None]
-        if images.dim() != self.dims + 2 or images.shape[1] != self.in_channels or images.is_complex():
+        is_image = images.dim() == self.dims + 2 and images.shape[1] == self.in_channels and min(images.shape[2:]) > 0
+        if not is_image or images.is_complex():
             raise ShapeError(
                 f"{type(self).__name__} needs real images ({self.in_channels}, {', '.join('HW'[-self.dims :])}), or a "
                 f"batch of them, got {input.dtype} of shape {tuple(input.shape)}."

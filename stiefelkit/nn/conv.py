@@ -1,6 +1,7 @@
 """Convolutions that keep norms as operators, with kernels of a stated size, and their transposes."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -98,6 +99,14 @@ class Convolution(nn.Module):
         )
         attach.carry(self, "weight", param, init, generator)
 
+    def _check_reach(self, image: tuple[int, ...], reach: Sequence[int]) -> None:
+        """Raises ShapeError for circular images around which the kernel would go more than once."""
+        if any(n < ends for n, ends in zip(image, reach, strict=False)):
+            raise ShapeError(
+                f"{_name(self)} needs circular images of at least {tuple(reach)}, which its kernel reaches over an "
+                f"end, got {tuple(image)}; sk.nn.CayleyConv2d takes any."
+            )
+
     @property
     def _patch(self) -> tuple[int, ...]:
         """Of the pixels that a step along each axis passes, how many are under the kernel.
@@ -164,11 +173,14 @@ class _Forward(Convolution):
 
     def forward(self, input: Tensor) -> Tensor:
         """Applies the layer; see the class."""
-        if self.is_circular and any(n % step for n, step in zip(input.shape[-self.dims :], self.stride, strict=True)):
+        image = input.shape[-self.dims :]
+        if self.is_circular and any(n % step for n, step in zip(image, self.stride, strict=False)):
             raise ShapeError(
-                f"{_name(self)} needs circular images whose sizes the stride {self.stride} divides, got "
-                f"{tuple(input.shape[-self.dims :])}."
+                f"{_name(self)} needs circular images whose sizes the stride {self.stride} divides, got {tuple(image)}."
             )
+        if self.is_circular:
+            wraps = [(taps - 1) * d for taps, d in zip(self.kernel_size, self.dilation, strict=True)]
+            self._check_reach(image, [-(-wrap // 2) for wrap in wraps] if self.padding == "same" else self.padding)
         return super().forward(input)
 
 
@@ -221,6 +233,7 @@ class _Transposed(Convolution):
             q = -(-max(p, (taps - 1) * d - p) // step)
             ends = [q, q, *ends]
             cut.append(step * q + p)
+        self._check_reach(input.shape[-self.dims :], ends[::-2])
         call = getattr(F, f"conv_transpose{self.dims}d")
         batched = input if input.dim() == self.dims + 2 else input[None]
         y = call(

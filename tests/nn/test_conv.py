@@ -344,6 +344,10 @@ REFUSED = [
     (lambda: CAYLEY(4, 4, 3, init="project"), "an init in"),
     (lambda: CAYLEY(4, 6, 3, groups=4), "out_channels that groups=4 divides"),
     (lambda: STATED["frequencies"](torch.zeros(1, 3, 5, 6)), r"real images \(4, H, W\)"),
+    (lambda: STATED["frequencies"](torch.zeros(1, 4, 0, 6)), r"real images \(4, H, W\)"),
+    (lambda: CONV(4, 4, 7)(torch.zeros(1, 4, 2, 8)), r"at least \(3, 3\), which"),
+    (lambda: CONV(4, 4, 6)(torch.zeros(1, 4, 2, 8)), r"at least \(3, 3\), which"),
+    (lambda: UP(4, 4, (7, 3))(torch.zeros(1, 4, 2, 8)), r"at least \(3, 1\), which"),
 ]
 
 
