@@ -18,13 +18,13 @@ from stiefelkit.tensors import working_dtype
 
 
 class Paraunitary(Composite):
-    r"""A kernel K whose Fourier transform is a frame at every frequency, in each group: W^H W = I, or W W^H if wide.
+    """A kernel K whose Fourier transform is a frame at every frequency, in each group, or the adjoint of one if wide.
 
-    K(z) = R(z) F_1(z) ... F_t(z), cut to as many columns as there are: F_i(z) = P_i + (I - P_i) z along one axis, axes
-    in turn, every second one along an axis the other way round, (I - P_i) + P_i z. P_i = Q_i Q_i^H projects on half of
-    m channels; R is a frame that reads one patch of the size of the stride. All Q_i are one call of an inner map, R is
-    another; coordinates and charts carry the prefixes `projectors.` and `frame.`. Polished, multiplied in float64 and
-    rounded once.
+    :math:`K(z) = R(z) F_1(z) ... F_t(z)`, cut to as many columns as there are: :math:`F_i(z) = P_i + (I - P_i) z` along
+    one axis, axes in turn, every second one along an axis the other way round, :math:`(I - P_i) + P_i z`.
+    :math:`P_i = Q_i Q_i^H` projects on half of m channels; R is a frame that reads one patch of the size of the stride.
+    All :math:`Q_i` are one call of an inner map, R is another; coordinates and charts carry the prefixes `projectors.`
+    and `frame.`. Polished, multiplied in float64 and rounded once.
 
     Image: a subset of all such kernels, those of rank m // 2; without factors (a kernel no larger than the stride) all
     that R reaches. There is no right inverse. A wide kernel of stride 1 is the adjoint of a tall one.

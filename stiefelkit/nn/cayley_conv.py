@@ -153,17 +153,18 @@ class _CayleyConv(nn.Module):
 
 
 class CayleyConv2d(_CayleyConv):
-    r"""A convolution of circular images of any size that is orthogonal: Q = (I + A)^-1 (I - A) D of a skew convolution.
+    """A convolution of circular images of any size that is orthogonal: the Cayley transform of a skew convolution.
 
-    A has a real kernel of k x k taps with A_ij(t) = -A_ji(-t), so that at each frequency its Fourier transform is
-    skew-Hermitian, Q is a frame, and all of them are one call of `stiefelkit.functional.cayley`. D are signs. Q has as
-    many taps as the image, which decay: there is no kernel to bake, and all-pass filters of one channel a group, which
-    no finite kernel gives, are among them. With fewer outputs than inputs Q is the adjoint of a tall one. Singular
-    values are 1 to rounding. Strides: `torch.nn.PixelUnshuffle`, an isometry, in front.
+    :math:`Q = (I + A)^{-1} (I - A) D`. A has a real kernel of k x k taps with :math:`A_{ij}(t) = -A_{ji}(-t)`, so that
+    at each frequency its Fourier transform is skew-Hermitian, Q is a frame, and all of them are one call of
+    `stiefelkit.functional.cayley`. D are signs. Q has as many taps as the image, which decay: there is no kernel to
+    bake, and all-pass filters of one channel a group, which no finite kernel gives, are among them. With fewer outputs
+    than inputs Q is the adjoint of a tall one. Singular values are 1 to rounding. Strides: `torch.nn.PixelUnshuffle`,
+    an isometry, in front.
 
-    Coordinates are plain parameters for any optimizer: `skew`, the taps of A_ij below the diagonal, and `diagonal`,
-    those of its diagonal, which is odd: n^2 k^2 / 2 - n / 2 numbers if n channels are kept and k is odd. Costs an
-    inverse of complex matrices for each frequency, (H, W / 2 + 1) of them, in float64.
+    Coordinates are plain parameters for any optimizer: `skew`, the taps of :math:`A_{ij}` below the diagonal, and
+    `diagonal`, those of its diagonal, which is odd: :math:`n^2 k^2 / 2 - n / 2` numbers if n channels are kept and k is
+    odd. Costs an inverse of complex matrices for each frequency, (H, W / 2 + 1) of them.
 
     Args:
         in_channels, out_channels, bias, device: as of torch's.
