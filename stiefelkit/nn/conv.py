@@ -123,7 +123,7 @@ class Convolution(nn.Module):
 
     @property
     def is_orthogonal(self) -> bool:
-        """Whether all min(inputs, outputs) singular values are 1, for every image; else they are at most 1.
+        """Whether the map's kernels have all min(inputs, outputs) singular values 1 on every image; else at most 1.
 
         With zeros around the image: only without padding, where outputs are no more than inputs, or with padding on
         both sides by the whole kernel but one tap, where inputs are no more; a transposed layer the other way round.
