@@ -14,6 +14,13 @@ from stiefelkit.nn.adapters import (
     without_adapters,
 )
 from stiefelkit.nn.butterfly import ButterflyAdapter
+from stiefelkit.nn.cayley_conv import CayleyConv1d, CayleyConv2d
+from stiefelkit.nn.conv import (
+    OrthogonalConv1d,
+    OrthogonalConv2d,
+    OrthogonalConvTranspose1d,
+    OrthogonalConvTranspose2d,
+)
 from stiefelkit.nn.decoders import RotationSites, rotation_sites
 from stiefelkit.nn.goru import GORU
 from stiefelkit.nn.hadamard_linear import HadamardLinear
@@ -32,12 +39,18 @@ __all__ = [
     "LRU",
     "Adapter",
     "ButterflyAdapter",
+    "CayleyConv1d",
+    "CayleyConv2d",
     "HadamardLinear",
     "LRUBlock",
     "LinearTransitionRNN",
     "LowRankAdapter",
     "ModReLU",
     "OrthogonalAdapter",
+    "OrthogonalConv1d",
+    "OrthogonalConv2d",
+    "OrthogonalConvTranspose1d",
+    "OrthogonalConvTranspose2d",
     "OrthogonalLinear",
     "OrthogonalRNN",
     "OrthogonalRNNCell",

@@ -222,6 +222,20 @@ def _carry(plan: _Plan, places: Sequence[Place], weight: nn.Parameter) -> Coordi
     return coordinate_list
 
 
+def carry(
+    module: nn.Module, name: str, param: OrthogonalParam, init: str | None, generator: torch.Generator | None
+) -> None:
+    """Puts a map on a weight of its shape, drawn by one of its schemes; for layers that make the map themselves."""
+    weight: Any = getattr(module, name)
+    coordinate_list = CoordinateList(param, weight.device, weight.requires_grad)
+    if init is not None:
+        coordinate_list.check_scheme(init)
+        coordinate_list.scheme = init
+    if not weight.is_meta:
+        coordinate_list.draw_(None, generator)
+    attach_coordinate_list([Place(name, module, name)], coordinate_list)
+
+
 _WORDS = tuple(inspect.signature(orthogonal).parameters)
 
 

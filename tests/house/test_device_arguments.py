@@ -14,11 +14,17 @@ INPUTS, UNITS, STEPS = 3, 4, 5
 VECTORS, SEQUENCES = (2, INPUTS), (STEPS, 2, INPUTS)
 
 MODULES: dict[str, Any] = {
+    "CayleyConv2d": (lambda: sk.nn.CayleyConv2d(INPUTS, UNITS, 2, device="meta"), (2, INPUTS, 4, 4)),
     "GORU": (lambda: sk.nn.GORU(INPUTS, UNITS, device="meta"), SEQUENCES),
     "LRU": (lambda: sk.nn.LRU(INPUTS, UNITS, device="meta"), SEQUENCES),
     "LRUBlock": (lambda: sk.nn.LRUBlock(INPUTS, UNITS, device="meta"), (2, STEPS, INPUTS)),
     "LinearTransitionRNN": (lambda: sk.nn.LinearTransitionRNN(INPUTS, UNITS, device="meta"), SEQUENCES),
     "ModReLU": (lambda: sk.nn.ModReLU(INPUTS, device="meta"), VECTORS),
+    "OrthogonalConv2d": (lambda: sk.nn.OrthogonalConv2d(INPUTS, UNITS, 3, device="meta"), (2, INPUTS, 4, 4)),
+    "OrthogonalConvTranspose2d": (
+        lambda: sk.nn.OrthogonalConvTranspose2d(INPUTS, UNITS, 3, device="meta"),
+        (2, INPUTS, 4, 4),
+    ),
     "OrthogonalLinear": (lambda: sk.nn.OrthogonalLinear(INPUTS, UNITS, device="meta"), VECTORS),
     "OrthogonalRNN": (lambda: sk.nn.OrthogonalRNN(INPUTS, UNITS, 2, bidirectional=True, device="meta"), SEQUENCES),
     "OrthogonalRNNCell": (lambda: sk.nn.OrthogonalRNNCell(INPUTS, UNITS, device="meta"), VECTORS),

@@ -55,6 +55,18 @@ def test_a_net_is_fine_tuned_by_rotations_that_merge_and_fold(monkeypatch, capsy
         assert folded < 1e-4
 
 
+def test_certificates_of_convolutions_stand_on_layers_of_norm_1(monkeypatch, capsys):
+    run("certified", "--epochs 8", monkeypatch)
+    _, *rows = capsys.readouterr().out.splitlines()
+    assert len(rows) >= 2
+    for row in rows[:2]:  # a third is orthogonium's, where it is installed
+        clean, *certified, excess, _, _ = map(float, row[18:].split())
+        assert clean > 0.8
+        assert sorted(certified, reverse=True) == certified
+        assert 0.2 < certified[-1] < certified[0] < clean
+        assert excess < 1e-5
+
+
 @pytest.mark.slow
 def test_a_learned_rotation_lowers_the_error_of_four_bits_and_is_exported(monkeypatch, capsys, tmp_path):
     run("quantize", f"--n 64 --steps 150 --out {tmp_path / 'rotated.pt2'}", monkeypatch)

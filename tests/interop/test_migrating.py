@@ -52,6 +52,7 @@ def test_the_calls_of_torch_run():
         ("From geotorch", "geotorch", [""]),
         ("From geoopt", "geoopt", ["", "optim"]),
         ("From pymanopt", "pymanopt", ["manifolds", "optimizers"]),
+        ("From orthogonium", "orthogonium", ["layers"]),
         ("From PEFT's OFT, BOFT and HRA", "peft", [""]),
     ],
 )

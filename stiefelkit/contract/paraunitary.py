@@ -1,0 +1,189 @@
+"""Kernels whose convolutions keep norms: a frame at every frequency, made of projectors and one frame."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stiefelkit.contract.composite import Composite, Inner, prefixed, within
+from stiefelkit.contract.param import OrthogonalParam, Parametrization, Position, Traits
+from stiefelkit.errors import DtypeError, ShapeError
+from stiefelkit.functional import polish
+from stiefelkit.metrics import permitted_error
+from stiefelkit.tensors import working_dtype
+
+
+class Paraunitary(Composite):
+    """A kernel K whose Fourier transform is a frame at every frequency, in each group, or the adjoint of one if wide.
+
+    :math:`K(z) = R(z) F_1(z) ... F_t(z)`, cut to as many columns as there are: :math:`F_i(z) = P_i + (I - P_i) z` along
+    one axis, axes in turn, every second one along an axis the other way round, :math:`(I - P_i) + P_i z`.
+    :math:`P_i = Q_i Q_i^H` projects on half of m channels; R is a frame that reads one patch of the size of the stride.
+    All :math:`Q_i` are one call of an inner map, R is another; coordinates and charts carry the prefixes `projectors.`
+    and `frame.`. Polished, multiplied in float64 and rounded once.
+
+    Image: a subset of all such kernels, those of rank m // 2; without factors (a kernel no larger than the stride) all
+    that R reaches. There is no right inverse. A wide kernel of stride 1 is the adjoint of a tall one.
+
+    Args:
+        shape: of the kernel, (rows, columns / groups, *taps).
+        groups: that divide the rows.
+        stride: along each axis, as far as taps see it, at most as many as there are taps.
+        parametrization: of Q_i and R, a registered name or a class.
+        options: of both maps.
+        dtype, device: of the kernel, and where charts live.
+
+    Raises:
+        DtypeError, OptionError: the inner map does not do such frames.
+        ShapeError: a kernel larger than the stride with one channel a group, which only shifts.
+    """
+
+    coordinate_names: ClassVar[tuple[str, ...]] = ("frame.*", "projectors.*")
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        *,
+        groups: int,
+        stride: Sequence[int],
+        parametrization: Parametrization,
+        options: Mapping[str, Any],
+        dtype: torch.dtype,
+        device: torch.device | str | None = None,
+    ):
+        torch.nn.Module.__init__(self)
+        self.shape, self.dtype, self.precision = tuple(shape), dtype, "exact"
+        self.groups, self.stride = groups, tuple(stride)
+        rows, columns, patch = shape[0] // groups, shape[1], math.prod(stride)
+        self.is_turned = patch == 1 and rows < columns
+        self.rows, self.columns = (columns, rows) if self.is_turned else (rows, columns)
+        self.channels = m = max(self.columns, self.rows // patch)
+        more = [taps - step for taps, step in zip(shape[2:], stride, strict=True)]
+        self.factors = [(axis, j % 2) for j in range(max(more)) for axis, most in enumerate(more) if j < most]
+        if self.factors and m < 2:
+            raise ShapeError(
+                "An orthogonal convolution needs two channels a group or more where taps exceed the stride, got "
+                f"{shape[0] // groups} and {shape[1]}, of which all such kernels are shifts; sk.nn.CayleyConv2d, or a "
+                "kernel no larger than the stride."
+            )
+        inner = Inner(parametrization, options)
+
+        def build(*frame: int) -> OrthogonalParam:
+            reason = inner.flaw(frame, dtype)
+            if reason is not None:
+                raise DtypeError(f"{inner.cls.__name__} needs {reason}, got frames of shape {frame} and {dtype}.")
+            return inner.build(self, frame, device)
+
+        sides = (self.rows, m * patch)
+        self.is_wide = sides[0] < sides[1]
+        self.frame = build(groups, max(sides), min(sides))
+        self.projectors = build(groups, len(self.factors), m, m // 2) if self.factors else None
+
+    @classmethod
+    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        """Returns none: it is made by convolutions alone, and the laws run on the inner maps."""
+        return []
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        return {"frame": self.frame} | ({} if self.projectors is None else {"projectors": self.projectors})
+
+    @property
+    def traits(self) -> Traits:
+        """Those of R's map, but no inverse, and inexact: each frequency sums the rounding of all taps."""
+        return replace(self.frame.traits, onto=False, invertible=False, exact=False)
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Those of R's map; "identity", with R = I and all P_i equal, is a shift by half of the taps."""
+        return self.frame.schemes
+
+    def options(self) -> dict[str, Any]:
+        """Returns groups, stride and the options of the inner maps."""
+        inner = {key: part.options() for key, part in self._parts.items()}
+        return {"groups": self.groups, "stride": list(self.stride), **inner}
+
+    @property
+    def coordinates(self) -> dict[str, tuple[int, ...]]:
+        """Those of R, for all groups, and of all Q_i."""
+        return prefixed(**{key: part.coordinates for key, part in self._parts.items()})
+
+    @property
+    def manifolds(self) -> dict[str, str]:
+        """The manifolds of the inner maps."""
+        return prefixed(**{key: part.manifolds for key, part in self._parts.items()})
+
+    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
+        """Asks the inner maps."""
+        flaws = (part.check_chart(within(chart, key)) for key, part in self._parts.items())
+        return next((flaw for flaw in flaws if flaw is not None), None)
+
+    def error_bound(self, *coordinates: Tensor) -> float:
+        """Returns twice that of an exact frame of the columns that `frames` gives."""
+        sides = (self.shape[0] // self.groups, self.shape[1] * math.prod(self.stride))
+        return 2 * permitted_error(min(sides) * (1 if self.is_complex else 2), self.dtype)
+
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
+        """Draws R by a scheme, and all Q_i by it if it is "identity", else by the default scheme of their map."""
+        drawn, charts = (), {}
+        for key, part in self._parts.items():
+            own = scheme if part is self.frame or scheme == "identity" else part.schemes[0]
+            found, charts[key] = part.initial(own, generator)
+            drawn = (*drawn, *found)
+        return drawn, prefixed(**charts)
+
+    def solve(self, w: Tensor) -> Position:
+        """Raises ImageError: there is no right inverse."""
+        return self.invert(w)
+
+    def forward(self, *coordinates: Tensor) -> Tensor:
+        """Maps coordinates to the kernel."""
+        first, dtype = len(self.frame.coordinates), working_dtype(self.dtype)
+        r = polish(self.frame(*coordinates[:first]).to(dtype))
+        r = r.mH if self.is_wide else r
+        dims = len(self.stride)
+        x = torch.eye(self.channels, self.columns, dtype=dtype, device=r.device)
+        x = x.expand(self.groups, -1, -1).reshape(self.groups, self.channels, self.columns, *(1,) * dims)
+        if self.projectors is not None:
+            q = polish(self.projectors(*coordinates[first:]).to(dtype)).unbind(1)
+            for (axis, is_swapped), each in zip(reversed(self.factors), reversed(q), strict=True):
+                projected = (each @ (each.mH @ x.flatten(2))).view_as(x)
+                parts = (projected, x - projected)
+                x = _shifted_sum(parts[::-1] if is_swapped else parts, axis - dims)
+        # One product of all rows and places of a patch with all columns and taps; then taps of both add up.
+        r = r.unflatten(2, (self.channels, *self.stride)).movedim(2, -1)
+        y = (r.flatten(1, -2) @ x.flatten(2)).unflatten(1, r.shape[1:-1]).unflatten(-1, x.shape[2:])
+        for axis in range(dims):
+            y = _shifted_sum(y.unbind(2), axis - dims)
+        y = y.transpose(1, 2).conj() if self.is_turned else y
+        return y.flatten(0, 1).to(self.dtype).resolve_conj()
+
+    def frames(self, weight: Tensor) -> Tensor:
+        """Returns the kernel's Fourier transform at as many frequencies as decide over all, adjoint if wide.
+
+        A sum of 2 q - 1 exponentials is 1 everywhere if it is at 2 q - 1 points, q the taps over the stride. Complex
+        frames W of a real kernel are [[Re W, -Im W], [Im W, Re W]], in the kernel's dtype.
+        """
+        w = weight.detach().to(working_dtype(weight.dtype)).unflatten(0, (self.groups, -1))
+        for axis, step in enumerate(self.stride):
+            at = 3 + axis  # (groups, rows, columns, *taps / stride, *stride)
+            w = w.movedim(at, -1)
+            w = F.pad(w, (0, -w.shape[-1] % step)).unflatten(-1, (-1, step)).movedim(-2, at)
+        axes = tuple(range(3, 3 + len(self.stride)))
+        lengths = [2 * w.shape[axis] - 1 for axis in axes]
+        w = (torch.fft.fftn if w.is_complex() else torch.fft.rfftn)(w, lengths, axes)
+        w = w.movedim(axes, tuple(range(len(axes)))).flatten(-1 - len(axes))
+        w = w.mH if w.shape[-2] < w.shape[-1] else w
+        if not weight.is_complex():
+            w = torch.cat([torch.cat([w.real, -w.imag], -1), torch.cat([w.imag, w.real], -1)], -2)
+        return w.to(weight.dtype).resolve_conj()
+
+
+def _shifted_sum(parts: Sequence[Tensor], axis: int) -> Tensor:
+    """Returns the sum of equal tensors, part j shifted by j places along an axis, counted from the last."""
+    after = (0, 0) * (-1 - axis)
+    return sum(F.pad(part, (*after, j, len(parts) - 1 - j)) for j, part in enumerate(parts))  # type: ignore[return-value]

@@ -1,0 +1,200 @@
+"""Convolutions of circular images that are Cayley transforms of skew convolutions, worked out by frequency."""
+
+import itertools
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from stiefelkit import init as start
+from stiefelkit.errors import DtypeError, OptionError, ShapeError, shown
+from stiefelkit.functional import cayley, cayley_inverse
+from stiefelkit.nn.conv import each_axis
+from stiefelkit.numbers import FLAG, whole
+from stiefelkit.tensors import coordinate_dtype
+
+
+class _CayleyConv(nn.Module):
+    """The layer for images of `dims` axes; see `CayleyConv2d`."""
+
+    dims: ClassVar[int]
+
+    signs: Tensor
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, ...],
+        groups: int = 1,
+        bias: bool = True,
+        *,
+        init: str = "haar",
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        name = type(self).__name__
+        self.in_channels = whole(1).require(name, "in_channels", in_channels)
+        self.out_channels = whole(1).require(name, "out_channels", out_channels)
+        self.kernel_size = each_axis(name, "kernel_size", kernel_size, self.dims, 1)
+        self.groups = whole(1).require(name, "groups", groups)
+        for key in ("in_channels", "out_channels"):
+            if getattr(self, key) % self.groups:
+                raise OptionError(f"{name} needs {key} that groups={groups} divides, got {getattr(self, key)}.")
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        if dtype not in (torch.float32, torch.float64):
+            raise DtypeError(f"{name} needs float32 or float64, of which there are Fourier transforms, got {dtype}.")
+        sides = self.in_channels // self.groups, self.out_channels // self.groups
+        self.is_wide = sides[1] < sides[0]
+        n, p = self._frame_shape = max(sides), min(sides)
+        self._offsets = [*itertools.product(*(range(-((k - 1) // 2), k // 2 + 1) for k in self.kernel_size))]
+        taps, after = len(self._offsets), len(self._offsets) - 1 - self._offsets.index((0,) * self.dims)
+        triangle, factory = p * (p - 1) // 2, {"device": device, "dtype": dtype}
+        self.skew = nn.Parameter(torch.empty(self.groups, taps, triangle + (n - p) * p, **factory))
+        self.diagonal = nn.Parameter(torch.empty(self.groups, after, p, **factory))
+        self.register_buffer("signs", torch.ones(self.groups, p, dtype=torch.int8, device=device))
+        has_bias = FLAG.require(name, "bias", bias)
+        self.bias = nn.Parameter(torch.empty(self.out_channels, **factory)) if has_bias else None
+        if not isinstance(init, str) or init not in start.SCHEMES:
+            raise OptionError(f"{name} needs an init in {tuple(start.SCHEMES)}, got {shown(init)}.")
+        self._init = init
+        if not self.skew.is_meta:
+            self.reset_parameters(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draws the middle tap, a frame, and zeros for the others; the bias as torch does."""
+        w = start.draw(self._init, (self.groups, *self._frame_shape), torch.float64, generator)
+        skew, d = cayley_inverse(w)
+        for p in (self.skew, self.diagonal):
+            p.zero_()
+        self.skew[:, self._offsets.index((0,) * self.dims)] = skew.to(self.skew)
+        self.signs.copy_(d.sign())
+        if self.bias is not None:
+            bound = 1 / math.sqrt(self.in_channels // self.groups * len(self._offsets))
+            self.bias.uniform_(-bound, bound)
+
+    def frames(self, *size: int) -> Tensor:
+        """Returns the frames of all frequencies of a size, as `rfftn` orders them, shape (groups, frequencies, n, p).
+
+        n and p are the larger and the smaller number of channels of a group.
+        """
+        n, p = self._frame_shape
+        cos, sin = self._waves(size)
+        skew, diagonal = self.skew.double(), self.diagonal.double()
+        parts = [cos @ skew, sin @ skew, sin[:, len(self._offsets) - diagonal.shape[1] :] @ diagonal]
+        packed = torch.cat(parts, -1).index_select(-1, self._places()).to(coordinate_dtype(self.skew.dtype))
+        w = cayley(packed, n, p, phase=packed.new_zeros(*packed.shape[:-1], p))
+        return w * self.signs[:, None, None, :].to(w.dtype)
+
+    def kernel(self, *size: int) -> Tensor:
+        """Returns the kernel that the layer has on images of a size, (out_channels, in_channels / groups, *size).
+
+        Tap 0 stands first: `irfftn` of the frames. It has as many taps as the image, which decay from the middle.
+        """
+        w = self.frames(*size)
+        w = w.mH if self.is_wide else w
+        w = w.movedim(1, -1).unflatten(-1, (*size[:-1], size[-1] // 2 + 1)).flatten(0, 1)
+        return torch.fft.irfftn(w, size, tuple(range(-self.dims, 0)))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Applies the layer; see the class."""
+        images = input if input.dim() == self.dims + 2 else input[None]
+        is_image = images.dim() == self.dims + 2 and images.shape[1] == self.in_channels and min(images.shape[2:]) > 0
+        if not is_image or images.is_complex():
+            raise ShapeError(
+                f"{type(self).__name__} needs real images ({self.in_channels}, {', '.join('HW'[-self.dims :])}), or a "
+                f"batch of them, got {input.dtype} of shape {tuple(input.shape)}."
+            )
+        size, axes = images.shape[2:], tuple(range(-self.dims, 0))
+        w = self.frames(*size)
+        spectrum = torch.fft.rfftn(images.to(w.real.dtype), dim=axes)
+        x = spectrum.flatten(2).unflatten(1, (self.groups, -1)).permute(1, 3, 2, 0)  # (groups, frequencies, c, B)
+        y = (w.mH if self.is_wide else w) @ x
+        y = y.permute(3, 0, 2, 1).flatten(1, 2).unflatten(-1, spectrum.shape[2:])
+        out = torch.fft.irfftn(y, size, axes).to(input.dtype)
+        if self.bias is not None:
+            out = out + self.bias.to(out.dtype).view(-1, *(1,) * self.dims)
+        return out if images is input else out[0]
+
+    def _waves(self, size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Returns the parts of exp(-i t f) for all frequencies f and taps t, shape (frequencies, taps), in float64.
+
+        Angles are counted in whole parts of a turn, so that a frequency that is its own conjugate has no imaginary part
+        to the bit, and its frame is real.
+        """
+        device, total = self.skew.device, math.prod(size)
+        counts = [*size[:-1], size[-1] // 2 + 1]
+        f = torch.cartesian_prod(*(torch.arange(n, device=device) for n in counts)).view(-1, self.dims)
+        t = torch.tensor(self._offsets, device=device)
+        parts = torch.tensor([total // n for n in size], device=device)
+        turns = ((f * parts)[:, None] * t).sum(-1) % total
+        angle = turns.double() * (2 * math.pi / total)
+        return angle.cos(), torch.where(2 * turns % total == 0, 0.0, -angle.sin())
+
+    def _places(self) -> Tensor:
+        """Returns where `functional.cayley` finds real parts, imaginary parts and the diagonal, side by side."""
+        p, total, device = self._frame_shape[1], self.skew.shape[-1], self.skew.device
+        below, triangle = torch.tril_indices(p, p, -1, device=device), p * (p - 1) // 2
+        table = torch.arange(2 * total, 2 * total + p, device=device).diag_embed()
+        lower = torch.arange(triangle, device=device)
+        table[below[0], below[1]], table[below[1], below[0]] = lower, lower + total
+        rest = torch.arange(triangle, total, device=device)
+        return torch.cat([table.flatten(), rest, rest + total])
+
+    def extra_repr(self) -> str:
+        """Returns the arguments."""
+        bias = "" if self.bias is not None else ", bias=False"
+        groups = f", groups={self.groups}" if self.groups > 1 else ""
+        return f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}{groups}{bias}"
+
+
+class CayleyConv2d(_CayleyConv):
+    """A convolution of circular images of any size that is orthogonal: the Cayley transform of a skew convolution.
+
+    :math:`Q = (I + A)^{-1} (I - A) D`. A has a real kernel of k x k taps with :math:`A_{ij}(t) = -A_{ji}(-t)`, so that
+    at each frequency its Fourier transform is skew-Hermitian, Q is a frame, and all of them are one call of
+    `stiefelkit.functional.cayley`. D are signs. Q has as many taps as the image, which decay: there is no kernel to
+    bake, and all-pass filters of one channel a group, which no finite kernel gives, are among them. With fewer outputs
+    than inputs Q is the adjoint of a tall one. Singular values are 1 to rounding. Strides: `torch.nn.PixelUnshuffle`,
+    an isometry, in front.
+
+    Coordinates are plain parameters for any optimizer: `skew`, the taps of :math:`A_{ij}` below the diagonal, and
+    `diagonal`, those of its diagonal, which is odd: :math:`n^2 k^2 / 2 - n / 2` numbers if n channels are kept and k is
+    odd. Costs an inverse of complex matrices for each frequency, (H, W / 2 + 1) of them.
+
+    Args:
+        in_channels, out_channels, bias, device: as of torch's.
+        kernel_size: an odd or even integer, or one for each axis.
+        groups: with a skew convolution each.
+        init: a scheme of `stiefelkit.init`, by which the middle tap is drawn; the others start as zeros.
+        generator: source of randomness for it.
+        dtype: float32 or float64.
+
+    Shape:
+        (B, in_channels, H, W) to (B, out_channels, H, W).
+
+    Raises:
+        OptionError: an argument is out of range.
+        DtypeError: another dtype.
+
+    References:
+        Trockman, Kolter, Orthogonalizing convolutional layers with the Cayley transform, ICLR 2021.
+        Xiao, Bahri, Sohl-Dickstein, Schoenholz, Pennington, Dynamical isometry and a mean field theory of CNNs: how to
+        train 10,000-layer vanilla convolutional neural networks, ICML 2018, for the start.
+
+    >>> layer, x = CayleyConv2d(4, 4, 3, bias=False), torch.randn(1, 4, 6, 7)
+    >>> bool(torch.isclose(layer(x).norm(), x.norm()))
+    True
+    """
+
+    dims: ClassVar[int] = 2
+
+
+class CayleyConv1d(_CayleyConv):
+    """A convolution of circular sequences that is orthogonal; see `CayleyConv2d`."""
+
+    dims: ClassVar[int] = 1

@@ -1,0 +1,340 @@
+"""Convolutions that keep norms as operators, with kernels of a stated size, and their transposes."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stiefelkit.contract.param import Parametrization
+from stiefelkit.contract.paraunitary import Paraunitary
+from stiefelkit.errors import OptionError, ShapeError, shown
+from stiefelkit.nn.recurrent import require_options
+from stiefelkit.numbers import FLAG, Check, plain, sizes, whole
+from stiefelkit.tensors import check_dtype
+from stiefelkit.weights import attach
+
+
+class Convolution(nn.Module):
+    """What convolutions of any dimension share: checks, the map of the kernel, and where the layer is orthogonal."""
+
+    dims: ClassVar[int]
+    """How many axes an image has."""
+    is_circular: bool
+    """Whether images are padded by their other end."""
+
+    in_channels: int
+    out_channels: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    padding: Any
+    output_padding: tuple[int, ...]
+    transposed: bool
+    weight: Tensor
+
+    def _checked(self, options: dict[str, Any], **given: Any) -> dict[str, Any]:
+        """Returns the arguments of torch's convolution, once a layer of them can be orthogonal."""
+        name, out = type(self).__name__, {}
+        for key in ("in_channels", "out_channels", "groups"):
+            out[key] = whole(1).require(name, key, given[key])
+        for key in ("kernel_size", "stride", "dilation"):
+            out[key] = each_axis(name, key, given[key], self.dims, 1)
+        for key in ("in_channels", "out_channels"):
+            if out[key] % out["groups"]:
+                raise OptionError(f"{name} needs {key} that groups={out['groups']} divides, got {out[key]}.")
+        out["bias"] = FLAG.require(name, "bias", given["bias"])
+        mode = given["padding_mode"]
+        if mode not in ("circular", "zeros"):
+            raise OptionError(
+                f'{name} needs padding_mode "circular" or "zeros", got {shown(mode)}; others count pixels twice.'
+            )
+        self.__dict__["is_circular"] = mode == "circular"
+        require_options(type(self), given["parametrization"], options)
+        if given["dtype"] is not None:
+            check_dtype(name, given["dtype"])
+        geometry = zip(out["kernel_size"], out["stride"], out["dilation"], strict=True)
+        wraps, padding = [(taps - 1) * d for taps, _, d in geometry], plain(given["padding"])
+        if isinstance(padding, str) and padding not in ("same", "valid"):
+            raise OptionError(f'{name} needs padding "same", "valid" or integers, got {shown(padding)}.')
+        same = tuple(wrap // 2 for wrap in wraps)
+        is_asymmetric = any(wrap % 2 and step == 1 for wrap, step in zip(wraps, out["stride"], strict=True))
+        if padding == "same" and is_asymmetric and (given["transposed"] or max(out["stride"]) > 1):
+            raise OptionError(
+                f'{name} needs an odd kernel along an axis of stride 1 for padding="same" of a '
+                f"{'transposed' if given['transposed'] else 'strided'} convolution, got {out['kernel_size']}."
+            )
+        if padding == "same" and not is_asymmetric:
+            padding = same
+        elif padding != "same":
+            padding = each_axis(name, "padding", 0 if padding == "valid" else padding, self.dims, 0)
+        if self.is_circular and padding not in ("same", same):
+            raise OptionError(
+                f'{name} needs padding="same", {shown(same)} here, for circular images, got {shown(padding)}; '
+                'padding_mode="zeros" takes any.'
+            )
+        return {**out, "padding": padding}
+
+    def _keep_orthogonal(self, parametrization: Parametrization, init: str | None, options: dict[str, Any]) -> None:
+        """Puts the map on the kernel; raises OptionError where no kernel of this shape is orthogonal."""
+        generator, given = options.pop("generator", None), plain(options)
+        rows, columns = self.weight.shape[0] // self.groups, self.weight.shape[1]
+        if not self._sees_all and rows > columns * math.prod(self._patch):
+            raise OptionError(
+                f"{type(self).__name__} needs at most {columns * math.prod(self._patch)} channels for each "
+                f"{columns} of the larger image, where strides leave pixels out, got {rows}; take a kernel at least "
+                "as large as the stride, and a dilation without common factor with it."
+            )
+        param = Paraunitary(
+            self.weight.shape,
+            groups=self.groups,
+            stride=self._patch,
+            parametrization=parametrization,
+            options=given,
+            dtype=self.weight.dtype,
+            device=self.weight.device,
+        )
+        attach.carry(self, "weight", param, init, generator)
+
+    def _check_reach(self, image: tuple[int, ...], reach: Sequence[int]) -> None:
+        """Raises ShapeError for circular images around which the kernel would go more than once."""
+        if any(n < ends for n, ends in zip(image, reach, strict=False)):
+            raise ShapeError(
+                f"{_name(self)} needs circular images of at least {tuple(reach)}, which its kernel reaches over an "
+                f"end, got {tuple(image)}; sk.nn.CayleyConv2d takes any."
+            )
+
+    @property
+    def _patch(self) -> tuple[int, ...]:
+        """Of the pixels that a step along each axis passes, how many are under the kernel.
+
+        Taps lie at multiples of the dilation d, steps at multiples of the stride s: both at multiples of gcd(s, d),
+        and so, between those, a kernel of stride s / gcd(s, d).
+        """
+        geometry = zip(self.kernel_size, self.stride, self.dilation, strict=True)
+        return tuple(min(taps, step // math.gcd(step, d)) for taps, step, d in geometry)
+
+    @property
+    def _sees_all(self) -> bool:
+        return self._patch == self.stride
+
+    @property
+    def is_orthogonal(self) -> bool:
+        """Whether the map's kernels have all min(inputs, outputs) singular values 1 on every image; else at most 1.
+
+        With zeros around the image: only without padding, where outputs are no more than inputs, or with padding on
+        both sides by the whole kernel but one tap, where inputs are no more; a transposed layer the other way round.
+        """
+        if self.is_circular:
+            return True
+        rows, columns = self.weight.shape[0] // self.groups, self.weight.shape[1] * math.prod(self._patch)
+        padding = (0,) * self.dims if self.padding == "valid" else self.padding
+        if isinstance(padding, str):
+            return False
+        wraps = [(taps - 1) * d for taps, d in zip(self.kernel_size, self.dilation, strict=True)]
+        keeps_outputs = all(p >= wrap for p, wrap in zip(padding, wraps, strict=True))
+        # A transposed layer may grow an image beyond the last step, whose rows are missing then.
+        keeps_outputs &= all(more < step for more, step in zip(self.output_padding, self.stride, strict=True))
+        return (rows <= columns and not any(padding)) or (self._sees_all and rows >= columns and keeps_outputs)
+
+    def extra_repr(self) -> str:
+        """Returns torch's, and whether a transposed layer is circular."""
+        return super().extra_repr() + (", circular" if self.transposed and self.is_circular else "")
+
+
+class _Forward(Convolution):
+    """A convolution, whose images are torch's."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] = 1,
+        padding: str | int | tuple[int, ...] = "same",
+        dilation: int | tuple[int, ...] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "circular",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        parametrization: Parametrization = "cayley",
+        init: str | None = None,
+        **options: Any,
+    ):
+        given = {key: value for key, value in locals().items() if key not in ("self", "options", "__class__")}
+        checked = self._checked(options, transposed=False, **given)
+        super().__init__(**checked, padding_mode=padding_mode, device=device, dtype=dtype)
+        self._keep_orthogonal(parametrization, init, options)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Applies the layer; see the class."""
+        image = input.shape[-self.dims :]
+        if self.is_circular and any(n % step for n, step in zip(image, self.stride, strict=False)):
+            raise ShapeError(
+                f"{_name(self)} needs circular images whose sizes the stride {self.stride} divides, got {tuple(image)}."
+            )
+        if self.is_circular:
+            wraps = [(taps - 1) * d for taps, d in zip(self.kernel_size, self.dilation, strict=True)]
+            self._check_reach(image, [-(-wrap // 2) for wrap in wraps] if self.padding == "same" else self.padding)
+        return super().forward(input)
+
+
+class _Transposed(Convolution):
+    """The adjoint of a convolution, with circular images as well, which torch's transposed ones do not have."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] = 1,
+        padding: str | int | tuple[int, ...] = "same",
+        output_padding: int | tuple[int, ...] | None = None,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: int | tuple[int, ...] = 1,
+        padding_mode: str = "circular",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        parametrization: Parametrization = "cayley",
+        init: str | None = None,
+        **options: Any,
+    ):
+        given = {key: value for key, value in locals().items() if key not in ("self", "options", "__class__")}
+        out = self._checked(options, transposed=True, **given)
+        geometry = zip(out["kernel_size"], out["stride"], out["dilation"], out["padding"], strict=True)
+        whole_image = [step - 1 - (taps - 1) * d + 2 * p for taps, step, d, p in geometry]
+        if output_padding is None and (self.is_circular or padding == "same"):
+            extra = tuple(whole_image)
+        else:
+            extra = each_axis(type(self).__name__, "output_padding", output_padding or 0, self.dims, 0)
+        if self.is_circular and extra != tuple(whole_image):
+            raise OptionError(
+                f"{type(self).__name__} needs output_padding={tuple(whole_image)} for circular images, got {extra}."
+            )
+        super().__init__(**out, output_padding=extra, device=device, dtype=dtype)
+        self._keep_orthogonal(parametrization, init, options)
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """Applies the layer; see the class. `output_size` is for zeros around the image, as of torch's."""
+        if not self.is_circular:
+            return super().forward(input, output_size)
+        if output_size is not None:
+            raise OptionError(f"{_name(self)} needs no output_size for circular images, got {shown(output_size)}.")
+        # Repeated as far as taps reach over an end, and cut to one image.
+        ends, cut = [], []
+        for taps, step, d, p in zip(self.kernel_size, self.stride, self.dilation, self.padding, strict=True):
+            q = -(-max(p, (taps - 1) * d - p) // step)
+            ends = [q, q, *ends]
+            cut.append(step * q + p)
+        self._check_reach(input.shape[-self.dims :], ends[::-2])
+        call = getattr(F, f"conv_transpose{self.dims}d")
+        batched = input if input.dim() == self.dims + 2 else input[None]
+        y = call(
+            F.pad(batched, ends, "circular"),
+            self.weight,
+            self.bias,
+            self.stride,
+            tuple(cut),
+            self.output_padding,
+            self.groups,
+            self.dilation,
+        )
+        return y if batched is input else y[0]
+
+
+class OrthogonalConv2d(_Forward, nn.Conv2d):
+    """`torch.nn.Conv2d` that is orthogonal as an operator: its singular values are 1, not only its kernel's.
+
+    It keeps norms where it has as many outputs as inputs or more, and those of what its rows span where it has fewer.
+    The kernel is a product of projectors and one frame (`weight`; Li et al. 2019, strides as Boissin et al. 2025), so
+    that any number of taps, stride, dilation and groups will do; refused is what cannot be orthogonal: more outputs
+    than the pixels that are seen, one channel a group whose kernel exceeds the stride. `sk.metrics.lipschitz` measures
+    the operator, `sk.drift` the kernel, and `sk.bake` leaves a kernel of torch's.
+
+    Circular images are orthogonal, to rounding. With zeros around the image the norm is still at most 1, and
+    `is_orthogonal` says where all singular values are 1: with padding="same" they are not, at the edges.
+
+    Args:
+        in_channels, out_channels, groups, bias, device: as of torch's.
+        kernel_size, stride, dilation: integers, or one for each axis; images need sizes that the stride divides.
+        padding: "same" (an output for each step of the stride), or with zeros "valid" or integers.
+        padding_mode: "circular" or "zeros".
+        dtype: of weight and bias, real or complex.
+        parametrization: of projectors and frame, a registered name or a class.
+        init: a scheme of that map; "identity" is the convolution that leaves an image as it is, where there is one.
+        **options: of the map, and `generator=`.
+
+    Shape:
+        (B, in_channels, H, W) to (B, out_channels, H / stride, W / stride) with padding="same".
+
+    Raises:
+        OptionError, ShapeError: no kernel of this shape is orthogonal, or an argument is out of range.
+        UnknownNameError, DtypeError: as `OrthogonalLinear`.
+
+    References:
+        Li, Haque, Anil, Lucas, Grosse, Jacobsen, Preventing gradient attenuation in Lipschitz constrained convolutional
+        networks, NeurIPS 2019.
+        Boissin, Mamalet, Fel, Picard, Massena, Serrurier, An adaptive orthogonal convolution scheme for efficient and
+        flexible CNN architectures, ICML 2025.
+
+    >>> layer = OrthogonalConv2d(4, 8, 3, stride=2, bias=False)
+    >>> x = torch.randn(1, 4, 6, 6)
+    >>> layer(x).shape, layer.is_orthogonal
+    (torch.Size([1, 8, 3, 3]), True)
+    """
+
+    dims: ClassVar[int] = 2
+
+
+class OrthogonalConv1d(_Forward, nn.Conv1d):
+    """`torch.nn.Conv1d` that is orthogonal as an operator; see `OrthogonalConv2d`."""
+
+    dims: ClassVar[int] = 1
+
+
+class OrthogonalConvTranspose2d(_Transposed, nn.ConvTranspose2d):
+    """`torch.nn.ConvTranspose2d` that is orthogonal as an operator: the adjoint of an `OrthogonalConv2d`.
+
+    Circular images, which torch's layer does not have, grow by the stride. Arguments are those of `OrthogonalConv2d` in
+    the order of torch's layer; `output_padding`, where left out, is what padding="same" needs.
+
+    Shape:
+        (B, in_channels, H, W) to (B, out_channels, stride H, stride W) with padding="same".
+
+    Raises:
+        OptionError, ShapeError, UnknownNameError, DtypeError: as `OrthogonalConv2d`.
+
+    >>> down, up = OrthogonalConv2d(2, 8, 2, stride=2), OrthogonalConvTranspose2d(8, 2, 2, stride=2)
+    >>> up(down(torch.randn(1, 2, 6, 6))).shape
+    torch.Size([1, 2, 6, 6])
+    """
+
+    dims: ClassVar[int] = 2
+
+
+class OrthogonalConvTranspose1d(_Transposed, nn.ConvTranspose1d):
+    """`torch.nn.ConvTranspose1d` that is orthogonal as an operator; see `OrthogonalConvTranspose2d`."""
+
+    dims: ClassVar[int] = 1
+
+
+def each_axis(who: str, key: str, value: Any, dims: int, low: int) -> tuple[int, ...]:
+    """Returns an integer for each axis; raises OptionError unless it is one, or one for each."""
+    value = plain(value)
+    axes = (value,) * dims if type(value) is int else sizes(value)
+    each = Check(
+        f"an integer {{key}} >= {low}, or {dims} of them",
+        lambda found: found is not None and len(found) == dims and min(found) >= low,
+    )
+    return each.require(who, key, axes) if axes is not None else each.require(who, key, None)
+
+
+def _name(module: nn.Module) -> str:
+    return type(module).__name__.removeprefix("Parametrized")

@@ -1,0 +1,363 @@
+"""Convolutions as operators: their singular values, what shifts do to them, their adjoints, and their weights."""
+
+import copy
+import io
+import itertools
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrize
+
+import stiefelkit as sk
+from stiefelkit import errors
+
+CONV, UP, CAYLEY = sk.nn.OrthogonalConv2d, sk.nn.OrthogonalConvTranspose2d, sk.nn.CayleyConv2d
+GEOMETRY = [  # (in, out, kernel, stride, dilation, groups) of images of 6 x 6
+    (4, 4, 3, 1, 1, 1),
+    (4, 4, 2, 1, 1, 1),
+    (2, 6, 3, 1, 1, 1),
+    (6, 2, (5, 3), 1, 1, 1),
+    (4, 8, 3, 2, 1, 1),
+    (2, 12, 4, 2, 1, 1),
+    (2, 9, 2, 2, 1, 1),
+    (8, 8, 3, 1, 2, 2),
+    (4, 4, 3, 3, 2, 2),
+    (8, 2, 3, 2, 2, 1),
+    (4, 4, 1, 2, 1, 1),
+    (4, 4, (2, 3), (2, 1), 1, 1),
+]
+MAPS = [("cayley", {}), ("householder", {}), ("givens", {}), ("matrix_exp", {}), ("stiefel", {})]
+STATED = {"kernel": CONV(4, 8, 3, stride=2), "adjoint": UP(8, 4, 3, stride=2), "frequencies": CAYLEY(4, 4, 3)}
+
+
+def made(geometry, padding: Any = "same", transposed=False, **options) -> Any:
+    inputs, outputs, kernel, stride, dilation, groups = geometry
+    layer = UP if transposed else CONV
+    return layer(inputs, outputs, kernel, stride, padding, dilation=dilation, groups=groups, **options)
+
+
+def by_power_iterations(layer, shape, steps=300):
+    """The largest and smallest stretch that powers of A^T A and of c I - A^T A find, on the layer itself."""
+    y_0 = layer(torch.zeros(1, *shape)).detach()
+
+    def apply(x):
+        x = x.detach().requires_grad_()
+        y = layer(x) - y_0
+        return torch.autograd.grad(y, x, y.detach())[0]
+
+    found = []
+    for shift in (0.0, 2.0):
+        x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
+        for _ in range(steps):
+            x = shift * x - apply(x) if shift else apply(x)
+            x = x / x.norm()
+        found.append((layer(x) - y_0).norm().item())
+    return found
+
+
+def moved(layer, seed=0, scale=0.7):
+    """The layer at other coordinates than those that it starts from."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.add_(scale * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+    return layer
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("geometry", GEOMETRY, ids=str)
+def test_every_singular_value_of_a_circular_layer_is_1(geometry, transposed):
+    stride = geometry[3]
+    if transposed and (geometry[2] == 2 and stride == 1):
+        pytest.skip("no symmetric padding")
+    if transposed:
+        geometry = (geometry[1], geometry[0], *geometry[2:])
+    layer = moved(made(geometry, transposed=transposed))
+    size = (6, 6) if not transposed or stride == 1 else (4, 4)
+    found = sk.metrics.lipschitz(layer, size)
+    assert found.is_exact
+    assert layer.is_orthogonal
+    assert abs(found.largest - 1) <= 1e-6
+    assert abs(found.smallest - 1) <= 1e-6
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("padding", ["same", "valid", "full", 1])
+@pytest.mark.parametrize("geometry", GEOMETRY, ids=str)
+def test_with_zeros_around_the_norm_is_at_most_1_and_the_layer_knows_where_it_is_orthogonal(
+    geometry, padding, transposed
+):
+    kernel, stride, dilation = geometry[2:5]
+    if transposed:
+        geometry = (geometry[1], geometry[0], *geometry[2:])
+        if padding == "same" and kernel == 2 and stride == 1:
+            pytest.skip("no symmetric padding")
+    if padding == "full":
+        padding = tuple((taps - 1) * dilation for taps in ((kernel, kernel) if isinstance(kernel, int) else kernel))
+    layer = made(geometry, padding, transposed, padding_mode="zeros")
+    found = sk.metrics.lipschitz(layer, (7, 9), exact=True)
+    assert found.largest <= 1 + 1e-6
+    if layer.is_orthogonal:
+        assert found.smallest >= 1 - 1e-6
+    elif padding == "same" and stride == 1:
+        assert found.smallest < 0.9
+
+
+def test_a_transposed_layer_that_grows_beyond_its_last_step_is_not_called_orthogonal():
+    layer = UP(4, 4, 3, 1, 4, output_padding=1, dilation=2, padding_mode="zeros")
+    assert sk.metrics.lipschitz(layer, (8, 8), exact=True).smallest < 0.9
+    assert not layer.is_orthogonal
+
+
+@pytest.mark.parametrize(
+    ("groups", "inputs", "outputs", "kernel"),
+    [(1, 4, 4, 3), (1, 4, 4, 2), (1, 4, 4, (4, 1)), (1, 3, 6, 3), (1, 6, 3, 5), (6, 6, 6, 3), (2, 4, 6, 1)],
+)
+@pytest.mark.parametrize("size", [(6, 8), (5, 7), (3, 2)])
+def test_every_singular_value_of_a_cayley_convolution_is_1_for_images_of_any_size(
+    groups, inputs, outputs, kernel, size
+):
+    layer = moved(CAYLEY(inputs, outputs, kernel, groups), scale=2.0)
+    found = sk.metrics.lipschitz(layer, (inputs, *size))
+    assert found.is_exact
+    assert abs(found.largest - 1) <= 1e-6
+    assert abs(found.smallest - 1) <= 1e-6
+
+
+@pytest.mark.parametrize("kind", STATED)
+def test_power_iterations_on_the_layer_find_the_same(kind):
+    layer = STATED[kind]
+    shape = (layer.in_channels, 6, 6) if kind != "adjoint" else (8, 3, 3)
+    largest, smallest = by_power_iterations(layer, shape)
+    assert abs(largest - 1) <= 1e-5
+    is_smaller = kind == "kernel"  # 8 x 3 x 3 outputs of 4 x 6 x 6 inputs: some of those vanish
+    assert smallest <= 1e-3 if is_smaller else abs(smallest - 1) <= 1e-5
+
+
+@pytest.mark.parametrize("layer", STATED.values(), ids=STATED)
+def test_a_shifted_image_gives_the_shifted_output(layer):
+    x = torch.randn(2, layer.in_channels, 6, 6)
+    there, back = (2, 1) if layer is STATED["kernel"] else (1, 2) if layer is STATED["adjoint"] else (1, 1)
+    for axis in (-1, -2):
+        assert torch.allclose(layer(x.roll(there, axis)), layer(x).roll(back, axis), atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["circular", "zeros"])
+@pytest.mark.parametrize("geometry", [g for g in GEOMETRY if g[2:4] != (2, 1)], ids=str)
+def test_a_transposed_layer_is_the_adjoint_of_one_with_the_same_coordinates(geometry, mode):
+    down = made(geometry, bias=False, padding_mode=mode)
+    up = made((geometry[1], geometry[0], *geometry[2:]), transposed=True, bias=False, padding_mode=mode)
+    up.load_state_dict(down.state_dict())
+    x = torch.randn(1, geometry[0], 6, 6)
+    y = down(x)
+    z = torch.randn_like(y)
+    assert torch.allclose((y * z).sum(), (x * up(z)).sum(), atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "options"), MAPS)
+@pytest.mark.parametrize("geometry", [(4, 4, 3, 1, 1, 1), (4, 8, 3, 2, 1, 2), (2, 6, 2, 1, 1, 1)], ids=str)
+def test_maps_are_interchangeable(name, options, geometry):
+    layer = made(geometry, parametrization=name, **options)
+    assert sk.drift(layer)["weight"].error <= layer.parametrizations.weight.param.error_bound()
+    found = sk.metrics.lipschitz(layer, (6, 6))
+    assert max(abs(found.largest - 1), abs(found.smallest - 1)) <= 1e-6
+
+
+def test_a_riemannian_optimizer_trains_the_kernel_and_keeps_it():
+    layer: Any = CONV(4, 4, 3, parametrization="stiefel")
+    opt = sk.optim.CayleySGD(sk.optim.parameter_groups(layer, lr=0.1))
+    x, target = torch.randn(8, 4, 6, 6), torch.randn(8, 4, 6, 6)
+    losses = []
+    for _ in range(20):
+        opt.zero_grad()
+        loss = (layer(x) - target).square().mean()
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert sk.drift(layer)["weight"].error <= layer.parametrizations.weight.param.error_bound()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("geometry", [(2, 2, 3, 1, 1, 1), (2, 5, 3, 2, 1, 1), (3, 2, 2, 1, 1, 1)], ids=str)
+def test_derivatives_of_a_kernel_are_right(dtype, geometry):
+    layer = made(geometry, dtype=dtype)
+    param = layer.parametrizations.weight.param
+    coordinates = tuple(c.detach().requires_grad_() for c in layer.parametrizations.weight.coordinates.values())
+    assert torch.autograd.gradcheck(param, coordinates)
+    assert torch.autograd.gradgradcheck(param, coordinates)
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "kernel"), [(2, 2, 3), (3, 2, 2), (1, 2, 1)])
+def test_derivatives_of_a_cayley_convolution_are_right(inputs, outputs, kernel):
+    layer = moved(CAYLEY(inputs, outputs, kernel, dtype=torch.float64))
+    names = [name for name, p in layer.named_parameters() if p.numel()]
+
+    def call(x, *values):
+        return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))
+
+    values = [layer.get_parameter(name).detach().requires_grad_() for name in names]
+    x = torch.randn(1, inputs, 3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(call, (x, *values))
+    assert torch.autograd.gradgradcheck(call, (x, *values))
+
+
+@pytest.mark.parametrize(("kernel", "size"), [(k, s) for k in (3, 2, (4, 3)) for s in ((6, 8), (5, 7))])
+def test_a_cayley_convolution_is_one_by_its_kernel_and_comes_from_a_skew_kernel_of_its_taps(kernel, size):
+    layer = moved(CAYLEY(3, 3, kernel, dtype=torch.float64), scale=0.3)
+    k, x = layer.kernel(*size), torch.randn(2, 3, *size, dtype=torch.float64)
+    ends = [size[1] - 1, 0, size[0] - 1, 0]
+    y = F.conv2d(F.pad(x, ends, "circular"), k.flip(2, 3), layer.bias)
+    assert torch.allclose(layer(x), y, atol=1e-12)
+    q = torch.fft.fft2(k).movedim((2, 3), (0, 1)) * layer.signs
+    eye = torch.eye(3, dtype=q.dtype)
+    a = torch.fft.ifft2((eye - q) @ torch.linalg.inv(eye + q), dim=(0, 1)).real
+    inside = torch.zeros(size, dtype=torch.bool)
+    for t in itertools.product(*(range(-((n - 1) // 2), n // 2 + 1) for n in layer.kernel_size)):
+        inside[t] = inside[tuple(-n for n in t)] = True
+    assert a[~inside].abs().max() <= 1e-10
+    assert a[inside].abs().max() >= 1e-2
+
+
+@pytest.mark.parametrize("size", [(6, 8), (5, 6), (1, 4)])
+def test_frames_of_self_conjugate_frequencies_are_real(size):
+    layer = moved(CAYLEY(4, 3, 3), scale=3.0)
+    w = layer.frames(*size)[0].unflatten(0, (size[0], size[1] // 2 + 1))
+    for i, j in itertools.product({0, size[0] // 2} if size[0] % 2 == 0 else {0}, {0, size[1] // 2}):
+        assert w[i, j].imag.abs().max() == 0
+    assert sk.metrics.orthogonality_error(w).max() <= sk.metrics.permitted_error(3, torch.float32)
+
+
+@pytest.mark.parametrize(
+    "layer", [CONV(4, 4, 3, init="identity"), CAYLEY(4, 4, 3, init="identity")], ids=["kernel", "frequencies"]
+)
+def test_the_identity_leaves_an_image_as_it_is(layer):
+    nn.init.zeros_(layer.bias)
+    x = torch.randn(2, 4, 5, 6)
+    assert torch.allclose(layer(x), x, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [sk.nn.OrthogonalConv1d(4, 6, 3), sk.nn.OrthogonalConvTranspose1d(6, 4, 3, 2), sk.nn.CayleyConv1d(4, 4, 4)],
+    ids=lambda layer: layer._get_name(),
+)
+def test_sequences_are_images_of_one_axis(layer):
+    found = sk.metrics.lipschitz(layer, (layer.in_channels, 8))
+    assert max(abs(found.largest - 1), abs(found.smallest - 1)) <= 1e-6
+    x = torch.randn(3, layer.in_channels, 8)
+    assert torch.allclose(layer(x[0]), layer(x)[0], atol=1e-6)
+
+
+def test_complex_kernels_are_orthogonal():
+    layer = CONV(3, 6, 3, stride=2, dtype=torch.complex64)
+    found = sk.metrics.lipschitz(layer, (6, 6))
+    assert max(abs(found.largest - 1), abs(found.smallest - 1)) <= 1e-6
+
+
+@pytest.mark.parametrize("kind", ["kernel", "adjoint"])
+def test_a_baked_layer_is_torchs_convolution(kind):
+    layer = STATED[kind]
+    baked = sk.bake(copy.deepcopy(layer))
+    assert isinstance(baked, nn.Conv2d if kind == "kernel" else nn.ConvTranspose2d)
+    assert isinstance(baked.weight, nn.Parameter)
+    x = torch.randn(2, layer.in_channels, 6, 6)
+    assert torch.equal(baked(x), layer(x))
+    if kind == "kernel":
+        plain = nn.Conv2d(4, 8, 3, 2, 1, padding_mode="circular")
+        plain.load_state_dict(baked.state_dict())
+        assert torch.equal(plain(x), layer(x))
+
+
+@pytest.mark.parametrize("layer", STATED.values(), ids=STATED)
+def test_layers_are_copied_saved_compiled_exported_and_cast_as_others_are(layer):
+    x = torch.randn(2, layer.in_channels, 6, 6)
+    y = layer(x)
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    other = copy.deepcopy(layer)
+    other.reset_parameters()
+    assert not torch.allclose(other(x), y)
+    other.load_state_dict(layer.state_dict())
+    for twin in (other, copy.deepcopy(layer), torch.load(file, weights_only=False)):
+        assert torch.equal(twin(x), y)
+    assert torch.allclose(torch.compile(copy.deepcopy(layer), fullgraph=True, backend="aot_eager")(x), y, atol=1e-5)
+    assert torch.allclose(torch.export.export(layer, (x,)).module()(x), y, atol=1e-5)
+    assert copy.deepcopy(layer).bfloat16()(x.bfloat16()).dtype == torch.bfloat16
+    found = sk.metrics.lipschitz(copy.deepcopy(layer).double(), x.shape[1:])
+    assert found.largest - 1 <= 1e-12
+
+
+def test_a_layer_on_the_meta_device_is_drawn_later():
+    for layer in (CONV(4, 4, 3, device="meta"), CAYLEY(4, 4, 3, device="meta")):
+        layer = layer.to_empty(device="cpu")
+        layer.reset_parameters()
+        assert abs(sk.metrics.lipschitz(layer, (4, 6, 6)).largest - 1) <= 1e-6
+
+
+def test_a_cached_kernel_is_mapped_once():
+    layer = CONV(4, 4, 3)
+    with parametrize.cached():
+        assert layer.weight is layer.weight
+
+
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+def test_lowered_products_do_not_touch_the_geometry(precision):
+    layer = CONV(4, 4, 3)
+    w = layer.weight.detach().clone()
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(precision)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(layer.weight, w)
+            assert STATED["frequencies"](torch.randn(1, 4, 6, 6)).dtype == torch.float32
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+REFUSED = [
+    (lambda: CONV(4, 4, 3, padding_mode="reflect"), 'padding_mode "circular" or "zeros", got'),
+    (lambda: CONV(4, 4, 3, padding=0), r'padding="same", \(1, 1\) here'),
+    (lambda: CONV(4, 4, 3, padding="full", padding_mode="zeros"), '"same", "valid" or integers'),
+    (lambda: CONV(4, 4, 3, padding=-1, padding_mode="zeros"), "an integer padding >= 0, or 2 of them"),
+    (lambda: CONV(4, 4, (3, 3, 3)), "an integer kernel_size >= 1, or 2 of them"),
+    (lambda: CONV(4, 4, 3, stride=0), "an integer stride >= 1"),
+    (lambda: CONV(4, 4, 3, groups=3), "in_channels that groups=3 divides, got 4"),
+    (lambda: CONV(4, 9, 1, stride=2), "at most 4 channels for each 4"),
+    (lambda: CONV(4, 9, 3, stride=2, dilation=2), "without common factor"),
+    (lambda: CONV(4, 4, 3, groups=4), "two channels a group"),
+    (lambda: CONV(4, 4, (2, 3), stride=(1, 2)), "an odd kernel along an axis of stride 1"),
+    (lambda: CONV(4, 4, 3, parametrization="margin"), "maps whose weights are frames"),
+    (lambda: CONV(4, 4, 3, parametrization="fourier"), "needs a complex"),
+    (lambda: CONV(4, 4, 3, reflections=2), "no option"),
+    (lambda: CONV(4, 4, 3, init="orthogonal"), "has no init"),
+    (lambda: UP(4, 4, 3, stride=2, output_padding=0), r"output_padding=\(1, 1\) for circular"),
+    (lambda: STATED["kernel"](torch.zeros(1, 4, 5, 6)), r"sizes the stride \(2, 2\) divides, got \(5, 6\)"),
+    (lambda: STATED["adjoint"](torch.zeros(1, 8, 3, 3), [6, 6]), "no output_size"),
+    (lambda: setattr(STATED["kernel"], "weight", torch.zeros(8, 4, 3, 3)), "no right inverse"),
+    (lambda: CAYLEY(4, 4, 3, dtype=torch.bfloat16), "float32 or float64"),
+    (lambda: CAYLEY(4, 4, 3, init="project"), "an init in"),
+    (lambda: CAYLEY(4, 6, 3, groups=4), "out_channels that groups=4 divides"),
+    (lambda: STATED["frequencies"](torch.zeros(1, 3, 5, 6)), r"real images \(4, H, W\)"),
+    (lambda: STATED["frequencies"](torch.zeros(1, 4, 0, 6)), r"real images \(4, H, W\)"),
+    (lambda: CONV(4, 4, 7)(torch.zeros(1, 4, 2, 8)), r"at least \(3, 3\), which"),
+    (lambda: CONV(4, 4, 6)(torch.zeros(1, 4, 2, 8)), r"at least \(3, 3\), which"),
+    (lambda: UP(4, 4, (7, 3))(torch.zeros(1, 4, 2, 8)), r"at least \(3, 1\), which"),
+]
+
+
+@pytest.mark.parametrize(("call", "needs"), REFUSED, ids=[needs for _, needs in REFUSED])
+def test_what_cannot_be_right_is_refused_in_a_sentence(call, needs):
+    with pytest.raises(errors.StiefelkitError, match=needs) as caught:
+        call()
+    assert re.search(r" (needs|has) .*[.?]$", str(caught.value))
+
+
+def test_a_kernel_of_another_map_is_not_loaded():
+    with pytest.raises(errors.CheckpointError, match="needs a checkpoint"):
+        CONV(4, 4, 3).load_state_dict(CONV(4, 4, 3, parametrization="householder").state_dict())
