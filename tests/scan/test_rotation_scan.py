@@ -8,8 +8,11 @@ from compiled_programs import is_without_spills, machinery
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
+from benchmarks import linear_recurrences
 from stiefelkit import errors
 from stiefelkit.functional._kernels.launch import programs
+from stiefelkit.measuring.races.clock import peak_bytes
+from stiefelkit.nn import RotationRNN
 from stiefelkit.scan import rotation_scan
 from stiefelkit.scan.engines import planes
 from stiefelkit.scan.engines.launch import PACKAGE
@@ -241,3 +244,20 @@ def test_the_program_keeps_its_states_in_registers(capability, is_fixed, tmp_pat
     found = machinery(compile(ASTSource(program, signature, constants), target, {"num_warps": 4}), tmp_path)
     assert is_without_spills(found)
     assert found.registers <= 64
+
+
+def test_float32_states_of_a_long_scan_are_those_of_float64_where_an_fft_loses_digits() -> None:
+    found = linear_recurrences.errors(4096, 1.0)
+    assert found["scan"] < 8
+    assert found["FFT"] > 10 * found["scan"]
+
+
+def test_memory_of_a_layer_follows_the_number_of_states_and_not_that_of_steps() -> None:
+    layer = RotationRNN(16, 32)
+
+    def most(steps: int, batch: int) -> int:
+        x, g = torch.randn(steps, batch, 16), torch.randn(steps, batch, 32)
+        layer(x)[0].backward(g)
+        return peak_bytes(lambda: layer(x)[0].backward(g), x.device)
+
+    assert most(2048, 2) < 1.5 * most(64, 64)

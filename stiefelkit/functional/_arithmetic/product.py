@@ -197,7 +197,10 @@ class _Product(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         a, b = ctx.saved_tensors
-        return product(g, b.mH).sum_to_size(a.shape), product(a.mH, g).sum_to_size(b.shape)
+        to_a = product(g, b.mH).sum_to_size(a.shape)
+        if b.dim() == 2 < a.dim():  # one product, not one for each matrix of the batch and a sum
+            a, g = a.flatten(0, -2), g.flatten(0, -2)
+        return to_a, product(a.mH, g).sum_to_size(b.shape)
 
     @staticmethod
     def tangent(ctx: Any, ta: Tensor | None, tb: Tensor | None) -> Tensor:  # type: ignore[override]
