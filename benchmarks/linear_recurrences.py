@@ -91,7 +91,7 @@ def main() -> None:
         x, g = torch.randn(steps, batch, INPUTS), torch.randn(steps, batch, UNITS)
         runs: dict[str, Run] = {}
         for name, layer in layers().items():
-            runs[name] = lambda layer=layer: layer(x)[0].backward(g)
+            runs[name] = lambda layer=layer, x=x, g=g: layer(x)[0].backward(g)
             runs[name]()
         times = race(runs, repeats=5, seconds=10.0)
         for name, run in runs.items():
