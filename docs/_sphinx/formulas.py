@@ -32,7 +32,7 @@ SIGNS = {
     "⊗": r"\otimes ",
     "∞": r"\infty ",
     "∂": r"\partial ",
-    "…": r"\dots ",
+    "...": r"\dots ",
 }
 ROOT = re.compile(r"√(\w+|\{[^{}]*\})")
 NAME = re.compile(r"\\[A-Za-z]+(?:\{[A-Za-z ]*\})?|[a-z]{3,}|\b(?:lr|tr|qr|Re|Im|St|SO)\b")
@@ -47,7 +47,7 @@ class FormulaError(ValueError):
 def latex(formula: str) -> str:
     """Returns a formula without the three liberties."""
     text = unicodedata.normalize("NFC", ROOT.sub(lambda root: rf"\sqrt{{{root[1].strip('{}')}}}", formula))
-    text = re.sub("|".join(SIGNS), lambda sign: SIGNS[sign[0]], text)
+    text = re.sub("|".join(map(re.escape, SIGNS)), lambda sign: SIGNS[sign[0]], text)
     return NAME.sub(lambda name: name[0] if name[0][0] == "\\" else rf"\operatorname{{{name[0]}}}", text)
 
 

@@ -18,7 +18,7 @@ from stiefelkit.tensors import computing_dtype, working_dtype
 
 
 class BlockDiagonal(Composite):
-    r""":math:`W = diag(Q_1, …, Q_k)` with frames Q_j by any parametrization, all mapped in one batched call.
+    r""":math:`W = diag(Q_1, ..., Q_k)` with frames Q_j by any parametrization, all mapped in one batched call.
 
     The blocks are n/k x p/k, so that k divides n and p; coordinates are those of the inner map for a batch of k.
 

@@ -22,7 +22,7 @@ from stiefelkit.tensors import coordinate_dtype, dtype_of_parts
 
 
 class Givens(OrthogonalParam):
-    r"""First p columns of :math:`W = D F_L … F_2 F_1`, each F a layer of rotations of disjoint pairs of rows.
+    r"""First p columns of :math:`W = D F_L ... F_2 F_1`, each F a layer of rotations of disjoint pairs of rows.
 
     Convention: a rotation of the rows (q, r), q < r, is [[cos t, -e^{i f} sin t], [sin t, e^{i f} cos t]], the phase on
     its second input, as in the code of EURNN; F_1 acts first on a column, D last. The coordinate `angle` holds the t,

@@ -27,7 +27,7 @@ from stiefelkit.tensors import coordinate_dtype, dtype_of_parts
 
 
 class Householder(OrthogonalParam):
-    r"""First p columns of a product of reflectors, :math:`H_1 H_2 … H_k D`.
+    r"""First p columns of a product of reflectors, :math:`H_1 H_2 ... H_k D`.
 
     A reflector is :math:`H_j = I - 2 u_j u_j^H / |u_j|^2`, with :math:`u_j` zero above row j. Real frames: D is a fixed
     diagonal of signs, the chart `signs`. Complex frames: :math:`D = diag(e^{i θ})` is trained too, the coordinate
