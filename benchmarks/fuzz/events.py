@@ -183,7 +183,7 @@ def loaded(world: World, how: str, keeps: bool) -> str:
     with torch.device("meta" if how.startswith("meta") else "cpu"):
         net = world.net if how == "itself" else world.fresh()
     if how in ("meta", "itself"):
-        net.to("meta").to_empty(device="cpu")
+        net.to("meta").to_empty(device="cpu").zero_grad()  # to_empty leaves gradients empty too, whose values are any
     every: dict[str, Any] = {"remove_duplicate": False}
     held = {**dict(world.net.named_parameters(**every)), **dict(world.net.named_buffers(**every))}
     if how == "data":

@@ -236,9 +236,8 @@ class Retaken:
     """The next step of an optimizer in float64, from what it holds now; `off` compares what it has done with that.
 
     Each is retaken twice more, from parameters, gradients and states that differ by their rounding, by norm or, where
-    torch's optimizers work entry by entry, by entry; and once without gradients whose squares vanish. Eight times what
-    comes of that, and four units of rounding of the result, bound what the rounding of a step may do, whatever its
-    condition.
+    torch's optimizers work entry by entry, by entry. Eight times what comes of that, and four units of rounding of the
+    result, bound what the rounding of a step may do, whatever its condition.
     """
 
     def __init__(self, optimizer: Any, generator: torch.Generator):
@@ -269,10 +268,8 @@ class Retaken:
         to, after = take(start, g, dict(s), o)
         after = {"": to, **after}
         bounds = dict.fromkeys(after, 0.0)
-        # Squares of entries this small vanish in the parameter's dtype, and torch's optimizers divide by their roots.
-        vanishing = (g.abs() ** 2 < 1e4 * torch.finfo(p.dtype).tiny) & (not group.get("manifold"))
-        for others_of_g in [near(g), near(g), *([g.masked_fill(vanishing, 0)] if bool(vanishing.any()) else [])]:
-            to, others = take(near(start), others_of_g, {key: near(v) for key, v in s.items()}, o)
+        for _ in range(2):
+            to, others = take(near(start), near(g), {key: near(v) for key, v in s.items()}, o)
             for key, t in {**others, "": to}.items():
                 bounds[key] = max(bounds[key], torch.dist(after[key], t).item())
         for key, t in after.items():

@@ -95,7 +95,7 @@ false, "bias": false, "map": "householder", "options": {}, "seed": 16029, "throu
 "optimizer": {"free": ["adam", {"fused": true}], "frames": ["manifold_muon", {"iterations": 3, "amsgrad":
 true}], "metric": "euclidean", "mixed": true, "lr": 0.1}, "scheduler": ["ExponentialLR", {"gamma": 0.9}],
 "events": [{"do": "assign", "seed": 244064, "how": "nonsense"}]}""",
-    "squares of gradients vanish in float32": """
+    "gradients are empty after to_empty": """
 {"seed": 6952, "tied": true, "precision": "float32", "layers": [{"kind": "embedding", "sizes": [5, 5],
 "complex": false, "bias": true, "map": "margin", "options": {}, "seed": 195415, "through_model": true, "groups":
 1, "activation": "tanh"}, {"kind": "own_linear", "sizes": [6, 1], "complex": true, "bias": true, "map":
