@@ -20,10 +20,10 @@ __all__ = ["SCHEMES", "draw", "haar", "hadamard", "henaff", "identity", "unit_ci
 
 
 def haar(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None) -> Tensor:
-    """Draws frames, exact to rounding, from the uniform (Haar) measure of St(n, p), each of a batch independently.
+    """Draws frames, exact to rounding, from the uniform (Haar) measure of :math:`St(n, p)`, each independently.
 
     Args:
-        shape: (*, n, p), n >= p.
+        shape: (*, n, p), :math:`n ≥ p`.
         dtype: of the frames, real or complex; drawn in float64 or complex128, and rounded once.
         generator: source of randomness, on whose device the frames are; torch's default when None.
 
@@ -50,7 +50,7 @@ def identity(
     """Returns the first p columns of the identity.
 
     Args:
-        shape: (*, n, p), n >= p.
+        shape: (*, n, p), :math:`n ≥ p`.
         dtype: of the frames, real or complex; float64 by default.
         generator: source of randomness; torch's default when None.
     """
@@ -62,12 +62,12 @@ def identity(
 def henaff(
     shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Rotates consecutive pairs of axes by angles uniform on (-pi, pi) (Henaff, Szlam, LeCun 2016).
+    """Rotates consecutive pairs of axes by angles uniform on :math:`(-π, π)` (Henaff, Szlam, LeCun 2016).
 
-    An odd last axis stays where it is. The eigenvalues e^{it}, e^{-it} are uniform on the unit circle.
+    An odd last axis stays where it is. The eigenvalues :math:`e^{it}, e^{-it}` are uniform on the unit circle.
 
     Args:
-        shape: (*, n, p), n >= p.
+        shape: (*, n, p), :math:`n ≥ p`.
         dtype: of the frames, real or complex; float64 by default.
         generator: source of randomness; torch's default when None.
     """
@@ -85,10 +85,10 @@ def henaff(
 def unit_circle(
     shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Draws frames with eigenvalues uniform on the unit circle: `henaff` for real, diag(e^{it}) for complex frames.
+    """Draws frames with eigenvalues uniform on the unit circle: `henaff` if real, :math:`diag(e^{it})` if complex.
 
     Args:
-        shape: (*, n, p), n >= p.
+        shape: (*, n, p), :math:`n ≥ p`.
         dtype: of the frames, real or complex; float64 by default.
         generator: source of randomness; torch's default when None.
     """
@@ -103,11 +103,11 @@ def unit_circle(
 def hadamard(
     n: int, *, random: bool = True, dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Returns H / sqrt(n), H a Hadamard matrix (entries 1 and -1, orthogonal rows), with columns of random sign.
+    """Returns :math:`H / √n`, H a Hadamard matrix (entries 1 and -1, orthogonal rows), with columns of random sign.
 
-    H is a product of Sylvester's matrices, of order 2^k, with one of Paley's, of order q + 1 or 2 (q + 1) for a prime
-    power q, or with Williamson's of order 172. `stiefelkit.functional.hadamard_transform` applies it without forming
-    it.
+    H is a product of Sylvester's matrices, of order :math:`2^k`, with one of Paley's, of order :math:`q + 1` or
+    :math:`2 (q + 1)` for a prime power q, or with Williamson's of order 172. `stiefelkit.functional.hadamard_transform`
+    applies it without forming it.
 
     Args:
         n: the order: 1, 2, or a multiple of 4 of the form above; among those up to 2000 about three in four are.
@@ -272,7 +272,7 @@ def draw(
 
     Args:
         scheme: a name in `SCHEMES`.
-        shape: (*, n, p), n >= p.
+        shape: (*, n, p), :math:`n ≥ p`.
         dtype: of the frames, real or complex; float64 by default.
         generator: source of randomness; torch's default when None.
 

@@ -35,7 +35,7 @@ SIGNS = {
     "...": r"\dots ",
 }
 ROOT = re.compile(r"√(\w+|\{[^{}]*\})")
-NAME = re.compile(r"\\[A-Za-z]+(?:\{[A-Za-z ]*\})?|[a-z]{3,}|\b(?:lr|tr|qr|Re|Im|St|SO)\b")
+NAME = re.compile(r"\\[A-Za-z]+(?:\{[A-Za-z ]*\})?|[a-z]{3,}|\b(?:lr|tr|qr|Re|Im|St|SO|Hess)\b")
 RANGES = ((0x20, 0x7F), (0xA0, 0x100), (0x391, 0x3F7), (0x2010, 0x2070), (0x20D0, 0x20F0), (0x210E, 0x210F))
 RANGES += ((0x2102, 0x214A), (0x2190, 0x22FF), (0x27E6, 0x27EC), (0x1D434, 0x1D468), (0x1D6A4, 0x1D71B))
 

@@ -40,8 +40,8 @@ class Traits:
         onto: every frame is in the image.
         invertible: `right_inverse` works on the image.
         exact: frames are within 1.2 times the rounding limit.
-        component: which part of O(n) the coordinates reach: "connected" where there is only one part (complex or
-            tall frames), "rotations" for det +1 only, "chart" where a chart fixed at assignment decides,
+        component: which part of :math:`O(n)` the coordinates reach: "connected" where there is only one part (complex
+            or tall frames), "rotations" for det +1 only, "chart" where a chart fixed at assignment decides,
             "coordinates" where they decide themselves, as those of a free matrix do.
         twice_differentiable: second derivatives are right; a parametrization without them raises.
         cost_exponent: time of a square map grows as n to this power.
@@ -56,7 +56,7 @@ class Traits:
 
 
 class OrthogonalParam(nn.Module, ABC):
-    """A map from coordinates to frames W, W^H W = I, of shape (*, n, p) with n >= p.
+    """A map from coordinates to frames W, :math:`W^H W = I`, of shape (*, n, p) with :math:`n ≥ p`.
 
     A subclass implements `traits`, `coordinates`, `forward`, `examples` and `invert`, or `initial` where it has no
     right inverse; it may add a chart (buffers that stay fixed while training), reject shapes or dtypes in `supports`
@@ -191,7 +191,7 @@ class OrthogonalParam(nn.Module, ABC):
         )
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """Returns the largest ||W^H W - I||_F that the map promises here, of each matrix of a batch.
+        """Returns the largest :math:`‖W^H W - I‖_F` that the map promises here, of each matrix of a batch.
 
         That of an exact frame. A parametrization with precision "fast", or whose weights are no frames, states its own,
         which may grow with the coordinates.
@@ -206,10 +206,11 @@ class OrthogonalParam(nn.Module, ABC):
         """Finds coordinates whose image is W; checks W first, then writes the chart and nothing else.
 
         Args:
-            w: a frame of shape `self.shape` of the map's field, ||W^H W - I||_F <= 100 times the rounding limit.
+            w: a frame of shape `self.shape` of the map's field, :math:`‖W^H W - I‖_F ≤ 100` times the rounding limit.
 
         Returns:
-            Coordinates in float32 or better, with ||forward(.) - W||_F <= `return_bound` + ||W^H W - I||_F.
+            Coordinates in float32 or better, with :math:`‖W' - W‖_F` at most `return_bound` + :math:`‖W^H W - I‖_F`, W'
+            the frame that they give.
 
         Raises:
             ShapeError: wrong shape.

@@ -33,7 +33,7 @@ class Paraunitary(Composite):
         shape: of the kernel, (rows, columns / groups, *taps).
         groups: that divide the rows.
         stride: along each axis, as far as taps see it, at most as many as there are taps.
-        parametrization: of Q_i and R, a registered name or a class.
+        parametrization: of :math:`Q_i` and R, a registered name or a class.
         options: of both maps.
         dtype, device: of the kernel, and where charts live.
 
@@ -99,7 +99,7 @@ class Paraunitary(Composite):
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Those of R's map; "identity", with R = I and all P_i equal, is a shift by half of the taps."""
+        """Those of R's map; "identity", :math:`R = I` and equal :math:`P_i`, is a shift by half of the taps."""
         return self.frame.schemes
 
     def options(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Paraunitary(Composite):
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """Those of R, for all groups, and of all Q_i."""
+        """Those of R, for all groups, and of all :math:`Q_i`."""
         return prefixed(**{key: part.coordinates for key, part in self._parts.items()})
 
     @property
@@ -128,7 +128,7 @@ class Paraunitary(Composite):
         return 2 * permitted_error(min(sides) * (1 if self.is_complex else 2), self.dtype)
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
-        """Draws R by a scheme, and all Q_i by it if it is "identity", else by the default scheme of their map."""
+        """Draws R by a scheme, and all :math:`Q_i` by it if it is "identity", else by their map's default scheme."""
         drawn, charts = (), {}
         for key, part in self._parts.items():
             own = scheme if part is self.frame or scheme == "identity" else part.schemes[0]

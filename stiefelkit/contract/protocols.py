@@ -79,7 +79,7 @@ class Bounds(Protocol):
 
     @property
     def return_bound(self) -> float:
-        """The largest ||forward(right_inverse(W)) - W||_F of a W that is a frame to rounding."""
+        """The largest Frobenius norm of `forward(right_inverse(W)) - W`, of a W that is a frame to rounding."""
         ...
 
 
@@ -105,7 +105,7 @@ class Weights(Protocol):
 
 
 def return_bound(param: OrthogonalParam) -> float:
-    """Returns the largest ||forward(right_inverse(W)) - W||_F of a W that is a frame to rounding; see `Bounds`."""
+    """Returns the largest Frobenius norm of `forward(right_inverse(W)) - W`, W a frame to rounding; see `Bounds`."""
     if hasattr(type(param), "return_bound"):
         return cast(Bounds, param).return_bound
     return permitted_return(param.shape, param.dtype)

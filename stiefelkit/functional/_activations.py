@@ -12,14 +12,15 @@ EPSILON = at_least(0)
 
 
 def modrelu(z: Tensor, b: Tensor, epsilon: float = 0.0) -> Tensor:
-    r"""modReLU: relu(|z| + b) z / |z|, and 0 at z = 0.
+    r"""modReLU: :math:`relu(|z| + b) z / |z|`, and 0 at :math:`z = 0`.
 
-    The phase (for real z, the sign) is kept and the modulus shifted; where |z| + b <= 0 the output and its gradient
-    are 0. At z = 0 the value is 0 and so is the gradient, real and complex, with no epsilon.
+    The phase (for real z, the sign) is kept and the modulus shifted; where :math:`|z| + b ≤ 0` the output and its
+    gradient are 0. At :math:`z = 0` the value is 0 and so is the gradient, real and complex, with no epsilon.
 
-    With one it is that of scuRNN's paper, equation 5: relu(s + b) z / (s + epsilon), s = (|z|^2 + epsilon)^(1/2), which
-    is smooth at z = 0, where its gain is (epsilon^(1/2) + b) / (epsilon^(1/2) + epsilon): above 4 for b = 0.01 and
-    their 1e-5, so that sixty steps of zero input may overflow.
+    With one it is that of scuRNN's paper, equation 5: :math:`relu(s + b) z / (s + epsilon)`,
+    :math:`s = (|z|^2 + epsilon)^{1/2}`, which is smooth at :math:`z = 0`, where its gain is
+    :math:`(epsilon^{1/2} + b) / (epsilon^{1/2} + epsilon)`: above 4 for b = 0.01 and their 1e-5, so that sixty steps of
+    zero input may overflow.
 
     Args:
         z: pre-activation, real or complex, shape (*, n); a modulus below the smallest normal number counts as 0.
@@ -63,7 +64,7 @@ def modrelu_of_parts(parts: Tensor, b: Tensor, epsilon: float, dim: int) -> Tens
 
 
 def oplu(z: Tensor) -> Tensor:
-    """OPLU: the pair (z_i, z_{i + n/2}) in falling order, the larger in the first half; keeps every norm.
+    """OPLU: the pair :math:`(z_i, z_{i + n/2})` in falling order, the larger in the first half; keeps every norm.
 
     Pairs as in Mhammedi et al. 2017. A pair of equals stays as it is, and so does its gradient.
 
@@ -91,7 +92,7 @@ def oplu(z: Tensor) -> Tensor:
 
 
 def leaky_relu(z: Tensor, slope: float = 0.1) -> Tensor:
-    """Z where it is positive, else slope z; at 0 the gradient is the slope's.
+    """Z where it is positive, else :math:`slope z`; at 0 the gradient is the slope's.
 
     Args:
         z: real pre-activation, any shape.

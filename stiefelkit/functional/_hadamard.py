@@ -19,15 +19,15 @@ _RADIX = 16
 
 
 def hadamard_transform(x: Tensor, *, adjoint: bool = False) -> Tensor:
-    """Returns H x / sqrt(n) for vectors x, with the matrix of `stiefelkit.init.hadamard(n, random=False)`.
+    """Returns :math:`H x / √n` for vectors x, with the matrix of `stiefelkit.init.hadamard(n, random=False)`.
 
-    It is orthogonal. Costs 8 n log2(n) operations for n = 2^k in place of 2 n^2: one product with a matrix of order 16
-    for each four factors of 2, and one with the last factor. Worked out in float64 or complex128, and
-    rounded once. Differentiable any number of times.
+    It is orthogonal. Costs :math:`8 n log_2(n)` operations for :math:`n = 2^k` in place of :math:`2 n^2`: one product
+    with a matrix of order 16 for each four factors of 2, and one with the last factor. Worked out in float64 or
+    complex128, and rounded once. Differentiable any number of times.
 
     Args:
         x: vectors of shape (*, n), real or complex, of any floating dtype.
-        adjoint: multiplies by H^T instead, the inverse.
+        adjoint: multiplies by :math:`H^T` instead, the inverse.
 
     Raises:
         DtypeError: x is no floating or complex tensor.

@@ -34,22 +34,23 @@ def householder(
     phase: Tensor | None = None,
     precision: str = "exact",
 ) -> Tensor:
-    """Returns the first p columns of H_1 ... H_k D, a product of k reflectors and a diagonal.
+    """Returns the first p columns of :math:`H_1 ... H_k D`, a product of k reflectors and a diagonal.
 
     Differentiable any number of times; composes with vmap, compile and export. Does not depend on the scale of a
     reflector (1e-30 to 1e30 is safe), and a zero reflector is the identity, with gradient zero. Works panel by panel,
-    4/3 n^3 flops for n = k = p; backward 4 n^3, in the dtype of the frame. Where gradients are themselves to be
-    differentiated (create_graph=True, torch.func) the backward is a plain formula in float64, in one panel.
+    :math:`4/3 n^3` flops for :math:`n = k = p`; backward :math:`4 n^3`, in the dtype of the frame. Where gradients are
+    themselves to be differentiated (create_graph=True, torch.func) the backward is a plain formula in float64, in one
+    panel.
 
     Args:
         v: packed reflectors, the columns of a lower-trapezoidal U (n x k) (see `unpack_trapezoid`), float32 or float64,
             shape (*, trapezoid_size(n, k, dtype.is_complex)).
         n: rows of the frame.
-        k: number of reflectors, k <= p.
-        p: columns of the frame, p <= n.
+        k: number of reflectors, :math:`k ≤ p`.
+        p: columns of the frame, :math:`p ≤ n`.
         dtype: of the frame: float32, float64, complex64 or complex128.
         signs: fixed diagonal D, shape (*, p) or fewer batch dimensions, any dtype.
-        phase: angles of D in radians, as `signs`, complex frames only; D = I when neither is given.
+        phase: angles of D in radians, as `signs`, complex frames only; :math:`D = I` when neither is given.
         precision: "exact": a float32 or complex64 frame is worked out in float64 and rounded once. "fast": it is not,
             and its distance from the product grows to some 20 times the rounding limit.
 
@@ -81,8 +82,8 @@ def householder_linear(
     Args:
         x: rows of shape (*, p), of the dtype that the frame would have.
         v: packed reflectors of one frame, as `householder` takes them.
-        n: rows of the frame, p <= n.
-        k: number of reflectors, k <= p.
+        n: rows of the frame, :math:`p ≤ n`.
+        k: number of reflectors, :math:`k ≤ p`.
         signs: fixed diagonal D, shape (p).
         phase: angles of D in radians, shape (p).
         precision: "exact": float32 and complex64 rows are worked out in float64. "fast": they are not.
@@ -274,21 +275,22 @@ def _normalised(v: Tensor, n: int, k: int, is_complex: bool) -> tuple[Tensor, Te
 
 
 def householder_inverse(q: Tensor, k: int, signs: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Reduces a frame by k reflectors, column by column: Q = householder(v) R with R = H_k ... H_1 Q.
+    """Reduces a frame by k reflectors, column by column: :math:`Q = householder(v) R` with :math:`R = H_k ... H_1 Q`.
 
-    Each reflector v_j = x + sgn(x_j) |x| e_j sends column j to a multiple of e_j without cancellation. If k = p, R is
-    diagonal, [D; 0]. With prescribed signs, for real frames, v_j = x - d_j |x| e_j instead; if k < p that is done in
-    the column space of Q D - I, where k columns tell all of Q: from the first k columns of Q alone a short x would tell
-    where its reflector points to no more than eps / |x|.
+    Each reflector :math:`v_j = x + sgn(x_j) |x| e_j` sends column j to a multiple of :math:`e_j` without cancellation.
+    If :math:`k = p`, R is diagonal, :math:`[D; 0]`. With prescribed signs, for real frames,
+    :math:`v_j = x - d_j |x| e_j` instead; if :math:`k < p` that is done in the column space of :math:`Q D - I`, where k
+    columns tell all of Q: from the first k columns of Q alone a short x would tell where its reflector points to no
+    more than :math:`eps / |x|`.
 
     Args:
         q: frames of shape (*, n, p), exact to rounding in float64 or complex128.
-        k: number of reflectors, k <= p.
+        k: number of reflectors, :math:`k ≤ p`.
         signs: prescribed diagonal D of real frames, shape (*, p); the stable choice when None.
 
     Returns:
         Packed reflectors of shape (*, d) in float64; the diagonal of R's top block, (*, p); and what is left of Q off
-        that diagonal, the norm of R - [D; 0] in the shape (*).
+        that diagonal, the norm of :math:`R - [D; 0]` in the shape (*).
     """
     check_tall("householder_inverse", q)
     check_counts("householder_inverse", k=k)

@@ -29,13 +29,13 @@ _PRECISIONS = ("exact", "fast")
 
 
 def msign(x: Tensor, *, lowest: float = 1e-3, precision: str = "exact") -> Tensor:
-    r"""Returns U V^H of the singular value decomposition X = U S V^H, by products alone.
+    r"""Returns :math:`U V^H` of the singular value decomposition :math:`X = U S V^H`, by products alone.
 
-    For X of full rank it is the frame nearest to X, the steepest direction in the spectral norm: <X, A> over all A with
-    ||A||_2 <= 1 is largest there. Singular values from `lowest` times the largest on come out as 1. Smaller ones come
-    out between 0 and 1, growing, and at least as large as they were relative to the largest; so a matrix without full
-    rank gives its partial isometry up to rounding times 20 / `lowest`, and zero gives zero. No value is read on
-    the host. What is not finite gives NaN.
+    For X of full rank it is the frame nearest to X, the steepest direction in the spectral norm: :math:`⟨X, A⟩` over
+    all A with :math:`‖A‖_2 ≤ 1` is largest there. Singular values from `lowest` times the largest on come out as 1.
+    Smaller ones come out between 0 and 1, growing, and at least as large as they were relative to the largest; so a
+    matrix without full rank gives its partial isometry up to rounding times 20 / `lowest`, and zero gives zero. No
+    value is read on the host. What is not finite gives NaN.
 
     Costs 7 steps (8 in float64) of two products n x p x p and one p x p x p at the default, two more steps for each
     factor of 100 in `lowest`, and a polish.
@@ -45,7 +45,7 @@ def msign(x: Tensor, *, lowest: float = 1e-3, precision: str = "exact") -> Tenso
         lowest: smallest singular value, over the largest, that is taken to 1; from 1e-12 to 0.5. Below 1e-6 it takes
             float64 to tell one from rounding.
         precision: "exact" ends with a polish in float64, at the rounding limit of the dtype; "fast" does not, and is
-            off by a few eps sqrt(p) more.
+            off by a few :math:`eps √p` more.
 
     Returns:
         Matrices of the same shape and dtype, contiguous, without a gradient: `polar_factor` has one.

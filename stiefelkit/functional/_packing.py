@@ -29,9 +29,9 @@ _known: dict[tuple[Any, ...], Tensor] = {}
 
 
 def skew_size(n: int, p: int, is_complex: bool) -> int:
-    """Returns the number of real coordinates of a tangent vector at an n x p frame: the dimension of St(n, p).
+    """Returns the number of real coordinates of a tangent vector at an n x p frame: the dimension of :math:`St(n, p)`.
 
-    The complex count leaves out nothing: p^2 for A11 and 2(n - p)p for A21.
+    The complex count leaves out nothing: :math:`p^2` for :math:`A_{11}` and :math:`2 (n - p) p` for :math:`A_{21}`.
 
     Args:
         n: rows of the frame.
@@ -51,11 +51,11 @@ def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Te
     Args:
         v: real coordinates, shape (*, skew_size(n, p, is_complex)).
         n: rows of the frame.
-        p: columns of the frame, p <= n.
+        p: columns of the frame, :math:`p ≤ n`.
         is_complex: whether the blocks are complex.
 
     Returns:
-        A11 of shape (*, p, p), skew-Hermitian to the bit, and A21 of shape (*, n - p, p).
+        :math:`A_{11}` of shape (*, p, p), skew-Hermitian to the bit, and :math:`A_{21}` of shape (*, n - p, p).
     """
     check_tensors("unpack_skew", v)
     check_counts("unpack_skew", n=n, p=p)
@@ -110,11 +110,11 @@ def pack_skew(a11: Tensor, a21: Tensor | None = None) -> Tensor:
 def pack_skew_gradient(g11: Tensor, g21: Tensor | None = None) -> Tensor:
     """Applies the adjoint of `unpack_skew`: turns gradients with respect to the blocks into those of the coordinates.
 
-    Gradients are torch's, dL/dRe + i dL/dIm.
+    Gradients are torch's, :math:`∂L/∂Re + i ∂L/∂Im`.
 
     Args:
-        g11: gradient by the square block A11, shape (*, p, p).
-        g21: gradient by the block A21 under it, shape (*, n - p, p); None for square frames.
+        g11: gradient by the square block :math:`A_{11}`, shape (*, p, p).
+        g21: gradient by the block :math:`A_{21}` under it, shape (*, n - p, p); None for square frames.
 
     Returns:
         Real gradients of shape (*, `skew_size`).
@@ -209,7 +209,7 @@ def unpack_trapezoid(v: Tensor, n: int, k: int, is_complex: bool) -> Tensor:
     Args:
         v: real coordinates, shape (*, trapezoid_size(n, k, is_complex)).
         n: rows.
-        k: columns, k <= n.
+        k: columns, :math:`k ≤ n`.
         is_complex: whether the matrices are complex.
 
     Returns:

@@ -25,7 +25,8 @@ def nearest_frame(w: Tensor) -> Tensor:
         w: matrices of shape (*, n, p) of full rank, any floating or complex dtype.
 
     Returns:
-        Frames of the same shape and dtype, with orthonormal rows where n < p. Differentiable any number of times.
+        Frames of the same shape and dtype, with orthonormal rows where :math:`n < p`. Differentiable any number of
+        times.
 
     Raises:
         ShapeError, DtypeError, NonFiniteError, RankError: as `polar_factor`.
@@ -38,20 +39,20 @@ def nearest_frame(w: Tensor) -> Tensor:
 
 
 def polar_factor(x: Tensor, *, well_conditioned: bool = False) -> Tensor:
-    r"""Returns the frame Q of X = Q H with H Hermitian and positive: the frame nearest to X.
+    r"""Returns the frame Q of :math:`X = Q H` with H Hermitian and positive: the frame nearest to X.
 
-    The derivative is dQ = Q Z + (I - Q Q^H) dX H^-1, where the skew Z solves H Z + Z H = Q^H dX - dX^H Q; it is finite
-    wherever X has full rank, also at repeated singular values, and so are those of it. Differentiable any number of
-    times, once of them in forward mode; composes with vmap. Worked out in float64 or complex128 and rounded once. Wide
-    matrices are done as their adjoint, Q(X) = Q(X^H)^H.
+    The derivative is :math:`dQ = Q Z + (I - Q Q^H) dX H^{-1}`, where the skew Z solves
+    :math:`H Z + Z H = Q^H dX - dX^H Q`; it is finite wherever X has full rank, also at repeated singular values, and so
+    are those of it. Differentiable any number of times, once of them in forward mode; composes with vmap. Worked out in
+    float64 or complex128 and rounded once. Wide matrices are done as their adjoint, :math:`Q(X) = Q(X^H)^H`.
 
     Args:
         x: matrices of shape (*, n, p) of full rank, any size from 1e-300 to 1e300, any floating or complex dtype.
-        well_conditioned: says that the condition of X is below about 1e6; Q then comes from the eigenvectors of X^H X
-            instead of an SVD, no value is branched on, and the rank is not checked.
+        well_conditioned: says that the condition of X is below about 1e6; Q then comes from the eigenvectors of
+            :math:`X^H X` instead of an SVD, no value is branched on, and the rank is not checked.
 
     Returns:
-        Frames of the same shape and dtype, with orthonormal rows where n < p.
+        Frames of the same shape and dtype, with orthonormal rows where :math:`n < p`.
 
     Raises:
         ShapeError: X is a vector or a number.

@@ -16,11 +16,11 @@ _SMALLEST_BLOCKED = 256
 
 
 def polish(w: Tensor) -> Tensor:
-    r"""Returns W - W (W^H W - I) / 2, whose defect is of the order of the square of W's.
+    r"""Returns :math:`W - W (W^H W - I) / 2`, whose defect is of the order of the square of W's.
 
-    One Newton-Schulz step of the polar decomposition: a frame's defect d becomes 3/4 d^2, down to the rounding of its
-    dtype. W^H W - I is computed in float64 (by `split_defect` where that is slow), the update in W's own dtype, so a
-    float32 frame ends at the rounding limit. Costs 3 to 5 float32 products.
+    One Newton-Schulz step of the polar decomposition: a frame's defect d becomes :math:`3/4 d^2`, down to the rounding
+    of its dtype. :math:`W^H W - I` is computed in float64 (by `split_defect` where that is slow), the update in W's own
+    dtype, so a float32 frame ends at the rounding limit. Costs 3 to 5 float32 products.
 
     The gradient passes straight through. That is exact up to the defect: at a frame the derivative of this step is the
     projector on the tangent space, and dW from an exact map is tangent already.
@@ -96,10 +96,11 @@ def rounded_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
 
 
 def split_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
-    """M^H M - I of a nearly orthonormal M = W + remainder to twice the digits of float32, in float32 products only.
+    """Returns :math:`M^H M - I`, :math:`M = W + remainder`, to twice the digits of float32, in float32 products only.
 
-    With H = round(2048 W) / 2048 and L = W - H the products in H^H H are multiples of 2^-22 whose sums of modulus 1
-    float32 holds exactly; the rest, C + C^H with C = (H + L / 2)^H L, is small.
+    With :math:`H = round(2048 W) / 2048` and :math:`L = W - H` the products in :math:`H^H H` are multiples of
+    :math:`2^{-22}` whose sums of modulus 1 float32 holds exactly; the rest, :math:`C + C^H` with
+    :math:`C = (H + L / 2)^H L`, is small.
 
     Args:
         w: nearly orthonormal columns, shape (*, n, p), float32 or complex64.

@@ -48,15 +48,14 @@ _LONG = 1e3
 
 
 class Stiefel(geoopt.Manifold):
-    r"""The Stiefel manifold St(n, p): n x p matrices with orthonormal columns, W^H W = I, n >= p, real or complex.
+    r"""The Stiefel manifold :math:`St(n, p)`: real or complex n x p matrices, :math:`n ≥ p`, with :math:`W^H W = I`.
 
-    Tangent vectors at W are the U with W^H U + U^H W = 0. Two inner products of them:
-
-        canonical: Re tr(U^H (I - W W^H / 2) V),    euclidean: Re tr(U^H V).
+    Tangent vectors at W are the U with :math:`W^H U + U^H W = 0`. Two inner products of them: canonical,
+    :math:`Re tr(U^H (I - W W^H / 2) V)`, and euclidean, :math:`Re tr(U^H V)`.
 
     All of it works in float64 or complex128 and rounds once. A step first replaces a float32 frame by the nearest exact
-    one, so ||W^H W - I||_F stays at the rounding limit however many steps an optimizer makes. Nothing of n x n is
-    formed for n > 3p. Not for devices without float64, nor fast where it is slow.
+    one, so :math:`‖W^H W - I‖_F` stays at the rounding limit however many steps an optimizer makes. Nothing of n x n is
+    formed for :math:`n > 3p`. Not for devices without float64, nor fast where it is slow.
 
     Methods have geoopt's names and arguments: `x`, `y` are frames, `u`, `v` tangent vectors, of shape (*, n, p),
     float32, float64, complex64 or complex128. Of a direction that is not tangent the tangent part counts.
@@ -119,7 +118,7 @@ class Stiefel(geoopt.Manifold):
         return f"{self.metric}, {self.retraction}"
 
     def dim(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> int:
-        """Returns the real dimension of the manifold of one frame: np - p(p + 1)/2, and 2np - p^2 where complex.
+        """Returns the real dimension of the manifold of one frame: :math:`np - p(p + 1)/2`; complex: :math:`2np - p^2`.
 
         Args:
             size: (*, n, p), as integers or one sequence; how large the batch is does not count.
@@ -132,10 +131,10 @@ class Stiefel(geoopt.Manifold):
         return skew_size(n, p, dtype.is_complex)
 
     def typical_dist(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> float:
-        """Returns a length to measure steps and trust regions by, sqrt(p) for each frame, as Manopt has it.
+        """Returns a length to measure steps and trust regions by, :math:`√p` for each frame, as Manopt has it.
 
-        The root mean square of the chord ||X - Y||_F of random frames is sqrt(2) times that. Size and dtype are as in
-        `dim`.
+        The root mean square of the chord :math:`‖X - Y‖_F` of random frames is :math:`√2` times that. Size and dtype
+        are as in `dim`.
 
         References:
             Boumal, Mishra, Absil, Sepulchre, Manopt, a Matlab toolbox for optimization on manifolds, JMLR 15, 2014.
@@ -212,14 +211,14 @@ class Stiefel(geoopt.Manifold):
         return polar_factor(x)
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
-        """Projects a matrix on the tangent space, orthogonally in the Euclidean metric: U - W (W^H U + U^H W) / 2."""
+        """Projects a matrix on the tangent space in the Euclidean metric: :math:`U - W (W^H U + U^H W) / 2`."""
         w, wide = _widened(x, u)
         return tangent_part(w, wide).to(u.dtype)
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
-        """Turns a Euclidean gradient G into the tangent R with inner(R, V) = Re tr(G^H V) for every tangent V.
+        """Turns a Euclidean gradient G into the tangent R with :math:`⟨R, V⟩ = Re tr(G^H V)` for every tangent V.
 
-        Canonical: G - W G^H W; Euclidean: its tangent part.
+        Canonical: :math:`G - W G^H W`; Euclidean: its tangent part.
         """
         w, g = _widened(x, u)
         r = g - w @ (g.mH @ w) if self.metric == "canonical" else tangent_part(w, g)
@@ -228,12 +227,12 @@ class Stiefel(geoopt.Manifold):
     def ehess2rhess(self, x: Tensor, egrad: Tensor, ehess: Tensor, u: Tensor) -> Tensor:
         """Turns a Euclidean Hessian along U into the Riemannian one, the covariant derivative of the gradient along U.
 
-        Self-adjoint in the metric, and inner(U, Hess U) is the second derivative along the geodesic that leaves in the
-        direction U. The formula: `stiefelkit.functional.riemannian_hessian`.
+        Self-adjoint in the metric, and :math:`⟨U, Hess U⟩` is the second derivative along the geodesic that leaves in
+        the direction U. The formula: `stiefelkit.functional.riemannian_hessian`.
 
         Args:
             x: frames, shape (*, n, p).
-            egrad: Euclidean gradients G at X, df = Re tr(G^H dX), as torch gives them.
+            egrad: Euclidean gradients G at X, :math:`df = Re tr(G^H dX)`, as torch gives them.
             ehess: derivatives of G in the direction U, as `torch.func.jvp(torch.func.grad(f), (x,), (u,))` gives them.
             u: tangent vectors; of another direction the tangent part counts, for which `ehess` must be.
 
@@ -295,7 +294,7 @@ class Stiefel(geoopt.Manifold):
 
         The shortest where n = p or where it is short, see `stiefelkit.functional.geodesic_logarithm`; beyond that the
         shortest of several. Where many are shortest, as between the poles of a sphere, one of them. In the Euclidean
-        metric the one of tall frames that shooting finds, which from a distance of pi on need not be the shortest, and
+        metric the one of tall frames that shooting finds, which from a distance of π on need not be the shortest, and
         fails for some.
 
         Args:

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 FRAME_TOLERANCE = 100
-"""A frame is anything with ||W^H W - I||_F at most this many times the rounding limit of its dtype.
+"""A frame is anything with :math:`‖W^H W - I‖_F` at most this many times the rounding limit of its dtype.
 
 In bfloat16 and float16 that would admit matrices that are no frames at all, so there 4 limits or 0.1, the larger, is
 the bound.
@@ -35,7 +35,7 @@ the bound.
 
 
 def orthogonality_error(w: Tensor) -> Tensor:
-    r"""Frobenius norm of W^H W - I in float64, shape (*), of W of shape (*, n, p), real or complex, any floating dtype.
+    r"""Returns :math:`‖W^H W - I‖_F` in float64, shape (*), for W of shape (*, n, p), real or complex, of any dtype.
 
     Args:
         w: the matrices; batches are measured matrix by matrix.
@@ -55,9 +55,9 @@ def orthogonality_error(w: Tensor) -> Tensor:
 
 
 def defect(w: Tensor) -> Tensor:
-    """Returns W^H W - I of matrices (*, n, p), summed over blocks of max(16, p) rows.
+    """Returns :math:`W^H W - I` of matrices (*, n, p), summed over blocks of max(16, p) rows.
 
-    In one long sum the rounding errors of equal rows align and grow as n eps.
+    In one long sum the rounding errors of equal rows align and grow as :math:`n eps`.
 
     Args:
         w: real or complex, of any floating dtype, in which it is computed.
@@ -77,10 +77,10 @@ def defect(w: Tensor) -> Tensor:
 
 
 def rounding_limit(p: int, dtype: torch.dtype) -> float:
-    r"""Returns what rounding the entries of an exact n x p frame costs: 0.30 eps sqrt(p) in ||W^H W - I||_F.
+    r"""Returns what rounding the entries of an exact n x p frame costs: :math:`0.30 eps √p` in :math:`‖W^H W - I‖_F`.
 
-    Measured on Haar, Cayley and polar frames; 3.6e-8 sqrt(p) in float32. Below p = 16 single draws scatter by up
-    to one eps around it.
+    Measured on Haar, Cayley and polar frames; :math:`3.6 · 10^{-8} √p` in float32. Below p = 16 single draws scatter by
+    up to one eps around it.
 
     Args:
         p: number of columns.
@@ -100,7 +100,7 @@ def _limit(p: int, dtype: torch.dtype) -> float:
 
 
 def frame_tolerance(p: int, dtype: torch.dtype) -> float:
-    """Returns the largest ||W^H W - I||_F taken for a frame of p columns in a dtype; see `FRAME_TOLERANCE`."""
+    """Returns the largest :math:`‖W^H W - I‖_F` taken for a frame of p columns in a dtype; see `FRAME_TOLERANCE`."""
     limit = _limit(p, dtype)
     return min(FRAME_TOLERANCE * limit, max(4 * limit, 0.1))
 
@@ -121,7 +121,7 @@ def scale_of(w: Tensor, dtype: torch.dtype) -> float | None:
 
 
 def permitted_error(p: int, dtype: torch.dtype) -> float:
-    """Returns the largest ||W^H W - I||_F of an exact frame: 1.2 limits + eps, 20 limits in float64 and complex128.
+    """Returns the largest :math:`‖W^H W - I‖_F` of an exact frame: 1.2 limits + eps, in double precision 20 limits.
 
     Args:
         p: columns of the frame.
@@ -148,7 +148,7 @@ def permitted_return(shape: Sequence[int], dtype: torch.dtype, *, unspared: bool
 
 
 def bits_lost(error: float, limit: float) -> float:
-    """Returns the binary digits of orthogonality lost beyond rounding: log2(max(error / limit, 1)), in bits.
+    """Returns the binary digits of orthogonality lost beyond rounding: :math:`log_2(max(error / limit, 1))`, in bits.
 
     >>> bits_lost(8e-7, 1e-7)
     3.0

@@ -28,7 +28,7 @@ class Lipschitz(NamedTuple):
         bound: what no input is stretched beyond: `largest` where it is exact. Else it is certain for torch's
             convolutions; for other layers it fails for one in 1e10 of the directions that the search may start from.
         is_exact: whether all singular values were computed, to rounding.
-        residual: ||A^H A v - s^2 v|| / s^2 at the largest stretch s that was found, along v; 0 where it is exact.
+        residual: :math:`‖A^H A v - s^2 v‖ / s^2` at the largest stretch s that was found, along v; 0 where it is exact.
     """
 
     largest: float

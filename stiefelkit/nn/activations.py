@@ -9,7 +9,7 @@ from stiefelkit.numbers import whole
 
 
 class ModReLU(nn.Module):
-    """modReLU with a trainable bias, real and complex: relu(|z| + b) z / |z|, and 0 at z = 0.
+    """modReLU with a trainable bias, real and complex: :math:`relu(|z| + b) z / |z|`, and 0 at :math:`z = 0`.
 
     Args:
         features: size n of the last dimension.

@@ -292,7 +292,7 @@ class Adapter(Replacement):
 
 
 class OrthogonalAdapter(Adapter):
-    """A frozen layer and a trained rotation R: y = W R x + b, or y = R W x + b.
+    """A frozen layer and a trained rotation R: :math:`y = W R x + b`, or :math:`y = R W x + b`.
 
     R is the identity at first, so that the layer does what it did. By blocks, thousands of them in a model, it is
     orthogonal fine-tuning (OFT), with exact Cayley transforms; with `parametrization="householder", reflections=8` it
@@ -316,7 +316,8 @@ class OrthogonalAdapter(Adapter):
         init: a scheme of the map; None is the identity: "paired" for an even number of reflectors.
         name: by which adapters of a model are switched, saved and deleted.
         shared: whether all blocks are one and the same.
-        bound: the largest ||R - I||_F, of Cayley transforms; k blocks have bound / sqrt(k) each. None for no bound.
+        bound: the largest :math:`‖R - I‖_F`, of Cayley transforms; k blocks have :math:`bound / √k` each. None for no
+            bound.
         dropout: the chance of each block, or of R if it has none, to be the identity in a pass in training.
         **options: of the map, as `blocks=`, `inner=`, `reflections=` (8 if left out).
 
@@ -375,7 +376,7 @@ class OrthogonalAdapter(Adapter):
         self.layer.requires_grad_(False)
 
     def changed(self, w: Tensor) -> Tensor:
-        """Returns W R or R W."""
+        """Returns :math:`W R` or :math:`R W`."""
         r, (inputs, outputs) = self.rotation.matrix.to(w.dtype), self._layout.axes
         if self.side == "in":
             return along(lambda rows: rows @ r, w, inputs - w.dim())

@@ -15,9 +15,11 @@ from stiefelkit.weights import attach
 
 
 class Butterfly(Rotation):
-    """R = B_1 B_2 ... B_m, each B_i = P_i diag(Q_i1, ..., Q_ik) P_i^T; the frame `weight` holds all blocks Q_ij.
+    """:math:`R = B_1 B_2 ... B_m`, each :math:`B_i = P_i diag(Q_{i1}, ..., Q_{ik}) P_i^T`.
 
-    P_1 is the identity; B_i mixes the features of 2^(i-1) neighbouring blocks.
+    The frame `weight` holds all blocks :math:`Q_{ij}`.
+
+    :math:`P_1` is the identity; :math:`B_i` mixes the features of :math:`2^{i-1}` neighbouring blocks.
     """
 
     orders: Tensor
@@ -51,16 +53,16 @@ class Butterfly(Rotation):
 
 
 class ButterflyAdapter(OrthogonalAdapter):
-    """A frozen layer, a trained rotation R and a trained scale of each output: y = diag(s) W R x + b (BOFT).
+    """A frozen layer, a trained rotation R and a trained scale of each output: :math:`y = diag(s) W R x + b` (BOFT).
 
-    R = B_1 ... B_m with block-diagonal rotations between permutations, so that m factors of blocks of b rows mix
-    2^(m-1) b features, by m n (b - 1) / 2 numbers. R is the identity at first, and s are ones.
+    :math:`R = B_1 ... B_m` with block-diagonal rotations between permutations, so that m factors of blocks of b rows
+    mix :math:`2^{m-1} b` features, by :math:`m n (b - 1) / 2` numbers. R is the identity at first, and s are ones.
 
     Args:
         layer: a linear layer, a convolution, or any other that `OrthogonalAdapter` takes with these sides.
         inner: the map of all blocks, a registered name or a class.
         block_size: b, which divides the features; with several factors it is even.
-        factors: m; 2^(m-1) divides the number of blocks.
+        factors: m; :math:`2^{m-1}` divides the number of blocks.
         scaled: whether there is s; the layer has no other gain.
         side: "in", or "patches" for what stands under the kernel of a convolution.
         name, dropout: as in `OrthogonalAdapter`; with several factors R is left out as a whole.
@@ -112,7 +114,7 @@ class ButterflyAdapter(OrthogonalAdapter):
         self.scale = nn.Parameter(ones) if scaled else None
 
     def changed(self, w: Tensor) -> Tensor:
-        """Returns diag(s) W R."""
+        """Returns :math:`diag(s) W R`."""
         w, s = super().changed(w), self.scale
         axis = self._layout.axes[1] - w.dim()
         return w if s is None else w * s.to(w.dtype).view(-1, *[1] * (-1 - axis))

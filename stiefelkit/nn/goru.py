@@ -21,9 +21,9 @@ class GORU(Layers):
     Arguments and shapes are those of `torch.nn.GRU`; states are real. Those by name mean what they mean for
     `OrthogonalRNN`: the parametrization is that of Q, the backend one of `stiefelkit.scan.goru_scan`.
 
-    Parameters: `weight_ih_l0` = [U_r; U_g; U_c], `weight_gates_l0` = [W_r; W_g], dense, `weight_hh_l0` (Q, a frame),
-    `bias_gates_l0` = [b_r; b_g], `bias_l0` (b_c), and `_reverse` for the second direction. Matrices start
-    Glorot-uniform, biases zero.
+    Parameters: `weight_ih_l0` = :math:`[U_r; U_g; U_c]`, `weight_gates_l0` = :math:`[W_r; W_g]`, dense, `weight_hh_l0`
+    (Q, a frame), `bias_gates_l0` = :math:`[b_r; b_g]`, `bias_l0` (:math:`b_c`), and `_reverse` for the second
+    direction. Matrices start Glorot-uniform, biases zero.
 
     Raises:
         UnknownNameError, OptionError, DtypeError, ShapeError: as `OrthogonalRNN`.

@@ -11,10 +11,10 @@ from stiefelkit.functional import hadamard_transform
 
 
 class HadamardLinear(nn.Linear):
-    """Computes W H x / sqrt(n) + b, with the Hadamard matrix of `stiefelkit.init.hadamard(n, random=False)`.
+    """Computes :math:`W H x / √n + b`, with the Hadamard matrix of `stiefelkit.init.hadamard(n, random=False)`.
 
-    With W H^T in the place of W that is the layer as it was, whose input has no outliers where it is rounded. The
-    transform is made anew for each input, in n log n.
+    With :math:`W H^T` in the place of W that is the layer as it was, whose input has no outliers where it is rounded.
+    The transform is made anew for each input, in time :math:`O(n log n)`.
 
     The state has the key "hadamard" beside the weight, so that a plain layer, which would compute something else from
     the same weight, does not load it in silence; and a state without it is refused.

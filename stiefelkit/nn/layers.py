@@ -94,7 +94,7 @@ class Layers(Recurrent, ABC):
         Args:
             input: the sequences, (T, B, m), or (B, T, m) with batch_first.
             hx: first states (layers * directions, B, n).
-            last_only: return None for the outputs. The top layer then keeps about T^(1/2) states for the backward
+            last_only: return None for the outputs. The top layer then keeps about :math:`√T` states for the backward
                 pass instead of T, and takes about 1.4 times the time.
         """
         if hx is not None:

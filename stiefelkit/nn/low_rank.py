@@ -53,10 +53,11 @@ class _LowRank(Adapter):
 class PrincipalAdapter(_LowRank):
     """A frozen layer and a trained rotation among the leading r singular vectors of its weight (PSOFT).
 
-    With :math:`U S V^T`, the r largest singular values of W and their vectors, W becomes :math:`W + U (diag(a) R
-    diag(b) - I) S V^T`: the rest of W stays. R is an r x r rotation, and a and b are ones at first, so that the layer
-    does exactly what it did. Trained are r (r - 1) / 2 + 2 r numbers; where a and b stay ones, so do the angles between
-    the columns of S V^T, and the singular values of W. Costs a singular value decomposition in float64 when it is made.
+    With :math:`U S V^T`, the r largest singular values of W and their vectors, W becomes
+    :math:`W + U (diag(a) R diag(b) - I) S V^T`: the rest of W stays. R is an r x r rotation, and a and b are ones at
+    first, so that the layer does exactly what it did. Trained are :math:`r (r - 1) / 2 + 2 r` numbers; where a and b
+    stay ones, so do the angles between the columns of :math:`S V^T`, and the singular values of W. Costs a singular
+    value decomposition in float64 when it is made.
 
     Args:
         layer: a linear layer, the `Conv1D` of transformers, or any other with a matrix of real numbers as its weight;
@@ -119,13 +120,13 @@ class PrincipalAdapter(_LowRank):
         self.layer.requires_grad_(False)
 
     def added(self, x: Tensor) -> Tensor:
-        """Returns U (diag(a) R diag(b) - I) S V^T x, which is zero at first, to the bit."""
+        """Returns :math:`U (diag(a) R diag(b) - I) S V^T x`, which is zero at first, to the bit."""
         z = F.linear(x.to(self.right.dtype), self.right)
         y = self.rotation(z if self.before is None else self.before * z)
         return F.linear((y if self.after is None else self.after * y) - z, self.left)
 
     def difference(self, dtype: torch.dtype) -> Tensor:
-        """Returns U (diag(a) R diag(b) - I) S V^T."""
+        """Returns :math:`U (diag(a) R diag(b) - I) S V^T`."""
         r = self.rotation.matrix.to(dtype)
         if self.before is not None and self.after is not None:
             r = self.after.to(dtype)[:, None] * r * self.before.to(dtype)
@@ -180,10 +181,10 @@ class LowRankAdapter(_LowRank):
         self.layer.requires_grad_(False)
 
     def added(self, x: Tensor) -> Tensor:
-        """Returns U diag(s) V^T x."""
+        """Returns :math:`U diag(s) V^T x`."""
         u, v = self.left.weight, self.right.weight
         return F.linear(self.spectrum * F.linear(x.to(v.dtype), v.mT), u)
 
     def difference(self, dtype: torch.dtype) -> Tensor:
-        """Returns U diag(s) V^T."""
+        """Returns :math:`U diag(s) V^T`."""
         return (self.left.weight.to(dtype) * self.spectrum.to(dtype)) @ self.right.weight.to(dtype).mT

@@ -17,19 +17,19 @@ class LRU(RotationRNN):
 
     A `RotationRNN` with a head for each plane and no basis, whose scale of inputs s is trained instead of worked out.
     :math:`l = exp(-exp(q) + i exp(θ))`, where q is `log_rate`, θ `log_angle`, and s the exp of `log_scale`. At the
-    start l is uniform in a ring, :math:`s = √{1 - |l|^2}`, and B normal with variance 1 / 2m in its real and in its
-    imaginary part. States are real, two numbers a plane: Re z_0, Im z_0, Re z_1, ...
+    start l is uniform in a ring, :math:`s = √{1 - |l|^2}`, and B normal with variance :math:`1 / 2m` in its real and in
+    its imaginary part. States are real, two numbers a plane: :math:`Re z_0, Im z_0, Re z_1, ...`
 
-    Parameters: `log_rate_l0`, `log_angle_l0`, `log_scale_l0` (n / 2 each), `weight_ih_l0` (n, m) with the rows Re B_0,
-    Im B_0, Re B_1, ..., with `bias` `bias_l0` (n), and `_reverse` for the second direction. `weight_hh_l0` reads the
-    rotation without the moduli.
+    Parameters: `log_rate_l0`, `log_angle_l0`, `log_scale_l0` (n / 2 each), `weight_ih_l0` (n, m) with the rows
+    :math:`Re B_0, Im B_0, Re B_1, ...`, with `bias` `bias_l0` (n), and `_reverse` for the second direction.
+    `weight_hh_l0` reads the rotation without the moduli.
 
     Args:
         input_size: width m of the input.
         hidden_size: width n of the state, even: n / 2 complex numbers.
         num_layers, batch_first, dropout, bidirectional, device, dtype: as in `OrthogonalRNN`.
         bias: whether b is added to the inputs, zero at the start; the paper has none.
-        decay: smallest and largest modulus of l at the start, r_min and r_max there.
+        decay: smallest and largest modulus of l at the start, :math:`r_{min}` and :math:`r_{max}` there.
         max_angle: largest angle of l at the start, in radians.
         trainable_h0, backend: as in `RotationRNN`.
 

@@ -23,7 +23,7 @@ from stiefelkit.weights import attach
 def fake_quantize(x: Tensor, bits: int) -> Tensor:
     """Rounds to signed integers of a few bits times a scale for each row; gradients pass straight through.
 
-    The scale is the largest modulus of a row, over its last dimension, divided by 2^(bits - 1) - 1.
+    The scale is the largest modulus of a row, over its last dimension, divided by :math:`2^{bits - 1} - 1`.
 
     Args:
         x: floating, of shape (*, n).

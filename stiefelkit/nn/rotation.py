@@ -43,12 +43,12 @@ def rotate_(
 ) -> None:
     """Folds a rotation R of features h into the layers around them: what they write and read is R h from then on.
 
-    Writers, whose outputs are added up to h, get R W and R b, readers W R^T, and what does both R W R^T and R b: the
-    function of the whole is the same, but for rounding. A norm between them must commute with R, as a root mean square
-    does; its scale is folded into those that read it, `norms={norm: readers}`, and is one from then on. A layer norm is
-    made a root mean square: writers are centred, and its bias goes into readers. Each tensor is worked out once, in
-    float64, and rounded once; nothing is written before all of it was checked. With R of
-    `sk.orthogonal(layer, "weight", "stiefel")` that is layer.weight.
+    Writers, whose outputs are added up to h, get :math:`R W` and :math:`R b`, readers :math:`W R^T`, and what does both
+    :math:`R W R^T` and :math:`R b`: the function of the whole is the same, but for rounding. A norm between them must
+    commute with R, as a root mean square does; its scale is folded into those that read it, `norms={norm: readers}`,
+    and is one from then on. A layer norm is made a root mean square: writers are centred, and its bias goes into
+    readers. Each tensor is worked out once, in float64, and rounded once; nothing is written before all of it was
+    checked. With R of `sk.orthogonal(layer, "weight", "stiefel")` that is layer.weight.
 
     Args:
         rotation: R, n x n; None with `heads` or `online` alone.
@@ -162,8 +162,8 @@ def absorb_norm_(norm: nn.Module, readers: Iterable[nn.Module]) -> None:
     """Moves the scale of a norm, and the bias of a layer norm, into all layers that read it.
 
     The norm's scale is one from then on and its bias zero; what readers compute is the same, but for rounding. They get
-    W diag(g) and b + W c, worked out in float64 and rounded once. A linear layer without a bias gets one where c is
-    not zero. A parameter that holds the scale minus one, as Gemma's, becomes zero.
+    :math:`W diag(g)` and :math:`b + W c`, worked out in float64 and rounded once. A linear layer without a bias gets
+    one where c is not zero. A parameter that holds the scale minus one, as Gemma's, becomes zero.
 
     Args:
         norm: the norm.

@@ -40,10 +40,12 @@ class RotationRNN(Layers):
         input_size: width m of the input.
         hidden_size: width n of the state, an even multiple of `heads` if real.
         num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in `OrthogonalRNN`.
-        parametrization: of P, a registered name or a class; None for P = I, where layers before and after mix planes.
+        parametrization: of P, a registered name or a class; None for :math:`P = I`, where layers before and after mix
+            planes.
         field: "real" or "complex".
         heads: how many parts of the state have a basis and a decay of their own.
-        decay: the range that each head's g is drawn from, log-uniformly in -log g; None for g = 1, W alone.
+        decay: the range that each head's g is drawn from, log-uniformly in :math:`-log g`; None for :math:`g = 1`, W
+            alone.
         max_angle: angles are drawn from U(0, max_angle), in radians.
         normalize: whether inputs are scaled by s; not without decay.
         trainable_h0, backend: as in `OrthogonalRNN`, the backend one of `stiefelkit.scan.rotation_scan`.

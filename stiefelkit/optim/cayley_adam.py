@@ -17,9 +17,10 @@ from stiefelkit.optim.steps import bounded_steps, inverse, rate, second_moments
 class CayleyAdam(TangentOptimizer):
     r"""Adam for frames, with one second moment for each matrix, and a Cayley step along the projected first moment.
 
-    :math:`M ← b_1 M + (1 - b_1) G`, projected on the tangent space, :math:`v ← b_2 v + (1 - b_2) ‖G‖_F^2`, :math:`r =
-    (1 - b_1^k) (v / (1 - b_2^k) + eps)^{1/2}`, and a step of length :math:`a = min(lr, 2 q / ‖A / r‖_F)` along A / r,
-    where A is the n x n skew generator of M, :math:`A W = M`, never formed. Other groups are moved by torch.optim.Adam.
+    :math:`M ← b_1 M + (1 - b_1) G`, projected on the tangent space, :math:`v ← b_2 v + (1 - b_2) ‖G‖_F^2`,
+    :math:`r = (1 - b_1^k) (v / (1 - b_2^k) + eps)^{1/2}`, and a step of length :math:`a = min(lr, 2 q / ‖A / r‖_F)`
+    along :math:`A / r`, where A is the n x n skew generator of M, :math:`A W = M`, never formed. Other groups are moved
+    by torch.optim.Adam.
 
     In "stiefel:euclidean" this is the published algorithm, except that nothing is drawn at random: what rounding does
     to orthogonality is taken away as `TangentOptimizer` tells. In "stiefel:canonical" the part of A within the columns

@@ -28,7 +28,7 @@ def frames(params: Tensor | Iterable[Tensor], *, manifold: str | None = None, **
     for the frames of modules.
 
     Args:
-        params: a frame or several, leaf tensors of shape (*, n, p), n >= p, float32 or better, real or complex.
+        params: a frame or several, leaf tensors of shape (*, n, p), :math:`n ≥ p`, float32 or better, real or complex.
         manifold: "stiefel:canonical" or "stiefel:euclidean", which differ in the metric; when None that on which a
             `geoopt.ManifoldParameter` says it is, and canonical for any other.
         **settings: the group's, `lr=0.01`.

@@ -29,11 +29,11 @@ class Landing(FrameOptimizer):
     r"""Descends without a retraction, by products only: :math:`W ← W - a F`.
 
     :math:`F = T + attraction W E` with :math:`E = W^H W - I`. :math:`T = G W^H W - W G^H W`, tangent to the set of all
-    matrices with this W^H W, is the Riemannian gradient at a frame, and W E, normal to that set, the gradient of
-    :math:`‖E‖_F^2 / 4`: one goes downhill, the other home. The step a is the rate, or less, so that ||E||_F stays below
-    1/2: with :math:`d = ‖E‖_F`, :math:`b = attraction d (1 - d)` and :math:`f = ‖F‖_F`, :math:`a = min(lr, (b + (b^2 +
-    f^2 (1/2 - d))^{1/2}) / f^2, 1 / (2 attraction))`. The papers have half of this T: a rate of theirs is half as large
-    here, and attraction twice.
+    matrices with this :math:`W^H W`, is the Riemannian gradient at a frame, and :math:`W E`, normal to that set, the
+    gradient of :math:`‖E‖_F^2 / 4`: one goes downhill, the other home. The step a is the rate, or less, so that
+    :math:`‖E‖_F` stays below 1/2: with :math:`d = ‖E‖_F`, :math:`b = attraction d (1 - d)` and :math:`f = ‖F‖_F`,
+    :math:`a = min(lr, (b + (b^2 + f^2 (1/2 - d))^{1/2}) / f^2, 1 / (2 attraction))`. The papers have half of this T: a
+    rate of theirs is half as large here, and attraction twice.
 
     Every step ends with Newton steps back that take E away, to the rounding limit, as those of `POGO`, and attraction
     has nothing to do. With every=k that is done after each k-th step only, which is the published algorithm (k

@@ -18,12 +18,12 @@ from stiefelkit.optim.steps import rate
 class ManifoldMuon(TangentOptimizer):
     r"""Steepest descent in the spectral norm: :math:`W ← polar(W - lr A)`.
 
-    A is the tangent vector with the largest <M, A>. Among all tangent A with :math:`‖A‖_2 ≤ 1`: no direction in which a
-    linear layer's output may change counts more than another. :math:`M ← momentum M + (1 - momentum) G` is a mean of
-    gradients, not transported. Every step is as long as the rate says, whatever the size of the gradient, so the rate
-    wants a schedule that ends near zero. For a square frame :math:`A = W msign((S - S^H) / 2)`, :math:`S = W^H M`; for
-    a tall one `stiefelkit.functional.spectral_direction` iterates in p x p matrices. The metric of the group makes no
-    difference. Other groups are moved by torch.optim.Adam.
+    A is the tangent vector with the largest :math:`⟨M, A⟩`. Among all tangent A with :math:`‖A‖_2 ≤ 1`: no direction in
+    which a linear layer's output may change counts more than another. :math:`M ← momentum M + (1 - momentum) G` is a
+    mean of gradients, not transported. Every step is as long as the rate says, whatever the size of the gradient, so
+    the rate wants a schedule that ends near zero. For a square frame :math:`A = W msign((S - S^H) / 2)`,
+    :math:`S = W^H M`; for a tall one `stiefelkit.functional.spectral_direction` iterates in p x p matrices. The metric
+    of the group makes no difference. Other groups are moved by torch.optim.Adam.
 
     A square frame costs one `msign` besides what a `CayleySGD` step does; a tall one as many p x p eigenvalue problems
     as there are iterations, for which `SPEL` is the cheaper half-sister.

@@ -18,7 +18,7 @@ from stiefelkit.optim.steps import gradient_with_momentum, rate
 class MultiplicativeCayley(TangentOptimizer):
     r"""Moves frames by :math:`W ← (I + lr B / 2)^{-1} (I - lr B / 2) W`, other groups by RMSprop.
 
-    :math:`B = G W^H - W G^H`; B W is the Riemannian gradient in the canonical metric, and the update its Cayley
+    :math:`B = G W^H - W G^H`; :math:`B W` is the Riemannian gradient in the canonical metric, and the update its Cayley
     retraction. It is computed in p x p matrices only, by four n x p x p products for a tall frame or four n x n x n for
     a square one at steps :math:`lr ‖B‖_2 ≤ 0.1`, two more beyond. In the euclidean metric, "stiefel:euclidean", the
     part of B within the columns of W counts half.

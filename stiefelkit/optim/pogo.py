@@ -20,7 +20,7 @@ LONGEST = 0.5
 
 
 class StepBack(Retraction):
-    """By X = W - step, and :math:`W ← X - X (X^H X - I) / 2` as often as it takes."""
+    """By :math:`X = W - step`, and :math:`W ← X - X (X^H X - I) / 2` as often as it takes."""
 
     def increment(
         self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
@@ -64,9 +64,9 @@ class POGO(TangentOptimizer):
     The published algorithm takes one step back, after which :math:`‖W^H W - I‖_2` is about :math:`3/4 (lr ‖R‖_2)^4`.
     Here further steps bring the frame within 30 rounding limits (precision "fast", in the frame's dtype) or 2 ("exact",
     in float64). The moment is projected on each tangent space. The published one is of the ambient space
-    (moment="ambient"): what is normal to the manifold at one frame then pulls at the next, and where dL/dW is not zero
-    at an optimum, as with principal components, the frame may go round it in a cycle at any rate. Steps that leave
-    :math:`‖X^H X - I‖_F > 1/2` are shortened. Other groups are moved by torch.optim.Adam.
+    (moment="ambient"): what is normal to the manifold at one frame then pulls at the next, and where :math:`∂L/∂W` is
+    not zero at an optimum, as with principal components, the frame may go round it in a cycle at any rate. Steps that
+    leave :math:`‖X^H X - I‖_F > 1/2` are shortened. Other groups are moved by torch.optim.Adam.
 
     For where products are all that is cheap. `CayleySGD` takes as few of them, and ends nearer to a frame, while
     :math:`lr ‖R‖_2` is below 0.1.

@@ -18,7 +18,7 @@ BEFORE = (
 
 
 class PolarStep(Retraction):
-    """To the frame nearest to W - step; the direction may be any whose W - step has full rank."""
+    """To the frame nearest to :math:`W - step`; the direction may be any whose :math:`W - step` has full rank."""
 
     def increment(
         self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None

@@ -55,7 +55,7 @@ def is_still(group: dict[str, Any], bucket: Bucket) -> bool:
 
 
 def second_moments(bucket: Bucket, norms: Norms, decay: float) -> list[tuple[Any, Any]]:
-    """Stages the next count of steps and v <- decay v + (1 - decay) ||G||^2; returns both for each matrix of the batch.
+    """Stages the next count of steps and :math:`v ← decay v + (1 - decay) ‖G‖^2`; returns both for each matrix.
 
     Where no value is read, one pair of tensors of all of them.
 
@@ -100,7 +100,9 @@ def inverse(x: Any) -> Any:
 
 
 def bounded_steps(direction: Tangent, scales: Norms, lr: float | Tensor, q: float) -> Norms:
-    """min(lr, 2 q / ||A||_F) along each direction times its scale, A its generator: factors of the unscaled directions.
+    """Steps :math:`min(lr, 2 q / ‖A‖_F)` along directions times their scales, A the generators.
+
+    Returns factors of the unscaled directions.
 
     Where the norm of a direction is too small to be told from zero, nothing moves.
     """
@@ -202,8 +204,8 @@ def in_units(w: Tensor, direction: Tangent, steps: Norms) -> tuple[Tangent, Norm
     """Returns the same steps along directions of length 1 or so, where powers of these leave the range of their dtype.
 
     That is where the factors are extreme, as a rate of 1e30 is with a gradient of 1e-30. The units are powers of 2, so
-    that nothing is rounded, and what rounding below the normal numbers has put into W^H P is taken away. Where there is
-    no direction, there is no step.
+    that nothing is rounded, and what rounding below the normal numbers has put into :math:`W^H P` is taken away. Where
+    there is no direction, there is no step.
     """
     if isinstance(direction.rotation_norms[0], Tensor) or are_ordinary(steps):
         return direction, steps

@@ -24,8 +24,8 @@ class StiefelAdam(SplitOptimizer):
     alike. Its entries are divided by the roots of means of their squares plus eps, both corrected as in Adam; Y stays
     skew by that, and V is projected on the complement of W. Along what comes of it the frame goes as in `StiefelSGD`,
     which takes the momentum along. Complex entries count by their moduli. What cannot be told from rounding is zero:
-    entries of W^H G - G^H W and of V up to :math:`4 eps ‖G‖`, and steps of entries whose root mean square is no larger.
-    Other groups are moved by torch.optim.Adam.
+    entries of :math:`W^H G - G^H W` and of V up to :math:`4 eps ‖G‖`, and steps of entries whose root mean square is no
+    larger. Other groups are moved by torch.optim.Adam.
 
     A step changes each of the entries by about lr, and so is about :math:`lr √{p (n - p / 2)}` long, where that of
     `CayleyAdam` is lr: rates are smaller by that. It depends on the basis, as Adam does.

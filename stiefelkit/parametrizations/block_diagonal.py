@@ -18,13 +18,13 @@ from stiefelkit.tensors import computing_dtype, working_dtype
 
 
 class BlockDiagonal(Composite):
-    r""":math:`W = diag(Q_1, ..., Q_k)` with frames Q_j by any parametrization, all mapped in one batched call.
+    r""":math:`W = diag(Q_1, ..., Q_k)` with frames :math:`Q_j` by any parametrization, all mapped in one batched call.
 
     The blocks are n/k x p/k, so that k divides n and p; coordinates are those of the inner map for a batch of k.
 
-    Image: block-diagonal frames whose blocks the inner map reaches; with k = 1, the default, the inner map's. Cost:
-    that of k small maps, and n p numbers to write W; `linear` applies the blocks without it, n p / k a vector. Not for
-    weights whose blocks should mix: permute or rotate between two of them.
+    Image: block-diagonal frames whose blocks the inner map reaches; with :math:`k = 1`, the default, the inner map's.
+    Cost: that of k small maps, and n p numbers to write W; `linear` applies the blocks without it, n p / k a vector.
+    Not for weights whose blocks should mix: permute or rotate between two of them.
 
     Args:
         shape, dtype, device: of the frame, (*, n, p), real or complex, and where the charts live.

@@ -31,7 +31,7 @@ class Cayley(OrthogonalParam):
     Image: every frame, by the choice of D; with D fixed, all but those where :math:`W D^H` has the eigenvalue -1, and
     for square real W only :math:`det W = det D`. An assigned frame gets a D that leaves every entry of A at most 1 in
     modulus, unless signs are given; `stiefelkit.functional.cayley_inverse` has the proof. Cost: one inverse in float64
-    and two p x p products backward. Not for weights that must cross from one component of O(n) to the other.
+    and two p x p products backward. Not for weights that must cross from one component of :math:`O(n)` to the other.
 
     The coordinates are laid out as `stiefelkit.functional.unpack_skew` tells.
 
@@ -45,8 +45,8 @@ class Cayley(OrthogonalParam):
             n times as many coordinates, and a subset of all frames. Real frames keep the signs that they have when
             assigned; complex ones cannot be assigned.
         bound: real frames only: :math:`‖W - I‖_F` is at most this, by scaling a longer A to the Frobenius norm
-            bound / 2. Such a map starts as the identity, and takes no `negative=`.
-        arc: "helfrich" draws t from (0, arc), :math:`0 < arc ≤ 2π`; π/2 spreads the spectrum over half of the
+            :math:`bound / 2`. Such a map starts as the identity, and takes no `negative=`.
+        arc: "helfrich" draws t from :math:`(0, arc)`, :math:`0 < arc ≤ 2π`; π/2 spreads the spectrum over half of the
             circle.
 
     References:
@@ -171,7 +171,8 @@ class Cayley(OrthogonalParam):
         """Maps coordinates to frames of shape (*, n, p).
 
         Args:
-            skew: packed skew part, shape (*, d), d = n(n - 1)/2 for square real, n^2 for square complex frames.
+            skew: packed skew part, shape (*, d), :math:`d = n(n - 1)/2` for square real, :math:`n^2` for square complex
+                frames.
             phase: angles of D in radians, shape (*, p), complex frames only.
         """
         (n, p), is_complex = self.shape[-2:], self.dtype.is_complex
@@ -227,9 +228,9 @@ class Cayley(OrthogonalParam):
         "haar" with fixed signs: eigenvalues of W D within 2/32 of -1 are moved that far away, where the coordinates
         hold the frame still.
 
-        "helfrich" is the initialisation of scoRNN and scuRNN: tan(t/2) with t uniform on (0, arc) for consecutive pairs
-        of axes, so that the eigenvalues of the transform are e^{it}, e^{-it}; signs as given, phases uniform on
-        (0, 2 pi). The authors' arc is pi/2, and 2 pi for scuRNN on the adding problem.
+        "helfrich" is the initialisation of scoRNN and scuRNN: tan(t/2) with t uniform on :math:`(0, arc)` for
+        consecutive pairs of axes, so that the eigenvalues of the transform are :math:`e^{it}, e^{-it}`; signs as given,
+        phases uniform on :math:`(0, 2π)`. The authors' arc is π/2, and 2π for scuRNN on the adding problem.
         """
         if scheme == "helfrich":
             skew, _ = self._in_band(helfrich(self.shape, self.is_complex, generator, self.arc))

@@ -18,8 +18,8 @@ class Fourier(OrthogonalParam):
     r""":math:`W = D_3 R_2 F^{-1} D_2 P R_1 F D_1`, unitary, with 7n real coordinates.
 
     :math:`D = diag(e^{i θ})`, F the unitary Fourier transform, :math:`R = I - 2 v v^H / |v|^2` a complex reflector, P a
-    fixed permutation, P x = x[permutation], the chart `permutation`. The coordinate `phase` holds the three theta, one
-    row each, `reflectors` the two v as [Re | Im]; the scale of a reflector means nothing, and a zero one is the
+    fixed permutation, :math:`P x = x[permutation]`, the chart `permutation`. The coordinate `phase` holds the three θ,
+    one row each, `reflectors` the two v as [Re | Im]; the scale of a reflector means nothing, and a zero one is the
     identity.
 
     Image: a subset of U(n) of dimension at most 7n, without a right inverse: weights are drawn, not assigned. Cost:
@@ -119,7 +119,7 @@ class Fourier(OrthogonalParam):
         return "fourier" if len(self.shape) == 2 and self.shape[0] > 1 else None
 
     def factors(self, phase: Tensor, reflectors: Tensor) -> Tensor:
-        """Returns D1, D2, D3, P, A and B of W = D3 F^-1 D2 P F D1 + A B^H."""
+        """Returns :math:`D_1, D_2, D_3`, P, A and B of :math:`W = D_3 F^{-1} D_2 P F D_1 + A B^H`."""
         # W = D3 (I - v2 v2^H) M2 (I - v1 v1^H) M1 with M1 = F D1, M2 = F^-1 D2 P.
         d1, d2, d3 = diagonal(phase=phase).unbind(-2)
         v1, v2 = (_unit(packed) * 2**0.5 for packed in reflectors.double().unbind(-2))
@@ -136,7 +136,10 @@ class Fourier(OrthogonalParam):
         return self.shape[-1] >= 384
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
-        """Draws as Arjovsky et al. do: phases U(-pi, pi), reflectors U(-b, b), b = sqrt(6 / (2 + 2n)), P uniform."""
+        """Draws as Arjovsky et al. do: phases :math:`U(-π, π)`, reflectors :math:`U(-b, b)`, P uniform.
+
+        The bound is :math:`b = (6 / (2 + 2n))^{1/2}`.
+        """
         *batch, n, _ = self.shape
         phase, reflectors = self.coordinates.values()
         bounds = ((phase, math.pi), (reflectors, math.sqrt(6 / (2 + 2 * n))))

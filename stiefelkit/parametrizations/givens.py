@@ -24,27 +24,29 @@ from stiefelkit.tensors import coordinate_dtype, dtype_of_parts
 class Givens(OrthogonalParam):
     r"""First p columns of :math:`W = D F_L ... F_2 F_1`, each F a layer of rotations of disjoint pairs of rows.
 
-    Convention: a rotation of the rows (q, r), q < r, is [[cos t, -e^{i f} sin t], [sin t, e^{i f} cos t]], the phase on
-    its second input, as in the code of EURNN; F_1 acts first on a column, D last. The coordinate `angle` holds the t,
-    layer by layer. Complex frames: `phase` holds the f in the same order and then the n angles of :math:`D = diag(e^{i
-    w})`. Real frames: f = 0 and D is a fixed diagonal of signs, the chart `signs`, all ones in EURNN.
+    Convention: a rotation of the rows (q, r), :math:`q < r`, is
+    :math:`[[cos t, -e^{i f} sin t], [sin t, e^{i f} cos t]]`, the phase on its second input, as in the code of EURNN;
+    :math:`F_1` acts first on a column, D last. The coordinate `angle` holds the t, layer by layer. Complex frames:
+    `phase` holds the f in the same order and then the n angles of :math:`D = diag(e^{i w})`. Real frames: :math:`f = 0`
+    and D is a fixed diagonal of signs, the chart `signs`, all ones in EURNN.
 
     Layouts: "brickwall", EURNN's tunable one: odd layers rotate (0, 1), (2, 3), ..., even ones (1, 2), (3, 4), ...
-    "fft": log2(n) layers, which rotate rows n/2, n/4, ..., 1 apart.
+    "fft": :math:`log_2(n)` layers, which rotate rows :math:`n/2, n/4, ..., 1` apart.
 
     Image: every frame with a brick wall of n layers, the default, by the choice of D; a subset with fewer layers or
     "fft", where a frame can be assigned if it is square and "fft", or made by one layer of neighbours (the identity,
     "henaff" and "unit_circle" are). With D fixed, a square real W has :math:`det W = det D`. Not for weights that must
-    cross from one component of O(n) to the other. An assigned frame is met within about n eps / 3 (real) or n eps / 2
-    (complex), which is what rounding so many angles costs, and more than 8 rounding limits from n = 64 up.
+    cross from one component of :math:`O(n)` to the other. An assigned frame is met within about :math:`n eps / 3`
+    (real) or :math:`n eps / 2` (complex), which is what rounding so many angles costs, and more than 8 rounding limits
+    from n = 64 up.
 
     Cost: :math:`O(n^2 L)`, forward and backward about 20 products of n x n at n = L = 512; :math:`O(n^2)` for "fft";
     memory :math:`O(n^2)`. `linear` does not form W where that is cheaper.
 
     Args:
         shape, dtype, device: of the frame, (*, n, p), real or complex, and where the signs live.
-        precision: "exact": polished in float64 ("fft": made in float64). "fast": neither; ||W^H W - I||_F is below
-            (L + 16) eps sqrt(p), and a twentieth of that for random angles.
+        precision: "exact": polished in float64 ("fft": made in float64). "fast": neither; :math:`‖W^H W - I‖_F` is
+            below :math:`(L + 16) eps √p`, and a twentieth of that for random angles.
         layout: "brickwall" or "fft"; the latter needs n to be a power of two.
         layers: number of layers L of a brick wall, n when None.
 
@@ -159,7 +161,7 @@ class Givens(OrthogonalParam):
         return flaw_of_signs(chart)
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """Returns an exact frame's bound; in "fast" mode (L + 16) eps sqrt(p) more, eps of the coordinates' dtype."""
+        """Returns an exact frame's bound; "fast" adds :math:`(L + 16) eps √p`, eps of the coordinates' dtype."""
         p = self.shape[-1]
         rounded = permitted_error(p, self.dtype)
         if self.precision == "exact":
@@ -171,8 +173,8 @@ class Givens(OrthogonalParam):
         """Maps coordinates to frames of shape (*, n, p).
 
         Args:
-            angle: angles of the rotations in radians, shape (*, d), d = n(n - 1)/2 for n layers of a brick wall,
-                n/2 log2(n) for "fft".
+            angle: angles of the rotations in radians, shape (*, d), :math:`d = n(n - 1)/2` for n layers of a brick
+                wall, :math:`n/2 log_2(n)` for "fft".
             phase: phases of the rotations, then of D, shape (*, d + n), complex frames only.
         """
         exact = self.precision == "exact"
@@ -223,7 +225,7 @@ class Givens(OrthogonalParam):
         return torch.cat([complex_of(t.cos(), t.sin()), complex_of(f.cos(), f.sin()), d]).to(self.dtype)
 
     def prefers_factors(self, rows: int) -> bool:
-        """Returns whether n^2 / (L + 2) is above the measured point where layers and a product cost the same."""
+        """Returns whether :math:`n^2 / (L + 2)` is above the point where layers cost as much as a product."""
         many, few = (10_000, 8_000) if self.is_complex else (18_000, 40_000)
         return self.shape[-1] ** 2 >= (self.layers + 2) * (many + few / max(rows, 1))
 
@@ -251,7 +253,7 @@ class Givens(OrthogonalParam):
 
         "haar": angles and phases with the densities that they have in Haar matrices, which makes W Haar with a full
         mesh; with fewer layers each density is that of its place, and with "fft" each rotation is Haar by itself.
-        "uniform": all angles and phases U(-pi, pi), D = I if real, as EURNN does.
+        "uniform": all angles and phases :math:`U(-π, π)`, :math:`D = I` if real, as EURNN does.
         """
         if scheme not in ("haar", "uniform"):
             return super().initial(scheme, generator)

@@ -18,15 +18,16 @@ from stiefelkit.parametrizations._charts import component, flaw_of_signs
 class Hadamard(OrthogonalParam):
     r""":math:`W = D_2 H D_1` with the matrix H of `stiefelkit.init.hadamard(n, random=False)`.
 
-    Complex: :math:`D = diag(e^{i θ})`, the coordinate `phase` holds the two theta, one row each, D1's first; every
-    entry of W has modulus :math:`1 / √{n}`. Real: signs cannot be trained, since they do not change continuously. They
-    are the chart `signs`, and beside them stand trained rotations: :math:`W = S_2 R_2 H R_1 S_1`, where R rotates the
-    rows i and i + n // 2 by `angle`. A pair of equal signs is a rotation by 0 or pi, so all that fixed signs determine
-    is det W. With angles of 0, the default start, W is a Hadamard matrix with random signs.
+    Complex: :math:`D = diag(e^{i θ})`, the coordinate `phase` holds the two θ, one row each, that of :math:`D_1` first;
+    every entry of W has modulus :math:`1 / √{n}`. Real: signs cannot be trained, since they do not change continuously.
+    They are the chart `signs`, and beside them stand trained rotations: :math:`W = S_2 R_2 H R_1 S_1`, where R rotates
+    the rows i and i + n // 2 by `angle`. A pair of equal signs is a rotation by 0 or π, so all that fixed signs
+    determine is det W. With angles of 0, the default start, W is a Hadamard matrix with random signs.
 
-    Image: a subset of U(n) of dimension 2n - 1, of O(n) of dimension n at most. A frame in it can be assigned, except a
-    real one of order 12, 20, 28, ..., which has no factor 2: those are drawn. Cost: :math:`O(n^2 log n)` for W,
-    :math:`O(n log n)` a vector for `linear`, which never forms W. Not for weights that must reach every frame.
+    Image: a subset of :math:`U(n)` of dimension :math:`2n - 1`, of :math:`O(n)` of dimension n at most. A frame in it
+    can be assigned, except a real one of order 12, 20, 28, ..., which has no factor 2: those are drawn. Cost:
+    :math:`O(n^2 log n)` for W, :math:`O(n log n)` a vector for `linear`, which never forms W. Not for weights that must
+    reach every frame.
 
     Args:
         shape, dtype, device: of the frame, (*, n, n), n an order of `stiefelkit.init.hadamard`, and where the signs
@@ -124,7 +125,7 @@ class Hadamard(OrthogonalParam):
         """Reads the diagonals off the first column and row, or pair of columns and rows.
 
         Raises:
-            ImageError: W is not of the form D2 H D1, or has no right inverse.
+            ImageError: W is not of the form :math:`D_2 H D_1`, or has no right inverse.
         """
         n = self.shape[-1]
         if self.traits.invertible:
@@ -142,8 +143,8 @@ class Hadamard(OrthogonalParam):
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws the diagonals.
 
-        "hadamard": random signs, angles of 0, phases of 0 or pi: a Hadamard matrix. "uniform": random signs, and angles
-        or phases U(-pi, pi).
+        "hadamard": random signs, angles of 0, phases of 0 or π: a Hadamard matrix. "uniform": random signs, and angles
+        or phases :math:`U(-π, π)`.
         """
         ((name, shape),) = self.coordinates.items()
         turn = symmetric(shape, math.pi, generator)

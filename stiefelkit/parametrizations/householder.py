@@ -34,13 +34,13 @@ class Householder(OrthogonalParam):
     `phase`. The coordinate `reflectors` is packed as `stiefelkit.functional.unpack_trapezoid` tells; the scale of a
     reflector means nothing, and a zero one is the identity.
 
-    Image: every frame if k = p, the default, by the choice of D; a subset for fewer reflectors, which are then harder
-    to read off: about one real frame of the image in four, rounded to float32, is refused when assigned. With D fixed,
-    a square real W has :math:`det W = (-1)^k det D` as long as no reflector is zero. Not for weights that must cross
-    from one component of O(n) to the other.
+    Image: every frame if :math:`k = p`, the default, by the choice of D; a subset for fewer reflectors, which are then
+    harder to read off: about one real frame of the image in four, rounded to float32, is refused when assigned. With D
+    fixed, a square real W has :math:`det W = (-1)^k det D` as long as no reflector is zero. Not for weights that must
+    cross from one component of :math:`O(n)` to the other.
 
-    Cost: O(npk), in panels of compact WY; for n = p = k some 5 to 8 products of n x n matrices with the backward.
-    `linear` does not form W where that pays: O(nk) a vector.
+    Cost: :math:`O(npk)`, in panels of compact WY; for :math:`n = p = k` some 5 to 8 products of n x n matrices with the
+    backward. `linear` does not form W where that pays: :math:`O(nk)` a vector.
 
     Args:
         shape, dtype, device: of the frame, (*, n, p), real or complex, and where the signs live.
@@ -128,7 +128,7 @@ class Householder(OrthogonalParam):
         """Maps coordinates to frames of shape (*, n, p).
 
         Args:
-            reflectors: packed reflectors, shape (*, d), d = nk - k(k - 1)/2, twice that for complex frames.
+            reflectors: packed reflectors, shape (*, d), :math:`d = nk - k(k - 1)/2`, twice that for complex frames.
             phase: angles of D in radians, shape (*, p), complex frames only.
         """
         n, p = self.shape[-2:]
@@ -154,7 +154,10 @@ class Householder(OrthogonalParam):
         return "low_rank" if len(self.shape) == 2 and self.shape[0] == self.shape[1] else None
 
     def factors(self, reflectors: Tensor, phase: Tensor | None = None) -> Tensor:
-        """Returns D, A and B of W = D + A B^H = (I - U T^-1 U^H) D, |u_j|^2 = 2, T = I + striu(U^H U)."""
+        """Returns D, A and B of :math:`W = D + A B^H = (I - U T^{-1} U^H) D`.
+
+        Here :math:`|u_j|^2 = 2` and :math:`T = I + striu(U^H U)`.
+        """
         d = diagonal(phase=phase) if self.is_complex else diagonal(signs=self.signs)
         u = unpack_trapezoid(reflectors.double(), self.shape[-1], self.reflections, self.is_complex)
         largest = u.detach().abs().amax(-2)
@@ -222,10 +225,10 @@ class Householder(OrthogonalParam):
         """Draws a frame, or the reflectors themselves.
 
         "haar" with fewer reflectors than columns: reflectors uniform on their spheres. "mhammedi", the initialisation
-        of oRNN: the same for any number of reflectors, of unit length; D = I, but a random last sign where the last
-        reflector has a single entry; phases uniform on (-pi, pi). "paired", that of Householder reflection adaptation:
-        every second reflector is the one before it, uniform, so that the frame is the identity and its gradients are
-        not those of the first k axes alone; D = I.
+        of oRNN: the same for any number of reflectors, of unit length; :math:`D = I`, but a random last sign where the
+        last reflector has a single entry; phases uniform on :math:`(-π, π)`. "paired", that of Householder reflection
+        adaptation: every second reflector is the one before it, uniform, so that the frame is the identity and its
+        gradients are not those of the first k axes alone; :math:`D = I`.
         """
         if scheme == "paired":
             return self._paired(generator)

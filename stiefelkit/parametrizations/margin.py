@@ -19,11 +19,11 @@ from stiefelkit.tensors import coarser, computing_dtype, coordinate_dtype, worki
 
 
 class Margin(Composite):
-    r""":math:`W = U diag(s) V^H` with singular values s in (1 - m, 1 + m).
+    r""":math:`W = U diag(s) V^H` with singular values s in :math:`(1 - m, 1 + m)`.
 
     They are :math:`s = 1 + 2 m (sigmoid(q) - 1/2)`. U (n x p) and V (p x p) are frames by any parametrizations, whose
-    coordinates and charts carry the prefixes `u.` and `v.`; the coordinate `spectrum` is q. With q = 0 the weight is a
-    frame.
+    coordinates and charts carry the prefixes `u.` and `v.`; the coordinate `spectrum` is q. With :math:`q = 0` the
+    weight is a frame.
 
     Image: matrices with singular values in that range, as far as U and V reach. Declared inexact: W is no frame, and
     `sk.drift` measures how far its spectrum is from 1. Cost: both maps and one product. Not for weights that must stay
@@ -32,7 +32,7 @@ class Margin(Composite):
     Args:
         shape, dtype, device: of the weight, (*, n, p), real or complex, and where the charts live.
         precision: "exact": both frames are exact, in float32 at least.
-        margin: m, 0 <= m < 1.
+        margin: m, :math:`0 ≤ m < 1`.
         u: parametrization of U, a registered name or a class.
         v: parametrization of V.
         u_options: options of U's map.
@@ -197,7 +197,7 @@ class Margin(Composite):
         return rounded(self, coordinates), chart
 
     def invert(self, w: Tensor) -> Position:
-        """Takes the singular value decomposition; a frame is U itself, with V = I."""
+        """Takes the singular value decomposition; a frame is U itself, with :math:`V = I`."""
         u, s, vh = torch.linalg.svd(w, full_matrices=False)
         if (s - 1).abs().max().item() <= 4 * rounding_limit(self.shape[-1], computing_dtype(self.dtype)):
             u, s, vh = nearest_frame(w), torch.ones_like(s), torch.eye(s.shape[-1], dtype=w.dtype).expand_as(vh)
@@ -215,7 +215,7 @@ class Margin(Composite):
         return (*of_u, *of_v, 2 * relative.atanh()), prefixed(u=chart_u, v=chart_v)
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
-        """Draws U by the scheme, with V the identity where its map can be that, and q = 0."""
+        """Draws U by the scheme, with V the identity where its map can be that, and :math:`q = 0`."""
         of_u, chart_u = self.u.initial(scheme, generator)
         scheme_of_v = "identity" if "identity" in self.v.schemes else self.v.schemes[0]
         of_v, chart_v = self.v.initial(scheme_of_v, generator)

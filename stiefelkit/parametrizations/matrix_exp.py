@@ -20,20 +20,21 @@ class MatrixExp(OrthogonalParam):
     r"""Matrix exponential :math:`W = exp(A)` of a skew A.
 
     Tall frames are :math:`W = exp(A) [I; 0] R` with :math:`A = [[A_{11}, -A_{21}^H], [A_{21}, 0]]` and a fixed
-    orthogonal or unitary R (p x p), the chart `rotation`, chosen when a frame is assigned; exp(A) itself is never
-    formed when n > 2p.
+    orthogonal or unitary R (p x p), the chart `rotation`, chosen when a frame is assigned; :math:`exp(A)` itself is
+    never formed when n > 2p.
 
     The coordinate `skew` is laid out as `stiefelkit.functional.unpack_skew` tells. For square complex frames it holds
     the coefficients of Hyland and Ratsch's basis of the Lie algebra, row by row: E_ij - E_ji for i > j, i E_ii, and
     i (E_ij + E_ji) for i < j.
 
-    Image: SO(n) or U(n), all tall frames. Cost: with :math:`s = log_2(‖A‖_2 / 2)` squarings, 4 + s products and 7 + 2s
-    more backward, n x n or 2p x 2p. Not for square real weights with determinant -1.
+    Image: :math:`SO(n)` or :math:`U(n)`, all tall frames. Cost: with :math:`s = log_2(‖A‖_2 / 2)` squarings,
+    :math:`4 + s` products and :math:`7 + 2s` more backward, n x n or 2p x 2p. Not for square real weights with
+    determinant -1.
 
     Args:
         shape, dtype, device: of the frame, (*, n, p), real or complex, and where the rotation lives.
-        precision: "exact", or "fast": float32 frames with n <= 2p may be up to 100 rounding limits off, and take 0.7 to
-            0.85 of the time.
+        precision: "exact", or "fast": float32 frames with :math:`n ≤ 2p` may be up to 100 rounding limits off, and take
+            0.7 to 0.85 of the time.
 
     References:
         Hyland, Ratsch, Learning unitary operators with help from u(n), AAAI 2017.
@@ -109,7 +110,8 @@ class MatrixExp(OrthogonalParam):
         """Maps coordinates to frames of shape (*, n, p).
 
         Args:
-            skew: packed skew matrix, shape (*, d), d = n(n - 1)/2 for square real, n^2 for square complex frames.
+            skew: packed skew matrix, shape (*, d), :math:`d = n(n - 1)/2` for square real, :math:`n^2` for square
+                complex frames.
         """
         n, p = self.shape[-2:]
         rotation = None if n == p else from_buffer(self.rotation, self.is_complex)

@@ -30,7 +30,7 @@ class Rebased(Composite):
     frame into B too.
 
     Image: every frame, whatever the inner map's. Cost: that of the inner map, a product n x n x p and, in "exact"
-    precision, a polish. For tall frames B takes n^2 numbers. Not for inner maps that cannot be the identity.
+    precision, a polish. For tall frames B takes :math:`n^2` numbers. Not for inner maps that cannot be the identity.
 
     Args:
         shape, dtype, device: of the frame, (*, n, p), real or complex, and where the base lives.

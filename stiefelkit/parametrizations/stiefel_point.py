@@ -13,7 +13,7 @@ _RESTRICTED = "restricted"
 
 
 class StiefelPoint(OrthogonalParam):
-    r"""W = S, the coordinate `stiefel`, a point of the Stiefel manifold that the optimizer moves along the manifold.
+    r""":math:`W = S`, the coordinate `stiefel`, a point of the Stiefel manifold, along which an optimizer moves it.
 
     The coordinate is the frame, real or complex: the only one that is not packed and, for complex weights, not real
     (complex64, or complex128 for complex128 weights). A half-precision weight is a float32 frame, rounded. The map does

@@ -42,18 +42,17 @@ def scan(
     last_only: bool = False,
     gradient: str = "exact",
 ) -> tuple[Tensor | None, Tensor]:
-    """Runs h_t = act(x_t u^T + bias + h_{t-1} w^T) over time.
+    """Runs :math:`h_t = act(x_t U^T + b + h_{t-1} W^T)` over time.
 
     The fast backends keep the states and nothing else of the forward pass (abs, OPLU and the complex modReLU: at most
-    half as much again), work out the derivative of the activation from them, and run in full float32 precision
-    whatever TF32 and autocast are set to. With `last_only` they keep about T^(1/2) states and find the others again
-    in the backward pass. 16-bit w are computed with in float32, and rounded at the end. Only the backend "reference" is
-    differentiable twice and in forward mode; "auto" takes it under torch.func.jvp, and for fewer than
-    eight steps.
+    half as much again), work out the derivative of the activation from them, and run in full float32 precision whatever
+    TF32 and autocast are set to. With `last_only` they keep about :math:`√T` states and find the others again in the
+    backward pass. 16-bit w are computed with in float32, and rounded at the end. Only the backend "reference" is
+    differentiable twice and in forward mode; "auto" takes it under torch.func.jvp, and for fewer than eight steps.
 
     Args:
-        x: inputs, time-major, shape (T, B, m), real or complex; m = n without `u`. With `batch_sizes`, the packed
-            rows (sum of sizes, m) of torch's PackedSequence.
+        x: inputs, time-major, shape (T, B, m), real or complex; :math:`m = n` without `u`. With `batch_sizes`, the
+            packed rows (sum of sizes, m) of torch's PackedSequence.
         w: recurrent matrix, shape (n, n), or its factors. These are applied one after the other by "inplace", and W is
             formed for the other backends and for ONNX.
         h0: first state, shape (B, n).
@@ -67,9 +66,9 @@ def scan(
             chunk by chunk in torch operators, for any device; "triton", one kernel for all steps, CUDA; "cuda_graphs",
             "inplace" with captured chunks, CUDA.
         last_only: return None for the outputs.
-        gradient: "exact", or "half": the part of dL/dw that the code of Wisdom et al. 2016 takes, the sum
-            over time of dL/dy_t Re(h_t)^T instead of dL/dy_t h_t^H, with y_t = w h_t. Complex w only, and only once
-            differentiable; dL/dh is exact in both.
+        gradient: "exact", or "half": the part of :math:`∂L/∂W` that the code of Wisdom et al. 2016 takes, the sum over
+            time of :math:`∂L/∂y_t Re(h_t)^T` instead of :math:`∂L/∂y_t h_t^H`, with :math:`y_t = W h_t`. Complex w
+            only, and only once differentiable; :math:`∂L/∂h` is exact in both.
 
     Returns:
         Outputs of shape (T, B, n), packed rows with `batch_sizes`, and the last state of every sequence, (B, n).
@@ -149,12 +148,12 @@ def goru_scan(
 ) -> tuple[Tensor | None, Tensor]:
     r"""Runs the gated orthogonal recurrent unit over time, real states only.
 
-    r_t = sigmoid(x_t u_r^T + h_{t-1} w_r^T + b_r), g_t = sigmoid(x_t u_g^T + h_{t-1} w_g^T + b_g),
-    c_t = act(r_t * (h_{t-1} q^T) + x_t u_c^T, b_c), h_t = g_t * h_{t-1} + (1 - g_t) * c_t.
+    :math:`r_t = sigmoid(x_t U_r^T + h_{t-1} W_r^T + b_r)`, :math:`g_t = sigmoid(x_t U_g^T + h_{t-1} W_g^T + b_g)`,
+    :math:`c_t = act(r_t ⊙ (h_{t-1} Q^T) + x_t U_c^T, b_c)`, :math:`h_t = g_t ⊙ h_{t-1} + (1 - g_t) ⊙ c_t`.
 
     The fast backend keeps the states and nothing else of the forward pass, takes one product a step forward and one
     back, and runs in full float32 precision whatever TF32 and autocast are set to; with `last_only` it keeps about
-    T^(1/2) states. 16-bit weights are computed with in float32, and rounded at the end. Only "reference" is
+    :math:`√T` states. 16-bit weights are computed with in float32, and rounded at the end. Only "reference" is
     differentiable twice and in forward mode; "auto" takes it under torch.func.jvp.
 
     Args:
@@ -162,10 +161,10 @@ def goru_scan(
             PackedSequence.
         h0: first state, shape (B, n).
         q: orthogonal matrix, shape (n, n).
-        w: matrices of the gates, [w_r; w_g], shape (2n, n).
-        u: input matrices, [u_r; u_g; u_c], shape (3n, m).
-        bias: of the gates, [b_r; b_g], shape (2n,).
-        activation_bias: b_c, second argument of the activation, shape (n,).
+        w: matrices of the gates, :math:`[W_r; W_g]`, shape (2n, n).
+        u: input matrices, :math:`[U_r; U_g; U_c]`, shape (3n, m).
+        bias: of the gates, :math:`[b_r; b_g]`, shape (2n,).
+        activation_bias: :math:`b_c`, second argument of the activation, shape (n,).
         activation: one of `stiefelkit.scan.activations.names()`; without a bias modReLU is the identity.
         batch_sizes: rows alive at each step, not increasing, for sequences of different lengths.
         reverse: run from the last step to the first; outputs stay at their own steps.

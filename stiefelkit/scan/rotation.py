@@ -34,13 +34,13 @@ def rotation_scan(
     last_only: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor | None, Tensor]:
-    r"""Runs z_t = decay e^{i angle} z_{t-1} + x_t over time, for m planes, in parallel over time, planes and batch.
+    r"""Runs :math:`z_t = decay e^{i angle} z_{t-1} + x_t` for m planes, in parallel over time, planes and batch.
 
-    Real inputs of width 2m are planes side by side, (x_0, x_1), (x_2, x_3), ..., each rotated by [[cos, -sin], [sin,
-    cos]]. Powers of a factor are worked out in float64, and the ends of chunks of steps are scanned in float64, so that
-    no error grows with the number of steps. The backward pass is a scan the other way round and one product over time.
-    Derivatives of any order and forward mode work with every backend. 16-bit tensors are computed with in float32,
-    whatever autocast is set to.
+    Real inputs of width 2m are planes side by side, :math:`(x_0, x_1), (x_2, x_3), ...`, each rotated by
+    :math:`[[cos, -sin], [sin, cos]]`. Powers of a factor are worked out in float64, and the ends of chunks of steps are
+    scanned in float64, so that no error grows with the number of steps. The backward pass is a scan backwards in time
+    and one product over time. Derivatives of any order and forward mode work with every backend. 16-bit tensors are
+    computed with in float32, whatever autocast is set to.
 
     Args:
         x: inputs, time-major, of shape (T, B, m) if they are complex and (T, B, 2m) if they are real. With

@@ -249,9 +249,9 @@ class Drift:
     """The distance of a weight from a frame.
 
     Attributes:
-        error: ||W^H W - I||_F in float64, the worst of a batch, or of blocks.
+        error: :math:`‖W^H W - I‖_F` in float64, the worst of a batch, or of blocks.
         limit: what rounding an exact frame to the weight's dtype costs, `stiefelkit.metrics.rounding_limit`.
-        bits_lost: binary digits lost beyond that, log2(max(error / limit, 1)).
+        bits_lost: binary digits lost beyond that, :math:`log_2(max(error / limit, 1))`.
     """
 
     error: float

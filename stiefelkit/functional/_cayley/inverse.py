@@ -12,24 +12,27 @@ _ROUNDING = 1e-10
 
 
 def cayley_inverse(q: Tensor, d: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    r"""Finds coordinates and a diagonal D with Q = cayley(v) D, for any frame Q.
+    r"""Finds coordinates and a diagonal D with :math:`Q = cayley(v) D`, for any frame Q.
 
-    D is found by Gaussian elimination on I + Q1 E that picks each e_j so that its pivot has modulus >= 1 (the Schur
-    complements stay contractions), so that every frame, eigenvalue -1 included, has a well-conditioned preimage. Then
-    entries of D change, one or two at a time, until every |a_ij| <= 1 and every column of A21 has norm <= 1, up to
-    1e-6. For square frames 1 is the least bound: two exchanged columns have |a_12| >= 1 for every D.
+    D is found by Gaussian elimination on :math:`I + Q_1 E` that picks each :math:`e_j` so that its pivot has modulus
+    :math:`≥ 1` (the Schur complements stay contractions), so that every frame, eigenvalue -1 included, has a
+    well-conditioned preimage. Then entries of D change, one or two at a time, until every :math:`|a_{ij}| ≤ 1` and
+    every column of :math:`A_{21}` has norm :math:`≤ 1`, up to 1e-6. For square frames 1 is the least bound: two
+    exchanged columns have :math:`|a_{12}| ≥ 1` for every D.
 
-    Why this ends, with B = Q D^H and X = (I + B1)^-1: A11 is the skew part of 2X - I, and I + A21^H A21 = X + X^H.
-    Multiplying entries S of D^H by a diagonal U multiplies det(I + B1) by det(X_SS + U (I - X_SS)). In modulus it grows
+    Why this ends, with :math:`B = Q D^H` and :math:`X = (I + B_1)^{-1}`: :math:`A_{11}` is the skew part of
+    :math:`2X - I`, and :math:`I + A_{21}^H A_{21} = X + X^H`. Multiplying entries S of :math:`D^H` by a diagonal U
+    multiplies :math:`det(I + B_1)` by :math:`det(X_{SS} + U (I - X_{SS}))`. In modulus it grows
 
-    * by |x_jj| + |1 - x_jj| where entry j is turned to the best u; this is at least ||A21 e_j||^2, and at least
-      (1 + |a_jj|^2)^(1/2);
-    * by |det(I - 2 X_SS)| >= |a_ij|^2 - |a_ii a_jj| where entries i and j are negated.
+    * by :math:`|x_{jj}| + |1 - x_{jj}|` where entry j is turned to the best u; this is at least :math:`‖A_{21} e_j‖^2`,
+      and at least :math:`(1 + |a_{jj}|^2)^{1/2}`;
+    * by :math:`|det(I - 2 X_{SS})| ≥ |a_{ij}|^2 - |a_{ii} a_{jj}|` where entries i and j are negated.
 
-    If no such move gains more than g, then |a_ij|^2 <= g^2 + g - 1. So all are <= 1 where |det(I + B1)| is largest; and
-    an entry above 1 + s leaves a move that gains more than 1 + 2s/3, of which there are finitely many, since
-    |det(I + B1)| is at least 1 after elimination and at most 2^p. Square real frames, whose a_jj are 0, need pairs
-    alone: the theorem of O'Dorney (2014; Kahan 2006), which Maduranga, Helfrich and Ye (2019) state for phases.
+    If no such move gains more than g, then :math:`|a_{ij}|^2 ≤ g^2 + g - 1`. So all are :math:`≤ 1` where
+    :math:`|det(I + B_1)|` is largest; and an entry above :math:`1 + s` leaves a move that gains more than
+    :math:`1 + 2s/3`, of which there are finitely many, since :math:`|det(I + B_1)|` is at least 1 after elimination and
+    at most :math:`2^p`. Square real frames, whose :math:`a_{jj}` are 0, need pairs alone: the theorem of O'Dorney
+    (2014; Kahan 2006), which Maduranga, Helfrich and Ye (2019) state for phases.
 
     Args:
         q: frames of shape (*, n, p), exact to rounding in float64 or complex128.
@@ -37,7 +40,8 @@ def cayley_inverse(q: Tensor, d: Tensor | None = None) -> tuple[Tensor, Tensor]:
 
     Returns:
         Packed coordinates of shape (*, d) in float64 and the diagonal of shape (*, p) in the dtype of q. With a
-        prescribed diagonal the coordinates are not finite, or large, where I + Q1 D^H is singular or nearly so.
+        prescribed diagonal the coordinates are not finite, or large, where :math:`I + Q_1 D^H` is singular or nearly
+        so.
     """
     check_tall("cayley_inverse", q)
     n, p = q.shape[-2:]

@@ -51,18 +51,18 @@ def cayley(
     In "exact" precision everything is float64 up to the last rounding, except for the two products of the backward of
     square float32 frames from n = 49 on (real ones of even order). Exact for coordinates up to about 1e6; beyond 1e8 a
     frame of odd size loses digits. In "fast" precision the inverse of square frames from n = 128 on has the precision
-    of the coordinates, while they are moderate (||I + A||_F <= 100); the rest would be no faster.
+    of the coordinates, while they are moderate (:math:`‖I + A‖_F ≤ 100`); the rest would be no faster.
 
     Args:
         v: packed coordinates (see `unpack_skew`), shape (*, skew_size(n, p, phase is not None)), float32 or float64.
         n: rows of the frame.
-        p: columns of the frame, p <= n.
+        p: columns of the frame, :math:`p ≤ n`.
         signs: real frames: fixed diagonal D, shape (*, p), any dtype; all ones when None.
         phase: complex frames: angles of D in radians, shape (*, p); the frame is complex if they are given.
         precision: "exact" or "fast".
 
     Returns:
-        Frames of shape (*, n, p) in the precision of v; a square W has no eigenvalue -1 in W D^H.
+        Frames of shape (*, n, p) in the precision of v; a square W has no eigenvalue -1 in :math:`W D^H`.
     """
     if not (isinstance(v, Tensor) and type(n) is type(p) is int and 0 <= p <= n):
         check_tensors("cayley", v)

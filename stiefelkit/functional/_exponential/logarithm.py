@@ -13,18 +13,18 @@ _NEGLIGIBLE = 3e-9
 
 
 def skew_logarithm(w: Tensor) -> tuple[Tensor, Tensor]:
-    """Finds a skew A with exp(A) = W and eigenvalues in i [-pi, pi], for any W that has one.
+    """Finds a skew A with :math:`exp(A) = W` and eigenvalues in :math:`i [-π, π]`, for any W that has one.
 
-    With S and K the Hermitian and the skew part of W, A = K g(S), g(c) = arccos(c) / sqrt(1 - c^2), away from the
-    eigenvalue -1; near it the angles are read off K, and in real matrices eigenvalues -1 are taken in pairs, each a
-    rotation by pi. Repeated eigenvalues are nothing special.
+    With S and K the Hermitian and the skew part of W, :math:`A = K g(S)`, :math:`g(c) = arccos(c) / √{1 - c^2}`, away
+    from the eigenvalue -1; near it the angles are read off K, and in real matrices eigenvalues -1 are taken in pairs,
+    each a rotation by π. Repeated eigenvalues are nothing special.
 
     Args:
         w: orthogonal or unitary matrices of shape (*, n, n), exact to rounding in float64 or complex128.
 
     Returns:
         A of the same shape and dtype, and which matrices have one, shape (*): all unitary ones, and the orthogonal ones
-        with det W = 1; the others' A lacks one eigenvalue -1.
+        with :math:`det W = 1`; the others' A lacks one eigenvalue -1.
     """
     check_square("skew_logarithm", w)
     n = w.shape[-1]
@@ -33,16 +33,16 @@ def skew_logarithm(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tall_logarithm(w: Tensor) -> tuple[Tensor, Tensor]:
-    """Finds A21 and R with W = exp([[0, -A21^H], [A21, 0]])[:, :p] R.
+    """Finds :math:`A_{21}` and R with :math:`W = exp([[0, -A_{21}^H], [A_{21}, 0]]) [I; 0] R`.
 
-    With the polar decomposition W1 = H R and H = V diag(cos t) V^H, A21 = W2 R^H V diag(t / sin t) V^H, where t lies in
-    [0, pi / 2].
+    With the polar decomposition :math:`W_1 = H R` and :math:`H = V diag(cos t) V^H`,
+    :math:`A_{21} = W_2 R^H V diag(t / sin t) V^H`, where t lies in :math:`[0, π / 2]`.
 
     Args:
         w: frames of shape (*, n, p), exact to rounding in float64 or complex128.
 
     Returns:
-        A21 of shape (*, n - p, p) and the orthogonal or unitary R of shape (*, p, p).
+        :math:`A_{21}` of shape (*, n - p, p) and the orthogonal or unitary R of shape (*, p, p).
     """
     check_tall("tall_logarithm", w)
     p = w.shape[-1]

@@ -33,17 +33,17 @@ def matrix_exp(
     """Returns the first p columns of the exponential of a skew matrix in packed coordinates, times a fixed rotation.
 
     Differentiable any number of times, once of them in forward mode; composes with vmap, compile and export. Square
-    frames and those with n <= 2p take 4 products of n x n and 7 more backward up to norm 2 (see `exponential`), in
-    float32 up to norm 8; taller ones the same number of 2p x 2p in float64, and two products of (n - p) x p, 4 more
+    frames and those with :math:`n ≤ 2p` take 4 products of n x n and 7 more backward up to norm 2 (see `exponential`),
+    in float32 up to norm 8; taller ones the same number of 2p x 2p in float64, and two products of (n - p) x p, 4 more
     backward.
 
     Args:
         v: packed coordinates (see `unpack_skew`), shape (*, skew_size(n, p, is_complex)), float32 or float64.
         n: rows of the frame.
-        p: columns of the frame, p <= n.
+        p: columns of the frame, :math:`p ≤ n`.
         is_complex: whether the frame is complex.
         rotation: orthogonal or unitary to float32, shape (*, p, p), float64 or complex128; polished before use.
-        precision: "exact" or "fast"; "fast" leaves out the polish of float32 frames with n <= 2p.
+        precision: "exact" or "fast"; "fast" leaves out the polish of float32 frames with :math:`n ≤ 2p`.
 
     Returns:
         Frames of shape (*, n, p) in the precision of v.

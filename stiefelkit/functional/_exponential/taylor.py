@@ -46,16 +46,16 @@ _POWERS = (
 def exponential(a: Tensor, *, skew: bool = False, truncation: float | None = None, polish: bool = False) -> Tensor:
     """Returns the exponential of square matrices, twice differentiable, once of them in forward mode.
 
-    Takes 4 + s products and 7 + 2 s more backward (8 + 2 s if not skew), s = log2(||A|| / 2) or so in float32. On
-    devices beside CPUs no norm is read: s is 20, of which as many count as it takes, all in float64, and an A of norm
-    beyond some 2e5 is taken for that multiple of it which has that norm.
+    Takes :math:`4 + s` products and :math:`7 + 2 s` more backward (:math:`8 + 2 s` if not skew),
+    :math:`s = log_2(‖A‖ / 2)` or so in float32. On devices beside CPUs no norm is read: s is 20, of which as many count
+    as it takes, all in float64, and an A of norm beyond some 2e5 is taken for that multiple of it which has that norm.
 
     Args:
         a: square matrices, shape (*, n, n), float32, float64, complex64 or complex128; one scaling serves a batch.
-        skew: whether A^H = -A. The gradient is then right up to a Hermitian matrix only, whose inner product with
-            every skew matrix is 0, so antisymmetrise it.
-        truncation: error that the polynomial may have, relative to ||W||_F (8 times as much in single directions);
-            3.5 eps of the dtype when None.
+        skew: whether :math:`A^H = -A`. The gradient is then right up to a Hermitian matrix only, whose inner product
+            with every skew matrix is 0, so antisymmetrise it.
+        truncation: error that the polynomial may have, relative to :math:`‖W‖_F` (8 times as much in single
+            directions); 3.5 eps of the dtype when None.
         polish: for skew A: take a last step to the nearest unitary matrix (`stiefelkit.functional.polish`).
 
     Returns:

@@ -29,14 +29,14 @@ _MANY = 100
 
 
 def brickwall(x: Tensor, angle: Tensor, phase: Tensor | None = None, *, layers: int) -> Tensor:
-    r"""Returns F_L ... F_2 F_1 X for L layers of rotations in a brick pattern.
+    r"""Returns :math:`F_L ... F_2 F_1 X` for L layers of rotations in a brick pattern.
 
-    F_1 rotates the rows (0, 1), (2, 3), ..., F_2 the rows (1, 2), (3, 4), ..., and so on in turns; each rotation is
-    [[cos t, -e^{i f} sin t], [sin t, e^{i f} cos t]], with f = 0 in a real mesh.
+    :math:`F_1` rotates the rows (0, 1), (2, 3), ..., :math:`F_2` the rows (1, 2), (3, 4), ..., and so on in turns; each
+    rotation is :math:`[[cos t, -e^{i f} sin t], [sin t, e^{i f} cos t]]`, with :math:`f = 0` in a real mesh.
 
     Costs about 2 layers / n products of the size of X forward and 6 backward; saves the result and the angles, nothing
-    between the layers. Works in the dtype of X; entries below eps^2, which products of many sines fall to, count as
-    zero, since some processors take many times as long for those below 1e-38.
+    between the layers. Works in the dtype of X; entries below :math:`eps^2`, which products of many sines fall to,
+    count as zero, since some processors take many times as long for those below 1e-38.
 
     Args:
         x: matrices of shape (*, n, p), float32, float64, complex64 or complex128.

@@ -22,10 +22,11 @@ from stiefelkit.tensors import check_tensors
 def butterfly(
     angle: Tensor, d: Tensor, phase: Tensor | None = None, *, n: int, dtype: torch.dtype | None = None
 ) -> Tensor:
-    r"""Returns D F_k ... F_2 F_1 for k = log2(n) layers of rotations at the distances n/2, n/4, ..., 1.
+    r"""Returns :math:`D F_k ... F_2 F_1`, :math:`k = log_2 n`: layers of rotations at the distances n/2, n/4, ..., 1.
 
-    Each rotation of the rows (q, q + n / 2^i) is [[cos t, -e^{i f} sin t], [sin t, e^{i f} cos t]], with f = 0 in a
-    real mesh. Those of layer i come in the order of EURNN: pairs (2 c b + r, 2 c b + r + c), c = n / 2^i, b fastest.
+    Each rotation of the rows :math:`(q, q + n / 2^i)` is :math:`[[cos t, -e^{i f} sin t], [sin t, e^{i f} cos t]]`,
+    with :math:`f = 0` in a real mesh. Those of layer i come in the order of EURNN: pairs
+    :math:`(2 c b + r, 2 c b + r + c)`, :math:`c = n / 2^i`, b fastest.
 
     Costs one pass over W forward and two backward. Differentiable any number of times.
 
@@ -49,7 +50,9 @@ def butterfly(
 
 
 def rotate_butterfly(x: Tensor, angle: Tensor, phase: Tensor | None = None) -> Tensor:
-    """Returns rows W x of the rows x, W the `butterfly` with D = I, in n^1.5 operations a row; one matrix, no batch.
+    """Returns rows :math:`W x` of the rows x, W the `butterfly` with :math:`D = I`, for one matrix, no batch.
+
+    Takes :math:`n^{1.5}` operations a row.
 
     Args:
         x: rows of shape (m, n), of the dtype of W.
@@ -138,17 +141,17 @@ def _summed(g: Tensor, other: Tensor, dim: int) -> Tensor:
 
 
 def butterfly_inverse(w: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Finds angles, phases and a diagonal with W = D F_k ... F_1, layer by layer, for W in the image.
+    """Finds angles, phases and a diagonal with :math:`W = D F_k ... F_1`, layer by layer, for W in the image.
 
-    The halves of W = (U0 + U1) F_1, a direct sum times rotations of the columns (q, q + n / 2), give the cosines as
-    norms of their columns.
+    The halves of :math:`W = (U_0 + U_1) F_1`, a direct sum times rotations of the columns :math:`(q, q + n / 2)`, give
+    the cosines as norms of their columns.
 
     Args:
         w: matrices of shape (*, n, n), n a power of two, float64 or complex128; outside the image the result is of no
             use.
 
     Returns:
-        Angles in [-pi/2, pi/2], phases (None if W is real), and the diagonal D, (*, n), signs if W is real.
+        Angles in :math:`[-π/2, π/2]`, phases (None if W is real), and the diagonal D, (*, n), signs if W is real.
     """
     check_square("butterfly_inverse", w)
     blocks = w.unsqueeze(-3)

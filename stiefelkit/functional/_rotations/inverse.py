@@ -14,18 +14,18 @@ from stiefelkit.tensors import check_tensors
 
 
 def brickwall_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Finds angles, phases and a diagonal with Q = D F_n ... F_1, for any frame Q (its first columns, if it is tall).
+    """Finds angles, phases and a diagonal with :math:`Q = D F_n ... F_1` for any frame Q (if tall, its first columns).
 
     Nulls the lower triangle along its antidiagonals, odd ones from the right, even ones from the left, so that the
     rotations fall into a brick pattern (Clements et al. 2016), and moves the diagonal that remains to the front. A
-    diagonal Q has all angles and phases zero. Costs 6 n^3 operations, one rotation after another.
+    diagonal Q has all angles and phases zero. Costs :math:`6 n^3` operations, one rotation after another.
 
     Args:
         q: frames of shape (*, n, p), exact to rounding in float64 or complex128.
 
     Returns:
-        Angles in [-pi/2, pi/2] (in [0, pi/2] if Q is complex), shape (*, n(n - 1)/2), in the order of `brickwall`;
-        phases, same shape, None if Q is real; the diagonal D, shape (*, n), signs if Q is real.
+        Angles in :math:`[-π/2, π/2]` (in :math:`[0, π/2]` if Q is complex), shape (*, n(n - 1)/2), in the order of
+        `brickwall`; phases, same shape, None if Q is real; the diagonal D, shape (*, n), signs if Q is real.
     """
     check_tall("brickwall_inverse", q)
     *batch, n, p = q.shape
@@ -95,7 +95,7 @@ def _nulled(w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def layer_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Finds angles, phases and a diagonal with Q = D F for one layer of rotations of (0, 1), (2, 3), ...
+    """Finds angles, phases and a diagonal with :math:`Q = D F` for one layer of rotations of (0, 1), (2, 3), ...
 
     Args:
         q: frames of shape (*, n, p), float64 or complex128; what couples other rows is not looked at.
@@ -117,14 +117,14 @@ def layer_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
 
 
 def haar_indices(n: int, layers: int) -> Tensor:
-    """Returns what shapes the density of each angle of a Haar matrix: inputs before plus outputs after - n - 1.
+    """Returns what shapes the densities of a Haar matrix's angles: inputs before plus outputs after less :math:`n + 1`.
 
     Args:
         n: wires of the mesh.
         layers: its layers; with fewer than n some counts fall below the 1 of a single rotation, and are put there.
 
     Returns:
-        Integers of shape (mesh_size(n, layers),), 1 to n - 1.
+        Integers of shape (mesh_size(n, layers),), 1 to :math:`n - 1`.
     """
     layer, q = mesh_places(n, layers)
     before, after = layer, layers - 1 - layer
@@ -138,7 +138,8 @@ def haar_angles(
 ) -> Tensor:
     """Draws angles with the densities that the Haar measure has in a full mesh (Hurwitz 1897; Russell et al. 2017).
 
-    With index k, complex: cos t sin^(2k - 1) t on (0, pi/2); real: |sin t|^(k - 1) on (-pi, pi).
+    With index k, complex: :math:`cos t sin^{2k - 1} t` on :math:`(0, π/2)`; real: :math:`|sin t|^{k - 1}` on
+    :math:`(-π, π)`.
 
     Args:
         index: k for each angle, shape (d,), see `haar_indices`.

@@ -16,9 +16,9 @@ from stiefelkit.functional._stiefel.tangents import alpha_of, skew_part, tangent
 def geodesic(w: Tensor, u: Tensor, *vectors: Tensor, metric: str = "canonical") -> tuple[Tensor, ...]:
     """Moves frames along the geodesic that leaves W in the direction U, for unit time.
 
-    The factors exp(A) and exp((1 - alpha) Om) carry tangent vectors along, isometrically in either metric. Exponentials
-    are at most 2p x 2p, and 3p x 3p (k vectors: (2 + k) p) where vectors are carried and n > 3p. Differentiable any
-    number of times.
+    The factors :math:`exp(A)` and :math:`exp((1 - α) Ω)` carry tangent vectors along, isometrically in either metric.
+    Exponentials are at most 2p x 2p, and 3p x 3p (k vectors: :math:`(2 + k) p`) where vectors are carried and
+    :math:`n > 3p`. Differentiable any number of times.
 
     Args:
         w: frames, shape (*, n, p), float64 or complex128.

@@ -38,24 +38,26 @@ _TINY = 1e-150
 def geodesic_logarithm(w: Tensor, y: Tensor, metric: str = "canonical") -> tuple[Tensor, Tensor]:
     """Finds a tangent U at W whose geodesic ends at Y.
 
-    Square frames: W log(W^H Y), the shortest. Tall ones in the canonical metric: in a basis of W and of what Y adds,
-    m = min(n, 2p), Y is completed to a unitary m x m matrix with the shortest logarithm. Newton's method with trust
-    regions descends to a minimum from anywhere, and every minimum is a geodesic; it is the least if U is no longer than
-    0.89 pi (complex: pi / 2), or if real and n = p + 1 or p = 1. For longer ones the shortest of three starts is taken.
+    Square frames: :math:`W log(W^H Y)`, the shortest. Tall ones in the canonical metric: in a basis of W and of what Y
+    adds, :math:`m = min(n, 2p)`, Y is completed to a unitary m x m matrix with the shortest logarithm. Newton's method
+    with trust regions descends to a minimum from anywhere, and every minimum is a geodesic; it is the least if U is no
+    longer than :math:`0.89 π` (complex: :math:`π / 2`), or if real and :math:`n = p + 1` or :math:`p = 1`. For longer
+    ones the shortest of three starts is taken.
 
-    0.89 pi < pi / sqrt(5 / 4): the curvature is 5 / 4 at most, and no closed geodesic is shorter than 2 pi. In complex
-    spaces the curvature is at most 4, as ||[X, Y]||_F^2 <= 2 ||X||_F^2 ||Y||_F^2, and no closed geodesic is shorter
-    than sqrt(2) pi, the length of W e^{it}; some tangent vectors of length 0.66 pi are not the shortest.
+    :math:`0.89 π < π / √{5 / 4}`: the curvature is :math:`5 / 4` at most, and no closed geodesic is shorter than
+    :math:`2 π`. In complex spaces the curvature is at most 4, as :math:`‖[X, Y]‖_F^2 ≤ 2 ‖X‖_F^2 ‖Y‖_F^2`, and no
+    closed geodesic is shorter than :math:`√2 π`, the length of :math:`W e^{it}`; some tangent vectors of length
+    :math:`0.66 π` are not the shortest.
 
     In the Euclidean metric tall frames are joined by shooting: U is the only shortest one if it is real and shorter
-    than pi; if longer there may be a shorter one, and some pairs have none. The frames of one column are a sphere in
+    than π; if longer there may be a shorter one, and some pairs have none. The frames of one column are a sphere in
     that metric, complex ones too, and real ones in both: U is the great circle in closed form, up to the opposite pole.
 
     Costs some 10 to 20 Hermitian eigenvalue problems of m x m for each start; by shooting 4 to 100 problems and up to
     60 times eight products of m x m for each.
 
     Args:
-        w: frames of shape (*, n, p), float64 or complex128, ||W^H W - I||_F <= 1e-9 (1 + sqrt p)^2.
+        w: frames of shape (*, n, p), float64 or complex128, :math:`‖W^H W - I‖_F ≤ 10^{-9} (1 + √p)^2`.
         y: frames of the same shape.
         metric: "canonical" or "euclidean".
 

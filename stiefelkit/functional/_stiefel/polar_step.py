@@ -38,13 +38,14 @@ _LONG = 1e6
 
 
 def polar_increment(w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None) -> Tensor:
-    """Returns what is to be added to W to move it to the frame nearest to W - step U.
+    """Returns what is to be added to W to move it to the frame nearest to :math:`W - t U`.
 
     Args:
         w: frames, shape (*, n, p).
-        direction: U; its rotation may be any C, not only a skew one, as long as W - step U has full rank.
+        direction: U; its rotation may be any C, not only a skew one, as long as :math:`W - t U` has full rank.
         step: length t, or one for each matrix, shape (*, 1, 1).
-        defect: M^H M - I of what W is the rounding of, shape (*, p, p): the increment then takes it away as well.
+        defect: :math:`M^H M - I` of what W is the rounding of, shape (*, p, p): the increment then takes it away as
+            well.
 
     Returns:
         Tensor of the shape and dtype of W.

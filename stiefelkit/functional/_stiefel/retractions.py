@@ -40,14 +40,15 @@ FEW = 12
 def cayley_increment(
     w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None, tolerance: float | None = None
 ) -> Tensor:
-    """Returns what is to be added to W to move it by -step along a tangent vector.
+    """Returns what is to be added to W to move it by :math:`-t` along a tangent vector.
 
     Args:
         w: frames, shape (*, n, p).
         direction: tangent vector at W.
         step: length t, or one for each matrix, shape (*, 1, 1).
-        defect: M^H M - I of what W is the rounding of, shape (*, p, p): the increment then takes it away as well, which
-            costs nothing besides for square frames, and one product for tall ones, for what it has put into W^H P.
+        defect: :math:`M^H M - I` of what W is the rounding of, shape (*, p, p): the increment then takes it away as
+            well, which costs nothing besides for square frames, and one product for tall ones, for what it has put into
+            :math:`W^H P`.
         tolerance: relative error that the transform of square frames may have, as far as they stay frames; 16 eps when
             None, and for tall ones, whose p x p part costs little.
 
@@ -90,14 +91,17 @@ def landed_in_one(
 
 
 def cayley_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
-    r"""Moves frames along U = W Om + V by Q = (I - A/2)^-1 (I + A/2), A = W Om W^H + V W^H - W V^H.
+    r"""Moves frames along a tangent vector by a Cayley transform: :math:`Q = (I - A/2)^{-1} (I + A/2)`.
+
+    With :math:`U = W Ω + V` and :math:`W^H V = 0`, :math:`A = W Ω W^H + V W^H - W V^H`.
 
     Q is unitary and carries tangent vectors to tangent vectors, without changing an inner product of either metric:
-    Q Z = Z + 2 W (X - W^H Z) + V X with K X = (W - V / 2)^H Z. Of second order for the canonical metric, and for square
-    frames. Differentiable any number of times. Costs n p^2 and p x p systems.
+    :math:`Q Z = Z + 2 W (X - W^H Z) + V X` with :math:`K X = (W - V / 2)^H Z`. Of second order for the canonical
+    metric, and for square frames. Differentiable any number of times. Costs :math:`n p^2` and p x p systems.
 
-    The Hermitian part of K is at least I, and no term grows with U: for n >= 2p, where V has independent columns, steps
-    may have any length. Where it has not, K holds 1 beside the square of the length, and loses it beyond 1e7 or so.
+    The Hermitian part of K is at least I, and no term grows with U: for :math:`n ≥ 2p`, where V has independent
+    columns, steps may have any length. Where it has not, K holds 1 beside the square of the length, and loses it beyond
+    1e7 or so.
 
     Args:
         w: frames, shape (*, n, p), float64 or complex128.
@@ -233,7 +237,7 @@ def _solve(k: Tensor, b: Tensor) -> Tensor:
 
 
 def polar_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
-    """Moves frames to the ones nearest to W + U; carries by projection. Of second order for the Euclidean metric.
+    """Moves frames to the ones nearest to :math:`W + U`; carries by projection. Of second order, Euclidean metric.
 
     Arguments, results and errors are those of `cayley_retraction`; steps may have a length of about 1e6.
 
@@ -251,7 +255,7 @@ def polar_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ..
 
 
 def qr_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
-    """Moves frames to the Q factor of W + U, with R's diagonal positive; carries by projection. Of first order.
+    """Moves frames to the Q factor of :math:`W + U`, with R's diagonal positive; carries by projection. Of first order.
 
     Arguments, results and errors are those of `cayley_retraction`; steps may have any length.
 

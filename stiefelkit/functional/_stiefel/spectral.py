@@ -20,14 +20,14 @@ from stiefelkit.numbers import whole
 
 
 def spectral_direction(w: Tensor, g: Tensor, *, iterations: int = 10) -> tuple[Tensor, Tensor]:
-    r"""Returns the tangent vector A with ||A||_2 <= 1 for which <G, A> = Re tr(G^H A) is largest, and what proves it.
+    r"""Returns the tangent A, :math:`‖A‖_2 ≤ 1`, with the largest :math:`⟨G, A⟩ = Re tr(G^H A)`, and what proves it.
 
-    For any Hermitian L the value is at most ||G + 2 W L||_*, and the L returned makes that nearly equal: what is
+    For any Hermitian L the value is at most :math:`‖G + 2 W L‖_*`, and the L returned makes that nearly equal: what is
     between the two bounds how much a better A could gain. A square frame takes one `msign`, and A is the best at once
-    (but for singular values of the skew part of W^H G below 1e-3 of the largest). A tall one takes Douglas-Rachford
-    iterations of one p x p eigenvalue problem each; A is tangent and within the unit ball after any number of them. On
-    devices, which would have to be waited for with eigenvalues, products take their place, in the dtype of W, and A is
-    within the ball to 1 %. Of <G, A> is missing, for Gaussian matrices, at most
+    (but for singular values of the skew part of :math:`W^H G` below 1e-3 of the largest). A tall one takes
+    Douglas-Rachford iterations of one p x p eigenvalue problem each; A is tangent and within the unit ball after any
+    number of them. On devices, which would have to be waited for with eigenvalues, products take their place, in the
+    dtype of W, and A is within the ball to 1 %. Of :math:`⟨G, A⟩` is missing, for Gaussian matrices, at most
 
         iterations           5        10       20       40      100
         n >= 4p           5e-3      4e-4     1e-6     1e-9    1e-14
@@ -39,7 +39,7 @@ def spectral_direction(w: Tensor, g: Tensor, *, iterations: int = 10) -> tuple[T
         iterations: how many, for tall frames.
 
     Returns:
-        A of the shape of W, and L of shape (*, p, p). Zero for G = 0.
+        A of the shape of W, and L of shape (*, p, p). Zero for :math:`G = 0`.
 
     Raises:
         ShapeError: W has more columns than rows, or G another shape.

@@ -22,7 +22,7 @@ from stiefelkit.numbers import one_of
 from stiefelkit.tensors import check_tensors
 
 METRICS = {"canonical": 1, "euclidean": 2}
-"""The alpha of each: with U = W Om + V, W^H V = 0, the square of a length is alpha / 2 ||Om||_F^2 + ||V||_F^2."""
+"""The α of each: :math:`α / 2 ‖Ω‖_F^2 + ‖V‖_F^2` is the square of the length of :math:`W Ω + V`, :math:`W^H V = 0`."""
 SIDES = ("left", "right")
 _CANCELLED = 0.25
 """Share of the gradient below which what is left of it after one projection is projected again."""
@@ -50,7 +50,7 @@ def skew_part(s: Tensor) -> Tensor:
 
 
 def tangent_part(w: Tensor, u: Tensor) -> Tensor:
-    """Projects U on the tangent space at W, orthogonally in the Euclidean metric: U - W (W^H U + U^H W) / 2.
+    """Projects U on the tangent space at W, orthogonally in the Euclidean metric: :math:`U - W (W^H U + U^H W) / 2`.
 
     Args:
         w: frames, shape (*, n, p).
@@ -62,7 +62,9 @@ def tangent_part(w: Tensor, u: Tensor) -> Tensor:
 
 
 def inner_product(w: Tensor, u: Tensor, v: Tensor, metric: str = "canonical", *, keepdim: bool = False) -> Tensor:
-    """Returns the inner product of tangent vectors: Re tr(U^H V) (euclidean), Re tr(U^H (I - W W^H / 2) V) (canonical).
+    """Returns the inner product of tangent vectors in a metric.
+
+    Euclidean: :math:`Re tr(U^H V)`; canonical: :math:`Re tr(U^H (I - W W^H / 2) V)`.
 
     Args:
         w: frames, shape (*, n, p).
@@ -83,15 +85,16 @@ def inner_product(w: Tensor, u: Tensor, v: Tensor, metric: str = "canonical", *,
 
 @dataclass
 class Tangent:
-    """A tangent vector R = W Omega + P, and what was learned on the way.
+    """A tangent vector :math:`R = W Ω + P`, and what was learned on the way.
 
     Attributes:
-        rotation: Omega, skew, shape (*, p, p).
-        rest: P, W^H P = 0, shape (*, n, p); None where it is 0.
-        rotation_norms: ||Omega||_F of each matrix of the batch, as `norms_of` gives them.
-        rest_norms: ||P||_F of each.
-        along_norms: ||S||_F of each, where P = G - W S is what one projection has left: P then has errors as large as
-            those of W S, and -(W^H W - I) S along W. Empty where it was projected twice, or is None.
+        rotation: Ω, skew, shape (*, p, p).
+        rest: P, :math:`W^H P = 0`, shape (*, n, p); None where it is 0.
+        rotation_norms: :math:`‖Ω‖_F` of each matrix of the batch, as `norms_of` gives them.
+        rest_norms: :math:`‖P‖_F` of each.
+        along_norms: :math:`‖S‖_F` of each, where :math:`P = G - W S` is what one projection has left: P then has errors
+            as large as those of :math:`W S`, and :math:`-(W^H W - I) S` along W. Empty where it was projected twice, or
+            is None.
         units: what all of them were divided by, a number for each; empty if by nothing.
     """
 
@@ -103,7 +106,7 @@ class Tangent:
     units: Norms = field(default_factory=list)
 
     def norms(self, metric: str) -> Norms:
-        """Returns the length of R in a metric: sqrt(a ||Omega||^2 + ||P||^2), a = 1/2 (canonical) or 1 (euclidean)."""
+        """Returns the length of R: :math:`√{a ‖Ω‖^2 + ‖P‖^2}` with :math:`a = 1/2` (canonical) or 1 (euclidean)."""
         share = (METRICS[metric] / 2) ** 0.5
         return _together(self.rotation_norms, self.rest_norms, share, 1.0)
 
@@ -113,12 +116,12 @@ class Tangent:
         return along if self.rest is None else along.add_(self.rest)
 
     def covector(self, w: Tensor, metric: str) -> Tensor:
-        """Returns the tangent vector whose Riemannian gradient R is: W Omega / 2 + P or R itself."""
+        """Returns the tangent vector whose Riemannian gradient R is: :math:`W Ω / 2 + P` or R itself."""
         along = w @ (self.rotation * 0.5 if metric == "canonical" else self.rotation)
         return along if self.rest is None else along.add_(self.rest)
 
     def generator_norms(self) -> Norms:
-        """Frobenius norm of the n x n skew generator that maps W to R: sqrt(||Omega||^2 + 2 ||P||^2)."""
+        """Frobenius norm of the n x n skew generator that maps W to R: :math:`√{‖Ω‖^2 + 2 ‖P‖^2}`."""
         return _together(self.rotation_norms, self.rest_norms, 1.0, 2**0.5)
 
 
@@ -136,15 +139,15 @@ def _together(rotations: Norms, rests: Norms, a: float, b: float) -> Norms:
 def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side: str = "left") -> Tangent:
     """Splits the Riemannian gradient of a Euclidean one.
 
-    Canonical: R = G - W G^H W, Omega = W^H G - G^H W. Euclidean: R = G - W sym(W^H G), half that Omega. P = G - W W^H G
-    in both; where little is left of G it is projected twice, since the first time leaves eps ||G|| along W. On devices
-    whose values are not read it always is.
+    Canonical: :math:`R = G - W G^H W`, :math:`Ω = W^H G - G^H W`. Euclidean: :math:`R = G - W sym(W^H G)`, half that Ω.
+    :math:`P = G - W W^H G` in both; where little is left of G it is projected twice, since the first time leaves
+    :math:`eps ‖G‖` along W. On devices whose values are not read it always is.
 
     Args:
         w: frames, shape (*, n, p).
-        g: dL/dW as torch's `.grad` has it, same shape and dtype.
+        g: :math:`∂L/∂W` as torch's `.grad` has it, same shape and dtype.
         metric: one of `METRICS`.
-        side: "left"; or "right" for the part within the span of W's columns only, P = 0.
+        side: "left"; or "right" for the part within the span of W's columns only, :math:`P = 0`.
 
     Raises:
         OptionError: the metric or the side is not known.
@@ -188,19 +191,21 @@ def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side
 def riemannian_hessian(w: Tensor, g: Tensor, h: Tensor, u: Tensor, metric: str = "canonical") -> Tensor:
     r"""Turns the Euclidean Hessian of a function along U into the Riemannian one.
 
-    With U = W Y + V, W^H V = 0, S = W^H G, G' = G - W S, a = 1 - alpha / 2, and P the orthogonal projection on the
-    tangent space:
+    With :math:`U = W Y + V`, :math:`W^H V = 0`, :math:`S = W^H G`, :math:`G' = G - W S`, :math:`a = 1 - α / 2`, and P
+    the orthogonal projection on the tangent space:
 
-        Hess U = T + a / (1 - a) W W^H T,    T = P(H - W (S Y + Y S) / 2 - V (S + S^H) / 2 - a G' Y + a W V^H G).
+        :math:`Hess U = T + a / (1 - a) W W^H T`,
+        :math:`T = P(H - W (S Y + Y S) / 2 - V (S + S^H) / 2 - a G' Y + a W V^H G)`.
 
-    For alpha = 2 that is P(H - U (S + S^H) / 2), as the Weingarten map has it. Costs some seven products of n p^2.
+    For :math:`α = 2` that is :math:`P(H - U (S + S^H) / 2)`, as the Weingarten map has it. Costs some seven products of
+    :math:`n p^2`.
 
     Args:
         w: frames, shape (*, n, p), float64 or complex128.
         g: Euclidean gradients there, same shape.
         h: derivatives of the Euclidean gradient in the direction U, same shape.
         u: tangent vectors, same shape.
-        metric: "canonical" (alpha = 1) or "euclidean" (alpha = 2).
+        metric: "canonical" (:math:`α = 1`) or "euclidean" (:math:`α = 2`).
 
     Returns:
         Tangent vectors of the same shape.

@@ -123,7 +123,7 @@ class Bucket:
         return self._as_matrices(self._frames.whole)
 
     def gradients(self) -> Tensor:
-        """dL/dW, in the dtype of W."""
+        """:math:`∂L/∂W`, in the dtype of W."""
         if self._gathered_gradients is None:
             gradients = self._gradients
             if any(map(_is_sparse, gradients)):
@@ -133,7 +133,7 @@ class Bucket:
         return self._gathered_gradients
 
     def shares_of_overflow(self) -> Tensor:
-        """Bounds each ||G||_F over the largest whose square is finite; on all ranks that of the whole frame."""
+        """Bounds each :math:`‖G‖_F` over the largest whose square is finite; on all ranks that of the whole frame."""
         p = self.params[0]
         most = torch.finfo(p.dtype).max ** 0.5
         if self.is_sharded:  # the largest of all ranks would lose a NaN, a sum does not

@@ -39,13 +39,13 @@ _LONGEST = 2.0
 class Retraction(ABC):
     """A move of a frame along a tangent vector, and the polish that keeps the result a frame.
 
-    W + increment is a frame but for rounding in proportion to the increment; what else is left of W^H W - I is for
-    `settle` to take away. A subclass with an `increment` of its own says anew that its `sums_are_short`, and how it has
-    `landed`: those of another increment are not inherited.
+    W + increment is a frame but for rounding in proportion to the increment; what else is left of :math:`W^H W - I` is
+    for `settle` to take away. A subclass with an `increment` of its own says anew that its `sums_are_short`, and how it
+    has `landed`: those of another increment are not inherited.
     """
 
     polishes: ClassVar[int] = 1
-    """Polishes after a step of length sqrt(p), where no value can be read to count them."""
+    """Polishes after a step of length :math:`√p`, where no value can be read to count them."""
     sums_are_short: ClassVar[bool] = False
     """True if increments are products in sums of at most 64 terms, which round less (`rounding_of_step`)."""
 
@@ -121,14 +121,15 @@ class TangentOptimizer(FrameOptimizer):
     """Moves frames along tangent vectors; a subclass says along which and how far, in `direction`.
 
     A step adds an increment to W. In precision "exact" a float32 or complex64 frame has a remainder `lo` of the same
-    dtype in the optimizer's state, and W + lo is what moves; increments are rounded as they are small. What their
-    rounding leaves of W^H W - I is worked out in float64 before an error model (`optim.base.rounding`) says that it may
-    come to more than 1.7 rounding limits, and is taken away with that increment. So :math:`‖W^H W - I‖_F` stays within
-    2 rounding limits for ever. "fast" has no remainder, does this at 5 limits, after 16 steps at most, and stays within
-    30. float64 and complex128 frames have no remainder; "exact" polishes them every 8 steps at least, and both keep
-    them within 20 limits. Of fewer than 32 rows, what has no remainder is polished after 6 steps at most. To each of
-    these bounds comes one eps below 16 columns. On devices whose values are not read, and with `capturable=True`, every
-    step ends with a polish, and steps longer than sqrt(p) are shortened to it.
+    dtype in the optimizer's state, and :math:`W + lo` is what moves; increments are rounded as they are small. What
+    their rounding leaves of :math:`W^H W - I` is worked out in float64 before an error model (`optim.base.rounding`)
+    says that it may come to more than 1.7 rounding limits, and is taken away with that increment. So
+    :math:`‖W^H W - I‖_F` stays within 2 rounding limits, however many steps are taken. "fast" has no remainder, does
+    this at 5 limits, after 16 steps at most, and stays within 30. float64 and complex128 frames have no remainder;
+    "exact" polishes them every 8 steps at least, and both keep them within 20 limits. Of fewer than 32 rows, what has
+    no remainder is polished after 6 steps at most. To each of these bounds comes one eps below 16 columns. On devices
+    whose values are not read, and with `capturable=True`, every step ends with a polish, and steps longer than
+    :math:`√p` are shortened to it.
     """
 
     retraction: ClassVar[Retraction] = CayleyStep()

@@ -28,10 +28,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Wolfe:
-    """What a step has to be: f(t) <= f(0) + decrease t f'(0), and |f'(t)| <= curvature |f'(0)|.
+    """What a step has to be: :math:`f(t) ≤ f(0) + decrease t f'(0)`, and :math:`|f'(t)| ≤ curvature |f'(0)|`.
 
     Where f(t) and the least loss of any start differ by no more than rounding, the first is
-    f'(t) <= (2 decrease - 1) f'(0) instead, which is the same for a parabola.
+    :math:`f'(t) ≤ (2 decrease - 1) f'(0)` instead, which is the same for a parabola.
     """
 
     decrease: float

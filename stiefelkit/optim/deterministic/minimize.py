@@ -55,14 +55,14 @@ def minimize(
 ) -> Minimum:
     r"""Minimises a function of a frame, or of a batch of them, whose values are added up, or of several points.
 
-    Steps are continuous, and so never leave the component of O(n) that a square real frame starts in. Where a
+    Steps are continuous, and so never leave the component of :math:`O(n)` that a square real frame starts in. Where a
     reflection of the end is lower, the result has it as `reflected`, and a warning says so.
 
     Args:
         f: gives a real number, by operations that torch differentiates: twice, for "trust_region". It takes one tensor,
             or as many as x0 has.
-        x0: where to start: a frame of shape (*, n, p), n >= p, float32 or better, real or complex, as a tensor or a
-            NumPy array; or a tuple or list of such, of one precision. It is not changed.
+        x0: where to start: a frame of shape (*, n, p), :math:`n ≥ p`, float32 or better, real or complex, as a tensor
+            or a NumPy array; or a tuple or list of such, of one precision. It is not changed.
         method: a name in `sk.optim.minimizers`: "trust_region", "lbfgs", "conjugate_gradient".
         manifold: "stiefel:canonical" or "stiefel:euclidean", which differ in the metric, or None for a point that moves
             freely; of several points, one for all or one for each.

@@ -17,13 +17,13 @@ _ACCEPTED = 0.1
 
 
 class TrustRegion(Minimizer):
-    r"""Minimises <g, u> + <u, H u> / 2 within ||u|| <= radius, goes there, and fits the radius to what came of it.
+    r"""Minimises :math:`⟨g, u⟩ + ⟨u, H u⟩ / 2` in :math:`‖u‖ ≤ radius`, goes there, and fits the radius to the outcome.
 
-    The model is minimised by conjugate gradients (Steihaug, Toint), until ||g + H u|| <= ||g|| min(kappa, q^theta), q
-    the length of the first of their steps: near a minimum whose Hessian is definite the gradient then shrinks
-    quadratically. H is the Riemannian Hessian. Its products with vectors come from differentiating the gradient again
-    where the closure leaves differentiation to the step, or calls `backward(create_graph=True)`; otherwise from
-    differences of gradients, at one gradient each.
+    The model is minimised by conjugate gradients (Steihaug, Toint), until
+    :math:`‖g + H u‖ ≤ ‖g‖ min(kappa, q^{theta})`, q the length of the first of their steps: near a minimum whose
+    Hessian is definite the gradient then shrinks quadratically. H is the Riemannian Hessian. Its products with vectors
+    come from differentiating the gradient again where the closure leaves differentiation to the step, or calls
+    `backward(create_graph=True)`; otherwise from differences of gradients, at one gradient each.
 
     What is gained is a difference of losses, or, where that is rounding, the mean of the slopes at both ends.
 

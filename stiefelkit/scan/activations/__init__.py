@@ -1,8 +1,8 @@
 """Activations by name, built-ins and plugins on the same road, imported at first use.
 
-One is its function, its step in place, and its derivative from what the step leaves behind.
-A pre-activation is a row of N real numbers; complex ones are [Re | Im], N = 2n. The derivative of an activation is a
-diagonal (or the identity), or, where the two halves of a row are pairs, a symmetric 2 x 2 matrix for each pair.
+One is its function, its step in place, and its derivative from what the step leaves behind. A pre-activation is a row
+of N real numbers; complex ones are :math:`[Re | Im]`, :math:`N = 2n`. The derivative of an activation is a diagonal (or
+the identity), or, where the two halves of a row are pairs, a symmetric 2 x 2 matrix for each pair.
 """
 
 import math
@@ -27,7 +27,7 @@ Step = Callable[..., object]
 
 @dataclass(frozen=True)
 class Activation(ABC):
-    """An activation, by which h = act(z).
+    """An activation, by which :math:`h = act(z)`.
 
     Args:
         name: as it was asked for, "leaky_relu(0.2)".
@@ -50,7 +50,7 @@ class Activation(ABC):
 
     @classmethod
     def of_complex(cls) -> "type[Activation] | None":
-        """Returns the class for complex states, as rows [Re | Im]; None if there is none."""
+        """Returns the class for complex states, as rows :math:`[Re | Im]`; None if there is none."""
         return None
 
     @abstractmethod
