@@ -136,9 +136,10 @@ def check_method(method: str) -> None:
 def start(method: str, frame: Tensor, gradient: Tensor, length: float, dtype: torch.dtype | None = None) -> MovedFrame:
     """Gets an optimizer ready to move a frame by steps whose first one has a given length.
 
-    The length is the largest angle by which a short step turns, the 2-norm of the skew A with dW = A W; for steps along
-    -B W it is lr ||B||_2, B = G W^H - W G^H. The learning rate that makes it so is found by a tiny step in float64, in
-    the same way for all: metrics, normalised gradients and factors of two need no table.
+    The length is the largest angle by which a short step turns, the 2-norm of the skew A with :math:`dW = A W`; for
+    steps along :math:`-B W` it is :math:`lr ‖B‖_2`, :math:`B = G W^H - W G^H`. The learning rate that makes it so is
+    found by a tiny step in float64, in the same way for all: metrics, normalised gradients and factors of two need no
+    table.
 
     Args:
         method: an optimizer's name, with ":fast" behind it for that precision, or the name of a peer.

@@ -21,20 +21,21 @@ def eurnn(
     output_init: str = "glorot",
     **options: Any,
 ) -> SequenceModel:
-    """Builds EURNN: W = D F_L ... F_1, layers of rotations of neighbours or of the Fourier pattern, complex modReLU.
+    """Builds EURNN: :math:`W = D F_L ... F_1`, layers of rotations of neighbours or a Fourier pattern, complex modReLU.
 
-    As in the authors' code: every angle and phase U(-pi, pi) ("uniform"), input weights U(-0.01, 0.01) in real and
-    imaginary part, modReLU's bias zero, h_0 zero and not trained, and a read-out of Re h alone. The modReLU has no
-    epsilon (`stiefelkit.functional.modrelu`); theirs adds 0.01, and 1e-5 before 2018, to |z|. Coordinates: `angle` and
-    `phase`; one rate for all in the paper.
+    As in the authors' code: every angle and phase :math:`U(-π, π)` ("uniform"), input weights :math:`U(-0.01, 0.01)` in
+    real and imaginary part, modReLU's bias zero, :math:`h_0` zero and not trained, and a read-out of Re h alone. The
+    modReLU has no epsilon (`stiefelkit.functional.modrelu`); theirs adds 0.01, and 1e-5 before 2018, to :math:`|z|`.
+    Coordinates: `angle` and `phase`; one rate for all in the paper.
 
-    Parameters: L(n - 1) + n + 2nm + n + np + p for an even number L of layers, n log2(n) in the place of L(n - 1) for
-    the Fourier pattern.
+    Parameters: :math:`L(n - 1) + n + 2nm + n + np + p` for an even number L of layers, :math:`n log_2(n)` in the place
+    of :math:`L(n - 1)` for the Fourier pattern.
 
     Arguments as in `stiefelkit.models.create`: any complex parametrization or None, a free W; any complex activation.
-    With output_init="glorot" the read-out is Glorot-uniform with zero bias; with "authors" it is U(-b, b), b^2 = 6 / (p
-    + m), with bias 0.01, as the authors' code has it, where m stands in the place of n. `layers=`, L, is n if left out,
-    the whole of U(n) (the tables have 2); `layout="fft"` has log2(n) layers, for n a power of two.
+    With output_init="glorot" the read-out is Glorot-uniform with zero bias; with "authors" it is :math:`U(-b, b)`,
+    :math:`b^2 = 6 / (p + m)`, with bias 0.01, as the authors' code has it, where m stands in the place of n. `layers=`,
+    L, is n if left out, the whole of :math:`U(n)` (the tables have 2); `layout="fft"` has :math:`log_2(n)` layers, for
+    n a power of two.
 
     Raises:
         OptionError: there is no such `output_init`, or the map has no such option.

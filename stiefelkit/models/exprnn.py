@@ -19,11 +19,12 @@ def exprnn(
     activation: str = "modrelu",
     **options: Any,
 ) -> SequenceModel:
-    """Builds expRNN: W = exp A with A skew, modReLU.
+    """Builds expRNN: :math:`W = exp A` with A skew, modReLU.
 
-    As in the authors' code: consecutive axes turned by angles U(-pi, pi) ("henaff"), input and read-out weights normal
-    with variance 2 / m and 2 / n (He), no input bias, modReLU's bias U(-0.01, 0.01), the read-out's zero, h_0 zero and
-    not trained. They train the coordinate `skew` at a tenth of the other learning rate.
+    As in the authors' code: consecutive axes turned by angles :math:`U(-π, π)` ("henaff"), input and read-out weights
+    normal with variance :math:`2 / m` and :math:`2 / n` (He), no input bias, modReLU's bias :math:`U(-0.01, 0.01)`, the
+    read-out's zero, :math:`h_0` zero and not trained. They train the coordinate `skew` at a tenth of the other learning
+    rate.
 
     Parameters: n(n - 1)/2 + nm + n + np + p.
 

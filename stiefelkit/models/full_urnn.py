@@ -23,16 +23,16 @@ def full_urnn(
 ) -> SequenceModel:
     """Builds the full-capacity uRNN: W any unitary matrix, trained as it is, complex modReLU.
 
-    W starts as a draw of the restricted-capacity map ("restricted"), h_0 is trained from U(-b, b), b = (3 / 2n)^(1/2),
-    input weights are Glorot-uniform on their real shape (m, 2n), modReLU's bias is U(-0.01, 0.01), the read-out of
-    [Re h, Im h] Glorot-uniform with zero bias. The modReLU has no epsilon (`stiefelkit.functional.modrelu`); theirs has
-    1e-5 in both places, as activation="modrelu_epsilon".
+    W starts as a draw of the restricted-capacity map ("restricted"), :math:`h_0` is trained from :math:`U(-b, b)`,
+    :math:`b = (3 / 2n)^{1/2}`, input weights are Glorot-uniform on their real shape (m, 2n), modReLU's bias is
+    :math:`U(-0.01, 0.01)`, the read-out of :math:`[Re h, Im h]` Glorot-uniform with zero bias. The modReLU has no
+    epsilon (`stiefelkit.functional.modrelu`); theirs has 1e-5 in both places, as activation="modrelu_epsilon".
 
     The coordinate `stiefel` needs an optimizer of frames: the paper's is `sk.optim.MultiplicativeCayley`, with the
     learning rate of all parameters for copying and speech, and with precondition="rmsprop" and 1e-6 for pixel-by-pixel
     MNIST. Their code follows half of the gradient (`gradient="half"` there).
 
-    Parameters: n^2 + 2nm + n + 2n + 2np + p, with a frame counted as the dimension of its manifold.
+    Parameters: :math:`n^2 + 2nm + n + 2n + 2np + p`, with a frame counted as the dimension of its manifold.
 
     Arguments as in `stiefelkit.models.create`: any complex parametrization or None, a free W; any complex activation;
     all of them but "stiefel" train with any optimizer. modReLU's bias starts as U(-bias_bound, bias_bound); their

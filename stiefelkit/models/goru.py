@@ -20,15 +20,15 @@ def goru(
     reset_bias: float = 2.0,
     **options: Any,
 ) -> SequenceModel:
-    """Builds GORU: gates r and g, candidate modReLU(r * (Q h) + U_c x), Q a mesh of rotations of the Fourier pattern.
+    """Builds GORU: gates r and g, candidate :math:`act(r ⊙ (Q h) + U_c x)` with modReLU, Q a Fourier mesh of rotations.
 
-    As in the authors' code: angles U(-pi, pi) ("uniform") and no signs after the mesh, input weights and the dense
-    matrices of the gates U(-0.01, 0.01), the reset gate's bias 2, modReLU's 0.01, h_0 zero and not trained. The update
-    gate's bias is zero, the read-out Glorot-uniform with zero bias. The modReLU has no epsilon
+    As in the authors' code: angles :math:`U(-π, π)` ("uniform") and no signs after the mesh, input weights and the
+    dense matrices of the gates :math:`U(-0.01, 0.01)`, the reset gate's bias 2, modReLU's 0.01, :math:`h_0` zero and
+    not trained. The update gate's bias is zero, the read-out Glorot-uniform with zero bias. The modReLU has no epsilon
     (`stiefelkit.functional.modrelu`); theirs adds 0.001 to |z|. Coordinate: `angle`; one rate for all in the paper.
 
-    Parameters: (n/2) log2(n) + 2n^2 + 3nm + 3n + np + p; the mesh has L(n - 1)/2 for an even number L of layers of
-    neighbours.
+    Parameters: :math:`(n/2) log_2(n) + 2n^2 + 3nm + 3n + np + p`; the mesh has :math:`L(n - 1)/2` for an even number L
+    of layers of neighbours.
 
     Arguments as in `stiefelkit.models.create`: any real parametrization or None, a free Q; any real activation of the
     candidate; `reset_bias` is the initial bias of the reset gate. `layout=` is "fft" if left out, for n a power of two;

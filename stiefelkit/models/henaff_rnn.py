@@ -17,13 +17,13 @@ def henaff_rnn(
     activation: str = "relu",
     **options: Any,
 ) -> SequenceModel:
-    """Builds the linear-transition RNN h_t = relu(U x_t + b) + W h_{t-1}, W a free matrix that starts orthogonal.
+    """Builds the linear-transition RNN :math:`h_t = relu(U x_t + b) + W h_{t-1}`, W free, orthogonal at the start.
 
     W is drawn from the Haar measure, or is the identity with `init="identity"`: the paper's two nets. Input and
-    read-out weights are Glorot-uniform, biases and h_0 zero, h_0 not trained. With a parametrization W stays
-    orthogonal. Nothing bounds the states of a free W: clip its gradients.
+    read-out weights are Glorot-uniform, biases and :math:`h_0` zero, :math:`h_0` not trained. With a parametrization W
+    stays orthogonal. Nothing bounds the states of a free W: clip its gradients.
 
-    Parameters: n^2 + nm + n + np + p.
+    Parameters: :math:`n^2 + nm + n + np + p`.
 
     Arguments as in `stiefelkit.models.create`: any real parametrization, None, the paper's, for a free W; any real
     activation of the projected input.

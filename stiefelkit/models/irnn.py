@@ -21,12 +21,12 @@ def irnn(
     input_std: float | None = None,
     **options: Any,
 ) -> SequenceModel:
-    """Builds IRNN: h_t = relu(U x_t + W h_{t-1} + b) with W = I at first, and free.
+    """Builds IRNN: :math:`h_t = relu(U x_t + W h_{t-1} + b)` with :math:`W = I` at first, and free.
 
-    Biases are zero, h_0 is trained from zero, input and read-out weights are Glorot-uniform, as in the code that the
-    orthogonal papers compare with, which also clips gradients. Nothing keeps W near the identity.
+    Biases are zero, :math:`h_0` is trained from zero, input and read-out weights are Glorot-uniform, as in the code
+    that the orthogonal papers compare with, which also clips gradients. Nothing keeps W near the identity.
 
-    Parameters: n^2 + nm + n + np + p + n.
+    Parameters: :math:`n^2 + nm + n + np + p + n`.
 
     Arguments as in `stiefelkit.models.create`: any real parametrization or None, the paper's free W; any real
     activation. `input_std` is the standard deviation of normal input weights, 0.001 in the paper; they are

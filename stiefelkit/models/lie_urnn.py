@@ -17,14 +17,14 @@ def lie_urnn(
     activation: str = "modrelu",
     **options: Any,
 ) -> SequenceModel:
-    """Builds the unitary RNN W = exp(sum of l_e T_e), T_e a basis of u(n), complex modReLU.
+    """Builds the unitary RNN :math:`W = exp(∑_e l_e T_e)`, :math:`T_e` a basis of :math:`u(n)`, complex modReLU.
 
-    As in the authors' code the n^2 coefficients l_e, the coordinate `skew`, are N(0, 1) ("gaussian"), and no first
-    state is trained: here it is zero, there it is drawn anew for each batch. Their code has tanh of real and imaginary
-    part and a fixed gain; modReLU keeps the phase. Input weights are Glorot-uniform on their real shape (m, 2n), the
-    read-out of [Re h, Im h] too; biases are zero.
+    As in the authors' code the :math:`n^2` coefficients :math:`l_e`, the coordinate `skew`, are :math:`N(0, 1)`
+    ("gaussian"), and no first state is trained: here it is zero, there it is drawn anew for each batch. Their code has
+    tanh of real and imaginary part and a fixed gain; modReLU keeps the phase. Input weights are Glorot-uniform on their
+    real shape (m, 2n), the read-out of :math:`[Re h, Im h]` too; biases are zero.
 
-    Parameters: n^2 + 2nm + n + 2np + p.
+    Parameters: :math:`n^2 + 2nm + n + 2np + p`.
 
     Arguments as in `stiefelkit.models.create`: any complex parametrization or None, a free W; any complex activation.
 

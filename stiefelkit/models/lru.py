@@ -19,11 +19,12 @@ def lru(
     dropout: float = 0.0,
     backend: str = "auto",
 ) -> SequenceModel:
-    """Builds LRU: blocks of a norm, z_t = l z_{t-1} + s B x_t with complex l and y_t = Re(C z_t) + D x_t, and a gate.
+    """Builds LRU: blocks of a norm, :math:`z_t = l z_{t-1} + s B x_t`, :math:`y_t = Re(C z_t) + D x_t`, and a gate.
 
-    As in the paper l = exp(-exp(log_rate) + i exp(log_angle)), uniform in a ring at the start, and s begins at
-    sqrt(1 - |l|^2); GELU and a gated linear unit follow, and a residual goes around each block. The norm is torch's
-    LayerNorm. Where one answer is wanted the last step gives it, whereas the paper averages over steps.
+    As in the paper l is complex, :math:`l = exp(-exp(q) + i exp(θ))` with `log_rate` q and `log_angle` θ, uniform in a
+    ring at the start, and s begins at :math:`√{1 - |l|^2}`; GELU and a gated linear unit follow, and a residual goes
+    around each block. The norm is torch's LayerNorm. Where one answer is wanted the last step gives it, whereas the
+    paper averages over steps.
 
     Arguments as in `stiefelkit.models.create`, and those of `stiefelkit.nn.LRU`: `hidden_size` is the width of the
     state of each block, two real numbers for a complex one, `width` that of what blocks read and write, half of it if

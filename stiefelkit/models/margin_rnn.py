@@ -19,12 +19,12 @@ def margin_rnn(
     activation: str = "leaky_relu",
     **options: Any,
 ) -> SequenceModel:
-    """Builds the RNN with W = U diag(s) V^T, 1 - m < s < 1 + m, leaky ReLU of slope 0.1.
+    """Builds the RNN with :math:`W = U diag(s) V^T`, :math:`1 - m < s < 1 + m`, leaky ReLU of slope 0.1.
 
-    As in the authors' code W starts orthogonal (s = 1) and h_0 is trained, here from zero. Input and read-out weights
-    are Glorot-uniform, biases zero. Their frames U and V are moved along the manifold, `u="stiefel", v="stiefel"` here;
-    by default both are Cayley transforms, which train with any optimizer. Coordinates: `u.skew`, `v.skew` and
-    `spectrum`, whose learning rate they divide by 2m.
+    As in the authors' code W starts orthogonal (:math:`s = 1`) and :math:`h_0` is trained, here from zero. Input and
+    read-out weights are Glorot-uniform, biases zero. Their frames U and V are moved along the manifold, `u="stiefel",
+    v="stiefel"` here; by default both are Cayley transforms, which train with any optimizer. Coordinates: `u.skew`,
+    `v.skew` and `spectrum`, whose learning rate they divide by 2m.
 
     Parameters: n(n - 1) + n + nm + n + np + p + n.
 

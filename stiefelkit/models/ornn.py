@@ -19,13 +19,14 @@ def ornn(
     activation: str = "leaky_relu",
     **options: Any,
 ) -> SequenceModel:
-    """Builds oRNN: W = H(u_1) H(u_2) ... H(u_k), leaky ReLU of slope 0.1 or OPLU.
+    """Builds oRNN: :math:`W = H(u_1) H(u_2) ... H(u_k)`, leaky ReLU of slope 0.1 or OPLU.
 
     As in the authors' code: reflectors of unit length, uniform on their spheres ("mhammedi"), input and read-out
-    weights Glorot-uniform, biases zero, that of the input inside the activation, h_0 trained from U(-b, b),
-    b^2 = 3 / 2n. After each step they divide the reflectors by their lengths, which changes no weight; here the
-    lengths stay as the optimizer leaves them. With n reflectors the last one, of a single entry, is a sign that keeps
-    its first value, and with it det W. Coordinate: `reflectors`; one Adam and one rate for all in the paper.
+    weights Glorot-uniform, biases zero, that of the input inside the activation, :math:`h_0` trained from
+    :math:`U(-b, b)`, :math:`b^2 = 3 / 2n`. After each step they divide the reflectors by their lengths, which changes
+    no weight; here the lengths stay as the optimizer leaves them. With n reflectors the last one, of a single entry, is
+    a sign that keeps its first value, and with it det W. Coordinate: `reflectors`; one Adam and one rate for all in the
+    paper.
 
     Parameters: nk - k(k - 1)/2 + nm + n + np + p + n.
 

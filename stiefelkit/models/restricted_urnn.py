@@ -19,13 +19,13 @@ def restricted_urnn(
     activation: str = "modrelu",
     **options: Any,
 ) -> SequenceModel:
-    """Builds the restricted-capacity uRNN: W = D3 R2 F^-1 D2 P R1 F D1 with 7n parameters, complex modReLU.
+    """Builds the restricted-capacity uRNN: :math:`W = D_3 R_2 F^{-1} D_2 P R_1 F D_1`, 7n parameters, complex modReLU.
 
-    As in the authors' code: phases U(-pi, pi), reflectors U(-b, b) with b^2 = 6 / (2 + 2n), P uniform; input weights
-    Glorot-uniform on their real shape (m, 2n), modReLU's bias U(-0.01, 0.01), h_0 trained from U(-b, b),
-    b^2 = 3 / 2n, read-out of [Re h, Im h] Glorot-uniform with zero bias. The modReLU has no epsilon
-    (`stiefelkit.functional.modrelu`); theirs has 1e-5, with a gradient that is no number at 0. The permutation is in
-    the state dict; they never save it. Coordinates: `phase` and `reflectors`.
+    As in the authors' code: phases :math:`U(-π, π)`, reflectors :math:`U(-b, b)` with :math:`b^2 = 6 / (2 + 2n)`, P
+    uniform; input weights Glorot-uniform on their real shape (m, 2n), modReLU's bias :math:`U(-0.01, 0.01)`,
+    :math:`h_0` trained from :math:`U(-b, b)`, :math:`b^2 = 3 / 2n`, read-out of :math:`[Re h, Im h]` Glorot-uniform
+    with zero bias. The modReLU has no epsilon (`stiefelkit.functional.modrelu`); theirs has 1e-5, with a gradient that
+    is no number at 0. The permutation is in the state dict; they never save it. Coordinates: `phase` and `reflectors`.
 
     Parameters: 7n + 2nm + 3n + 2np + p.
 

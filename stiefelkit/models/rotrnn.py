@@ -25,12 +25,12 @@ def rotrnn(
     dropout: float = 0.0,
     **options: Any,
 ) -> SequenceModel:
-    """Builds RotRNN: blocks of a norm, h_t = g W h_{t-1} + s U x_t with W = P R(angle) P^T, and a gate.
+    """Builds RotRNN: blocks of a norm, :math:`h_t = g W h_{t-1} + s U x_t` with :math:`W = P R(θ) P^T`, and a gate.
 
-    As in the authors' code each head has its own P = exp(A), angles from U(0, 2 pi) and a decay g = exp(-exp(q)), and
-    U is scaled by s = sqrt(1 - g^2) / ||U||_F of the head. The states have no bias. Behind GELU stands a gated linear
-    unit. With `parametrization=None` P is the identity: U and the layer behind the states contain it, since both are
-    free, so that no function is lost, and a step takes no product n x n.
+    As in the authors' code each head has its own :math:`P = exp(A)`, angles from :math:`U(0, 2 π)` and a decay
+    :math:`g = exp(-exp(q))`, and U is scaled by :math:`s = √{1 - g^2} / ‖U‖_F` of the head. The states have no bias.
+    Behind GELU stands a gated linear unit. With `parametrization=None` P is the identity: U and the layer behind the
+    states contain it, since both are free, so that no function is lost, and a step takes no product n x n.
 
     Arguments as in `stiefelkit.models.create`, and those of `stiefelkit.nn.RotationBlock`: `hidden_size` is the width
     of the state of each block, `width` that of what blocks read and write, half of it if left out. It reads one way,

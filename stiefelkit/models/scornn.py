@@ -19,13 +19,13 @@ def scornn(
     activation: str = "modrelu",
     **options: Any,
 ) -> SequenceModel:
-    """Builds scoRNN: W = (I + A)^-1 (I - A) D, modReLU, states as columns.
+    """Builds scoRNN: :math:`W = (I + A)^{-1} (I - A) D`, modReLU, states as columns.
 
     As in the authors' code: A block-diagonal with eigenvalues of the transform on a quarter arc ("helfrich"),
-    `negative` signs of D equal to -1, input weights U(-0.01, 0.01) without input bias, modReLU's bias zero, h_0 zero
-    and not trained, read-out Glorot-uniform with zero bias. Their code applies D last, to row states; here states are
-    columns and D is applied first, as in the paper's text: the same family of matrices. Their recipes train the
-    coordinate `skew` at a tenth of the other learning rate or less.
+    `negative` signs of D equal to -1, input weights :math:`U(-0.01, 0.01)` without input bias, modReLU's bias zero,
+    :math:`h_0` zero and not trained, read-out Glorot-uniform with zero bias. Their code applies D last, to row states;
+    here states are columns and D is applied first, as in the paper's text: the same family of matrices. Their recipes
+    train the coordinate `skew` at a tenth of the other learning rate or less.
 
     Parameters: n(n - 1)/2 + nm + n + np + p.
 

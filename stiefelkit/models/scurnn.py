@@ -21,15 +21,15 @@ def scurnn(
     bias_bound: float = 0.01,
     **options: Any,
 ) -> SequenceModel:
-    """Builds scuRNN: W = (I + A)^-1 (I - A) diag(e^{i theta}), A skew-Hermitian, complex modReLU.
+    """Builds scuRNN: :math:`W = (I + A)^{-1} (I - A) diag(e^{i θ})`, A skew-Hermitian, complex modReLU.
 
-    As in the authors' code: Re A as in scoRNN and Im A = 0, theta uniform on (0, 2 pi), input weights Glorot-uniform
-    on their real shape (m, 2n), modReLU's bias U(-bias_bound, bias_bound), h_0 trained from U(-0.01, 0.01), read-out
-    of [Re h, Im h] Glorot-uniform with zero bias. The modReLU has no epsilon (`stiefelkit.functional.modrelu`);
-    activation="modrelu_epsilon" is theirs, of equation 5, with 1e-5, which overflows on long runs of zero input.
-    Coordinates: `skew` and `phase`, each at its own learning rate.
+    As in the authors' code: Re A as in scoRNN and :math:`Im A = 0`, θ uniform on :math:`(0, 2π)`, input weights
+    Glorot-uniform on their real shape (m, 2n), modReLU's bias U(-bias_bound, bias_bound), :math:`h_0` trained from
+    :math:`U(-0.01, 0.01)`, read-out of :math:`[Re h, Im h]` Glorot-uniform with zero bias. The modReLU has no epsilon
+    (`stiefelkit.functional.modrelu`); activation="modrelu_epsilon" is theirs, of equation 5, with 1e-5, which overflows
+    on long runs of zero input. Coordinates: `skew` and `phase`, each at its own learning rate.
 
-    Parameters: n^2 + n + 2nm + n + 2n + 2np + p.
+    Parameters: :math:`n^2 + n + 2nm + n + 2n + 2np + p`.
 
     Arguments as in `stiefelkit.models.create`: any complex parametrization or None, a free W; any complex activation.
     A unit with a positive bias lengthens its state at every step, and gradients across it by 1 + b / |z|;

@@ -41,7 +41,7 @@ class SequenceModel(nn.Module):
         """Returns the outputs at every step, or at the last one; of two directions, where each of them ends.
 
         With gradients all states are kept in either case, which is fastest; `model.rnn(x, last_only=True)` keeps about
-        T^(1/2) of them. Without, under `torch.no_grad`, only the last, if they are many.
+        :math:`√T` of them. Without, under `torch.no_grad`, only the last, if they are many.
         """
         if isinstance(x, PackedSequence):
             raise DtypeError(
@@ -66,7 +66,7 @@ def count_parameters(model: nn.Module) -> int:
     """Returns the number of trained real numbers in a model, as the papers count them.
 
     A frame that is a coordinate itself counts with the dimension of its manifold: np - p(p + 1)/2 for a real one,
-    2np - p^2 for a complex one.
+    :math:`2np - p^2` for a complex one.
     """
     bound = {
         id(w.coordinate_list.coordinates[name])

@@ -27,12 +27,14 @@ _TIMES = tuple(2.0**-k for k in range(3, 9))
 
 
 def retraction_order(manifold: "Manifold", w: Tensor, u: Tensor, times: Sequence[float] = _TIMES) -> float:
-    """Measures the order of a retraction: the slope of log ||retr(W, t U) - expmap(W, t U)||_F over log t, less 1.
+    """Measures the order of a retraction.
+
+    It is the slope of :math:`log ‖retr(W, t U) - expmap(W, t U)‖_F` over :math:`log t`, less 1.
 
     Args:
         manifold: a manifold whose `expmap` is right.
         w: frames, shape (*, n, p); measured at the nearest float64 ones.
-        u: matrices of the same shape, whose tangent part, scaled to ||U||_F = 1, is the direction.
+        u: matrices of the same shape, whose tangent part, scaled to :math:`‖U‖_F = 1`, is the direction.
         times: at least two positive times t, small.
 
     Returns:

@@ -54,7 +54,7 @@ class FrameProblem:
 
     Args:
         n: rows of the frame.
-        p: columns, p <= n.
+        p: columns, :math:`p ≤ n`.
         batch: number of frames; 1 means a plain matrix.
         dtype: of the frame.
         device: where it lives.
