@@ -77,6 +77,13 @@ def put_back(app, what, name, target, options, lines):
     lines[:] = [line.replace(COLON, ":") for line in lines]
 
 
+def short_signature(app, what, name, target, options, signature, returned):
+    """Takes the modules out of types that Sphinx leaves with a tilde, as those of dataclasses' fields."""
+    return tuple(
+        text and re.sub(r"~(?:\w+\.)+", "", text).replace(" = <factory>", " = ...") for text in (signature, returned)
+    )
+
+
 def name_role(role, rawtext, text, lineno, inliner, options=None, content=None):
     """`code` in a docstring: a link where these pages have the name."""
     literal = nodes.literal(rawtext, text, classes=["xref", "py", "py-obj"])
@@ -99,5 +106,6 @@ def setup(app):
     app.config.default_role = "name"
     app.connect("autodoc-process-docstring", process, priority=400)  # napoleon's is 500
     app.connect("autodoc-process-docstring", put_back, priority=600)
+    app.connect("autodoc-process-signature", short_signature)
     app.connect("missing-reference", left_as_code)
     return {"parallel_read_safe": True}

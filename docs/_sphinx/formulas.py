@@ -35,6 +35,8 @@ SIGNS = {
     "...": r"\dots ",
 }
 ROOT = re.compile(r"√(\w+|\{[^{}]*\})")
+LONG = 32
+"""Characters beyond which a formula may be wider than a phone."""
 NAME = re.compile(r"\\[A-Za-z]+(?:\{[A-Za-z ]*\})?|[a-z]{3,}|\b(?:lr|tr|qr|Re|Im|St|SO|Hess)\b")
 RANGES = ((0x20, 0x7F), (0xA0, 0x100), (0x391, 0x3F7), (0x2010, 0x2070), (0x20D0, 0x20F0), (0x210E, 0x210F))
 RANGES += ((0x2102, 0x214A), (0x2190, 0x22FF), (0x27E6, 0x27EC), (0x1D434, 0x1D468), (0x1D6A4, 0x1D71B))
@@ -93,7 +95,8 @@ def _visit(display):
             getLogger(__name__).warning("No formula: %s", error, location=node)
             text = self.encode(node.astext())
         tag = "div" if display == "block" else "span"
-        self.body.append(f'<{tag} class="math">{text}</{tag}>')
+        long = " long" if len(node.astext()) > LONG else ""
+        self.body.append(f'<{tag} class="math{long}">{text}</{tag}>')
         raise nodes.SkipNode
 
     return visit
