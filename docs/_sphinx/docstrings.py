@@ -77,11 +77,9 @@ def put_back(app, what, name, target, options, lines):
     lines[:] = [line.replace(COLON, ":") for line in lines]
 
 
-def short_signature(app, what, name, target, options, signature, returned):
-    """Takes the modules out of types that Sphinx leaves with a tilde, as those of dataclasses' fields."""
-    return tuple(
-        text and re.sub(r"~(?:\w+\.)+", "", text).replace(" = <factory>", " = ...") for text in (signature, returned)
-    )
+def readable_signature(app, what, name, target, options, signature, returned):
+    """Gives dataclasses' fields that are made anew a default that Sphinx can read, and so the types beside it."""
+    return signature and signature.replace("= <factory>", "= ..."), returned
 
 
 def name_role(role, rawtext, text, lineno, inliner, options=None, content=None):
@@ -106,6 +104,6 @@ def setup(app):
     app.config.default_role = "name"
     app.connect("autodoc-process-docstring", process, priority=400)  # napoleon's is 500
     app.connect("autodoc-process-docstring", put_back, priority=600)
-    app.connect("autodoc-process-signature", short_signature)
+    app.connect("autodoc-process-signature", readable_signature)
     app.connect("missing-reference", left_as_code)
     return {"parallel_read_safe": True}
