@@ -1,4 +1,4 @@
-"""Recurrences over a whole sequence: :math:`h_t = act(x_t U^T + h_{t-1} W^T)`, and its gated kin."""
+"""Recurrences over a whole sequence: :math:`h_t = act(x_t U^T + h_{t-1} W^T)`, and gated units."""
 
 from stiefelkit.scan import activations
 from stiefelkit.scan.activations import Activation, find_activation

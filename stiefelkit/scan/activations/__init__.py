@@ -31,7 +31,7 @@ class Activation(ABC):
 
     Args:
         name: as it was asked for, "leaky_relu(0.2)".
-        slope: of those that have one; the number of a name, whatever it is to them.
+        slope: of activations that have one; any other number in a name, too.
     """
 
     name: str
