@@ -384,6 +384,7 @@ def band(curves: Sequence[DriftCurve]) -> list[DriftCurve]:
     peers = peer_optimizers.names()
     others = {*peers, *near_orthogonal(), UNCONSTRAINED}
     ours = [curve for curve in curves if not (curve.method in others or ":" in curve.method or math.isnan(curve.worst))]
+    ours = [curve for curve in ours if curve.steps == ours[0].steps]
     return ours if len(ours) > (1 if any(curve.method in peers for curve in curves) else len(COLOURS)) else []
 
 

@@ -151,11 +151,13 @@ def race(
         is_over: asked before each sample; no more are taken once it says so.
 
     Returns:
-        Name to timing, in the order given, of those that have a sample.
+        Name to timing, in the order given, of those that ran; one that was over after its warm-up has the fastest run
+        of that as its sample.
     """
     samples: dict[str, list[float]] = {name: [] for name in versions}
     with _without_collector():
-        planned = _warmed_up(versions, clock, repeats, seconds, is_over)
+        fastest = _warmed_up(versions, clock, seconds, is_over)
+        planned = {name: _samples(call, repeats, seconds) for name, call in fastest.items()}
         rounds = max((count for _, count in planned.values()), default=0)
         order, source = list(planned), random.Random(0)
         for done in range(rounds):
@@ -169,7 +171,7 @@ def race(
                     samples[name].append(clock(versions[name], calls) / calls)
             if is_over():
                 break
-    return {name: Timing(tuple(taken)) for name, taken in samples.items() if taken}
+    return {name: Timing(tuple(samples[name] or [call])) for name, call in fastest.items()}
 
 
 def predicted(call: float, *, repeats: int, seconds: float) -> float:
@@ -189,9 +191,9 @@ def _samples(call: float, repeats: int, seconds: float) -> tuple[int, int]:
 
 
 def _warmed_up(
-    versions: Mapping[str, Run], clock: Clock, repeats: int, seconds: float, is_over: Callable[[], bool]
-) -> dict[str, tuple[int, int]]:
-    """Runs everything a few times, and returns the calls per sample and the number of samples of each that ran."""
+    versions: Mapping[str, Run], clock: Clock, seconds: float, is_over: Callable[[], bool]
+) -> dict[str, float]:
+    """Runs everything a few times, and returns the seconds of the fastest call of each that ran."""
     spent = dict.fromkeys(versions, 0.0)
     fastest = dict.fromkeys(versions, math.inf)
     for _ in range(WARM_UPS):
@@ -200,7 +202,7 @@ def _warmed_up(
                 took = clock(run, 1)
                 spent[name] += took
                 fastest[name] = max(min(fastest[name], took), 1e-7)
-    return {name: _samples(fastest[name], repeats, seconds) for name in versions if spent[name] > 0}
+    return {name: call for name, call in fastest.items() if call < math.inf}
 
 
 @contextlib.contextmanager

@@ -110,8 +110,10 @@ def races(plan: GrowthPlan, watch: Watch = quiet, deadline: Deadline | None = No
                 for what, values in _point(plan, variants, axis, x, field).items():
                     for name, value in values.items():
                         series[what].setdefault(name, {})[x] = value
-            for name, reason in field.left_out.items():
-                left_out[f"{name} ({field.subject})" if reason == NO_TIME else name] = reason
+            late = [name for name, reason in field.left_out.items() if reason == NO_TIME]
+            left_out |= {name: reason for name, reason in field.left_out.items() if reason != NO_TIME}
+            shown = late if any(x in values for each in series.values() for values in each.values()) else ["all"]
+            left_out |= {f"{name} ({field.subject})": NO_TIME for name in shown if late}
         for what in plan.what:
             names = [name for name in (PRODUCT, *variants) if name in series[what]]
             rows = [_row(plan, what, axis, name, variants.get(name), series[what][name]) for name in names]

@@ -73,7 +73,7 @@ class Deadline:
 
     def seconds_each(self, seconds: float, count: int) -> float:
         """Returns the seconds for the samples of each of so many contenders, at most those given."""
-        return min(seconds, max(self.left / (2 * count), 1e-6))  # as much again for the warm-up
+        return min(seconds, max(self.left / (4 * count), 1e-6))  # as much again for the warm-up, and for others at work
 
 
 def deadline_of(plan: Any) -> Deadline:

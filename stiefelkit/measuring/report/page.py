@@ -71,7 +71,7 @@ def page(findings: Findings) -> str:
             [] if name == "ratios" else findings.plan.commands(name),
         )
         for name in ("drift", "time", "ratios", "growth", "norms", "scan")
-        if (lists[name] if name == "ratios" else getattr(findings, name))
+        if (lists[name] if name == "ratios" else getattr(findings, name) or findings.left_out.get(name))
     ]
     more = {"near": near, "took": _minutes(findings.seconds.values()), "tiles": tiles(findings)}
     return _page("report.html", findings.machine, sections, findings=findings, **more)
