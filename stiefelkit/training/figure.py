@@ -131,7 +131,7 @@ def log_scale(axes: "Axes") -> None:
 def step_scale(axes: "Axes") -> None:
     """Makes the x axis of a panel one of steps from 0 on, with whole numbers even beside a single point."""
     axes.set_xlim(0, None)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
 
 
 def accuracy_scale(axes: "Axes") -> None:

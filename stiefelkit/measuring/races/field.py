@@ -89,6 +89,7 @@ class Field:
         watch: called now and then.
         left_out: contender to the reason why it could not take part.
         deadline: the end, after which contenders are left out.
+        share: the part of the time until then that samples are to take.
     """
 
     subject: str
@@ -96,6 +97,7 @@ class Field:
     watch: Watch
     left_out: dict[str, str] = field(default_factory=dict)
     deadline: Deadline = field(default_factory=Deadline)
+    share: float = 1.0
 
     def attempt(self, what: str, names: Iterable[str], act: Callable[[str], T]) -> dict[str, T]:
         """Returns name to what `act` returns, for those that do not fail; the others go to `left_out`.
@@ -138,7 +140,7 @@ class Field:
             {UNIT: unit, **runs},
             clock_of(device, rules.cold),
             repeats=rules.repeats,
-            seconds=self.deadline.seconds_each(rules.seconds, len(runs) + 1),
+            seconds=self.deadline.seconds_each(rules.seconds, len(runs) + 1, self.share),
             watch=lambda done, rounds: self.watch(f"{self.subject}, {operation}", done, rounds),
             is_over=lambda: self.deadline.is_over,
         )

@@ -44,13 +44,13 @@ def races(
     """
     deadline = deadline or deadline_of(plan)
     for done, (n, p) in enumerate(plan.sizes):
-        part = deadline.part(1 / (len(plan.sizes) - done))
+        share = 1 / (len(plan.sizes) - done)
         with threads(plan.threads):
             if isinstance(plan, OptimizerRace):
-                yield _of_optimizers(plan, plan.problem(n, p), watch, part)
+                yield _of_optimizers(plan, plan.problem(n, p), watch, deadline, share)
                 continue
             problem, peers = plan.problem(n, p, plan.options), plan.racing_peers()
-            contenders, field = {**plan.contenders(), **peers}, Field(str(problem), peers, watch, deadline=part)
+            contenders, field = {**plan.contenders(), **peers}, Field(str(problem), peers, watch, {}, deadline, share)
             if isinstance(plan, NormPlan):
                 yield _of_norms(plan, problem, contenders, field)
             else:
@@ -74,8 +74,8 @@ def _of_maps(
     for done, operation in enumerate(ahead):
         able = [name for name in entries if operation in contenders[name].operations]
         runs = {name: OPERATIONS[operation](entries[name], g) for name in able}
-        part = field.deadline.part(1 / (len(ahead) - done))
-        own = dataclasses.replace(field, left_out=dict(field.left_out), deadline=part)
+        share = field.share / (len(ahead) - done)
+        own = dataclasses.replace(field, left_out=dict(field.left_out), share=share)
         if plan.launches:
             yield _counted(plan, problem, operation, own, runs)
             continue
@@ -84,7 +84,7 @@ def _of_maps(
         yield _timed(plan, problem, operation, own, runs, errors.__getitem__, families)
 
 
-def _of_optimizers(plan: OptimizerRace, problem: FrameProblem, watch: Watch, deadline: Deadline) -> Race:
+def _of_optimizers(plan: OptimizerRace, problem: FrameProblem, watch: Watch, deadline: Deadline, share: float) -> Race:
     """Moves a frame of each contender's own from the same start, by the same gradients in turns.
 
     The learning rate of each gives the first step the same length.
@@ -94,7 +94,8 @@ def _of_optimizers(plan: OptimizerRace, problem: FrameProblem, watch: Watch, dea
         return methods | ({name + APART: method for name, method in methods.items()} if plan.apart else {})
 
     peers = with_apart(plan.racing_peers())
-    methods, field = {**with_apart(plan.contenders()), **peers}, Field(str(problem), peers, watch, deadline=deadline)
+    methods = {**with_apart(plan.contenders()), **peers}
+    field = Field(str(problem), peers, watch, {}, deadline, share)
     if deadline.is_over:
         return Race(problem, "step", [], dict.fromkeys(methods, NO_TIME))
     frame, gradients = problem.exact_frame(), [problem.gradient() for _ in range(GRADIENTS)]

@@ -105,7 +105,7 @@ def races(plan: GrowthPlan, watch: Watch = quiet, deadline: Deadline | None = No
         left_out: dict[str, str] = {}
         series: dict[str, dict[str, dict[int, float]]] = {what: {} for what in plan.what}
         for before, x in enumerate(points):
-            field = Field(f"{axis} = {x}", (), watch, deadline=of_axis.part(1 / (len(points) - before)))
+            field = Field(f"{axis} = {x}", (), watch, {}, of_axis, 1 / (len(points) - before))
             with threads(plan.threads):
                 for what, values in _point(plan, variants, axis, x, field).items():
                     for name, value in values.items():

@@ -69,15 +69,15 @@ def races(plan: ScanRace, watch: Watch = quiet, deadline: Deadline | None = None
         ahead.append(next(case for case in plan.cases if not case.is_complex))
     with threads(plan.threads):
         for done, case in enumerate(ahead):
-            part = deadline.part(1 / (len(ahead) - done))
+            share = 1 / (len(ahead) - done)
             operation = STEP if done == len(plan.cases) else "forward_backward"
-            if part.is_over:
+            if deadline.is_over:
                 whole = "training step" if operation == STEP else "all contenders"
                 yield Race(case, operation, [], {whole: NO_TIME})
             elif operation == STEP:
-                yield _training_step(plan, case, watch, part)
+                yield _training_step(plan, case, watch, deadline)
             else:
-                yield _race(plan, plan.drawn(case), watch, part)
+                yield _race(plan, plan.drawn(case), watch, deadline, share)
 
 
 def _starters(plan: ScanRace, drawn: Sequences) -> dict[str, ScanContender]:
@@ -94,10 +94,10 @@ def _label(backend: str, loss: str) -> str:
     return f"scan ({backend})" + (", last state" if loss == LOSSES[1] else "")
 
 
-def _race(plan: ScanRace, drawn: Sequences, watch: Watch, deadline: Deadline) -> Race:
+def _race(plan: ScanRace, drawn: Sequences, watch: Watch, deadline: Deadline, share: float) -> Race:
     starters = _starters(plan, drawn)
     peers = [name for name, starter in starters.items() if starter.is_peer]
-    field = Field(str(drawn.case), peers, watch, deadline=deadline)
+    field = Field(str(drawn.case), peers, watch, {}, deadline, share)
     with seeded(plan.seed):
         entries = field.attempt("preparing", starters, lambda name: starters[name].enter(drawn))
     runs = {name: backward(entry, drawn, starters[name].loss) for name, entry in entries.items()}

@@ -71,9 +71,11 @@ class Deadline:
         """Returns the deadline of a part that gets this share, above 0, of the time left."""
         return Deadline(self.left * share, self._now)
 
-    def seconds_each(self, seconds: float, count: int) -> float:
-        """Returns the seconds for the samples of each of so many contenders, at most those given."""
-        return min(seconds, max(self.left / (4 * count), 1e-6))  # as much again for the warm-up, and for others at work
+    def seconds_each(self, seconds: float, count: int, share: float) -> float:
+        """Returns the seconds for the samples of each of so many contenders, at most those given, in a share of it."""
+        return min(
+            seconds, max(self.left * share / (4 * count), 1e-6)
+        )  # as much again for the warm-up, and for others at work
 
 
 def deadline_of(plan: Any) -> Deadline:

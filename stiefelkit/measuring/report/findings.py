@@ -142,5 +142,6 @@ def _left_out(
             place = f", {str(race.subject).partition(':')[0]}" if section in ("time", "scan") else ""
             left_out = race.left_out
             if not race.rows and NO_TIME in left_out.values() and section != "growth":
-                left_out = {name: reason for name, reason in left_out.items() if reason != NO_TIME} | {"all": NO_TIME}
+                whole = "all" if section == "scan" or plan.dtype == findings.plan.dtype else f"all in {plan.dtype}"
+                left_out = {name: reason for name, reason in left_out.items() if reason != NO_TIME} | {whole: NO_TIME}
             yield from ((f"{name}{place}", reason) for name, reason in left_out.items())
