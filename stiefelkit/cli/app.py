@@ -3,6 +3,7 @@
 from contextvars import ContextVar
 from operator import methodcaller
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -15,6 +16,8 @@ from stiefelkit.training.ranks import launched
 
 asked: ContextVar[tuple[str, ...]] = ContextVar("asked", default=())
 """The words of the command line at work, for help that depends on them."""
+began: ContextVar[float] = ContextVar("began")
+"""The time of `time.monotonic` when the command line at work began."""
 
 
 DRIFT = unwrapped("""Measure how weights keep orthogonality.
@@ -99,6 +102,7 @@ def launch(
     config: Annotated[Path | None, Parameter(help=CONFIG)] = None,
 ) -> Any:
     """Reads the options of a file, then runs the command with both."""
+    began.set(monotonic())
     if words[:1] and words[0] in ALONE and launched():
         raise OptionError(f"stiefelkit {words[0]} needs one process, got several of torchrun; start it without.")
     if config is not None:

@@ -1,15 +1,18 @@
 """`stiefelkit drift`, `stiefelkit bench RACE` and `stiefelkit report`: they measure, and print tables of it."""
 
+import dataclasses
 import math
+import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 from rich.table import Table
 
-from stiefelkit.cli.app import DEFAULTS
+from stiefelkit.cli.app import DEFAULTS, asked, began
 from stiefelkit.cli.options import options
 from stiefelkit.errors import OptionError, RunError
 from stiefelkit.measuring.drift.plan import DriftPlan
@@ -27,6 +30,7 @@ from stiefelkit.training.figure import Figures
 
 if TYPE_CHECKING:
     from stiefelkit.measuring.races.field import Race, Watch
+    from stiefelkit.measuring.races.schedule import Course, Deadline
     from stiefelkit.measuring.tables import Table as Measured
 
 RowsFile = Annotated[Path | None, Parameter(help="file for the rows, overwritten.")]
@@ -160,22 +164,70 @@ def norms(*, plan: NormPlan, json: RowsFile = None) -> int:
     return _raced(races, plan, json)
 
 
-def _raced(races: "Callable[[Any, Watch], Iterator[Race]]", plan: Any, json: Path | None) -> int:
+class _Progress:
+    """Says how long a plan takes before it begins, and how much time is left while it goes on."""
+
+    def __init__(self, console: Screen, bar: Bar, is_quick: bool):
+        from stiefelkit.measuring.races import schedule
+
+        self._console, self._bar, self._words = console, bar, schedule.in_words
+        self.course: Course | None = None
+        self.deadline: Deadline | None = None
+        if is_quick:
+            # What is drawn at the end may take as long as the start did.
+            startup = monotonic() - began.get(monotonic())
+            self.deadline = schedule.Deadline(max(schedule.QUICK - 2 * startup, 0.0))
+            console.print("Quick form: it ends in under a minute, and names what it has no time for.", soft_wrap=True)
+
+    def begin(self, course: "Course") -> None:
+        """Takes the parts of a measurement, and says how long they take unless they have a deadline."""
+        self.course = course
+        if self.deadline is None and course.total:
+            shorter = "; --quick ends in under a minute" if course.total > 45 else ""
+            self._console.print(f"About {self._words(course.total)} on this machine{shorter}.", soft_wrap=True)
+
+    def show(self, what: str, done: int, rounds: int) -> None:
+        """Moves the bar."""
+        left = self.course.left(done / max(rounds, 1)) if self.course else math.inf
+        if self.deadline is not None:
+            left = self.deadline.left
+        words = [f"about {self._words(left)} left"] if math.isfinite(left) else []
+        self._bar.show(what, done, rounds, words)
+
+
+def _say_left_out(console: Screen, places: "Iterable[tuple[str, list[str]]]", command: str) -> None:
+    """Names what a quick form had no time for, place by place, and the command that measures it."""
+    from stiefelkit.measuring.races.schedule import NO_TIME
+
+    for place, names in places:
+        console.print(f"Left out of {place}: {', '.join(names)}: {NO_TIME}", soft_wrap=True)
+    console.print(f"To measure what was left out: {command}", soft_wrap=True)
+
+
+def _raced(races: "Callable[[Any, Watch, Deadline | None], Iterator[Race]]", plan: Any, json: Path | None) -> int:
     """Prints each table when its race is over, and writes the rows."""
     from stiefelkit.measuring.races.field import by_reason, check_place, write_rows
+    from stiefelkit.measuring.races.schedule import NO_TIME, Course, planned
     from stiefelkit.measuring.tables import of_race
 
     if json is not None:
         check_place(json)
     console = Screen()
-    rows, printed, reasons = [], set(), {}
+    rows, printed, reasons, late = [], set(), {}, {}
     with Bar(console) as bar:
-        for race in races(plan, bar.show):
+        progress = _Progress(console, bar, plan.quick)
+        course = Course([] if plan.quick else planned(plan))
+        progress.begin(course)
+        for race in races(plan, progress.show, progress.deadline):
+            course.finished()
             bar.hide()
             if race.rows:
                 has_shares = isinstance(plan, OptimizerRace) and len(plan.precisions) != 1
                 console.print(*map(_rendered, of_race(race, plan.dtype, has_shares)), sep="\n")
             for reason, names in by_reason(race.left_out).items():
+                if reason == NO_TIME:
+                    late[f"{race.operation}, {race.subject}"] = names
+                    continue
                 words = f"Left out: {', '.join(names)}: {reason}"
                 if words not in printed:
                     console.print(words, soft_wrap=True)
@@ -184,10 +236,13 @@ def _raced(races: "Callable[[Any, Watch], Iterator[Race]]", plan: Any, json: Pat
             rows += race.rows
             if json is not None and rows:
                 write_rows(json, rows)
-    if not rows:
+    if late:
+        words = [word for word in asked.get() if word != "--quick"]
+        _say_left_out(console, late.items(), shlex.join(["stiefelkit", *words]))
+    if not rows and not late:
         why = f"; {next(iter(reasons))}" if reasons else "."
         raise OptionError(f"{SUBJECT} needs a contender for these options in {plan.dtype}, got none{why}")
-    if json is not None:
+    if json is not None and rows:
         console.print(f"Data: {json}", soft_wrap=True)
     return 0
 
@@ -219,13 +274,26 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) 
         figures: how the figure is written.
     """
     from stiefelkit.measuring.drift.run import measure
+    from stiefelkit.measuring.races.schedule import NO_TIME
+    from stiefelkit.measuring.report.plan import command
     from stiefelkit.measuring.tables import of_drift
 
-    console = Screen()
+    console, steps = Screen(), plan.steps
     with Bar(console) as bar:
-        outcome = measure(
-            plan, out, lambda method, n, p, step: bar.show(f"{method}, {n} x {p}", step, plan.steps), figures
-        )
+        progress = _Progress(console, bar, plan.quick)
+
+        def begin(chosen: DriftPlan, course: "Course") -> None:
+            nonlocal steps
+            steps = chosen.steps
+            progress.begin(course)
+
+        def looked(method: str, n: int, p: int, step: int) -> None:
+            progress.show(f"{method}, {n} x {p}", step, steps)
+
+        outcome = measure(plan, out, looked, figures, progress.deadline, begin)
+    if steps < plan.steps:
+        words = f"{steps} steps of {plan.steps}, as many as fit"
+        console.print(f"{words}; for all: {command('drift', plan, out=f'{out}-all')}", soft_wrap=True)
     if outcome.curves:
         note = f"parametrizations: {plan.optimizer} at {plan.lr:g}; frames: steps of {plan.step_length:g}"
         console.print(_rendered(of_drift(outcome.curves, f"{plan.gradients} gradients", note)))
@@ -233,8 +301,16 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) 
         lost = next((s for s, e in zip(curve.steps, curve.errors, strict=True) if not math.isfinite(e)), None)
         if lost is not None:
             console.print(f"{curve.method} at {curve.n} x {curve.p} is NaN or infinite from step {lost} on.")
+    late: dict[str, list[str]] = {}
     for skipped in outcome.skipped:
+        if skipped.reason == NO_TIME:
+            late.setdefault(f"{skipped.n} x {skipped.p}", []).append(skipped.method)
+            continue
         console.print(f"Skipped {skipped.method} at {skipped.n} x {skipped.p}: {skipped.reason}", soft_wrap=True)
+    if late:
+        methods = tuple(dict.fromkeys(name for names in late.values() for name in names))
+        rest = dataclasses.replace(plan, methods=methods)
+        _say_left_out(console, late.items(), command("drift", rest, out=f"{out}-rest"))
     for file in outcome.files:
         console.print(f"{'Data' if file.suffix == '.json' else 'Figure'}: {file}", soft_wrap=True)
     return 0
@@ -256,8 +332,9 @@ def report(
         json: file for the figures, overwritten after each section; its "finished" says whether all are there.
         from_: draw the page of a file that `python -m benchmarks.gpu` has written, and measure nothing.
     """
-    from stiefelkit.measuring.races.field import check_place
-    from stiefelkit.measuring.report.findings import gather
+    from stiefelkit.measuring.races.field import by_reason, check_place
+    from stiefelkit.measuring.races.schedule import NO_TIME, Course
+    from stiefelkit.measuring.report.findings import course_of, gather
     from stiefelkit.measuring.report.page import page, record_page
     from stiefelkit.training.files import write_atomically, write_json
 
@@ -284,13 +361,20 @@ def report(
         return 0
     findings = None
     with Bar(console) as bar:
-        for findings in gather(plan, bar.show):
+        progress = _Progress(console, bar, plan.quick)
+        course = Course([]) if plan.quick else course_of(plan)
+        progress.begin(course)
+        for findings in gather(plan, progress.show, progress.deadline, course):
             bar.hide()
             section, seconds = list(findings.seconds.items())[-1]
             console.print(f"{section}: {seconds:.0f} s")
             if json is not None:
                 write_json(json, findings.json())
     assert findings is not None
+    for section, left_out in findings.left_out.items():
+        late = by_reason(left_out).get(NO_TIME, [])
+        if late:
+            _say_left_out(console, [(section, late)], "; ".join(plan.commands(section)))
     write_atomically(out, page(findings).encode())
     console.print(f"Page: {out}", soft_wrap=True)
     if json is not None:

@@ -119,13 +119,19 @@ def log_scale(axes: "Axes") -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(_number))
+    axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
     low, high = axes.get_ylim()
     if high / low < 30:
         axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-        axes.yaxis.set_minor_formatter(FuncFormatter(_number))
+        axes.yaxis.set_minor_formatter(FuncFormatter(plain_number))
     else:
         axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def step_scale(axes: "Axes") -> None:
+    """Makes the x axis of a panel one of steps from 0 on, with whole numbers even beside a single point."""
+    axes.set_xlim(0, None)
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
 
 
 def accuracy_scale(axes: "Axes") -> None:
@@ -138,8 +144,13 @@ def accuracy_scale(axes: "Axes") -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
 
 
-def _number(value: float, _: object = None) -> str:
-    if 1e-3 <= value <= 1e3:
+def plain_number(value: float, _: object = None) -> str:
+    r"""Returns a number as ticks show it: plain where it is short, else with a power of ten.
+
+    >>> plain_number(0.0), plain_number(1000.0), plain_number(2e4)
+    ('0', '1000', '$2 \\cdot 10^{4}$')
+    """
+    if value == 0 or 1e-3 <= value <= 1e3:
         return f"{value:g}"
     exponent = math.floor(math.log10(value) + 1e-9)
     mantissa = round(value / 10.0**exponent, 3)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import RunError
 from stiefelkit.training.display import worst_ratio
-from stiefelkit.training.figure import Figures, figure, legend, literal, log_scale, reference_line, styles
+from stiefelkit.training.figure import Figures, figure, legend, literal, log_scale, reference_line, step_scale, styles
 from stiefelkit.training.files import reachable
 from stiefelkit.training.paper_figures import draw_runs
 from stiefelkit.training.run_folder import RunFolder, by_kind, is_run
@@ -82,21 +82,24 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
         for axes, key in ((left, "loss"), (right, task.headline)):
             for value in {baseline[key] for baseline in known if baseline}:
                 reference_line(axes, value * (scale if axes is right else 1), "baseline")
-        left.set(title="training", xlabel="step", ylabel=task.loss_label, xlim=(0, None))
+        left.set(title="training", xlabel="step", ylabel=task.loss_label)
         log_scale(left)
-        right.set(title="held out", xlabel="step", xlim=(0, None))
+        right.set(title="held out", xlabel="step")
         if by_accuracy:
             right.set_ylim(0, 102)
         else:
             log_scale(right)
         legend(right)
+        step_scale(left)
+        step_scale(right)
     if any(curve.points("train", _ratio) for curve in curves):
         drawn.append(figures.path(out, "orthogonality"))
         with figure(drawn[1], 1, width=4.2, height=height, dpi=figures.dpi) as (axes,):
             draw(axes, curves, "train", _ratio)
             reference_line(axes, 1.0, "rounding limit", below=True)
             label = r"$\Vert W^H W - I\Vert_F$ / rounding limit"
-            axes.set(xlabel="step", ylabel=label, title="orthogonality", yscale="log", xlim=(0, None))
+            axes.set(xlabel="step", ylabel=label, title="orthogonality", yscale="log")
+            step_scale(axes)
             low, high = axes.get_ylim()
             axes.set_ylim(min(low, 0.1), max(high, 10))  # so that noise at the limit looks like noise
             log_scale(axes)

@@ -160,7 +160,13 @@ def test_every_section_says_by_which_commands_it_can_be_had_alone(tree, found):
 
 
 @pytest.mark.parametrize(
-    "scale", [ReportPlan(), ReportPlan(full=True), ReportPlan(parametrizations=("cayley", "stiefel"), dtype="float64")]
+    "scale",
+    [
+        ReportPlan(),
+        ReportPlan(full=True),
+        ReportPlan(quick=True),
+        ReportPlan(parametrizations=("cayley", "stiefel"), dtype="float64"),
+    ],
 )
 def test_those_commands_are_ones_that_the_command_line_takes(scale):
     from stiefelkit.cli.app import app
@@ -262,6 +268,7 @@ def test_figures_are_short():
 @pytest.fixture
 def _small(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan, "USUAL", TINY)
     monkeypatch.setattr(plan, "QUICK", TINY)
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -305,6 +312,7 @@ def test_an_interruption_leaves_the_old_page_and_whole_figures(monkeypatch, caps
         ("report --dtype bfloat16", "no dtype 'bfloat16'"),
         ("report --out nowhere/report.html", "existing folder"),
         ("report --threads 0", "threads"),
+        ("report --full --quick", "--full or --quick, got both"),
     ],
 )
 def test_user_errors_are_one_sentence_and_come_before_the_first_measurement(line, sentence, capsys):

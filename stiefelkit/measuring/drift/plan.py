@@ -41,6 +41,8 @@ class DriftPlan:
         tf32: let a GPU lower float32 products to TF32.
         threads: CPU threads.
         seed: fixes the initial weights and the gradients.
+        quick: end in under a minute: fewer steps, the same for all, small sizes first, and what does not fit is left
+            out by name.
     """
 
     steps: int = 1000
@@ -57,6 +59,7 @@ class DriftPlan:
     tf32: bool = False
     threads: int = 1
     seed: int = 0
+    quick: bool = False
 
     def __post_init__(self) -> None:
         from stiefelkit.measuring.moved_frames import check_method, own_optimizers, peer_optimizers
@@ -68,6 +71,8 @@ class DriftPlan:
         if self.tf32 and not self.device.startswith("cuda"):
             raise OptionError(f"{SUBJECT} needs a CUDA device for TF32, got {self.device!r}.")
         tall_sizes(SUBJECT, self.sizes)
+        if self.quick:
+            object.__setattr__(self, "sizes", tuple(sorted(self.sizes, key=lambda size: size[0] * size[1] ** 2)))
         known_words(SUBJECT, "dtype", [self.dtype], WEIGHT_DTYPES)
         known_words(SUBJECT, "gradients", [self.gradients], GRADIENTS)
         moves_frames = getattr(optimizers.get(self.optimizer), "moves_frames", False)

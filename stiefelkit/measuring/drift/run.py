@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import random
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +18,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stiefelkit import init
-from stiefelkit.errors import RunError
+from stiefelkit.errors import RunError, StiefelkitError
 from stiefelkit.measuring.drift.plan import SUBJECT, UNCONSTRAINED, DriftPlan
 from stiefelkit.measuring.moved_frames import peer_optimizers, start
+from stiefelkit.measuring.races.contenders import dtype_of
 from stiefelkit.measuring.races.field import Field, quiet
+from stiefelkit.measuring.races.schedule import Course, Deadline, deadline_of
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.optim import optimizers, parameter_groups
-from stiefelkit.training.figure import Figures, figure, literal, log_scale, reference_line, styles
+from stiefelkit.training.figure import (
+    COLOURS,
+    Figures,
+    figure,
+    literal,
+    log_scale,
+    plain_number,
+    reference_line,
+    styles,
+)
 from stiefelkit.training.files import writable, write_json
 from stiefelkit.training.memory import threads
 from stiefelkit.training.tasks import create
@@ -101,8 +113,21 @@ Watch = Callable[[str, int, int, int], None]
 """Called with method, n, p and the number of steps done, after each look."""
 
 
+Pace = Mapping[tuple[int, int, str], tuple[float, float]]
+"""Size and method to the seconds that its start takes, and one step."""
+MARGIN = 0.8
+"""The part of the time left that the steps of a quick form are to take."""
+PILOT = 3
+"""Steps by which a pace is measured."""
+
+
 def measure(
-    plan: DriftPlan, out: Path, watch: Watch = lambda method, n, p, step: None, figures: Figures | None = None
+    plan: DriftPlan,
+    out: Path,
+    watch: Watch = lambda method, n, p, step: None,
+    figures: Figures | None = None,
+    deadline: Deadline | None = None,
+    begin: Callable[[DriftPlan, Course], None] | None = None,
 ) -> DriftOutcome:
     """Takes every method through the steps at every size, and writes `drift.json` and `drift.png`.
 
@@ -114,6 +139,8 @@ def measure(
         out: folder for the two files; made if missing.
         watch: called after each look.
         figures: the format of the figure, which is also its ending; PNG if left out.
+        deadline: the end, after which methods are left out; that of the plan, from now on, if left out.
+        begin: called with the plan, of as many steps as fit before the deadline, and its course, when that is known.
 
     Raises:
         RunError: there is a `drift.json` already, which is not overwritten, or the folder cannot be written.
@@ -123,8 +150,15 @@ def measure(
         raise RunError(f"{SUBJECT} needs a folder without drift.json, got {out}; choose another --out.")
     with writable(SUBJECT, out):
         out.mkdir(parents=True, exist_ok=True)
+    deadline = deadline or deadline_of(plan)
+    found = pace(plan, deadline.part(1 / 3)) if begin or plan.quick else {}
+    plan = fitted(plan, found, deadline)
+    course = Course([start + plan.steps * step for start, step in found.values()])
+    if begin:
+        begin(plan, course)
     try:
-        for count, outcome in enumerate(outcomes(plan, watch), 1):
+        for count, outcome in enumerate(outcomes(plan, watch, deadline), 1):
+            course.finished()
             if isinstance(outcome, DriftCurve):
                 done.curves.append(outcome)
             else:
@@ -144,14 +178,51 @@ def measure(
     return done
 
 
-def outcomes(plan: DriftPlan, watch: Watch = lambda method, n, p, step: None) -> Iterator[DriftCurve | Skipped]:
+def outcomes(
+    plan: DriftPlan, watch: Watch = lambda method, n, p, step: None, deadline: Deadline | None = None
+) -> Iterator[DriftCurve | Skipped]:
     """Takes every method through the steps at every size, and yields what became of it; writes nothing."""
+    deadline = deadline or deadline_of(plan)
+
+    def looked(method: str, n: int, p: int, step: int) -> None:
+        deadline.check()
+        watch(method, n, p, step)
+
     for (n, p), method in itertools.product(plan.sizes, plan.methods):
-        field = Field(f"{n} x {p}", peer_optimizers.names(), quiet)
+        field = Field(f"{n} x {p}", peer_optimizers.names(), quiet, deadline=deadline)
         with threads(plan.threads):
-            steps = functools.partial(watch, method, n, p)
+            steps = functools.partial(looked, method, n, p)
             found = field.attempt("drift of", [method], lambda method, n=n, p=p, w=steps: run(plan, method, n, p, w))
         yield found[method] if found else Skipped(method, n, p, field.left_out[method])
+
+
+def pace(plan: DriftPlan, deadline: Deadline) -> Pace:
+    """Measures how fast every method is at every size, by a few steps; (0, 0) of one that cannot do them."""
+    trial, found = dataclasses.replace(plan, steps=min(PILOT, plan.steps), look_every=1), {}
+    for (n, p), method in itertools.product(plan.sizes, plan.methods):
+        looks = [time.monotonic()]
+        with contextlib.suppress(StiefelkitError, RuntimeError, TypeError, ValueError, AttributeError):
+            deadline.check()
+            with threads(plan.threads):
+                run(trial, method, n, p, lambda step, looks=looks: looks.append(time.monotonic()))
+        start, *ends = looks
+        step = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else 0.0
+        found[n, p, method] = (ends[0] - start, step) if ends else (0.0, 0.0)
+    return found
+
+
+def fitted(plan: DriftPlan, found: Pace, deadline: Deadline) -> DriftPlan:
+    """Returns the plan with 1, 2 or 5 times a power of ten steps, the most that fit before a deadline, at most its own.
+
+    >>> fitted(DriftPlan(steps=1000, methods=("cayley",)), {(64, 64, "cayley"): (0.1, 0.01)}, Deadline(5.0)).steps
+    200
+    """
+    starts, step = (sum(seconds) for seconds in zip(*found.values(), strict=True)) if found else (0.0, 0.0)
+    if not step or starts + plan.steps * step <= MARGIN * deadline.left:
+        return plan
+    most = max((MARGIN * deadline.left - starts) / step, 1.0)
+    power = 10 ** math.floor(math.log10(most))
+    return dataclasses.replace(plan, steps=min(plan.steps, max(k for k in (1, 2, 5) if k * power <= most) * power))
 
 
 def log_grid(steps: int, per_decade: int = 8) -> list[int]:
@@ -283,34 +354,64 @@ def _started(
 def _draw(path: Path, curves: Sequence[DriftCurve], words: str, dpi: int) -> None:
     """Draws errors over the limit against steps, a panel for each size, with `words` in the titles."""
     sizes = list(dict.fromkeys((curve.n, curve.p) for curve in curves))
-    look = looks([curve.method for curve in curves])
+    by_size = [[curve for curve in curves if (curve.n, curve.p) == size] for size in sizes]
+    look = looks([curve.method for each in by_size for curve in each if curve not in band(each)])
     width, height = 3.8 + 2.0 / len(sizes), max(3.4, 0.19 * len(look))
     with figure(path, len(sizes), width=width, height=height, dpi=dpi) as panels:
-        for axes, (n, p) in zip(panels, sizes, strict=True):
-            draw_panel(axes, [curve for curve in curves if (curve.n, curve.p) == (n, p)], look)
+        for axes, (n, p), each in zip(panels, sizes, by_size, strict=True):
+            draw_panel(axes, each, look)
             axes.set(title=f"{n} x {p}, {words}")
         panels[0].set_ylabel(ERROR)
         shown = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         panels[-1].legend(shown.values(), shown.keys(), loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
+def near_orthogonal() -> list[str]:
+    """Returns the maps whose weights are not frames, and not meant to be, by their traits."""
+    names = []
+    for name, cls in available().items():
+        with contextlib.suppress(StiefelkitError):
+            names += [] if cls((4, 4), dtype=dtype_of(cls, torch.float32)).traits.exact else [name]
+    return names
+
+
+def band(curves: Sequence[DriftCurve]) -> list[DriftCurve]:
+    """Returns the curves of one size that are drawn as one band.
+
+    They are ours, where peers or more curves than colours are beside them. Methods in precision fast, maps that are
+    near orthogonal only, and weights that were lost keep lines of their own.
+    """
+    peers = peer_optimizers.names()
+    others = {*peers, *near_orthogonal(), UNCONSTRAINED}
+    ours = [curve for curve in curves if not (curve.method in others or ":" in curve.method or math.isnan(curve.worst))]
+    ours = [curve for curve in ours if curve.steps == ours[0].steps]
+    return ours if len(ours) > (1 if any(curve.method in peers for curve in curves) else len(COLOURS)) else []
+
+
 def looks(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Returns method to the options of its line: dashes for peers, grey for the weight that nothing holds."""
     look: dict[str, dict[str, Any]] = {UNCONSTRAINED: {"color": "0.55"}}
     coloured = [method for method in dict.fromkeys(methods) if method != UNCONSTRAINED]
-    look.update(zip(coloured, styles(len(coloured)), strict=True))
+    look.update(zip(coloured, styles(len(coloured) + 1)[1:], strict=True))  # the first is the band's
     for method in set(coloured) & set(peer_optimizers.names()):
         look[method]["linestyle"] = "--"
     return look
 
 
 def draw_panel(axes: "Axes", curves: Sequence[DriftCurve], look: Mapping[str, Mapping[str, Any]]) -> None:
-    """Draws the curves of one size into axes."""
+    """Draws the curves of one size into axes: those of the band from the least error, 0 aside, to the largest."""
+    ours = band(curves)
+    if ours:
+        errors = [[ratio for ratio in at if ratio] or [math.nan] for at in zip(*(c.ratios for c in ours), strict=True)]
+        label, bounds = f"stiefelkit, {len(ours)} methods", (map(min, errors), map(max, errors))
+        axes.fill_between(ours[0].steps, *map(list, bounds), color=COLOURS[0], alpha=0.5, linewidth=1.5, label=label)
     for curve in curves:
-        axes.plot(curve.steps, curve.ratios, label=literal(curve.method), **look[curve.method])
+        if curve not in ours:
+            axes.plot(curve.steps, curve.ratios, label=literal(curve.method), **look[curve.method])
     axes.set_xscale("symlog", linthresh=1)
     axes.set(xlabel="optimizer step")
     axes.set_xlim(0, max(curve.steps[-1] for curve in curves))
+    axes.xaxis.set_major_formatter(plain_number)
     error_scale(axes)
 
 

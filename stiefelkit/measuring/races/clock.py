@@ -133,13 +133,14 @@ def race(
     repeats: int = 200,
     seconds: float = 1.0,
     watch: Callable[[int, int], None] = lambda done, rounds: None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> dict[str, Timing]:
     """Times versions side by side.
 
     After the warm-up every round takes one sample of each version, in an order that changes from round to round, so
     that a slow minute of the machine hits all alike and nobody has the same neighbour always. A version for which
-    `repeats` samples would take longer than `seconds` gets fewer, one at least, spread evenly over the rounds. The
-    garbage collector is off while the clock runs.
+    `repeats` samples would take longer than `seconds` gets fewer, one at least, spread evenly from the first round on.
+    The garbage collector is off while the clock runs.
 
     Args:
         versions: name to function.
@@ -147,24 +148,30 @@ def race(
         repeats: samples of each version at most.
         seconds: how long to sample each version, about.
         watch: called before each round with the number of rounds done and of all.
+        is_over: asked before each sample; no more are taken once it says so.
 
     Returns:
-        Name to timing, in the order given.
+        Name to timing, in the order given, of those that ran; one that was over after its warm-up has the fastest run
+        of that as its sample.
     """
     samples: dict[str, list[float]] = {name: [] for name in versions}
     with _without_collector():
-        planned = _warmed_up(versions, clock, repeats, seconds)
+        fastest = _warmed_up(versions, clock, seconds, is_over)
+        planned = {name: _samples(call, repeats, seconds) for name, call in fastest.items()}
         rounds = max((count for _, count in planned.values()), default=0)
-        order, source = list(versions), random.Random(0)
+        order, source = list(planned), random.Random(0)
         for done in range(rounds):
             watch(done, rounds)
             gc.collect(0)
             source.shuffle(order)
             for name in order:
                 calls, count = planned[name]
-                if (done + 1) * count // rounds > done * count // rounds:
+                is_due = -(-(done + 1) * count // rounds) > -(-done * count // rounds)
+                if is_due and not is_over():
                     samples[name].append(clock(versions[name], calls) / calls)
-    return {name: Timing(tuple(taken)) for name, taken in samples.items()}
+            if is_over():
+                break
+    return {name: Timing(tuple(samples[name] or [call])) for name, call in fastest.items()}
 
 
 def predicted(call: float, *, repeats: int, seconds: float) -> float:
@@ -183,17 +190,19 @@ def _samples(call: float, repeats: int, seconds: float) -> tuple[int, int]:
     return calls, min(max(int(seconds / (call * calls)), 1), repeats)
 
 
-def _warmed_up(versions: Mapping[str, Run], clock: Clock, repeats: int, seconds: float) -> dict[str, tuple[int, int]]:
-    """Runs everything a few times, and returns the calls per sample and the number of samples of each."""
+def _warmed_up(
+    versions: Mapping[str, Run], clock: Clock, seconds: float, is_over: Callable[[], bool]
+) -> dict[str, float]:
+    """Runs everything a few times, and returns the seconds of the fastest call of each that ran."""
     spent = dict.fromkeys(versions, 0.0)
     fastest = dict.fromkeys(versions, math.inf)
     for _ in range(WARM_UPS):
         for name, run in versions.items():
-            if spent[name] < seconds:
+            if spent[name] < seconds and not is_over():
                 took = clock(run, 1)
                 spent[name] += took
                 fastest[name] = max(min(fastest[name], took), 1e-7)
-    return {name: _samples(fastest[name], repeats, seconds) for name in versions}
+    return {name: call for name, call in fastest.items() if call < math.inf}
 
 
 @contextlib.contextmanager

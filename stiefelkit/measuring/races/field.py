@@ -13,6 +13,7 @@ import torch
 from stiefelkit.errors import OptionError, RunError, StiefelkitError
 from stiefelkit.measuring.races.clock import Run, Timing, clock_of, race, replayed
 from stiefelkit.measuring.races.plan import Rules
+from stiefelkit.measuring.races.schedule import NO_TIME, Deadline
 from stiefelkit.training.files import refuse_special, writable, write_json
 
 UNIT = "the unit"
@@ -87,12 +88,16 @@ class Field:
         peers: names of the peers, which may fail as they like.
         watch: called now and then.
         left_out: contender to the reason why it could not take part.
+        deadline: the end, after which contenders are left out.
+        share: the part of the time until then that samples are to take.
     """
 
     subject: str
     peers: Container[str]
     watch: Watch
     left_out: dict[str, str] = field(default_factory=dict)
+    deadline: Deadline = field(default_factory=Deadline)
+    share: float = 1.0
 
     def attempt(self, what: str, names: Iterable[str], act: Callable[[str], T]) -> dict[str, T]:
         """Returns name to what `act` returns, for those that do not fail; the others go to `left_out`.
@@ -103,6 +108,7 @@ class Field:
         for name in names:
             self.watch(f"{self.subject}: {what} {name}", 0, 1)
             try:
+                self.deadline.check()
                 results[name] = act(name)
             except StiefelkitError as error:
                 self.left_out[name] = str(error)
@@ -122,7 +128,10 @@ class Field:
     def timed(
         self, rules: Rules, unit: Run, runs: Mapping[str, Run], operation: str
     ) -> tuple[float, dict[str, Timing]]:
-        """Times the unit and each contender; for replays, those that can be captured."""
+        """Times the unit and each contender; for replays, those that can be captured.
+
+        The unit of a race without timings is NaN.
+        """
         device = torch.device(rules.device)
         if rules.replay:
             unit = replayed(unit, device)
@@ -131,10 +140,13 @@ class Field:
             {UNIT: unit, **runs},
             clock_of(device, rules.cold),
             repeats=rules.repeats,
-            seconds=rules.seconds,
+            seconds=self.deadline.seconds_each(rules.seconds, len(runs) + 1, self.share),
             watch=lambda done, rounds: self.watch(f"{self.subject}, {operation}", done, rounds),
+            is_over=lambda: self.deadline.is_over,
         )
-        return timings[UNIT].median, {name: timings[name] for name in runs}
+        timed = [name for name in runs if UNIT in timings and name in timings]
+        self.left_out.update({name: NO_TIME for name in runs if name not in timed})
+        return timings[UNIT].median if timed else math.nan, {name: timings[name] for name in timed}
 
 
 def _captured(run: Run, device: torch.device) -> Run:

@@ -16,6 +16,7 @@ from stiefelkit.measuring.races.clock import Run, clock_of, product_of
 from stiefelkit.measuring.races.contenders import APART, OPERATIONS, Contender, FrameProblem
 from stiefelkit.measuring.races.field import Field, Race, Row, Watch, finite, quiet, scatter, seeded
 from stiefelkit.measuring.races.plan import FramePlan, NormPlan, OptimizerRace, ParametrizationRace
+from stiefelkit.measuring.races.schedule import NO_TIME, Deadline, deadline_of
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing.unread import READS
 from stiefelkit.training.memory import threads
@@ -31,15 +32,25 @@ _IDLE = frozenset(
 """Operators that take memory or make a number of the host's a tensor, and launch nothing."""
 
 
-def races(plan: ParametrizationRace | OptimizerRace | NormPlan, watch: Watch = quiet) -> Iterator[Race]:
-    """Races size by size, parametrizations operation by operation too, and yields each race when it is over."""
-    for n, p in plan.sizes:
+def races(
+    plan: ParametrizationRace | OptimizerRace | NormPlan, watch: Watch = quiet, deadline: Deadline | None = None
+) -> Iterator[Race]:
+    """Races size by size, parametrizations operation by operation too, and yields each race when it is over.
+
+    Args:
+        plan: who races.
+        watch: called now and then.
+        deadline: the end, after which contenders are left out; that of the plan, from now on, if left out.
+    """
+    deadline = deadline or deadline_of(plan)
+    for done, (n, p) in enumerate(plan.sizes):
+        share = 1 / (len(plan.sizes) - done)
         with threads(plan.threads):
             if isinstance(plan, OptimizerRace):
-                yield _of_optimizers(plan, plan.problem(n, p), watch)
+                yield _of_optimizers(plan, plan.problem(n, p), watch, deadline, share)
                 continue
             problem, peers = plan.problem(n, p, plan.options), plan.racing_peers()
-            contenders, field = {**plan.contenders(), **peers}, Field(str(problem), peers, watch)
+            contenders, field = {**plan.contenders(), **peers}, Field(str(problem), peers, watch, {}, deadline, share)
             if isinstance(plan, NormPlan):
                 yield _of_norms(plan, problem, contenders, field)
             else:
@@ -59,20 +70,21 @@ def _of_maps(
         with torch.no_grad():
             return float(orthogonality_error(entries[name].weight()).max())
 
-    for operation in OPERATIONS:  # in their order, since "step" moves the coordinates
-        if operation in plan.operations:
-            able = [name for name in entries if operation in contenders[name].operations]
-            runs = {name: OPERATIONS[operation](entries[name], g) for name in able}
-            own = dataclasses.replace(field, left_out=dict(field.left_out))
-            if plan.launches:
-                yield _counted(plan, problem, operation, own, runs)
-                continue
-            errors = own.attempt("trying", runs, partial(tried, runs=runs))
-            runs = {name: runs[name] for name in errors}
-            yield _timed(plan, problem, operation, own, runs, errors.__getitem__, families)
+    ahead = [name for name in OPERATIONS if name in plan.operations]  # since "step" moves the coordinates
+    for done, operation in enumerate(ahead):
+        able = [name for name in entries if operation in contenders[name].operations]
+        runs = {name: OPERATIONS[operation](entries[name], g) for name in able}
+        share = field.share / (len(ahead) - done)
+        own = dataclasses.replace(field, left_out=dict(field.left_out), share=share)
+        if plan.launches:
+            yield _counted(plan, problem, operation, own, runs)
+            continue
+        errors = own.attempt("trying", runs, partial(tried, runs=runs))
+        runs = {name: runs[name] for name in errors}
+        yield _timed(plan, problem, operation, own, runs, errors.__getitem__, families)
 
 
-def _of_optimizers(plan: OptimizerRace, problem: FrameProblem, watch: Watch) -> Race:
+def _of_optimizers(plan: OptimizerRace, problem: FrameProblem, watch: Watch, deadline: Deadline, share: float) -> Race:
     """Moves a frame of each contender's own from the same start, by the same gradients in turns.
 
     The learning rate of each gives the first step the same length.
@@ -82,7 +94,10 @@ def _of_optimizers(plan: OptimizerRace, problem: FrameProblem, watch: Watch) -> 
         return methods | ({name + APART: method for name, method in methods.items()} if plan.apart else {})
 
     peers = with_apart(plan.racing_peers())
-    methods, field = {**with_apart(plan.contenders()), **peers}, Field(str(problem), peers, watch)
+    methods = {**with_apart(plan.contenders()), **peers}
+    field = Field(str(problem), peers, watch, {}, deadline, share)
+    if deadline.is_over:
+        return Race(problem, "step", [], dict.fromkeys(methods, NO_TIME))
     frame, gradients = problem.exact_frame(), [problem.gradient() for _ in range(GRADIENTS)]
 
     def entered(name: str) -> MovedFrame | MovedApart:
@@ -164,7 +179,7 @@ def _timed(
     """
     product = product_of(problem.n, problem.p, problem.batch, problem.dtype, problem.device)
     unit, timings = field.timed(plan, product, runs, operation)
-    error_of, limit = {name: error(name) for name in runs}, rounding_limit(problem.p, problem.dtype)
+    error_of, limit = {name: error(name) for name in timings}, rounding_limit(problem.p, problem.dtype)
     seconds = {name: timing.median for name, timing in timings.items()}
     sound = [name for name in seconds if name in field.peers and finite(error_of[name]) is not None]
     rows = []

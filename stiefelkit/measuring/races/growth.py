@@ -14,19 +14,14 @@ from stiefelkit.errors import StiefelkitError
 from stiefelkit.measuring.races.clock import Run, peak_bytes, product_of
 from stiefelkit.measuring.races.contenders import OPERATIONS, FrameProblem, dtype_of, our_contenders
 from stiefelkit.measuring.races.field import Field, Race, Row, Watch, quiet, seeded
-from stiefelkit.measuring.races.plan import GrowthPlan
+from stiefelkit.measuring.races.plan import BATCH, INPUTS, LONG, STEPS, WIDE, WIDTH, GrowthPlan
+from stiefelkit.measuring.races.schedule import NO_TIME, Deadline, deadline_of
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.training.memory import threads
 from stiefelkit.weights.attach import available
 
 PRODUCT = "one product"
 """Name of the yardstick, the matrix product of that size."""
-WIDTH = 64
-"""Rows and columns of the frames of which there are many, and of the recurrent weight."""
-STEPS, BATCH, INPUTS = 64, 16, 8
-"""Sizes of the recurrent layer that do not grow."""
-WIDE, LONG = 1024, 128
-"""Units and steps of the layer whose reflectors grow."""
 LOGARITHM = 0.25
 """The most by which a factor log x raises an exponent fitted beyond x = 55."""
 
@@ -91,21 +86,34 @@ class _Variant(NamedTuple):
     dtype: torch.dtype
 
 
-def races(plan: GrowthPlan, watch: Watch = quiet) -> Iterator[Race]:
-    """Measures axis by axis, and yields a race for each quantity when one is over: the axis is its subject."""
+def races(plan: GrowthPlan, watch: Watch = quiet, deadline: Deadline | None = None) -> Iterator[Race]:
+    """Measures axis by axis, and yields a race for each quantity when one is over: the axis is its subject.
+
+    Args:
+        plan: what grows.
+        watch: called now and then.
+        deadline: the end, after which contenders are left out; that of the plan, from now on, if left out.
+    """
+    deadline = deadline or deadline_of(plan)
     variants = {}
     for name, cls in available().items():
         if not plan.parametrizations or name in plan.parametrizations:
             precision = plan.precision if plan.precision in cls.precisions else cls.precisions[0]
             variants[name] = _Variant(name, precision, dtype_of(cls, getattr(torch, plan.dtype)))
-    for axis in plan.against:
+    for done, axis in enumerate(plan.against):
+        of_axis, points = deadline.part(1 / (len(plan.against) - done)), plan.points(axis)
         left_out: dict[str, str] = {}
         series: dict[str, dict[str, dict[int, float]]] = {what: {} for what in plan.what}
-        for x in plan.points(axis):
+        for before, x in enumerate(points):
+            field = Field(f"{axis} = {x}", (), watch, {}, of_axis, 1 / (len(points) - before))
             with threads(plan.threads):
-                for what, values in _point(plan, variants, axis, x, watch, left_out).items():
+                for what, values in _point(plan, variants, axis, x, field).items():
                     for name, value in values.items():
                         series[what].setdefault(name, {})[x] = value
+            late = [name for name, reason in field.left_out.items() if reason == NO_TIME]
+            left_out |= {name: reason for name, reason in field.left_out.items() if reason != NO_TIME}
+            shown = late if any(x in values for each in series.values() for values in each.values()) else ["all"]
+            left_out |= {f"{name} ({field.subject})": NO_TIME for name in shown if late}
         for what in plan.what:
             names = [name for name in (PRODUCT, *variants) if name in series[what]]
             rows = [_row(plan, what, axis, name, variants.get(name), series[what][name]) for name in names]
@@ -113,14 +121,13 @@ def races(plan: GrowthPlan, watch: Watch = quiet) -> Iterator[Race]:
 
 
 def _point(
-    plan: GrowthPlan, variants: Mapping[str, _Variant], axis: str, x: int, watch: Watch, left_out: dict[str, str]
+    plan: GrowthPlan, variants: Mapping[str, _Variant], axis: str, x: int, field: Field
 ) -> dict[str, dict[str, float]]:
     """Returns quantity to contender to what was measured at one value of what grows."""
-    field = Field(f"{axis} = {x}", (), watch, left_out)
     if axis == "reflections":
         able = [name for name in variants if axis in option_names(available()[name])]
         if plan.parametrizations:
-            left_out |= {name: "it has no reflectors" for name in variants if name not in able}
+            field.left_out |= {name: "it has no reflectors" for name in variants if name not in able}
         variants = {name: variants[name] for name in able}
     with seeded(plan.seed):
         prepare = _map if axis in ("n", "matrices") else _layer
@@ -130,7 +137,7 @@ def _point(
         n, batch = (x, 1) if axis == "n" else (WIDTH, x if axis == "matrices" else 1)
         product = product_of(n, n, batch, getattr(torch, plan.dtype), device)
         unit, timings = field.timed(plan, product, runs, "time")
-        values["time"] = {PRODUCT: unit} if axis in ("n", "matrices") else {}
+        values["time"] = {PRODUCT: unit} if axis in ("n", "matrices") and not math.isnan(unit) else {}
         values["time"] |= {name: timing.median for name, timing in timings.items()}
     if "memory" in plan.what:
         # a map to a point that is its own coordinate allocates nothing, which has no logarithm

@@ -29,11 +29,13 @@ class Site:
         device: cpu or cuda.
         threads: CPU threads.
         seed: fixes what is drawn.
+        quick: end in under a minute: fewer samples, small sizes first, and what does not fit is left out by name.
     """
 
     device: str = "cpu"
     threads: int = 1
     seed: int = 0
+    quick: bool = False
 
     def __post_init__(self) -> None:
         settle_(self)
@@ -88,6 +90,8 @@ class FramePlan(Site):
         whole(1).require(SUBJECT, "batch", self.batch)
         tall_sizes(SUBJECT, self.sizes)
         known_words(SUBJECT, "dtype", [self.dtype], self.dtypes)
+        if self.quick:
+            object.__setattr__(self, "sizes", tuple(sorted(self.sizes, key=lambda size: size[0] * size[1] ** 2)))
 
     def problem(self, n: int, p: int, options: dict[str, Any] | None = None) -> FrameProblem:
         """Returns the problem of one size."""
@@ -313,6 +317,8 @@ class ScanRace(Rules):
         able = [case for case in CASES.values() if not case.map and (not case.is_complex or of_complex)]
         object.__setattr__(self, "cases", (*self.cases, *self.case) or tuple(able))
         object.__setattr__(self, "case", ())
+        if self.quick:
+            object.__setattr__(self, "cases", tuple(sorted(self.cases, key=lambda case: case.flops)))
         for case in self.cases:
             find_activation(self.activation, case.is_complex)
         if self.training_step:
@@ -341,6 +347,12 @@ AXES = {
 }
 """Names of what is made larger, and what is measured."""
 QUANTITIES = ("time", "memory")
+WIDTH = 64
+"""Rows and columns of the frames of which there are many, and of the recurrent weight."""
+STEPS, BATCH, INPUTS = 64, 16, 8
+"""Sizes of the recurrent layer that do not grow."""
+WIDE, LONG = 1024, 128
+"""Units and steps of the layer whose reflectors grow."""
 SERIES = {"n": "sizes", "matrices": "matrices", "T": "steps", "batch": "batches", "reflections": "reflections"}
 """Axis to the field of a plan that has its values."""
 

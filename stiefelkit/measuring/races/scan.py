@@ -35,6 +35,7 @@ from stiefelkit.measuring.races.recurrences import (
     recurrence_peers,
 )
 from stiefelkit.measuring.races.scan_cases import ScanCase
+from stiefelkit.measuring.races.schedule import NO_TIME, Deadline, deadline_of
 from stiefelkit.models import SequenceModel
 from stiefelkit.optim import parameter_groups
 from stiefelkit.training.memory import peak_memory, threads
@@ -55,13 +56,28 @@ class ScanContender(NamedTuple):
     enter: Enter
 
 
-def races(plan: ScanRace, watch: Watch = quiet) -> Iterator[Race]:
-    """Races case by case, and yields each race when it is over: ours before peers, and the fastest first."""
+def races(plan: ScanRace, watch: Watch = quiet, deadline: Deadline | None = None) -> Iterator[Race]:
+    """Races case by case, and yields each race when it is over: ours before peers, and the fastest first.
+
+    Args:
+        plan: who races.
+        watch: called now and then.
+        deadline: the end, after which contenders and cases are left out; that of the plan, from now on, if left out.
+    """
+    deadline, ahead = deadline or deadline_of(plan), [*plan.cases]
+    if plan.training_step:
+        ahead.append(next(case for case in plan.cases if not case.is_complex))
     with threads(plan.threads):
-        for case in plan.cases:
-            yield _race(plan, plan.drawn(case), watch)
-        if plan.training_step:
-            yield _training_step(plan, next(case for case in plan.cases if not case.is_complex), watch)
+        for done, case in enumerate(ahead):
+            share = 1 / (len(ahead) - done)
+            operation = STEP if done == len(plan.cases) else "forward_backward"
+            if deadline.is_over:
+                whole = "training step" if operation == STEP else "all contenders"
+                yield Race(case, operation, [], {whole: NO_TIME})
+            elif operation == STEP:
+                yield _training_step(plan, case, watch, deadline)
+            else:
+                yield _race(plan, plan.drawn(case), watch, deadline, share)
 
 
 def _starters(plan: ScanRace, drawn: Sequences) -> dict[str, ScanContender]:
@@ -78,10 +94,10 @@ def _label(backend: str, loss: str) -> str:
     return f"scan ({backend})" + (", last state" if loss == LOSSES[1] else "")
 
 
-def _race(plan: ScanRace, drawn: Sequences, watch: Watch) -> Race:
+def _race(plan: ScanRace, drawn: Sequences, watch: Watch, deadline: Deadline, share: float) -> Race:
     starters = _starters(plan, drawn)
     peers = [name for name, starter in starters.items() if starter.is_peer]
-    field = Field(str(drawn.case), peers, watch)
+    field = Field(str(drawn.case), peers, watch, {}, deadline, share)
     with seeded(plan.seed):
         entries = field.attempt("preparing", starters, lambda name: starters[name].enter(drawn))
     runs = {name: backward(entry, drawn, starters[name].loss) for name, entry in entries.items()}
@@ -133,12 +149,14 @@ def _yardstick(
 # A training step
 
 
-def _training_step(plan: ScanRace, case: ScanCase, watch: Watch) -> Race:
-    alone, field = f"{MODEL}, scan alone", Field(str(case), (), watch)
+def _training_step(plan: ScanRace, case: ScanCase, watch: Watch, deadline: Deadline) -> Race:
+    alone, field = f"{MODEL}, scan alone", Field(str(case), (), watch, deadline=deadline)
     step, run = whole_and_scan(case, torch.device(plan.device), plan.seed)
     runs: dict[str, Run] = {MODEL: step, alone: run}
     unit, timings = field.timed(plan, limit(plan.drawn(case)), runs, "training step")
-    yardstick = timings[alone].median if alone in timings else None
+    if len(timings) < len(runs):  # one alone tells nothing
+        return Race(case, STEP, [], dict.fromkeys(runs, next(iter(field.left_out.values()))))
+    yardstick = timings[alone].median
     rows = [_row(plan, case, STEP, name, timing, unit, yardstick) for name, timing in timings.items()]
     return Race(case, STEP, rows, field.left_out, unit)
 

@@ -39,6 +39,11 @@ class ScanCase:
     def __post_init__(self) -> None:
         settle_(self, SUBJECT, **dict.fromkeys("TnBm", whole(1)))
 
+    @property
+    def flops(self) -> float:
+        """Operations of the products that no scan can do without, in real numbers."""
+        return 6.0 * self.T * self.B * (self.n * (1 + self.is_complex)) ** 2
+
     def __str__(self) -> str:
         states = "complex, " if self.is_complex else ""
         options = "".join(f" {key}={value}" for key, value in self.map_options.items())

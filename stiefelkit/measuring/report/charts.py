@@ -138,6 +138,9 @@ def _log_ticks(axes: "Axes", ticks: dict[Any, str]) -> None:
     axes.set_xscale("log")
     axes.set_xticks(list(ticks), list(ticks.values()), minor=False)
     axes.minorticks_off()
+    if len(ticks) == 1:
+        (x,) = ticks
+        axes.set_xlim(x / 2, 2 * x)
 
 
 def _ratios(rows: list[Row], maps: Looks) -> list[Chart]:

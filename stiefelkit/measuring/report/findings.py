@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from stiefelkit.measuring.drift.run import DriftCurve, outcomes
+from stiefelkit.measuring.drift.run import DriftCurve, fitted, outcomes, pace
 from stiefelkit.measuring.races import frames, growth, scan
 from stiefelkit.measuring.races.field import Race, Watch, quiet
-from stiefelkit.measuring.report.plan import ReportPlan
+from stiefelkit.measuring.races.schedule import NO_TIME, Course, Deadline, deadline_of, planned
+from stiefelkit.measuring.report.plan import SHARES, ReportPlan
 from stiefelkit.measuring.report.record import machine
 
-RACES: dict[str, Callable[[Any, Watch], Iterator[Race]]] = {
+RACES: dict[str, Callable[[Any, Watch, Deadline], Iterator[Race]]] = {
     "time": frames.races,
     "growth": growth.races,
     "norms": frames.races,
@@ -63,20 +64,43 @@ class Findings:
         }
 
 
-def gather(plan: ReportPlan, watch: Watch = quiet) -> Iterator[Findings]:
-    """Measures section by section, and yields what is there, the same object each time, when one is over."""
+def course_of(plan: ReportPlan) -> Course:
+    """Predicts how long the parts of a report take: each weight's drift and each race, in their order."""
+    parts = []
+    for section in plan.sections:
+        for each in plan.plans(section):
+            if section == "drift":
+                parts += [start + each.steps * step for start, step in pace(each, Deadline()).values()]
+            else:
+                parts += planned(each)
+    return Course(parts)
+
+
+def gather(
+    plan: ReportPlan, watch: Watch = quiet, deadline: Deadline | None = None, course: Course | None = None
+) -> Iterator[Findings]:
+    """Measures section by section, and yields what is there, the same object each time, when one is over.
+
+    Args:
+        plan: what to measure.
+        watch: called now and then.
+        deadline: the end, of which each section has a share; that of the plan, from now on, if left out.
+        course: moved on with each part that is over.
+    """
+    deadline, course = deadline or deadline_of(plan), course or Course([])
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes")
     findings = Findings(plan, machine(plan.device, plan.threads, plan.dtype), now)
     elsewhere = plan.elsewhere()
     for number, section in enumerate(plan.sections, 1):
         start, place = monotonic(), f"{section} ({number}/{len(plan.sections)})"
+        part = deadline.part(SHARES[section] / sum(SHARES[name] for name in plan.sections[number - 1 :]))
 
         def watch_section(what: str, done: int, rounds: int, place: str = place) -> None:
             watch(f"{place}: {what}", done, rounds)
 
         findings.left_out[section] = {
             name: reason
-            for name, reason in dict(_left_out(findings, section, watch_section)).items()
+            for name, reason in dict(_left_out(findings, section, watch_section, part, course)).items()
             if name.split(" (")[0].split(",")[0] not in elsewhere
         }
         findings.seconds[section] = monotonic() - start
@@ -84,12 +108,27 @@ def gather(plan: ReportPlan, watch: Watch = quiet) -> Iterator[Findings]:
         yield findings
 
 
-def _left_out(findings: Findings, section: str, watch: Watch) -> Iterator[tuple[str, str]]:
+def _left_out(
+    findings: Findings, section: str, watch: Watch, deadline: Deadline, course: Course
+) -> Iterator[tuple[str, str]]:
     """Measures a section, and yields what is left out of it, and why."""
-    for plan in findings.plan.plans(section):
+    plans, counts = findings.plan.plans(section), [len(names) for names in findings.plan.groups().values()]
+    if section == "drift" and findings.plan.quick:  # as many steps in one group as in the other
+        found = {key: each for plan in plans for key, each in pace(plan, deadline.part(1 / 4)).items()}
+        steps = fitted(plans[0], found, deadline).steps
+        plans = [dataclasses.replace(plan, steps=steps) for plan in plans]
+    for done, plan in enumerate(plans):
+        part = (
+            deadline.part(counts[done] / sum(counts[done : len(plans)])) if section in ("time", "norms") else deadline
+        )
         if section == "drift":
             steps = plan.steps
-            for found in outcomes(plan, lambda method, n, p, step, s=steps: watch(f"{method}, {n} x {p}", step, s)):
+
+            def looked(method: str, n: int, p: int, step: int, steps: int = steps) -> None:
+                watch(f"{method}, {n} x {p}", step, steps)
+
+            for found in outcomes(plan, looked, part):
+                course.finished()
                 if isinstance(found, DriftCurve):
                     findings.drift.append(found)
                 else:
@@ -97,7 +136,12 @@ def _left_out(findings: Findings, section: str, watch: Watch) -> Iterator[tuple[
             continue
         for package, names in plan.missing_peers().items() if section == "time" else ():
             yield from ((name, f"{package} is not installed.") for name in names)
-        for race in RACES[section](plan, watch):
+        for race in RACES[section](plan, watch, part):
+            course.finished()
             getattr(findings, section).append(race)
             place = f", {str(race.subject).partition(':')[0]}" if section in ("time", "scan") else ""
-            yield from ((f"{name}{place}", reason) for name, reason in race.left_out.items())
+            left_out = race.left_out
+            if not race.rows and NO_TIME in left_out.values() and section != "growth":
+                whole = "all" if section == "scan" or plan.dtype == findings.plan.dtype else f"all in {plan.dtype}"
+                left_out = {name: reason for name, reason in left_out.items() if reason != NO_TIME} | {whole: NO_TIME}
+            yield from ((f"{name}{place}", reason) for name, reason in left_out.items())

@@ -1,6 +1,5 @@
 """The pages of a report and of a `Record`: one file of HTML each, with all of its style and drawings inside."""
 
-import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,21 +7,18 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from stiefelkit.errors import StiefelkitError, printable
+from stiefelkit.errors import printable
 from stiefelkit.measuring.drift.plan import UNCONSTRAINED
-from stiefelkit.measuring.drift.run import DriftCurve
+from stiefelkit.measuring.drift.run import DriftCurve, near_orthogonal
 from stiefelkit.measuring.moved_frames import peer_optimizers
-from stiefelkit.measuring.races.contenders import dtype_of
 from stiefelkit.measuring.races.field import by_reason
 from stiefelkit.measuring.races.recurrences import LOOP
 from stiefelkit.measuring.report.charts import Chart, charts, figure_of
 from stiefelkit.measuring.report.findings import RACES, Findings
 from stiefelkit.measuring.report.record import Record
 from stiefelkit.measuring.tables import Line, Table, of_drift, of_race
-from stiefelkit.weights.attach import available
 
 UNITS = {"s": (1e3, "ms"), "bytes": (1e-6, "MB"), "limits": (1.0, "/ limit"), "law": (1.0, "law")}
 """Unit of a record to the factor and the heading that it is shown with."""
@@ -75,7 +71,7 @@ def page(findings: Findings) -> str:
             [] if name == "ratios" else findings.plan.commands(name),
         )
         for name in ("drift", "time", "ratios", "growth", "norms", "scan")
-        if (lists[name] if name == "ratios" else getattr(findings, name))
+        if (lists[name] if name == "ratios" else getattr(findings, name) or findings.left_out.get(name))
     ]
     more = {"near": near, "took": _minutes(findings.seconds.values()), "tiles": tiles(findings)}
     return _page("report.html", findings.machine, sections, findings=findings, **more)
@@ -193,15 +189,6 @@ def tiles(findings: Findings) -> list[Tile]:
 
 def _range(low: float, high: float) -> str:
     return " to ".join(dict.fromkeys([figure_of(low), figure_of(high)])) + " ×"
-
-
-def near_orthogonal() -> list[str]:
-    """Returns the maps whose weights are not frames, and not meant to be, by their traits."""
-    names = []
-    for name, cls in available().items():
-        with contextlib.suppress(StiefelkitError):
-            names += [] if cls((4, 4), dtype=dtype_of(cls, torch.float32)).traits.exact else [name]
-    return names
 
 
 def _worst(errors: Mapping[str, float | None]) -> str:

@@ -25,7 +25,7 @@ SECTIONS = {
 Scale = Mapping[str, Mapping[str, Any]]
 """Section to fields of its plan, which say how much is measured."""
 SQUARES = ((64, 64), (128, 128), (256, 256), (512, 512))
-QUICK: Scale = {
+USUAL: Scale = {
     "drift": {"steps": 1000, "look_every": 2},
     "time": {"sizes": SQUARES, "repeats": 8, "seconds": 0.2, "precisions": ("exact",)},
     "growth": {"repeats": 8, "seconds": 0.1},
@@ -33,6 +33,20 @@ QUICK: Scale = {
     "scan": {"repeats": 3, "seconds": 0.3},
 }
 """A few minutes on two cores."""
+QUICK: Scale = USUAL | {
+    "time": {**USUAL["time"], "sizes": SQUARES[:3]},
+    "growth": {
+        **USUAL["growth"],
+        "what": ("time",),
+        "against": ("n", "T"),
+        "sizes": (64, 128, 256),
+        "steps": (64, 256),
+    },
+    "scan": {**USUAL["scan"], "quick": True},
+}
+"""Under a minute: as much of it as fits."""
+SHARES = {"drift": 3, "time": 4, "growth": 4, "norms": 1, "scan": 3}
+"""Section to its part of the time of a quick report."""
 FULL: Scale = {
     "drift": {"steps": 10_000, "look_every": 10},
     "time": {"sizes": (*SQUARES, (1024, 1024)), "repeats": 50, "seconds": 1.0},
@@ -47,7 +61,8 @@ class ReportPlan:
     """The sections of a report, and the parametrizations in them.
 
     Args:
-        full: take the time that the figures deserve, most of an hour on two cores; --quick takes a few minutes.
+        full: take the time that the figures deserve, most of an hour on two cores, instead of a few minutes.
+        quick: end in under a minute: fewer sizes, steps and samples, and what does not fit is left out by name.
         parametrizations: names, separated by commas; all if left out.
         sections: out of drift, time, growth, norms and scan, separated by commas; all if left out.
         peers: measure other implementations too.
@@ -55,10 +70,11 @@ class ReportPlan:
         device: cpu or cuda.
         threads: CPU threads.
         seed: fixes what is drawn.
-        scale: how much of each; that of `full` if left out.
+        scale: how much of each; that of `full` or `quick` if left out.
     """
 
-    full: bool = field(default=False, metadata={"negative": "--quick"})
+    full: bool = False
+    quick: bool = False
     parametrizations: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
     peers: bool = True
@@ -74,6 +90,8 @@ class ReportPlan:
         known_words(SUBJECT, "section", self.sections, SECTIONS)
         known_words(SUBJECT, "dtype", [self.dtype], DTYPES)
         usable_place(SUBJECT, self.device, self.threads, self.seed)
+        if self.full and self.quick:
+            raise OptionError(f"{SUBJECT} needs --full or --quick, got both.")
         if not self.sections:
             object.__setattr__(self, "sections", tuple(SECTIONS))
         if not any(self.groups().values()):
@@ -99,7 +117,7 @@ class ReportPlan:
 
     def plans(self, section: str) -> list[Any]:
         """Returns the plans of a section: one for each dtype in which parametrizations are measured."""
-        scale = self.scale or (FULL if self.full else QUICK)
+        scale = self.scale or (FULL if self.full else QUICK if self.quick else USUAL)
         rules = {"device": self.device, "threads": self.threads, "seed": self.seed, **scale.get(section, {})}
         if section == "growth":
             return [GrowthPlan(parametrizations=self.parametrizations, dtype=self.dtype, **rules)]
@@ -118,14 +136,8 @@ class ReportPlan:
         return plans
 
     def commands(self, section: str) -> list[str]:
-        """Returns the command lines that measure one section alone."""
-        lines = []
-        for plan in self.plans(section):
-            usual = vars(DriftPlan(dtype=plan.dtype) if section == "drift" else type(plan)())
-            fields = {name: value for name, value in vars(plan).items() if name != "dtype" and value != usual.get(name)}
-            fields |= {} if plan.dtype == "float32" else {"dtype": plan.dtype}
-            lines.append(" ".join(["stiefelkit", SECTIONS[section], *map(_option, fields, fields.values())]))
-        return lines
+        """Returns the command lines that measure one section alone, in no quick form."""
+        return [command(SECTIONS[section], plan) for plan in self.plans(section)]
 
     def _methods(self) -> list[tuple[str, tuple[str, ...]]]:
         """Returns dtypes and the methods whose drift is measured in each: maps, and in the own dtype optimizers."""
@@ -146,6 +158,15 @@ class ReportPlan:
             if methods or not self.parametrizations:
                 pairs.append((dtype, methods))
         return pairs
+
+
+def command(words: str, plan: Any, **more: Any) -> str:
+    """Returns the command line of a plan, not in its quick form, with further options."""
+    own = {"dtype": plan.dtype} if isinstance(plan, DriftPlan) else {}
+    usual = vars(type(plan)(**own, quick=plan.quick))
+    fields = {name: value for name, value in vars(plan).items() if name != "dtype" and value != usual.get(name)}
+    fields |= {} if plan.dtype == "float32" else {"dtype": plan.dtype}
+    return " ".join(["stiefelkit", words, *map(_option, fields | more, (fields | more).values())])
 
 
 def _option(name: str, value: Any) -> str:
