@@ -2,6 +2,7 @@
 # make demo     trains four recurrent nets on handwritten digits, in minutes, and plots the runs
 # make demo-all trains all of them
 # make bench    measures precision and time on this machine, in ten minutes: tables, and pages in .asv/html
+# make bench-quick  measures some of it in under a minute and writes one page, report.html
 # make bench-full  the same at more sizes and over more steps, in hours
 # make bench-smoke  a glance at the benchmarks, and the regression gate, as CI does it
 # make fuzz     random lives of random models for SECONDS from SEED: each failure with its smallest form
@@ -23,7 +24,7 @@
 # Each target first brings .venv up to date; only the first time, or after pyproject.toml or constraints.txt
 # has changed, is there anything to do. Another interpreter: make test PYTHON=python3.12
 
-.PHONY: help demo demo-all bench bench-full bench-smoke gpu gpu-smoke test test-all test-seeds test-arithmetic test-interop
+.PHONY: help demo demo-all bench bench-full bench-quick bench-smoke gpu gpu-smoke test test-all test-seeds test-arithmetic test-interop
 .PHONY: docs docs-links fuzz
 .PHONY: lint format release-check clean
 .PHONY: peers-suites
@@ -81,6 +82,9 @@ bench bench-full: $(VENV)/.bench
 	STIEFELKIT_BENCH=$(MODE) $(ASV) publish $(ASV_CONFIG)
 	@echo "Pages: .asv/html; to look at them: $(ASV) preview $(ASV_CONFIG)"
 	@echo "They load scripts from the web; the page of $(BIN)/stiefelkit report needs no network."
+
+bench-quick: $(VENV)/.cli
+	$(BIN)/stiefelkit report --quick
 
 bench-smoke: $(VENV)/.bench
 	$(ASV) machine $(ASV_CONFIG) --yes --machine $(MACHINE) >/dev/null

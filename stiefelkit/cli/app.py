@@ -28,6 +28,8 @@ installed plugin), in precision exact, or fast as in multiplicative_cayley:fast;
 geoopt_sgd_euclidean, geoopt_adam_canonical, geoopt_adam_euclidean). Optimizers of frames have no momentum here, and a
 learning rate for which the first step has the length --step-length.
 
+It says first how long it takes on this machine; with --quick, which makes fewer steps, that is under a minute.
+
 The table shows the largest ||W^H W - I||_F, computed in float64, up to a step, over the error of rounding
 an exact frame; the figure shows the largest between two of its points. drift.json is replaced after each method, so
 Ctrl-C loses only the current one.
@@ -43,6 +45,9 @@ REPORT = unwrapped("""Measure this machine, and write one page about it.
 The page is one file of HTML that needs no network: the machine; drift against optimizer steps; time against n, with
 the time of one matrix product, and its ratio to other implementations; how time and memory grow; errors against the
 norm of the coordinates; and the scan's four cases. Each part names the command that makes it alone.
+
+It says first how long it takes on this machine: a few minutes, most of an hour with --full, and under a minute with
+--quick, which names what it has no time for.
 
 The page is written when everything is measured, the file of --json after each part. A command stopped by Ctrl-C leaves
 an older page unchanged. --from FILE measures nothing, and draws what `python -m benchmarks.gpu` has measured on a GPU.

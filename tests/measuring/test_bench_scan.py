@@ -291,7 +291,7 @@ def test_the_command_takes_activations_backends_and_dtypes(capsys):
 
 def test_cases_race_in_the_order_named_and_one_of_ones_own_after_them(monkeypatch):
     plans = []
-    monkeypatch.setattr(scan_race, "races", lambda plan, watch: plans.append(plan) or iter(()))
+    monkeypatch.setattr(scan_race, "races", lambda plan, watch, deadline: plans.append(plan) or iter(()))
     for words in ("--cases D,A --case T=1,n=1,B=1", "--case T=1,n=1,B=1", "", "--activation relu"):
         bench(words)
     names = [[case.name for case in plan.cases] for plan in plans]

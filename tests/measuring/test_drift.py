@@ -236,6 +236,7 @@ def test_ctrl_c_keeps_the_curves_that_are_done_in_a_whole_file(monkeypatch, caps
         return DriftCurve(method, n, p, 1.0, [0, 3], [1.0, 2.0])
 
     monkeypatch.setattr(run, "run", interrupted)
+    monkeypatch.setattr(run, "pace", lambda plan, deadline: {})
     assert main("drift --methods cayley,pogo,unconstrained --steps 3 --sizes 4 --out mine".split()) == 130
     assert len(capsys.readouterr().err.splitlines()) == 1
     record = json.loads(Path("mine/drift.json").read_text())
