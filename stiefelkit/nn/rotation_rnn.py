@@ -194,12 +194,10 @@ class RotationRNN(Layers):
         inward, outward = (None, None) if basis is None else (basis.conj(), basis.mT)
         autocast = torch.autocast(x.device.type, enabled=False) if is_autocast(x.device) else contextlib.nullcontext()
         with autocast:
-            x, rows = x.to(u.dtype), u.mT
+            driven = product(x.to(u.dtype), _times(u.mT, inward))
             if self.has_bias:
-                # One product, and one pass over the states: b is the row of U^T of an input that is 1.
                 bias = self._join(getattr(self, f"bias{suffix}")).to(u.dtype)
-                x, rows = torch.cat([x, torch.ones_like(x[..., :1])], -1), torch.cat([rows, bias[None]])
-            driven = product(x, _times(rows, inward))
+                driven = driven + _times(bias[None], inward)
             first = _times(self._first(suffix, h_0, batch, u), inward)
             out, last = rotation_scan(
                 driven, angle, 1.0 if decay is None else decay, first, backend=self.backend, **steps

@@ -19,8 +19,6 @@ from stiefelkit.scan.engines.launch import flaw_of_device
 
 ROTATION_BACKENDS = ("auto", "reference", "chunks", "triton")
 """Names that `rotation_scan` takes as `backend`."""
-ROWS = 512
-"""Steps of sequences whose products a CPU sums at once: they stay in the cache."""
 
 
 def rotation_scan(
@@ -300,9 +298,7 @@ def _pull(a: Tensor, z: Tensor, reverse: bool, is_fixed: bool) -> Tensor:
     if not is_fixed:
         return a * _before(z, reverse).conj()
     a, z = (a[:-1], z[1:]) if reverse else (a[1:], z[:-1])
-    rows = [t.flatten(0, 1).split(1 << 28 if t.is_cuda else ROWS) for t in (z, a)]
-    sums = [torch.linalg.vecdot(*pair, dim=0) for pair in zip(*rows, strict=True)]
-    return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+    return torch.linalg.vecdot(z.flatten(0, 1), a.flatten(0, 1), dim=0)
 
 
 def _like_states(
