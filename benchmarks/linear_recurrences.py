@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import stiefelkit as sk
-from benchmarks.suite import PLACES, Suite
 from stiefelkit.measuring.races.clock import Run, peak_bytes, race
 from stiefelkit.scan import rotation_scan
 
-__all__ = ["LENGTHS", "LinearRecurrence", "errors", "fft_scan", "layers", "main", "runs"]
+__all__ = ["errors", "fft_scan", "layers", "main"]
 
 INPUTS, UNITS = 64, 128
 LENGTHS = {784: 50, 4096: 8, 16384: 2}
@@ -34,7 +33,7 @@ def fft_scan(x: Tensor, angle: Tensor, decay: Tensor) -> Tensor:
         decay: (planes,).
     """
     steps, length = len(x), 2 * len(x)
-    t = torch.arange(steps, dtype=x.dtype, device=x.device)[:, None]
+    t = torch.arange(steps, dtype=x.dtype)[:, None]
     powers = torch.polar(decay**t, angle * t)
     driven = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
     product = torch.fft.fft(driven, length, dim=0) * torch.fft.fft(powers, length, dim=0)[:, None]
@@ -55,25 +54,18 @@ class _Fft(nn.Module):
         return fft_scan(x @ self.weight.mT, self.angle, self.decay), None
 
 
-def layers(device: str = "cpu") -> dict[str, nn.Module]:
+def layers() -> dict[str, nn.Module]:
     """Returns the layers that take turns."""
-    made = {
+    return {
         "RotationRNN": sk.nn.RotationRNN(INPUTS, UNITS),
         "RotationRNN, P = I": sk.nn.RotationRNN(INPUTS, UNITS, heads=UNITS // 2, parametrization=None),
         "FFT": _Fft(),
         "OrthogonalRNN": sk.nn.OrthogonalRNN(INPUTS, UNITS),
         "torch.nn.LSTM": nn.LSTM(INPUTS, UNITS),
     }
-    return {name: layer.to(device) for name, layer in made.items()}
 
 
-def runs(steps: int, batch: int, device: str = "cpu") -> dict[str, Run]:
-    """Returns forward and backward of each layer, from a dense gradient."""
-    x, g = (torch.randn(steps, batch, n, device=device) for n in (INPUTS, UNITS))
-    return {name: lambda layer=layer: layer(x)[0].backward(g) for name, layer in layers(device).items()}
-
-
-def errors(steps: int, decay: float, device: str = "cpu") -> dict[str, float]:
+def errors(steps: int, decay: float) -> dict[str, float]:
     """Returns the largest error of the scan and of the FFT in float32, in units of eps times the largest state."""
     source = torch.Generator().manual_seed(0)
     x = torch.randn(steps, 1, 2, 8, generator=source).flatten(-2)
@@ -85,27 +77,8 @@ def errors(steps: int, decay: float, device: str = "cpu") -> dict[str, float]:
         "scan": lambda: rotation_scan(x, angle, g)[0],
         "FFT": lambda: fft_scan(x, angle, g),
     }
-    x, angle, g = (tensor.to(device) for tensor in (x, angle, g))
     unit = torch.finfo(torch.float32).eps * exact.abs().max()
-    return {name: float((run().double().cpu() - exact).abs().max() / unit) for name, run in found.items()}  # type: ignore[union-attr]
-
-
-class LinearRecurrence(Suite):
-    """The error of the states in float32, beside a loop in float64, over the largest state."""
-
-    unit = "eps"
-    axes = (("scan", "FFT"), tuple(map(str, LENGTHS)), ("0.999", "1.0"), tuple(PLACES))
-    param_names = ("how", "steps", "decay", "device")
-
-    def level(self, *cell: str) -> str:
-        return "smoke" if cell[:2] == ("scan", "784") else "quick"
-
-    def measure(self, *cell: str) -> float:
-        how, steps, decay, device = cell
-        return errors(int(steps), float(decay), device)[how]
-
-    def track_error(self, *cell: str) -> float:
-        return self.figure
+    return {name: float((run().double() - exact).abs().max() / unit) for name, run in found.items()}  # type: ignore[union-attr]
 
 
 def main() -> None:
@@ -115,12 +88,14 @@ def main() -> None:
     print(f"{'layer':20}" + "".join(f"{f'T={steps}, B={batch}':>24}" for steps, batch in LENGTHS.items()))
     cells: dict[str, list[str]] = {}
     for steps, batch in LENGTHS.items():
-        racing = runs(steps, batch)
-        for run in racing.values():
-            run()
-        times = race(racing, repeats=5, seconds=10.0)
-        for name, run in racing.items():
-            memory = peak_bytes(run, torch.device("cpu")) / 2**20
+        x, g = torch.randn(steps, batch, INPUTS), torch.randn(steps, batch, UNITS)
+        runs: dict[str, Run] = {}
+        for name, layer in layers().items():
+            runs[name] = lambda layer=layer, x=x, g=g: layer(x)[0].backward(g)
+            runs[name]()
+        times = race(runs, repeats=5, seconds=10.0)
+        for name, run in runs.items():
+            memory = peak_bytes(run, x.device) / 2**20
             cells.setdefault(name, []).append(f"{1e3 * times[name].median:.0f} ms {memory:6.0f} MiB")
     for name, row in cells.items():
         print(f"{name:20}" + "".join(f"{cell:>24}" for cell in row))

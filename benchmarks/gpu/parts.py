@@ -46,15 +46,12 @@ class Part:
 
 
 PARTS = {
-    "laws": Part("laws and gradients of maps and optimizers", "benchmarks.gpu.laws:of_everything", 105),
-    "drift": Part("drift over many steps", "benchmarks.gpu.drifts:of_every_method", 100),
+    "laws": Part("laws and gradients of maps and optimizers", "benchmarks.gpu.laws:of_everything", 110),
+    "drift": Part("drift over many steps", "benchmarks.gpu.drifts:of_every_method", 110),
     "maps": Part("forward and backward of maps", "benchmarks.gpu.times:of_maps", 90),
     "steps": Part("steps of optimizers of frames", "benchmarks.gpu.times:of_steps", 50),
     "replays": Part("maps replayed as graphs", "benchmarks.gpu.times:of_replays", 20),
     "scan": Part("the recurrence", "benchmarks.gpu.recurrences:of_cases", 80),
-    "operators": Part(
-        "linear recurrences and orthogonal convolutions", "benchmarks.gpu.operators:of_rotations_and_convolutions", 20
-    ),
     "capture": Part("whole training steps as one graph", "benchmarks.gpu.captured:of_training_steps", 15),
     "memory": Part("memory", "benchmarks.gpu.memories:of_maps_and_scan", 25),
     "epoch": Part("an epoch of scoRNN on MNIST", "benchmarks.gpu.epoch:of_scornn", 25),

@@ -28,8 +28,6 @@ class Scale:
         replays: sizes of maps that are replayed as graphs.
         race: fields of the races.
         scan: of the race of the scan.
-        lengths: T to B of linear recurrences.
-        channels: of convolutions.
         memory_size: n of the frames whose memory is measured.
         losses: of the recurrence whose memory is measured.
         epoch: batches of the epoch; all if 0.
@@ -48,8 +46,6 @@ class Scale:
     race: dict[str, Any]
     cases: tuple[ScanCase, ...]
     scan: dict[str, Any]
-    lengths: dict[int, int]
-    channels: tuple[int, ...]
     memory_size: int
     losses: tuple[str, ...]
     epoch: int
@@ -105,8 +101,6 @@ FULL = Scale(
     race={"repeats": 20, "seconds": 0.05},
     cases=tuple(CASES[name] for name in "ABCD"),
     scan={"repeats": 20, "seconds": 0.3},
-    lengths={784: 50, 4096: 8, 16384: 2},
-    channels=(64, 256),
     memory_size=2048,
     losses=("sequence", "last_state"),
     epoch=0,
@@ -126,8 +120,6 @@ DRY = Scale(
     race={"repeats": 1, "seconds": 1e-3},
     cases=_TINY_CASES,
     scan={"repeats": 1, "seconds": 1e-3},
-    lengths={40: 3},
-    channels=(4,),
     memory_size=32,
     losses=("sequence", "last_state"),
     epoch=2,
@@ -146,8 +138,6 @@ SMOKE = Scale(
     race={"repeats": 1, "seconds": 1e-3},
     cases=_TINY_CASES[:1],
     scan={"repeats": 1, "seconds": 1e-3},
-    lengths={20: 2},
-    channels=(4,),
     memory_size=8,
     losses=("last_state",),
     epoch=1,

@@ -20,7 +20,6 @@ from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.races.clock import Run
 from stiefelkit.measuring.races.scan_cases import ScanCase
-from stiefelkit.nn import RotationRNN
 from stiefelkit.registry import Registry
 from stiefelkit.scan import BACKENDS, Factored, find_activation, scan, scan_backend
 
@@ -234,9 +233,9 @@ def _eager_loop(drawn: Sequences) -> SequenceEntry:
 
 
 def _module(
-    make: Callable[..., nn.Module], drawn: Sequences, units: int | None = None, **options: Any
+    make: Callable[..., nn.RNNBase], drawn: Sequences, units: int | None = None, **options: Any
 ) -> SequenceEntry:
-    """Enters a layer with its own initial weights, of as many units as a state has real numbers."""
+    """Enters a layer of torch's with its own initial weights, of as many units as a state has real numbers."""
     width = units or drawn.case.n * (1 + drawn.case.is_complex)
     layer = make(drawn.case.m, width, device=drawn.device, dtype=drawn.dtype, **options)
 
@@ -257,11 +256,6 @@ def _torch_lstm_matched(drawn: Sequences) -> SequenceEntry:
     return _module(nn.LSTM, drawn, drawn.case.matched)
 
 
-def _rotation_rnn(drawn: Sequences) -> SequenceEntry:
-    """Enters our layer whose states move linearly, one head with its map: parallel over time, and another function."""
-    return _module(RotationRNN, drawn)
-
-
 recurrence_peers = Registry(
     "stiefelkit.recurrence_peers",
     "peer",
@@ -271,7 +265,6 @@ recurrence_peers = Registry(
         "torch_gru": partial(_module, nn.GRU),
         "torch_lstm": partial(_module, nn.LSTM),
         "torch_lstm_matched": _torch_lstm_matched,
-        "rotation_rnn": _rotation_rnn,
     },
 )
 """Name to what gets ready."""
