@@ -57,23 +57,23 @@ class Scan(Suite):
     unit = "bytes"
     axes = (
         tuple(name for name, case in CASES.items() if case.T >= STEPS),
-        (*BACKENDS, LOOP),
+        (*BACKENDS, LOOP, "rotation_rnn"),
         LOSSES,
         tuple(PLACES),
     )
     param_names = ("case", "contender", "loss", "device")
 
     def level(self, *cell: str) -> str:
-        return "quick" if cell[1] in ("auto", LOOP) and cell[0] == "A" else "full"
+        return "quick" if cell[1] in ("auto", LOOP, "rotation_rnn") and cell[0] == "A" else "full"
 
     def predicted(self, named: str, *cell: str) -> float:
         # a process of its own imports all again
-        return 3.5 + 2 * forward_backward(cell[0], cell[1] if cell[1] == LOOP else "ours")
+        return 3.5 + 2 * forward_backward(cell[0], "ours" if cell[1] in BACKENDS else cell[1])
 
     def measure(self, *cell: str) -> float:
         case, contender, loss, device = cell
         drawn = ScanRace(cases=(CASES[case],), device=device).drawn(CASES[case])
-        return resident_bytes(drawn, contender, loss, contender == LOOP)
+        return resident_bytes(drawn, contender, loss, contender not in BACKENDS)
 
     def track_peak(self, *cell: str) -> float:
         return self.figure
