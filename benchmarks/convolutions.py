@@ -15,7 +15,7 @@ from benchmarks.suite import PLACES, START, Suite, of_race, patience
 from stiefelkit.measuring.races.clock import Run, clock_of, peak_bytes, race
 from stiefelkit.training.memory import threads
 
-__all__ = ["CHANNELS", "CONTENDERS", "UNIT", "Isometry", "Memory", "Times", "forward_backward", "layer"]
+__all__ = ["CHANNELS", "CONTENDERS", "UNIT", "Isometry", "Memory", "Times", "distance", "forward_backward", "layer"]
 
 CHANNELS = 16
 UNIT = "torch.nn.Conv2d"
@@ -55,6 +55,13 @@ def forward_backward(contender: str, size: int, device: str) -> Run:
     x = torch.randn(32, CHANNELS, size, size, device=device, requires_grad=True)
     g = torch.randn_like(x)
     return lambda: torch.autograd.grad(conv(x), [x, *conv.parameters()], g)
+
+
+def distance(contender: str, size: int, device: str) -> float:
+    """Returns the largest distance of a singular value of the operator from one, in units of float32's eps."""
+    conv = layer(contender, device).eval()
+    found = sk.metrics.lipschitz(conv, (CHANNELS, size, size), exact=True)
+    return max(found.largest - 1, 1 - found.smallest) / torch.finfo(torch.float32).eps
 
 
 class _Convolutions(Suite):
@@ -115,9 +122,7 @@ class Isometry(_Convolutions):
     def measure(self, *cell: str) -> float:
         contender, size, device = cell
         with threads(1):
-            conv = layer(contender, device).eval()
-            found = sk.metrics.lipschitz(conv, (CHANNELS, int(size), int(size)), exact=True)
-        return max(found.largest - 1, 1 - found.smallest) / torch.finfo(torch.float32).eps
+            return distance(contender, int(size), device)
 
     def track_distance(self, *cell: str) -> float:
         return self.figure
