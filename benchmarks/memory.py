@@ -64,7 +64,7 @@ class Scan(Suite):
     param_names = ("case", "contender", "loss", "device")
 
     def level(self, *cell: str) -> str:
-        return "quick" if cell[1] in ("auto", LOOP, "rotation_rnn") and cell[0] == "A" else "full"
+        return "quick" if cell[1] in ("auto", LOOP) and cell[0] == "A" else "full"
 
     def predicted(self, named: str, *cell: str) -> float:
         # a process of its own imports all again

@@ -83,7 +83,7 @@ def _times(steps: int, batch: int, units: int, device: torch.device, rules: dict
     }
     found = race(runs, clock_of(device), **rules)
     for name, timing in found.items():
-        beside = {
+        beside: dict[str, float | None] = {
             "copies": timing.median / found["copy"].median,
             "states": peak_bytes(runs[name], device) / (4 * g.numel()),
         }
@@ -104,7 +104,7 @@ def _of_convolutions(scale: Scale, device: str) -> Cells:
         except NotImplementedError as error:
             yield LeftOut(f"{name}, {words}", str(error))
     for name, timing in race(runs, clock_of(place), **scale.race).items():
-        beside = {"MiB": peak_bytes(runs[name], place) / 2**20}
+        beside: dict[str, float | None] = {"MiB": peak_bytes(runs[name], place) / 2**20}
         table = f"convolutions, {words}, 32 images"
         yield Figure("linear", table, name, "s", timing.median, timing.spread, len(timing.samples), beside)
     for name in runs:

@@ -22,7 +22,7 @@ def of_maps_and_scan(scale: Scale, device: str) -> Cells:
     case = scale.cases[0]
     drawn = ScanRace(cases=(case,), device=device).drawn(case)
     ours = picked_backend(drawn)
-    for contender, is_peer in ((ours, False), (LOOP, True), ("rotation_rnn", True)):
+    for contender, is_peer in ((ours, False), (LOOP, True)):
         for loss in scale.losses:
             name = f"{contender}, {loss.replace('_', ' ')}"
             try:
