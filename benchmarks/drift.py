@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import stiefelkit as sk
+from benchmarks.linear_recurrences import LENGTHS, errors
 from benchmarks.suite import PLACES, START, Suite
 from stiefelkit import models
 from stiefelkit.errors import OptimizerError
@@ -87,6 +88,28 @@ class Frames(Suite):
         if not worst < math.inf:
             raise ArithmeticError(f"{method} lost its frame: the error is {worst}.")
         return bits_lost(worst, 1.0)
+
+    def track_bits_lost(self, *cell: str) -> float:
+        return self.figure
+
+
+class Rotations(Suite):
+    """All states of `rotation_scan` in float32 against the loop in float64, and of an FFT: bits beyond one eps."""
+
+    unit = "bits"
+    axes = (("scan", "FFT"), tuple(map(str, LENGTHS)), ("0.999", "1"), tuple(PLACES))
+    param_names = ("contender", "steps", "decay", "device")
+
+    def level(self, *cell: str) -> str:
+        return "quick"
+
+    def predicted(self, named: str, *cell: str) -> float:
+        return START + 1e-4 * int(cell[1])
+
+    def measure(self, *cell: str) -> float:
+        contender, steps, decay, device = cell
+        with threads(1):
+            return bits_lost(errors(int(steps), float(decay), device)[contender], 1.0)
 
     def track_bits_lost(self, *cell: str) -> float:
         return self.figure

@@ -6,6 +6,8 @@ For each number of steps T the layers take turns in one process, on one thread: 
 gradient of all outputs, of 128 units on 64 inputs. Process CPU time, medians; memory is the most that torch allocates
 at once. "FFT" is the same linear recurrence, without a basis, as a convolution of twice the length. Errors are the
 largest of all states against the loop in float64, over the largest state, in units of float32's eps.
+
+"as a model" is a layer on one input, read out to ten numbers at the last step, at T = 784.
 """
 
 from collections.abc import Callable
@@ -15,43 +17,14 @@ from torch import Tensor, nn
 
 import stiefelkit as sk
 from stiefelkit.measuring.races.clock import Run, peak_bytes, race
+from stiefelkit.measuring.races.recurrences import FftRNN, fft_scan
 from stiefelkit.scan import rotation_scan
 
-__all__ = ["errors", "fft_scan", "layers", "main"]
+__all__ = ["errors", "layers", "main", "models"]
 
 INPUTS, UNITS = 64, 128
 LENGTHS = {784: 50, 4096: 8, 16384: 2}
 """T to the number of sequences."""
-
-
-def fft_scan(x: Tensor, angle: Tensor, decay: Tensor) -> Tensor:
-    """Returns the states of `rotation_scan` by a convolution with the powers of each plane's factor, by FFT.
-
-    Args:
-        x: inputs, (T, B, 2 planes).
-        angle: (planes,).
-        decay: (planes,).
-    """
-    steps, length = len(x), 2 * len(x)
-    t = torch.arange(steps, dtype=x.dtype)[:, None]
-    powers = torch.polar(decay**t, angle * t)
-    driven = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-    product = torch.fft.fft(driven, length, dim=0) * torch.fft.fft(powers, length, dim=0)[:, None]
-    return torch.view_as_real(torch.fft.ifft(product, dim=0)[:steps]).flatten(-2)
-
-
-class _Fft(nn.Module):
-    """A layer like RotationRNN without a basis, whose recurrence is an FFT."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(UNITS, INPUTS) / INPUTS**0.5)
-        self.angle = nn.Parameter(2 * torch.pi * torch.rand(UNITS // 2))
-        self.decay = nn.Parameter(0.9 + 0.099 * torch.rand(UNITS // 2))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, None]:
-        """Returns all states."""
-        return fft_scan(x @ self.weight.mT, self.angle, self.decay), None
 
 
 def layers() -> dict[str, nn.Module]:
@@ -59,18 +32,39 @@ def layers() -> dict[str, nn.Module]:
     return {
         "RotationRNN": sk.nn.RotationRNN(INPUTS, UNITS),
         "RotationRNN, P = I": sk.nn.RotationRNN(INPUTS, UNITS, heads=UNITS // 2, parametrization=None),
-        "FFT": _Fft(),
+        "FFT": FftRNN(INPUTS, UNITS),
         "OrthogonalRNN": sk.nn.OrthogonalRNN(INPUTS, UNITS),
         "torch.nn.LSTM": nn.LSTM(INPUTS, UNITS),
     }
 
 
-def errors(steps: int, decay: float) -> dict[str, float]:
+class LastState(nn.Module):
+    """A layer, and ten numbers from its last state, in whatever way is fastest for that."""
+
+    def __init__(self, layer: nn.Module, **options: bool):
+        super().__init__()
+        self.layer, self.options = layer, options
+        self.output = nn.Linear(UNITS, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns (B, 10)."""
+        return self.output(self.layer(x, **self.options)[1][-1])
+
+
+def models() -> dict[str, nn.Module]:
+    """Returns the models that take turns."""
+    return {
+        "RotationRNN as a model": LastState(sk.nn.RotationRNN(1, UNITS), last_only=True),
+        "OrthogonalRNN as a model": LastState(sk.nn.OrthogonalRNN(1, UNITS)),
+    }
+
+
+def errors(steps: int, decay: float, device: str = "cpu") -> dict[str, float]:
     """Returns the largest error of the scan and of the FFT in float32, in units of eps times the largest state."""
     source = torch.Generator().manual_seed(0)
     x = torch.randn(steps, 1, 2, 8, generator=source).flatten(-2)
     angle = 2 * torch.pi * torch.rand(8, generator=source)
-    g = torch.full((8,), decay)
+    x, angle, g = (t.to(device) for t in (x, angle, torch.full((8,), decay)))
     exact = rotation_scan(x.double(), angle.double(), g.double(), backend="reference")[0]
     assert exact is not None
     found: dict[str, Callable[[], Tensor | None]] = {
@@ -99,6 +93,11 @@ def main() -> None:
             cells.setdefault(name, []).append(f"{1e3 * times[name].median:.0f} ms {memory:6.0f} MiB")
     for name, row in cells.items():
         print(f"{name:20}" + "".join(f"{cell:>24}" for cell in row))
+    steps, batch = next(iter(LENGTHS.items()))
+    x, g = torch.randn(steps, batch, 1), torch.randn(batch, 10)
+    runs = {name: lambda model=model: model(x).backward(g) for name, model in models().items()}
+    for name, timing in race(runs, seconds=10.0).items():
+        print(f"{name:26}{1e3 * timing.median:18.1f} ms {peak_bytes(runs[name], x.device) / 2**20:6.0f} MiB")
     for decay in (0.999, 1.0):
         for steps in LENGTHS:
             found = errors(steps, decay)

@@ -57,7 +57,7 @@ class Scan(Suite):
     unit = "bytes"
     axes = (
         tuple(name for name, case in CASES.items() if case.T >= STEPS),
-        (*BACKENDS, LOOP),
+        (*BACKENDS, LOOP, "rotation_rnn"),
         LOSSES,
         tuple(PLACES),
     )
@@ -68,12 +68,12 @@ class Scan(Suite):
 
     def predicted(self, named: str, *cell: str) -> float:
         # a process of its own imports all again
-        return 3.5 + 2 * forward_backward(cell[0], cell[1] if cell[1] == LOOP else "ours")
+        return 3.5 + 2 * forward_backward(cell[0], "ours" if cell[1] in BACKENDS else cell[1])
 
     def measure(self, *cell: str) -> float:
         case, contender, loss, device = cell
         drawn = ScanRace(cases=(CASES[case],), device=device).drawn(CASES[case])
-        return resident_bytes(drawn, contender, loss, contender == LOOP)
+        return resident_bytes(drawn, contender, loss, contender not in BACKENDS)
 
     def track_peak(self, *cell: str) -> float:
         return self.figure

@@ -10,18 +10,22 @@ from collections.abc import Iterable
 
 import torch
 
-from benchmarks import device_rows, drift, launches, memory, peers, scan, step_time
+from benchmarks import convolutions, device_rows, drift, launches, memory, peers, scan, step_time
 from benchmarks.suite import BUDGET, VARIABLE, Suite, mode
 from stiefelkit.training.memory import threads
 
 SUITES: tuple[type[Suite], ...] = (
     drift.Frames,
     drift.Models,
+    drift.Rotations,
     step_time.Parametrizations,
     step_time.Optimizers,
     scan.Scan,
     memory.Parametrizations,
     memory.Scan,
+    convolutions.Times,
+    convolutions.Memory,
+    convolutions.Isometry,
     launches.Parametrizations,
     launches.Optimizers,
     peers.Parametrizations,

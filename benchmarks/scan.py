@@ -6,7 +6,7 @@ from stiefelkit.measuring.races.scan import LOSSES, races
 from stiefelkit.measuring.races.scan_cases import CASES
 from stiefelkit.scan import BACKENDS
 
-TIMES = {"": 0.5, "ours": 0.8, "last": 1.1, "reference": 1.3, "eager_loop": 1.3, "torch_rnn": 1.0}
+TIMES = {"": 0.5, "ours": 0.8, "last": 1.1, "rotation_rnn": 1.3, "reference": 1.3, "eager_loop": 1.3, "torch_rnn": 1.0}
 """Times of its products: LIMIT, our scan, and other recurrences."""
 OF_GATES = 3.5
 """The same for what is not named there: layers with gates, which multiply by three or four matrices."""

@@ -52,6 +52,7 @@ PARTS = {
     "steps": Part("steps of optimizers of frames", "benchmarks.gpu.times:of_steps", 50),
     "replays": Part("maps replayed as graphs", "benchmarks.gpu.times:of_replays", 20),
     "scan": Part("the recurrence", "benchmarks.gpu.recurrences:of_cases", 80),
+    "linear": Part("linear recurrences and convolutions", "benchmarks.gpu.linear:of_scans_and_convolutions", 14),
     "capture": Part("whole training steps as one graph", "benchmarks.gpu.captured:of_training_steps", 15),
     "memory": Part("memory", "benchmarks.gpu.memories:of_maps_and_scan", 25),
     "epoch": Part("an epoch of scoRNN on MNIST", "benchmarks.gpu.epoch:of_scornn", 25),

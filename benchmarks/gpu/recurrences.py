@@ -12,7 +12,7 @@ from stiefelkit.measuring.races import scan
 from stiefelkit.measuring.races.plan import ScanRace
 from stiefelkit.measuring.report.record import Figure
 
-__all__ = ["of_cases"]
+__all__ = ["lowered", "of_cases"]
 
 
 def of_cases(scale: Scale, device: str) -> Cells:
@@ -20,7 +20,7 @@ def of_cases(scale: Scale, device: str) -> Cells:
     for tf32 in (False, True) if device.startswith("cuda") else (False,):
         words = ", TF32" if tf32 else ""
         for case in scale.cases:
-            with _tf32(tf32):
+            with lowered(tf32):
                 for race in scan.races(ScanRace(cases=(case,), peers=True, device=device, **scale.scan)):
                     table = f"{race.subject}{words}"
                     yield Figure("scan", table, "LIMIT", "s", race.unit)
@@ -38,7 +38,7 @@ def of_cases(scale: Scale, device: str) -> Cells:
 
 
 @contextlib.contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
+def lowered(allowed: bool) -> Iterator[None]:
     """Lets cuDNN and products lower float32, or neither."""
     flags: Any = (torch.backends.cudnn, torch.backends.cuda.matmul)
     before = [flag.allow_tf32 for flag in flags]

@@ -31,6 +31,8 @@ class Scale:
         memory_size: n of the frames whose memory is measured.
         losses: of the recurrence whose memory is measured.
         epoch: batches of the epoch; all if 0.
+        rotations: T, B and n of linear recurrences.
+        image: side of the images of convolutions.
     """
 
     time: float
@@ -49,6 +51,8 @@ class Scale:
     memory_size: int
     losses: tuple[str, ...]
     epoch: int
+    rotations: Sizes
+    image: int
 
 
 LAWS = (
@@ -104,6 +108,8 @@ FULL = Scale(
     memory_size=2048,
     losses=("sequence", "last_state"),
     epoch=0,
+    rotations=((784, 50, 128), (16384, 2, 128), (784, 128, 512)),
+    image=28,
 )
 _TINY_CASES = (ScanCase("A", T=20, n=6, B=4), ScanCase("D", T=20, n=4, B=3, is_complex=True))
 DRY = Scale(
@@ -123,6 +129,8 @@ DRY = Scale(
     memory_size=32,
     losses=("sequence", "last_state"),
     epoch=2,
+    rotations=((40, 3, 8), (200, 2, 8)),
+    image=8,
 )
 SMOKE = Scale(
     time=3.0,
@@ -141,5 +149,7 @@ SMOKE = Scale(
     memory_size=8,
     losses=("last_state",),
     epoch=1,
+    rotations=((40, 3, 8),),
+    image=8,
 )
 SCALES = {"full": FULL, "dry": DRY, "smoke": SMOKE}

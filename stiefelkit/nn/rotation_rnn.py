@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stiefelkit._torch import is_exported
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, shown
 from stiefelkit.functional import product
@@ -16,6 +17,7 @@ from stiefelkit.nn.layers import Layers
 from stiefelkit.nn.recurrent import Field, require_options
 from stiefelkit.numbers import FLAG, at_least, is_number, plain, whole
 from stiefelkit.scan import ROTATION_BACKENDS, rotation_scan
+from stiefelkit.scan.rotation import driven_last_state
 from stiefelkit.tensors import computing_dtype
 
 
@@ -26,7 +28,7 @@ class RotationRNN(Layers):
     any parametrization. With field="complex" :math:`W = P diag(e^{i θ}) P^H` is unitary. In the basis P time is a
     scan of complex numbers (`stiefelkit.scan.rotation_scan`), so that a layer takes one product with P for all steps
     instead of one with W for each. There is no activation between steps: put one between layers, as `RotationBlock`
-    does.
+    does. With `last_only` the top layer works out no other state: one product over time gives the last.
 
     States are divided among heads, each with its own basis and decay :math:`g = exp(-exp(q))`, q `log_rate`. With
     `normalize` inputs are scaled by :math:`s = √{1 - g^2} / ‖U‖_F` of each head, which keeps the expected size of
@@ -194,14 +196,18 @@ class RotationRNN(Layers):
         inward, outward = (None, None) if basis is None else (basis.conj(), basis.mT)
         autocast = torch.autocast(x.device.type, enabled=False) if is_autocast(x.device) else contextlib.nullcontext()
         with autocast:
-            driven = product(x.to(u.dtype), _times(u.mT, inward))
+            x, rows, bias, out = x.to(u.dtype), _times(u.mT, inward), None, None
             if self.has_bias:
-                bias = self._join(getattr(self, f"bias{suffix}")).to(u.dtype)
-                driven = driven + _times(bias[None], inward)
+                bias = _times(self._join(getattr(self, f"bias{suffix}")).to(u.dtype)[None], inward)
             first = _times(self._first(suffix, h_0, batch, u), inward)
-            out, last = rotation_scan(
-                driven, angle, 1.0 if decay is None else decay, first, backend=self.backend, **steps
-            )
+            g = 1.0 if decay is None else decay
+            is_long = steps["batch_sizes"] is None and len(x) >= x.shape[-1]
+            if steps["last_only"] and is_long and self.backend == "auto" and not is_exported():
+                last = driven_last_state(x, rows, bias, angle, g, first, steps["reverse"])
+            else:
+                driven = product(x, rows)
+                driven = driven if bias is None else driven + bias
+                out, last = rotation_scan(driven, angle, g, first, backend=self.backend, **steps)
             dtype = self._dtypes()[self.is_complex]
             return None if out is None else _times(out, outward).to(dtype), _times(last, outward).to(dtype)
 

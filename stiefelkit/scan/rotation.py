@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import is_exported
+from stiefelkit._torch import is_exported, is_traced
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean, shown
 from stiefelkit.functional._arithmetic.function import Function
-from stiefelkit.functional._arithmetic.product import opaque
+from stiefelkit.functional._arithmetic.product import opaque, product
 from stiefelkit.numbers import is_number
 from stiefelkit.scan.checks import DTYPES, check_shapes
 from stiefelkit.scan.dispatch import scan
@@ -19,6 +19,8 @@ from stiefelkit.scan.engines.launch import flaw_of_device
 
 ROTATION_BACKENDS = ("auto", "reference", "chunks", "triton")
 """Names that `rotation_scan` takes as `backend`."""
+CACHED = 1 << 15
+"""Complex numbers that are multiplied and summed up at a time on a CPU."""
 
 
 def rotation_scan(
@@ -101,6 +103,43 @@ def rotation_scan(
     if mask is not None and out is not None:
         out = out[mask]
     return tuple(None if t is None else _like(t, x, dtype) for t in (out, last))  # type: ignore[return-value]
+
+
+def driven_last_state(
+    x: Tensor, u: Tensor, bias: Tensor | None, angle: Tensor, decay: Tensor | float, h0: Tensor, reverse: bool
+) -> Tensor:
+    """Returns the last state of `rotation_scan` over x U + b, by one product over time and no states in between.
+
+    The sum of f^(T - t) (x_t U + b) over t is taken over time first: as many operations as in x U, with no tensor of
+    size T B m. Powers of the factors are worked out in float64.
+
+    Args:
+        x: (T, B, k) of U's dtype.
+        u: (k, .), as real or complex as states are.
+        bias: (1, .).
+        angle: one for each plane, (m,).
+        decay: the same, or a number for all.
+        h0: (B, .).
+        reverse: as in `rotation_scan`.
+    """
+    real = u.real.dtype
+    powers = _powers(_factor(torch.as_tensor(decay, device=angle.device).double(), angle.double()), len(x) + 1)
+    weights = powers[:-1] if reverse else powers[:-1].flip(0)
+    rows = _like(weights.to(real.to_complex()), u, real)
+    sums = _complex(product(x.flatten(1).mT, rows), real).unflatten(0, x.shape[1:])
+    last = (sums * _complex(u, real)).sum(1)
+    for inputs, factor in ((bias, powers[:-1].sum(0)), (h0, powers[-1])):
+        if inputs is not None:
+            last = last + _complex(inputs, real) * factor.to(last.dtype)
+    return _like(last, u, real)
+
+
+def _powers(factor: Tensor, count: int) -> Tensor:
+    """Returns the powers 0, 1, ..., count - 1 of factors (m,), of shape (count, m), by doubling."""
+    powers, step = torch.ones_like(factor)[None], factor
+    while len(powers) < count:
+        powers, step = torch.cat([powers, powers[: count - len(powers)] * step]), step * step
+    return powers
 
 
 def _chosen(backend: str, z: Tensor) -> str:
@@ -298,7 +337,14 @@ def _pull(a: Tensor, z: Tensor, reverse: bool, is_fixed: bool) -> Tensor:
     if not is_fixed:
         return a * _before(z, reverse).conj()
     a, z = (a[:-1], z[1:]) if reverse else (a[1:], z[:-1])
-    return torch.linalg.vecdot(z.flatten(0, 1), a.flatten(0, 1), dim=0)
+    if a.is_cuda or is_traced():
+        return torch.linalg.vecdot(z.flatten(0, 1), a.flatten(0, 1), dim=0)
+    # Some steps at a time, whose products stay in the cache.
+    total, size = a.new_zeros(a.shape[2:]), max(1, CACHED // max(1, a.shape[1:].numel()))
+    for start in range(0, len(a), size):
+        steps = slice(start, start + size)
+        total = total + (a[steps] * z[steps].conj()).sum((0, 1))
+    return total
 
 
 def _like_states(

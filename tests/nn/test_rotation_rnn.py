@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import stiefelkit as sk
 from stiefelkit import errors
+from stiefelkit.measuring.races.clock import peak_bytes
 from stiefelkit.testing import seeds
 
 N = 8
@@ -55,7 +56,31 @@ def test_layers_directions_and_packed_sequences_are_those_of_every_layer():
     alone = [rnn(x[:, None]) for x in each]
     torch.testing.assert_close(out.data, pack_sequence([o[:, 0] for o, _ in alone]).data)
     torch.testing.assert_close(last, torch.cat([h for _, h in alone], 1))
-    assert torch.equal(rnn(each[0], last_only=True)[1].detach(), rnn(each[0])[1].detach())
+    torch.testing.assert_close(rnn(each[0], last_only=True)[1], rnn(each[0])[1])
+
+
+@pytest.mark.parametrize("decay", [(0.9, 0.999), None])
+@pytest.mark.parametrize("field", ["real", "complex"])
+def test_a_last_state_without_the_others_has_their_value_and_gradients(field, decay):
+    rnn = layer(field=field, heads=2, decay=decay, num_layers=2, bidirectional=True)
+    x = torch.randn(40, 2, 3, dtype=torch.float64, requires_grad=True)
+    found = []
+    for last_only in (False, True):
+        last = rnn(x, last_only=last_only)[1]
+        weights = torch.randn(last.shape, dtype=last.dtype, generator=seeds.generator(1))
+        grads = torch.autograd.grad((last * weights).real.sum(), [x, *rnn.parameters()])
+        found.append([last, *grads])
+    torch.testing.assert_close(*found, rtol=1e-11, atol=1e-11)
+
+
+def test_a_last_state_alone_is_that_of_float64_and_takes_no_memory_for_others():
+    rnn = sk.nn.RotationRNN(1, 64, decay=None)
+    x, g = torch.randn(4096, 32, 1), torch.randn(1, 32, 64)
+    _, last = rnn(x, last_only=True)
+    exact = copy.deepcopy(rnn).double()(x.double())[1]
+    assert (last - exact).norm() < 16 * torch.finfo(torch.float32).eps * exact.norm()
+    states = 4 * 4096 * 32 * 64
+    assert peak_bytes(lambda: rnn(x, last_only=True)[1].backward(g), x.device) < states / 2
 
 
 def test_states_keep_their_size_whatever_the_decay():

@@ -195,9 +195,11 @@ class _Product(Function):
         keep(ctx, *inputs)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
         a, b = ctx.saved_tensors
-        to_a = product(g, b.mH).sum_to_size(a.shape)
+        to_a = product(g, b.mH).sum_to_size(a.shape) if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[1]:
+            return to_a, None
         if b.dim() == 2 < a.dim():  # one product, not one for each matrix of the batch and a sum
             a, g = a.flatten(0, -2), g.flatten(0, -2)
         return to_a, product(a.mH, g).sum_to_size(b.shape)

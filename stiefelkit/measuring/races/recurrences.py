@@ -20,6 +20,8 @@ from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.races.clock import Run
 from stiefelkit.measuring.races.scan_cases import ScanCase
+from stiefelkit.nn.lru import LRU
+from stiefelkit.nn.rotation_rnn import RotationRNN
 from stiefelkit.registry import Registry
 from stiefelkit.scan import BACKENDS, Factored, find_activation, scan, scan_backend
 
@@ -233,17 +235,53 @@ def _eager_loop(drawn: Sequences) -> SequenceEntry:
 
 
 def _module(
-    make: Callable[..., nn.RNNBase], drawn: Sequences, units: int | None = None, **options: Any
+    make: Callable[..., nn.Module], drawn: Sequences, units: int | None = None, **options: Any
 ) -> SequenceEntry:
-    """Enters a layer of torch's with its own initial weights, of as many units as a state has real numbers."""
+    """Enters a layer with its own initial weights, of as many units as a state has real numbers."""
     width = units or drawn.case.n * (1 + drawn.case.is_complex)
     layer = make(drawn.case.m, width, device=drawn.device, dtype=drawn.dtype, **options)
 
+    of_last = {"last_only": True} if isinstance(layer, RotationRNN) else {}
+
     def last_state() -> Tensor:
-        _, last = layer(drawn.x)
+        _, last = layer(drawn.x, **of_last)
         return (last[0] if isinstance(last, tuple) else last)[-1]
 
     return SequenceEntry(width, drawn.dtype, list(layer.parameters()), lambda: layer(drawn.x)[0], last_state)
+
+
+def fft_scan(x: Tensor, angle: Tensor, decay: Tensor) -> Tensor:
+    """Returns the states of `rotation_scan` by a convolution with the powers of each plane's factor, by FFT.
+
+    Args:
+        x: inputs, (T, B, 2 planes).
+        angle: (planes,).
+        decay: (planes,).
+    """
+    steps, length = len(x), 2 * len(x)
+    t = torch.arange(steps, dtype=x.dtype, device=x.device)[:, None]
+    powers = torch.polar(decay**t, angle * t)
+    driven = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    product = torch.fft.fft(driven, length, dim=0) * torch.fft.fft(powers, length, dim=0)[:, None]
+    return torch.view_as_real(torch.fft.ifft(product, dim=0)[:steps]).flatten(-2)
+
+
+class FftRNN(nn.Module):
+    """A layer like `RotationRNN` without a basis, whose recurrence is an FFT of twice the length."""
+
+    def __init__(self, inputs: int, units: int, device: torch.device | None = None, dtype: torch.dtype | None = None):
+        super().__init__()
+        if units % 2:
+            raise OptionError(f"an even number of units, two a plane, got {units}.")
+        like: Any = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.randn(units, inputs, **like) / inputs**0.5)
+        self.angle = nn.Parameter(2 * torch.pi * torch.rand(units // 2, **like))
+        self.decay = nn.Parameter(0.9 + 0.099 * torch.rand(units // 2, **like))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns all states, and the last."""
+        out = fft_scan(x @ self.weight.mT, self.angle, self.decay)
+        return out, out[-1:]
 
 
 def _torch_rnn(drawn: Sequences) -> SequenceEntry:
@@ -261,6 +299,9 @@ recurrence_peers = Registry(
     "peer",
     {
         LOOP: _eager_loop,
+        "rotation_rnn": partial(_module, RotationRNN),
+        "lru": partial(_module, LRU),
+        "fft": partial(_module, FftRNN),
         "torch_rnn": _torch_rnn,
         "torch_gru": partial(_module, nn.GRU),
         "torch_lstm": partial(_module, nn.LSTM),

@@ -33,7 +33,7 @@ class Figure:
         part: what it belongs to.
         table: its table in the part.
         contender: its name in the table.
-        unit: s, limits, bytes, or "law" for one that holds or not.
+        unit: s, limits, eps, bytes, or "law" for one that holds or not.
         median: of the samples; None where a law broke, or a value was not finite.
         spread: between the quartiles.
         samples: how many.

@@ -1,0 +1,128 @@
+"""Convolutions that are orthogonal as operators, beside torch's and, where it is installed, orthogonium's.
+
+All take and give 16 channels of a circular image by a 3 x 3 kernel, with as many inputs as outputs.
+"""
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+
+import torch
+from torch import nn
+
+import stiefelkit as sk
+from benchmarks.suite import PLACES, START, Suite, of_race, patience
+from stiefelkit.measuring.races.clock import Run, clock_of, peak_bytes, race
+from stiefelkit.training.memory import threads
+
+__all__ = ["CHANNELS", "CONTENDERS", "UNIT", "Isometry", "Memory", "Times", "distance", "forward_backward", "layer"]
+
+CHANNELS = 16
+UNIT = "torch.nn.Conv2d"
+
+
+def _orthogonium(channels: int, kernel: int) -> nn.Module:
+    if find_spec("orthogonium") is None:
+        raise NotImplementedError("orthogonium is not installed")
+    layers = importlib.import_module("orthogonium.layers")
+    return layers.AdaptiveOrthoConv2d(channels, channels, kernel, 1, kernel // 2, padding_mode="circular")
+
+
+def _by_torch(channels: int, kernel: int) -> nn.Module:
+    return nn.Conv2d(channels, channels, kernel, padding="same", padding_mode="circular")
+
+
+CONTENDERS: dict[str, Callable[[], nn.Module]] = {
+    UNIT: partial(_by_torch, CHANNELS, 3),
+    "OrthogonalConv2d": partial(sk.nn.OrthogonalConv2d, CHANNELS, CHANNELS, 3),
+    "OrthogonalConvTranspose2d": partial(sk.nn.OrthogonalConvTranspose2d, CHANNELS, CHANNELS, 3),
+    "CayleyConv2d": partial(sk.nn.CayleyConv2d, CHANNELS, CHANNELS, 3),
+    "orthogonium": partial(_orthogonium, CHANNELS, 3),
+}
+"""Name to what makes the layer; NotImplementedError says what it needs."""
+
+
+def layer(contender: str, device: str) -> nn.Module:
+    """Returns a layer with its own initial weights."""
+    torch.manual_seed(0)
+    return CONTENDERS[contender]().to(device)
+
+
+def forward_backward(contender: str, size: int, device: str) -> Run:
+    """Returns forward and backward for a batch of 32 images of size x size, from a dense gradient."""
+    conv = layer(contender, device)
+    x = torch.randn(32, CHANNELS, size, size, device=device, requires_grad=True)
+    g = torch.randn_like(x)
+    return lambda: torch.autograd.grad(conv(x), [x, *conv.parameters()], g)
+
+
+def distance(contender: str, size: int, device: str) -> float:
+    """Returns the largest distance of a singular value of the operator from one, in units of float32's eps."""
+    conv = layer(contender, device).eval()
+    found = sk.metrics.lipschitz(conv, (CHANNELS, size, size), exact=True)
+    return max(found.largest - 1, 1 - found.smallest) / torch.finfo(torch.float32).eps
+
+
+class _Convolutions(Suite):
+    """A contender at a size of images."""
+
+    axes = (tuple(CONTENDERS), ("8", "28"), tuple(PLACES))
+    param_names = ("contender", "size", "device")
+
+    def level(self, *cell: str) -> str:
+        return "quick" if cell[1] == "28" else "full"
+
+    def predicted(self, named: str, *cell: str) -> float:
+        return START + 0.3
+
+
+class Times(_Convolutions):
+    """Forward and backward of a batch of 32, over those of torch.nn.Conv2d in the same process."""
+
+    unit = "ratio"
+
+    def predicted(self, named: str, *cell: str) -> float:
+        call = 3e-5 * int(cell[1]) ** 2
+        return of_race(named, [call, 2 * call])
+
+    def measure(self, *cell: str) -> float:
+        contender, size, device = cell
+        with threads(1):
+            runs = {name: forward_backward(name, int(size), device) for name in (UNIT, contender)}
+            found = race(runs, clock_of(torch.device(device)), **patience())
+        return found[contender].median / found[UNIT].median
+
+    def track_time(self, *cell: str) -> float:
+        return self.figure
+
+
+class Memory(_Convolutions):
+    """Allocations of the same, at most."""
+
+    unit = "bytes"
+
+    def measure(self, *cell: str) -> float:
+        contender, size, device = cell
+        with threads(1):
+            run = forward_backward(contender, int(size), device)
+            run()
+            return peak_bytes(run, torch.device(device))
+
+    def track_peak(self, *cell: str) -> float:
+        return self.figure
+
+
+class Isometry(_Convolutions):
+    """Largest distance of a singular value of the operator from one, in units of float32's eps."""
+
+    unit = "eps"
+    axes = (tuple(CONTENDERS)[1:], *_Convolutions.axes[1:])
+
+    def measure(self, *cell: str) -> float:
+        contender, size, device = cell
+        with threads(1):
+            return distance(contender, int(size), device)
+
+    def track_distance(self, *cell: str) -> float:
+        return self.figure
