@@ -196,18 +196,19 @@ class RotationRNN(Layers):
         inward, outward = (None, None) if basis is None else (basis.conj(), basis.mT)
         autocast = torch.autocast(x.device.type, enabled=False) if is_autocast(x.device) else contextlib.nullcontext()
         with autocast:
-            x, rows, bias, out = x.to(u.dtype), _times(u.mT, inward), None, None
+            x, rows, out = x.to(u.dtype), u.mT, None
             if self.has_bias:
-                bias = _times(self._join(getattr(self, f"bias{suffix}")).to(u.dtype)[None], inward)
+                # The row of U^T of an input that is 1: no other pass over the states, nor over their gradient.
+                bias = self._join(getattr(self, f"bias{suffix}")).to(u.dtype)
+                x, rows = torch.cat([x, torch.ones_like(x[..., :1])], -1), torch.cat([rows, bias[None]])
+            rows = _times(rows, inward)
             first = _times(self._first(suffix, h_0, batch, u), inward)
             g = 1.0 if decay is None else decay
             is_long = steps["batch_sizes"] is None and len(x) >= x.shape[-1]
             if steps["last_only"] and is_long and self.backend == "auto" and not is_exported():
-                last = driven_last_state(x, rows, bias, angle, g, first, steps["reverse"])
+                last = driven_last_state(x, rows, angle, g, first, steps["reverse"])
             else:
-                driven = product(x, rows)
-                driven = driven if bias is None else driven + bias
-                out, last = rotation_scan(driven, angle, g, first, backend=self.backend, **steps)
+                out, last = rotation_scan(product(x, rows), angle, g, first, backend=self.backend, **steps)
             dtype = self._dtypes()[self.is_complex]
             return None if out is None else _times(out, outward).to(dtype), _times(last, outward).to(dtype)
 

@@ -105,18 +105,15 @@ def rotation_scan(
     return tuple(None if t is None else _like(t, x, dtype) for t in (out, last))  # type: ignore[return-value]
 
 
-def driven_last_state(
-    x: Tensor, u: Tensor, bias: Tensor | None, angle: Tensor, decay: Tensor | float, h0: Tensor, reverse: bool
-) -> Tensor:
-    """Returns the last state of `rotation_scan` over x U + b, by one product over time and no states in between.
+def driven_last_state(x: Tensor, u: Tensor, angle: Tensor, decay: Tensor | float, h0: Tensor, reverse: bool) -> Tensor:
+    """Returns the last state of `rotation_scan` over x U, by one product over time and no states in between.
 
-    The sum of f^(T - t) (x_t U + b) over t is taken over time first: as many operations as in x U, with no tensor of
+    The sum of f^(T - t) x_t U over t is taken over time first: as many operations as in x U, with no tensor of
     size T B m. Powers of the factors are worked out in float64.
 
     Args:
         x: (T, B, k) of U's dtype.
         u: (k, .), as real or complex as states are.
-        bias: (1, .).
         angle: one for each plane, (m,).
         decay: the same, or a number for all.
         h0: (B, .).
@@ -127,10 +124,7 @@ def driven_last_state(
     weights = powers[:-1] if reverse else powers[:-1].flip(0)
     rows = _like(weights.to(real.to_complex()), u, real)
     sums = _complex(product(x.flatten(1).mT, rows), real).unflatten(0, x.shape[1:])
-    last = (sums * _complex(u, real)).sum(1)
-    for inputs, factor in ((bias, powers[:-1].sum(0)), (h0, powers[-1])):
-        if inputs is not None:
-            last = last + _complex(inputs, real) * factor.to(last.dtype)
+    last = (sums * _complex(u, real)).sum(1) + _complex(h0, real) * powers[-1].to(real.to_complex())
     return _like(last, u, real)
 
 
