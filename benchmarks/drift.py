@@ -101,7 +101,7 @@ class Rotations(Suite):
     param_names = ("contender", "steps", "decay", "device")
 
     def level(self, *cell: str) -> str:
-        return "quick"
+        return "full" if cell[1] == "16384" or cell[0] == "FFT" else "quick"
 
     def predicted(self, named: str, *cell: str) -> float:
         return START + 1e-4 * int(cell[1])

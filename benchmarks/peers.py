@@ -116,8 +116,6 @@ class Scan(Suite):
         case, peer, _ = cell
         if case == "A" and peer == "eager_loop":
             return "smoke"
-        if peer == "rotation_rnn":
-            return "quick" if case == "A" else "full"
         return "quick" if peer in ("eager_loop", "torch_lstm") else "full"
 
     def predicted(self, named: str, *cell: str) -> float:
