@@ -206,7 +206,7 @@ def pace(plan: DriftPlan, deadline: Deadline) -> Pace:
             with threads(plan.threads):
                 run(trial, method, n, p, lambda step, looks=looks: looks.append(time.monotonic()))
         start, *ends = looks
-        step = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else 0.0
+        step = min((after - before for before, after in itertools.pairwise(ends)), default=0.0)
         found[n, p, method] = (ends[0] - start, step) if ends else (0.0, 0.0)
     return found
 

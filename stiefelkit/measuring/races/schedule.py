@@ -33,9 +33,9 @@ NO_TIME = "the quick form had no time left for it."
 
 OPERATORS, PRODUCTS = 500, 15
 """What a map or an optimizer costs, about: operators of a few numbers, and products of an n x p with a p x p matrix."""
-STEP_OPERATORS, LIMITS = 30, 4
+STEP_OPERATORS, LIMITS = 30, 3
 """What a recurrence costs, about: operators a step, and times its products."""
-EXTRA_CALLS = 3
+EXTRA_CALLS = 2
 """Calls by which a contender is prepared, tried and looked at, about."""
 MEMORY_SECONDS = 6.0
 """Seconds of a process that measures memory, about."""
