@@ -176,7 +176,7 @@ class _Progress:
         if is_quick:
             # What is drawn at the end may take as long as the start did.
             startup = monotonic() - began.get(monotonic())
-            self.deadline = schedule.Deadline(max(schedule.QUICK - 2 * startup, 0.0))
+            self.deadline = schedule.Deadline(max(schedule.QUICK - startup - min(startup, 5.0), 0.0))
             console.print("Quick form: it ends in under a minute, and names what it has no time for.", soft_wrap=True)
 
     def begin(self, course: "Course") -> None:
