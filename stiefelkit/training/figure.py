@@ -130,8 +130,10 @@ def log_scale(axes: "Axes") -> None:
 
 def step_scale(axes: "Axes") -> None:
     """Makes the x axis of a panel one of steps from 0 on, with whole numbers even beside a single point."""
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_xlim(0, None)
-    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
 
 
 def accuracy_scale(axes: "Axes") -> None:

@@ -219,9 +219,9 @@ def test_drift_writes_json_that_any_reader_takes_and_tells_of_nan(
 
 
 def test_log_ticks_between_powers_of_ten_say_so() -> None:
-    from stiefelkit.training.figure import _number
+    from stiefelkit.training.figure import plain_number
 
-    assert [_number(value) for value in (1e-3, 1e-4, 2e-4, 1e31, 5e31)] == [
+    assert [plain_number(value) for value in (1e-3, 1e-4, 2e-4, 1e31, 5e31)] == [
         "0.001",
         "$10^{-4}$",
         r"$2 \cdot 10^{-4}$",

@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stiefelkit.cli import main
@@ -109,7 +110,7 @@ def test_what_ran_before_the_time_was_over_keeps_the_time_of_its_warm_up():
         hands.time += calls
         return float(calls)
 
-    runs = dict.fromkeys(("one", "two", "three"), lambda: None)
+    runs: dict[str, clock.Run] = {name: lambda: None for name in ("one", "two", "three")}
     timings = clock.race(runs, ticking, repeats=5, seconds=9.0, is_over=lambda: hands.time >= 2)
     assert {name: timing.samples for name, timing in timings.items()} == {"one": (1.0,), "two": (1.0,)}
 
@@ -241,7 +242,7 @@ def test_ours_are_one_band_beside_peers_and_what_is_no_frame_keeps_its_line(tmp_
     assert labels.count("stiefelkit, 2 methods") == 1
     assert set(labels) == {"stiefelkit, 2 methods", *(each.method for each in lines)}
     (drawn,) = axes.collections
-    heights = {float(y) for path in drawn.get_paths() for _, y in path.vertices}
+    heights = {float(y) for path in drawn.get_paths() for y in np.asarray(path.vertices)[:, 1]}
     assert heights == {1.0, 1.2, 1.5}
 
 

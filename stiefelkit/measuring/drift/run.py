@@ -403,8 +403,8 @@ def draw_panel(axes: "Axes", curves: Sequence[DriftCurve], look: Mapping[str, Ma
     ours = band(curves)
     if ours:
         errors = [[ratio for ratio in at if ratio] or [math.nan] for at in zip(*(c.ratios for c in ours), strict=True)]
-        label, bounds = f"stiefelkit, {len(ours)} methods", (map(min, errors), map(max, errors))
-        axes.fill_between(ours[0].steps, *map(list, bounds), color=COLOURS[0], alpha=0.5, linewidth=1.5, label=label)
+        label, least, most = f"stiefelkit, {len(ours)} methods", [min(at) for at in errors], [max(at) for at in errors]
+        axes.fill_between(ours[0].steps, least, most, color=COLOURS[0], alpha=0.5, linewidth=1.5, label=label)
     for curve in curves:
         if curve not in ours:
             axes.plot(curve.steps, curve.ratios, label=literal(curve.method), **look[curve.method])

@@ -162,7 +162,7 @@ class ReportPlan:
 
 def command(words: str, plan: Any, **more: Any) -> str:
     """Returns the command line of a plan, not in its quick form, with further options."""
-    own = {"dtype": plan.dtype} if isinstance(plan, DriftPlan) else {}
+    own: dict[str, Any] = {"dtype": plan.dtype} if isinstance(plan, DriftPlan) else {}
     usual = vars(type(plan)(**own, quick=plan.quick))
     fields = {name: value for name, value in vars(plan).items() if name != "dtype" and value != usual.get(name)}
     fields |= {} if plan.dtype == "float32" else {"dtype": plan.dtype}
