@@ -9,7 +9,10 @@ from typing import Any
 from stiefelkit.errors import OptionError
 from stiefelkit.optim import names_in_words
 
-__all__ = ["Option", "Recipe", "Settings"]
+__all__ = ["LRU_RATES", "Option", "Recipe", "Settings"]
+
+LRU_RATES = dict.fromkeys(("log_angle", "log_rate", "log_scale"), 1e-3)
+"""Rates of the planes of an LRU, below that of its matrices as in its paper."""
 
 Option = int | float | bool | str | list[Any]
 """What an option of a model or an optimizer may be on the command line and in a file."""

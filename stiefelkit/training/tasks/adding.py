@@ -26,7 +26,12 @@ RECIPES = {
     "lie_urnn": _of(116),
     "margin_rnn": _of(128, rates={"skew": 1e-4}),
     "goru": _of(128),
-    "rotrnn": _of(64, 4e-3, optimizer="adamw", options=lambda n: {"heads": n // 2, "parametrization": "none"}),
+    "rotrnn": _of(
+        64,
+        4e-3,
+        optimizer="adamw",
+        options=lambda n: {"heads": n // 2, "parametrization": "none", "decay": [0.1, 0.9999], "max_angle": 0.1},
+    ),
     "lru": _of(64, 4e-3, optimizer="adamw"),
     "irnn": _of(100, 1e-4, clip_norm=1.0),
     "henaff_rnn": _of(128, clip_norm=1.0),

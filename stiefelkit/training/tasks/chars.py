@@ -11,7 +11,7 @@ from stiefelkit.errors import OptionError
 from stiefelkit.numbers import optional, settle_, whole
 from stiefelkit.training import data
 from stiefelkit.training.checks import known_words, of_type
-from stiefelkit.training.recipes import Recipe
+from stiefelkit.training.recipes import LRU_RATES, Recipe
 from stiefelkit.training.tasks.task import Task, cross_entropy
 
 if TYPE_CHECKING:
@@ -33,8 +33,14 @@ RECIPES = {
     "lie_urnn": _of(185),
     "margin_rnn": _of(230, rates={"skew": 1e-4}),
     "goru": _of(128),
-    "rotrnn": _of(156, 4e-3, optimizer="adamw", options=lambda n: {"heads": n // 2, "parametrization": "none"}),
-    "lru": _of(156, 4e-3, optimizer="adamw"),
+    "rotrnn": _of(
+        156,
+        4e-3,
+        optimizer="adamw",
+        rates={"angle": 1e-3, "log_rate": 1e-3},
+        options=lambda n: {"heads": n // 2, "parametrization": "none"},
+    ),
+    "lru": _of(156, 4e-3, optimizer="adamw", rates=LRU_RATES),
     "irnn": _of(230, clip_norm=1.0),
     "henaff_rnn": _of(230, clip_norm=1.0),
     "gru": _of(128, 3e-3, clip_norm=1.0),

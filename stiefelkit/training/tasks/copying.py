@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.numbers import FLAG, settle_, whole
-from stiefelkit.training.recipes import Recipe
+from stiefelkit.training.recipes import LRU_RATES, Recipe
 from stiefelkit.training.tasks.task import Drawn, cross_entropy
 
 if TYPE_CHECKING:
@@ -34,9 +34,10 @@ RECIPES = {
         4e-3,
         optimizer="adamw",
         optimizer_options={},
-        options=lambda n: {"heads": n // 2, "parametrization": "none"},
+        rates={"angle": 1e-4, "log_rate": 1e-3},
+        options=lambda n: {"heads": n // 2, "parametrization": "none", "decay": [0.999, 0.99999]},
     ),
-    "lru": _of(64, 4e-3, optimizer="adamw", optimizer_options={}),
+    "lru": _of(64, 4e-3, optimizer="adamw", optimizer_options={}, rates=LRU_RATES),
     "irnn": _of(64, clip_norm=1.0),
     "henaff_rnn": _of(64, clip_norm=1.0),
     "gru": _of(68, clip_norm=1.0),

@@ -12,7 +12,7 @@ from stiefelkit.errors import DataError
 from stiefelkit.numbers import settle_, whole
 from stiefelkit.training import data
 from stiefelkit.training.data import File
-from stiefelkit.training.recipes import Option, Recipe
+from stiefelkit.training.recipes import LRU_RATES, Option, Recipe
 from stiefelkit.training.tasks.digits import DigitTask
 from stiefelkit.training.tasks.task import generator
 
@@ -79,7 +79,7 @@ def _recipes(share: int) -> dict[str, Recipe]:
         "margin_rnn": _of(120, 1e-4, optimizer_options=PLAIN_RMSPROP, clip_norm=100.0),
         "goru": _of(64),
         "rotrnn": _of(64, 4e-3, **adamw, rates={"angle": 2e-4, "log_rate": 1e-3}, options=_of_rotations),
-        "lru": _of(64, 4e-3, **adamw, rates=dict.fromkeys(("log_angle", "log_rate", "log_scale"), 1e-3)),
+        "lru": _of(64, 4e-3, **adamw, rates=LRU_RATES),
         "irnn": _of(116, 1e-4, clip_norm=1.0),
         "henaff_rnn": _of(116, 1e-4, clip_norm=1.0),
         "gru": _of(70, clip_norm=1.0),

@@ -11,7 +11,7 @@ from stiefelkit.errors import DataError, OptionError
 from stiefelkit.numbers import optional, settle_, whole
 from stiefelkit.training import data
 from stiefelkit.training.checks import known_words, of_type
-from stiefelkit.training.recipes import Recipe
+from stiefelkit.training.recipes import LRU_RATES, Recipe
 from stiefelkit.training.tasks.task import Task, cross_entropy
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ RECIPES = {
     "margin_rnn": _of(96, rates={"skew": 1e-4}),
     "goru": _of(64),
     "rotrnn": _of(64, 4e-3, optimizer="adamw", options=lambda n: {"heads": n // 2, "parametrization": "none"}),
-    "lru": _of(64, 4e-3, optimizer="adamw", rates=dict.fromkeys(("log_angle", "log_rate", "log_scale"), 1e-3)),
+    "lru": _of(64, 4e-3, optimizer="adamw", rates=LRU_RATES),
     "irnn": _of(96, clip_norm=1.0),
     "henaff_rnn": _of(96, clip_norm=1.0),
     "gru": _of(64, 3e-3, clip_norm=1.0),

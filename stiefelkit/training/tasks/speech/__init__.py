@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from stiefelkit.errors import OptionError
 from stiefelkit.numbers import FLAG, optional, settle_, whole
 from stiefelkit.training import data
-from stiefelkit.training.recipes import Recipe
+from stiefelkit.training.recipes import LRU_RATES, Recipe
 from stiefelkit.training.tasks.task import Task, evaluating
 
 if TYPE_CHECKING:
@@ -31,8 +31,14 @@ RECIPES = {
     "lie_urnn": _of(128),
     "margin_rnn": _of(187, rates={"skew": 1e-4}),
     "goru": _of(128),
-    "rotrnn": _of(140, 4e-3, optimizer="adamw", options=lambda n: {"heads": n // 2, "parametrization": "none"}),
-    "lru": _of(140, 4e-3, optimizer="adamw"),
+    "rotrnn": _of(
+        140,
+        4e-3,
+        optimizer="adamw",
+        rates={"angle": 1e-3, "log_rate": 1e-3},
+        options=lambda n: {"heads": n // 2, "parametrization": "none"},
+    ),
+    "lru": _of(140, 4e-3, optimizer="adamw", rates=LRU_RATES),
     "irnn": _of(187, clip_norm=1.0),
     "henaff_rnn": _of(187, clip_norm=1.0),
     "gru": _of(101, clip_norm=1.0),
