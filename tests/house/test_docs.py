@@ -69,3 +69,14 @@ def test_arxiv_numbers_are_written_as_arxiv_writes_them():
     numbers = re.findall(r"eprint=\{(.*?)\}", (ROOT / "docs" / "references.bib").read_text())
     assert len(numbers) == len(set(numbers)) > 20
     assert all(re.fullmatch(r"\d{4}\.\d{4,5}", number) for number in numbers)
+
+
+CODE = re.compile(r"^```(?:python|py|sh)\b[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def test_code_on_pages_fits_its_column():
+    wide = []
+    for page in (page for page in WRITTEN if (ROOT / "docs") in page.parents and page.suffix == ".md"):
+        for block in CODE.findall(page.read_text()):
+            wide += [f"{page.name}: {line}" for line in block.splitlines() if len(line) > 88]
+    assert wide == []

@@ -9,7 +9,7 @@ from stiefelkit.optim.steps import rate
 
 
 class Skeleton(TangentOptimizer):
-    """Descends along the Riemannian gradient, with a part of the rate held back; others move by SGD."""
+    """Descends along the Riemannian gradient at a part of the rate."""
 
     plain = torch.optim.SGD
     settings = (
