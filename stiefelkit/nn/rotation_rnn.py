@@ -204,8 +204,9 @@ class RotationRNN(Layers):
             rows = _times(rows, inward)
             first = _times(self._first(suffix, h_0, batch, u), inward)
             g = 1.0 if decay is None else decay
-            is_long = steps["batch_sizes"] is None and len(x) >= x.shape[-1]
-            if steps["last_only"] and is_long and self.backend == "auto" and not is_exported():
+            # Exported first: a comparison of sizes would make them constants.
+            is_free = not is_exported() and self.backend == "auto" and steps["batch_sizes"] is None
+            if is_free and steps["last_only"] and len(x) >= x.shape[-1]:
                 last = driven_last_state(x, rows, angle, g, first, steps["reverse"])
             else:
                 out, last = rotation_scan(product(x, rows), angle, g, first, backend=self.backend, **steps)

@@ -1,7 +1,6 @@
 """Float32 products lowered as training scripts lower them, on any machine."""
 
 import contextlib
-import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -36,22 +35,22 @@ def lowered_products() -> Iterator[None]:
     """Context in which float32 products are lowered to TF32 on CUDA and to bfloat16 on the CPU, where code allows it.
 
     Sets the flags of torch's backends as `torch.set_float32_matmul_precision("medium")` does, and sets them back. Many
-    a CPU ignores its flag: there a stand-in rounds the factors of float32 and complex64 products to the ten bits of
-    TF32, while the flag says lowered at the time of the product, so that code which takes the flag back is let alone.
+    a CPU ignores its flag, and others heed it in some products and not in those with a vector or of complex matrices:
+    a stand-in rounds the factors of all float32 and complex64 products to the ten bits of TF32, while the flag says
+    lowered at the time of the product, so that code which takes the flag back is let alone.
 
     The flags are the process's. The stand-in reaches the thread that enters, its backward passes included; other
     threads enter themselves. Where they overlap, the first one in sets the flags and the last one out sets them back.
     """
     global _inside
     with _LOCK:
-        stand_in = _Rounding(frozenset(kind for kind in _LOWERED if _is_ignored(kind)))
         if _inside == 0:
             for kind, lowered in _LOWERED.items():
                 _before[kind] = _own(_flags(kind))
                 _flags(kind).fp32_precision = lowered
         _inside += 1
     try:
-        with _pushed(stand_in):
+        with _pushed(_Rounding()):
             yield
     finally:
         with _LOCK:
@@ -72,11 +71,7 @@ def _pushed(mode: TorchDispatchMode) -> Iterator[None]:
 
 
 class _Rounding(TorchDispatchMode):
-    """Rounds the factors of products on devices of the given kinds, whose hardware ignores the flag."""
-
-    def __init__(self, kinds: frozenset[str]):
-        super().__init__()
-        self.kinds = kinds
+    """Rounds the factors of products on devices whose flag says lowered."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -89,7 +84,7 @@ class _Rounding(TorchDispatchMode):
         if factors is not None:
             rounded = [self._lowered(a) if i in factors else a for i, a in enumerate(args)]
             return func(*rounded, **kwargs)
-        if types or not self.kinds:
+        if types:
             return func(*args, **kwargs)
         if name in _MULTIPLIES_INSIDE or func.namespace not in ("aten", "prim", "prims"):
             kinds = {a.device.type for a in args if isinstance(a, Tensor)}
@@ -105,7 +100,7 @@ class _Rounding(TorchDispatchMode):
 
     def _lowered(self, a: Any) -> Any:
         plain = type(a) in (Tensor, torch.nn.Parameter)
-        if not plain or a.dtype not in (torch.float32, torch.complex64) or a.device.type not in self.kinds:
+        if not plain or a.dtype not in (torch.float32, torch.complex64) or a.device.type not in _LOWERED:
             return a
         return a if _flags(a.device.type).fp32_precision in ("ieee", "none") else _to_ten_bits(a)
 
@@ -131,18 +126,3 @@ def _own(flags: Any) -> str:
     is_inherited = flags.fp32_precision == value
     flags.fp32_precision = value
     return "none" if is_inherited else value
-
-
-@functools.cache
-def _is_ignored(kind: str) -> bool:
-    """Returns whether devices of this kind multiply in full precision whatever their flag says."""
-    if kind == "cuda" and not torch.cuda.is_available():
-        return False
-    flags, n = _flags(kind), 128
-    a = torch.linspace(1.0, 2.0, n * n, device=kind).view(n, n)
-    before, products = _own(flags), []
-    for value in ("ieee", _LOWERED[kind]):
-        flags.fp32_precision = value
-        products.append(a @ a)
-    flags.fp32_precision = before
-    return torch.equal(*products)

@@ -33,7 +33,7 @@ from stiefelkit.functional._polar import polar_factor
 from stiefelkit.functional._stiefel.tangents import Tangent, skew_part, tangent_part, tangent_parts
 from stiefelkit.tensors import check_tensors, working_dtype
 
-FEW = 12
+FEW = 32
 """Columns below which the Gram matrix of a step is made in float64."""
 
 
@@ -67,7 +67,7 @@ def cayley_increment(
         return short_product(w, y if defect is None else y.add_(defect, alpha=-0.5))
     rest = direction.rest * (0.5 * step)
     if q.shape[-1] < FEW and not float64_is_weak(q.device):
-        # MKL makes so few columns of P^H P in one sum over all rows, which rounds three times as much.
+        # MKL makes so few columns of P^H P in one sum over all rows, which rounds three times as much and more.
         wide = rest.to(working_dtype(rest.dtype))
         y = quotient_of_accretive(plus_product(q.to(wide.dtype) * scale, wide.mH, wide)).to(q.dtype)
     else:
