@@ -99,7 +99,7 @@ class Paraunitary(Composite):
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Those of R's map; "identity", :math:`R = I` and equal :math:`P_i`, is a shift by half of the taps."""
+        """The schemes of R's map; "identity", :math:`R = I` and equal :math:`P_i`, is a shift by half of the taps."""
         return self.frame.schemes
 
     def options(self) -> dict[str, Any]:

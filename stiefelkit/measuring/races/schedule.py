@@ -1,4 +1,4 @@
-"""How long a measurement takes: predicted before it begins, what is left while it goes on, the end of a quick form."""
+"""Predicted seconds of a measurement, its time left, and the deadline of its quick form."""
 
 import math
 import time
@@ -73,9 +73,8 @@ class Deadline:
 
     def seconds_each(self, seconds: float, count: int, share: float) -> float:
         """Returns the seconds for the samples of each of so many contenders, at most those given, in a share of it."""
-        return min(
-            seconds, max(self.left * share / (4 * count), 1e-6)
-        )  # as much again for the warm-up, and for others at work
+        # As much again for the warm-up, and for others at work.
+        return min(seconds, max(self.left * share / (4 * count), 1e-6))
 
 
 def deadline_of(plan: Any) -> Deadline:
@@ -218,13 +217,11 @@ def _of_scans(plan: ScanRace, here: Speed) -> list[float]:
     from stiefelkit.measuring.races.recurrences import recurrence_peers
 
     peers = len(plan.named_peers or (recurrence_peers.available() if plan.peers else ()))
-    count, timed = (
-        1 + max(len(plan.backends), 1) + peers,
-        partial(predicted, repeats=plan.repeats, seconds=plan.seconds),
-    )
+    count = 1 + max(len(plan.backends), 1) + peers
+    timed = partial(predicted, repeats=plan.repeats, seconds=plan.seconds)
     seconds = []
     for case in plan.cases:
-        call = _recurrence(here, case.T, case.B, case.n * (1 + case.is_complex))
+        call = here.call(STEP_OPERATORS * case.T, LIMITS * case.flops)
         memory = 2 * (MEMORY_SECONDS + call) if plan.memory else 0.0
         seconds.append(count * (timed(call) + EXTRA_CALLS * call + memory))
     return seconds + ([seconds[0] / count * 2] if plan.training_step else [])

@@ -28,7 +28,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Wolfe:
-    """What a step has to be: :math:`f(t) ≤ f(0) + decrease t f'(0)`, and :math:`|f'(t)| ≤ curvature |f'(0)|`.
+    """Conditions on a step: :math:`f(t) ≤ f(0) + decrease t f'(0)`, and :math:`|f'(t)| ≤ curvature |f'(0)|`.
 
     Where f(t) and the least loss of any start differ by no more than rounding, the first is
     :math:`f'(t) ≤ (2 decrease - 1) f'(0)` instead, which is the same for a parabola.
