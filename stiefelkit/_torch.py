@@ -30,6 +30,7 @@ __all__ = [
     "batched",
     "call_hooks",
     "check_capture",
+    "class_name",
     "constant_in_traced_code",
     "copy_each",
     "forward_hooks",
@@ -102,6 +103,11 @@ def call_hooks(module: nn.Module) -> list[dict[int, Any]]:
         module._backward_pre_hooks,
         module._backward_hooks,
     ]
+
+
+def class_name(module: nn.Module) -> str:
+    """Returns the name of a module's class, without what torch's `parametrize` puts before it."""
+    return type(module).__name__.removeprefix("Parametrized")
 
 
 def held_modules(module: nn.Module) -> dict[str, nn.Module | None]:

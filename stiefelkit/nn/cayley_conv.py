@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from stiefelkit import init as start
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, shown
 from stiefelkit.functional import cayley, cayley_inverse
-from stiefelkit.nn.conv import each_axis
-from stiefelkit.numbers import FLAG, whole
+from stiefelkit.nn.conv import channels, each_axis
 from stiefelkit.tensors import coordinate_dtype
 
 
@@ -37,13 +36,9 @@ class _CayleyConv(nn.Module):
     ):
         super().__init__()
         name = type(self).__name__
-        self.in_channels = whole(1).require(name, "in_channels", in_channels)
-        self.out_channels = whole(1).require(name, "out_channels", out_channels)
+        found = channels(name, in_channels=in_channels, out_channels=out_channels, groups=groups, bias=bias)
+        self.in_channels, self.out_channels, self.groups, has_bias = found.values()
         self.kernel_size = each_axis(name, "kernel_size", kernel_size, self.dims, 1)
-        self.groups = whole(1).require(name, "groups", groups)
-        for key in ("in_channels", "out_channels"):
-            if getattr(self, key) % self.groups:
-                raise OptionError(f"{name} needs {key} that groups={groups} divides, got {getattr(self, key)}.")
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if dtype not in (torch.float32, torch.float64):
             raise DtypeError(f"{name} needs float32 or float64, of which there are Fourier transforms, got {dtype}.")
@@ -56,7 +51,6 @@ class _CayleyConv(nn.Module):
         self.skew = nn.Parameter(torch.empty(self.groups, taps, triangle + (n - p) * p, **factory))
         self.diagonal = nn.Parameter(torch.empty(self.groups, after, p, **factory))
         self.register_buffer("signs", torch.ones(self.groups, p, dtype=torch.int8, device=device))
-        has_bias = FLAG.require(name, "bias", bias)
         self.bias = nn.Parameter(torch.empty(self.out_channels, **factory)) if has_bias else None
         if not isinstance(init, str) or init not in start.SCHEMES:
             raise OptionError(f"{name} needs an init in {tuple(start.SCHEMES)}, got {shown(init)}.")
@@ -67,8 +61,7 @@ class _CayleyConv(nn.Module):
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draws the middle tap, a frame, and zeros for the others; the bias as torch does."""
-        w = start.draw(self._init, (self.groups, *self._frame_shape), torch.float64, generator)
-        skew, d = cayley_inverse(w)
+        skew, d = cayley_inverse(start.draw(self._init, (self.groups, *self._frame_shape), torch.float64, generator))
         for p in (self.skew, self.diagonal):
             p.zero_()
         self.skew[:, self._offsets.index((0,) * self.dims)] = skew.to(self.skew)
@@ -140,9 +133,8 @@ class _CayleyConv(nn.Module):
         p, total, device = self._frame_shape[1], self.skew.shape[-1], self.skew.device
         below, triangle = torch.tril_indices(p, p, -1, device=device), p * (p - 1) // 2
         table = torch.arange(2 * total, 2 * total + p, device=device).diag_embed()
-        lower = torch.arange(triangle, device=device)
+        lower, rest = torch.arange(total, device=device).split([triangle, total - triangle])
         table[below[0], below[1]], table[below[1], below[0]] = lower, lower + total
-        rest = torch.arange(triangle, total, device=device)
         return torch.cat([table.flatten(), rest, rest + total])
 
     def extra_repr(self) -> str:

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stiefelkit._torch import Convolution as TorchConvolution
+from stiefelkit._torch import class_name
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.paraunitary import Paraunitary
 from stiefelkit.errors import OptionError, ShapeError, shown
@@ -17,36 +19,21 @@ from stiefelkit.tensors import check_dtype
 from stiefelkit.weights import attach
 
 
-class Convolution(nn.Module):
+class Convolution(TorchConvolution):
     """What convolutions of any dimension share: checks, the map of the kernel, and where the layer is orthogonal."""
 
     dims: ClassVar[int]
     """How many axes an image has."""
     is_circular: bool
     """Whether images are padded by their other end."""
-
-    in_channels: int
-    out_channels: int
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
     padding: Any
-    output_padding: tuple[int, ...]
-    transposed: bool
-    weight: Tensor
 
     def _checked(self, options: dict[str, Any], **given: Any) -> dict[str, Any]:
         """Returns the arguments of torch's convolution, once a layer of them can be orthogonal."""
-        name, out = type(self).__name__, {}
-        for key in ("in_channels", "out_channels", "groups"):
-            out[key] = whole(1).require(name, key, given[key])
+        name = type(self).__name__
+        out = channels(name, **{key: given[key] for key in ("in_channels", "out_channels", "groups", "bias")})
         for key in ("kernel_size", "stride", "dilation"):
             out[key] = each_axis(name, key, given[key], self.dims, 1)
-        for key in ("in_channels", "out_channels"):
-            if out[key] % out["groups"]:
-                raise OptionError(f"{name} needs {key} that groups={out['groups']} divides, got {out[key]}.")
-        out["bias"] = FLAG.require(name, "bias", given["bias"])
         mode = given["padding_mode"]
         if mode not in ("circular", "zeros"):
             raise OptionError(
@@ -82,7 +69,7 @@ class Convolution(nn.Module):
         """Puts the map on the kernel; raises OptionError where no kernel of this shape is orthogonal."""
         generator, given = options.pop("generator", None), plain(options)
         rows, columns = self.weight.shape[0] // self.groups, self.weight.shape[1]
-        if not self._sees_all and rows > columns * math.prod(self._patch):
+        if self._patch != self.stride and rows > columns * math.prod(self._patch):
             raise OptionError(
                 f"{type(self).__name__} needs at most {columns * math.prod(self._patch)} channels for each "
                 f"{columns} of the larger image, where strides leave pixels out, got {rows}; take a kernel at least "
@@ -103,8 +90,8 @@ class Convolution(nn.Module):
         """Raises ShapeError for circular images around which the kernel would go more than once."""
         if any(n < ends for n, ends in zip(image, reach, strict=False)):
             raise ShapeError(
-                f"{_name(self)} needs circular images of at least {tuple(reach)}, which its kernel reaches over an "
-                f"end, got {tuple(image)}; sk.nn.CayleyConv2d takes any."
+                f"{class_name(self)} needs circular images of at least {tuple(reach)}, which its kernel reaches over "
+                f"an end, got {tuple(image)}; sk.nn.CayleyConv2d takes any."
             )
 
     @property
@@ -116,10 +103,6 @@ class Convolution(nn.Module):
         """
         geometry = zip(self.kernel_size, self.stride, self.dilation, strict=True)
         return tuple(min(taps, step // math.gcd(step, d)) for taps, step, d in geometry)
-
-    @property
-    def _sees_all(self) -> bool:
-        return self._patch == self.stride
 
     @property
     def is_orthogonal(self) -> bool:
@@ -135,10 +118,11 @@ class Convolution(nn.Module):
         if isinstance(padding, str):
             return False
         wraps = [(taps - 1) * d for taps, d in zip(self.kernel_size, self.dilation, strict=True)]
-        keeps_outputs = all(p >= wrap for p, wrap in zip(padding, wraps, strict=True))
+        keeps_outputs = self._patch == self.stride
+        keeps_outputs &= all(p >= wrap for p, wrap in zip(padding, wraps, strict=True))
         # A transposed layer may grow an image beyond the last step, whose rows are missing then.
         keeps_outputs &= all(more < step for more, step in zip(self.output_padding, self.stride, strict=True))
-        return (rows <= columns and not any(padding)) or (self._sees_all and rows >= columns and keeps_outputs)
+        return (rows <= columns and not any(padding)) or (rows >= columns and keeps_outputs)
 
     def extra_repr(self) -> str:
         """Returns torch's, and whether a transposed layer is circular."""
@@ -168,17 +152,16 @@ class _Forward(Convolution):
     ):
         given = {key: value for key, value in locals().items() if key not in ("self", "options", "__class__")}
         checked = self._checked(options, transposed=False, **given)
-        super().__init__(**checked, padding_mode=padding_mode, device=device, dtype=dtype)
+        super().__init__(**checked, padding_mode=given["padding_mode"], device=device, dtype=dtype)
         self._keep_orthogonal(parametrization, init, options)
 
     def forward(self, input: Tensor) -> Tensor:
         """Applies the layer; see the class."""
         image = input.shape[-self.dims :]
-        if self.is_circular and any(n % step for n, step in zip(image, self.stride, strict=False)):
-            raise ShapeError(
-                f"{_name(self)} needs circular images whose sizes the stride {self.stride} divides, got {tuple(image)}."
-            )
         if self.is_circular:
+            if any(n % step for n, step in zip(image, self.stride, strict=False)):
+                whole = f"circular images whose sizes the stride {self.stride} divides"
+                raise ShapeError(f"{class_name(self)} needs {whole}, got {tuple(image)}.")
             wraps = [(taps - 1) * d for taps, d in zip(self.kernel_size, self.dilation, strict=True)]
             self._check_reach(image, [-(-wrap // 2) for wrap in wraps] if self.padding == "same" else self.padding)
         return super().forward(input)
@@ -209,15 +192,12 @@ class _Transposed(Convolution):
         given = {key: value for key, value in locals().items() if key not in ("self", "options", "__class__")}
         out = self._checked(options, transposed=True, **given)
         geometry = zip(out["kernel_size"], out["stride"], out["dilation"], out["padding"], strict=True)
-        whole_image = [step - 1 - (taps - 1) * d + 2 * p for taps, step, d, p in geometry]
-        if output_padding is None and (self.is_circular or padding == "same"):
-            extra = tuple(whole_image)
-        else:
-            extra = each_axis(type(self).__name__, "output_padding", output_padding or 0, self.dims, 0)
-        if self.is_circular and extra != tuple(whole_image):
-            raise OptionError(
-                f"{type(self).__name__} needs output_padding={tuple(whole_image)} for circular images, got {extra}."
-            )
+        same = tuple(step - 1 - (taps - 1) * d + 2 * p for taps, step, d, p in geometry)
+        if output_padding is None:
+            output_padding = same if self.is_circular or padding == "same" else 0
+        extra = each_axis(type(self).__name__, "output_padding", output_padding, self.dims, 0)
+        if self.is_circular and extra != same:
+            raise OptionError(f"{type(self).__name__} needs output_padding={same} for circular images, got {extra}.")
         super().__init__(**out, output_padding=extra, device=device, dtype=dtype)
         self._keep_orthogonal(parametrization, init, options)
 
@@ -226,7 +206,7 @@ class _Transposed(Convolution):
         if not self.is_circular:
             return super().forward(input, output_size)
         if output_size is not None:
-            raise OptionError(f"{_name(self)} needs no output_size for circular images, got {shown(output_size)}.")
+            raise OptionError(f"{class_name(self)} needs no output_size for circular images, got {shown(output_size)}.")
         # Repeated as far as taps reach over an end, and cut to one image.
         ends, cut = [], []
         for taps, step, d, p in zip(self.kernel_size, self.stride, self.dilation, self.padding, strict=True):
@@ -236,16 +216,9 @@ class _Transposed(Convolution):
         self._check_reach(input.shape[-self.dims :], ends[::-2])
         call = getattr(F, f"conv_transpose{self.dims}d")
         batched = input if input.dim() == self.dims + 2 else input[None]
-        y = call(
-            F.pad(batched, ends, "circular"),
-            self.weight,
-            self.bias,
-            self.stride,
-            tuple(cut),
-            self.output_padding,
-            self.groups,
-            self.dilation,
-        )
+        padded = F.pad(batched, ends, "circular")
+        geometry = self.stride, tuple(cut), self.output_padding, self.groups, self.dilation
+        y = call(padded, self.weight, self.bias, *geometry)
         return y if batched is input else y[0]
 
 
@@ -325,6 +298,15 @@ class OrthogonalConvTranspose1d(_Transposed, nn.ConvTranspose1d):
     dims: ClassVar[int] = 1
 
 
+def channels(who: str, *, groups: Any, bias: Any, **sides: Any) -> dict[str, Any]:
+    """Returns the arguments; raises OptionError unless they are integers, which groups divides, and a flag."""
+    out = {key: whole(1).require(who, key, value) for key, value in {**sides, "groups": groups}.items()}
+    for key in sides:
+        if out[key] % out["groups"]:
+            raise OptionError(f"{who} needs {key} that groups={out['groups']} divides, got {out[key]}.")
+    return {**out, "bias": FLAG.require(who, "bias", bias)}
+
+
 def each_axis(who: str, key: str, value: Any, dims: int, low: int) -> tuple[int, ...]:
     """Returns an integer for each axis; raises OptionError unless it is one, or one for each."""
     value = plain(value)
@@ -334,7 +316,3 @@ def each_axis(who: str, key: str, value: Any, dims: int, low: int) -> tuple[int,
         lambda found: found is not None and len(found) == dims and min(found) >= low,
     )
     return each.require(who, key, axes) if axes is not None else each.require(who, key, None)
-
-
-def _name(module: nn.Module) -> str:
-    return type(module).__name__.removeprefix("Parametrized")
