@@ -98,8 +98,7 @@ if not TYPE_CHECKING:  # else a checker would believe that every name is here
             if name in module.__all__:
                 globals()[name] = value = getattr(module, name)
                 return value
-        package = importlib.import_module(__name__)  # of which Python offers the nearest name
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=package)
+        raise importlib.import_module("stiefelkit.errors").NoAttributeError(__name__, name)
 
     def __dir__():
         return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -6,9 +6,12 @@ catches ours.
 """
 
 import difflib
+import re
 import sys
 import warnings
 from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
 
 __all__ = [
     "CheckpointError",
@@ -16,6 +19,7 @@ __all__ = [
     "DivergedError",
     "DtypeError",
     "ImageError",
+    "NoAttributeError",
     "NonFiniteError",
     "NotAFrameError",
     "OptimizerError",
@@ -30,14 +34,18 @@ __all__ = [
     "UnknownNameError",
     "did_you_mean",
     "printable",
+    "raising_getattr",
     "shown",
     "warn_caller",
 ]
 
 
-_LISTED = 32
+_LISTED, _MEANT = 32, 4
+"""The most names that are listed, and that are suggested."""
 _NEAR = 0.65
 """Below this ratio of difflib a name is another word, "precision" for "reflections", and no slip."""
+_SYNONYMS = {"unitary": ("orthogonal", ", unitary where it is complex"), "riemannian": ("stiefel", "")}
+"""Words of others to ours, and what is said with it."""
 
 
 class StiefelkitError(Exception):
@@ -117,6 +125,42 @@ class UnknownNameError(StiefelkitError, ValueError):
     """A name is in none of the tables that were searched."""
 
 
+class NoAttributeError(UnknownNameError, AttributeError):
+    """A module has no such name. The names that may be meant are looked up, and imported, when the message is read.
+
+    Args:
+        module: name of the module.
+        name: what was asked of it.
+    """
+
+    def __init__(self, module: str, name: str) -> None:
+        super().__init__(module, name)
+        self.module, self.name, self.obj = module, name, None  # else Python adds a suggestion of its own
+
+    def __str__(self) -> str:
+        package = sys.modules[self.module]
+        known, within = _public(package), []
+        for inner in known:
+            held = getattr(package, inner)
+            within += [f"{inner}.{name}" for name in _public(held)] if isinstance(held, ModuleType) else []
+        return f"module {self.module!r} has no attribute {self.name!r}{did_you_mean(self.name, known, within)}"
+
+
+def _public(module: ModuleType) -> list[str]:
+    """Returns the names that a module offers: of its `__dir__`, if it has one, or of `__all__`."""
+    names = vars(module)["__dir__"]() if "__dir__" in vars(module) else module.__all__
+    return [name for name in names if not name.startswith("_")]
+
+
+def raising_getattr(module: str) -> Any:
+    """Returns the `__getattr__` of a module, which raises NoAttributeError; of no type, so that checkers do too."""
+
+    def __getattr__(name: str) -> Any:
+        raise NoAttributeError(module, name)
+
+    return __getattr__
+
+
 def shown(value: object, most: int = 80) -> str:
     """Returns the repr of anything in a line, cut; its type where none can be made, as of an integer of 5,000 digits.
 
@@ -135,18 +179,36 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def did_you_mean(name: object, known: Iterable[str], near: Iterable[str] = ()) -> str:
-    """Returns `'; did you mean "..."?'` for the nearest known name, else the list of known names, of 32 at most.
+    """Returns `'; did you mean "..."?'` for the known names that may be meant, else the list of them, of 32 at most.
 
+    Those that end with the name as a word come first, else those with a word that begins so, else the nearest one.
     Names in `near` may be meant too, and are not listed.
+
+    >>> did_you_mean("urnn", ["eurnn", "full_urnn", "lie_urnn"]), did_you_mean("skw", ["phase", "skew"])
+    ('; did you mean "full_urnn" or "lie_urnn"?', '; did you mean "skew"?')
     """
-    known = sorted(known)
-    close = difflib.get_close_matches(
-        name if isinstance(name, str) else shown(name), [*known, *near], n=1, cutoff=_NEAR
-    )
+    known, typed = sorted(known), (name if isinstance(name, str) else shown(name)).lower()
+    names, tries = [*known, *near], [(typed, "")]
+    tries += [(typed.replace(word, ours), note) for word, (ours, note) in _SYNONYMS.items() if word in typed]
+    for word, note in tries if typed else ():
+        begins = rf"(?:^|[._]|(?<=[a-z\d])(?=[A-Z]))(?i:{re.escape(word)})"
+        begun = [other for other in names if re.search(begins, other)]
+        meant = [other for other in begun if re.search(f"{begins}$", other)] or begun
+        if meant:
+            return _suggested(meant, note)
+    spelt = {other.lower(): other for other in names}
+    close = difflib.get_close_matches(typed, spelt, n=1, cutoff=_NEAR)
     if close:
-        return f'; did you mean "{close[0]}"?'
+        return _suggested([spelt[close[0]]], "")
     more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
     return f"; known: {', '.join(known[:_LISTED])}{more}." if known else "; none is known."
+
+
+def _suggested(names: list[str], note: str) -> str:
+    *most, last = [f'"{name}"' for name in names]
+    if len(most) >= _MEANT:
+        most, last = most[:_MEANT], f"one of {len(names) - _MEANT} more"
+    return f"; did you mean {', '.join(most)}{' or ' if most else ''}{last}{note}?"
 
 
 def printable(text: str) -> str:

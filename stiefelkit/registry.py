@@ -196,14 +196,16 @@ class Registry:
                 warnings.warn(f"The {self.kind} {name!r} is left out: {error}", stacklevel=stacklevel)
         return results
 
+    def class_names(self) -> dict[str, str]:
+        """Returns own name to registered name of every object, without importing anything."""
+        self._read_plugins()
+        targets = self._targets.items()
+        return {t.partition(":")[2] if isinstance(t, str) else getattr(t, "__name__", ""): name for name, t in targets}
+
     def by_class_name(self, attribute: str) -> Any | None:
         """Returns the object whose own name is the given one, or None; imports nothing else."""
-        self._read_plugins()
-        for name, target in self._targets.items():
-            class_name = target.partition(":")[2] if isinstance(target, str) else getattr(target, "__name__", "")
-            if class_name == attribute:
-                return self.get(name)
-        return None
+        name = self.class_names().get(attribute)
+        return None if name is None else self.get(name)
 
     def name_of(self, target: Any) -> str | None:
         """Returns the name under which an object is registered, or None, without importing anything."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import ShapeError
+from stiefelkit.errors import ShapeError, raising_getattr
 from stiefelkit.metrics.operators import Lipschitz, lipschitz
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_dtype, check_tensors, working_dtype
@@ -25,6 +25,7 @@ __all__ = [
     "scale_of",
     "working_dtype",
 ]
+__getattr__ = raising_getattr(__name__)
 
 FRAME_TOLERANCE = 100
 """A frame is anything with :math:`‖W^H W - I‖_F` at most this many times the rounding limit of its dtype.

@@ -1,5 +1,6 @@
 """Layers with orthogonal and unitary weights."""
 
+from stiefelkit.errors import raising_getattr
 from stiefelkit.nn.activations import ModReLU
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter
 from stiefelkit.nn.adapters import (
@@ -77,3 +78,4 @@ __all__ = [
     "use_adapters",
     "without_adapters",
 ]
+__getattr__ = raising_getattr(__name__)

@@ -19,7 +19,7 @@ from stiefelkit.nn.butterfly import ButterflyAdapter
 from stiefelkit.nn.frozen import OF_PEFT, layout_of
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
 from stiefelkit.nn.probing import in_other_adapters
-from stiefelkit.weights.find import Where, check_module, choose, nearest_of
+from stiefelkit.weights.find import Where, check_module, choose
 
 KINDS: dict[str, type[Adapter]] = {
     "butterfly": ButterflyAdapter,
@@ -391,7 +391,7 @@ def _refuse_others(model: nn.Module, where: Where) -> None:
     except UnknownNameError:
         names = {site.title for site in sites_of(model) if not site.is_saved and layout_of(site.layer) is not None}
         which = f"where={where!r}" if isinstance(where, str) else "where="
-        near = nearest_of(where if isinstance(where, str) else "", sorted(names))
+        near = did_you_mean(where if isinstance(where, str) else "", names)
         raise UnknownNameError(f"{which} needs to match a layer of {type(model).__name__}, got none{near}") from None
     inside = {id(m) for other in model.modules() if isinstance(other, Replacement) for m in other.modules()}
     for place in places:

@@ -34,9 +34,7 @@ def require_options(cls: type, parametrization: Parametrization | None, options:
     for key in options:
         if key not in known:
             names = {*known} - {"layer", "name"}  # of adapters, which are given otherwise
-            begun = [name for name in names if name.startswith(key)]
-            near = f'; did you mean "{begun[0]}"?' if len(begun) == 1 else did_you_mean(key, names)
-            raise OptionError(f"{cls.__name__}{which} has no option {key!r}{near}")
+            raise OptionError(f"{cls.__name__}{which} has no option {key!r}{did_you_mean(key, names)}")
 
 
 def _paired(re: Tensor, im: Tensor) -> Tensor:

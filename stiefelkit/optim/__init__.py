@@ -6,7 +6,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from stiefelkit.errors import OptionError, shown
+from stiefelkit.errors import NoAttributeError, OptionError, shown
 from stiefelkit.optim.deterministic import minimizers
 from stiefelkit.registry import Registry
 
@@ -139,5 +139,10 @@ def __getattr__(name: str) -> Any:
     public = not name.startswith("_")
     optimizer = (optimizers.by_class_name(name) or minimizers.by_class_name(name)) if public else None
     if not getattr(optimizer, "moves_frames", False):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise NoAttributeError(__name__, name)
     return optimizer
+
+
+def __dir__() -> list[str]:
+    classes = {**optimizers.class_names(), **minimizers.class_names()}
+    return sorted({*__all__, *(name for name, key in classes.items() if key not in FREE)})

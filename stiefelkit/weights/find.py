@@ -120,7 +120,7 @@ def find_place(model: nn.Module, name: str) -> Place:
         host = children[part] if part in children else None
         if host is None:
             names = [place.qualified for place in _weights(model)]
-            raise UnknownNameError(f"{_kind(model)} has no module {path!r}{nearest_of(name, names)}")
+            raise UnknownNameError(f"{_kind(model)} has no module {path!r}{did_you_mean(name, names)}")
         host = inside_checkpoint(host)
     return Place(name, host, last)
 
@@ -143,7 +143,7 @@ def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
             f"{_kind(model)} has no orthogonal weight {name!r}, only a plain one; call sk.orthogonal first."
         )
     if coordinate_list is None:
-        raise UnknownNameError(f"{_kind(model)} has no orthogonal weight {name!r}{nearest_of(name, held)}")
+        raise UnknownNameError(f"{_kind(model)} has no orthogonal weight {name!r}{did_you_mean(name, held)}")
     return OrthogonalWeight(*place, coordinate_list)
 
 
@@ -188,7 +188,7 @@ def plain_weight(place: Place) -> nn.Parameter:
         names = [key for key, value in held_parameters(host).items() if value is not None]
         if "." not in place.qualified:
             names = [other.qualified for other in _weights(host)]
-        raise UnknownNameError(f"{_kind(host)} has no parameter {shown(name)}{nearest_of(name, names)}")
+        raise UnknownNameError(f"{_kind(host)} has no parameter {shown(name)}{did_you_mean(name, names)}")
     if is_lazy(weight):
         raise OptionError(
             f"An orthogonal weight needs a shape, got {place.title} of a lazy module; call the model on a batch first."
@@ -336,14 +336,8 @@ def _kind(module: nn.Module) -> str:
     return type(module).__name__.removeprefix("Parametrized")
 
 
-def nearest_of(name: object, names: Sequence[str]) -> str:
-    """Returns what `did_you_mean` says, or the first weight that has this name in its own module."""
-    ends = [other for other in names if other.endswith(f".{name}")] if isinstance(name, str) else []
-    return f'; did you mean "{ends[0]}"?' if ends else did_you_mean(name, names)
-
-
 def _no_match(model: nn.Module, which: str, pattern: str, matrices: Sequence[Place]) -> UnknownNameError:
-    near = nearest_of(pattern, [place.qualified for place in matrices])
+    near = did_you_mean(pattern, [place.qualified for place in matrices])
     return UnknownNameError(f"{which} needs to match a weight of {_kind(model)}, got none{near}")
 
 
