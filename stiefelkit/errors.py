@@ -34,8 +34,8 @@ __all__ = [
     "UnknownNameError",
     "did_you_mean",
     "printable",
-    "raising_getattr",
     "shown",
+    "suggest_names",
     "warn_caller",
 ]
 
@@ -152,13 +152,13 @@ def _public(module: ModuleType) -> list[str]:
     return [name for name in names if not name.startswith("_")]
 
 
-def raising_getattr(module: str) -> Any:
-    """Returns the `__getattr__` of a module, which raises NoAttributeError; of no type, so that checkers do too."""
+def suggest_names(module: str) -> None:
+    """Makes a module raise NoAttributeError for names that it lacks; type checkers need not know, and do so anyway."""
 
     def __getattr__(name: str) -> Any:
         raise NoAttributeError(module, name)
 
-    return __getattr__
+    vars(sys.modules[module])["__getattr__"] = __getattr__
 
 
 def shown(value: object, most: int = 80) -> str:
@@ -188,7 +188,7 @@ def did_you_mean(name: object, known: Iterable[str], near: Iterable[str] = ()) -
     ('; did you mean "full_urnn" or "lie_urnn"?', '; did you mean "skew"?')
     """
     known, typed = sorted(known), (name if isinstance(name, str) else shown(name)).lower()
-    names, tries = [*known, *near], [(typed, "")]
+    names, tries = [*dict.fromkeys([*known, *near])], [(typed, "")]
     tries += [(typed.replace(word, ours), note) for word, (ours, note) in _SYNONYMS.items() if word in typed]
     for word, note in tries if typed else ():
         begins = rf"(?:^|[._]|(?<=[a-z\d])(?=[A-Z]))(?i:{re.escape(word)})"

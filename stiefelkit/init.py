@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import OptionError, ShapeError, did_you_mean, raising_getattr, shown
+from stiefelkit.errors import OptionError, ShapeError, did_you_mean, shown, suggest_names
 from stiefelkit.metrics import defect
 from stiefelkit.numbers import one_of, sizes
 from stiefelkit.tensors import check_dtype, working_dtype
 
 __all__ = ["SCHEMES", "draw", "haar", "hadamard", "henaff", "identity", "unit_circle"]
-__getattr__ = raising_getattr(__name__)
+suggest_names(__name__)
 
 
 def haar(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None) -> Tensor:

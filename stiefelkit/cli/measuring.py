@@ -180,10 +180,10 @@ class _Progress:
             console.print("Quick form: it ends in under a minute, and names what it has no time for.", soft_wrap=True)
 
     def begin(self, course: "Course") -> None:
-        """Takes the parts of a measurement, and says how long they take unless they have a deadline."""
+        """Takes the parts of a measurement, and says how long they take if that is known."""
         self.course = course
-        if self.deadline is None and course.total:
-            shorter = "; --quick ends in under a minute" if course.total > 45 else ""
+        if course.total:
+            shorter = "; --quick ends in under a minute" if self.deadline is None and course.total > 45 else ""
             self._console.print(f"About {self._words(course.total)} on this machine{shorter}.", soft_wrap=True)
 
     def show(self, what: str, done: int, rounds: int) -> None:
@@ -204,6 +204,24 @@ def _say_left_out(console: Screen, places: "Iterable[tuple[str, list[str]]]", co
     console.print(f"To measure what was left out: {command}", soft_wrap=True)
 
 
+def _say_complex(
+    console: Screen, words: str, plan: Any, option: str, names: Iterable[str], more: Callable[[str], dict[str, Any]]
+) -> None:
+    """Names the command that measures the parametrizations which were left out because they need a complex weight."""
+    import torch
+
+    from stiefelkit.measuring.races.contenders import dtype_of
+    from stiefelkit.measuring.report.plan import command
+    from stiefelkit.weights.attach import available
+
+    known, own = available(), getattr(torch, plan.dtype)
+    apart = tuple(name for name in dict.fromkeys(names) if name in known and dtype_of(known[name], own) != own)
+    if apart:
+        dtype = str(own.to_complex()).removeprefix("torch.")
+        there = dataclasses.replace(plan, dtype=dtype, **{option: apart})
+        console.print(f"To measure {', '.join(apart)}: {command(words, there, **more(dtype))}", soft_wrap=True)
+
+
 def _raced(races: "Callable[[Any, Watch, Deadline | None], Iterator[Race]]", plan: Any, json: Path | None) -> int:
     """Prints each table when its race is over, and writes the rows."""
     from stiefelkit.measuring.races.field import by_reason, check_place, write_rows
@@ -213,7 +231,7 @@ def _raced(races: "Callable[[Any, Watch, Deadline | None], Iterator[Race]]", pla
     if json is not None:
         check_place(json)
     console = Screen()
-    rows, printed, reasons, late = [], set(), {}, {}
+    rows, printed, reasons, late, apart = [], set(), {}, {}, []
     with Bar(console) as bar:
         progress = _Progress(console, bar, plan.quick)
         course = Course([] if plan.quick else planned(plan))
@@ -228,6 +246,7 @@ def _raced(races: "Callable[[Any, Watch, Deadline | None], Iterator[Race]]", pla
                 if reason == NO_TIME:
                     late[f"{race.operation}, {race.subject}"] = names
                     continue
+                apart += [name.partition(" (")[0] for name in names]
                 words = f"Left out: {', '.join(names)}: {reason}"
                 if words not in printed:
                     console.print(words, soft_wrap=True)
@@ -236,6 +255,9 @@ def _raced(races: "Callable[[Any, Watch, Deadline | None], Iterator[Race]]", pla
             rows += race.rows
             if json is not None and rows:
                 write_rows(json, rows)
+    if isinstance(plan, ParametrizationRace | NormPlan):
+        words = "bench norms" if isinstance(plan, NormPlan) else "bench parametrizations"
+        _say_complex(console, words, plan, "parametrizations", apart, lambda dtype: {})
     if late:
         words = [word for word in asked.get() if word != "--quick"]
         _say_left_out(console, late.items(), shlex.join(["stiefelkit", *words]))
@@ -285,15 +307,15 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) 
         def begin(chosen: DriftPlan, course: "Course") -> None:
             nonlocal steps
             steps = chosen.steps
+            if steps < plan.steps:
+                words = f"{steps} steps of {plan.steps}, as many as fit"
+                console.print(f"{words}; for all: {command('drift', plan, out=f'{out}-all')}", soft_wrap=True)
             progress.begin(course)
 
         def looked(method: str, n: int, p: int, step: int) -> None:
             progress.show(f"{method}, {n} x {p}", step, steps)
 
         outcome = measure(plan, out, looked, figures, progress.deadline, begin)
-    if steps < plan.steps:
-        words = f"{steps} steps of {plan.steps}, as many as fit"
-        console.print(f"{words}; for all: {command('drift', plan, out=f'{out}-all')}", soft_wrap=True)
     if outcome.curves:
         note = f"parametrizations: {plan.optimizer} at {plan.lr:g}; frames: steps of {plan.step_length:g}"
         console.print(_rendered(of_drift(outcome.curves, f"{plan.gradients} gradients", note)))
@@ -302,11 +324,14 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) 
         if lost is not None:
             console.print(f"{curve.method} at {curve.n} x {curve.p} is NaN or infinite from step {lost} on.")
     late: dict[str, list[str]] = {}
+    apart: list[str] = []
     for skipped in outcome.skipped:
         if skipped.reason == NO_TIME:
             late.setdefault(f"{skipped.n} x {skipped.p}", []).append(skipped.method)
             continue
         console.print(f"Skipped {skipped.method} at {skipped.n} x {skipped.p}: {skipped.reason}", soft_wrap=True)
+        apart.append(skipped.method)
+    _say_complex(console, "drift", plan, "methods", apart, lambda dtype: {"out": f"{out}-{dtype}"})
     if late:
         methods = tuple(dict.fromkeys(name for names in late.values() for name in names))
         rest = dataclasses.replace(plan, methods=methods)

@@ -106,4 +106,20 @@ def check_options(cls: type, options: Any, near: Iterable[str] = ()) -> None:
                     f"{cls.__name__} needs an __init__ that names its options, got {rest}; write {_INIT} "
                     "with each of its own."
                 )
-            raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, names, near)}")
+            raise no_option(cls.__name__, key, names, near)
+
+
+def no_option(who: str, key: str, names: Iterable[str], near: Iterable[str] = ()) -> OptionError:
+    """Returns the error for an option that is not known.
+
+    Args:
+        who: a map, or a layer with one.
+        key: the option.
+        names: those that are known.
+        near: words beside them that a misspelt one may stand for.
+    """
+    if key in ("dtype", "field"):
+        return OptionError(
+            f"{who} has no option {key!r}; make the layer with dtype=torch.complex64 for a unitary weight."
+        )
+    return OptionError(f"{who} has no option {key!r}{did_you_mean(key, names, near)}")

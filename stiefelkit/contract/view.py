@@ -30,6 +30,11 @@ VIEWS = {
 _GROUPED = "group_"
 
 
+def kernel_views(groups: int) -> list[str]:
+    """Returns the names of the views of a kernel with so many groups."""
+    return [name for name in VIEWS if name != "matrix" and name.startswith(_GROUPED) == (groups > 1)]
+
+
 @dataclass(frozen=True)
 class View:
     """A way to read a weight as frames: dimensions are moved and flattened; a wide matrix is replaced by its adjoint.
@@ -58,10 +63,10 @@ class View:
     def __post_init__(self) -> None:
         settle_(self)
         if not isinstance(self.name, str) or self.name not in VIEWS:
-            raise OptionError(
-                f"No view is named {shown(self.name)}, but blocks= of sk.orthogonal makes a frame of each head, or "
-                f"other part, of a weight{did_you_mean(self.name, VIEWS)}"
-            )
+            near = did_you_mean(self.name, kernel_views(self.groups), ["matrix"])
+            if len(self.shape) == 2:
+                near = "; a matrix needs none, and blocks= of sk.orthogonal makes a frame of each head, or part, of it."
+            raise OptionError(f"No view is named {shown(self.name)}{near}")
         if len(self.shape) < 2:
             raise ShapeError(f"View needs a weight of two dimensions or more, got shape {self.shape}.")
         if self.is_grouped and self.blocks > 1:

@@ -1,6 +1,6 @@
 """Pure functions on tensors, with exact backward: the mathematics under every parametrization and cell."""
 
-from stiefelkit.errors import raising_getattr
+from stiefelkit.errors import suggest_names
 from stiefelkit.functional._activations import leaky_relu, modrelu, oplu
 from stiefelkit.functional._arithmetic.norms import norms_of
 from stiefelkit.functional._arithmetic.product import product
@@ -108,4 +108,4 @@ __all__ = [
     "unpack_skew",
     "unpack_trapezoid",
 ]
-__getattr__ = raising_getattr(__name__)
+suggest_names(__name__)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from stiefelkit.measuring.drift.run import DriftCurve
+from stiefelkit.measuring.drift.plan import UNCONSTRAINED
+from stiefelkit.measuring.drift.run import DriftCurve, near_orthogonal
 from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.races.contenders import APART, GROUPED
 from stiefelkit.measuring.races.field import Race, Row
@@ -99,6 +100,7 @@ def of_race(race: Race, dtype: str, shares: bool = False) -> list[Table]:
     if any(name.endswith((APART, GROUPED)) for name in seconds):
         columns.append(("/ batch", lambda row: over(row, re.sub(f"({APART}|{GROUPED})$", "", row.contender))))
     note = f"g = {three_digits(1e6 * race.unit)} µs; ratio to the best peer; error in rounding limits"
+    note = _with_remarks(note, [row.family or "" for row in race.rows])
     return [_table(f"{race.operation}, {race.subject}, {place}", race.rows, columns, note)]
 
 
@@ -112,7 +114,14 @@ def of_drift(curves: Sequence[DriftCurve], about: str, note: str = "") -> Table:
         kind = "peer" if curve.method in peer_optimizers.names() else "ours"
         rows.append(Line(curve.method, [f"{curve.n} x {curve.p}", *worst], kind))
     title = f"largest error up to a step / limit, {curves[0].dtype}, {about}"
+    note = _with_remarks(note, [curve.method for curve in curves])
     return Table(title, ["method", "size", *(f"to {step}" for step in shown)], rows, note, exponents=True)
+
+
+def _with_remarks(note: str, names: Sequence[str]) -> str:
+    """Returns a note and, for what is no frame on purpose, the reason."""
+    why = {**dict.fromkeys(near_orthogonal(), "near-orthogonal by design"), UNCONSTRAINED: "a plain weight"}
+    return "; ".join(filter(None, [note, *(f"{name}: {words}" for name, words in why.items() if name in names)]))
 
 
 def _table(title: str, rows: Sequence[Row], columns: Columns, note: str, head: str = "contender", **more: Any) -> Table:

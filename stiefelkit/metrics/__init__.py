@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import ShapeError, raising_getattr
+from stiefelkit.errors import ShapeError, suggest_names
 from stiefelkit.metrics.operators import Lipschitz, lipschitz
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_dtype, check_tensors, working_dtype
@@ -25,7 +25,7 @@ __all__ = [
     "scale_of",
     "working_dtype",
 ]
-__getattr__ = raising_getattr(__name__)
+suggest_names(__name__)
 
 FRAME_TOLERANCE = 100
 """A frame is anything with :math:`‖W^H W - I‖_F` at most this many times the rounding limit of its dtype.
@@ -39,10 +39,11 @@ def orthogonality_error(w: Tensor) -> Tensor:
     r"""Returns :math:`‖W^H W - I‖_F` in float64, shape (*), for W of shape (*, n, p), real or complex, of any dtype.
 
     Args:
-        w: the matrices; batches are measured matrix by matrix.
+        w: the matrices, :math:`n ≥ p`; batches are measured matrix by matrix. Of a wide weight, whose rows are
+            orthonormal, pass `.mT`.
 
     Raises:
-        ShapeError: w is no matrix or batch of matrices.
+        ShapeError: w is no matrix or batch of matrices, or wide.
 
     >>> import torch
     >>> orthogonality_error(torch.eye(3)).item()
@@ -50,8 +51,11 @@ def orthogonality_error(w: Tensor) -> Tensor:
     """
     if not isinstance(w, Tensor):
         check_tensors("orthogonality_error", w)
-    if w.dim() < 2:
-        raise ShapeError(f"orthogonality_error needs matrices of shape (*, n, p), got shape {tuple(w.shape)}.")
+    if w.dim() < 2 or w.shape[-2] < w.shape[-1]:
+        remedy = "; pass its .mT, whose columns are the rows" if w.dim() >= 2 else ""
+        raise ShapeError(
+            f"orthogonality_error needs matrices of shape (*, n, p), n >= p, got shape {tuple(w.shape)}{remedy}."
+        )
     return torch.linalg.matrix_norm(defect(w.detach().to(working_dtype(w.dtype))))
 
 

@@ -7,14 +7,14 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.contract.table import find_parametrization, option_names, registered
-from stiefelkit.errors import OptionError, did_you_mean, raising_getattr, shown
+from stiefelkit.errors import OptionError, did_you_mean, shown, suggest_names
 from stiefelkit.models.gates import FrameGates
 from stiefelkit.models.sequence import SequenceModel, count_parameters
 from stiefelkit.numbers import plain, whole
 from stiefelkit.registry import Registry
 
 __all__ = ["FrameGates", "SequenceModel", "available", "count_parameters", "create", "names", "register"]
-__getattr__ = raising_getattr(__name__)
+suggest_names(__name__)
 
 SIZES = ("input_size", "hidden_size", "output_size")
 

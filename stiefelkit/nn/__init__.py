@@ -1,6 +1,6 @@
 """Layers with orthogonal and unitary weights."""
 
-from stiefelkit.errors import raising_getattr
+from stiefelkit.errors import suggest_names
 from stiefelkit.nn.activations import ModReLU
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter
 from stiefelkit.nn.adapters import (
@@ -78,4 +78,4 @@ __all__ = [
     "use_adapters",
     "without_adapters",
 ]
-__getattr__ = raising_getattr(__name__)
+suggest_names(__name__)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stiefelkit.contract.param import Parametrization, title
 from stiefelkit.contract.protocols import prefers_factors, structure_of
-from stiefelkit.contract.table import find_parametrization, option_names, registered
+from stiefelkit.contract.table import find_parametrization, no_option, option_names, registered
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean, shown
 from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.init import draw
@@ -34,7 +34,7 @@ def require_options(cls: type, parametrization: Parametrization | None, options:
     for key in options:
         if key not in known:
             names = {*known} - {"layer", "name"}  # of adapters, which are given otherwise
-            raise OptionError(f"{cls.__name__}{which} has no option {key!r}{did_you_mean(key, names)}")
+            raise no_option(f"{cls.__name__}{which}", key, names)
 
 
 def _paired(re: Tensor, im: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Recurrences over a whole sequence: :math:`h_t = act(x_t U^T + h_{t-1} W^T)`, and gated units."""
 
-from stiefelkit.errors import raising_getattr
+from stiefelkit.errors import suggest_names
 from stiefelkit.scan import activations
 from stiefelkit.scan.activations import Activation, find_activation
 from stiefelkit.scan.dispatch import BACKENDS, GORU_BACKENDS, goru_scan, scan, scan_backend
@@ -20,4 +20,4 @@ __all__ = [
     "scan",
     "scan_backend",
 ]
-__getattr__ = raising_getattr(__name__)
+suggest_names(__name__)

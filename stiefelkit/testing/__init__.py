@@ -26,7 +26,7 @@ import torch
 
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.contract.table import registered
-from stiefelkit.errors import OptionError, raising_getattr
+from stiefelkit.errors import OptionError, suggest_names
 from stiefelkit.optim.deterministic.minimizer import Minimizer
 from stiefelkit.testing import derivatives, numerical, portable, seeds, unread
 from stiefelkit.testing.activation import ACTIVATION_LAWS, check_activation
@@ -93,7 +93,7 @@ __all__ = [
     "refusing_reads",
     "retraction_order",
 ]
-__getattr__ = raising_getattr(__name__)
+suggest_names(__name__)
 
 LAWS: dict[str, Callable[[Case], None]] = named(
     {

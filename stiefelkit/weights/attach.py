@@ -15,7 +15,7 @@ from stiefelkit.contract.param import OrthogonalParam, Parametrization, each_fra
 from stiefelkit.contract.protocols import frames_in, nearest_weight, projected, takes_nearest
 from stiefelkit.contract.scaled import Scaled
 from stiefelkit.contract.table import check_options, find_parametrization, option_names
-from stiefelkit.contract.view import VIEWS, View, Viewed, axis_of, view_of, views_of_blocks
+from stiefelkit.contract.view import View, Viewed, axis_of, kernel_views, view_of, views_of_blocks
 from stiefelkit.errors import (
     DtypeError,
     ImageError,
@@ -24,6 +24,7 @@ from stiefelkit.errors import (
     OptionError,
     RankError,
     ShapeError,
+    did_you_mean,
     shown,
 )
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
@@ -39,6 +40,7 @@ from stiefelkit.weights.find import (
     groups_of,
     is_convolution,
     is_pattern,
+    matrices_of,
     notes_on,
     plain_weight,
 )
@@ -77,7 +79,7 @@ def orthogonal(
     From then on `module.name` is a frame, computed from coordinates in `module.parametrizations.name`, which any
     torch optimizer trains. Create the optimizer afterwards. A wide matrix gets orthonormal rows; dimensions before
     the last two are a batch. A weight that another module holds, too, is one and the same for both only if both are
-    chosen by `where`.
+    chosen by `where`. A frozen weight becomes a frozen frame, as in torch, with a warning.
 
     Args:
         module: the module that owns the weight, or a model that contains it.
@@ -121,9 +123,9 @@ def orthogonal(
     if not isinstance(module, nn.Module):
         check_module(module, "orthogonal")
     if (name is None) == (where is None):
-        raise OptionError(
-            f"orthogonal needs a weight's name or where=, one of both, got name={shown(name)} and where={shown(where)}."
-        )
+        got = "neither" if name is None else f"name={shown(name)} and where={shown(where)}"
+        known = did_you_mean("", [place.qualified for place in matrices_of(module)])
+        raise OptionError(f"orthogonal needs a weight's name or where=, one of both, got {got}{known}")
     if name is None or is_pattern(name):
         chosen = choose(module, where if name is None else name)  # type: ignore[arg-type]
     else:
@@ -248,8 +250,7 @@ def _views(plan: _Plan, place: Place, weight: Tensor) -> tuple[View, ...]:
     elif weight.numel() == 0:
         flaw = "at least one row and one column"
     elif convolution and plan.view is None:
-        views = [key for key in VIEWS if key != "matrix" and key.startswith("group_") == (groups > 1)]
-        *most, last = [f'"{key}"' for key in views]
+        *most, last = [f'"{key}"' for key in kernel_views(groups)]
         flaw = f"view={', '.join(most)} or {last} for a kernel"
     if flaw is not None:
         raise ShapeError(f"{plan.cls.__name__} on {place.title} needs {flaw}, got shape {tuple(weight.shape)}.")

@@ -154,11 +154,7 @@ def choose(model: nn.Module, where: Where) -> list[Place]:
         OptionError: `where` is nothing of the kind.
         UnknownNameError: a pattern, or the predicate, matches nothing.
     """
-    places, matrices, chosen = _weights(model), [], []
-    for place in places:
-        p = held_parameters(place.host).get(place.name)
-        if p is None or is_lazy(p) or p.dim() >= 2:
-            matrices.append(place)
+    places, matrices, chosen = _weights(model), matrices_of(model), []
     if callable(where):
         chosen = [place for place in matrices if where(place.qualified, place.host)]
         if not chosen:
@@ -177,6 +173,12 @@ def choose(model: nn.Module, where: Where) -> list[Place]:
         )
     meant = {place[1:] for place in chosen}
     return [*{place[1:]: place for place in reversed(places) if place[1:] in meant}.values()][::-1]
+
+
+def matrices_of(model: nn.Module) -> list[Place]:
+    """Returns every weight of a model that has two dimensions or more, or may have."""
+    held = [(place, held_parameters(place.host).get(place.name)) for place in _weights(model)]
+    return [place for place, p in held if p is None or is_lazy(p) or p.dim() >= 2]
 
 
 def plain_weight(place: Place) -> nn.Parameter:
@@ -269,14 +271,17 @@ def groups_of(place: Place) -> int:
 def notes_on(module: nn.Module, tied: Iterable[list[Place]], view: str | None, unblocked: type | None) -> list[str]:
     """Returns what is to be said of weights that are made orthogonal, each with all of its places.
 
-    That a convolution of several groups is no isometry by its view; that a parameter stands elsewhere as well, where it
-    stays plain; and, if `unblocked` is the class of a map without blocks, that several matrices become one frame.
+    That they are frozen; that a convolution of several groups is no isometry by its view; that a parameter stands
+    elsewhere as well, where it stays plain; and, if `unblocked` is the class of a map without blocks, that several
+    matrices become one frame.
     """
-    notes, titles = [], []
+    notes, titles, frozen = [], [], []
     stacked: dict[tuple[str, str], list[str]] = {}
     weights, taken = {}, set()
     for places in tied:
-        weights[held_parameters(places[0].host)[places[0].name]] = places
+        weight = held_parameters(places[0].host)[places[0].name]
+        weights[weight] = places
+        frozen += [] if weight.requires_grad else places[:1]
         for place in places:
             taken.add((place.host, place.name))
             if is_convolution(place) and groups_of(place) > 1:
@@ -284,6 +289,13 @@ def notes_on(module: nn.Module, tied: Iterable[list[Place]], view: str | None, u
             kind = None if unblocked is None else _stacked_in(place)
             if kind is not None:
                 stacked.setdefault(kind, []).append(place.title)
+    if frozen:
+        first = frozen[0]
+        notes.append(
+            f"{_some([place.title for place in frozen])}: frozen, and therefore a frozen frame; "
+            f"{first.expression}.parametrizations.{first.name}.requires_grad_() trains {first.title}, and "
+            "requires_grad_(False) after sk.orthogonal, not before, freezes without this note."
+        )
     if titles and not (view is None or view.startswith("group_")):
         notes.append(
             f"{', '.join(titles)}: a convolution of several groups is not an isometry with view={view!r}, which makes "
@@ -300,9 +312,8 @@ def notes_on(module: nn.Module, tied: Iterable[list[Place]], view: str | None, u
             )
     for (held, remedy), titles in stacked.items():
         remedy += f', of "rebased" with {unblocked.__name__} inside' if "blocks" in option_names(unblocked) else ""  # type: ignore[union-attr, arg-type]
-        more = f" and {len(titles) - 3} more" if len(titles) > 3 else ""
         notes.append(
-            f"{', '.join(titles[:3])}{more}: {held} side by side became one frame, and none of them is a frame by "
+            f"{_some(titles)}: {held} side by side became one frame, and none of them is a frame by "
             f"itself; {remedy}; blocks=1 keeps one frame without this note."
         )
     return notes
@@ -334,6 +345,10 @@ def _weights(module: nn.Module, prefix: str = "") -> list[Place]:
 
 def _kind(module: nn.Module) -> str:
     return type(module).__name__.removeprefix("Parametrized")
+
+
+def _some(titles: Sequence[str]) -> str:
+    return f"{', '.join(titles[:3])}{f' and {len(titles) - 3} more' if len(titles) > 3 else ''}"
 
 
 def _no_match(model: nn.Module, which: str, pattern: str, matrices: Sequence[Place]) -> UnknownNameError:

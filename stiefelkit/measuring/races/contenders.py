@@ -137,7 +137,7 @@ class Entry:
 
 def _step(entry: Entry, g: Tensor) -> None:
     if entry.optimizer is None:
-        raise OptimizerError("it needs an optimizer along the manifold.")
+        raise OptimizerError("it needs an optimizer along the manifold; stiefelkit bench optimizers races those.")
     entry.optimizer.zero_grad()
     entry.weight().backward(g)
     entry.optimizer.step()
