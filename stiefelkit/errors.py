@@ -33,6 +33,7 @@ __all__ = [
     "UnfilledError",
     "UnknownNameError",
     "did_you_mean",
+    "no_attribute",
     "printable",
     "shown",
     "suggest_names",
@@ -129,21 +130,24 @@ class NoAttributeError(UnknownNameError, AttributeError):
     """A module has no such name. The names that may be meant are looked up, and imported, when the message is read.
 
     Args:
+        message: the sentence without them.
         module: name of the module.
         name: what was asked of it.
     """
 
-    def __init__(self, module: str, name: str) -> None:
-        super().__init__(module, name)
-        self.module, self.name, self.obj = module, name, None  # else Python adds a suggestion of its own
+    def __init__(self, message: str, module: str = "", name: str = "") -> None:
+        super().__init__(message, module, name)
+        self.name, self.obj = name, None  # else Python adds a suggestion of its own
 
     def __str__(self) -> str:
-        package = sys.modules[self.module]
-        known, within = _public(package), []
+        message, module, name = self.args
+        if module not in sys.modules:
+            return message
+        known, within = _public(sys.modules[module]), []
         for inner in known:
-            held = getattr(package, inner)
-            within += [f"{inner}.{name}" for name in _public(held)] if isinstance(held, ModuleType) else []
-        return f"module {self.module!r} has no attribute {self.name!r}{did_you_mean(self.name, known, within)}"
+            held = getattr(sys.modules[module], inner)
+            within += [f"{inner}.{other}" for other in _public(held)] if isinstance(held, ModuleType) else []
+        return f"{message}{did_you_mean(name, known, within)}"
 
 
 def _public(module: ModuleType) -> list[str]:
@@ -152,11 +156,16 @@ def _public(module: ModuleType) -> list[str]:
     return [name for name in names if not name.startswith("_")]
 
 
+def no_attribute(module: str, name: str) -> NoAttributeError:
+    """Returns the error for a name that a module lacks."""
+    return NoAttributeError(f"module {module!r} has no attribute {name!r}", module, name)
+
+
 def suggest_names(module: str) -> None:
-    """Makes a module raise NoAttributeError for names that it lacks; type checkers need not know, and do so anyway."""
+    """Puts a `__getattr__` into a module, unseen by type checkers, that raises NoAttributeError for names it lacks."""
 
     def __getattr__(name: str) -> Any:
-        raise NoAttributeError(module, name)
+        raise no_attribute(module, name)
 
     vars(sys.modules[module])["__getattr__"] = __getattr__
 

@@ -6,7 +6,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from stiefelkit.errors import NoAttributeError, OptionError, shown
+from stiefelkit.errors import OptionError, no_attribute, shown
 from stiefelkit.optim.deterministic import minimizers
 from stiefelkit.registry import Registry
 
@@ -139,7 +139,7 @@ def __getattr__(name: str) -> Any:
     public = not name.startswith("_")
     optimizer = (optimizers.by_class_name(name) or minimizers.by_class_name(name)) if public else None
     if not getattr(optimizer, "moves_frames", False):
-        raise NoAttributeError(__name__, name)
+        raise no_attribute(__name__, name)
     return optimizer
 
 

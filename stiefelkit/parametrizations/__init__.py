@@ -6,7 +6,7 @@ from stiefelkit.contract import table
 from stiefelkit.contract.scaled import Scaled
 from stiefelkit.contract.table import check_options, find_parametrization, option_names, rest_of
 from stiefelkit.contract.view import VIEWS, View, Viewed
-from stiefelkit.errors import NoAttributeError
+from stiefelkit.errors import no_attribute
 from stiefelkit.weights import torch_hooks
 
 __all__ = [
@@ -26,7 +26,7 @@ torch_hooks.install()  # so that torch's own functions know our maps
 def __getattr__(name: str) -> Any:
     cls = None if name.startswith("_") else table.registered.by_class_name(name)
     if cls is None:
-        raise NoAttributeError(__name__, name)
+        raise no_attribute(__name__, name)
     return cls
 
 

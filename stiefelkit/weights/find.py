@@ -187,9 +187,7 @@ def plain_weight(place: Place) -> nn.Parameter:
     weight = held_parameters(host).get(name) if isinstance(name, str) else None
     if weight is None:
         _refuse_what_is_there(place)
-        names = [key for key, value in held_parameters(host).items() if value is not None]
-        if "." not in place.qualified:
-            names = [other.qualified for other in _weights(host)]
+        names = [other.qualified for other in matrices_of(host)]
         raise UnknownNameError(f"{_kind(host)} has no parameter {shown(name)}{did_you_mean(name, names)}")
     if is_lazy(weight):
         raise OptionError(

@@ -83,6 +83,13 @@ def test_errors_are_measured_in_float64_per_matrix():
     assert error.tolist() == pytest.approx([0, 3 * math.sqrt(3)])
 
 
+def test_a_wide_matrix_is_refused_and_the_remedy_measures_its_rows():
+    w = sk.init.haar((2, 5, 3)).mT
+    with pytest.raises(errors.ShapeError, match=r"n >= p, got shape \(2, 3, 5\); pass its \.mT, whose columns are the"):
+        orthogonality_error(w)
+    assert orthogonality_error(w.mT).max() < 1e-14
+
+
 def test_bits_lost_count_from_the_limit():
     assert bits_lost(1.0, 2.0) == 0
     assert bits_lost(8.0, 2.0) == 2

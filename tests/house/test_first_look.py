@@ -74,6 +74,43 @@ def test_names_guard_checks_of_loading_and_pickles_are_there_at_first_use(tmp_pa
     """)
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("unitary", '"orthogonal", unitary where it is complex'),
+        ("Stiefel", '"manifolds.Stiefel"'),
+        ("OrthogonalRNN", '"nn.OrthogonalRNN"'),
+        ("nn.UnitaryRNN", '"OrthogonalRNN", unitary where it is complex'),
+        ("nn.OrthogonalLiner", '"OrthogonalLinear"'),
+        ("optim.RiemannianAdam", '"StiefelAdam"'),
+        ("optim.Adam", '"CayleyAdam" or "StiefelAdam"'),
+        ("parametrizations.Stiefel", '"StiefelPoint"'),
+        ("init.Haar", '"haar"'),
+    ],
+)
+def test_a_name_that_a_module_lacks_is_answered_by_those_that_may_be_meant(asked: str, said: str) -> None:
+    *room, name = asked.split(".")
+    module = importlib.import_module(".".join(["stiefelkit", *room]))
+    with pytest.raises(AttributeError) as caught:
+        getattr(module, name)
+    assert str(caught.value) == f"module {module.__name__!r} has no attribute {name!r}; did you mean {said}?"
+    assert set(module.__all__) <= set(dir(module))
+
+
+def test_asking_whether_a_name_is_there_imports_nothing() -> None:
+    ran("""
+        import sys
+        import stiefelkit as sk
+        assert not hasattr(sk, "unitary")
+        assert "torch" not in sys.modules
+        try:
+            sk.OrthogonalRNNN
+        except AttributeError as error:
+            assert "did you mean" in str(error)
+            assert "torch" in sys.modules
+    """)
+
+
 def test_what_a_type_checker_sees_is_what_there_is() -> None:
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If) and isinstance(node.test, ast.Name))

@@ -196,6 +196,38 @@ def test_a_quick_command_that_has_time_leaves_nothing_out(command, monkeypatch, 
     assert "cayley" in said
 
 
+APART = {
+    "drift": "drift --steps 3 --sizes 4 --methods cayley,margin,fourier --out mine",
+    "bench": "bench parametrizations --sizes 4 --parametrizations cayley,margin,fourier --operations forward "
+    "--repeats 1 --seconds 1e-3",
+}
+
+
+@pytest.mark.usefixtures("_in_a_folder_of_its_own")
+@pytest.mark.parametrize("command", APART)
+def test_maps_that_need_a_complex_weight_have_a_command_and_those_near_orthogonal_a_remark(command, capsys):
+    assert main(APART[command].split()) == 0
+    said = capsys.readouterr().out
+    assert "margin: near-orthogonal by design" in " ".join(said.split())
+    (line,) = [line for line in said.splitlines() if line.startswith("To measure fourier: stiefelkit ")]
+    assert "--dtype complex64" in line
+    assert main(line.partition(": stiefelkit ")[2].split()) == 0
+    said = capsys.readouterr().out
+    assert "needs a complex" not in said
+    assert "fourier" in said
+
+
+@pytest.mark.usefixtures("_in_a_folder_of_its_own")
+def test_a_quick_drift_says_how_many_steps_it_makes_and_how_long_that_takes_before_it_begins(monkeypatch, capsys):
+    monkeypatch.setattr(run, "fitted", lambda plan, found, deadline: dataclasses.replace(plan, steps=2))
+    begun = []
+    monkeypatch.setattr(run, "outcomes", lambda *_: iter([begun.append(capsys.readouterr().out)] and []))
+    assert main("drift --steps 3 --sizes 4 --methods cayley --quick --out mine".split()) == 0
+    (said,) = begun
+    assert "2 steps of 3, as many as fit; for all: stiefelkit drift --steps 3" in said
+    assert "About a second on this machine." in said
+
+
 @pytest.mark.usefixtures("_in_a_folder_of_its_own")
 def test_a_report_without_time_has_every_section_and_the_names_of_what_it_lacks(monkeypatch, capsys):
     monkeypatch.setattr(schedule, "QUICK", 0.0)

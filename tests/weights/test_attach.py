@@ -352,7 +352,8 @@ def test_baking_leaves_one_plain_parameter_with_the_same_bits():
 def test_a_frozen_weight_bakes_to_a_frozen_parameter():
     layer = nn.Linear(4, 4)
     layer.weight.requires_grad_(False)
-    sk.orthogonal(layer, "weight", "cayley")
+    with pytest.warns(UserWarning, match="frozen"):
+        sk.orthogonal(layer, "weight", "cayley")
     assert not sk.coordinates(layer, "weight")["skew"].requires_grad
     sk.bake(layer, "weight")
     assert not layer.weight.requires_grad

@@ -42,7 +42,8 @@ def test_every_function_takes_names_as_drift_prints_them():
     ("call", "text"),
     [
         (lambda net: sk.orthogonal(net, "encodr.0.weight"), 'did you mean "encoder.0.weight"'),
-        (lambda net: sk.orthogonal(net, "weight"), 'did you mean "encoder.0.weight"'),
+        (lambda net: sk.orthogonal(net, "weight"), 'did you mean "conv.weight", "embedding.weight", "encoder.0.'),
+        (lambda net: sk.orthogonal(nn.GRU(2, 2), "weight"), 'did you mean "weight_hh_l0" or "weight_ih_l0"?'),
         (
             lambda net: sk.orthogonal(net, "encoder.0.wieght"),
             "Linear has no parameter 'wieght'; did you mean \"weight\"",
@@ -98,9 +99,55 @@ def test_a_pattern_in_the_place_of_a_name_means_the_same_and_is_refused_where_on
     assert list(sk.drift(held)) == ["w[0]"]
 
 
-def test_a_view_that_is_none_is_answered_by_what_makes_frames_of_heads():
-    with pytest.raises(errors.OptionError, match=r"No view is named 'heads', but blocks= .* a frame of each head"):
-        sk.orthogonal(nn.MultiheadAttention(8, 2), "in_proj_weight", view="heads")
+def test_a_view_that_is_none_is_answered_by_those_of_the_kernel_and_for_a_matrix_by_what_makes_frames_of_heads():
+    for layer, name in ((nn.MultiheadAttention(8, 2), "in_proj_weight"), (nn.Linear(4, 4), "weight")):
+        with pytest.raises(errors.OptionError, match=r"named 'conv'; a matrix needs none, and blocks= .* of each head"):
+            sk.orthogonal(layer, name, view="conv")
+    for groups, views in ((1, "in_by_rest, out_by_rest, per_tap"), (2, "group_in_by_rest, group_out_by_rest, group_p")):
+        with pytest.raises(errors.OptionError, match=f"No view is named 'conv'; known: {views}"):
+            sk.orthogonal(nn.Conv2d(4, 4, 3, groups=groups), "weight", view="conv")
+
+
+def test_a_call_without_a_name_is_answered_by_the_weights_there_are():
+    for layer, names in (
+        (nn.Linear(3, 3), "known: weight."),
+        (nn.RNNCell(3, 3), "known: weight_hh, weight_ih."),
+        (model(), "known: conv.weight, embedding.weight, encoder.0.weight, encoder.2.weight, head.weight."),
+        (nn.ReLU(), "none is known."),
+    ):
+        with pytest.raises(errors.OptionError, match=f"a weight's name or where=, one of both, got neither; {names}"):
+            sk.orthogonal(layer)
+
+
+@pytest.mark.parametrize("options", [{"field": "complex"}, {"dtype": torch.complex64}])
+def test_a_field_that_is_asked_of_the_map_is_answered_by_the_dtype_of_the_layer(options):
+    remedy = "make the layer with dtype=torch.complex64 for a unitary weight"
+    with pytest.raises(errors.OptionError, match=f"Cayley has no option '{next(iter(options))}'; {remedy}"):
+        sk.orthogonal(nn.Linear(3, 3), "weight", **options)
+    with pytest.raises(errors.OptionError, match=f"OrthogonalLinear with cayley has no option 'field'; {remedy}"):
+        sk.nn.OrthogonalLinear(3, 3, field="complex")
+    assert sk.orthogonal(nn.Linear(3, 3, dtype=torch.complex64), "weight").weight.is_complex()
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("urnn", '"full_urnn", "lie_urnn" or "restricted_urnn"'),
+        ("uRNN", '"full_urnn", "lie_urnn" or "restricted_urnn"'),
+        ("henaff", '"henaff_rnn"'),
+        ("scorn", '"scornn"'),
+        ("erunn", '"eurnn"'),
+    ],
+)
+def test_names_with_what_was_typed_as_a_word_come_before_those_that_are_spelt_alike(typed, meant):
+    with pytest.raises(errors.UnknownNameError) as caught:
+        sk.models.create(typed, 2, 4, 2)
+    assert str(caught.value) == f"No model is named {typed!r}; did you mean {meant}?"
+
+
+def test_of_many_names_that_may_be_meant_some_are_shown():
+    said = errors.did_you_mean("weight", [f"{i}.weight" for i in range(9)])
+    assert said == '; did you mean "0.weight", "1.weight", "2.weight", "3.weight" or one of 5 more?'
 
 
 def test_all_weights_are_made_orthogonal_or_none():

@@ -58,8 +58,23 @@ def test_an_optimizer_that_was_given_the_coordinates_since_is_left_in_peace():
     frozen = nn.Linear(4, 4)
     frozen.weight.requires_grad_(False)
     optimizer = torch.optim.SGD(frozen.parameters(), lr=0.1)
-    sk.orthogonal(frozen, "weight")
+    with pytest.warns(UserWarning, match="frozen"):
+        sk.orthogonal(frozen, "weight")
     assert said(frozen, optimizer) == []
+
+
+def test_a_frozen_weight_makes_a_frozen_frame_and_the_remedy_trains_it():
+    model: Any = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5))).requires_grad_(False)
+    with pytest.warns(UserWarning, match="frozen") as caught:
+        sk.orthogonal(model, where="*.weight")
+    (text,) = (str(warning.message) for warning in caught)
+    assert text.startswith("0.weight, 1.weight, 2.weight and 2 more: frozen, and therefore a frozen frame; model.")
+    assert not any(p.requires_grad for p in model.parameters())
+    exec(text.split("; ")[1].split(" trains ")[0])
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == ["0.parametrizations.weight.original0"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sk.orthogonal(nn.Linear(4, 4), "weight").requires_grad_(False)
 
 
 def test_tied_weights_that_have_come_apart():
