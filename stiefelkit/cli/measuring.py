@@ -1,5 +1,6 @@
 """`stiefelkit drift`, `stiefelkit bench RACE` and `stiefelkit report`: they measure, and print tables of it."""
 
+import contextlib
 import dataclasses
 import math
 import shlex
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from stiefelkit.cli.app import DEFAULTS, asked, began
 from stiefelkit.cli.options import options
-from stiefelkit.errors import OptionError, RunError
+from stiefelkit.errors import OptionError, RunError, StiefelkitError
 from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.races import SUBJECT
 from stiefelkit.measuring.races.plan import (
@@ -204,9 +205,7 @@ def _say_left_out(console: Screen, places: "Iterable[tuple[str, list[str]]]", co
     console.print(f"To measure what was left out: {command}", soft_wrap=True)
 
 
-def _say_complex(
-    console: Screen, words: str, plan: Any, option: str, names: Iterable[str], more: Callable[[str], dict[str, Any]]
-) -> None:
+def _say_complex(console: Screen, words: str, plan: Any, names: Iterable[str], out: Path | None = None) -> None:
     """Names the command that measures the parametrizations which were left out because they need a complex weight."""
     import torch
 
@@ -216,10 +215,13 @@ def _say_complex(
 
     known, own = available(), getattr(torch, plan.dtype)
     apart = tuple(name for name in dict.fromkeys(names) if name in known and dtype_of(known[name], own) != own)
-    if apart:
-        dtype = str(own.to_complex()).removeprefix("torch.")
-        there = dataclasses.replace(plan, dtype=dtype, **{option: apart})
-        console.print(f"To measure {', '.join(apart)}: {command(words, there, **more(dtype))}", soft_wrap=True)
+    if not apart:
+        return
+    dtype, which = str(own.to_complex()).removeprefix("torch."), "methods" if words == "drift" else "parametrizations"
+    with contextlib.suppress(StiefelkitError):  # of options that none of them has
+        there = dataclasses.replace(plan, dtype=dtype, **{which: apart})
+        line = command(words, there, **({"out": f"{out}-{dtype}"} if out else {}))
+        console.print(f"To measure {', '.join(apart)}: {line}", soft_wrap=True)
 
 
 def _raced(races: "Callable[[Any, Watch, Deadline | None], Iterator[Race]]", plan: Any, json: Path | None) -> int:
@@ -257,7 +259,7 @@ def _raced(races: "Callable[[Any, Watch, Deadline | None], Iterator[Race]]", pla
                 write_rows(json, rows)
     if isinstance(plan, ParametrizationRace | NormPlan):
         words = "bench norms" if isinstance(plan, NormPlan) else "bench parametrizations"
-        _say_complex(console, words, plan, "parametrizations", apart, lambda dtype: {})
+        _say_complex(console, words, plan, apart)
     if late:
         words = [word for word in asked.get() if word != "--quick"]
         _say_left_out(console, late.items(), shlex.join(["stiefelkit", *words]))
@@ -331,7 +333,7 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) 
             continue
         console.print(f"Skipped {skipped.method} at {skipped.n} x {skipped.p}: {skipped.reason}", soft_wrap=True)
         apart.append(skipped.method)
-    _say_complex(console, "drift", plan, "methods", apart, lambda dtype: {"out": f"{out}-{dtype}"})
+    _say_complex(console, "drift", plan, apart, out)
     if late:
         methods = tuple(dict.fromkeys(name for names in late.values() for name in names))
         rest = dataclasses.replace(plan, methods=methods)
