@@ -1,7 +1,6 @@
 """Adapters of whole models: put on by patterns, switched by name, saved apart from the model, folded."""
 
 import copy
-import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from stiefelkit.nn.butterfly import ButterflyAdapter
 from stiefelkit.nn.frozen import OF_PEFT, layout_of
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
 from stiefelkit.nn.probing import in_other_adapters
-from stiefelkit.weights.find import Where, check_module, choose, nearest_of
+from stiefelkit.weights.find import Where, check_module, choose, matches, nearest_of
 
 KINDS: dict[str, type[Adapter]] = {
     "butterfly": ButterflyAdapter,
@@ -368,7 +367,7 @@ def _chosen(model: nn.Module, where: Where) -> list[Site]:
         patterns = [where] if isinstance(where, str) else where
         if not (isinstance(patterns, Sequence) and patterns and all(isinstance(p, str) for p in patterns)):
             _refuse_others(model, where)
-        of_each = [[s for s in sites if _matches(s.name, p) or _matches(keys[s.name], p)] for p in patterns]
+        of_each = [[s for s in sites if matches(s.name, p) or matches(keys[s.name], p)] for p in patterns]
         for pattern, found in zip(patterns, of_each, strict=True):
             if not found:
                 _refuse_others(model, pattern)
@@ -380,18 +379,15 @@ def _chosen(model: nn.Module, where: Where) -> list[Site]:
     return [site for site in meant if once.get(id(site.layer)) is site and id(site.layer) not in inside]
 
 
-def _matches(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatch.fnmatchcase(name, pattern)
-
-
 def _refuse_others(model: nn.Module, where: Where) -> None:
     """Raises what is to be said of weights that are meant and stand in no layer."""
     try:
         places = choose(model, where)
     except UnknownNameError:
-        names = {site.title for site in sites_of(model) if not site.is_saved and layout_of(site.layer) is not None}
+        sites = [site for site in sites_of(model) if not site.is_saved and layout_of(site.layer) is not None]
         which = f"where={where!r}" if isinstance(where, str) else "where="
-        near = nearest_of(where if isinstance(where, str) else "", sorted(names))
+        titles, names = sorted({site.title for site in sites}), [site.name for site in sites]
+        near = nearest_of(where if isinstance(where, str) else "", titles, names, takes_patterns=True)
         raise UnknownNameError(f"{which} needs to match a layer of {type(model).__name__}, got none{near}") from None
     inside = {id(m) for other in model.modules() if isinstance(other, Replacement) for m in other.modules()}
     for place in places:
@@ -408,9 +404,9 @@ def to_save(model: nn.Module, patterns: str | Sequence[str], name: str, fresh: I
     found: dict[int, Site] = {}
     adapted, sites = {id(site.layer) for site in fresh}, list(sites_of(model))
     for pattern in _listed(patterns):
-        matched = [site for site in sites if site.name and _matches(site.name, str(pattern))]
+        matched = [site for site in sites if site.name and matches(site.name, str(pattern))]
         if not matched:
-            near = did_you_mean(pattern, [site.name for site in sites])
+            near = nearest_of(pattern, [site.name for site in sites if site.name], takes_patterns=True)
             raise UnknownNameError(f"modules_to_save={shown(pattern)} matches no module{near}")
         for site in matched:
             inner = [m for m in site.layer.modules() if isinstance(m, Replacement) or id(m) in adapted]

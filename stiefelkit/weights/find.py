@@ -1,5 +1,6 @@
 """Finding weights of a model by qualified names, patterns and predicates, and refusing those that cannot be taken."""
 
+import difflib
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -105,10 +106,10 @@ class Place(NamedTuple):
         return f"model.get_submodule({path!r})" if path else "model"
 
 
-def find_place(model: nn.Module, name: str) -> Place:
+def find_place(model: nn.Module, name: str, takes_patterns: bool = False) -> Place:
     """Returns where a qualified name points to, "encoder.0.weight", whether or not there is a weight.
 
-    Raises UnknownNameError if there is no such module inside.
+    Raises UnknownNameError if there is no such module inside; it offers patterns where the caller takes them.
     """
     if not isinstance(name, str):
         return Place(shown(name), model, name)
@@ -120,7 +121,8 @@ def find_place(model: nn.Module, name: str) -> Place:
         host = children[part] if part in children else None
         if host is None:
             names = [place.qualified for place in _weights(model)]
-            raise UnknownNameError(f"{_kind(model)} has no module {path!r}{nearest_of(name, names)}")
+            near = nearest_of(name, names, takes_patterns=takes_patterns)
+            raise UnknownNameError(f"{_kind(model)} has no module {path!r}{near}")
         host = inside_checkpoint(host)
     return Place(name, host, last)
 
@@ -131,8 +133,8 @@ def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
     held = [weight.qualified for weight in orthogonal_weights(model)]
     if isinstance(name, str) and name not in held and is_pattern(name):
         raise UnknownNameError(
-            f"{who} needs the name of one orthogonal weight, got the pattern {name!r}, which only sk.orthogonal takes, "
-            "as where=; sk.drift lists the names."
+            f"{who} needs the name of one orthogonal weight, got the pattern {name!r}, as sk.orthogonal and sk.nn.adapt "
+            "take; sk.drift(model) has the names."
         )
     if not isinstance(name, str):
         raise UnknownNameError(f"{who} needs the name of an orthogonal weight, got {type(name).__name__}.")
@@ -154,11 +156,8 @@ def choose(model: nn.Module, where: Where) -> list[Place]:
         OptionError: `where` is nothing of the kind.
         UnknownNameError: a pattern, or the predicate, matches nothing.
     """
-    places, matrices, chosen = _weights(model), [], []
-    for place in places:
-        p = held_parameters(place.host).get(place.name)
-        if p is None or is_lazy(p) or p.dim() >= 2:
-            matrices.append(place)
+    places, chosen = _weights(model), []
+    matrices = [place for place in places if _is_matrix(place)]
     if callable(where):
         chosen = [place for place in matrices if where(place.qualified, place.host)]
         if not chosen:
@@ -179,7 +178,7 @@ def choose(model: nn.Module, where: Where) -> list[Place]:
     return [*{place[1:]: place for place in reversed(places) if place[1:] in meant}.values()][::-1]
 
 
-def plain_weight(place: Place) -> nn.Parameter:
+def plain_weight(place: Place, takes_patterns: bool = False) -> nn.Parameter:
     """Returns the parameter at a place; raises OptionError or UnknownNameError if none there can be made orthogonal."""
     host, name = place.host, place.name
     weight = held_parameters(host).get(name) if isinstance(name, str) else None
@@ -187,8 +186,9 @@ def plain_weight(place: Place) -> nn.Parameter:
         _refuse_what_is_there(place)
         names = [key for key, value in held_parameters(host).items() if value is not None]
         if "." not in place.qualified:
-            names = [other.qualified for other in _weights(host)]
-        raise UnknownNameError(f"{_kind(host)} has no parameter {shown(name)}{nearest_of(name, names)}")
+            names = [other.qualified for other in _weights(host) if _is_matrix(other)]
+        near = nearest_of(name, names, takes_patterns=takes_patterns)
+        raise UnknownNameError(f"{_kind(host)} has no parameter {shown(name)}{near}")
     if is_lazy(weight):
         raise OptionError(
             f"An orthogonal weight needs a shape, got {place.title} of a lazy module; call the model on a batch first."
@@ -332,18 +332,41 @@ def _weights(module: nn.Module, prefix: str = "") -> list[Place]:
     return places
 
 
+def _is_matrix(place: Place) -> bool:
+    """Returns whether a weight has two dimensions or more, as far as that is known."""
+    p = held_parameters(place.host).get(place.name)
+    return p is None or is_lazy(p) or p.dim() >= 2
+
+
 def _kind(module: nn.Module) -> str:
     return type(module).__name__.removeprefix("Parametrized")
 
 
-def nearest_of(name: object, names: Sequence[str]) -> str:
-    """Returns what `did_you_mean` says, or the first weight that has this name in its own module."""
-    ends = [other for other in names if other.endswith(f".{name}")] if isinstance(name, str) else []
-    return f'; did you mean "{ends[0]}"?' if ends else did_you_mean(name, names)
+def matches(name: str, pattern: str) -> bool:
+    """Returns whether a name is a pattern, or is matched by it; * stands for any characters."""
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)
+
+
+def nearest_of(name: object, names: Sequence[str], near: Sequence[str] = (), takes_patterns: bool = False) -> str:
+    """Returns what `did_you_mean` says, or the first name with these parts, "0.q_proj.weight" for "q_proj".
+
+    Where patterns are taken and several names have them, that is the pattern of all of these, "*.q_proj.weight". Names
+    in `near` are found first, and not listed.
+    """
+    if not isinstance(name, str):
+        return did_you_mean(name, names)
+    for pattern in (f"{start}{name}{end}" for end in ("", ".weight", ".*") for start in ("", "*.") if name):
+        met = [other for other in (*near, *names) if matches(other, pattern)]
+        if met:
+            return f'; did you mean "{pattern if takes_patterns and len(met) > 1 else met[0]}"?'
+    said = did_you_mean(name, names, near)
+    parts = {part for other in names for part in other.split(".") if part.isidentifier()} - {"weight"}
+    last = difflib.get_close_matches(name.removesuffix(".weight").rpartition(".")[2], parts, n=1)
+    return nearest_of(last[0], names, near, takes_patterns) if last and said.startswith("; known") else said
 
 
 def _no_match(model: nn.Module, which: str, pattern: str, matrices: Sequence[Place]) -> UnknownNameError:
-    near = nearest_of(pattern, [place.qualified for place in matrices])
+    near = nearest_of(pattern, [place.qualified for place in matrices], takes_patterns=True)
     return UnknownNameError(f"{which} needs to match a weight of {_kind(model)}, got none{near}")
 
 
