@@ -18,7 +18,7 @@ from stiefelkit.nn.butterfly import ButterflyAdapter
 from stiefelkit.nn.frozen import OF_PEFT, layout_of
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
 from stiefelkit.nn.probing import in_other_adapters
-from stiefelkit.weights.find import Where, check_module, choose, matches, nearest_of
+from stiefelkit.weights.find import Where, check_module, choose, matches, nearest_of, orthogonal_weights
 
 KINDS: dict[str, type[Adapter]] = {
     "butterfly": ButterflyAdapter,
@@ -195,7 +195,7 @@ def fold(model: nn.Module) -> nn.Module:
         OptionError, NonFiniteError: all are off, as in `without_adapters`; or what `Adapter.folded` raises; nothing is
             changed then.
     """
-    held = _replacements(model, "fold")
+    held = replacements(model, "fold")
     if not any(other.is_on for other in held):
         raise OptionError("fold needs an adapter that is on, got all of them off; delete_adapter drops adapters.")
     inside = {id(other.layer) for other in held}
@@ -211,7 +211,7 @@ def use_adapters(model: nn.Module, names: str | Iterable[str]) -> None:
         UnknownNameError: no adapter of the model has one of the names; nothing is changed then.
     """
     chosen = _listed(names)
-    for other in _replacements(model, "use_adapters", *chosen):
+    for other in replacements(model, "use_adapters", *chosen):
         other.unmerge()
         other.is_on = other.name in chosen
 
@@ -228,7 +228,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
     ...     torch.equal(net(torch.ones(8)), net.layer(torch.ones(8)))
     True
     """
-    held = _replacements(model, "without_adapters")
+    held = replacements(model, "without_adapters")
     before = {other: (other.is_on, getattr(other, "merged", None)) for other in held}
     try:
         for other in before:
@@ -250,7 +250,7 @@ def delete_adapter(model: nn.Module, name: str) -> nn.Module:
     Raises:
         UnknownNameError: no adapter of the model has this name.
     """
-    held = _replacements(model, "delete_adapter", name)
+    held = replacements(model, "delete_adapter", name)
     for other in held:
         other.unmerge()
     return _replaced(model, {id(other): other.layer for other in held if other.name == name})
@@ -264,7 +264,7 @@ def adapter_state(model: nn.Module, name: str = "default") -> dict[str, Tensor]:
     Raises:
         UnknownNameError: no adapter of the model has this name.
     """
-    _replacements(model, "adapter_state", name)
+    replacements(model, "adapter_state", name)
     state = model.state_dict()
     return {short: state[key] for key, (owner, short) in _owners(model, state).items() if owner == name}
 
@@ -282,7 +282,7 @@ def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor], name: str 
         UnknownNameError: no adapter of the model has this name.
         CheckpointError: a key is missing or of no use, or a tensor has another shape; nothing is loaded then.
     """
-    _replacements(model, "load_adapter_state", name)
+    replacements(model, "load_adapter_state", name)
     if not isinstance(state, Mapping):
         raise CheckpointError(f"load_adapter_state needs a mapping of names to tensors, got {shown(state)}.")
     present = model.state_dict()
@@ -300,12 +300,18 @@ def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor], name: str 
     model.load_state_dict({keys[key]: value for key, value in state.items()}, strict=False)
 
 
-def _replacements(model: nn.Module, who: str, *names: object) -> list[Replacement]:
+def replacements(model: nn.Module, who: str, *names: object) -> list[Replacement]:
     """Returns all that adapters of a model are; raises UnknownNameError if there is none, or none of a name."""
     check_module(model, who)
     held = [module for module in model.modules() if isinstance(module, Replacement)]
     if not held:
-        raise UnknownNameError(f"{who} needs a model with an adapter, got {type(model).__name__} without.")
+        remedy = ""
+        if any(True for _ in orthogonal_weights(model)):
+            remedy = (
+                "; its orthogonal weights are no adapters: model.state_dict() has their coordinates, and sk.bake(model) "
+                "makes them plain parameters, for files of any library"
+            )
+        raise UnknownNameError(f"{who} needs a model with an adapter, got {type(model).__name__} without{remedy}.")
     known = sorted({other.name for other in held})
     for name in names:
         if name not in known:

@@ -290,7 +290,17 @@ def without(folder: Path, *keys: str, **others: Any) -> Path:
 
 LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
 BAD: dict[str, tuple[str, Any, str]] = {
-    "no folder": ("oft", lambda f: f / "nothing", r"needs adapter_config\.json, got .* without\."),
+    "no folder": (
+        "oft",
+        lambda f: f / "nothing",
+        r"got '.*nothing', which is missing; huggingface_hub\.snapshot_download",
+    ),
+    "a file": ("oft", lambda f: f / "adapter_config.json", r"got '.*\.json', which is a file; give its folder"),
+    "no configuration": (
+        "oft",
+        lambda f: (f / "adapter_config.json").unlink() or f,
+        r"needs adapter_config\.json, got .* without\.",
+    ),
     "no tensors": (
         "oft",
         lambda f: (f / "adapter_model.safetensors").unlink() or f,
@@ -339,7 +349,7 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "a scale": (
         "boft",
         lambda f: without(f, **{f"{LAYER}.boft_s": torch.ones(31, 1)}),
-        "boft_s of shape of 32 entries",
+        r"boft_s of shape \(32, 1\)",
     ),
     "factors": (
         "boft",
@@ -349,7 +359,14 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "another layer": (
         "oft",
         lambda f: without(f, **{"base_model.model.model.layers.7.mlp.up.oft_R.weight": torch.zeros(4, 28)}),
-        r"got a model without model\.layers\.7\.mlp\.up",
+        r"got a model without the layer model\.layers\.7\.mlp\.up\.$",
+    ),
+    "a base that has a name": (
+        "oft",
+        lambda f: edited(
+            without(f, **{"base_model.model.other.oft_R.weight": torch.zeros(4, 28)}), base_model_name_or_path="my/base"
+        ),
+        r"without the layer other; the file is of the base 'my/base'\.$",
     ),
     "a layer without rotation": (
         "oft",
@@ -386,6 +403,29 @@ def test_a_bad_folder_is_refused_in_a_sentence_and_changes_nothing(what: str, tm
     assert not sk.nn.adapters(model)
     assert [p.requires_grad for p in model.parameters()] == needs
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+def test_a_wrong_base_is_answered_with_what_differs(tmp_path: Path):
+    folder = saved(trained(decoder(), CONFIGS["oft"]()), tmp_path / "peft")
+    around = nn.ModuleDict({"net": decoder()})
+    with pytest.raises(
+        CheckpointError, match=r"layer model\..* and 3 more .*; model\.get_submodule\('net'\) has them\."
+    ):
+        sk.nn.load_peft(around, folder)
+    assert sk.nn.adapters(sk.nn.load_peft(around.get_submodule("net"), folder))
+    with pytest.raises(CheckpointError, match=r"; the file is of a model that has this one as 'model'\."):
+        sk.nn.load_peft(decoder().model, folder)
+    wide = decoder()
+    wide.model.layers[0].self_attn.q_proj = nn.Linear(36, 32)
+    with pytest.raises(CheckpointError, match=r"at model\.layers\.0\..*q_proj: .* for 36 features, got \(4, 28\)\."):
+        sk.nn.load_peft(wide, folder)
+    saving = saved(trained(decoder(), CONFIGS["hra_saved"]()), tmp_path / "saving")
+    wide = decoder()
+    wide.lm_head = nn.Linear(32, 51, bias=False)
+    with pytest.raises(
+        CheckpointError, match=r"lm_head\.weight .* in the model, \(51, 32\), got \(50, 32\) in the file\."
+    ):
+        sk.nn.load_peft(wide, saving)
 
 
 def test_a_name_that_a_layer_has_is_refused_and_another_adds_one(tmp_path: Path):

@@ -56,7 +56,7 @@ UNWRITTEN: dict[str, tuple[Any, str]] = {
     ),
     "Conv1D": (
         lambda: adapted("0", nn.Sequential(transformers.pytorch_utils.Conv1D(4, 8))),
-        "needs a layer for which PEFT has OFT, got Conv1D",
+        "PEFT has OFT, Conv2d or Embedding or Linear, got Conv1D, at 0; sk.nn.adapter_state",
     ),
     "a reflection": (lambda: reflected(adapted(parametrization="cayley")), "rotations without the eigenvalue -1"),
     "no reflector": (lambda: nothing(adapted(parametrization="householder")), "reflectors that are not zero"),
@@ -78,8 +78,15 @@ UNWRITTEN: dict[str, tuple[Any, str]] = {
     ),
     "the model itself": (lambda: sk.nn.adapt(nn.Linear(8, 8), "weight"), "needs layers inside a model"),
     "two places": (lambda: adapted("one", Twice()), "each in one place of it"),
-    "another name": (lambda: adapted(name="b"), "needs the name of adapters of the model, got 'default'"),
-    "no adapter": (lambda: nn.ModuleDict({"a": nn.Linear(8, 8)}), "needs the name of adapters"),
+    "another name": (lambda: adapted(name="b"), "save_peft needs the name of an adapter, one of .'b'., got 'default'"),
+    "no adapter": (
+        lambda: nn.ModuleDict({"a": nn.Linear(8, 8)}),
+        "needs a model with an adapter, got ModuleDict without",
+    ),
+    "frames": (
+        lambda: sk.orthogonal(nn.ModuleDict({"a": nn.Linear(8, 8)}), "a.weight"),
+        r"without; its orthogonal weights are no adapters: model\.state_dict\(\) .* sk\.bake\(model\)",
+    ),
     "names": (
         lambda: adapted(
             "b",
