@@ -137,14 +137,13 @@ def shown(value: object, most: int = 80) -> str:
 def did_you_mean(name: object, known: Iterable[str], near: Iterable[str] = ()) -> str:
     """Returns `'; did you mean "..."?'` for the nearest known name, else the list of known names, of 32 at most.
 
-    Names in `near` may be meant too, and are not listed.
+    Names in `near` may be meant too, and are not listed. Letters of either case are alike.
     """
     known = sorted(known)
-    close = difflib.get_close_matches(
-        name if isinstance(name, str) else shown(name), [*known, *near], n=1, cutoff=_NEAR
-    )
+    lower = {other.lower(): other for other in [*near, *known][::-1]}
+    close = difflib.get_close_matches((name if isinstance(name, str) else shown(name)).lower(), lower, 1, _NEAR)
     if close:
-        return f'; did you mean "{close[0]}"?'
+        return f'; did you mean "{lower[close[0]]}"?'
     more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
     return f"; known: {', '.join(known[:_LISTED])}{more}." if known else "; none is known."
 

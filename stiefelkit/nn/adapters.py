@@ -306,11 +306,9 @@ def replacements(model: nn.Module, who: str, *names: object) -> list[Replacement
     held = [module for module in model.modules() if isinstance(module, Replacement)]
     if not held:
         remedy = ""
-        if any(True for _ in orthogonal_weights(model)):
-            remedy = (
-                "; its orthogonal weights are no adapters: model.state_dict() has their coordinates, and sk.bake(model) "
-                "makes them plain parameters, for files of any library"
-            )
+        if any(orthogonal_weights(model)):
+            remedy = "; its orthogonal weights are no adapters: model.state_dict() has their coordinates, and "
+            remedy += "sk.bake(model) makes them plain parameters, for files of any library"
         raise UnknownNameError(f"{who} needs a model with an adapter, got {type(model).__name__} without{remedy}.")
     known = sorted({other.name for other in held})
     for name in names:

@@ -133,8 +133,8 @@ def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
     held = [weight.qualified for weight in orthogonal_weights(model)]
     if isinstance(name, str) and name not in held and is_pattern(name):
         raise UnknownNameError(
-            f"{who} needs the name of one orthogonal weight, got the pattern {name!r}, as sk.orthogonal and sk.nn.adapt "
-            "take; sk.drift(model) has the names."
+            f"{who} needs the name of one orthogonal weight, got the pattern {name!r}, as sk.orthogonal takes; "
+            "sk.drift(model) has the names."
         )
     if not isinstance(name, str):
         raise UnknownNameError(f"{who} needs the name of an orthogonal weight, got {type(name).__name__}.")

@@ -293,7 +293,7 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "no folder": (
         "oft",
         lambda f: f / "nothing",
-        r"got '.*nothing', which is missing; huggingface_hub\.snapshot_download",
+        r"got '.*nothing', which is missing; huggingface_hub\.",
     ),
     "a file": ("oft", lambda f: f / "adapter_config.json", r"got '.*\.json', which is a file; give its folder"),
     "no configuration": (
@@ -408,9 +408,7 @@ def test_a_bad_folder_is_refused_in_a_sentence_and_changes_nothing(what: str, tm
 def test_a_wrong_base_is_answered_with_what_differs(tmp_path: Path):
     folder = saved(trained(decoder(), CONFIGS["oft"]()), tmp_path / "peft")
     around = nn.ModuleDict({"net": decoder()})
-    with pytest.raises(
-        CheckpointError, match=r"layer model\..* and 3 more .*; model\.get_submodule\('net'\) has them\."
-    ):
+    with pytest.raises(CheckpointError, match=r" and 3 more .*; model\.get_submodule\('net'\) has them\."):
         sk.nn.load_peft(around, folder)
     assert sk.nn.adapters(sk.nn.load_peft(around.get_submodule("net"), folder))
     with pytest.raises(CheckpointError, match=r"; the file is of a model that has this one as 'model'\."):
@@ -422,9 +420,7 @@ def test_a_wrong_base_is_answered_with_what_differs(tmp_path: Path):
     saving = saved(trained(decoder(), CONFIGS["hra_saved"]()), tmp_path / "saving")
     wide = decoder()
     wide.lm_head = nn.Linear(32, 51, bias=False)
-    with pytest.raises(
-        CheckpointError, match=r"lm_head\.weight .* in the model, \(51, 32\), got \(50, 32\) in the file\."
-    ):
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight .* model, \(51, 32\), got \(50, 32\) in the file\."):
         sk.nn.load_peft(wide, saving)
 
 

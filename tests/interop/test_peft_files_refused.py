@@ -81,7 +81,7 @@ UNWRITTEN: dict[str, tuple[Any, str]] = {
     "another name": (lambda: adapted(name="b"), "save_peft needs the name of an adapter, one of .'b'., got 'default'"),
     "no adapter": (
         lambda: nn.ModuleDict({"a": nn.Linear(8, 8)}),
-        "needs a model with an adapter, got ModuleDict without",
+        "a model with an adapter, got ModuleDict without",
     ),
     "frames": (
         lambda: sk.orthogonal(nn.ModuleDict({"a": nn.Linear(8, 8)}), "a.weight"),

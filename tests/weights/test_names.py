@@ -125,9 +125,7 @@ def test_a_pattern_in_the_place_of_a_name_means_the_same_and_is_refused_where_on
     with pytest.raises(errors.UnknownNameError, match="needs to match a weight"):
         sk.orthogonal(net, "decoder.*", "stiefel")
     for function in (sk.reset_, sk.rebase_, sk.bake, sk.coordinates, lambda net, name: sk.assign_(net, name, None)):  # type: ignore[arg-type]
-        with pytest.raises(
-            errors.UnknownNameError, match=r"name of one orthogonal weight, got the pattern .* sk\.drift"
-        ):
+        with pytest.raises(errors.UnknownNameError, match=r"name of one orthogonal weight, got the pattern .*drift"):
             function(net, "encoder.*.weight")
     held: Any = sk.orthogonal(nn.ParameterDict({"w[0]": torch.randn(3, 3)}), "w[0]")
     sk.reset_(held, "w[0]")

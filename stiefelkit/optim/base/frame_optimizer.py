@@ -29,6 +29,7 @@ from stiefelkit.optim.base.checks import (
     check_readers,
     check_spelling,
     given,
+    loss_of,
 )
 from stiefelkit.optim.settings import RATE, Setting, signature, told
 from stiefelkit.weights.optimizer_hooks import frames
@@ -98,6 +99,10 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
                 "sk.optim.parameter_groups(model, lr=...) those of a model.",
                 stacklevel=2,
             )
+        if all(group["manifold"] is not None for group in self.param_groups):
+            for setting in self.settings:
+                if setting.name == "weight_decay" and chosen[setting.name] != setting.default:
+                    check_group(type(self), {**self.param_groups[0], **chosen})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group after its manifold, its settings and its frames were checked.
@@ -210,7 +215,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         loss = None
         if closure is not None:
             with torch.enable_grad():
-                loss = closure()
+                loss = loss_of(type(self).__name__, closure)
         self._settle()
         batches = self._batches()
         rest, read, unread = [], [], []
