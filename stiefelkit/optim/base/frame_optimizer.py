@@ -31,7 +31,7 @@ from stiefelkit.optim.base.checks import (
     given,
     loss_of,
 )
-from stiefelkit.optim.settings import RATE, Setting, signature, told
+from stiefelkit.optim.settings import RATE, WEIGHT_DECAY, Setting, signature, told
 from stiefelkit.weights.optimizer_hooks import frames
 
 
@@ -99,10 +99,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
                 "sk.optim.parameter_groups(model, lr=...) those of a model.",
                 stacklevel=2,
             )
-        if all(group["manifold"] is not None for group in self.param_groups):
-            for setting in self.settings:
-                if setting.name == "weight_decay" and chosen[setting.name] != setting.default:
-                    check_group(type(self), {**self.param_groups[0], **chosen})
+        elif WEIGHT_DECAY in self.settings and all(group["manifold"] is not None for group in self.param_groups):
+            check_group(type(self), {**self.param_groups[0], **chosen})  # for the decay that no group would have
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group after its manifold, its settings and its frames were checked.
