@@ -89,8 +89,8 @@ def minimize(
         raise OptionError(f"sk.optim.minimize needs a function of the point, got {shown(f)}.")
     are_several = isinstance(x0, tuple | list)
     points = [_parameter(x) for x in (x0 if are_several else [x0])]
-    is_one = isinstance(manifold, str) or not isinstance(manifold, Iterable)
-    manifolds: list[Any] = [manifold] * len(points) if is_one else list(manifold)
+    are_named = isinstance(manifold, Iterable) and not isinstance(manifold, str)
+    manifolds = list(manifold) if are_named else [manifold] * len(points)
     for name in manifolds:
         if name is not None:
             check_manifold("sk.optim.minimize", name)
