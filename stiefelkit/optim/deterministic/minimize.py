@@ -89,8 +89,9 @@ def minimize(
         raise OptionError(f"sk.optim.minimize needs a function of the point, got {shown(f)}.")
     are_several = isinstance(x0, tuple | list)
     points = [_parameter(x) for x in (x0 if are_several else [x0])]
-    are_named = isinstance(manifold, Iterable) and not isinstance(manifold, str)
-    manifolds = list(manifold) if are_named else [manifold] * len(points)
+    manifolds: list[Any] = [manifold] * len(points)
+    if isinstance(manifold, Iterable) and not isinstance(manifold, str):
+        manifolds = list(manifold)
     for name in manifolds:
         if name is not None:
             check_manifold("sk.optim.minimize", name)
