@@ -370,25 +370,24 @@ def _chosen(model: nn.Module, where: Where) -> list[Site]:
     else:
         patterns = [where] if isinstance(where, str) else where
         if not (isinstance(patterns, Sequence) and patterns and all(isinstance(p, str) for p in patterns)):
-            _refuse_others(model, where)
+            _refuse_others(model, where, sites)
         of_each = [[s for s in sites if matches(s.name, p) or matches(keys[s.name], p)] for p in patterns]
         for pattern, found in zip(patterns, of_each, strict=True):
             if not found:
-                _refuse_others(model, pattern)
+                _refuse_others(model, pattern, sites)
         meant = [site for site in sites if any(site in found for found in of_each)]
     if not meant:
-        _refuse_others(model, where)
+        _refuse_others(model, where, sites)
     once = {id(site.layer): site for site in reversed(meant)}
     inside = {id(inner) for site in once.values() for inner in site.layer.modules() if inner is not site.layer}
     return [site for site in meant if once.get(id(site.layer)) is site and id(site.layer) not in inside]
 
 
-def _refuse_others(model: nn.Module, where: Where) -> None:
+def _refuse_others(model: nn.Module, where: Where, sites: Sequence[Site]) -> None:
     """Raises what is to be said of weights that are meant and stand in no layer."""
     try:
         places = choose(model, where)
     except UnknownNameError:
-        sites = [site for site in sites_of(model) if not site.is_saved and layout_of(site.layer) is not None]
         which = f"where={where!r}" if isinstance(where, str) else "where="
         titles, names = sorted({site.title for site in sites}), [site.name for site in sites]
         near = nearest_of(where if isinstance(where, str) else "", titles, names, takes_patterns=True)

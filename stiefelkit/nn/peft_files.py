@@ -53,14 +53,16 @@ def load_peft(model: nn.Module, folder: str | os.PathLike[str], name: str = "def
     groups, rest = _by_layer(tensors, kind)
     if not groups:
         raise CheckpointError(f"load_peft needs tensors of {kind}, got none in {_TENSORS}.")
-    _check_base(sites, groups, config)
+    base = config.get("base_model_name_or_path")
+    of_base = f"; the file is of the base {shown(base)}" if base else ""
+    _check_base(sites, groups, of_base)
     plans: dict[int, Plan] = {}
     for title, found in groups.items():
         layer = _free_site(sites, title, name).layer
         try:
             plans[id(layer)] = read(kind, layer, found, config)
         except StiefelkitError as error:
-            raise CheckpointError(f"load_peft at {title}: {str(error).removesuffix('.')}{_of_base(config)}.") from error
+            raise CheckpointError(f"load_peft at {title}: {str(error).removesuffix('.')}{of_base}.") from error
     saved = _modules_to_save(model, sites, rest, config.get("modules_to_save") or (), name)
     fresh = {id(sites[title].layer): sites[title] for title in groups}
     copies = to_save(model, list(saved), name, fresh.values())
@@ -212,25 +214,18 @@ def _by_layer(tensors: Mapping[str, Tensor], kind: str) -> tuple[dict[str, dict[
     return groups, rest
 
 
-def _of_base(config: Mapping[str, Any]) -> str:
-    """Returns which base the file is of, if it says so."""
-    base = config.get("base_model_name_or_path")
-    return f"; the file is of the base {shown(base)}" if base else ""
-
-
-def _check_base(sites: Mapping[str, Site], titles: Iterable[str], config: Mapping[str, Any]) -> None:
+def _check_base(sites: Mapping[str, Site], titles: Iterable[str], remedy: str) -> None:
     """Raises CheckpointError if a layer is not in the model, with the module inside or around it that has all."""
     missing = [title for title in titles if title not in sites]
     if not missing:
         return
     first, more = missing[0], f" and {len(missing) - 1} more of its layers" if len(missing) > 1 else ""
-    remedy = _of_base(config)
     for site in sites:
-        if site.endswith(f".{first}") and all(f"{site.removesuffix(first)}{title}" in sites for title in titles):
-            remedy = f"; model.get_submodule({site.removesuffix(f'.{first}')!r}) has them{remedy}"
-        outer = first.removesuffix(site)
-        if site and first.endswith(f".{site}") and all(title.removeprefix(outer) in sites for title in titles):
-            remedy = f"; the file is of a model that has this one as {outer.removesuffix('.')!r}{remedy}"
+        inner, outer = site.removesuffix(f".{first}"), first.removesuffix(f".{site}")
+        if inner != site and all(f"{inner}.{title}" in sites for title in titles):
+            remedy = f"; model.get_submodule({inner!r}) has them{remedy}"
+        if outer != first and all(title.removeprefix(f"{outer}.") in sites for title in titles):
+            remedy = f"; the file is of a model that has this one as {outer!r}{remedy}"
     raise CheckpointError(
         f"load_peft needs the base that the file is of, got a model without the layer {first}{more}{remedy}."
     )

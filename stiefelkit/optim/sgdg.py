@@ -13,21 +13,10 @@ from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.numbers import optional
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
-from stiefelkit.optim.settings import (
-    BOUND,
-    MOMENTUM,
-    OF_PLAIN,
-    OF_SGD,
-    RATE,
-    SHARED,
-    WEIGHT_DECAY,
-    Setting,
-    at_least,
-    one_of,
-)
+from stiefelkit.optim.settings import BOUND, MOMENTUM, OF_SGD, RATE, SHARED, WEIGHT_DECAY, Setting, at_least, one_of
 from stiefelkit.optim.steps import as_factor, gradient_with_momentum, rate, shares
 
-_ACCEPTED = replace(WEIGHT_DECAY, words=f"{OF_PLAIN[:-1]}; accepted where there are none, without effect on a frame.")
+_ACCEPTED = replace(WEIGHT_DECAY, words="of the groups without a manifold; accepted, without effect on a frame.")
 
 
 class SGDG(TangentOptimizer):

@@ -361,7 +361,7 @@ def nearest_of(name: object, names: Sequence[str], near: Sequence[str] = (), tak
             return f'; did you mean "{pattern if takes_patterns and len(met) > 1 else met[0]}"?'
     said = did_you_mean(name, names, near)
     parts = {part for other in names for part in other.split(".") if part.isidentifier()} - {"weight"}
-    last = difflib.get_close_matches(name.removesuffix(".weight").rpartition(".")[2], parts, n=1)
+    last = difflib.get_close_matches(name.removesuffix(".weight").rpartition(".")[2], sorted(parts), n=1)
     return nearest_of(last[0], names, near, takes_patterns) if last and said.startswith("; known") else said
 
 

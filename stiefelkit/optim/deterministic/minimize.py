@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.errors import DtypeError, OptionError, shown
-from stiefelkit.optim.base.checks import check_manifold
+from stiefelkit.optim.base.checks import check_manifold, listed
 from stiefelkit.optim.deterministic import minimizers
 from stiefelkit.optim.deterministic.minimizer import Minimizer
 from stiefelkit.optim.deterministic.objective import NOISE
@@ -91,7 +91,7 @@ def minimize(
     points = [_parameter(x) for x in (x0 if are_several else [x0])]
     manifolds: list[Any] = [manifold] * len(points)
     if isinstance(manifold, Iterable) and not isinstance(manifold, str):
-        manifolds = list(manifold)
+        manifolds = listed("sk.optim.minimize", manifold)
     for name in manifolds:
         if name is not None:
             check_manifold("sk.optim.minimize", name)
