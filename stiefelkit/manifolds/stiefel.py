@@ -22,7 +22,6 @@ from stiefelkit.errors import (
     shown,
 )
 from stiefelkit.functional import (
-    METRICS,
     RETRACTIONS,
     geodesic,
     geodesic_logarithm,
@@ -34,6 +33,7 @@ from stiefelkit.functional import (
     tangent_part,
 )
 from stiefelkit.functional._arithmetic.norms import unread_norms
+from stiefelkit.functional._stiefel.tangents import alpha_of
 from stiefelkit.metrics import defect, frame_tolerance, orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.numbers import one_of, sizes
 from stiefelkit.tensors import check_tensors
@@ -68,7 +68,7 @@ class Stiefel(geoopt.Manifold):
     its tangent directions.
 
     Args:
-        metric: "canonical" or "euclidean".
+        metric: "canonical" or "euclidean"; groups of optimizers name the manifold with it, "stiefel:euclidean".
         retraction: "cayley" (carries vectors isometrically; reversible), "polar" or "qr" (carry by projection).
 
     Raises:
@@ -89,8 +89,7 @@ class Stiefel(geoopt.Manifold):
 
     def __init__(self, metric: str = "canonical", retraction: str = "cayley"):
         super().__init__()
-        if not one_of(*METRICS).holds(metric):
-            raise OptionError(f"Stiefel needs a known metric, got {shown(metric)}{did_you_mean(metric, METRICS)}")
+        alpha_of("Stiefel", metric)
         if not one_of(*RETRACTIONS).holds(retraction):
             hint = did_you_mean(retraction, RETRACTIONS)
             raise OptionError(f"Stiefel needs a known retraction, got {shown(retraction)}{hint}")

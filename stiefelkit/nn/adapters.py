@@ -1,7 +1,6 @@
 """Adapters of whole models: put on by patterns, switched by name, saved apart from the model, folded."""
 
 import copy
-import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from stiefelkit.nn.butterfly import ButterflyAdapter
 from stiefelkit.nn.frozen import OF_PEFT, layout_of
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
 from stiefelkit.nn.probing import in_other_adapters
-from stiefelkit.weights.find import Where, check_module, choose
+from stiefelkit.weights.find import Where, check_module, choose, matches, nearest_of, orthogonal_weights
 
 KINDS: dict[str, type[Adapter]] = {
     "butterfly": ButterflyAdapter,
@@ -196,7 +195,7 @@ def fold(model: nn.Module) -> nn.Module:
         OptionError, NonFiniteError: all are off, as in `without_adapters`; or what `Adapter.folded` raises; nothing is
             changed then.
     """
-    held = _replacements(model, "fold")
+    held = replacements(model, "fold")
     if not any(other.is_on for other in held):
         raise OptionError("fold needs an adapter that is on, got all of them off; delete_adapter drops adapters.")
     inside = {id(other.layer) for other in held}
@@ -212,7 +211,7 @@ def use_adapters(model: nn.Module, names: str | Iterable[str]) -> None:
         UnknownNameError: no adapter of the model has one of the names; nothing is changed then.
     """
     chosen = _listed(names)
-    for other in _replacements(model, "use_adapters", *chosen):
+    for other in replacements(model, "use_adapters", *chosen):
         other.unmerge()
         other.is_on = other.name in chosen
 
@@ -229,7 +228,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
     ...     torch.equal(net(torch.ones(8)), net.layer(torch.ones(8)))
     True
     """
-    held = _replacements(model, "without_adapters")
+    held = replacements(model, "without_adapters")
     before = {other: (other.is_on, getattr(other, "merged", None)) for other in held}
     try:
         for other in before:
@@ -251,7 +250,7 @@ def delete_adapter(model: nn.Module, name: str) -> nn.Module:
     Raises:
         UnknownNameError: no adapter of the model has this name.
     """
-    held = _replacements(model, "delete_adapter", name)
+    held = replacements(model, "delete_adapter", name)
     for other in held:
         other.unmerge()
     return _replaced(model, {id(other): other.layer for other in held if other.name == name})
@@ -265,7 +264,7 @@ def adapter_state(model: nn.Module, name: str = "default") -> dict[str, Tensor]:
     Raises:
         UnknownNameError: no adapter of the model has this name.
     """
-    _replacements(model, "adapter_state", name)
+    replacements(model, "adapter_state", name)
     state = model.state_dict()
     return {short: state[key] for key, (owner, short) in _owners(model, state).items() if owner == name}
 
@@ -283,7 +282,7 @@ def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor], name: str 
         UnknownNameError: no adapter of the model has this name.
         CheckpointError: a key is missing or of no use, or a tensor has another shape; nothing is loaded then.
     """
-    _replacements(model, "load_adapter_state", name)
+    replacements(model, "load_adapter_state", name)
     if not isinstance(state, Mapping):
         raise CheckpointError(f"load_adapter_state needs a mapping of names to tensors, got {shown(state)}.")
     present = model.state_dict()
@@ -301,12 +300,16 @@ def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor], name: str 
     model.load_state_dict({keys[key]: value for key, value in state.items()}, strict=False)
 
 
-def _replacements(model: nn.Module, who: str, *names: object) -> list[Replacement]:
+def replacements(model: nn.Module, who: str, *names: object) -> list[Replacement]:
     """Returns all that adapters of a model are; raises UnknownNameError if there is none, or none of a name."""
     check_module(model, who)
     held = [module for module in model.modules() if isinstance(module, Replacement)]
     if not held:
-        raise UnknownNameError(f"{who} needs a model with an adapter, got {type(model).__name__} without.")
+        remedy = ""
+        if any(orthogonal_weights(model)):
+            remedy = "; its orthogonal weights are no adapters: model.state_dict() has their coordinates, and "
+            remedy += "sk.bake(model) makes them plain parameters, for files of any library"
+        raise UnknownNameError(f"{who} needs a model with an adapter, got {type(model).__name__} without{remedy}.")
     known = sorted({other.name for other in held})
     for name in names:
         if name not in known:
@@ -367,31 +370,27 @@ def _chosen(model: nn.Module, where: Where) -> list[Site]:
     else:
         patterns = [where] if isinstance(where, str) else where
         if not (isinstance(patterns, Sequence) and patterns and all(isinstance(p, str) for p in patterns)):
-            _refuse_others(model, where)
-        of_each = [[s for s in sites if _matches(s.name, p) or _matches(keys[s.name], p)] for p in patterns]
+            _refuse_others(model, where, sites)
+        of_each = [[s for s in sites if matches(s.name, p) or matches(keys[s.name], p)] for p in patterns]
         for pattern, found in zip(patterns, of_each, strict=True):
             if not found:
-                _refuse_others(model, pattern)
+                _refuse_others(model, pattern, sites)
         meant = [site for site in sites if any(site in found for found in of_each)]
     if not meant:
-        _refuse_others(model, where)
+        _refuse_others(model, where, sites)
     once = {id(site.layer): site for site in reversed(meant)}
     inside = {id(inner) for site in once.values() for inner in site.layer.modules() if inner is not site.layer}
     return [site for site in meant if once.get(id(site.layer)) is site and id(site.layer) not in inside]
 
 
-def _matches(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatch.fnmatchcase(name, pattern)
-
-
-def _refuse_others(model: nn.Module, where: Where) -> None:
+def _refuse_others(model: nn.Module, where: Where, sites: Sequence[Site]) -> None:
     """Raises what is to be said of weights that are meant and stand in no layer."""
     try:
         places = choose(model, where)
     except UnknownNameError:
-        names = {site.title for site in sites_of(model) if not site.is_saved and layout_of(site.layer) is not None}
         which = f"where={where!r}" if isinstance(where, str) else "where="
-        near = did_you_mean(where if isinstance(where, str) else "", names)
+        titles, names = sorted({site.title for site in sites}), [site.name for site in sites]
+        near = nearest_of(where if isinstance(where, str) else "", titles, names, takes_patterns=True)
         raise UnknownNameError(f"{which} needs to match a layer of {type(model).__name__}, got none{near}") from None
     inside = {id(m) for other in model.modules() if isinstance(other, Replacement) for m in other.modules()}
     for place in places:
@@ -408,9 +407,9 @@ def to_save(model: nn.Module, patterns: str | Sequence[str], name: str, fresh: I
     found: dict[int, Site] = {}
     adapted, sites = {id(site.layer) for site in fresh}, list(sites_of(model))
     for pattern in _listed(patterns):
-        matched = [site for site in sites if site.name and _matches(site.name, str(pattern))]
+        matched = [site for site in sites if site.name and matches(site.name, str(pattern))]
         if not matched:
-            near = did_you_mean(pattern, [site.name for site in sites])
+            near = nearest_of(pattern, [site.name for site in sites if site.name], takes_patterns=True)
             raise UnknownNameError(f"modules_to_save={shown(pattern)} matches no module{near}")
         for site in matched:
             inner = [m for m in site.layer.modules() if isinstance(m, Replacement) or id(m) in adapted]

@@ -6,7 +6,7 @@ import re
 import shutil
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from stiefelkit.errors import CheckpointError, OptionError, StiefelkitError, UnknownNameError, did_you_mean, shown
+from stiefelkit.errors import CheckpointError, OptionError, StiefelkitError, shown
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter
-from stiefelkit.nn.adapters import Site, TrainedCopy, base_state, put_on, sites_of, to_save
+from stiefelkit.nn.adapters import Site, TrainedCopy, base_state, put_on, replacements, sites_of, to_save
 from stiefelkit.nn.peft_formats import FORMATS, Plan, Written, read, written
 from stiefelkit.weights.find import check_module
 
@@ -53,13 +53,16 @@ def load_peft(model: nn.Module, folder: str | os.PathLike[str], name: str = "def
     groups, rest = _by_layer(tensors, kind)
     if not groups:
         raise CheckpointError(f"load_peft needs tensors of {kind}, got none in {_TENSORS}.")
+    base = config.get("base_model_name_or_path")
+    of_base = f"; the file is of the base {shown(base)}" if base else ""
+    _check_base(sites, groups, of_base)
     plans: dict[int, Plan] = {}
     for title, found in groups.items():
         layer = _free_site(sites, title, name).layer
         try:
             plans[id(layer)] = read(kind, layer, found, config)
         except StiefelkitError as error:
-            raise CheckpointError(f"load_peft at {title}: {error}") from error
+            raise CheckpointError(f"load_peft at {title}: {str(error).removesuffix('.')}{of_base}.") from error
     saved = _modules_to_save(model, sites, rest, config.get("modules_to_save") or (), name)
     fresh = {id(sites[title].layer): sites[title] for title in groups}
     copies = to_save(model, list(saved), name, fresh.values())
@@ -106,37 +109,21 @@ def save_peft(
         UnknownNameError: no adapter of the model has this name.
         OptionError: PEFT has no format for one of the adapters, or for all of them together; or the folder has files.
     """
-    check_module(model, "save_peft")
-    place, sites = Path(folder), list(sites_of(model))
+    replacements(model, "save_peft", name)
+    place = Path(folder)
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
-        raise OptionError(f"save_peft needs a folder that is empty or not there, got {shown(str(folder))}.")
-    held = [(site, other) for site in sites for other in site.around if other.name == name]
-    done: dict[str, Written] = {}
-    for site, other in held:
-        if isinstance(other, Adapter):
-            try:
-                done[site.name] = written(other)
-            except OptionError as error:
-                raise OptionError(f"{str(error).removesuffix('.')}, at {site.name or 'the model itself'}.") from error
-    if not done:
-        raise UnknownNameError(f"save_peft needs the name of adapters of the model, got {shown(name)}.")
-    if "" in done or len({id(other) for _, other in held}) < len(held):
-        raise OptionError("save_peft needs layers inside a model, each in one place of it, as PEFT does, got another.")
-    copies = {site.name: other.copy.state_dict() for site, other in held if isinstance(other, TrainedCopy)}
-    config = _config(done) | {
-        "target_modules": _target(list(done), sites),
-        "modules_to_save": sorted(copies) or None,
+        raise OptionError(f"save_peft needs a folder that is empty or not there, got {shown(str(folder), 300)}.")
+    try:
+        tensors, config = _contents(list(sites_of(model)), name)
+    except OptionError as error:
+        raise OptionError(
+            f"{str(error).removesuffix('.')}; sk.nn.adapter_state(model, {name!r}) holds any adapter, and "
+            "sk.nn.fold(model) makes a plain model, both to be saved without PEFT."
+        ) from error
+    config |= {
         "base_model_name_or_path": base_model_name_or_path or getattr(model, "name_or_path", None) or None,
         "task_type": task_type,
     }
-    for title in copies:
-        others = [site.name for site in sites if site.name.endswith(title) and site.name != title]
-        if others:
-            raise OptionError(
-                f"save_peft needs modules_to_save of which no name ends another, got {title} and {others[0]}."
-            )
-    tensors = {f"{title}.{end}": t for title, w in done.items() for end, t in w.tensors.items()}
-    tensors |= {f"{title}.{key}": t for title, state in copies.items() for key, t in state.items()}
     written_out = {_PREFIX + key: t.detach().cpu().clone().contiguous() for key, t in tensors.items()}
     beside = place.parent / f".{place.name}.{uuid.uuid4().hex}"
     try:
@@ -150,20 +137,52 @@ def save_peft(
         shutil.rmtree(beside, ignore_errors=True)
 
 
+def _contents(sites: Sequence[Site], name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Returns the tensors of adapters of a name and of trained copies, and the configuration of PEFT for them."""
+    held = [(site, other) for site in sites for other in site.around if other.name == name]
+    done: dict[str, Written] = {}
+    for site, other in held:
+        if isinstance(other, Adapter):
+            try:
+                done[site.name] = written(other)
+            except OptionError as error:
+                raise OptionError(f"{str(error).removesuffix('.')}, at {site.name or 'the model itself'}.") from error
+    if "" in done or len({id(other) for _, other in held}) < len(held):
+        raise OptionError("save_peft needs layers inside a model, each in one place of it, as PEFT does, got another.")
+    copies = {site.name: other.copy.state_dict() for site, other in held if isinstance(other, TrainedCopy)}
+    config = _config(done) | {
+        "target_modules": _target(list(done), sites),
+        "modules_to_save": sorted(copies) or None,
+    }
+    for title in copies:
+        others = [site.name for site in sites if site.name.endswith(title) and site.name != title]
+        if others:
+            raise OptionError(
+                f"save_peft needs modules_to_save of which no name ends another, got {title} and {others[0]}."
+            )
+    tensors = {f"{title}.{end}": t for title, w in done.items() for end, t in w.tensors.items()}
+    tensors |= {f"{title}.{key}": t for title, state in copies.items() for key, t in state.items()}
+    return tensors, config
+
+
 def _files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Returns the configuration, with the defaults of what is left out, and the tensors."""
+    if not folder.is_dir():
+        hub = "huggingface_hub.snapshot_download(...) fetches one from the hub, and returns the folder"
+        got = "which is a file; give its folder" if folder.exists() else f"which is missing; {hub}"
+        raise CheckpointError(f"load_peft needs a folder that PEFT saved into, got {shown(str(folder), 300)}, {got}.")
     for file in (_CONFIG, _TENSORS):
         if not (folder / file).is_file():
             there = sorted(p.parent.name for p in folder.glob(f"*/{_CONFIG}"))
             remedy = f"; adapters are in its folders {', '.join(there)}" if there else ""
             remedy = "; PEFT's save_pretrained writes it in place of a .bin" if file == _TENSORS else remedy
-            raise CheckpointError(f"load_peft needs {file}, got {shown(str(folder))} without{remedy}.")
+            raise CheckpointError(f"load_peft needs {file}, got {shown(str(folder), 300)} without{remedy}.")
     try:
         config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
         tensors = load_file(folder / _TENSORS)
     except (ValueError, OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"load_peft needs whole files, got {shown(str(folder))}: {str(error).removesuffix('.')}."
+            f"load_peft needs whole files, got {shown(str(folder), 300)}: {str(error).removesuffix('.')}."
         ) from error
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if not isinstance(kind, str) or kind not in FORMATS:
@@ -195,12 +214,25 @@ def _by_layer(tensors: Mapping[str, Tensor], kind: str) -> tuple[dict[str, dict[
     return groups, rest
 
 
+def _check_base(sites: Mapping[str, Site], titles: Iterable[str], remedy: str) -> None:
+    """Raises CheckpointError if a layer is not in the model, with the module inside or around it that has all."""
+    missing = [title for title in titles if title not in sites]
+    if not missing:
+        return
+    first, more = missing[0], f" and {len(missing) - 1} more of its layers" if len(missing) > 1 else ""
+    for site in sites:
+        inner, outer = site.removesuffix(f".{first}"), first.removesuffix(f".{site}")
+        if inner != site and all(f"{inner}.{title}" in sites for title in titles):
+            remedy = f"; model.get_submodule({inner!r}) has them{remedy}"
+        if outer != first and all(title.removeprefix(f"{outer}.") in sites for title in titles):
+            remedy = f"; the file is of a model that has this one as {outer!r}{remedy}"
+    raise CheckpointError(
+        f"load_peft needs the base that the file is of, got a model without the layer {first}{more}{remedy}."
+    )
+
+
 def _free_site(sites: Mapping[str, Site], title: str, name: str) -> Site:
     """Returns the layer of a name."""
-    if title not in sites:
-        raise CheckpointError(
-            f"load_peft needs the layers of the file, got a model without {title}{did_you_mean(title, sites)}"
-        )
     if any(other.name == name for other in sites[title].around):
         raise OptionError(
             f"load_peft needs a name that is free, got {shown(name)}, which {title} has; name= is another."
@@ -227,9 +259,13 @@ def _modules_to_save(
                 "model's."
             )
     for title, state in saved.items():
-        wanted = {key: t.shape for key, t in _free_site(sites, title, name).layer.state_dict().items()}
-        if wanted != {key: t.shape for key, t in state.items()}:
-            raise CheckpointError(f"load_peft needs the keys and shapes of {title}, got others in modules_to_save.")
+        wanted = _free_site(sites, title, name).layer.state_dict()
+        for key in [*wanted, *state]:
+            needs, got = ("none" if s is None else tuple(s.shape) for s in (wanted.get(key), state.get(key)))
+            if needs != got:
+                raise CheckpointError(
+                    f"load_peft needs {title}.{key} of the shape in the model, {needs}, got {got} in the file."
+                )
     return saved
 
 

@@ -122,7 +122,7 @@ def read(kind: str, layer: nn.Module, found: Mapping[str, Tensor], config: Mappi
     r, s = found["boft_R"].to(computing_dtype(found["boft_R"].dtype)), found["boft_s"]
     is_fit = r.dim() == 4 and r.shape[2] == r.shape[3] and r.shape[1] * r.shape[2] == n
     _check_shape("boft_R", r, is_fit, f"(m, {n} / b, b, b)")
-    _check_shape("boft_s", s, s.numel() == m, f"of {m} entries")
+    _check_shape("boft_s", s, s.numel() == m, f"({m}, 1)")
     options = {"block_size": r.shape[2], "factors": r.shape[0], "dropout": config["boft_dropout"], "side": side}
     return Plan(ButterflyAdapter, options, pack_skew((r.mT - r) / 2), scale=s.flatten())
 
@@ -131,7 +131,7 @@ def _read_oft(v: Tensor, n: int, side: str, config: Mapping[str, Any]) -> Plan:
     b = (1 + math.isqrt(1 + 8 * v.shape[-1])) // 2 if v.dim() == 2 else 0
     k, is_shared = (n // b if b else 0), config["block_share"]
     is_fit = b * k == n and v.shape[1] == b * (b - 1) // 2 and v.shape[0] == (1 if is_shared else k)
-    _check_shape("oft_R", v, is_fit, f"(number of blocks of b of {n} features, b (b - 1) / 2)")
+    _check_shape("oft_R", v, is_fit, f"({n} / b, b (b - 1) / 2) for {n} features")
     options = {"block_size": b, "shared": is_shared, "dropout": config["module_dropout"], "side": side}
     if config["coft"]:
         options["bound"] = 2 * config["eps"] * math.sqrt(k if is_shared else 1)
@@ -177,7 +177,8 @@ def written(adapter: Adapter) -> Written:
         if kind == "HRA" or not isinstance(layer, nn.Embedding):
             end = "hra_u" if kind == "HRA" else "oft_R.weight"
     if not isinstance(layer, FORMATS[kind].keys[end]):
-        raise _refused(f"a layer for which PEFT has {kind}, got {type(layer).__name__}")
+        kinds = sorted({cls.__name__ for classes in FORMATS[kind].keys.values() for cls in classes})
+        raise _refused(f"a layer for which PEFT has {kind}, {' or '.join(kinds)}, got {type(layer).__name__}")
     side = "patches" if isinstance(layer, nn.Conv2d) else "out" if isinstance(layer, nn.Embedding) else "in"
     if adapter.side != side:
         raise _refused(f'side="{side}" for {kind} of {type(layer).__name__}, got side="{adapter.side}"')

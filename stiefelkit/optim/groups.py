@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from stiefelkit.contract.scaled import GAIN
 from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, shown
-from stiefelkit.numbers import at_least, is_number, one_of, plain
-from stiefelkit.optim.base.checks import check_members, listed
+from stiefelkit.numbers import at_least, is_number, plain
+from stiefelkit.optim.base.checks import check_manifold, check_members, listed
 from stiefelkit.optim.settings import RATE
 from stiefelkit.weights import optimizer_hooks
 from stiefelkit.weights.attach import available
@@ -29,8 +29,8 @@ def frames(params: Tensor | Iterable[Tensor], *, manifold: str | None = None, **
 
     Args:
         params: a frame or several, leaf tensors of shape (*, n, p), :math:`n ≥ p`, float32 or better, real or complex.
-        manifold: "stiefel:canonical" or "stiefel:euclidean", which differ in the metric; when None that on which a
-            `geoopt.ManifoldParameter` says it is, and canonical for any other.
+        manifold: a name, "stiefel:canonical" or "stiefel:euclidean", which differ in the metric; when None that on
+            which a `geoopt.ManifoldParameter` says it is, and canonical for any other.
         **settings: the group's, `lr=0.01`.
 
     Raises:
@@ -58,8 +58,8 @@ def frames(params: Tensor | Iterable[Tensor], *, manifold: str | None = None, **
             raise DtypeError(
                 f"sk.optim.frames needs tensors, got {type(p).__name__}; a model's come from parameter_groups."
             )
-    if not one_of(None, *MANIFOLDS).holds(manifold):
-        raise OptionError(f"No manifold is named {shown(manifold)}{did_you_mean(manifold, MANIFOLDS)}")
+    if manifold is not None:
+        check_manifold("sk.optim.frames", manifold)
     check_members("sk.optim.frames", manifold or MANIFOLDS[0], members)
     for p in members:
         if not (p.is_leaf and p.requires_grad):
@@ -157,9 +157,7 @@ def parameter_groups(
 
 def _settings(key: str, value: Mapping[str, Any] | float) -> dict[str, Any]:
     if isinstance(value, Mapping):
-        if not one_of(*MANIFOLDS).holds(value.get("manifold", MANIFOLDS[0])):
-            manifold = value["manifold"]
-            raise OptionError(f"No manifold is named {shown(manifold)}{did_you_mean(manifold, MANIFOLDS)}")
+        check_manifold("parameter_groups", value.get("manifold", MANIFOLDS[0]))
         for reserved in ("params", "name"):
             if reserved in value:
                 raise OptionError(

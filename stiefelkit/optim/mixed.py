@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stiefelkit.errors import CheckpointError, OptionError, shown
 from stiefelkit.numbers import plain
-from stiefelkit.optim.base.checks import listed
+from stiefelkit.optim.base.checks import listed, loss_of
 
 
 class MixedOptimizer(torch.optim.Optimizer):
@@ -65,7 +65,7 @@ class MixedOptimizer(torch.optim.Optimizer):
         loss = None
         if closure is not None:
             with torch.enable_grad():
-                loss = closure()
+                loss = loss_of("MixedOptimizer", closure)
         # those of frames first, since they may refuse a step
         for optimizer in sorted(self.optimizers, key=lambda optimizer: not getattr(optimizer, "moves_frames", False)):
             optimizer.step()

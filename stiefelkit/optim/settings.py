@@ -81,7 +81,7 @@ BETAS = Check("two betas in [0, 1)", _are_betas)
 BOUND = Check("{key} > 0", lambda q: is_number(q) and q > 0)
 """Of what bounds a step, which infinity does not."""
 
-WEIGHT_DECAY = Setting("weight_decay", 0.0, at_least(0), OF_PLAIN)
+WEIGHT_DECAY = Setting("weight_decay", 0.0, at_least(0), f"{OF_PLAIN[:-1]}; refused where there are none.")
 """For what moves freely; frames refuse it."""
 BOUNDED = (
     Setting(

@@ -1,6 +1,7 @@
 """The optimizer of learned rotations under its published name and call, by exact steps."""
 
 import math
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,8 +13,10 @@ from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.numbers import optional
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
-from stiefelkit.optim.settings import BOUND, MOMENTUM, OF_SGD, RATE, SHARED, Setting, at_least, one_of
+from stiefelkit.optim.settings import BOUND, MOMENTUM, OF_SGD, RATE, SHARED, WEIGHT_DECAY, Setting, at_least, one_of
 from stiefelkit.optim.steps import as_factor, gradient_with_momentum, rate, shares
+
+_ACCEPTED = replace(WEIGHT_DECAY, words="of the groups without a manifold; accepted, without effect on a frame.")
 
 
 class SGDG(TangentOptimizer):
@@ -47,7 +50,7 @@ class SGDG(TangentOptimizer):
     settings = (
         Setting("lr", 1.5, RATE, "learning rate; the published class has no default."),
         Setting("momentum", 0.0, MOMENTUM, "factor of the last direction."),
-        *OF_SGD,
+        *(setting if setting is not WEIGHT_DECAY else _ACCEPTED for setting in OF_SGD),
         Setting(
             "stiefel",
             False,

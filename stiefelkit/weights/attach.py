@@ -129,12 +129,12 @@ def orthogonal(
     if name is None or is_pattern(name):
         chosen = choose(module, where if name is None else name)  # type: ignore[arg-type]
     else:
-        chosen = [find_place(module, name)]  # type: ignore[arg-type]
+        chosen = [find_place(module, name, takes_patterns=True)]  # type: ignore[arg-type]
     if len(chosen) > 1 and isinstance(init, Tensor):
         raise OptionError(f"orthogonal needs init= as a name for {len(chosen)} weights, got a tensor.")
     tied: dict[nn.Parameter, list[Place]] = {}
     for place in chosen:
-        tied.setdefault(plain_weight(place), []).append(place)
+        tied.setdefault(plain_weight(place, takes_patterns=True), []).append(place)
     cls = table.registered.find(parametrization)
     if blocks is not None or dim is not None:
         given = {key: value for key, value in (("blocks", blocks), ("dim", dim)) if value is not None}

@@ -1,5 +1,6 @@
 """Finding weights of a model by qualified names, patterns and predicates, and refusing those that cannot be taken."""
 
+import difflib
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,6 +14,7 @@ from torch.nn.utils import prune
 from stiefelkit._torch import (
     CHECKPOINTED,
     Convolution,
+    class_name,
     forward_pre_hooks,
     held_buffers,
     held_modules,
@@ -94,7 +96,7 @@ class Place(NamedTuple):
     @property
     def title(self) -> str:
         """The qualified name; "Linear.weight" where the model is the host."""
-        return self.qualified if "." in self.qualified else f"{_kind(self.host)}.{self.name}"
+        return self.qualified if "." in self.qualified else f"{class_name(self.host)}.{self.name}"
 
     @property
     def expression(self) -> str:
@@ -105,10 +107,10 @@ class Place(NamedTuple):
         return f"model.get_submodule({path!r})" if path else "model"
 
 
-def find_place(model: nn.Module, name: str) -> Place:
+def find_place(model: nn.Module, name: str, takes_patterns: bool = False) -> Place:
     """Returns where a qualified name points to, "encoder.0.weight", whether or not there is a weight.
 
-    Raises UnknownNameError if there is no such module inside.
+    Raises UnknownNameError if there is no such module inside; it offers patterns where the caller takes them.
     """
     if not isinstance(name, str):
         return Place(shown(name), model, name)
@@ -120,7 +122,8 @@ def find_place(model: nn.Module, name: str) -> Place:
         host = children[part] if part in children else None
         if host is None:
             names = [place.qualified for place in _weights(model)]
-            raise UnknownNameError(f"{_kind(model)} has no module {path!r}{did_you_mean(name, names)}")
+            near = nearest_of(name, names, takes_patterns=takes_patterns)
+            raise UnknownNameError(f"{class_name(model)} has no module {path!r}{near}")
         host = inside_checkpoint(host)
     return Place(name, host, last)
 
@@ -131,8 +134,8 @@ def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
     held = [weight.qualified for weight in orthogonal_weights(model)]
     if isinstance(name, str) and name not in held and is_pattern(name):
         raise UnknownNameError(
-            f"{who} needs the name of one orthogonal weight, got the pattern {name!r}, which only sk.orthogonal takes, "
-            "as where=; sk.drift lists the names."
+            f"{who} needs the name of one orthogonal weight, got the pattern {name!r}, as sk.orthogonal takes; "
+            "sk.drift(model) has the names."
         )
     if not isinstance(name, str):
         raise UnknownNameError(f"{who} needs the name of an orthogonal weight, got {type(name).__name__}.")
@@ -140,10 +143,10 @@ def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
     coordinate_list = coordinate_list_of(place.host, place.name)
     if coordinate_list is None and isinstance(held_parameters(place.host).get(place.name), Tensor):
         raise UnknownNameError(
-            f"{_kind(model)} has no orthogonal weight {name!r}, only a plain one; call sk.orthogonal first."
+            f"{class_name(model)} has no orthogonal weight {name!r}, only a plain one; call sk.orthogonal first."
         )
     if coordinate_list is None:
-        raise UnknownNameError(f"{_kind(model)} has no orthogonal weight {name!r}{did_you_mean(name, held)}")
+        raise UnknownNameError(f"{class_name(model)} has no orthogonal weight {name!r}{nearest_of(name, held)}")
     return OrthogonalWeight(*place, coordinate_list)
 
 
@@ -181,22 +184,22 @@ def matrices_of(model: nn.Module) -> list[Place]:
     return [place for place, p in held if p is None or is_lazy(p) or p.dim() >= 2]
 
 
-def plain_weight(place: Place) -> nn.Parameter:
+def plain_weight(place: Place, takes_patterns: bool = False) -> nn.Parameter:
     """Returns the parameter at a place; raises OptionError or UnknownNameError if none there can be made orthogonal."""
     host, name = place.host, place.name
     weight = held_parameters(host).get(name) if isinstance(name, str) else None
     if weight is None:
         _refuse_what_is_there(place)
-        names = [other.qualified for other in matrices_of(host)]
-        raise UnknownNameError(f"{_kind(host)} has no parameter {shown(name)}{did_you_mean(name, names)}")
+        near = nearest_of(name, [other.qualified for other in matrices_of(host)], takes_patterns=takes_patterns)
+        raise UnknownNameError(f"{class_name(host)} has no parameter {shown(name)}{near}")
     if is_lazy(weight):
         raise OptionError(
             f"An orthogonal weight needs a shape, got {place.title} of a lazy module; call the model on a batch first."
         )
     if isinstance(host, nn.RNNBase):
         raise OptionError(
-            f"An orthogonal weight needs a module that reads it at each forward, got {_kind(host)}, which keeps its "
-            f"own list of weights; use {instead_of(host)}."
+            f"An orthogonal weight needs a module that reads it at each forward, got {class_name(host)}, which keeps "
+            f"its own list of weights; use {instead_of(host)}."
         )
     for key, why in _OWN_WAYS.items():
         if isinstance(host, nn.Embedding | nn.EmbeddingBag) and getattr(host, key) is not None:
@@ -341,17 +344,36 @@ def _weights(module: nn.Module, prefix: str = "") -> list[Place]:
     return places
 
 
-def _kind(module: nn.Module) -> str:
-    return type(module).__name__.removeprefix("Parametrized")
-
-
 def _some(titles: Sequence[str]) -> str:
     return f"{', '.join(titles[:3])}{f' and {len(titles) - 3} more' if len(titles) > 3 else ''}"
 
 
+def matches(name: str, pattern: str) -> bool:
+    """Returns whether a name is a pattern, or is matched by it; * stands for any characters."""
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)
+
+
+def nearest_of(name: object, names: Sequence[str], near: Sequence[str] = (), takes_patterns: bool = False) -> str:
+    """Returns what `did_you_mean` says, or the first name with these parts, "0.q_proj.weight" for "q_proj".
+
+    Where patterns are taken and several names have them, that is the pattern of all of these, "*.q_proj.weight". Names
+    in `near` are found first, and not listed.
+    """
+    if not isinstance(name, str):
+        return did_you_mean(name, names)
+    for pattern in (f"{start}{name}{end}" for end in ("", ".weight", ".*") for start in ("", "*.") if name):
+        met = [other for other in (*near, *names) if matches(other, pattern)]
+        if met:
+            return f'; did you mean "{pattern if takes_patterns and len(met) > 1 else met[0]}"?'
+    said = did_you_mean(name, names, near)
+    parts = {part for other in names for part in other.split(".") if part.isidentifier()} - {"weight"}
+    last = difflib.get_close_matches(name.removesuffix(".weight").rpartition(".")[2], sorted(parts), n=1)
+    return nearest_of(last[0], names, near, takes_patterns) if last and said.startswith("; known") else said
+
+
 def _no_match(model: nn.Module, which: str, pattern: str, matrices: Sequence[Place]) -> UnknownNameError:
-    near = did_you_mean(pattern, [place.qualified for place in matrices])
-    return UnknownNameError(f"{which} needs to match a weight of {_kind(model)}, got none{near}")
+    near = nearest_of(pattern, [place.qualified for place in matrices], takes_patterns=True)
+    return UnknownNameError(f"{which} needs to match a weight of {class_name(model)}, got none{near}")
 
 
 def _not_plain(place: Place, what: str, remedy: str) -> OptionError:

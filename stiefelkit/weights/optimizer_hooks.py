@@ -117,7 +117,12 @@ def retire(parameters: Iterable[Tensor], weight: str, event: str, heir: Any, *, 
 
 def manifold_of(p: Any) -> str | None:
     """Returns the manifold that a tensor of geoopt's says it is on, as `MANIFOLDS` call it if they do; or None."""
-    manifold, geoopt = getattr(p, "manifold", None), sys.modules.get("geoopt")
+    return name_of_manifold(getattr(p, "manifold", None))
+
+
+def name_of_manifold(manifold: Any) -> str | None:
+    """Returns what `MANIFOLDS` call a manifold in geoopt's interface, or its own name; None for anything else."""
+    geoopt = sys.modules.get("geoopt")
     if manifold is None or geoopt is None or not isinstance(manifold, geoopt.Manifold):
         return None
     if isinstance(manifold, geoopt.Euclidean):

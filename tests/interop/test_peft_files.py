@@ -290,7 +290,17 @@ def without(folder: Path, *keys: str, **others: Any) -> Path:
 
 LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
 BAD: dict[str, tuple[str, Any, str]] = {
-    "no folder": ("oft", lambda f: f / "nothing", r"needs adapter_config\.json, got .* without\."),
+    "no folder": (
+        "oft",
+        lambda f: f / "nothing",
+        r"got '.*nothing', which is missing; huggingface_hub\.",
+    ),
+    "a file": ("oft", lambda f: f / "adapter_config.json", r"got '.*\.json', which is a file; give its folder"),
+    "no configuration": (
+        "oft",
+        lambda f: (f / "adapter_config.json").unlink() or f,
+        r"needs adapter_config\.json, got .* without\.",
+    ),
     "no tensors": (
         "oft",
         lambda f: (f / "adapter_model.safetensors").unlink() or f,
@@ -339,7 +349,7 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "a scale": (
         "boft",
         lambda f: without(f, **{f"{LAYER}.boft_s": torch.ones(31, 1)}),
-        "boft_s of shape of 32 entries",
+        r"boft_s of shape \(32, 1\)",
     ),
     "factors": (
         "boft",
@@ -349,7 +359,14 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "another layer": (
         "oft",
         lambda f: without(f, **{"base_model.model.model.layers.7.mlp.up.oft_R.weight": torch.zeros(4, 28)}),
-        r"got a model without model\.layers\.7\.mlp\.up",
+        r"got a model without the layer model\.layers\.7\.mlp\.up\.$",
+    ),
+    "a base that has a name": (
+        "oft",
+        lambda f: edited(
+            without(f, **{"base_model.model.other.oft_R.weight": torch.zeros(4, 28)}), base_model_name_or_path="my/base"
+        ),
+        r"without the layer other; the file is of the base 'my/base'\.$",
     ),
     "a layer without rotation": (
         "oft",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import stiefelkit as sk
-from stiefelkit.errors import OptionError, UnknownNameError
+from stiefelkit.errors import CheckpointError, OptionError, UnknownNameError
 
 peft = pytest.importorskip("peft", reason="needs the extra [interop]")
 transformers = pytest.importorskip("transformers", reason="needs the extra [interop]")
@@ -56,7 +56,7 @@ UNWRITTEN: dict[str, tuple[Any, str]] = {
     ),
     "Conv1D": (
         lambda: adapted("0", nn.Sequential(transformers.pytorch_utils.Conv1D(4, 8))),
-        "needs a layer for which PEFT has OFT, got Conv1D",
+        "PEFT has OFT, Conv2d or Embedding or Linear, got Conv1D, at 0; sk.nn.adapter_state",
     ),
     "a reflection": (lambda: reflected(adapted(parametrization="cayley")), "rotations without the eigenvalue -1"),
     "no reflector": (lambda: nothing(adapted(parametrization="householder")), "reflectors that are not zero"),
@@ -78,8 +78,15 @@ UNWRITTEN: dict[str, tuple[Any, str]] = {
     ),
     "the model itself": (lambda: sk.nn.adapt(nn.Linear(8, 8), "weight"), "needs layers inside a model"),
     "two places": (lambda: adapted("one", Twice()), "each in one place of it"),
-    "another name": (lambda: adapted(name="b"), "needs the name of adapters of the model, got 'default'"),
-    "no adapter": (lambda: nn.ModuleDict({"a": nn.Linear(8, 8)}), "needs the name of adapters"),
+    "another name": (lambda: adapted(name="b"), "save_peft needs the name of an adapter, one of .'b'., got 'default'"),
+    "no adapter": (
+        lambda: nn.ModuleDict({"a": nn.Linear(8, 8)}),
+        "a model with an adapter, got ModuleDict without",
+    ),
+    "frames": (
+        lambda: sk.orthogonal(nn.ModuleDict({"a": nn.Linear(8, 8)}), "a.weight"),
+        r"without; its orthogonal weights are no adapters: model\.state_dict\(\) .* sk\.bake\(model\)",
+    ),
     "names": (
         lambda: adapted(
             "b",
@@ -161,3 +168,32 @@ def test_a_model_of_peft_is_told_how_to_get_its_base(tmp_path: Path):
         sk.nn.load_peft(model, tmp_path)
     loaded = sk.nn.load_peft(model.unload(), tmp_path)
     torch.testing.assert_close(loaded(x), before, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("saves_a_module", [False, True], ids=["adapters", "modules_to_save"])
+def test_a_wrong_base_is_answered_with_what_differs(saves_a_module: bool, tmp_path: Path):
+    def base(inputs: int = 8, classes: int = 3) -> Any:
+        inner = nn.ModuleDict({"up": nn.Linear(inputs, 8), "down": nn.Linear(8, 8)})
+        return nn.ModuleDict({"body": inner, "head": nn.Linear(8, classes)})
+
+    def refused(model: Any, sentence: str) -> None:
+        state = copy.deepcopy(model.state_dict())
+        with pytest.raises(CheckpointError, match=f"{sentence}$"):
+            sk.nn.load_peft(model, tmp_path / "ours")
+        assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+    saved = ["head"] if saves_a_module else []
+    model = sk.nn.adapt(base(), "body.*", block_size=4, modules_to_save=saved)
+    sk.nn.save_peft(model, tmp_path / "ours", base_model_name_or_path="my/base")
+    last = "; the file is of the base 'my/base'\\."
+    outer, missing = (
+        nn.ModuleDict({"net": base()}),
+        "got a model without the layer body\\.(up|down) and 1 more of its layers",
+    )
+    refused(outer, missing + "; model\\.get_submodule\\('net'\\) has them" + last)
+    assert len(sk.nn.adapters(sk.nn.load_peft(outer.get_submodule("net"), tmp_path / "ours"))) == 2
+    refused(base()["body"], missing + "; the file is of a model that has this one as 'body'" + last)
+    refused(nn.ModuleDict({"legs": base()["body"]}), missing + last)
+    refused(base(inputs=12), r"at body\.up: needs oft_R of shape .* for 12 features, got \(2, 6\)" + last)
+    if saves_a_module:
+        refused(base(classes=5), r"needs head\.weight of the shape in the model, \(5, 8\), got \(3, 8\) in the file\.")

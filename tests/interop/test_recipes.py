@@ -64,3 +64,33 @@ def test_the_trainer_of_transformers_trains_and_saves_gpt2_as_the_page_says(held
     twin.tie_weights()
     tokens = torch.arange(8)[None]
     assert torch.equal(twin.eval()(tokens).logits, gpt.cpu().eval()(tokens).logits)
+
+
+def test_the_trainer_trains_adapters_and_saves_them_for_peft_and_folded_as_the_page_says(held: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the extra [interop]")
+    pytest.importorskip("accelerate", reason="needs the extra [interop]")
+    folded = ran("Trainer with adapters", held)["llama"].cpu().eval()
+    assert not sk.nn.adapters(folded)
+    tokens = torch.arange(8)[None]
+    before = folded(tokens).logits
+    assert torch.equal(transformers.LlamaForCausalLM.from_pretrained("out/folded").eval()(tokens).logits, before)
+    saved = load_file("out/adapter/adapter_model.safetensors")
+    assert len(saved) == 4
+    assert min(value.abs().max() for value in saved.values()) > 1e-3
+    resumed = transformers.LlamaForCausalLM(held["config"]).requires_grad_(False)
+    sk.nn.adapt(resumed, ["*.q_proj", "*.v_proj"], block_size=8)
+    trainer = transformers.Trainer(resumed, held["arguments"], train_dataset=held["data"])
+    (checkpoint,) = {path.name for path in Path("out").glob("checkpoint-16")}
+    trainer.train(resume_from_checkpoint=f"out/{checkpoint}")
+    assert torch.equal(sk.nn.fold(resumed).cpu().eval()(tokens).logits, before)
+
+
+def test_accelerate_trains_adapters_and_saves_them_as_the_page_says(held: dict[str, Any]) -> None:
+    pytest.importorskip("accelerate", reason="needs the extra [interop]")
+    net = ran("accelerate with adapters", held)["accelerator"].unwrap_model(held["net"])
+    check_frames(net, 2)
+    twin = sk.nn.adapt(nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16)), ["0", "2"], block_size=4)
+    sk.nn.load_adapter_state(twin, load_file("adapters.safetensors"))
+    for one, other in zip(sk.nn.adapters(twin).values(), sk.nn.adapters(net).values(), strict=True):
+        assert torch.equal(one.rotation.weight, other.rotation.weight)
+        assert torch.dist(one.rotation.weight, torch.eye(16)) > 1e-2

@@ -118,8 +118,9 @@ def test_what_is_no_frame_is_refused_with_figures():
 
 
 def test_unknown_options_are_refused():
-    with pytest.raises(errors.OptionError, match='did you mean "canonical"'):
-        Stiefel("cannonical")
+    for metric in ("cannonical", "stiefel:canonical"):
+        with pytest.raises(errors.OptionError, match=rf"a metric in \('canonical', 'euclidean'\), got '{metric}'"):
+            Stiefel(metric)
     with pytest.raises(errors.OptionError, match='did you mean "polar"'):
         Stiefel(retraction="pollar")
     with pytest.raises(errors.OptionError, match="gen"):

@@ -6,12 +6,13 @@ import gc
 import geoopt
 import pytest
 import torch
-from optimizers_at_hand import OPTIMIZERS
+from optimizers_at_hand import OPTIMIZERS, every_optimizer
 from torch import nn
 
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.metrics import orthogonality_error
+from stiefelkit.optim.settings import WEIGHT_DECAY
 from stiefelkit.testing import seeds
 from stiefelkit.weights import optimizer_hooks
 
@@ -139,3 +140,30 @@ def test_what_cannot_be_trained_is_refused_with_a_remedy_that_works(w, text):
 def test_a_manifold_that_is_unknown_is_refused():
     with pytest.raises(errors.OptionError, match='did you mean "stiefel:canonical"'):
         sk.optim.frames(sk.init.haar((3, 2)), manifold="stiefel:canonicle")
+
+
+@every_optimizer
+def test_weight_decay_that_no_parameter_would_get_is_refused(name):
+    if WEIGHT_DECAY in OPTIMIZERS[name].settings:
+        with pytest.raises(errors.OptionError, match=r"weight_decay=0 for frames, which cannot shrink, got 0\.1"):
+            OPTIMIZERS[name](sk.optim.frames(nn.Parameter(sk.init.haar((4, 4)))), weight_decay=0.1)
+    else:  # it has the call of a published class
+        assert "manifold; accepted, without effect on a frame." in " ".join(OPTIMIZERS[name].__doc__.split())
+    net = sk.orthogonal(nn.Linear(4, 4), "weight", "stiefel")
+    decays = [
+        group["weight_decay"]
+        for group in OPTIMIZERS[name](sk.optim.parameter_groups(net, 1e-2), weight_decay=0.1).param_groups
+    ]
+    assert decays == [0.1, 0.0]
+
+
+@every_optimizer
+def test_a_closure_that_differentiates_a_complex_loss_is_answered_with_the_remedy(name):
+    w = nn.Parameter(sk.init.haar((4, 2), torch.complex128))
+    optimizer = OPTIMIZERS[name](sk.optim.frames([w]))
+    before, a = w.detach().clone(), torch.linspace(0.1, 1, 8, dtype=w.dtype).view(4, 2)
+    with pytest.raises(errors.OptimizerError, match=r"a real loss, got a complex one; .* loss\.real\.backward\(\)"):
+        optimizer.step(lambda: (w * a).sum().backward())
+    assert torch.equal(w, before)
+    optimizer.step(lambda: (w * a).sum().real.backward())
+    assert not torch.equal(w, before)

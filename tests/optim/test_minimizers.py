@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -312,8 +314,47 @@ def test_minimize_refuses_what_it_cannot_minimise():
 
 
 def test_only_minimizers_are_registered():
-    with pytest.raises(errors.OptionError, match="needs to be a name or a subclass"):
-        sk.optim.minimizers.check(torch.optim.LBFGS)
+    for other in (torch.optim.LBFGS, sk.optim.CayleySGD, None):
+        with pytest.raises(
+            errors.OptionError, match=r"a name, of conjugate_gradient, lbfgs, trust_region, or a subclass"
+        ):
+            sk.optim.minimize(torch.sum, frame((4, 2)), other)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", sk.optim.minimizers.names())
+def test_a_class_of_minimizers_is_what_its_name_is(name):
+    cls, a = sk.optim.minimizers.get(name), spread(4)
+    ends = [sk.optim.minimize(lambda w: (w.mT @ a @ w).trace(), frame((4, 2)), method) for method in (name, cls)]
+    assert torch.equal(ends[0].point, ends[1].point)
+    with pytest.raises(errors.UnknownNameError, match=f'did you mean "{name}"'):
+        sk.optim.minimize(torch.sum, frame((4, 2)), cls.__name__)
+
+
+@pytest.mark.parametrize("name", sk.optim.minimizers.names())
+def test_a_complex_loss_is_answered_with_a_remedy_that_works(name):
+    a = drawn((4, 4), torch.complex128)
+    with pytest.raises(
+        errors.OptimizerError, match=r"one real number, got a complex one; return its real part, loss\.real\."
+    ):
+        sk.optim.minimize(lambda w: (w.mH @ a @ w).trace(), frame((4, 2), torch.complex128), name)
+    assert sk.optim.minimize(lambda w: (w.mH @ a @ w).trace().real, frame((4, 2), torch.complex128), name).is_converged
+
+
+def test_minimize_says_which_name_a_manifold_has():
+    w = frame((4, 2))
+    for metric in METRICS:
+        for manifold in (metric, sk.manifolds.Stiefel(metric), [metric]):
+            with pytest.raises(errors.OptionError, match=f'minimize needs the name .* did you mean "stiefel:{metric}"'):
+                sk.optim.minimize(torch.sum, w, manifold=manifold)  # type: ignore[arg-type]
+    with pytest.raises(errors.OptionError, match="known: stiefel:canonical, stiefel:euclidean"):
+        sk.optim.minimize(torch.sum, w, manifold=sk.manifolds.Stiefel)  # type: ignore[arg-type]
+
+
+def test_minimize_warns_of_nothing_deprecated_and_leaves_geoopt_alone():
+    code = "import sys, torch, stiefelkit as sk; sk.optim.minimize(torch.sum, sk.init.haar((3, 2)))"
+    code += "; print('geoopt' in sys.modules)"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 @pytest.mark.parametrize("name", sk.optim.minimizers.names())

@@ -42,7 +42,7 @@ def test_every_function_takes_names_as_drift_prints_them():
     ("call", "text"),
     [
         (lambda net: sk.orthogonal(net, "encodr.0.weight"), 'did you mean "encoder.0.weight"'),
-        (lambda net: sk.orthogonal(net, "weight"), 'did you mean "conv.weight", "embedding.weight", "encoder.0.'),
+        (lambda net: sk.orthogonal(net, "weight"), 'did you mean "*.weight"'),
         (lambda net: sk.orthogonal(nn.GRU(2, 2), "weight"), 'did you mean "weight_hh_l0" or "weight_ih_l0"?'),
         (
             lambda net: sk.orthogonal(net, "encoder.0.wieght"),
@@ -65,6 +65,40 @@ def test_a_name_that_is_none_is_answered_with_a_near_one(call, text):
         call(net)
     assert text in str(caught.value)
     assert list(sk.drift(net)) == ["encoder.2.weight"]
+
+
+def decoder() -> Any:
+    """Two blocks of attention, and a head."""
+    net: Any = nn.ModuleDict({"layers": nn.ModuleList(), "head": nn.Linear(4, 2)})
+    for _ in range(2):
+        attention = nn.ModuleDict({"q_proj": nn.Linear(4, 4), "k_proj": nn.Linear(4, 4)})
+        net["layers"].append(nn.ModuleDict({"self_attn": attention, "norm": nn.LayerNorm(4)}))
+    return net
+
+
+NAMED: dict[str, Any] = {
+    "orthogonal": lambda word: sk.orthogonal(decoder(), word),
+    "where=": lambda word: sk.orthogonal(decoder(), where=word),
+    "several": lambda word: sk.orthogonal(decoder(), where=["head.weight", word]),
+    "adapt": lambda word: sk.nn.adapt(decoder(), word),
+    "modules_to_save=": lambda word: sk.nn.adapt(decoder(), "head", modules_to_save=word),
+    "bake": lambda word: sk.bake(sk.orthogonal(decoder(), where="*"), word),
+    "coordinates": lambda word: sk.coordinates(sk.orthogonal(decoder(), where="*"), word),
+}
+
+
+@pytest.mark.parametrize("word", ["q_proj", "qproj", "q_proj.weight", "self_attn.q_proj", "self_attn", "*.q_porj"])
+@pytest.mark.parametrize("who", list(NAMED))
+def test_the_name_that_is_offered_for_a_part_of_names_is_taken(who, word):
+    takes_patterns = who not in ("bake", "coordinates")
+    if word.startswith("*") and not takes_patterns:
+        return
+    with pytest.raises(errors.UnknownNameError) as caught:
+        NAMED[who](word)
+    offered = re.findall(r'"([^"]*)"', str(caught.value).partition("; did you mean ")[2])[0]
+    assert offered.startswith("*.") == takes_patterns
+    assert "q_proj" in offered or word == "self_attn"
+    assert NAMED[who](offered) is not None
 
 
 @pytest.mark.parametrize(
@@ -92,7 +126,7 @@ def test_a_pattern_in_the_place_of_a_name_means_the_same_and_is_refused_where_on
     with pytest.raises(errors.UnknownNameError, match="needs to match a weight"):
         sk.orthogonal(net, "decoder.*", "stiefel")
     for function in (sk.reset_, sk.rebase_, sk.bake, sk.coordinates, lambda net, name: sk.assign_(net, name, None)):  # type: ignore[arg-type]
-        with pytest.raises(errors.UnknownNameError, match=r"name of one orthogonal weight, got the pattern .* where="):
+        with pytest.raises(errors.UnknownNameError, match=r"name of one orthogonal weight, got the pattern .*drift"):
             function(net, "encoder.*.weight")
     held: Any = sk.orthogonal(nn.ParameterDict({"w[0]": torch.randn(3, 3)}), "w[0]")
     sk.reset_(held, "w[0]")

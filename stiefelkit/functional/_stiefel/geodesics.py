@@ -27,7 +27,7 @@ def geodesic(w: Tensor, u: Tensor, *vectors: Tensor, metric: str = "canonical") 
         metric: "canonical" or "euclidean".
 
     Returns:
-        The frames, and the vectors carried to them.
+        A tuple: the frames, then each of the vectors, carried to them; of one entry where there are no vectors.
 
     Raises:
         ShapeError: W has more columns than rows, or the others another shape.

@@ -109,7 +109,7 @@ def cayley_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, .
         vectors: tangent vectors to carry, same shape.
 
     Returns:
-        The frames, and the vectors carried to them.
+        A tuple: the frames, then each of the vectors, carried to them; of one entry where there are no vectors.
 
     Raises:
         ShapeError: W has more columns than rows, or the others another shape.
@@ -239,7 +239,8 @@ def _solve(k: Tensor, b: Tensor) -> Tensor:
 def polar_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
     """Moves frames to the ones nearest to :math:`W + U`; carries by projection. Of second order, Euclidean metric.
 
-    Arguments, results and errors are those of `cayley_retraction`; steps may have a length of about 1e6.
+    Arguments, the tuple that is returned, and errors are those of `cayley_retraction`; steps may have a length of about
+    1e6.
 
     Args:
         w: frames of shape (*, n, p) in float64 or complex128.
@@ -257,7 +258,7 @@ def polar_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ..
 def qr_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
     """Moves frames to the Q factor of :math:`W + U`, with R's diagonal positive; carries by projection. Of first order.
 
-    Arguments, results and errors are those of `cayley_retraction`; steps may have any length.
+    Arguments, the tuple that is returned, and errors are those of `cayley_retraction`; steps may have any length.
 
     Args:
         w: frames of shape (*, n, p) in float64 or complex128.
@@ -279,4 +280,7 @@ RETRACTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     "polar": polar_retraction,
     "qr": qr_retraction,
 }
-"""Name to function of frames W, tangent vectors U and further ones to be carried, each of shape (*, n, p)."""
+"""Name to function of frames W, tangent vectors U and further ones to be carried, each of shape (*, n, p).
+
+Each returns a tuple, the frames first, then each vector that is carried: `(moved,) = RETRACTIONS["cayley"](w, u)`.
+"""

@@ -3,7 +3,7 @@
 import difflib
 import inspect
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from stiefelkit.numbers import one_of, plain
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.settings import OF_TORCH
 from stiefelkit.tensors import is_sharded
-from stiefelkit.weights.optimizer_hooks import MANIFOLDS, Frame, frames, manifold_of, watch_frame
+from stiefelkit.weights.optimizer_hooks import MANIFOLDS, Frame, frames, manifold_of, name_of_manifold, watch_frame
 
 
 def check_group(optimizer: Any, group: dict[str, Any]) -> dict[str, Any]:
@@ -44,14 +44,20 @@ def check_group(optimizer: Any, group: dict[str, Any]) -> dict[str, Any]:
     if manifold is None:
         _check_torch_settings(name, optimizer.plain, group)
         return group
-    if not one_of(*MANIFOLDS).holds(manifold):
-        raise OptionError(f"{name} knows no manifold {shown(manifold)}{did_you_mean(manifold, MANIFOLDS)}")
+    check_manifold(name, manifold)
     if group.get("weight_decay"):
         raise OptionError(
             f"{name} needs weight_decay=0 for frames, which cannot shrink, got {shown(group['weight_decay'])}; "
             "sk.optim.parameter_groups(model, weight_decay=...) gives it to the other parameters only."
         )
     return group
+
+
+def check_manifold(name: str, manifold: Any) -> None:
+    """Raises OptionError unless it is the name of a manifold."""
+    if not one_of(*MANIFOLDS).holds(manifold):
+        near = did_you_mean(name_of_manifold(manifold) or manifold, MANIFOLDS)
+        raise OptionError(f"{name} needs the name of a manifold, got {shown(manifold)}{near}")
 
 
 def _check_torch_settings(name: str, plain: type[torch.optim.Optimizer], group: dict[str, Any]) -> None:
@@ -186,6 +192,19 @@ def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
                 f"{name} needs frames, ||W^H W - I||_F <= {permitted:.2g}, got {error:.2g}; "
                 "sk.functional.nearest_frame gives the nearest."
             )
+
+
+def loss_of(name: str, closure: Callable[[], Any]) -> Any:
+    """Returns what a closure returns; raises OptimizerError if it goes backward from a complex loss."""
+    try:
+        return closure()
+    except RuntimeError as error:
+        if "real scalar outputs" not in str(error):
+            raise
+        raise OptimizerError(
+            f"{name} needs a closure that differentiates a real loss, got a complex one; take its real part, "
+            "loss.real.backward()."
+        ) from error
 
 
 def check_readers(who: str, group: dict[str, Any], params: list[Any]) -> None:

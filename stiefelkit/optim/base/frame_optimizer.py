@@ -29,8 +29,9 @@ from stiefelkit.optim.base.checks import (
     check_readers,
     check_spelling,
     given,
+    loss_of,
 )
-from stiefelkit.optim.settings import RATE, Setting, signature, told
+from stiefelkit.optim.settings import RATE, WEIGHT_DECAY, Setting, signature, told
 from stiefelkit.weights.optimizer_hooks import frames
 
 
@@ -98,6 +99,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
                 "sk.optim.parameter_groups(model, lr=...) those of a model.",
                 stacklevel=2,
             )
+        elif WEIGHT_DECAY in self.settings and all(group["manifold"] is not None for group in self.param_groups):
+            check_group(type(self), {**self.param_groups[0], **chosen})  # for the decay that no group would have
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group after its manifold, its settings and its frames were checked.
@@ -210,7 +213,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         loss = None
         if closure is not None:
             with torch.enable_grad():
-                loss = closure()
+                loss = loss_of(type(self).__name__, closure)
         self._settle()
         batches = self._batches()
         rest, read, unread = [], [], []

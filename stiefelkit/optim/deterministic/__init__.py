@@ -12,8 +12,9 @@ def _check(minimizer: Any) -> None:
     from stiefelkit.optim.deterministic.minimizer import Minimizer
 
     if not (isinstance(minimizer, type) and issubclass(minimizer, Minimizer)):
+        known = ", ".join(minimizers.names())
         raise OptionError(
-            f"A minimizer needs to be a name or a subclass of sk.optim.Minimizer, got {shown(minimizer)}."
+            f"A minimizer needs to be a name, of {known}, or a subclass of sk.optim.Minimizer, got {shown(minimizer)}."
         )
 
 

@@ -1,7 +1,7 @@
 """A loss and a start, and the minimum: an optimizer of deterministic losses as a function."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.errors import DtypeError, OptionError, shown
-from stiefelkit.optim.base.checks import listed
+from stiefelkit.optim.base.checks import check_manifold, listed
 from stiefelkit.optim.deterministic import minimizers
+from stiefelkit.optim.deterministic.minimizer import Minimizer
 from stiefelkit.optim.deterministic.objective import NOISE
 from stiefelkit.optim.groups import frames
 
@@ -47,7 +48,7 @@ class Minimum:
 def minimize(
     f: Callable[..., Tensor],
     x0: Any,
-    method: str = "trust_region",
+    method: str | type[Minimizer] = "trust_region",
     *,
     manifold: str | Sequence[str | None] | None = "stiefel:canonical",
     max_iter: int = 1000,
@@ -63,18 +64,20 @@ def minimize(
             or as many as x0 has.
         x0: where to start: a frame of shape (*, n, p), :math:`n ≥ p`, float32 or better, real or complex, as a tensor
             or a NumPy array; or a tuple or list of such, of one precision. It is not changed.
-        method: a name in `sk.optim.minimizers`: "trust_region", "lbfgs", "conjugate_gradient".
-        manifold: "stiefel:canonical" or "stiefel:euclidean", which differ in the metric, or None for a point that moves
-            freely; of several points, one for all or one for each.
+        method: a name in `sk.optim.minimizers`: "trust_region", "lbfgs", "conjugate_gradient"; or a class,
+            `sk.optim.LBFGS`.
+        manifold: a name, "stiefel:canonical" or "stiefel:euclidean", which differ in the metric, or None for a point
+            that moves freely; of several points, one for all or one for each.
         max_iter: iterations at most.
         **settings: of the method, as `tolerance_grad=1e-8`.
 
     Raises:
-        NotAFrameError, ShapeError, OptionError: x0 is no frame, or there are not as many manifolds as points.
+        NotAFrameError, ShapeError: x0 is no frame.
+        OptionError: no manifold has that name, there are not as many of them as points, or the class is no minimizer.
         UnknownNameError: no method has that name.
         DtypeError: x0 is no tensor, no array of numbers, and no tuple of them.
         NonFiniteError: the value or the gradient at x0 is not finite.
-        OptimizerError: f does not return a tensor that depends on its argument.
+        OptimizerError: f does not return one real number, a tensor that depends on its argument.
 
     >>> import torch, stiefelkit as sk
     >>> a = torch.diag(torch.arange(1.0, 7.0, dtype=torch.float64))
@@ -86,10 +89,15 @@ def minimize(
         raise OptionError(f"sk.optim.minimize needs a function of the point, got {shown(f)}.")
     are_several = isinstance(x0, tuple | list)
     points = [_parameter(x) for x in (x0 if are_several else [x0])]
-    manifolds = [manifold] * len(points) if isinstance(manifold, str | None) else listed("sk.optim.minimize", manifold)
+    manifolds: list[Any] = [manifold] * len(points)
+    if isinstance(manifold, Iterable) and not isinstance(manifold, str):
+        manifolds = listed("sk.optim.minimize", manifold)
+    for name in manifolds:
+        if name is not None:
+            check_manifold("sk.optim.minimize", name)
     if not points or len(manifolds) != len(points):
         raise OptionError(f"sk.optim.minimize needs a manifold for each point, got {len(manifolds)} of {len(points)}.")
-    cls = minimizers.get(method)
+    cls = minimizers.find(method)
     groups = [
         {"params": [w]} if name is None else frames(w, manifold=name)[0]
         for w, name in zip(points, manifolds, strict=True)

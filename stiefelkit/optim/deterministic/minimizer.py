@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import write_count
-from stiefelkit.errors import CheckpointError, NonFiniteError, OptimizerError, OptionError, did_you_mean, shown
+from stiefelkit.errors import CheckpointError, NonFiniteError, OptimizerError, OptionError, shown
 from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import plain
 from stiefelkit.optim.base.checkpoint import check_states
-from stiefelkit.optim.base.checks import ask_readers, by_manifold, check_members, check_spelling, given
+from stiefelkit.optim.base.checks import ask_readers, by_manifold, check_manifold, check_members, check_spelling, given
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.deterministic.space import Space
-from stiefelkit.optim.settings import Setting, at_least, is_number, one_of, signature, told, whole
+from stiefelkit.optim.settings import Setting, at_least, is_number, signature, told, whole
 from stiefelkit.tensors import is_sharded
-from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
 OF_ALL = (
     Setting("max_iter", 20, whole(1), "iterations of a step at most, as those of torch.optim.LBFGS."),
@@ -152,10 +151,8 @@ class Minimizer(torch.optim.Optimizer, ABC):
                     f"{name} needs one {setting.name} for all groups, got {shown(others)} and "
                     f"{shown(group[setting.name])}."
                 )
-        if group["manifold"] is not None and not one_of(*MANIFOLDS).holds(group["manifold"]):
-            raise OptionError(
-                f"{name} knows no manifold {shown(group['manifold'])}{did_you_mean(group['manifold'], MANIFOLDS)}"
-            )
+        if group["manifold"] is not None:
+            check_manifold(name, group["manifold"])
         if group.get("weight_decay"):
             raise OptionError(f"{name} needs weight_decay=0, got {shown(group['weight_decay'])}; add it to the loss.")
 

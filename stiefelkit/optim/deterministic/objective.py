@@ -11,6 +11,7 @@ from torch import Tensor
 from stiefelkit.errors import NonFiniteError, OptimizerError, shown
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import plain
+from stiefelkit.optim.base.checks import loss_of
 from stiefelkit.optim.deterministic.space import Place, Space
 
 __all__ = ["Objective", "Position", "dot"]
@@ -196,7 +197,7 @@ class Objective:
         for p in self._params:
             p.grad = None
         with torch.enable_grad():
-            returned = self._closure()
+            returned = loss_of(self.who, self._closure)
             graph, is_curved = self._graph(returned)
         dense = [g.to_dense() if g.is_sparse else g for g in graph]
         gradients = [g.detach().to(w.dtype) for g, w in zip(dense, points, strict=True)]
@@ -240,6 +241,8 @@ class Objective:
             value = value.item()
         if not isinstance(value, int | float):
             got = f"a tensor of shape {tuple(returned.shape)}" if isinstance(returned, Tensor) else shown(returned)
+            if isinstance(value, complex):
+                got = "a complex one; return its real part, loss.real"
             raise OptimizerError(f"{self.who} needs a closure that returns the loss, one real number, got {got}.")
         return float(value)
 
