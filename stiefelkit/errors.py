@@ -215,7 +215,7 @@ def did_you_mean(name: object, known: Iterable[str], near: Iterable[str] = ()) -
 
 def _suggested(names: list[str], note: str) -> str:
     *most, last = [f'"{name}"' for name in names]
-    if len(most) >= _MEANT:
+    if len(most) > _MEANT:  # never one of 1
         most, last = most[:_MEANT], f"one of {len(names) - _MEANT} more"
     return f"; did you mean {', '.join(most)}{' or ' if most else ''}{last}{note}?"
 
