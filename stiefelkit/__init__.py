@@ -98,7 +98,9 @@ if not TYPE_CHECKING:  # else a checker would believe that every name is here
             if name in module.__all__:
                 globals()[name] = value = getattr(module, name)
                 return value
-        raise importlib.import_module("stiefelkit.errors").no_attribute(__name__, name)
+        from stiefelkit.errors import no_attribute
+
+        raise no_attribute(__name__, name)
 
     def __dir__():
         return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
