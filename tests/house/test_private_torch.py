@@ -247,6 +247,13 @@ def test_is_cached_inside_the_context_of_torch() -> None:
     assert not _torch.is_cached()
 
 
+def test_class_name_is_that_of_a_module_before_its_parametrization() -> None:
+    module = nn.Linear(2, 2)
+    parametrize.register_parametrization(module, "weight", nn.Identity())
+    assert type(module).__name__ != "Linear"
+    assert _torch.class_name(module) == "Linear"
+
+
 def test_injected_properties_read_the_weight_from_its_list() -> None:
     module = nn.Linear(2, 2)
     parametrize.register_parametrization(module, "weight", nn.Identity())
