@@ -178,7 +178,7 @@ def written(adapter: Adapter) -> Written:
             end = "hra_u" if kind == "HRA" else "oft_R.weight"
     if not isinstance(layer, FORMATS[kind].keys[end]):
         kinds = sorted({cls.__name__ for classes in FORMATS[kind].keys.values() for cls in classes})
-        raise _refused(f"a layer for which PEFT has {kind}, {' or '.join(kinds)}, got {type(layer).__name__}")
+        raise _refused(f"a layer for which PEFT has {kind} ({', '.join(kinds)}), got {type(layer).__name__}")
     side = "patches" if isinstance(layer, nn.Conv2d) else "out" if isinstance(layer, nn.Embedding) else "in"
     if adapter.side != side:
         raise _refused(f'side="{side}" for {kind} of {type(layer).__name__}, got side="{adapter.side}"')

@@ -56,7 +56,7 @@ UNWRITTEN: dict[str, tuple[Any, str]] = {
     ),
     "Conv1D": (
         lambda: adapted("0", nn.Sequential(transformers.pytorch_utils.Conv1D(4, 8))),
-        "PEFT has OFT, Conv2d or Embedding or Linear, got Conv1D, at 0; sk.nn.adapter_state",
+        r"PEFT has OFT \(Conv2d, Embedding, Linear\), got Conv1D, at 0; sk\.nn\.adapter_state.* sk\.nn\.fold",
     ),
     "a reflection": (lambda: reflected(adapted(parametrization="cayley")), "rotations without the eigenvalue -1"),
     "no reflector": (lambda: nothing(adapted(parametrization="householder")), "reflectors that are not zero"),
