@@ -201,7 +201,7 @@ def _say_left_out(console: Screen, places: "Iterable[tuple[str, list[str]]]", co
     from stiefelkit.measuring.races.schedule import NO_TIME
 
     for place, names in places:
-        console.print(f"Left out of {place}: {', '.join(names)}: {NO_TIME}", soft_wrap=True)
+        console.print(f"Left out of {place}: {'; '.join(names)}: {NO_TIME}", soft_wrap=True)
     console.print(f"To measure what was left out: {command}", soft_wrap=True)
 
 
@@ -334,6 +334,8 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) 
         console.print(f"Skipped {skipped.method} at {skipped.n} x {skipped.p}: {skipped.reason}", soft_wrap=True)
         apart.append(skipped.method)
     _say_complex(console, "drift", plan, apart, out)
+    if not (outcome.curves or late):
+        raise OptionError(f"The drift experiment needs a method that can do this in {plan.dtype}, got none.")
     if late:
         methods = tuple(dict.fromkeys(name for names in late.values() for name in names))
         rest = dataclasses.replace(plan, methods=methods)

@@ -17,13 +17,13 @@ app = App(name="plot", help="Draw the curves of runs, or gradients over time.", 
 @app.default
 @options()
 def plot(*runs: Path, out: Path | None = None, data: Path | None = None, figures: Figures) -> int:
-    """Draws the learning curves and the orthogonality of runs of one task.
+    """Draws the learning curves and the orthogonality of runs of one task, or again the figure of a drift experiment.
 
     Runs that differ by their seed, or by the excerpt of a waveform, also give a box plot of their best scores; models
     that differ by the number of reflections their scores against it; waveforms what is generated beside what is true.
 
     Args:
-        runs: run folders, or folders of comparisons.
+        runs: run folders, or folders of comparisons; or one folder that stiefelkit drift has written.
         out: folder for the figures; the run's own folder for a single run, else plots.
         data: folder of the data, for what is true; that of STIEFELKIT_DATA if left out.
         figures: how they are written.
@@ -31,6 +31,11 @@ def plot(*runs: Path, out: Path | None = None, data: Path | None = None, figures
     from stiefelkit.training import plot as plots
 
     folder = out or (runs[0] if len(runs) == 1 else Path("plots"))
+    if len(runs) == 1 and (record := runs[0] / "drift.json").is_file():
+        from stiefelkit.measuring.drift.run import redraw
+
+        say(f"Figure: {redraw(record, folder, figures)}")
+        return 0
     with named(data):
         for figure in plots.plot(plots.find_runs(runs), folder, figures):
             say(f"Figure: {figure}")

@@ -175,6 +175,8 @@ class OrthogonalParam(nn.Module, ABC):
 
         A map with schemes of its own, or without `invert`, overrides it.
         """
+        if type(self).invert is OrthogonalParam.invert:
+            raise OptionError(f"{title(self)} needs a method initial(scheme, generator), since it has no invert.")
         return self.invert(init.draw(scheme, self.shape, working_dtype(self.dtype), generator))
 
     initial_frame = initial

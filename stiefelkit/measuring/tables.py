@@ -86,9 +86,12 @@ def of_race(race: Race, dtype: str, shares: bool = False) -> list[Table]:
     columns: Columns = [
         ("ms", lambda row: 1e3 * row["seconds"]),
         ("g", lambda row: row["gemm_units"]),
-        ("ratio", lambda row: row["ratio_to_best_peer"]),
         ("error", lambda row: row["error_over_limit"]),
     ]
+    note = f"g = {three_digits(1e6 * race.unit)} µs; error in rounding limits"
+    if any(row["ratio_to_best_peer"] is not None for row in race.rows):
+        columns.insert(2, ("ratio", lambda row: row["ratio_to_best_peer"]))
+        note += "; ratio to the best peer"
     seconds = {row.contender: row["seconds"] for row in race.rows}
 
     def over(row: Row, name: str) -> float | None:
@@ -99,7 +102,6 @@ def of_race(race: Race, dtype: str, shares: bool = False) -> list[Table]:
         columns.append(("exact/fast", lambda row: over(row, row.contender.replace("(exact", "(fast"))))
     if any(name.endswith((APART, GROUPED)) for name in seconds):
         columns.append(("/ batch", lambda row: over(row, re.sub(f"({APART}|{GROUPED})$", "", row.contender))))
-    note = f"g = {three_digits(1e6 * race.unit)} µs; ratio to the best peer; error in rounding limits"
     note = _with_remarks(note, [row.family or "" for row in race.rows])
     return [_table(f"{race.operation}, {race.subject}, {place}", race.rows, columns, note)]
 

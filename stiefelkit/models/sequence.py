@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from stiefelkit.errors import DtypeError, OptionError
+from stiefelkit.errors import DtypeError, OptionError, ShapeError
 from stiefelkit.functional import skew_size
 from stiefelkit.models.gates import run
 from stiefelkit.weights.find import orthogonal_weights
@@ -27,6 +27,7 @@ class SequenceModel(nn.Module):
     Raises:
         OptionError: the layer reads (T, B, m).
         DtypeError: the input is a PackedSequence.
+        ShapeError: the last states that the layer returns are not (layers, B, n).
     """
 
     def __init__(self, rnn: nn.Module, output: nn.Linear, *, real_part: bool = False):
@@ -51,6 +52,11 @@ class SequenceModel(nn.Module):
         states, last = run(self.rnn, x, last_only)
         if last_only:
             h_n = last[0] if isinstance(last, tuple) else last
+            if h_n.dim() != 3:
+                raise ShapeError(
+                    f"SequenceModel needs a layer whose last states have shape (layers, B, n) as those of torch.nn.RNN, "
+                    f"got {tuple(h_n.shape)} of {type(self.rnn).__name__}."
+                )
             states = torch.cat([*h_n[-2:]], dim=-1) if getattr(self.rnn, "bidirectional", False) else h_n[-1]
         if states.is_complex():
             states = states.real if self.real_part else torch.cat([states.real, states.imag], dim=-1)

@@ -17,6 +17,7 @@ takes seconds; before a release, `full=True` or STIEFELKIT_LAWS=full in the envi
 geoopt's interface. `retraction_order` measures how closely a retraction follows the geodesic.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -57,6 +58,7 @@ from stiefelkit.testing.model import MODEL_LAWS, check_model
 from stiefelkit.testing.numerical import require_purity
 from stiefelkit.testing.optimizer import OPTIMIZER_LAWS, check_optimizer, optimizer_checks
 from stiefelkit.testing.optimizer_cases import OptimizerCase, optimizer_cases
+from stiefelkit.testing.portable import require_declared
 from stiefelkit.testing.task import TASK_LAWS, check_task
 from stiefelkit.testing.unread import refusing_reads
 
@@ -121,6 +123,8 @@ LAWS: dict[str, Callable[[Case], None]] = named(
     }
 )
 """Name to law. Each takes a case and raises `LawBroken`."""
+CAUSES: dict[str, Callable[[Case], object]] = {"contract": require_declared, "pure": require_purity}
+"""What is asked first where a law is broken: its failure follows from these, or cannot be told."""
 FORM = "STIEFELKIT_LAWS"
 """The environment variable that says "full" where the slow laws of parametrizations run on frames of every kind."""
 
@@ -200,8 +204,8 @@ def _checks(
         examples = cases(cls, device)
         if not examples:
             raise OptionError(f"The laws need examples() to give a shape and a dtype, got none from {cls.__name__}.")
-        for case in only_case(cls, examples, only):
-            for law in laws:
+        for law in laws:
+            for case in only_case(cls, examples, only):
                 # Slow: one square, one tall and one batched frame of each field (of each dtype and option) tell.
                 kind: tuple[Any, ...] = (law, case.dtype.is_complex, len(case.shape), case.shape[-1] == case.shape[-2])
                 if law == "compile" and not full:
@@ -230,14 +234,16 @@ def _failure(law: str, case: Case) -> Failure | None:
     except LawBroken as broken:
         line = again("check_parametrization", case.cls, law, case)
         failure = replace(broken.failures[0], details=tuple(_details(case)), line=line)
-        # If a call gives other bits, or writes, whatever else was found follows from it, or cannot be told.
-        return (law != "pure" and _is_impure(case) and _failure("pure", case)) or failure
+        for cause in itertools.takewhile(lambda cause: cause != law, CAUSES):
+            if _breaks(CAUSES[cause], case):
+                return _failure(cause, case)
+        return failure
     return None
 
 
-def _is_impure(case: Case) -> bool:
+def _breaks(check: Callable[[Case], object], case: Case) -> bool:
     try:
-        require_purity(case)
+        check(case)
     except LawBroken:
         return True
     except Exception:

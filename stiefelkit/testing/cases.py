@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit import init
-from stiefelkit.contract.param import OrthogonalParam, coordinate_dtypes, load_chart_, rounded
-from stiefelkit.errors import ImageError
+from stiefelkit.contract.param import OrthogonalParam, Position, coordinate_dtypes, load_chart_, rounded
+from stiefelkit.errors import ImageError, OptionError
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import record
+from stiefelkit.testing.failure import Failure, LawBroken, record
 from stiefelkit.weights import attach
 from stiefelkit.weights.coordinate_list import CoordinateList
 
@@ -43,7 +43,7 @@ class Case:
     def drawn(self, seed: int = 0) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
         """Makes the map with coordinates and chart of its default scheme."""
         param = self.build()
-        coordinates, chart = param.initial(param.schemes[0], seeds.generator(seed))
+        coordinates, chart = draw(param, param.schemes[0], seed)
         load_chart_(param, chart)
         coordinates = tuple(c.to(self.device) for c in rounded(param, coordinates))
         record(f"{self!r}.drawn({seed})", param.coordinates, coordinates)
@@ -88,6 +88,22 @@ class Case:
     def __str__(self) -> str:
         options = "".join(f"-{key}={value}" for key, value in self.options)
         return f"{self.cls.__name__}-{'x'.join(map(str, self.shape))}-{str(self.dtype).removeprefix('torch.')}{options}"
+
+
+def draw(param: OrthogonalParam, scheme: str, seed: int) -> Position:
+    """Returns what `initial` draws; raises LawBroken unless that is a pair, with coordinates of the shapes declared."""
+    try:
+        drawn: Any = param.initial(scheme, seeds.generator(seed))
+    except OptionError as error:
+        raise LawBroken(Failure("", "", str(error))) from error
+    kinds = [type(part).__name__ for part in drawn] if isinstance(drawn, tuple) else type(drawn).__name__
+    found = f"initial({scheme!r}) returns {kinds}, and not a tuple of coordinates and a dict, the chart"
+    if kinds == ["tuple", "dict"]:
+        shapes, declared = [tuple(c.shape) for c in drawn[0]], list(param.coordinates.values())
+        if shapes == declared:
+            return drawn
+        found = f"initial({scheme!r}) draws coordinates of shapes {shapes}, declared are {declared}"
+    raise LawBroken(Failure("", "", found))
 
 
 def random_coordinates(

@@ -222,8 +222,8 @@ def checks_of(
     for cls in classes:
         if not (isinstance(cls, type) and issubclass(cls, base[0])):
             raise OptionError(f"The laws of {kind} need a subclass of {base[1]}, got {cls!r}.")
-        for case in only_case(cls, cases(cls), only):
-            for law in laws:
+        for law in laws:
+            for case in only_case(cls, cases(cls), only):
                 if is_due(law, case):
                     line = partial(again, check, cls, law, case)
                     yield f"{law}-{case}", partial(run, table[law], [case], case.details, line)

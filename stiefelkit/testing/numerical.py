@@ -46,7 +46,6 @@ def law_frames(case: Case) -> None:
     for draw in draws:
         param, coordinates = draw()
         w = param(*coordinates)
-        require(tuple(w.shape) == case.shape and w.dtype == case.dtype, f"{w.shape}, {w.dtype}")
         if param.traits.exact:
             require_frame(w, lambda param=param, c=coordinates: in_double(case, param)(*double(c)))
         else:
@@ -250,7 +249,7 @@ def law_finite_gradients(case: Case) -> None:
         leaves = tuple(c.requires_grad_() for c in coordinates)
         g = case.normal(3)
         grads = torch.autograd.grad(param(*leaves), leaves, g)
-        require(all(bool(torch.isfinite(x).all()) for x in grads), f"coordinates = {fill}")
+        require(all(bool(torch.isfinite(x).all()) for x in grads), f"not finite at coordinates = {fill:g}")
 
 
 def law_decay(case: Case) -> None:
@@ -292,8 +291,9 @@ def law_precision(case: Case) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         layer = layer_of(case).to(dtype)
         coordinate_list = coordinate_list_of(layer)
-        are_single = all(c.dtype == torch.float32 for c in coordinate_list.coordinates.values())
-        require(layer.weight.dtype == dtype and are_single, f"{dtype}: coordinates cast, or weight not")
+        found = {c.dtype for c in coordinate_list.coordinates.values()}
+        words = f"after .to({dtype}) the weight is {layer.weight.dtype}, its coordinates, to stay in float32, {found}"
+        require(layer.weight.dtype == dtype and found <= {torch.float32}, words)
         require_frame_of(case, layer)
 
 

@@ -19,8 +19,8 @@ from wrong_derivatives import (
     WrongWhenLarge,
 )
 
-from stiefelkit import init
-from stiefelkit.metrics import rounding_limit
+from stiefelkit import OrthogonalParam, functional, init
+from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.parametrizations.cayley import Cayley
 from stiefelkit.parametrizations.stiefel_point import StiefelPoint
 from stiefelkit.testing import LAWS, LawBroken, check_parametrization
@@ -224,6 +224,42 @@ class Misnamed(Small):
     coordinate_names = ("skewed",)
 
 
+class Doubled(Small):
+    """Leaves out the rounding at the end."""
+
+    def forward(self, skew, phase=None):
+        return super().forward(skew, phase).to(working_dtype(self.dtype))
+
+
+class Unpaired(Small):
+    """Draws coordinates without a chart."""
+
+    def initial(self, scheme, generator=None):
+        return super().initial(scheme, generator)[0]
+
+
+class Undrawable(OrthogonalParam):
+    """Can neither invert a frame nor draw one."""
+
+    coordinate_names = ("skew",)
+    traits = dataclasses.replace(Cayley((3, 3)).traits, onto=False, invertible=False, component="rotations")
+
+    @classmethod
+    def examples(cls):
+        return [((3, 3), {})]
+
+    @classmethod
+    def supports(cls, shape, dtype, **options):
+        return "a real dtype" if dtype.is_complex else None
+
+    @property
+    def coordinates(self):
+        return {"skew": (*self.shape[:-2], 3)}
+
+    def forward(self, skew):
+        return functional.cayley(skew.double(), 3, 3).to(self.dtype)
+
+
 class UnsavedChart(Small):
     """Leaves the signs out of state dicts."""
 
@@ -360,6 +396,9 @@ class NoExamples(Small):
         (Branching, "compile"),
         (Misnamed, "contract"),
         (UnsavedChart, "contract"),
+        (Doubled, "contract"),
+        (Unpaired, "contract"),
+        (Undrawable, "contract"),
         (Nameless, "contract"),
         (Stretching, "frames"),
         (Stretching, "round_trip"),
@@ -382,6 +421,29 @@ def test_a_map_that_writes_is_called_impure_whatever_law_finds_it(law):
     with pytest.raises(LawBroken) as caught:
         check_parametrization(Counting, [law])
     assert {failure.law for failure in caught.value.failures} == {"pure"}
+
+
+@pytest.mark.parametrize(
+    ("saboteur", "words"),
+    [
+        (Doubled, r"forward returns shape \(\d.*\) in torch.\w+, and not self.shape .* in self.dtype"),
+        (Unpaired, "returns .*, and not a tuple of coordinates and a dict, the chart"),
+        (Undrawable, r"needs a method initial\(scheme, generator\), since it has no invert"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_broken_contract_is_named_whatever_law_finds_it(saboteur, words):
+    with pytest.raises(LawBroken, match=words) as caught:
+        check_parametrization(saboteur, ["frames", "precision", "functional_call"])
+    assert {failure.law for failure in caught.value.failures} == {"contract"}
+
+
+def test_failures_come_in_the_order_of_the_laws():
+    with pytest.raises(LawBroken) as caught:
+        check_parametrization(WrongGradient, ["gradients", "second_derivatives", "forward_mode"])
+    found = [failure.law for failure in caught.value.failures]
+    assert found == sorted(found, key=[*LAWS].index)
+    assert found[0] == "gradients"
 
 
 def test_a_chart_without_the_batch_is_named():

@@ -36,7 +36,7 @@ from stiefelkit.training.figure import (
     reference_line,
     styles,
 )
-from stiefelkit.training.files import writable, write_json
+from stiefelkit.training.files import parse_json, writable, write_json
 from stiefelkit.training.memory import threads
 from stiefelkit.training.tasks import create
 from stiefelkit.weights.attach import available, orthogonal
@@ -132,7 +132,7 @@ def measure(
     """Takes every method through the steps at every size, and writes `drift.json` and `drift.png`.
 
     `drift.json` is replaced as a whole after each curve, so that an interruption loses only the one at work; its entry
-    "finished" says whether all are there.
+    "finished" says whether all are there. Without a curve there is none.
 
     Args:
         plan: what to measure.
@@ -169,8 +169,9 @@ def measure(
                 "curves": [dataclasses.asdict(curve) | {"worst": curve.worst} for curve in done.curves],
                 "skipped": [dataclasses.asdict(method) for method in done.skipped],
             }
-            write_json(record, content)
-            done.files[:] = [record]
+            if done.curves:
+                write_json(record, content)
+                done.files[:] = [record]
     finally:
         if done.curves:
             done.files.append(figures.path(out, "drift"))
@@ -364,6 +365,22 @@ def _draw(path: Path, curves: Sequence[DriftCurve], words: str, dpi: int) -> Non
         panels[0].set_ylabel(ERROR)
         shown = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         panels[-1].legend(shown.values(), shown.keys(), loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def redraw(record: Path, out: Path, figures: Figures) -> Path:
+    """Draws the figure of a `drift.json` again, in another format or elsewhere; returns where."""
+    try:
+        content = parse_json(record.read_bytes())
+        names = [field.name for field in dataclasses.fields(DriftCurve)]
+        curves = [DriftCurve(**{name: curve[name] for name in names}) for curve in content["curves"]]
+        lost = [[math.nan if error is None else error for error in curve.errors] for curve in curves]
+        curves = [dataclasses.replace(curve, errors=errors) for curve, errors in zip(curves, lost, strict=True)]
+        words = f"{content['plan']['dtype']}, {content['plan']['gradients']} gradients"
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"The figure of drift needs a file as stiefelkit drift writes it, got {record}.") from error
+    path = figures.path(out, "drift")
+    _draw(path, curves, words, figures.dpi)
+    return path
 
 
 def near_orthogonal() -> list[str]:
