@@ -99,6 +99,7 @@ def refused(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("plot", "none"),
         ("plot .", "no run"),
         ("drift --steps 0", "steps"),
+        ("drift cayley", "stiefelkit drift needs options after --, which stiefelkit drift --help lists, got 'cayley'"),
         ("drift --methods cayly", 'did you mean "cayley"'),
         ("drift --sizes 0", "size"),
         ("drift --sizes big", "big"),
