@@ -247,7 +247,7 @@ def check_state(
 def _flaw(value: Any) -> str | None:
     """Returns why something is no tensor that one may read entry by entry, in words; None if it is."""
     if not isinstance(value, Tensor):
-        return type(value).__name__
+        return "none" if value is None else type(value).__name__
     if is_lazy(value):
         return "an uninitialized parameter"
     if value.is_nested or value.is_quantized or value.layout != torch.strided:
