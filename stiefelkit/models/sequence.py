@@ -54,7 +54,7 @@ class SequenceModel(nn.Module):
             h_n = last[0] if isinstance(last, tuple) else last
             if h_n.dim() != 3:
                 raise ShapeError(
-                    f"SequenceModel needs a layer whose last states have shape (layers, B, n) as those of torch.nn.RNN, "
+                    "SequenceModel needs a layer whose last states have shape (layers, B, n) as those of torch.nn.RNN, "
                     f"got {tuple(h_n.shape)} of {type(self.rnn).__name__}."
                 )
             states = torch.cat([*h_n[-2:]], dim=-1) if getattr(self.rnn, "bidirectional", False) else h_n[-1]

@@ -263,7 +263,9 @@ class Drift:
 def drift(model: nn.Module) -> dict[str, Drift]:
     """Returns qualified name, "rnn.weight_hh_l0", to `Drift` of every orthogonal weight, under FSDP2 on every rank.
 
-    What is measured is the map's own frame, without its gain and without parametrizations that were put on top of it.
+    What is measured is the map's own frame, without its gain and without parametrizations that were put on top of it,
+    of the coordinates as they are stored: a mean that was written into a frame shows its error until the next read
+    replaces it. Weights without a map are not measured; `sk.metrics.orthogonality_error` measures any matrix.
 
     Raises:
         DtypeError: the model is no module.

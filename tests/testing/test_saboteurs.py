@@ -242,7 +242,10 @@ class Undrawable(OrthogonalParam):
     """Can neither invert a frame nor draw one."""
 
     coordinate_names = ("skew",)
-    traits = dataclasses.replace(Cayley((3, 3)).traits, onto=False, invertible=False, component="rotations")
+
+    @property
+    def traits(self):
+        return dataclasses.replace(Cayley((3, 3)).traits, onto=False, invertible=False, component="rotations")
 
     @classmethod
     def examples(cls):
