@@ -241,6 +241,13 @@ def test_the_command_takes_batches_dtypes_and_options(capsys):
     assert "forward, 3 of 4 x 4, complex64, cpu" in shown
     assert "householder (exact, reflections=2)" in shown
     assert "fourier (exact)" in shown
+    assert "ratio" not in shown
+
+
+def test_ratios_are_shown_where_a_peer_races(capsys):
+    words = "--sizes 4 --parametrizations cayley --precisions exact --operations forward"
+    assert bench(f"{words} --peers", *QUICK) == 0
+    assert "ratio to the best peer" in " ".join(capsys.readouterr().out.split())
 
 
 def test_help_says_what_is_drawn(capsys):

@@ -123,3 +123,16 @@ def test_a_layer_that_reads_time_first_is_no_part_of_a_model(kind):
     with pytest.raises(errors.OptionError, match=r"batch_first=True, got one that reads \(T, B, m\)"):
         SequenceModel(kind(3, 4), nn.Linear(4, 2))
     assert SequenceModel(kind(3, 4, batch_first=True), nn.Linear(4, 2))(torch.zeros(2, 5, 3)).shape == (2, 5, 2)
+
+
+class LastStates(nn.RNN):
+    def forward(self, x, h=None):
+        states, last = super().forward(x, h)
+        return states, last[-1]
+
+
+def test_last_states_without_the_dimension_of_layers_are_refused_by_name():
+    model = SequenceModel(LastStates(3, 4, batch_first=True), nn.Linear(4, 2))
+    with pytest.raises(errors.ShapeError, match=r"shape \(layers, B, n\) .*, got \(2, 4\) of LastStates"):
+        model(torch.zeros(2, 5, 3), last_only=True)
+    assert model(torch.zeros(2, 5, 3)).shape == (2, 5, 2)
