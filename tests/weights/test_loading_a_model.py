@@ -424,3 +424,13 @@ def test_a_shared_module_may_be_saved_under_one_of_its_names():
     state = {key: value for key, value in state.items() if key != "a." + INSIDE + "0.signs"}
     sk.check_state_dict(ours, state)
     ours.load_state_dict(state, strict=False)
+
+
+def test_a_checkpoint_with_a_part_of_a_weight_says_which_key_it_lacks():
+    layer = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley")
+    part, before = layer.state_dict(), layer.weight.clone()
+    key = "parametrizations.weight.original0"
+    del part[key]
+    with pytest.raises(errors.CheckpointError, match=rf"under the key {key}, got none\."):
+        layer.load_state_dict(part, strict=False)
+    assert torch.equal(layer.weight, before)
