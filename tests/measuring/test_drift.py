@@ -273,14 +273,6 @@ def test_the_command_shows_and_writes_the_worst_of_each(capsys):
     assert "needs a file as stiefelkit drift writes it, got mine" in capsys.readouterr().err
 
 
-def test_a_map_that_is_no_frame_by_design_has_a_remark_and_a_dtype_that_cannot_be_its_remedy(capsys):
-    words = ["drift", "--steps", "2", "--sizes", "4", "--methods"]
-    assert main([*words, "fourier,margin", "--out", "mine"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "near orthogonal only, by design: margin" in shown
-    assert "got shape (4, 4) and torch.float32; --dtype complex64 measures it." in shown
-
-
 def test_where_nothing_can_be_measured_nothing_is_written(capsys):
     assert main("drift --steps 2 --sizes 4 --methods fourier --out mine".split()) == 2
     assert "needs a method that can do this in float32, got none" in capsys.readouterr().err

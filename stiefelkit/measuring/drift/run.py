@@ -375,8 +375,8 @@ def redraw(record: Path, out: Path, figures: Figures) -> Path:
         curves = [DriftCurve(**{name: curve[name] for name in names}) for curve in content["curves"]]
         lost = [[math.nan if error is None else error for error in curve.errors] for curve in curves]
         curves = [dataclasses.replace(curve, errors=errors) for curve, errors in zip(curves, lost, strict=True)]
-        words = f"{content['plan']['dtype']}, {content['plan']['gradients']} gradients"
-    except (KeyError, TypeError, ValueError) as error:
+        words = f"{curves[0].dtype}, {content['plan']['gradients']} gradients"
+    except (LookupError, TypeError, ValueError) as error:
         raise RunError(f"The figure of drift needs a file as stiefelkit drift writes it, got {record}.") from error
     path = figures.path(out, "drift")
     _draw(path, curves, words, figures.dpi)
