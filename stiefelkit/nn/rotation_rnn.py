@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from stiefelkit._torch import is_exported
 from stiefelkit.contract.param import Parametrization
@@ -236,7 +237,7 @@ class RotationBlock(nn.Module):
         **options: those of `layer`, as `heads=`, `parametrization=`, `field=`, `decay=`.
 
     Shape:
-        (B, T, width) to (B, T, width), and the last states (1, B, hidden_size).
+        (B, T, width), or a PackedSequence, to the same, and the last states (1, B, hidden_size).
 
     >>> block = RotationBlock(4, 8, heads=2)
     >>> block(torch.randn(2, 5, 4))[0].shape
@@ -265,15 +266,19 @@ class RotationBlock(nn.Module):
         self.gate = nn.Linear(width, 2 * width, device=device, dtype=dtype)
         self.dropout = at_least(0, most=1).require(type(self).__name__, "dropout", dropout)
 
-    def forward(self, x: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Any, hx: Tensor | None = None) -> tuple[Any, Tensor]:
         """Returns the outputs, and the last states, which a further call takes as `hx` to go on from there."""
+        packed = x if isinstance(x, PackedSequence) else None
+        x = x if packed is None else packed.data
         inner = self.norm(x)
-        states, last = self.rnn(inner, hx)
+        states, last = self.rnn(inner if packed is None else packed._replace(data=inner), hx)
+        states = states if packed is None else states.data
         if states.is_complex():
             states = torch.view_as_real(states).flatten(-2)
         y = F.gelu(self.output(states.to(inner.dtype)) + self.skip * inner)
         y = F.glu(self.gate(F.dropout(y, self.dropout, self.training)))
-        return x + F.dropout(y, self.dropout, self.training), last
+        y = x + F.dropout(y, self.dropout, self.training)
+        return (y if packed is None else packed._replace(data=y)), last
 
 
 def _times(rows: Tensor, matrices: Tensor | None) -> Tensor:
