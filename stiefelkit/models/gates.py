@@ -66,7 +66,7 @@ def run(rnn: nn.Module, x: Tensor | PackedSequence, last_only: bool = False) -> 
             return rnn(x, last_only=True)
     if not is_exported() or not isinstance(rnn, nn.LSTM | nn.GRU) or any(len(layer) != 4 for layer in rnn.all_weights):
         return rnn(x)
-    return _exported(rnn, rnn.all_weights, isinstance(rnn, nn.LSTM), x)
+    return _exported(rnn, rnn.all_weights, isinstance(rnn, nn.LSTM), x.data)
 
 
 def _exported(rnn: Any, weights: Any, is_lstm: bool, x: Tensor) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:

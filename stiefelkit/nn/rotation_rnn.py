@@ -68,6 +68,13 @@ class RotationRNN(Layers):
 
     frame: ClassVar[str] = "basis"
     free_coordinates: ClassVar[tuple[str, ...]] = ("angle", "log_rate")
+    refused: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(
+            ("activation", "nonlinearity"),
+            "its transition is linear; apply one to its output, as sk.nn.RotationBlock does",
+        ),
+        "factored": "its W is in factors always",
+    }
     backends: ClassVar[tuple[str, ...]] = ROTATION_BACKENDS
     matrices: ClassVar[tuple[str, ...]] = ("weight_ih", "weight_hh")
 
@@ -99,7 +106,11 @@ class RotationRNN(Layers):
         heads = whole(1).require(name, "heads", heads)
         step = heads * (2 if field == "real" else 1)
         if n % step:
-            raise OptionError(f"{name} needs a hidden_size that {step} divides with {heads} heads, got {n}.")
+            each = "an even number" if field == "real" else "the same number"
+            raise OptionError(
+                f"{name} needs a hidden_size that is a multiple of {step}, {each} for each head, got {n} with "
+                f"heads={heads}."
+            )
         spread: Any = plain(decay)
         if spread is not None:
             is_range = isinstance(spread, (tuple, list)) and len(spread) == 2 and all(map(is_number, spread))
@@ -142,6 +153,8 @@ class RotationRNN(Layers):
     def _add_frame(self, suffix: str, device: torch.device | str | None, options: dict[str, Any]) -> None:
         if self.parametrization is not None:
             super()._add_frame(suffix, device, options)
+        elif options:
+            raise OptionError(f"{self._name} without a parametrization has no basis to draw, got {', '.join(options)}.")
         for name, count in self._counts().items():
             self.register_parameter(
                 f"{name}{suffix}", nn.Parameter(torch.empty(count, device=device, dtype=self.dtype))
