@@ -64,7 +64,7 @@ def _run(words: list[str], is_program: bool) -> int:
     missing = ", ".join(package for name, package in EXTRA.items() if find_spec(name) is None)
     if missing:
         return _refuse(f'The command line needs {missing}, got an installation without; pip install "stiefelkit[cli]".')
-    from cyclopts import CycloptsError, UnknownCommandError
+    from cyclopts import CycloptsError, UnknownCommandError, UnusedCliTokensError
     from rich.console import Console
 
     from stiefelkit.cli.app import app, asked
@@ -80,6 +80,9 @@ def _run(words: list[str], is_program: bool) -> int:
         code = app.meta(words, exit_on_error=False, print_error=False, result_action="return_value")
     except UnknownCommandError as error:
         return _refuse(_unknown_command(words, (error.unused_tokens or [""])[0]))
+    except UnusedCliTokensError as error:
+        left = " ".join(error.unused_tokens or [])
+        return _refuse(f"Each option needs one word, in quotes if it has blanks, got {left!r} besides.")
     except (StiefelkitError, CycloptsError) as error:
         return _refuse(str(error))
     except OSError as error:  # of a path or a disk; a bug in a program seldom raises it

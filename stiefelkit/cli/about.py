@@ -181,7 +181,12 @@ def _print(name: str, kind: str, target: Any, console: Screen) -> None:
 def _defaults(function: Any, left_out: Iterable[str]) -> Rows:
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in left_out]
-    return [(p.name, "" if p.default is p.empty else f"[default: {p.default}]") for p in named]
+    return [(p.name, "" if p.default is p.empty else f"[default: {_word(p.default)}]") for p in named]
+
+
+def _word(default: Any) -> str:
+    """Returns a default as the command line takes it."""
+    return ",".join(map(str, default)) if isinstance(default, tuple) and default else str(default)
 
 
 def _of_parametrization(name: str, cls: Any) -> tuple[Rows, Rows]:
