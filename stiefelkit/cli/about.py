@@ -150,13 +150,13 @@ def _show(name: str, console: Screen) -> None:
         raise UnknownNameError(f"Nothing is named {name!r}{did_you_mean(name, set().union(*registered.values()))}")
     for kind, target in targets.items():
         with code_of_others(f"The {kind} {name!r} needs code that runs", StiefelkitError):
-            _print(name, kind, target, console)
+            facts, options = FACTS[kind](name, target)
+        _print(name, kind, target, facts, options, console)
 
 
-def _print(name: str, kind: str, target: Any, console: Screen) -> None:
+def _print(name: str, kind: str, target: Any, facts: Rows, options: Rows, console: Screen) -> None:
     paragraphs = sections("" if target.__module__.startswith("torch.") else target.__doc__ or "")
     words = entries(paragraphs.get("Args", ()))
-    facts, options = FACTS[kind](name, target)
     facts.append(("from", tables()[kind].origin(name) or "what was registered in this process"))
     console.print(f"{name}: {'an' if kind[0] in 'aeiou' else 'a'} {kind}", style="bold")
     for paragraph in paragraphs[""]:

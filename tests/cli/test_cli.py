@@ -1,6 +1,7 @@
 """The laws of the command line: user errors are one sentence with exit code 2, and leave nothing behind."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -171,6 +172,15 @@ def test_a_list_of_numbers_has_commas_or_brackets_and_is_an_array_in_a_file() ->
     assert main([*words[:-1], "--config", "lists.toml", "--out", "file"]) == 0
     assert all(config(run)["optimizer_options"] == {"betas": [0.8, 0.9]} for run in ("commas", "brackets", "file"))
     assert config("file")["optimizers"]["skew"]["betas"] == [0.8, 0.9]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes of POSIX")
+def test_a_reader_that_has_gone_is_no_mistake_of_a_plugin() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run([sys.executable, "-m", "stiefelkit", "list", "cayley"], stdout=writes, stderr=subprocess.PIPE)
+    os.close(writes)
+    assert b"cayley" not in done.stderr
 
 
 def test_a_place_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
