@@ -26,6 +26,7 @@ def nursery(descriptor):
     """Says that it is ready, and forks a kernel for each connection until the standard input ends."""
     import matplotlib.pyplot  # noqa: F401
     import sklearn.datasets  # noqa: F401
+    import torch._dynamo  # noqa: F401 (two seconds, which torch.optim takes at a first step)
     from ipykernel.kernelapp import IPKernelApp
 
     import stiefelkit

@@ -10,6 +10,7 @@ import members
 import reference
 
 FOLDER = "generated"
+TREES = {}
 
 
 def write(app):
@@ -43,6 +44,21 @@ def _index(rooms):
     )
 
 
+def one_tree(app, name, template, context, doctree):
+    """Has pages of source code, which stand in no tree of pages, share one for each depth: each takes half a second."""
+    if name.startswith("_modules/"):
+        trees, tree, depth = TREES.setdefault(app.outdir, {}), context["toctree"], name.count("/")
+
+        def shared(**options):
+            key = depth, *options.items()
+            if key not in trees:
+                trees[key] = tree(**options)
+            return trees[key]
+
+        context["toctree"] = shared
+
+
 def setup(app):
     app.connect("builder-inited", write)
+    app.connect("html-page-context", one_tree, priority=400)  # furo draws the tree at 500
     return {"parallel_read_safe": True}

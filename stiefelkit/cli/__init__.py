@@ -81,8 +81,8 @@ def _run(words: list[str], is_program: bool) -> int:
     except UnknownCommandError as error:
         return _refuse(_unknown_command(words, (error.unused_tokens or [""])[0]))
     except UnusedCliTokensError as error:
-        needs = f"stiefelkit {words[0]} needs options after --, which stiefelkit {words[0]} --help lists"
-        return _refuse(f"{needs}, got {' '.join(error.unused_tokens or [])!r}.")
+        needs = f"stiefelkit {words[0]} needs options after --, in quotes if they have blanks"
+        return _refuse(f"{needs}, got {' '.join(error.unused_tokens or [])!r}; --help lists them.")
     except (StiefelkitError, CycloptsError) as error:
         return _refuse(str(error))
     except OSError as error:  # of a path or a disk; a bug in a program seldom raises it

@@ -150,13 +150,13 @@ def _show(name: str, console: Screen) -> None:
         raise UnknownNameError(f"Nothing is named {name!r}{did_you_mean(name, set().union(*registered.values()))}")
     for kind, target in targets.items():
         with code_of_others(f"The {kind} {name!r} needs code that runs", StiefelkitError):
-            _print(name, kind, target, console)
+            facts, options = FACTS[kind](name, target)
+        _print(name, kind, target, facts, options, console)
 
 
-def _print(name: str, kind: str, target: Any, console: Screen) -> None:
+def _print(name: str, kind: str, target: Any, facts: Rows, options: Rows, console: Screen) -> None:
     paragraphs = sections("" if target.__module__.startswith("torch.") else target.__doc__ or "")
     words = entries(paragraphs.get("Args", ()))
-    facts, options = FACTS[kind](name, target)
     facts.append(("from", tables()[kind].origin(name) or "what was registered in this process"))
     console.print(f"{name}: {'an' if kind[0] in 'aeiou' else 'a'} {kind}", style="bold")
     for paragraph in paragraphs[""]:
@@ -181,7 +181,12 @@ def _print(name: str, kind: str, target: Any, console: Screen) -> None:
 def _defaults(function: Any, left_out: Iterable[str]) -> Rows:
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in left_out]
-    return [(p.name, "" if p.default is p.empty else f"[default: {p.default}]") for p in named]
+    return [(p.name, "" if p.default is p.empty else f"[default: {_word(p.default)}]") for p in named]
+
+
+def _word(default: Any) -> str:
+    """Returns a default as the command line takes it."""
+    return ",".join(map(str, default)) if isinstance(default, tuple) and default else str(default)
 
 
 def _of_parametrization(name: str, cls: Any) -> tuple[Rows, Rows]:

@@ -98,7 +98,6 @@ READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
 
 SHARED: dict[str, type] = {"board": Board, "figures": Figures}
 """Arguments of commands that are options field by field wherever they stand."""
-LITERAL = Parameter(converter=lambda hint, tokens: literal(tokens[0].value))
 
 
 def options(filled: Callable[[str], str | None] = lambda name: None, **groups: type) -> Callable[[F], F]:
@@ -154,7 +153,8 @@ def built(cls: type, named: dict[str, Any]) -> Any:
         elif hints[field.name] in READERS:
             named[field.name] = _read(value, field.metadata.get("names", (f"--{field.name}",))[0], hints[field.name])
         elif isinstance(value, dict):
-            named[field.name] = {key.replace("-", "_"): item for key, item in value.items()}
+            reader = literal if typing.get_args(hints[field.name])[1] == Option else lambda word: word
+            named[field.name] = {key.replace("-", "_"): reader(item) for key, item in value.items()}
     return cls(**named)
 
 
@@ -208,8 +208,7 @@ def _hint(
     )
     if typing.get_origin(hint) is dict:
         value = typing.get_args(hint)[1]
-        value = str if typing.get_origin(value) is dict else value  # a table in words
-        item = Annotated[value, LITERAL] if value == Option else value
+        item = value if value is float else str  # `built` reads words
         return Annotated[dict[str, item], parameter]
     return Annotated[(str if typing.get_origin(hint) is tuple else hint) | None, parameter]
 

@@ -76,18 +76,25 @@ class OptionsFile:
         place = f"{key}.{entry}"
         if key == "optimizers" and isinstance(value, dict):
             value = " ".join(
-                [str(value.get("optimizer", "")), *(f"{k}={v}" for k, v in value.items() if k != "optimizer")]
+                [str(value.get("optimizer", "")), *(f"{k}={_word(v)}" for k, v in value.items() if k != "optimizer")]
             )
-        if not isinstance(value, bool | int | float | str):
+        if not isinstance(_word(value), bool | int | float | str):
             raise OptionError(
-                f"Option {place!r} in {self.source} needs a number, a word, true or false, got {value!r}."
+                f"Option {place!r} in {self.source} needs a number, a list of numbers, a word, true or false, "
+                f"got {value!r}."
             )
         try:
             argument, keys, _ = arguments.match(f"--{key.replace('_', '-')}.{entry}")
         except ValueError:
             raise OptionError(f"Option {key!r} in {self.source} needs one value, got a table.") from None
         if all(token.keys != keys for token in argument.tokens):
-            argument.append(Token(keyword=place, value=str(value), source=self.source, keys=keys))
+            argument.append(Token(keyword=place, value=str(_word(value)), source=self.source, keys=keys))
+
+
+def _word(value: Any) -> Any:
+    """Returns a list of numbers as the command line has it; all else as it is."""
+    is_list = isinstance(value, list) and all(isinstance(item, int | float) for item in value)
+    return f"[{','.join(map(str, value))}]" if is_list else value
 
 
 def read_options(path: Path) -> OptionsFile:

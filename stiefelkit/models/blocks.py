@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import RotationBlock
@@ -24,8 +25,8 @@ class _Blocks(nn.Module):
         self.blocks = nn.ModuleList(block(width, hidden_size, **options) for _ in range(count))
         self.dropout = self.blocks[0].dropout
 
-    def forward(self, x: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        x, last = self.input(x), []
+    def forward(self, x: Any, hx: Tensor | None = None) -> tuple[Any, Tensor]:
+        x, last = x._replace(data=self.input(x.data)) if isinstance(x, PackedSequence) else self.input(x), []
         for i, block in enumerate(self.blocks):
             x, h = block(x, None if hx is None else hx[i : i + 1])
             last.append(h)
@@ -35,10 +36,11 @@ class _Blocks(nn.Module):
 class _Model(SequenceModel):
     """Reads what the last block gives, instead of its states."""
 
-    def forward(self, x: Tensor, last_only: bool = False) -> Tensor:
-        """Returns the outputs at every step, or at the last one."""
-        features, _ = self.rnn(x)
-        return self.output(features[:, -1] if last_only else features)
+    def _last(self, states: Any, last: Any) -> Tensor:
+        if isinstance(states, PackedSequence):
+            states, lengths = pad_packed_sequence(states, batch_first=True)
+            return states[torch.arange(len(lengths)), lengths - 1]
+        return states[:, -1]
 
 
 def stacked(

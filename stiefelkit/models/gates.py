@@ -55,18 +55,18 @@ def gated(
     return rnn
 
 
-def run(rnn: nn.Module, x: Tensor, last_only: bool = False) -> Any:
+def run(rnn: nn.Module, x: Tensor | PackedSequence, last_only: bool = False) -> Any:
     """Runs a layer, batch first; for ONNX torch's own LSTM or GRU too so that any number of steps is written.
 
     With `last_only`, and where nothing is kept for a backward pass, a layer that can leaves the other states out, if
     they are many.
     """
     if last_only and isinstance(rnn, Layers) and not torch.is_grad_enabled() and not is_exported():
-        if x.shape[:-1].numel() * rnn.hidden_size >= MANY:
+        if x.data.shape[:-1].numel() * rnn.hidden_size >= MANY:
             return rnn(x, last_only=True)
     if not is_exported() or not isinstance(rnn, nn.LSTM | nn.GRU) or any(len(layer) != 4 for layer in rnn.all_weights):
         return rnn(x)
-    return _exported(rnn, rnn.all_weights, isinstance(rnn, nn.LSTM), x)
+    return _exported(rnn, rnn.all_weights, isinstance(rnn, nn.LSTM), x.data)
 
 
 def _exported(rnn: Any, weights: Any, is_lstm: bool, x: Tensor) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:

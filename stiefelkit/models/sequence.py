@@ -1,12 +1,13 @@
 """A recurrent layer and a linear read-out."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from stiefelkit.errors import DtypeError, OptionError, ShapeError
+from stiefelkit.errors import OptionError, ShapeError
 from stiefelkit.functional import skew_size
 from stiefelkit.models.gates import run
 from stiefelkit.weights.find import orthogonal_weights
@@ -22,11 +23,11 @@ class SequenceModel(nn.Module):
         real_part: read Re h alone of complex states.
 
     Shape:
-        (B, T, m), the batch first, to (B, T, output_size), or to (B, output_size) with `last_only`.
+        (B, T, m), the batch first, to (B, T, output_size), or to (B, output_size) with `last_only`. A PackedSequence
+        gives one of the outputs at every step, or with `last_only` the output at the end of each sequence.
 
     Raises:
         OptionError: the layer reads (T, B, m).
-        DtypeError: the input is a PackedSequence.
         ShapeError: the last states that the layer returns are not (layers, B, n).
     """
 
@@ -38,26 +39,31 @@ class SequenceModel(nn.Module):
         self.output = output
         self.real_part = real_part
 
-    def forward(self, x: Tensor, last_only: bool = False) -> Tensor:
+    def forward(self, x: Tensor | PackedSequence, last_only: bool = False) -> Any:
         """Returns the outputs at every step, or at the last one; of two directions, where each of them ends.
 
         With gradients all states are kept in either case, which is fastest; `model.rnn(x, last_only=True)` keeps about
         :math:`√T` of them. Without, under `torch.no_grad`, only the last, if they are many.
         """
-        if isinstance(x, PackedSequence):
-            raise DtypeError(
-                "SequenceModel needs a tensor (batch, time, features), got a PackedSequence; give it to model.rnn and "
-                "the data of what comes out to model.output."
-            )
         states, last = run(self.rnn, x, last_only)
+        rows = x.data if isinstance(x, PackedSequence) else x
         if last_only:
-            h_n = last[0] if isinstance(last, tuple) else last
-            if h_n.dim() != 3:
-                raise ShapeError(
-                    "SequenceModel needs a layer whose last states have shape (layers, B, n) as those of torch.nn.RNN, "
-                    f"got {tuple(h_n.shape)} of {type(self.rnn).__name__}."
-                )
-            states = torch.cat([*h_n[-2:]], dim=-1) if getattr(self.rnn, "bidirectional", False) else h_n[-1]
+            return self._read(self._last(states, last), rows)
+        if isinstance(states, PackedSequence):
+            return states._replace(data=self._read(states.data, rows))
+        return self._read(states, rows)
+
+    def _last(self, states: Any, last: Any) -> Tensor:
+        """Returns what is read at the last step, (B, .); the layer returned `states` and `last`."""
+        h_n = last[0] if isinstance(last, tuple) else last
+        if h_n.dim() != 3:
+            raise ShapeError(
+                "SequenceModel needs a layer whose last states have shape (layers, B, n) as those of torch.nn.RNN, "
+                f"got {tuple(h_n.shape)} of {type(self.rnn).__name__}."
+            )
+        return torch.cat([*h_n[-2:]], dim=-1) if getattr(self.rnn, "bidirectional", False) else h_n[-1]
+
+    def _read(self, states: Tensor, x: Tensor) -> Tensor:
         if states.is_complex():
             states = states.real if self.real_part else torch.cat([states.real, states.imag], dim=-1)
             states = states.to(x.real.dtype)  # no complex dtype has 16-bit parts

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.errors import OptionError, shown
 from stiefelkit.nn.layers import Layers
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.scan import GORU_BACKENDS, goru_scan
@@ -39,6 +38,7 @@ class GORU(Layers):
     """
 
     input_blocks: ClassVar[int] = 3
+    refused: ClassVar[dict[str, str]] = {"field": "its states are real"}
     backends: ClassVar[tuple[str, ...]] = GORU_BACKENDS
     matrices: ClassVar[tuple[str, ...]] = ("weight_ih", "weight_gates", "weight_hh")
     biases: ClassVar[tuple[str, ...]] = ("bias_gates", "bias")
@@ -61,8 +61,6 @@ class GORU(Layers):
         backend: str = "auto",
         **options: Any,
     ):
-        if "field" in options:
-            raise OptionError(f"GORU has real states and no field, got {shown(options['field'])}.")
         require_options(type(self), parametrization, options)
         super().__init__(
             input_size,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.errors import OptionError
+from stiefelkit.nn.recurrent import require_options
 from stiefelkit.nn.rotation_rnn import RotationBlock, RotationRNN
 from stiefelkit.numbers import above, whole
 from stiefelkit.tensors import computing_dtype
@@ -32,6 +33,7 @@ class LRU(RotationRNN):
         decay: smallest and largest modulus of l at the start, :math:`r_{min}` and :math:`r_{max}` there.
         max_angle: largest angle of l at the start, in radians.
         trainable_h0, backend: as in `RotationRNN`.
+        **options: others of `RotationRNN`, which are refused with the reason.
 
     Raises:
         OptionError, UnknownNameError, DtypeError, ShapeError: as `RotationRNN`, or `decay` is None.
@@ -46,6 +48,13 @@ class LRU(RotationRNN):
     """
 
     free_coordinates: ClassVar[tuple[str, ...]] = ("log_rate", "log_angle", "log_scale")
+    refused: ClassVar[dict[str, str]] = {
+        **RotationRNN.refused,
+        "heads": "each plane has a decay and an angle of its own",
+        "parametrization": "its planes have no basis; sk.nn.RotationRNN has one",
+        "field": "its states are complex numbers already, each as two real ones",
+        "normalize": "it trains the scale of its inputs",
+    }
 
     def __init__(
         self,
@@ -63,7 +72,9 @@ class LRU(RotationRNN):
         max_angle: float = 2 * math.pi,
         trainable_h0: bool = False,
         backend: str = "auto",
+        **options: Any,
     ):
+        require_options(type(self), None, options)
         name = type(self).__name__
         hidden_size = whole(1).require(name, "hidden_size", hidden_size)
         if hidden_size % 2:

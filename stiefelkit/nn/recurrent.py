@@ -26,13 +26,16 @@ Field = Literal["real", "complex"]
 def require_options(cls: type, parametrization: Parametrization | None, options: dict[str, Any]) -> None:
     """Raises OptionError for what is neither an option of a layer nor one of its parametrization."""
     known = [key for key, p in inspect.signature(cls).parameters.items() if p.kind is not p.VAR_KEYWORD]
-    known, which = [*known, "init", "generator"], " without a parametrization"
+    which = " without a parametrization" if "parametrization" in known else ""
+    known += ["init", "generator"] if which else []
     if parametrization is not None:
         param_class = find_parametrization(parametrization)
-        known += ["view", "gain", *option_names(param_class)]
+        known += ["init", "generator", "view", "gain", *option_names(param_class)]
         which = f" with {registered.name_of(param_class) or param_class.__name__}"
     for key in options:
         if key not in known:
+            if reason := getattr(cls, "refused", {}).get(key):
+                raise OptionError(f"{cls.__name__} has no option {key!r}: {reason}.")
             names = {*known} - {"layer", "name"}  # of adapters, which are given otherwise
             raise no_option(f"{cls.__name__}{which}", key, names)
 
@@ -56,6 +59,8 @@ class Recurrent(nn.Module):
     """Names of further parameters that need a learning rate of their own, without weight decay."""
     input_blocks: ClassVar[int] = 1
     """The number of matrices of U that stand on top of each other."""
+    refused: ClassVar[dict[str, str]] = {}
+    """Options of other layers that this one does not have, and why."""
     backends: ClassVar[tuple[str, ...]] = BACKENDS
     """Names that `backend=` takes."""
     factored: bool | None = None

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from stiefelkit._torch import is_exported
 from stiefelkit.contract.param import Parametrization
@@ -67,6 +68,13 @@ class RotationRNN(Layers):
 
     frame: ClassVar[str] = "basis"
     free_coordinates: ClassVar[tuple[str, ...]] = ("angle", "log_rate")
+    refused: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(
+            ("activation", "nonlinearity"),
+            "its transition is linear; apply one to its output, as sk.nn.RotationBlock does",
+        ),
+        "factored": "its W is in factors always",
+    }
     backends: ClassVar[tuple[str, ...]] = ROTATION_BACKENDS
     matrices: ClassVar[tuple[str, ...]] = ("weight_ih", "weight_hh")
 
@@ -98,7 +106,11 @@ class RotationRNN(Layers):
         heads = whole(1).require(name, "heads", heads)
         step = heads * (2 if field == "real" else 1)
         if n % step:
-            raise OptionError(f"{name} needs a hidden_size that {step} divides with {heads} heads, got {n}.")
+            each = "an even number" if field == "real" else "the same number"
+            raise OptionError(
+                f"{name} needs a hidden_size that is a multiple of {step}, {each} for each head, got {n} with "
+                f"heads={heads}."
+            )
         spread: Any = plain(decay)
         if spread is not None:
             is_range = isinstance(spread, (tuple, list)) and len(spread) == 2 and all(map(is_number, spread))
@@ -141,6 +153,8 @@ class RotationRNN(Layers):
     def _add_frame(self, suffix: str, device: torch.device | str | None, options: dict[str, Any]) -> None:
         if self.parametrization is not None:
             super()._add_frame(suffix, device, options)
+        elif options:
+            raise OptionError(f"{self._name} without a parametrization has no basis to draw, got {', '.join(options)}.")
         for name, count in self._counts().items():
             self.register_parameter(
                 f"{name}{suffix}", nn.Parameter(torch.empty(count, device=device, dtype=self.dtype))
@@ -236,7 +250,7 @@ class RotationBlock(nn.Module):
         **options: those of `layer`, as `heads=`, `parametrization=`, `field=`, `decay=`.
 
     Shape:
-        (B, T, width) to (B, T, width), and the last states (1, B, hidden_size).
+        (B, T, width), or a PackedSequence, to the same, and the last states (1, B, hidden_size).
 
     >>> block = RotationBlock(4, 8, heads=2)
     >>> block(torch.randn(2, 5, 4))[0].shape
@@ -265,15 +279,19 @@ class RotationBlock(nn.Module):
         self.gate = nn.Linear(width, 2 * width, device=device, dtype=dtype)
         self.dropout = at_least(0, most=1).require(type(self).__name__, "dropout", dropout)
 
-    def forward(self, x: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Any, hx: Tensor | None = None) -> tuple[Any, Tensor]:
         """Returns the outputs, and the last states, which a further call takes as `hx` to go on from there."""
+        packed = x if isinstance(x, PackedSequence) else None
+        x = x if packed is None else packed.data
         inner = self.norm(x)
-        states, last = self.rnn(inner, hx)
+        states, last = self.rnn(inner if packed is None else packed._replace(data=inner), hx)
+        states = states if packed is None else states.data
         if states.is_complex():
             states = torch.view_as_real(states).flatten(-2)
         y = F.gelu(self.output(states.to(inner.dtype)) + self.skip * inner)
         y = F.glu(self.gate(F.dropout(y, self.dropout, self.training)))
-        return x + F.dropout(y, self.dropout, self.training), last
+        y = x + F.dropout(y, self.dropout, self.training)
+        return (y if packed is None else packed._replace(data=y)), last
 
 
 def _times(rows: Tensor, matrices: Tensor | None) -> Tensor:

@@ -40,17 +40,31 @@ def tables_of(words: Mapping[str, str]) -> dict[str, dict[str, Option]]:
 
 
 def literal(word: str) -> Option:
-    """Returns the number of a word, true or false, a list in brackets, or the word itself.
+    """Returns the number of a word, true or false, a list of numbers, or the word itself.
 
-    >>> [literal(word) for word in ("12", "1e-4", "true", "cosine", "[0.9, 0.999]")]
-    [12, 0.0001, True, 'cosine', [0.9, 0.999]]
+    Raises:
+        OptionError: the word begins or ends with a bracket, and is no list of numbers.
+
+    >>> [literal(word) for word in ("12", "1e-4", "true", "cosine", "0.9,0.999", "[0.9, 0.999]")]
+    [12, 0.0001, True, 'cosine', [0.9, 0.999], [0.9, 0.999]]
     """
-    if word.startswith("[") and word.endswith("]"):
-        return [literal(part.strip()) for part in word[1:-1].split(",")]
+    is_list = word[:1] == "[" and word[-1:] == "]"
+    parts = (word[1:-1] if is_list else word).split(",")
+    numbers = [number for number in map(_number, parts) if number is not None]
+    if len(numbers) == len(parts):
+        return numbers if is_list or len(parts) > 1 else numbers[0]
+    if word[:1] in ("[", "(") or word[-1:] == "]":
+        raise OptionError(
+            f'A list needs numbers separated by commas, as in 0.1,0.9999 or "[0.1, 0.9999]", got {word!r}.'
+        )
+    return {"true": True, "false": False}.get(word.lower(), word)
+
+
+def _number(word: str) -> int | float | None:
     for reader in (int, float):
         with contextlib.suppress(ValueError):
             return reader(word)
-    return {"true": True, "false": False}.get(word.lower(), word)
+    return None
 
 
 @dataclass(frozen=True)
@@ -70,7 +84,7 @@ class Settings:
         clip_norm: gradients are scaled down to at most this norm, that of the tangent space for frames; 0 switches it
             off.
         seed: fixes the initial weights and the training data.
-        options: options of the model, as in --options.negative 32.
+        options: options of the model, as in --options.negative 32 or, of several numbers, --options.decay 0.1,0.9999.
         optimizer_options: options of the optimizer, as in --optimizer-options.alpha 0.9.
         eval_every: steps between two evaluations on the held-out set.
         log_every: steps between two lines of the log.

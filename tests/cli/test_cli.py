@@ -1,6 +1,7 @@
 """The laws of the command line: user errors are one sentence with exit code 2, and leave nothing behind."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,9 @@ def refused(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("train digits --model scornn --rates.lr 1", "coordinate"),
         ("train digits --model scornn --options.negativ 3", 'did you mean "negative"'),
         ("train digits --model scornn --options.negative 1000", "negative"),
+        ("train digits --model rotrnn --options.decay [0.1,0.9", 'as in 0.1,0.9999 or "[0.1, 0.9999]", got'),
+        ("train digits --model rotrnn --options.decay (0.1,0.9)", "A list needs numbers separated by commas"),
+        ("train digits --model rotrnn --options.decay [0.1, 0.9]", "in quotes if they have blanks, got '0.9]'"),
         ("train digits --model scornn --optimizer-options.alpa 1", 'did you mean "alpha"'),
         ("train digits --model scornn --device gpu", "device"),
         ("train digits --model scornn --T 5", "--T"),
@@ -99,7 +103,7 @@ def refused(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("plot", "none"),
         ("plot .", "no run"),
         ("drift --steps 0", "steps"),
-        ("drift cayley", "stiefelkit drift needs options after --, which stiefelkit drift --help lists, got 'cayley'"),
+        ("drift cayley", "stiefelkit drift needs options after --, in quotes if they have blanks, got 'cayley'"),
         ("drift --methods cayly", 'did you mean "cayley"'),
         ("drift --sizes 0", "size"),
         ("drift --sizes big", "big"),
@@ -157,6 +161,27 @@ def test_numbers_of_options_are_kept_as_they_are() -> None:
     assert main(f"{TRAIN} --out run {options}".split()) == 0
     assert config("run")["optimizer_options"] == {"alpha": 0.9, "centered": True}
     assert config("run")["options"] == {"negative": 3}
+
+
+def test_a_list_of_numbers_has_commas_or_brackets_and_is_an_array_in_a_file() -> None:
+    words = f"{TRAIN} --optimizer adam --optimizer-options.betas".split()
+    Path("lists.toml").write_text(
+        '[optimizer_options]\nbetas = [0.8, 0.9]\n[optimizers]\nskew = {optimizer = "adam", betas = [0.8, 0.9]}\n'
+    )
+    for given, run in (("0.8,0.9", "commas"), ("[0.8, 0.9]", "brackets")):
+        assert main([*words, given, "--out", run]) == 0
+    assert main([*words[:-1], "--config", "lists.toml", "--out", "file"]) == 0
+    assert all(config(run)["optimizer_options"] == {"betas": [0.8, 0.9]} for run in ("commas", "brackets", "file"))
+    assert config("file")["optimizers"]["skew"]["betas"] == [0.8, 0.9]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes of POSIX")
+def test_a_reader_that_has_gone_is_no_mistake_of_a_plugin() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run([sys.executable, "-m", "stiefelkit", "list", "cayley"], stdout=writes, stderr=subprocess.PIPE)
+    os.close(writes)
+    assert b"cayley" not in done.stderr
 
 
 def test_a_place_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

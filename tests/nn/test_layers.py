@@ -213,7 +213,7 @@ def test_the_warning_of_dropout_names_the_layer_and_the_line(kind):
 
 
 def test_goru_has_real_states():
-    with pytest.raises(errors.OptionError, match="GORU has real states"):
+    with pytest.raises(errors.OptionError, match="GORU has no option 'field': its states are real"):
         GORU(3, 4, field="complex")
 
 

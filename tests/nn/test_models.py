@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 import stiefelkit as sk
 from stiefelkit import errors
@@ -264,9 +265,13 @@ def test_a_model_is_registered_by_name(monkeypatch):
     assert net.output.weight.shape == (3, 2)
 
 
-def test_sequences_of_different_lengths_are_for_the_layer_and_the_read_out():
-    net: Any = sk.models.create("scornn", 2, 4, 3)
-    packed = nn.utils.rnn.pack_sequence([torch.randn(5, 2), torch.randn(3, 2)])
-    with pytest.raises(errors.DtypeError, match=r"got a PackedSequence; give it to model\.rnn"):
-        net(packed)
-    assert net.output(net.rnn(packed)[0].data).shape == (8, 3)
+@pytest.mark.parametrize("last_only", [False, True])
+@pytest.mark.parametrize("name", sk.models.names())
+def test_packed_sequences_are_the_sequences_one_by_one(name, last_only):
+    net: Any = sk.models.create(name, 2, 8, 3)
+    each = [torch.randn(length, 2) for length in (3, 5, 4)]
+    out = net(pack_sequence(each, enforce_sorted=False), last_only)
+    alone = [net(x[None], last_only)[0] for x in each]
+    outs = out if last_only else unpack_sequence(out)
+    for ours, expected in zip(outs, alone, strict=True):
+        torch.testing.assert_close(ours, expected)

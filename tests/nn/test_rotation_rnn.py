@@ -113,17 +113,42 @@ def test_weights_are_saved_copied_and_drawn_anew():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"hidden_size": 7}, "a hidden_size that 2 divides with 1 heads, got 7"),
-        ({"heads": 3}, "a hidden_size that 6 divides with 3 heads, got 8"),
+        ({"hidden_size": 7}, "a hidden_size that is a multiple of 2, an even number for each head, got 7 with heads=1"),
+        ({"heads": 3}, "a hidden_size that is a multiple of 6, an even number for each head, got 8 with heads=3"),
         ({"decay": 0.9}, r"decay as numbers 0 < low <= high < 1, or None, got 0.9"),
         ({"decay": (0.9, 1.0)}, r"decay as numbers 0 < low <= high < 1, or None, got \(0.9, 1.0\)"),
         ({"normalize": 1}, "normalize to be True or False, got 1"),
-        ({"activation": "tanh"}, None),
+        (
+            {"heads": 3, "field": "complex"},
+            "a hidden_size that is a multiple of 3, the same number for each head, got 8 with heads=3",
+        ),
     ],
 )
 def test_bad_options_are_refused_in_a_sentence(options, sentence):
-    with pytest.raises(errors.OptionError, match=f"RotationRNN needs {sentence}" if sentence else "has no option"):
+    with pytest.raises(errors.OptionError, match=f"RotationRNN needs {sentence}"):
         sk.nn.RotationRNN(3, **{"hidden_size": N, **options})
+
+
+@pytest.mark.parametrize(
+    ("layer", "name", "options", "sentence"),
+    [
+        (sk.nn.RotationRNN, "RotationRNN", {"activation": "tanh"}, "'activation': its transition is linear"),
+        (sk.nn.RotationBlock, "RotationRNN", {"nonlinearity": "relu"}, "'nonlinearity': its transition is linear"),
+        (sk.nn.RotationRNN, "RotationRNN", {"head": 2}, "'head'; did you mean \"heads\""),
+        (sk.nn.LRU, "LRU", {"heads": 4}, "'heads': each plane has a decay and an angle of its own"),
+        (sk.nn.LRUBlock, "LRU", {"field": "complex"}, "'field': its states are complex numbers already"),
+        (sk.nn.LRU, "LRU", {"init": "haar"}, "'init'; known: "),
+        (sk.nn.GORU, "GORU", {"field": "complex"}, "'field': its states are real"),
+    ],
+)
+def test_options_of_other_layers_are_refused_with_the_reason(layer, name, options, sentence):
+    with pytest.raises(errors.OptionError, match=f"{name}( with \\w+)? has no option {sentence}"):
+        layer(3, 8, **options)
+
+
+def test_options_of_a_basis_are_refused_without_one():
+    with pytest.raises(errors.OptionError, match="without a parametrization has no basis to draw, got init"):
+        sk.nn.RotationRNN(3, 8, parametrization=None, init="haar")
 
 
 def test_a_block_goes_on_from_its_last_states():
