@@ -36,7 +36,7 @@ class _Blocks(nn.Module):
 class _Model(SequenceModel):
     """Reads what the last block gives, instead of its states."""
 
-    def _last(self, states: Any, last: Any) -> Tensor:
+    def _last(self, states: Any, last: Any, dims: int) -> Tensor:
         if isinstance(states, PackedSequence):
             states, lengths = pad_packed_sequence(states, batch_first=True)
             return states[torch.arange(len(lengths)), lengths - 1]

@@ -48,15 +48,15 @@ class SequenceModel(nn.Module):
         states, last = run(self.rnn, x, last_only)
         rows = x.data if isinstance(x, PackedSequence) else x
         if last_only:
-            return self._read(self._last(states, last), rows)
+            return self._read(self._last(states, last, 3 if rows is not x else x.dim()), rows)
         if isinstance(states, PackedSequence):
             return states._replace(data=self._read(states.data, rows))
         return self._read(states, rows)
 
-    def _last(self, states: Any, last: Any) -> Tensor:
-        """Returns what is read at the last step, (B, .); the layer returned `states` and `last`."""
+    def _last(self, states: Any, last: Any, dims: int) -> Tensor:
+        """Returns what is read at the last step, (B, .); the layer returned `states` and `last`, which has `dims`."""
         h_n = last[0] if isinstance(last, tuple) else last
-        if h_n.dim() != 3:
+        if h_n.dim() != dims:
             raise ShapeError(
                 "SequenceModel needs a layer whose last states have shape (layers, B, n) as those of torch.nn.RNN, "
                 f"got {tuple(h_n.shape)} of {type(self.rnn).__name__}."

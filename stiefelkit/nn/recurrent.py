@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from stiefelkit._torch import class_name
 from stiefelkit.contract.param import Parametrization, title
 from stiefelkit.contract.protocols import prefers_factors, structure_of
 from stiefelkit.contract.table import find_parametrization, no_option, option_names, registered
@@ -121,7 +122,7 @@ class Recurrent(nn.Module):
 
     @property
     def _name(self) -> str:
-        return type(self).__name__.removeprefix("Parametrized")
+        return class_name(self)
 
     @property
     def nonlinearity(self) -> str:

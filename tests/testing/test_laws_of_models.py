@@ -46,19 +46,19 @@ class Counting(Wrong):
 class OfTheBatch(Wrong):
     """Takes the mean of the batch away."""
 
-    def forward(self, x, last_only=False):
+    def forward(self, x: Any, last_only=False):
         return super().forward(x - x.mean(0), last_only)
 
 
 class Foreseeing(Wrong):
     """Takes the mean over time away."""
 
-    def forward(self, x, last_only=False):
+    def forward(self, x: Any, last_only=False):
         return super().forward(x - x.mean(1, keepdim=True), last_only)
 
 
 class Forgetting(Wrong):
-    def forward(self, x, last_only=False):
+    def forward(self, x: Any, last_only=False):
         return super().forward(x[:, -1:] if last_only else torch.cat([0 * x[:, :-1].detach(), x[:, -1:]], 1), last_only)
 
 
