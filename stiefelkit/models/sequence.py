@@ -48,7 +48,7 @@ class SequenceModel(nn.Module):
         states, last = run(self.rnn, x, last_only)
         rows = x.data if isinstance(x, PackedSequence) else x
         if last_only:
-            return self._read(self._last(states, last, 3 if rows is not x else x.dim()), rows)
+            return self._read(self._last(states, last, 3 if isinstance(x, PackedSequence) else x.dim()), rows)
         if isinstance(states, PackedSequence):
             return states._replace(data=self._read(states.data, rows))
         return self._read(states, rows)
