@@ -194,17 +194,17 @@ MAP_READING = (
     "grow from zero to that draw; those of orthogonal and unitary matrices lie on the unit circle."
 )
 STEP_READING = (
-    "The table counts products of n × p with p × p numbers, n p² multiplications each, as a mean over ten steps of a "
-    "float32 frame, without decompositions of p × p matrices; and the numbers in the state for each entry of W. "
+    "The table counts products of n × p with p × p numbers, $n p^2$ multiplications each, as a mean over ten steps of "
+    "a float32 frame, without decompositions of p × p matrices; and the numbers in the state for each entry of W. "
     "[Times](../../optimizers.md#what-they-cost)."
 )
 WAY_READING = (
-    "The search starts at a random frame and ends where the gradient of tr(W^T A W), A symmetric, random and of norm "
+    "The search starts at a random frame and ends where the gradient of $tr(W^T A W)$, A symmetric, random and of norm "
     "1.4, is shorter than 1e-4; float64. Operations are the multiplications of all matrix products, the loss included."
 )
 OPTIMIZER_READING = (
     "Left: the path of a unit vector, a 3 × 1 frame, to the leading eigenvector of a symmetric matrix. Middle: the "
-    "loss above its minimum. Right: ‖W^H W − I‖_F of a 16 × 4 frame in rounding limits, step by step."
+    "loss above its minimum. Right: $‖W^H W - I‖_F$ of a 16 × 4 frame in rounding limits, step by step."
 )
 
 KINDS = {

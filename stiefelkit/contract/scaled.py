@@ -131,7 +131,7 @@ class Scaled(Wrapper):
         return self._joined(unscaled, gain), chart
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """Returns that of the inner map times g^2, what rounding the product costs, and |g^2 - 1| sqrt(p)."""
+        """Returns that of the inner map times :math:`g^2`, what rounding a product costs, and :math:`|g^2 - 1| √p`."""
         unscaled, gain = self._split(coordinates) if coordinates else ((), self.gain or 1.0)
         squares, root = torch.as_tensor(gain).detach().cpu().double() ** 2, math.sqrt(self.shape[-1])
         rounding = 1.1 * torch.finfo(self.dtype).eps * root

@@ -130,7 +130,7 @@ class View:
 
     @cached_property
     def frame_shape(self) -> tuple[int, ...]:
-        """Shape of the frames, (*, n, p) with n >= p."""
+        """Shape of the frames, (*, n, p) with :math:`n ≥ p`."""
         *batch, rows, columns = self.matrix_shape
         return (*batch, columns, rows) if self.is_wide else (*batch, rows, columns)
 
@@ -211,8 +211,8 @@ def views_of_blocks(whole: View, blocks: int | Sequence[int], dim: int) -> tuple
 class Viewed(Wrapper):
     """A parametrization seen through a view: the weight is `view.from_frame(inner(...))`.
 
-    Wide weights are adjoints of tall frames, W = Q^H, so that their rows are orthonormal. Coordinates, chart and
-    traits are those of the inner map, of shape `view.frame_shape`.
+    Wide weights are adjoints of tall frames, :math:`W = Q^H`, so that their rows are orthonormal. Coordinates, chart
+    and traits are those of the inner map, of shape `view.frame_shape`.
 
     Args:
         inner: the map of the frames.

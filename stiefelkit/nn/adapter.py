@@ -339,7 +339,7 @@ class OrthogonalAdapter(Adapter):
     """
 
     peft_distance = 0.0
-    """||R - R'||_F for the R' that PEFT computes by a series from what was loaded; see `load_peft`."""
+    """:math:`‖R - R'‖_F` for the R' that PEFT computes by a series from what was loaded; see `load_peft`."""
 
     def __init__(
         self,

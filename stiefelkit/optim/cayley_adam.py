@@ -40,7 +40,7 @@ class CayleyAdam(TangentOptimizer):
     plain = torch.optim.Adam
 
     settings = (
-        Setting("lr", 1e-3, RATE, "learning rate; a frame moves by about lr ||M||_F / r <= lr at each step."),
+        Setting("lr", 1e-3, RATE, "learning rate; a frame moves by about :math:`lr ‖M‖_F / r ≤ lr` at each step."),
         Setting("betas", (0.9, 0.99), BETAS, "decays (b1, b2) of the two moments."),
         Setting(
             "eps",

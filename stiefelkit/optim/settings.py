@@ -88,7 +88,7 @@ BOUNDED = (
         "q",
         0.5,
         BOUND,
-        "bounds the step a of a frame along a direction of generator A, a ||A||_F <= 2 q; infinity for no bound.",
+        "bounds the step a of a frame along a direction of generator A, :math:`a ‖A‖_F ≤ 2 q`; infinity for no bound.",
     ),
     Setting(
         "tolerance",

@@ -64,7 +64,7 @@ class SGDG(TangentOptimizer):
             optional(BOUND),
             "bounds ||G||_F of each frame; the published code accepts it without effect.",
         ),
-        Setting("q", 0.5, BOUND, "bounds the step of a frame, a ||A||_1 <= 2 q; infinity for no bound."),
+        Setting("q", 0.5, BOUND, "bounds the step of a frame, :math:`a ‖A‖_1 ≤ 2 q`; infinity for no bound."),
         *SHARED,
     )
     examples = (

@@ -258,6 +258,9 @@ class Drift:
     limit: float
     bits_lost: float
 
+    def __repr__(self) -> str:
+        return f"Drift(error={self.error:.3g}, limit={self.limit:.3g}, bits_lost={self.bits_lost:.2g})"
+
 
 @torch.no_grad()
 def drift(model: nn.Module) -> dict[str, Drift]:

@@ -90,7 +90,7 @@ class FrameProblem:
         return size if self.batch == 1 else f"{self.batch} of {size}"
 
     def normal(self, *shape: int, size: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
-        """Draws normal entries with E |x|^2 = (scale size)^2, on the device; complex ones if the dtype is."""
+        """Draws normal entries with :math:`E |x|^2 = (scale size)^2`, on the device; complex ones if the dtype is."""
         dtype = dtype or self.dtype
         x = torch.randn(*shape, dtype=working_dtype(dtype), generator=self.generator)
         return (x * (size * self.scale)).to(self.device, dtype)
@@ -101,7 +101,7 @@ class FrameProblem:
         return ((2 * unit - 1) * (math.pi * self.scale)).to(self.device)
 
     def tangent(self) -> Tensor:
-        """Draws X, n x p and lower trapezoidal, with E |a|^2 = scale^2 / n in A = X - X^H, ||A||_2 ~ 2 scale."""
+        """Draws a lower trapezoidal X, :math:`E |a|^2 = scale^2 / n` in :math:`A = X - X^H` of norm about 2 scale."""
         x = self.normal(*self.shape, size=self.n**-0.5).tril()
         diagonal = x.diagonal(dim1=-2, dim2=-1)
         diagonal.copy_(0.5j * diagonal.imag if x.is_complex() else torch.zeros_like(diagonal))
@@ -116,7 +116,7 @@ class FrameProblem:
         return init.haar(self.shape, working_dtype(self.dtype), self.generator).to(self.device)
 
     def gradient(self) -> Tensor:
-        """Draws dL/dW, with normal entries of E |g|^2 = 1/n."""
+        """Draws dL/dW, with normal entries of :math:`E |g|^2 = 1 / n`."""
         return self.normal(*self.shape, size=self.n**-0.5 / self.scale)
 
 
