@@ -56,7 +56,7 @@ def rooms() -> list[Room]:
     for name in [*subpackages, *FURTHER, "stiefelkit"]:
         module = importlib.import_module(name)
         room = Room(name, module)
-        for public in module.__all__:
+        for public in sorted(module.__all__, key=str.lower):
             target = getattr(module, public)
             if inspect.ismodule(target):
                 continue
@@ -72,7 +72,15 @@ def rooms() -> list[Room]:
 
 def page(room: Room) -> str:
     """The page of a module, in reStructuredText."""
-    lines = [room.name, "=" * len(room.name), "", f".. py:module:: {room.name}", "", _plain(room.module.__doc__), ""]
+    lines = [
+        room.name,
+        "=" * len(room.name),
+        "",
+        f".. py:module:: {room.name}",
+        f"   :synopsis: {_plain(room.module.__doc__)}",
+        "",
+    ]
+    lines += [_plain(room.module.__doc__), ""]
     for name, home in room.elsewhere.items():
         lines += [f"* ``{name}``: :py:obj:`{home}`"]
     for name, target in room.described.items():

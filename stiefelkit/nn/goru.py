@@ -38,7 +38,7 @@ class GORU(Layers):
     """
 
     input_blocks: ClassVar[int] = 3
-    refused: ClassVar[dict[str, str]] = {"field": "its states are real"}
+    _refused: ClassVar[dict[str, str]] = {"field": "its states are real"}
     backends: ClassVar[tuple[str, ...]] = GORU_BACKENDS
     matrices: ClassVar[tuple[str, ...]] = ("weight_ih", "weight_gates", "weight_hh")
     biases: ClassVar[tuple[str, ...]] = ("bias_gates", "bias")

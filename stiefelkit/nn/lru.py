@@ -48,8 +48,8 @@ class LRU(RotationRNN):
     """
 
     free_coordinates: ClassVar[tuple[str, ...]] = ("log_rate", "log_angle", "log_scale")
-    refused: ClassVar[dict[str, str]] = {
-        **RotationRNN.refused,
+    _refused: ClassVar[dict[str, str]] = {
+        **RotationRNN._refused,
         "heads": "each plane has a decay and an angle of its own",
         "parametrization": "its planes have no basis; sk.nn.RotationRNN has one",
         "field": "its states are complex numbers already, each as two real ones",

@@ -35,7 +35,7 @@ def require_options(cls: type, parametrization: Parametrization | None, options:
         which = f" with {registered.name_of(param_class) or param_class.__name__}"
     for key in options:
         if key not in known:
-            if reason := getattr(cls, "refused", {}).get(key):
+            if reason := getattr(cls, "_refused", {}).get(key):
                 raise OptionError(f"{cls.__name__} has no option {key!r}: {reason}.")
             names = {*known} - {"layer", "name"}  # of adapters, which are given otherwise
             raise no_option(f"{cls.__name__}{which}", key, names)
@@ -60,7 +60,7 @@ class Recurrent(nn.Module):
     """Names of further parameters that need a learning rate of their own, without weight decay."""
     input_blocks: ClassVar[int] = 1
     """The number of matrices of U that stand on top of each other."""
-    refused: ClassVar[dict[str, str]] = {}
+    _refused: ClassVar[dict[str, str]] = {}
     """Options of other layers that this one does not have, and why."""
     backends: ClassVar[tuple[str, ...]] = BACKENDS
     """Names that `backend=` takes."""

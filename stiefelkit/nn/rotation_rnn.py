@@ -68,7 +68,7 @@ class RotationRNN(Layers):
 
     frame: ClassVar[str] = "basis"
     free_coordinates: ClassVar[tuple[str, ...]] = ("angle", "log_rate")
-    refused: ClassVar[dict[str, str]] = {
+    _refused: ClassVar[dict[str, str]] = {
         **dict.fromkeys(
             ("activation", "nonlinearity"),
             "its transition is linear; apply one to its output, as sk.nn.RotationBlock does",

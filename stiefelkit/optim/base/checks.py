@@ -101,7 +101,9 @@ def given(call: inspect.Signature, optimizer: Any, params: Any, *args: Any, **se
     try:
         bound = call.bind(params, *args, **settings)
     except TypeError as error:
-        raise TypeError(f"{name}.__init__() {error}") from None
+        unknown = [key for key in settings if key not in call.parameters]
+        near = did_you_mean(unknown[0], call.parameters) if unknown else ""
+        raise TypeError(f"{name}.__init__() {error}{near}") from None
     bound.apply_defaults()
     chosen = {setting.name: setting.check.plain(bound.arguments[setting.name]) for setting in optimizer.settings}
     return params if isinstance(params, Tensor) else listed(name, params), chosen  # a tensor, which torch refuses
