@@ -334,7 +334,7 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) 
         console.print(f"Skipped {skipped.method} at {skipped.n} x {skipped.p}: {skipped.reason}", soft_wrap=True)
         apart.append(skipped.method)
     _say_complex(console, "drift", plan, apart, out)
-    if not (outcome.curves or late):
+    if apart and not (outcome.curves or late):
         raise OptionError(f"The drift experiment needs a method that can do this in {plan.dtype}, got none.")
     if late:
         methods = tuple(dict.fromkeys(name for names in late.values() for name in names))

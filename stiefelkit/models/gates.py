@@ -62,11 +62,14 @@ def run(rnn: nn.Module, x: Tensor | PackedSequence, last_only: bool = False) -> 
     they are many.
     """
     if last_only and isinstance(rnn, Layers) and not torch.is_grad_enabled() and not is_exported():
-        if x.data.shape[:-1].numel() * rnn.hidden_size >= MANY:
+        rows = x.data if isinstance(x, PackedSequence) else x
+        if rows.shape[:-1].numel() * rnn.hidden_size >= MANY:
             return rnn(x, last_only=True)
-    if not is_exported() or not isinstance(rnn, nn.LSTM | nn.GRU) or any(len(layer) != 4 for layer in rnn.all_weights):
+    if not (is_exported() and isinstance(x, Tensor) and isinstance(rnn, nn.LSTM | nn.GRU)):
         return rnn(x)
-    return _exported(rnn, rnn.all_weights, isinstance(rnn, nn.LSTM), x.data)
+    if any(len(layer) != 4 for layer in rnn.all_weights):
+        return rnn(x)
+    return _exported(rnn, rnn.all_weights, isinstance(rnn, nn.LSTM), x)
 
 
 def _exported(rnn: Any, weights: Any, is_lstm: bool, x: Tensor) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
