@@ -12,9 +12,12 @@ import math
 from dataclasses import dataclass
 
 from stiefelkit.scan.engines.launch import LAYOUTS, Layout, choose
+from stiefelkit.scan.engines.planes import most_chunks
 
 SHARED, BARRIER, SHUFFLE, CACHE, DEPENDENT = 30, 30, 30, 250, 4
 """Clocks: to shared memory or from it, across a barrier, between neighbours, to the GPU's cache, of an instruction."""
+MEMORY, DOUBLE = 600, 8
+"""Clocks from the GPU's memory, and of an instruction in float64."""
 ACTIVATION = 8
 """Instructions of an activation that wait for each other."""
 LANES, SCHEDULERS, REGISTERS, WARPS = 128, 4, 65536, 64
@@ -122,6 +125,7 @@ CASES = {
     "C": Case("C", 200, 50, 512),
     "D": Case("D", 784, 50, 116, "complex"),
 }
+ROTATIONS = [Case("", 784, 50, 128), Case("", 4096, 8, 128), Case("", 16384, 2, 128)]
 EXCHANGE = 2 * SHARED + BARRIER + 2 * SHUFFLE + ACTIVATION * DEPENDENT
 """From the last product of a step to the first of the next, within a multiprocessor: partial sums of neighbours, the
 activation, the state written, a barrier, the state read."""
@@ -228,6 +232,36 @@ def cases(machine: Machine) -> list[str]:
     return lines
 
 
+def rotated(case: Case, machine: Machine) -> tuple[float, int]:
+    """Microseconds of the scan of rotations, forward, and in how many chunks.
+
+    Each step of a chunk waits for its input and takes three instructions one after the other; two chunks or more read
+    the inputs twice.
+    """
+    chunks = most_chunks(case.steps, case.batch * case.units // 2, machine.multiprocessors)
+    passes = 1 + (chunks > 1)
+    clocks = passes * math.ceil(case.steps / chunks) * (MEMORY + 3 * DOUBLE)
+    return max(clocks / machine.clock / 1e3, traffic(case, machine) * (passes + 1) / 2), chunks
+
+
+def rotations(machine: Machine) -> list[str]:
+    """The table of linear recurrences beside nonlinear ones of the same size, forward."""
+    lines = [
+        "| case | rotations: limit, µs | chunks | predicted, µs | OrthogonalRNN: limit, µs | predicted, µs "
+        "| ratio of limits | of predictions |",
+        "|" + "---|" * 8,
+    ]
+    for case in ROTATIONS:
+        layout = choose(case.states, case.units, case.batch, machine.multiprocessors)
+        least, (ours, chunks) = traffic(case, machine), rotated(case, machine)
+        others = limit(case, machine), predicted(case, machine, layout)
+        lines.append(
+            f"| T {case.steps}, B {case.batch}, n {case.units} | {least:.0f} | {chunks} | {ours:.0f} | {others[0]:.0f} "
+            f"| {others[1]:.0f} | {others[0] / least:.0f} | {others[1] / ours:.0f} |"
+        )
+    return lines
+
+
 def layouts() -> list[str]:
     """The table of layouts."""
     lines = [
@@ -256,6 +290,8 @@ def main() -> None:
     for name in parser.parse_args().machines.split(","):
         print(f"\n{MACHINES[name].name}:\n")
         print("\n".join(cases(MACHINES[name])))
+        print()
+        print("\n".join(rotations(MACHINES[name])))
 
 
 if __name__ == "__main__":
