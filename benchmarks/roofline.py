@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from stiefelkit.scan.engines.launch import LAYOUTS, Layout, choose
-from stiefelkit.scan.engines.planes import most_chunks
+from stiefelkit.scan.engines.planes import AHEAD, most_chunks
 
 SHARED, BARRIER, SHUFFLE, CACHE, DEPENDENT = 30, 30, 30, 250, 4
 """Clocks: to shared memory or from it, across a barrier, between neighbours, to the GPU's cache, of an instruction."""
@@ -235,12 +235,12 @@ def cases(machine: Machine) -> list[str]:
 def rotated(case: Case, machine: Machine) -> tuple[float, int]:
     """Microseconds of the scan of rotations, forward, and in how many chunks.
 
-    Each step of a chunk waits for its input and takes three instructions one after the other; two chunks or more read
-    the inputs twice.
+    Each step of a chunk waits for an input that was requested `AHEAD` steps before, takes three instructions one after
+    the other and two barriers; two chunks or more read the inputs twice.
     """
     chunks = most_chunks(case.steps, case.batch * case.units // 2, machine.multiprocessors)
     passes = 1 + (chunks > 1)
-    clocks = passes * math.ceil(case.steps / chunks) * (MEMORY + 3 * DOUBLE)
+    clocks = passes * math.ceil(case.steps / chunks) * (MEMORY / AHEAD + 3 * DOUBLE + 2 * BARRIER)
     return max(clocks / machine.clock / 1e3, traffic(case, machine) * (passes + 1) / 2), chunks
 
 

@@ -235,7 +235,7 @@ def test_the_program_keeps_its_states_in_registers(capability, is_fixed, tmp_pat
     from triton.compiler import ASTSource
 
     program = programs(PACKAGE, False).rotate_planes
-    fixed = {"FIXED": is_fixed, "REVERSE": False, "BLOCK": planes.BLOCK}
+    fixed = {"FIXED": is_fixed, "REVERSE": False, "BLOCK": planes.BLOCK, "AHEAD": planes.AHEAD}
     types = {"first": "*fp64", "ends": "*fp64", "totals": "*fp64", "factor": "*fp64" if is_fixed else "*fp32"}
     types |= dict.fromkeys(["steps", "chunk", "columns", "planes"], "i32")
     signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in program.arg_names}
@@ -244,6 +244,9 @@ def test_the_program_keeps_its_states_in_registers(capability, is_fixed, tmp_pat
     found = machinery(compile(ASTSource(program, signature, constants), target, {"num_warps": 4}), tmp_path)
     assert is_without_spills(found)
     assert found.registers <= 64
+    assert found.count("LDGSTS") == (2 if is_fixed else 4)
+    assert found.count("BAR") == 2
+    assert found.shared <= 16384
 
 
 def test_float32_states_of_a_long_scan_are_those_of_float64_where_an_fft_loses_digits() -> None:

@@ -16,6 +16,8 @@ WIDE = 1600
 """From so many planes of all sequences on, factors of each step are taken one by one on a CPU: one pass, not three."""
 BLOCK = 128
 """Planes of sequences that a program takes."""
+AHEAD = 7
+"""Steps whose inputs a program has requested before it needs them, in shared memory."""
 LEAST = 64
 """Steps of a chunk of a program: fewer are not worth the second pass."""
 
@@ -111,7 +113,7 @@ def on_gpu(
     ends, totals = torch.empty_like(starts), torch.empty_like(starts)
     out = None if last_only else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     given = torch.view_as_real(x.contiguous()), torch.view_as_real(factor.contiguous())
-    fixed = {"FIXED": is_fixed, "REVERSE": reverse, "BLOCK": BLOCK, "num_warps": 4}
+    fixed = {"FIXED": is_fixed, "REVERSE": reverse, "BLOCK": BLOCK, "AHEAD": AHEAD, "num_warps": 4}
 
     def run(result: Tensor | None) -> None:
         held = (torch.view_as_real(t) for t in (starts, ends, totals))

@@ -19,6 +19,7 @@ def rotate_planes(
     FIXED: tl.constexpr,
     REVERSE: tl.constexpr,
     BLOCK: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Runs z_t = f_t z_{t-1} + x_t over the steps of each chunk, from f z + x with the state z before it.
 
@@ -40,7 +41,7 @@ def rotate_planes(
     if FIXED:
         f_re = tl.load(factor + 2 * (column % planes), is_there, 0.0)
         f_im = tl.load(factor + 2 * (column % planes) + 1, is_there, 0.0)
-    for step in tl.range(count):
+    for step in tl.range(count, num_stages=AHEAD + 1):
         t = steps - 1 - begin - step if REVERSE else begin + step
         at = 2 * (t * columns + column)
         x_re = tl.load(x + at, is_there, 0.0).to(tl.float64)
