@@ -107,8 +107,8 @@ def adapt(
             inside a layer of PEFT, which would merge into a weight that is computed; or one shares a parameter with a
             module that trains it. Nothing is changed then.
 
-    >>> net = adapt(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), "*.weight", block_size=4)
-    >>> list(adapters(net))
+    >>> net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> list(adapters(adapt(net, "*.weight", block_size=4)))
     ['0', '2']
     """
     check_module(model, "adapt")

@@ -29,7 +29,8 @@ class MultiplicativeCayley(TangentOptimizer):
 
     >>> import stiefelkit as sk
     >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
-    >>> optimizer = MultiplicativeCayley(sk.optim.parameter_groups(layer, lr=1e-3, stiefel=dict(lr=1e-2)))
+    >>> groups = sk.optim.parameter_groups(layer, lr=1e-3, stiefel=dict(lr=1e-2))
+    >>> optimizer = MultiplicativeCayley(groups)
     >>> layer(torch.ones(4)).square().sum().backward()
     >>> optimizer.step()
     """

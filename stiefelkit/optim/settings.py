@@ -47,7 +47,7 @@ OF_PLAIN = "of the groups without a manifold."
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of an optimizer, of which each group may have another value; words tell of it in help texts."""
+    """A setting of an optimizer, whose value may differ between groups; `words` describe it in help texts."""
 
     name: str
     default: Any

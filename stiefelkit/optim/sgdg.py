@@ -29,8 +29,8 @@ class SGDG(TangentOptimizer):
 
     What differs from the published code: the Cayley transform is exact, where five iterations of a fixed point are not;
     nothing is drawn at random, where one step in 101 takes a QR decomposition; float32 frames stay within two rounding
-    limits for ever; and a momentum is kept from step to step, where the code writes it to a copy. Wide matrices are
-    refused, and so are tall ones that are no frames.
+    limits at every step; and the momentum is kept from step to step, where the code writes it to a copy. Wide matrices
+    and matrices that are no frames are refused.
 
     References:
         Li, Fuxin, Todorovic, Efficient Riemannian optimization on the Stiefel manifold via the Cayley transform, ICLR

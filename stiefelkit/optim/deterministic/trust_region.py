@@ -17,7 +17,7 @@ _ACCEPTED = 0.1
 
 
 class TrustRegion(Minimizer):
-    r"""Minimises :math:`⟨g, u⟩ + ⟨u, H u⟩ / 2` in :math:`‖u‖ ≤ radius`, goes there, and fits the radius to the outcome.
+    r"""Minimizes :math:`⟨g, u⟩ + ⟨u, H u⟩ / 2` in :math:`‖u‖ ≤ radius`, moves by u, and fits the radius to the outcome.
 
     The model is minimised by conjugate gradients (Steihaug, Toint), until
     :math:`‖g + H u‖ ≤ ‖g‖ min(kappa, q^{theta})`, q the length of the first of their steps: near a minimum whose

@@ -41,7 +41,7 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class Waveform(Task):
-    """Generates a short excerpt of a recording, out of nothing but the passing of time.
+    """Generates a short excerpt of a recording from an input of ones.
 
     Input: T times the number 1. Target: T samples, scaled to the largest magnitude 1. There is one sequence, for
     training and for the score alike: what is measured is what a net of a given size can hold. The loss is the
