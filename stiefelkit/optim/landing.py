@@ -121,7 +121,7 @@ class Landing(FrameOptimizer):
 
 
 def _gradient(group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """G of what is minimised with its momentum, which is staged, and S = W^H G."""
+    """G of what is minimized with its momentum, which is staged, and S = W^H G."""
     if group["maximize"]:
         g = -g
     bucket.refresh(group["precision"] == "exact" and bucket.is_narrow)
