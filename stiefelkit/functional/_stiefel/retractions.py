@@ -231,8 +231,7 @@ def _solve(k: Tensor, b: Tensor) -> Tensor:
         return torch.linalg.solve(k, b)
     except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
         raise RankError(
-            'Stiefel(retraction="cayley") needs a step shorter than 1e7 where n < 2p, got one beside whose square 1 '
-            "vanishes."
+            'Stiefel(retraction="cayley") needs a step shorter than 1e7 where n < 2p, got a longer one.'
         ) from None
 
 
