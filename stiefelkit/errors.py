@@ -193,8 +193,8 @@ def did_you_mean(name: object, known: Iterable[str], near: Iterable[str] = ()) -
     Those that end with the name as a word come first, else those with a word that begins so, else the nearest one.
     Names in `near` may be meant too, and are not listed.
 
-    >>> did_you_mean("urnn", ["eurnn", "full_urnn", "lie_urnn"]), did_you_mean("skw", ["phase", "skew"])
-    ('; did you mean "full_urnn" or "lie_urnn"?', '; did you mean "skew"?')
+    >>> did_you_mean("urnn", ["eurnn", "full_urnn", "lie_urnn"])
+    '; did you mean "full_urnn" or "lie_urnn"?'
     """
     known, typed = sorted(known), (name if isinstance(name, str) else shown(name)).lower()
     names, tries = [*dict.fromkeys([*known, *near])], [(typed, "")]

@@ -19,11 +19,11 @@ def commands():
 
 
 def explained(path):
-    """What `stiefelkit ... --help` prints, on 100 columns without colours."""
+    """What `stiefelkit ... --help` prints, on 88 columns without colours."""
     from stiefelkit.cli import main
 
     printed, before = io.StringIO(), dict(os.environ)
-    os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    os.environ |= {"COLUMNS": "88", "NO_COLOR": "1", "TERM": "dumb"}
     try:
         with contextlib.redirect_stdout(printed):
             main([*path, "--help"])

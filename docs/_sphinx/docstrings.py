@@ -8,10 +8,11 @@ import re
 
 import citations
 from docutils import nodes
-from sphinx.addnodes import pending_xref
+from sphinx.addnodes import desc_annotation, pending_xref
 from sphinx.util.logging import getLogger
 
 COLON = "\ue000"
+WIDEST = 88
 MARKUP = re.compile(r"[*|\\]|_(?=\W|$)")
 STARRED = re.compile(r"^(\s*)(\*{1,2}\w+)(:.*)$")
 HEADING = re.compile(r"^(\s*)(Args|Attributes|Raises|Returns|Yields|References):$")
@@ -82,6 +83,14 @@ def readable_signature(app, what, name, target, options, signature, returned):
     return signature and signature.replace("= <factory>", "= ..."), returned
 
 
+def without_representations(app, domain, objtype, content):
+    """Takes away values of attributes that are objects as Python writes them, or too long for a line."""
+    for value in [*content.parent.findall(desc_annotation)] if objtype == "attribute" else ():
+        text = value.astext()
+        if text.startswith(" = ") and ("<" in text or len(text) > WIDEST):
+            value.parent.remove(value)
+
+
 def name_role(role, rawtext, text, lineno, inliner, options=None, content=None):
     """`code` in a docstring: a link where these pages have the name."""
     literal = nodes.literal(rawtext, text, classes=["xref", "py", "py-obj"])
@@ -105,5 +114,6 @@ def setup(app):
     app.connect("autodoc-process-docstring", process, priority=400)  # napoleon's is 500
     app.connect("autodoc-process-docstring", put_back, priority=600)
     app.connect("autodoc-process-signature", readable_signature)
+    app.connect("object-description-transform", without_representations)
     app.connect("missing-reference", left_as_code)
     return {"parallel_read_safe": True}

@@ -41,7 +41,7 @@ def show(name: str | None = None, /) -> int:
     """Shows all that has a name, plugins included, and where it comes from.
 
     Args:
-        name: one of them, of which all is shown: options, shapes, image, cost, reference.
+        name: one of them, to describe with its options, shapes, image, cost and reference.
     """
     console = Screen()
     if name is not None:
@@ -60,7 +60,7 @@ def show(name: str | None = None, /) -> int:
         for name, cells in rows.items():
             table.add_row(name, *cells, registry.origin(name) or "this process")
         console.print(table)
-    console.print("All about one of them: stiefelkit list NAME")
+    console.print("stiefelkit list NAME describes one of them.")
     return 0
 
 

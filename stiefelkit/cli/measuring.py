@@ -377,7 +377,7 @@ def report(
         from stiefelkit.measuring.report.record import SUBJECT, read_record
 
         if json is not None:
-            raise OptionError("A page from a file measures nothing; leave --json out.")
+            raise OptionError("--from measures nothing that --json could store; leave --json out.")
         record = read_record(from_)
         try:
             drawn = record_page(record)

@@ -20,12 +20,12 @@ def plot(*runs: Path, out: Path | None = None, data: Path | None = None, figures
     """Draws the learning curves and the orthogonality of runs of one task, or again the figure of a drift experiment.
 
     Runs that differ by their seed, or by the excerpt of a waveform, also give a box plot of their best scores; models
-    that differ by the number of reflections their scores against it; waveforms what is generated beside what is true.
+    that differ by the number of reflections their scores against it; waveforms the generated one beside the true one.
 
     Args:
         runs: run folders, or folders of comparisons; or one folder that stiefelkit drift has written.
         out: folder for the figures; the run's own folder for a single run, else plots.
-        data: folder of the data, for what is true; that of STIEFELKIT_DATA if left out.
+        data: folder of the data, for baselines and true waveforms; that of STIEFELKIT_DATA if left out.
         figures: how they are written.
     """
     from stiefelkit.training import plot as plots
@@ -62,12 +62,12 @@ def activation(*, activation: str = "modrelu", bias: float = 0.5, out: Path = Pa
 @app.command(name="gradients")
 @options(plan=GradientPlan)
 def gradients(*, plan: GradientPlan, out: Path = Path("runs/gradients"), figures: Figures) -> int:
-    """Trains models, and draws how the gradient of the loss fares on its way back through time.
+    """Trains models, and draws the norm of the gradient of the loss over the steps back through time.
 
-    Drawn is ||dL/dh_t||_2 over the steps t of the sequence, a panel for each number of optimizer steps. dL/dh_t is the
-    total derivative of the loss by the hidden state, through all later states; L is the loss of one sequence, and the
-    norms are averaged over the sequences of the batch that the model would be trained on next. Of an LSTM it is h_t
-    alone, with the cell held. The models are trained by the recipes of the task.
+    The norm is ||dL/dh_t||_2 over the steps t of the sequence, a panel for each number of optimizer steps. dL/dh_t is
+    the total derivative of the loss by the hidden state, through all later states; L is the loss of one sequence, and
+    the norms are averaged over the sequences of the next training batch. For an LSTM it is the derivative by h_t alone,
+    with the cell held fixed. The models are trained by the recipes of the task.
 
     Args:
         plan: what to train, and when to look.

@@ -51,7 +51,7 @@ def reproduce(
             f"Reproducing takes the name of an experiment, --list or --report, got {' and '.join(modes)}."
         )
     if page is not None and not report:
-        raise OptionError("--page is the folder of the page of --report, got no --report.")
+        raise OptionError("--page needs --report, which writes that page, got no --report.")
     if (list or report) and plan != Reproduction():
         raise OptionError(f"{modes[0]} runs nothing and takes no epochs, seed, threads or device, got some.")
     with named(data):

@@ -64,7 +64,7 @@ def modrelu_of_parts(parts: Tensor, b: Tensor, epsilon: float, dim: int) -> Tens
 
 
 def oplu(z: Tensor) -> Tensor:
-    """OPLU: the pair :math:`(z_i, z_{i + n/2})` in falling order, the larger in the first half; keeps every norm.
+    """OPLU: the pair :math:`(z_i, z_{i + n/2})` in descending order, the larger in the first half; keeps every norm.
 
     Pairs as in Mhammedi et al. 2017. A pair of equals stays as it is, and so does its gradient.
 
@@ -92,7 +92,7 @@ def oplu(z: Tensor) -> Tensor:
 
 
 def leaky_relu(z: Tensor, slope: float = 0.1) -> Tensor:
-    """Z where it is positive, else :math:`slope z`; at 0 the gradient is the slope's.
+    """Leaky ReLU: z where it is positive, else :math:`slope z`; at 0 the gradient is the slope's.
 
     Args:
         z: real pre-activation, any shape.

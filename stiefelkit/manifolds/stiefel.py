@@ -239,7 +239,7 @@ class Stiefel(geoopt.Manifold):
             Tangent vectors of the dtype of `ehess`.
 
         >>> manifold, s = Stiefel(), torch.diag(torch.tensor([1.0, 2.0, 3.0]))
-        >>> x, u = torch.eye(3, 1), torch.tensor([[0.0], [1.0], [0.0]])  # of f(X) = tr(X^T S X) / 2
+        >>> x, u = torch.eye(3)[:, :2].split(1, dim=1)  # of f(X) = tr(X^T S X) / 2
         >>> manifold.ehess2rhess(x, s @ x, s @ u, u).flatten()
         tensor([0., 1., 0.])
         """

@@ -138,7 +138,7 @@ def start(method: str, frame: Tensor, gradient: Tensor, length: float, dtype: to
 
     The length is the largest angle by which a short step turns, the 2-norm of the skew A with :math:`dW = A W`; for
     steps along :math:`-B W` it is :math:`lr ‖B‖_2`, :math:`B = G W^H - W G^H`. The learning rate that makes it so is
-    found by a tiny step in float64, in the same way for all: metrics, normalised gradients and factors of two need no
+    found by a tiny step in float64, in the same way for all: metrics, normalized gradients and factors of two need no
     table.
 
     Args:

@@ -107,8 +107,8 @@ def adapt(
             inside a layer of PEFT, which would merge into a weight that is computed; or one shares a parameter with a
             module that trains it. Nothing is changed then.
 
-    >>> net = adapt(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), "*.weight", block_size=4)
-    >>> list(adapters(net))
+    >>> net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> list(adapters(adapt(net, "*.weight", block_size=4)))
     ['0', '2']
     """
     check_module(model, "adapt")
@@ -117,8 +117,8 @@ def adapt(
     fresh = {id(site.layer): site for site in chosen if all(other.name != name for other in site.around)}
     if not fresh:
         raise OptionError(
-            f"adapt needs layers without an adapter of this name, got {chosen[0].title}, which is in one; another "
-            "name= adds one."
+            f"adapt needs layers without an adapter of this name, got {chosen[0].title}, which has one; another "
+            "name= adds one more."
         )
     saved = to_save(model, modules_to_save, name, fresh.values())
     kind = KINDS.get(parametrization) if isinstance(parametrization, str) else None
@@ -395,7 +395,7 @@ def _refuse_others(model: nn.Module, where: Where, sites: Sequence[Site]) -> Non
     inside = {id(m) for other in model.modules() if isinstance(other, Replacement) for m in other.modules()}
     for place in places:
         if id(place.host) in inside:
-            raise OptionError(f"adapt needs layers without an adapter, got {place.qualified}, which is in one.")
+            raise OptionError(f"adapt needs layers without an adapter, got {place.qualified}, which has one.")
     raise DtypeError(
         f"adapt needs weights of layers with in_features and out_features, got {places[0].qualified} of "
         f"{type(places[0].host).__name__}."

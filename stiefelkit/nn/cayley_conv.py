@@ -41,7 +41,7 @@ class _CayleyConv(nn.Module):
         self.kernel_size = each_axis(name, "kernel_size", kernel_size, self.dims, 1)
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if dtype not in (torch.float32, torch.float64):
-            raise DtypeError(f"{name} needs float32 or float64, of which there are Fourier transforms, got {dtype}.")
+            raise DtypeError(f"{name} needs float32 or float64, the dtypes of Fourier transforms, got {dtype}.")
         sides = self.in_channels // self.groups, self.out_channels // self.groups
         self.is_wide = sides[1] < sides[0]
         n, p = self._frame_shape = max(sides), min(sides)

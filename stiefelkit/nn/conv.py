@@ -284,7 +284,8 @@ class OrthogonalConvTranspose2d(_Transposed, nn.ConvTranspose2d):
     Raises:
         OptionError, ShapeError, UnknownNameError, DtypeError: as `OrthogonalConv2d`.
 
-    >>> down, up = OrthogonalConv2d(2, 8, 2, stride=2), OrthogonalConvTranspose2d(8, 2, 2, stride=2)
+    >>> down = OrthogonalConv2d(2, 8, 2, stride=2)
+    >>> up = OrthogonalConvTranspose2d(8, 2, 2, stride=2)
     >>> up(down(torch.randn(1, 2, 6, 6))).shape
     torch.Size([1, 2, 6, 6])
     """

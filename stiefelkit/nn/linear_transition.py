@@ -21,7 +21,7 @@ class LinearTransitionRNN(Layers):
         Henaff, Szlam, LeCun, Recurrent orthogonal networks and long-memory tasks, ICML 2016.
 
     >>> import torch
-    >>> rnn = LinearTransitionRNN(3, 8, parametrization=None, init="identity", activation="relu")
+    >>> rnn = LinearTransitionRNN(3, 8, parametrization=None, activation="relu")
     >>> rnn(torch.zeros(5, 2, 3))[0].shape
     torch.Size([5, 2, 8])
     """

@@ -52,9 +52,9 @@ class OrthogonalRNN(_Scanned, Layers):
     direction. With modReLU the bias stands inside the activation, as in the papers; with others it is added to the
     input projection. W is evaluated once a forward.
 
-    As in torch, time comes first, (T, B, .), unless `batch_first=True`; both have the same shapes out, so that nothing
-    but the numbers tells a batch that is given the other way round. The repr always says which it is. (The models of
-    `stiefelkit.models` are batch first, always.)
+    As in torch, time comes first, (T, B, .), unless `batch_first=True`. An input in the wrong order raises no error:
+    the output has the shape of its input and wrong numbers. The repr always states the order. (The models of
+    `stiefelkit.models` always read the batch first.)
 
     With `field="complex"` states and outputs are complex, of `hidden_size` complex numbers, while every parameter is
     real: U as [Re; Im] of shape (2n, m), a trained h0 as [Re | Im] of shape (2n,), W by its coordinates, or as

@@ -33,7 +33,8 @@ def multi_avg_fn(decay: float | None = None) -> Callable[[Sequence[Tensor], Sequ
 
     >>> import torch, stiefelkit as sk
     >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
-    >>> averaged = torch.optim.swa_utils.AveragedModel(layer, multi_avg_fn=multi_avg_fn(0.9))
+    >>> average = multi_avg_fn(0.9)
+    >>> averaged = torch.optim.swa_utils.AveragedModel(layer, multi_avg_fn=average)
     >>> averaged.update_parameters(layer)
     """
     mean = _mean(decay)

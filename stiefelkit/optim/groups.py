@@ -85,7 +85,7 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Splits a model's parameters into groups for an optimizer: the plain ones, then one group per coordinate.
 
-    Coordinates get `weight_decay=0` unless asked otherwise: shrinking them does not regularise a frame, it moves it. A
+    Coordinates get `weight_decay=0` unless asked otherwise: shrinking them does not regularize a frame, it moves it. A
     learned gain is one, the group "gain", and so are parameters that a layer names in `free_coordinates`, as the angles
     and decays of `RotationRNN`.
     Where a coordinate must stay on a manifold (`"stiefel"`), the group names it: "manifold", "stiefel:canonical" unless

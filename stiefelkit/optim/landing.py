@@ -38,8 +38,8 @@ class Landing(FrameOptimizer):
     Every step ends with Newton steps back that take E away, to the rounding limit, as those of `POGO`, and attraction
     has nothing to do. With every=k that is done after each k-th step only, which is the published algorithm (k
     infinite): it saves three products of seven, and in between W is **no frame**, but as near to one as :math:`‖E‖_F <
-    1/2` says. What reads the weight sees that; saving or copying its module lands first. So end, and save, at a
-    multiple of k. In "stiefel:euclidean" the part of T within the columns of W counts half. Other groups are moved by
+    1/2` says. Code that reads the weight gets it so; saving or copying its module lands it first. End, and save, at
+    a multiple of k. In "stiefel:euclidean" the part of T within the columns of W counts half. Other groups are moved by
     torch.optim.Adam.
 
     References:
@@ -121,7 +121,7 @@ class Landing(FrameOptimizer):
 
 
 def _gradient(group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """G of what is minimised with its momentum, which is staged, and S = W^H G."""
+    """G of what is minimized with its momentum, which is staged, and S = W^H G."""
     if group["maximize"]:
         g = -g
     bucket.refresh(group["precision"] == "exact" and bucket.is_narrow)

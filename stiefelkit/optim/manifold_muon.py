@@ -34,7 +34,8 @@ class ManifoldMuon(TangentOptimizer):
 
     >>> import stiefelkit as sk
     >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
-    >>> optimizer = ManifoldMuon(sk.optim.parameter_groups(layer, lr=1e-3, stiefel=dict(lr=0.02)))
+    >>> groups = sk.optim.parameter_groups(layer, lr=1e-3, stiefel=dict(lr=0.02))
+    >>> optimizer = ManifoldMuon(groups)
     >>> layer(torch.ones(4)).square().sum().backward()
     >>> optimizer.step()
     """

@@ -29,7 +29,8 @@ class MultiplicativeCayley(TangentOptimizer):
 
     >>> import stiefelkit as sk
     >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
-    >>> optimizer = MultiplicativeCayley(sk.optim.parameter_groups(layer, lr=1e-3, stiefel=dict(lr=1e-2)))
+    >>> groups = sk.optim.parameter_groups(layer, lr=1e-3, stiefel=dict(lr=1e-2))
+    >>> optimizer = MultiplicativeCayley(groups)
     >>> layer(torch.ones(4)).square().sum().backward()
     >>> optimizer.step()
     """
@@ -63,16 +64,17 @@ class MultiplicativeCayley(TangentOptimizer):
             "exact",
             one_of("exact", "half"),
             '"exact", or "half": the part of it that the authors\' code uses, the sum over time of '
-            "dL/dy_t Re(h_t)^T instead of dL/dy_t h_t^H, y_t = W h_t. The complex `sk.nn.OrthogonalRNN` that the frame "
-            "is the recurrent weight of leaves out the other half from then on, until another optimizer takes the "
-            "frame; any other frame is refused (OptimizerError).",
+            ":math:`∂L/∂y_t Re(h_t)^T` instead of :math:`∂L/∂y_t h_t^H`, :math:`y_t = W h_t`. The complex "
+            "`sk.nn.OrthogonalRNN` that the frame is the recurrent weight of leaves out the other half from then on, "
+            "until another optimizer takes the frame; any other frame is refused (OptimizerError).",
         ),
         Setting(
             "side",
             "left",
             one_of(*SIDES),
-            '"left" is the formula above. "right" is W <- W (I + lr/2 B)^-1 (I - lr/2 B), B = W^H G - G^H W: the same '
-            "step for a square frame, and for a tall one a rotation within the span of its columns.",
+            '"left" is the formula above. "right" is :math:`W ← W (I + lr/2 B)^{-1} (I - lr/2 B)`, '
+            ":math:`B = W^H G - G^H W`: the same step for a square frame, and for a tall one a rotation within the "
+            "span of its columns.",
         ),
         *SHARED,
     )

@@ -47,7 +47,7 @@ class RMSprop(torch.optim.RMSprop):
         OptionError: a setting is out of range, or does not go with another.
 
     >>> p = torch.nn.Parameter(torch.ones(1))
-    >>> optimizer = RMSprop([p], lr=0.1, alpha=0.9, eps=1e-10, init_acc=1.0, eps_inside=True)
+    >>> optimizer = RMSprop([p], 0.1, alpha=0.9, eps=1e-10, init_acc=1.0, eps_inside=True)
     >>> p.grad = torch.full((1,), 1e-3)
     >>> optimizer.step()
     >>> round((1 - p).item(), 6)

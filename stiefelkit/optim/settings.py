@@ -47,7 +47,7 @@ OF_PLAIN = "of the groups without a manifold."
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of an optimizer, of which each group may have another value; words tell of it in help texts."""
+    """A setting of an optimizer, whose value may differ between groups; `words` describe it in help texts."""
 
     name: str
     default: Any
@@ -143,7 +143,10 @@ OF_TORCH = {
 def told(doc: str, settings: Collection[Setting]) -> str:
     """Returns a docstring with what the settings are, and what they raise, before its references and examples."""
     doc = inspect.cleandoc(doc)
-    entries = [_PARAMS, *(f"{setting.name}: {setting.words}" for setting in settings)]
+    names: dict[str, list[str]] = {}
+    for setting in settings:
+        names.setdefault(setting.words, []).append(setting.name)
+    entries = [_PARAMS, *(f"{', '.join(alike)}: {words}" for words, alike in names.items())]
     wrapped = [textwrap.fill(entry, 116, initial_indent=" " * 4, subsequent_indent=" " * 8) for entry in entries]
     place = min((doc.find(mark) for mark in ("References:", ">>> ") if mark in doc), default=len(doc))
     return "\n".join([doc[:place].rstrip(), "", "Args:", *wrapped, "", _RAISES, doc[place:]])

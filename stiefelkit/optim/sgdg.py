@@ -29,8 +29,8 @@ class SGDG(TangentOptimizer):
 
     What differs from the published code: the Cayley transform is exact, where five iterations of a fixed point are not;
     nothing is drawn at random, where one step in 101 takes a QR decomposition; float32 frames stay within two rounding
-    limits for ever; and a momentum is kept from step to step, where the code writes it to a copy. Wide matrices are
-    refused, and so are tall ones that are no frames.
+    limits at every step; and the momentum is kept from step to step, where the code writes it to a copy. Wide matrices
+    and matrices that are no frames are refused.
 
     References:
         Li, Fuxin, Todorovic, Efficient Riemannian optimization on the Stiefel manifold via the Cayley transform, ICLR
@@ -57,12 +57,14 @@ class SGDG(TangentOptimizer):
             one_of(False, True),
             'whether a group that names no manifold is one of frames, on "stiefel:euclidean", without weight decay.',
         ),
-        Setting("omega", 0.0, at_least(0), "factor of a penalty on W^H W - I: accepted, without effect on a frame."),
+        Setting(
+            "omega", 0.0, at_least(0), "factor of a penalty on :math:`W^H W - I`: accepted, without effect on a frame."
+        ),
         Setting(
             "grad_clip",
             None,
             optional(BOUND),
-            "bounds ||G||_F of each frame; the published code accepts it without effect.",
+            "bounds :math:`‖G‖_F` of each frame; the published code accepts it without effect.",
         ),
         Setting("q", 0.5, BOUND, "bounds the step of a frame, :math:`a ‖A‖_1 ≤ 2 q`; infinity for no bound."),
         *SHARED,

@@ -40,7 +40,7 @@ class Cayley(OrthogonalParam):
         precision: "exact", or "fast": square float32 frames from n = 128 on may be up to 80 rounding limits off, and
             take 0.65 to 0.9 of the time; nothing else would gain.
         negative: real frames only: how many of the last signs are -1, or the signs themselves, (p,). Given, the signs
-            stay for good; otherwise assigning and initialising choose them.
+            stay for good; otherwise assigning and initializing choose them.
         bandwidth: A is zero more than this many places off its diagonal, :math:`1 ≤ bandwidth < n`, which leaves about
             n times as many coordinates, and a subset of all frames. Real frames keep the signs that they have when
             assigned; complex ones cannot be assigned.
@@ -228,7 +228,7 @@ class Cayley(OrthogonalParam):
         "haar" with fixed signs: eigenvalues of W D within 2/32 of -1 are moved that far away, where the coordinates
         hold the frame still.
 
-        "helfrich" is the initialisation of scoRNN and scuRNN: tan(t/2) with t uniform on :math:`(0, arc)` for
+        "helfrich" is the initialization of scoRNN and scuRNN: tan(t/2) with t uniform on :math:`(0, arc)` for
         consecutive pairs of axes, so that the eigenvalues of the transform are :math:`e^{it}, e^{-it}`; signs as given,
         phases uniform on :math:`(0, 2π)`. The authors' arc is π/2, and 2π for scuRNN on the adding problem.
         """

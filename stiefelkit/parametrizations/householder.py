@@ -224,7 +224,7 @@ class Householder(OrthogonalParam):
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame, or the reflectors themselves.
 
-        "haar" with fewer reflectors than columns: reflectors uniform on their spheres. "mhammedi", the initialisation
+        "haar" with fewer reflectors than columns: reflectors uniform on their spheres. "mhammedi", the initialization
         of oRNN: the same for any number of reflectors, of unit length; :math:`D = I`, but a random last sign where the
         last reflector has a single entry; phases uniform on :math:`(-π, π)`. "paired", that of Householder reflection
         adaptation: every second reflector is the one before it, uniform, so that the frame is the identity and its

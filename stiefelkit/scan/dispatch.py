@@ -187,7 +187,8 @@ def goru_scan(
 
     >>> n = 3
     >>> q, w, u = torch.eye(n), torch.zeros(2 * n, n), torch.zeros(3 * n, 1)
-    >>> out, h_n = goru_scan(torch.ones(2, 1, 1), torch.ones(1, n), q, w, u=u, bias=torch.zeros(2 * n))
+    >>> x, h_0, bias = torch.ones(2, 1, 1), torch.ones(1, n), torch.zeros(2 * n)
+    >>> out, h_n = goru_scan(x, h_0, q, w, u=u, bias=bias)
     >>> h_n
     tensor([[0.5625, 0.5625, 0.5625]])
     """

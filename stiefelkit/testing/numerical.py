@@ -264,7 +264,7 @@ def law_decay(case: Case) -> None:
     drawn = init.haar(case.shape, working_dtype(case.dtype), seeds.generator(4))
     target = drawn.to(case.device, case.dtype)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".* regularises nothing")  # what is meant here
+        warnings.filterwarnings("ignore", ".* regularizes nothing")  # what is meant here
         for _ in range(10):
             optimizer.zero_grad()
             (layer.weight - target).abs().square().sum().backward()

@@ -45,8 +45,8 @@ def literal(word: str) -> Option:
     Raises:
         OptionError: the word begins or ends with a bracket, and is no list of numbers.
 
-    >>> [literal(word) for word in ("12", "1e-4", "true", "cosine", "0.9,0.999", "[0.9, 0.999]")]
-    [12, 0.0001, True, 'cosine', [0.9, 0.999], [0.9, 0.999]]
+    >>> [literal(word) for word in ("12", "true", "cosine", "0.9,0.999", "[0.9, 0.999]")]
+    [12, True, 'cosine', [0.9, 0.999], [0.9, 0.999]]
     """
     is_list = word[:1] == "[" and word[-1:] == "]"
     parts = (word[1:-1] if is_list else word).split(",")

@@ -87,7 +87,8 @@ def group_(model: M, owners: Owners | None = None) -> M:
         OptionError: the weights are not the same on all ranks, hold no values yet or are sharded.
 
     >>> import stiefelkit as sk
-    >>> net = group_(nn.Sequential(*(sk.orthogonal(nn.Linear(8, 8), "weight") for _ in range(3))))
+    >>> layers = [sk.orthogonal(nn.Linear(8, 8), "weight") for _ in range(3)]
+    >>> net = group_(nn.Sequential(*layers))
     >>> net(torch.ones(1, 8)).shape
     torch.Size([1, 8])
     """

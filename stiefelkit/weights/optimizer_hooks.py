@@ -300,7 +300,7 @@ def _warn_of_decay(optimizer: torch.optim.Optimizer) -> None:
     warn_caller(
         f"{type(optimizer).__name__} shrinks {coordinates} of {_listed(weights)} by weight_decay"
         f"{'=' if len(decays) == 1 else ' up to '}{max(decays):g}, which moves the frame{'s'[: len(weights) > 1]} and "
-        "regularises nothing; sk.optim.parameter_groups(model, lr=...) gives coordinates none."
+        "regularizes nothing; sk.optim.parameter_groups(model, lr=...) gives coordinates none."
     )
 
 

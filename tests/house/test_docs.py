@@ -79,4 +79,7 @@ def test_code_on_pages_fits_its_column():
     for page in (page for page in WRITTEN if (ROOT / "docs") in page.parents and page.suffix == ".md"):
         for block in CODE.findall(page.read_text()):
             wide += [f"{page.name}: {line}" for line in block.splitlines() if len(line) > 88]
+    for file in (ROOT / "stiefelkit").rglob("*.py"):  # examples of docstrings are on the pages, too
+        code = re.findall(r"^ *((?:>>>|\.\.\.) .*)$", file.read_text(), re.MULTILINE)
+        wide += [f"{file.name}: {line}" for line in code if len(line) > 88]
     assert wide == []

@@ -161,7 +161,7 @@ def test_names_are_those_without_adapters():
     sk.nn.adapt(model, "a.weight", name="second", block_size=2)
     sk.nn.adapt(model, "b", name="second", block_size=2)
     assert list(sk.nn.adapters(model)) == ["a", "a.layer", "b", "b.layer"]
-    with pytest.raises(OptionError, match=r"without an adapter of this name, got a\.weight, which is in one; another"):
+    with pytest.raises(OptionError, match=r"without an adapter of this name, got a\.weight, which has one; another"):
         sk.nn.adapt(model, ["a", "b"], name="second", block_size=2)
 
 

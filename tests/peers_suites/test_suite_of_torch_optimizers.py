@@ -28,7 +28,7 @@ FREE = [
 ]
 BY_CLASS = {info.optim_cls: info for info in optim_db}
 over_torchs = pytest.mark.parametrize("info", optim_db, ids=lambda info: info.name)
-pytestmark = pytest.mark.filterwarnings("ignore:.*moves the frame and regularises nothing")
+pytestmark = pytest.mark.filterwarnings("ignore:.*moves the frame and regularizes nothing")
 
 
 def inputs_of(info: Any, flags: bool = True) -> list[dict[str, Any]]:

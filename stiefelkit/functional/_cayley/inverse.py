@@ -62,7 +62,7 @@ def cayley_inverse(q: Tensor, d: Tensor | None = None) -> tuple[Tensor, Tensor]:
 def _eliminate(q: Tensor) -> Tensor:
     """Eliminates on I + Q1 E with |pivot| >= 1; returns D = conj(E), shape (b, p).
 
-    LAPACK's QR factorisation by reflectors does that for real frames: R is -D, but where a column needed no reflector.
+    LAPACK's QR factorization by reflectors does that for real frames: R is -D, but where a column needed no reflector.
     Pivots that are zero, whose sign is one of rounding, and phases, which it keeps real, take a loop.
     """
     if not q.is_complex():

@@ -132,7 +132,7 @@ def inverse_of_accretive(m: Tensor) -> Tensor:
     """Inverse of matrices whose Hermitian part is at least the identity, shape (*, n, n), any of torch's LAPACK dtypes.
 
     So are their Schur complements, which is why 2 x 2 blocks can be eliminated without pivoting. On a CPU this takes
-    0.9 times an LU factorisation's time at n = 128 and half of it from 256 on; smaller ones are left to LU. There large
+    0.9 times an LU factorization's time at n = 128 and half of it from 256 on; smaller ones are left to LU. There large
     matrices of float32 are inverted in float64, and larger ones by LU. On other devices, where each step is a launch
     and the norm is not read, all are left to LU, in the dtype that they have. Inverses are right to about 20 eps
     sqrt(n) in float32 and to 1e-10 or better in float64; NaN propagates.

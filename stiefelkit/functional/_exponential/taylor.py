@@ -53,7 +53,7 @@ def exponential(a: Tensor, *, skew: bool = False, truncation: float | None = Non
     Args:
         a: square matrices, shape (*, n, n), float32, float64, complex64 or complex128; one scaling serves a batch.
         skew: whether :math:`A^H = -A`. The gradient is then right up to a Hermitian matrix only, whose inner product
-            with every skew matrix is 0, so antisymmetrise it.
+            with every skew matrix is 0, so antisymmetrize it.
         truncation: error that the polynomial may have, relative to :math:`‖W‖_F` (8 times as much in single
             directions); 3.5 eps of the dtype when None.
         polish: for skew A: take a last step to the nearest unitary matrix (`stiefelkit.functional.polish`).

@@ -214,7 +214,7 @@ def cayley_curve(w: Tensor, u: Tensor) -> CayleyCurve:
     References:
         Wen, Yin, A feasible method for optimization with orthogonality constraints, Math. Program. 142, 2013.
 
-    >>> w, u = torch.eye(3, 1, dtype=torch.float64), torch.tensor([[0.0], [1.0], [0.0]], dtype=torch.float64)
+    >>> w, u = torch.eye(3, dtype=torch.float64)[:, :2].split(1, dim=1)
     >>> cayley_curve(w, u).at(2.0).frame.mT
     tensor([[0., 1., 0.]], dtype=torch.float64)
     """
@@ -231,8 +231,7 @@ def _solve(k: Tensor, b: Tensor) -> Tensor:
         return torch.linalg.solve(k, b)
     except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
         raise RankError(
-            'Stiefel(retraction="cayley") needs a step shorter than 1e7 where n < 2p, got one beside whose square 1 '
-            "vanishes."
+            'Stiefel(retraction="cayley") needs a step shorter than 1e7 where n < 2p, got a longer one.'
         ) from None
 
 

@@ -215,7 +215,8 @@ def pace(plan: DriftPlan, deadline: Deadline) -> Pace:
 def fitted(plan: DriftPlan, found: Pace, deadline: Deadline) -> DriftPlan:
     """Returns the plan with 1, 2 or 5 times a power of ten steps, the most that fit before a deadline, at most its own.
 
-    >>> fitted(DriftPlan(steps=1000, methods=("cayley",)), {(64, 64, "cayley"): (0.1, 0.01)}, Deadline(5.0)).steps
+    >>> plan = DriftPlan(steps=1000, methods=("cayley",))
+    >>> fitted(plan, {(64, 64, "cayley"): (0.1, 0.01)}, Deadline(5.0)).steps
     200
     """
     starts, step = (sum(seconds) for seconds in zip(*found.values(), strict=True)) if found else (0.0, 0.0)

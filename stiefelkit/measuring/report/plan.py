@@ -61,10 +61,10 @@ class ReportPlan:
     """The sections of a report, and the parametrizations in them.
 
     Args:
-        full: take the time that the figures deserve, most of an hour on two cores, instead of a few minutes.
+        full: more steps, sizes and samples: most of an hour on two cores, instead of a few minutes.
         quick: end in under a minute: fewer sizes, steps and samples, and what does not fit is left out by name.
         parametrizations: names, separated by commas; all if left out.
-        sections: out of drift, time, growth, norms and scan, separated by commas; all if left out.
+        sections: some of drift, time, growth, norms and scan, separated by commas; all if left out.
         peers: measure other implementations too.
         dtype: float32, float64, complex64 or complex128; maps that are complex only are measured as such.
         device: cpu or cuda.

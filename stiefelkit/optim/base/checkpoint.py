@@ -172,7 +172,7 @@ def _check_tensor(who: str, key: str, value: Any, shape: Any, p: Tensor, is_real
         raise CheckpointError(f"{who} needs numbers >= 0, got a negative one.")
     most = torch.finfo(value.dtype).eps
     if key == "lo" and bool((parts.abs() > most).any()):
-        raise CheckpointError(f"{who} needs what rounding leaves of a frame, at most {most:.2g}, got more.")
+        raise CheckpointError(f"{who} needs remainders of rounding, entries of at most {most:.2g}, got a larger one.")
 
 
 def _kind(value: Any) -> str:

@@ -55,11 +55,11 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     """
 
     moves_frames: ClassVar[bool] = True
-    """Tells the guard that frames are in good hands."""
+    """Declares that frames stay on their manifold, so that the optimizer may hold them."""
     plain: ClassVar[type[torch.optim.Optimizer]]
     """Moves the groups without a manifold."""
     settings: ClassVar[tuple[Setting, ...]] = ()
-    """The rate, and what else a group may set; the signature and the docstring tell of them."""
+    """The rate and the other settings of a group, from which signature and docstring are made."""
     positional: ClassVar[int] = 1
     """How many of them, the rate first, may be given without their names."""
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)

@@ -102,7 +102,7 @@ def leap(
 
 
 PROMISED = {"exact": 2.0, "fast": 30.0, "float64": 20.0}
-"""||W^H W - I||_F that is kept to, in rounding limits, for ever; below p = 16 one eps more. "float64" in both."""
+"""Largest ||W^H W - I||_F after any step, in rounding limits; below p = 16 one eps more. "float64" in both."""
 HOPELESS = 100.0
 """Wear from which a step is worked out in float64: one polish takes away a defect of some 800 limits."""
 _DUE = {"exact": 0.6, "fast": 5.0}

@@ -139,7 +139,7 @@ class TangentOptimizer(FrameOptimizer):
     def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """Returns a tangent vector, and how far against it each matrix of the batch goes; stages what it keeps.
 
-        w and g, of shape (*, n, p), are the frames and the gradients of the objective that is minimised.
+        w and g, of shape (*, n, p), are the frames and the gradients of the objective that is minimized.
 
         Raises:
             OverflowError: a gradient or a moment is so large that its square overflows; nothing is written then.

@@ -20,7 +20,7 @@ _FIRST = 0.1
 
 
 class ConjugateGradient(Minimizer):
-    r"""Goes along :math:`d = -g + β d'`, d' the last direction carried, to a point of the strong Wolfe conditions.
+    r"""Searches along :math:`d = -g + β d'`, d' the last direction transported, by the strong Wolfe conditions.
 
     Costs two gradients an iteration, nearly, three vectors, and carrying two. For losses whose gradient is cheap; where
     Hessians can be had, `TrustRegion` ends sooner, and `LBFGS` where a gradient is what costs.

@@ -15,7 +15,7 @@ _CAUTION = 1e-8
 
 
 class LBFGS(Minimizer):
-    r"""Goes along :math:`d = -H g`, H the inverse Hessian that the last steps and changes of the gradient tell of.
+    r"""Searches along :math:`d = -H g`, H an inverse Hessian estimated from the last steps and changes of the gradient.
 
     Steps and changes are carried along to each new point, isometrically, so that what they tell stays true: all in one
     call, at the cost of 2 `history_size` + 2 transports. The step is a point of the strong Wolfe conditions, mostly the

@@ -77,11 +77,11 @@ class Minimizer(torch.optim.Optimizer, ABC):
     """
 
     moves_frames: ClassVar[bool] = True
-    """Tells the guard that frames are in good hands."""
+    """Declares that frames stay on their manifold, so that the optimizer may hold them."""
     plain: ClassVar[type[torch.optim.Optimizer]] = torch.optim.LBFGS
     """Whose state dicts are told apart in messages."""
     settings: ClassVar[tuple[Setting, ...]] = OF_ALL
-    """What may be set; the signature and the docstring tell of them."""
+    """The settings, from which signature and docstring are made."""
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     """Settings that the laws run with."""
     needs_products: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""A trust region along frames, whose model is minimised by truncated conjugate gradients."""
+"""A trust region along frames, whose model is minimized by truncated conjugate gradients."""
 
 import math
 from collections.abc import Callable
@@ -17,9 +17,9 @@ _ACCEPTED = 0.1
 
 
 class TrustRegion(Minimizer):
-    r"""Minimises :math:`⟨g, u⟩ + ⟨u, H u⟩ / 2` in :math:`‖u‖ ≤ radius`, goes there, and fits the radius to the outcome.
+    r"""Minimizes :math:`⟨g, u⟩ + ⟨u, H u⟩ / 2` in :math:`‖u‖ ≤ radius`, moves by u, and fits the radius to the outcome.
 
-    The model is minimised by conjugate gradients (Steihaug, Toint), until
+    The model is minimized by conjugate gradients (Steihaug, Toint), until
     :math:`‖g + H u‖ ≤ ‖g‖ min(kappa, q^{theta})`, q the length of the first of their steps: near a minimum whose
     Hessian is definite the gradient then shrinks quadratically. H is the Riemannian Hessian. Its products with vectors
     come from differentiating the gradient again where the closure leaves differentiation to the step, or calls
@@ -104,7 +104,7 @@ def truncated(
     most: int,
     least: float = 0.0,
 ) -> Model:
-    """Minimises <g, u> + <u, H u> / 2 within a radius by conjugate gradients, as far as is worth while.
+    """Minimizes <g, u> + <u, H u> / 2 within a radius by conjugate gradients, as far as is worth while.
 
     Args:
         g: gradient, a vector.

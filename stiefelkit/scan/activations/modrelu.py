@@ -158,7 +158,7 @@ def _directions(h: Tensor) -> Tensor:
 
 
 class ModReLUEpsilon(Activation):
-    """z q, q = relu(s + b) / (s + epsilon), s = (|z|^2 + epsilon)^(1/2); q is kept, and tells z = h / q."""
+    """z q, q = relu(s + b) / (s + epsilon), s = (|z|^2 + epsilon)^(1/2); q is kept, and z = h / q."""
 
     bias_inside = True
     saved = (1, None)

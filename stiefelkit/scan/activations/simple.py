@@ -85,7 +85,7 @@ class Identity(Activation):
 
 
 class LeakyReLU(Activation):
-    """Z where it is positive, else slope z; the sign of z is that of h."""
+    """Leaky ReLU: z where it is positive, else slope z; the sign of z is that of h."""
 
     kernel = "leaky_relu"
     default_slope = 0.1
@@ -104,7 +104,7 @@ class LeakyReLU(Activation):
 
 
 class OPLU(Activation):
-    """The pair (z_i, z_{i + n/2}) in falling order; whether it was turned is kept."""
+    """The pair (z_i, z_{i + n/2}) in descending order; whether it was swapped is kept."""
 
     kernel = "oplu"
     is_paired = True

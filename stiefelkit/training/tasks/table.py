@@ -1,4 +1,4 @@
-"""A table or an array of yours: predict a number or a class from a stretch of rows."""
+"""A table or an array in a file: predict a number or a class from a stretch of rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class Table(Task):
-    """Reads a stretch of rows of a table or an array of yours, and must give a number or a class.
+    """Reads consecutive rows of a table or an array in a file, and must predict a number or a class.
 
     A CSV file has a line with the names of its columns, then rows in the order of time; commas, semicolons or tabs
     separate them. It is one series, cut into windows of `window` rows, one beginning at each row, or, with `series`, a

@@ -41,11 +41,11 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class Waveform(Task):
-    """Generates a short excerpt of a recording, out of nothing but the passing of time.
+    """Generates a short excerpt of a recording from an input of ones.
 
     Input: T times the number 1. Target: T samples, scaled to the largest magnitude 1. There is one sequence, for
     training and for the score alike: what is measured is what a net of a given size can hold. The loss is the
-    normalised squared error, NMSE: divided by the variance of the excerpt, so that its mean scores 1.
+    normalized squared error, NMSE: divided by the variance of the excerpt, so that its mean scores 1.
 
     The data are a folder of yours (--data DIR or STIEFELKIT_DATA) with WAV, FLAC or NIST SPHERE files, which the extra
     [speech] reads. The papers take five consecutive excerpts of 320 samples of music at 44.1 kHz, 7 ms each, one net
@@ -71,7 +71,7 @@ class Waveform(Task):
     output_size: ClassVar[int] = 1
     last_only: ClassVar[bool] = False
     headline: ClassVar[str] = "loss"
-    loss_label: ClassVar[str] = "normalised squared error"
+    loss_label: ClassVar[str] = "normalized squared error"
     recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
