@@ -145,6 +145,13 @@ class RotationRNN(Layers):
             return self._transition(suffix)
         return super().__getattr__(name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses W, which would be kept beside the parameters that it is read from."""
+        if name.startswith("weight_hh"):
+            parts = ", ".join([*([] if self.parametrization is None else ["basis"]), *self._counts()])
+            raise OptionError(f"{type(self).__name__} needs {name} set by its parts ({parts}), got {shown(value)}.")
+        super().__setattr__(name, value)
+
     @property
     def _frame_shape(self) -> tuple[int, ...]:
         size = self.hidden_size // self.heads

@@ -111,6 +111,16 @@ def test_weights_are_saved_copied_and_drawn_anew():
 
 
 @pytest.mark.parametrize(
+    ("rnn", "parts"), [(layer(), "basis, angle, log_rate"), (sk.nn.LRU(3, N), "log_rate, log_angle, log_scale")]
+)
+def test_w_is_read_and_not_set(rnn, parts):
+    w = rnn.weight_hh_l0
+    with pytest.raises(errors.OptionError, match=rf"needs weight_hh_l0 set by its parts \({parts}\), got .*\."):
+        rnn.weight_hh_l0 = torch.eye(N)
+    assert torch.equal(rnn.weight_hh_l0, w)
+
+
+@pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"hidden_size": 7}, "a hidden_size that is a multiple of 2, an even number for each head, got 7 with heads=1"),
