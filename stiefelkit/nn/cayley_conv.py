@@ -99,8 +99,8 @@ class _CayleyConv(nn.Module):
         is_image = images.dim() == self.dims + 2 and images.shape[1] == self.in_channels and min(images.shape[2:]) > 0
         if not is_image or not images.is_floating_point():
             raise ShapeError(
-                f"{type(self).__name__} needs floating images ({self.in_channels}, {', '.join('HW'[-self.dims :])}), or "
-                f"a batch of them, got {input.dtype} of shape {tuple(input.shape)}."
+                f"{type(self).__name__} needs floating images ({self.in_channels}, {', '.join('HW'[-self.dims :])}), "
+                f"or a batch of them, got {input.dtype} of shape {tuple(input.shape)}."
             )
         size, axes = images.shape[2:], tuple(range(-self.dims, 0))
         w = self.frames(*size)

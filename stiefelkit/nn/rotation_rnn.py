@@ -278,6 +278,8 @@ class RotationBlock(nn.Module):
         **options: Any,
     ):
         super().__init__()
+        if "batch_first" in options:
+            raise OptionError(f"{type(self).__name__} has no option 'batch_first': its inputs are (B, T, width).")
         self.norm = nn.LayerNorm(width, device=device, dtype=dtype)
         self.rnn = self.layer(width, hidden_size, batch_first=True, device=device, dtype=dtype, **options)
         states = self.rnn.hidden_size * (1 + self.rnn.is_complex) * (1 + self.rnn.bidirectional)

@@ -144,6 +144,7 @@ def test_bad_options_are_refused_in_a_sentence(options, sentence):
     [
         (sk.nn.RotationRNN, "RotationRNN", {"activation": "tanh"}, "'activation': its transition is linear"),
         (sk.nn.RotationBlock, "RotationRNN", {"nonlinearity": "relu"}, "'nonlinearity': its transition is linear"),
+        (sk.nn.RotationBlock, "RotationBlock", {"batch_first": True}, "'batch_first': its inputs are"),
         (sk.nn.RotationRNN, "RotationRNN", {"head": 2}, "'head'; did you mean \"heads\""),
         (sk.nn.LRU, "LRU", {"heads": 4}, "'heads': each plane has a decay and an angle of its own"),
         (sk.nn.LRUBlock, "LRU", {"field": "complex"}, "'field': its states are complex numbers already"),
