@@ -97,18 +97,19 @@ class _CayleyConv(nn.Module):
         """Applies the layer; see the class."""
         images = input if input.dim() == self.dims + 2 else input[None]
         is_image = images.dim() == self.dims + 2 and images.shape[1] == self.in_channels and min(images.shape[2:]) > 0
-        if not is_image or images.is_complex():
+        if not is_image or not images.is_floating_point():
             raise ShapeError(
-                f"{type(self).__name__} needs real images ({self.in_channels}, {', '.join('HW'[-self.dims :])}), or a "
-                f"batch of them, got {input.dtype} of shape {tuple(input.shape)}."
+                f"{type(self).__name__} needs floating images ({self.in_channels}, {', '.join('HW'[-self.dims :])}), "
+                f"or a batch of them, got {input.dtype} of shape {tuple(input.shape)}."
             )
         size, axes = images.shape[2:], tuple(range(-self.dims, 0))
         w = self.frames(*size)
-        spectrum = torch.fft.rfftn(images.to(w.real.dtype), dim=axes)
+        filled = images if len(images) else images.new_zeros(1, *images.shape[1:])  # MKL takes no empty batch
+        spectrum = torch.fft.rfftn(filled.to(w.real.dtype), dim=axes)
         x = spectrum.flatten(2).unflatten(1, (self.groups, -1)).permute(1, 3, 2, 0)  # (groups, frequencies, c, B)
         y = (w.mH if self.is_wide else w) @ x
         y = y.permute(3, 0, 2, 1).flatten(1, 2).unflatten(-1, spectrum.shape[2:])
-        out = torch.fft.irfftn(y, size, axes).to(input.dtype)
+        out = torch.fft.irfftn(y, size, axes)[: len(images)].to(input.dtype)
         if self.bias is not None:
             out = out + self.bias.to(out.dtype).view(-1, *(1,) * self.dims)
         return out if images is input else out[0]

@@ -241,7 +241,7 @@ class OrthogonalConv2d(_Forward, nn.Conv2d):
         padding_mode: "circular" or "zeros".
         dtype: of weight and bias, real or complex.
         parametrization: of projectors and frame, a registered name or a class.
-        init: a scheme of that map; "identity" is the convolution that leaves an image as it is, where there is one.
+        init: a scheme of that map; "identity" leaves an image as it is, where kernel sizes are odd and strides 1.
         **options: of the map, and `generator=`.
 
     Shape:

@@ -145,6 +145,13 @@ class RotationRNN(Layers):
             return self._transition(suffix)
         return super().__getattr__(name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses W, which would be kept beside the parameters that it is read from."""
+        if name.startswith("weight_hh"):
+            parts = ", ".join([*([] if self.parametrization is None else ["basis"]), *self._counts()])
+            raise OptionError(f"{type(self).__name__} needs {name} set by its parts ({parts}), got {shown(value)}.")
+        super().__setattr__(name, value)
+
     @property
     def _frame_shape(self) -> tuple[int, ...]:
         size = self.hidden_size // self.heads
@@ -271,6 +278,8 @@ class RotationBlock(nn.Module):
         **options: Any,
     ):
         super().__init__()
+        if "batch_first" in options:
+            raise OptionError(f"{type(self).__name__} has no option 'batch_first': its inputs are (B, T, width).")
         self.norm = nn.LayerNorm(width, device=device, dtype=dtype)
         self.rnn = self.layer(width, hidden_size, batch_first=True, device=device, dtype=dtype, **options)
         states = self.rnn.hidden_size * (1 + self.rnn.is_complex) * (1 + self.rnn.bidirectional)

@@ -78,18 +78,17 @@ def rotation_scan(
         )
     g: Any = decay
     if is_number(decay) and isinstance(angle, Tensor):
-        g = torch.full((), decay, dtype=angle.real.dtype, device=angle.device)  # type: ignore[arg-type]
+        g = torch.full((), decay, dtype=torch.float64, device=angle.device)  # type: ignore[arg-type]
     given = {"x": x, "angle": angle, "decay": g} | ({} if h0 is None else {"h0": h0})
     for name, tensor in given.items():
-        if not isinstance(tensor, Tensor) or tensor.dtype not in DTYPES:
-            got = shown(tensor.dtype if isinstance(tensor, Tensor) else tensor)
-            raise DtypeError(f"rotation_scan needs {name} of a floating or complex dtype, got {got}.")
-        if tensor.is_complex() and (name != "x") and not (name == "h0" and x.is_complex()):
-            raise DtypeError(f"rotation_scan needs a real {name}, got {tensor.dtype}.")
+        kind = "floating or complex" if name == "x" or (name == "h0" and x.is_complex()) else "real floating"
+        got = tensor.dtype if isinstance(tensor, Tensor) else tensor
+        if not isinstance(got, torch.dtype) or got not in DTYPES or (got.is_complex and kind == "real floating"):
+            raise DtypeError(f"rotation_scan needs {name} of a {kind} dtype, got {shown(got)}.")
     count = _check_shapes(x, angle, g, h0, batch_sizes)
     if is_exported():
         return _exported(x, angle, g, h0, batch_sizes=batch_sizes, reverse=reverse, last_only=last_only)
-    dtype = functools.reduce(torch.promote_types, (t.real.dtype for t in given.values()))
+    dtype = functools.reduce(torch.promote_types, (t.real.dtype for t in given.values() if t is not g or g is decay))
     real = DTYPES[dtype][1]
     z, h = (None if t is None else _complex(t, real) for t in (x, h0))
     assert z is not None
@@ -172,7 +171,7 @@ def _exported(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, **step
         raise OptionError(f"rotation_scan needs real planes and one angle and decay of each for ONNX, got {kind}.")
     like: Any = {"dtype": angle.dtype, "device": angle.device}
     quarter = torch.kron(torch.eye(len(angle), **like), torch.tensor([[0.0, -1.0], [1.0, 0.0]], **like))
-    c, s = ((decay * part).repeat_interleave(2)[:, None] for part in (angle.cos(), angle.sin()))
+    c, s = ((decay.to(**like) * part).repeat_interleave(2)[:, None] for part in (angle.cos(), angle.sin()))
     w = c * torch.eye(2 * len(angle), **like) + s * quarter
     return scan(x, w, x.new_zeros(*x.shape[1:]) if h0 is None else h0, activation="identity", **steps)
 

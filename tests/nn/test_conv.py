@@ -253,6 +253,15 @@ def test_sequences_are_images_of_one_axis(layer):
     assert torch.allclose(layer(x[0]), layer(x)[0], atol=1e-6)
 
 
+@pytest.mark.parametrize("layer", STATED.values(), ids=STATED)
+def test_an_empty_batch_gives_an_empty_batch_and_gradients_of_zero(layer):
+    x = torch.randn(2, layer.in_channels, 6, 6)
+    empty = layer(x[:0])
+    assert empty.shape == (0, *layer(x).shape[1:])
+    gradients = torch.autograd.grad(empty.sum(), [*layer.parameters()])
+    assert all(torch.count_nonzero(g) == 0 for g in gradients)
+
+
 def test_complex_kernels_are_orthogonal():
     layer = CONV(3, 6, 3, stride=2, dtype=torch.complex64)
     found = sk.metrics.lipschitz(layer, (6, 6))
@@ -343,8 +352,9 @@ REFUSED = [
     (lambda: CAYLEY(4, 4, 3, dtype=torch.bfloat16), "float32 or float64"),
     (lambda: CAYLEY(4, 4, 3, init="project"), "an init in"),
     (lambda: CAYLEY(4, 6, 3, groups=4), "out_channels that groups=4 divides"),
-    (lambda: STATED["frequencies"](torch.zeros(1, 3, 5, 6)), r"real images \(4, H, W\)"),
-    (lambda: STATED["frequencies"](torch.zeros(1, 4, 0, 6)), r"real images \(4, H, W\)"),
+    (lambda: STATED["frequencies"](torch.zeros(1, 3, 5, 6)), r"floating images \(4, H, W\)"),
+    (lambda: STATED["frequencies"](torch.zeros(1, 4, 0, 6)), r"floating images \(4, H, W\)"),
+    (lambda: STATED["frequencies"](torch.zeros(1, 4, 5, 6, dtype=torch.int64)), "or a batch of them, got torch.int64"),
     (lambda: CONV(4, 4, 7)(torch.zeros(1, 4, 2, 8)), r"at least \(3, 3\), which"),
     (lambda: CONV(4, 4, 6)(torch.zeros(1, 4, 2, 8)), r"at least \(3, 3\), which"),
     (lambda: UP(4, 4, (7, 3))(torch.zeros(1, 4, 2, 8)), r"at least \(3, 1\), which"),

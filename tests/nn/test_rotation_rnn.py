@@ -111,6 +111,16 @@ def test_weights_are_saved_copied_and_drawn_anew():
 
 
 @pytest.mark.parametrize(
+    ("rnn", "parts"), [(layer(), "basis, angle, log_rate"), (sk.nn.LRU(3, N), "log_rate, log_angle, log_scale")]
+)
+def test_w_is_read_and_not_set(rnn, parts):
+    w = rnn.weight_hh_l0
+    with pytest.raises(errors.OptionError, match=rf"needs weight_hh_l0 set by its parts \({parts}\), got .*\."):
+        rnn.weight_hh_l0 = torch.eye(N)
+    assert torch.equal(rnn.weight_hh_l0, w)
+
+
+@pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"hidden_size": 7}, "a hidden_size that is a multiple of 2, an even number for each head, got 7 with heads=1"),
@@ -134,6 +144,7 @@ def test_bad_options_are_refused_in_a_sentence(options, sentence):
     [
         (sk.nn.RotationRNN, "RotationRNN", {"activation": "tanh"}, "'activation': its transition is linear"),
         (sk.nn.RotationBlock, "RotationRNN", {"nonlinearity": "relu"}, "'nonlinearity': its transition is linear"),
+        (sk.nn.RotationBlock, "RotationBlock", {"batch_first": True}, "'batch_first': its inputs are"),
         (sk.nn.RotationRNN, "RotationRNN", {"head": 2}, "'head'; did you mean \"heads\""),
         (sk.nn.LRU, "LRU", {"heads": 4}, "'heads': each plane has a decay and an angle of its own"),
         (sk.nn.LRUBlock, "LRU", {"field": "complex"}, "'field': its states are complex numbers already"),

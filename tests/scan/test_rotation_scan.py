@@ -122,6 +122,28 @@ def test_gates_that_forget_everything_or_change_the_sign_have_their_gradients(ba
     assert torch.count_nonzero(g[7:]) == g[7:].numel()
 
 
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+def test_a_batched_jacobian_is_that_of_single_derivatives(strategy):
+    x, angle, decay, h0 = (t.detach() for t in drawn(20, is_complex=False, is_varying=False).values())
+    for wanted in range(2):
+
+        def result(x: Tensor, angle: Tensor, wanted: int = wanted) -> Tensor:
+            return run(x, angle, decay, h0)[wanted]
+
+        single = torch.autograd.functional.jacobian(result, (x, angle))
+        found = torch.autograd.functional.jacobian(result, (x, angle), vectorize=True, strategy=strategy)
+        torch.testing.assert_close(found, single)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_decay_that_is_a_number_is_not_rounded_to_the_dtype_of_angles(dtype):
+    x, angle = torch.ones(200, 1, 2, dtype=torch.float64), torch.zeros(1, dtype=dtype)
+    out, last = run(x, angle, 0.999)
+    torch.testing.assert_close(last, torch.full_like(last, (1 - 0.999**200) / (1 - 0.999)), rtol=1e-12, atol=0)
+    assert run(x.to(dtype), angle, 0.999)[1].dtype == dtype
+    torch.testing.assert_close(run(x.to(dtype), angle, 0.999)[0], out.to(dtype))
+
+
 def test_vmap_over_any_tensor_is_the_loop_over_it():
     tensors = drawn(20, is_complex=False, is_varying=False)
     stacked = {name: torch.stack([t.detach(), 0.5 * t.detach()]) for name, t in tensors.items()}
@@ -175,14 +197,18 @@ def test_it_compiles_in_one_graph_and_exports():
         ({"x": torch.zeros(5, 2, 7)}, errors.ShapeError, "a real x of even width, two numbers a plane, got 7"),
         ({"x": torch.zeros(5, 8)}, errors.ShapeError, r"x of shape \(T, B, .\) with T >= 1, got \(5, 8\)"),
         ({"angle": torch.zeros(3)}, errors.ShapeError, r"angle of shape \(4,\) or \(5, 2, 4\), got \(3,\)"),
-        ({"angle": torch.zeros(4, dtype=torch.complex64)}, errors.DtypeError, "a real angle, got torch.complex64"),
+        (
+            {"angle": torch.zeros(4, dtype=torch.complex64)},
+            errors.DtypeError,
+            "angle of a real floating dtype, got torch.c",
+        ),
         ({"decay": torch.zeros(2, 4)}, errors.ShapeError, r"decay of shape \(4,\) or \(5, 2, 4\), got \(2, 4\)"),
         ({"h0": torch.zeros(2, 4)}, errors.ShapeError, r"h0 of shape \(2, 8\), got \(2, 4\)"),
-        ({"h0": torch.zeros(2, 8, dtype=torch.complex64)}, errors.DtypeError, "a real h0"),
+        ({"h0": torch.zeros(2, 8, dtype=torch.complex64)}, errors.DtypeError, "h0 of a real floating dtype"),
         ({"x": torch.zeros(5, 2, 8, dtype=torch.int64)}, errors.DtypeError, "x of a floating or complex dtype"),
         ({"x": [1.0]}, errors.DtypeError, "x of a floating or complex dtype"),
-        ({"angle": 1.0}, errors.DtypeError, "angle of a floating or complex dtype"),
-        ({"decay": "slow"}, errors.DtypeError, "decay of a floating or complex dtype"),
+        ({"angle": 1.0}, errors.DtypeError, "angle of a real floating dtype"),
+        ({"decay": "slow"}, errors.DtypeError, "decay of a real floating dtype"),
         ({"backend": "chunk"}, errors.UnknownNameError, "no backend 'chunk'"),
         ({"batch_sizes": [2, 3]}, errors.ShapeError, r"x of shape \(rows, .\) with batch_sizes"),
         ({"x": torch.zeros(5, 8), "batch_sizes": []}, errors.ShapeError, "batch_sizes that add up to the rows of x, 5"),

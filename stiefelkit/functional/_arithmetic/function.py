@@ -96,7 +96,7 @@ def _of_batches(backward: Callable[..., Any]) -> Callable[..., Any]:
         results: list[Any] = []
         dims = tuple(0 if is_batched(g) else None for g in gradients)
         for i, x in zip(present, torch.vmap(of_one, in_dims=dims)(*plain), strict=True):
-            results[i] = batched(x, level)
+            results[i] = batched(x.contiguous(), level)  # forward mode restrides a tangent, batch first in memory
         return tuple(results) if len(results) > 1 else results[0]
 
     return wrapped
