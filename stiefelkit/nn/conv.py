@@ -216,9 +216,8 @@ class _Transposed(Convolution):
         self._check_reach(input.shape[-self.dims :], ends[::-2])
         call = getattr(F, f"conv_transpose{self.dims}d")
         batched = input if input.dim() == self.dims + 2 else input[None]
-        padded = F.pad(batched, ends, "circular")
         geometry = self.stride, tuple(cut), self.output_padding, self.groups, self.dilation
-        y = call(padded, self.weight, self.bias, *geometry)
+        y = call(F.pad(batched, ends, "circular"), self.weight, self.bias, *geometry)
         return y if batched is input else y[0]
 
 
