@@ -77,7 +77,7 @@ def page(room: Room) -> str:
         "=" * len(room.name),
         "",
         f".. py:module:: {room.name}",
-        f"   :synopsis: {_plain(room.module.__doc__).replace(':math:', '')}",
+        f"   :synopsis: {re.sub(':math:|`', '', _plain(room.module.__doc__))}",
         "",
     ]
     lines += [_plain(room.module.__doc__), ""]

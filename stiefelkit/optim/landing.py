@@ -37,7 +37,7 @@ class Landing(FrameOptimizer):
 
     Every step ends with Newton steps back that take E away, to the rounding limit, as those of `POGO`, and attraction
     has nothing to do. With every=k that is done after each k-th step only, which is the published algorithm (k
-    infinite): it saves three products of seven, and in between W is **no frame**, but as near to one as :math:`‖E‖_F <
+    infinite): it saves three products of seven, and in between W is not a frame, but as near to one as :math:`‖E‖_F <
     1/2` says. Code that reads the weight gets it so; saving or copying its module lands it first. End, and save, at
     a multiple of k. In "stiefel:euclidean" the part of T within the columns of W counts half. Other groups are moved by
     torch.optim.Adam.
