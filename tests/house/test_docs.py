@@ -83,3 +83,16 @@ def test_code_on_pages_fits_its_column():
         code = re.findall(r"^ *((?:>>>|\.\.\.) .*)$", file.read_text(), re.MULTILINE)
         wide += [f"{file.name}: {line}" for line in code if len(line) > 88]
     assert wide == []
+
+
+def test_no_cell_begins_with_a_formula_and_ends_with_a_digit() -> None:
+    """The parser takes the last character of such a text for the one before it, so for a price, and prints dollars."""
+    found = [
+        f"{path.name}: {cell}"
+        for path in WRITTEN
+        if path.suffix == ".md"
+        for line in path.read_text().splitlines()
+        for cell in map(str.strip, line.split("|"))
+        if cell.startswith("$") and cell[-1].isdigit()
+    ]
+    assert found == []
