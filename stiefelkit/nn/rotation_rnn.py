@@ -259,6 +259,9 @@ class RotationBlock(nn.Module):
     Shape:
         (B, T, width), or a PackedSequence, to the same, and the last states (1, B, hidden_size).
 
+    Raises:
+        OptionError, ShapeError, DtypeError, UnknownNameError: as `layer`, which also has no `batch_first`.
+
     >>> block = RotationBlock(4, 8, heads=2)
     >>> block(torch.randn(2, 5, 4))[0].shape
     torch.Size([2, 5, 4])
