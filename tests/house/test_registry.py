@@ -1,7 +1,7 @@
-import re
 import dataclasses
 import math
 import os
+import re
 import subprocess
 import sys
 import textwrap
