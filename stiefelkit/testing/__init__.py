@@ -124,7 +124,7 @@ LAWS: dict[str, Callable[[Case], None]] = named(
 )
 """Name to law. Each takes a case and raises `LawBroken`."""
 CAUSES: dict[str, Callable[[Case], object]] = {"contract": require_declared, "pure": require_purity}
-"""What is asked first where a law is broken: its failure follows from these, or cannot be told."""
+"""The laws that name a cause: where another law fails, these run first, and if one of them fails, it is reported."""
 FORM = "STIEFELKIT_LAWS"
 """The environment variable that says "full" where the slow laws of parametrizations run on frames of every kind."""
 

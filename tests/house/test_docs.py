@@ -22,6 +22,7 @@ def test_the_python_of_the_readme_runs():
 
 def test_the_python_of_the_page_on_saving_runs():
     blocks = CELL.findall((ROOT / "docs" / "saving.md").read_text())
+    assert blocks
     exec(compile("\n".join(blocks), "saving.md", "exec"), {"__name__": "saving"})
 
 

@@ -30,7 +30,7 @@ HELP += ["bench optimizers", "bench scan", "bench growth", "bench norms", "repor
 
 
 def test_help_loads_nothing_that_computes() -> None:
-    ran(f"""
+    done = ran(f"""
         import sys
         from stiefelkit.cli import main
         for words in {[f"{words} --help".split() for words in HELP] + [["--version"]]!r}:
@@ -38,6 +38,7 @@ def test_help_loads_nothing_that_computes() -> None:
             heavy = {{"torch", "numpy", "matplotlib", "sklearn", "scipy", "geoopt"}} & set(sys.modules)
             assert not heavy, (words, heavy)
     """)
+    assert done.returncode == 0
 
 
 @pytest.mark.slow
@@ -98,7 +99,7 @@ def test_a_name_that_a_module_lacks_is_answered_by_those_that_may_be_meant(asked
 
 
 def test_asking_whether_a_name_is_there_imports_nothing() -> None:
-    ran("""
+    done = ran("""
         import sys
         import stiefelkit as sk
         assert not hasattr(sk, "unitary")
@@ -109,6 +110,7 @@ def test_asking_whether_a_name_is_there_imports_nothing() -> None:
             assert "did you mean" in str(error)
             assert "torch" in sys.modules
     """)
+    assert done.returncode == 0
 
 
 def test_what_a_type_checker_sees_is_what_there_is() -> None:
@@ -182,10 +184,11 @@ def test_ctrl_c_in_a_destructor_is_not_lost() -> None:
 
 
 def test_a_program_in_the_background_goes_on_ignoring_ctrl_c() -> None:
-    ran("""
+    done = ran("""
         import os, signal
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         from stiefelkit.cli import interrupts
         interrupts.guard()
         os.kill(os.getpid(), signal.SIGINT)
     """)
+    assert done.returncode == 0
