@@ -5,7 +5,7 @@ import dataclasses
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,19 +18,12 @@ from stiefelkit.cli.options import options
 from stiefelkit.errors import OptionError, RunError, StiefelkitError
 from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.races import SUBJECT
-from stiefelkit.measuring.races.plan import (
-    GrowthPlan,
-    NormPlan,
-    OptimizerRace,
-    ParametrizationRace,
-    ScanRace,
-)
+from stiefelkit.measuring.races.plan import GrowthPlan, NormPlan, OptimizerRace, ParametrizationRace, ScanRace
 from stiefelkit.measuring.report.plan import ReportPlan
 from stiefelkit.training.display import Bar, Screen
 from stiefelkit.training.figure import Figures
 
 if TYPE_CHECKING:
-    from stiefelkit.measuring.races.field import Race, Watch
     from stiefelkit.measuring.races.schedule import Course, Deadline
     from stiefelkit.measuring.tables import Table as Measured
 
@@ -40,7 +33,7 @@ app = App(name="bench", help="Race implementations on this machine.", default_pa
 
 
 @app.command(name="scan")
-@options(plan=ScanRace)
+@options()
 def scan(*, plan: ScanRace, json: RowsFile = None) -> int:
     """Races the scan h_t = act(x_t U^T + h_{t-1} W^T), forward and backward, on this machine.
 
@@ -63,13 +56,11 @@ def scan(*, plan: ScanRace, json: RowsFile = None) -> int:
 
     "ours x" is the time over that of our scan: 2 means that ours is twice as fast.
     """
-    from stiefelkit.measuring.races.scan import races
-
-    return _raced(races, plan, json)
+    return _raced(plan, json)
 
 
 @app.command(name="parametrizations")
-@options(plan=ParametrizationRace)
+@options()
 def parametrizations(*, plan: ParametrizationRace, json: RowsFile = None) -> int:
     """Races the parametrizations of the registry, and other implementations of the same maps, on this machine.
 
@@ -93,16 +84,14 @@ def parametrizations(*, plan: ParametrizationRace, json: RowsFile = None) -> int
 
     --launches times nothing: it counts the operators that a GPU would launch, and those that it would be waited for.
     """
-    from stiefelkit.measuring.races.frames import races
-
     for package, names in plan.missing_peers().items():
         words = f'{", ".join(names)}; {package} is not installed: pip install "stiefelkit[peers]"'
         print(f"Left out: {words}", file=sys.stderr)
-    return _raced(races, plan, json)
+    return _raced(plan, json)
 
 
 @app.command(name="optimizers")
-@options(plan=OptimizerRace)
+@options()
 def optimizers(*, plan: OptimizerRace, json: RowsFile = None) -> int:
     """Races the optimizers that move a frame itself, and geoopt's, on this machine.
 
@@ -122,13 +111,11 @@ def optimizers(*, plan: OptimizerRace, json: RowsFile = None) -> int:
     twice as fast as it. "exact/fast" is the time of the exact optimizer over that of the same in precision fast. The
     error is ||W^H W - I||_F, computed in float64, after all steps of the race, over what rounding an exact frame costs.
     """
-    from stiefelkit.measuring.races.frames import races
-
-    return _raced(races, plan, json)
+    return _raced(plan, json)
 
 
 @app.command(name="growth")
-@options(plan=GrowthPlan)
+@options()
 def growth(*, plan: GrowthPlan, json: RowsFile = None) -> int:
     """Fits how time and memory of the parametrizations grow, and compares it with what they declare.
 
@@ -146,13 +133,11 @@ def growth(*, plan: GrowthPlan, json: RowsFile = None) -> int:
     Time is measured as in the other races. Memory is the most that torch has allocated at once, beyond what was there
     before.
     """
-    from stiefelkit.measuring.races.growth import races
-
-    return _raced(races, plan, json)
+    return _raced(plan, json)
 
 
 @app.command(name="norms")
-@options(plan=NormPlan)
+@options()
 def norms(*, plan: NormPlan, json: RowsFile = None) -> int:
     """Shows how orthogonal frames are where coordinates are large.
 
@@ -160,9 +145,7 @@ def norms(*, plan: NormPlan, json: RowsFile = None) -> int:
     ||W^H W - I||_F, computed in float64, over what rounding an exact frame costs. Where the coordinate is the frame
     itself there is nothing to multiply.
     """
-    from stiefelkit.measuring.races.frames import races
-
-    return _raced(races, plan, json)
+    return _raced(plan, json)
 
 
 class _Progress:
@@ -224,21 +207,22 @@ def _say_complex(console: Screen, words: str, plan: Any, names: Iterable[str], o
         console.print(f"To measure {', '.join(apart)}: {line}", soft_wrap=True)
 
 
-def _raced(races: "Callable[[Any, Watch, Deadline | None], Iterator[Race]]", plan: Any, json: Path | None) -> int:
-    """Prints each table when its race is over, and writes the rows."""
+def _raced(plan: Any, json: Path | None) -> int:
+    """Races, prints each table when its race is over, and writes the rows."""
+    from stiefelkit.measuring.races import frames, growth, scan
     from stiefelkit.measuring.races.field import by_reason, check_place, write_rows
     from stiefelkit.measuring.races.schedule import NO_TIME, Course, planned
     from stiefelkit.measuring.tables import of_race
 
     if json is not None:
         check_place(json)
-    console = Screen()
-    rows, printed, reasons, late, apart = [], set(), {}, {}, []
+    room = scan if isinstance(plan, ScanRace) else growth if isinstance(plan, GrowthPlan) else frames
+    console, rows, said, late, apart = Screen(), [], {}, {}, []
     with Bar(console) as bar:
         progress = _Progress(console, bar, plan.quick)
         course = Course([] if plan.quick else planned(plan))
         progress.begin(course)
-        for race in races(plan, progress.show, progress.deadline):
+        for race in room.races(plan, progress.show, progress.deadline):
             course.finished()
             bar.hide()
             if race.rows:
@@ -250,10 +234,9 @@ def _raced(races: "Callable[[Any, Watch, Deadline | None], Iterator[Race]]", pla
                     continue
                 apart += [name.partition(" (")[0] for name in names]
                 words = f"Left out: {', '.join(names)}: {reason}"
-                if words not in printed:
+                if words not in said:
                     console.print(words, soft_wrap=True)
-                printed.add(words)
-                reasons[reason] = None
+                said[words] = reason
             rows += race.rows
             if json is not None and rows:
                 write_rows(json, rows)
@@ -264,7 +247,7 @@ def _raced(races: "Callable[[Any, Watch, Deadline | None], Iterator[Race]]", pla
         words = [word for word in asked.get() if word != "--quick"]
         _say_left_out(console, late.items(), shlex.join(["stiefelkit", *words]))
     if not rows and not late:
-        why = f"; {next(iter(reasons))}" if reasons else "."
+        why = f"; {next(iter(said.values()))}" if said else "."
         raise OptionError(f"{SUBJECT} needs a contender for these options in {plan.dtype}, got none{why}")
     if json is not None and rows:
         console.print(f"Data: {json}", soft_wrap=True)
@@ -288,7 +271,7 @@ def _rendered(table: "Measured") -> Table:
     return drawn
 
 
-@options(plan=DriftPlan)
+@options()
 def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) -> int:
     """Measures drift, prints a table and the files; the words of its help stand in the table of commands.
 
@@ -345,7 +328,7 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) 
     return 0
 
 
-@options(plan=ReportPlan)
+@options()
 def report(
     *,
     plan: ReportPlan,

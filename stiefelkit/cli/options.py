@@ -18,8 +18,6 @@ from cyclopts import Parameter, Token
 
 from stiefelkit.errors import OptionError
 from stiefelkit.training.checks import listed
-from stiefelkit.training.display import Board
-from stiefelkit.training.figure import Figures
 from stiefelkit.training.recipes import Option, literal
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -96,21 +94,19 @@ READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
 }
 """Type of a field to what makes an item of each word, and to what the words must be."""
 
-SHARED: dict[str, type] = {"board": Board, "figures": Figures}
-"""Arguments of commands that are options field by field wherever they stand."""
 
-
-def options(filled: Callable[[str], str | None] = lambda name: None, **groups: type) -> Callable[[F], F]:
-    """Decorates a command, whose docstring is its help: `groups`, arguments of dataclasses, are options field by field.
+def options(filled: Callable[[str], str | None] = lambda name: None, task: type | None = None) -> Callable[[F], F]:
+    """Decorates a command, whose docstring is its help: arguments that are dataclasses are options field by field.
 
     The fields of a class come before those of its bases, with the words that the nearest docstring has for them;
     `training.checks` says what their metadata tell, and `filled` what help shows for `settings` without a default. The
-    command gets an instance of each class, but of `task` the fields that were named.
+    command gets an instance of each class; of `task`, that of its argument of this name, the fields that were named.
     """
 
     def decorated(command: F) -> F:
         signature = inspect.signature(command)
-        known = {name: cls for name, cls in {**SHARED, **groups}.items() if name in signature.parameters}
+        classes = {name: task if name == "task" else each.annotation for name, each in signature.parameters.items()}
+        known = {name: cls for name, cls in classes.items() if dataclasses.is_dataclass(cls)}
         told = {group: facts(cls) for group, cls in known.items()}
 
         def run(*words: Any, **others: Any) -> int:

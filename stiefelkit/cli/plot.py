@@ -60,7 +60,7 @@ def activation(*, activation: str = "modrelu", bias: float = 0.5, out: Path = Pa
 
 
 @app.command(name="gradients")
-@options(plan=GradientPlan)
+@options()
 def gradients(*, plan: GradientPlan, out: Path = Path("runs/gradients"), figures: Figures) -> int:
     """Trains models, and draws the norm of the gradient of the loss over the steps back through time.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stiefelkit.training.reproduce import Finding, Score
 
 
-@options(plan=Reproduction)
+@options()
 def reproduce(
     name: str | None = None,
     /,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stiefelkit.training.sweep import Cell
 
 
-@options(plan=SweepPlan)
+@options()
 def sweep(file: Path, /, *, plan: SweepPlan, data: Path | None = None) -> int:
     """Trains what a file lists, and prints a table; the words of its help stand in the table of commands.
 

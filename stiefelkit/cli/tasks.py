@@ -30,25 +30,19 @@ class _TaskApp(App):
 
 
 def app_of_tasks(name: str, title: str, command: Command) -> App:
-    """Returns an app with a subcommand for each known task; its module gives each one by name (`app_of_task`)."""
+    """Returns an app with a subcommand for each known task; `train.__getattr__` gives each one by name."""
     app = App(name=name, help=title, default_parameter=DEFAULTS)
     # a plugin is looked at first: one that fails is left out
     own = [task for task in tasks.names() if (tasks.origin(task) or "").startswith("stiefelkit ")]
     for task in own:
         app.command(f"stiefelkit.cli.train:{name}_{task}", name=task)
     if len(own) < len(tasks.names()):
-        tasks.map(lambda task, cls: task in own or app.command(_subcommand(cls, command), name=task))
+        tasks.map(lambda task, cls: task in own or app.command(subcommand(cls, command), name=task))
     return app
 
 
-def app_of_task(name: str, command: Command) -> App:
-    """Returns the subcommand of a task, the attribute of a module; raises AttributeError if there is none."""
-    if name not in tasks.names():
-        raise AttributeError(name)
-    return _subcommand(tasks.get(name), command)
-
-
-def _subcommand(cls: type[Task], command: Command) -> App:
+def subcommand(cls: type[Task], command: Command) -> App:
+    """Returns the subcommand of a task."""
     app = _TaskApp(name=cls.name, help=(cls.__doc__ or "").strip().partition("\n")[0], default_parameter=DEFAULTS)
     app.task = cls
     app.default(command(cls))
@@ -57,7 +51,7 @@ def _subcommand(cls: type[Task], command: Command) -> App:
 
 def with_options(run: Callable[..., int], cls: type[Task]) -> Callable[..., int]:
     """Returns `run` with the options of a task and the settings of training in place of its `task` and `settings`."""
-    return options(functools.partial(filled, cls), task=cls, settings=Settings)(run)
+    return options(functools.partial(filled, cls), cls)(run)
 
 
 def resume_line(*words: str, data: Path | None, board: Board | None = None, ranks: int = 1) -> str:

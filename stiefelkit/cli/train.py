@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App
 from rich.table import Table
 
-from stiefelkit.cli.tasks import app_of_task, app_of_tasks, resume_line, with_options
+from stiefelkit.cli.tasks import app_of_tasks, resume_line, subcommand, with_options
 from stiefelkit.errors import OptionError
 from stiefelkit.training.data import named
 from stiefelkit.training.display import Board, Screen, Silent, Terminal, say
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.ranks import joined
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.tasks import Task
+from stiefelkit.training.tasks import Task, tasks
 
 if TYPE_CHECKING:
     from stiefelkit.training.sweep import Comparison
@@ -140,18 +140,14 @@ def _compare(cls: type[Task]) -> Callable[..., int]:
 def _print(task: Task, comparison: "Comparison") -> None:
     table = Table("model", title=f"{task.name}, held-out set")
     by_accuracy = task.headline == "accuracy"
-    table.add_column("accuracy" if by_accuracy else task.loss_label, justify="right")
-    if not by_accuracy:
-        table.add_column("/ baseline", justify="right")
-    for title in ("parameters", "ms per step (CPU)", "orthogonality error / limit"):
+    heads = ["accuracy"] if by_accuracy else [task.loss_label, "/ baseline"]
+    for title in (*heads, "parameters", "ms per step (CPU)", "orthogonality error / limit"):
         table.add_column(title, justify="right")
     for summary in comparison.summaries:
         score, baseline, error = summary.test[task.headline], task.known_baseline, summary.orthogonality
-        scores = (
-            [f"{score:.1%}"]
-            if by_accuracy
-            else [f"{score:.5f}", f"{score / baseline['loss']:.3f}" if baseline else "-"]
-        )
+        scores = [f"{score:.1%}" if by_accuracy else f"{score:.5f}"]
+        if not by_accuracy:
+            scores.append(f"{score / baseline['loss']:.3f}" if baseline else "-")
         ratio = "-" if error is None else f"{error:.2f}" if error < 100 else f"{error:.2g}"
         table.add_row(summary.model, *scores, f"{summary.parameters:,}", f"{summary.ms_per_step:.1f}", ratio)
     console = Screen()
@@ -168,7 +164,7 @@ COMMANDS = {
 
 def __getattr__(name: str) -> App:
     command, _, task = name.partition("_")
-    if command not in COMMANDS:
+    if command not in COMMANDS or task not in ("", *tasks.names()):
         raise AttributeError(name)
     function, title = COMMANDS[command]
-    return app_of_task(task, function) if task else app_of_tasks(command, title, function)
+    return subcommand(tasks.get(task), function) if task else app_of_tasks(command, title, function)
