@@ -210,13 +210,14 @@ def _say_complex(console: Screen, words: str, plan: Any, names: Iterable[str], o
 def _raced(plan: Any, json: Path | None) -> int:
     """Races, prints each table when its race is over, and writes the rows."""
     from stiefelkit.measuring.races import frames, growth, scan
-    from stiefelkit.measuring.races.field import by_reason, check_place, write_rows
+    from stiefelkit.measuring.races.field import by_reason, check_place
     from stiefelkit.measuring.races.schedule import NO_TIME, Course, planned
     from stiefelkit.measuring.tables import of_race
+    from stiefelkit.training.files import write_json
 
     if json is not None:
         check_place(json)
-    room = scan if isinstance(plan, ScanRace) else growth if isinstance(plan, GrowthPlan) else frames
+    room: Any = scan if isinstance(plan, ScanRace) else growth if isinstance(plan, GrowthPlan) else frames
     console, rows, said, late, apart = Screen(), [], {}, {}, []
     with Bar(console) as bar:
         progress = _Progress(console, bar, plan.quick)
@@ -239,7 +240,7 @@ def _raced(plan: Any, json: Path | None) -> int:
                 said[words] = reason
             rows += race.rows
             if json is not None and rows:
-                write_rows(json, rows)
+                write_json(json, [row.figures for row in rows])
     if isinstance(plan, ParametrizationRace | NormPlan):
         words = "bench norms" if isinstance(plan, NormPlan) else "bench parametrizations"
         _say_complex(console, words, plan, apart)
@@ -285,22 +286,17 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) 
     from stiefelkit.measuring.report.plan import command
     from stiefelkit.measuring.tables import of_drift
 
-    console, steps = Screen(), plan.steps
+    console = Screen()
     with Bar(console) as bar:
         progress = _Progress(console, bar, plan.quick)
 
         def begin(chosen: DriftPlan, course: "Course") -> None:
-            nonlocal steps
-            steps = chosen.steps
-            if steps < plan.steps:
-                words = f"{steps} steps of {plan.steps}, as many as fit"
+            if chosen.steps < plan.steps:
+                words = f"{chosen.steps} steps of {plan.steps}, as many as fit"
                 console.print(f"{words}; for all: {command('drift', plan, out=f'{out}-all')}", soft_wrap=True)
             progress.begin(course)
 
-        def looked(method: str, n: int, p: int, step: int) -> None:
-            progress.show(f"{method}, {n} x {p}", step, steps)
-
-        outcome = measure(plan, out, looked, figures, progress.deadline, begin)
+        outcome = measure(plan, out, progress.show, figures, progress.deadline, begin)
     if outcome.curves:
         note = f"parametrizations: {plan.optimizer} at {plan.lr:g}; frames: steps of {plan.step_length:g}"
         console.print(_rendered(of_drift(outcome.curves, f"{plan.gradients} gradients", note)))

@@ -88,7 +88,7 @@ def test_a_method_is_left_out_once_the_time_is_over_and_the_one_before_stays():
     hands = Hands()
     deadline = Deadline(10.0, hands)
 
-    def watch(method, n, p, step):
+    def watch(what, done, rounds):
         hands.time += 4.0
 
     found = list(outcomes(DriftPlan(methods=("cayley", "pogo"), sizes=((4, 4),), steps=2), watch, deadline))

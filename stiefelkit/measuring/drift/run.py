@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import math
 import random
@@ -10,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from stiefelkit.errors import RunError, StiefelkitError
 from stiefelkit.measuring.drift.plan import SUBJECT, UNCONSTRAINED, DriftPlan
 from stiefelkit.measuring.moved_frames import peer_optimizers, start
 from stiefelkit.measuring.races.contenders import dtype_of
-from stiefelkit.measuring.races.field import Field, quiet
+from stiefelkit.measuring.races.field import Field, Watch, quiet
 from stiefelkit.measuring.races.schedule import Course, Deadline, deadline_of
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.optim import optimizers, parameter_groups
@@ -109,10 +109,6 @@ class DriftOutcome:
     files: list[Path] = field(default_factory=list)
 
 
-Watch = Callable[[str, int, int, int], None]
-"""Called with method, n, p and the number of steps done, after each look."""
-
-
 Pace = Mapping[tuple[int, int, str], tuple[float, float]]
 """Size and method to the seconds that its start takes, and one step."""
 MARGIN = 0.8
@@ -124,7 +120,7 @@ PILOT = 3
 def measure(
     plan: DriftPlan,
     out: Path,
-    watch: Watch = lambda method, n, p, step: None,
+    watch: Watch = quiet,
     figures: Figures | None = None,
     deadline: Deadline | None = None,
     begin: Callable[[DriftPlan, Course], None] | None = None,
@@ -137,7 +133,7 @@ def measure(
     Args:
         plan: what to measure.
         out: folder for the two files; made if missing.
-        watch: called after each look.
+        watch: called after each look, with the method and the steps done.
         figures: the format of the figure, which is also its ending; PNG if left out.
         deadline: the end, after which methods are left out; that of the plan, from now on, if left out.
         begin: called with the plan, of as many steps as fit before the deadline, and its course, when that is known.
@@ -171,29 +167,28 @@ def measure(
             }
             if done.curves:
                 write_json(record, content)
-                done.files[:] = [record]
     finally:
         if done.curves:
-            done.files.append(figures.path(out, "drift"))
+            done.files[:] = [record, figures.path(out, "drift")]
             _draw(done.files[-1], done.curves, f"{plan.dtype}, {plan.gradients} gradients", figures.dpi)
     return done
 
 
-def outcomes(
-    plan: DriftPlan, watch: Watch = lambda method, n, p, step: None, deadline: Deadline | None = None
-) -> Iterator[DriftCurve | Skipped]:
+def outcomes(plan: DriftPlan, watch: Watch = quiet, deadline: Deadline | None = None) -> Iterator[DriftCurve | Skipped]:
     """Takes every method through the steps at every size, and yields what became of it; writes nothing."""
     deadline = deadline or deadline_of(plan)
 
-    def looked(method: str, n: int, p: int, step: int) -> None:
-        deadline.check()
-        watch(method, n, p, step)
+    def measured(n: int, p: int, method: str) -> DriftCurve:
+        def looked(step: int) -> None:
+            deadline.check()
+            watch(f"{method}, {n} x {p}", step, plan.steps)
+
+        return run(plan, method, n, p, looked)
 
     for (n, p), method in itertools.product(plan.sizes, plan.methods):
         field = Field(f"{n} x {p}", peer_optimizers.names(), quiet, deadline=deadline)
         with threads(plan.threads):
-            steps = functools.partial(looked, method, n, p)
-            found = field.attempt("drift of", [method], lambda method, n=n, p=p, w=steps: run(plan, method, n, p, w))
+            found = field.attempt("drift of", [method], partial(measured, n, p))
         yield found[method] if found else Skipped(method, n, p, field.left_out[method])
 
 
@@ -233,9 +228,8 @@ def log_grid(steps: int, per_decade: int = 8) -> list[int]:
     >>> log_grid(10, per_decade=2)
     [0, 1, 3, 10]
     """
-    count = math.ceil(per_decade * math.log10(steps)) if steps > 1 else 0
-    inner = {round(10 ** (k / per_decade)) for k in range(count)}
-    return sorted({0, steps} | {step for step in inner if step < steps})
+    inner = (round(10 ** (k / per_decade)) for k in range(math.ceil(per_decade * math.log10(max(steps, 1)))))
+    return sorted({0, steps, *(step for step in inner if step < steps)})
 
 
 def run(plan: DriftPlan, method: str, n: int, p: int, watch: Callable[[int], None] = lambda step: None) -> DriftCurve:

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from stiefelkit.errors import OptionError, RunError, StiefelkitError
 from stiefelkit.measuring.races.clock import Run, Timing, clock_of, race, replayed
 from stiefelkit.measuring.races.plan import Rules
 from stiefelkit.measuring.races.schedule import NO_TIME, Deadline
-from stiefelkit.training.files import refuse_special, writable, write_json
+from stiefelkit.training.files import refuse_special, writable
 
 UNIT = "the unit"
 
@@ -190,8 +190,3 @@ def check_place(path: Path) -> None:
         refuse_special(path)
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise RunError(f"The race needs a file that can be written, got {path}.")
-
-
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Replaces a file by a JSON list of the rows' figures, in one step."""
-    write_json(path, [row.figures for row in rows])

@@ -118,16 +118,10 @@ def _left_out(
         steps = fitted(plans[0], found, deadline).steps
         plans = [dataclasses.replace(plan, steps=steps) for plan in plans]
     for done, plan in enumerate(plans):
-        part = (
-            deadline.part(counts[done] / sum(counts[done : len(plans)])) if section in ("time", "norms") else deadline
-        )
+        share = counts[done] / sum(counts[done : len(plans)]) if section in ("time", "norms") else 1.0
+        part = deadline.part(share)
         if section == "drift":
-            steps = plan.steps
-
-            def looked(method: str, n: int, p: int, step: int, steps: int = steps) -> None:
-                watch(f"{method}, {n} x {p}", step, steps)
-
-            for found in outcomes(plan, looked, part):
+            for found in outcomes(plan, watch, part):
                 course.finished()
                 if isinstance(found, DriftCurve):
                     findings.drift.append(found)
