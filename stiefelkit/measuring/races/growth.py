@@ -14,7 +14,7 @@ from stiefelkit.errors import StiefelkitError
 from stiefelkit.measuring.races.clock import Run, peak_bytes, product_of
 from stiefelkit.measuring.races.contenders import OPERATIONS, FrameProblem, dtype_of, our_contenders
 from stiefelkit.measuring.races.field import Field, Race, Row, Watch, quiet, seeded
-from stiefelkit.measuring.races.plan import BATCH, INPUTS, LONG, STEPS, WIDE, WIDTH, GrowthPlan
+from stiefelkit.measuring.races.plan import INPUTS, WIDTH, GrowthPlan
 from stiefelkit.measuring.races.schedule import NO_TIME, Deadline, deadline_of
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.training.memory import threads
@@ -134,10 +134,11 @@ def _point(
         runs = field.tried(field.attempt("preparing", variants, lambda name: prepare(plan, variants[name], axis, x)))
     device, values = torch.device(plan.device), {}
     if "time" in plan.what:
-        n, batch = (x, 1) if axis == "n" else (WIDTH, x if axis == "matrices" else 1)
-        product = product_of(n, n, batch, getattr(torch, plan.dtype), device)
+        is_map = prepare is _map
+        n, frames = plan.sizes_at(axis, x)[:2] if is_map else (WIDTH, 1)
+        product = product_of(n, n, frames, getattr(torch, plan.dtype), device)
         unit, timings = field.timed(plan, product, runs, "time")
-        values["time"] = {PRODUCT: unit} if axis in ("n", "matrices") and not math.isnan(unit) else {}
+        values["time"] = {PRODUCT: unit} if is_map and not math.isnan(unit) else {}
         values["time"] |= {name: timing.median for name, timing in timings.items()}
     if "memory" in plan.what:
         # a map to a point that is its own coordinate allocates nothing, which has no logarithm
@@ -147,17 +148,16 @@ def _point(
 
 
 def _map(plan: GrowthPlan, variant: _Variant, axis: str, x: int) -> Run:
-    n, batch = (x, 1) if axis == "n" else (WIDTH, x)
-    problem = FrameProblem(n, n, batch, variant.dtype, torch.device(plan.device), {}, plan.seed)
+    n, frames, _, _ = plan.sizes_at(axis, x)
+    problem = FrameProblem(n, n, frames, variant.dtype, torch.device(plan.device), {}, plan.seed)
     (contender,) = our_contenders([variant.name], [variant.precision], {}).values()
     entry = contender.enter(problem)
     return OPERATIONS["forward_backward"](entry, problem.gradient())
 
 
 def _layer(plan: GrowthPlan, variant: _Variant, axis: str, x: int) -> Run:
-    steps, batch, n, options = (x, BATCH, WIDTH, {}) if axis == "T" else (STEPS, x, WIDTH, {})
-    if axis == "reflections":
-        steps, batch, n, options = LONG, 1, WIDE, {"reflections": x, "factored": True}
+    n, _, steps, batch = plan.sizes_at(axis, x)
+    options = {"reflections": x, "factored": True} if axis == "reflections" else {}
     device, source = torch.device(plan.device), torch.Generator().manual_seed(plan.seed)
     layer = OrthogonalRNN(
         INPUTS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -60,8 +61,7 @@ class Rules(Site):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole(1).require(SUBJECT, "repeats", self.repeats)
-        above(0).require(SUBJECT, "seconds", self.seconds)
+        settle_(self, SUBJECT, repeats=whole(1), seconds=above(0))
         if self.replay and not self.device.startswith("cuda"):
             raise OptionError(f"{SUBJECT} needs a CUDA device for replays, got {self.device!r}.")
 
@@ -255,11 +255,9 @@ class OptimizerRace(TimedPlan):
         methods = {}
         for name in self._own():
             for precision in self.precisions or PRECISIONS:
-                try:
+                with contextlib.suppress(OptionError):
                     check_method(f"{name}:{precision}")
-                except OptionError:
-                    continue
-                methods[f"{name} ({precision})"] = f"{name}:{precision}"
+                    methods[f"{name} ({precision})"] = f"{name}:{precision}"
         return methods
 
     def racing_peers(self) -> dict[str, str]:
@@ -407,3 +405,13 @@ class GrowthPlan(Rules):
     def points(self, axis: str) -> tuple[int, ...]:
         """Returns the values of what grows."""
         return getattr(self, SERIES[axis])
+
+    def sizes_at(self, axis: str, x: int) -> tuple[int, int, int, int]:
+        """Returns n, the number of frames, and the steps and sequences of the layer (0 without one), at a value x."""
+        return {
+            "n": (x, 1, 0, 0),
+            "matrices": (WIDTH, x, 0, 0),
+            "T": (WIDTH, 1, x, BATCH),
+            "batch": (WIDTH, 1, STEPS, x),
+            "reflections": (WIDE, 1, LONG, 1),
+        }[axis]

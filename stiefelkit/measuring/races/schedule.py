@@ -10,20 +10,7 @@ import torch
 
 from stiefelkit.errors import RunError
 from stiefelkit.measuring.races.clock import clock_of, predicted, product_of
-from stiefelkit.measuring.races.plan import (
-    BATCH,
-    LONG,
-    STEPS,
-    WIDE,
-    WIDTH,
-    FramePlan,
-    GrowthPlan,
-    NormPlan,
-    OptimizerRace,
-    ParametrizationRace,
-    ScanRace,
-    TimedPlan,
-)
+from stiefelkit.measuring.races.plan import GrowthPlan, ParametrizationRace, ScanRace, TimedPlan
 from stiefelkit.training.memory import threads
 
 QUICK = 50.0
@@ -175,8 +162,7 @@ def _frame(here: Speed, n: int, p: int, batch: int, apart: bool = False) -> floa
     return here.call(OPERATORS * (batch if apart else 1), PRODUCTS * 2.0 * n * p * p * batch)
 
 
-def _of_frames(plan: FramePlan, here: Speed, n: int, p: int) -> list[float]:
-    assert isinstance(plan, NormPlan | OptimizerRace | ParametrizationRace)
+def _of_frames(plan: Any, here: Speed, n: int, p: int) -> list[float]:
     call = _frame(here, n, p, plan.batch, getattr(plan, "apart", False))
     count = len(plan.contenders()) + len(plan.racing_peers())
     if not isinstance(plan, TimedPlan):
@@ -192,25 +178,20 @@ def _of_axis(plan: GrowthPlan, here: Speed, axis: str) -> list[float]:
     from stiefelkit.contract.table import option_names
     from stiefelkit.weights.attach import available
 
-    names, layer = plan.parametrizations or tuple(available()), _frame(here, WIDTH, WIDTH, 1)
+    names = plan.parametrizations or tuple(available())
     if axis == "reflections":
         names = [name for name in names if axis in option_names(available()[name])]
-    calls = {
-        "n": lambda x: _frame(here, x, x, 1),
-        "matrices": lambda x: _frame(here, WIDTH, WIDTH, x),
-        "T": lambda x: layer + _recurrence(here, x, BATCH, WIDTH),
-        "batch": lambda x: layer + _recurrence(here, STEPS, x, WIDTH),
-        "reflections": lambda x: here.call(LONG * STEP_OPERATORS, 4.0 * LIMITS * LONG * WIDE * x),
-    }
     total = 0.0
-    for call in map(calls[axis], plan.points(axis)):
+    for x in plan.points(axis):
+        n, frames, steps, batch = plan.sizes_at(axis, x)
+        if axis == "reflections":
+            call = here.call(STEP_OPERATORS * steps, LIMITS * 4.0 * steps * n * x)
+        else:
+            recurrence = here.call(STEP_OPERATORS * steps, LIMITS * 6.0 * steps * batch * n * n)
+            call = _frame(here, n, n, frames) + recurrence
         timed = predicted(call, repeats=plan.repeats, seconds=plan.seconds) if "time" in plan.what else 0.0
         total += len(names) * (timed + EXTRA_CALLS * call * len(plan.what))
     return [total, *[0.0] * (len(plan.what) - 1)]
-
-
-def _recurrence(here: Speed, steps: int, batch: int, n: int) -> float:
-    return here.call(STEP_OPERATORS * steps, LIMITS * 6.0 * steps * batch * n * n)
 
 
 def _of_scans(plan: ScanRace, here: Speed) -> list[float]:
