@@ -6,6 +6,7 @@ It knows nothing of what it measures: a version is a function without arguments.
 import contextlib
 import functools
 import gc
+import itertools
 import math
 import os
 import random
@@ -74,15 +75,13 @@ def cuda_seconds(run: Run, calls: int, device: torch.device | str = "cuda") -> f
 
 
 def clock_of(device: torch.device, cold: bool = False) -> Clock:
-    """Returns the clock for work on a device: CUDA events on a GPU, else CPU time; a `cold_clock` if asked."""
-    if cold:
-        return cold_clock(device)
-    return functools.partial(cuda_seconds, device=device) if device.type == "cuda" else cpu_seconds
+    """Returns the clock for work on a device: CUDA events on a GPU, else CPU time.
 
-
-def cold_clock(device: torch.device) -> Clock:
-    """Returns a clock that writes over the last cache of a device before every call, which is not timed."""
+    A cold one writes over the last cache of the device before every call, which is not timed.
+    """
     is_cuda = device.type == "cuda"
+    if not cold:
+        return functools.partial(cuda_seconds, device=device) if is_cuda else cpu_seconds
     size = 2 * torch.cuda.get_device_properties(device).L2_cache_size if is_cuda else CPU_CACHE
     buffer = torch.empty(size, dtype=torch.int8, device=device)
 
@@ -246,8 +245,5 @@ def peak_bytes(run: Run, device: torch.device) -> int:
         run()
     results: Any = profile.profiler and profile.profiler.kineto_results
     events = [event for event in results.events() if event.name() == "[memory]"]
-    held = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most
+    grown = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(grown, initial=0))
