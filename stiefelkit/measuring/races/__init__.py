@@ -2,4 +2,3 @@
 
 SUBJECT = "The race"
 """The first words of error messages."""
-"""The name that errors begin with."""

@@ -57,15 +57,13 @@ def _matrix_exp(x: Tensor) -> Tensor:
     return torch.matrix_exp(_skew(x))[..., : x.shape[-1]]
 
 
-def _autograd(compute: Callable[[Tensor], Tensor], problem: FrameProblem) -> Entry:
-    return _function(compute, problem.tangent())
-
-
 def _torch_orthogonal(name: str, based: bool, problem: FrameProblem) -> Entry:
     """Enters torch.nn.utils.parametrizations.orthogonal; `based` is its trivialization, a product with a base."""
     if name == "householder":
-        _check_reflectors(problem, full=True)
         x = _reflectors(problem, problem.p) + torch.eye(problem.n, problem.p, dtype=problem.dtype).to(problem.device)
+        count = problem.options.get("reflections", problem.p)
+        if count != problem.p:
+            raise OptionError(f"torch's Householder map needs as many reflectors as columns, got {count}.")
     else:
         # torch's Cayley map takes A / 2
         x = problem.tangent() * (2 if name == "cayley" else 1)
@@ -87,7 +85,6 @@ def _geotorch(trivialization: str, problem: FrameProblem) -> Entry:
 
 def _householder_product(problem: FrameProblem) -> Entry:
     """Enters p columns of a product of reflectors whose leading entry is 1, so that tau is a function of them."""
-    _check_reflectors(problem, full=False)
     p = problem.p
 
     def compute(x: Tensor) -> Tensor:
@@ -99,16 +96,9 @@ def _householder_product(problem: FrameProblem) -> Entry:
 
 
 def _reflectors(problem: FrameProblem, count: int) -> Tensor:
-    return problem.normal(*problem.lead, problem.n, count).tril(-1)
-
-
-def _check_reflectors(problem: FrameProblem, full: bool) -> None:
     if problem.dtype.is_complex:
         raise DtypeError(f"torch's Householder maps need a real dtype, got {problem.dtype}.")
-    if full and problem.options.get("reflections", problem.p) != problem.p:
-        raise OptionError(
-            f"torch's Householder map needs as many reflectors as columns, got {problem.options['reflections']}."
-        )
+    return problem.normal(*problem.lead, problem.n, count).tril(-1)
 
 
 def _layer_loop(problem: FrameProblem) -> Entry:
@@ -160,14 +150,14 @@ peers = Registry(
     "stiefelkit.peers",
     "peer",
     {
-        "torch_solve": Contender("cayley", partial(_autograd, _solve)),
+        "torch_solve": Contender("cayley", lambda problem: _function(_solve, problem.tangent())),
         "torch_orthogonal_cayley": Contender("cayley", partial(_torch_orthogonal, "cayley", False)),
         "torch_orthogonal_cayley_base": Contender("cayley", partial(_torch_orthogonal, "cayley", True)),
         "geotorch_cayley": Contender("cayley", partial(_geotorch, "cayley"), package="geotorch"),
         "torch_householder_product": Contender("householder", _householder_product),
         "torch_orthogonal_householder": Contender("householder", partial(_torch_orthogonal, "householder", False)),
         "torch_orthogonal_householder_base": Contender("householder", partial(_torch_orthogonal, "householder", True)),
-        "torch_matrix_exp": Contender("matrix_exp", partial(_autograd, _matrix_exp)),
+        "torch_matrix_exp": Contender("matrix_exp", lambda problem: _function(_matrix_exp, problem.tangent())),
         "torch_orthogonal_matrix_exp": Contender("matrix_exp", partial(_torch_orthogonal, "matrix_exp", False)),
         "torch_orthogonal_matrix_exp_base": Contender("matrix_exp", partial(_torch_orthogonal, "matrix_exp", True)),
         "geotorch_matrix_exp": Contender("matrix_exp", partial(_geotorch, "expm"), package="geotorch"),

@@ -4,6 +4,7 @@ A plugin enters a peer by an entry point of the group `stiefelkit.recurrence_pee
 `Sequences` to a `SequenceEntry`.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,18 +66,19 @@ class Sequences:
             return torch.rand(*shape, dtype=torch.float64, generator=self._source) * (high - low) + low
 
         def of_states(drawn: Tensor) -> Tensor:
-            return self._placed(torch.complex(*drawn.chunk(2)) if case.is_complex else drawn, self.state_dtype)
+            return (torch.complex(*drawn.chunk(2)) if case.is_complex else drawn).to(self.device, self.state_dtype)
 
         self.factored: Factored | None = None
         if case.map:
             frame = self._drawn_in_factors()
         else:
             frame = init.haar((n, n), torch.complex128 if case.is_complex else torch.float64, self._source)
-        self.w = self._placed(frame, self.state_dtype)
+        self.w = frame.to(self.device, self.state_dtype)
         bound = (6 / (parts * n + case.m)) ** 0.5
         self.u = of_states(uniform(parts * n, case.m, low=-bound, high=bound))
-        if find_activation(self.activation, case.is_complex).bias_inside:
-            self.bias = self._placed(uniform(n, low=-0.01, high=0.01 if case.is_complex else 0.0), self.dtype)
+        self.bias_inside = find_activation(self.activation, case.is_complex).bias_inside
+        if self.bias_inside:
+            self.bias = uniform(n, low=-0.01, high=0.01 if case.is_complex else 0.0).to(self.device, self.dtype)
         else:
             self.bias = of_states(uniform(parts * n, low=-0.01, high=0.01))
         self.x = self._normal(case.T, case.B, case.m, dtype=self.dtype)
@@ -98,14 +100,12 @@ class Sequences:
         coordinates = [c.to(self.dtype) for c in coordinates]
         structure = structure_of(param)
         assert structure is not None
-        self.factored = Factored(structure, self._placed(param.factors(*coordinates), self.state_dtype))  # type: ignore[operator]
+        factors: Tensor = param.factors(*coordinates)  # type: ignore[operator]
+        self.factored = Factored(structure, factors.to(self.device, self.state_dtype))
         return param(*coordinates)
 
     def _normal(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        return self._placed(torch.randn(*shape, dtype=dtype, generator=self._source), dtype)
-
-    def _placed(self, drawn: Tensor, dtype: torch.dtype) -> Tensor:
-        return drawn.to(self.device, dtype)
+        return torch.randn(*shape, dtype=dtype, generator=self._source).to(self.device)
 
 
 @dataclass(frozen=True)
@@ -179,11 +179,9 @@ def fast_backends(drawn: Sequences) -> list[str]:
     """Returns the backends that can do the case, but for the reference, which is slow by intention."""
     able = []
     for backend in BACKENDS:
-        try:
+        with contextlib.suppress(OptionError):
             chosen = scan_backend(drawn.w, activation=drawn.activation, backend=backend)
-        except OptionError:
-            continue
-        able += [backend] if backend == chosen != "reference" else []
+            able += [backend] if backend == chosen != "reference" else []
     return able + [FACTORS] * (drawn.factored is not None)
 
 
@@ -194,7 +192,6 @@ def _leaves(drawn: Sequences) -> tuple[Tensor, Tensor, Tensor]:
 
 def _scan(backend: str, drawn: Sequences) -> SequenceEntry:
     w, u, b = _leaves(drawn)
-    inside = find_activation(drawn.activation, w.is_complex()).bias_inside
     matrix: Tensor | Factored = w
     if backend == FACTORS:
         if drawn.factored is None:
@@ -202,7 +199,7 @@ def _scan(backend: str, drawn: Sequences) -> SequenceEntry:
         backend, w = "inplace", drawn.factored.factors.clone().requires_grad_()
         matrix = Factored(drawn.factored.structure, w)
 
-    bias: dict[str, Any] = {"activation_bias" if inside else "bias": b}
+    bias: dict[str, Any] = {"activation_bias" if drawn.bias_inside else "bias": b}
 
     def run(last_only: bool) -> Tensor:
         options: dict[str, Any] = {"activation": drawn.activation, "last_only": last_only, "backend": backend}
@@ -220,9 +217,8 @@ def _plain_modrelu(z: Tensor, b: Tensor | None) -> Tensor:
 def _eager_loop(drawn: Sequences) -> SequenceEntry:
     """Enters the cell as a user writes it, step by step, with autograd."""
     w, u, b = _leaves(drawn)
-    inside = find_activation(drawn.activation, w.is_complex()).bias_inside
     activation = _plain_modrelu if drawn.activation == "modrelu" else find_activation(drawn.activation, w.is_complex())
-    before, within = (None, b) if inside else (b, None)
+    before, within = (None, b) if drawn.bias_inside else (b, None)
 
     def states() -> list[Tensor]:
         h, past = drawn.h0, []
