@@ -60,17 +60,14 @@ def charts(findings: Findings) -> dict[str, list[Chart]]:
     """Returns section to its charts; each map has one colour and one marker in all of them."""
     maps: Looks = dict(zip(available(), styles(len(available())), strict=True))
     rows = [row for race in findings.time for row in race.rows if row.member in maps and not row.is_fast]
+    scans = [race for race in findings.scan if race.operation == "forward_backward" and race.rows]
     units = {race.subject.n: race.unit for race in reversed(findings.time)}
     return {
         "drift": _drift(findings.drift, maps),
         "time": _time(rows, units, maps),
         "ratios": _ratios([row for row in rows if row["ratio_to_best_peer"] is not None], maps),
         "norms": _norms([row for race in findings.norms for row in race.rows if not row.is_fast], maps),
-        "scan": [
-            _scan(f"{race.subject}", race.rows)
-            for race in findings.scan
-            if race.operation == "forward_backward" and race.rows
-        ],
+        "scan": [_scan(f"{race.subject}", race.rows) for race in scans],
     }
 
 
@@ -127,11 +124,14 @@ def _time(rows: list[Row], units: dict[int, float], maps: Looks) -> list[Chart]:
         axes.set(xlabel="n", ylabel=label)
         log_scale(axes)
 
-    drawn, scales = [], {"milliseconds": lambda n: 1e3, "products of n × n matrices (g)": lambda n: 1 / units[n]}
-    for title, (label, scale) in zip(("Milliseconds", "Matrix products"), scales.items(), strict=True) if rows else ():
+    def chart(title: str, label: str, scale: Callable[[int], float]) -> Chart:
         words = f"{', '.join(names)}, n from {sizes[0]} to {sizes[-1]}; the table has the figures."
-        drawn.append(_chart(title, f"Time against n, {label}: {words}", partial(draw, label=label, scale=scale)))
-    return drawn
+        return _chart(title, f"Time against n, {label}: {words}", partial(draw, label=label, scale=scale))
+
+    if not rows:
+        return []
+    products = chart("Matrix products", "products of n × n matrices (g)", lambda n: 1 / units[n])
+    return [chart("Milliseconds", "milliseconds", lambda n: 1e3), products]
 
 
 def _log_ticks(axes: "Axes", ticks: dict[Any, str]) -> None:
@@ -170,25 +170,22 @@ def _ratios(rows: list[Row], maps: Looks) -> list[Chart]:
 
 
 def _norms(rows: list[Row], maps: Looks) -> list[Chart]:
+    def errors_of(row: Row) -> list[float]:
+        return [math.nan if error is None else error for error in row["errors_over_limit"]]
+
     def draw(axes: "Axes", shown: dict[str, Row], look: Looks) -> None:
         for name, row in shown.items():
-            errors = [math.nan if error is None else error for error in row["errors_over_limit"]]
-            axes.plot(row["factors"], errors, label=literal(name), **look[name])
+            axes.plot(row["factors"], errors_of(row), label=literal(name), **look[name])
         axes.set_xscale("log")
         axes.set(xlabel="coordinates times", ylabel=ERROR)
         error_scale(axes)
 
-    ours, peers = (
-        {row.family: row for row in rows if not row.is_peer},
-        {row.contender: row for row in rows if row.is_peer},
-    )
+    ours = {row.family: row for row in rows if not row.is_peer}
+    peers = {row.contender: row for row in rows if row.is_peer}
     looks_of_peers: Looks = dict(zip(peers, styles(len(peers)), strict=True))
     drawn = []
     for title, shown, look in (("Maps of stiefelkit", ours, maps), ("Other implementations", peers, looks_of_peers)):
-        worst = {name: row["errors_over_limit"][-1] for name, row in shown.items()}
-        words = "; ".join(
-            f"{name} at the largest {figure_of(math.nan if x is None else x)}" for name, x in worst.items()
-        )
+        words = "; ".join(f"{name} at the largest {figure_of(errors_of(row)[-1])}" for name, row in shown.items())
         label = f"{title}: error against the norm of the coordinates. {words}."
         drawn += [_chart(title, label, partial(draw, shown=shown, look=look))] if shown else []
     return drawn

@@ -134,9 +134,8 @@ def tables(findings: Findings) -> dict[str, list[Table]]:
     for curve in findings.drift:
         curves.setdefault(curve.dtype, []).append(curve)
     raced = {
-        name: [table for race in races if race.rows for table in of_race(race, findings.plan.dtype)]
-        for name, races in vars(findings).items()
-        if name in RACES
+        name: [table for race in getattr(findings, name) if race.rows for table in of_race(race, findings.plan.dtype)]
+        for name in RACES
     }
     drift = [of_drift(each, "rotation gradients") for each in curves.values()]
     return {**raced, "drift": drift, "ratios": _ratios(findings)}

@@ -173,6 +173,4 @@ def _option(name: str, value: Any) -> str:
     option = "--" + name.replace("_", "-")
     if isinstance(value, bool):
         return option if value else f"--no-{option[2:]}"
-    if isinstance(value, tuple):
-        return f"{option} {listed(value)}"
-    return f"{option} {value:g}" if isinstance(value, float) else f"{option} {value}"
+    return f"{option} {listed(value if isinstance(value, tuple) else (value,))}"

@@ -111,16 +111,15 @@ def read_record(path: Path) -> Record:
     Raises:
         RunError: there is no such file, or it is another.
     """
+    needs = f"{SUBJECT} needs a file that benchmarks.gpu wrote, got {path}"
     try:
         content: Any = parse_json(path.read_bytes())
     except OSError as error:
         raise RunError(f"{SUBJECT} needs a file that can be read, got {path}: {error.strerror}.") from error
     except ValueError as error:
-        raise RunError(f"{SUBJECT} needs a file that benchmarks.gpu wrote, got {path}: {error}.") from error
+        raise RunError(f"{needs}: {error}.") from error
     if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise RunError(
-            f"{SUBJECT} needs a file that benchmarks.gpu wrote, got {path}, which says nothing of that kind."
-        )
+        raise RunError(f"{needs}, which says nothing of that kind.")
     try:
         figures = {entry.name for entry in dataclasses.fields(Figure)}
         for row in content["rows"]:
@@ -129,9 +128,8 @@ def read_record(path: Path) -> Record:
         record.parts = [PartOutcome(**part) for part in content["parts"]]
         return record
     except (KeyError, TypeError) as error:
-        raise RunError(
-            f"{SUBJECT} needs a whole file of benchmarks.gpu, got {path}, which lacks something: {error}."
-        ) from error
+        whole = f"{SUBJECT} needs a whole file of benchmarks.gpu, got {path}"
+        raise RunError(f"{whole}, which lacks something: {error}.") from error
 
 
 def machine(device: str, threads: int, dtype: str) -> dict[str, str]:
