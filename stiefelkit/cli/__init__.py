@@ -129,16 +129,15 @@ def _unknown_command(words: list[str], word: str) -> str:
 
 
 def _warn(message: "Warning | str", category: type[Warning], *place: object, **more: object) -> None:
-    from stiefelkit.errors import printable
-    from stiefelkit.training.ranks import is_first_of_launched
-
-    if not is_first_of_launched():
-        return
-    kind = "Warning" if category is UserWarning else f"Warning ({category.__name__})"
-    print(f"{kind}:", printable(" ".join(str(message).split())), file=sys.stderr)
+    _tell("Warning" if category is UserWarning else f"Warning ({category.__name__})", str(message))
 
 
 def _refuse(sentence: str) -> int:
+    _tell("Error", sentence)
+    return USER_ERROR
+
+
+def _tell(kind: str, sentence: str) -> None:
     import contextlib
 
     from stiefelkit.errors import printable
@@ -146,5 +145,4 @@ def _refuse(sentence: str) -> int:
 
     if is_first_of_launched():
         with contextlib.suppress(OSError):  # the terminal is gone, or a disk is full
-            print("Error:", printable(" ".join(sentence.split())), file=sys.stderr, flush=True)
-    return USER_ERROR
+            print(f"{kind}:", printable(" ".join(sentence.split())), file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 from cyclopts import Parameter, Token
 
 from stiefelkit.errors import OptionError
-from stiefelkit.training.checks import listed
+from stiefelkit.training.checks import listed, words_of
 from stiefelkit.training.recipes import Option, literal
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -76,11 +76,6 @@ def entries(lines: Iterable[str]) -> dict[str, str]:
     return {name: words for name, _, words in (line.partition(": ") for line in lines)}
 
 
-def words_of(listed: str) -> tuple[str, ...]:
-    """Returns the words, each once."""
-    return tuple(dict.fromkeys(word.strip() for word in listed.split(",") if word.strip()))
-
-
 def _size(word: str) -> tuple[int, int]:
     rows, tall, columns = word.partition("x")
     return int(rows), int(columns if tall else rows)
@@ -106,7 +101,7 @@ def options(filled: Callable[[str], str | None] = lambda name: None, task: type 
     def decorated(command: F) -> F:
         signature = inspect.signature(command)
         classes = {name: task if name == "task" else each.annotation for name, each in signature.parameters.items()}
-        known = {name: cls for name, cls in classes.items() if dataclasses.is_dataclass(cls)}
+        known: dict[str, Any] = {name: cls for name, cls in classes.items() if dataclasses.is_dataclass(cls)}
         told = {group: facts(cls) for group, cls in known.items()}
 
         def run(*words: Any, **others: Any) -> int:
@@ -119,11 +114,9 @@ def options(filled: Callable[[str], str | None] = lambda name: None, task: type 
         parameters = []
         for name, parameter in signature.parameters.items():
             shown = filled if name == "settings" else lambda name: None
-            fields = told.get(name, {}).items()
-            hints = {option: _hint(option, *fact, shown) for option, fact in fields}
             parameters += [
-                inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
-                for option, hint in hints.items()
+                inspect.Parameter(option, parameter.KEYWORD_ONLY, default=None, annotation=_hint(option, *fact, shown))
+                for option, fact in told.get(name, {}).items()
             ] or [parameter]
         opened: Any = run
         opened.__signature__ = signature.replace(parameters=parameters)

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from stiefelkit.cli.options import options
-from stiefelkit.errors import DivergedError, OptionError
+from stiefelkit.errors import DivergedError, OptionError, RunError
 from stiefelkit.training.data import named
 from stiefelkit.training.display import Board, Screen, say
 from stiefelkit.training.figure import Figures
@@ -126,7 +126,6 @@ def _list(out: Path) -> None:
 
 def _finding(row: Row, path: Path) -> "Finding | None":
     """Returns what came of a run of the experiment; None where there is none that can be read."""
-    from stiefelkit.errors import RunError
     from stiefelkit.training.reproduce import finding, opened
 
     try:

@@ -13,7 +13,8 @@ from typing import Any
 from cyclopts import App
 
 from stiefelkit.cli.app import DEFAULTS, asked
-from stiefelkit.cli.options import options, words_of
+from stiefelkit.cli.options import options
+from stiefelkit.training.checks import words_of
 from stiefelkit.training.display import Board
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, tasks
@@ -77,9 +78,8 @@ def filled(cls: type[Task], name: str) -> str:
 def table(cls: type[Task]) -> str:
     """Returns what the recipes of a task do not all fill in alike, model by model, in lines of 80 characters."""
     recipes = {model: _settings(cls, model) for model in cls.recipes}
-    differ = [
-        name for name in _settings(cls, None) if len({_words(settings[name]) for settings in recipes.values()}) > 1
-    ]
+    names = [field.name for field in dataclasses.fields(Settings)]
+    differ = [name for name in names if len({_words(settings[name]) for settings in recipes.values()}) > 1]
     if not differ:
         return ""
     lines = ["By model (with --model NAME before --help, the defaults above are those of NAME):"]
@@ -93,16 +93,15 @@ def table(cls: type[Task]) -> str:
     return "\n".join(lines).replace("\0", " ")
 
 
-def _settings(cls: type[Task], model: str | None) -> dict[str, Any]:
-    """Returns every setting of a model by its recipe; of a model without one if None."""
+def _settings(cls: type[Task], model: str) -> dict[str, Any]:
+    """Returns every setting of a model by its recipe."""
     from stiefelkit.training.config import Config
 
     settings = {
         field.name: {} if field.default is dataclasses.MISSING else field.default
         for field in dataclasses.fields(Config)
     }
-    recipe = cls.recipes[model].filled(Settings()) if model else Settings()
-    settings |= recipe.given()
+    settings |= cls.recipes[model].filled(Settings()).given()
     return {field.name: settings[field.name] for field in dataclasses.fields(Settings)}
 
 

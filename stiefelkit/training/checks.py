@@ -113,6 +113,11 @@ def within_memory(who: str, sizes: str) -> Iterator[None]:
         raise OptionError(f"{who} needs sizes that fit into memory, got {sizes}.") from error
 
 
+def words_of(listed: str) -> tuple[str, ...]:
+    """Returns the words of a list with commas, each once."""
+    return tuple(dict.fromkeys(word.strip() for word in listed.split(",") if word.strip()))
+
+
 def listed(values: tuple[Any, ...]) -> str:
     """Returns the words for a tuple on the command line.
 

@@ -6,7 +6,7 @@ from typing import Any
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.races import SUBJECT
 from stiefelkit.numbers import settle_, whole
-from stiefelkit.training.checks import known_words
+from stiefelkit.training.checks import known_words, words_of
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,6 @@ def read_case(words: str) -> ScanCase:
 
 def cases_of(words: str) -> tuple[ScanCase, ...]:
     """Returns the cases of some names, separated by commas."""
-    names = tuple(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
+    names = words_of(words)
     known_words(SUBJECT, "case", names, CASES)
     return tuple(CASES[name] for name in names)
