@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 
 from stiefelkit.cli.options import entries, options, sections
 from stiefelkit.errors import StiefelkitError, UnknownNameError, did_you_mean
@@ -49,12 +49,8 @@ def show(name: str | None = None, /) -> int:
         return 0
     for kind, registry in tables().items():
         rows = registry.map(lambda name, target, kind=kind: _in_short(kind, target))
-        table = Table(
-            kind, *COLUMNS.get(kind, ("what it is",)), "from", title=f"{kind.capitalize()}s", caption=CAPTIONS.get(kind)
-        )
-        table.columns[0].no_wrap = True
-        for column in table.columns[1:]:
-            column.overflow = "fold"
+        columns = [Column(title, overflow="fold") for title in (*COLUMNS.get(kind, ("what it is",)), "from")]
+        table = Table(Column(kind, no_wrap=True), *columns, title=f"{kind.capitalize()}s", caption=CAPTIONS.get(kind))
         if len(table.columns) > FEW and console.width < WIDE:
             table.columns[-1].max_width = 10
         for name, cells in rows.items():

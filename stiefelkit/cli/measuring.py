@@ -32,7 +32,7 @@ RowsFile = Annotated[Path | None, Parameter(help="file for the rows, overwritten
 app = App(name="bench", help="Race implementations on this machine.", default_parameter=DEFAULTS)
 
 
-@app.command(name="scan")
+@app.command
 @options()
 def scan(*, plan: ScanRace, json: RowsFile = None) -> int:
     """Races the scan h_t = act(x_t U^T + h_{t-1} W^T), forward and backward, on this machine.
@@ -59,7 +59,7 @@ def scan(*, plan: ScanRace, json: RowsFile = None) -> int:
     return _raced(plan, json)
 
 
-@app.command(name="parametrizations")
+@app.command
 @options()
 def parametrizations(*, plan: ParametrizationRace, json: RowsFile = None) -> int:
     """Races the parametrizations of the registry, and other implementations of the same maps, on this machine.
@@ -90,7 +90,7 @@ def parametrizations(*, plan: ParametrizationRace, json: RowsFile = None) -> int
     return _raced(plan, json)
 
 
-@app.command(name="optimizers")
+@app.command
 @options()
 def optimizers(*, plan: OptimizerRace, json: RowsFile = None) -> int:
     """Races the optimizers that move a frame itself, and geoopt's, on this machine.
@@ -114,7 +114,7 @@ def optimizers(*, plan: OptimizerRace, json: RowsFile = None) -> int:
     return _raced(plan, json)
 
 
-@app.command(name="growth")
+@app.command
 @options()
 def growth(*, plan: GrowthPlan, json: RowsFile = None) -> int:
     """Fits how time and memory of the parametrizations grow, and compares it with what they declare.
@@ -136,7 +136,7 @@ def growth(*, plan: GrowthPlan, json: RowsFile = None) -> int:
     return _raced(plan, json)
 
 
-@app.command(name="norms")
+@app.command
 @options()
 def norms(*, plan: NormPlan, json: RowsFile = None) -> int:
     """Shows how orthogonal frames are where coordinates are large.
@@ -346,9 +346,8 @@ def report(
     from stiefelkit.measuring.report.page import page, record_page
     from stiefelkit.training.files import write_atomically, write_json
 
-    for place in (out, json):
-        if place is not None:
-            check_place(place)
+    for place in filter(None, (out, json)):
+        check_place(place)
     console = Screen()
     if from_ is not None:
         from jinja2 import TemplateError

@@ -42,7 +42,7 @@ def plot(*runs: Path, out: Path | None = None, data: Path | None = None, figures
     return 0
 
 
-@app.command(name="activation")
+@app.command
 @options()
 def activation(*, activation: str = "modrelu", bias: float = 0.5, out: Path = Path("plots"), figures: Figures) -> int:
     """Draws an activation over the complex plane, its real part and its modulus.
@@ -59,7 +59,7 @@ def activation(*, activation: str = "modrelu", bias: float = 0.5, out: Path = Pa
     return 0
 
 
-@app.command(name="gradients")
+@app.command
 @options()
 def gradients(*, plan: GradientPlan, out: Path = Path("runs/gradients"), figures: Figures) -> int:
     """Trains models, and draws the norm of the gradient of the loss over the steps back through time.

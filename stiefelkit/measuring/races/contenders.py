@@ -243,17 +243,16 @@ def _layer(name: str, precision: str, options: dict[str, Any], problem: FramePro
     layer = orthogonal(Holder(blank), "weight", name, precision=precision, **options)
     with torch.no_grad():
         for coordinate, c in coordinates(layer, "weight").items():
-            drawn = _drawn(coordinate, c, problem)
-            c.copy_(c * problem.scale if drawn is None else drawn)
+            c.copy_(_drawn(coordinate, c, problem))
     return layer
 
 
-def _drawn(coordinate: str, c: Tensor, problem: FrameProblem) -> Tensor | None:
-    """Draws coordinates of the kind that peers get; None, for one of no known kind, leaves the initial value."""
+def _drawn(coordinate: str, c: Tensor, problem: FrameProblem) -> Tensor:
+    """Draws coordinates of the kind that peers get; of another kind it takes the initial value times the scale."""
     kind = coordinate.rpartition(".")[2]
     if kind == "skew":
         size = (2 * problem.n if problem.dtype.is_complex else problem.n) ** -0.5
         return problem.normal(*c.shape, size=size, dtype=c.dtype)
     if kind == "reflectors":
         return problem.normal(*c.shape, dtype=c.dtype)
-    return problem.angles(*c.shape) if kind in ("angle", "phase") else None
+    return problem.angles(*c.shape) if kind in ("angle", "phase") else c * problem.scale

@@ -85,13 +85,10 @@ def _starters(plan: ScanRace, drawn: Sequences) -> dict[str, ScanContender]:
     contenders = {}
     for number, (backend, enter) in enumerate(ours(plan.backends or fast_backends(drawn)).items()):
         for loss in LOSSES if number == 0 or backend == FACTORS else LOSSES[:1]:
-            contenders[_label(backend, loss)] = ScanContender(backend, False, loss, enter)
+            name = f"scan ({backend})" + (", last state" if loss == LOSSES[1] else "")
+            contenders[name] = ScanContender(backend, False, loss, enter)
     peers = plan.named_peers or (recurrence_peers.available() if plan.peers else ())
     return contenders | {name: ScanContender(name, True, LOSSES[0], recurrence_peers.get(name)) for name in peers}
-
-
-def _label(backend: str, loss: str) -> str:
-    return f"scan ({backend})" + (", last state" if loss == LOSSES[1] else "")
 
 
 def _race(plan: ScanRace, drawn: Sequences, watch: Watch, deadline: Deadline, share: float) -> Race:
@@ -104,7 +101,11 @@ def _race(plan: ScanRace, drawn: Sequences, watch: Watch, deadline: Deadline, sh
     unit, timings = field.timed(plan, limit(drawn), field.tried(runs), "forward and backward")
     seconds = {name: timing.median for name, timing in timings.items()}
     memory = _memory(plan, drawn, {name: starters[name] for name in seconds}, field)
-    yardstick = _yardstick(plan, drawn, seconds, starters)
+    # our scan: with the backend that "auto" picks or, if that does not race, the fastest
+    picked = f"scan ({picked_backend(drawn)})"
+    sequences = [name for name in seconds if name not in peers and starters[name].loss == LOSSES[0]]
+    fastest = min((seconds[name] for name in sequences), default=None)
+    yardstick = seconds.get(picked, fastest)
     rows = []
     for name in sorted(seconds, key=lambda name: (name in peers, seconds[name])):
         width = {"n": entries[name].width, "is_complex": entries[name].dtype.is_complex}
@@ -135,15 +136,6 @@ def _row(
         **scatter(timing),
     }
     return Row(figures, is_peer=is_peer)
-
-
-def _yardstick(
-    plan: ScanRace, drawn: Sequences, seconds: Mapping[str, float], starters: Mapping[str, ScanContender]
-) -> float | None:
-    """Returns the seconds of our scan: of the backend that "auto" picks or, if that does not race, of our fastest."""
-    sequences = [name for name in seconds if not starters[name].is_peer and starters[name].loss == LOSSES[0]]
-    picked = _label(picked_backend(drawn), LOSSES[0])
-    return seconds[picked] if picked in sequences else min((seconds[name] for name in sequences), default=None)
 
 
 # A training step
