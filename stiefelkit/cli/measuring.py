@@ -148,13 +148,14 @@ def norms(*, plan: NormPlan, json: RowsFile = None) -> int:
     return _raced(plan, json)
 
 
-class _Progress:
-    """Says how long a plan takes before it begins, and how much time is left while it goes on."""
+class _Progress(Bar):
+    """A bar that says how long a plan takes before it begins, and how much time is left while it goes on."""
 
-    def __init__(self, console: Screen, bar: Bar, is_quick: bool):
+    def __init__(self, console: Screen, is_quick: bool):
         from stiefelkit.measuring.races import schedule
 
-        self._console, self._bar, self._words = console, bar, schedule.in_words
+        super().__init__(console)
+        self._in_words = schedule.in_words
         self.course: Course | None = None
         self.deadline: Deadline | None = None
         if is_quick:
@@ -168,15 +169,15 @@ class _Progress:
         self.course = course
         if course.total:
             shorter = "; --quick ends in under a minute" if self.deadline is None and course.total > 45 else ""
-            self._console.print(f"About {self._words(course.total)} on this machine{shorter}.", soft_wrap=True)
+            self._console.print(f"About {self._in_words(course.total)} on this machine{shorter}.", soft_wrap=True)
 
-    def show(self, what: str, done: int, rounds: int) -> None:
-        """Moves the bar."""
+    def watch(self, what: str, done: int, rounds: int) -> None:
+        """Moves the bar, with the time that is left."""
         left = self.course.left(done / max(rounds, 1)) if self.course else math.inf
         if self.deadline is not None:
             left = self.deadline.left
-        words = [f"about {self._words(left)} left"] if math.isfinite(left) else []
-        self._bar.show(what, done, rounds, words)
+        words = [f"about {self._in_words(left)} left"] if math.isfinite(left) else []
+        self.show(what, done, rounds, words)
 
 
 def _say_left_out(console: Screen, places: "Iterable[tuple[str, list[str]]]", command: str) -> None:
@@ -219,13 +220,12 @@ def _raced(plan: Any, json: Path | None) -> int:
         check_place(json)
     room: Any = scan if isinstance(plan, ScanRace) else growth if isinstance(plan, GrowthPlan) else frames
     console, rows, said, late, apart = Screen(), [], {}, {}, []
-    with Bar(console) as bar:
-        progress = _Progress(console, bar, plan.quick)
+    with _Progress(console, plan.quick) as progress:
         course = Course([] if plan.quick else planned(plan))
         progress.begin(course)
-        for race in room.races(plan, progress.show, progress.deadline):
+        for race in room.races(plan, progress.watch, progress.deadline):
             course.finished()
-            bar.hide()
+            progress.hide()
             if race.rows:
                 has_shares = isinstance(plan, OptimizerRace) and len(plan.precisions) != 1
                 console.print(*map(_rendered, of_race(race, plan.dtype, has_shares)), sep="\n")
@@ -287,8 +287,7 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) 
     from stiefelkit.measuring.tables import of_drift
 
     console = Screen()
-    with Bar(console) as bar:
-        progress = _Progress(console, bar, plan.quick)
+    with _Progress(console, plan.quick) as progress:
 
         def begin(chosen: DriftPlan, course: "Course") -> None:
             if chosen.steps < plan.steps:
@@ -296,7 +295,7 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) 
                 console.print(f"{words}; for all: {command('drift', plan, out=f'{out}-all')}", soft_wrap=True)
             progress.begin(course)
 
-        outcome = measure(plan, out, progress.show, figures, progress.deadline, begin)
+        outcome = measure(plan, out, progress.watch, figures, progress.deadline, begin)
     if outcome.curves:
         note = f"parametrizations: {plan.optimizer} at {plan.lr:g}; frames: steps of {plan.step_length:g}"
         console.print(_rendered(of_drift(outcome.curves, f"{plan.gradients} gradients", note)))
@@ -367,12 +366,11 @@ def report(
         console.print(f"Page: {out}", soft_wrap=True)
         return 0
     findings = None
-    with Bar(console) as bar:
-        progress = _Progress(console, bar, plan.quick)
+    with _Progress(console, plan.quick) as progress:
         course = Course([]) if plan.quick else course_of(plan)
         progress.begin(course)
-        for findings in gather(plan, progress.show, progress.deadline, course):
-            bar.hide()
+        for findings in gather(plan, progress.watch, progress.deadline, course):
+            progress.hide()
             section, seconds = list(findings.seconds.items())[-1]
             console.print(f"{section}: {seconds:.0f} s")
             if json is not None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -71,7 +71,7 @@ class Bar:
         self._console, self._stays, self._drawn = console, stays, 0.0
         self._progress: _Progress | None = None
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
