@@ -54,10 +54,9 @@ class OptionsFile:
 
     def of_task(self, task: str) -> dict[str, Any]:
         """Returns the options of a task: those outside of the tables of tasks, under those of its own table."""
-        of_tasks = {name: value for name, value in self.options.items() if name in tasks.names()}
-        merged = {key: value for key, value in self.options.items() if not isinstance(of_tasks.get(key), dict)}
-        table = of_tasks.get(task, {})
-        for key, value in table.items() if isinstance(table, dict) else ():
+        tables = {key for key, value in self.options.items() if key in tasks.names() and isinstance(value, dict)}
+        merged = {key: value for key, value in self.options.items() if key not in tables}
+        for key, value in self.options[task].items() if task in tables else ():
             same = next((name for name in merged if name.replace("_", "-") == key.replace("_", "-")), key)
             are_tables = isinstance(value, dict) and isinstance(merged.get(same), dict)
             merged[same] = {**merged[same], **value} if are_tables else value
