@@ -28,6 +28,8 @@ from stiefelkit.weights.optimizer_hooks import retire
 __all__ = ["check_state_dict"]
 
 
+_SIZES = ("num_embeddings", "embedding_dim", "in_features", "out_features", "in_channels", "out_channels")
+"""The attributes by which modules tell the shape of their weights; who resizes one writes to `weight.data` as well."""
 _RESETS = ("reset_parameters", "_reset_parameters")
 """The names of the methods by which torch's modules draw their parameters."""
 
@@ -84,10 +86,7 @@ def _inject(module: nn.Module, plain: Any, held: Any) -> None:
     `parametrize.cached()` hands one copy's weight to the other. `held` maps the names of weights to what carries them,
     or to None where that is not known yet.
     """
-    carried: dict[str, Any] = {}
-    for name, child in held.items():
-        if child is not None:
-            carried[name] = weakref.ref(child)
+    carried: dict[str, Any] = {name: weakref.ref(child) for name, child in held.items() if child is not None}
 
     def deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
         if hasattr(plain, "__deepcopy__"):
@@ -105,6 +104,9 @@ def _inject(module: nn.Module, plain: Any, held: Any) -> None:
         # nn.Module would try to register a Parameter beside the property, and fail.
         if isinstance(value, nn.Parameter) and name in self.__dict__.get("_modules", {}).get("parametrizations", ()):
             value = value.detach()
+        if name in _SIZES and (size := vars(self).get(name, value)) != value:
+            needs = f"{plain.__name__} needs {name}={size} while its {' and '.join(carried)} is orthogonal"
+            raise OptionError(f"{needs}, got {value}; sk.bake makes a plain weight, which can be resized.")
         plain.__setattr__(self, name, value)
 
     def set_state(self: nn.Module, state: Any) -> None:

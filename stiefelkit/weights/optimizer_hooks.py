@@ -194,6 +194,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
     _warn_of_retired(optimizer, held, [_retired.pop(key) for key in held if key in _retired])
     _warn_of_decay(optimizer)
+    _warn_of_eps(optimizer, held)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -302,6 +303,23 @@ def _warn_of_decay(optimizer: torch.optim.Optimizer) -> None:
         f"{'=' if len(decays) == 1 else ' up to '}{max(decays):g}, which moves the frame{'s'[: len(weights) > 1]} and "
         "regularizes nothing; sk.optim.parameter_groups(model, lr=...) gives coordinates none."
     )
+
+
+def _warn_of_eps(optimizer: torch.optim.Optimizer, held: dict[int, Tensor]) -> None:
+    """Warns of float16 parameters beside coordinates if eps is 0 in float16: 0 / 0 there is NaN in all weights next."""
+    is_known = type(optimizer).step.__module__.startswith(("torch.optim.", "stiefelkit."))
+    for group in optimizer.param_groups if is_known and not torch.compiler.is_compiling() else ():
+        eps = group.get("eps")
+        if group.get("fused") or not isinstance(eps, int | float) or eps > 2.0**-25:
+            continue  # a fused step computes in float32
+        lost = [p for p in group["params"] if p.dtype == torch.float16 and p.requires_grad]
+        if lost and any(id(c) in held for one in list(_watched) for c in one.coordinates.values()):
+            names = _qualified_names()
+            listed = _listed([names.get(id(p), f"one of shape {tuple(p.shape)}") for p in lost])
+            return warn_caller(
+                f"{type(optimizer).__name__} needs an eps that is not 0 in float16, got {eps:g}, with which small "
+                f"gradients of {listed} give NaN, and then orthogonal weights; eps=1e-4 or bfloat16 does not."
+            )
 
 
 def _listed(names: list[str]) -> str:

@@ -8,17 +8,18 @@ checkpointing. Modules without our maps see no difference.
 import functools
 import inspect
 import weakref
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.utils import parametrize
 
-from stiefelkit._torch import held_modules, inside_checkpoint, load_pre_hooks, registering
+from stiefelkit._torch import class_name, held_modules, inside_checkpoint, load_pre_hooks, registering
 from stiefelkit.contract.param import OrthogonalParam, title
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import OptionError, warn_caller
 from stiefelkit.weights.coordinate_list import CoordinateList
-from stiefelkit.weights.find import Place, plain_weight
+from stiefelkit.weights.find import Place, lists_of, plain_weight
 from stiefelkit.weights.group import leave_seat
 from stiefelkit.weights.modules import adopt_coordinate_list, check_loading_of, checks_loading
 from stiefelkit.weights.optimizer_hooks import retire
@@ -41,6 +42,15 @@ def _take_in(parent: nn.Module, name: str, child: nn.Module | None) -> nn.Module
     present = vars(parent)["_modules"].get(name)
     if child is present:
         return None  # put back where it was
+    if getattr(present, "base_layer", None) is child:
+        _check_merged(present)
+    elif present is not None and "_is_hf_initialized" in vars(child) and parametrize.is_parametrized(present):
+        is_resized = vars(child).get("out_features") != vars(present).get("out_features")
+        if is_resized and lists_of(present) and not lists_of(child):
+            warn_caller(
+                f"{name} was orthogonal and is a plain copy of another size now, as transformers makes it; "
+                "sk.orthogonal draws an orthogonal weight."
+            )
     if isinstance(parent, parametrize.ParametrizationList):
         _check_place(parent, name, child)
     if type(child) is nn.ModuleDict and name == "parametrizations":
@@ -51,7 +61,18 @@ def _take_in(parent: nn.Module, name: str, child: nn.Module | None) -> nn.Module
         return present
     elif (load_pre_hooks(child) or "parametrizations" in vars(child)["_modules"]) and checks_loading(child):
         check_loading_of(parent)
+        if name == "base_layer" and hasattr(type(parent), "merged"):
+            parent.register_forward_pre_hook(_check_merged)
     return None
+
+
+def _check_merged(layer: Any, args: Any = ()) -> None:
+    """Raises OptionError if a layer of PEFT has merged into an orthogonal weight, which is computed at each read."""
+    if getattr(layer, "merged", False) and (lost := [one.weight for _, one in lists_of(layer.base_layer)]):
+        raise OptionError(
+            f"{class_name(layer)} needs a plain weight to be merged into, got {lost[0]}, an orthogonal one, which "
+            "stays as it is; unmerge_adapter() goes back, and sk.bake(model) makes a plain weight of it."
+        )
 
 
 def _check_place(parent: parametrize.ParametrizationList, name: str, child: nn.Module) -> None:
@@ -107,6 +128,5 @@ def _adopted(parent: nn.Module, name: str, child: parametrize.ParametrizationLis
 
 def _is_inside_a_weight(parent: nn.Module, name: str, present: nn.Module) -> bool:
     """Returns whether a module is a coordinate list, what holds it, or part of it."""
-    if isinstance(parent, CoordinateList | OrthogonalParam) or isinstance(present, CoordinateList):
-        return True
-    return name == "parametrizations" and checks_loading(parent)
+    is_part = isinstance(parent, CoordinateList | OrthogonalParam) or isinstance(present, CoordinateList)
+    return is_part or (name == "parametrizations" and checks_loading(parent))
