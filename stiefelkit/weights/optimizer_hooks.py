@@ -318,7 +318,7 @@ def _warn_of_eps(optimizer: torch.optim.Optimizer, held: dict[int, Tensor]) -> N
             listed = _listed([names.get(id(p), f"one of shape {tuple(p.shape)}") for p in lost])
             return warn_caller(
                 f"{type(optimizer).__name__} needs an eps that is not 0 in float16, got {eps:g}, with which small "
-                f"gradients of {listed} give NaN, and then orthogonal weights; eps=1e-4 or bfloat16 does not."
+                f"gradients of {listed} give NaN, and orthogonal weights next; eps=1e-4 or bfloat16 stays finite."
             )
 
 
