@@ -62,22 +62,9 @@ class GORU(Layers):
         **options: Any,
     ):
         require_options(type(self), parametrization, options)
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            parametrization=parametrization,
-            activation=activation,
-            bias=bias,
-            batch_first=batch_first,
-            dropout=dropout,
-            bidirectional=bidirectional,
-            trainable_h0=trainable_h0,
-            backend=backend,
-            device=device,
-            dtype=dtype,
-            **options,
-        )
+        stack = num_layers, activation, bias, batch_first, dropout, bidirectional, device, dtype
+        options |= {"parametrization": parametrization, "trainable_h0": trainable_h0, "backend": backend}
+        super().__init__(input_size, hidden_size, *stack, **options)
 
     def _add_weights(self, suffix: str, width: int, device: torch.device | str | None, options: dict[str, Any]) -> None:
         super()._add_weights(suffix, width, device, options)

@@ -61,20 +61,8 @@ class Layers(Recurrent, ABC):
         factored: bool | None = None,
         **options: Any,
     ):
-        super().__init__(
-            input_size,
-            hidden_size,
-            parametrization=parametrization,
-            field=field,
-            activation=activation,
-            nonlinearity=nonlinearity,
-            bias=bias,
-            trainable_h0=trainable_h0,
-            backend=backend,
-            factored=factored,
-            dtype=dtype,
-            options=options,
-        )
+        recurrence = parametrization, field, activation, nonlinearity, bias, trainable_h0, backend, factored, dtype
+        super().__init__(input_size, hidden_size, *recurrence, options)
         self.batch_first = FLAG.require(self._name, "batch_first", batch_first)
         stack = check_stack(self._name, num_layers=num_layers, bidirectional=bidirectional, dropout=dropout)
         num_layers, bidirectional, dropout = stack.values()

@@ -81,23 +81,10 @@ class LRU(RotationRNN):
             raise OptionError(f"{name} needs an even hidden_size, two numbers a plane, got {hidden_size}.")
         if decay is None:
             raise OptionError(f"{name} needs decay as numbers 0 < low <= high < 1, got None.")
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device,
-            dtype,
-            parametrization=None,
-            heads=hidden_size // 2,
-            decay=decay,
-            max_angle=above(0).require(name, "max_angle", max_angle),
-            trainable_h0=trainable_h0,
-            backend=backend,
-        )
+        max_angle = above(0).require(name, "max_angle", max_angle)
+        stack = num_layers, bias, batch_first, dropout, bidirectional, device, dtype
+        planes = {"parametrization": None, "heads": hidden_size // 2, "decay": decay, "max_angle": max_angle}
+        super().__init__(input_size, hidden_size, *stack, **planes, trainable_h0=trainable_h0, backend=backend)
 
     def _counts(self) -> dict[str, int]:
         return dict.fromkeys(self.free_coordinates, self.heads)

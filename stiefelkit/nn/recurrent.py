@@ -74,7 +74,6 @@ class Recurrent(nn.Module):
         self,
         input_size: int,
         hidden_size: int,
-        *,
         parametrization: Parametrization | None,
         field: Field,
         activation: str | None,

@@ -186,20 +186,8 @@ class OrthogonalRNNCell(_Scanned):
         factored: bool | None = None,
         **options: Any,
     ):
-        super().__init__(
-            input_size,
-            hidden_size,
-            parametrization=parametrization,
-            field=field,
-            activation=activation,
-            nonlinearity=nonlinearity,
-            bias=bias,
-            trainable_h0=trainable_h0,
-            backend=backend,
-            factored=factored,
-            dtype=dtype,
-            options=options,
-        )
+        recurrence = parametrization, field, activation, nonlinearity, bias, trainable_h0, backend, factored, dtype
+        super().__init__(input_size, hidden_size, *recurrence, options)
         self._add_weights("", self.input_size, device, options)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:

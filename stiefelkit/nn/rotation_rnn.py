@@ -76,7 +76,6 @@ class RotationRNN(Layers):
         "factored": "its W is in factors always",
     }
     backends: ClassVar[tuple[str, ...]] = ROTATION_BACKENDS
-    matrices: ClassVar[tuple[str, ...]] = ("weight_ih", "weight_hh")
 
     def __init__(
         self,
@@ -120,23 +119,9 @@ class RotationRNN(Layers):
         self.heads, self.decay = heads, spread
         self.max_angle = at_least(0).require(name, "max_angle", max_angle)
         self.normalize = FLAG.require(name, "normalize", normalize)
-        super().__init__(
-            input_size,
-            n,
-            num_layers,
-            bias=bias,
-            batch_first=batch_first,
-            dropout=dropout,
-            bidirectional=bidirectional,
-            device=device,
-            dtype=dtype,
-            parametrization=parametrization,
-            field=field,
-            activation="identity",
-            trainable_h0=trainable_h0,
-            backend=backend,
-            **options,
-        )
+        stack = num_layers, "identity", bias, batch_first, dropout, bidirectional, device, dtype
+        options |= {"field": field, "trainable_h0": trainable_h0, "backend": backend}
+        super().__init__(input_size, n, *stack, parametrization=parametrization, **options)
 
     def __getattr__(self, name: str) -> Any:
         """Reads W, of shape (n, n), for `weight_hh` with the suffix of a layer and direction."""
@@ -185,9 +170,6 @@ class RotationRNN(Layers):
         super()._reset(suffix)
         self._draw(suffix)
 
-    def _basis(self, suffix: str) -> Tensor | None:
-        return None if self.parametrization is None else getattr(self, f"basis{suffix}")
-
     def _transition(self, suffix: str) -> Tensor:
         angle = self._angle(suffix).double()
         if self.is_complex:
@@ -195,9 +177,8 @@ class RotationRNN(Layers):
         else:
             c, s = angle.cos(), angle.sin()
             w = torch.block_diag(*torch.stack([c, -s, s, c], -1).view(-1, 2, 2))
-        basis = self._basis(suffix)
-        if basis is not None:
-            p = torch.block_diag(*basis).to(w.dtype)
+        if self.parametrization is not None:
+            p = torch.block_diag(*getattr(self, f"basis{suffix}")).to(w.dtype)
             w = p @ w @ p.mH
         return w.to(self._dtypes()[self.is_complex])
 
