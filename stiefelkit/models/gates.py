@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 from stiefelkit._torch import is_exported
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, ShapeError, shown
-from stiefelkit.models.parts import named
+from stiefelkit.models.parts import draw_, named
 from stiefelkit.nn.layers import Layers, check_dropout, check_stack
 from stiefelkit.nn.torch_rnn import fill_, read
 from stiefelkit.scan.onnx import exported_gates
@@ -49,8 +49,8 @@ def gated(
     for u, w in zip(named(rnn, "weight_ih"), named(rnn, "weight_hh"), strict=True):
         nn.init.xavier_uniform_(u)
         nn.init.xavier_uniform_(w)
-    for b, second in zip(named(rnn, "bias_ih"), named(rnn, "bias_hh"), strict=True):
-        nn.init.zeros_(b)
+    draw_(rnn, "bias_ih", nn.init.zeros_)
+    for second in named(rnn, "bias_hh"):
         nn.init.zeros_(second).requires_grad_(False)
     return rnn
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from stiefelkit.contract.param import Parametrization
@@ -42,7 +41,6 @@ def gru(
     stack = {"num_layers": num_layers, "bidirectional": bidirectional, "dropout": dropout}
     rnn = gated(nn.GRU, input_size, hidden_size, parametrization, stack, options)
     # Gates stand in the order reset, update, candidate.
-    with torch.no_grad():
-        for b in named(rnn, "bias_ih"):
-            b[: 2 * hidden_size] = gate_bias
+    for bias in named(rnn, "bias_ih"):
+        nn.init.constant_(bias[: 2 * hidden_size], gate_bias)
     return SequenceModel(rnn, read_out(rnn, output_size))

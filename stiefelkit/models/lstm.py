@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from stiefelkit.contract.param import Parametrization
@@ -41,7 +40,6 @@ def lstm(
     stack = {"num_layers": num_layers, "bidirectional": bidirectional, "dropout": dropout}
     rnn = gated(nn.LSTM, input_size, hidden_size, parametrization, stack, options)
     # Gates stand in the order input, forget, cell, output.
-    with torch.no_grad():
-        for b in named(rnn, "bias_ih"):
-            b[hidden_size : 2 * hidden_size] = forget_bias
+    for bias in named(rnn, "bias_ih"):
+        nn.init.constant_(bias[hidden_size : 2 * hidden_size], forget_bias)
     return SequenceModel(rnn, read_out(rnn, output_size))

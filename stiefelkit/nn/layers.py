@@ -96,9 +96,7 @@ class Layers(Recurrent, ABC):
             out, h_n = self._layers(input.data, hx, sizes[0], sizes, last_only)
             if input.unsorted_indices is not None:
                 h_n = h_n.index_select(1, input.unsorted_indices)
-            if out is None:
-                return None, h_n
-            return PackedSequence(out, input.batch_sizes, input.sorted_indices, input.unsorted_indices), h_n
+            return None if out is None else input._replace(data=out), h_n
         self._check_input(input)
         if input.dim() not in (2, 3):
             raise ShapeError(f"{self._name} needs an input of 2 or 3 dimensions, got shape {tuple(input.shape)}.")
@@ -110,11 +108,9 @@ class Layers(Recurrent, ABC):
         first_is_batch = batched and self.batch_first
         x = input.transpose(0, 1) if first_is_batch else input if batched else input.unsqueeze(1)
         out, h_n = self._layers(x, hx if batched or hx is None else hx.unsqueeze(1), x.shape[1], None, last_only)
-        if not batched:
-            return None if out is None else out.squeeze(1), h_n.squeeze(1)
-        if out is None:
-            return None, h_n
-        return (out.transpose(0, 1) if first_is_batch else out), h_n
+        if out is not None:
+            out = out.transpose(0, 1) if first_is_batch else out if batched else out.squeeze(1)
+        return out, h_n if batched else h_n.squeeze(1)
 
     @property
     def all_weights(self) -> list[list[Tensor]]:

@@ -29,8 +29,7 @@ class LinearTransitionRNN(Layers):
     def _run(
         self, suffix: str, x: Tensor, h_0: Tensor | None, batch: int, **steps: Any
     ) -> tuple[Tensor | None, Tensor]:
-        sizes = steps["batch_sizes"]
-        w = self._matrix(suffix, batch, x.shape[0] if sizes is None else len(sizes))
+        w = self._matrix(suffix, x, batch, steps["batch_sizes"])
         shown = w.factors if isinstance(w, Factored) else w
         u = self._join(getattr(self, f"weight_ih{suffix}"))
         bias = getattr(self, f"bias{suffix}") if self.has_bias else None
@@ -42,11 +41,5 @@ class LinearTransitionRNN(Layers):
         with autocast:
             projected = product(x.to(dtype), u.to(dtype).mT)
             driven = find_activation(self.activation, self.is_complex)(projected, bias)
-        return scan(
-            driven,
-            w,
-            self._first(suffix, h_0, batch, shown),
-            activation="identity",
-            backend=self.backend,
-            **steps,
-        )
+        first = self._first(suffix, h_0, batch, shown)
+        return scan(driven, w, first, activation="identity", backend=self.backend, **steps)

@@ -19,6 +19,7 @@ from stiefelkit.scan import BACKENDS, Factored, find_activation
 from stiefelkit.scan.dispatch import prefers_loop
 from stiefelkit.weights.attach import orthogonal
 from stiefelkit.weights.change import reset_
+from stiefelkit.weights.coordinate_list import CoordinateList
 from stiefelkit.weights.find import coordinate_list_of, orthogonal_weights
 
 Field = Literal["real", "complex"]
@@ -139,7 +140,7 @@ class Recurrent(nn.Module):
 
     @property
     def _bias_inside(self) -> bool:
-        return find_activation(self.activation, self.field == "complex").bias_inside
+        return find_activation(self.activation, self.is_complex).bias_inside
 
     def _add_weights(self, suffix: str, width: int, device: torch.device | str | None, options: dict[str, Any]) -> None:
         """Registers U (Glorot-uniform), W, the bias (zero) and the first state (U(-0.01, 0.01))."""
@@ -221,30 +222,23 @@ class Recurrent(nn.Module):
         zero = w.real.new_zeros(batch, self.hidden_size)  # ONNX makes no complex ones
         return _paired(zero, zero) if self.is_complex else zero
 
-    def _matrix(self, suffix: str, rows: int, steps: int) -> Tensor | Factored:
+    def _matrix(self, suffix: str, x: Tensor, batch: int, batch_sizes: list[int] | None) -> Tensor | Factored:
         """Returns W, in factors where its map has them and the scan is faster so, or as `factored` says."""
-        if self._has_factors and self.factored is not False and self._takes_factors(suffix, rows, steps):
-            coordinate_list = coordinate_list_of(self, f"{self.frame}{suffix}")
-            factored = None if coordinate_list is None else coordinate_list.factored()
-            if factored is not None:
-                return factored
-        return self._join(getattr(self, f"{self.frame}{suffix}"))
+        held = coordinate_list_of(self, f"{self.frame}{suffix}") if self._has_factors else None
+        factored = held.factored() if held is not None and self._takes_factors(held, x, batch, batch_sizes) else None
+        return self._join(getattr(self, f"{self.frame}{suffix}")) if factored is None else factored
 
-    def _takes_factors(self, suffix: str, rows: int, steps: int) -> bool:
+    def _takes_factors(self, held: CoordinateList, x: Tensor, batch: int, batch_sizes: list[int] | None) -> bool:
         """Returns whether factors are asked for, or faster, and the scan runs in the one backend that takes them."""
-        if self.factored is None:
-            coordinate_list = coordinate_list_of(self, f"{self.frame}{suffix}")
-            if coordinate_list is None or not prefers_factors(coordinate_list.param, rows):
-                return False
+        if self.factored is False or (self.factored is None and not prefers_factors(held.param, batch)):
+            return False
         if self.backend != "auto":
             return self.backend == "inplace"
-        return getattr(self, f"weight_ih{suffix}").device.type == "cpu" and not prefers_loop(steps)
+        return x.device.type == "cpu" and not prefers_loop(len(x) if batch_sizes is None else len(batch_sizes))
 
     def _join(self, parts: Tensor) -> Tensor:
         """Turns [Re; Im], stacked in the first dimension, into a complex tensor, complex64 at least."""
-        if not self.is_complex or parts.is_complex():
-            return parts
-        return _paired(*parts.chunk(2))
+        return _paired(*parts.chunk(2)) if self.is_complex and not parts.is_complex() else parts
 
     def _dtypes(self) -> tuple[torch.dtype, torch.dtype]:
         """Returns the dtype of the real parameters, which casts change, and the complex one that goes with it."""
@@ -258,23 +252,21 @@ class Recurrent(nn.Module):
         """Casts a complex W along with the real parameters; by itself it would stay, as torch's complex tensors do."""
         super()._apply(fn, recurse)
         wanted = self._dtypes()[1]
-        for coordinate_list in (weight.coordinate_list for weight in orthogonal_weights(self)):
-            if coordinate_list.param.is_complex and coordinate_list.param.dtype != wanted:
-                coordinate_list._apply(lambda t: t.to(wanted) if t.is_complex() else t)
+        for weight in orthogonal_weights(self):
+            if weight.coordinate_list.param.is_complex and weight.coordinate_list.param.dtype != wanted:
+                weight.coordinate_list._apply(lambda t: t.to(wanted) if t.is_complex() else t)
         return self
 
     def _check_input(self, x: Tensor, what: str = "an input") -> None:
-        name = self._name
         if not isinstance(x, Tensor):
-            raise DtypeError(f"{name} needs {what} that is a tensor, got {type(x).__name__}.")
+            raise DtypeError(f"{self._name} needs {what} that is a tensor, got {type(x).__name__}.")
         fitting = self._dtypes()[: 1 + self.is_complex]
         if x.dtype not in fitting and not is_autocast(x.device):
-            raise DtypeError(f"{name} needs {what} of {' or '.join(map(str, fitting))}, got {x.dtype}.")
+            raise DtypeError(f"{self._name} needs {what} of {' or '.join(map(str, fitting))}, got {x.dtype}.")
 
     def _check_width(self, x: Tensor) -> None:
-        name = self._name
         if x.shape[-1] != self.input_size:
-            raise ShapeError(f"{name} needs an input of width {self.input_size}, got {x.shape[-1]}.")
+            raise ShapeError(f"{self._name} needs an input of width {self.input_size}, got {x.shape[-1]}.")
 
     def extra_repr(self) -> str:
         """Sizes and choices."""

@@ -23,8 +23,7 @@ class _Scanned(Recurrent):
     def _run(
         self, suffix: str, x: Tensor, h_0: Tensor | None, batch: int, **steps: Any
     ) -> tuple[Tensor | None, Tensor]:
-        sizes = steps.get("batch_sizes")
-        w = self._matrix(suffix, batch, x.shape[0] if sizes is None else len(sizes))
+        w = self._matrix(suffix, x, batch, steps.get("batch_sizes"))
         u = getattr(self, f"weight_ih{suffix}")
         coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
         bias = getattr(self, f"bias{suffix}") if self.has_bias else None
