@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from stiefelkit._torch import call_hooks, is_cached
+from stiefelkit._torch import call_hooks, held_modules, is_cached
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, shown
@@ -115,6 +115,15 @@ class Replacement(nn.Module, ABC):
     @abstractmethod
     def folded(self) -> nn.Module:
         """Returns a module that computes the same without a replacement."""
+
+
+def replaced(model: nn.Module, others: Mapping[int, Any]) -> Any:
+    """Puts others, by the id of what they replace, into all places of a model, or in the place of the model itself."""
+    for module in list(model.modules()):
+        for name, child in list(held_modules(module).items()):  # named_children leaves out second names
+            if id(child) in others:
+                setattr(module, name, others[id(child)])
+    return others.get(id(model), model)
 
 
 class Adapter(Replacement):

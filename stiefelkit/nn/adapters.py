@@ -13,7 +13,7 @@ from stiefelkit._torch import CHECKPOINTED, held_modules, held_parameters, insid
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization, registered
 from stiefelkit.errors import CheckpointError, DtypeError, OptionError, UnknownNameError, did_you_mean, shown
-from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter, Replacement
+from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter, Replacement, replaced
 from stiefelkit.nn.butterfly import ButterflyAdapter
 from stiefelkit.nn.frozen import OF_PEFT, layout_of
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
@@ -177,7 +177,7 @@ def put_on(
     for site in fresh.values():
         for outer in site.around:
             outer.unmerge()
-    return _replaced(model, made)
+    return replaced(model, made)
 
 
 def adapters(model: nn.Module) -> dict[str, Adapter]:
@@ -199,7 +199,7 @@ def fold(model: nn.Module) -> nn.Module:
     if not any(other.is_on for other in held):
         raise OptionError("fold needs an adapter that is on, got all of them off; delete_adapter drops adapters.")
     inside = {id(other.layer) for other in held}
-    return _replaced(model, {id(other): other.folded() for other in held if id(other) not in inside})
+    return replaced(model, {id(other): other.folded() for other in held if id(other) not in inside})
 
 
 def use_adapters(model: nn.Module, names: str | Iterable[str]) -> None:
@@ -253,7 +253,7 @@ def delete_adapter(model: nn.Module, name: str) -> nn.Module:
     held = replacements(model, "delete_adapter", name)
     for other in held:
         other.unmerge()
-    return _replaced(model, {id(other): other.layer for other in held if other.name == name})
+    return replaced(model, {id(other): other.layer for other in held if other.name == name})
 
 
 def adapter_state(model: nn.Module, name: str = "default") -> dict[str, Tensor]:
@@ -421,15 +421,6 @@ def to_save(model: nn.Module, patterns: str | Sequence[str], name: str, fresh: I
             if all(other.name != name for other in site.around):
                 found[id(site.layer)] = site
     return found
-
-
-def _replaced(model: nn.Module, others: dict[int, Any]) -> Any:
-    """Puts others, by the id of what they replace, into all places of a model, or in the place of the model itself."""
-    for module in list(model.modules()):
-        for name, child in list(held_modules(module).items()):  # named_children leaves out second names
-            if id(child) in others:
-                setattr(module, name, others[id(child)])
-    return others.get(id(model), model)
 
 
 def _refuse_trained_elsewhere(model: nn.Module, sites: Mapping[int, Site]) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from stiefelkit._torch import held_modules, held_parameters
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnfilledError
-from stiefelkit.nn.adapter import Replacement
+from stiefelkit.nn.adapter import Replacement, replaced
 from stiefelkit.nn.frozen import inside_peft
 from stiefelkit.tensors import working_dtype
 
@@ -37,6 +37,14 @@ class Site:
     inputs: list[Factor] = field(default_factory=list)
     norm: nn.Module | None = None
     shift: Tensor | None = None
+
+    def turned(self, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Returns a weight of real numbers, outputs by inputs, and a bias with the factors."""
+        for factor in self.inputs:
+            w = factor.apply(w.mT).mT
+        for factor in self.outputs:
+            w, b = factor.apply(w), None if b is None else factor.apply(b[:, None])[:, 0]
+        return w, b
 
 
 class Affine(NamedTuple):
@@ -167,10 +175,9 @@ def _of_site(site: Site) -> list[Change]:
 
 def _new_bias(change: Change) -> Tensor:
     """Returns the bias of a layer: what it was and W times the norm's bias, with the factors of outputs."""
-    w, dim, _ = matrix_of(change.site.layer)
+    w, b = weight_and_bias_of(change.site.layer)
     wide = w.to(working_dtype(w.dtype))
-    wide = wide if dim == 0 else wide.mT
-    b = wide.new_zeros(len(wide)) if change.tensor is None else change.tensor.to(wide.dtype)
+    b = wide.new_zeros(len(wide)) if b is None else b.to(wide.dtype)
     if change.shift is not None:
         b = b + wide @ change.shift.to(wide)
     for factor in change.factors[0]:
@@ -201,21 +208,13 @@ def write(changes: Sequence[Change], affine: Mapping[nn.Module, Affine], model: 
         if own.bias is not None:
             own.bias.zero_()
         if isinstance(norm, nn.LayerNorm) and model is not None:
-            for name, module in list(model.named_modules(remove_duplicate=False)):
-                if module is norm:
-                    replace_module(model, name, _root_mean_square(norm))
+            replaced(model, {id(norm): _root_mean_square(norm)})
 
 
 def _of_others(changes: Sequence[Change], change: Change) -> set[int]:
     """Returns the tensors that a later change writes otherwise."""
     later = changes[[c is change for c in changes].index(True) + 1 :]
     return {id(c.tensor) for c in later if c.tensor is not None and c.key != change.key}
-
-
-def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Puts another module under a qualified name."""
-    path, _, last = name.rpartition(".")
-    setattr(model.get_submodule(path), last, module)
 
 
 def _root_mean_square(norm: nn.LayerNorm) -> nn.RMSNorm:

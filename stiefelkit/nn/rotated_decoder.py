@@ -14,8 +14,8 @@ from stiefelkit._torch import held_parameters
 from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.nn.decoders import RotationSites, check_sites, rotation_sites
-from stiefelkit.nn.folding import weight_and_bias_of
-from stiefelkit.nn.rotation import absorb_norms_, check_downs, rotate_
+from stiefelkit.nn.folding import Site, weight_and_bias_of
+from stiefelkit.nn.rotation import absorb_norms_, check_downs, of_hadamard, of_stream, rotate_, site_of, turn_heads
 from stiefelkit.numbers import optional, whole
 from stiefelkit.weights import attach
 
@@ -116,8 +116,8 @@ class Rotated(nn.Module):
     @torch.no_grad()
     def fold(self) -> nn.Module:
         """Folds the rotations into the model, in float64, and returns it, unrounded; they are the identity then."""
-        heads = [frame.weight.detach() for frame in self._frames()[1:]] or None
-        rotate_(self.rotation.weight.detach(), sites=self.sites, heads=heads, online=self.online)
+        r, *heads = (frame.weight.detach() for frame in self._frames())
+        rotate_(r, sites=self.sites, heads=heads or None, online=self.online)
         for frame in self._frames():
             frame.weight = torch.eye(frame.weight.shape[-1]).expand(frame.weight.shape)
         self.online = False
@@ -129,8 +129,7 @@ class Rotated(nn.Module):
     @contextmanager
     def _rotated(self) -> Iterator[None]:
         """Gives each layer a forward of its own for one call."""
-        r = self.rotation.weight
-        heads = [frame.weight for frame in self._frames()[1:]]
+        r, *heads = (frame.weight for frame in self._frames())
         placed: list[nn.Module] = []
         try:
             for layer, run in self._forwards(r, heads):
@@ -143,34 +142,31 @@ class Rotated(nn.Module):
 
     def _forwards(self, r: Tensor, heads: list[Tensor]) -> Iterator[tuple[nn.Module, Callable[..., Tensor]]]:
         """Yields each layer and what it computes."""
-        readers = {id(layer): layer for read in self.sites.norms.values() for layer in read}
-        writers = {id(layer): layer for layer in self.sites.writers}
-        value, output = {}, {}
+        found: dict[int, Site] = {}
+        for layer in self.sites.writers:
+            site_of(found, layer).outputs[:] = [of_stream(r)]
+        for layer in (layer for read in self.sites.norms.values() for layer in read):
+            site_of(found, layer).inputs[:] = [of_stream(r)]
         for one, q in zip(self.sites.heads, heads, strict=bool(heads)):
-            value[id(one.value)] = one.rows, q
-            output[id(one.output)] = q.repeat_interleave(one.count // one.groups, 0)
-        downs = {id(layer) for layer in self.sites.downs} if self.online else set()
+            turn_heads(found, one, q)
+        for layer in self.sites.downs if self.online else ():
+            site_of(found, layer).inputs.append(of_hadamard(weight_and_bias_of(layer)[0].shape[1]))
         last = {id(layer) for layer in [*self.sites.norms.values()][-1]}
-        for key, layer in (readers | writers).items():
-            if isinstance(layer, nn.Embedding):
-                yield layer, _after(type(layer).forward.__get__(layer), r)
+        for key, site in found.items():
+            own = type(site.layer).forward.__get__(site.layer)
+            if isinstance(site.layer, nn.Embedding):
+                yield site.layer, _after(own, r)
             elif key in last:
-                yield layer, _before(type(layer).forward.__get__(layer), r)
+                yield site.layer, _before(own, r)
             else:
-                turned = _Turned(
-                    layer,
-                    r if key in readers else None,
-                    r if key in writers else None,
-                    value.get(key),
-                    output.get(key),
-                    key in downs,
-                )
-                yield layer, self._linear(turned)
+                yield site.layer, self._linear(site, self.online and site.layer in self.sites.downs)
 
-    def _linear(self, turned: "_Turned") -> Callable[[Tensor], Tensor]:
+    def _linear(self, site: Site, is_online: bool) -> Callable[[Tensor], Tensor]:
         def run(x: Tensor) -> Tensor:
-            x = hadamard_transform(x) if turned.is_online else x
-            w, b = turned.weight_and_bias(x.dtype)
+            x = hadamard_transform(x) if is_online else x
+            w, b = weight_and_bias_of(site.layer)
+            w, b = site.turned(w.float(), None if b is None else b.float())  # products in float32
+            w, b = w.to(x.dtype), None if b is None else b.to(x.dtype)
             x = x if self.activation_bits is None else fake_quantize(x, self.activation_bits)
             w = w if self.weight_bits is None else fake_quantize(w, self.weight_bits)
             return F.linear(x, w, b)
@@ -206,50 +202,6 @@ class _Frame(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(first.to(device, torch.float32).clone())
         attach.orthogonal(self, "weight", "stiefel")
-
-
-class _Turned:
-    """A linear layer with the rotations on both of its sides."""
-
-    def __init__(
-        self,
-        layer: nn.Module,
-        reads: Tensor | None,
-        writes: Tensor | None,
-        value: tuple[Tensor, Tensor] | None,
-        output: Tensor | None,
-        is_online: bool,
-    ):
-        self.layer, self.reads, self.writes = layer, reads, writes
-        self.value, self.output, self.is_online = value, output, is_online
-
-    def weight_and_bias(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """Returns the rotated weight, outputs by inputs, and the rotated bias, in a dtype; products in float32."""
-        w, b = weight_and_bias_of(self.layer)
-        w = w.float()
-        b = None if b is None else b.float()
-        if self.is_online:
-            w = hadamard_transform(w)
-        if self.reads is not None:
-            w = w @ self.reads.mT.to(w.device)
-        if self.output is not None:
-            parts = w.unflatten(1, self.output.shape[:2]).transpose(0, 1)
-            w = (parts @ self.output.mT.to(w.device)).transpose(0, 1).flatten(1)
-        if self.value is not None:
-            rows, q = self.value
-            w = _on_rows(w, rows, q)
-            b = None if b is None else _on_rows(b[:, None], rows, q)[:, 0]
-        if self.writes is not None:
-            w = self.writes.to(w.device) @ w
-            b = None if b is None else self.writes.to(w.device) @ b
-        return w.to(dtype), None if b is None else b.to(dtype)
-
-
-def _on_rows(m: Tensor, rows: Tensor, q: Tensor) -> Tensor:
-    """Returns a matrix some of whose rows are multiplied by a stack of rotations."""
-    rows = rows.to(m.device)
-    turned = (q.to(m.device) @ m[rows].unflatten(0, q.shape[:2])).flatten(0, 1)
-    return m.index_copy(0, rows, turned)
 
 
 def _after(forward: Callable[..., Tensor], r: Tensor) -> Callable[..., Tensor]:

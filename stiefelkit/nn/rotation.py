@@ -10,7 +10,7 @@ from stiefelkit._torch import call_hooks, held_parameters
 from stiefelkit.errors import NotAFrameError, OptionError, ShapeError
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
-from stiefelkit.nn.adapter import Replacement
+from stiefelkit.nn.adapter import Replacement, replaced
 from stiefelkit.nn.decoders import Heads, RotationSites, check_sites
 from stiefelkit.nn.folding import (
     Affine,
@@ -21,7 +21,7 @@ from stiefelkit.nn.folding import (
     is_turned,
     kind_of,
     matrix_of,
-    replace_module,
+    weight_and_bias_of,
     write,
 )
 from stiefelkit.nn.hadamard_linear import HadamardLinear
@@ -96,17 +96,14 @@ def rotate_(
     affine: dict[nn.Module, Affine] = {}
     r = None if rotation is None else _checked(rotation, "a rotation")
     if r is not None:
-        turn = Factor("R", len(r), lambda m: r.to(m.device) @ m)
-        affine = _on_stream(found, [turn], r, *given, model)
+        affine = _on_stream(found, [of_stream(r)], r, *given, model)
     if sites is not None and heads is not None:
         _turn_heads(found, sites.heads, heads)
     if online and sites is not None:
         _transform_downs(found, sites.downs)
     _fold(found, affine, model, sites is not None, r)
     if online and sites is not None:
-        for name, layer in list(sites.model.named_modules(remove_duplicate=False)):
-            if any(layer is down for down in sites.downs):
-                replace_module(sites.model, name, HadamardLinear.around(layer))
+        replaced(sites.model, {id(layer): HadamardLinear.around(layer) for layer in sites.downs})
         if (config := getattr(sites.model, "config", None)) is not None:
             config.stiefelkit_online = True  # type: ignore[attr-defined]
 
@@ -134,11 +131,7 @@ def absorb_norms_(sites: RotationSites) -> None:
 
 
 def _fold(
-    found: Mapping[int, Site],
-    affine: Mapping[nn.Module, Affine],
-    model: nn.Module | None,
-    is_decoder: bool,
-    r: Tensor | None,
+    found: Mapping[int, Site], affine: Mapping[nn.Module, Affine], model: Any, is_decoder: bool, r: Tensor | None
 ) -> None:
     """Checks all layers, then writes."""
     changes = changes_of(list(found.values()), is_decoder)
@@ -209,7 +202,8 @@ def _checked(rotation: Tensor, what: str) -> Tensor:
     return rotation.detach().to(working_dtype(rotation.dtype))
 
 
-def _site(found: dict[int, Site], layer: nn.Module) -> Site:
+def site_of(found: dict[int, Site], layer: nn.Module) -> Site:
+    """Returns the site of a layer, which is added to those that were found."""
     return found.setdefault(id(layer), Site(layer))
 
 
@@ -230,15 +224,15 @@ def _on_stream(
     is_centred = model is not None and any(isinstance(norm, nn.LayerNorm) for norm in norms)
     affine = {norm: a for norm in norms if (a := _affine(norm, r, is_centred)) is not None}
     for layer in writers:
-        _site(found, layer).outputs[:] = [centre, *turn] if is_centred else turn
+        site_of(found, layer).outputs[:] = [centre, *turn] if is_centred else turn
     for layer in readers:
-        _site(found, layer).inputs[:] = turn
+        site_of(found, layer).inputs[:] = turn
     for norm, read in norms.items():
         own = affine.get(norm)
         scale = None if own is None or own.values is None else _scale_of(own.values)
         shift = None if own is None or own.bias is None else own.bias.detach().double()
         for layer in read:
-            site = _site(found, layer)
+            site = site_of(found, layer)
             if site.norm not in (None, norm):
                 raise OptionError(f"rotate_ needs one norm in front of a layer, got {kind_of(layer)} behind two.")
             site.norm, site.shift = norm, shift
@@ -265,20 +259,34 @@ def _turn_heads(found: dict[int, Site], attentions: Sequence[Heads], heads: Tens
                 f"rotate_ needs value layers with the rows of {one.groups} heads of {one.size}, up to "
                 f"{int(one.rows.max())}, got {kind_of(one.value)} with {w.shape[dim]}."
             )
-        _site(found, one.value).outputs.append(_of_heads(stack, one.rows, w.shape[dim]))
-        shared = stack.repeat_interleave(one.count // one.groups, 0)
-        rows = torch.arange(one.count * one.size)
-        _site(found, one.output).inputs.append(_of_heads(shared, rows, len(rows)))
+        turn_heads(found, one, stack)
+
+
+def turn_heads(found: dict[int, Site], one: Heads, stack: Tensor) -> None:
+    """Adds the factors of a stack of rotations, one for each head of keys and values, to an attention's layers."""
+    site_of(found, one.value).outputs.append(_of_heads(stack, one.rows, len(weight_and_bias_of(one.value)[0])))
+    shared = stack.repeat_interleave(one.count // one.groups, 0)
+    rows = torch.arange(one.count * one.size)
+    site_of(found, one.output).inputs.append(_of_heads(shared, rows, len(rows)))
+
+
+def of_stream(r: Tensor) -> Factor:
+    """Returns the factor of a rotation of the residual stream."""
+    return Factor("R", len(r), lambda m: r.to(m.device) @ m)
 
 
 def _of_heads(stack: Tensor, rows: Tensor, size: int) -> Factor:
     def apply(m: Tensor) -> Tensor:
-        m = m.clone()
-        own = m[rows].reshape(len(stack), stack.shape[-1], -1)
-        m[rows] = (stack.to(m.device) @ own).reshape(len(rows), -1)
-        return m
+        own = rows.to(m.device)
+        turned = stack.to(m.device) @ m[own].unflatten(0, stack.shape[:2])
+        return m.index_copy(0, own, turned.flatten(0, 1))
 
     return Factor("R_h", size, apply)
+
+
+def of_hadamard(n: int) -> Factor:
+    """Returns the factor of n inputs that a layer transforms by a Hadamard matrix."""
+    return Factor("H", n, lambda m: hadamard_transform(m.mT).mT)
 
 
 def _transform_downs(found: dict[int, Site], downs: Sequence[nn.Module]) -> None:
@@ -287,7 +295,7 @@ def _transform_downs(found: dict[int, Site], downs: Sequence[nn.Module]) -> None
         w, dim, _ = matrix_of(layer)
         n = w.shape[1 - dim]
         hadamard_transform(w.new_zeros(1, n))  # raises where there is no such matrix
-        _site(found, layer).inputs.append(Factor("H", n, lambda m: hadamard_transform(m.mT).mT))
+        site_of(found, layer).inputs.append(of_hadamard(n))
 
 
 def check_downs(downs: Iterable[nn.Module]) -> None:
@@ -309,13 +317,14 @@ def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool = False) -> Affi
     Raises:
         OptionError: it does not commute.
     """
-    held = held_parameters(norm).get("weight")
-    if r is not None and held is not None and held.shape != (len(r),):
-        raise ShapeError(f"rotate_ needs norms of {len(r)} features, got {kind_of(norm)} of shape {tuple(held.shape)}.")
+    weight, bias = held_parameters(norm).get("weight"), held_parameters(norm).get("bias")
+    if r is not None and weight is not None and weight.shape != (len(r),):
+        raise ShapeError(
+            f"rotate_ needs norms of {len(r)} features, got {kind_of(norm)} of shape {tuple(weight.shape)}."
+        )
     if r is not None and _commutes(norm, r):
         return None
     is_layer_norm = isinstance(norm, nn.LayerNorm) and (is_centred or r is None)
-    weight, bias = held_parameters(norm).get("weight"), held_parameters(norm).get("bias")
     if is_layer_norm and weight is None:
         return Affine(None, None, None, 1.0)
     n = len(r) if r is not None else 0 if weight is None else len(weight)
@@ -323,7 +332,7 @@ def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool = False) -> Affi
         x, w = probes(n, weight.device), weight.double()
         for neutral, values in ((1.0, w), (0.0, 1 + w)):
             bare = twin(norm, weight=torch.full_like(w, neutral), **({} if bias is None else {"bias": w * 0}))
-            fits = is_layer_norm or (r is None or (bias is None and _commutes(bare, r)))
+            fits = is_layer_norm or r is None or (bias is None and _commutes(bare, r))
             y = bare(x) * values + (0 if bias is None else bias.double())
             if fits and agree(y, twin(norm)(x), n):
                 return Affine(weight, bias, values, neutral)
@@ -373,11 +382,7 @@ def _check_own_forward(site: Site, values: dict[str, Tensor]) -> None:
 
 
 def _check_model(
-    model: nn.Module,
-    found: Mapping[int, Site],
-    affine: Mapping[nn.Module, Any],
-    changed: set[int],
-    r: Tensor | None,
+    model: nn.Module, found: Mapping[int, Site], affine: Iterable[nn.Module], changed: set[int], r: Tensor | None
 ) -> None:
     """Raises OptionError for what stands on h in a model and was not named; norms are looked at where R is given."""
     named = {*found, *map(id, affine)}
