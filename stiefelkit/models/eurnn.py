@@ -46,7 +46,7 @@ def eurnn(
     """
     if output_init not in ("glorot", "authors"):
         raise OptionError(f'eurnn needs output_init "glorot" or "authors", got {shown(output_init)}.')
-    options = layer_options(parametrization, activation, options, "givens", {"init": "uniform"})
+    options = layer_options(parametrization, activation, options, "givens", init="uniform")
     rnn = OrthogonalRNN(input_size, hidden_size, field="complex", **options)
     draw_(rnn, "weight_ih", nn.init.uniform_, -0.01, 0.01)
     output = read_out(rnn, output_size)

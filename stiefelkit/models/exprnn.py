@@ -36,7 +36,7 @@ def exprnn(
         Lezcano-Casado, Martinez-Rubio, Cheap orthogonal constraints in neural networks, ICML 2019; Lezcano-Casado,
         Trivializations for gradient-based optimization on manifolds, NeurIPS 2019.
     """
-    options = layer_options(parametrization, activation, options, "matrix_exp", {"init": "henaff"})
+    options = layer_options(parametrization, activation, options, "matrix_exp", init="henaff")
     rnn = OrthogonalRNN(input_size, hidden_size, **options)
     draw_(rnn, "weight_ih", nn.init.kaiming_normal_, nonlinearity="relu")
     draw_(rnn, "bias", nn.init.uniform_, -0.01, 0.01)

@@ -47,7 +47,7 @@ def full_urnn(
         Wisdom, Powers, Hershey, Le Roux, Atlas, Full-capacity unitary recurrent neural networks, NIPS 2016.
     """
     bias_bound = at_least(0).require("full_urnn", "bias_bound", bias_bound)
-    options = layer_options(parametrization, activation, options, "stiefel", {"init": "restricted"})
+    options = layer_options(parametrization, activation, options, "stiefel", init="restricted")
     rnn = OrthogonalRNN(input_size, hidden_size, field="complex", trainable_h0=True, **options)
     bound = (3 / (2 * hidden_size)) ** 0.5
     draw_(rnn, "weight_ih", nn.init.xavier_uniform_)

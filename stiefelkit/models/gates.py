@@ -31,13 +31,8 @@ def gated(
 ) -> Any:
     """Returns torch's LSTM or GRU, Glorot-uniform, with one trained bias vector a layer and direction that is zero.
 
-    Args:
-        kind: nn.LSTM or nn.GRU.
-        input_size: m.
-        hidden_size: n.
-        parametrization: of each recurrent block; None for torch's own layer.
-        stack: num_layers, bidirectional and dropout.
-        options: of the parametrization.
+    Each recurrent block is a frame of the parametrization, with its options; without one it is torch's own layer.
+    `stack` has num_layers, bidirectional and dropout.
     """
     stack = check_stack(kind.__name__, **stack)
     if parametrization is not None:
@@ -65,11 +60,10 @@ def run(rnn: nn.Module, x: Tensor | PackedSequence, last_only: bool = False) -> 
         rows = x.data if isinstance(x, PackedSequence) else x
         if rows.shape[:-1].numel() * rnn.hidden_size >= MANY:
             return rnn(x, last_only=True)
-    if not (is_exported() and isinstance(x, Tensor) and isinstance(rnn, nn.LSTM | nn.GRU)):
-        return rnn(x)
-    if any(len(layer) != 4 for layer in rnn.all_weights):
-        return rnn(x)
-    return _exported(rnn, rnn.all_weights, isinstance(rnn, nn.LSTM), x)
+    if is_exported() and isinstance(x, Tensor) and isinstance(rnn, nn.LSTM | nn.GRU):
+        if all(len(layer) == 4 for layer in rnn.all_weights):
+            return _exported(rnn, rnn.all_weights, isinstance(rnn, nn.LSTM), x)
+    return rnn(x)
 
 
 def _exported(rnn: Any, weights: Any, is_lstm: bool, x: Tensor) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
@@ -177,9 +171,7 @@ class FrameGates(nn.Module):
         (torch.Size([5, 2, 16]), torch.Size([4, 2, 8]))
         """
         who = f"{cls.__name__}.from_torch"
-        if init not in ("project", None):
-            raise OptionError(f'{who} needs init "project" or None, got {shown(init)}.')
-        found = read(who, source, nn.LSTM, nn.GRU)
+        found = read(who, source, init, nn.LSTM, nn.GRU)
         asked = {"batch_first": batch_first, "dropout": dropout}
         given = found.options | {key: value for key, value in asked.items() if value is not None}
         for key in options:
@@ -188,11 +180,11 @@ class FrameGates(nn.Module):
         has_bias, place = given.pop("bias"), {key: given.pop(key) for key in ("dtype", "device")}
         kind = nn.LSTM if found.gates == 4 else nn.GRU
         net = cls(kind, parametrization=parametrization, second_bias=has_bias, **given, **options).to(**place)
-        fill_(who, net, found, is_projected=init == "project")
+        fill_(who, net, found, init)
         if not has_bias:
             for b in named(net, "bias_ih"):
                 b.requires_grad_(False)
-        return net.train(found.training)
+        return net
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Tensor | tuple[Tensor, Tensor]]:
         """Runs the net over (B, T, m), (T, B, m) without batch_first, (T, m) or a PackedSequence, as torch's layers do.

@@ -38,7 +38,7 @@ def goru(
         Jing, Gulcehre, Peurifoy, Shen, Tegmark, Soljacic, Bengio, Gated orthogonal recurrent units: on learning to
         forget, 2017.
     """
-    options = layer_options(parametrization, activation, options, "givens", {"layout": "fft", "init": "uniform"})
+    options = layer_options(parametrization, activation, options, "givens", layout="fft", init="uniform")
     rnn = GORU(input_size, hidden_size, **options)
     for u, w in zip(named(rnn, "weight_ih"), named(rnn, "weight_gates"), strict=True):
         nn.init.uniform_(u, -0.01, 0.01)

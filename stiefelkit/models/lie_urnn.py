@@ -31,6 +31,6 @@ def lie_urnn(
     References:
         Hyland, Ratsch, Learning unitary operators with help from u(n), AAAI 2017.
     """
-    options = layer_options(parametrization, activation, options, "matrix_exp", {"init": "gaussian"})
+    options = layer_options(parametrization, activation, options, "matrix_exp", init="gaussian")
     rnn = OrthogonalRNN(input_size, hidden_size, field="complex", **options)
     return SequenceModel(rnn, read_out(rnn, output_size, parts=2))

@@ -37,7 +37,7 @@ def ornn(
         Mhammedi, Hellicar, Rahman, Bailey, Efficient orthogonal parametrisation of recurrent neural networks using
         Householder reflections, ICML 2017.
     """
-    options = layer_options(parametrization, activation, options, "householder", {"init": "mhammedi"})
+    options = layer_options(parametrization, activation, options, "householder", init="mhammedi")
     rnn = OrthogonalRNN(input_size, hidden_size, trainable_h0=True, **options)
     bound = (3 / (2 * hidden_size)) ** 0.5
     draw_(rnn, "weight_ih", nn.init.xavier_uniform_)

@@ -25,14 +25,14 @@ def layer_options(
     activation: str,
     options: Mapping[str, Any],
     home: str = "",
-    defaults: Mapping[str, Any] | None = None,
+    **defaults: Any,
 ) -> dict[str, Any]:
     """Arguments of a model's layer: batch first, with the caller's options.
 
     With a map of the name `home`, that of the paper, these stand over the paper's defaults for it.
     """
     if home and parametrization is not None and find_parametrization(parametrization) is find_parametrization(home):
-        options = {**(defaults or {}), **options}
+        options = {**defaults, **options}
     return dict(parametrization=parametrization, activation=activation, batch_first=True, **options)
 
 

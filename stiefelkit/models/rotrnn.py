@@ -42,17 +42,6 @@ def rotrnn(
     for name in ("bidirectional", "field"):
         if name in options:
             raise OptionError(f"rotrnn has real states of one direction and no option {name}.")
-    return stacked(
-        "rotrnn",
-        RotationBlock,
-        (input_size, hidden_size, output_size),
-        width,
-        num_layers,
-        heads=heads,
-        parametrization=parametrization,
-        decay=decay,
-        max_angle=max_angle,
-        dropout=dropout,
-        bias=False,
-        **options,
-    )
+    sizes = input_size, hidden_size, output_size
+    planes = dict(heads=heads, parametrization=parametrization, decay=decay, max_angle=max_angle)
+    return stacked("rotrnn", RotationBlock, sizes, width, num_layers, **planes, dropout=dropout, bias=False, **options)

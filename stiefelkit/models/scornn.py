@@ -35,8 +35,8 @@ def scornn(
     References:
         Helfrich, Willmott, Ye, Orthogonal recurrent neural networks with scaled Cayley transform, ICML 2018.
     """
-    defaults = {"negative": hidden_size // 2, "init": "helfrich"}
-    options = layer_options(parametrization, activation, options, "cayley", defaults)
+    negative = hidden_size // 2
+    options = layer_options(parametrization, activation, options, "cayley", negative=negative, init="helfrich")
     rnn = OrthogonalRNN(input_size, hidden_size, **options)
     draw_(rnn, "weight_ih", nn.init.uniform_, -0.01, 0.01)
     return SequenceModel(rnn, read_out(rnn, output_size))

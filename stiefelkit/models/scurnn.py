@@ -42,7 +42,7 @@ def scurnn(
         Maduranga, Helfrich, Ye, Complex unitary recurrent neural networks using scaled Cayley transform, AAAI 2019.
     """
     bias_bound = at_least(0).require("scurnn", "bias_bound", bias_bound)
-    options = layer_options(parametrization, activation, options, "cayley", {"init": "helfrich"})
+    options = layer_options(parametrization, activation, options, "cayley", init="helfrich")
     rnn = OrthogonalRNN(input_size, hidden_size, field="complex", trainable_h0=True, **options)
     draw_(rnn, "weight_ih", nn.init.xavier_uniform_)
     draw_(rnn, "bias", nn.init.uniform_, -bias_bound, bias_bound)

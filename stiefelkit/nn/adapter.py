@@ -3,7 +3,8 @@
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -425,6 +426,18 @@ def identity_scheme(cls: type, options: Mapping[str, Any]) -> str:
     return "paired" if cls is Householder and options.get("reflections", 1) % 2 == 0 else "identity"
 
 
+@contextmanager
+def trained_as_before(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Runs a block; where it raises, parameters are trained that were before, and no others."""
+    before = [(p, p.requires_grad) for p in parameters]
+    try:
+        yield
+    except Exception:
+        for p, was in before:
+            p.requires_grad_(was)
+        raise
+
+
 def is_itself(module: nn.Module) -> bool:
     """Returns whether a call runs the forward of the class and nothing else."""
     return not any(call_hooks(module)) and "forward" not in vars(module)
@@ -434,13 +447,7 @@ _NAME = Check("a {key} of one character at least", lambda name: isinstance(name,
 
 
 def _rotation(
-    n: int,
-    cls: type,
-    init: str,
-    like: Tensor,
-    options: dict[str, Any],
-    shared: bool,
-    bound: float | None,
+    n: int, cls: type, init: str, like: Tensor, options: dict[str, Any], shared: bool, bound: float | None
 ) -> Rotation:
     """Makes R of n features."""
     blocks = options.get("blocks", 1) if cls is BlockDiagonal else 1

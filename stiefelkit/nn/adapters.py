@@ -13,7 +13,7 @@ from stiefelkit._torch import CHECKPOINTED, held_modules, held_parameters, insid
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization, registered
 from stiefelkit.errors import CheckpointError, DtypeError, OptionError, UnknownNameError, did_you_mean, shown
-from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter, Replacement, replaced
+from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter, Replacement, replaced, trained_as_before
 from stiefelkit.nn.butterfly import ButterflyAdapter
 from stiefelkit.nn.frozen import OF_PEFT, layout_of
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
@@ -161,8 +161,7 @@ def put_on(
                 "it; adapt first, so that PEFT finds a plain layer in each adapter, or merge_and_unload first."
             )
     _refuse_trained_elsewhere(model, fresh | saved)
-    trained = [(p, p.requires_grad) for site in (fresh | saved).values() for p in site.layer.parameters()]
-    try:
+    with trained_as_before(p for site in (fresh | saved).values() for p in site.layer.parameters()):
         made: dict[int, Replacement] = {key: made_for(site) for key, site in fresh.items()}
         made |= {key: TrainedCopy(site.layer, name) for key, site in saved.items()}
         for other in made.values():
@@ -170,10 +169,6 @@ def put_on(
             for child_name, child in other.named_children() if isinstance(other, Adapter) else ():
                 if child_name != "layer":
                     child.train(other.training)
-    except Exception:
-        for p, was in trained:
-            p.requires_grad_(was)
-        raise
     for site in fresh.values():
         for outer in site.around:
             outer.unmerge()

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, shown
-from stiefelkit.nn.adapter import OrthogonalAdapter, Rotation
+from stiefelkit.nn.adapter import OrthogonalAdapter, Rotation, trained_as_before
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import Check, plain, whole
 from stiefelkit.tensors import computing_dtype
@@ -99,16 +99,11 @@ class ButterflyAdapter(OrthogonalAdapter):
         require_options(ButterflyAdapter, inner, options)
         if side == "out":
             raise OptionError(f"ButterflyAdapter needs a side of 'in' or 'patches', got {shown(side)}.")
-        trained = [p.requires_grad for p in layer.parameters()] if isinstance(layer, nn.Module) else []
-        super().__init__(layer, side=side, block_size=block_size, name=name, dropout=dropout)
-        n = self.base.weight[0].numel() if side == "patches" else self.features(side)
-        try:
+        with trained_as_before(layer.parameters() if isinstance(layer, nn.Module) else ()):
+            super().__init__(layer, side=side, block_size=block_size, name=name, dropout=dropout)
+            n = self.base.weight[0].numel() if side == "patches" else self.features(side)
             factors = _factors(n, block_size).require("ButterflyAdapter", "factors", factors)
             rotation = Butterfly(n, block_size, factors, inner, self.rotation.weight, **options)
-        except Exception:
-            for p, was in zip(layer.parameters(), trained, strict=True):
-                p.requires_grad_(was)
-            raise
         rotation.dropout, self.rotation = self.rotation.dropout, rotation
         ones = torch.ones(self.out_features, dtype=rotation.weight.dtype, device=rotation.weight.device)
         self.scale = nn.Parameter(ones) if scaled else None

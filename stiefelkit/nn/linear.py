@@ -12,7 +12,6 @@ from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import FLAG, whole
 from stiefelkit.weights import attach
-from stiefelkit.weights.coordinate_list import CoordinateList
 from stiefelkit.weights.find import coordinate_list_of
 
 
@@ -69,13 +68,10 @@ class OrthogonalLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Applies the layer; see the class."""
-        coordinate_list = self._coordinate_list()
+        coordinate_list = coordinate_list_of(self, "weight")
         if coordinate_list is None or len(coordinate_list) > 1 or is_cached() or isinstance(x, torch.fx.Proxy):
             return F.linear(x, self.weight, self.bias)
         y = coordinate_list(x)
         if is_autocast(x.device) and y.dtype == torch.float32:
             y = y.to(torch.get_autocast_dtype(x.device.type))
         return y if self.bias is None else y + self.bias.to(y.dtype)
-
-    def _coordinate_list(self) -> CoordinateList | None:
-        return coordinate_list_of(self, "weight")

@@ -150,10 +150,7 @@ def _contents(sites: Sequence[Site], name: str) -> tuple[dict[str, Tensor], dict
     if "" in done or len({id(other) for _, other in held}) < len(held):
         raise OptionError("save_peft needs layers inside a model, each in one place of it, as PEFT does, got another.")
     copies = {site.name: other.copy.state_dict() for site, other in held if isinstance(other, TrainedCopy)}
-    config = _config(done) | {
-        "target_modules": _target(list(done), sites),
-        "modules_to_save": sorted(copies) or None,
-    }
+    config = _config(done) | {"target_modules": _target(list(done), sites), "modules_to_save": sorted(copies) or None}
     for title in copies:
         others = [site.name for site in sites if site.name.endswith(title) and site.name != title]
         if others:

@@ -134,9 +134,7 @@ class OrthogonalRNN(_Scanned, Layers):
         torch.Size([5, 2, 16])
         """
         who = f"{cls.__name__}.from_torch"
-        if init not in ("project", None):
-            raise OptionError(f'{who} needs init "project" or None, got {shown(init)}.')
-        torch_rnn = read(who, source, nn.RNN)
+        torch_rnn = read(who, source, init, nn.RNN)
         for key in options:
             if key in (*torch_rnn.options, "activation", "field"):
                 remedy = {
@@ -150,8 +148,8 @@ class OrthogonalRNN(_Scanned, Layers):
         asked = {"nonlinearity": nonlinearity, "batch_first": batch_first, "dropout": dropout}
         changes = {key: value for key, value in asked.items() if value is not None}
         rnn = cls(parametrization=parametrization, **{**torch_rnn.options, **changes, **options})
-        fill_(who, rnn, torch_rnn, is_projected=init == "project")
-        return rnn.train(torch_rnn.training)
+        fill_(who, rnn, torch_rnn, init)
+        return rnn
 
 
 class OrthogonalRNNCell(_Scanned):

@@ -19,6 +19,7 @@ from stiefelkit.errors import (
     OptionError,
     RankError,
     ShapeError,
+    shown,
 )
 from stiefelkit.metrics import orthogonality_error
 from stiefelkit.weights.find import Place, coordinate_list_of
@@ -60,22 +61,25 @@ class TorchRNN:
     gates: int
 
 
-def read(who: str, source: object, *kinds: type[nn.RNNBase]) -> TorchRNN:
+def read(who: str, source: object, init: object, *kinds: type[nn.RNNBase]) -> TorchRNN:
     """Reads a recurrent net of torch or a state dict of one.
 
     Args:
         who: begins the sentences of the errors.
         source: the module, or its state dict.
+        init: "project" or None, as `fill_` takes it.
         *kinds: what it may be: keys of `GATES`.
 
     Raises:
-        OptionError: it is neither, or its weights are on the meta device.
+        OptionError: it is neither, or its weights are on the meta device; or `init` is another.
         CheckpointError: a key is missing, or is none of such a net, as those of a whole model; or a weight has a
             norm, a mask or a parametrization.
         ShapeError: the shapes do not belong together, or are those of another kind.
         DtypeError: a weight is no tensor, or they are not of one real dtype.
         NonFiniteError: a recurrent weight holds NaN or infinity.
     """
+    if init not in ("project", None):
+        raise OptionError(f'{who} needs init "project" or None, got {shown(init)}.')
     what, is_net = " or ".join(f"torch.nn.{kind.__name__}" for kind in kinds), isinstance(source, kinds)
     options: dict[str, Any] = {"batch_first": False, "dropout": 0.0}
     if nn.RNN in kinds:
@@ -139,20 +143,18 @@ _OF_CELL = 'hand in {f"{key}_l0": value for key, value in cell.state_dict().item
 
 def _check_plain(who: str, what: str, state: Mapping[Any, Any]) -> None:
     """Raises CheckpointError if a weight is worked out from others."""
-    for key in state:
-        if isinstance(key, str) and key.startswith("parametrizations.") and key.endswith("._extra_state"):
-            raise CheckpointError(
-                f"{who} needs the state dict of a {what}, got one whose weights are orthogonal already; "
-                "load_state_dict takes it."
-            )
-    for key in state:
-        match = _CHANGED.fullmatch(key) if isinstance(key, str) else None
-        if match is not None:
-            what, remover = _REMOVERS[match[match.lastindex or 0]]
-            raise CheckpointError(
-                f"{who} needs plain weights, got {match[1]} under {what}; torch.nn.utils.{remover}(rnn, {match[1]!r}) "
-                "first."
-            )
+    keys = [key for key in state if isinstance(key, str)]
+    if any(key.startswith("parametrizations.") and key.endswith("._extra_state") for key in keys):
+        raise CheckpointError(
+            f"{who} needs the state dict of a {what}, got one whose weights are orthogonal already; "
+            "load_state_dict takes it."
+        )
+    for match in filter(None, map(_CHANGED.fullmatch, keys)):
+        what, remover = _REMOVERS[match[match.lastindex or 0]]
+        raise CheckpointError(
+            f"{who} needs plain weights, got {match[1]} under {what}; torch.nn.utils.{remover}(rnn, {match[1]!r}) "
+            "first."
+        )
 
 
 def _check_whole(who: str, what: str, state: Mapping[Any, Any]) -> None:
@@ -212,18 +214,19 @@ def _check_shapes(
 
 
 @torch.no_grad()
-def fill_(who: str, rnn: nn.Module, source: TorchRNN, is_projected: bool) -> None:
-    """Copies weights into a net of the same sizes, with one bias or two, and says which are trained.
+def fill_(who: str, rnn: nn.Module, source: TorchRNN, init: str | None) -> None:
+    """Copies weights into a net of the same sizes, with one bias or two, which are trained, and the mode.
 
     Args:
         who: begins the sentences of the errors.
         rnn: a net with the weights of `OrthogonalRNN`, or torch's names, with n x n blocks one behind the other.
         source: what was read.
-        is_projected: whether a recurrent matrix becomes the nearest frame; else it must be one.
+        init: "project" to make a recurrent matrix the nearest frame; None if it must be one.
 
     Raises:
         RankError, NotAFrameError, ImageError: as `OrthogonalRNN.from_torch`.
     """
+    rnn.train(source.training)
     for key in source.weights:
         kind, _, suffix = key.partition("_l")
         if kind == "bias_hh" and not hasattr(rnn, key):
@@ -241,7 +244,7 @@ def fill_(who: str, rnn: nn.Module, source: TorchRNN, is_projected: bool) -> Non
             continue
         weight = weight.view(coordinate_list.param.shape)
         try:
-            coordinate_list.right_inverse(projected(coordinate_list.param, weight) if is_projected else weight)
+            coordinate_list.right_inverse(projected(coordinate_list.param, weight) if init == "project" else weight)
         except RankError as error:
             raise RankError(
                 f"{who} needs full rank in {key}, got a matrix without a nearest frame; torch.nn.init.orthogonal_ "

@@ -1,7 +1,7 @@
 """Decoders whose residual stream can be rotated: the places of their layers, one family a file."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -83,7 +83,7 @@ class RotationSites:
     norms: Mapping[nn.Module, Sequence[nn.Module]]
     writers: Sequence[nn.Module]
     heads: Sequence[Heads] = ()
-    downs: Sequence[nn.Module] = field(default=())
+    downs: Sequence[nn.Module] = ()
 
     @property
     def size(self) -> int:
