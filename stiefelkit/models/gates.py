@@ -84,8 +84,7 @@ class FrameGates(nn.Module):
 
     Args:
         kind: nn.LSTM or nn.GRU.
-        input_size: m.
-        hidden_size: n.
+        input_size, hidden_size: m and n.
         parametrization: of each block, a registered name or a class.
         num_layers: how many layers are stacked.
         bidirectional: whether a second direction runs from the end.
@@ -159,11 +158,8 @@ class FrameGates(nn.Module):
 
         Raises:
             OptionError: the source is neither, or an option is unknown.
-            CheckpointError, ShapeError, DtypeError: a state dict is not that of such a net, or the net projects its
-                states, or a weight is under a norm, a mask or a parametrization.
-            NonFiniteError, RankError: a block has no nearest frame.
-            NotAFrameError: with init=None, a block is no frame.
-            ImageError: the map does not reach the frame.
+            CheckpointError, ShapeError: as `OrthogonalRNN.from_torch`, or the net projects its states.
+            DtypeError, NonFiniteError, RankError, NotAFrameError, ImageError: as `OrthogonalRNN.from_torch`.
 
         >>> net = FrameGates.from_torch(nn.LSTM(3, 8, num_layers=2, bidirectional=True))
         >>> out, (h_n, c_n) = net(torch.randn(5, 2, 3))

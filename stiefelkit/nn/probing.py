@@ -2,8 +2,6 @@
 
 import copy
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -56,11 +54,12 @@ def beyond_affine(layer: nn.Module) -> str | None:
     if layout is None or layout.inputs is None or w.dim() != 2:
         return f"{type(layer).__name__}, whose forward is not torch's"
     w = w if layout.axes == (1, 0) else w.mT
-    x = torch.randn(_ROWS, w.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = probes(w.shape[1], torch.device("cpu"))
     x = torch.cat([torch.eye(w.shape[1], dtype=x.dtype), x, 64 * x, x / 64, 0 * x[:1]]).to(w.device, w.dtype)
     wide = working_dtype(w.dtype)
     exact = F.linear(x.to(wide), w.to(wide), None if b is None else b.to(wide))
-    with _undisturbed(w.device):
+    devices = [w.device] if w.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.autocast(w.device.type, enabled=False):
         bound = _ROUNDINGS * torch.linalg.vector_norm(F.linear(x, w, b).to(wide) - exact, dim=-1)
         bound += _ROUNDINGS * torch.finfo(w.dtype).eps * torch.linalg.vector_norm(exact, dim=-1)
         for is_training in (False, True):
@@ -123,11 +122,3 @@ def agree(one: Tensor, other: Tensor, n: int) -> bool:
     """
     bound = _ROUNDINGS * (math.log2(n) + 4) * torch.finfo(torch.float32).eps
     return bool(torch.dist(one.double(), other.double()) <= bound * torch.linalg.vector_norm(other.double()))
-
-
-@contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Runs a block with autocast off, and restores the state of random numbers after it."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.autocast(device.type, enabled=False):
-        yield

@@ -1,6 +1,6 @@
 """Rotations of a decoder that are learned through its fake-quantized layers, before they are folded."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -130,18 +130,17 @@ class Rotated(nn.Module):
     def _rotated(self) -> Iterator[None]:
         """Gives each layer a forward of its own for one call."""
         r, *heads = (frame.weight for frame in self._frames())
-        placed: list[nn.Module] = []
+        forwards = [(site.layer, self._forward_of(site, r)) for site in self._sites(r, heads)]
         try:
-            for layer, run in self._forwards(r, heads):
-                vars(layer)["forward"] = run
-                placed.append(layer)
+            for layer, forward in forwards:
+                vars(layer)["forward"] = forward
             yield
         finally:
-            for layer in placed:
+            for layer, _ in forwards:
                 del vars(layer)["forward"]
 
-    def _forwards(self, r: Tensor, heads: list[Tensor]) -> Iterator[tuple[nn.Module, Callable[..., Tensor]]]:
-        """Yields each layer and what it computes."""
+    def _sites(self, r: Tensor, heads: list[Tensor]) -> Iterable[Site]:
+        """Returns each layer with the rotations on both of its sides."""
         found: dict[int, Site] = {}
         for layer in self.sites.writers:
             site_of(found, layer).outputs[:] = [of_stream(r)]
@@ -151,20 +150,20 @@ class Rotated(nn.Module):
             turn_heads(found, one, q)
         for layer in self.sites.downs if self.online else ():
             site_of(found, layer).inputs.append(of_hadamard(weight_and_bias_of(layer)[0].shape[1]))
-        last = {id(layer) for layer in [*self.sites.norms.values()][-1]}
-        for key, site in found.items():
-            own = type(site.layer).forward.__get__(site.layer)
-            if isinstance(site.layer, nn.Embedding):
-                yield site.layer, _after(own, r)
-            elif key in last:
-                yield site.layer, _before(own, r)
-            else:
-                yield site.layer, self._linear(site, self.online and site.layer in self.sites.downs)
+        return found.values()
 
-    def _linear(self, site: Site, is_online: bool) -> Callable[[Tensor], Tensor]:
+    def _forward_of(self, site: Site, r: Tensor) -> Callable[..., Tensor]:
+        """Returns what a layer computes; embeddings and the head are not rounded."""
+        layer, own = site.layer, type(site.layer).forward.__get__(site.layer)
+        if isinstance(layer, nn.Embedding):
+            return lambda *args: F.linear(y := own(*args), r.to(y))
+        if layer in [*self.sites.norms.values()][-1]:
+            return lambda x: own(x @ r.to(x))
+        is_online = self.online and layer in self.sites.downs
+
         def run(x: Tensor) -> Tensor:
             x = hadamard_transform(x) if is_online else x
-            w, b = weight_and_bias_of(site.layer)
+            w, b = weight_and_bias_of(layer)
             w, b = site.turned(w.float(), None if b is None else b.float())  # products in float32
             w, b = w.to(x.dtype), None if b is None else b.to(x.dtype)
             x = x if self.activation_bits is None else fake_quantize(x, self.activation_bits)
@@ -202,11 +201,3 @@ class _Frame(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(first.to(device, torch.float32).clone())
         attach.orthogonal(self, "weight", "stiefel")
-
-
-def _after(forward: Callable[..., Tensor], r: Tensor) -> Callable[..., Tensor]:
-    return lambda *args: F.linear(y := forward(*args), r.to(y))
-
-
-def _before(forward: Callable[..., Tensor], r: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda x: forward(x @ r.to(x))
