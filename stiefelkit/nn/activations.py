@@ -34,9 +34,8 @@ class ModReLU(nn.Module):
     ) -> None:
         super().__init__()
         self.epsilon: float = EPSILON.require("ModReLU", "epsilon", epsilon)
-        self.bias = nn.Parameter(
-            torch.zeros(whole(0).require("ModReLU", "features", features), device=device, dtype=dtype)
-        )
+        features = whole(0).require("ModReLU", "features", features)
+        self.bias = nn.Parameter(torch.zeros(features, device=device, dtype=dtype))
 
     def forward(self, z: Tensor) -> Tensor:
         """Applies the activation."""

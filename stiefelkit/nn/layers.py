@@ -65,11 +65,10 @@ class Layers(Recurrent, ABC):
         super().__init__(input_size, hidden_size, *recurrence, options)
         self.batch_first = FLAG.require(self._name, "batch_first", batch_first)
         stack = check_stack(self._name, num_layers=num_layers, bidirectional=bidirectional, dropout=dropout)
-        num_layers, bidirectional, dropout = stack.values()
-        check_dropout(self._name, num_layers, dropout)
-        self.num_layers, self.dropout, self.bidirectional = num_layers, dropout, bidirectional
-        self._directions = ("", "_reverse") if bidirectional else ("",)
-        for layer in range(num_layers):
+        self.num_layers, self.bidirectional, self.dropout = stack.values()
+        check_dropout(self._name, self.num_layers, self.dropout)
+        self._directions = ("", "_reverse")[: 1 + self.bidirectional]
+        for layer in range(self.num_layers):
             width = self.hidden_size * len(self._directions) if layer else self.input_size
             for direction in self._directions:
                 self._add_weights(f"_l{layer}{direction}", width, device, options)

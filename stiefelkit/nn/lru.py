@@ -75,13 +75,12 @@ class LRU(RotationRNN):
         **options: Any,
     ):
         require_options(type(self), None, options)
-        name = type(self).__name__
-        hidden_size = whole(1).require(name, "hidden_size", hidden_size)
+        hidden_size = whole(1).require(self._name, "hidden_size", hidden_size)
         if hidden_size % 2:
-            raise OptionError(f"{name} needs an even hidden_size, two numbers a plane, got {hidden_size}.")
+            raise OptionError(f"{self._name} needs an even hidden_size, two numbers a plane, got {hidden_size}.")
         if decay is None:
-            raise OptionError(f"{name} needs decay as numbers 0 < low <= high < 1, got None.")
-        max_angle = above(0).require(name, "max_angle", max_angle)
+            raise OptionError(f"{self._name} needs decay as numbers 0 < low <= high < 1, got None.")
+        max_angle = above(0).require(self._name, "max_angle", max_angle)
         stack = num_layers, bias, batch_first, dropout, bidirectional, device, dtype
         planes = {"parametrization": None, "heads": hidden_size // 2, "decay": decay, "max_angle": max_angle}
         super().__init__(input_size, hidden_size, *stack, **planes, trainable_h0=trainable_h0, backend=backend)

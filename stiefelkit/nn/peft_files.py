@@ -120,10 +120,8 @@ def save_peft(
             f"{str(error).removesuffix('.')}; sk.nn.adapter_state(model, {name!r}) holds any adapter, and "
             "sk.nn.fold(model) makes a plain model, both to be saved without PEFT."
         ) from error
-    config |= {
-        "base_model_name_or_path": base_model_name_or_path or getattr(model, "name_or_path", None) or None,
-        "task_type": task_type,
-    }
+    config["base_model_name_or_path"] = base_model_name_or_path or getattr(model, "name_or_path", None) or None
+    config["task_type"] = task_type
     written_out = {_PREFIX + key: t.detach().cpu().clone().contiguous() for key, t in tensors.items()}
     beside = place.parent / f".{place.name}.{uuid.uuid4().hex}"
     try:

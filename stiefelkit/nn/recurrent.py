@@ -150,27 +150,24 @@ class Recurrent(nn.Module):
         def parameter(*shape: int, bound: float = 0.0) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype).uniform_(-bound, bound))
 
-        self.register_parameter(
-            f"weight_ih{suffix}",
-            parameter(self.input_blocks * parts * n, width, bound=(6 / (parts * n + width)) ** 0.5),
-        )
+        u = parameter(self.input_blocks * parts * n, width, bound=(6 / (parts * n + width)) ** 0.5)
+        self.register_parameter(f"weight_ih{suffix}", u)
         self._add_frame(suffix, device, options)
         if self.has_bias:
-            size = n if self._bias_inside else parts * n
-            self.register_parameter(f"bias{suffix}", parameter(size))
+            self.register_parameter(f"bias{suffix}", parameter(n if self._bias_inside else parts * n))
         if self.trainable_h0:
             self.register_parameter(f"h0{suffix}", parameter(parts * n, bound=0.01))
 
     def _add_frame(self, suffix: str, device: torch.device | str | None, options: dict[str, Any]) -> None:
+        name = f"{self.frame}{suffix}"
         if self.parametrization is None:
             self._init = options.get("init")
-            self.register_parameter(f"{self.frame}{suffix}", nn.Parameter(self._free_matrix(device, **options)))
+            self.register_parameter(name, nn.Parameter(self._free_matrix(device, **options)))
         else:
             dtype = self.dtype.to_complex() if self.is_complex else self.dtype
-            w = torch.zeros(self._frame_shape, device=device, dtype=dtype)
-            self.register_parameter(f"{self.frame}{suffix}", nn.Parameter(w))
-            orthogonal(self, f"{self.frame}{suffix}", self.parametrization, **options)
-        coordinate_list = coordinate_list_of(self, f"{self.frame}{suffix}")
+            self.register_parameter(name, nn.Parameter(torch.zeros(self._frame_shape, device=device, dtype=dtype)))
+            orthogonal(self, name, self.parametrization, **options)
+        coordinate_list = coordinate_list_of(self, name)
         self._has_factors = coordinate_list is not None and structure_of(coordinate_list.param) is not None
         if self.factored and not self._has_factors:
             kind = "a free W" if coordinate_list is None else f"{title(coordinate_list.param)} {self.hidden_size}"
@@ -194,17 +191,17 @@ class Recurrent(nn.Module):
 
     @torch.no_grad()
     def _reset(self, suffix: str) -> None:
-        u = getattr(self, f"weight_ih{suffix}")
-        if coordinate_list_of(self, f"weight_ih{suffix}") is None:
-            rows = u.shape[0] // self.input_blocks
-            bound = (6 / (rows + u.shape[1])) ** 0.5
-            u.uniform_(-bound, bound)
+        inputs, frame = f"weight_ih{suffix}", f"{self.frame}{suffix}"
+        if coordinate_list_of(self, inputs) is not None:
+            reset_(self, inputs)
         else:
-            reset_(self, f"weight_ih{suffix}")
-        if coordinate_list_of(self, f"{self.frame}{suffix}") is not None:
-            reset_(self, f"{self.frame}{suffix}")
-        elif hasattr(self, f"{self.frame}{suffix}"):
-            w = getattr(self, f"{self.frame}{suffix}")
+            u = getattr(self, inputs)
+            bound = (6 / (len(u) // self.input_blocks + u.shape[1])) ** 0.5
+            u.uniform_(-bound, bound)
+        if coordinate_list_of(self, frame) is not None:
+            reset_(self, frame)
+        elif hasattr(self, frame):
+            w = getattr(self, frame)
             w.copy_(self._free_matrix(w.device, self._init))
         if self.has_bias:
             getattr(self, f"bias{suffix}").zero_()

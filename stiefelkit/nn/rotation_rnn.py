@@ -100,7 +100,7 @@ class RotationRNN(Layers):
         **options: Any,
     ):
         require_options(type(self), parametrization, options)
-        name = type(self).__name__
+        name = self._name
         n = whole(1).require(name, "hidden_size", hidden_size)
         heads = whole(1).require(name, "heads", heads)
         step = heads * (2 if field == "real" else 1)
@@ -148,9 +148,8 @@ class RotationRNN(Layers):
         elif options:
             raise OptionError(f"{self._name} without a parametrization has no basis to draw, got {', '.join(options)}.")
         for name, count in self._counts().items():
-            self.register_parameter(
-                f"{name}{suffix}", nn.Parameter(torch.empty(count, device=device, dtype=self.dtype))
-            )
+            empty = torch.empty(count, device=device, dtype=self.dtype)
+            self.register_parameter(f"{name}{suffix}", nn.Parameter(empty))
         self._draw(suffix)
 
     def _counts(self) -> dict[str, int]:
