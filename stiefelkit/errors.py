@@ -45,7 +45,11 @@ _LISTED, _MEANT = 32, 4
 """The most names that are listed, and that are suggested."""
 _NEAR = 0.65
 """Below this ratio of difflib a name is another word, "precision" for "reflections", and no slip."""
-_SYNONYMS = {"unitary": ("orthogonal", ", unitary where it is complex"), "riemannian": ("stiefel", "")}
+_SYNONYMS = {
+    "unitary": ("orthogonal", ", unitary where it is complex"),
+    "riemannian": ("stiefel", ""),
+    "nonlinearity": ("activation", ""),
+}
 """Words of others to ours, and what is said with it."""
 
 
@@ -143,11 +147,15 @@ class NoAttributeError(UnknownNameError, AttributeError):
         message, module, name = self.args
         if module not in sys.modules:
             return message
-        known, within = _public(sys.modules[module]), []
-        for inner in known:
-            held = getattr(sys.modules[module], inner)
-            within += [f"{inner}.{other}" for other in _public(held)] if isinstance(held, ModuleType) else []
-        return f"{message}{did_you_mean(name, known, within)}"
+        here, within, calls = sys.modules[module], [], {}
+        known = _public(here)
+        for before, held in [("", here), *((f"{inner}.", getattr(here, inner)) for inner in known)]:
+            if isinstance(held, ModuleType):
+                within += [before + other for other in _public(held)]
+                if {"create", "names"} <= vars(held).keys():  # as of models, which are no attributes
+                    calls |= {before + other: f"{before}create({other!r})" for other in held.names()}
+        said = did_you_mean(name, known, [*within, *calls])
+        return message + re.sub(r'(?<=")[\w.]+(?=")', lambda found: calls.get(found[0], found[0]), said)
 
 
 def _public(module: ModuleType) -> list[str]:

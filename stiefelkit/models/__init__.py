@@ -93,9 +93,11 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
             f"{name} reads (batch, time, features) always, got batch_first={shown(options['batch_first'])}."
         )
     known, which = known_options(build, options)
+    refused = getattr(build, "refused", {})
     for key in options:
         if key not in known or key in sizes:
-            raise OptionError(f"{name}{which} has no option {key!r}{did_you_mean(key, known)}")
+            why = f": {refused[key]}." if key in refused else did_you_mean(key, known)
+            raise OptionError(f"{name}{which} has no option {key!r}{why}")
     return build(**sizes, **options)
 
 

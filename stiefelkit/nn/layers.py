@@ -84,6 +84,7 @@ class Layers(Recurrent, ABC):
             last_only: return None for the outputs. The top layer then keeps about :math:`√T` states for the backward
                 pass instead of T, and takes about 1.4 times the time.
         """
+        last_only = FLAG.require(self._name, "last_only", last_only)
         if hx is not None:
             self._check_input(hx, "an hx")
         if isinstance(input, PackedSequence):

@@ -1,13 +1,14 @@
 """What every scan asks of its tensors."""
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import ShapeError
+from stiefelkit.errors import DtypeError, OptionError, ShapeError, shown
+from stiefelkit.numbers import FLAG, sizes
 from stiefelkit.scan.activations import Activation
 
 DTYPES = {
@@ -21,39 +22,49 @@ DTYPES = {
 """From the dtype of the recurrent matrix to the one that is computed with, and its real counterpart."""
 
 
-def sizes_of(who: str, name: str, w: Tensor, x: Tensor, batch_sizes: Sequence[int] | None) -> tuple[int, int, int, int]:
-    """Returns n, m, B and T from the recurrent matrix, of some name, and the inputs.
+def plain_steps(who: str, batch_sizes: Any, reverse: Any, last_only: Any) -> tuple[tuple[int, ...] | None, bool, bool]:
+    """Returns how a scan goes over time, in Python's integers and flags; raises OptionError for what is neither."""
+    found = None if batch_sizes is None else sizes(batch_sizes)
+    if found is None and batch_sizes is not None:
+        raise OptionError(f"{who} needs batch_sizes as a sequence of integers, or None, got {shown(batch_sizes)}.")
+    return found, FLAG.require(who, "reverse", reverse), FLAG.require(who, "last_only", last_only)
 
-    Raises:
-        ShapeError: the matrix is not square, or x has another number of dimensions, or no step.
-    """
+
+def given_tensors(who: str, needed: dict[str, Any], **others: Any) -> dict[str, Tensor]:
+    """Returns the tensors without the `others` that are None; raises DtypeError for what is no tensor."""
+    given = needed | {name: tensor for name, tensor in others.items() if tensor is not None}
+    for name, tensor in given.items():
+        if not isinstance(tensor, Tensor):
+            raise DtypeError(f"{who} needs {name} that is a tensor, got {type(tensor).__name__}.")
+    return given
+
+
+def width_of(who: str, name: str, w: Tensor) -> int:
+    """Returns n of a recurrent matrix, of some name; raises ShapeError unless it is square."""
     if w.dim() != 2 or w.shape[0] != w.shape[1]:
         raise ShapeError(f"{who} needs a square {name}, got shape {tuple(w.shape)}.")
+    return w.shape[0]
+
+
+def lengths(who: str, x: Tensor, batch_sizes: Sequence[int] | None, width: str = "m") -> tuple[int, int]:
+    """Returns B and T of inputs (T, B, `width`), or packed ones; raises ShapeError where the sizes do not fit."""
     if x.dim() != (3 if batch_sizes is None else 2) or x.shape[0] == 0:
-        wanted = "(T, B, m) with T >= 1" if batch_sizes is None else "(rows, m) with batch_sizes"
+        wanted = f"(T, B, {width}) with T >= 1" if batch_sizes is None else f"(rows, {width}) with batch_sizes"
         raise ShapeError(f"{who} needs x of shape {wanted}, got {tuple(x.shape)}.")
-    n, m = w.shape[0], x.shape[-1]
     if batch_sizes is None:
-        return n, m, x.shape[1], x.shape[0]
-    return n, m, next(iter(batch_sizes), 0), len(batch_sizes)
+        return x.shape[1], x.shape[0]
+    if any(b > a or b < 1 for a, b in itertools.pairwise(batch_sizes)):
+        raise ShapeError(f"{who} needs batch_sizes that do not increase, each >= 1, got {list(batch_sizes)}.")
+    if sum(batch_sizes) != x.shape[0]:
+        raise ShapeError(f"{who} needs batch_sizes that add up to the rows of x, {x.shape[0]}, got {sum(batch_sizes)}.")
+    return batch_sizes[0], len(batch_sizes)
 
 
-def check_shapes(
-    who: str,
-    x: Tensor,
-    batch_sizes: Sequence[int] | None,
-    wanted: Mapping[str, tuple[Tensor | None, tuple[int, ...]]],
-) -> None:
-    """Raises ShapeError unless the named tensors have their shapes, and the sizes are those of packed rows."""
+def check_shapes(who: str, **wanted: tuple[Tensor | None, tuple[int, ...]]) -> None:
+    """Raises ShapeError unless the named tensors, or None, have their shapes."""
     for name, (tensor, shape) in wanted.items():
         if tensor is not None and tensor.shape != shape:
             raise ShapeError(f"{who} needs {name} of shape {shape}, got {tuple(tensor.shape)}.")
-    if batch_sizes is None:
-        return
-    if any(b > a or b < 1 for a, b in itertools.pairwise(batch_sizes)):
-        raise ShapeError(f"{who} needs batch_sizes that do not increase, got {list(batch_sizes)}.")
-    if sum(batch_sizes) != x.shape[0]:
-        raise ShapeError(f"{who} needs batch_sizes that add up to the rows of x, {x.shape[0]}, got {sum(batch_sizes)}.")
 
 
 def require_pairs(activation: Activation, width: int) -> None:

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from stiefelkit._torch import is_exported, is_in_forward_mode, is_jit_traced
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean, shown
+from stiefelkit.numbers import optional, whole
+from stiefelkit.scan import checks
 from stiefelkit.scan.activations import Activation, find_activation
 from stiefelkit.scan.autograd import fused_scan
-from stiefelkit.scan.checks import DTYPES, GATED, PLAIN, Recurrence, check_shapes, require_pairs, sizes_of
+from stiefelkit.scan.checks import DTYPES, GATED, PLAIN, Recurrence
 from stiefelkit.scan.engines.gated import supports as supports_gated
 from stiefelkit.scan.engines.launch import supports
 from stiefelkit.scan.onnx import exported_scan
@@ -88,25 +90,25 @@ def scan(
     structure = ""
     if isinstance(w, Factored):
         structure, w = w.structure, w.factors
-    for name, tensor in (("x", x), ("w", w), ("h0", h0)):
-        if not isinstance(tensor, Tensor):
-            raise DtypeError(f"scan needs {name} that is a tensor, got {type(tensor).__name__}.")
-    for name, tensor in (("x", x), ("h0", h0), ("u", u), ("bias", bias), ("activation_bias", activation_bias)):
-        if tensor is not None and tensor.is_complex() and not w.is_complex():
+    needed = {"w": w, "x": x, "h0": h0}
+    for name, tensor in checks.given_tensors("scan", needed, u=u, bias=bias, activation_bias=activation_bias).items():
+        if tensor.is_complex() and not w.is_complex():
             raise DtypeError(f"scan needs a complex w for complex {name}, got {w.dtype}.")
+    sizes, reverse, last_only = checks.plain_steps("scan", batch_sizes, reverse, last_only)
     given = w.new_empty(1, 1).expand(w.shape[-1], w.shape[-1]) if structure else w
-    n, m, batch, steps = sizes_of("scan", "w", given, x, batch_sizes)
+    (batch, steps), n, m = checks.lengths("scan", x, sizes), checks.width_of("scan", "w", given), x.shape[-1]
     if u is None and m != n:
         raise ShapeError(f"scan without u needs x of width n = {n}, got {m}.")
-    biases = {"bias": (bias, (n,)), "activation_bias": (activation_bias, (n,))}
-    check_shapes("scan", x, batch_sizes, {"u": (u, (n, m)), **biases, "h0": (h0, (batch, n))})
+    checks.check_shapes(
+        "scan", u=(u, (n, m)), bias=(bias, (n,)), activation_bias=(activation_bias, (n,)), h0=(h0, (batch, n))
+    )
     if gradient not in GRADIENTS:
         raise OptionError(f"scan has no gradient {shown(gradient)}{did_you_mean(gradient, GRADIENTS)}")
     if gradient == "half" and not w.is_complex():
         raise DtypeError(f'scan needs a complex w with gradient="half", got {w.dtype}.')
     act, name = find_activation(activation, w.is_complex()), activation
     chosen = _chosen(act, given, steps, backend)
-    require_pairs(act, n * (1 + w.is_complex()))
+    checks.require_pairs(act, n * (1 + w.is_complex()))
     if act.bias_inside:
         if activation_bias is None:
             name = "identity"
@@ -117,7 +119,6 @@ def scan(
     if structure and (chosen != "inplace" or gradient == "half" or is_exported() or is_jit_traced()):
         structure, w = "", STRUCTURES[structure].matrix(w)
     dtype, real = DTYPES[w.dtype]
-    sizes = None if batch_sizes is None else tuple(batch_sizes)
     recurrence = Recurrence(PLAIN, name, sizes, reverse, last_only, gradient == "half", chosen, structure)
     return _run(
         recurrence,
@@ -195,16 +196,18 @@ def goru_scan(
     if backend not in GORU_BACKENDS:
         raise UnknownNameError(f"goru_scan has no backend {shown(backend)}{did_you_mean(backend, GORU_BACKENDS)}")
     act, name = find_activation(activation, False), activation
-    tensors = {"x": x, "h0": h0, "q": q, "w": w, "u": u, "bias": bias, "activation_bias": activation_bias}
+    needed = {"x": x, "h0": h0, "q": q, "w": w, "u": u, "bias": bias}
+    tensors = checks.given_tensors("goru_scan", needed, activation_bias=activation_bias)
     for key, tensor in tensors.items():
-        if tensor is not None and tensor.is_complex():
+        if tensor.is_complex():
             raise DtypeError(f"goru_scan needs a real {key}, since its gates are, got {tensor.dtype}.")
     if q.dtype not in DTYPES:
         raise DtypeError(f"goru_scan needs q of a floating dtype, got {q.dtype}.")
-    n, m, batch, steps = sizes_of("goru_scan", "q", q, x, batch_sizes)
+    sizes, reverse, last_only = checks.plain_steps("goru_scan", batch_sizes, reverse, last_only)
+    (batch, steps), n, m = checks.lengths("goru_scan", x, sizes), checks.width_of("goru_scan", "q", q), x.shape[-1]
     shapes = {"h0": (batch, n), "w": (2 * n, n), "u": (3 * n, m), "bias": (2 * n,), "activation_bias": (n,)}
-    check_shapes("goru_scan", x, batch_sizes, {key: (tensors[key], shape) for key, shape in shapes.items()})
-    require_pairs(act, n)
+    checks.check_shapes("goru_scan", **{key: (tensors.get(key), shape) for key, shape in shapes.items()})
+    checks.require_pairs(act, n)
     dtype = DTYPES[q.dtype][0]
     inner, outer = (activation_bias, None) if act.bias_inside else (None, activation_bias)
     if act.bias_inside and inner is None:
@@ -212,7 +215,6 @@ def goru_scan(
     if backend == "auto" and prefers_loop(steps):
         backend = "reference"
     backend = _able("goru_scan", backend, q.device, functools.partial(supports_gated, q.device, dtype, n, act))
-    sizes = None if batch_sizes is None else tuple(batch_sizes)
     return _run(
         Recurrence(GATED, name, sizes, reverse, last_only, False, backend),
         q.dtype,
@@ -245,11 +247,14 @@ def scan_backend(w: Tensor, steps: int | None = None, *, activation: str = "modr
     Raises:
         UnknownNameError: there is no such activation or backend.
         OptionError: the one that is named cannot do it.
-        DtypeError: the activation is not defined for complex states, or w is of integers.
+        DtypeError: the activation is not defined for complex states, or w is of integers, or no tensor.
+        ShapeError: w is not square.
 
     >>> scan_backend(torch.eye(4))
     'inplace'
     """
+    checks.width_of("scan_backend", "w", checks.given_tensors("scan_backend", {"w": w})["w"])
+    steps = optional(whole(1)).require("scan_backend", "steps", steps)
     return _chosen(find_activation(activation, w.is_complex()), w, steps, backend)
 
 

@@ -12,7 +12,7 @@ from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameEr
 from stiefelkit.functional._arithmetic.function import Function
 from stiefelkit.functional._arithmetic.product import opaque, product
 from stiefelkit.numbers import is_number
-from stiefelkit.scan.checks import DTYPES, check_shapes
+from stiefelkit.scan.checks import DTYPES, check_shapes, lengths, plain_steps
 from stiefelkit.scan.dispatch import scan
 from stiefelkit.scan.engines import planes
 from stiefelkit.scan.engines.launch import flaw_of_device
@@ -85,9 +85,10 @@ def rotation_scan(
         got = tensor.dtype if isinstance(tensor, Tensor) else tensor
         if not isinstance(got, torch.dtype) or got not in DTYPES or (got.is_complex and kind == "real floating"):
             raise DtypeError(f"rotation_scan needs {name} of a {kind} dtype, got {shown(got)}.")
-    count = _check_shapes(x, angle, g, h0, batch_sizes)
+    sizes, reverse, last_only = plain_steps("rotation_scan", batch_sizes, reverse, last_only)
+    count = _check_shapes(x, angle, g, h0, sizes)
     if is_exported():
-        return _exported(x, angle, g, h0, batch_sizes=batch_sizes, reverse=reverse, last_only=last_only)
+        return _exported(x, angle, g, h0, batch_sizes=sizes, reverse=reverse, last_only=last_only)
     dtype = functools.reduce(torch.promote_types, (t.real.dtype for t in given.values() if t is not g or g is decay))
     real = DTYPES[dtype][1]
     z, h = (None if t is None else _complex(t, real) for t in (x, h0))
@@ -95,8 +96,8 @@ def rotation_scan(
     shape = torch.broadcast_shapes(angle.shape, g.shape)
     angle, g = (torch.broadcast_to(t.to(real), (count,) if len(shape) < 2 else shape) for t in (angle, g))
     mask = None
-    if batch_sizes is not None:
-        mask = torch.arange(batch_sizes[0], device=x.device) < torch.tensor([*batch_sizes], device=x.device)[:, None]
+    if sizes is not None:
+        mask = torch.arange(sizes[0], device=x.device) < torch.tensor(sizes, device=x.device)[:, None]
         z, angle, g = (t if t.dim() == 1 else _padded(t, mask) for t in (z, angle, g))
     out, last = _run(z, angle, g, h, mask, reverse, last_only, _chosen(backend, z))
     if mask is not None and out is not None:
@@ -144,11 +145,9 @@ def _chosen(backend: str, z: Tensor) -> str:
     return "triton" if flaw is None and (backend == "triton" or z.is_cuda) else "chunks"
 
 
-def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, batch_sizes: Sequence[int] | None) -> int:
+def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, sizes: Sequence[int] | None) -> int:
     """Returns the number of planes; raises ShapeError where sizes do not fit together."""
-    if x.dim() != (3 if batch_sizes is None else 2) or x.shape[0] == 0:
-        wanted = "(T, B, .) with T >= 1" if batch_sizes is None else "(rows, .) with batch_sizes"
-        raise ShapeError(f"rotation_scan needs x of shape {wanted}, got {tuple(x.shape)}.")
+    batch, _ = lengths("rotation_scan", x, sizes, ".")
     *rows, width = x.shape
     if width % 2 and not x.is_complex():
         raise ShapeError(f"rotation_scan needs a real x of even width, two numbers a plane, got {width}.")
@@ -159,8 +158,7 @@ def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, ba
             raise ShapeError(
                 f"rotation_scan needs {name} of shape {shapes[0]} or {shapes[1]}, got {tuple(tensor.shape)}."
             )
-    batch = x.shape[1] if batch_sizes is None else next(iter(batch_sizes), 0)
-    check_shapes("rotation_scan", x, batch_sizes, {"h0": (h0, (batch, width))})
+    check_shapes("rotation_scan", h0=(h0, (batch, width)))
     return count
 
 

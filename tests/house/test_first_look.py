@@ -87,6 +87,14 @@ def test_names_guard_checks_of_loading_and_pickles_are_there_at_first_use(tmp_pa
         ("optim.Adam", '"CayleyAdam" or "StiefelAdam"'),
         ("parametrizations.Stiefel", '"StiefelPoint"'),
         ("init.Haar", '"haar"'),
+        (
+            "urnn",
+            ", ".join(f"\"models.create('{name}_urnn')\"" for name in ("full", "lie"))
+            + " or \"models.create('restricted_urnn')\"",
+        ),
+        ("models.scorn", "\"create('scornn')\""),
+        ("models.lie_urn", "\"create('lie_urnn')\""),
+        ("models.creat", '"create"'),
     ],
 )
 def test_a_name_that_a_module_lacks_is_answered_by_those_that_may_be_meant(asked: str, said: str) -> None:
