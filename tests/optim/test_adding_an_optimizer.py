@@ -123,6 +123,79 @@ def test_an_increment_of_ones_own_makes_a_retraction(retraction, monkeypatch):
     check_optimizer(OwnSteps, ["frames", "precision", "reads"], only="OwnSteps-float32")
 
 
+def spoilt(base, method, spoil):
+    """Returns a subclass whose method gives what `spoil` makes of what the method of the base gives."""
+    return type("Spoilt", (base,), {method: lambda self, *args: spoil(getattr(base, method)(self, *args))})
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize(
+    ("base", "method", "spoil", "needed", "got"),
+    [
+        (
+            Nearest,
+            "increment",
+            lambda pair: pair[0],
+            "a tensor of shape (4, 2) and its length or None",
+            "Tensor (4, 2)",
+        ),
+        (Nearest, "increment", lambda pair: None, "a tensor", "NoneType"),
+        (Nearest, "increment", lambda pair: (*pair, None), "a tensor", "tuple of Tensor (4, 2), NoneType, NoneType"),
+        (Nearest, "increment", lambda pair: pair[::-1], "a tensor", "tuple of NoneType, Tensor (4, 2)"),
+        (Nearest, "increment", lambda pair: (pair[0][0], None), "a tensor", "tuple of Tensor (2,), NoneType"),
+        (Descent, "direction", lambda pair: pair[0], "a Tangent and a list", "Tangent"),
+        (Descent, "direction", lambda pair: None, "a Tangent and a list", "NoneType"),
+        (Descent, "direction", lambda pair: pair[::-1], "a Tangent and a list", "tuple of list of float, Tangent"),
+        (Descent, "direction", lambda pair: (pair[0], 0.1), "a Tangent and a list", "tuple of Tangent, float"),
+        (
+            Descent,
+            "direction",
+            lambda pair: (pair[0], [0.1] * 2),
+            "a Tangent",
+            "tuple of Tangent, list of float, float",
+        ),
+    ],
+)
+def test_what_a_method_of_ones_own_returns_is_checked_before_anything_moves(
+    base, method, spoil, needed, got, capturable, monkeypatch
+):
+    wrong, whose = spoilt(base, method, spoil), Descent
+    if base is Nearest:
+        monkeypatch.setattr(OwnSteps, "retraction", wrong())
+        whose = OwnSteps
+    w = nn.Parameter(sk.init.haar((4, 2), torch.float32, seeds.generator()))
+    before, w.grad = w.detach().clone(), torch.ones(4, 2)
+    optimizer = (wrong if whose is Descent else whose)(sk.optim.frames([w]), lr=0.1, capturable=capturable)
+    with pytest.raises(errors.OptimizerError) as caught:
+        optimizer.step()
+    said = str(caught.value)
+    assert said.startswith(f"Spoilt.{method} needs to return {needed}")
+    assert said.endswith(f", got {got}.")
+    assert torch.equal(w, before)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "got"), [(lambda w: None, "NoneType"), (lambda w: (w, None), "tuple of Tensor (4, 2)")]
+)
+def test_a_leap_that_is_no_tensor_is_refused(spoil, got, monkeypatch):
+    monkeypatch.setattr(OwnSteps, "retraction", spoilt(Nearest, "leap", spoil)())
+    w = nn.Parameter(sk.init.haar((4, 2), torch.float32, seeds.generator()))
+    before, w.grad = w.detach().clone(), torch.randn(4, 2, generator=seeds.generator())
+    with pytest.raises(errors.OptimizerError, match=r"leap needs to return a tensor of shape \(4, 2\), got ") as caught:
+        OwnSteps(sk.optim.frames([w]), lr=100.0).step()
+    assert got in str(caught.value)
+    assert torch.equal(w, before)
+
+
+def test_what_an_iteration_returns_is_checked_before_anything_moves():
+    w = nn.Parameter(sk.init.haar((4, 2), torch.float64, seeds.generator()))
+    before = w.detach().clone()
+    wrong = type("Wrong", (sk.optim.LBFGS,), {"iterate": lambda self, objective, here, memory: here.points})
+    with pytest.raises(errors.OptimizerError, match=r"Wrong.iterate needs to return a Position or None, got list of"):
+        wrong(sk.optim.frames([w])).step(lambda: (w * torch.ones(4, 2)).sum())
+    assert torch.equal(w, before)
+
+
 class Pulled(FrameOptimizer):
     """Goes straight, and back by a QR decomposition: written once, for values that are read and others."""
 

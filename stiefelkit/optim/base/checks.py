@@ -209,6 +209,17 @@ def loss_of(name: str, closure: Callable[[], Any]) -> Any:
         ) from error
 
 
+def not_returned(who: str, words: str, made: Any) -> OptimizerError:
+    """Returns the error for what a method that others write has returned instead."""
+    return OptimizerError(f"{who} needs to return {words}, got {_kind_of(made)}.")
+
+
+def _kind_of(value: Any) -> str:
+    if type(value) in (tuple, list):
+        return f"{type(value).__name__} of {', '.join(map(_kind_of, value)) or 'nothing'}"
+    return f"Tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
 def check_readers(who: str, group: dict[str, Any], params: list[Any]) -> None:
     """Raises OptimizerError unless what reads the frames of a group can give the gradient that it asks for."""
     if group["manifold"] is None or group.get("gradient", "exact") == "exact":

@@ -16,6 +16,7 @@ from stiefelkit.functional._polish import rounded_defect
 from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.base.batch import Bucket
+from stiefelkit.optim.base.checks import not_returned
 
 LOST = 0.1
 """||W^H W - I||_F over sqrt(p) from which a frame has been changed by something else than its optimizer."""
@@ -95,8 +96,11 @@ def leap(
     if rest is not None:
         rest = rest - exact @ (exact.mH @ rest)
     tangent = Tangent(direction.rotation.to(wide), rest, direction.rotation_norms, direction.rest_norms)
+    added = increment(exact, tangent, steps)
+    if not isinstance(added, Tensor) or added.shape != exact.shape:
+        raise not_returned("A retraction's leap", f"a tensor of shape {tuple(exact.shape)}", added)
     try:
-        return nearest_frame(exact + increment(exact, tangent, steps))
+        return nearest_frame(exact + added)
     except (NonFiniteError, RankError):
         return None
 

@@ -12,7 +12,7 @@ from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._stiefel.retractions import landed_in_one
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.optim.base.batch import Bucket
-from stiefelkit.optim.base.checks import not_finite, too_long
+from stiefelkit.optim.base.checks import not_finite, not_returned, too_long
 from stiefelkit.optim.base.frame_optimizer import FrameOptimizer
 from stiefelkit.optim.base.rounding import (
     HOPELESS,
@@ -159,7 +159,11 @@ class TangentOptimizer(FrameOptimizer):
         with_remainder = precision == "exact" and bucket.is_narrow
         bucket.refresh(with_remainder)
         try:
-            direction, steps = self.direction(group, bucket, w, g)
+            made: Any = self.direction(group, bucket, w, g)
+            direction, steps = _two(made)
+            count = len(direction.rotation_norms) if isinstance(direction, Tangent) else None
+            if not isinstance(steps, list | tuple) or len(steps) != count:
+                raise not_returned(f"{who}.direction", "a Tangent and a list of how far each matrix goes", made)
             is_lost = is_read and not have_squares(direction, w.dtype)
         except OverflowError:
             is_lost = True
@@ -207,10 +211,18 @@ class TangentOptimizer(FrameOptimizer):
                     )
                 limit = rounding_limit(w.shape[-1], w.dtype)
                 before = wear_left(bucket, norm) + left_behind(defect, norm, direction, steps) / limit
-        increment, shorter = self.retraction.increment(group, w, direction, steps, defect)
+        made = self.retraction.increment(group, w, direction, steps, defect)
+        increment, shorter = _two(made)
+        if not isinstance(increment, Tensor) or increment.shape != w.shape:
+            whose = f"{type(self.retraction).__name__}.increment"
+            raise not_returned(whose, f"a tensor of shape {tuple(w.shape)} and its length or None", made)
         if carries:
             self.carry(group, bucket, direction, steps, w, increment=increment)
         bucket.commit()
         bucket.add(increment)
         bucket.wear = before + max(worn, 0.0 if with_remainder else wear_of_rounding(w, precision))
         self.retraction.settle(group, bucket, length if shorter is None else shorter)
+
+
+def _two(made: Any) -> Any:
+    return made if isinstance(made, tuple | list) and len(made) == 2 else (None, None)
