@@ -45,12 +45,8 @@ _LISTED, _MEANT = 32, 4
 """The most names that are listed, and that are suggested."""
 _NEAR = 0.65
 """Below this ratio of difflib a name is another word, "precision" for "reflections", and no slip."""
-_SYNONYMS = {
-    "unitary": ("orthogonal", ", unitary where it is complex"),
-    "riemannian": ("stiefel", ""),
-    "nonlinearity": ("activation", ""),
-}
-"""Words of others to ours, and what is said with it."""
+_SYNONYMS = {"unitary": "orthogonal", "riemannian": "stiefel", "nonlinearity": "activation"}
+"""Words of others to ours."""
 
 
 class StiefelkitError(Exception):
@@ -206,7 +202,8 @@ def did_you_mean(name: object, known: Iterable[str], near: Iterable[str] = ()) -
     """
     known, typed = sorted(known), (name if isinstance(name, str) else shown(name)).lower()
     names, tries = [*dict.fromkeys([*known, *near])], [(typed, "")]
-    tries += [(typed.replace(word, ours), note) for word, (ours, note) in _SYNONYMS.items() if word in typed]
+    notes = {"unitary": ", unitary where it is complex"}
+    tries += [(typed.replace(word, ours), notes.get(word, "")) for word, ours in _SYNONYMS.items() if word in typed]
     for word, note in tries if typed else ():
         begins = rf"(?:^|[._]|(?<=[a-z\d])(?=[A-Z]))(?i:{re.escape(word)})"
         begun = [other for other in names if re.search(begins, other)]

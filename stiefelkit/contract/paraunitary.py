@@ -67,8 +67,7 @@ class Paraunitary(Composite):
         if self.factors and m < 2:
             raise ShapeError(
                 "An orthogonal convolution needs two channels a group or more where taps exceed the stride, got "
-                f"{shape[0] // groups} and {shape[1]}; sk.nn.CayleyConv2d takes one, and so does a kernel no larger "
-                "than the stride."
+                f"{shape[0] // groups} and {shape[1]}; sk.nn.CayleyConv2d takes one, as kernels within the stride do."
             )
         inner = Inner(parametrization, options)
 

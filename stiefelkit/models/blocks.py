@@ -10,13 +10,6 @@ from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import RotationBlock
 from stiefelkit.numbers import whole
 
-REFUSED = {
-    **dict.fromkeys(("activation", "nonlinearity"), "its recurrence is linear, and GELU stands in each block"),
-    "bidirectional": "it reads one way",
-    "field": "its states are real, two numbers a plane",
-}
-"""Options of other models that these do not have, and why; `create` says it."""
-
 
 class _Blocks(nn.Module):
     """A linear layer and blocks, with the arguments of a recurrent layer: states are those of all blocks."""

@@ -18,8 +18,6 @@ from stiefelkit.weights.attach import orthogonal
 
 MANY = 2**22
 """Numbers in all states of a sequence from which on it pays not to keep them: fewer are made faster than left out."""
-REFUSED = dict.fromkeys(("activation", "nonlinearity"), "its activations are those of torch's kernel")
-"""Options of other models that `gru` and `lstm` do not have, and why; `create` says it."""
 Kind = type[nn.LSTM] | type[nn.GRU]
 
 

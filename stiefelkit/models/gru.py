@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.models.gates import REFUSED, gated
+from stiefelkit.models.gates import gated
 from stiefelkit.models.parts import named, read_out
 from stiefelkit.models.sequence import SequenceModel
 
@@ -44,6 +44,3 @@ def gru(
     for bias in named(rnn, "bias_ih"):
         nn.init.constant_(bias[: 2 * hidden_size], gate_bias)
     return SequenceModel(rnn, read_out(rnn, output_size))
-
-
-gru.refused = REFUSED  # type: ignore[attr-defined]

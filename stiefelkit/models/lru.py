@@ -2,7 +2,7 @@
 
 import torch
 
-from stiefelkit.models.blocks import REFUSED, stacked
+from stiefelkit.models.blocks import stacked
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import LRUBlock
 
@@ -37,6 +37,3 @@ def lru(
     sizes = input_size, hidden_size, output_size
     options = dict(decay=decay, max_angle=max_angle, dropout=dropout, backend=backend)
     return stacked("lru", LRUBlock, sizes, width, num_layers, **options)
-
-
-lru.refused = REFUSED  # type: ignore[attr-defined]

@@ -2,15 +2,18 @@
 
 import itertools
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from stiefelkit import init as start
-from stiefelkit.errors import DtypeError, OptionError, ShapeError, shown
+from stiefelkit._torch import is_exported
+from stiefelkit.errors import DtypeError, OptionError, ShapeError
 from stiefelkit.functional import cayley, cayley_inverse
 from stiefelkit.nn.conv import channels, each_axis
+from stiefelkit.nn.recurrent import require_options
+from stiefelkit.numbers import one_of
 from stiefelkit.tensors import coordinate_dtype
 
 
@@ -18,7 +21,11 @@ class _CayleyConv(nn.Module):
     """The layer for images of `dims` axes; see `CayleyConv2d`."""
 
     dims: ClassVar[int]
-
+    _refused: ClassVar[dict[str, str]] = {
+        "padding": "its images are circular",
+        "stride": "put torch.nn.PixelUnshuffle, an isometry, in front of it",
+        "parametrization": "it is a Cayley transform; sk.nn.OrthogonalConv2d takes any",
+    }
     signs: Tensor
 
     def __init__(
@@ -33,8 +40,10 @@ class _CayleyConv(nn.Module):
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **options: Any,
     ):
         super().__init__()
+        require_options(type(self), None, options)
         name = type(self).__name__
         found = channels(name, in_channels=in_channels, out_channels=out_channels, groups=groups, bias=bias)
         self.in_channels, self.out_channels, self.groups, has_bias = found.values()
@@ -52,9 +61,7 @@ class _CayleyConv(nn.Module):
         self.diagonal = nn.Parameter(torch.empty(self.groups, after, p, **factory))
         self.register_buffer("signs", torch.ones(self.groups, p, dtype=torch.int8, device=device))
         self.bias = nn.Parameter(torch.empty(self.out_channels, **factory)) if has_bias else None
-        if not isinstance(init, str) or init not in start.SCHEMES:
-            raise OptionError(f"{name} needs an init in {tuple(start.SCHEMES)}, got {shown(init)}.")
-        self._init = init
+        self._init = one_of(*start.SCHEMES).require(name, "init", init)
         if not self.skew.is_meta:
             self.reset_parameters(generator)
 
@@ -62,9 +69,8 @@ class _CayleyConv(nn.Module):
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draws the middle tap, a frame, and zeros for the others; the bias as torch does."""
         skew, d = cayley_inverse(start.draw(self._init, (self.groups, *self._frame_shape), torch.float64, generator))
-        for p in (self.skew, self.diagonal):
-            p.zero_()
-        self.skew[:, self._offsets.index((0,) * self.dims)] = skew.to(self.skew)
+        self.diagonal.zero_()
+        self.skew.zero_()[:, self._offsets.index((0,) * self.dims)] = skew.to(self.skew)
         self.signs.copy_(d.sign())
         if self.bias is not None:
             bound = 1 / math.sqrt(self.in_channels // self.groups * len(self._offsets))
@@ -88,20 +94,33 @@ class _CayleyConv(nn.Module):
 
         Tap 0 stands first: `irfftn` of the frames. It has as many taps as the image, which decay from the middle.
         """
+        size = each_axis(type(self).__name__, "size", size, self.dims, 1)
         w = self.frames(*size)
-        w = w.mH if self.is_wide else w
-        w = w.movedim(1, -1).unflatten(-1, (*size[:-1], size[-1] // 2 + 1)).flatten(0, 1)
+        w = (w.mH if self.is_wide else w).movedim(1, -1).unflatten(-1, (*size[:-1], size[-1] // 2 + 1)).flatten(0, 1)
         return torch.fft.irfftn(w, size, tuple(range(-self.dims, 0)))
+
+    @torch.no_grad()
+    def baked(self, *size: int) -> nn.Module:
+        """Returns torch's circular convolution that does the same to images of a size, to rounding; ONNX has it."""
+        axes, call = tuple(range(-self.dims, 0)), getattr(nn, f"Conv{self.dims}d")
+        # torch correlates, with the tap of the pixel itself at (n - 1) // 2.
+        state = {"weight": self.kernel(*size).flip(axes).roll([(n + 1) // 2 for n in size], axes), "bias": self.bias}
+        options = {"padding": "same", "padding_mode": "circular", "groups": self.groups, "bias": self.bias is not None}
+        baked = call(self.in_channels, self.out_channels, size, **options).to(self.skew)
+        baked.load_state_dict({name: tensor for name, tensor in state.items() if tensor is not None})
+        return baked
 
     def forward(self, input: Tensor) -> Tensor:
         """Applies the layer; see the class."""
+        name, image = type(self).__name__, ", ".join("HW"[-self.dims :])
+        if is_exported():
+            kernel = f"a kernel for images of one size, got {name}; put layer.baked({image}) in its place"
+            raise OptionError(f"torch.onnx.export needs {kernel}.")
         images = input if input.dim() == self.dims + 2 else input[None]
         is_image = images.dim() == self.dims + 2 and images.shape[1] == self.in_channels and min(images.shape[2:]) > 0
         if not is_image or not images.is_floating_point():
-            raise ShapeError(
-                f"{type(self).__name__} needs floating images ({self.in_channels}, {', '.join('HW'[-self.dims :])}), "
-                f"or a batch of them, got {input.dtype} of shape {tuple(input.shape)}."
-            )
+            wanted = f"floating images ({self.in_channels}, {image}), or a batch of them"
+            raise ShapeError(f"{name} needs {wanted}, got {input.dtype} of shape {tuple(input.shape)}.")
         size, axes = images.shape[2:], tuple(range(-self.dims, 0))
         w = self.frames(*size)
         filled = images if len(images) else images.new_zeros(1, *images.shape[1:])  # MKL takes no empty batch
@@ -140,9 +159,8 @@ class _CayleyConv(nn.Module):
 
     def extra_repr(self) -> str:
         """Returns the arguments."""
-        bias = "" if self.bias is not None else ", bias=False"
-        groups = f", groups={self.groups}" if self.groups > 1 else ""
-        return f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}{groups}{bias}"
+        more = (f", groups={self.groups}" if self.groups > 1 else "") + (", bias=False" if self.bias is None else "")
+        return f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}{more}"
 
 
 class CayleyConv2d(_CayleyConv):
@@ -150,29 +168,25 @@ class CayleyConv2d(_CayleyConv):
 
     :math:`Q = (I + A)^{-1} (I - A) D`. A has a real kernel of k x k taps with :math:`A_{ij}(t) = -A_{ji}(-t)`, so that
     at each frequency its Fourier transform is skew-Hermitian, Q is a frame, and all of them are one call of
-    `stiefelkit.functional.cayley`. D are signs. Q has as many taps as the image, which decay: there is no kernel to
-    bake, and all-pass filters of one channel a group, which no finite kernel gives, are among them. With fewer outputs
-    than inputs Q is the adjoint of a tall one. Singular values are 1 to rounding. Strides: `torch.nn.PixelUnshuffle`,
-    an isometry, in front.
+    `stiefelkit.functional.cayley`. D are signs. Q has as many taps as the image, which decay: `baked` fixes one size.
+    All-pass filters of one channel a group, which no finite kernel gives, are among them. With fewer outputs than
+    inputs Q is the adjoint of a tall one. Singular values are 1 to rounding. Strides: `torch.nn.PixelUnshuffle` in front.
 
     Coordinates are plain parameters for any optimizer: `skew`, the taps of :math:`A_{ij}` below the diagonal, and
     `diagonal`, those of its diagonal, which is odd: :math:`n^2 k^2 / 2 - n / 2` numbers if n channels are kept and k is
     odd. Costs an inverse of complex matrices for each frequency, (H, W / 2 + 1) of them.
 
     Args:
-        in_channels, out_channels, bias, device: as of torch's.
+        in_channels, out_channels, bias, device, dtype: as of torch's, the dtype float32 or float64.
         kernel_size: an odd or even integer, or one for each axis.
         groups: with a skew convolution each.
-        init: a scheme of `stiefelkit.init`, by which the middle tap is drawn; the others start as zeros.
-        generator: source of randomness for it.
-        dtype: float32 or float64.
+        init, generator: a scheme of `stiefelkit.init`, by which the middle tap is drawn; the others start as zeros.
 
     Shape:
         (B, in_channels, H, W) to (B, out_channels, H, W).
 
     Raises:
-        OptionError: an argument is out of range.
-        DtypeError: another dtype.
+        OptionError, DtypeError: an argument is out of range.
 
     References:
         Trockman, Kolter, Orthogonalizing convolutional layers with the Cayley transform, ICLR 2021.

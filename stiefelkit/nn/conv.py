@@ -14,7 +14,7 @@ from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.paraunitary import Paraunitary
 from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.nn.recurrent import require_options
-from stiefelkit.numbers import FLAG, Check, plain, sizes, whole
+from stiefelkit.numbers import FLAG, plain, sizes, whole
 from stiefelkit.tensors import check_dtype
 from stiefelkit.weights import attach
 
@@ -67,23 +67,16 @@ class Convolution(TorchConvolution):
 
     def _keep_orthogonal(self, parametrization: Parametrization, init: str | None, options: dict[str, Any]) -> None:
         """Puts the map on the kernel; raises OptionError where no kernel of this shape is orthogonal."""
-        generator, given = options.pop("generator", None), plain(options)
-        rows, columns = self.weight.shape[0] // self.groups, self.weight.shape[1]
+        w, generator, given = self.weight, options.pop("generator", None), plain(options)
+        rows, columns = w.shape[0] // self.groups, w.shape[1]
         if self._patch != self.stride and rows > columns * math.prod(self._patch):
             raise OptionError(
                 f"{type(self).__name__} needs at most {columns * math.prod(self._patch)} channels for each "
                 f"{columns} of the larger image, where strides leave pixels out, got {rows}; take a kernel at least "
                 "as large as the stride, and a dilation without common factor with it."
             )
-        param = Paraunitary(
-            self.weight.shape,
-            groups=self.groups,
-            stride=self._patch,
-            parametrization=parametrization,
-            options=given,
-            dtype=self.weight.dtype,
-            device=self.weight.device,
-        )
+        maps: dict[str, Any] = {"parametrization": parametrization, "options": given, "dtype": w.dtype}
+        param = Paraunitary(w.shape, groups=self.groups, stride=self._patch, device=w.device, **maps)
         attach.carry(self, "weight", param, init, generator)
 
     def _check_reach(self, image: tuple[int, ...], reach: Sequence[int]) -> None:
@@ -236,8 +229,7 @@ class OrthogonalConv2d(_Forward, nn.Conv2d):
     Args:
         in_channels, out_channels, groups, bias, device: as of torch's.
         kernel_size, stride, dilation: integers, or one for each axis; images need sizes that the stride divides.
-        padding: "same" (an output for each step of the stride), or with zeros "valid" or integers.
-        padding_mode: "circular" or "zeros".
+        padding, padding_mode: "same" (an output for each step) and "circular", or with "zeros" also "valid", integers.
         dtype: of weight and bias, real or complex.
         parametrization: of projectors and frame, a registered name or a class.
         init: a scheme of that map; "identity" leaves an image as it is, where kernel sizes are odd and strides 1.
@@ -274,14 +266,11 @@ class OrthogonalConv1d(_Forward, nn.Conv1d):
 class OrthogonalConvTranspose2d(_Transposed, nn.ConvTranspose2d):
     """`torch.nn.ConvTranspose2d` that is orthogonal as an operator: the adjoint of an `OrthogonalConv2d`.
 
-    Circular images, which torch's layer does not have, grow by the stride. Arguments are those of `OrthogonalConv2d` in
-    the order of torch's layer; `output_padding`, where left out, is what padding="same" needs.
+    Circular images, which torch's layer does not have, grow by the stride. Arguments and errors are those of
+    `OrthogonalConv2d`, in the order of torch's layer; `output_padding`, where left out, is what padding="same" needs.
 
     Shape:
         (B, in_channels, H, W) to (B, out_channels, stride H, stride W) with padding="same".
-
-    Raises:
-        OptionError, ShapeError, UnknownNameError, DtypeError: as `OrthogonalConv2d`.
 
     >>> down = OrthogonalConv2d(2, 8, 2, stride=2)
     >>> up = OrthogonalConvTranspose2d(8, 2, 2, stride=2)
@@ -311,8 +300,6 @@ def each_axis(who: str, key: str, value: Any, dims: int, low: int) -> tuple[int,
     """Returns an integer for each axis; raises OptionError unless it is one, or one for each."""
     value = plain(value)
     axes = (value,) * dims if type(value) is int else sizes(value)
-    each = Check(
-        f"an integer {{key}} >= {low}, or {dims} of them",
-        lambda found: found is not None and len(found) == dims and min(found) >= low,
-    )
-    return each.require(who, key, axes) if axes is not None else each.require(who, key, None)
+    if axes is None or len(axes) != dims or min(axes) < low:
+        raise OptionError(f"{who} needs an integer {key} >= {low}, or {dims} of them, got {shown(value)}.")
+    return axes

@@ -78,9 +78,9 @@ def scan(
     Raises:
         ShapeError: sizes do not fit together.
         UnknownNameError: there is no such activation or backend.
-        OptionError: `gradient` is neither, or the backend cannot do this.
-        DtypeError: half of the gradient of a real w, complex tensors with a real w, a complex bias of modReLU, or w of
-            integers.
+        OptionError: an argument is of another kind, or the backend cannot do this.
+        DtypeError: half of the gradient of a real w, complex tensors with a real w, a complex bias of modReLU, w of
+            integers, or what is no tensor.
 
     >>> w = torch.eye(2)
     >>> out, last = scan(torch.ones(3, 1, 2), w, torch.zeros(1, 2), activation="relu")
@@ -158,8 +158,7 @@ def goru_scan(
     differentiable twice and in forward mode; "auto" takes it under torch.func.jvp.
 
     Args:
-        x: inputs, time-major, shape (T, B, m). With `batch_sizes`, the packed rows (sum of sizes, m) of torch's
-            PackedSequence.
+        x: inputs, time-major, shape (T, B, m), or packed rows.
         h0: first state, shape (B, n).
         q: orthogonal matrix, shape (n, n).
         w: matrices of the gates, :math:`[W_r; W_g]`, shape (2n, n).
@@ -167,9 +166,9 @@ def goru_scan(
         bias: of the gates, :math:`[b_r; b_g]`, shape (2n,).
         activation_bias: :math:`b_c`, second argument of the activation, shape (n,).
         activation: one of `stiefelkit.scan.activations.names()`; without a bias modReLU is the identity.
-        batch_sizes: rows alive at each step, not increasing, for sequences of different lengths.
-        reverse: run from the last step to the first; outputs stay at their own steps.
-        last_only: return None for the outputs.
+        batch_sizes: as in `scan`.
+        reverse: as in `scan`.
+        last_only: as in `scan`.
         backend: "auto", the last of these that can do it; "reference", a loop of autograd's; "inplace", chunk by chunk
             in torch operators, for any device; "triton", one kernel for all steps, CUDA, up to 128 units.
 
@@ -177,10 +176,8 @@ def goru_scan(
         Outputs of shape (T, B, n), packed rows with `batch_sizes`, and the last state of every sequence, (B, n).
 
     Raises:
-        ShapeError: sizes do not fit together.
-        UnknownNameError: there is no such activation or backend.
-        OptionError: the backend cannot do this.
-        DtypeError: something is complex, or q is not floating.
+        ShapeError, UnknownNameError, OptionError: as `scan`.
+        DtypeError: something is complex or no tensor, or q is not floating.
 
     References:
         Jing, Gulcehre, Peurifoy, Shen, Tegmark, Soljacic, Bengio, Gated orthogonal recurrent units: on learning to

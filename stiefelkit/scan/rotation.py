@@ -43,13 +43,12 @@ def rotation_scan(
     computed with in float32, whatever autocast is set to.
 
     Args:
-        x: inputs, time-major, of shape (T, B, m) if they are complex and (T, B, 2m) if they are real. With
-            `batch_sizes`, the packed rows (sum of sizes, .) of torch's PackedSequence.
+        x: inputs, time-major, of shape (T, B, m) if they are complex and (T, B, 2m) if they are real, or packed rows.
         angle: real angles in radians, shape (m,); or one for each step, (T, B, m) or packed rows.
         decay: real factors of moduli: a number, or of the shapes of `angle`.
         h0: first state, shape (B, .), real or complex as x is; zero if left out.
-        batch_sizes: rows alive at each step, not increasing, for sequences of different lengths.
-        reverse: run from the last step to the first; outputs stay at their own steps.
+        batch_sizes: as in `stiefelkit.scan.scan`.
+        reverse: as in `stiefelkit.scan.scan`.
         last_only: return None for the outputs; x is kept for the backward pass, which computes the states again.
         backend: "auto", the last of these that can do it; "reference", a loop in float64, rounded once; "chunks", torch
             operators on any device; "triton", one or two kernels for all steps, CUDA.
@@ -60,8 +59,7 @@ def rotation_scan(
     Raises:
         ShapeError: sizes do not fit together, or a real x has an odd width.
         DtypeError: a tensor is of integers, an angle or a decay is complex, or h0 is and x is not.
-        UnknownNameError: there is no such backend.
-        OptionError: the backend cannot do this.
+        UnknownNameError, OptionError: as `stiefelkit.scan.scan`.
 
     References:
         Biegun, Dolga, Cunningham, Barber, RotRNN: modelling long sequences with rotations, 2024.

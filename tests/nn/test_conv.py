@@ -282,6 +282,20 @@ def test_a_baked_layer_is_torchs_convolution(kind):
         assert torch.equal(plain(x), layer(x))
 
 
+@pytest.mark.parametrize("size", [(6, 5), (1, 4), (7, 8)])
+@pytest.mark.parametrize("sides", [(4, 4, 1, True), (6, 2, 1, False), (2, 6, 2, True)], ids=["square", "wide", "tall"])
+def test_a_kernel_that_is_baked_for_a_size_does_what_the_layer_does_to_it(size, sides):
+    inputs, outputs, groups, bias = sides
+    for layer, image in (
+        (CAYLEY(inputs, outputs, 3, groups, bias), size),
+        (sk.nn.CayleyConv1d(inputs, outputs, 4, groups, bias, dtype=torch.float64), size[1:]),
+    ):
+        baked, x = moved(layer).baked(*image), torch.randn(2, inputs, *image, dtype=layer.skew.dtype)
+        assert type(baked) is (nn.Conv1d if layer.dims == 1 else nn.Conv2d)
+        assert torch.allclose(baked(x), layer(x), atol=1e-5 if x.dtype == torch.float32 else 1e-13)
+        assert all(p.requires_grad and not p.grad_fn for p in baked.parameters())
+
+
 @pytest.mark.parametrize("layer", STATED.values(), ids=STATED)
 def test_layers_are_copied_saved_compiled_exported_and_cast_as_others_are(layer):
     x = torch.randn(2, layer.in_channels, 6, 6)
@@ -350,8 +364,18 @@ REFUSED = [
     (lambda: STATED["adjoint"](torch.zeros(1, 8, 3, 3), [6, 6]), "no output_size"),
     (lambda: setattr(STATED["kernel"], "weight", torch.zeros(8, 4, 3, 3)), "no right inverse"),
     (lambda: CAYLEY(4, 4, 3, dtype=torch.bfloat16), "float32 or float64"),
-    (lambda: CAYLEY(4, 4, 3, init="project"), "an init in"),
+    (lambda: CAYLEY(4, 4, 3, init="project"), "needs init in"),
     (lambda: CAYLEY(4, 6, 3, groups=4), "out_channels that groups=4 divides"),
+    (lambda: CAYLEY(4, 4, 3, strde=2), "CayleyConv2d has no option 'strde'; known: bias"),
+    (lambda: CAYLEY(4, 4, 3, stride=2), "has no option 'stride': put torch.nn.PixelUnshuffle"),
+    (lambda: CAYLEY(4, 4, 3, padding=1), "has no option 'padding': its images are circular"),
+    (lambda: CAYLEY(4, 4, 3, parametrization="givens"), "sk.nn.OrthogonalConv2d takes any"),
+    (lambda: sk.nn.CayleyConv1d(4, 4, 3, kernal_size=3), "no option 'kernal_size'; did you mean \"kernel_size\""),
+    (lambda: CAYLEY(4, 4, "ab"), "2 of them, got 'ab'"),
+    (lambda: CONV(4, 4, 2.5), "2 of them, got 2.5"),
+    (lambda: CONV(4, 4, (3, None)), r"2 of them, got \(3, None\)"),
+    (lambda: STATED["frequencies"].kernel(5), r"an integer size >= 1, or 2 of them, got \(5,\)"),
+    (lambda: STATED["frequencies"].baked(0, 5), r"an integer size >= 1, or 2 of them, got \(0, 5\)"),
     (lambda: STATED["frequencies"](torch.zeros(1, 3, 5, 6)), r"floating images \(4, H, W\)"),
     (lambda: STATED["frequencies"](torch.zeros(1, 4, 0, 6)), r"floating images \(4, H, W\)"),
     (lambda: STATED["frequencies"](torch.zeros(1, 4, 5, 6, dtype=torch.int64)), "or a batch of them, got torch.int64"),

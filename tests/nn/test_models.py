@@ -10,7 +10,6 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.models.rotrnn import rotrnn
 from stiefelkit.scan import activations
 from stiefelkit.testing import seeds
 
@@ -261,8 +260,6 @@ def test_separate_coordinates_take_separate_rates():
             "option 'activation': its recurrence is linear",
         ),
         (("lru", 1, 4, 3), {"nonlinearity": "relu"}, errors.OptionError, "'nonlinearity': its recurrence is linear"),
-        (("lru", 1, 4, 3), {"bidirectional": True}, errors.OptionError, "'bidirectional': it reads one way."),
-        (("rotrnn", 1, 4, 3), {"field": "complex"}, errors.OptionError, "'field': its states are real"),
         (("rotrnn", 1, 4, 3), {"dropuot": 0.1}, errors.OptionError, "no option 'dropuot'; did you mean \"dropout\"?"),
         (("scornn", 1, 4, 3), {"nonlinearity": "relu"}, errors.OptionError, 'did you mean "activation"?'),
         (("gru", 1, 4, 3), {"init": "haar"}, errors.OptionError, "GRU needs a parametrization for the options init"),
@@ -272,11 +269,6 @@ def test_bad_models_are_said_in_one_sentence(arguments, options, error, text):
     with pytest.raises(error) as caught:
         sk.models.create(*arguments, **options)
     assert text in str(caught.value)
-
-
-def test_a_model_that_is_built_without_create_refuses_the_same():
-    with pytest.raises(errors.OptionError, match="rotrnn has no option 'bidirectional': it reads one way"):
-        rotrnn(1, 4, 3, bidirectional=True)
 
 
 def test_a_model_is_registered_by_name(monkeypatch):

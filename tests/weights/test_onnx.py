@@ -20,10 +20,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "recurrence.md"
 STEPS, BATCH = torch.export.Dim("steps"), torch.export.Dim("batch")
 
 
-def exported(net: nn.Module, path: Path, dims: dict[int, Any]) -> Any:
+def exported(net: nn.Module, path: Path, dims: dict[int, Any], x: torch.Tensor | None = None) -> Any:
     """Runs what was written from a baked copy of a net, on inputs of other sizes than those of the export."""
     plain = sk.bake(copy.deepcopy(net)).eval()
-    arguments = (torch.randn(5, 3, 3),)
+    arguments = (torch.randn(5, 3, 3) if x is None else x,)
     torch.onnx.export(plain, arguments, path, dynamo=True, verbose=False, dynamic_shapes=(dims,))
     session = onnxruntime.InferenceSession(path)
 
@@ -96,6 +96,24 @@ def test_gates_that_drop_are_told_to_stop(parametrization):
     net = sk.bake(sk.models.create("lstm", 3, 4, 2, num_layers=2, dropout=0.5, parametrization=parametrization))
     with pytest.raises(torch.onnx.OnnxExporterError, match=r"drops nothing, got dropout in training; call eval\(\)"):
         torch.onnx.export(net, (torch.randn(2, 3, 3),), dynamo=True, verbose=False)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_is_baked_for_a_size_runs_in_onnx(tmp_path):
+    layer = sk.nn.CayleyConv2d(4, 6, 3)
+    run = exported(layer.baked(6, 5), tmp_path / "conv.onnx", {0: BATCH}, torch.randn(3, 4, 6, 5))
+    x = torch.randn(2, 4, 6, 5)
+    assert torch.allclose(run(x)[0], layer(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("axes", "size"), [("H, W", (6, 5)), ("W", (6,))])
+def test_a_convolution_by_frequencies_is_told_to_be_baked_for_a_size(axes, size):
+    layer = (sk.nn.CayleyConv1d if len(size) == 1 else sk.nn.CayleyConv2d)(4, 4, 3)
+    with pytest.raises(torch.onnx.OnnxExporterError) as caught:
+        torch.onnx.export(nn.Sequential(layer), (torch.randn(2, 4, *size),), dynamo=True, verbose=False)
+    assert isinstance(caught.value.__cause__, errors.OptionError)
+    needs = f"needs a kernel for images of one size, got {type(layer).__name__}; put layer.baked({axes}) in its place."
+    assert needs in str(caught.value)
 
 
 def test_a_net_with_maps_in_it_is_told_to_be_baked(tmp_path):

@@ -211,13 +211,9 @@ def loss_of(name: str, closure: Callable[[], Any]) -> Any:
 
 def not_returned(who: str, words: str, made: Any) -> OptimizerError:
     """Returns the error for what a method that others write has returned instead."""
-    return OptimizerError(f"{who} needs to return {words}, got {_kind_of(made)}.")
-
-
-def _kind_of(value: Any) -> str:
-    if type(value) in (tuple, list):
-        return f"{type(value).__name__} of {', '.join(map(_kind_of, value)) or 'nothing'}"
-    return f"Tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    parts = made if type(made) in (tuple, list) else [made]
+    kinds = [f"Tensor {tuple(part.shape)}" if isinstance(part, Tensor) else type(part).__name__ for part in parts]
+    return OptimizerError(f"{who} needs to return {words}, got {' and '.join(kinds)}.")
 
 
 def check_readers(who: str, group: dict[str, Any], params: list[Any]) -> None:
@@ -233,12 +229,14 @@ def check_readers(who: str, group: dict[str, Any], params: list[Any]) -> None:
             and len(coordinate_list.coordinates) == 1
         )
         if not (can and p.is_complex()):
-            got = "one that no module holds"
-            if coordinate_list is not None:
-                got = f"that of {coordinate_list.weight} ({p.dtype})"
+            of = (
+                "one that no module holds"
+                if coordinate_list is None
+                else f"that of {coordinate_list.weight} ({p.dtype})"
+            )
             raise OptimizerError(
                 f'{who} with gradient="{group["gradient"]}" needs complex frames that are the '
-                f'recurrent weight of an sk.nn.OrthogonalRNN or OrthogonalRNNCell, got {got}; use gradient="exact".'
+                f'recurrent weight of an sk.nn.OrthogonalRNN or OrthogonalRNNCell, got {of}; use gradient="exact".'
             )
 
 

@@ -11,23 +11,11 @@ from stiefelkit.functional import Tangent, cayley_increment
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._stiefel.retractions import landed_in_one
 from stiefelkit.metrics import rounding_limit
+from stiefelkit.optim.base import rounding
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.checks import not_finite, not_returned, too_long
 from stiefelkit.optim.base.frame_optimizer import FrameOptimizer
-from stiefelkit.optim.base.rounding import (
-    HOPELESS,
-    LOST,
-    MOST,
-    due,
-    land,
-    leap,
-    left_behind,
-    measured,
-    polish,
-    rounding_of_step,
-    wear_left,
-    wear_of_rounding,
-)
+from stiefelkit.optim.base.rounding import measured
 from stiefelkit.optim.steps import are_ordinary, as_factor, have_squares, in_units, is_still, reach
 
 _TURNS = 3
@@ -80,13 +68,13 @@ class Retraction(ABC):
         """Polishes after an increment of some length what cannot wait for the next increment to take it away."""
         p = bucket.params[0]
         if not bucket.is_read:
-            land(bucket, group["precision"], self.polishes)
+            rounding.land(bucket, group["precision"], self.polishes)
             return
-        most = due(*p.shape[-2:], group["precision"]) * (MOST if "lo" in bucket.states[0] else 2)
+        most = rounding.due(*p.shape[-2:], group["precision"]) * (rounding.MOST if "lo" in bucket.states[0] else 2)
         if bucket.wear <= most:
             return
         for _ in range(_TURNS):
-            polish(bucket)
+            rounding.polish(bucket)
             if bucket.wear == 0:
                 return
 
@@ -113,7 +101,7 @@ class CayleyStep(Retraction):
             return False
         w, lo, defects = landed
         bucket.replace(w, lo)
-        bucket.require(defects.amax() <= LOST * math.sqrt(w.shape[-1]), AssertionError)
+        bucket.require(defects.amax() <= rounding.LOST * math.sqrt(w.shape[-1]), AssertionError)
         return True
 
 
@@ -180,7 +168,7 @@ class TangentOptimizer(FrameOptimizer):
         if is_read and not are_ordinary(steps):
             direction, steps = in_units(w, direction, steps)
         is_short = with_remainder and self.retraction.sums_are_short
-        model = rounding_of_step(*w.shape[-2:], w.dim() == 2) if is_short else (1.0, 1.0)
+        model = rounding.rounding_of_step(*w.shape[-2:], w.dim() == 2) if is_short else (1.0, 1.0)
         length, worn, grown = reach(direction, steps, model)
         defect, before = None, 0.0
         if not is_read:
@@ -190,8 +178,8 @@ class TangentOptimizer(FrameOptimizer):
                 return
         elif not math.isfinite(length + sum(direction.rest_norms)):
             raise too_long(who, group, bucket, length)
-        elif length > _LONGEST * root or worn > HOPELESS:
-            exact = leap(bucket, w, direction, steps, self.retraction.leap)
+        elif length > _LONGEST * root or worn > rounding.HOPELESS:
+            exact = rounding.leap(bucket, w, direction, steps, self.retraction.leap)
             if exact is not None:
                 self.carry(group, bucket, direction, steps, w, leapt=exact)
             if exact is None or not bucket.is_finite():
@@ -201,16 +189,16 @@ class TangentOptimizer(FrameOptimizer):
             bucket.wear = 0.0
             return
         else:
-            before, bound = bucket.wear * grown, due(*w.shape[-2:], precision)
-            if before >= bound and (not with_remainder or before + worn > MOST * bound):
+            before, bound = bucket.wear * grown, rounding.due(*w.shape[-2:], precision)
+            if before >= bound and (not with_remainder or before + worn > rounding.MOST * bound):
                 defect, norm = measured(bucket, w)
-                if not norm <= LOST * root:
+                if not norm <= rounding.LOST * root:
                     raise NotAFrameError(
                         f"{who} needs frames, got one with ||W^H W - I||_F = {norm:.2g}: it was changed from outside; "
                         "assign a frame with sk.assign_."
                     )
                 limit = rounding_limit(w.shape[-1], w.dtype)
-                before = wear_left(bucket, norm) + left_behind(defect, norm, direction, steps) / limit
+                before = rounding.wear_left(bucket, norm) + rounding.left_behind(defect, norm, direction, steps) / limit
         made = self.retraction.increment(group, w, direction, steps, defect)
         increment, shorter = _two(made)
         if not isinstance(increment, Tensor) or increment.shape != w.shape:
@@ -220,7 +208,7 @@ class TangentOptimizer(FrameOptimizer):
             self.carry(group, bucket, direction, steps, w, increment=increment)
         bucket.commit()
         bucket.add(increment)
-        bucket.wear = before + max(worn, 0.0 if with_remainder else wear_of_rounding(w, precision))
+        bucket.wear = before + max(worn, 0.0 if with_remainder else rounding.wear_of_rounding(w, precision))
         self.retraction.settle(group, bucket, length if shorter is None else shorter)
 
 

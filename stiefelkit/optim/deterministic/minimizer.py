@@ -15,15 +15,7 @@ from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import plain
 from stiefelkit.optim.base.checkpoint import check_states
-from stiefelkit.optim.base.checks import (
-    ask_readers,
-    by_manifold,
-    check_manifold,
-    check_members,
-    check_spelling,
-    given,
-    not_returned,
-)
+from stiefelkit.optim.base.checks import ask_readers, by_manifold, check_manifold, check_members, check_spelling, given
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.deterministic.space import Space
 from stiefelkit.optim.settings import Setting, at_least, is_number, signature, told, whole
@@ -204,7 +196,8 @@ class Minimizer(torch.optim.Optimizer, ABC):
                     best, objective.reached = objective.best, min(objective.reached, here.loss)
                     there = self.iterate(objective, here, memory)
                     if not isinstance(there, Position | None):
-                        raise not_returned(f"{name}.iterate", "a Position or None", there)
+                        got = type(there).__name__
+                        raise OptimizerError(f"{name}.iterate needs to return a Position or None, got {got}.")
                     idle = idle + 1 if objective.best is best else 0
                     if there is not None and idle < patience:
                         here = there
