@@ -170,7 +170,7 @@ class CayleyConv2d(_CayleyConv):
     at each frequency its Fourier transform is skew-Hermitian, Q is a frame, and all of them are one call of
     `stiefelkit.functional.cayley`. D are signs. Q has as many taps as the image, which decay: `baked` fixes one size.
     All-pass filters of one channel a group, which no finite kernel gives, are among them. With fewer outputs than
-    inputs Q is the adjoint of a tall one. Singular values are 1 to rounding. Strides: `torch.nn.PixelUnshuffle` in front.
+    inputs Q is the adjoint of a tall one. Singular values are 1 to rounding. Strides: `torch.nn.PixelUnshuffle`.
 
     Coordinates are plain parameters for any optimizer: `skew`, the taps of :math:`A_{ij}` below the diagonal, and
     `diagonal`, those of its diagonal, which is odd: :math:`n^2 k^2 / 2 - n / 2` numbers if n channels are kept and k is

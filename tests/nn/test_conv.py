@@ -371,9 +371,9 @@ REFUSED = [
     (lambda: CAYLEY(4, 4, 3, padding=1), "has no option 'padding': its images are circular"),
     (lambda: CAYLEY(4, 4, 3, parametrization="givens"), "sk.nn.OrthogonalConv2d takes any"),
     (lambda: sk.nn.CayleyConv1d(4, 4, 3, kernal_size=3), "no option 'kernal_size'; did you mean \"kernel_size\""),
-    (lambda: CAYLEY(4, 4, "ab"), "2 of them, got 'ab'"),
-    (lambda: CONV(4, 4, 2.5), "2 of them, got 2.5"),
-    (lambda: CONV(4, 4, (3, None)), r"2 of them, got \(3, None\)"),
+    (lambda: CAYLEY(4, 4, "ab"), "2 of them, got 'ab'"),  # type: ignore[arg-type]
+    (lambda: CONV(4, 4, 2.5), "2 of them, got 2.5"),  # type: ignore[arg-type]
+    (lambda: CONV(4, 4, (3, None)), r"2 of them, got \(3, None\)"),  # type: ignore[arg-type]
     (lambda: STATED["frequencies"].kernel(5), r"an integer size >= 1, or 2 of them, got \(5,\)"),
     (lambda: STATED["frequencies"].baked(0, 5), r"an integer size >= 1, or 2 of them, got \(0, 5\)"),
     (lambda: STATED["frequencies"](torch.zeros(1, 3, 5, 6)), r"floating images \(4, H, W\)"),

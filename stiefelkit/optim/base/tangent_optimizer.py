@@ -149,8 +149,8 @@ class TangentOptimizer(FrameOptimizer):
         try:
             made: Any = self.direction(group, bucket, w, g)
             direction, steps = _two(made)
-            count = len(direction.rotation_norms) if isinstance(direction, Tangent) else None
-            if not isinstance(steps, list | tuple) or len(steps) != count:
+            count = len(direction.rotation_norms) if isinstance(direction, Tangent) else -1
+            if count != (len(steps) if isinstance(steps, list | tuple) else None):
                 raise not_returned(f"{who}.direction", "a Tangent and a list of how far each matrix goes", made)
             is_lost = is_read and not have_squares(direction, w.dtype)
         except OverflowError:
