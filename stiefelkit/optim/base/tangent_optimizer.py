@@ -148,10 +148,11 @@ class TangentOptimizer(FrameOptimizer):
         bucket.refresh(with_remainder)
         try:
             made: Any = self.direction(group, bucket, w, g)
-            direction, steps = _two(made)
-            count = len(direction.rotation_norms) if isinstance(direction, Tangent) else -1
-            if count != (len(steps) if isinstance(steps, list | tuple) else None):
+            along, far = _two(made)
+            count = len(along.rotation_norms) if isinstance(along, Tangent) else -1
+            if count != (len(far) if isinstance(far, list | tuple) else None):
                 raise not_returned(f"{who}.direction", "a Tangent and a list of how far each matrix goes", made)
+            direction, steps = made
             is_lost = is_read and not have_squares(direction, w.dtype)
         except OverflowError:
             is_lost = True
