@@ -6,7 +6,7 @@ import torch
 
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError
-from stiefelkit.models.blocks import REFUSED, stacked
+from stiefelkit.models.blocks import stacked
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import RotationBlock
 
@@ -39,11 +39,9 @@ def rotrnn(
     References:
         Biegun, Dolga, Cunningham, Barber, RotRNN: modelling long sequences with rotations, 2024.
     """
-    for name in REFUSED.keys() & options:
-        raise OptionError(f"rotrnn has no option {name!r}: {REFUSED[name]}.")
+    for name in ("bidirectional", "field"):
+        if name in options:
+            raise OptionError(f"rotrnn has real states of one direction and no option {name}.")
     sizes = input_size, hidden_size, output_size
     planes = dict(heads=heads, parametrization=parametrization, decay=decay, max_angle=max_angle)
     return stacked("rotrnn", RotationBlock, sizes, width, num_layers, **planes, dropout=dropout, bias=False, **options)
-
-
-rotrnn.refused = REFUSED  # type: ignore[attr-defined]
