@@ -134,7 +134,6 @@ class Reproduction:
     device: str | None = field(default=None, metadata={"shown": "cpu"})
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         settle_(self, "A reproduction", epochs=optional(whole(1)), seed=optional(SEED), threads=optional(THREADS))
 
     def settings(self, row: Row) -> Settings:

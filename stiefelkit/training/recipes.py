@@ -9,13 +9,18 @@ from typing import Any
 from stiefelkit.errors import OptionError
 from stiefelkit.optim import names_in_words
 
-__all__ = ["LRU_RATES", "Option", "Recipe", "Settings"]
+__all__ = ["LRU_RATES", "Option", "Recipe", "Settings", "of_planes"]
 
 LRU_RATES = dict.fromkeys(("log_angle", "log_rate", "log_scale"), 1e-3)
 """Rates of the planes of an LRU, below that of its matrices as in its paper."""
 
 Option = int | float | bool | str | list[Any]
 """What an option of a model or an optimizer may be on the command line and in a file."""
+
+
+def of_planes(n: int) -> dict[str, Option]:
+    """Returns the options of a RotRNN of n units whose heads are single planes, in no basis of their own."""
+    return {"heads": n // 2, "parametrization": "none"}
 
 
 def tables_of(words: Mapping[str, str]) -> dict[str, dict[str, Option]]:

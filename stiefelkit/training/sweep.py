@@ -63,7 +63,6 @@ class SweepPlan:
     commands: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the number of jobs."""
         settle_(self, SUBJECT, jobs=whole(1))
 
 

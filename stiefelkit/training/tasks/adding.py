@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.numbers import FLAG, settle_, whole
-from stiefelkit.training.recipes import Recipe
+from stiefelkit.training.recipes import Recipe, of_planes
 from stiefelkit.training.tasks.task import Drawn
 
 if TYPE_CHECKING:
@@ -27,10 +27,7 @@ RECIPES = {
     "margin_rnn": _of(128, rates={"skew": 1e-4}),
     "goru": _of(128),
     "rotrnn": _of(
-        64,
-        4e-3,
-        optimizer="adamw",
-        options=lambda n: {"heads": n // 2, "parametrization": "none", "decay": [0.1, 0.9999], "max_angle": 0.1},
+        64, 4e-3, optimizer="adamw", options=lambda n: {**of_planes(n), "decay": [0.1, 0.9999], "max_angle": 0.1}
     ),
     "lru": _of(64, 4e-3, optimizer="adamw"),
     "irnn": _of(100, 1e-4, clip_norm=1.0),
@@ -79,7 +76,7 @@ class Adding(Drawn):
     recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
-        """Checks the ranges: below T = 3 the first half is empty."""
+        # below T = 3 the first half is empty
         settle_(self, "Adding", T=whole(3), train_size=whole(1), test_size=whole(1), fresh=FLAG)
 
     @property

@@ -7,12 +7,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from stiefelkit.errors import OptionError
 from stiefelkit.numbers import optional, settle_, whole
 from stiefelkit.training import data
 from stiefelkit.training.checks import known_words, of_type
-from stiefelkit.training.recipes import LRU_RATES, Recipe
-from stiefelkit.training.tasks.task import Task, cross_entropy
+from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes
+from stiefelkit.training.tasks.task import Parted, cross_entropy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,13 +32,7 @@ RECIPES = {
     "lie_urnn": _of(185),
     "margin_rnn": _of(230, rates={"skew": 1e-4}),
     "goru": _of(128),
-    "rotrnn": _of(
-        156,
-        4e-3,
-        optimizer="adamw",
-        rates={"angle": 1e-3, "log_rate": 1e-3},
-        options=lambda n: {"heads": n // 2, "parametrization": "none"},
-    ),
+    "rotrnn": _of(156, 4e-3, optimizer="adamw", rates={"angle": 1e-3, "log_rate": 1e-3}, options=of_planes),
     "lru": _of(156, 4e-3, optimizer="adamw", rates=LRU_RATES),
     "irnn": _of(230, clip_norm=1.0),
     "henaff_rnn": _of(230, clip_norm=1.0),
@@ -54,7 +47,7 @@ oRNN's paper has 512 units, 345 reflections, Adam at 1e-4 and one line at a time
 
 
 @dataclass(frozen=True)
-class Chars(Task):
+class Chars(Parted):
     """Reads text character by character, and must predict the character that comes next, or `ahead` steps later.
 
     Input: one-hot vectors over the characters of the training part. Target: the character `ahead` steps after. The loss
@@ -90,7 +83,6 @@ class Chars(Task):
     scores: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         settle_(self, "Chars", T=whole(1), ahead=whole(1), train_size=optional(whole(1)))
         of_type("Chars", str, {"file": self.file, "reset": self.reset})
         known_words("Chars", "reset", [self.reset], RESETS)
@@ -110,27 +102,9 @@ class Chars(Task):
         """The frequencies of the training part, and its commonest character."""
         return dict(self._text().unigram(self.T, self.ahead))
 
-    @property
-    def sequences(self) -> int:
-        """Number of training sequences."""
-        return len(self._split("train")) if self.train_size is None else self.train_size
-
-    def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Returns some sequences of the epoch's own shuffle, which is drawn from (seed, epoch)."""
-        train = self._split("train")
-        if self.sequences > len(train):
-            raise OptionError(
-                f"Chars needs train_size <= {len(train)}, the sequences that there are, got {self.sequences}."
-            )
-        return train.read(self._visited(step, batch_size, seed))
-
-    def held_out(self) -> tuple[Tensor, Tensor]:
-        """Returns the sequences of the last part, in order."""
-        return self._split("test").all()
-
-    def validation(self) -> tuple[Tensor, Tensor]:
-        """Returns those of the part before."""
-        return self._split("valid").all()
+    def _split(self, name: str) -> Sequences:
+        """Returns the windows, or the lines, of a part of the text."""
+        return self._text().sequences(name, self.T, self.ahead)
 
     def data_digest(self) -> str:
         """Returns that of the three parts of the text."""
@@ -150,9 +124,6 @@ class Chars(Task):
         count = int((y >= 0).sum())
         scores = {"loss": self.loss(output, y), "accuracy": self.accuracy(output, y)}
         return {key: (float(score) * count, count) for key, score in scores.items()}
-
-    def _split(self, name: str) -> Sequences:
-        return self._text().sequences(name, self.T, self.ahead)
 
     def _text(self) -> Text:
         from stiefelkit.training.tasks.texts import text

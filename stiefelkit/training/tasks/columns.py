@@ -91,16 +91,10 @@ def prepared(
     ahead: int,
     kind: str,
 ) -> Prepared:
-    """Reads a file and cuts it into stretches, see `Table`.
+    """Reads a file and cuts it into stretches.
 
-    Args:
-        files: that of the table and, of an .npy, that of the targets, each with its time and size.
-        target: as in `Table`, like the arguments after it.
-        features: columns.
-        series: column.
-        window: rows.
-        ahead: rows.
-        kind: of the target.
+    `files` are that of the table and, of an .npy, that of the targets, each with its time and size; the others are
+    options of `Table`.
 
     Raises:
         DataError: it is no such file, lacks a column, holds what is no number, or is too short.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.numbers import FLAG, settle_, whole
-from stiefelkit.training.recipes import LRU_RATES, Recipe
+from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes
 from stiefelkit.training.tasks.task import Drawn, cross_entropy
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 SYMBOLS = 10
 
 _of = functools.partial(Recipe.of, optimizer="rmsprop", steps=1000, batch_size=20, optimizer_options={"alpha": 0.9})
+_of_adamw = functools.partial(_of, optimizer="adamw", optimizer_options={})
 RECIPES = {
     "scornn": _of(64, 2e-3, rates={"skew": 2e-4}, options=lambda n: {"negative": n // 2}),
     "scurnn": _of(64, rates={"skew": 1e-4}),
@@ -29,15 +30,10 @@ RECIPES = {
     "lie_urnn": _of(64),
     "margin_rnn": _of(64, rates={"skew": 1e-4}),
     "goru": _of(64),
-    "rotrnn": _of(
-        64,
-        4e-3,
-        optimizer="adamw",
-        optimizer_options={},
-        rates={"angle": 1e-4, "log_rate": 1e-3},
-        options=lambda n: {"heads": n // 2, "parametrization": "none", "decay": [0.999, 0.99999]},
+    "rotrnn": _of_adamw(
+        64, 4e-3, rates={"angle": 1e-4, "log_rate": 1e-3}, options=lambda n: {**of_planes(n), "decay": [0.999, 0.99999]}
     ),
-    "lru": _of(64, 4e-3, optimizer="adamw", optimizer_options={}, rates=LRU_RATES),
+    "lru": _of_adamw(64, 4e-3, rates=LRU_RATES),
     "irnn": _of(64, clip_norm=1.0),
     "henaff_rnn": _of(64, clip_norm=1.0),
     "gru": _of(68, clip_norm=1.0),
@@ -79,7 +75,6 @@ class Copying(Drawn):
     recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         sizes = dict.fromkeys(("T", "train_size", "test_size"), whole(1))
         settle_(self, "Copying", **sizes, fresh=FLAG, at_marker=FLAG)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from stiefelkit.numbers import settle_, whole
 from stiefelkit.training import data
-from stiefelkit.training.recipes import Recipe
+from stiefelkit.training.recipes import Recipe, of_planes
 from stiefelkit.training.tasks.task import Task, cross_entropy
 
 if TYPE_CHECKING:
@@ -20,27 +20,19 @@ ALL_TRAIN = 1797 - TEST_SIZE
 PERMUTATION_SEED = 92916
 
 _of = functools.partial(Recipe.of, steps=2400, batch_size=64, schedule="cosine")
-RMSPROP, CAYLEY = {"alpha": 0.9}, {"precondition": "rmsprop"}
+RMSPROP: dict[str, Any] = {"optimizer": "rmsprop", "optimizer_options": {"alpha": 0.9}}
+CAYLEY: dict[str, Any] = {"optimizer": "multiplicative_cayley", "optimizer_options": {"precondition": "rmsprop"}}
 RECIPES = {
-    "scornn": _of(
-        96,
-        3e-3,
-        optimizer="rmsprop",
-        optimizer_options=RMSPROP,
-        rates={"skew": 3e-4},
-        options=lambda n: {"negative": n // 10},
-    ),
+    "scornn": _of(96, 3e-3, **RMSPROP, rates={"skew": 3e-4}, options=lambda n: {"negative": n // 10}),
     "scurnn": _of(64, 2e-3, rates={"skew": 1e-3}),
-    "full_urnn": _of(
-        64, 2e-3, optimizer="multiplicative_cayley", optimizer_options=CAYLEY, rates={"stiefel": 3e-4}, batch_size=32
-    ),
+    "full_urnn": _of(64, 2e-3, **CAYLEY, rates={"stiefel": 3e-4}, batch_size=32),
     "restricted_urnn": _of(64, 2e-3, steps=1600),
     "ornn": _of(96, 2e-3, options=lambda n: {"reflections": n // 4}),
     "eurnn": _of(64, 2e-3, options=lambda n: {"layers": 8}),
     "exprnn": _of(96, 2e-3, rates={"skew": 3e-4}),
     "lie_urnn": _of(64, 2e-3, rates={"skew": 1e-3}),
     "margin_rnn": _of(96, rates={"skew": 3e-4}),
-    "rotrnn": _of(64, 4e-3, optimizer="adamw", options=lambda n: {"heads": n // 2, "parametrization": "none"}),
+    "rotrnn": _of(64, 4e-3, optimizer="adamw", options=of_planes),
     "lru": _of(64, 4e-3, optimizer="adamw"),
     "irnn": _of(96, 2e-3, steps=6000, clip_norm=1.0),
     "henaff_rnn": _of(96, clip_norm=1.0),
@@ -93,7 +85,6 @@ class Digits(DigitTask):
     recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         settle_(self, "Digits", train_size=whole(1, ALL_TRAIN))
 
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from stiefelkit.errors import DataError
 from stiefelkit.numbers import settle_, whole
 from stiefelkit.training import data
 from stiefelkit.training.data import File
-from stiefelkit.training.recipes import LRU_RATES, Option, Recipe
+from stiefelkit.training.recipes import LRU_RATES, Option, Recipe, of_planes
 from stiefelkit.training.tasks.digits import DigitTask
 from stiefelkit.training.tasks.task import generator
 
@@ -60,7 +60,7 @@ def _of(*sizes: Any, batch_size: int = 50, **rest: Any) -> Recipe:
 
 
 def _of_rotations(n: int) -> dict[str, Option]:
-    return {"width": 26, "num_layers": 3, "heads": n // 2, "parametrization": "none", "decay": [0.99, 0.9997]}
+    return {"width": 26, "num_layers": 3, **of_planes(n), "decay": [0.99, 0.9997]}
 
 
 def _recipes(share: int) -> dict[str, Recipe]:
@@ -118,7 +118,6 @@ class Mnist(DigitTask):
     recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         settle_(self, type(self).__name__, train_size=whole(1, ALL_TRAIN), shifts=whole(0, SIDE))
 
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -163,7 +162,6 @@ class PermutedMnist(Mnist):
     recipes: ClassVar[dict[str, Recipe]] = PERMUTED
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         super().__post_init__()
         settle_(self, "PermutedMnist", permutation_seed=whole(0, 2**32 - 1))
 

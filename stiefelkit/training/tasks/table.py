@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stiefelkit.errors import DataError, OptionError
+from stiefelkit.errors import DataError
 from stiefelkit.numbers import optional, settle_, whole
 from stiefelkit.training import data
 from stiefelkit.training.checks import known_words, of_type
-from stiefelkit.training.recipes import LRU_RATES, Recipe
-from stiefelkit.training.tasks.task import Task, cross_entropy
+from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes
+from stiefelkit.training.tasks.task import Parted, cross_entropy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ RECIPES = {
     "lie_urnn": _of(64),
     "margin_rnn": _of(96, rates={"skew": 1e-4}),
     "goru": _of(64),
-    "rotrnn": _of(64, 4e-3, optimizer="adamw", options=lambda n: {"heads": n // 2, "parametrization": "none"}),
+    "rotrnn": _of(64, 4e-3, optimizer="adamw", options=of_planes),
     "lru": _of(64, 4e-3, optimizer="adamw", rates=LRU_RATES),
     "irnn": _of(96, clip_norm=1.0),
     "henaff_rnn": _of(96, clip_norm=1.0),
@@ -45,7 +45,7 @@ RECIPES = {
 
 
 @dataclass(frozen=True)
-class Table(Task):
+class Table(Parted):
     """Reads consecutive rows of a table or an array in a file, and must predict a number or a class.
 
     A CSV file has a line with the names of its columns, then rows in the order of time; commas, semicolons or tabs
@@ -87,7 +87,6 @@ class Table(Task):
     recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         sizes = {"window": optional(whole(1)), "ahead": whole(0), "train_size": optional(whole(1))}
         settle_(self, "Table", **sizes)
         words = ("file", "target", "features", "series", "kind")
@@ -97,7 +96,7 @@ class Table(Task):
     @property
     def input_size(self) -> int:
         """Number of columns that are read."""
-        return self._prepared.parts["train"].x.shape[1]
+        return self._split("train").x.shape[1]
 
     @property
     def output_size(self) -> int:
@@ -121,7 +120,7 @@ class Table(Task):
     def last_only(self) -> bool:
         """False for a target at each step; True where the data are not at hand."""
         try:
-            return self._prepared.parts["train"].offset is not None
+            return self._split("train").offset is not None
         except DataError:
             return True
 
@@ -149,27 +148,9 @@ class Table(Task):
         """The best constant answer to the test part, or the last value that has been read."""
         return dict(self._prepared.baseline)
 
-    @property
-    def sequences(self) -> int:
-        """Number of training sequences."""
-        return len(self._prepared.parts["train"]) if self.train_size is None else self.train_size
-
-    def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Returns some sequences of the epoch's own shuffle, which is drawn from (seed, epoch)."""
-        train: Stretches = self._prepared.parts["train"]
-        if self.sequences > len(train):
-            raise OptionError(
-                f"Table needs train_size <= {len(train)}, the sequences that there are, got {self.sequences}."
-            )
-        return train.read(self._visited(step, batch_size, seed))
-
-    def held_out(self) -> tuple[Tensor, Tensor]:
-        """Returns the sequences of the test part."""
-        return self._prepared.parts["test"].all()
-
-    def validation(self) -> tuple[Tensor, Tensor]:
-        """Returns those of the validation part."""
-        return self._prepared.parts["valid"].all()
+    def _split(self, name: str) -> Stretches:
+        """Returns the windows, or the series, of a part of the rows."""
+        return self._prepared.parts[name]
 
     def data_digest(self) -> str:
         """Returns that of the file, and of the targets' own."""

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -183,14 +184,13 @@ class Task(ABC):
         """
         x, y = self.held_out() if examples is None else examples
         chunk = chunk or max(1, min(500, CHUNK // x.shape[1]))
-        sums: dict[str, float] = {}
-        counts: dict[str, float] = {}
+        sums, counts = defaultdict[str, float](float), defaultdict[str, float](float)
         with evaluating(model) as device:
             for xs, ys in zip(x.split(chunk), y.split(chunk), strict=True):
                 xs, ys = self.trimmed(xs.to(device), ys.to(device))
                 for key, (total, count) in self.totals(self.answer(model, xs), ys).items():
-                    sums[key] = sums.get(key, 0.0) + total
-                    counts[key] = counts.get(key, 0.0) + count
+                    sums[key] += total
+                    counts[key] += count
         return {key: total / counts[key] for key, total in sums.items()}
 
     def trimmed(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -221,6 +221,39 @@ class Task(ABC):
     def options(self) -> dict[str, Any]:
         """Returns the options by name, as they are written into a run folder."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+
+class Parted(Task):
+    """A task on the user's data, cut into sequences of three parts: "train", "valid" and "test"."""
+
+    train_size: int | None  # type: ignore[assignment]
+
+    @abstractmethod
+    def _split(self, name: str) -> Any:
+        """Returns the sequences of a part, which have a length, `read` for x and y of some, and `all` for all."""
+
+    @property
+    def sequences(self) -> int:
+        """Number of training sequences."""
+        return len(self._split("train")) if self.train_size is None else self.train_size
+
+    def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Returns some sequences of the epoch's own shuffle, which is drawn from (seed, epoch)."""
+        train = self._split("train")
+        if self.sequences > len(train):
+            raise OptionError(
+                f"{type(self).__name__} needs train_size <= {len(train)}, the sequences that there are, got "
+                f"{self.sequences}."
+            )
+        return train.read(self._visited(step, batch_size, seed))
+
+    def held_out(self) -> tuple[Tensor, Tensor]:
+        """Returns the sequences of the test part, in order."""
+        return self._split("test").all()
+
+    def validation(self) -> tuple[Tensor, Tensor]:
+        """Returns those of the validation part."""
+        return self._split("valid").all()
 
 
 class Drawn(Task):

@@ -11,7 +11,7 @@ from stiefelkit.errors import DataError
 from stiefelkit.numbers import at_least, settle_, whole
 from stiefelkit.training import data
 from stiefelkit.training.checks import of_type
-from stiefelkit.training.recipes import Recipe
+from stiefelkit.training.recipes import Recipe, of_planes
 from stiefelkit.training.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ RECIPES = {
     "lie_urnn": _of(48),
     "margin_rnn": _of(48, rates={"skew": 1e-4}),
     "goru": _of(32),
-    "rotrnn": _of(48, 4e-3, optimizer="adamw", options=lambda n: {"heads": n // 2, "parametrization": "none"}),
+    "rotrnn": _of(48, 4e-3, optimizer="adamw", options=of_planes),
     "lru": _of(48, 4e-3, optimizer="adamw"),
     "irnn": _of(48),
     "henaff_rnn": _of(48),
@@ -75,7 +75,6 @@ class Waveform(Task):
     recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         settle_(self, "Waveform", T=whole(2), excerpt=whole(0), start=at_least(0))
         of_type("Waveform", str, {"file": self.file})
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from stiefelkit.errors import OptionError
 from stiefelkit.numbers import FLAG, optional, settle_, whole
 from stiefelkit.training import data
-from stiefelkit.training.recipes import LRU_RATES, Recipe
+from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes
 from stiefelkit.training.tasks.task import Task, evaluating
 
 if TYPE_CHECKING:
@@ -31,13 +31,7 @@ RECIPES = {
     "lie_urnn": _of(128),
     "margin_rnn": _of(187, rates={"skew": 1e-4}),
     "goru": _of(128),
-    "rotrnn": _of(
-        140,
-        4e-3,
-        optimizer="adamw",
-        rates={"angle": 1e-3, "log_rate": 1e-3},
-        options=lambda n: {"heads": n // 2, "parametrization": "none"},
-    ),
+    "rotrnn": _of(140, 4e-3, optimizer="adamw", rates={"angle": 1e-3, "log_rate": 1e-3}, options=of_planes),
     "lru": _of(140, 4e-3, optimizer="adamw", rates=LRU_RATES),
     "irnn": _of(187, clip_norm=1.0),
     "henaff_rnn": _of(187, clip_norm=1.0),
@@ -96,7 +90,6 @@ class Speech(Task):
     recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         sizes = {"validation_speakers": whole(1), "train_size": optional(whole(1))}
         settle_(self, "Speech", **sizes, quality=FLAG, standardized=FLAG)
 
@@ -164,13 +157,7 @@ class Speech(Task):
     def evaluate(
         self, model: nn.Module, chunk: int | None = None, examples: tuple[Tensor, Tensor] | None = None
     ) -> dict[str, float]:
-        """Returns both means, and the quality if it is asked for.
-
-        Args:
-            model: as for every task.
-            chunk: the same.
-            examples: what `held_out` or `validation` returns; of others no sound is known, and no quality.
-        """
+        """Returns both means, and the quality if it is asked for; of examples of others no sound is known, and none."""
         examples = self.held_out() if examples is None else examples
         scores = super().evaluate(model, chunk, examples)
         known = self._corpus().examples if self.quality else {}
