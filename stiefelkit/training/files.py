@@ -77,10 +77,11 @@ def open_file(path: Path, flags: int, root: Path | None = None) -> int:
     with _held(path, root) as (place, held):
         descriptor = os.open(place, flags, 0o666, **held)
     found = os.fstat(descriptor)
-    fault = None if stat.S_ISREG(found.st_mode) else (errno.EINVAL, "it is no regular file")
-    if fault is None and found.st_nlink > 1 and flags & os.O_RDWR:
+    if not stat.S_ISREG(found.st_mode):
+        fault = errno.EINVAL, "it is no regular file"
+    elif found.st_nlink > 1 and flags & os.O_RDWR:
         fault = errno.EMLINK, "it is a hard link to a file with other names"
-    if fault is None:
+    else:
         return descriptor
     os.close(descriptor)
     raise OSError(*fault, str(path))

@@ -23,7 +23,7 @@ from stiefelkit.errors import RunError
 from stiefelkit.training import checkpoint
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import worst_ratio
-from stiefelkit.training.files import open_file, parse_json, reachable, read_file, writable, write_atomically
+from stiefelkit.training.files import open_file, parse_json, reachable, read_file, writable, write_json
 from stiefelkit.training.memory import processor
 
 CONFIG, LOG, CHECKPOINTS, LOCK = "config.json", "log.jsonl", "checkpoints", ".lock"
@@ -106,7 +106,7 @@ class RunFolder:
         with writable("A new run", path):
             path.mkdir(parents=True, exist_ok=True)
         try:
-            write_atomically(path / CONFIG, folder._content())
+            folder._write()
         except RunError:
             with contextlib.suppress(OSError):
                 path.rmdir()
@@ -127,7 +127,7 @@ class RunFolder:
         try:
             record = parse_json(read_file(path / CONFIG, most=LARGEST))
             digest = record.pop(DIGEST, None)
-            facts = [record[name] for name in ("config", "parameters", "versions")]
+            begun, parameters, numbers = (record[name] for name in ("config", "parameters", "versions"))
             data = record.get(DATA, "")
         except OSError as error:
             raise RunError(f"A run needs {CONFIG} in its folder, got none in {path}: {error.strerror}.") from error
@@ -135,16 +135,16 @@ class RunFolder:
             raise damaged from error
         if not record.keys() <= {"config", "parameters", "versions", DATA} or digest not in (None, _digest(record)):
             raise RunError(f"Run {path} needs {CONFIG} as it was written, got {_edited(path, record)}; {REMEDY}.")
-        config = Config.from_json(facts[0], str(path / CONFIG))
-        if not isinstance(facts[2], dict) or type(facts[1]) is not int or not isinstance(data, str):
+        config = Config.from_json(begun, str(path / CONFIG))
+        if not isinstance(numbers, dict) or type(parameters) is not int or not isinstance(data, str):
             raise damaged
-        return cls(path, config, facts[1], facts[2], digest is not None, data or None)
+        return cls(path, config, parameters, numbers, digest is not None, data or None)
 
     def with_config(self, config: Config) -> "RunFolder":
         """Returns this folder with another config, written to the disk if it differs or has no digest."""
         folder = dataclasses.replace(self, config=config, sealed=True)
         if folder != self:
-            write_atomically(self.path / CONFIG, folder._content())
+            folder._write()
         return folder
 
     def record(self) -> dict[str, Any]:
@@ -205,9 +205,9 @@ class RunFolder:
                 raise RunError(f"Run {self.path} is being trained by another process; wait or stop it.") from error
             yield
 
-    def _content(self) -> bytes:
+    def _write(self) -> None:
         record = self.record()
-        return (json.dumps(record | {DIGEST: _digest(record)}, indent=2) + "\n").encode()
+        write_json(self.path / CONFIG, record | {DIGEST: _digest(record)})
 
 
 def _digest(record: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ from stiefelkit.training import data
 from stiefelkit.training.config import BY_COORDINATE, Config
 from stiefelkit.training.display import Board, Silent
 from stiefelkit.training.figure import Figures
-from stiefelkit.training.files import reachable, refuse_links, write_atomically
+from stiefelkit.training.files import reachable, refuse_links, write_json
 from stiefelkit.training.ranks import Interruption
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, create, tasks
@@ -89,14 +89,13 @@ class Run:
     def command(self, out: Path, place: Path | None = None) -> str:
         """Returns the line that runs it alone, with the folder of the data if it is named."""
         words = ["stiefelkit", "train", self.task, "--model", self.model, "--out", str(out / self.name)]
-        words += [] if place is None else ["--data", str(place)]
-        for key, value in {**self.task_options, **self.settings.given()}.items():
-            for inner, item in value.items() if isinstance(value, dict) else [("", value)]:
-                option = (f"{key}.{inner}" if inner else key).replace("_", "-")
-                if isinstance(item, bool) and not inner:  # options of a task are switches
-                    words.append(f"--{option}" if item else f"--no-{option}")
-                else:
-                    words += [f"--{option}", _word(item)]
+        words += ["--data", str(place)] if place else []
+        for key, value in _flat({**self.task_options, **self.settings.given()}).items():
+            option = key.replace("_", "-")
+            if isinstance(value, bool) and "." not in key:  # options of a task are switches
+                words.append(f"--{option}" if value else f"--no-{option}")
+            else:
+                words += [f"--{option}", _word(value)]
         return shlex.join(words)
 
 
@@ -214,7 +213,7 @@ def run_sweep(
         UnknownNameError: a run has a model, optimizer or coordinate that is unknown.
         DataError: the data are missing or damaged.
     """
-    from stiefelkit.training.run_folder import RunFolder, is_run, last_step, summarise
+    from stiefelkit.training.run_folder import RunFolder, is_run, last_step
 
     _require_room(SUBJECT, out, resuming)
     configs = checked(runs)
@@ -224,13 +223,14 @@ def run_sweep(
         with config.within_memory():
             config.build_task().held_out()
     for name, config in configs.items():
-        with reachable(SUBJECT, out / name):
-            refuse_links(out / name, out)
+        path = out / name
+        with reachable(SUBJECT, path):
+            refuse_links(path, out)
         begun = None
         with contextlib.suppress(RunError):  # one that cannot be read fails by itself
-            begun = RunFolder.open(out / name).config if is_run(out / name) else None
+            begun = RunFolder.open(path).config if is_run(path) else None
         if begun is not None:
-            begun.continued(config, str(out / name))
+            begun.continued(config, str(path))
     with reachable(SUBJECT, out):
         out.mkdir(parents=True, exist_ok=True)
     # what is finished first, so that a stop leaves it in the table
@@ -238,29 +238,23 @@ def run_sweep(
     summaries: dict[str, Summary] = {}
     failed: dict[str, str] = {}
     with Interruption() as interruption:
-        for name, sentence in _outcomes({name: configs[name] for name in ordered}, out, jobs, interruption):
-            if sentence is None:
-                try:
-                    summaries[name] = summarise(out / name)
-                except StiefelkitError as error:
-                    sentence = str(error)
-            if sentence is not None and interruption.signal is None:
-                failed[name] = sentence
-            table = _cells(runs, summaries, failed)
-            _write(out / SUMMARY, table)
+        for name, result in _outcomes({name: configs[name] for name in ordered}, out, jobs, interruption):
+            if not isinstance(result, str):
+                summaries[name] = result
+                scores = result.validation or result.test  # those to choose by, where there are any
+                result = ", ".join(f"{key} {value:.4f}" for key, value in scores.items())
+            elif interruption.signal is None:
+                failed[name] = result
+            write_json(out / SUMMARY, [dataclasses.asdict(cell) for cell in _cells(runs, summaries, failed)])
             if interruption.signal is None:
-                done = f"{len(summaries) + len(failed)}/{len(runs)}"
-                if sentence is None:  # by the scores to choose by, where there are any
-                    scores = summaries[name].validation or summaries[name].test
-                    sentence = ", ".join(f"{key} {value:.4f}" for key, value in scores.items())
-                display.note(f"{done}  {name}: {sentence}")
+                display.note(f"{len(summaries) + len(failed)}/{len(runs)}  {name}: {result}")
     return _cells(runs, summaries, failed), interruption.signal
 
 
 def _outcomes(
     configs: dict[str, Config], out: Path, jobs: int, interruption: Interruption
-) -> Iterator[tuple[str, str | None]]:
-    """Yields each run as it ends: its name, and None if it is finished, else why not."""
+) -> Iterator[tuple[str, "Summary | str"]]:
+    """Yields each run as it ends: its name, and its figures if it is finished, else why not."""
     context = multiprocessing.get_context("spawn")
     if "forkserver" in multiprocessing.get_all_start_methods():
         # a server that has imported torch starts each run by a fork of itself, which has no thread yet
@@ -292,7 +286,7 @@ def _outcomes(
             process.kill()
 
 
-def _answer(ours: Connection, process: Any) -> str | None:
+def _answer(ours: Connection, process: Any) -> "Summary | str":
     """Returns what a process said at its end; one that was killed says nothing."""
     with ours, contextlib.suppress(EOFError):
         return ours.recv()
@@ -301,8 +295,8 @@ def _answer(ours: Connection, process: Any) -> str | None:
 
 
 def _train(config: Config, path: Path, place: Path | None, answer: Connection) -> None:
-    """Trains or resumes one run, and answers None if it is finished, else with a sentence."""
-    from stiefelkit.training.run_folder import is_run
+    """Trains or resumes one run, and answers with its figures if it is finished, else with a sentence."""
+    from stiefelkit.training.run_folder import is_run, summarise
     from stiefelkit.training.train import resume, train
 
     if hasattr(os, "setsid"):
@@ -310,14 +304,14 @@ def _train(config: Config, path: Path, place: Path | None, answer: Connection) -
     try:
         with data.named(place):
             outcome = resume(path, config) if is_run(path) else train(config, path)
+            answer.send(summarise(path) if outcome.signal is None else f"stopped at step {outcome.step}")
     except StiefelkitError as error:
-        return answer.send(str(error))
-    answer.send(None if outcome.signal is None else f"stopped at step {outcome.step}")
+        answer.send(str(error))
 
 
 def _cells(runs: list[Run], summaries: Mapping[str, "Summary"], failed: Mapping[str, str]) -> list[Cell]:
     """Returns the table of a sweep, in the order of its runs."""
-    varied = [key for key in runs[0].chosen if len({json.dumps(run.chosen[key]) for run in runs}) > 1] if runs else []
+    varied = [key for key in runs[0].chosen if len({json.dumps(run.chosen[key]) for run in runs}) > 1]
     groups: dict[str, list[str]] = {}
     for run in runs:
         apart = {key: run.chosen[key] for key in varied if key != "seed"}
@@ -349,11 +343,6 @@ def _require_room(who: str, out: Path, resuming: bool) -> None:
             raise RunError(f"{who} needs a folder of its own, got the {kind} {out}; choose another --out.")
         if not resuming and out.exists() and any(out.iterdir()):
             raise RunError(f"{who} needs a new or empty folder, got {out}; add --resume to continue what is there.")
-
-
-def _write(path: Path, table: Sequence[Any]) -> None:
-    content = json.dumps([dataclasses.asdict(entry) for entry in table], indent=2)
-    write_atomically(path, f"{content}\n".encode())
 
 
 @dataclass(frozen=True)
@@ -422,5 +411,5 @@ def compare(
             return Comparison([], [], outcome.signal)
     paths = [out / model for model in models]
     summaries = [summarise(path) for path in paths]
-    _write(out / "summary.json", summaries)
+    write_json(out / "summary.json", [dataclasses.asdict(summary) for summary in summaries])
     return Comparison(summaries, plot(paths, out, figures))

@@ -100,15 +100,15 @@ def resume(
             if "log" in state:
                 folder.check(state, step)
             else:
-                what = "whether it was changed since is unknown"
-                notes.append(f"Run {out} was saved before there were digests: {what}.")
+                notes.append(f"Run {out} was saved before there were digests: whether it was changed since is unknown.")
             if step > config.steps:
                 raise RunError(f"Run {out} is at step {step}: resuming needs --steps {step} or more.")
             now = versions(folder.config.device)
-            for name, before in folder.versions.items():
-                if before != now.get(name):
-                    what = f"{name} {before}, now it is {now.get(name)}: the last bits may differ."
-                    notes.append(f"Run {folder.path} began with {what}")
+            notes += [
+                f"Run {out} began with {name} {before}, now it is {now.get(name)}: the last bits may differ."
+                for name, before in folder.versions.items()
+                if before != now.get(name)
+            ]
             for note in notes if step < config.steps else ():
                 display.note(note)
             return folder, config, (step, state)
