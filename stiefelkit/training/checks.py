@@ -15,7 +15,7 @@ from typing import Any
 
 from stiefelkit import numbers
 from stiefelkit.errors import OptionError, StiefelkitError, UnknownNameError, did_you_mean
-from stiefelkit.numbers import above, whole
+from stiefelkit.numbers import Check, above, whole
 
 SEED = whole(0, 2**63 - 1)
 """Of seeds, those that torch takes."""
@@ -36,11 +36,9 @@ def finite_tables(who: str, tables: Mapping[str, Any]) -> None:
             raise OptionError(f"{who} needs a finite {name}, got {value!r}.")
 
 
-def of_type(who: str, kind: type, values: Mapping[str, Any]) -> None:
-    """Raises OptionError for the first value, by name, that is of another type."""
-    for name, value in values.items():
-        if not isinstance(value, kind):
-            raise OptionError(f"{who} needs {name} to be of type {kind.__name__}, got {value!r}.")
+def of_type(kind: type) -> Check:
+    """Returns the check of values of a type."""
+    return Check(f"{{key}} to be of type {kind.__name__}", lambda value: isinstance(value, kind))
 
 
 def tall_sizes(who: str, sizes: Collection[tuple[int, int]]) -> None:

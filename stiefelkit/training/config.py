@@ -26,6 +26,7 @@ SCHEDULES = ("constant", "cosine")
 SIZES = dict.fromkeys(("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"), whole(1))
 WORDS = ("task", "model", "optimizer", "schedule", "device")
 TABLES = ("task_options", "rates", "optimizers", "options", "optimizer_options")
+KINDS = {**dict.fromkeys(WORDS, of_type(str)), **dict.fromkeys(TABLES, of_type(dict))}
 BY_COORDINATE = ("rates", "optimizers")
 """Fields whose keys are names of coordinates."""
 HANDLED = ("params", "lr", "capturable", "differentiable", "foreach", "fused")
@@ -72,11 +73,8 @@ class Config:
 
     def __post_init__(self) -> None:
         """Checks names and ranges, nothing that needs the model."""
-        settle_(self, SUBJECT, **SIZES, seed=SEED, threads=THREADS, lr=above(0), clip_norm=at_least(0))
-        tables = {name: getattr(self, name) for name in TABLES}
-        of_type(SUBJECT, str, {name: getattr(self, name) for name in WORDS})
-        of_type(SUBJECT, dict, tables)
-        finite_tables(SUBJECT, tables)
+        settle_(self, SUBJECT, **SIZES, seed=SEED, threads=THREADS, lr=above(0), clip_norm=at_least(0), **KINDS)
+        finite_tables(SUBJECT, {name: getattr(self, name) for name in TABLES})
         for coordinate, rate in self.rates.items():
             if coordinate in ("model", "lr", "weight_decay"):
                 raise UnknownNameError(f"{SUBJECT} needs the name of a coordinate in rates, got {coordinate!r}.")

@@ -83,8 +83,8 @@ class Chars(Parted):
     scores: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
 
     def __post_init__(self) -> None:
-        settle_(self, "Chars", T=whole(1), ahead=whole(1), train_size=optional(whole(1)))
-        of_type("Chars", str, {"file": self.file, "reset": self.reset})
+        sizes = {"T": whole(1), "ahead": whole(1), "train_size": optional(whole(1))}
+        settle_(self, "Chars", **sizes, file=of_type(str), reset=of_type(str))
         known_words("Chars", "reset", [self.reset], RESETS)
 
     @property

@@ -88,9 +88,7 @@ class Table(Parted):
 
     def __post_init__(self) -> None:
         sizes = {"window": optional(whole(1)), "ahead": whole(0), "train_size": optional(whole(1))}
-        settle_(self, "Table", **sizes)
-        words = ("file", "target", "features", "series", "kind")
-        of_type("Table", str, {name: getattr(self, name) for name in words})
+        settle_(self, "Table", **sizes, **dict.fromkeys(("file", "target", "features", "series", "kind"), of_type(str)))
         known_words("Table", "kind", [self.kind] if self.kind else [], KINDS)
 
     @property

@@ -75,8 +75,7 @@ class Waveform(Task):
     recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
-        settle_(self, "Waveform", T=whole(2), excerpt=whole(0), start=at_least(0))
-        of_type("Waveform", str, {"file": self.file})
+        settle_(self, "Waveform", T=whole(2), excerpt=whole(0), start=at_least(0), file=of_type(str))
 
     @property
     def baseline(self) -> dict[str, float]:
