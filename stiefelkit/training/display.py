@@ -17,6 +17,15 @@ from stiefelkit.training.files import refuse_links, writable
 FOLDER = "tensorboard"
 REDRAWN = 0.1
 """Seconds between two drawings of the bar, at least."""
+FIGURES = {
+    "loss": "loss {}",
+    "accuracy": "accuracy {:.1%}",
+    "test_loss": "test loss {:.4f}",
+    "test_accuracy": "test {:.1%}",
+    "speed": "{:.0f} steps/s",
+    "ratio": "orthogonality {:.2f} x limit",
+}
+"""Figures under the bar, in words."""
 
 
 def worst_ratio(orthogonality: Mapping[str, Mapping[str, float]]) -> float | None:
@@ -83,15 +92,10 @@ class Bar:
             return
         what = printable(what)
         if self._progress is None:
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(None), MofNCompleteColumn())
-            more = (TimeRemainingColumn(compact=True),) if self._stays else ()
+            columns = TextColumn("{task.description}", markup=False), BarColumn(None), MofNCompleteColumn()
+            shown = (*columns, TimeRemainingColumn(compact=True)) if self._stays else columns
             self._progress = _Progress(
-                *columns,
-                *more,
-                console=self._console,
-                auto_refresh=False,
-                transient=not self._stays,
-                expand=self._stays,
+                *shown, console=self._console, auto_refresh=False, transient=not self._stays, expand=self._stays
             )
             self._task = self._progress.add_task(what, completed=done, total=rounds)
             self._progress.start()
@@ -140,7 +144,7 @@ class Terminal(Silent):
     def stepped(self, step: int, loss: float) -> None:
         """Moves the bar."""
         self._step = step
-        self._last["loss"] = loss
+        self._last["loss"] = f"{loss:.4f}" if loss < 1e4 else f"{loss:.3g}"
         self._draw()
 
     def record(self, record: Mapping[str, Any]) -> None:
@@ -176,19 +180,11 @@ class Terminal(Silent):
             self._console.quiet = True
 
     def _words(self) -> Iterator[str]:
-        last = self._last
-        if "loss" in last:
-            yield f"loss {last['loss']:.4f}" if last["loss"] < 1e4 else f"loss {last['loss']:.3g}"
-        if last.get("accuracy") is not None:
-            yield f"accuracy {last['accuracy']:.1%}"
-        if last.get("test_loss") is not None:
-            yield f"test loss {last['test_loss']:.4f}"
-        if last.get("test_accuracy") is not None:
-            yield f"test {last['test_accuracy']:.1%}"
         start, clock = self._since
-        yield f"{(self._step - start) / max(time.monotonic() - clock, 1e-9):.0f} steps/s"
-        if last.get("ratio") is not None:
-            yield f"orthogonality {last['ratio']:.2f} x limit"
+        known = self._last | {"speed": (self._step - start) / max(time.monotonic() - clock, 1e-9)}
+        for name, form in FIGURES.items():
+            if known.get(name) is not None:
+                yield form.format(known[name])
 
 
 @dataclass(frozen=True)

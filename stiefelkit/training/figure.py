@@ -81,13 +81,11 @@ def figure(
     Sizes are in inches, the width that of one panel. Raises RunError if the file cannot be written.
     """
     import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with mpl.rc_context(STYLE):
         drawing = Figure(figsize=(width * panels, height), layout=ConstrainedLayoutEngine(w_pad=0.08))
-        FigureCanvasAgg(drawing)
         yield list(drawing.subplots(1, panels, squeeze=False, subplot_kw={"projection": projection})[0])
         content = io.BytesIO()
         drawing.savefig(content, format=path.suffix[1:], dpi=dpi, metadata=UNDATED.get(path.suffix))
