@@ -54,7 +54,6 @@ class Session:
     ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
-        """Notes the rates that the schedule scales."""
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self._trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
 

@@ -255,11 +255,9 @@ def _column(cells: Sequence[str], name: str, kind: str, lines: Sequence[int], pa
             return np.array([float(cell) for cell in cells])
     for cell, is_number, line in zip(cells, numeric, lines, strict=True):
         if not cell or (not is_number and kind != "classification" and (any(numeric) or kind)):
-            raise (
-                _no_number(name, cell, line, path)
-                if any(numeric)
-                else DataError(f"Task 'table' needs a target in each row, got {shown(cell)} in line {line} of {path}.")
-            )
+            if any(numeric):
+                raise _no_number(name, cell, line, path)
+            raise DataError(f"Task 'table' needs a target in each row, got {shown(cell)} in line {line} of {path}.")
     return np.array(cells)
 
 

@@ -99,12 +99,10 @@ class Copying(Drawn):
 
     def made(self, *drawn: Tensor) -> tuple[Tensor, Tensor]:
         """Returns one-hot vectors, (count, T + 20, 10), and classes, (count, T + 20)."""
-        import torch
         from torch.nn import functional as F
 
         (symbols,) = drawn
-        x = torch.zeros(len(symbols), self.T + 2 * SYMBOLS, dtype=torch.long, device=symbols.device)
-        y = torch.zeros_like(x)
+        x, y = symbols.new_zeros(2, len(symbols), self.T + 2 * SYMBOLS)
         x[:, :SYMBOLS] = symbols
         x[:, self.T + SYMBOLS - 1 + self.at_marker] = 9
         y[:, -SYMBOLS:] = symbols
