@@ -200,15 +200,8 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Replaces a file by JSON in one step; NaN and infinity, for which JSON has no word, become null."""
-    write_atomically(path, (json.dumps(_finite(content), indent=2, allow_nan=False) + "\n").encode())
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    finite = json.loads(json.dumps(content), parse_constant=lambda word: None)
+    write_atomically(path, (json.dumps(finite, indent=2) + "\n").encode())
 
 
 def sync_directory(path: Path) -> None:
