@@ -76,8 +76,8 @@ def read(path: Path, rate: int | None = None) -> tuple[np.ndarray, int]:
     mono = samples.mean(axis=1)
     if rate in (None, written):
         return mono, written
-    with needed("scipy"):
-        from scipy.signal import resample_poly
+    from scipy.signal import resample_poly
+
     divisor = math.gcd(rate, written)
     return resample_poly(mono, rate // divisor, written // divisor).astype(np.float32), rate
 

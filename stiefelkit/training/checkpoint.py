@@ -104,9 +104,9 @@ def load(path: Path) -> tuple[int, dict[str, Any]]:
     except OSError as error:
         name = Path(error.filename).name if error.filename else "it"
         raise RunError(f"Checkpoint {path} is damaged: {name} cannot be read ({error.strerror}).") from error
+    except RunError:
+        raise
     except BROKEN as error:
-        if isinstance(error, RunError):
-            raise
         raise RunError(f"Checkpoint {path} is damaged: {STATE} is not what was written.") from error
     if step != step_of(path):
         raise RunError(f"Checkpoint {path} is damaged: it holds step {step}.")

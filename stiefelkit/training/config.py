@@ -31,8 +31,6 @@ BY_COORDINATE = ("rates", "optimizers")
 """Fields whose keys are names of coordinates."""
 HANDLED = ("params", "lr", "capturable", "differentiable", "foreach", "fused")
 """Arguments of optimizers that are no choice of a run: set here, or about how the step is carried out."""
-IN_TABLE = ("optimizer", "lr")
-"""Keys of a table that are not options of its optimizer."""
 T = TypeVar("T")
 
 
@@ -228,7 +226,7 @@ class Config:
         frames = list(coordinate_manifolds(model))
         built = [_built(self, self.optimizer, self.optimizer_options, shared, frames)] if shared else []
         for name, groups in apart.items():
-            options = {key: value for key, value in tables[name].items() if key not in IN_TABLE}
+            options = {key: value for key, value in tables[name].items() if key not in ("optimizer", "lr")}
             built.append(_built(self, tables[name]["optimizer"], options, groups, frames))
         return MixedOptimizer(built) if tables else built[0]
 

@@ -102,10 +102,7 @@ def place() -> Path | None:
 
 
 def folder(name: str) -> Path:
-    """Returns the folder of a task's data: one of its name in the folder of data, or else that folder itself.
-
-    Args:
-        name: of the task.
+    """Returns the folder of the data of a task by name: one of that name in the folder of data, or else that itself.
 
     Raises:
         DataError: no folder was named, or it does not exist.

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.errors import DivergedError, NonFiniteError
-from stiefelkit.models import count_parameters
 from stiefelkit.optim import clip_grad_norm_
 from stiefelkit.training.config import Config
 from stiefelkit.training.memory import peak_memory
@@ -63,11 +62,6 @@ class Session:
         task = config.build_task()
         model = config.build_model(task)
         return cls(config, task, model, config.build_optimizer(model), ranks=ranks or Ranks())
-
-    @property
-    def parameters(self) -> int:
-        """Number of trained real numbers."""
-        return count_parameters(self.model)
 
     def advance(self) -> None:
         """Does one optimizer step, which all ranks do together.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stiefelkit.errors import DivergedError, NonFiniteError, RunError
+from stiefelkit.models import count_parameters
 from stiefelkit.training import checkpoint, data
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import Board, Curves, Silent
@@ -53,7 +54,7 @@ def train(
         ranks.same("data", digest)
 
         def created() -> RunFolder:
-            folder = RunFolder.create(out, config, session.parameters, digest)
+            folder = RunFolder.create(out, config, count_parameters(session.model), digest)
             held.enter_context(folder.claimed())
             return folder
 

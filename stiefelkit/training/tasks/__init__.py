@@ -31,9 +31,7 @@ def _check(task: Any) -> None:
     if "train_size" not in options and not hasattr(task, "train_size"):
         raise OptionError(f"A task needs an option train_size, got {who} with {', '.join(options) or 'no option'}.")
     recipes: Any = task.recipes
-    if not (
-        isinstance(recipes, Mapping) and all(issubclass(kind, Recipe) for kind in set(map(type, recipes.values())))
-    ):
+    if not (isinstance(recipes, Mapping) and all(isinstance(recipe, Recipe) for recipe in recipes.values())):
         raise OptionError(f"A task needs recipes, a Recipe for each of some models, got {recipes!r:.80} in {who}.")
 
 

@@ -183,8 +183,8 @@ class Table(Parted):
 
     def _path(self) -> Path:
         """Returns the file, in the folder of data or where the path leads from here."""
-        folder = data.folder(self.name) if not self.file or data.place() else None
-        if folder is not None and not self.file:
+        if not self.file:
+            folder = data.folder(self.name)
             paths = sorted(path for path in folder.glob("[!.]*") if path.is_file() and path.suffix.lower() in ENDINGS)
             if len(paths) == 1:
                 return paths[0]
@@ -193,7 +193,7 @@ class Table(Parted):
                 f"Task 'table' needs one file ({', '.join(ENDINGS)}), got {listed or 'none'} in {folder}; name it with "
                 "--file."
             )
-        homes = [Path(), *([folder] if folder else [])][::-1]
+        homes = [data.folder(self.name), Path()] if data.place() else [Path()]
         for home in homes:
             if (home / self.file).is_file():
                 return home / self.file

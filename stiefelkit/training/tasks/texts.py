@@ -101,11 +101,7 @@ class Text:
         return torch.from_numpy(np.where(known, codes, len(letters)).astype(np.int32))
 
     def _cut(self, split: str, length: int, ahead: int) -> Sequences:
-        """Returns the pieces of a part: its lines, or windows of `length` inputs, the last one shorter.
-
-        Raises:
-            DataError: none has more characters than `ahead`.
-        """
+        """Returns the pieces of a part: its lines, or windows of `length` inputs, the last one shorter."""
         codes = self._codes[split]
         if self._by_line:
             ends = self._lengths[split].cumsum(0)
