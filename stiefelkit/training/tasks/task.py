@@ -226,7 +226,7 @@ class Task(ABC):
 class Parted(Task):
     """A task on the user's data, cut into sequences of three parts: "train", "valid" and "test"."""
 
-    train_size: int | None  # type: ignore[assignment]
+    train_size: int | None
 
     @abstractmethod
     def _split(self, name: str) -> Any:
