@@ -157,7 +157,7 @@ class Speech(Task):
     def evaluate(
         self, model: nn.Module, chunk: int | None = None, examples: tuple[Tensor, Tensor] | None = None
     ) -> dict[str, float]:
-        """Returns both means, and the quality if it is asked for; of examples of others no sound is known, and none."""
+        """Returns both means, and the quality if it is asked for and the examples are those of a split, with sound."""
         examples = self.held_out() if examples is None else examples
         scores = super().evaluate(model, chunk, examples)
         known = self._corpus().examples if self.quality else {}
