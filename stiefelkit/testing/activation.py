@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stiefelkit.scan import Activation, find_activation, scan
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import check_laws, named, run, settle
+from stiefelkit.testing.failure import check_laws, laws_of, named, run, settle
 from stiefelkit.testing.require import require, require_within
 
 UNITS = 4
@@ -109,7 +109,7 @@ def law_zero(act: Activation, is_complex: bool) -> None:
 
 
 ACTIVATION_LAWS = named(
-    {"step": law_step, "derivative": law_derivative, "scan": law_scan, "zero": law_zero},
+    laws_of(__name__),
     lambda act, is_complex: f"{type(act).__name__}({act.name!r})-{_field(is_complex)}",
 )
 """The laws of an activation, by name."""

@@ -13,7 +13,7 @@ from stiefelkit.nn.decoders import decoders, rotation_sites
 from stiefelkit.nn.rotated_decoder import rotated
 from stiefelkit.nn.rotation import absorb_norms_, rotate_
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import check_laws, named, run, settle
+from stiefelkit.testing.failure import check_laws, laws_of, named, run, settle
 from stiefelkit.testing.require import require, require_within
 
 CLOSE = 1e-5
@@ -54,7 +54,7 @@ def law_learned(name: str, model: Any) -> None:
 
 
 DECODER_LAWS = named(
-    {"known": law_known, "norms": law_norms, "rotations": law_rotations, "learned": law_learned},
+    laws_of(__name__),
     lambda name, model: f"{name} of {type(model).__name__}",
 )
 """The laws of a family of decoders, by name."""

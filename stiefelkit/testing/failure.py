@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -131,6 +132,16 @@ def named(laws: Mapping[str, Callable[..., None]], title: Callable[..., str] = s
         return run
 
     return {law: naming(law, check) for law, check in laws.items()}
+
+
+def laws_of(*modules: str) -> dict[str, Callable[..., None]]:
+    """Returns the laws that modules define, by name: their functions called law_*, in the order in which they stand."""
+    return {
+        name.removeprefix("law_"): value
+        for module in modules
+        for name, value in vars(sys.modules[module]).items()
+        if name.startswith("law_") and value.__module__ == module
+    }
 
 
 def check_laws(laws: Iterable[str], table: Mapping[str, Any], of: str = "") -> list[str]:

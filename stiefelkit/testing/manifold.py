@@ -15,7 +15,7 @@ from stiefelkit import init
 from stiefelkit.errors import OptionError
 from stiefelkit.metrics import orthogonality_error, permitted_error, working_dtype
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import check_laws, named, run, settle
+from stiefelkit.testing.failure import check_laws, laws_of, named, run, settle
 from stiefelkit.testing.require import require, require_within
 
 if TYPE_CHECKING:
@@ -253,21 +253,7 @@ def law_identity(s: _Sample) -> None:
         require(twin == s.manifold and hash(twin) == hash(s.manifold), "a copy is another manifold")
 
 
-MANIFOLD_LAWS: dict[str, Callable[[_Sample], None]] = named(
-    {
-        "projections": law_projections,
-        "inner": law_inner,
-        "gradient": law_gradient,
-        "hessian": law_hessian,
-        "retraction": law_retraction,
-        "geodesic": law_geodesic,
-        "logarithm": law_logarithm,
-        "transport": law_transport,
-        "batch": law_batch,
-        "checks": law_checks,
-        "identity": law_identity,
-    }
-)
+MANIFOLD_LAWS: dict[str, Callable[[_Sample], None]] = named(laws_of(__name__))
 """Name to law. Each takes a sample and raises `LawBroken`."""
 
 

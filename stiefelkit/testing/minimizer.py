@@ -18,7 +18,7 @@ from stiefelkit.optim.base.rounding import PROMISED
 from stiefelkit.optim.deterministic.minimizer import Minimizer
 from stiefelkit.optim.groups import parameter_groups
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import checks_of, named, settle
+from stiefelkit.testing.failure import checks_of, laws_of, named, settle
 from stiefelkit.testing.optimizer_cases import SteppedCase, equal, error_and_bound, require_states_refused, snapshot
 from stiefelkit.testing.require import require, require_refused, require_within
 from stiefelkit.testing.rounding import law_of_invariant_minima
@@ -295,20 +295,7 @@ def law_settings(case: MinimizerCase) -> None:
 
 
 MINIMIZER_LAWS: dict[str, Callable[[MinimizerCase], None]] = named(
-    {
-        "convergence": law_convergence,
-        "invariance": law_of_invariant_minima,
-        "kinks": law_kinks,
-        "descent": law_descent,
-        "frames": law_frames,
-        "resume": law_resume,
-        "checkpoint": law_checkpoint,
-        "finite": law_finite,
-        "closures": law_closures,
-        "field": law_field,
-        "guard": law_guard,
-        "settings": law_settings,
-    }
+    {**laws_of(__name__), "invariance": law_of_invariant_minima}
 )
 """Name to law. Each takes a case and raises `LawBroken`."""
 

@@ -13,7 +13,7 @@ from stiefelkit import models
 from stiefelkit.optim.cayley_sgd import CayleySGD
 from stiefelkit.optim.groups import parameter_groups
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import NamedCase, check_laws, named
+from stiefelkit.testing.failure import NamedCase, check_laws, laws_of, named
 from stiefelkit.testing.require import require, require_within
 from stiefelkit.weights.change import drift
 from stiefelkit.weights.find import orthogonal_weights
@@ -157,19 +157,7 @@ def law_precision(case: _Case) -> None:
     _require_near(out.double(), wide, "the model in float32", 1e-3)
 
 
-MODEL_LAWS: dict[str, Callable[[Any], None]] = named(
-    {
-        "outputs": law_outputs,
-        "pure": law_pure,
-        "batch": law_batch,
-        "causal": law_causal,
-        "gradients": law_gradients,
-        "seeds": law_seeds,
-        "checkpoint": law_checkpoint,
-        "frames": law_frames,
-        "precision": law_precision,
-    }
-)
+MODEL_LAWS: dict[str, Callable[[Any], None]] = named(laws_of(__name__))
 """Name to law of models."""
 
 

@@ -38,6 +38,47 @@ _SMALL = 64
 _DRAWS = 32
 
 
+def require_purity(case: Case) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
+    """Requires the same bits from the same coordinates, and that nothing is written; returns on what it was seen."""
+    drawn, coordinates = case.undrawn()
+    param = case.build()  # what the draw has written shows on another
+    load_chart_(param, drawn.chart)
+    before = [c.clone() for c in coordinates]
+    held, _alive = attributes(param)
+    chart = {name: value.clone() for name, value in param.chart.items()}
+    first = param(*coordinates)
+    for _ in range(3):
+        param(*(2 * c for c in coordinates))
+        again = param(*coordinates)
+        off = torch.linalg.vector_norm((again - first).detach().to(working_dtype(case.dtype))).item()
+        require(torch.equal(first, again), f"two calls that differ by {off:.3g}", off, 0.0)
+    same = all(torch.equal(a, b) for a, b in zip(before, coordinates, strict=True))
+    same = same and all(torch.equal(value, param.chart[name]) for name, value in chart.items())
+    require(same, "inputs or chart changed by forward")
+    _require_nothing_kept(param, held, "forward")
+    if param.traits.invertible:
+        solve(param, case.drawn()[0](*case.drawn()[1]).detach())
+        _require_nothing_kept(param, held, "invert")
+    return param, coordinates
+
+
+def law_pure(case: Case) -> None:
+    """Same coordinates, same bits; inputs untouched; nothing is kept; NaN propagates without a word."""
+    param, coordinates = require_purity(case)
+    for i, c in enumerate(coordinates):
+        if c.numel():
+            poisoned = c.clone().flatten()
+            poisoned[-1] = float("nan")
+            w = param(*coordinates[:i], poisoned.view(c.shape), *coordinates[i + 1 :])
+            require(bool(torch.isnan(w).any()), f"NaN swallowed in {list(param.coordinates)[i]}")
+
+
+def _require_nothing_kept(param: OrthogonalParam, held: dict[str, Any], who: str) -> None:
+    after, _alive = attributes(param)
+    written = [name for name in {**held, **after} if held.get(name) != after.get(name)]
+    require(not written, f"{who} writes to {', '.join(written)}, which copies and compiled code will not have")
+
+
 def law_frames(case: Case) -> None:
     """Columns are orthonormal to the rounding limit, at zero, random and equal coordinates up to 1e4."""
     draws = [functools.partial(case.random, scale) for scale in (0.0, 1.0, 100.0, 1e4)]
@@ -85,47 +126,6 @@ def law_second_derivatives(case: Case) -> None:
     first = torch.autograd.grad(fn(*leaves).abs().square().sum(), leaves, create_graph=True)
     total = torch.stack([f.square().sum() for f in first]).sum()
     require(refuses(lambda: torch.autograd.grad(total, leaves), RuntimeError), "it declares none and gives some")
-
-
-def require_purity(case: Case) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
-    """Requires the same bits from the same coordinates, and that nothing is written; returns on what it was seen."""
-    drawn, coordinates = case.undrawn()
-    param = case.build()  # what the draw has written shows on another
-    load_chart_(param, drawn.chart)
-    before = [c.clone() for c in coordinates]
-    held, _alive = attributes(param)
-    chart = {name: value.clone() for name, value in param.chart.items()}
-    first = param(*coordinates)
-    for _ in range(3):
-        param(*(2 * c for c in coordinates))
-        again = param(*coordinates)
-        off = torch.linalg.vector_norm((again - first).detach().to(working_dtype(case.dtype))).item()
-        require(torch.equal(first, again), f"two calls that differ by {off:.3g}", off, 0.0)
-    same = all(torch.equal(a, b) for a, b in zip(before, coordinates, strict=True))
-    same = same and all(torch.equal(value, param.chart[name]) for name, value in chart.items())
-    require(same, "inputs or chart changed by forward")
-    _require_nothing_kept(param, held, "forward")
-    if param.traits.invertible:
-        solve(param, case.drawn()[0](*case.drawn()[1]).detach())
-        _require_nothing_kept(param, held, "invert")
-    return param, coordinates
-
-
-def law_pure(case: Case) -> None:
-    """Same coordinates, same bits; inputs untouched; nothing is kept; NaN propagates without a word."""
-    param, coordinates = require_purity(case)
-    for i, c in enumerate(coordinates):
-        if c.numel():
-            poisoned = c.clone().flatten()
-            poisoned[-1] = float("nan")
-            w = param(*coordinates[:i], poisoned.view(c.shape), *coordinates[i + 1 :])
-            require(bool(torch.isnan(w).any()), f"NaN swallowed in {list(param.coordinates)[i]}")
-
-
-def _require_nothing_kept(param: OrthogonalParam, held: dict[str, Any], who: str) -> None:
-    after, _alive = attributes(param)
-    written = [name for name in {**held, **after} if held.get(name) != after.get(name)]
-    require(not written, f"{who} writes to {', '.join(written)}, which copies and compiled code will not have")
 
 
 def law_component(case: Case) -> None:

@@ -16,7 +16,7 @@ from stiefelkit.errors import CheckpointError, NonFiniteError, NotAFrameError, O
 from stiefelkit.metrics import working_dtype
 from stiefelkit.optim.base.rounding import PROMISED
 from stiefelkit.optim.groups import frames, parameter_groups
-from stiefelkit.testing.failure import checks_of, named, settle
+from stiefelkit.testing.failure import checks_of, laws_of, named, settle
 from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.optimizer_cases import (
     RATE,
@@ -277,17 +277,8 @@ def law_settings(case: OptimizerCase) -> None:
 
 OPTIMIZER_LAWS: dict[str, Callable[[OptimizerCase], None]] = named(
     {
-        "descent": law_descent,
-        "frames": law_frames,
-        "precision": law_precision,
+        **laws_of(__name__),
         "invariance": law_of_invariant_losses,
-        "batch": law_batch,
-        "resume": law_resume,
-        "checkpoint": law_checkpoint,
-        "finite": law_finite,
-        "guard": law_guard,
-        "groups": law_groups,
-        "settings": law_settings,
         "sizes": law_of_sizes,
         "reads": law_of_unread_steps,
         "refusal": law_refusal,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from stiefelkit import models
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import NamedCase, check_laws, named
+from stiefelkit.testing.failure import NamedCase, check_laws, laws_of, named
 from stiefelkit.testing.require import require, require_within
 from stiefelkit.training.config import Config
 from stiefelkit.training.tasks import Task, create
@@ -169,17 +169,7 @@ def law_recipes(case: _Case) -> None:
             Config.resolve(case.task, model)
 
 
-TASK_LAWS: dict[str, Callable[[Any], None]] = named(
-    {
-        "options": law_options,
-        "shapes": law_shapes,
-        "pure": law_pure,
-        "epochs": law_epochs,
-        "scores": law_scores,
-        "baseline": law_baseline,
-        "recipes": law_recipes,
-    }
-)
+TASK_LAWS: dict[str, Callable[[Any], None]] = named(laws_of(__name__))
 """Name to law of tasks."""
 
 
