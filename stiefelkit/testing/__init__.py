@@ -20,7 +20,7 @@ geoopt's interface. `retraction_order` measures how closely a retraction follows
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.contract.table import registered
 from stiefelkit.errors import OptionError, suggest_names
 from stiefelkit.optim.deterministic.minimizer import Minimizer
-from stiefelkit.testing import derivatives, numerical, portable, seeds, unread
+from stiefelkit.testing import derivatives, numerical, portable, unread
 from stiefelkit.testing.activation import ACTIVATION_LAWS, check_activation
 from stiefelkit.testing.cases import Case, cases, random_coordinates
 from stiefelkit.testing.decoder import DECODER_LAWS, check_decoder
@@ -38,12 +38,10 @@ from stiefelkit.testing.failure import (
     LawBroken,
     again,
     check_laws,
-    drawing,
-    last_draw,
     laws_of,
-    machine,
     named,
     only_case,
+    run,
     settle,
 )
 from stiefelkit.testing.lowered import lowered_products
@@ -205,40 +203,20 @@ def _checks(
 
 
 def _run(law: str, case: Case) -> None:
-    with drawing(), torch.random.fork_rng(devices=[]):
-        failure = _failure(law, case)
-        if failure is not None:
-            raise LawBroken(failure)
-
-
-def _failure(law: str, case: Case) -> Failure | None:
-    seeds.reseed()
     try:
-        LAWS[law](case)
+        return run(LAWS[law], [case], case.details, partial(again, "check_parametrization", case.cls, law, case))
     except LawBroken as broken:
-        line = again("check_parametrization", case.cls, law, case)
-        failure = replace(broken.failures[0], details=tuple(_details(case)), line=line)
-        for cause in itertools.takewhile(lambda cause: cause != law, CAUSES):
-            if _breaks(CAUSES[cause], case):
-                return _failure(cause, case)
-        return failure
-    return None
+        failures = broken.failures
+    for cause in itertools.takewhile(lambda cause: cause != law, CAUSES):
+        if _breaks(CAUSES[cause], case):
+            return _run(cause, case)
+    raise LawBroken(*failures)
 
 
 def _breaks(check: Callable[[Case], object], case: Case) -> bool:
     try:
-        check(case)
-    except LawBroken:
-        return True
-    except Exception:
-        return False
+        with torch.random.fork_rng(devices=[]):
+            check(case)
+    except Exception as error:
+        return isinstance(error, LawBroken)
     return False
-
-
-def _details(case: Case) -> list[str]:
-    cls = case.cls
-    return [
-        f"{cls.__module__}.{cls.__qualname__}, shape {case.shape}, {case.dtype}, options {dict(case.options)}",
-        machine(),
-        *([str(last_draw())] if last_draw() else []),
-    ]

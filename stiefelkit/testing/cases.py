@@ -80,6 +80,11 @@ class Case:
         record(f"{self!r}.equal({fill!r})", param.coordinates, coordinates)
         return param, coordinates
 
+    def details(self) -> str:
+        """Returns the class, and what its frames are."""
+        name = f"{self.cls.__module__}.{self.cls.__qualname__}"
+        return f"{name}, shape {self.shape}, {self.dtype}, options {dict(self.options)}"
+
     def __repr__(self) -> str:
         """Returns Python that makes the case, where the class, Case and torch are known."""
         place = "" if self.device == "cpu" else f", {self.device!r}"

@@ -77,11 +77,12 @@ _draws: ContextVar[list[Draw] | None] = ContextVar("_draws", default=None)
 
 
 @contextlib.contextmanager
-def drawing() -> Iterator[None]:
-    """Context in which the last draw is remembered."""
-    token = _draws.set([])
+def drawing() -> Iterator[list[Draw]]:
+    """Context whose list has the last draw, if there was one."""
+    draws: list[Draw] = []
+    token = _draws.set(draws)
     try:
-        yield
+        yield draws
     finally:
         _draws.reset(token)
 
@@ -93,12 +94,6 @@ def record(how: str, names: Iterable[str], tensors: Sequence[Tensor]) -> None:
         draws[:] = [
             Draw(how, tuple((name, value.detach().clone()) for name, value in zip(names, tensors, strict=True)))
         ]
-
-
-def last_draw() -> Draw | None:
-    """Returns the last draw in the innermost `drawing`."""
-    draws = _draws.get()
-    return draws[-1] if draws else None
 
 
 def machine() -> str:
@@ -176,14 +171,15 @@ def settle(checks: Iterable[Callable[[], None]], offset: int | None = None) -> N
 
 def run(law: Callable[..., None], case: Sequence[Any], details: Callable[[], str], line: Callable[[], str]) -> None:
     """Runs a law on a case; a failure says on what, and with which line of Python it is seen again."""
-    with torch.random.fork_rng(devices=[]):
+    with drawing() as draws, torch.random.fork_rng(devices=[]):
         seeds.reseed()
         try:
             law(*case)
             return
         except LawBroken as broken:
             failure = broken.failures[0]
-    raise LawBroken(replace(failure, details=tuple(filter(None, [details(), machine()])), line=line()))
+    lines = [details(), machine(), *map(str, draws)]
+    raise LawBroken(replace(failure, details=tuple(filter(None, lines)), line=line()))
 
 
 @dataclass(frozen=True)
