@@ -1,7 +1,6 @@
 """The laws of an optimizer of deterministic losses, ours or another's."""
 
 import copy
-import io
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +19,7 @@ from stiefelkit.optim.groups import parameter_groups
 from stiefelkit.testing import seeds
 from stiefelkit.testing.failure import checks_of, laws_of, named, settle
 from stiefelkit.testing.optimizer_cases import SteppedCase, equal, error_and_bound, require_states_refused, snapshot
-from stiefelkit.testing.require import require, require_refused, require_within
+from stiefelkit.testing.require import require, require_refused, require_within, saved_and_loaded
 from stiefelkit.testing.rounding import law_of_invariant_minima
 from stiefelkit.weights import attach, change
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
@@ -164,10 +163,7 @@ def law_resume(case: MinimizerCase) -> None:
         return problem, optimizer
 
     (problem, optimizer), (other, fresh) = start(2), start(1)
-    stream = io.BytesIO()
-    torch.save([optimizer.state_dict(), [p.detach() for p in problem.everything]], stream)
-    stream.seek(0)
-    state, values = torch.load(stream, weights_only=True)
+    state, values = saved_and_loaded([optimizer.state_dict(), [p.detach() for p in problem.everything]])
     for p, value in zip(other.everything, values, strict=True):
         p.data.copy_(value)
     fresh.load_state_dict(state)

@@ -1,7 +1,6 @@
 """The laws of a model, ours or another's."""
 
 import copy
-import io
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from stiefelkit.optim.cayley_sgd import CayleySGD
 from stiefelkit.optim.groups import parameter_groups
 from stiefelkit.testing import seeds
 from stiefelkit.testing.failure import NamedCase, check_laws, laws_of, named
-from stiefelkit.testing.require import require, require_within
+from stiefelkit.testing.require import require, require_within, saved_and_loaded
 from stiefelkit.weights.change import drift
 from stiefelkit.weights.find import orthogonal_weights
 
@@ -119,11 +118,8 @@ def law_seeds(case: _Case) -> None:
 def law_checkpoint(case: _Case) -> None:
     """A state dict, saved and loaded, and a copy bring back the same bits."""
     model, x = case.at_rest(), case.sequences()
-    out, stream = model(x), io.BytesIO()
-    torch.save(model.state_dict(), stream)
-    stream.seek(0)
-    other = case.at_rest(1)
-    other.load_state_dict(torch.load(stream, weights_only=True))
+    out, other = model(x), case.at_rest(1)
+    other.load_state_dict(saved_and_loaded(model.state_dict()))
     require(torch.equal(other(x), out), "loading a state dict changes the outputs")
     require(torch.equal(copy.deepcopy(model)(x), out), "deepcopy changes the outputs")
 

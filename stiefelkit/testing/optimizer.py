@@ -4,7 +4,6 @@ import contextlib
 import copy
 import functools
 import inspect
-import io
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -33,7 +32,7 @@ from stiefelkit.testing.optimizer_cases import (
     snapshot,
     walk,
 )
-from stiefelkit.testing.require import require, require_refused
+from stiefelkit.testing.require import require, require_refused, saved_and_loaded
 from stiefelkit.testing.rounding import law_of_invariant_losses, law_of_sizes
 from stiefelkit.testing.unread import law_of_steps_on_meta, law_of_unread_steps, law_refusal
 from stiefelkit.weights import attach, change
@@ -129,10 +128,8 @@ def law_resume(case: OptimizerCase) -> None:
         return training
 
     ws, optimizer, schedule = training = start(range(3))
-    stream = io.BytesIO()
-    torch.save([optimizer.state_dict(), schedule.state_dict(), [w.detach() for w in ws]], stream)
-    stream.seek(0)
-    state, rates, values = torch.load(stream, weights_only=True)
+    saved = [optimizer.state_dict(), schedule.state_dict(), [w.detach() for w in ws]]
+    state, rates, values = saved_and_loaded(saved)
     other = start([7])  # so that there is something to replace
     for w, value in zip(other[0], values, strict=True):
         w.data.copy_(value)
@@ -156,29 +153,22 @@ def law_checkpoint(case: OptimizerCase) -> None:
     ]
     for key, value in good["state"].get(0, {}).items():
         if isinstance(value, Tensor) and value.shape == ws[0].shape:
-            spoilt += [
-                (f"{key} with NaN", NonFiniteError, lambda d, key=key: d["state"][0][key].fill_(math.nan)),
-                (
-                    f"{key} of another shape",
-                    CheckpointError,
-                    lambda d, key=key: d["state"][0].update({key: ws[1].data}),
-                ),
-                (f"{key} that is no tensor", CheckpointError, lambda d, key=key: d["state"][0].update({key: "none"})),
-            ]
+            spoilt.append((f"{key} with NaN", NonFiniteError, lambda d, key=key: d["state"][0][key].fill_(math.nan)))
+            for what, wrong in (("of another shape", ws[1].data), ("that is no tensor", "none")):
+                exchange = {key: wrong}
+                spoilt.append((f"{key} {what}", CheckpointError, lambda d, new=exchange: d["state"][0].update(new)))
     require_states_refused(optimizer, good, spoilt)
 
 
 def law_finite(case: OptimizerCase) -> None:
     """NaN or infinity in one gradient is an error before anything is written: no frame, no state, no free parameter."""
-    for alone in (False, True):
-        ws, optimizer = mixed(case) if not alone else (case.frames((6, 6)), None)
-        optimizer = optimizer or case.on(ws)
+    alone = case.frames((6, 6))
+    for (ws, optimizer), places in ((mixed(case), (0, 2, 4)), ((alone, case.on(alone)), (0,))):
         walk(optimizer, ws, range(2))
-        for place in {0, 2, 4} if not alone else {0}:
+        for place in places:
             for bad in (math.nan, math.inf):
                 give_gradients(ws, 3)
-                grad: Any = ws[place].grad
-                grad.view(-1)[1] = bad
+                ws[place].grad.view(-1)[1] = bad  # type: ignore[union-attr]
                 before = snapshot(optimizer)
                 require_refused(NonFiniteError, optimizer.step, f"{bad} in a gradient")
                 require(equal(snapshot(optimizer), before), f"{bad} in a gradient leaves a step half done")

@@ -4,7 +4,6 @@ import copy
 import fnmatch
 import functools
 import importlib.util
-import io
 import json
 from typing import Any
 
@@ -19,7 +18,15 @@ from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.metrics import working_dtype
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case, coordinate_list_of, draw, layer_of
-from stiefelkit.testing.require import refuses, require, require_frame, require_same_frame, require_within, slack
+from stiefelkit.testing.require import (
+    refuses,
+    require,
+    require_frame,
+    require_same_frame,
+    require_within,
+    saved_and_loaded,
+    slack,
+)
 from stiefelkit.weights import change
 
 
@@ -71,11 +78,7 @@ def law_checkpoint(case: Case) -> None:
     change.bake(twin, "weight")
     require(torch.equal(layer.weight, w), "baking a copy changes the original")
     require(torch.equal(twin.weight, w), "baking changes the weight")
-    stream = io.BytesIO()
-    torch.save(layer, stream)
-    stream.seek(0)
-    loaded = torch.load(stream, weights_only=False)
-    require(torch.equal(loaded.weight, w), "torch.save(module) changes the weight")
+    require(torch.equal(saved_and_loaded(layer, weights_only=False).weight, w), "torch.save(module) changes the weight")
     for wrong, why in (({"weight": w}, "a plain weight"), (_renamed(state), "another map")):
         is_refused = refuses(functools.partial(layer.load_state_dict, wrong), StiefelkitError)
         require(is_refused, f"it loads {why} without an error")

@@ -1,5 +1,6 @@
 """What the laws require with, and how they word what they found."""
 
+import io
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -43,6 +44,14 @@ def refuses(act: Callable[[], Any], *errors: type[Exception]) -> bool:
     except errors:
         return True
     return False
+
+
+def saved_and_loaded(value: Any, weights_only: bool = True) -> Any:
+    """Returns what comes back of a value from a file."""
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    stream.seek(0)
+    return torch.load(stream, weights_only=weights_only)
 
 
 def apart(a: Tensor, b: Tensor) -> float:
