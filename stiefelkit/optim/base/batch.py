@@ -46,7 +46,7 @@ class Bucket:
     read, `frames` and `remainders` are what `add` has made of them, and the tensors are written by `choose` alone.
     """
 
-    def __init__(self, params: list[Tensor], states: list[dict[str, Any]]):
+    def __init__(self, params: list[Tensor], states: list[dict[str, Any]], is_free: bool = True):
         self.params, self.states = params, states
         self.is_sharded = is_sharded(params[0])
         self.is_stacked = len(params) > 1 and not self.is_sharded
@@ -55,12 +55,12 @@ class Bucket:
         self._stacks: dict[str, _Stack] = {}
         self._frames: _Stack | None = None
         self._writes: list[int] | None = None
-        self.begin([*map(gradient_of, params)])
+        self.begin(is_free)
 
-    def begin(self, gradients: list[Tensor], is_free: bool = True) -> None:
+    def begin(self, is_free: bool) -> None:
         """Forgets what may have changed since the last step, in which values are read if they may be and are free."""
         self.is_read = is_free and not switch.forbidden and self.params[0].is_cpu
-        self._gradients = gradients
+        self._gradients = [*map(gradient_of, self.params)]
         self._gathered_gradients: Tensor | None = None
         self._wear: float | None = None
         self._is_current = self._is_ahead = False
@@ -402,8 +402,10 @@ class Bucket:
         return self._as_matrices(stack.whole)
 
 
-def buckets(params: Iterable[Tensor], states: MutableMapping[Tensor, dict[str, Any]]) -> list[Bucket]:
-    """Sorts the frames that have a gradient by shape, dtype and device."""
+def buckets(
+    params: Iterable[Tensor], states: MutableMapping[Tensor, dict[str, Any]], is_free: bool = True
+) -> list[Bucket]:
+    """Sorts the frames that have a gradient by shape, dtype and device; values are read if they can be and are free."""
     sorted_: dict[tuple[Any, ...], list[Tensor]] = {}
     for p in params:
         if p.grad is not None:
@@ -413,7 +415,7 @@ def buckets(params: Iterable[Tensor], states: MutableMapping[Tensor, dict[str, A
         most = max(1, _LARGEST // alike[0].numel())
         for i in range(0, len(alike), most):
             at_once = alike[i : i + most]
-            filled.append(Bucket(at_once, [states[p] for p in at_once]))
+            filled.append(Bucket(at_once, [states[p] for p in at_once], is_free))
     return filled
 
 
@@ -432,28 +434,23 @@ class Sorting:
 
     def __init__(self, params: list[Tensor], states: MutableMapping[Tensor, dict[str, Any]], is_free: bool):
         self._params = list(params)
-        self.buckets = buckets(params, states)
-        for bucket in self.buckets:
-            bucket.is_read = bucket.is_read and is_free
+        self.buckets = buckets(params, states, is_free)
         self._is_kept = not any(bucket.is_sharded for bucket in self.buckets)
         self._lack = [p.grad is None for p in params]
         self._places = [*map(Tensor.data_ptr, params)] if self._is_kept else []
         self._dtypes = [bucket.params[0].dtype for bucket in self.buckets]
-        indices = {id(p): i for i, p in enumerate(params)}
-        self._indices = [[indices[id(p)] for p in bucket.params] for bucket in self.buckets]
 
     def begin(self, params: list[Tensor], states: MutableMapping[Tensor, dict[str, Any]], is_free: bool) -> bool:
         """Begins a step of each bucket; False if other frames have a gradient by now, or they are not where they were.
 
         The arguments are those of the class, as they are now.
         """
-        gradients = [*map(gradient_of, params)]
         # What is assigned to `.data` is elsewhere.
         if not (
             self._is_kept
             and len(params) == len(self._params)
             and all(map(operator.is_, params, self._params))
-            and self._lack == [*map(operator.is_, gradients, itertools.repeat(None))]
+            and self._lack == [*map(operator.is_, map(gradient_of, params), itertools.repeat(None))]
             and self._places == [*map(Tensor.data_ptr, params)]
         ):
             return False
@@ -462,6 +459,6 @@ class Sorting:
                 map(operator.is_, bucket.states, map(states.get, bucket.params))
             ):
                 return False
-        for bucket, indices in zip(self.buckets, self._indices, strict=True):
-            bucket.begin([*map(gradients.__getitem__, indices)], is_free)
+        for bucket in self.buckets:
+            bucket.begin(is_free)
         return True
