@@ -64,13 +64,11 @@ def second_moments(bucket: Bucket, norms: Norms, decay: float) -> list[tuple[Any
     """
     p, moments = bucket.params[0], bucket.numbers("exp_avg_sq")
     if not bucket.is_read:
-        assert moments is not None
         mixed = decay * moments + (1 - decay) * norms[0].square()
         bucket.stage("exp_avg_sq", mixed)
         return [(*count_steps(bucket), mixed)]
-    old = [0.0] * len(norms) if moments is None else moments.tolist()
     largest, squares = torch.finfo(p.dtype).max, []
-    for v, x in zip(old, norms, strict=True):
+    for v, x in zip(moments.tolist(), norms, strict=True):
         squares.append(decay * v + (1 - decay) * x * x)
         if not squares[-1] < largest:  # also for NaN
             raise OverflowError
@@ -82,7 +80,7 @@ def count_steps(bucket: Bucket) -> list[Any]:
     """Stages the next count of steps, and returns it for each matrix of the batch: where none is read, a tensor."""
     matrices = math.prod(bucket.params[0].shape[:-2])
     if not bucket.is_read:
-        after = bucket.counts("step") + 1
+        after = bucket.numbers("step", of_frames=True) + 1
         bucket.stage("step", after)
         return [after.double().repeat_interleave(matrices)]
     counts = []

@@ -240,7 +240,7 @@ class Bucket:
             if lo is not None:
                 self.stage("lo", lo)
         self.commit(is_chosen=True)
-        self.counts("refused").add_(~self.sound)
+        self.numbers("refused", of_frames=True).add_(~self.sound)
         for state in self.states:
             state.pop("wear", None)
 
@@ -329,37 +329,27 @@ class Bucket:
                 state[key] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
         return self.states[0][key].detach() if self._is_matrix else self._gathered(key)
 
-    def numbers(self, key: str) -> Tensor | None:
-        """Returns a real number of each matrix, zero at first; None if no frame has it, and values are read."""
-        stack = self._held(key)
-        if stack is not None:
-            return stack.whole.reshape(-1)
-        present = [state.get(key) for state in self.states]
-        if self.is_read and present.count(None) == len(present):
-            return None
-        *batch, _, _ = self.params[0].shape
-        zero = torch.zeros(batch, dtype=self.params[0].dtype.to_real(), device=self.params[0].device)
-        stack = _Stack(torch.stack([zero if numbers is None else numbers.to(zero) for numbers in present]))
-        self._hold(key, stack)
-        return stack.whole.reshape(-1)
+    def numbers(self, key: str, *, of_frames: bool = False) -> Tensor:
+        """Returns a real number of each matrix, zero at first; where no value is read one tensor that may be written to.
 
-    def counts(self, key: str) -> Tensor:
-        """Returns a number of every frame, on its device and zero at first; to be written to as one tensor, (b,)."""
-        stack, device = self._held(key), self.params[0].device
-        if stack is None or stack.whole.device != device:
-            numbers = [state.get(key, 0.0) for state in self.states]
-            stack = _Stack(
-                torch.stack(
-                    [
-                        x.to(device, torch.float32).reshape(())
-                        if isinstance(x, Tensor)
-                        else torch.full((), float(x), device=device)  # which a graph may capture
-                        for x in numbers
-                    ]
-                )
-            )
-            self._hold(key, stack)
-        return stack.whole
+        Args:
+            key: what it is called.
+            of_frames: whether there is one of each frame instead, (b,), in float32.
+        """
+        stack = self._held(key)
+        if stack is None:
+            p = self.params[0]
+            dtype, shape = (torch.float32, ()) if of_frames else (p.dtype.to_real(), p.shape[:-2])
+            numbers = [
+                x.to(p.device, dtype).reshape(shape)
+                if isinstance(x, Tensor)
+                else torch.full(shape, x, dtype=dtype, device=p.device)  # which a graph may capture
+                for x in [state.get(key, 0.0) for state in self.states]
+            ]
+            stack = _Stack(torch.stack(numbers))
+            if not self.is_read:
+                self._hold(key, stack)
+        return stack.whole.reshape(-1)
 
     def is_finite(self) -> bool:
         """Returns whether all tensors that were staged are finite; on a CPU, where that may be asked."""
