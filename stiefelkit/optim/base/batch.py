@@ -51,7 +51,8 @@ class Bucket:
         self.is_sharded = is_sharded(params[0])
         self.is_stacked = len(params) > 1 and not self.is_sharded
         self._is_matrix = len(params) == 1 and not self.is_sharded and params[0].dim() == 2
-        self.is_narrow = params[0].dtype != working_dtype(params[0].dtype)
+        self.dtype = params[0].dtype
+        self.is_narrow = self.dtype != working_dtype(self.dtype)
         self._stacks: dict[str, _Stack] = {}
         self._frames: _Stack | None = None
         self._writes: list[int] | None = None
@@ -148,10 +149,7 @@ class Bucket:
 
     def refresh(self, with_remainder: bool) -> None:
         """Gives frames a remainder, or takes one away that they shall not have or that is of another dtype."""
-        if not with_remainder and not any(map(operator.contains, self.states, itertools.repeat("lo"))):
-            return
-        stack = self._held("lo") if "lo" in self._stacks else None
-        if with_remainder and stack is not None and stack.whole.dtype == self.params[0].dtype:
+        if with_remainder and "lo" in self._stacks and self._held("lo") is not None:
             return
         for p, state in zip(self.params, self.states, strict=True):
             lo = state.get("lo")
@@ -254,7 +252,7 @@ class Bucket:
                     state[key] = entry
                 continue
             stack = self._stacks[key] if key in self._seen else self._held(key)
-            if stack is not None and (stack.whole.dtype == value.dtype or not self.is_read):
+            if stack is not None:
                 self._put(stack.whole, value)
             elif value.dim() == 1:
                 self._hold(key, _Stack(value.clone().reshape(len(self.params), *self.params[0].shape[:-2])))
@@ -316,12 +314,11 @@ class Bucket:
         dtype = self.params[0].dtype
         dtype = dtype.to_real() if is_real else dtype
         stack = self._held(key) if key in self._stacks else None
-        if stack is not None and stack.whole.dtype == dtype:
+        if stack is not None:
             return self._as_matrices(stack.whole)
         for p, state in zip(self.params, self.states, strict=True):
             if key in state:
-                if state[key].dtype != dtype:
-                    state[key] = state[key].to(dtype)
+                state[key] = state[key].to(dtype)
             elif of_columns:
                 *batch, _, columns = p.shape
                 state[key] = torch.zeros(*batch, columns, columns, dtype=dtype, device=p.device)
@@ -428,7 +425,6 @@ class Sorting:
         self._is_kept = not any(bucket.is_sharded for bucket in self.buckets)
         self._lack = [p.grad is None for p in params]
         self._places = [*map(Tensor.data_ptr, params)] if self._is_kept else []
-        self._dtypes = [bucket.params[0].dtype for bucket in self.buckets]
 
     def begin(self, params: list[Tensor], states: MutableMapping[Tensor, dict[str, Any]], is_free: bool) -> bool:
         """Begins a step of each bucket; False if other frames have a gradient by now, or they are not where they were.
@@ -444,10 +440,9 @@ class Sorting:
             and self._places == [*map(Tensor.data_ptr, params)]
         ):
             return False
-        for bucket, dtype in zip(self.buckets, self._dtypes, strict=True):
-            if bucket.params[0].dtype != dtype or not all(
-                map(operator.is_, bucket.states, map(states.get, bucket.params))
-            ):
+        for bucket in self.buckets:
+            are_same = all(map(operator.is_, bucket.states, map(states.get, bucket.params)))
+            if not are_same or bucket.params[0].dtype != bucket.dtype:
                 return False
         for bucket in self.buckets:
             bucket.begin(is_free)
