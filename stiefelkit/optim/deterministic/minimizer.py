@@ -189,8 +189,9 @@ class Minimizer(torch.optim.Optimizer, ABC):
         try:
             with FullPrecision(params[0].device):
                 first = here = objective.start()
+                tolerance = settings["tolerance_grad"] / objective.scale
                 for iterations in range(settings["max_iter"] + 1):
-                    stopped = _verdict(here, settings["tolerance_grad"] / objective.scale)
+                    stopped = _verdict(here, tolerance)
                     if stopped or iterations == settings["max_iter"]:
                         break
                     best, objective.reached = objective.best, min(objective.reached, here.loss)
@@ -204,7 +205,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
                         continue
                     # Nothing is gained any more, as far as the losses tell.
                     shortest, has_grown = objective.measured(objective.best or here)
-                    stopped = _verdict(shortest, settings["tolerance_grad"] / objective.scale)
+                    stopped = _verdict(shortest, tolerance)
                     if stopped or (there is None and not has_grown):
                         here, stopped = objective.on_manifold(shortest), stopped or "no_descent"
                         memory.clear()
@@ -216,7 +217,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
                 if objective.best and here.loss > objective.lowest + here.noise:
                     here = objective.on_manifold(objective.best)
                     memory.clear()
-                    stopped = stopped and (_verdict(here, settings["tolerance_grad"] / objective.scale) or "no_descent")
+                    stopped = stopped and (_verdict(here, tolerance) or "no_descent")
                 objective.write(here.points)
         except BaseException:
             for p, w in zip(params, before, strict=True):
