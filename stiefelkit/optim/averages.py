@@ -41,21 +41,14 @@ def multi_avg_fn(decay: float | None = None) -> Callable[[Sequence[Tensor], Sequ
 
     @torch.no_grad()
     def update(averaged: Sequence[Tensor], current: Sequence[Tensor], count: Any) -> None:
-        places = _places()
-        moved: list[tuple[Tensor, Tensor]] = []
-        free: list[tuple[Tensor, Tensor]] = []
-        for a, c in zip(averaged, current, strict=True):
-            packed = places.get(_place(a), places.get(_place(c)))
-            if not (a.is_floating_point() or a.is_complex()):
-                a.copy_(c)
-            elif packed is None:
-                free.append((a, c))
-            else:
-                moved.append((a, _mean_frame(mean, a, c, count, packed)))
+        places, pairs = _places(), list(zip(averaged, current, strict=True))
+        bound = [_bound(mean, a, c, count, places) for a, c in pairs]
+        free = [pair for pair, after in zip(pairs, bound, strict=True) if after is None]
         if free:
             mean([a for a, _ in free], [c for _, c in free], count)
-        for a, w in moved:
-            a.copy_(w)
+        for (a, _), after in zip(pairs, bound, strict=True):
+            if after is not None:
+                a.copy_(after)
 
     return update
 
@@ -76,14 +69,10 @@ def average_fn(decay: float | None = None) -> Callable[[Tensor, Tensor, Any], Te
 
     @torch.no_grad()
     def averaged_with(averaged: Tensor, current: Tensor, count: Any) -> Tensor:
-        places = _places()
-        packed = places.get(_place(averaged), places.get(_place(current)))
-        if packed is not None:
-            return _mean_frame(mean, averaged, current, count, packed)
-        if not (averaged.is_floating_point() or averaged.is_complex()):
-            return current.clone()
-        updated = averaged.clone()
-        mean([updated], [current], count)
+        updated = _bound(mean, averaged, current, count, _places())
+        if updated is None:
+            updated = averaged.clone()
+            mean([updated], [current], count)
         return updated
 
     return averaged_with
@@ -95,8 +84,15 @@ def _mean(decay: float | None) -> Callable[..., None]:
     return get_ema_multi_avg_fn(at_least(0, most=1).require("An average", "decay", decay))
 
 
-def _mean_frame(mean: Callable[..., None], averaged: Tensor, current: Tensor, count: Any, packed: bool) -> Tensor:
-    """Returns the frame nearest to the mean of two, in the dtype and placement of the first."""
+def _bound(
+    mean: Callable[..., None], averaged: Tensor, current: Tensor, count: Any, places: dict[tuple[Any, ...], bool]
+) -> Tensor | None:
+    """Returns integers as they are now; of frames the one nearest to the mean, as the first lies; None of all else."""
+    if not (averaged.is_floating_point() or averaged.is_complex()):
+        return current.clone()
+    packed = places.get(_place(averaged), places.get(_place(current)))
+    if packed is None:
+        return None
     total = whole(averaged).to(working_dtype(averaged.dtype), copy=True)
     mean([total], [whole(current).to(total)], count)
     nearest = torch.view_as_real(nearest_frame(torch.view_as_complex(total))) if packed else nearest_frame(total)

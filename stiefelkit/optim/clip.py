@@ -57,7 +57,7 @@ def clip_grad_norm_(
     error_if_nonfinite = FLAG.require("clip_grad_norm_", "error_if_nonfinite", error_if_nonfinite)
     max_norm = _MOST.require("clip_grad_norm_", "max_norm", max_norm)
     plain, by_manifold = _sorted(parameters)
-    norms = [_norm(_gradient(p)) for p in plain]
+    norms = [_norm(whole(p.grad)) for p in plain]  # type: ignore[arg-type]
     for manifold, members in by_manifold.items():
         for bucket in buckets(members, {p: {} for p in members}):
             metric = manifold.partition(":")[2]
@@ -116,8 +116,3 @@ def _sorted(parameters: Any) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
             manifold = group.get("manifold") or manifolds.get(id(p)) or manifold_of(p)
             (plain if manifold not in MANIFOLDS else by_manifold.setdefault(manifold, [])).append(p)
     return plain, by_manifold
-
-
-def _gradient(p: Tensor) -> Tensor:
-    assert p.grad is not None
-    return whole(p.grad)

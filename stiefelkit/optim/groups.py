@@ -119,24 +119,26 @@ def parameter_groups(
     check_module(model, "parameter_groups", "; sk.optim.frames takes frames without one")
     by_name: dict[tuple[str, str | None], list[nn.Parameter]] = {}
     taken: set[int] = set()
+
+    def take(p: nn.Parameter, name: str, manifold: str | None = None) -> None:
+        if id(p) not in taken:
+            taken.add(id(p))
+            by_name.setdefault((name, manifold), []).append(p)
+
     for coordinate_list in (weight.coordinate_list for weight in orthogonal_weights(model)):
-        manifolds = coordinate_list.param.manifolds
-        for name, c in [(name, c) for name, leaves in coordinate_list.leaves.items() for c in leaves]:
-            if id(c) not in taken:
-                taken.add(id(c))
-                by_name.setdefault((name, manifolds.get(name)), []).append(c)
+        for name, leaves in coordinate_list.leaves.items():
+            for c in leaves:
+                take(c, name, coordinate_list.param.manifolds.get(name))
     for module in model.modules():
         for name in getattr(module, "free_coordinates", ()):
             for key, p in module.named_parameters(recurse=False):
-                if (key == name or key.startswith(f"{name}_l")) and id(p) not in taken:
-                    taken.add(id(p))
-                    by_name.setdefault((name, None), []).append(p)
+                if key == name or key.startswith(f"{name}_l"):
+                    take(p, name)
     alone = {key: frame.manifold for key, frame in optimizer_hooks.frames().items() if frame.coordinate_list is None}
     for p in model.parameters():
         manifold = alone.get(id(p)) or optimizer_hooks.manifold_of(p)
-        if manifold in MANIFOLDS and id(p) not in taken:
-            taken.add(id(p))
-            by_name.setdefault(("stiefel", manifold), []).append(p)
+        if manifold in MANIFOLDS:
+            take(p, "stiefel", manifold)
     settings = {key: _settings(key, value) for key, value in per_coordinate.items()}
     _check_names(set(settings), {name for name, _ in by_name})
     lr = RATE.require("parameter_groups", "learning rate", lr)

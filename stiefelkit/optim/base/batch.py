@@ -61,7 +61,7 @@ class Bucket:
     def begin(self, is_free: bool) -> None:
         """Forgets what may have changed since the last step, in which values are read if they may be and are free."""
         self.is_read = is_free and not switch.forbidden and self.params[0].is_cpu
-        self._gradients = [*map(gradient_of, self.params)]
+        self._gradients: list[Tensor] = [*map(gradient_of, self.params)]
         self._gathered_gradients: Tensor | None = None
         self._wear: float | None = None
         self._is_current = self._is_ahead = False
