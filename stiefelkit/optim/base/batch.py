@@ -327,7 +327,7 @@ class Bucket:
         return self.states[0][key].detach() if self._is_matrix else self._gathered(key)
 
     def numbers(self, key: str, *, of_frames: bool = False) -> Tensor:
-        """Returns a real number of each matrix, zero at first; where no value is read one tensor that may be written to.
+        """Returns a real number of each matrix, zero at first; where none is read one tensor that may be written to.
 
         Args:
             key: what it is called.

@@ -96,7 +96,7 @@ def without_remainders(state: Mapping[Any, Any], dtypes: Mapping[Any, torch.dtyp
 
 def _made(optimizer: Any, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
     """Returns the state of a small parameter after one step of length 0, each tensor by what its shape follows."""
-    shape = (*(2 for _ in p.shape[:-2]), 4, 3)[-max(p.dim(), 1) :] if p.dim() else ()
+    shape = (*(2 for _ in p.shape[:-2]), 4, 3)[-p.dim() :] if p.dim() else ()
     if group["manifold"] is not None:
         small = nn.Parameter(torch.eye(4, 3, dtype=p.dtype, device="cpu").expand(shape).clone())
     else:

@@ -167,15 +167,15 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         check_states(self, state_dict)
         # None stands for what is not there, as torch.optim.SGD has it.
         states = {key: {k: v for k, v in entry.items() if v is not None} for key, entry in state_dict["state"].items()}
-        groups = [_with_present_words(group) for group in state_dict["param_groups"]]
-        state_dict = {**state_dict, "state": states, "param_groups": groups}
+        groups, dtypes = [], {}
         for i, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
+            if saved.get("gradient") == "reference":  # as 0.1 called "half"
+                saved = {**saved, "gradient": "half"}
             full = check_group(type(self), {**self.defaults, **group, **saved})
-            state_dict["param_groups"][i] = {key: full[key] for key in saved}
-            check_entries(self, i, full, saved["params"], state_dict["state"])
-        dtypes = [p.dtype for group in self.param_groups for p in group["params"]]
-        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
-        return {**state_dict, "state": without_remainders(state_dict["state"], dict(zip(keys, dtypes, strict=True)))}
+            check_entries(self, i, full, saved["params"], states)
+            groups.append({key: full[key] for key in saved})
+            dtypes |= {key: p.dtype for key, p in zip(saved["params"], group["params"], strict=True)}
+        return {**state_dict, "state": without_remainders(states, dtypes), "param_groups": groups}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also what copies, and what loads a state dict; what is refused changes nothing."""
@@ -313,8 +313,3 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         # Loading a state dict replaces both.
         inner.param_groups, inner.state = rest, self.state
         step_inside(inner)
-
-
-def _with_present_words(group: dict[str, Any]) -> dict[str, Any]:
-    """Returns a saved group, in which gradient="half" may be called "reference", as in 0.1."""
-    return {**group, "gradient": "half"} if group.get("gradient") == "reference" else group
