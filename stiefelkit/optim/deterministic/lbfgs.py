@@ -48,30 +48,24 @@ class LBFGS(Minimizer):
         """See `Minimizer`."""
         settings, g = self.param_groups[0], here.gradient
         wolfe = Wolfe(min(1e-4, settings["curvature"] / 2), settings["curvature"])
-        steps, changes = memory.get("steps"), memory.get("changes")
-        if steps is None or changes is None:
-            d, t = -g, 0.1 * objective.space.reach / here.norm
-        else:
-            d, t = -_two_loops(g, steps, changes), 1.0
+        kept = [memory["steps"], memory["changes"]] if {"steps", "changes"} <= memory.keys() else []
+        d, t = (-_two_loops(g, *kept), 1.0) if kept else (-g, 0.1 * objective.space.reach / here.norm)
         slope = dot(g, d)
         trial = None
         if slope < -1e-8 * here.norm * torch.linalg.vector_norm(d).item():
             trial = search(objective, here, d, slope, t, wolfe)
         if trial is None:
-            if steps is None:
+            if not memory:
                 return None
             memory.clear()
             return here
         there = objective.settled(trial.place, trial.position)
-        kept = [] if steps is None or changes is None else [steps, changes]
         carried = trial.place.carry(torch.cat([g[None], trial.t * d[None], *kept]))
         s, y = carried[1], there.gradient - carried[0]
-        count = 0 if steps is None else len(steps)
-        steps, changes = carried[2 : 2 + count], carried[2 + count :]
+        steps, changes = carried[2:].tensor_split(2)
         if dot(s, y) > _CAUTION * (dot(s, s) * dot(y, y)) ** 0.5:
-            keep = settings["history_size"] - 1
-            steps = torch.cat([steps[max(count - keep, 0) :], s[None]])
-            changes = torch.cat([changes[max(count - keep, 0) :], y[None]])
+            first = max(len(steps) + 1 - settings["history_size"], 0)
+            steps, changes = torch.cat([steps[first:], s[None]]), torch.cat([changes[first:], y[None]])
         if len(steps):
             memory.update(steps=steps, changes=changes)
         return there

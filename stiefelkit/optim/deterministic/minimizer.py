@@ -241,15 +241,11 @@ class Minimizer(torch.optim.Optimizer, ABC):
         """Returns what was kept at the last step, unless somebody else has moved the parameters since."""
         if any(write_count(p) != self._versions.get(id(p), write_count(p)) for p in params):
             return {}
-        dtype = working_dtype(params[0].dtype).to_real()
-        kept = self.state.get(params[0], {})
-        return {key: value.to(dtype) if isinstance(value, Tensor) else value for key, value in kept.items()}
+        return _cast(self.state.get(params[0], {}), working_dtype(params[0].dtype).to_real())
 
     def _keep(self, params: list[Tensor], memory: dict[str, Any]) -> None:
         # torch casts what it loads to the dtype of the parameter.
-        dtype = params[0].dtype.to_real()
-        kept = {key: value.to(dtype) if isinstance(value, Tensor) else value for key, value in memory.items()}
-        self.state[params[0]] = kept
+        self.state[params[0]] = _cast(memory, params[0].dtype.to_real())
         self._versions = {id(p): write_count(p) for p in params}
 
     def state_dict(self) -> dict[str, Any]:
@@ -288,6 +284,10 @@ class Minimizer(torch.optim.Optimizer, ABC):
         self._versions = {}
         for group in self.param_groups:
             ask_readers(group)
+
+
+def _cast(kept: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    return {key: value.to(dtype) if isinstance(value, Tensor) else value for key, value in kept.items()}
 
 
 def _verdict(here: Position, tolerance: float) -> str:
