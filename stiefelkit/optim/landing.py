@@ -59,10 +59,7 @@ class Landing(FrameOptimizer):
     settings = (
         Setting("lr", 1e-3, RATE, "learning rate."),
         Setting(
-            "momentum",
-            0.0,
-            MOMENTUM,
-            "factor of the last direction, transported by projection on the tangent space.",
+            "momentum", 0.0, MOMENTUM, "factor of the last direction, transported by projection on the tangent space."
         ),
         Setting("attraction", 1.0, at_least(0), "how strongly the manifold pulls, where steps do not end on it."),
         Setting("every", 1, whole(1), "steps from one landing to the next; above 1, W is not a frame in between."),
@@ -105,19 +102,16 @@ class Landing(FrameOptimizer):
             steps = [_safe(lr * u, d, f, attraction / u, noise * x) for u, d, f, x in every]
         bucket.add(field * (-as_factor(steps, w)))
         lands = counts[0] % group["every"] == 0
-        if is_read and lands:
-            land(bucket, group["precision"], _POLISHES)
-        elif not is_read:
-            before = bucket.frames(), bucket.remainders()
-            land(bucket, group["precision"], _POLISHES)
-            if group["every"] > 1:
-                lands = lands.view((1, 1) if w.dim() == 2 else (-1, 1, 1))
-                after = bucket.frames(), bucket.remainders()
-                w, lo = (
-                    None if a is None or b is None else torch.where(lands, a, b)
-                    for a, b in zip(after, before, strict=True)
-                )
-                bucket.replace(w, lo)
+        if is_read:
+            if lands:
+                land(bucket, group["precision"], _POLISHES)
+            return
+        before = bucket.frames(), bucket.remainders()
+        land(bucket, group["precision"], _POLISHES)
+        if group["every"] > 1:
+            lands = lands.view((1, 1) if w.dim() == 2 else (-1, 1, 1))
+            after = zip((bucket.frames(), bucket.remainders()), before, strict=True)
+            bucket.replace(*(a if a is None or b is None else torch.where(lands, a, b) for a, b in after))
 
 
 def _gradient(group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:

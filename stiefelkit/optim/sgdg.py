@@ -69,11 +69,7 @@ class SGDG(TangentOptimizer):
         Setting("q", 0.5, BOUND, "bounds the step of a frame, :math:`a ‖A‖_1 ≤ 2 q`; infinity for no bound."),
         *SHARED,
     )
-    examples = (
-        {},
-        {"grad_clip": 0.5, "q": math.inf, "precision": "fast"},
-        {"momentum": 0.9, "nesterov": True},
-    )
+    examples = ({}, {"grad_clip": 0.5, "q": math.inf, "precision": "fast"}, {"momentum": 0.9, "nesterov": True})
     steady: ClassVar = {"q": math.inf}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
