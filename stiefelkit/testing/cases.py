@@ -1,6 +1,6 @@
 """What the laws are run on: parametrizations at a shape, with options and a dtype."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,9 +45,7 @@ class Case:
         param = self.build()
         coordinates, chart = draw(param, param.schemes[0], seed)
         load_chart_(param, chart)
-        coordinates = tuple(c.to(self.device) for c in rounded(param, coordinates))
-        record(f"{self!r}.drawn({seed})", param.coordinates, coordinates)
-        return param, coordinates
+        return self._recorded(f"drawn({seed})", param, rounded(param, coordinates))
 
     def random(self, scale: float, seed: int = 0) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
         """Makes the map with Gaussian coordinates of the given size, on the chart of its default scheme.
@@ -55,9 +53,8 @@ class Case:
         Coordinates that must stay on a manifold are Haar frames, of any size.
         """
         param, _ = self.drawn(seed)
-        coordinates = tuple(c.to(self.device) for c in random_coordinates(param, scale, seeds.generator(seed + 1)))
-        record(f"{self!r}.random({scale!r}, {seed})", param.coordinates, coordinates)
-        return param, coordinates
+        coordinates = random_coordinates(param, scale, seeds.generator(seed + 1))
+        return self._recorded(f"random({scale!r}, {seed})", param, coordinates)
 
     def undrawn(self) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
         """Makes the map with Gaussian coordinates, on the chart that it is built with where none can be drawn.
@@ -68,16 +65,20 @@ class Case:
             return self.random(1.0)
         except ImageError:
             param = self.build()
-        coordinates = tuple(c.to(self.device) for c in random_coordinates(param, 1.0, seeds.generator(1)))
-        record(f"{self!r}.undrawn()", param.coordinates, coordinates)
-        return param, coordinates
+        return self._recorded("undrawn()", param, random_coordinates(param, 1.0, seeds.generator(1)))
 
     def equal(self, fill: float) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
         """Makes the map with all coordinates equal, but for those that must stay on a manifold, as drawn."""
         param, coordinates = self.drawn()
-        bound = [name in param.manifolds for name in param.coordinates]
-        coordinates = tuple(c if b else torch.full_like(c, fill) for c, b in zip(coordinates, bound, strict=True))
-        record(f"{self!r}.equal({fill!r})", param.coordinates, coordinates)
+        named = zip(param.coordinates, coordinates, strict=True)
+        filled = (c if name in param.manifolds else torch.full_like(c, fill) for name, c in named)
+        return self._recorded(f"equal({fill!r})", param, filled)
+
+    def _recorded(
+        self, how: str, param: OrthogonalParam, drawn: Iterable[Tensor]
+    ) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
+        coordinates = tuple(c.to(self.device) for c in drawn)
+        record(f"{self!r}.{how}", param.coordinates, coordinates)
         return param, coordinates
 
     def details(self) -> str:

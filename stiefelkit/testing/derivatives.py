@@ -79,11 +79,10 @@ def _check_along(fn: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, ..
 
     def value(step: float) -> float:
         with torch.no_grad():
-            moved = fn(*(c + step * d for c, d in zip(leaves, along, strict=True)))
-            return sum((y * g.conj()).sum().real.item() for y, g in zip(moved, gs, strict=True))
+            return _inner(gs, fn(*(c + step * d for c, d in zip(leaves, along, strict=True))))
 
     grads = torch.autograd.grad(ys, leaves, gs)
-    ours = sum((a.conj() * d).sum().real.item() for a, d in zip(grads, along, strict=True))
+    ours = _inner(grads, along)
     size = sum((a.norm() * d.norm()).item() for a, d in zip(grads, along, strict=True))
     difference = (value(1e-5) - value(-1e-5)) / 2e-5
     what = f"{ours:.8g} along a direction, where a difference gives {difference:.8g}: off by"
@@ -98,16 +97,12 @@ def _check(
     inputs: tuple[Tensor, ...],
 ) -> None:
     options: dict[str, Any] = {"rtol": _RELATIVE, "atol": _ABSOLUTE}
-
-    def plain(*c: Tensor) -> Tensor:
-        return fn(*c)
-
-    if check(plain, leaves, raise_exception=False, **options):
+    if check(fn, leaves, raise_exception=False, **options):
         return
     figure, bound, entry = _worst(measured, inputs)
     require_within(figure, bound, f"{check.__name__} fails, {entry} is off by")
     try:
-        check(plain, leaves, **options)
+        check(fn, leaves, **options)
     except Exception as error:
         require(False, f"{check.__name__} fails: {str(error).partition(chr(10))[0]}")
     require(False, f"{check.__name__} fails at first, and passes the second time")
