@@ -33,17 +33,7 @@ from stiefelkit.testing import derivatives, numerical, portable, unread
 from stiefelkit.testing.activation import ACTIVATION_LAWS, check_activation
 from stiefelkit.testing.cases import Case, cases, random_coordinates
 from stiefelkit.testing.decoder import DECODER_LAWS, check_decoder
-from stiefelkit.testing.failure import (
-    Failure,
-    LawBroken,
-    again,
-    check_laws,
-    laws_of,
-    named,
-    only_case,
-    run,
-    settle,
-)
+from stiefelkit.testing.failure import Failure, LawBroken, again, check_laws, laws_of, named, only_case, run, settle
 from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.manifold import MANIFOLD_LAWS, check_manifold, retraction_order
 from stiefelkit.testing.minimizer import (

@@ -109,8 +109,7 @@ def law_zero(act: Activation, is_complex: bool) -> None:
 
 
 ACTIVATION_LAWS = named(
-    laws_of(__name__),
-    lambda act, is_complex: f"{type(act).__name__}({act.name!r})-{_field(is_complex)}",
+    laws_of(__name__), lambda act, is_complex: f"{type(act).__name__}({act.name!r})-{_field(is_complex)}"
 )
 """The laws of an activation, by name."""
 

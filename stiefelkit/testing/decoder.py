@@ -53,10 +53,7 @@ def law_learned(name: str, model: Any) -> None:
     _same(rotated(model, weight_bits=None, activation_bits=None, start="haar"), before)
 
 
-DECODER_LAWS = named(
-    laws_of(__name__),
-    lambda name, model: f"{name} of {type(model).__name__}",
-)
+DECODER_LAWS = named(laws_of(__name__), lambda name, model: f"{name} of {type(model).__name__}")
 """The laws of a family of decoders, by name."""
 
 
