@@ -55,7 +55,6 @@ class Bucket:
         self.is_narrow = self.dtype != working_dtype(self.dtype)
         self._stacks: dict[str, _Stack] = {}
         self._frames: _Stack | None = None
-        self._writes: list[int] | None = None
         self.begin(is_free)
 
     def begin(self, is_free: bool) -> None:
@@ -80,18 +79,9 @@ class Bucket:
             raise error()
 
     def were_changed(self, writes: Mapping[int, int]) -> bool:
-        """Returns whether somebody else wrote to a frame since `write_back`, or since so many `writes`, by id.
-
-        As far as is known.
-        """
+        """Returns whether somebody else wrote to a frame since so many `writes`, by id, as far as they are known."""
         now = [*map(write_count, self.params)]
-        if self._writes is None:
-            return now != [*map(writes.get, map(id, self.params), now)]
-        return now != self._writes
-
-    def writes(self) -> dict[int, int]:
-        """Returns how often each frame had been written to after the last step, by id, as far as there was one."""
-        return dict(zip(map(id, self.params), self._writes or (), strict=False))
+        return now != [*map(writes.get, map(id, self.params), now)]
 
     @property
     def wear(self) -> float:
@@ -270,16 +260,16 @@ class Bucket:
         else:
             torch.where(self.sound, value.reshape(old.shape).to(old.dtype), old, out=old)
 
-    def write_back(self) -> None:
-        """Has the parameters be W, at the end of a step."""
+    def write_back(self) -> Iterable[tuple[int, int]]:
+        """Has the parameters be W, at the end of a step; returns how often each has been written to by then, by id."""
         if self._is_ahead and self._frames is not None:
             copy_each(self._plain, self._frames.rows)
         self._is_ahead = False
         self._gathered_gradients = self._moved = None
-        # FSDP2 writes to the tensors of sharded parameters without changing their values.
-        self._writes = None if self.is_sharded else [*map(write_count, self.params)]
         if self.params[0].numel() > _SMALL:
             self._frames = None
+        # FSDP2 writes to the tensors of sharded parameters without changing their values.
+        return () if self.is_sharded else zip(map(id, self.params), map(write_count, self.params), strict=True)
 
     def gather(self, tensors: list[Tensor]) -> Tensor:
         """Returns one tensor out of one for each frame."""

@@ -276,7 +276,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
                 state.clear()
             raise
         finally:
-            bucket.write_back()
+            self._writes.update(bucket.write_back())
 
     @abstractmethod
     def move(self, group: dict[str, Any], bucket: Bucket) -> None:
@@ -299,8 +299,6 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
                 continue
             sorting, is_free = self._sortings.get(i), not group.get("capturable")
             if sorting is None or not sorting.begin(group["params"], self.state, is_free):
-                for bucket in sorting.buckets if sorting is not None else ():
-                    self._writes.update(bucket.writes())
                 sorting = self._sortings[i] = Sorting(group["params"], self.state, is_free)
             for bucket in sorting.buckets:
                 batches.append((group, bucket))
