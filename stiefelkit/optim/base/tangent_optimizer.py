@@ -153,11 +153,10 @@ class TangentOptimizer(FrameOptimizer):
             if count != (len(far) if isinstance(far, list | tuple) else None):
                 raise not_returned(f"{who}.direction", "a Tangent and a list of how far each matrix goes", made)
             direction, steps = made
-            is_lost = is_read and not have_squares(direction, w.dtype)
+            if is_read and not have_squares(direction, w.dtype):
+                raise OverflowError
         except OverflowError:
-            is_lost = True
-        if is_lost:
-            raise not_finite(who, [bucket])
+            raise not_finite(who, [bucket]) from None
         if is_still(group, bucket):  # it must not so much as polish
             if not is_read:
                 bucket.require((reach(direction, steps)[0] < math.inf).all(), AssertionError)
