@@ -53,8 +53,32 @@ def within(held: Mapping[str, T], part: str) -> dict[str, T]:
     return {key.removeprefix(f"{part}."): value for key, value in held.items() if key.startswith(f"{part}.")}
 
 
-class Composite(OrthogonalParam):
-    """A map of others, its children, which work in float32 or better whatever the dtype of the weight is."""
+class Parts(OrthogonalParam):
+    """A map of others, its children, whose coordinates and charts it has under prefixed names, "part.skew"."""
+
+    coordinates = property(lambda self: self._of_parts("coordinates"), doc="Those of all parts.")
+    manifolds = property(lambda self: self._of_parts("manifolds"), doc="Those of all parts.")
+
+    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
+        """Returns the first flaw of the parts' charts."""
+        flaws = (part.check_chart(within(chart, name)) for name, part in self._named())
+        return next((flaw for flaw in flaws if flaw is not None), None)
+
+    def _of_parts(self, kind: str) -> dict[str, Any]:
+        return prefixed(**{name: getattr(part, kind) for name, part in self._named()})
+
+    def _joined(self, positions: Iterable[Position]) -> Position:
+        """Returns the position of all parts, from that of each in order."""
+        each, charts = zip(*positions, strict=True)
+        named = dict(zip((name for name, _ in self._named()), charts, strict=True))
+        return tuple(c for own in each for c in own), prefixed(**named)
+
+    def _named(self) -> Iterator[tuple[str, Any]]:
+        return self.named_children()
+
+
+class Composite(Parts):
+    """A map whose parts work in float32 or better, whatever the dtype of the weight is."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Composite":
         super()._apply(fn, recurse)
@@ -105,7 +129,7 @@ class Wrapper(OrthogonalParam):
         return self.inner.error_bound(*coordinates)
 
 
-class SideBySide(OrthogonalParam):
+class SideBySide(Parts):
     """A weight of parts side by side, runs of blocks of one size, along `axis`, which is counted from the last.
 
     `blocks` and `dim` are what `sk.orthogonal` was given, and stand in checkpoints. Part j has coordinates and chart of
@@ -115,9 +139,7 @@ class SideBySide(OrthogonalParam):
     coordinate_names = ("*",)
     stacks = True
     title = property(lambda self: title(self.parts[0]))
-    coordinates = property(lambda self: _numbered([part.coordinates for part in self.parts]))
-    chart = property(lambda self: _numbered([part.chart for part in self.parts]))
-    manifolds = property(lambda self: _numbered([part.manifolds for part in self.parts]))
+    chart = property(lambda self: self._of_parts("chart"))
     takes_nearest = property(lambda self: all(takes_nearest(part) for part in self.parts))
     return_bound = property(lambda self: sum(return_bound(part) for part in self.parts))
 
@@ -161,11 +183,6 @@ class SideBySide(OrthogonalParam):
         """Returns the options of every part, and where they stand."""
         return {"parts": [part.options() for part in self.parts], "blocks": self.blocks, "dim": self.dim}
 
-    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Returns the first flaw of the parts' charts."""
-        flaws = (part.check_chart(within(chart, str(j))) for j, part in enumerate(self.parts))
-        return next((flaw for flaw in flaws if flaw is not None), None)
-
     def forward(self, *coordinates: Tensor) -> Tensor:
         """Maps every part's coordinates, and joins the frames."""
         return torch.cat([part(*own) for part, own in self._shares(coordinates)], self.axis)
@@ -188,12 +205,12 @@ class SideBySide(OrthogonalParam):
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws every part."""
-        return _joined([part.initial(scheme, generator) for part in self.parts])
+        return self._joined(part.initial(scheme, generator) for part in self.parts)
 
     def solve(self, w: Tensor) -> Position:
         """Returns every part's position at its share of a weight."""
         check_tensor(self, w)
-        return _joined([solve(part, own) for part, own in self._cut(w)])
+        return self._joined(solve(part, own) for part, own in self._cut(w))
 
     def error_bound(self, *coordinates: Tensor) -> float:
         """Returns the largest bound of the parts."""
@@ -208,14 +225,6 @@ class SideBySide(OrthogonalParam):
             stop = start + len(part.coordinates)
             yield part, coordinates[start:stop]
             start = stop
-
-
-def _numbered(each: Iterable[Mapping[str, T]]) -> dict[str, T]:
-    return prefixed(**{str(j): held for j, held in enumerate(each)})
-
-
-def _joined(positions: Sequence[Position]) -> Position:
-    return tuple(c for own, _ in positions for c in own), _numbered(chart for _, chart in positions)
 
 
 def cores(param: OrthogonalParam, start: int = 0) -> Iterator[tuple[int, OrthogonalParam]]:

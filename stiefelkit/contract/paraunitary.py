@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stiefelkit.contract.composite import Composite, Inner, prefixed, within
+from stiefelkit.contract.composite import Composite, Inner
 from stiefelkit.contract.param import OrthogonalParam, Parametrization, Position, Traits
 from stiefelkit.errors import DtypeError, ShapeError
 from stiefelkit.functional import polish
@@ -88,10 +88,6 @@ class Paraunitary(Composite):
         return []
 
     @property
-    def _parts(self) -> dict[str, Any]:
-        return {"frame": self.frame} | ({} if self.projectors is None else {"projectors": self.projectors})
-
-    @property
     def traits(self) -> Traits:
         """Those of R's map, but no inverse, and inexact: each frequency sums the rounding of all taps."""
         return replace(self.frame.traits, onto=False, invertible=False, exact=False)
@@ -103,23 +99,8 @@ class Paraunitary(Composite):
 
     def options(self) -> dict[str, Any]:
         """Returns groups, stride and the options of the inner maps."""
-        inner = {key: part.options() for key, part in self._parts.items()}
+        inner = {key: part.options() for key, part in self._named()}
         return {"groups": self.groups, "stride": list(self.stride), **inner}
-
-    @property
-    def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """Those of R, for all groups, and of all :math:`Q_i`."""
-        return prefixed(**{key: part.coordinates for key, part in self._parts.items()})
-
-    @property
-    def manifolds(self) -> dict[str, str]:
-        """The manifolds of the inner maps."""
-        return prefixed(**{key: part.manifolds for key, part in self._parts.items()})
-
-    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Asks the inner maps."""
-        flaws = (part.check_chart(within(chart, key)) for key, part in self._parts.items())
-        return next((flaw for flaw in flaws if flaw is not None), None)
 
     def error_bound(self, *coordinates: Tensor) -> float:
         """Returns twice that of an exact frame of the columns that `frames` gives."""
@@ -128,12 +109,10 @@ class Paraunitary(Composite):
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws R by a scheme, and all :math:`Q_i` by it if it is "identity", else by their map's default scheme."""
-        drawn, charts = (), {}
-        for key, part in self._parts.items():
-            own = scheme if part is self.frame or scheme == "identity" else part.schemes[0]
-            found, charts[key] = part.initial(own, generator)
-            drawn = (*drawn, *found)
-        return drawn, prefixed(**charts)
+        return self._joined(
+            part.initial(scheme if part is self.frame or scheme == "identity" else part.schemes[0], generator)
+            for _, part in self._named()
+        )
 
     def solve(self, w: Tensor) -> Position:
         """Raises ImageError: there is no right inverse."""

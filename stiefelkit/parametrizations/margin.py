@@ -124,11 +124,6 @@ class Margin(Composite):
         inner = prefixed(u=self.u.coordinates, v=self.v.coordinates)
         return inner | {"spectrum": (*self.shape[:-2], self.shape[-1])}
 
-    @property
-    def manifolds(self) -> dict[str, str]:
-        """The manifolds of U's and V's coordinates."""
-        return prefixed(u=self.u.manifolds, v=self.v.manifolds)
-
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """Asks both maps."""
         for name, inner in (("u", self.u), ("v", self.v)):
