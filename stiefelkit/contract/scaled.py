@@ -98,13 +98,11 @@ class Scaled(Wrapper):
     def nearest(self, weight: Tensor) -> Tensor:
         """Returns the nearest frame times the gain; a learned gain is the mean of the singular values."""
         q = nearest_weight(self.inner, weight)
-        return q * self._spread(self._gain_along(q, weight))
+        return q * (self.gain or self._gain_along(q, weight))
 
     def project(self, weight: Tensor) -> Tensor:
         """Returns the nearest weight that the inner map may have, times the gain."""
-        gain = self._spread(
-            self._gain_along(nearest_weight(self.inner, weight), weight) if self.gain is None else self.gain
-        )
+        gain = self.gain or self._gain_along(nearest_weight(self.inner, weight), weight)
         return gain * projected(self.inner, weight.to(working_dtype(self.dtype)) / gain)
 
     @torch.no_grad()
@@ -185,11 +183,10 @@ class Scaled(Wrapper):
         nearest = f"assign sk.functional.nearest_frame(w) times {gain}; " if low > 1e-6 * high else ""
         return f"{needs}, got singular values from {low:.3g} to {high:.3g}; {nearest}after sk.bake a weight may be any."
 
-    def _gain_along(self, q: Tensor, weight: Tensor) -> float | Tensor:
-        """Returns the gain that brings frames Q nearest to a weight whose polar factor they are."""
-        if self.gain is not None:
-            return self.gain
-        return (q.conj() * weight).real.reshape(self.blocks, -1).sum(-1) / (q.numel() / self.blocks / self.shape[-2])
+    def _gain_along(self, q: Tensor, weight: Tensor) -> Tensor:
+        """Returns the learned gain that brings frames Q nearest to a weight whose polar factor they are, spread."""
+        traces = (q.conj() * weight).real.reshape(self.blocks, -1).sum(-1)
+        return self._spread(traces / (q.numel() / self.blocks / self.shape[-2]))
 
     def extra_repr(self) -> str:
         """Returns the gain and the weight's shape."""

@@ -61,12 +61,13 @@ _changes = 0
 _looked: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int, int]] = weakref.WeakKeyDictionary()
 _moved: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, int]] = weakref.WeakKeyDictionary()
 """The write count of each frame after its optimizer's last step, by id."""
-_hooks: list[Any] = []
 
 
+@functools.cache
 def _install() -> None:
-    _hooks.append(register_optimizer_step_pre_hook(_before_step))
-    _hooks.append(register_optimizer_step_post_hook(_after_step))
+    """Registers the hooks, once."""
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
 
 
 def watch(coordinate_list: Any, holds_frames: bool) -> None:
@@ -76,8 +77,7 @@ def watch(coordinate_list: Any, holds_frames: bool) -> None:
     _watched.add(coordinate_list)
     if holds_frames:
         _of_frames.add(coordinate_list)
-    if not _hooks:
-        _install()
+    _install()
 
 
 def watch_frame(frame: Tensor, manifold: str) -> None:
@@ -86,8 +86,7 @@ def watch_frame(frame: Tensor, manifold: str) -> None:
     _changes += 1
     key = id(frame)
     _alone[key] = weakref.ref(frame, functools.partial(_alone.pop, key)), manifold
-    if not _hooks:
-        _install()
+    _install()
 
 
 def watch_manifold(manifold: type) -> None:
@@ -95,8 +94,7 @@ def watch_manifold(manifold: type) -> None:
     global _changes
     _changes += 1
     _manifolds.append(manifold)
-    if not _hooks:
-        _install()
+    _install()
 
 
 def retire(parameters: Iterable[Tensor], weight: str, event: str, heir: Any, *, are_coordinates: bool = False) -> None:
@@ -111,8 +109,7 @@ def retire(parameters: Iterable[Tensor], weight: str, event: str, heir: Any, *, 
         present = weakref.ref(p, functools.partial(_retired.pop, id(p)))
         gradient = None if p.grad is None else (weakref.ref(p.grad), write_count(p.grad))
         _retired[id(p)] = _Retired(present, weight, event, are_coordinates, weakref.ref(heir), gradient)
-    if not _hooks:
-        _install()
+    _install()
 
 
 def manifold_of(p: Any) -> str | None:
