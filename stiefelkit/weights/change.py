@@ -232,14 +232,13 @@ def tie(module: nn.Module, name: str, other: nn.Module, other_name: str) -> None
             f"tie needs weights of one dtype and device, got {ours}, {coordinate_list.param.dtype} on {device}, and "
             f"{other_name!r}, {old.dtype} on {there}."
         )
-    weight, gradients = coordinate_list.weight, coordinate_list.gradients
+    weight = coordinate_list.weight
     if present is None:
         attach_coordinate_list([second], coordinate_list, "sk.tie")
     else:
         second.host.parametrizations[second.name] = coordinate_list.train(second.host.training)  # type: ignore[index]
         adopt_coordinate_list(second.host, second.name, coordinate_list)
         retire(present.coordinates.values(), present.weight, "sk.tie", coordinate_list, are_coordinates=True)
-    coordinate_list.gradients = tuple(kind for kind in gradients if kind in coordinate_list.gradients)
     coordinate_list.weight = weight
     check_loading_of(other, other_name)
 

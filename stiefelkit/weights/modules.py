@@ -39,9 +39,8 @@ def attach_coordinate_list(
 ) -> None:
     """Replaces plain parameters by what one coordinate list evaluates to; it gets the first one's name.
 
-    The event is who asked for it. The list's `gradients` become the kinds that all of these modules can give.
+    The event is who asked for it.
     """
-    kinds: tuple[str, ...] | None = None
     for _, module, name in reversed(places):
         held: Any = held_parametrizations(module)
         plain = type(module).__bases__[0] if held else type(module)
@@ -54,9 +53,6 @@ def attach_coordinate_list(
         held[name] = coordinate_list.train(module.training)
         _introduce(module, plain, name, coordinate_list)
         _inject(module, plain, held)
-        own = coordinate_list.gradients
-        kinds = own if kinds is None else tuple([kind for kind in own if kind in kinds])
-    coordinate_list.gradients = kinds or CoordinateList.gradients
 
 
 def adopt_coordinate_list(module: nn.Module, name: str, coordinate_list: CoordinateList) -> None:
@@ -70,9 +66,11 @@ def adopt_coordinate_list(module: nn.Module, name: str, coordinate_list: Coordin
 
 
 def _introduce(module: nn.Module, plain: Any, name: str, coordinate_list: CoordinateList) -> None:
-    """Records in a coordinate list whose weight it is."""
+    """Records in a coordinate list whose weight it is, and the kinds of gradients that all of its modules can give."""
     coordinate_list.weight = f"{plain.__name__}.{name}"
-    coordinate_list.gradients = getattr(plain, "frame_gradients", CoordinateList.gradients)
+    own = getattr(plain, "frame_gradients", CoordinateList.gradients)
+    present = vars(coordinate_list).get("gradients", own)
+    coordinate_list.gradients = tuple(filter(own.__contains__, present))
     coordinate_list.is_sparse |= isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
     leave_seat(coordinate_list)
     if not (load_pre_hooks(module) and checks_loading(module)):
