@@ -107,10 +107,8 @@ class Notes:
             self._all.append((held, keys[name], False))
         self.places: tuple[list[Any], list[str]] = ([], [])
         """The dictionaries that hold what is noted, and its keys."""
-        self.are_of_frames = False
+        self.are_of_frames = any([packed is not None for _, _, packed in self._all])
         """True if any of them must stay a frame."""
-        for _, _, packed in self._all:
-            self.are_of_frames |= packed is not None
 
     def take(self) -> None:
         """Notes all as it is now, and forgets what was before."""
@@ -166,7 +164,8 @@ class Notes:
         """
         chart = param.chart
         # A chart that is one was loaded, perhaps over memory that nothing had filled when it was noted.
-        if not any(t.is_meta for t in chart.values()) and param.check_chart(chart) is not None:
+        is_wrong = not any(t.is_meta for t in chart.values()) and param.check_chart(chart) is not None
+        if is_wrong:
             for note, t in self._present():
                 note.values.restore_(t)
         keys = {id(t) for t in written}
@@ -185,7 +184,7 @@ class Notes:
                         f"{weight} needs linearly independent columns to be taken to its nearest frame, got others, "
                         "written from outside; sk.reset_ draws a frame."
                     ) from cause
-        reason = None if any(t.is_meta for t in chart.values()) else param.check_chart(chart)
+        reason = param.check_chart(chart) if is_wrong else None
         if reason is not None:
             raise NotAFrameError(
                 f"{weight} needs {reason}, got others, written from outside; average weights by sk.optim.multi_avg_fn."
@@ -209,9 +208,9 @@ class Stacks:
     """Values of the frames and charts of many weights of one map and shape, which are looked at together."""
 
     def __init__(self, param: OrthogonalParam):
-        kinds = [False if name in param.manifolds else None for name in param.coordinates]
-        self._kinds = [*enumerate([*kinds, *(packed for _, _, packed in chart_places(param))])]
-        self._kinds = [(i, packed) for i, packed in self._kinds if i >= len(kinds) or packed is not None]
+        names, bound = [*param.coordinates], param.manifolds
+        self._kinds: list[tuple[int, bool | None]] = [(names.index(name), False) for name in bound]
+        self._kinds += [(i, packed) for i, (*_, packed) in enumerate(chart_places(param), len(names))]
         self._values: list[Values] | None = None
 
     @torch.no_grad()
