@@ -268,7 +268,6 @@ class StackOfMaps:
 _PLAIN = {nn.Parameter, Tensor}
 _emptied = operator.attrgetter("_emptied")
 _is_trained = operator.attrgetter("requires_grad")
-_NOTHING = nullcontext()
 
 
 def maps_stacks(param: OrthogonalParam) -> bool:
@@ -314,8 +313,4 @@ def omit_unread(coordinates: Sequence[Tensor], backward: Backward) -> None:
 def saved_plainly() -> Any:
     """Returns a context in which tensors are saved as they are, whatever outer hooks of checkpoints do."""
     is_hooked = not torch.compiler.is_compiling() and has_saved_tensor_hooks()
-    return saved_tensors_hooks(_as_it_is, _as_it_is) if is_hooked else _NOTHING
-
-
-def _as_it_is(x: Any) -> Any:
-    return x
+    return saved_tensors_hooks(lambda x: x, lambda x: x) if is_hooked else nullcontext()
