@@ -38,7 +38,6 @@ from stiefelkit.weights.find import (
     choose,
     find_place,
     groups_of,
-    is_convolution,
     is_pattern,
     matrices_of,
     notes_on,
@@ -243,13 +242,12 @@ _WORDS = tuple(inspect.signature(orthogonal).parameters)
 
 def _views(plan: _Plan, place: Place, weight: Tensor) -> tuple[View, ...]:
     """Returns how a weight is read, run by run of its blocks; checks that it is a matrix, or kernel, that can be."""
-    convolution, flaw = is_convolution(place), None
-    groups = groups_of(place) if convolution else 1
+    groups, flaw = groups_of(place), None
     if weight.dim() < 2:
         flaw = "a matrix or a batch of matrices"
     elif weight.numel() == 0:
         flaw = "at least one row and one column"
-    elif convolution and plan.view is None:
+    elif groups and plan.view is None:
         *most, last = [f'"{key}"' for key in kernel_views(groups)]
         flaw = f"view={', '.join(most)} or {last} for a kernel"
     if flaw is not None:
@@ -257,11 +255,11 @@ def _views(plan: _Plan, place: Place, weight: Tensor) -> tuple[View, ...]:
     if not (weight.is_floating_point() or weight.is_complex()) or weight.itemsize == 1:
         needs = "a floating or complex weight of 16 bits or more"
         raise DtypeError(f"{plan.cls.__name__} on {place.title} needs {needs}, got {weight.dtype}.")
-    transposed = convolution and bool(getattr(place.host, "transposed", False))
+    out_dim = int(groups and place.host.transposed)  # type: ignore[arg-type]
     try:
-        view = view_of("matrix" if plan.view is None else plan.view, tuple(weight.shape), int(transposed), groups)
+        view = view_of("matrix" if plan.view is None else plan.view, tuple(weight.shape), out_dim, groups or 1)
     except TypeError:  # not hashable, so no name of a view
-        view = View(plan.view, tuple(weight.shape), int(transposed), groups)  # type: ignore[arg-type]
+        view = View(plan.view, tuple(weight.shape), out_dim, groups or 1)  # type: ignore[arg-type]
     if plan.blocks is None:
         return (view,)
     try:

@@ -3,7 +3,7 @@
 import difflib
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from stiefelkit._torch import (
 from stiefelkit.contract.table import option_names
 from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, shown
 from stiefelkit.weights.coordinate_list import CoordinateList
+from stiefelkit.weights.optimizer_hooks import listed
 
 
 def check_module(module: Any, who: str, remedy: str = "") -> None:
@@ -259,24 +260,19 @@ def is_pattern(name: object) -> bool:
     return callable(name) or isinstance(name, Sequence)
 
 
-def is_convolution(place: Place) -> bool:
-    """Returns whether a weight is the kernel of a convolution of torch."""
-    return isinstance(place.host, Convolution) and place.name == "weight"
-
-
 def groups_of(place: Place) -> int:
-    """Returns how many groups a convolution has, 1 for any other weight."""
-    return int(getattr(place.host, "groups", 1)) if is_convolution(place) else 1
+    """Returns how many groups the convolution of torch has whose kernel a weight is, 0 for any other weight."""
+    return place.host.groups if isinstance(place.host, Convolution) and place.name == "weight" else 0
 
 
-def notes_on(module: nn.Module, tied: Iterable[list[Place]], view: str | None, unblocked: type | None) -> list[str]:
+def notes_on(module: nn.Module, tied: Collection[list[Place]], view: str | None, unblocked: type | None) -> list[str]:
     """Returns what is to be said of weights that are made orthogonal, each with all of its places.
 
     That they are frozen; that a convolution of several groups is no isometry by its view; that a parameter stands
     elsewhere as well, where it stays plain; and, if `unblocked` is the class of a map without blocks, that several
     matrices become one frame.
     """
-    notes, titles, frozen = [], [], []
+    notes, frozen = [], []
     stacked: dict[tuple[str, str], list[str]] = {}
     weights, taken = {}, set()
     for places in tied:
@@ -285,19 +281,19 @@ def notes_on(module: nn.Module, tied: Iterable[list[Place]], view: str | None, u
         frozen += [] if weight.requires_grad else places[:1]
         for place in places:
             taken.add((place.host, place.name))
-            if is_convolution(place) and groups_of(place) > 1:
-                titles.append(place.title)
             kind = None if unblocked is None else _stacked_in(place)
             if kind is not None:
                 stacked.setdefault(kind, []).append(place.title)
     if frozen:
         first = frozen[0]
         notes.append(
-            f"{_some([place.title for place in frozen])}: frozen, and therefore a frozen frame; "
+            f"{listed([place.title for place in frozen])}: frozen, and therefore a frozen frame; "
             f"{first.expression}.parametrizations.{first.name}.requires_grad_() trains {first.title}, and "
             "requires_grad_(False) after sk.orthogonal, not before, freezes without this note."
         )
-    if titles and not (view is None or view.startswith("group_")):
+    is_whole = not (view is None or view.startswith("group_"))
+    titles = [place.title for places in tied for place in places if groups_of(place) > 1] if is_whole else []
+    if titles:
         notes.append(
             f"{', '.join(titles)}: a convolution of several groups is not an isometry with view={view!r}, which makes "
             f'one matrix of all groups; view="group_{view}" makes one of each.'
@@ -314,7 +310,7 @@ def notes_on(module: nn.Module, tied: Iterable[list[Place]], view: str | None, u
     for (held, remedy), titles in stacked.items():
         remedy += f', of "rebased" with {unblocked.__name__} inside' if "blocks" in option_names(unblocked) else ""  # type: ignore[union-attr, arg-type]
         notes.append(
-            f"{_some(titles)}: {held} side by side became one frame, and none of them is a frame by "
+            f"{listed(titles)}: {held} side by side became one frame, and none of them is a frame by "
             f"itself; {remedy}; blocks=1 keeps one frame without this note."
         )
     return notes
@@ -342,10 +338,6 @@ def _weights(module: nn.Module, prefix: str = "") -> list[Place]:
         if child is not None and not (name == "parametrizations" and held):
             places += _weights(child, f"{prefix}{name}.")
     return places
-
-
-def _some(titles: Sequence[str]) -> str:
-    return f"{', '.join(titles[:3])}{f' and {len(titles) - 3} more' if len(titles) > 3 else ''}"
 
 
 def matches(name: str, pattern: str) -> bool:

@@ -20,8 +20,6 @@ from stiefelkit.errors import OptimizerError, warn_caller
 
 MANIFOLDS = ("stiefel:canonical", "stiefel:euclidean")
 """The manifolds that optimizers know, each with its metric."""
-_LISTED = 3
-"""Weights that a warning names; of others it says how many."""
 
 
 class Frame(NamedTuple):
@@ -259,7 +257,7 @@ def _warn_of_retired(optimizer: torch.optim.Optimizer, held: dict[int, Tensor], 
         weights = list(dict.fromkeys(names.get(id(one.heir()), one.weight) for one in some))
         is_one = len(weights) == 1 and not some[0].is_coordinate
         of = "the coordinates of " if some[0].is_coordinate else ""
-        what = f"{of}{_listed(weights)} as {'it was' if is_one else 'they were'} before {some[0].event}"
+        what = f"{of}{listed(weights)} as {'it was' if is_one else 'they were'} before {some[0].event}"
         if some in loose.values():
             warn_caller(
                 f"{what} still {'gets' if is_one else 'get'} a gradient: another module is tied to "
@@ -296,7 +294,7 @@ def _warn_of_decay(optimizer: torch.optim.Optimizer) -> None:
     coordinates = ", ".join(dict.fromkeys(repr(name) for _, _, name, _ in shrunk))
     decays = {decay for *_, decay in shrunk}
     warn_caller(
-        f"{type(optimizer).__name__} shrinks {coordinates} of {_listed(weights)} by weight_decay"
+        f"{type(optimizer).__name__} shrinks {coordinates} of {listed(weights)} by weight_decay"
         f"{'=' if len(decays) == 1 else ' up to '}{max(decays):g}, which moves the frame{'s'[: len(weights) > 1]} and "
         "regularizes nothing; sk.optim.parameter_groups(model, lr=...) gives coordinates none."
     )
@@ -312,16 +310,16 @@ def _warn_of_eps(optimizer: torch.optim.Optimizer, held: dict[int, Tensor]) -> N
         lost = [p for p in group["params"] if p.dtype == torch.float16 and p.requires_grad]
         if lost and any(id(c) in held for one in list(_watched) for c in one.coordinates.values()):
             names = _qualified_names()
-            listed = _listed([names.get(id(p), f"one of shape {tuple(p.shape)}") for p in lost])
+            lost_ones = listed([names.get(id(p), f"one of shape {tuple(p.shape)}") for p in lost])
             return warn_caller(
                 f"{type(optimizer).__name__} needs an eps that is not 0 in float16, got {eps:g}, with which small "
-                f"gradients of {listed} give NaN, and orthogonal weights next; eps=1e-4 or bfloat16 stays finite."
+                f"gradients of {lost_ones} give NaN, and orthogonal weights next; eps=1e-4 or bfloat16 stays finite."
             )
 
 
-def _listed(names: list[str]) -> str:
-    more = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+def listed(names: list[str]) -> str:
+    """Returns names in a row, of more than three how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _qualified_names() -> dict[int, str]:
