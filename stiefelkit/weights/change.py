@@ -151,23 +151,19 @@ def bake(module: M, name: str | None = None) -> M:
     >>> type(bake(orthogonal(nn.Linear(4, 4), "weight"))).__name__
     'Linear'
     """
-    if name is not None:
-        weight = find_weight(module, name, "bake")
-        _bake(weight, None)
-        stop_checking(module)
-        tied = [w.qualified for w in orthogonal_weights(module) if w.coordinate_list is weight.coordinate_list]
-        if tied:
-            warnings.warn(
-                f"{weight.qualified} and {', '.join(tied)} were one weight and are now two; without a name "
-                "sk.bake makes one parameter of them.",
-                stacklevel=2,
-            )
-        return module
     check_module(module, "bake")
-    baked: dict[int, nn.Parameter] = {}
-    for weight in list(orthogonal_weights(module)):
-        baked[id(weight.coordinate_list)] = _bake(weight, baked.get(id(weight.coordinate_list)))
+    chosen = [*orthogonal_weights(module)] if name is None else [find_weight(module, name, "bake")]
+    baked: dict[nn.Module, nn.Parameter] = {}
+    for weight in chosen:
+        baked[weight.coordinate_list] = _bake(weight, baked.get(weight.coordinate_list))
     stop_checking(module)
+    tied = [weight.qualified for weight in orthogonal_weights(module) if weight.coordinate_list in baked]
+    if tied:
+        warnings.warn(
+            f"{chosen[0].qualified} and {', '.join(tied)} were one weight and are now two; without a name "
+            "sk.bake makes one parameter of them.",
+            stacklevel=2,
+        )
     return module
 
 
