@@ -51,22 +51,18 @@ def attach_coordinate_list(
         if held is None:
             held = module.parametrizations = nn.ModuleDict()
         held[name] = coordinate_list.train(module.training)
-        _introduce(module, plain, name, coordinate_list)
-        _inject(module, plain, held)
+        adopt_coordinate_list(module, name, coordinate_list, plain)
 
 
-def adopt_coordinate_list(module: nn.Module, name: str, coordinate_list: CoordinateList) -> None:
-    """Does for a coordinate list that torch is about to put on a module what `attach_coordinate_list` does.
+def adopt_coordinate_list(
+    module: nn.Module, name: str, coordinate_list: CoordinateList, plain: type[nn.Module] | None = None
+) -> None:
+    """Records in a coordinate list whose weight it is, and gives the module a class with a property for it.
 
-    The module has a class injected by torch already, and the property of this name.
+    `plain` is the class of the module, None if torch has injected one already. The list's `gradients` become the kinds
+    that all of its modules can give.
     """
-    plain = type(module).__bases__[0]
-    _introduce(module, plain, name, coordinate_list)
-    _inject(module, plain, {**held_modules(module.parametrizations), name: coordinate_list})  # type: ignore[arg-type]
-
-
-def _introduce(module: nn.Module, plain: Any, name: str, coordinate_list: CoordinateList) -> None:
-    """Records in a coordinate list whose weight it is, and the kinds of gradients that all of its modules can give."""
+    plain = type(module).__bases__[0] if plain is None else plain
     coordinate_list.weight = f"{plain.__name__}.{name}"
     own = getattr(plain, "frame_gradients", CoordinateList.gradients)
     present = vars(coordinate_list).get("gradients", own)
@@ -75,6 +71,8 @@ def _introduce(module: nn.Module, plain: Any, name: str, coordinate_list: Coordi
     leave_seat(coordinate_list)
     if not (load_pre_hooks(module) and checks_loading(module)):
         module.register_load_state_dict_pre_hook(_check_before_loading)
+    held: Any = module.parametrizations
+    _inject(module, plain, {**held, name: coordinate_list})
 
 
 def _inject(module: nn.Module, plain: Any, held: Any) -> None:
