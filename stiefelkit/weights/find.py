@@ -132,22 +132,20 @@ def find_place(model: nn.Module, name: str, takes_patterns: bool = False) -> Pla
 def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
     """Returns an orthogonal weight; raises DtypeError or UnknownNameError where there is none of this name."""
     check_module(model, who)
+    if not isinstance(name, str):
+        raise UnknownNameError(f"{who} needs the name of an orthogonal weight, got {type(name).__name__}.")
     held = [weight.qualified for weight in orthogonal_weights(model)]
-    if isinstance(name, str) and name not in held and is_pattern(name):
+    if name not in held and is_pattern(name):
         raise UnknownNameError(
             f"{who} needs the name of one orthogonal weight, got the pattern {name!r}, as sk.orthogonal takes; "
             "sk.drift(model) has the names."
         )
-    if not isinstance(name, str):
-        raise UnknownNameError(f"{who} needs the name of an orthogonal weight, got {type(name).__name__}.")
     place = find_place(model, name)
     coordinate_list = coordinate_list_of(place.host, place.name)
-    if coordinate_list is None and isinstance(held_parameters(place.host).get(place.name), Tensor):
-        raise UnknownNameError(
-            f"{class_name(model)} has no orthogonal weight {name!r}, only a plain one; call sk.orthogonal first."
-        )
     if coordinate_list is None:
-        raise UnknownNameError(f"{class_name(model)} has no orthogonal weight {name!r}{nearest_of(name, held)}")
+        is_plain = isinstance(held_parameters(place.host).get(place.name), Tensor)
+        hint = ", only a plain one; call sk.orthogonal first." if is_plain else nearest_of(name, held)
+        raise UnknownNameError(f"{class_name(model)} has no orthogonal weight {name!r}{hint}")
     return OrthogonalWeight(*place, coordinate_list)
 
 
