@@ -239,26 +239,23 @@ def _in_words(optimizer: torch.optim.Optimizer, p: Tensor, frame: Frame) -> str:
 
 def _warn_of_retired(optimizer: torch.optim.Optimizer, held: dict[int, Tensor], retired: list[_Retired]) -> None:
     """Warns of parameters that another module still reads, and of those that none does."""
-    loose: dict[tuple[str, bool], list[_Retired]] = {}
-    stale: dict[tuple[str, bool], list[_Retired]] = {}
+    found: dict[tuple[bool, str, bool], list[_Retired]] = {}
     for one in retired:
         p, heir = one.parameter(), one.heir()
         if p is None or not p.requires_grad:
             continue
         successors = [heir] if isinstance(heir, Tensor) else getattr(heir, "coordinates", {}).values()
         old, version = one.gradient or (lambda: None, 0)
-        kind = (one.event, one.is_coordinate)
-        if p.grad is not None and not (old() is p.grad and version == write_count(p.grad)):
-            loose.setdefault(kind, []).append(one)
-        elif not any(id(s) in held for s in successors):
-            stale.setdefault(kind, []).append(one)
-    for some in (*loose.values(), *stale.values()):
-        names = _qualified_names()
+        is_read = p.grad is not None and not (old() is p.grad and version == write_count(p.grad))
+        if is_read or not any(id(s) in held for s in successors):
+            found.setdefault((is_read, one.event, one.is_coordinate), []).append(one)
+    names = _qualified_names() if found else {}
+    for (is_read, event, is_coordinate), some in sorted(found.items(), key=lambda item: not item[0][0]):
         weights = list(dict.fromkeys(names.get(id(one.heir()), one.weight) for one in some))
-        is_one = len(weights) == 1 and not some[0].is_coordinate
-        of = "the coordinates of " if some[0].is_coordinate else ""
-        what = f"{of}{listed(weights)} as {'it was' if is_one else 'they were'} before {some[0].event}"
-        if some in loose.values():
+        is_one = len(weights) == 1 and not is_coordinate
+        of = "the coordinates of " if is_coordinate else ""
+        what = f"{of}{listed(weights)} as {'it was' if is_one else 'they were'} before {event}"
+        if is_read:
             warn_caller(
                 f"{what} still {'gets' if is_one else 'get'} a gradient: another module is tied to "
                 f"{'it' if is_one else 'each'}, and the tie is broken; "
