@@ -239,7 +239,6 @@ class CoordinateList(parametrize.ParametrizationList):
             # .data of a coarser dtype, or complex, as torch's vectors of parameters are where one parameter is
             if p is not None and p.dtype is not dtype and id(p) == noted and coarser(p.dtype, dtype) is p.dtype:
                 self._settle({name: c.dtype for name, c in self.coordinates.items()})
-                self.note_written()
                 break
         notes = self._notes
         written = notes.written(optimizer_hooks.was_moved)
@@ -450,7 +449,6 @@ class CoordinateList(parametrize.ParametrizationList):
             self.check(state, "")
             self._buffers[EXTRA] = None
             self._settle({name: c.dtype for name, c in self.coordinates.items()})
-            self.note_written()
 
     def check(self, state_dict: Mapping[str, Any], prefix: str, assign: bool = False, load: Any = None) -> bool:
         """Raises what `checkpoint.check_state` does of the entries under a prefix, "layer.parametrizations.weight.".
@@ -472,7 +470,6 @@ class CoordinateList(parametrize.ParametrizationList):
             self._emptied = None
         keys = self._key_of.items()
         self._settle({n: state_dict[prefix + key].dtype for n, key in keys if prefix + key in state_dict})
-        self.note_written()
 
     def _settle(self, loaded: Mapping[str, torch.dtype]) -> None:
         """Casts what was loaded to the dtypes of coordinates, and takes frames that were coarser to their nearest."""
@@ -486,6 +483,7 @@ class CoordinateList(parametrize.ParametrizationList):
                 c.data = c.data.to(wanted[name])
             if name in loaded and name in self.param.manifolds:
                 self._refine_(c, False, loaded[name])
+        self.note_written()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         self.mend(by_value=True)
