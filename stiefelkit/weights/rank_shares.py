@@ -104,11 +104,12 @@ class Sharing:
     def __init__(self, groups: Sequence[Group], owners: Owners):
         self.groups, self.owners = groups, owners
         self.idle: frozenset[int] = frozenset()
-        params = [group.lists[0].param for group in groups]
-        self.costs = [_cost(param.shape, param.traits.cost_exponent) for param in params]
+        self.params = [group.lists[0].param for group in groups]
+        self.costs = [math.prod(p.shape) ** (p.traits.cost_exponent / 2) for p in self.params]
+        """The relative cost of a weight of each kind: n to the exponent for one of n x n."""
         self.names = [
             f"{len(group.lists)} of {title(p)} {tuple(p.shape)} {p.dtype} {p.options()}"
-            for group, p in zip(groups, params, strict=True)
+            for group, p in zip(groups, self.params, strict=True)
         ]
         self.signature = zlib.crc32("\n".join(self.names).encode())
         self.layouts: dict[tuple[int, ...], _Layout] = {}
@@ -136,9 +137,8 @@ class Sharing:
             return owners.size > 1 and bool(self.groups)
         slowest = [tuple(map(max, zip(*times, strict=True))) for times in zip(*(t for _, _, t in told), strict=True)]
         kinds = [
-            Kind(len(group.lists), math.prod(param.shape) * param.dtype.itemsize, cost, one_more, call)
-            for group, cost, (one_more, call) in zip(self.groups, self.costs, slowest, strict=True)
-            for param in (group.lists[0].param,)
+            Kind(len(group.lists), math.prod(p.shape) * p.dtype.itemsize, cost, one_more, call)
+            for group, p, cost, (one_more, call) in zip(self.groups, self.params, self.costs, slowest, strict=True)
         ]
         prediction = predict(kinds, owners.size, owners.measured_link(device))
         return _MARGIN * prediction.shared < prediction.alone
@@ -150,7 +150,7 @@ class Sharing:
             return 0.0, 0.0
 
         def seconds(count: int) -> float:
-            stack_of_maps, some = StackOfMaps(group.lists[0].param), _rows_of(reading, slice(0, count))
+            stack_of_maps, some = StackOfMaps(self.params[i]), _rows_of(reading, slice(0, count))
 
             @torch.enable_grad()
             def run() -> None:
@@ -174,29 +174,21 @@ class Sharing:
         """
         if is_intercepted() or is_in_backward():
             return None
-        owners, failure, signature, state = self.owners, None, self.signature, _ALONE
-        readings: dict[int, Reading] = {}
-        shares: dict[int, _Share] = {}
-        vectors: list[_Vector] = []
+        exchange, failure, state = None, None, _ALONE
         try:
             readings = self._readings()
             if readings:
-                signature = hash((signature, *readings))
-                layout = self._layout(tuple(readings))
-                vectors = layout.vectors
-                shares = {i: self._mapped(i, reading, layout) for i, reading in readings.items()}
-                state = _READY
+                exchange, state = _Exchange(self, readings), _READY
         except Exception as error:
             state, failure = _FAILED, error
-        told = owners.told_numbers(state, signature)
+        kinds = exchange.readings if exchange else ()
+        told = self.owners.told_numbers(state, hash((self.signature, *kinds)))
         if any(other == _FAILED for other, _ in told):
             self._tell(failure)
         if any(numbers != told[0] for numbers in told):
             structure.count += 1  # a rank had frozen others when it grouped them
             return None
-        if state != _READY:
-            return None
-        return self._exchange(readings, shares, vectors)
+        return exchange and exchange.hand_out()
 
     def _tell(self, failure: Exception | None) -> None:
         """Raises what has failed, here or elsewhere."""
@@ -219,23 +211,23 @@ class Sharing:
                 readings[i] = reading
         return readings
 
-    def _layout(self, kinds: tuple[int, ...]) -> _Layout:
+    def layout(self, kinds: tuple[int, ...]) -> _Layout:
         """Returns how the kinds that take part are shared."""
         if kinds not in self.layouts:
             counts = [len(group.lists) if i in kinds else 0 for i, group in enumerate(self.groups)]
             rows = rows_of_ranks(counts, self.costs, self.owners.size)
             alike: dict[tuple[torch.dtype, torch.device], dict[int, tuple[tuple[int, ...], torch.dtype]]] = {}
             for i in kinds:
-                one = self.groups[i].lists[0]
+                param, one = self.params[i], self.groups[i].lists[0]
                 device = next(iter(one.coordinates.values())).device
-                alike.setdefault((one.param.dtype.to_real(), device), {})[i] = one.param.shape, one.param.dtype
+                alike.setdefault((param.dtype.to_real(), device), {})[i] = param.shape, param.dtype
             vectors = [_Vector(part, rows, device) for (_, device), part in alike.items()]
-            maps = {i: StackOfMaps(self.groups[i].lists[0].param) for i in kinds}
+            maps = {i: StackOfMaps(self.params[i]) for i in kinds}
             self.layouts[kinds] = _Layout(rows[self.owners.rank], maps, vectors)
         return self.layouts[kinds]
 
-    def _mapped(self, i: int, reading: Reading, layout: _Layout) -> _Share:
-        """This rank's weights of one kind, and the coordinates of the others."""
+    def mapped(self, i: int, reading: Reading, layout: _Layout) -> _Share:
+        """Returns this rank's weights of one kind, and the coordinates of the others."""
         group, rows, backward = self.groups[i], layout.rows[i], Backward()
         trained = [column for column in reading.columns[: group.size] if column[0].requires_grad]
         others = [(j, column[j]) for column in trained for j in (*range(rows.start), *range(rows.stop, len(column)))]
@@ -245,28 +237,27 @@ class Sharing:
         omit_unread(coordinates, backward)
         return _Share(rows, stacked, others, backward)
 
-    def _exchange(self, readings: dict[int, Reading], shares: dict[int, _Share], vectors: list[_Vector]) -> Tensor:
-        """Gathers the frames, and has groups hand them out."""
-        exchange = _Exchange(self, readings, shares, vectors)
-        inputs = [share.stacked for share in shares.values() if share.stacked is not None]
-        others = [c for share in shares.values() for _, c in share.others]
-        token, *stacks = _Gathered.apply(exchange, *inputs, *others)  # type: ignore[misc]
-        for (i, reading), stacked in zip(readings.items(), stacks, strict=True):
-            group = self.groups[i]
-            exchange.evaluations[i] = evaluation = group.evaluated(reading, stacked)
-            group.opening.evaluations[group] = group.latest = evaluation
-        return token
-
 
 class _Exchange:
     """One forward and backward pass of a sharing."""
 
-    def __init__(
-        self, sharing: Sharing, readings: dict[int, Reading], shares: dict[int, _Share], vectors: list[_Vector]
-    ):
-        self.sharing, self.owners, self.shares, self.vectors = sharing, sharing.owners, shares, vectors
-        self.counts = {i: len(reading.columns[0]) for i, reading in readings.items()}
+    def __init__(self, sharing: Sharing, readings: dict[int, Reading]):
+        self.sharing, self.owners, self.readings = sharing, sharing.owners, readings
+        layout = sharing.layout(tuple(readings))
+        self.vectors = layout.vectors
+        self.shares = {i: sharing.mapped(i, reading, layout) for i, reading in readings.items()}
         self.evaluations: dict[int, Evaluation] = {}
+
+    def hand_out(self) -> Tensor:
+        """Gathers the frames, and has groups hand them out."""
+        inputs = [share.stacked for share in self.shares.values() if share.stacked is not None]
+        others = [c for share in self.shares.values() for _, c in share.others]
+        token, *stacks = _Gathered.apply(self, *inputs, *others)  # type: ignore[misc]
+        for (i, reading), stacked in zip(self.readings.items(), stacks, strict=True):
+            group = self.sharing.groups[i]
+            self.evaluations[i] = evaluation = group.evaluated(reading, stacked)
+            group.opening.evaluations[group] = group.latest = evaluation
+        return token
 
     def gather(self) -> list[Tensor]:
         """Returns the frames of all ranks, kind by kind."""
@@ -301,14 +292,11 @@ class _Exchange:
     def _reads(self, gradients: dict[int, Tensor]) -> dict[int, list[int]]:
         """Returns which weights some rank has read, kind by kind."""
         claims: list[int] = []
-        for i, count in self.counts.items():
-            unread = self.evaluations[i].backward.unread
-            claims += [i in gradients and j not in unread for j in range(count)]
-        told = self.owners.any_of(torch.tensor(claims, dtype=torch.uint8)).tolist()
-        reads: dict[int, list[int]] = {}
-        for i, count in self.counts.items():
-            reads[i], told = told[:count], told[count:]
-        return reads
+        for i, evaluation in self.evaluations.items():
+            unread = evaluation.backward.unread
+            claims += [i in gradients and j not in unread for j in range(len(evaluation.weights))]
+        told = iter(self.owners.any_of(torch.tensor(claims, dtype=torch.uint8)).tolist())
+        return {i: [next(told) for _ in evaluation.weights] for i, evaluation in self.evaluations.items()}
 
 
 class _Gathered(torch.autograd.Function):
@@ -354,8 +342,3 @@ def joined(token: Tensor, output: Any) -> Any:
 
 def _rows_of(reading: Reading, rows: slice) -> Reading:
     return Reading([column[rows] for column in reading.columns], [column[rows] for column in reading.counts])
-
-
-def _cost(shape: Sequence[int], exponent: float) -> float:
-    """Returns the relative cost of a weight: n to the exponent for one of n x n."""
-    return math.prod(shape) ** (exponent / 2)
