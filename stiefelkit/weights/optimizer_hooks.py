@@ -54,9 +54,8 @@ _alone: dict[int, tuple[weakref.ref[Tensor], str]] = {}
 _manifolds: list[type] = []
 """Classes of manifolds; the tensors that say they are on one are watched too."""
 _retired: dict[int, _Retired] = {}
-_changes = 0
-"""How often something was watched or retired."""
-_looked: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int, int]] = weakref.WeakKeyDictionary()
+_looked: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
+"""How many parameters and groups each optimizer had that was looked at since something was watched or retired."""
 _moved: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, int]] = weakref.WeakKeyDictionary()
 """The write count of each frame after its optimizer's last step, by id."""
 
@@ -70,8 +69,7 @@ def _install() -> None:
 
 def watch(coordinate_list: Any, holds_frames: bool) -> None:
     """Adds a coordinate list, whose coordinates no optimizer should shrink; it is forgotten when it dies."""
-    global _changes
-    _changes += 1
+    _looked.clear()
     _watched.add(coordinate_list)
     if holds_frames:
         _of_frames.add(coordinate_list)
@@ -80,8 +78,7 @@ def watch(coordinate_list: Any, holds_frames: bool) -> None:
 
 def watch_frame(frame: Tensor, manifold: str) -> None:
     """Adds a frame that no coordinate list holds; it is forgotten when it dies."""
-    global _changes
-    _changes += 1
+    _looked.clear()
     key = id(frame)
     _alone[key] = weakref.ref(frame, functools.partial(_alone.pop, key)), manifold
     _install()
@@ -89,8 +86,7 @@ def watch_frame(frame: Tensor, manifold: str) -> None:
 
 def watch_manifold(manifold: type) -> None:
     """Adds a class of manifolds in geoopt's interface, whose tensors no other optimizer may move."""
-    global _changes
-    _changes += 1
+    _looked.clear()
     _manifolds.append(manifold)
     _install()
 
@@ -101,8 +97,7 @@ def retire(parameters: Iterable[Tensor], weight: str, event: str, heir: Any, *, 
     The heir is a coordinate list or a parameter; an optimizer that holds it as well is fine. The event is what took
     them, "sk.orthogonal", and the weight its name, "Linear.weight".
     """
-    global _changes
-    _changes += 1
+    _looked.clear()
     for p in parameters:
         present = weakref.ref(p, functools.partial(_retired.pop, id(p)))
         gradient = None if p.grad is None else (weakref.ref(p.grad), write_count(p.grad))
@@ -178,7 +173,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
         count += len(group["params"])
         if not own or group.get("manifold", "any") is None:
             suspects.append(group)
-    stamp = _changes, count, len(suspects)
+    stamp = count, len(suspects)
     is_known = _looked.get(optimizer) == stamp
     # One that moves frames has refused them in its other groups when they were added.
     if suspects and not (own and is_known) and (_of_frames or _alone or _manifolds):
@@ -275,20 +270,19 @@ def _warn_of_decay(optimizer: torch.optim.Optimizer) -> None:
         decay = group.get("weight_decay", 0)
         if isinstance(decay, int | float) and decay > 0:
             decayed.update((id(p), group) for p in group["params"] if p.requires_grad)
-    shrunk: list[tuple[int, Any, str, float]] = []
-    order = {key: i for i, key in enumerate(decayed)}
-    for coordinate_list in list(_watched) if decayed else ():
-        for name, c in coordinate_list.coordinates.items():
-            group = decayed.get(id(c))
-            # The decay of a gain is that of a weight.
-            if group and name != "gain" and group.get("name") != name and name not in coordinate_list.param.manifolds:
-                shrunk.append((order[id(c)], coordinate_list, name, float(group["weight_decay"])))
+    watched = list(_watched) if decayed else []
+    owners = {id(c): (one, name) for one in watched for name, c in one.coordinates.items()}
+    shrunk: list[tuple[Any, str, float]] = []
+    for key, group in decayed.items():
+        one, name = owners.get(key, (None, ""))
+        # The decay of a gain is that of a weight.
+        if one is not None and name != "gain" and group.get("name") != name and name not in one.param.manifolds:
+            shrunk.append((one, name, float(group["weight_decay"])))
     if not shrunk:
         return
-    shrunk.sort(key=lambda entry: entry[0])
     names = _qualified_names()
-    weights: list[str] = list({id(owner): names.get(id(owner)) or owner.weight for _, owner, _, _ in shrunk}.values())
-    coordinates = ", ".join(dict.fromkeys(repr(name) for _, _, name, _ in shrunk))
+    weights: list[str] = list({id(owner): names.get(id(owner)) or owner.weight for owner, _, _ in shrunk}.values())
+    coordinates = ", ".join(dict.fromkeys(repr(name) for _, name, _ in shrunk))
     decays = {decay for *_, decay in shrunk}
     warn_caller(
         f"{type(optimizer).__name__} shrinks {coordinates} of {listed(weights)} by weight_decay"
