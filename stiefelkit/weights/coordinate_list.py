@@ -91,13 +91,10 @@ class CoordinateList(parametrize.ParametrizationList):
         self._emptied: list[tuple[nn.Parameter, int]] | None = None
         self._dtypes: list[tuple[str, int, torch.dtype]] = []
         self._names = frozenset({*self._key_of, *param.chart} - self.__dict__.keys() - _OWN)
-        self._watch()
+        self._notes = Notes(param, self._parameters, self._key_of)  # type: ignore[arg-type]
+        optimizer_hooks.watch(self, self._notes.are_of_frames)
         if not isinstance(coordinates, torch.device) or coordinates.type == "meta":
             self.note_written()
-
-    def _watch(self) -> None:
-        self._notes = Notes(self._modules["0"], self._parameters, self._key_of)  # type: ignore[arg-type]
-        optimizer_hooks.watch(self, self._notes.are_of_frames)
 
     def __len__(self) -> int:
         """Returns the number of parametrizations; `_modules` also holds those of coordinates."""
@@ -134,7 +131,8 @@ class CoordinateList(parametrize.ParametrizationList):
         self._buffers.setdefault(EXTRA, None)
         if self._emptied is not None:
             self._remember_emptied()
-        self._watch()
+        self._notes = Notes(self.param, self._parameters, self._key_of)  # type: ignore[arg-type]
+        optimizer_hooks.watch(self, self._notes.are_of_frames)
         leave_seat(self)
         self.note_written()
 
@@ -238,7 +236,7 @@ class CoordinateList(parametrize.ParametrizationList):
             p = self._parameters.get(key)
             # .data of a coarser dtype, or complex, as torch's vectors of parameters are where one parameter is
             if p is not None and p.dtype is not dtype and id(p) == noted and coarser(p.dtype, dtype) is p.dtype:
-                self._settle({name: c.dtype for name, c in self.coordinates.items()})
+                self._settle()
                 break
         notes = self._notes
         written = notes.written(optimizer_hooks.was_moved)
@@ -448,7 +446,7 @@ class CoordinateList(parametrize.ParametrizationList):
         if is_own and not any(t is None or t.is_meta for t in state.values()):
             self.check(state, "")
             self._buffers[EXTRA] = None
-            self._settle({name: c.dtype for name, c in self.coordinates.items()})
+            self._settle()
 
     def check(self, state_dict: Mapping[str, Any], prefix: str, assign: bool = False, load: Any = None) -> bool:
         """Raises what `checkpoint.check_state` does of the entries under a prefix, "layer.parametrizations.weight.".
@@ -471,18 +469,22 @@ class CoordinateList(parametrize.ParametrizationList):
         keys = self._key_of.items()
         self._settle({n: state_dict[prefix + key].dtype for n, key in keys if prefix + key in state_dict})
 
-    def _settle(self, loaded: Mapping[str, torch.dtype]) -> None:
-        """Casts what was loaded to the dtypes of coordinates, and takes frames that were coarser to their nearest."""
+    def _settle(self, loaded: Mapping[str, torch.dtype] | None = None) -> None:
+        """Casts what was loaded to the dtypes of coordinates, and takes frames that were coarser to their nearest.
+
+        `loaded` has the dtypes in which coordinates came; None says that all came in those that they have.
+        """
         wanted = self._wanted
         for name, c in self.coordinates.items():
+            before = c.dtype if loaded is None else loaded.get(name)
             if c.is_complex() and not wanted[name].is_complex:
                 if torch.view_as_real(c.detach())[..., 1].any():
                     raise DtypeError(f"{self.weight} needs real coordinates, got complex numbers in {name}.")
                 c.data = c.data.real
             if c.dtype != wanted[name]:  # load_state_dict(assign=True) takes the tensors as they are
                 c.data = c.data.to(wanted[name])
-            if name in loaded and name in self.param.manifolds:
-                self._refine_(c, False, loaded[name])
+            if before is not None and name in self.param.manifolds:
+                self._refine_(c, False, before)
         self.note_written()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
