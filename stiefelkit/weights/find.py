@@ -214,11 +214,11 @@ def plain_weight(place: Place, takes_patterns: bool = False) -> nn.Parameter:
 
 def instead_of(rnn: nn.RNNBase) -> str:
     """Returns what takes orthogonal weights in the place of a recurrent layer of torch."""
-    if isinstance(rnn, nn.LSTM | nn.GRU):
-        kind = "LSTM" if isinstance(rnn, nn.LSTM) else "GRU"
-        gates = f"blocks={_GATES[kind]}"
-        return f'sk.models.create("{kind.lower()}", ..., parametrization="cayley"), or torch.nn.{kind}Cell with {gates}'
-    return "sk.nn.OrthogonalRNN, or a cell"
+    cell = f"{rnn.mode}Cell"
+    if cell not in _GATES:
+        return "sk.nn.OrthogonalRNN, or a cell"
+    model = f'sk.models.create("{rnn.mode.lower()}", ..., parametrization="cayley")'
+    return f"{model}, or torch.nn.{cell} with blocks={_GATES[cell]}"
 
 
 def _stacked_in(place: Place) -> tuple[str, str] | None:
@@ -232,9 +232,8 @@ def _stacked_in(place: Place) -> tuple[str, str] | None:
         return "q, k and v", f"blocks=3 makes a frame of each, blocks={3 * host.num_heads} of each head's"
     is_turned = False
     for cls in type(host).__mro__:
-        gates = _GATES.get(cls.__name__.removesuffix("Cell"), 0) if cls.__name__.endswith("Cell") else 0
-        if gates and name in ("weight_ih", "weight_hh"):
-            return "its gates", f"blocks={gates} makes a frame of each"
+        if cls.__name__ in _GATES and name in ("weight_ih", "weight_hh"):
+            return "its gates", f"blocks={_GATES[cls.__name__]} makes a frame of each"
         is_turned |= cls.__name__ == "Conv1D"
     w = held_parameters(host).get(name)
     if name != "weight" or w is None or w.dim() < 2 or not (is_turned or isinstance(host, nn.Linear | Convolution)):
@@ -316,7 +315,7 @@ def notes_on(module: nn.Module, tied: Collection[list[Place]], view: str | None,
 
 _OWN_WAYS = {"max_norm": "which scales rows", "padding_idx": "whose row would be trained, and part of the frame"}
 """Options by which embeddings write to rows, or leave one out, with what they do."""
-_GATES = {"LSTM": 4, "GRU": 3}
+_GATES = {"LSTMCell": 4, "GRUCell": 3}
 _CALLED = re.compile("qkv|query_key_value|kv_proj|to_kv|c_attn|gate_up")
 """Names of layers whose outputs are cut into parts."""
 
