@@ -24,7 +24,7 @@ from stiefelkit.weights.find import (
     orthogonal_weights,
     plain_weight,
 )
-from stiefelkit.weights.modules import adopt_coordinate_list, attach_coordinate_list, check_loading_of, stop_checking
+from stiefelkit.weights.modules import attach_coordinate_list, check_loading_of, stop_checking
 from stiefelkit.weights.optimizer_hooks import retire
 
 __all__ = ["Drift", "assign_", "bake", "coordinates", "drift", "fully_shard_coordinates", "rebase_", "reset_", "tie"]
@@ -229,12 +229,7 @@ def tie(module: nn.Module, name: str, other: nn.Module, other_name: str) -> None
             f"{other_name!r}, {old.dtype} on {there}."
         )
     weight = coordinate_list.weight
-    if present is None:
-        attach_coordinate_list([second], coordinate_list, "sk.tie")
-    else:
-        second.host.parametrizations[second.name] = coordinate_list.train(second.host.training)  # type: ignore[index]
-        adopt_coordinate_list(second.host, second.name, coordinate_list)
-        retire(present.coordinates.values(), present.weight, "sk.tie", coordinate_list, are_coordinates=True)
+    attach_coordinate_list([second], coordinate_list, "sk.tie")
     coordinate_list.weight = weight
     check_loading_of(other, other_name)
 

@@ -37,19 +37,20 @@ _RESETS = ("reset_parameters", "_reset_parameters")
 def attach_coordinate_list(
     places: Sequence[Place], coordinate_list: CoordinateList, event: str = "sk.orthogonal"
 ) -> None:
-    """Replaces plain parameters by what one coordinate list evaluates to; it gets the first one's name.
+    """Replaces weights, plain or orthogonal, by what one coordinate list evaluates to; it gets the first one's name.
 
     The event is who asked for it.
     """
     for _, module, name in reversed(places):
         held: Any = held_parametrizations(module)
         plain = type(module).__bases__[0] if held else type(module)
-        old = held_parameters(module).get(name)
-        if old is not None:
-            retire([old], f"{plain.__name__}.{name}", event, coordinate_list)
-        delattr(module, name)
         if held is None:
             held = module.parametrizations = nn.ModuleDict()
+        if name in held:
+            retire(held[name].coordinates.values(), held[name].weight, event, coordinate_list, are_coordinates=True)
+        else:
+            retire([held_parameters(module)[name]], f"{plain.__name__}.{name}", event, coordinate_list)
+            delattr(module, name)
         held[name] = coordinate_list.train(module.training)
         adopt_coordinate_list(module, name, coordinate_list, plain)
 
