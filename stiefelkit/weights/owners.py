@@ -141,9 +141,8 @@ class Owners:
         self.when, self.link = when, link
         ranks = None if process_group is None else dist.get_process_group_ranks(process_group)
         self.values = dist.new_group(ranks, use_local_synchronization=ranks is not None)
-        self.words = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
-        words: Any = self.words
-        self.rank, self.size = dist.get_rank(words), dist.get_world_size(words)
+        self.words: Any = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
+        self.rank, self.size = dist.get_rank(self.words), dist.get_world_size(self.words)
 
     def told(self, word: Any) -> list[Any]:
         """Returns what all ranks say, of any kind."""
