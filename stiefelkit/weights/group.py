@@ -6,6 +6,7 @@ import threading
 from collections.abc import MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,13 +26,8 @@ Carrier = Any
 """A `CoordinateList`, which stands a floor above."""
 
 
-class _Structure:
-    """Counts what may change which weights belong together: new ones, casts, other parameters in their place."""
-
-    count = 0
-
-
-structure = _Structure()
+structure = SimpleNamespace(count=0)
+"""Counts what may change which weights belong together: new ones, casts, other parameters in their place."""
 
 
 def leave_seat(one: Carrier) -> None:
