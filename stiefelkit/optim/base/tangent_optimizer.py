@@ -148,7 +148,7 @@ class TangentOptimizer(FrameOptimizer):
         bucket.refresh(with_remainder)
         try:
             made: Any = self.direction(group, bucket, w, g)
-            along, far = _two(made)
+            along, far = made if isinstance(made, tuple | list) and len(made) == 2 else (None, None)
             count = len(along.rotation_norms) if isinstance(along, Tangent) else -1
             if count != (len(far) if isinstance(far, list | tuple) else None):
                 raise not_returned(f"{who}.direction", "a Tangent and a list of how far each matrix goes", made)
@@ -200,7 +200,7 @@ class TangentOptimizer(FrameOptimizer):
                 limit = rounding_limit(w.shape[-1], w.dtype)
                 before = rounding.wear_left(bucket, norm) + rounding.left_behind(defect, norm, direction, steps) / limit
         made = self.retraction.increment(group, w, direction, steps, defect)
-        increment, shorter = _two(made)
+        increment, shorter = made if isinstance(made, tuple | list) and len(made) == 2 else (None, None)
         if not isinstance(increment, Tensor) or increment.shape != w.shape:
             whose = f"{type(self.retraction).__name__}.increment"
             raise not_returned(whose, f"a tensor of shape {tuple(w.shape)} and its length or None", made)
@@ -210,7 +210,3 @@ class TangentOptimizer(FrameOptimizer):
         bucket.add(increment)
         bucket.wear = before + max(worn, 0.0 if with_remainder else rounding.wear_of_rounding(w, precision))
         self.retraction.settle(group, bucket, length if shorter is None else shorter)
-
-
-def _two(made: Any) -> Any:
-    return made if isinstance(made, tuple | list) and len(made) == 2 else (None, None)
