@@ -87,7 +87,7 @@ def _mean(decay: float | None) -> Callable[..., None]:
 def _bound(
     mean: Callable[..., None], averaged: Tensor, current: Tensor, count: Any, places: dict[tuple[Any, ...], bool]
 ) -> Tensor | None:
-    """Returns integers as they are now; of frames the one nearest to the mean, as the first lies; None of all else."""
+    """Returns the current integers, or the frame nearest to the mean of two; None for free numbers."""
     if not (averaged.is_floating_point() or averaged.is_complex()):
         return current.clone()
     packed = places.get(_place(averaged), places.get(_place(current)))

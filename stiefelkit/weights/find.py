@@ -23,9 +23,8 @@ from stiefelkit._torch import (
     pruned_name,
 )
 from stiefelkit.contract.table import option_names
-from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, shown
+from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, enumerated, shown
 from stiefelkit.weights.coordinate_list import CoordinateList
-from stiefelkit.weights.optimizer_hooks import listed
 
 
 def check_module(module: Any, who: str, remedy: str = "") -> None:
@@ -284,7 +283,7 @@ def notes_on(module: nn.Module, tied: Collection[list[Place]], view: str | None,
     if frozen:
         first = frozen[0]
         notes.append(
-            f"{listed([place.title for place in frozen])}: frozen, and therefore a frozen frame; "
+            f"{enumerated([place.title for place in frozen])}: frozen, and therefore a frozen frame; "
             f"{first.expression}.parametrizations.{first.name}.requires_grad_() trains {first.title}, and "
             "requires_grad_(False) after sk.orthogonal, not before, freezes without this note."
         )
@@ -307,7 +306,7 @@ def notes_on(module: nn.Module, tied: Collection[list[Place]], view: str | None,
     for (held, remedy), titles in stacked.items():
         remedy += f', of "rebased" with {unblocked.__name__} inside' if "blocks" in option_names(unblocked) else ""  # type: ignore[union-attr, arg-type]
         notes.append(
-            f"{listed(titles)}: {held} side by side became one frame, and none of them is a frame by "
+            f"{enumerated(titles)}: {held} side by side became one frame, and none of them is a frame by "
             f"itself; {remedy}; blocks=1 keeps one frame without this note."
         )
     return notes
@@ -346,7 +345,7 @@ def nearest_of(name: object, names: Sequence[str], near: Sequence[str] = (), tak
     """Returns what `did_you_mean` says, or the first name with these parts, "0.q_proj.weight" for "q_proj".
 
     Where patterns are taken and several names have them, that is the pattern of all of these, "*.q_proj.weight". Names
-    in `near` are found first, and not listed.
+    in `near` are found first, and not enumerated.
     """
     if not isinstance(name, str):
         return did_you_mean(name, names)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from stiefelkit._torch import write_count
-from stiefelkit.errors import OptimizerError, warn_caller
+from stiefelkit.errors import OptimizerError, enumerated, warn_caller
 
 MANIFOLDS = ("stiefel:canonical", "stiefel:euclidean")
 """The manifolds that optimizers know, each with its metric."""
@@ -55,7 +55,7 @@ _manifolds: list[type] = []
 """Classes of manifolds; the tensors that say they are on one are watched too."""
 _retired: dict[int, _Retired] = {}
 _looked: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
-"""How many parameters and groups each optimizer had that was looked at since something was watched or retired."""
+"""The numbers of parameters and groups of each optimizer that was checked since the last `watch` or `retire`."""
 _moved: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, int]] = weakref.WeakKeyDictionary()
 """The write count of each frame after its optimizer's last step, by id."""
 
@@ -249,7 +249,7 @@ def _warn_of_retired(optimizer: torch.optim.Optimizer, held: dict[int, Tensor], 
         weights = list(dict.fromkeys(names.get(id(one.heir()), one.weight) for one in some))
         is_one = len(weights) == 1 and not is_coordinate
         of = "the coordinates of " if is_coordinate else ""
-        what = f"{of}{listed(weights)} as {'it was' if is_one else 'they were'} before {event}"
+        what = f"{of}{enumerated(weights)} as {'it was' if is_one else 'they were'} before {event}"
         if is_read:
             warn_caller(
                 f"{what} still {'gets' if is_one else 'get'} a gradient: another module is tied to "
@@ -270,8 +270,9 @@ def _warn_of_decay(optimizer: torch.optim.Optimizer) -> None:
         decay = group.get("weight_decay", 0)
         if isinstance(decay, int | float) and decay > 0:
             decayed.update((id(p), group) for p in group["params"] if p.requires_grad)
-    watched = list(_watched) if decayed else []
-    owners = {id(c): (one, name) for one in watched for name, c in one.coordinates.items()}
+    if not decayed:
+        return
+    owners = {id(c): (one, name) for one in list(_watched) for name, c in one.coordinates.items()}
     shrunk: list[tuple[Any, str, float]] = []
     for key, group in decayed.items():
         one, name = owners.get(key, (None, ""))
@@ -285,7 +286,7 @@ def _warn_of_decay(optimizer: torch.optim.Optimizer) -> None:
     coordinates = ", ".join(dict.fromkeys(repr(name) for _, name, _ in shrunk))
     decays = {decay for *_, decay in shrunk}
     warn_caller(
-        f"{type(optimizer).__name__} shrinks {coordinates} of {listed(weights)} by weight_decay"
+        f"{type(optimizer).__name__} shrinks {coordinates} of {enumerated(weights)} by weight_decay"
         f"{'=' if len(decays) == 1 else ' up to '}{max(decays):g}, which moves the frame{'s'[: len(weights) > 1]} and "
         "regularizes nothing; sk.optim.parameter_groups(model, lr=...) gives coordinates none."
     )
@@ -301,16 +302,11 @@ def _warn_of_eps(optimizer: torch.optim.Optimizer, held: dict[int, Tensor]) -> N
         lost = [p for p in group["params"] if p.dtype == torch.float16 and p.requires_grad]
         if lost and any(id(c) in held for one in list(_watched) for c in one.coordinates.values()):
             names = _qualified_names()
-            lost_ones = listed([names.get(id(p), f"one of shape {tuple(p.shape)}") for p in lost])
+            lost_ones = enumerated([names.get(id(p), f"one of shape {tuple(p.shape)}") for p in lost])
             return warn_caller(
                 f"{type(optimizer).__name__} needs an eps that is not 0 in float16, got {eps:g}, with which small "
                 f"gradients of {lost_ones} give NaN, and orthogonal weights next; eps=1e-4 or bfloat16 stays finite."
             )
-
-
-def listed(names: list[str]) -> str:
-    """Returns names in a row, of more than three how many more there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _qualified_names() -> dict[int, str]:

@@ -261,7 +261,7 @@ class Bucket:
             torch.where(self.sound, value.reshape(old.shape).to(old.dtype), old, out=old)
 
     def write_back(self) -> Iterable[tuple[int, int]]:
-        """Has the parameters be W, at the end of a step; returns how often each has been written to by then, by id."""
+        """Writes W into the parameters at the end of a step; returns the write count of each after that, by its id."""
         if self._is_ahead and self._frames is not None:
             copy_each(self._plain, self._frames.rows)
         self._is_ahead = False
@@ -317,7 +317,7 @@ class Bucket:
         return self.states[0][key].detach() if self._is_matrix else self._gathered(key)
 
     def numbers(self, key: str, *, of_frames: bool = False) -> Tensor:
-        """Returns a real number of each matrix, zero at first; where none is read one tensor that may be written to.
+        """Returns a real number of each matrix, zero at first; where no value is read, the tensor that is kept itself.
 
         Args:
             key: what it is called.
