@@ -42,7 +42,7 @@ __all__ = [
 
 
 _LISTED, _MEANT = 32, 4
-"""The most names that are enumerated, and that are suggested."""
+"""The most names that are listed, and that are suggested."""
 _NEAR = 0.65
 """Below this ratio of difflib a name is another word, "precision" for "reflections", and no slip."""
 _SYNONYMS = {"unitary": "orthogonal", "riemannian": "stiefel", "nonlinearity": "activation"}
@@ -200,7 +200,7 @@ def did_you_mean(name: object, known: Iterable[str], near: Iterable[str] = ()) -
     """Returns `'; did you mean "..."?'` for the known names that may be meant, else the list of them, of 32 at most.
 
     Those that end with the name as a word come first, else those with a word that begins so, else the nearest one.
-    Names in `near` may be meant too, and are not enumerated.
+    Names in `near` may be meant too, and are not listed.
 
     >>> did_you_mean("urnn", ["eurnn", "full_urnn", "lie_urnn"])
     '; did you mean "full_urnn" or "lie_urnn"?'

@@ -345,7 +345,7 @@ def nearest_of(name: object, names: Sequence[str], near: Sequence[str] = (), tak
     """Returns what `did_you_mean` says, or the first name with these parts, "0.q_proj.weight" for "q_proj".
 
     Where patterns are taken and several names have them, that is the pattern of all of these, "*.q_proj.weight". Names
-    in `near` are found first, and not enumerated.
+    in `near` are found first, and not listed.
     """
     if not isinstance(name, str):
         return did_you_mean(name, names)
