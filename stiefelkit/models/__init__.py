@@ -17,11 +17,6 @@ __all__ = ["FrameGates", "SequenceModel", "available", "count_parameters", "crea
 suggest_names(__name__)
 
 SIZES = ("input_size", "hidden_size", "output_size")
-_LINEAR, _TORCHS = (
-    "its recurrence is linear, and GELU stands in each block",
-    "its activations are those of torch's kernel",
-)
-_WITHOUT_ACTIVATION = {"lru": _LINEAR, "rotrnn": _LINEAR, "gru": _TORCHS, "lstm": _TORCHS}
 
 
 def _check(factory: Any) -> None:
@@ -100,8 +95,9 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
     known, which = known_options(build, options)
     for key in options:
         if key not in known or key in sizes:
-            why = _WITHOUT_ACTIVATION.get(name) if key in ("activation", "nonlinearity") else None
-            raise OptionError(f"{name}{which} has no option {key!r}{f': {why}.' if why else did_you_mean(key, known)}")
+            is_fixed = key in ("activation", "nonlinearity") and "activation" not in known
+            why = ": its activations are part of the model." if is_fixed else did_you_mean(key, known)
+            raise OptionError(f"{name}{which} has no option {key!r}{why}")
     return build(**sizes, **options)
 
 
