@@ -33,6 +33,7 @@ __all__ = [
     "class_name",
     "constant_in_traced_code",
     "copy_each",
+    "dispatch_modes",
     "forward_hooks",
     "forward_pre_hooks",
     "has_saved_tensor_hooks",
@@ -79,6 +80,8 @@ CHECKPOINTED = "_checkpoint_wrapped_module"
 
 is_transformed = torch._C._are_functorch_transforms_active
 """Returns whether a transform of torch.func is active: vmap, grad, jvp and others."""
+dispatch_modes = torch._C._len_torch_dispatch_stack
+"""Returns how many modes see each operator, as fake tensors and make_fx do."""
 is_view = Tensor._is_view
 write_count = operator.attrgetter("_version")
 """Returns how often a tensor has been written to."""
@@ -150,7 +153,7 @@ def is_traced() -> bool:
     if torch.compiler.is_compiling():
         return True
     # Only make_fx puts a proxy mode among the dispatch modes.
-    if torch._C._len_torch_dispatch_stack() and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY):
+    if dispatch_modes() and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY):
         return True
     return torch._C._get_tracing_state() is not None
 
@@ -181,7 +184,7 @@ def is_intercepted() -> bool:
     return (
         torch.compiler.is_compiling()
         or is_transformed()
-        or torch._C._len_torch_dispatch_stack() > 0
+        or dispatch_modes() > 0
         or torch._C._get_tracing_state() is not None
         or symbolic_trace._is_fx_tracing_flag
     )

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from stiefelkit._torch import has_saved_tensor_hooks, held_parameters, is_in_backward, is_intercepted, write_count
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.contract.scaled import Scaled
-from stiefelkit.weights.outside_writes import Stacks, chart_places
+from stiefelkit.weights.outside_writes import Stacks, chart_places, warn_of_write
 
 Place = tuple[MutableMapping[str, Tensor | None], str]
 """Where a tensor of a module is found: the dictionary that holds it, and its key."""
@@ -80,9 +80,10 @@ class Evaluation:
         """Returns whether a reader may have the weights: they have the graph that it wants, and are not overwritten."""
         if self.is_inference:
             return torch.is_inference_mode_enabled()
-        if wants_graph and (self.backward.is_done or self.has_graph != self.trains):
+        if write_count(self.stacked) != self.writes:
+            warn_of_write("A weight of a group")
             return False
-        return write_count(self.stacked) == self.writes
+        return not (wants_graph and (self.backward.is_done or self.has_graph != self.trains))
 
 
 class Group:

@@ -7,15 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stiefelkit._torch import (
+    dispatch_modes,
     held_modules,
     held_parameters,
     injected_properties,
     inside_checkpoint,
     is_cached,
+    is_transformed,
     load_pre_hooks,
+    write_count,
 )
 from stiefelkit.contract.param import title
 from stiefelkit.errors import CheckpointError, OptionError, shown
@@ -24,6 +27,7 @@ from stiefelkit.weights.coordinate_list import CoordinateList
 from stiefelkit.weights.find import Place, coordinate_list_of, held_parametrizations, lists_of, orthogonal_weights
 from stiefelkit.weights.group import leave_seat
 from stiefelkit.weights.optimizer_hooks import retire
+from stiefelkit.weights.outside_writes import Read, look_back, reads
 
 __all__ = ["check_state_dict"]
 
@@ -140,17 +144,26 @@ def _inject(module: nn.Module, plain: Any, held: Any) -> None:
 
 
 def _reading(name: str, plain: property) -> property:
-    """Returns the property of torch, but that a weight in a group comes from there without a call of modules."""
+    """Returns the property of torch, but that a weight in a group comes from there without a call of modules.
+
+    What is read is watched for writes, which groups do by themselves.
+    """
 
     def read(self: nn.Module) -> Any:
-        if not torch.compiler.is_compiling():
-            held = vars(self)["_modules"]["parametrizations"]
-            seat = vars(vars(held)["_modules"][name]).get("seat")
-            if seat is not None and seat.is_whole and not is_cached():
-                w = seat.read()
-                if w is not None:
-                    return w
-        return plain.fget(self)  # type: ignore[misc]
+        if torch.compiler.is_compiling():
+            return plain.fget(self)  # type: ignore[misc]
+        held = vars(vars(self)["_modules"]["parametrizations"])["_modules"][name]
+        seat = vars(held).get("seat")
+        if seat is not None and seat.is_whole and not is_cached():
+            w = seat.read()
+            if w is not None:
+                return w
+        w = plain.fget(self)  # type: ignore[misc]
+        if type(w) is Tensor and not (w.is_inference() or is_transformed() or dispatch_modes()):
+            one = Read(w, look_back)
+            one.alias, one.count, one.name = w.detach(), write_count(w), held.weight
+            reads.add(one)
+        return w
 
     return property(read, plain.fset)
 

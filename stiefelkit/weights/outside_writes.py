@@ -1,6 +1,7 @@
 """Frames and charts that somebody else has written to, as averages of weights do: noticed, and mended or refused."""
 
 import math
+import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from stiefelkit._torch import held_buffers, write_count
 from stiefelkit.contract.param import OrthogonalParam
-from stiefelkit.errors import NotAFrameError, RankError
+from stiefelkit.errors import NotAFrameError, RankError, warn_caller
 from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit
@@ -23,6 +24,31 @@ _MENDED_FROM = 32
 """Rounding limits from which a frame is mended: what optimizers leave in precision "fast" is 30."""
 _SAMPLE = 1024
 """Entries of a frame that are added up to see whether it is still the one that was looked at."""
+
+
+class Read(weakref.ref):
+    """A weight that was read, until it is gone: an alias, which has its count of writes, that count, and the name."""
+
+    __slots__ = ("alias", "count", "name")
+
+
+reads: set[Read] = set()
+"""The weights that were read and are still there."""
+
+
+def look_back(read: Read) -> None:
+    """Takes leave of a weight that was read, with a warning if it was written to, which changes no later read."""
+    reads.discard(read)
+    if write_count(read.alias) != read.count:
+        warn_of_write(read.name)
+
+
+def warn_of_write(name: str) -> None:
+    """Warns that a tensor was written to that was read as a weight."""
+    warn_caller(
+        f"{name} is computed at each read, got a write into what one read returned, which no other read sees; assign "
+        "a frame (sk.assign_) or draw one (sk.reset_)."
+    )
 
 
 class Values:

@@ -158,6 +158,16 @@ def test_is_intercepted_by_transforms_modes_and_tracers() -> None:
     assert seen == [False, True, True, True, True, False]
 
 
+def test_dispatch_modes_counts_those_that_are_open() -> None:
+    class Mode(_torch.TorchDispatchMode):
+        pass
+
+    counts = [_torch.dispatch_modes()]
+    with Mode(), Mode():
+        counts.append(_torch.dispatch_modes())
+    assert [*counts, _torch.dispatch_modes()] == [0, 2, 0]
+
+
 def test_is_in_backward_in_hooks_of_gradients() -> None:
     x, seen = torch.ones(2, requires_grad=True), []
     x.register_hook(lambda g: seen.append(_torch.is_in_backward()))

@@ -91,10 +91,16 @@ class _Square(Function):
 
     @staticmethod
     def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, fast: bool) -> Tensor:  # type: ignore[override]
+        is_complex = phase is not None
+        # A real A of odd order has a null vector, which costs the gradient half of float32's digits at large
+        # coordinates.
+        is_single = fast or (n > _LARGEST_IN_DOUBLE and (is_complex or n % 2 == 0))
+        dtype = v.dtype if is_single else torch.float64
+        dtype = torch.promote_types(dtype, torch.complex32) if is_complex else dtype
         may_launch = v.dtype == torch.float32 and not fast and (v.is_cuda or Anywhere.is_asked)
-        if may_launch and takes(v, n, 1 + (phase is not None)):
-            return cayley_forward(v, _entries(phase, d), n, _saved_dtype(v, n, phase is not None, fast))
-        a = unpack_square(v, n, phase is not None, shift=1.0)
+        if may_launch and takes(v, n, 1 + is_complex):
+            return cayley_forward(v, _entries(phase, d), n, dtype)
+        a = unpack_square(v, n, is_complex, shift=1.0)
         is_split = v.dtype == torch.float32 and not fast and splits(a)
         if not fast:
             a = a.to(torch.complex128 if a.is_complex() else torch.float64)
@@ -106,7 +112,6 @@ class _Square(Function):
             # What the inverse leaves in float64, a Newton step takes away.
             m = m + m @ (torch.eye(n, dtype=m.dtype, device=m.device) - a @ m)
         d = (diagonal(phase=phase) if d is None else d).to(m.dtype)
-        dtype = _saved_dtype(v, n, m.is_complex(), fast)
         if is_split:
             w = m.mul_(2 * d.unsqueeze(-2))
             w.diagonal(dim1=-2, dim2=-1).sub_(d)
@@ -224,14 +229,6 @@ def _of_tall(a: Tensor, b: Tensor) -> Tensor:
 
 def _entries(phase: Tensor | None, d: Tensor | None) -> Tensor:
     return diagonal(phase=phase) if d is None else d
-
-
-def _saved_dtype(v: Tensor, n: int, is_complex: bool, fast: bool) -> torch.dtype:
-    """Returns the dtype that a square W is returned and saved in."""
-    # A real A of odd order has a null vector, which costs the gradient half of float32's digits at large coordinates.
-    single = fast or (n > _LARGEST_IN_DOUBLE and (is_complex or n % 2 == 0))
-    real = v.dtype if single else torch.float64
-    return torch.promote_types(real, torch.complex32) if is_complex else real
 
 
 def _add_diagonal(m: Tensor, d: Tensor) -> Tensor:
