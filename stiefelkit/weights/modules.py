@@ -152,17 +152,17 @@ def _reading(name: str, plain: property) -> property:
     def read(self: nn.Module) -> Any:
         if torch.compiler.is_compiling():
             return plain.fget(self)  # type: ignore[misc]
-        held = vars(vars(self)["_modules"]["parametrizations"])["_modules"][name]
-        seat = vars(held).get("seat")
-        if seat is not None and seat.is_whole and not is_cached():
+        held = vars(vars(vars(self)["_modules"]["parametrizations"])["_modules"][name])
+        seat, weight = held.get("seat"), held.get("weight")
+        if seat is not None and seat.is_whole and not (is_cached() or held["_forward_hooks"]):
             w = seat.read()
             if w is not None:
                 return w
         w = plain.fget(self)  # type: ignore[misc]
-        if type(w) is Tensor and not (w.is_inference() or is_transformed() or dispatch_modes()):
+        if weight and type(w) is Tensor and not (w.is_inference() or is_transformed() or dispatch_modes()):
             one = Read(w, look_back)
-            one.alias, one.count, one.name = w.detach(), write_count(w), held.weight
-            reads.add(one)
+            one.alias, one.count, one.name = w.detach(), write_count(w), weight
+            reads[id(one)] = one
         return w
 
     return property(read, plain.fset)

@@ -32,13 +32,13 @@ class Read(weakref.ref):
     __slots__ = ("alias", "count", "name")
 
 
-reads: set[Read] = set()
-"""The weights that were read and are still there."""
+reads: dict[int, Read] = {}
+"""The weights that were read and are still there, by id: as members of a set, weak references would compare tensors."""
 
 
 def look_back(read: Read) -> None:
     """Takes leave of a weight that was read, with a warning if it was written to, which changes no later read."""
-    reads.discard(read)
+    del reads[id(read)]
     if write_count(read.alias) != read.count:
         warn_of_write(read.name)
 

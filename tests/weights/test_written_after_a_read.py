@@ -106,3 +106,23 @@ def test_graphs_hold_nothing_of_it() -> None:
     layer = layer_of().requires_grad_(False)
     traced = make_fx(lambda x: layer(x))(torch.ones(8))
     assert torch.ops.aten.detach.default not in [node.target for node in traced.graph.nodes]
+
+
+def _without_gradient(module: nn.Module, args: tuple[Tensor, ...], w: Tensor) -> None:
+    w.register_hook(torch.zeros_like)
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_a_forward_hook_of_what_computes_a_weight_sees_every_read(is_grouped: bool) -> None:
+    layers = layer_of(), layer_of()
+    model = nn.Sequential(*layers)
+    if is_grouped:
+        sk.group_(model)
+    lists = [layer.get_submodule("parametrizations.weight") for layer in layers]
+    lists[0].register_forward_hook(_without_gradient)
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.ones(2, 8)).square().sum().backward()
+        of_first, of_second = ([c.grad for c in one.parameters()] for one in lists)
+        assert not any(g is None or g.any() for g in of_first)
+        assert all(g is not None and g.any() for g in of_second)
