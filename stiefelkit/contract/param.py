@@ -55,7 +55,7 @@ class Traits:
     cost_exponent: float = 3.0
 
 
-class OrthogonalParam(nn.Module, ABC):
+class OrthogonalParam(ABC, nn.Module):
     """A map from coordinates to frames W, :math:`W^H W = I`, of shape (*, n, p) with :math:`n ≥ p`.
 
     A subclass implements `traits`, `coordinates`, `forward`, `examples` and `invert`, or `initial` where it has no

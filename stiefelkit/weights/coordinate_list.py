@@ -26,7 +26,13 @@ from stiefelkit.tensors import as_on_the_first, coarser, is_sharded, keep_precis
 from stiefelkit.weights import checkpoint, optimizer_hooks
 from stiefelkit.weights.checkpoint import EXTRA
 from stiefelkit.weights.group import Seat, leave_seat, saved_plainly
-from stiefelkit.weights.outside_writes import Notes, frame_tensors, to_nearest_
+from stiefelkit.weights.outside_writes import (
+    Notes,
+    check_chart_is_fixed,
+    check_computed_frames,
+    frame_tensors,
+    to_nearest_,
+)
 from stiefelkit.weights.transfer import Handed
 
 __all__ = ["CoordinateList"]
@@ -207,6 +213,8 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def note_written(self) -> None:
         """Records frames and chart as they are now; `mend` looks at later writes."""
+        if self._notes.held is not self._parameters:  # those of another list, whose `__dict__` was copied
+            return self.__setstate__({"_stamp": None})
         self._notes.take()
         self._dtypes = []
         for key, dtype in zip(self._originals, self._wanted.values(), strict=True):
@@ -220,11 +228,14 @@ class CoordinateList(parametrize.ParametrizationList):
         the caller's. Of writes through `.data` no count tells: values are looked at, all (`by_value`) or few (None).
 
         Raises:
-            NotAFrameError: the chart's signs or permutations have become something else.
+            NotAFrameError: the chart's signs or permutations have become something else, or a frame computed by somebody
+                else is none.
             RankError: a frame has become so dependent that none is nearest.
         """
         if torch.compiler.is_compiling() or is_transformed() or (self._emptied and self._is_unfilled()):
             return
+        if self._notes.held is not self._parameters:
+            self.note_written()
         if self._buffers.get(EXTRA) is not None:
             self._check_taken()
         if not self._names.isdisjoint(self.__dict__):
@@ -245,6 +256,8 @@ class CoordinateList(parametrize.ParametrizationList):
             notes.mend_(self.param, self._own, written, self.weight, bool(by_value))
             self.note_written()
             notes.may_be_wrong()  # remembers what was looked at here
+        if self.param.manifolds and not is_intercepted():
+            check_computed_frames(self.param, self._own, self.weight)
 
     def is_at_rest(self) -> bool:
         """Returns whether a read is outside training: in eval mode, without gradients, or of a frame never stepped."""
@@ -285,7 +298,7 @@ class CoordinateList(parametrize.ParametrizationList):
         if seat is None or (x is not None and seat.group.can_skip_weight):
             return self._evaluate(x)
         traced: Any = seat.group.traced
-        w = (traced and traced[seat.index]) if torch.compiler.is_compiling() else seat.read()
+        w = (traced and traced[seat.index]) if torch.compiler.is_compiling() else seat.read(self)
         if w is None or not seat.is_whole:
             with saved_plainly():  # as groups do, so that a checkpoint finds the same when it computes anew
                 w = self._evaluate() if w is None else self._finished(w)
@@ -345,6 +358,8 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def _make_ready(self, values: Sequence[Tensor]) -> None:
         """Mends what was written to; raises UnfilledError unless the coordinates can be read."""
+        if not torch.compiler.is_compiling():
+            check_chart_is_fixed(self.param, self.weight)
         self.mend()
         self._check_filled()
         if is_sharded(*values):

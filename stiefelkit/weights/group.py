@@ -197,11 +197,11 @@ class Seat:
         one = group.lists[index]
         self.is_whole = len(one) == 1 and not one.is_sparse
 
-    def read(self) -> Tensor | None:
+    def read(self, one: Carrier) -> Tensor | None:
         """Returns the weight, of one evaluation of the group; None to evaluate it alone. Not in compiled code."""
-        if is_intercepted():
-            return None
         group = self.group
+        if is_intercepted() or group.lists[self.index] is not one:  # a copy of `__dict__` has the original's seat
+            return None
         if is_in_backward():
             # A checkpoint computes anew what it saved, and has to find the same; the other kind wants a graph of its
             # own, and sets no hooks.

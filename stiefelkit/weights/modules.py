@@ -152,10 +152,11 @@ def _reading(name: str, plain: property) -> property:
     def read(self: nn.Module) -> Any:
         if torch.compiler.is_compiling():
             return plain.fget(self)  # type: ignore[misc]
-        held = vars(vars(vars(self)["_modules"]["parametrizations"])["_modules"][name])
+        carrier = vars(vars(self)["_modules"]["parametrizations"])["_modules"][name]
+        held = vars(carrier)
         seat, weight = held.get("seat"), held.get("weight")
         if seat is not None and seat.is_whole and not (is_cached() or held["_forward_hooks"]):
-            w = seat.read()
+            w = seat.read(carrier)
             if w is not None:
                 return w
         w = plain.fget(self)  # type: ignore[misc]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stiefelkit._torch import held_buffers, write_count
 from stiefelkit.contract.param import OrthogonalParam
-from stiefelkit.errors import NotAFrameError, RankError, warn_caller
+from stiefelkit.errors import NotAFrameError, OptionError, RankError, warn_caller
 from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit
@@ -128,6 +128,7 @@ class Notes:
         self, param: OrthogonalParam, held: MutableMapping[str, Tensor | None], keys: Mapping[str, str]
     ) -> None:
         self._noted: list[_Note] = []
+        self.held = held
         self._all = chart_places(param)
         for name in param.manifolds:
             self._all.append((held, keys[name], False))
@@ -214,6 +215,34 @@ class Notes:
         if reason is not None:
             raise NotAFrameError(
                 f"{weight} needs {reason}, got others, written from outside; average weights by sk.optim.multi_avg_fn."
+            )
+
+
+def check_computed_frames(param: OrthogonalParam, coordinates: Mapping[str, Tensor], weight: str) -> None:
+    """Raises NotAFrameError for a coordinate with a graph of its own, as a differentiable step makes it, off a manifold.
+
+    It is the caller's, so it is never mended; on devices other than the CPU nothing is read.
+    """
+    for name in param.manifolds:
+        c = coordinates.get(name)
+        if c is None or c.grad_fn is None or not reads_are_free(c):
+            continue
+        error = orthogonality_error(c.detach()).max().item()
+        if error > frame_tolerance(c.shape[-1], c.dtype):
+            raise NotAFrameError(
+                f"{weight} needs a frame in {name}, got a tensor {error:.2g} away from one, as a plain gradient step "
+                "computes it; sk.manifolds.Stiefel().retr steps along the manifold, and a flat map, such as cayley, "
+                "takes any step."
+            )
+
+
+def check_chart_is_fixed(param: OrthogonalParam, weight: str) -> None:
+    """Raises OptionError if a frame in the chart requires a gradient, as where buffers are taken for parameters."""
+    for held, key, packed in chart_places(param):
+        if packed is not None and held[key].requires_grad:  # type: ignore[union-attr]
+            raise OptionError(
+                f"{weight} needs a chart that does not train, got {key} with requires_grad, which would leave its "
+                "manifold; hand over buffers detached, and only parameters to an optimizer."
             )
 
 
