@@ -46,6 +46,7 @@ __all__ = [
     "is_batched",
     "is_cached",
     "is_composite",
+    "is_differentiated",
     "is_exported",
     "is_in_backward",
     "is_in_forward_mode",
@@ -203,6 +204,14 @@ def has_saved_tensor_hooks() -> bool:
 def is_in_forward_mode() -> bool:
     """Returns whether a level of forward mode is open, of torch.autograd or of torch.func."""
     return forward_ad._current_level >= 0 or levels_of_forward_mode() > 0
+
+
+def is_differentiated() -> bool:
+    """Returns whether a derivative may have to pass: in grad mode, or in forward mode, which does without.
+
+    A backward pass runs without grad mode, and its tangents are those of forward over reverse.
+    """
+    return torch.is_grad_enabled() or (not torch.compiler.is_compiling() and is_in_forward_mode())
 
 
 def levels_of_forward_mode() -> int:

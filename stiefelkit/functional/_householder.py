@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit._torch import is_differentiated
 from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.functional._diagonal import diagonal, phase_gradient, phase_tangent
@@ -127,7 +128,7 @@ class _OnePanel(Function):
         v, phase, w, u, t, x, length, d = ctx.saved_tensors
         if g is None:
             return (None,) * 8
-        if torch.is_grad_enabled():
+        if is_differentiated():
             gv = _plain_gradient(v, d if phase is None else _diagonal(v, phase, None, 0, d.dtype), g, ctx.n, ctx.k)
         else:
             gv = form_panel_gradient(u, t, x, length, d, g, v.shape[-1]).to(v.dtype)
@@ -164,7 +165,7 @@ class _Panels(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         v, phase, signs, w = ctx.saved_tensors
         d = _diagonal(v, phase, signs, ctx.p, w.dtype)
-        if torch.is_grad_enabled():
+        if is_differentiated():
             gv = _plain_gradient(v, d, g, ctx.n, ctx.k)
         else:
             gv = form_columns_gradient(v, d, w, g, ctx.n, ctx.k, _panels(w.dtype)[1])
@@ -192,7 +193,7 @@ class _Reflect(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         v, x, y = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if is_differentiated():
             gv, gx = torch.func.vjp(lambda v, x: _plain_product(v, x.mT, ctx.k).mT, v, x)[1](g)
         else:
             gv, gx = reflect_rows_gradient(v, y, g, ctx.k, _panels(y.dtype)[1])

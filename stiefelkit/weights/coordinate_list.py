@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from stiefelkit._torch import (
+    dispatch_modes,
     is_exported,
     is_intercepted,
+    is_traced,
     is_transferring,
     is_transformed,
     parameters_of_caller,
@@ -228,10 +230,12 @@ class CoordinateList(parametrize.ParametrizationList):
         the caller's. Of writes through `.data` no count tells: values are looked at, all (`by_value`) or few (None).
 
         Raises:
-            NotAFrameError: the chart's signs or permutations have become something else, or a frame computed by somebody
-                else is none.
+            NotAFrameError: the chart's signs or permutations have become something else, or a frame that somebody
+                else has computed is none.
             RankError: a frame has become so dependent that none is nearest.
         """
+        if self.param.manifolds and not (is_traced() or dispatch_modes()):
+            check_computed_frames(self.param, self.coordinates, self.weight)
         if torch.compiler.is_compiling() or is_transformed() or (self._emptied and self._is_unfilled()):
             return
         if self._notes.held is not self._parameters:
@@ -256,8 +260,6 @@ class CoordinateList(parametrize.ParametrizationList):
             notes.mend_(self.param, self._own, written, self.weight, bool(by_value))
             self.note_written()
             notes.may_be_wrong()  # remembers what was looked at here
-        if self.param.manifolds and not is_intercepted():
-            check_computed_frames(self.param, self._own, self.weight)
 
     def is_at_rest(self) -> bool:
         """Returns whether a read is outside training: in eval mode, without gradients, or of a frame never stepped."""

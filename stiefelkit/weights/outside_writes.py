@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import held_buffers, write_count
+from stiefelkit._torch import held_buffers, is_transformed, unwrapped, write_count
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.errors import NotAFrameError, OptionError, RankError, warn_caller
 from stiefelkit.functional import nearest_frame
@@ -219,20 +219,20 @@ class Notes:
 
 
 def check_computed_frames(param: OrthogonalParam, coordinates: Mapping[str, Tensor], weight: str) -> None:
-    """Raises NotAFrameError for a coordinate with a graph of its own, as a differentiable step makes it, off a manifold.
+    """Raises NotAFrameError for frames that a differentiable step, or an ensemble under torch.func, left as none.
 
-    It is the caller's, so it is never mended; on devices other than the CPU nothing is read.
+    They are the caller's, so they are never mended; on devices other than the CPU nothing is read.
     """
     for name in param.manifolds:
         c = coordinates.get(name)
-        if c is None or c.grad_fn is None or not reads_are_free(c):
+        if c is None or not (c.grad_fn is not None or is_transformed()) or not reads_are_free(c):
             continue
-        error = orthogonality_error(c.detach()).max().item()
+        error = unwrapped(orthogonality_error(c.detach())).max().item()
         if error > frame_tolerance(c.shape[-1], c.dtype):
             raise NotAFrameError(
                 f"{weight} needs a frame in {name}, got a tensor {error:.2g} away from one, as a plain gradient step "
-                "computes it; sk.manifolds.Stiefel().retr steps along the manifold, and a flat map, such as cayley, "
-                "takes any step."
+                "makes it; sk.manifolds.Stiefel().retr and optimizers given sk.optim.frames step along the manifold, a "
+                "flat map, such as cayley, takes any step."
             )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import is_exported, is_jit_traced, is_traced, is_transformed
+from stiefelkit._torch import is_exported, is_in_forward_mode, is_jit_traced, is_traced, is_transformed
 from stiefelkit.errors import ShapeError
 from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.tensors import check_tensors
@@ -247,7 +247,7 @@ def sandwich(a: Tensor, b: Tensor) -> Tensor:
 
 def _may_be_differentiated(a: Tensor, b: Tensor) -> bool:
     # There requires_grad says nothing of what is mapped, and a tangent may come without it.
-    if is_transformed() or is_jit_traced():
+    if is_transformed() or is_jit_traced() or (not torch.compiler.is_compiling() and is_in_forward_mode()):
         return True
     return torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
 

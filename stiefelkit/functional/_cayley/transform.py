@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit._torch import is_differentiated
 from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.functional._arithmetic.product import opaque, plus_product, product, sandwich
@@ -138,7 +139,7 @@ class _Square(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         phase, d, w = ctx.saved_tensors
-        if not torch.is_grad_enabled() and ctx.dtype == torch.float32 and takes(w, ctx.n, 1 + w.is_complex()):
+        if not is_differentiated() and ctx.dtype == torch.float32 and takes(w, ctx.n, 1 + w.is_complex()):
             gv = cayley_backward(w, g, _entries(phase, d), ctx.dtype)
             return gv, phase_gradient(phase, w, g), None, None, None
         d = _entries(phase, d).to(w.dtype)

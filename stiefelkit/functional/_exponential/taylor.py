@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import is_view
+from stiefelkit._torch import is_differentiated, is_view
 from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.functional._arithmetic.norms import bounds_of_skew, finite, probe
@@ -87,7 +87,7 @@ class _Kept(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         a, *factors = ctx.saved_tensors
-        if torch.is_grad_enabled() or not is_plain(g):
+        if is_differentiated() or not is_plain(g):
             return _Adjoint.apply(a, g, ctx.skew, ctx.truncation), None, None, None
         with FullPrecision(g.device):
             split = _is_split(a, ctx.truncation)
@@ -125,7 +125,8 @@ class _Adjoint(Function):
 
     @staticmethod
     def forward(a: Tensor, g: Tensor, skew: bool, truncation: float | None) -> Tensor:  # type: ignore[override]
-        return _whole_adjoint(a, g, skew, truncation)
+        out = _whole_adjoint(a, g, skew, truncation)
+        return out.clone() if is_view(out) else out
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

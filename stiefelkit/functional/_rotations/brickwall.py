@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import is_view
+from stiefelkit._torch import is_differentiated, is_view
 from stiefelkit.functional._arithmetic.function import Function, keep, transposed
 from stiefelkit.functional._arithmetic.product import opaque, product
 from stiefelkit.functional._diagonal import rotations
@@ -72,7 +72,7 @@ class _Brickwall(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         y, angle, phase = ctx.saved_tensors
         # Second derivatives come from differentiating the formulas of the first.
-        differentiable = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        differentiable = is_differentiated() and not torch.compiler.is_compiling()
         pull_back = _gradients if differentiable else _brickwall_gradients
         gx, g_angle, g_phase = pull_back(g, y, angle, phase, ctx.layers, ctx.needs_input_grad[0])
         return gx if ctx.needs_input_grad[0] else None, g_angle, None if phase is None else g_phase, None
@@ -217,7 +217,7 @@ class _Layout:
         columns, rows = a.movedim(0, -1).unsqueeze(2).unbind(1), b.movedim(0, -1).unbind(0)
         out = columns[0] * rows[0]
         for column, row in zip(columns[1:], rows[1:], strict=True):
-            out = torch.addcmul(out, column, row) if torch.is_grad_enabled() else out.addcmul_(column, row)
+            out = torch.addcmul(out, column, row) if is_differentiated() else out.addcmul_(column, row)
         return out.movedim(-1, 0)
 
     def empty(self, like: Tensor, count: int, size: int, columns: int) -> Tensor:
@@ -262,12 +262,12 @@ class _Layout:
 
 def _unwritten(x: Tensor) -> Tensor:
     """Returns what a product may keep for its derivative while X is overwritten."""
-    return x.clone() if torch.is_grad_enabled() else x
+    return x.clone() if is_differentiated() else x
 
 
 def _flush(x: Tensor) -> Tensor:
     """Puts zeros for entries below eps^2 in place, unless a derivative may have to pass."""
-    if torch.is_grad_enabled():
+    if is_differentiated():
         return x
     parts = torch.view_as_real(x) if x.is_complex() else x
     torch.hardshrink(parts, torch.finfo(x.dtype).eps ** 2, out=parts)
@@ -276,4 +276,4 @@ def _flush(x: Tensor) -> Tensor:
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
     """Returns A B for a batch (count, rows, columns); the opaque operators that call it see to full precision."""
-    return product(a, b) if torch.is_grad_enabled() else torch.bmm(a, b)
+    return product(a, b) if is_differentiated() else torch.bmm(a, b)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit._torch import is_differentiated
 from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.functional._arithmetic.product import product
 from stiefelkit.functional._diagonal import rotations
@@ -131,7 +132,7 @@ class _Outer(Function):
 
 def _summed(g: Tensor, other: Tensor, dim: int) -> Tensor:
     """Returns the sum over dim of g times the other, without the whole product where no derivative is to pass."""
-    if torch.is_grad_enabled():
+    if is_differentiated():
         return (g * other).sum(dim)
     parts = list(zip(g.unbind(dim), other.resolve_conj().unbind(dim), strict=True))
     out = parts[0][0] * parts[0][1]
