@@ -238,12 +238,14 @@ def check_computed_frames(param: OrthogonalParam, coordinates: Mapping[str, Tens
 
 def check_chart_is_fixed(param: OrthogonalParam, weight: str) -> None:
     """Raises OptionError if a frame in the chart requires a gradient, as where buffers are taken for parameters."""
-    for held, key, packed in chart_places(param):
-        if packed is not None and held[key].requires_grad:  # type: ignore[union-attr]
-            raise OptionError(
-                f"{weight} needs a chart that does not train, got {key} with requires_grad, which would leave its "
-                "manifold; hand over buffers detached, and only parameters to an optimizer."
-            )
+    for part in param.modules():
+        for key in getattr(type(part), "frame_buffers", ()):
+            frame = getattr(part, key, None)  # some tools put it elsewhere than among buffers
+            if frame is not None and unwrapped(frame).requires_grad:
+                raise OptionError(
+                    f"{weight} needs a chart that does not train, got {key} with requires_grad, which would leave its "
+                    "manifold; hand over buffers detached, and only parameters to an optimizer."
+                )
 
 
 def to_nearest_(t: Tensor, packed: bool) -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from test_every_public_function import CASES, row
+from torch.autograd import forward_ad
 
 import stiefelkit as sk
 from stiefelkit.errors import OptionError
@@ -53,6 +54,37 @@ def test_hessians_by_forward_over_reverse_mode_are_those_of_reverse_mode_twice(c
         for line, blocks in zip(hessian, expected, strict=True):
             for ours, theirs in zip(line, blocks, strict=True):
                 assert (ours - theirs).abs().max() <= 1e-10 * (1 + size)
+
+
+@pytest.mark.parametrize("case", SMALL)
+@pytest.mark.parametrize("how", ["dual numbers", "no grad mode"])
+def test_products_with_the_hessian_are_right_where_a_backward_pass_runs_without_grad_mode(case, how):
+    param, coordinates = case.random(1.0)
+    fn, leaves = of_free(param, coordinates)
+    leaves = tuple(c.detach().requires_grad_() for c in leaves)
+    if not param.traits.twice_differentiable or any(c.is_complex() or not c.numel() for c in leaves):
+        return
+    g, places = torch.randn(case.shape, generator=seeds.generator(1), dtype=case.dtype), tuple(range(len(leaves)))
+    tangents = tuple(torch.randn(c.shape, generator=seeds.generator(2), dtype=c.dtype) for c in leaves)
+
+    def loss(*leaves):
+        w = (fn(*leaves) * g.conj()).sum()
+        return w.real.sin() + w.real.square()
+
+    gradients = torch.autograd.grad(loss(*leaves), leaves, create_graph=True)
+    expected = torch.autograd.grad(gradients, leaves, tangents)
+    if how == "dual numbers":
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(c, t) for c, t in zip(leaves, tangents, strict=True)]
+            gradients = torch.autograd.grad(loss(*duals), duals)
+            found = [forward_ad.unpack_dual(c).tangent for c in gradients]
+    else:
+        with torch.no_grad():
+            found = torch.func.jvp(torch.func.jacrev(loss, places), leaves, tangents)[1]
+    assert any(t.any() for t in expected) or torch.Size(case.shape).numel() == 1
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours is not None
+        assert (ours - theirs).abs().max() <= 1e-9 * (1 + theirs.abs().max())
 
 
 def test_dual_numbers_have_the_tangents_of_torch_func():

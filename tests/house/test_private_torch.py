@@ -140,7 +140,7 @@ def test_is_intercepted_by_transforms_modes_and_tracers() -> None:
 
     class Looking(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append(_torch.is_intercepted())
+            seen.append((_torch.is_intercepted(), _torch.is_watched()))
             return x + 1
 
     class Mode(_torch.TorchDispatchMode):
@@ -155,7 +155,8 @@ def test_is_intercepted_by_transforms_modes_and_tracers() -> None:
     torch.jit.trace(look, x, check_trace=False)
     torch.fx.symbolic_trace(look)
     look(x)
-    assert seen == [False, True, True, True, True, False]
+    every, none = (True, True), (False, False)
+    assert seen == [none, (True, False), every, every, every, none]
 
 
 def test_dispatch_modes_counts_those_that_are_open() -> None:
@@ -204,6 +205,9 @@ def test_forward_mode_is_open_in_jvp_and_in_dual_level() -> None:
 
     def look(x: torch.Tensor) -> torch.Tensor:
         levels.append((_torch.is_in_forward_mode(), _torch.levels_of_forward_mode()))
+        with torch.no_grad():
+            assert _torch.is_differentiated() == _torch.is_in_forward_mode()
+        assert _torch.is_differentiated()
         return x * 2
 
     x = torch.ones(2)
