@@ -28,13 +28,7 @@ from stiefelkit.tensors import as_on_the_first, coarser, is_sharded, keep_precis
 from stiefelkit.weights import checkpoint, optimizer_hooks
 from stiefelkit.weights.checkpoint import EXTRA
 from stiefelkit.weights.group import Seat, leave_seat, saved_plainly
-from stiefelkit.weights.outside_writes import (
-    Notes,
-    check_chart_is_fixed,
-    check_computed_frames,
-    frame_tensors,
-    to_nearest_,
-)
+from stiefelkit.weights.outside_writes import Notes, check_given, frame_tensors, to_nearest_
 from stiefelkit.weights.transfer import Handed
 
 __all__ = ["CoordinateList"]
@@ -232,10 +226,11 @@ class CoordinateList(parametrize.ParametrizationList):
         Raises:
             NotAFrameError: the chart's signs or permutations have become something else, or a frame that somebody
                 else has computed is none.
+            OptionError: a frame in the chart trains, or an attribute hides a coordinate.
             RankError: a frame has become so dependent that none is nearest.
         """
-        if self.param.manifolds and not (is_traced() or dispatch_modes()):
-            check_computed_frames(self.param, self.coordinates, self.weight)
+        if not (is_traced() or dispatch_modes()):
+            check_given(self)
         if torch.compiler.is_compiling() or is_transformed() or (self._emptied and self._is_unfilled()):
             return
         if self._notes.held is not self._parameters:
@@ -360,8 +355,6 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def _make_ready(self, values: Sequence[Tensor]) -> None:
         """Mends what was written to; raises UnfilledError unless the coordinates can be read."""
-        if not torch.compiler.is_compiling():
-            check_chart_is_fixed(self.param, self.weight)
         self.mend()
         self._check_filled()
         if is_sharded(*values):

@@ -218,33 +218,33 @@ class Notes:
             )
 
 
-def check_computed_frames(param: OrthogonalParam, coordinates: Mapping[str, Tensor], weight: str) -> None:
-    """Raises NotAFrameError for frames that a differentiable step, or an ensemble under torch.func, left as none.
+def check_given(one: Any) -> None:
+    """Raises an error for what somebody else has put into a coordinate list for a call, which is never mended.
 
-    They are the caller's, so they are never mended; on devices other than the CPU nothing is read.
+    On devices other than the CPU no frame is read.
+
+    Raises:
+        NotAFrameError: a differentiable step, or an ensemble under torch.func, has left a frame that is none.
+        OptionError: a frame in the chart requires a gradient, as where buffers are taken for parameters.
     """
-    for name in param.manifolds:
-        c = coordinates.get(name)
-        if c is None or not (c.grad_fn is not None or is_transformed()) or not reads_are_free(c):
+    for name in one.param.manifolds:
+        c = one.coordinates[name]
+        if not (c.grad_fn is not None or is_transformed()) or not reads_are_free(c):
             continue
         error = unwrapped(orthogonality_error(c.detach())).max().item()
         if error > frame_tolerance(c.shape[-1], c.dtype):
             raise NotAFrameError(
-                f"{weight} needs a frame in {name}, got a tensor {error:.2g} away from one, as a plain gradient step "
-                "makes it; sk.manifolds.Stiefel().retr and optimizers given sk.optim.frames step along the manifold, a "
-                "flat map, such as cayley, takes any step."
+                f"{one.weight} needs a frame in {name}, got a tensor {error:.2g} away from one, as a plain gradient "
+                "step makes it; sk.manifolds.Stiefel().retr and optimizers given sk.optim.frames step along the "
+                "manifold, a flat map, such as cayley, takes any step."
             )
-
-
-def check_chart_is_fixed(param: OrthogonalParam, weight: str) -> None:
-    """Raises OptionError if a frame in the chart requires a gradient, as where buffers are taken for parameters."""
-    for part in param.modules():
+    for part in one.param.modules():
         for key in getattr(type(part), "frame_buffers", ()):
             frame = getattr(part, key, None)  # some tools put it elsewhere than among buffers
             if frame is not None and unwrapped(frame).requires_grad:
                 raise OptionError(
-                    f"{weight} needs a chart that does not train, got {key} with requires_grad, which would leave its "
-                    "manifold; hand over buffers detached, and only parameters to an optimizer."
+                    f"{one.weight} needs a chart that does not train, got {key} with requires_grad, which would leave "
+                    "its manifold; hand over buffers detached, and only parameters to an optimizer."
                 )
 
 

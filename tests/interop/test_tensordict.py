@@ -10,10 +10,8 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit import errors
 
-pytest.importorskip("tensordict", reason="needs the extra [interop]")
-
-from tensordict import TensorDict
-from tensordict.nn import EnsembleModule, TensorDictModule
+tensordict = pytest.importorskip("tensordict", reason="needs the extra [interop]")
+parts = pytest.importorskip("tensordict.nn", reason="needs the extra [interop]")
 
 
 def net(name) -> Any:
@@ -24,10 +22,10 @@ def net(name) -> Any:
 def test_parameters_of_one_model_serve_another_for_a_call_and_an_ensemble_is_the_loop(name):
     model, others, x = net(name), [net(name) for _ in range(3)], torch.randn(2, 4)
     y = model(x)
-    with TensorDict.from_module(others[0]).to_module(model):
+    with tensordict.TensorDict.from_module(others[0]).to_module(model):
         assert torch.equal(model(x), others[0](x))
     assert torch.equal(model(x), y)
-    stacked, base = TensorDict.from_modules(*others), copy.deepcopy(model).to("meta")
+    stacked, base = tensordict.TensorDict.from_modules(*others), copy.deepcopy(model).to("meta")
 
     def call(x, parameters):
         with parameters.to_module(base):
@@ -44,8 +42,8 @@ def test_parameters_of_one_model_serve_another_for_a_call_and_an_ensemble_is_the
 
 def test_an_ensemble_whose_frames_were_moved_off_the_manifold_is_refused():
     layer = sk.orthogonal(nn.Linear(4, 4), "weight", "stiefel")
-    ensemble = EnsembleModule(TensorDictModule(layer, in_keys=["x"], out_keys=["y"]), num_copies=3)
-    given = TensorDict({"x": torch.ones(2, 4)}, [2])
+    ensemble = parts.EnsembleModule(parts.TensorDictModule(layer, in_keys=["x"], out_keys=["y"]), num_copies=3)
+    given = tensordict.TensorDict({"x": torch.ones(2, 4)}, [2])
     optimizer = torch.optim.SGD(ensemble.params_td.parameters(), lr=0.1)
     (ensemble(given)["y"] - 1).square().sum().backward()
     optimizer.step()
@@ -55,6 +53,6 @@ def test_an_ensemble_whose_frames_were_moved_off_the_manifold_is_refused():
 
 def test_an_ensemble_that_takes_a_frame_in_a_chart_for_a_parameter_is_refused():
     layer = sk.orthogonal(nn.Linear(6, 4), "weight", "matrix_exp")
-    ensemble = EnsembleModule(TensorDictModule(layer, in_keys=["x"], out_keys=["y"]), num_copies=3)
+    ensemble = parts.EnsembleModule(parts.TensorDictModule(layer, in_keys=["x"], out_keys=["y"]), num_copies=3)
     with pytest.raises(errors.OptionError, match="needs a chart that does not train, got rotation"):
-        ensemble(TensorDict({"x": torch.ones(2, 6)}, [2]))
+        ensemble(tensordict.TensorDict({"x": torch.ones(2, 6)}, [2]))
