@@ -28,6 +28,7 @@ __all__ = [
     "Convolution",
     "TorchDispatchMode",
     "batched",
+    "cached_weights",
     "call_hooks",
     "check_capture",
     "class_name",
@@ -240,6 +241,11 @@ def batched(x: Tensor, level: int) -> Tensor:
 def is_cached() -> bool:
     """Returns whether weights are read inside `torch.nn.utils.parametrize.cached()`."""
     return parametrize._cache_enabled > 0
+
+
+def cached_weights() -> dict[tuple[int, str], Any]:
+    """Returns what `torch.nn.utils.parametrize.cached()` keeps until it ends: weights by an id and their name."""
+    return parametrize._cache
 
 
 def injected_properties(names: Sequence[str]) -> dict[str, Any]:
