@@ -231,7 +231,7 @@ class OrthogonalParam(nn.Module, ABC):
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Takes the chart; raises OptionError for what tools would add to it once there is a weight."""
-        if hasattr(self, "_is_attached"):
+        if hasattr(self, "_is_attached") and name not in self._buffers:
             raise OptionError(
                 f"{title(self)} needs its buffers to be its chart, got another, {name}; give tools that register some "
                 "on every module sk.bake(copy.deepcopy(model))."
