@@ -5,6 +5,7 @@ each of these has to do, and so which one it was when torch renames or changes i
 """
 
 import contextlib
+import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ __all__ = [
     "Convolution",
     "TorchDispatchMode",
     "batched",
+    "cached_weights",
     "call_hooks",
     "check_capture",
     "class_name",
@@ -83,6 +85,8 @@ is_transformed = torch._C._are_functorch_transforms_active
 """Returns whether a transform of torch.func is active: vmap, grad, jvp and others."""
 dispatch_modes = torch._C._len_torch_dispatch_stack
 """Returns how many modes see each operator, as fake tensors and make_fx do."""
+is_cached: Callable[[], int] = functools.partial(getattr, parametrize, "_cache_enabled")
+"""Returns inside of how many `torch.nn.utils.parametrize.cached()` weights are read."""
 is_view = Tensor._is_view
 write_count = operator.attrgetter("_version")
 """Returns how often a tensor has been written to."""
@@ -246,9 +250,9 @@ def batched(x: Tensor, level: int) -> Tensor:
     return torch._add_batch_dim(x, 0, level)  # type: ignore[attr-defined]
 
 
-def is_cached() -> bool:
-    """Returns whether weights are read inside `torch.nn.utils.parametrize.cached()`."""
-    return parametrize._cache_enabled > 0
+def cached_weights() -> dict[tuple[int, str], Any]:
+    """Returns what `torch.nn.utils.parametrize.cached()` keeps until it ends: weights by an id and their name."""
+    return parametrize._cache
 
 
 def injected_properties(names: Sequence[str]) -> dict[str, Any]:

@@ -229,6 +229,15 @@ class OrthogonalParam(ABC, nn.Module):
         """Returns None if the chart is one that this map can have, else what it needs; for checkpoints."""
         return None
 
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Takes the chart; raises OptionError for what tools would add to it once there is a weight."""
+        if hasattr(self, "_is_attached") and name not in self._buffers:
+            raise OptionError(
+                f"{title(self)} needs its buffers to be its chart, got another, {name}; give tools that register some "
+                "on every module sk.bake(copy.deepcopy(model))."
+            )
+        super().register_buffer(name, tensor, persistent)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OrthogonalParam":
         """Follows `.to(dtype)` in the frame's dtype, while chart tensors keep float32 or better."""
         dtype = followed(fn, self.dtype)

@@ -72,7 +72,8 @@ class CoordinateList(parametrize.ParametrizationList):
     ):
         nn.Module.__init__(self)
         self._modules["0"] = param
-        param._is_attached = True  # type: ignore[assignment]
+        for part in param.modules():
+            part._is_attached = True  # type: ignore[assignment]
         self.unsafe = True
         self.is_tensor = False
         shapes, self._key_of = param.coordinates, {}

@@ -10,22 +10,25 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit._torch import (
+    cached_weights,
     dispatch_modes,
     held_modules,
     held_parameters,
     injected_properties,
     inside_checkpoint,
     is_cached,
+    is_in_backward,
+    is_jit_traced,
     is_transformed,
     load_pre_hooks,
     write_count,
 )
 from stiefelkit.contract.param import title
-from stiefelkit.errors import CheckpointError, OptionError, shown
+from stiefelkit.errors import CheckpointError, DtypeError, OptionError, shown
 from stiefelkit.tensors import is_sharding
 from stiefelkit.weights.coordinate_list import CoordinateList
 from stiefelkit.weights.find import Place, coordinate_list_of, held_parametrizations, lists_of, orthogonal_weights
-from stiefelkit.weights.group import leave_seat
+from stiefelkit.weights.group import leave_seat, saved_plainly
 from stiefelkit.weights.optimizer_hooks import retire
 from stiefelkit.weights.outside_writes import Read, look_back, reads
 
@@ -108,11 +111,22 @@ def _inject(module: nn.Module, plain: Any, held: Any) -> None:
         if name in _SIZES and (size := vars(self).get(name, value)) != value:
             needs = f"{plain.__name__} needs {name}={size} while its {' and '.join(carried)} is orthogonal"
             raise OptionError(f"{needs}, got {value}; sk.bake makes a plain weight, which can be resized.")
+        if name in carried and not isinstance(value, Tensor) and coordinate_list_of(self, name) is not None:
+            # Modules that take priors and the like put them elsewhere, behind the property, where nothing reads them.
+            raise DtypeError(
+                f"{plain.__name__}.{name} needs a tensor while it is orthogonal, got {type(value).__name__}; sk.bake "
+                "makes a plain weight, which takes others."
+            )
         plain.__setattr__(self, name, value)
 
     def set_state(self: nn.Module, state: Any) -> None:
         plain.__setstate__(self, state)
         carried.update({name: weakref.ref(coordinate_list) for name, coordinate_list in lists_of(self)})
+
+    def save(self: nn.Module, destination: Any, prefix: str, keep_vars: bool) -> None:
+        plain._save_to_state_dict(self, destination, prefix, keep_vars)
+        for name, _ in lists_of(self):  # which a module that lists its own entries has read
+            destination.pop(prefix + name, None)
 
     def register_parameter(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         pruned = coordinate_list_of(self, name.removesuffix("_orig")) if isinstance(name, str) else None
@@ -135,6 +149,8 @@ def _inject(module: nn.Module, plain: Any, held: Any) -> None:
         "__setstate__": set_state,
         "register_parameter": register_parameter,
     }
+    if plain._save_to_state_dict is not nn.Module._save_to_state_dict:
+        members["_save_to_state_dict"] = save
     for name in _RESETS:
         if hasattr(plain, name):
             members[name] = _resetting(getattr(plain, name))
@@ -159,7 +175,8 @@ def _reading(name: str, plain: property) -> property:
             w = seat.read(carrier)
             if w is not None:
                 return w
-        w = plain.fget(self)  # type: ignore[misc]
+        is_kept = is_cached() and not is_jit_traced()  # torch refuses to trace what is cached
+        w = _kept(carrier, (id(plain), name)) if is_kept else plain.fget(self)  # type: ignore[misc]
         if weight and type(w) is Tensor and not (w.is_inference() or is_transformed() or dispatch_modes()):
             one = Read(w, look_back)
             one.alias, one.count, one.name = w.detach(), write_count(w), weight
@@ -167,6 +184,23 @@ def _reading(name: str, plain: property) -> property:
         return w
 
     return property(read, plain.fset)
+
+
+def _kept(carrier: nn.Module, key: tuple[int, str]) -> Tensor:
+    """Returns the weight that `parametrize.cached()` keeps, or evaluates it.
+
+    Adjoints and checkpoints read first without gradients, and then in the backward pass: the weight is evaluated anew
+    for a reader that wants gradients where none are kept, and in backward passes, by which the graph may be gone.
+    """
+    kept, is_backward = cached_weights(), is_in_backward()
+    w: Any = kept.get(key)
+    lacks_graph = w is not None and torch.is_grad_enabled() and not w.requires_grad
+    if w is None or is_backward or (lacks_graph and any(p.requires_grad for p in carrier.parameters())):
+        with saved_plainly():
+            w = carrier()
+        if not is_backward:
+            kept[key] = w
+    return w
 
 
 @functools.lru_cache(256)

@@ -260,6 +260,15 @@ def test_is_cached_inside_the_context_of_torch() -> None:
     assert not _torch.is_cached()
 
 
+def test_cached_weights_are_those_of_torchs_context_until_it_ends() -> None:
+    module = nn.Linear(2, 2)
+    parametrize.register_parametrization(module, "weight", nn.Identity())
+    with parametrize.cached():
+        w = module.weight
+        assert [(key[1], kept is w) for key, kept in _torch.cached_weights().items()] == [("weight", True)]
+    assert _torch.cached_weights() == {}
+
+
 def test_class_name_is_that_of_a_module_before_its_parametrization() -> None:
     module = nn.Linear(2, 2)
     parametrize.register_parametrization(module, "weight", nn.Identity())

@@ -1,0 +1,150 @@
+"""Code that reads weights in backward passes, walks through a model or lists entries itself gets frames right."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from every_map import close, make, over_all_maps, squares
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.testing import seeds
+
+
+class Vjp(torch.autograd.Function):
+    """Calls a layer without gradients, and anew in the backward pass, as adjoints of differential equations do."""
+
+    @staticmethod
+    def forward(ctx, layer, x, *parameters):
+        ctx.layer, ctx.parameters = layer, parameters
+        ctx.save_for_backward(x)
+        return layer(x)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.layer(x)
+        found = torch.autograd.grad(y, (x, *ctx.parameters), gradients, allow_unused=True)
+        return None, *found
+
+
+def without_first(layer, x):
+    with torch.no_grad():
+        layer(x)
+    return layer(layer(x))
+
+
+def by_vjp(layer, x):
+    return Vjp.apply(layer, Vjp.apply(layer, x, *layer.parameters()), *layer.parameters())
+
+
+def by_checkpoint(use_reentrant):
+    def call(layer, x):
+        y = checkpoint(layer, x, use_reentrant=use_reentrant)
+        return layer(checkpoint(lambda y: layer(layer(y)), y, use_reentrant=use_reentrant))
+
+    return call
+
+
+WAYS = {
+    "first without gradients": without_first,
+    "vjp in backward": by_vjp,
+    "reentrant checkpoint": by_checkpoint(True),
+    "checkpoint": by_checkpoint(False),
+}
+
+
+@over_all_maps
+@pytest.mark.parametrize("way", WAYS)
+def test_cached_weights_have_the_gradients_of_those_that_are_not_cached(name, dtype, way):
+    layer = make(name, dtype)
+    x = torch.randn(3, 4, dtype=dtype, generator=seeds.generator(1)).requires_grad_()
+    squares(WAYS[way](layer, x)).backward()
+    expected = [t.grad.clone() for t in (x, *layer.parameters())]  # type: ignore[union-attr]
+    for t in (x, *layer.parameters()):
+        t.grad = None
+    with parametrize.cached():
+        squares(WAYS[way](layer, x)).backward()
+    for t, g in zip((x, *layer.parameters()), expected, strict=True):
+        assert t.grad is not None
+        assert close(t.grad, g)
+
+
+def test_a_frozen_weight_is_cached_where_gradients_are_wanted_too():
+    layer = make("cayley", torch.float32).requires_grad_(False)
+    with parametrize.cached():
+        with torch.no_grad():
+            w = layer.weight
+        assert layer.weight is w
+
+
+class Listing(nn.Linear):
+    """A layer that lists its entries of a state dict itself, without asking torch."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        for name in ("weight", "bias"):
+            t = getattr(self, name)
+            destination[prefix + name] = t if keep_vars else t.detach()
+
+
+@over_all_maps
+def test_a_layer_that_lists_its_weight_saves_the_coordinates_alone_and_loads(name, dtype):
+    layers: Any = [sk.orthogonal(Listing(4, 4, dtype=dtype), "weight", name) for _ in range(2)]
+    first, second = map(nn.Sequential, layers)
+    state = first.state_dict()
+    assert "0.weight" not in state
+    second.load_state_dict(state)
+    assert torch.equal(layers[1].weight, layers[0].weight)
+    assert torch.equal(copy.deepcopy(first)[0].weight, layers[0].weight)  # type: ignore[arg-type]
+    sk.bake(first)
+    assert list(first.state_dict()) == ["0.weight", "0.bias"]
+
+
+class Sampling(nn.Linear):
+    """A layer that keeps what is no tensor elsewhere, as priors of weights are kept."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, dict) and name == "weight":
+            vars(self)["kept"] = value
+        else:
+            super().__setattr__(name, value)  # type: ignore[arg-type]
+
+
+def sampling() -> Any:
+    return sk.orthogonal(Sampling(4, 4), "weight")
+
+
+def test_what_is_no_tensor_is_refused_in_the_place_of_a_weight_and_welcome_after_bake():
+    layer, name, prior = sampling(), "weight", {"prior": 1.0}
+    w = layer.weight.detach().clone()
+    with pytest.raises(errors.DtypeError, match=r"Sampling\.weight needs a tensor .*, got dict; sk\.bake"):
+        setattr(layer, name, prior)
+    assert "kept" not in vars(layer)
+    assert torch.equal(layer.weight, w)
+    layer.weight = torch.eye(4)
+    assert close(layer.weight, torch.eye(4))
+    sk.bake(layer, "weight")
+    setattr(layer, name, prior)
+    assert layer.kept == prior
+
+
+@pytest.mark.parametrize("options", [{}, {"gain": 0.5}], ids=["bare", "gain"])
+@pytest.mark.parametrize("name", ["cayley", "householder", "givens", "matrix_exp", "stiefel"])
+def test_counters_that_register_buffers_everywhere_are_refused_before_a_map_has_one(name, options):
+    layer: Any = sk.orthogonal(nn.Linear(4, 3), "weight", name, **options)
+    chart = list(layer.parametrizations.weight.param.chart)
+
+    def count(module):
+        module.register_buffer("total", torch.zeros(1))
+
+    with pytest.raises(errors.OptionError, match=r"chart, got another, total; .* sk\.bake\(copy\.deepcopy\(model\)\)"):
+        layer.apply(count)
+    assert list(layer.parametrizations.weight.param.chart) == chart
+    assert list(sk.drift(layer)) == ["weight"]
+    plain = sk.bake(copy.deepcopy(layer)).apply(count)
+    assert "total" in plain.state_dict()
