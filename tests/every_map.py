@@ -18,6 +18,10 @@ MAPS = [
 over_all_maps = pytest.mark.parametrize(("name", "dtype"), MAPS)
 
 
+class OwnLinear(nn.Linear):
+    """A layer that is none of torch's: `torch.fx` traces through it, to its weight."""
+
+
 def make(name, dtype, rows=4, columns=4) -> Any:
     return sk.orthogonal(nn.Linear(columns, rows, dtype=dtype), "weight", name)
 

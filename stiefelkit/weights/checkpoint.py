@@ -35,6 +35,7 @@ _SAVED_NAMES: dict[type, str] = {
 _FIXED = ("shape", "field")
 """Entries that no assignment changes."""
 _REMEDY = "; to change it, load into the old kind of weight and assign that to the new one with sk.assign_"
+_OF_A_MEAN = "; integers of a mean of state dicts need to be those of one of them, as they are"
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
@@ -86,7 +87,7 @@ def read_description(state: Any, weight: str, own: Any = None) -> dict[str, Any]
             return description
     raise CheckpointError(
         f"{weight} needs a checkpoint that names its map, JSON in a uint8 tensor, got an unreadable entry"
-        f"{f' ({why})' if why else ''}."
+        f"{f' ({why})' if why else ''}{_OF_A_MEAN if 'float' in (why or '') else ''}."
     )
 
 
@@ -268,9 +269,10 @@ def _entry(value: Any, key: str, what: str, ours: Tensor, shape: tuple[int, ...]
     single, double = (torch.complex64, torch.complex128) if ours.is_complex() else (torch.float32, torch.float64)
     inexact = ours.is_floating_point() or ours.is_complex()
     if inexact and value.dtype not in (single, double):
-        raise CheckpointError(f"{what} needs {single} or {double}, got a checkpoint cast to {value.dtype}.")
+        remedy = "load it in the dtype that it was saved in, and cast the model after that"
+        raise CheckpointError(f"{what} needs {single} or {double}, got a checkpoint cast to {value.dtype}; {remedy}.")
     if not inexact and value.dtype not in _INTEGERS:
-        raise CheckpointError(f"{what} needs integers, got {value.dtype}.")
+        raise CheckpointError(f"{what} needs integers, got {value.dtype}{_OF_A_MEAN}.")
     if value.is_meta:
         if may_be_meta:
             return value

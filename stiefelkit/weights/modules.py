@@ -143,6 +143,7 @@ def _inject(module: nn.Module, plain: Any, held: Any) -> None:
             retire(gone.coordinates.values(), gone.weight, "remove_parametrizations", param, are_coordinates=True)
 
     members: dict[str, Any] = {
+        "__module__": plain.__module__,  # by which torch.fx knows the layers of torch, to call them whole
         "__deepcopy__": deepcopy,
         "__reduce_ex__": reduce_ex,
         "__setattr__": set_attribute,

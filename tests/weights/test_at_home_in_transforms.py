@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from every_map import close, make, over_all_maps, squares
+from every_map import OwnLinear, close, make, over_all_maps, squares
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrizations
@@ -108,7 +108,8 @@ def moved(layer):
 
 @over_all_maps
 def test_symbolic_trace_has_the_weight_as_one_module(name, dtype):
-    layers = nn.Sequential(make(name, dtype), sk.nn.OrthogonalLinear(4, 4, parametrization=name, dtype=dtype))
+    own = sk.orthogonal(OwnLinear(4, 4, dtype=dtype), "weight", name)
+    layers = nn.Sequential(own, sk.nn.OrthogonalLinear(4, 4, parametrization=name, dtype=dtype))
     traced = torch.fx.symbolic_trace(layers)
     for layer in layers:
         moved(layer)

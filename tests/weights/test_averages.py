@@ -82,6 +82,22 @@ def test_averages_of_every_map_are_frames_and_load(name, dtype, decay):
     assert torch.equal(fresh.module.weight, averaged.module.weight)
 
 
+@pytest.mark.parametrize("name", [name for name in MAPS if name not in ("stiefel", "fourier")])
+def test_a_mean_of_state_dicts_is_taken_with_the_integers_of_one_and_refused_without(name):
+    first, second = made(name), made(name)
+    second.load_state_dict(first.state_dict())
+    with torch.no_grad():
+        for c in sk.coordinates(second, "weight").values():
+            c.mul_(0.5)
+    states = [first.state_dict(), second.state_dict()]
+    mean = {key: torch.stack([state[key].float() for state in states]).mean(0) for key in states[0]}
+    with pytest.raises(errors.CheckpointError, match="integers of a mean of state dicts need to be those of one"):
+        first.load_state_dict(mean)
+    first.load_state_dict({key: mean[key] if t.is_floating_point() else t for key, t in states[0].items()})
+    assert at_the_limit(first)
+    assert torch.equal(first.parametrizations.weight.original0, mean["parametrizations.weight.original0"])
+
+
 @pytest.mark.parametrize(("name", "dtype"), [case for case in CASES if case[1] != torch.float64])
 def test_training_is_averaged_at_the_limit(name, dtype):
     module = made(name, dtype)

@@ -2,12 +2,13 @@
 
 import copy
 import io
+import warnings
 from typing import Any
 
 import pytest
 import torch
 import torch.ao.nn.qat
-from every_map import close, make, over_all_maps, squares
+from every_map import OwnLinear, close, make, over_all_maps, squares
 from torch import nn
 from torch.ao import quantization
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
@@ -27,9 +28,10 @@ INSIDE = "parametrizations.weight."
 class Net(nn.Module):
     """A model with two orthogonal layers and a norm between them."""
 
-    def __init__(self, name="cayley"):
+    def __init__(self, name="cayley", kind=nn.Linear):
         super().__init__()
-        self.first, self.norm, self.last = make(name, torch.float32), nn.BatchNorm1d(4), make("stiefel", torch.float32)
+        self.first, self.last = (sk.orthogonal(kind(4, 4), "weight", each) for each in (name, "stiefel"))
+        self.norm = nn.BatchNorm1d(4)
 
     def forward(self, x):
         return self.last(self.norm(self.first(x)))
@@ -146,7 +148,7 @@ def test_a_name_of_torchs_that_was_bound_before_the_first_weight_shares_as_well(
 
 @pytest.mark.parametrize("name", [name for name in sk.available() if name != "fourier"])
 def test_a_traced_model_has_its_weights(name):
-    net: Any = nn.Sequential(Net(name), nn.Sequential(make(name, torch.float32)))
+    net: Any = nn.Sequential(Net(name, OwnLinear), nn.Sequential(sk.orthogonal(OwnLinear(4, 4), "weight", name)))
     traced = torch.fx.symbolic_trace(net)
     names = ["0.first.weight", "0.last.weight", "1.0.weight"]
     assert list(sk.drift(traced)) == list(sk.drift(net)) == names
@@ -173,6 +175,35 @@ def test_a_traced_model_has_its_weights(name):
     with pytest.raises(errors.OptionError, match="traced"):
         sk.bake(traced, "1.0.weight")
     assert list(sk.drift(copy.deepcopy(traced))) == names
+
+
+class Attention(nn.Module):
+    """Attention whose shapes torch.fx cannot follow, and layers of torch around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.conv, self.attend = nn.Embedding(6, 4), nn.Conv1d(4, 4, 1), nn.MultiheadAttention(4, 2)
+
+    def forward(self, tokens):
+        x = self.conv(self.embed(tokens).mT).mT
+        return self.attend(x, x, x, need_weights=False)[0]
+
+
+@pytest.mark.parametrize("name", ["cayley", "givens", "householder", "matrix_exp", "stiefel"])
+def test_a_trace_calls_orthogonal_layers_of_torch_whole_as_it_does_plain_ones(name):
+    plain = Attention()
+    net = sk.orthogonal(copy.deepcopy(plain), ["embed.weight", "attend.out_proj.weight"], name)
+    sk.orthogonal(net, "attend.in_proj_weight", "cayley", blocks=3)
+    sk.orthogonal(net, "conv.weight", name, view="out_by_rest")
+    expected, traced = (torch.fx.symbolic_trace(each) for each in (plain, net))
+    assert [(n.op, n.target) for n in traced.graph.nodes] == [(n.op, n.target) for n in expected.graph.nodes]
+    assert sorted(sk.drift(traced)) == sorted(sk.drift(net))
+    assert traced.state_dict().keys() == net.state_dict().keys()
+    tokens = torch.tensor([[0, 3, 1], [5, 2, 2]])
+    found, wanted = (torch.autograd.grad(squares(f(tokens)), list(net.parameters())) for f in (traced, net))
+    assert all(close(a, b) for a, b in zip(found, wanted, strict=True))
+    before = net(tokens)
+    assert close(sk.bake(traced)(tokens), before)
 
 
 def test_a_baked_model_pickles_as_if_nothing_had_been():
@@ -224,6 +255,19 @@ def test_coordinates_whose_data_are_of_a_coarser_dtype_still_give_frames_to_the_
     bound = (20 if dtype is torch.float64 else 2) * rounding_limit(4, dtype) + torch.finfo(dtype).eps
     assert orthogonality_error(w).item() <= bound
     make(name, dtype).load_state_dict(net[0].state_dict())
+
+
+@over_all_maps
+@pytest.mark.parametrize("store", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu], ids=str)
+def test_a_layer_that_is_stored_in_eight_bits_between_its_calls_has_its_weight_again(store, name, dtype):
+    layer = make(name, dtype)
+    before = layer.weight.detach().clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a complex bias, which loses its imaginary part
+        layer.to(store)
+    copied = copy.deepcopy(layer)
+    for each in (layer, copied):
+        assert torch.equal(each.to(torch.float32).weight, before)
 
 
 @over_all_maps
