@@ -19,7 +19,7 @@ from stiefelkit._torch import (
 )
 from stiefelkit.contract.param import OrthogonalParam, coordinate_dtypes, load_chart_, title
 from stiefelkit.contract.protocols import solve_nearest, structure_of
-from stiefelkit.errors import DtypeError, ImageError, OptionError, UnfilledError, did_you_mean, shown
+from stiefelkit.errors import DtypeError, ImageError, OptimizerError, OptionError, UnfilledError, did_you_mean, shown
 from stiefelkit.functional._arithmetic.product import with_dense_gradient
 from stiefelkit.scan.structures import Factored
 from stiefelkit.tensors import as_on_the_first, coarser, is_sharded, keep_precision, keeps_values, placed_like, whole
@@ -222,6 +222,7 @@ class CoordinateList(parametrize.ParametrizationList):
         Raises:
             NotAFrameError: the chart's signs or permutations have become something else.
             RankError: a frame has become so dependent that none is nearest.
+            OptimizerError: training reads a frame that something else than an optimizer of frames has moved.
         """
         if torch.compiler.is_compiling() or is_transformed() or (self._emptied and self._is_unfilled()):
             return
@@ -242,9 +243,15 @@ class CoordinateList(parametrize.ParametrizationList):
         written = notes.written(optimizer_hooks.was_moved)
         looks = by_value or (by_value is None and self.is_at_rest())
         if written or (looks and not is_intercepted() and (by_value or notes.may_be_wrong())):
-            notes.mend_(self.param, self._own, written, self.weight, bool(by_value))
+            was_stepped = notes.mend_(self.param, self._own, written, self.weight, bool(by_value))
             self.note_written()
             notes.may_be_wrong()  # remembers what was looked at here
+            if was_stepped and self.training and torch.is_grad_enabled():
+                raise OptimizerError(
+                    f"{self.weight} needs an optimizer that moves frames, got values that are none, written after a "
+                    "gradient by a wrapper, or an optimizer that is not torch's; use sk.optim.MultiplicativeCayley("
+                    "sk.optim.parameter_groups(model, lr=...)) by itself, or a flat map, such as cayley."
+                )
 
     def is_at_rest(self) -> bool:
         """Returns whether a read is outside training: in eval mode, without gradients, or of a frame never stepped."""

@@ -177,8 +177,10 @@ class Notes:
         written: Sequence[Tensor],
         weight: str,
         by_value: bool,
-    ) -> None:
+    ) -> bool:
         """Takes frames that are frames no more to their nearest, and integers that were rounded to what they were.
+
+        Returns whether a frame was one that trains, and was moved after it got a gradient, with no optimizer of frames.
 
         Those that are known to have been written to are mended from 32 rounding limits on, others, which optimizers and
         checkpoints may have left as they are, from where a checkpoint of them would be refused. `by_value`, they are
@@ -194,7 +196,7 @@ class Notes:
         if is_wrong:
             for note, t in self._present():
                 note.values.restore_(t)
-        keys = {id(t) for t in written}
+        keys, was_stepped = {id(t) for t in written}, False
         for t, packed in frame_tensors(param, coordinates):
             lands_later = not (written or by_value) and is_left_between_landings(t)
             if t.is_meta or is_sharded(t) or lands_later:
@@ -203,6 +205,7 @@ class Notes:
             p, dtype = w.shape[-1], w.dtype
             own = _MENDED_FROM * rounding_limit(p, dtype) + torch.finfo(dtype).eps
             if orthogonality_error(w).max().item() > (own if id(t) in keys else frame_tolerance(p, dtype)):
+                was_stepped |= t.grad is not None and not self.were_trained
                 try:
                     to_nearest_(t, packed)
                 except RankError as cause:
@@ -215,6 +218,7 @@ class Notes:
             raise NotAFrameError(
                 f"{weight} needs {reason}, got others, written from outside; average weights by sk.optim.multi_avg_fn."
             )
+        return was_stepped
 
 
 def to_nearest_(t: Tensor, packed: bool) -> None:
