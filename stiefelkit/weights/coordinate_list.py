@@ -222,7 +222,7 @@ class CoordinateList(parametrize.ParametrizationList):
         Raises:
             NotAFrameError: the chart's signs or permutations have become something else.
             RankError: a frame has become so dependent that none is nearest.
-            OptimizerError: training reads a frame that something else than an optimizer of frames has moved.
+            OptimizerError: training finds, for the third time, a frame that no optimizer of frames has moved.
         """
         if torch.compiler.is_compiling() or is_transformed() or (self._emptied and self._is_unfilled()):
             return
@@ -243,15 +243,21 @@ class CoordinateList(parametrize.ParametrizationList):
         written = notes.written(optimizer_hooks.was_moved)
         looks = by_value or (by_value is None and self.is_at_rest())
         if written or (looks and not is_intercepted() and (by_value or notes.may_be_wrong())):
-            was_stepped = notes.mend_(self.param, self._own, written, self.weight, bool(by_value))
+            is_strange = notes.mend_(self.param, self._own, written, self.weight, bool(by_value))
             self.note_written()
             notes.may_be_wrong()  # remembers what was looked at here
-            if was_stepped and self.training and torch.is_grad_enabled():
-                raise OptimizerError(
-                    f"{self.weight} needs an optimizer that moves frames, got values that are none, written after a "
-                    "gradient by a wrapper, or an optimizer that is not torch's; use sk.optim.MultiplicativeCayley("
-                    "sk.optim.parameter_groups(model, lr=...)) by itself, or a flat map, such as cayley."
-                )
+            if is_strange and not by_value and self.training and torch.is_grad_enabled():
+                self._refuse_strange()
+
+    def _refuse_strange(self) -> None:
+        """Raises OptimizerError where an optimizer steps that has no hooks; a draw or a perturbation comes alone."""
+        self._notes.strange += 1
+        if self._notes.strange > 2:
+            raise OptimizerError(
+                f"{self.weight} needs an optimizer that moves frames, got values that are none, written each time by "
+                "a wrapper, or an optimizer that is not torch's; use sk.optim.MultiplicativeCayley("
+                "sk.optim.parameter_groups(model, lr=...)) by itself, or a flat map, such as cayley."
+            )
 
     def is_at_rest(self) -> bool:
         """Returns whether a read is outside training: in eval mode, without gradients, or of a frame never stepped."""

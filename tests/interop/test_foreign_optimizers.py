@@ -84,7 +84,7 @@ def test_a_wrapper_with_hooks_of_torch_is_refused_around_an_optimizer_of_frames(
 def test_lookahead_without_hooks_ends_at_frames_after_the_next_step():
     library = pytest.importorskip("torch_optimizer", reason="needs the extra [interop]")
     model = net("stiefel")
-    wrapper = library.Lookahead(sk.optim.CayleySGD(sk.optim.parameter_groups(model, lr=0.5)), k=2)
+    wrapper = library.Lookahead(sk.optim.CayleySGD(sk.optim.parameter_groups(model, lr=0.1)), k=2)
     for _ in range(6):
         backward(model, wrapper)
         wrapper.step()
@@ -109,10 +109,14 @@ def test_schedule_free_averages_flat_coordinates_and_is_refused_around_an_optimi
     model = net("stiefel")
     wrapper = library.ScheduleFreeWrapper(sk.optim.CayleySGD(sk.optim.parameter_groups(model, lr=0.5)))
     wrapper.train()
-    with pytest.raises(errors.OptimizerError, match="by itself"):
-        for _ in range(4):
+
+    def steps():
+        for _ in range(6):
             backward(model, wrapper)
             wrapper.step()
+
+    with pytest.raises(errors.OptimizerError, match="by itself"):
+        steps()
 
 
 @pytest.mark.parametrize("name", ["cayley", "stiefel"])
@@ -167,6 +171,7 @@ def test_checkpoints_and_the_finder_of_rates_of_ignite_restore_every_bit(name, t
     saved = handlers.Checkpoint({"model": model, "optimizer": optimizer}, handlers.DiskSaver(str(tmp_path)))
     first.add_event_handler(engine.Events.EPOCH_COMPLETED, saved)
     first.run(range(5), max_epochs=1)
+    average.ema_model.eval()(X)
     assert are_frames(average.ema_model)
 
     other, its_optimizer = made()
@@ -180,6 +185,25 @@ def test_checkpoints_and_the_finder_of_rates_of_ignite_restore_every_bit(name, t
     ) as found:
         found.run(range(4))
     assert all(map(torch.equal, before, weights(other)))
+
+
+def test_fused_backward_passes_of_lomo_are_refused_on_frames():
+    library = pytest.importorskip("pytorch_optimizer", reason="needs the extra [interop]")
+    for name in ("cayley", "stiefel"):
+        model = net(name)
+        optimizer, before = library.LOMO(model, lr=0.1), weights(model)
+
+        def steps(model=model, optimizer=optimizer):
+            for _ in range(6):
+                optimizer.fused_backward((model(X) - Y).square().mean(), lr=0.1)
+
+        if name == "cayley":
+            steps()
+            assert are_frames(model)
+            assert not torch.equal(before[0], model[0].weight)
+        else:
+            with pytest.raises(errors.OptimizerError, match="by itself"):
+                steps()
 
 
 def test_skorch_takes_groups_of_frames_and_goes_on_from_its_files(tmp_path):
@@ -209,6 +233,7 @@ def test_skorch_takes_groups_of_frames_and_goes_on_from_its_files(tmp_path):
 
 def test_fastai_is_refused_on_frames_but_by_its_wrapper_of_an_optimizer_of_frames(tmp_path):
     basics = pytest.importorskip("fastai.basics", reason="needs fastai")
+    pytest.importorskip("fastai.callback.progress")
 
     def learner(model, **options):
         loaders = basics.DataLoaders(*[basics.DataLoader([*zip(X, Y, strict=True)], bs=8) for _ in range(2)])

@@ -480,13 +480,14 @@ def run_all(optimizer, ws, seed):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", [(6, 6), (40, 20)], ids=str)
 @every_optimizer
-def test_the_step_after_a_mean_that_was_written_through_data_ends_at_a_frame(name, shape, dtype, count):
+def test_two_steps_after_a_mean_that_was_written_through_data_end_at_a_frame(name, shape, dtype, count):
     ws = [frame(*shape, dtype=dtype, seed=k) for k in range(count)]
     optimizer = make(name, *ws, lr=0.1)
     run_all(optimizer, ws, 0)
     means_that_nobody_counts(optimizer, ws)
     assert all(excess(w) > 100 for w in ws)
-    run_all(optimizer, ws, 2)
+    for seed in (2, 3):
+        run_all(optimizer, ws, seed)
     assert all(excess(w) <= (20 if dtype == torch.float64 else 2) for w in ws)
 
 

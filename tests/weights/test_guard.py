@@ -252,17 +252,45 @@ def step_by_hand(net):
         p.data.add_(p.grad, alpha=-0.1)
 
 
+@pytest.mark.parametrize("is_grouped", [False, True])
 @pytest.mark.parametrize("is_counted", [False, True])
-def test_an_optimizer_that_torch_does_not_know_is_refused_at_the_next_read(is_counted):
-    net = make()
-    if is_counted:
-        backward(net)
+def test_an_optimizer_that_torch_does_not_know_is_refused_while_it_trains(is_counted, is_grouped):
+    net = nn.Sequential(make(), make())
+    if is_grouped:
+        sk.group_(net)
+
+    def steps(count):
+        for _ in range(count):
+            for p in net.parameters():
+                p.grad = None
+            backward(net)
+            for p in net.parameters():
+                move(p)
+
+    def move(p):
         with torch.no_grad():
-            net.parametrizations.weight.stiefel.sub_(net.parametrizations.weight.stiefel.grad)
-    else:
-        step_by_hand(net)
-    with pytest.raises(errors.OptimizerError, match="Linear.weight needs an optimizer that moves frames"):
-        net(torch.ones(4))
+            (p if is_counted else p.data).add_(p.grad, alpha=-0.1)
+
+    steps(2)
+    with pytest.raises(errors.OptimizerError, match=r"Linear\.weight needs an optimizer that moves frames"):
+        steps(8)
+    net.eval()(torch.ones(4))
+    assert all(drift.error <= 1.2 * drift.limit + 1.2e-7 for drift in sk.drift(net).values())
+
+
+def test_a_perturbation_before_each_step_of_an_optimizer_of_frames_is_not_refused():
+    net = make()
+    optimizer = sk.optim.CayleySGD(sk.optim.parameter_groups(net, lr=0.1))
+    w = net.parametrizations.weight.stiefel
+    for _ in range(5):
+        backward(net)
+        kept = w.detach().clone()
+        with torch.no_grad():
+            w.add_(w.grad, alpha=0.05)
+        optimizer.zero_grad()
+        backward(net)
+        w.data = kept
+        optimizer.step()
     assert sk.drift(net)["weight"].error <= 1.2 * sk.drift(net)["weight"].limit + 1.2e-7
 
 
