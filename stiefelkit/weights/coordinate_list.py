@@ -21,7 +21,7 @@ from stiefelkit._torch import (
 )
 from stiefelkit.contract.param import OrthogonalParam, coordinate_dtypes, load_chart_, title
 from stiefelkit.contract.protocols import solve_nearest, structure_of
-from stiefelkit.errors import DtypeError, ImageError, OptionError, UnfilledError, did_you_mean, shown
+from stiefelkit.errors import DtypeError, ImageError, OptimizerError, OptionError, UnfilledError, did_you_mean, shown
 from stiefelkit.functional._arithmetic.product import with_dense_gradient
 from stiefelkit.scan.structures import Factored
 from stiefelkit.tensors import as_on_the_first, coarser, is_sharded, keep_precision, keeps_values, placed_like, whole
@@ -229,6 +229,7 @@ class CoordinateList(parametrize.ParametrizationList):
                 else has computed is none.
             OptionError: a frame in the chart trains, or an attribute hides a coordinate.
             RankError: a frame has become so dependent that none is nearest.
+            OptimizerError: training finds, for the third time, a frame that no optimizer of frames has moved.
         """
         if not (is_traced() or dispatch_modes()):
             check_given(self)
@@ -253,9 +254,21 @@ class CoordinateList(parametrize.ParametrizationList):
         written = notes.written(optimizer_hooks.was_moved)
         looks = by_value or (by_value is None and self.is_at_rest())
         if written or (looks and not is_intercepted() and (by_value or notes.may_be_wrong())):
-            notes.mend_(self.param, self._own, written, self.weight, bool(by_value))
+            is_strange = notes.mend_(self.param, self._own, written, self.weight, bool(by_value))
             self.note_written()
             notes.may_be_wrong()  # remembers what was looked at here
+            if is_strange and not by_value and self.training and torch.is_grad_enabled():
+                self._refuse_strange()
+
+    def _refuse_strange(self) -> None:
+        """Raises OptimizerError where an optimizer steps that has no hooks; a draw or a perturbation comes alone."""
+        self._notes.strange += 1
+        if self._notes.strange > 2:
+            raise OptimizerError(
+                f"{self.weight} needs an optimizer that moves frames, got values that are none, written each time by "
+                "a wrapper, or an optimizer that is not torch's; use sk.optim.MultiplicativeCayley("
+                "sk.optim.parameter_groups(model, lr=...)) by itself, or a flat map, such as cayley."
+            )
 
     def is_at_rest(self) -> bool:
         """Returns whether a read is outside training: in eval mode, without gradients, or of a frame never stepped."""

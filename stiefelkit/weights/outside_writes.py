@@ -123,6 +123,8 @@ class Notes:
 
     were_trained = False
     """True once an optimizer of frames has moved any of them."""
+    strange = 0
+    """How often training has found frames taken off their manifold that no optimizer of frames has moved yet."""
 
     def __init__(
         self, param: OrthogonalParam, held: MutableMapping[str, Tensor | None], keys: Mapping[str, str]
@@ -178,8 +180,10 @@ class Notes:
         written: Sequence[Tensor],
         weight: str,
         by_value: bool,
-    ) -> None:
+    ) -> bool:
         """Takes frames that are frames no more to their nearest, and integers that were rounded to what they were.
+
+        Returns whether a frame was one that trains, and that no optimizer of frames has moved yet.
 
         Those that are known to have been written to are mended from 32 rounding limits on, others, which optimizers and
         checkpoints may have left as they are, from where a checkpoint of them would be refused. `by_value`, they are
@@ -195,7 +199,7 @@ class Notes:
         if is_wrong:
             for note, t in self._present():
                 note.values.restore_(t)
-        keys = {id(t) for t in written}
+        keys, is_strange = {id(t) for t in written}, False
         for t, packed in frame_tensors(param, coordinates):
             lands_later = not (written or by_value) and is_left_between_landings(t)
             if t.is_meta or is_sharded(t) or lands_later:
@@ -204,6 +208,7 @@ class Notes:
             p, dtype = w.shape[-1], w.dtype
             own = _MENDED_FROM * rounding_limit(p, dtype) + torch.finfo(dtype).eps
             if orthogonality_error(w).max().item() > (own if id(t) in keys else frame_tolerance(p, dtype)):
+                is_strange |= t.requires_grad and not self.were_trained
                 try:
                     to_nearest_(t, packed)
                 except RankError as cause:
@@ -216,6 +221,7 @@ class Notes:
             raise NotAFrameError(
                 f"{weight} needs {reason}, got others, written from outside; average weights by sk.optim.multi_avg_fn."
             )
+        return is_strange
 
 
 def check_given(one: Any) -> None:

@@ -245,6 +245,80 @@ def test_frames_names_coordinate_list_coordinate_and_manifold():
     assert id(coordinate_list.coordinates["spectrum"]) not in optimizer_hooks.frames()
 
 
+def step_by_hand(net):
+    """What optimizers do that torch knows nothing of: no hook is called, and no write counted."""
+    backward(net)
+    for p in net.parameters():
+        p.data.add_(p.grad, alpha=-0.1)
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_an_optimizer_that_torch_does_not_know_is_refused_while_it_trains(is_counted, is_grouped):
+    net = nn.Sequential(make(), make())
+    if is_grouped:
+        sk.group_(net)
+
+    def steps(count):
+        for _ in range(count):
+            for p in net.parameters():
+                p.grad = None
+            backward(net)
+            for p in net.parameters():
+                move(p)
+
+    def move(p):
+        with torch.no_grad():
+            (p if is_counted else p.data).add_(p.grad, alpha=-0.1)
+
+    steps(2)
+    with pytest.raises(errors.OptimizerError, match=r"Linear\.weight needs an optimizer that moves frames"):
+        steps(8)
+    net.eval()(torch.ones(4))
+    assert all(drift.error <= 1.2 * drift.limit + 1.2e-7 for drift in sk.drift(net).values())
+
+
+def test_a_perturbation_before_each_step_of_an_optimizer_of_frames_is_not_refused():
+    net = make()
+    optimizer = sk.optim.CayleySGD(sk.optim.parameter_groups(net, lr=0.1))
+    w = net.parametrizations.weight.stiefel
+    for _ in range(5):
+        backward(net)
+        kept = w.detach().clone()
+        with torch.no_grad():
+            w.add_(w.grad, alpha=0.05)
+        optimizer.zero_grad()
+        backward(net)
+        w.data = kept
+        optimizer.step()
+    assert sk.drift(net)["weight"].error <= 1.2 * sk.drift(net)["weight"].limit + 1.2e-7
+
+
+def test_flat_coordinates_take_any_optimizer_and_a_frame_any_write_before_it_trains():
+    for name in ("cayley", "householder", "givens", "matrix_exp"):
+        net = make(name)
+        before = net.weight.detach().clone()
+        step_by_hand(net)
+        assert not torch.equal(net.weight, before)
+    net = make()
+    net(torch.ones(4))
+    net.parametrizations.weight.stiefel.data.mul_(1.5)
+    assert torch.linalg.matrix_norm(net.weight, 2).item() == pytest.approx(1)
+
+
+def test_a_mean_goes_into_a_model_that_an_optimizer_of_frames_trains():
+    net = make()
+    optimizer = sk.optim.CayleySGD(sk.optim.parameter_groups(net, lr=0.3))
+    for _ in range(3):
+        old = net.parametrizations.weight.stiefel.detach().clone()
+        backward(net)
+        optimizer.step()
+        net.parametrizations.weight.stiefel.data.lerp_(old, 0.5)
+    backward(net)
+    optimizer.step()
+    assert sk.drift(net)["weight"].error <= 1.2 * sk.drift(net)["weight"].limit + 1.2e-7
+
+
 def global_hooks():
     return [*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values()]
 

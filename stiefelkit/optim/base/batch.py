@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stiefelkit._torch import copy_each, write_count
 from stiefelkit.functional._arithmetic.reads import switch
+from stiefelkit.metrics import frame_tolerance
 from stiefelkit.tensors import is_sharded, local_part, placed_like, whole, working_dtype
 
 __all__ = ["Bucket", "Sorting", "buckets", "gradient_of"]
@@ -21,6 +22,9 @@ _LARGEST = 1 << 22
 """Numbers in a batch that is made by copying frames together."""
 _SMALL = 1 << 14
 """Numbers of a frame above which calls cost less than the memory of a copy that is kept."""
+_SEEN_COLUMNS = 16
+"""Columns whose lengths are looked at before every eighth step."""
+_LOOK_EVERY = 8
 
 gradient_of = operator.attrgetter("grad")
 """The gradient of a parameter; None where it has none."""
@@ -52,7 +56,11 @@ class Bucket:
         self.is_stacked = len(params) > 1 and not self.is_sharded
         self._is_matrix = len(params) == 1 and not self.is_sharded and params[0].dim() == 2
         self.dtype = params[0].dtype
-        self.is_narrow = self.dtype != working_dtype(self.dtype)
+        self._wide, p = working_dtype(self.dtype), params[0].shape[-1]
+        self._seen_columns = min(p, _SEEN_COLUMNS)
+        self._most = math.sqrt(self._seen_columns) * frame_tolerance(p, self.dtype)
+        self._not_looked = 0
+        self.is_narrow = self.dtype != self._wide
         self._stacks: dict[str, _Stack] = {}
         self._frames: _Stack | None = None
         self.begin(is_free)
@@ -78,10 +86,25 @@ class Bucket:
         elif not holds:
             raise error()
 
-    def were_changed(self, writes: Mapping[int, int]) -> bool:
-        """Returns whether somebody else wrote to a frame since so many `writes`, by id, as far as they are known."""
+    def were_changed(self, writes: Mapping[int, int], by_value: bool) -> bool:
+        """Returns whether somebody else wrote to a frame since so many `writes`, by id, as far as they are known.
+
+        Writes through `.data`, as of means, are not counted. By value, a mean is known by its columns, which are
+        shorter than 1: a few of them are looked at, every eighth time.
+        """
         now = [*map(write_count, self.params)]
-        return now != [*map(writes.get, map(id, self.params), now)]
+        if now != [*map(writes.get, map(id, self.params), now)]:
+            return True
+        self._not_looked += 1
+        if not (by_value and self.is_read) or self.is_sharded or self._not_looked < _LOOK_EVERY:
+            return False
+        self._not_looked = 0
+        w = self.frames() if self.is_stacked else self.params[0].detach()
+        w = w.narrow(-1, 0, self._seen_columns)
+        if self._is_matrix:
+            return abs(torch.linalg.vector_norm(w, dtype=self._wide).item() ** 2 - w.shape[-1]) > self._most
+        norms = torch.linalg.vector_norm(w, dim=(-2, -1), dtype=self._wide)
+        return norms.square_().sub_(w.shape[-1]).abs_().max().item() > self._most
 
     @property
     def wear(self) -> float:

@@ -263,7 +263,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
                     self._step_of(group, bucket)
 
     def _step_of(self, group: dict[str, Any], bucket: Bucket) -> None:
-        if bucket.were_changed(self._writes):
+        if bucket.were_changed(self._writes, by_value=group.get("every", 1) == 1):
             bucket.forget()
         fresh = [*filter(operator.not_, bucket.states)]
         try:
