@@ -21,7 +21,7 @@ from stiefelkit._torch import (
 )
 from stiefelkit.contract.param import OrthogonalParam, coordinate_dtypes, load_chart_, title
 from stiefelkit.contract.protocols import solve_nearest, structure_of
-from stiefelkit.errors import DtypeError, ImageError, OptimizerError, OptionError, UnfilledError, did_you_mean, shown
+from stiefelkit.errors import DtypeError, ImageError, OptionError, UnfilledError, did_you_mean, shown
 from stiefelkit.functional._arithmetic.product import with_dense_gradient
 from stiefelkit.scan.structures import Factored
 from stiefelkit.tensors import as_on_the_first, coarser, is_sharded, keep_precision, keeps_values, placed_like, whole
@@ -74,8 +74,7 @@ class CoordinateList(parametrize.ParametrizationList):
         self._modules["0"] = param
         for part in param.modules():
             part._is_attached = True  # type: ignore[assignment]
-        self.unsafe = True
-        self.is_tensor = False
+        self.unsafe, self.is_tensor = True, False
         shapes, self._key_of = param.coordinates, {}
         self._wanted = coordinate_dtypes(param, shapes)
         for i, (name, shape) in enumerate(shapes.items()):
@@ -187,9 +186,7 @@ class CoordinateList(parametrize.ParametrizationList):
         self._parameters.update(zip(missing, parameters_of_caller(), strict=False))  # which a norm has taken off
         if name in (*self._key_of, *self.param.chart):
             raise self._refused(f"another tensor for {name}; copy_ into it, or sk.assign_ the weight")
-        raise self._refused(
-            f"{name}, as pruning and norms by hooks make it; sk.bake makes a plain weight, which takes them"
-        )
+        raise self._refused(f"{name}, as pruning and norms by hooks make it; sk.bake makes a weight that takes them")
 
     def __delattr__(self, name: str) -> None:
         """Removes what is no coordinate that must stay on a manifold, as torch does to parametrize it, too."""
@@ -258,17 +255,7 @@ class CoordinateList(parametrize.ParametrizationList):
             self.note_written()
             notes.may_be_wrong()  # remembers what was looked at here
             if is_strange and not by_value and self.training and torch.is_grad_enabled():
-                self._refuse_strange()
-
-    def _refuse_strange(self) -> None:
-        """Raises OptimizerError where an optimizer steps that has no hooks; a draw or a perturbation comes alone."""
-        self._notes.strange += 1
-        if self._notes.strange > 2:
-            raise OptimizerError(
-                f"{self.weight} needs an optimizer that moves frames, got values that are none, written each time by "
-                "a wrapper, or an optimizer that is not torch's; use sk.optim.MultiplicativeCayley("
-                "sk.optim.parameter_groups(model, lr=...)) by itself, or a flat map, such as cayley."
-            )
+                notes.refuse_strange(self.weight)
 
     def is_at_rest(self) -> bool:
         """Returns whether a read is outside training: in eval mode, without gradients, or of a frame never stepped."""

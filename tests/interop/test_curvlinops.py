@@ -6,7 +6,7 @@ from torch import nn
 
 import stiefelkit as sk
 
-curvlinops = pytest.importorskip("curvlinops", reason="needs the extra [interop]")
+curvlinops = pytest.importorskip("curvlinops", reason="needs curvlinops-for-pytorch, which brings torchvision")
 
 
 @pytest.mark.parametrize("name", ["cayley", "householder", "givens", "matrix_exp", "stiefel"])

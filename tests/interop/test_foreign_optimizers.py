@@ -81,13 +81,14 @@ def test_a_wrapper_with_hooks_of_torch_is_refused_around_an_optimizer_of_frames(
         wrapper.step()
 
 
-def test_lookahead_without_hooks_ends_at_frames_after_the_next_step():
+def test_ten_steps_after_lookahead_without_hooks_all_are_frames():
     library = pytest.importorskip("torch_optimizer", reason="needs the extra [interop]")
     model = net("stiefel")
-    wrapper = library.Lookahead(sk.optim.CayleySGD(sk.optim.parameter_groups(model, lr=0.1)), k=2)
-    for _ in range(6):
-        backward(model, wrapper)
-        wrapper.step()
+    optimizer = sk.optim.CayleySGD(sk.optim.parameter_groups(model, lr=0.1))
+    wrapper = library.Lookahead(optimizer, k=2)
+    for each in [wrapper] * 6 + [optimizer] * 10:
+        backward(model, optimizer)
+        each.step()
     assert are_frames(model)
 
 

@@ -117,7 +117,7 @@ def test_optimizers_of_timm_move_free_coordinates_and_refuse_frames(timm: Any):
 
 @pytest.fixture(scope="module")
 def diffusers() -> Any:
-    return pytest.importorskip("diffusers", reason="needs diffusers, which no extra brings")
+    return pytest.importorskip("diffusers", reason="needs the extra [interop]")
 
 
 def unet(diffusers: Any, name: str) -> Any:

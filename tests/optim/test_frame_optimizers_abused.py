@@ -462,35 +462,6 @@ def test_a_setting_that_an_optimizer_does_not_have_is_refused_by_its_name():
         sk.optim.POGO([torch.nn.Parameter(torch.eye(2))], foo=3)
 
 
-def means_that_nobody_counts(optimizer, ws):
-    """A step, then the mean with the frames before it, through `.data`, as Lookahead and averages put it there."""
-    before = [w.detach().clone() for w in ws]
-    run_all(optimizer, ws, 1)
-    for w, old in zip(ws, before, strict=True):
-        w.data.lerp_(old, 0.5)
-
-
-def run_all(optimizer, ws, seed):
-    for k, w in enumerate(ws):
-        w.grad = gradient(w, 7 * seed + k)
-    optimizer.step()
-
-
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64], ids=str)
-@pytest.mark.parametrize("shape", [(6, 6), (40, 20)], ids=str)
-@every_optimizer
-def test_ten_steps_after_a_mean_that_was_written_through_data_end_at_a_frame(name, shape, dtype, count):
-    ws = [frame(*shape, dtype=dtype, seed=k) for k in range(count)]
-    optimizer = make(name, *ws, lr=0.1)
-    run_all(optimizer, ws, 0)
-    means_that_nobody_counts(optimizer, ws)
-    assert all(excess(w) > 100 for w in ws)
-    for seed in range(2, 12):
-        run_all(optimizer, ws, seed)
-    assert all(excess(w) <= (20 if dtype == torch.float64 else 2) for w in ws)
-
-
 def test_steps_between_landings_are_no_writes_of_others():
     w = frame(8, 5)
     optimizer = make("Landing", w, lr=0.1, every=3)
