@@ -125,8 +125,7 @@ class _Adjoint(Function):
 
     @staticmethod
     def forward(a: Tensor, g: Tensor, skew: bool, truncation: float | None) -> Tensor:  # type: ignore[override]
-        out = _whole_adjoint(a, g, skew, truncation)
-        return out.clone() if is_view(out) else out
+        return _whole_adjoint(a, g, skew, truncation)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -169,7 +168,8 @@ def _whole(a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Ten
 @opaque(lambda a, g, skew, truncation: torch.empty_like(a, memory_format=torch.contiguous_format))
 def _whole_adjoint(a: Tensor, g: Tensor, skew: bool, truncation: float | None) -> Tensor:
     _, factors = _taylor(a, skew, truncation)
-    return _adjoint(g.to(factors[0].dtype), factors, skew, _is_split(a, truncation)).to(a.dtype)
+    out = _adjoint(g.to(factors[0].dtype), factors, skew, _is_split(a, truncation)).to(a.dtype)
+    return out.clone() if is_view(out) else out  # forward mode takes a view for one of A
 
 
 def _shaped(w: Tensor, a: Tensor) -> Tensor:
