@@ -186,7 +186,7 @@ class CoordinateList(parametrize.ParametrizationList):
         self._parameters.update(zip(missing, parameters_of_caller(), strict=False))  # which a norm has taken off
         if name in (*self._key_of, *self.param.chart):
             raise self._refused(f"another tensor for {name}; copy_ into it, or sk.assign_ the weight")
-        raise self._refused(f"{name}, as pruning and norms by hooks make it; sk.bake makes a weight that takes them")
+        raise self._refused(f"{name}, as of pruning and norms by hooks; sk.bake makes a plain weight, which takes them")
 
     def __delattr__(self, name: str) -> None:
         """Removes what is no coordinate that must stay on a manifold, as torch does to parametrize it, too."""
@@ -226,7 +226,6 @@ class CoordinateList(parametrize.ParametrizationList):
                 else has computed is none.
             OptionError: a frame in the chart trains, or an attribute hides a coordinate.
             RankError: a frame has become so dependent that none is nearest.
-            OptimizerError: training finds, for the third time, a frame that no optimizer of frames has moved.
         """
         if not (is_traced() or dispatch_modes()):
             check_given(self)
@@ -255,7 +254,7 @@ class CoordinateList(parametrize.ParametrizationList):
             self.note_written()
             notes.may_be_wrong()  # remembers what was looked at here
             if is_strange and not by_value and self.training and torch.is_grad_enabled():
-                notes.refuse_strange(self.weight)
+                notes.warn_of_strange(self.weight)
 
     def is_at_rest(self) -> bool:
         """Returns whether a read is outside training: in eval mode, without gradients, or of a frame never stepped."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stiefelkit._torch import held_buffers, is_transformed, unwrapped, write_count
 from stiefelkit.contract.param import OrthogonalParam
-from stiefelkit.errors import NotAFrameError, OptimizerError, OptionError, RankError, warn_caller
+from stiefelkit.errors import NotAFrameError, OptionError, RankError, warn_caller
 from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit
@@ -172,13 +172,13 @@ class Notes:
         """Returns whether the values of one may be, though no count of writes says so; by few reads, on a CPU only."""
         return any([note.values.may_be_wrong(t) for note, t in self._present() if reads_are_free(t)])
 
-    def refuse_strange(self, weight: str) -> None:
-        """Raises OptimizerError where an optimizer steps that has no hooks; a draw or a perturbation comes alone."""
+    def warn_of_strange(self, weight: str) -> None:
+        """Warns at the third time, as an optimizer without hooks may step; a draw or a perturbation comes alone."""
         self.strange += 1
-        if self.strange > 2:
-            raise OptimizerError(
-                f"{weight} needs an optimizer that moves frames, got values that are none, written each time by a "
-                "wrapper, or an optimizer that is not torch's; use sk.optim.MultiplicativeCayley("
+        if self.strange == 3:
+            warn_caller(
+                f"{weight} needs an optimizer that moves frames, got values that are none three times in training, and "
+                "takes their nearest; unless an average writes them, use sk.optim.MultiplicativeCayley("
                 "sk.optim.parameter_groups(model, lr=...)) by itself, or a flat map, such as cayley."
             )
 
