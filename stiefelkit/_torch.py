@@ -86,7 +86,7 @@ is_transformed = torch._C._are_functorch_transforms_active
 dispatch_modes = torch._C._len_torch_dispatch_stack
 """Returns how many modes see each operator, as fake tensors and make_fx do."""
 is_cached: Callable[[], int] = functools.partial(getattr, parametrize, "_cache_enabled")
-"""Returns inside of how many `torch.nn.utils.parametrize.cached()` weights are read."""
+"""Returns how many contexts of `torch.nn.utils.parametrize.cached()` are open."""
 is_view = Tensor._is_view
 write_count = operator.attrgetter("_version")
 """Returns how often a tensor has been written to."""
@@ -211,9 +211,9 @@ def is_in_forward_mode() -> bool:
 
 
 def is_differentiated() -> bool:
-    """Returns whether a derivative may have to pass: in grad mode, or in forward mode, which does without.
+    """Returns whether operations may be differentiated: in grad mode, or in forward mode, which does without it.
 
-    A backward pass runs without grad mode, and its tangents are those of forward over reverse.
+    A backward pass runs without grad mode; in forward over reverse its operations have tangents all the same.
     """
     return torch.is_grad_enabled() or (not torch.compiler.is_compiling() and is_in_forward_mode())
 

@@ -192,7 +192,7 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def enumerated(names: list[str]) -> str:
-    """Returns names in a row, of more than three how many more there are."""
+    """Returns at most three names in a row, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 

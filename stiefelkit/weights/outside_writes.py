@@ -37,7 +37,7 @@ reads: dict[int, Read] = {}
 
 
 def look_back(read: Read) -> None:
-    """Takes leave of a weight that was read, with a warning if it was written to, which changes no later read."""
+    """Forgets a weight that was read and is gone; warns if it was written to, which changes no later read."""
     del reads[id(read)]
     if write_count(read.alias) != read.count:
         warn_of_write(read.name)
@@ -124,7 +124,7 @@ class Notes:
     were_trained = False
     """True once an optimizer of frames has moved any of them."""
     strange = 0
-    """How often training has found frames taken off their manifold that no optimizer of frames has moved yet."""
+    """The number of reads in training that found a frame off its manifold, before an optimizer of frames moved it."""
 
     def __init__(
         self, param: OrthogonalParam, held: MutableMapping[str, Tensor | None], keys: Mapping[str, str]
@@ -173,7 +173,7 @@ class Notes:
         return any([note.values.may_be_wrong(t) for note, t in self._present() if reads_are_free(t)])
 
     def warn_of_strange(self, weight: str) -> None:
-        """Warns at the third time, as an optimizer without hooks may step; a draw or a perturbation comes alone."""
+        """Warns at the third frame off its manifold: once may be a draw, each time is an optimizer without hooks."""
         self.strange += 1
         if self.strange == 3:
             warn_caller(

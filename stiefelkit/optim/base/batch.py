@@ -23,8 +23,9 @@ _LARGEST = 1 << 22
 _SMALL = 1 << 14
 """Numbers of a frame above which calls cost less than the memory of a copy that is kept."""
 _SEEN_COLUMNS = 16
-"""Columns whose lengths are looked at before every eighth step."""
+"""Columns whose lengths show whether a mean was written through `.data`."""
 _LOOK_EVERY = 8
+"""Steps from one look at them to the next."""
 
 gradient_of = operator.attrgetter("grad")
 """The gradient of a parameter; None where it has none."""
