@@ -191,7 +191,7 @@ def is_intercepted() -> bool:
         or is_transformed()
         or dispatch_modes() > 0
         or torch._C._get_tracing_state() is not None
-        or symbolic_trace._is_fx_tracing_flag
+        or symbolic_trace.is_fx_symbolic_tracing()
     )
 
 

@@ -66,9 +66,9 @@ def machinery(program: Any, folder: Path) -> Machinery:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     usage, listing = shown("-res-usage"), shown("-sass")
-    lines = [
-        (int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([^;]*?)\s*;", listing)
-    ]
+    # After an instruction, some versions of cuobjdump list what it waits for: &req={1} ?trans6.
+    instruction = r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([^;&?]*?)\s*(?:[&?][^;]*)?;"
+    lines = [(int(at, 16), text) for at, text in re.findall(instruction, listing)]
     loops = []
     for at, text in lines:
         target = re.search(r"\b0x([0-9a-f]+)$", text)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from stiefelkit._torch import (
     cached_weights,
+    class_name,
     dispatch_modes,
     held_modules,
     held_parameters,
@@ -172,12 +173,16 @@ def _reading(name: str, plain: property) -> property:
         carrier = vars(vars(self)["_modules"]["parametrizations"])["_modules"][name]
         held = vars(carrier)
         seat, weight = held.get("seat"), held.get("weight")
-        if seat is not None and seat.is_whole and not (is_cached() or held["_forward_hooks"]):
-            w = seat.read(carrier)
-            if w is not None:
-                return w
-        is_kept = is_cached() and not is_jit_traced()  # torch refuses to trace what is cached
-        w = _kept(carrier, (id(plain), name)) if is_kept else plain.fget(self)  # type: ignore[misc]
+        try:
+            if seat is not None and seat.is_whole and not (is_cached() or held["_forward_hooks"]):
+                w = seat.read(carrier)
+                if w is not None:
+                    return w
+            is_kept = is_cached() and not is_jit_traced()  # torch refuses to trace what is cached
+            w = _kept(carrier, (id(plain), name)) if is_kept else plain.fget(self)  # type: ignore[misc]
+        except AttributeError as error:
+            # From a property, nn.Module would take it for its own, and say that the module has no such weight.
+            raise RuntimeError(f"{class_name(self)}.{name} cannot be computed: {error}") from error
         if weight and type(w) is Tensor and not (w.is_inference() or is_transformed() or dispatch_modes()):
             one = Read(w, look_back)
             one.alias, one.count, one.name = w.detach(), write_count(w), weight

@@ -1,5 +1,6 @@
 """State dicts, copies, devices and dtypes of orthogonal weights."""
 
+import contextlib
 import copy
 import multiprocessing
 import threading
@@ -382,3 +383,11 @@ def test_compiled_training_equals_eager_training():
         return net[0].weight
 
     assert torch.allclose(train(True), train(False), atol=1e-5)
+
+
+@pytest.mark.parametrize("context", [contextlib.nullcontext, sk.grouped])
+def test_an_attribute_that_a_map_lacks_is_not_taken_for_the_weight(monkeypatch, context):
+    net = sk.orthogonal(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), "*.weight", "cayley")
+    monkeypatch.setattr(sk.parametrizations.Cayley, "forward", lambda self, *coordinates: self.nonsense)
+    with context(net), pytest.raises(RuntimeError, match=r"Linear\.weight cannot be computed: .*nonsense"):
+        _ = net[0].weight

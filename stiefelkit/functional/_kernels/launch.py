@@ -16,6 +16,8 @@ from stiefelkit.functional._arithmetic.float64 import float64_is_weak
 from stiefelkit.functional._arithmetic.product import opaque
 
 PACKAGE = "stiefelkit.functional._kernels.programs"
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""Looked for once: torch 2.11 cannot trace the search for a package."""
 
 LARGEST = 128
 """Rows of a real matrix, twice those of a complex one, that a program takes."""
@@ -54,12 +56,7 @@ def takes(m: Tensor, n: int, parts: int) -> bool:
 
 def _is_able(device: torch.device) -> bool:
     is_nvidia = torch.version.cuda is not None
-    return is_nvidia and torch.cuda.get_device_properties(device).major >= 8 and _has_triton()
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    return is_nvidia and torch.cuda.get_device_properties(device).major >= 8 and HAS_TRITON
 
 
 def settings(n: int, parts: int, tensor_cores: bool = True) -> dict[str, Any]:

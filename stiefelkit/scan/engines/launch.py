@@ -7,7 +7,6 @@ before it has ended, so that what counts for a few sequences is how long one ste
 much all multiprocessors do at once.
 """
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._kernels.launch import is_interpreted, start
+from stiefelkit.functional._kernels.launch import HAS_TRITON, is_interpreted, start
 from stiefelkit.scan.activations import Activation
 from stiefelkit.scan.engines.problem import Problem
 
@@ -116,7 +115,7 @@ def supports(device: torch.device, dtype: torch.dtype, width: int, activation: A
 
 def flaw_of_device(device: torch.device) -> str | None:
     """Returns what programs need of a device and do not find, or None; see `supports`."""
-    if importlib.util.find_spec("triton") is None:
+    if not HAS_TRITON:
         return "the package triton, got an environment without it"
     if device.type == "cpu":
         return None if is_interpreted() else "a GPU, got cpu (TRITON_INTERPRET=1 runs it there, slowly, for tests)"
