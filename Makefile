@@ -12,6 +12,7 @@
 # make test-all runs all of them, as CI does, in a quarter of an hour
 # make test-seeds  runs them with every seed shifted, by each of SEEDS
 # make test-arithmetic  runs the laws under other kernels, threads and precisions: all, or VARIANT=
+# make test-torch  runs `make test` with other releases of torch: TORCHES=, gigabytes each
 # make test-interop  runs the tests with other people's libraries: transformers, peft, accelerate, lightning, ...
 # make peers-suites  runs the tests of torch, geoopt and pymanopt on ours: all inputs, in a quarter of an hour or more
 # make docs     runs the pages of docs/ and builds them into docs/_build/html
@@ -27,7 +28,7 @@
 .PHONY: help demo demo-all bench bench-full bench-quick bench-smoke gpu gpu-smoke test test-all test-seeds test-arithmetic test-interop
 .PHONY: docs docs-links fuzz
 .PHONY: lint format release-check clean
-.PHONY: peers-suites
+.PHONY: peers-suites test-torch
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -51,7 +52,8 @@ endif
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_NO_INPUT = 1
-INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt
+CONSTRAINTS := constraints.txt
+INSTALL = $(BIN)/python -m pip install --quiet -c $(CONSTRAINTS)
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
@@ -121,6 +123,19 @@ test: $(VENV)/.test
 test-all: $(VENV)/.test
 	@echo "A quarter of an hour on two quiet cores; the share of tests that are over stands at the right."
 	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL)
+
+# The oldest torch that is supported, and the newest that was tried. What torch itself requires is left to it, and
+# Triton 3.6, which comes with 2.11, interprets no program under numpy 2.4.
+TORCHES := 2.11.0 2.15.0
+REQUIRED := torch|triton|setuptools|sympy|networkx|fsspec|filelock|numpy
+
+test-torch: $(addprefix test-torch-,$(TORCHES))
+
+test-torch-%:
+	mkdir -p build
+	grep -Ev '^($(REQUIRED))==' constraints.txt >build/torch-$*.txt
+	printf '%s\n' 'torch==$*' 'numpy<$(if $(filter 2.11.%,$*),2.4,3)' >>build/torch-$*.txt
+	$(MAKE) test VENV=build/torch-$* CONSTRAINTS=build/torch-$*.txt TORCH=torch==$*
 
 SEEDS := 1000 77777 31337
 

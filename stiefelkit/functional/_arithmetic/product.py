@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import is_exported, is_in_forward_mode, is_jit_traced, is_traced, is_transformed
+from stiefelkit._torch import (
+    constant_in_traced_code,
+    is_exported,
+    is_in_forward_mode,
+    is_jit_traced,
+    is_traced,
+    is_transformed,
+)
 from stiefelkit.errors import ShapeError
 from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.tensors import check_tensors
@@ -69,9 +76,15 @@ def is_lowered(device: torch.device) -> bool:
     return _lowering(device).is_asked
 
 
+@constant_in_traced_code
+def _has_autocast(kind: str) -> bool:
+    """Returns what torch 2.11 does not trace: whether there is autocast on a kind of device, "meta" having none."""
+    return torch.amp.is_autocast_available(kind)
+
+
 def is_autocast(device: torch.device) -> bool:
-    """Returns whether autocast is on for a device, of which "meta" and others have none."""
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    """Returns whether autocast is on for a device."""
+    return _has_autocast(device.type) and torch.is_autocast_enabled(device.type)
 
 
 class FullPrecision:
@@ -85,7 +98,7 @@ class FullPrecision:
         self._lowering = _LOWERINGS["cuda" if device.type == "cuda" else "cpu"]
         self._autocast = None
         kind = device.type
-        if (kind == "cpu" or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind):
+        if (kind == "cpu" or _has_autocast(kind)) and torch.is_autocast_enabled(kind):
             self._autocast = torch.autocast(device.type, enabled=False)
 
     def __enter__(self) -> None:

@@ -13,6 +13,7 @@ from .parts import (
     activate_vector,
     derive_vector,
     load_vector,
+    masked,
     row_at,
     store_vector,
 )
@@ -62,7 +63,7 @@ def _start(starts, lengths, begin, steps, batch, first, PACKED: tl.constexpr, FL
 def _fresh(at, is_there, REST: tl.constexpr, LONG: tl.constexpr):
     """Numbers that another multiprocessor may have written: from the GPU's cache, not from this one's."""
     k = tl.arange(0, LONG)
-    return tl.load(at + k, mask=(k < REST) & is_there, other=0.0, cache_modifier=".cg")
+    return tl.load(at + k, mask=masked(k < REST, is_there), other=0.0, cache_modifier=".cg")
 
 
 @inline

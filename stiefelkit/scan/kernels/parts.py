@@ -145,10 +145,16 @@ def _units(first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr):
 
 
 @inline
+def masked(fits, is_there):
+    """Returns the mask of numbers that fit, of a row that is there or not."""
+    return (fits & is_there) != 0  # triton 3.9's interpreter makes integers of a truth value for many
+
+
+@inline
 def load_vector(at, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr):
     """Returns the numbers of a row from `first` on, zeros if it is not there."""
     u, fits = _units(first, N, SIZE, PAIRS)
-    return tl.load(at + u, mask=fits & is_there, other=0.0)
+    return tl.load(at + u, mask=masked(fits, is_there), other=0.0)
 
 
 @inline
@@ -156,7 +162,7 @@ def store_vector(at, x, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PA
     """Writes the numbers of a row from `first` on, if it is there; DEEP is 0 for a number a pair."""
     u, fits = _units(first, N, SIZE, PAIRS)
     if DEEP == 0:
-        tl.store(at + u, x, mask=fits & is_there)
+        tl.store(at + u, x, mask=masked(fits, is_there))
     else:
         # As a sum over blocks lies in threads, with a copy in each of the neighbours that added it up: no number goes
         # to another thread. The minimum hides from the compiler that places follow each other, or it would send them;
@@ -164,7 +170,7 @@ def store_vector(at, x, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PA
         copies = tl.arange(0, DEEP // 4)[None, :]
         places = (at + tl.minimum(u, N - 1))[:, None] + copies
         values = tl.broadcast_to(x[:, None], (SIZE, DEEP // 4))
-        tl.store(places, values, mask=(fits & is_there)[:, None] & (copies == 0))
+        tl.store(places, values, mask=masked(fits, is_there)[:, None] & (copies == 0))
 
 
 @inline
