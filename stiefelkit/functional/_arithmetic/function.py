@@ -26,11 +26,14 @@ class Function(torch.autograd.Function):
         super().__init_subclass__(**kwargs)
         if "_eager" in vars(cls):
             return
-        members: dict[str, Any] = {"_eager": None, "backward": staticmethod(_of_batches(cls.backward))}
+        forward = getattr(cls.forward, "__wrapped__", cls.forward)
+        members: dict[str, Any] = {"_eager": None, "forward": staticmethod(forward)}
+        members["backward"] = staticmethod(_of_batches(cls.backward))
         if hasattr(cls, "tangent"):
             members["jvp"] = staticmethod(_of_batches(cls.tangent))  # type: ignore[attr-defined]
         cls._eager = type(cls.__name__, (cls,), members)
         cls._eager._eager = cls._eager  # type: ignore[attr-defined]
+        cls.forward = staticmethod(_returning_views(forward))  # type: ignore[assignment]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -71,6 +74,19 @@ def _refuse_nested_forward_mode() -> None:
             "Forward mode over forward mode needs functions that torch itself differentiates, got one of stiefelkit; "
             "take one of the two in reverse mode: torch.func.hessian, or jacrev(jacfwd(...))."
         )
+
+
+def _returning_views(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Has a traced forward return views: of an output that was written to in place torch 2.11 traces no gradient."""
+
+    @functools.wraps(forward)
+    def wrapped(*args: Any) -> Any:
+        found = forward(*args)
+        if isinstance(found, Tensor):
+            return found.view_as(found)
+        return tuple(x.view_as(x) if isinstance(x, Tensor) else x for x in found)
+
+    return wrapped
 
 
 def _of_batches(backward: Callable[..., Any]) -> Callable[..., Any]:
