@@ -1,0 +1,56 @@
+"""What all autograd functions of stiefelkit do when they are traced."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stiefelkit.functional._arithmetic.function import Function
+from stiefelkit.testing import seeds
+
+
+class Powers(Function):
+    """Square and cube."""
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        square = x * x
+        return square.clone().mul_(1.0), square.mul_(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *g: Any) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return 2 * x * g[0] + 3 * x * x * g[1]
+
+
+class Square(Powers):
+    """The first of them alone."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # type: ignore[override]
+        return x.clone().mul_(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return 2 * x * g
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("function", [Powers, Square])
+def test_outputs_that_were_written_in_place_have_gradients_when_they_are_traced(function, backend):
+    torch.compiler.reset()
+    x = torch.randn(5, generator=seeds.generator()).requires_grad_()
+
+    def value(x: Tensor) -> Tensor:
+        found = function.apply(x)
+        return torch.stack([y.sum() for y in (found if isinstance(found, tuple) else (found,))]).prod()
+
+    (expected,) = torch.autograd.grad(value(x), x)
+    (found,) = torch.autograd.grad(torch.compile(value, fullgraph=True, backend=backend)(x), x)
+    assert torch.allclose(found, expected)
