@@ -60,9 +60,8 @@ class Case:
     def ours(self, training: bool = True, init: str | None = None) -> nn.Module:
         module = self.plain(training)
         for name, p in matrices(module).items():
-            is_square = p.shape[-1] == p.shape[-2]
-            map = self.map if is_square or self.map not in SQUARE or self.view else "cayley"
-            sk.orthogonal(module, name, map, init=init, view=self.view)
+            is_able = self.view or sk.available()[self.map].supports(tuple(p.shape[-2:]), p.dtype) is None
+            sk.orthogonal(module, name, self.map if is_able else "cayley", init=init, view=self.view)
         return module
 
     def twin(self, module: nn.Module) -> nn.Module:
