@@ -471,3 +471,9 @@ def test_steps_between_landings_are_no_writes_of_others():
         remainders.append(optimizer.state[w].get("step", seed + 1))
     assert [int(count) for count in remainders] == [1, 2, 3, 4, 5, 6]
     assert excess(w) <= 2
+
+
+@every_optimizer
+def test_a_set_of_parameters_whose_order_no_checkpoint_can_count_on_is_refused(name):
+    with pytest.raises(errors.OptionError, match="got a set; pass a list"):
+        OPTIMIZERS[name]({frame(4, 3)})

@@ -178,6 +178,8 @@ def framed(params: Any) -> Any:
 
     if isinstance(params, Tensor):
         return twin(params)
+    if isinstance(params, set):
+        return {twin(p) for p in params}
     groups = params if params and isinstance(params[0], dict) else [{"params": params or [frame((4, 3))]}]
     together = [[group["params"]] if isinstance(group["params"], Tensor) else group["params"] for group in groups]
     return [
@@ -193,7 +195,7 @@ def test_what_all_of_torchs_optimizers_refuse_ours_refuse(name):
         params = [nn.Parameter(torch.ones(2))] if input.params is None else input.params
         for given in (params, framed(input.params)):
             twice = "duplicate parameters" in error.error_regex and given is not params
-            kinds = {UserWarning: UserWarning, TypeError: TypeError}
+            kinds = {UserWarning: UserWarning, TypeError: TypeError, FutureWarning: errors.OptionError}
             kind = errors.OptionError if twice else kinds.get(error.error_type, ValueError)
             with warnings.catch_warnings():
                 warnings.simplefilter("error")

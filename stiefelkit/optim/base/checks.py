@@ -110,9 +110,11 @@ def given(call: inspect.Signature, optimizer: Any, params: Any, *args: Any, **se
 
 
 def listed(name: str, params: Any) -> list[Any]:
-    """Returns what holds parameters as a list; raises OptionError for what cannot be gone through."""
+    """Returns what holds parameters as a list; raises OptionError for a set, and what cannot be gone through."""
     if isinstance(params, Tensor):
         return [params]
+    if isinstance(params, set | frozenset):
+        raise OptionError(f"{name} needs parameters in an order that checkpoints can count on, got a set; pass a list.")
     try:
         return list(params)
     except Exception as error:
