@@ -135,7 +135,7 @@ test-torch-%:
 	mkdir -p build
 	grep -Ev '^($(REQUIRED))==' constraints.txt >build/torch-$*.txt
 	printf '%s\n' 'torch==$*' 'numpy<$(if $(filter 2.11.%,$*),2.4,3)' >>build/torch-$*.txt
-	$(MAKE) test VENV=build/torch-$* CONSTRAINTS=build/torch-$*.txt TORCH=torch==$*
+	$(MAKE) --no-print-directory test VENV=build/torch-$* CONSTRAINTS=build/torch-$*.txt TORCH=torch==$*
 
 SEEDS := 1000 77777 31337
 
