@@ -27,8 +27,8 @@ class Function(torch.autograd.Function):
         if "_eager" in vars(cls):
             return
         forward = getattr(cls.forward, "__wrapped__", cls.forward)
-        members: dict[str, Any] = {"_eager": None, "forward": staticmethod(forward)}
-        members["backward"] = staticmethod(_of_batches(cls.backward))
+        backward = _of_batches(cls.backward)
+        members: dict[str, Any] = {"_eager": None, "forward": staticmethod(forward), "backward": staticmethod(backward)}
         if hasattr(cls, "tangent"):
             members["jvp"] = staticmethod(_of_batches(cls.tangent))  # type: ignore[attr-defined]
         cls._eager = type(cls.__name__, (cls,), members)
@@ -77,7 +77,10 @@ def _refuse_nested_forward_mode() -> None:
 
 
 def _returning_views(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Has a traced forward return views: of an output that was written to in place torch 2.11 traces no gradient."""
+    """Wraps a forward, so that it returns views of its outputs when it is traced.
+
+    Through an output that was written in place torch 2.11 traces no gradient; through a view of it, it does.
+    """
 
     @functools.wraps(forward)
     def wrapped(*args: Any) -> Any:

@@ -78,7 +78,7 @@ def is_lowered(device: torch.device) -> bool:
 
 @constant_in_traced_code
 def _has_autocast(kind: str) -> bool:
-    """Returns what torch 2.11 does not trace: whether there is autocast on a kind of device, "meta" having none."""
+    """Returns whether a kind of device has autocast, which "meta" has not; torch 2.11 cannot trace the question."""
     return torch.amp.is_autocast_available(kind)
 
 
