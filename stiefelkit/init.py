@@ -248,7 +248,7 @@ def _williamson() -> Tensor:
         if a not in classes:
             index = len(set(classes.values()))
             classes.update({a * h % p: index for h in group})
-    place = (torch.arange(p)[:, None] - torch.arange(p)[None, :]) % p
+    place = (torch.arange(p, device="cpu")[:, None] - torch.arange(p, device="cpu")[None, :]) % p
     a, b, c, d = (
         torch.tensor([1.0, *(signs[classes[x]] for x in range(1, p))], dtype=torch.float64, device="cpu")[place]
         for signs in _ROWS_OF_43

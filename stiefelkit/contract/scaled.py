@@ -131,7 +131,7 @@ class Scaled(Wrapper):
     def error_bound(self, *coordinates: Tensor) -> float:
         """Returns that of the inner map times :math:`g^2`, what rounding a product costs, and :math:`|g^2 - 1| √p`."""
         unscaled, gain = self._split(coordinates) if coordinates else ((), self.gain or 1.0)
-        squares, root = torch.as_tensor(gain).detach().cpu().double() ** 2, math.sqrt(self.shape[-1])
+        squares, root = torch.as_tensor(gain, device="cpu").detach().double() ** 2, math.sqrt(self.shape[-1])
         rounding = 1.1 * torch.finfo(self.dtype).eps * root
         return (squares * (self.inner.error_bound(*unscaled) + rounding) + (squares - 1).abs() * root).max().item()
 

@@ -59,7 +59,7 @@ def trapezoidal_reflectors(u: Tensor, orthogonal: bool = False) -> Tensor:
             v = v / length
             m = m - 2 * torch.outer(v, v @ m)
             found.append(t @ v)
-    pairs = torch.randn(u.shape, generator=torch.Generator().manual_seed(0), dtype=m.dtype).to(m.device)
+    pairs = torch.randn(u.shape, generator=torch.Generator().manual_seed(0), dtype=m.dtype, device="cpu").to(m.device)
     pairs = pairs[:, len(found) + 1 :: 2].repeat_interleave(2, dim=1)
     columns = torch.stack([*found, *pairs.unbind(1)], dim=1)
     rows = torch.arange(u.shape[0], device=m.device).unsqueeze(1)

@@ -127,7 +127,7 @@ class _Operator:
         self.layer, self.shape = layer, shape
         weights = (getattr(module, "weight", None) for module in layer.modules())
         tensors = [w for w in (*weights, *layer.parameters(), *layer.buffers()) if isinstance(w, Tensor)]
-        first = next((w for w in tensors if w.is_floating_point() or w.is_complex()), torch.empty(0))
+        first = next((w for w in tensors if w.is_floating_point() or w.is_complex()), torch.empty(0, device="cpu"))
         self.dtype, self.device = dtype or first.dtype, first.device
         self._random = torch.Generator().manual_seed(0)
 
@@ -247,7 +247,8 @@ def _by_frequency(
     cells = [range(m // g) for m, g in zip(out_shape, grid, strict=True)] if grid else [range(m) for m in out_shape]
     places = list(product(*cells))
     impulses = torch.zeros(len(places), *out_shape, dtype=dtype, device=device)
-    impulses[(torch.arange(len(places)), *torch.tensor(places).reshape(len(places), -1).unbind(1))] = 1
+    index = torch.tensor(places, device=device).reshape(len(places), -1)
+    impulses[(torch.arange(len(places), device=device), *index.unbind(1))] = 1
     rows = adjoint(impulses)
     axes = tuple(2 * axis + 1 for axis, _ in enumerate(grid))
     shape = [size for n, g in zip(rows.shape[1:], grid, strict=False) for size in (g, n // g)] or list(rows.shape[1:])
@@ -276,7 +277,7 @@ def _lanczos(operator: _Operator, steps: int, is_patient: bool) -> Lipschitz:
         sides, along = sides[::-1], along[::-1]
     dtype = operator.dtype if n <= m else operator.out_dtype
     start = operator.draw(sides[0], dtype).flatten()
-    basis, matrix = [start / start.norm()], torch.zeros(steps, steps, dtype=torch.float64)
+    basis, matrix = [start / start.norm()], torch.zeros(steps, steps, dtype=torch.float64, device="cpu")
     largest, smallest, residual, k, tolerance = 0.0, 0.0, 0.0, 0, max(8 * torch.finfo(dtype).eps, 1e-9)
     is_exhausted = False
     while k < min(steps, len(start)) and not is_exhausted:
@@ -328,12 +329,13 @@ def _bound_of_convolution(layer: nn.Module, operator: _Operator) -> float | None
         padding = same[conv.padding] if isinstance(conv.padding, str) else (conv.padding[axis],) * 2
         length = n + sum(padding)
         if conv.padding_mode == "circular":  # on the torus already, where an output may come twice
-            places = torch.arange((length - wrap - 1) // stride + 1) * stride % n
+            places = torch.arange((length - wrap - 1) // stride + 1, device="cpu") * stride % n
             stride, length = stride if n % stride == 0 else 1, n
         elif conv.padding_mode == "zeros":
-            places = torch.arange(n)
+            places = torch.arange(n, device="cpu")
         else:
-            places = F.pad(torch.arange(n).float()[None, None], padding, mode=conv.padding_mode).long().flatten()
+            places = torch.arange(n, dtype=torch.float32, device="cpu")[None, None]
+            places = F.pad(places, padding, mode=conv.padding_mode).long().flatten()
         repeated *= int(places.bincount().max())
         torus.append(-(-length // stride) * stride)
         strides.append(stride)

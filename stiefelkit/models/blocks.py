@@ -39,7 +39,7 @@ class _Model(SequenceModel):
     def _last(self, states: Any, last: Any, dims: int) -> Tensor:
         if isinstance(states, PackedSequence):
             states, lengths = pad_packed_sequence(states, batch_first=True)
-            return states[torch.arange(len(lengths)), lengths - 1]
+            return states[torch.arange(len(lengths), device="cpu"), lengths - 1]
         return states[:, -1]
 
 

@@ -27,7 +27,9 @@ class Butterfly(Rotation):
     def __init__(self, n: int, block_size: int, factors: int, inner: Parametrization, like: Tensor, **options: Any):
         nn.Module.__init__(self)
         self.blocks = n // block_size if factors == 1 else 1
-        zeros = torch.zeros(factors, n // block_size, block_size, block_size, dtype=computing_dtype(like.dtype))
+        zeros = torch.zeros(
+            factors, n // block_size, block_size, block_size, dtype=computing_dtype(like.dtype), device=like.device
+        )
         self.weight = nn.Parameter(zeros.to(like.device))
         attach.orthogonal(self, "weight", inner, **{"init": "identity", **options})
         orders = [_order(n, block_size, i) for i in range(factors)]
@@ -130,8 +132,8 @@ def _order(n: int, block_size: int, factor: int) -> Tensor:
     Of 2^factor neighbouring blocks the half blocks of even number come first, then those of odd number.
     """
     if factor == 0:
-        return torch.arange(n)
-    halves = torch.arange(n).view(-1, 2**factor, 2, block_size // 2)
+        return torch.arange(n, device="cpu")
+    halves = torch.arange(n, device="cpu").view(-1, 2**factor, 2, block_size // 2)
     return halves.transpose(1, 2).reshape(n)
 
 

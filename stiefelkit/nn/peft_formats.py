@@ -136,7 +136,7 @@ def _read_oft(v: Tensor, n: int, side: str, config: Mapping[str, Any]) -> Plan:
     if config["coft"]:
         options["bound"] = 2 * config["eps"] * math.sqrt(k if is_shared else 1)
     q = v.new_zeros(len(v), b, b)
-    q[:, *torch.triu_indices(b, b, 1)] = v
+    q[:, *torch.triu_indices(b, b, 1, device="cpu")] = v
     if not config["use_cayley_neumann"]:
         return Plan(OrthogonalAdapter, options, pack_skew(q.mT))
     q = (q - q.mT).double()
@@ -145,14 +145,14 @@ def _read_oft(v: Tensor, n: int, side: str, config: Mapping[str, Any]) -> Plan:
         q = q / (torch.linalg.matrix_norm(q, keepdim=True) / most).clamp(min=1)
     computed = _series(q, config["num_cayley_neumann_terms"]).mT
     u, _, vh = torch.linalg.svd(computed)
-    skew, signs = cayley_inverse(u @ vh, torch.ones(b, dtype=q.dtype) if config["coft"] else None)
+    skew, signs = cayley_inverse(u @ vh, torch.ones(b, dtype=q.dtype, device="cpu") if config["coft"] else None)
     return Plan(OrthogonalAdapter, options, skew, signs, computed=computed)
 
 
 def _series(q: Tensor, terms: int) -> Tensor:
     """Returns what PEFT has in place of (I + Q) (I - Q)^-1: I + 2 Q + 2 Q^2 + ... with the last power once."""
     weights = {1: [1], 2: [1, 2]}.get(max(terms, 1), [1, 2, 2, *[2] * (terms - 4), 1])
-    eye = torch.eye(q.shape[-1], dtype=q.dtype)
+    eye = torch.eye(q.shape[-1], dtype=q.dtype, device="cpu")
     total = torch.zeros_like(q)
     for weight in reversed(weights):
         total = total @ q + weight * eye
@@ -201,7 +201,7 @@ def written(adapter: Adapter) -> Written:
     a = a.reshape(-1, b, b)
     if bound is not None:
         settings["eps"] = float(f"{bound / 2 * math.sqrt(len(a)):.12g}")
-    return Written(kind, {end: a.mT[:, *torch.triu_indices(b, b, 1)]}, (b, len(a) * copies), settings)
+    return Written(kind, {end: a.mT[:, *torch.triu_indices(b, b, 1, device="cpu")]}, (b, len(a) * copies), settings)
 
 
 def _written_hra(held: Any, dropout: float) -> Written:

@@ -55,7 +55,8 @@ def beyond_affine(layer: nn.Module) -> str | None:
         return f"{type(layer).__name__}, whose forward is not torch's"
     w = w if layout.axes == (1, 0) else w.mT
     x = probes(w.shape[1], torch.device("cpu"))
-    x = torch.cat([torch.eye(w.shape[1], dtype=x.dtype), x, 64 * x, x / 64, 0 * x[:1]]).to(w.device, w.dtype)
+    eye = torch.eye(w.shape[1], dtype=x.dtype, device="cpu")
+    x = torch.cat([eye, x, 64 * x, x / 64, 0 * x[:1]]).to(w.device, w.dtype)
     wide = working_dtype(w.dtype)
     exact = F.linear(x.to(wide), w.to(wide), None if b is None else b.to(wide))
     devices = [w.device] if w.device.type == "cuda" else []
@@ -112,7 +113,8 @@ def twin(module: nn.Module, **values: Tensor) -> nn.Module:
 
 def probes(n: int, device: torch.device) -> Tensor:
     """Returns random vectors of n entries, in float64 and always the same."""
-    return torch.randn(_ROWS, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
+    source = torch.Generator().manual_seed(0)
+    return torch.randn(_ROWS, n, dtype=torch.float64, generator=source, device="cpu").to(device)
 
 
 def agree(one: Tensor, other: Tensor, n: int) -> bool:

@@ -105,7 +105,7 @@ class Rotated(nn.Module):
         self.model, self.sites, self.online = sites.model.requires_grad_(False), sites, online
         device = held_parameters(sites.writers[0])["weight"].device  # type: ignore[union-attr]
         self.rotation = _Frame(r, device)
-        each = [torch.eye(one.size).expand(one.groups, -1, -1) for one in sites.heads] if heads else []
+        each = [torch.eye(one.size, device="cpu").expand(one.groups, -1, -1) for one in sites.heads] if heads else []
         self.head_rotations = nn.ModuleList(_Frame(q, device) for q in each)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +119,7 @@ class Rotated(nn.Module):
         r, *heads = (frame.weight.detach() for frame in self._frames())
         rotate_(r, sites=self.sites, heads=heads or None, online=self.online)
         for frame in self._frames():
-            frame.weight = torch.eye(frame.weight.shape[-1]).expand(frame.weight.shape)
+            frame.weight = torch.eye(frame.weight.shape[-1], device=frame.weight.device).expand(frame.weight.shape)
         self.online = False
         return self.model
 

@@ -123,7 +123,7 @@ def absorb_norms_(sites: RotationSites) -> None:
     """
     check_sites(sites, "absorb_norms_")
     v = probes(sites.size, torch.device("cpu"))[0]
-    generic = torch.eye(len(v), dtype=v.dtype) - 2 * torch.outer(v, v) / (v @ v)
+    generic = torch.eye(len(v), dtype=v.dtype, device="cpu") - 2 * torch.outer(v, v) / (v @ v)
     found: dict[int, Site] = {}
     norms = {norm: [*read] for norm, read in sites.norms.items()}
     affine = _on_stream(found, [], generic, [], [*sites.writers], norms, sites.model)
@@ -266,7 +266,7 @@ def turn_heads(found: dict[int, Site], one: Heads, stack: Tensor) -> None:
     """Adds the factors of a stack of rotations, one for each head of keys and values, to an attention's layers."""
     site_of(found, one.value).outputs.append(_of_heads(stack, one.rows, len(weight_and_bias_of(one.value)[0])))
     shared = stack.repeat_interleave(one.count // one.groups, 0)
-    rows = torch.arange(one.count * one.size)
+    rows = torch.arange(one.count * one.size, device="cpu")
     site_of(found, one.output).inputs.append(_of_heads(shared, rows, len(rows)))
 
 

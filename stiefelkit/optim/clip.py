@@ -74,9 +74,9 @@ def clip_grad_norm_(
                 unit = max(largest, _SMALLEST * torch.finfo(g.dtype).tiny)
                 lengths = riemannian_gradient(w, g / unit, metric).norms(metric)
             size = unit * math.hypot(*lengths) if largest < math.inf else largest
-            norms.append(torch.tensor(size, dtype=torch.float64))
+            norms.append(torch.tensor(size, dtype=torch.float64, device="cpu"))
     where = next((norm.device for norm in norms if not norm.is_cpu), torch.device("cpu"))
-    total = _norm(torch.stack([norm.to(where) for norm in norms])) if norms else torch.zeros(()).double()
+    total = _norm(torch.stack([norm.to(where) for norm in norms])) if norms else torch.zeros((), device="cpu").double()
     if error_if_nonfinite and not math.isfinite(total):
         raise NonFiniteError(f"clip_grad_norm_ needs finite gradients, got a norm of {total.item()}.")
     # an infinite norm stays unscaled if it is only to be measured

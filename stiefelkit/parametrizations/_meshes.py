@@ -79,7 +79,7 @@ class Fft:
         return self.n <= 2
 
     def haar_indices(self) -> Tensor:
-        return torch.ones(self.rotations)
+        return torch.ones(self.rotations, device="cpu")
 
     def frame(self, angle: Tensor, phase: Tensor | None, d: Tensor, p: int, rounded: torch.dtype | None) -> Tensor:
         return butterfly(angle, d, phase, n=self.n, dtype=rounded)[..., :p]

@@ -11,7 +11,7 @@ from stiefelkit.contract.param import OrthogonalParam, Position, Traits
 from stiefelkit.contract.protocols import return_bound
 from stiefelkit.errors import DtypeError, ImageError, OptionError, shown
 from stiefelkit.functional import band_size, cayley, cayley_inverse, pick_band, skew_size, spread_band
-from stiefelkit.init import uniform
+from stiefelkit.init import device_of, uniform
 from stiefelkit.metrics import permitted_return, rounding_limit
 from stiefelkit.numbers import above, optional, plain, whole
 from stiefelkit.parametrizations._cayley_draws import haar_with_signs, helfrich
@@ -95,7 +95,7 @@ class Cayley(OrthogonalParam):
         if reason is not None:
             raise DtypeError(f"Cayley needs {reason}, got {self.dtype}.")
         if not self.dtype.is_complex:
-            self.register_buffer("signs", self._first_signs().to(device=device))
+            self.register_buffer("signs", self._first_signs(device))
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
@@ -219,7 +219,7 @@ class Cayley(OrthogonalParam):
         """Returns the signs to try; None has the inverse choose them, or phases."""
         if self.negative is None and self.bandwidth is None and self.bound is None:
             return [None]
-        first = self._first_signs().to(device)
+        first = self._first_signs(device)
         return [first] if self.bandwidth is None else [self.signs.to(device), first]
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
@@ -236,15 +236,16 @@ class Cayley(OrthogonalParam):
             skew, _ = self._in_band(helfrich(self.shape, self.is_complex, generator, self.arc))
             if self.is_complex:
                 return (skew, uniform(self.coordinates["phase"], generator) * (2 * math.pi)), {}
-            return (skew,), {"signs": self._first_signs()}
+            return (skew,), {"signs": self._first_signs(skew.device)}
         if self.bandwidth is not None:
             if scheme != "identity":
                 raise ImageError(f"Cayley with bandwidth= draws by {' or '.join(self.schemes)}, got {scheme!r}.")
-            zeros = tuple(torch.zeros(shape, dtype=torch.float64) for shape in self.coordinates.values())
-            return zeros, {} if self.is_complex else {"signs": self._first_signs()}
+            on = device_of(generator)
+            zeros = tuple(torch.zeros(shape, dtype=torch.float64, device=on) for shape in self.coordinates.values())
+            return zeros, {} if self.is_complex else {"signs": self._first_signs(on)}
         if self.negative is None or scheme != "haar":
             return super().initial(scheme, generator)
-        signs = self._first_signs()
+        signs = self._first_signs(device_of(generator))
         return (haar_with_signs(self.shape, signs, generator),), {"signs": signs}
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
@@ -252,14 +253,14 @@ class Cayley(OrthogonalParam):
         if self.is_complex:
             return None
         signs = chart["signs"]
-        if self.negative is not None and not bool((signs == self._first_signs().to(signs.device)).all()):
+        if self.negative is not None and not bool((signs == self._first_signs(signs.device)).all()):
             return f"the signs of its negative=, {sum(s < 0 for s in self.negative)} of them -1"
         return flaw_of_signs(chart)
 
-    def _first_signs(self) -> Tensor:
+    def _first_signs(self, device: torch.device | str | None) -> Tensor:
         """Returns the prescribed signs, or ones, in the shape of the chart."""
         signs = (1,) * self.shape[-1] if self.negative is None else self.negative
-        return torch.tensor(signs, dtype=torch.int8, device="cpu").expand(*self.shape[:-2], -1).clone()
+        return torch.tensor(signs, dtype=torch.int8, device=device).expand(*self.shape[:-2], -1).clone()
 
     def _check_reached(self, skew: Tensor, signs: Tensor, w: Tensor) -> None:
         """Raises ImageError if the coordinates, rounded to their dtype, do not give W back."""

@@ -93,7 +93,7 @@ class Fourier(OrthogonalParam):
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """Returns a permutation of 0 .. n - 1."""
         ordered = chart["permutation"].long().sort(dim=-1)[0].cpu()
-        fits = torch.equal(ordered, torch.arange(self.shape[-1]).expand_as(ordered))
+        fits = torch.equal(ordered, torch.arange(self.shape[-1], device="cpu").expand_as(ordered))
         return None if fits else f"a permutation of {self.shape[-1]} entries"
 
     def forward(self, phase: Tensor, reflectors: Tensor) -> Tensor:
@@ -144,8 +144,8 @@ class Fourier(OrthogonalParam):
         phase, reflectors = self.coordinates.values()
         bounds = ((phase, math.pi), (reflectors, math.sqrt(6 / (2 + 2 * n))))
         drawn = tuple(symmetric(shape, bound, generator) for shape, bound in bounds)
-        order = torch.rand(*batch, n, device=device_of(generator), generator=generator).argsort(-1)
-        return drawn, {"permutation": order}
+        order = torch.rand(*batch, n, dtype=torch.float32, device=device_of(generator), generator=generator)
+        return drawn, {"permutation": order.argsort(-1)}
 
     def _apply_rows(self, x: Tensor, phase: Tensor, reflectors: Tensor) -> Tensor:
         """Maps each row x to (W x)^T."""

@@ -13,7 +13,7 @@ from stiefelkit.contract.param import OrthogonalParam, Position, Traits, rows_of
 from stiefelkit.errors import ImageError, OptionError, ShapeError, shown
 from stiefelkit.functional import diagonal, haar_angles, polish
 from stiefelkit.functional._diagonal import complex_of
-from stiefelkit.init import symmetric
+from stiefelkit.init import device_of, symmetric
 from stiefelkit.metrics import permitted_error, rounding_limit
 from stiefelkit.numbers import one_of, optional, whole
 from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs, unit_signs
@@ -266,7 +266,9 @@ class Givens(OrthogonalParam):
             angle = F.pad(angle, (0, self.rotations - len(index)))
         if self.is_complex:
             return (angle, symmetric((*batch, self.rotations + n), math.pi, generator)), {}
-        d = symmetric((*batch, n), math.pi, generator).sign() if scheme == "haar" else torch.ones(*batch, n)
+        d = torch.ones(*batch, n, device=device_of(generator))
+        if scheme == "haar":
+            d = symmetric((*batch, n), math.pi, generator).sign()
         return (angle,), {"signs": d.to(torch.int8)}
 
     def _split(self, phase: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor]:

@@ -195,7 +195,8 @@ class Margin(Composite):
         """Takes the singular value decomposition; a frame is U itself, with :math:`V = I`."""
         u, s, vh = torch.linalg.svd(w, full_matrices=False)
         if (s - 1).abs().max().item() <= 4 * rounding_limit(self.shape[-1], computing_dtype(self.dtype)):
-            u, s, vh = nearest_frame(w), torch.ones_like(s), torch.eye(s.shape[-1], dtype=w.dtype).expand_as(vh)
+            u, s = nearest_frame(w), torch.ones_like(s)
+            vh = torch.eye(s.shape[-1], dtype=w.dtype, device=w.device).expand_as(vh)
         if not w.is_complex():
             # A column of U and one of V may change sign together: make det V = 1, or det U where only V's map takes -1.
             for_u = self.u.traits.component == "rotations" != self.v.traits.component

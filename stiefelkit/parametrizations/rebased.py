@@ -152,7 +152,7 @@ class Rebased(Composite):
 
     def invert(self, w: Tensor) -> Position:
         """Takes W into the base, completed by any other columns, with the coordinates of the identity."""
-        coordinates, chart = self.inner.initial("identity")
+        coordinates, chart = self.inner.initial("identity", torch.default_generator)
         coordinates = tuple(c.to(w.device) for c in coordinates)
         chart = {name: value.to(w.device) for name, value in chart.items()}
         # Not the first columns of the identity where the inner map cannot be that, as tall blocks on a diagonal.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.contract.param import OrthogonalParam, Position, Traits, load_chart_
+from stiefelkit.init import device_of
 from stiefelkit.parametrizations.fourier import Fourier
 from stiefelkit.tensors import working_dtype
 
@@ -86,7 +87,7 @@ class StiefelPoint(OrthogonalParam):
         """Draws a frame."""
         if scheme != _RESTRICTED:
             return super().initial(scheme, generator)
-        map = Fourier(self.shape, dtype=working_dtype(self.dtype))
+        map = Fourier(self.shape, dtype=working_dtype(self.dtype), device=device_of(generator))
         coordinates, chart = map.initial(map.schemes[0], generator)
         load_chart_(map, chart)
         return (map(*coordinates),), {}

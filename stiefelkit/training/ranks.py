@@ -206,7 +206,7 @@ class Ranks:
         import torch
         import torch.distributed as dist
 
-        word = torch.tensor([failure is not None, self._noted or 0], dtype=torch.int64)
+        word = torch.tensor([failure is not None, self._noted or 0], dtype=torch.int64, device="cpu")
         with _all_there():
             dist.all_reduce(word, dist.ReduceOp.MAX)
         has_failed, signal = word.tolist()

@@ -408,8 +408,7 @@ class CoordinateList(parametrize.ParametrizationList):
     def fill_(self, values: Sequence[Tensor]) -> None:
         """Copies values into the coordinates; sharded ones keep their placement."""
         for key, value in zip(self._originals, values, strict=True):
-            c = self._parameters.get(key)
-            if c is None:
+            if (c := self._parameters.get(key)) is None:
                 setattr(self, key, value.to(getattr(self, key)))
             else:
                 c.copy_(placed_like(value.to(c), c))
@@ -432,7 +431,9 @@ class CoordinateList(parametrize.ParametrizationList):
         """Draws the weight by a scheme, its own if None; ranks that share coordinates get the first one's draw."""
         self.check_assignable()
         param, like = self.param, self._values()[0]
-        drawn, chart = param.initial(init or self.scheme or param.schemes[0], generator)
+        # torch's default is that of the CPU, and draws there whatever the default device.
+        source = torch.default_generator if generator is None else generator
+        drawn, chart = param.initial(init or self.scheme or param.schemes[0], source)
         load_chart_(param, {key: as_on_the_first(choice, like) for key, choice in chart.items()})
         self.fill_([as_on_the_first(c, like) for c in drawn])
 

@@ -152,8 +152,8 @@ class Owners:
 
     def told_numbers(self, *numbers: int) -> list[list[int]]:
         """Returns what all ranks say in a few numbers."""
-        numbers_of_all = torch.empty(self.size * len(numbers), dtype=torch.int64)
-        _gather(numbers_of_all, torch.tensor(numbers), group=self.words)
+        numbers_of_all = torch.empty(self.size * len(numbers), dtype=torch.int64, device="cpu")
+        _gather(numbers_of_all, torch.tensor(numbers, device="cpu"), group=self.words)
         return numbers_of_all.view(self.size, -1).tolist()
 
     def any_of(self, claims: Tensor) -> Tensor:

@@ -295,7 +295,7 @@ class _Exchange:
         for i, evaluation in self.evaluations.items():
             unread = evaluation.backward.unread
             claims += [i in gradients and j not in unread for j in range(len(evaluation.weights))]
-        told = iter(self.owners.any_of(torch.tensor(claims, dtype=torch.uint8)).tolist())
+        told = iter(self.owners.any_of(torch.tensor(claims, dtype=torch.uint8, device="cpu")).tolist())
         return {i: [next(told) for _ in evaluation.weights] for i, evaluation in self.evaluations.items()}
 
 
@@ -306,7 +306,7 @@ class _Gathered(torch.autograd.Function):
     def forward(ctx: Any, exchange: _Exchange, *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.exchange = exchange
         ctx.set_materialize_grads(False)
-        return torch.zeros(()), *exchange.gather()
+        return torch.zeros((), device="cpu"), *exchange.gather()
 
     @staticmethod
     @once_differentiable
@@ -323,7 +323,7 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return torch.zeros(()), *gradients
+        return torch.zeros((), device="cpu"), *gradients
 
 
 def joined(token: Tensor, output: Any) -> Any:

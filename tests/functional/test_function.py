@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from every_map import make, over_all_maps
 from torch import Tensor
+from torch.utils import _pytree
 
 from stiefelkit.functional._arithmetic.function import Function
 from stiefelkit.testing import seeds
@@ -54,3 +56,22 @@ def test_outputs_that_were_written_in_place_have_gradients_when_they_are_traced(
     (expected,) = torch.autograd.grad(value(x), x)
     (found,) = torch.autograd.grad(torch.compile(value, fullgraph=True, backend=backend)(x), x)
     assert torch.allclose(found, expected)
+
+
+@over_all_maps
+def test_linearize_is_right_at_every_call_or_refused(name, dtype):
+    layer = make(name, dtype)
+    coordinates = {key: value.detach() for key, value in layer.named_parameters()}
+
+    def of_coordinates(values: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(layer, values, (torch.ones(1, 4, dtype=dtype),))
+
+    for f, x in ((of_coordinates, coordinates), (layer, torch.ones(1, 4, dtype=dtype))):
+        tangent = _pytree.tree_map(torch.ones_like, x)
+        if name not in ("stiefel", "fourier"):
+            with pytest.raises(NotImplementedError, match="in place, which it repeats"):
+                torch.func.linearize(f, x)
+            continue
+        expected = torch.func.jvp(f, (x,), (tangent,))[1]
+        _, push = torch.func.linearize(f, x)
+        assert all(torch.allclose(push(tangent), expected, rtol=1e-4, atol=1e-4) for _ in range(3))

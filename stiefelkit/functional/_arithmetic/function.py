@@ -1,13 +1,22 @@
 """The autograd functions of this folder: composable with torch.func, and light to call."""
 
 import functools
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import batched, is_batched, is_transformed, levels_of_forward_mode, unbatched
+from stiefelkit._torch import (
+    batched,
+    dispatch_modes,
+    is_batched,
+    is_in_forward_mode,
+    is_transformed,
+    levels_of_forward_mode,
+    unbatched,
+)
 
 
 class Function(torch.autograd.Function):
@@ -47,6 +56,8 @@ class Function(torch.autograd.Function):
         if is_transformed():
             _refuse_nested_forward_mode()
             return super(Function, cls._eager).apply(*args)  # type: ignore[misc]
+        if dispatch_modes():
+            _refuse_linearize()
         return super(torch.autograd.Function, cls._eager).apply(*args)  # type: ignore[misc]
 
 
@@ -73,6 +84,16 @@ def _refuse_nested_forward_mode() -> None:
         raise NotImplementedError(
             "Forward mode over forward mode needs functions that torch itself differentiates, got one of stiefelkit; "
             "take one of the two in reverse mode: torch.func.hessian, or jacrev(jacfwd(...))."
+        )
+
+
+def _refuse_linearize() -> None:
+    """What it returns writes at every call into what it has worked out beforehand, once more."""
+    linearize = torch.func.linearize.__code__
+    if is_in_forward_mode() and any(frame.f_code is linearize for frame, _ in traceback.walk_stack(None)):
+        raise NotImplementedError(
+            "torch.func.linearize needs functions without operations in place, which it repeats at every call, got one "
+            "of stiefelkit; call torch.func.jvp for each tangent."
         )
 
 

@@ -109,7 +109,7 @@ def layer_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     w = torch.cat([q, rest], dim=-1)
     if p % 2 and p < n:
         w[..., p - 1, p], w[..., p, p] = -w[..., p, p - 1].conj(), w[..., p - 1, p - 1].conj()
-    even, odd = torch.arange(0, n - 1, 2), torch.arange(1, n, 2)
+    even, odd = torch.arange(0, n - 1, 2, device=q.device), torch.arange(1, n, 2, device=q.device)
     blocks = [torch.stack([w[..., i, even], w[..., i, odd]], dim=-1) for i in (even, odd)]
     angle, phase, d = brickwall_inverse(torch.stack(blocks, dim=-2))
     d = torch.cat([d.flatten(-2), w[..., n // 2 * 2 :, -1].sgn()], dim=-1)

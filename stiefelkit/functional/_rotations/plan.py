@@ -129,7 +129,7 @@ def _index(plan: Plan, device: torch.device) -> Tensor:
 def mesh_places(n: int, layers: int) -> tuple[Tensor, Tensor]:
     """Returns the layer and upper wire of each rotation, in the order of the coordinates."""
     check_counts("haar_indices", n=n, layers=layers)
-    layer = torch.arange(layers)[:, None]
-    q = torch.arange(max(n - 1, 0))
+    layer = torch.arange(layers, device="cpu")[:, None]
+    q = torch.arange(max(n - 1, 0), device="cpu")
     there = (layer + q) % 2 == 0
     return layer.expand_as(there)[there], q.expand_as(there)[there]

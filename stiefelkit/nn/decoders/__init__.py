@@ -173,9 +173,9 @@ def _heads(base: nn.Module, decoder: Decoder, blocks: Sequence[nn.Module]) -> It
     groups = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or count
     size = getattr(config, "head_dim", None) or config.hidden_size // count
     before = 0 if decoder.values == "all" else count + groups
-    rows = torch.arange(before * size, (before + groups) * size)
+    rows = torch.arange(before * size, (before + groups) * size, device="cpu")
     if decoder.values == "by_head":
-        rows = torch.arange((before + groups) * size).view(groups, -1, size)[:, -1].flatten()
+        rows = torch.arange((before + groups) * size, device="cpu").view(groups, -1, size)[:, -1].flatten()
     for block in blocks:
         value: Any = block.get_submodule(decoder.value)
         got = getattr(value, "out_features", getattr(value, "nf", None))

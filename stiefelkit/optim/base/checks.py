@@ -65,7 +65,7 @@ def _check_torch_settings(name: str, plain: type[torch.optim.Optimizer], group: 
     parameters = inspect.signature(plain.__init__).parameters
     settings = {key: value for key, value in group.items() if key in parameters and key != "params"}
     try:
-        plain([torch.zeros(1)], **settings)  # type: ignore[call-arg]
+        plain([torch.zeros(1, device="cpu")], **settings)  # type: ignore[call-arg]
     except (TypeError, ValueError, RuntimeError, IndexError, AssertionError, OverflowError) as error:
         raise OptionError(
             f"{name} needs settings that torch.optim.{plain.__name__} takes, got one that it refuses: {error}."

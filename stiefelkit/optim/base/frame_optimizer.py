@@ -88,7 +88,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
 
     def __init__(self, params: Iterable[Any], *args: Any, **settings: Any):
         params, chosen = given(self._call, self, params, *args, **settings)
-        defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, **chosen}  # type: ignore[call-arg]
+        defaults = {**self.plain([torch.zeros(1, device="cpu")]).defaults, "manifold": None, **chosen}  # type: ignore[call-arg]
         check_group(type(self), defaults)  # also those that every group has its own of
         self._writes, self._sortings, self._settled = {}, {}, {}
         super().__init__(params, defaults)
@@ -307,7 +307,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     def _step_plain(self, rest: list[dict[str, Any]]) -> None:
         inner = self.__dict__.get("_inner")
         if inner is None:
-            inner = self._inner = self.plain([torch.zeros(1)])  # type: ignore[call-arg]
+            inner = self._inner = self.plain([torch.zeros(1, device="cpu")])  # type: ignore[call-arg]
         # Loading a state dict replaces both.
         inner.param_groups, inner.state = rest, self.state
         step_inside(inner)

@@ -307,5 +307,5 @@ def _check_kept(who: str, value: Any, size: int, dims: int | None) -> None:
             )
     elif not is_number(value):
         raise CheckpointError(f"{who} needs a number or a tensor, got {type(value).__name__}.")
-    if not bool(torch.isfinite(torch.as_tensor(value)).all()):
+    if not bool(torch.isfinite(torch.as_tensor(value, device="cpu")).all()):
         raise NonFiniteError(f"{who} needs finite numbers, got NaN or infinity.")

@@ -151,7 +151,7 @@ class Objective:
         draws = torch.Generator().manual_seed(0)
         floor = noise = 0.0
         for _ in range(_PROBES):
-            signs = [torch.randint(2, w.shape, generator=draws).to(w.device) * 2 - 1 for w in here.points]
+            signs = [torch.randint(2, w.shape, generator=draws, device="cpu").to(w.device) * 2 - 1 for w in here.points]
             near = [w * (1 + self.eps * sign) for w, sign in zip(here.points, signs, strict=True)]
             there = self.at(self.space.settled(near))
             floor = max(floor, torch.dist(there.gradient, here.gradient).item())

@@ -95,9 +95,9 @@ class Adding(Drawn):
         import torch
 
         half = (self.T - 1) // 2
-        numbers = torch.rand(count, self.T, generator=source)
-        first = torch.randint(0, half, (count, 1), generator=source)
-        return numbers, first, torch.randint(half, self.T, (count, 1), generator=source)
+        numbers = torch.rand(count, self.T, generator=source, device="cpu")
+        first = torch.randint(0, half, (count, 1), generator=source, device="cpu")
+        return numbers, first, torch.randint(half, self.T, (count, 1), generator=source, device="cpu")
 
     def made(self, *drawn: Tensor) -> tuple[Tensor, Tensor]:
         """Returns numbers beside markers, (count, T, 2), and sums, (count,)."""

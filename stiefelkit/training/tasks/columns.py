@@ -40,12 +40,12 @@ class Stretches:
     def read(self, order: Tensor) -> tuple[Tensor, Tensor]:
         """Returns x, (B, length, features), and y, (B,) or (B, length), of some of them."""
         starts = self.starts[order]
-        rows = starts[:, None] + torch.arange(self.length)
+        rows = starts[:, None] + torch.arange(self.length, device="cpu")
         return self.x[rows], self.y[rows if self.offset is None else starts + self.offset]
 
     def all(self) -> tuple[Tensor, Tensor]:
         """Returns x and y of all, in order."""
-        return self.read(torch.arange(len(self)))
+        return self.read(torch.arange(len(self), device="cpu"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,7 +270,7 @@ def _pieces(rows: _Rows, path: Path) -> dict[str, list[tuple[int, int]]]:
         return {part: [(cuts[k], cuts[k + 1])] for k, part in enumerate(("train", "valid", "test"))}
     if len(ends) < 3:
         raise DataError(f"Task 'table' needs three sequences or more, one for each part, got {len(ends)} in {path}.")
-    order = torch.randperm(len(ends), generator=generator(0)).numpy()
+    order = torch.randperm(len(ends), generator=generator(0), device="cpu").numpy()
     held = max(1, round(HELD_OUT * len(ends)))
     parts = {"train": order[2 * held :], "valid": order[held : 2 * held], "test": order[:held]}
     return {part: [(int(ends[k] - rows.lengths[k]), int(ends[k])) for k in sorted(ks)] for part, ks in parts.items()}

@@ -95,7 +95,7 @@ class Copying(Drawn):
         """Returns the symbols, (count, 10), from 1 to 8."""
         import torch
 
-        return (torch.randint(1, 9, (count, SYMBOLS), generator=source),)
+        return (torch.randint(1, 9, (count, SYMBOLS), generator=source, device="cpu"),)
 
     def made(self, *drawn: Tensor) -> tuple[Tensor, Tensor]:
         """Returns one-hot vectors, (count, T + 20, 10), and classes, (count, T + 20)."""

@@ -175,8 +175,8 @@ def _shifted(images: Tensor, most: int, drawn_by: torch.Generator) -> Tensor:
     from torch.nn import functional as F
 
     padded = F.pad(images.view(-1, SIDE, SIDE), (most,) * 4)
-    first = torch.randint(0, 2 * most + 1, (2, len(images), 1), generator=drawn_by)
-    rows, columns = (first + torch.arange(SIDE)).to(images.device)
+    first = torch.randint(0, 2 * most + 1, (2, len(images), 1), generator=drawn_by, device="cpu")
+    rows, columns = (first + torch.arange(SIDE, device="cpu")).to(images.device)
     which = torch.arange(len(images), device=images.device)
     return padded[which[:, None, None], rows[:, :, None], columns[:, None, :]].flatten(1)
 

@@ -56,7 +56,7 @@ def shuffle(size: int, seed: int, epoch: int, device: str = "cpu") -> Tensor:
     """
     import torch
 
-    return torch.randperm(size, generator=generator(seed, epoch)).to(device)
+    return torch.randperm(size, generator=generator(seed, epoch), device="cpu").to(device)
 
 
 @contextlib.contextmanager

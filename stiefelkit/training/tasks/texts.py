@@ -40,7 +40,7 @@ class Sequences:
 
     def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Returns x, (rows, longest, size), zero where there is nothing, and y, (rows, longest), -100 there."""
-        offsets = torch.arange(int(self.steps[rows].max()))
+        offsets = torch.arange(int(self.steps[rows].max()), device="cpu")
         inside = offsets < self.steps[rows, None]
         places = torch.where(inside, self.starts[rows, None] + offsets, 0)
         x = torch.where(inside, self.codes[places], self.size).long()
@@ -49,13 +49,15 @@ class Sequences:
 
     def all(self) -> tuple[Tensor, Tensor]:
         """Returns x and y of all pieces, in order."""
-        return self.read(torch.arange(len(self)))
+        return self.read(torch.arange(len(self), device="cpu"))
 
     def targets(self) -> Tensor:
         """Returns the codes of all targets that are known."""
-        piece = torch.repeat_interleave(torch.arange(len(self)), self.steps)
+        piece = torch.repeat_interleave(torch.arange(len(self), device="cpu"), self.steps)
         first = torch.cumsum(self.steps, 0) - self.steps
-        codes = self.codes[self.starts[piece] + self.ahead + torch.arange(len(piece)) - first[piece]].long()
+        codes = self.codes[
+            self.starts[piece] + self.ahead + torch.arange(len(piece), device="cpu") - first[piece]
+        ].long()
         return codes[codes < self.size]
 
 
@@ -83,7 +85,9 @@ class Text:
         self.digest = digest(part.encode("utf-8", "surrogatepass") for part in parts.values())
         self.alphabet = sorted(set(joined["train"]))
         self._codes = {name: self._coded(name, part) for name, part in joined.items()}
-        self._lengths = {name: torch.tensor([len(piece) for piece in part]) for name, part in pieces.items()}
+        self._lengths = {
+            name: torch.tensor([len(piece) for piece in part], device="cpu") for name, part in pieces.items()
+        }
         # one text may be read in several ways, each of which takes a while to cut
         self.sequences = functools.lru_cache(self._cut)
         self.unigram = functools.lru_cache(self._frequencies)
@@ -107,7 +111,7 @@ class Text:
             ends = self._lengths[split].cumsum(0)
             starts = ends - self._lengths[split]
         else:
-            starts = torch.arange(0, len(codes), min(length, len(codes)))
+            starts = torch.arange(0, len(codes), min(length, len(codes)), device="cpu")
             ends = (starts + min(length, len(codes)) + min(ahead, len(codes))).clamp_max(len(codes))
         steps = ends - starts - min(ahead, len(codes))
         if not (steps > 0).any():

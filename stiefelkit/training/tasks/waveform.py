@@ -92,7 +92,7 @@ class Waveform(Task):
         import torch
 
         y = _excerpt(data.folder(self.name), self.file, self.start, self.excerpt, self.T)
-        return torch.ones(1, self.T, 1), y
+        return torch.ones(1, self.T, 1, device="cpu"), y
 
     def data_digest(self) -> str:
         """Returns that of the recording."""

@@ -79,7 +79,11 @@ def corpus(root: Path, validation_speakers: int) -> Corpus:
 @functools.lru_cache(maxsize=2)
 def scales(corpus: Corpus, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Returns mean and deviation of each bin over some training recordings; bins that never change have deviation 1."""
-    count, total, squares = 0, torch.zeros(BINS, dtype=torch.float64), torch.zeros(BINS, dtype=torch.float64)
+    count, total, squares = (
+        0,
+        torch.zeros(BINS, dtype=torch.float64, device="cpu"),
+        torch.zeros(BINS, dtype=torch.float64, device="cpu"),
+    )
     for recording in (corpus.frames["train"][i].double() for i in chosen):
         count, total, squares = count + len(recording), total + recording.sum(0), squares + recording.square().sum(0)
     mean = total / count
@@ -129,7 +133,7 @@ def rebuilt(samples: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _window() -> Tensor:
-    return torch.hann_window(WINDOW, periodic=True)
+    return torch.hann_window(WINDOW, periodic=True, device="cpu")
 
 
 def _spectra(samples: Tensor) -> Tensor:

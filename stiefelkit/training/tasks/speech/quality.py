@@ -117,7 +117,7 @@ class Line:
     @classmethod
     def fitted(cls, frames: Sequence[Tensor]) -> "Line":
         """Returns the lines of least squares over some recordings."""
-        sums = torch.zeros(5, BINS, dtype=torch.float64)
+        sums = torch.zeros(5, BINS, dtype=torch.float64, device="cpu")
         for recording in frames:
             x, y = recording[:-1].double(), recording[1:].double()
             sums += torch.stack([torch.ones_like(x).sum(0), x.sum(0), y.sum(0), (x * x).sum(0), (x * y).sum(0)])
