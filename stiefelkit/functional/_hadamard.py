@@ -43,7 +43,7 @@ def hadamard_transform(x: Tensor, *, adjoint: bool = False) -> Tensor:
         raise ShapeError("hadamard_transform needs vectors of shape (*, n), got a number.")
     if not is_traced():
         hadamard_factors(x.shape[-1])  # raises
-    return _Transform.apply(x, adjoint)  # type: ignore[return-value]
+    return _Transform.of(x, adjoint)  # type: ignore[return-value]
 
 
 class _Transform(Function):
@@ -59,11 +59,11 @@ class _Transform(Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _Transform.apply(g, not ctx.adjoint), None  # type: ignore[return-value]
+        return _Transform.of(g, not ctx.adjoint), None  # type: ignore[return-value]
 
     @staticmethod
     def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
-        return _Transform.apply(t, ctx.adjoint)  # type: ignore[return-value]
+        return _Transform.of(t, ctx.adjoint)  # type: ignore[return-value]
 
 
 @opaque(lambda x, adjoint: torch.empty_like(x, memory_format=torch.contiguous_format), dims=(1,))

@@ -62,8 +62,8 @@ def householder(
     check_counts("householder", n=n, k=k, p=p)
     exact = precision == "exact"
     if k <= _panels(dtype)[0]:
-        return _OnePanel.apply(v, phase, signs, n, k, p, dtype, exact)[0]  # type: ignore[index]
-    return _Panels.apply(v, phase, signs, n, k, p, dtype, exact)  # type: ignore[return-value]
+        return _OnePanel.of(v, phase, signs, n, k, p, dtype, exact)[0]  # type: ignore[index]
+    return _Panels.of(v, phase, signs, n, k, p, dtype, exact)  # type: ignore[return-value]
 
 
 def householder_linear(
@@ -98,7 +98,7 @@ def householder_linear(
     if signs is not None or phase is not None:
         x = x * diagonal(signs=signs, phase=phase).to(x.dtype)
     rows = torch.nn.functional.pad(x, (0, n - p)).reshape(-1, n)
-    return _Reflect.apply(v, rows, k, precision).reshape(*x.shape[:-1], n)  # type: ignore[union-attr]
+    return _Reflect.of(v, rows, k, precision).reshape(*x.shape[:-1], n)  # type: ignore[union-attr]
 
 
 class _OnePanel(Function):
@@ -202,7 +202,7 @@ class _Reflect(Function):
     @staticmethod
     def tangent(ctx: Any, tv: Tensor | None, tx: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
         v, x, y = ctx.saved_tensors
-        ty = torch.zeros_like(y) if tx is None else _Reflect.apply(v, tx, ctx.k, ctx.precision)
+        ty = torch.zeros_like(y) if tx is None else _Reflect.of(v, tx, ctx.k, ctx.precision)
         return ty if tv is None else ty + _plain_tangent(v, tv, x.mT, ctx.k).mT  # type: ignore[operator, return-value]
 
 

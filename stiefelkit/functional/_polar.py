@@ -79,9 +79,9 @@ def _factor(who: str, x: Tensor, well_conditioned: bool) -> Tensor:
     check_matrices(who, x)
     exact = x.to(working_dtype(x.dtype)).resolve_conj()
     if x.shape[-2] < x.shape[-1]:
-        q = _Polar.apply(exact.mH.resolve_conj(), who, well_conditioned).mH.resolve_conj()  # type: ignore[union-attr]
+        q = _Polar.of(exact.mH.resolve_conj(), who, well_conditioned).mH.resolve_conj()  # type: ignore[union-attr]
     else:
-        q = _Polar.apply(exact, who, well_conditioned)
+        q = _Polar.of(exact, who, well_conditioned)
     return q.to(x.dtype).contiguous()  # type: ignore[union-attr]
 
 
@@ -112,7 +112,7 @@ def _derivative(x: Tensor, q: Tensor, t: Tensor) -> Tensor:
     h = q.mH @ x
     h = (h + h.mH) / 2
     along = q.mH @ t
-    z = _Lyapunov.apply(h, along - along.mH)
+    z = _Lyapunov.of(h, along - along.mH)
     return q @ z + torch.linalg.solve(h, t - q @ along, left=False)
 
 
@@ -134,14 +134,14 @@ class _Lyapunov(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         h, z = ctx.saved_tensors
-        y = _Lyapunov.apply(h, g)
+        y = _Lyapunov.of(h, g)
         return -(y @ z.mH + z.mH @ y), y  # type: ignore[operator, return-value]
 
     @staticmethod
     def tangent(ctx: Any, th: Tensor | None, ts: Tensor | None) -> Tensor:  # type: ignore[override]
         h, z = ctx.saved_tensors
         ts = torch.zeros_like(z) if ts is None else ts
-        return _Lyapunov.apply(h, ts if th is None else ts - th @ z - z @ th)  # type: ignore[return-value]
+        return _Lyapunov.of(h, ts if th is None else ts - th @ z - z @ th)  # type: ignore[return-value]
 
 
 def _by_eigenvectors(x: Tensor, who: str) -> Tensor:

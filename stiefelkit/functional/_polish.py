@@ -39,8 +39,8 @@ def polish(w: Tensor) -> Tensor:
     if w.dim() < 2:
         raise ShapeError(f"polish needs matrices of shape (*, n, p), got {tuple(w.shape)}.")
     if w.shape[-2] < w.shape[-1]:
-        return Polish.apply(w.mH.resolve_conj()).mH.resolve_conj().contiguous()  # type: ignore[union-attr]
-    return Polish.apply(w)  # type: ignore[return-value]
+        return Polish.of(w.mH.resolve_conj()).mH.resolve_conj().contiguous()  # type: ignore[union-attr]
+    return Polish.of(w)  # type: ignore[return-value]
 
 
 class Polish(Function):

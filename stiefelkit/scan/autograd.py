@@ -24,7 +24,7 @@ DELTAS = BACKWARD[:-1]
 
 def fused_scan(recurrence: Recurrence, *tensors: Tensor | None) -> tuple[Tensor | None, Tensor]:
     """Runs a recurrence with a fast backend; see `scan` for the tensors."""
-    out, last, _ = _Scan.apply(*tensors, recurrence, _may_be_differentiated(tensors))
+    out, last, _ = _Scan.of(*tensors, recurrence, _may_be_differentiated(tensors))
     return None if recurrence.last_only else out, last
 
 
@@ -83,14 +83,14 @@ class _Scan(_Fast):
             return (None,) * len(FORWARD)
         out, saved, *tensors = ctx.saved_tensors
         needs = ctx.needs_input_grad[: len(TENSORS)]
-        gradients = _ScanBackward.apply(*tensors, ctx.recurrence, out, saved, g_out, g_last, needs)
+        gradients = _ScanBackward.of(*tensors, ctx.recurrence, out, saved, g_out, g_last, needs)
         return (*(g if needed else None for g, needed in zip(gradients, needs, strict=True)), None, None)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:  # type: ignore[override]
         if not is_foldable(in_dims, FORWARD, args):
             return one_by_one(_Scan.apply, info, in_dims, args)
-        out, last, saved = _Scan.apply(*fold(info, in_dims, FORWARD, args))
+        out, last, saved = _Scan.of(*fold(info, in_dims, FORWARD, args))
         return (unfold(info, out, 1), unfold(info, last, 0), unfold(info, saved, 1)), (1, 0, 1)
 
 
@@ -111,7 +111,7 @@ class _ScanBackward(_Once):
         ):
             return one_by_one(_ScanBackward.apply, info, in_dims, args)
         folded = dict(zip(BACKWARD, fold(info, in_dims, BACKWARD, args), strict=True))
-        delta, dh0 = _Deltas.apply(*(folded[name] for name in DELTAS))
+        delta, dh0 = _Deltas.of(*(folded[name] for name in DELTAS))
         rows = {name: unfold(info, folded[name], 1) for name in ("x", "out", "saved")}
         h0 = unfold(info, folded["h0"], 0)
         gradients = sample_gradients(recurrence, unfold(info, delta, 1), h0=h0, u=folded["u"], **rows)
@@ -132,7 +132,7 @@ class _Deltas(_Once):
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:  # type: ignore[override]
         if not is_foldable(in_dims, DELTAS, args):
             return one_by_one(_Deltas.apply, info, in_dims, args)
-        delta, dh0 = _Deltas.apply(*fold(info, in_dims, DELTAS, args))
+        delta, dh0 = _Deltas.of(*fold(info, in_dims, DELTAS, args))
         return (unfold(info, delta, 1), unfold(info, dh0, 0)), (1, 0)
 
 

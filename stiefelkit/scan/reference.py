@@ -102,7 +102,7 @@ class _HalfGradient(Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return g, *_HalfGradientBackward.apply(g, *ctx.saved_tensors)
+        return g, *_HalfGradientBackward.of(g, *ctx.saved_tensors)
 
     @staticmethod
     def tangent(ctx: Any, *tangents: Any) -> Any:

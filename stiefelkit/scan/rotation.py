@@ -213,7 +213,7 @@ def _run(
     if backend == "reference":
         out, last = _loop(z, first, angle, decay, reverse)
     else:
-        out, last = _Scan.apply(z, first, angle, decay, reverse, is_last_only, backend)
+        out, last = _Scan.of(z, first, angle, decay, reverse, is_last_only, backend)
     if ends is not None and not reverse:
         last = out[ends]
     return None if last_only else out, last
@@ -269,10 +269,10 @@ class _Scan(Function):
         if g_last is None and (g_out is None or ctx.last_only):
             return (None,) * 7
         if z is None:
-            z, _ = _Scan.apply(x, first, angle, decay, ctx.reverse, False, ctx.backend)
+            z, _ = _Scan.of(x, first, angle, decay, ctx.reverse, False, ctx.backend)
         g = torch.zeros_like(z) if g_out is None or ctx.last_only else g_out
         back, b = (angle, decay) if angle.dim() == 1 else (_turned(t, ctx.reverse) for t in (angle, decay))
-        a, a_first = _Scan.apply(g, g_last, -back, b, not ctx.reverse, False, ctx.backend)
+        a, a_first = _Scan.of(g, g_last, -back, b, not ctx.reverse, False, ctx.backend)
         g_angle = g_decay = None
         if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
             pull = _pull(a, z, ctx.reverse, angle.dim() == 1)
@@ -284,13 +284,11 @@ class _Scan(Function):
     @staticmethod
     def tangent(ctx: Any, dx: Any, dfirst: Any, dangle: Any, ddecay: Any, *_: Any) -> Any:
         x, first, angle, decay = ctx.saved_tensors
-        z, _ = _Scan.apply(x, first, angle, decay, ctx.reverse, False, ctx.backend)
+        z, _ = _Scan.of(x, first, angle, decay, ctx.reverse, False, ctx.backend)
         zero = torch.zeros_like(angle)
         d = torch.complex(zero if ddecay is None else ddecay, decay * (zero if dangle is None else dangle))
         moved = _before(z, ctx.reverse) * (d * torch.polar(torch.ones_like(angle), angle))
-        out, last = _Scan.apply(
-            moved if dx is None else dx + moved, dfirst, angle, decay, ctx.reverse, False, ctx.backend
-        )
+        out, last = _Scan.of(moved if dx is None else dx + moved, dfirst, angle, decay, ctx.reverse, False, ctx.backend)
         return None if ctx.last_only else out, last
 
     @staticmethod
@@ -306,7 +304,7 @@ class _Scan(Function):
         x, first, angle, decay, *settings = args
         if angle.dim() - (in_dims[2] is not None) != decay.dim() - (in_dims[3] is not None):
             raise ShapeError("rotation_scan needs angle and decay of one shape under vmap.")
-        out, last = _Scan.apply(*map(folded, (x, first, angle, decay), in_dims), *settings)
+        out, last = _Scan.of(*map(folded, (x, first, angle, decay), in_dims), *settings)
         return tuple(t.unflatten(-1, (info.batch_size, -1)).movedim(-2, 0) for t in (out, last)), (0, 0)
 
 

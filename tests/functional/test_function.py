@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from every_map import make, over_all_maps
-from torch import Tensor
+from every_map import make, over_all_maps, squares
+from torch import Tensor, nn
 from torch.utils import _pytree
 
+import stiefelkit as sk
 from stiefelkit.functional._arithmetic.function import Function
 from stiefelkit.testing import seeds
 
@@ -50,7 +51,7 @@ def test_outputs_that_were_written_in_place_have_gradients_when_they_are_traced(
     x = torch.randn(5, generator=seeds.generator()).requires_grad_()
 
     def value(x: Tensor) -> Tensor:
-        found = function.apply(x)
+        found = function.of(x)
         return torch.stack([y.sum() for y in (found if isinstance(found, tuple) else (found,))]).prod()
 
     (expected,) = torch.autograd.grad(value(x), x)
@@ -75,3 +76,37 @@ def test_linearize_is_right_at_every_call_or_refused(name, dtype):
         expected = torch.func.jvp(f, (x,), (tangent,))[1]
         _, push = torch.func.linearize(f, x)
         assert all(torch.allclose(push(tangent), expected, rtol=1e-4, atol=1e-4) for _ in range(3))
+
+
+def train_exported(module: nn.Module, x: Tensor, strict: bool) -> list[tuple[Tensor, Tensor]]:
+    """Returns the gradients of a module and those of the program that is exported from it."""
+    squares(module(x)).backward()
+    expected = {key: p.grad for key, p in module.named_parameters() if p.grad is not None}
+    module.zero_grad()
+    program: Any = torch.export.export(module, (x,), strict=strict).module()
+    squares(program(x)).backward()
+    found = {key: p.grad for key, p in program.named_parameters()}
+    return [(found[key], g) for key, g in expected.items()]
+
+
+REFUSED = "train the model, and export it then"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@over_all_maps
+def test_a_program_that_was_exported_has_all_gradients_or_none(name, dtype, strict):
+    seeds.reseed()
+    layer, x = make(name, dtype), torch.randn(3, 4, dtype=dtype)
+    if name not in ("block_diagonal", "cayley", "fourier", "stiefel"):
+        with pytest.raises(NotImplementedError, match=REFUSED):
+            train_exported(layer, x, strict)
+        return
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in train_exported(layer, x, strict))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", ["scornn", "rotrnn", "goru"])
+def test_a_net_that_was_exported_refuses_to_train(name, strict):
+    seeds.reseed()
+    with pytest.raises(NotImplementedError, match=REFUSED):
+        train_exported(sk.models.create(name, 3, 4, 2), torch.randn(2, 12, 3), strict)

@@ -206,6 +206,32 @@ def run_layers_that_are_made_without_memory(rank):
             assert torch.equal(*both), name
 
 
+def run_states_that_are_shared_out(rank):
+    """torch's optimizer that leaves each rank a part of the states, around one that moves frames."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    nets: Any = []
+    for _ in range(2):
+        seeds.reseed()
+        net: Any = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        nets.append(sk.orthogonal(net, ["0.weight", "2.weight"], "stiefel"))
+    shared, alone = nets
+    wrapped, x = nn.parallel.DistributedDataParallel(shared), torch.randn(4, 8)
+    groups = sk.optim.parameter_groups(shared, lr=0.1)
+    optimizer: Any = ZeroRedundancyOptimizer(groups, optimizer_class=sk.optim.CayleyAdam, lr=0.1)
+    other = sk.optim.CayleyAdam(sk.optim.parameter_groups(alone, lr=0.1))
+    for _ in range(3):
+        for each, stepped in ((wrapped, optimizer), (alone, other)):
+            stepped.zero_grad()
+            each(x).square().sum().backward()
+            stepped.step()
+    for a, b in zip(shared.parameters(), alone.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+    assert all(drift.bits_lost < 1 for drift in sk.drift(shared).values())
+    with pytest.raises(errors.OptimizerError, match="ZeroRedundancyOptimizer"):
+        ZeroRedundancyOptimizer(shared.parameters(), optimizer_class=torch.optim.Adam, lr=0.1).step()
+
+
 RUNS = [
     run_ddp,
     run_fsdp,
@@ -213,6 +239,7 @@ RUNS = [
     run_fsdp_of_layers_that_apply_their_weight,
     run_frames_that_are_sharded,
     run_layers_that_are_made_without_memory,
+    run_states_that_are_shared_out,
 ]
 
 

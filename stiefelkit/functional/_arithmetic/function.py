@@ -49,10 +49,11 @@ class Function(torch.autograd.Function):
         """Keeps nothing."""
 
     @classmethod
-    def apply(cls, *args: Any) -> Any:
+    def of(cls, *args: Any) -> Any:
         """Applies the function; in plain eager mode without binding arguments by signature, which takes up to 80 us."""
         if torch.compiler.is_compiling():
-            return super().apply(*args)
+            # A program that is exported has no backward of ours; by these operations it has a gradient or an error.
+            return cls.forward(*args) if torch.compiler.is_exporting() else cls.apply(*args)
         if is_transformed():
             _refuse_nested_forward_mode()
             return super(Function, cls._eager).apply(*args)  # type: ignore[misc]

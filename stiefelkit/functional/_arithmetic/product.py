@@ -151,6 +151,7 @@ def opaque(
         name = f"stiefelkit::{fn.__name__.lstrip('_')}"
         op = torch.library.custom_op(name, in_full_precision, mutates_args=(), schema=schema)
         op.register_fake(like)
+        op.register_autograd(without_gradient)
         if dims is not None:
             op.register_vmap(functools.partial(_batched, op, dims))
 
@@ -161,6 +162,14 @@ def opaque(
         return call
 
     return decorate
+
+
+def without_gradient(ctx: Any, *gradients: Any) -> Any:
+    """The backward of an operator that has its gradient from the `Function` around it."""
+    raise NotImplementedError(
+        "A gradient needs the model itself, got an operator of stiefelkit in a program that was exported from it, "
+        "which has none; train the model, and export it then."
+    )
 
 
 def is_plain(*args: Any) -> bool:
@@ -247,7 +256,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype in (torch.float64, torch.complex128) or is_exported():
         return a @ b
     if _may_be_differentiated(a, b):
-        return _Product.apply(a, b)  # type: ignore[return-value]
+        return _Product.of(a, b)  # type: ignore[return-value]
     return _multiply(a, b)
 
 
@@ -294,7 +303,7 @@ def short_product(a: Tensor, b: Tensor, c: Tensor | None = None, share: float = 
 
 def with_dense_gradient(w: Tensor) -> Tensor:
     """Returns W itself, whose gradient, if it comes sparse, is passed on as a dense one."""
-    return _Dense.apply(w)  # type: ignore[return-value]
+    return _Dense.of(w)  # type: ignore[return-value]
 
 
 class _Dense(Function):

@@ -29,7 +29,7 @@ def fine_product(a: Tensor, b: Tensor, bits: int = BITS) -> Tensor:
 
     To so many bits, relative to the largest entries of a row of A and a column of B.
     """
-    return _Fine.apply(a, b, bits)  # type: ignore[return-value]
+    return _Fine.of(a, b, bits)  # type: ignore[return-value]
 
 
 class _Fine(Function):
@@ -142,7 +142,7 @@ def settled(w: Tensor) -> Tensor:
 
 def settle(w: Tensor) -> Tensor:
     """Returns the same, which gradients pass straight through, as through `polish`."""
-    return _Settle.apply(w)  # type: ignore[return-value]
+    return _Settle.of(w)  # type: ignore[return-value]
 
 
 class _Settle(Polish):

@@ -75,10 +75,10 @@ def cayley(
     else:
         d = v.new_ones(p, dtype=torch.float64)
     if n > p:
-        w = _Tall.apply(v, phase, d, n, p)
+        w = _Tall.of(v, phase, d, n, p)
     else:
         fast = precision == "fast" and v.dtype == torch.float32 and n >= _SMALLEST_FAST
-        w = _Square.apply(v, phase, d, n, fast)
+        w = _Square.of(v, phase, d, n, fast)
     if v.dtype == torch.float32 and w.dtype in _DOUBLE and splits(w):  # type: ignore[union-attr]
         w = settle(w)  # type: ignore[arg-type]
     return w.to(torch.promote_types(v.dtype, torch.complex32) if d is None else v.dtype)  # type: ignore[union-attr]
@@ -112,6 +112,8 @@ class _Square(Function):
         if v.dtype == torch.float64:
             # What the inverse leaves in float64, a Newton step takes away.
             m = m + m @ (torch.eye(n, dtype=m.dtype, device=m.device) - a @ m)
+        if torch.compiler.is_exporting():
+            m = m.clone()  # an exported program trains by the derivative of the inverse, which needs it as it is
         d = (diagonal(phase=phase) if d is None else d).to(m.dtype)
         if is_split:
             w = m.mul_(2 * d.unsqueeze(-2))

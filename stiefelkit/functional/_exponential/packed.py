@@ -61,7 +61,7 @@ def matrix_exp(
     if n > 2 * p:
         w = _tall(v, n, p, is_complex, truncation)
     else:
-        a = _Skew.apply(v, n, p, is_complex)
+        a = _Skew.of(v, n, p, is_complex)
         w = exponential(a, skew=True, truncation=truncation, polish=last and n == p)  # type: ignore[arg-type]
     if n > p:
         w = w[..., :p]
@@ -95,7 +95,7 @@ class _Skew(Function):
 
     @staticmethod
     def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
-        return _Skew.apply(t, ctx.n, ctx.p, ctx.is_complex)  # type: ignore[return-value]
+        return _Skew.of(t, ctx.n, ctx.p, ctx.is_complex)  # type: ignore[return-value]
 
 
 def _tall(v: Tensor, n: int, p: int, is_complex: bool, truncation: float | None) -> Tensor:

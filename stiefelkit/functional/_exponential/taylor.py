@@ -62,7 +62,7 @@ def exponential(a: Tensor, *, skew: bool = False, truncation: float | None = Non
         Tensor of the shape and dtype of A; float32 of norm above 8 is worked with in float64. NaN propagates.
     """
     check_square("exponential", a)
-    return (_Kept if is_plain(a) else _Traced).apply(a, skew, truncation, polish)  # type: ignore[return-value]
+    return (_Kept if is_plain(a) else _Traced).of(a, skew, truncation, polish)  # type: ignore[return-value]
 
 
 class _Kept(Function):
@@ -88,7 +88,7 @@ class _Kept(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         a, *factors = ctx.saved_tensors
         if is_differentiated() or not is_plain(g):
-            return _Adjoint.apply(a, g, ctx.skew, ctx.truncation), None, None, None
+            return _Adjoint.of(a, g, ctx.skew, ctx.truncation), None, None, None
         with FullPrecision(g.device):
             split = _is_split(a, ctx.truncation)
             return _adjoint(g.to(factors[0].dtype), factors, ctx.skew, split).to(a.dtype), None, None, None
@@ -113,7 +113,7 @@ class _Traced(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (a,) = ctx.saved_tensors
-        return _Adjoint.apply(a, g, ctx.skew, ctx.truncation), None, None, None
+        return _Adjoint.of(a, g, ctx.skew, ctx.truncation), None, None, None
 
     @staticmethod
     def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
@@ -137,7 +137,7 @@ class _Adjoint(Function):
         a, g = (t.to(working_dtype(t.dtype)) for t in ctx.saved_tensors)
         # The adjoint is the upper right block of exp [[A^H, G], [0, A^H]], whose own adjoint this takes.
         n = a.shape[-1]
-        adjoint = _Adjoint.apply(_blocks(a.mH, g), _blocks(torch.zeros_like(a), gg.to(g.dtype)), False, None)
+        adjoint = _Adjoint.of(_blocks(a.mH, g), _blocks(torch.zeros_like(a), gg.to(g.dtype)), False, None)
         ga = (adjoint[..., :n, :n] + adjoint[..., n:, n:]).mH  # type: ignore[index]
         return ga.to(gg.dtype), adjoint[..., :n, n:].to(gg.dtype), None, None  # type: ignore[index]
 
@@ -151,7 +151,7 @@ class _Adjoint(Function):
 
 def _derivative(a: Tensor, t: Tensor, truncation: float | None) -> Tensor:
     """Returns the derivative of exp at A along T, which is the adjoint one at A^H."""
-    return _Adjoint.apply(a.mH.resolve_conj(), t, False, truncation)  # type: ignore[return-value]
+    return _Adjoint.of(a.mH.resolve_conj(), t, False, truncation)  # type: ignore[return-value]
 
 
 def _blocks(a: Tensor, g: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def brickwall(x: Tensor, angle: Tensor, phase: Tensor | None = None, *, layers: 
         phase = phase.expand(*batch, phase.shape[-1])
     elif x.is_complex():
         phase = torch.zeros_like(angle)
-    return _Brickwall.apply(x, angle, phase, layers)  # type: ignore[return-value]
+    return _Brickwall.of(x, angle, phase, layers)  # type: ignore[return-value]
 
 
 class _Brickwall(Function):
@@ -80,7 +80,7 @@ class _Brickwall(Function):
     @staticmethod
     def tangent(ctx: Any, tx: Tensor | None, ta: Tensor | None, tp: Tensor | None, _: None) -> Tensor:  # type: ignore[override]
         y, angle, phase = ctx.saved_tensors
-        ty = torch.zeros_like(y) if tx is None else _Brickwall.apply(tx, angle, phase, ctx.layers)
+        ty = torch.zeros_like(y) if tx is None else _Brickwall.of(tx, angle, phase, ctx.layers)
         if ta is None and tp is None:
             return ty  # type: ignore[return-value]
 

@@ -47,7 +47,7 @@ def butterfly(
     low = low * d.to(low.dtype).reshape(*d.shape[:-1], *low.shape[-4:-2], 1, 1)
     if n == 1:
         return (low * high).flatten(-3).to(dtype)
-    return _Outer.apply(high, low, low.dtype if dtype is None else dtype)  # type: ignore[return-value]
+    return _Outer.of(high, low, low.dtype if dtype is None else dtype)  # type: ignore[return-value]
 
 
 def rotate_butterfly(x: Tensor, angle: Tensor, phase: Tensor | None = None) -> Tensor:
@@ -126,8 +126,8 @@ class _Outer(Function):
     def tangent(ctx: Any, th: Tensor | None, tl: Tensor | None, _: None) -> Tensor:  # type: ignore[override]
         high, low = ctx.saved_tensors
         if th is None or tl is None:
-            return _Outer.apply(high if th is None else th, low if tl is None else tl, ctx.dtype)  # type: ignore[return-value]
-        return _Outer.apply(th, low, ctx.dtype) + _Outer.apply(high, tl, ctx.dtype)  # type: ignore[operator, return-value]
+            return _Outer.of(high if th is None else th, low if tl is None else tl, ctx.dtype)  # type: ignore[return-value]
+        return _Outer.of(th, low, ctx.dtype) + _Outer.of(high, tl, ctx.dtype)  # type: ignore[operator, return-value]
 
 
 def _summed(g: Tensor, other: Tensor, dim: int) -> Tensor:

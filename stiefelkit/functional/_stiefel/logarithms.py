@@ -81,7 +81,7 @@ def geodesic_logarithm(w: Tensor, y: Tensor, metric: str = "canonical") -> tuple
     """
     check_alike("geodesic_logarithm", w, y)
     alpha_of("geodesic_logarithm", metric)
-    return _Logarithm.apply(*torch.broadcast_tensors(w, y), metric)  # type: ignore[return-value]
+    return _Logarithm.of(*torch.broadcast_tensors(w, y), metric)  # type: ignore[return-value]
 
 
 class _Logarithm(Function):
