@@ -168,9 +168,9 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
 
     At an optimizer's first step, and again after weights or groups have changed, it warns of what else it holds.
     """
-    # torch's ZeroRedundancyOptimizer has one in `optim`, for the shares of its rank.
-    movers = optimizer, getattr(optimizer, "optim", None)
-    count, suspects, own = 0, [], any(getattr(mover, "moves_frames", False) for mover in movers)
+    # torch's ZeroRedundancyOptimizer has the one that steps, for the share of its rank, in `optim`.
+    own = getattr(optimizer, "moves_frames", False) or getattr(getattr(optimizer, "optim", None), "moves_frames", False)
+    count, suspects = 0, []
     for group in optimizer.param_groups:
         count += len(group["params"])
         if not own or group.get("manifold", "any") is None:
