@@ -179,7 +179,7 @@ class RotationRNN(Layers):
         if self.parametrization is not None:
             p = torch.block_diag(*getattr(self, f"basis{suffix}")).to(w.dtype)
             w = p @ w @ p.mH
-        return w.to(self._dtypes()[self.is_complex])
+        return w.to(self._dtypes()[int(self.is_complex)])
 
     def _run(
         self, suffix: str, x: Tensor, h_0: Tensor | None, batch: int, **steps: Any
@@ -211,7 +211,7 @@ class RotationRNN(Layers):
                 last = driven_last_state(x, rows, angle, g, first, steps["reverse"])
             else:
                 out, last = rotation_scan(product(x, rows), angle, g, first, backend=self.backend, **steps)
-            dtype = self._dtypes()[self.is_complex]
+            dtype = self._dtypes()[int(self.is_complex)]
             return None if out is None else _times(out, outward).to(dtype), _times(last, outward).to(dtype)
 
     def _angle(self, suffix: str) -> Tensor:
