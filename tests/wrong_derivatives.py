@@ -67,7 +67,7 @@ class _WrongTangent(Function):
 
 class WrongTangent(Small):
     def forward(self, skew, phase=None):
-        return super().forward(_WrongTangent.apply(skew), phase)
+        return super().forward(_WrongTangent.of(skew), phase)
 
 
 class _LastOfBatch(torch.autograd.Function):

@@ -89,7 +89,7 @@ class _Scan(_Fast):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:  # type: ignore[override]
         if not is_foldable(in_dims, FORWARD, args):
-            return one_by_one(_Scan.apply, info, in_dims, args)
+            return one_by_one(_Scan.of, info, in_dims, args)
         out, last, saved = _Scan.of(*fold(info, in_dims, FORWARD, args))
         return (unfold(info, out, 1), unfold(info, last, 0), unfold(info, saved, 1)), (1, 0, 1)
 
@@ -109,7 +109,7 @@ class _ScanBackward(_Once):
             or recurrence.last_only
             or not is_foldable(in_dims, BACKWARD, args)
         ):
-            return one_by_one(_ScanBackward.apply, info, in_dims, args)
+            return one_by_one(_ScanBackward.of, info, in_dims, args)
         folded = dict(zip(BACKWARD, fold(info, in_dims, BACKWARD, args), strict=True))
         delta, dh0 = _Deltas.of(*(folded[name] for name in DELTAS))
         rows = {name: unfold(info, folded[name], 1) for name in ("x", "out", "saved")}
@@ -131,7 +131,7 @@ class _Deltas(_Once):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:  # type: ignore[override]
         if not is_foldable(in_dims, DELTAS, args):
-            return one_by_one(_Deltas.apply, info, in_dims, args)
+            return one_by_one(_Deltas.of, info, in_dims, args)
         delta, dh0 = _Deltas.of(*fold(info, in_dims, DELTAS, args))
         return (unfold(info, delta, 1), unfold(info, dh0, 0)), (1, 0)
 

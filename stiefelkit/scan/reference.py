@@ -33,7 +33,7 @@ def reference_scan(recurrence: Recurrence, *tensors: Any) -> tuple[Tensor | None
 def _plain_step(
     wt: Tensor, function: Callable[..., Tensor], inner: tuple[Tensor, ...], times: Callable[..., Tensor], half: bool
 ) -> Step:
-    add = _HalfGradient.apply if half else _full_step if times is product else torch.addmm
+    add = _HalfGradient.of if half else _full_step if times is product else torch.addmm
 
     def step(row: Tensor, h: Tensor) -> Tensor:
         return function(add(row, h, wt), *inner)

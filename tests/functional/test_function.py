@@ -1,5 +1,7 @@
 """What all autograd functions of stiefelkit do when they are traced."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +78,13 @@ def test_linearize_is_right_at_every_call_or_refused(name, dtype):
         expected = torch.func.jvp(f, (x,), (tangent,))[1]
         _, push = torch.func.linearize(f, x)
         assert all(torch.allclose(push(tangent), expected, rtol=1e-4, atol=1e-4) for _ in range(3))
+
+
+def test_functions_are_called_by_of_which_knows_forward_mode_and_export():
+    root = Path(sk.__file__).parent
+    files = [path for room in ("functional", "scan") for path in (root / room).rglob("*.py")]
+    found = [name for path in files for name in re.findall(r"\b_?[A-Z]\w*\.apply\b", path.read_text(encoding="utf-8"))]
+    assert found == []
 
 
 def train_exported(module: nn.Module, x: Tensor, strict: bool) -> list[tuple[Tensor, Tensor]]:
