@@ -89,7 +89,7 @@ def _refuse_nested_forward_mode() -> None:
 
 
 def _refuse_linearize() -> None:
-    """What it returns writes at every call into what it has worked out beforehand, once more."""
+    """The function that `linearize` returns repeats, at every call, in-place operations on tensors kept from before."""
     linearize = torch.func.linearize.__code__
     if is_in_forward_mode() and any(frame.f_code is linearize for frame, _ in traceback.walk_stack(None)):
         raise NotImplementedError(
