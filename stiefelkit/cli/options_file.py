@@ -10,6 +10,7 @@ from cyclopts import App, ArgumentCollection, Token
 from cyclopts.config import Dict
 
 from stiefelkit.errors import OptionError, did_you_mean
+from stiefelkit.training.recipes import written
 from stiefelkit.training.tasks import tasks
 
 LARGEST = 2**20
@@ -73,11 +74,9 @@ class OptionsFile:
 
     def _put(self, arguments: ArgumentCollection, key: str, entry: str, value: Any) -> None:
         place = f"{key}.{entry}"
-        if key == "optimizers" and isinstance(value, dict):
-            value = " ".join(
-                [str(value.get("optimizer", "")), *(f"{k}={_word(v)}" for k, v in value.items() if k != "optimizer")]
-            )
-        if not isinstance(_word(value), bool | int | float | str):
+        is_list = isinstance(value, list) and all(isinstance(item, int | float) for item in value)
+        is_table = key == "optimizers" and isinstance(value, dict)
+        if not (is_list or is_table or isinstance(value, bool | int | float | str)):
             raise OptionError(
                 f"Option {place!r} in {self.source} needs a number, a list of numbers, a word, true or false, "
                 f"got {value!r}."
@@ -87,13 +86,7 @@ class OptionsFile:
         except ValueError:
             raise OptionError(f"Option {key!r} in {self.source} needs one value, got a table.") from None
         if all(token.keys != keys for token in argument.tokens):
-            argument.append(Token(keyword=place, value=str(_word(value)), source=self.source, keys=keys))
-
-
-def _word(value: Any) -> Any:
-    """Returns a list of numbers as the command line has it; all else as it is."""
-    is_list = isinstance(value, list) and all(isinstance(item, int | float) for item in value)
-    return f"[{','.join(map(str, value))}]" if is_list else value
+            argument.append(Token(keyword=place, value=written(value), source=self.source, keys=keys))
 
 
 def read_options(path: Path) -> OptionsFile:

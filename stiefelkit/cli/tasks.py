@@ -16,7 +16,7 @@ from stiefelkit.cli.app import DEFAULTS, asked
 from stiefelkit.cli.options import options
 from stiefelkit.training.checks import words_of
 from stiefelkit.training.display import Board
-from stiefelkit.training.recipes import Settings
+from stiefelkit.training.recipes import Settings, written
 from stiefelkit.training.tasks import Task, tasks
 
 Command = Callable[[type[Task]], Callable[..., Any]]
@@ -114,8 +114,7 @@ def _entries(name: str, value: Any) -> str:
 
 def _words(value: Any) -> str:
     if isinstance(value, dict) and "optimizer" in value:
-        options = (f"{key}={_words(item)}" for key, item in value.items() if key != "optimizer")
-        return f'"{" ".join([value["optimizer"], *options])}"'
+        return f'"{written(value)}"'
     if isinstance(value, dict):
         return ", ".join(f"{key} {_words(item)}" for key, item in value.items()) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

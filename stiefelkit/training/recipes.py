@@ -65,6 +65,20 @@ def literal(word: str) -> Option:
     return {"true": True, "false": False}.get(word.lower(), word)
 
 
+def written(value: Any) -> str:
+    """Returns the word of a value on the command line, as `literal` reads it, or of a table as `tables_of` does.
+
+    >>> written({"optimizer": "adam", "lr": 1e-4, "betas": [0.9, 0.99], "amsgrad": True})
+    'adam lr=0.0001 betas=[0.9,0.99] amsgrad=true'
+    """
+    if isinstance(value, Mapping):
+        pairs = (f"{key}={written(item)}" for key, item in value.items() if key != "optimizer")
+        return " ".join([str(value.get("optimizer", "")), *pairs])
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _number(word: str) -> int | float | None:
     for reader in (int, float):
         with contextlib.suppress(ValueError):

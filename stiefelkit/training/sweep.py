@@ -29,7 +29,7 @@ from stiefelkit.training.display import Board, Silent
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.files import reachable, refuse_links, write_json
 from stiefelkit.training.ranks import Interruption
-from stiefelkit.training.recipes import Settings
+from stiefelkit.training.recipes import Settings, written
 from stiefelkit.training.tasks import Task, create, tasks
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Run:
             if isinstance(value, bool) and "." not in key:  # options of a task are switches
                 words.append(f"--{option}" if value else f"--no-{option}")
             else:
-                words += [f"--{option}", _word(value)]
+                words += [f"--{option}", written(value)]
         return shlex.join(words)
 
 
@@ -164,13 +164,6 @@ def _run(fixed: Mapping[str, Any], chosen: dict[str, Any]) -> Run:
             known = [*(FIELDS.keys() - TABLES), *of_task, *(f"{name}.NAME" for name in sorted(TABLES))]
             raise OptionError(f"{SUBJECT} of {task} has no option {key!r}{did_you_mean(key, known)}")
     return Run(chosen, task, task_options, model, Settings(**settings))
-
-
-def _word(value: Any) -> str:
-    """Returns the word of a value on the command line; an optimizer with its options is one, "rmsprop lr=0.001"."""
-    if isinstance(value, Mapping):
-        return " ".join([value["optimizer"], *(f"{k}={_word(v)}" for k, v in value.items() if k != "optimizer")])
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.testing import seeds
 from stiefelkit.training.config import Config
+from stiefelkit.training.recipes import tables_of
 from stiefelkit.training.run_folder import RunFolder, is_run, summarise
 from stiefelkit.training.sweep import _answer, runs_of
 
@@ -66,6 +67,13 @@ def test_each_combination_is_the_run_of_its_line_and_seeds_are_a_spread(file, tm
         losses = [summarise(out / run).test["loss"] for run in cell["runs"]]
         assert len(losses) == 2
         assert cell["scores"]["loss"] == [statistics.fmean(losses), statistics.stdev(losses)]
+
+
+def test_the_line_of_a_run_reads_lists_of_an_optimizer_back():
+    table = {"optimizer": "adam", "lr": 1e-4, "betas": [0.9, 0.99], "amsgrad": True}
+    (run,) = runs_of({"task": "adding", "model": "scornn", "optimizers": {"skew": table}})
+    words = shlex.split(run.command(Path("runs")))
+    assert tables_of({"skew": words[words.index("--optimizers.skew") + 1]}) == {"skew": table}
 
 
 @pytest.mark.slow
