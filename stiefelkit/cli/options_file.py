@@ -28,11 +28,7 @@ class OptionsFile:
     source: str
 
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        """Puts the options under those of the command line.
-
-        Raises:
-            OptionError: the command has no such option.
-        """
+        """Puts the options under those of the command line; raises OptionError if the command has no such option."""
         names = {name.lstrip("-").partition(".")[0] for argument in arguments for name in argument.names}
         # the negative of a switch, and the place of a table's entries, are no keys of a file
         names = {name for name in names if not name.startswith("no-") and name != "*"}
@@ -90,13 +86,10 @@ class OptionsFile:
 
 
 def read_options(path: Path) -> OptionsFile:
-    """Returns the options in a TOML file.
+    """Returns the options in a TOML file; raises OptionError if it cannot be read, or is no TOML.
 
     Keys are the options without their dashes in front, `hidden-size = 96` or `hidden_size = 96`; tables hold the
     options with a dot, `[rates]` `skew = 1e-4`, or what is for one task only, `[digits]` and `[digits.rates]`.
-
-    Raises:
-        OptionError: the file cannot be read, or is no TOML.
     """
     return OptionsFile(read_toml("--config", path), str(path))
 
@@ -104,8 +97,7 @@ def read_options(path: Path) -> OptionsFile:
 def read_toml(who: str, path: Path) -> dict[str, Any]:
     """Returns what a TOML file of options says.
 
-    Raises:
-        OptionError: it cannot be read, is no TOML, or is larger or deeper than options are.
+    Raises OptionError if it cannot be read, is no TOML, or is larger or deeper than options are.
     """
     try:
         with path.open("rb") as file:

@@ -9,7 +9,7 @@ from rich.table import Table
 from stiefelkit.cli.options import options
 from stiefelkit.errors import DivergedError, OptionError, RunError
 from stiefelkit.training.data import named
-from stiefelkit.training.display import Board, Screen, say
+from stiefelkit.training.display import Screen, say
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.files import reachable, refuse_links, writable
 from stiefelkit.training.papers import Reproduction, Row, find, rows
@@ -29,7 +29,7 @@ def reproduce(
     page: Path | None = None,
     data: Path | None = None,
     out: Path = Path("runs/papers"),
-    board: Board,
+    tensorboard: bool = False,
     figures: Figures,
 ) -> int:
     """Runs an experiment again; the words of its help stand in the table of commands.
@@ -42,7 +42,7 @@ def reproduce(
         page: folder of that page, report.md, and its plots; report/ in --out if left out.
         data: folder of the data; that of STIEFELKIT_DATA if left out.
         out: folder of the runs; that of an experiment lies in it under its name.
-        board: where the curves of the run can be watched.
+        tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of the run.
         figures: how they are written.
     """
     modes = [word for word in (name, list and "--list", report and "--report") if word]
@@ -74,10 +74,10 @@ def reproduce(
             raise OptionError(
                 "Reproducing needs the name of an experiment, got none; stiefelkit reproduce --list has all."
             )
-        return _run(name, out, plan, board)
+        return _run(name, out, plan, tensorboard)
 
 
-def _run(name: str, out: Path, plan: Reproduction, board: Board) -> int:
+def _run(name: str, out: Path, plan: Reproduction, tensorboard: bool) -> int:
     from stiefelkit.training.display import Terminal
     from stiefelkit.training.reproduce import note
     from stiefelkit.training.reproduce import reproduce as run
@@ -88,7 +88,7 @@ def _run(name: str, out: Path, plan: Reproduction, board: Board) -> int:
         refuse_links(path, out)
     before, diverged = last_step(path), ""
     try:
-        outcome = run(row, path, plan, Terminal(), board)
+        outcome = run(row, path, plan, Terminal(), tensorboard)
     except DivergedError as error:
         diverged = error.found
         raise

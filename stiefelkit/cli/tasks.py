@@ -15,7 +15,6 @@ from cyclopts import App
 from stiefelkit.cli.app import DEFAULTS, asked
 from stiefelkit.cli.options import options
 from stiefelkit.training.checks import words_of
-from stiefelkit.training.display import Board
 from stiefelkit.training.recipes import Settings, written
 from stiefelkit.training.tasks import Task, tasks
 
@@ -55,8 +54,8 @@ def with_options(run: Callable[..., int], cls: type[Task]) -> Callable[..., int]
     return options(functools.partial(filled, cls), cls)(run)
 
 
-def resume_line(*words: str, data: Path | None, board: Board | None = None, ranks: int = 1) -> str:
-    """Returns the line that goes on with what was stopped, by so many ranks, with the data and the board it had.
+def resume_line(*words: str, data: Path | None, tensorboard: bool = False, ranks: int = 1) -> str:
+    """Returns the line that goes on with what was stopped, by so many ranks, with the data and the curves it had.
 
     >>> resume_line("train", "chars", "--out", "my runs", data=Path("text"))
     "stiefelkit train chars --out 'my runs' --data text --resume"
@@ -64,7 +63,7 @@ def resume_line(*words: str, data: Path | None, board: Board | None = None, rank
     here = os.environ.get("LOCAL_WORLD_SIZE", str(ranks))
     start = ["stiefelkit"] if ranks == 1 else ["torchrun", "--nproc-per-node", here, "-m", "stiefelkit"]
     more = [] if data is None else ["--data", str(data)]
-    more += ["--tensorboard"] if board is not None and board.tensorboard else []
+    more += ["--tensorboard"] if tensorboard else []
     return shlex.join([*start, *words, *more, "--resume"])
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from stiefelkit.cli.tasks import app_of_tasks, resume_line, subcommand, with_options
 from stiefelkit.errors import OptionError
 from stiefelkit.training.data import named
-from stiefelkit.training.display import Board, Screen, Silent, Terminal, say
+from stiefelkit.training.display import Screen, Silent, Terminal, say
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.ranks import joined
 from stiefelkit.training.recipes import Settings
@@ -32,7 +32,7 @@ def _train(cls: type[Task]) -> Callable[..., int]:
         data: Path | None = None,
         task: dict[str, Any],
         settings: Settings,
-        board: Board,
+        tensorboard: bool = False,
     ) -> int:
         """Trains one model on the task.
 
@@ -43,7 +43,7 @@ def _train(cls: type[Task]) -> Callable[..., int]:
             data: folder of the data, for tasks that read files; that of STIEFELKIT_DATA if left out.
             task: the options of the task.
             settings: how to train; what is left out comes from the recipe of the task for the model.
-            board: where its curves can be watched.
+            tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of the run.
         """
         if model is None and not (resume and out):
             raise OptionError(
@@ -60,13 +60,14 @@ def _train(cls: type[Task]) -> Callable[..., int]:
                 asked: dict[str, Any] = {**settings.given(), "task": cls.name}
                 asked |= {"model": model} if model else {}
                 asked |= {"task_options": task} if task else {}
-                outcome = go_on(path, asked, display, board=board, ranks=ranks)
+                outcome = go_on(path, asked, display, tensorboard=tensorboard, ranks=ranks)
             else:
                 with ranks.together():
                     config = Config.resolve(cls(**task), model or "", settings)
-                outcome = train(config, path, display, board=board, ranks=ranks)
+                outcome = train(config, path, display, tensorboard=tensorboard, ranks=ranks)
             if ranks.is_first:
-                line = resume_line("train", cls.name, "--out", str(path), data=data, board=board, ranks=ranks.size)
+                words = ("train", cls.name, "--out", str(path))
+                line = resume_line(*words, data=data, tensorboard=tensorboard, ranks=ranks.size)
                 _tell(outcome, line)
         return 0 if outcome.signal is None else 128 + outcome.signal
 
@@ -95,7 +96,7 @@ def _compare(cls: type[Task]) -> Callable[..., int]:
         data: Path | None = None,
         task: dict[str, Any],
         settings: Settings,
-        board: Board,
+        tensorboard: bool = False,
         figures: Figures,
     ) -> int:
         """Trains several models on the task, one after the other, and compares them.
@@ -107,7 +108,7 @@ def _compare(cls: type[Task]) -> Callable[..., int]:
             data: folder of the data, for tasks that read files; that of STIEFELKIT_DATA if left out.
             task: the options of the task.
             settings: how to train; what is left out comes from the recipe of the task for each model.
-            board: where the curves of each run can be watched.
+            tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of each run.
             figures: how they are written.
         """
         from stiefelkit.training.sweep import compare
@@ -116,22 +117,14 @@ def _compare(cls: type[Task]) -> Callable[..., int]:
         path = out or Path("runs") / cls.name
         problem = cls(**task)
         with named(data):
-            comparison = compare(
-                problem,
-                names,
-                path,
-                settings,
-                named=task,
-                resuming=resume,
-                display=Terminal(),
-                board=board,
-                figures=figures,
+            found = compare(
+                problem, names, path, settings, Terminal(), figures, task, resuming=resume, tensorboard=tensorboard
             )
-            if comparison.signal is not None:
+            if found.signal is not None:
                 words = ("compare", cls.name, "--models", ",".join(names), "--out", str(path))
-                say(f"Stopped and saved; resume with: {resume_line(*words, data=data, board=board)}")
-                return 128 + comparison.signal
-            _print(problem, comparison)
+                say(f"Stopped and saved; resume with: {resume_line(*words, data=data, tensorboard=tensorboard)}")
+                return 128 + found.signal
+            _print(problem, found)
             return 0
 
     return with_options(run, cls)

@@ -27,7 +27,6 @@ LARGEST = 2**30
 TENSORS, STATE = "tensors.safetensors", "state.json"
 PREFIX, TEMPORARY = "step-", ".tmp-"
 NAME = re.compile(rf"{PREFIX}(\d{{8,}})", re.ASCII)
-HEAD, MIDDLE, TAIL = b'{"sha256": "', b'", "record": ', b"}"
 BROKEN = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, SafetensorError)
 """What comes of files that hold something else than they should."""
 
@@ -45,7 +44,7 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
         make_folder(temporary, run)
         write_synced(temporary / TENSORS, content, run)
         record = {"step": step, "tensors": {"sha256": hashlib.sha256(content).hexdigest()}, "state": tree}
-        write_synced(temporary / STATE, _sealed(json.dumps(record).encode()), run)
+        write_synced(temporary / STATE, _sealed(record), run)
         sync_directory(temporary)
         remove(final, run)  # a damaged one that was resumed past
         rename(temporary, final.name, run)
@@ -74,8 +73,7 @@ def step_of(path: Path) -> int:
 def latest(folder: Path) -> tuple[int, dict[str, Any], list[str]] | None:
     """Returns step and state of the last whole checkpoint, and a sentence for each later one; None if there is none.
 
-    Raises:
-        RunError: there are checkpoints and all of them are damaged.
+    Raises RunError if there are checkpoints and all of them are damaged.
     """
     damages: list[str] = []
     for path in reversed(checkpoints(folder)):
@@ -113,18 +111,18 @@ def load(path: Path) -> tuple[int, dict[str, Any]]:
     return step, state
 
 
-def _sealed(record: bytes) -> bytes:
-    return HEAD + hashlib.sha256(record).hexdigest().encode() + MIDDLE + record + TAIL
+def _sealed(record: Any) -> bytes:
+    digest = hashlib.sha256(json.dumps(record).encode()).hexdigest()
+    return json.dumps({"sha256": digest, "record": record}).encode()
 
 
 def _unsealed(content: bytes) -> Any:
     if content.startswith(b'{"step": '):  # written before there were digests
         return parse_json(content)
-    record = content[len(_sealed(b"")) - len(TAIL) : -len(TAIL)]
-    # whatever differs differs in these bytes: framing and digest are compared with what the record makes of them
-    if content != _sealed(record):
+    record = json.loads(content)["record"]
+    if content != _sealed(record):  # JSON of its own making comes back to the byte
         raise ValueError("it has changed")
-    return json.loads(record)
+    return record
 
 
 def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:

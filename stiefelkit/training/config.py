@@ -122,12 +122,9 @@ class Config:
 
     @classmethod
     def from_json(cls, data: Any, source: str) -> Config:
-        """Returns the config that `dataclasses.asdict` wrote.
+        """Returns the config that `dataclasses.asdict` wrote; raises RunError, which names `source`, if it is none.
 
         Fields, and options of the task, that are newer than it get their defaults.
-
-        Raises:
-            RunError: `data` is no such thing; `source` names the file in the message.
         """
         known = {item.name for item in dataclasses.fields(cls)}
         if not (isinstance(data, dict) and {"task", "model"} <= set(data) <= known):

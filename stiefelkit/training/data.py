@@ -28,9 +28,11 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from stiefelkit.errors import DataError
 
+T = TypeVar("T")
 VARIABLE = "STIEFELKIT_DATA"
 REMEDY = f"name its folder with --data DIR or {VARIABLE}"
 
@@ -55,24 +57,23 @@ class File:
     aliases: tuple[str, ...] = ()
 
 
-@contextlib.contextmanager
-def named(path: Path | None) -> Iterator[None]:
+def named(path: Path | None) -> contextlib.AbstractContextManager[None]:
     """Has data be looked for in a folder, as --data does; None leaves it to the environment."""
-    token = _named.set(path if path is not None else _named.get())
-    try:
-        yield
-    finally:
-        _named.reset(token)
+    return _holding(_named, path if path is not None else _named.get())
+
+
+def on(device: str) -> contextlib.AbstractContextManager[None]:
+    """Has tasks that keep their data in memory keep them on a device, and answer with tensors there."""
+    return _holding(_device, device)
 
 
 @contextlib.contextmanager
-def on(device: str) -> Iterator[None]:
-    """Has tasks that keep their data in memory keep them on a device, and answer with tensors there."""
-    token = _device.set(device)
+def _holding(variable: ContextVar[T], value: T) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _device.reset(token)
+        variable.reset(token)
 
 
 def device() -> str:
@@ -92,8 +93,7 @@ def digest(pieces: Iterable[bytes]) -> str:
 def place() -> Path | None:
     """Returns the folder of data that was named, on the command line or else by STIEFELKIT_DATA; None if none was.
 
-    Raises:
-        DataError: there is no such folder.
+    Raises DataError if there is no such folder.
     """
     path = _named.get() or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if path is not None and not path.is_dir():
@@ -104,8 +104,7 @@ def place() -> Path | None:
 def folder(name: str) -> Path:
     """Returns the folder of the data of a task by name: one of that name in the folder of data, or else that itself.
 
-    Raises:
-        DataError: no folder was named, or it does not exist.
+    Raises DataError if no folder was named, or it does not exist.
     """
     path = place()
     if path is None:

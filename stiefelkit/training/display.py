@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,9 +27,10 @@ FIGURES = {
 """Figures under the bar, in words."""
 
 
-def worst_ratio(orthogonality: Mapping[str, Mapping[str, float]]) -> float | None:
+def worst_ratio(record: Mapping[str, Any]) -> float | None:
     """Returns the largest error over limit of a record's weights, or None without such weights."""
-    return max((weight["error"] / weight["limit"] for weight in orthogonality.values()), default=None)
+    weights = record.get("orthogonality", {}).values()
+    return max((weight["error"] / weight["limit"] for weight in weights), default=None)
 
 
 class Screen(Console):
@@ -150,7 +150,7 @@ class Terminal(Silent):
     def record(self, record: Mapping[str, Any]) -> None:
         """Takes the figures over; without a bar, prints them at an evaluation."""
         if record["kind"] == "train":
-            self._last |= {"accuracy": record.get("accuracy"), "ratio": worst_ratio(record["orthogonality"])}
+            self._last |= {"accuracy": record.get("accuracy"), "ratio": worst_ratio(record)}
         elif record["kind"] == "test":
             self._last |= {"test_loss": record["loss"], "test_accuracy": record.get("accuracy")}
             if not self._console.is_terminal:
@@ -187,26 +187,14 @@ class Terminal(Silent):
                 yield form.format(known[name])
 
 
-@dataclass(frozen=True)
-class Board:
-    """The places where the curves of a run can be watched.
-
-    Args:
-        tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of the run.
-    """
-
-    tensorboard: bool = False
-
-    def check(self) -> None:
-        """Raises OptionError if what is asked for is not installed."""
-        if not self.tensorboard:
-            return
-        try:
-            import torch.utils.tensorboard  # noqa: F401
-        except ImportError as error:
-            raise OptionError(
-                '--tensorboard needs tensorboard, got an installation without; pip install "stiefelkit[tensorboard]".'
-            ) from error
+def require_tensorboard() -> None:
+    """Raises OptionError if TensorBoard is not installed."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError as error:
+        raise OptionError(
+            '--tensorboard needs tensorboard, got an installation without; pip install "stiefelkit[tensorboard]".'
+        ) from error
 
 
 class Curves:
@@ -249,5 +237,5 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """
     numbers = {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
     del numbers["step"]
-    ratio = worst_ratio(record.get("orthogonality", {}))
+    ratio = worst_ratio(record)
     return numbers if ratio is None else {**numbers, "drift_over_limit": ratio}

@@ -160,14 +160,6 @@ def plain_number(value: float, _: object = None) -> str:
 def reference_line(axes: "Axes", value: float, label: str, below: bool = False) -> None:
     """Draws a dashed grey line across the panel, with its label above or below it instead of in the legend."""
     axes.axhline(value, color="0.35", linestyle="--", linewidth=1.0, zorder=1)
-    axes.annotate(
-        label,
-        xy=(1.0, value),
-        xycoords=("axes fraction", "data"),
-        xytext=(-2, -3 if below else 2),
-        textcoords="offset points",
-        ha="right",
-        va="top" if below else "bottom",
-        fontsize="small",
-        color="0.35",
-    )
+    place: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+    look: Any = {"ha": "right", "va": "top" if below else "bottom", "fontsize": "small", "color": "0.35"}
+    axes.annotate(label, (1.0, value), (-2, -3 if below else 2), **place, **look)

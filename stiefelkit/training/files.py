@@ -37,8 +37,7 @@ def writable(who: str, path: Path) -> contextlib.AbstractContextManager[None]:
 def parse_json(content: bytes) -> Any:
     """Returns what JSON says, if it says one thing only and no number is beyond a float.
 
-    Raises:
-        ValueError: it is no JSON, too deeply nested, or holds a key twice, NaN, infinity or a larger number.
+    Raises ValueError if it is no JSON, too deeply nested, or holds a key twice, NaN, infinity or a larger number.
     """
     try:
         numbers = dict.fromkeys(("parse_float", "parse_constant", "parse_int"), _number)

@@ -29,9 +29,7 @@ MOST = 6
 def draw_surfaces(out: Path, bias: float = 0.5, activation: str = "modrelu", figures: Figures | None = None) -> Path:
     """Draws Re f(z) and |f(z)| of a complex activation over the complex plane, with -bias and with bias.
 
-    Raises:
-        OptionError: the bias is not above zero.
-        DtypeError: the activation has no complex form.
+    Raises OptionError if the bias is not above zero, and DtypeError if the activation has no complex form.
     """
     above(0).require("The figure of an activation", "bias", bias)
     function, look = find_activation(activation, True), figures or Figures()

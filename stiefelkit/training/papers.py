@@ -20,14 +20,8 @@ from stiefelkit.training.tasks import Task, create, tasks
 if TYPE_CHECKING:
     from stiefelkit.training.config import Config
 
-tables = Registry(
-    "stiefelkit.papers",
-    "table of a paper",
-    {
-        name: f"stiefelkit.training.papers:{name.upper()}"
-        for name in ("adding", "chars", "copying", "mnist", "shakespeare", "speech")
-    },
-)
+TABLES = ("adding", "chars", "copying", "mnist", "shakespeare", "speech")
+tables = Registry("stiefelkit.papers", "table of a paper", {name: f"{__name__}:{name.upper()}" for name in TABLES})
 """Name to a tuple of rows."""
 
 
@@ -157,10 +151,7 @@ def rows() -> list[Row]:
 
 
 def find(name: str) -> Row:
-    """Returns the row of a name.
-
-    Raises:
-        UnknownNameError: there is none.
+    """Returns the row of a name; raises UnknownNameError if there is none.
 
     >>> find("scornn-mnist-170").figure
     0.973
@@ -169,6 +160,12 @@ def find(name: str) -> Row:
     if name not in known:
         raise UnknownNameError(f"No experiment is named {name!r}{did_you_mean(name, known)}")
     return known[name]
+
+
+def _over(own: dict[str, Any], below: dict[str, Any]) -> dict[str, Any]:
+    """Returns the keys of both, those of `own` before those of `below`, in tables of tables, too."""
+    both = {key: value for key, value in own.items() if isinstance(value, dict) and key in below}
+    return below | own | {key: _over(value, below[key]) for key, value in both.items()}
 
 
 def _row(fields: dict[str, Any], inventors: Mapping[str, str]) -> Row:
@@ -194,10 +191,13 @@ def __getattr__(name: str) -> tuple[Row, ...]:
     if table not in file.get("common", ()):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     common, inventors = file["common"][table], file["inventors"]
-    blocks = [common | block | own for block in file[table] for own in block.get("each", [{}])]
+    blocks = [_over(own, _over(block, common)) for block in file[table] for own in block.get("each", [{}])]
     read = []
     for block in blocks:
         lists = {key: block[key] for key in ("model", "task", "T") if isinstance(block.get(key), list)}
-        chosen = (dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values()))
-        read += [_row(block | own, inventors) for own in chosen]
+        for values in itertools.product(*lists.values()):
+            fields = block | dict(zip(lists, values, strict=True))
+            if isinstance(fields.get("figure"), list):
+                fields["figure"] = fields["figure"][common["task"].index(fields["task"])]
+            read.append(_row(fields, inventors))
     return tuple(sorted(read, key=lambda row: [row.task_options.get(option, 0) for option in ("T", "ahead")]))

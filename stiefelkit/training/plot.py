@@ -92,10 +92,10 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
         legend(right)
         step_scale(left)
         step_scale(right)
-    if any(curve.points("train", _ratio) for curve in curves):
+    if any(curve.points("train", worst_ratio) for curve in curves):
         drawn.append(figures.path(out, "orthogonality"))
         with figure(drawn[1], 1, width=4.2, height=height, dpi=figures.dpi) as (axes,):
-            draw(axes, curves, "train", _ratio)
+            draw(axes, curves, "train", worst_ratio)
             reference_line(axes, 1.0, "rounding limit", below=True)
             label = r"$\Vert W^H W - I\Vert_F$ / rounding limit"
             axes.set(xlabel="step", ylabel=label, title="orthogonality", yscale="log")
@@ -122,10 +122,6 @@ def draw(
             every = max(1, len(points) // 12) if kind == "train" else 1
             shown = {"label": literal(curve.label), "markevery": every, **look} if marked else {"color": look["color"]}
             axes.plot(*zip(*points, strict=True), **shown)
-
-
-def _ratio(record: dict[str, Any]) -> float | None:
-    return worst_ratio(record["orthogonality"])
 
 
 def _labels(folders: list[RunFolder]) -> list[str]:

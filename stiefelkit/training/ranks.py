@@ -47,8 +47,7 @@ def is_first_of_launched() -> bool:
 def joined() -> Iterator[Ranks]:
     """Joins the processes that torchrun has started, for a while: by gloo on CPUs, by NCCL between GPUs.
 
-    Raises:
-        RunError: they do not find each other.
+    Raises RunError if they do not find each other.
     """
     if not launched():
         yield Ranks()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import RunError, StiefelkitError, printable
-from stiefelkit.training.display import Board, Silent
+from stiefelkit.training.display import Silent
 from stiefelkit.training.figure import Figures, accuracy_scale, figure, legend, log_scale, reference_line, styles
 from stiefelkit.training.files import parse_json, read_file, write_atomically, write_json
 from stiefelkit.training.memory import processor
@@ -52,21 +52,16 @@ class Finding:
 
 
 def reproduce(
-    row: Row, out: Path, plan: Reproduction | None = None, display: Silent | None = None, board: Board | None = None
+    row: Row, out: Path, plan: Reproduction | None = None, display: Silent | None = None, tensorboard: bool = False
 ) -> RunOutcome:
     """Trains as a row of a paper's table says, or goes on where a run of it stopped.
 
-    What the plan leaves open is as in the paper, or as the run began.
-
-    Raises:
-        RunError: the folder holds another run, or something else.
-        DataError: the data are missing or damaged.
-        DivergedError: as in `train`.
+    What the plan leaves open is as in the paper, or as the run began. Raises as `train` and `resume` do.
     """
     named = (plan or Reproduction()).settings(row)
     config = row.config(named)
     if not is_run(out):
-        return train(config, out, display, board=board)
+        return train(config, out, display, tensorboard=tensorboard)
     begun, done = RunFolder.open(out).config, last_step(out)
     if begun.steps != config.steps and not config.may_be_prolonged:
         raise RunError(
@@ -78,14 +73,13 @@ def reproduce(
     if done >= config.steps:
         begun.continued(dataclasses.replace(asked, steps=begun.steps), str(out))
         return RunOutcome(out, done, already=True)
-    return resume(out, asked, display, board=board)
+    return resume(out, asked, display, tensorboard=tensorboard)
 
 
 def opened(path: Path, row: Row) -> RunFolder:
     """Returns the folder of a run of an experiment.
 
-    Raises:
-        RunError: there is none, or it differs from the experiment in more than seed, length, threads and device.
+    Raises RunError if there is none, or it differs from the experiment in more than seed, length, threads and device.
     """
     folder = RunFolder.open(path)
     free = {name: getattr(folder.config, name) for name in ("seed", "steps", "threads", "device")}
@@ -103,22 +97,15 @@ def finding(path: Path) -> Finding:
     """Returns what came of a run; raises RunError if it is missing, damaged or has not been evaluated yet."""
     folder = RunFolder.open(path)
     task, records = folder.config.build_task(), by_kind(folder)
-    sign = 1 if task.headline == "accuracy" else -1
-    test, validation = (
-        {line["step"]: sign * line[task.headline] for line in records[kind]} for kind in ("test", "validation")
-    )
+    best: Any = max if task.headline == "accuracy" else min
+    test, validation = ({line["step"]: line[task.headline] for line in records[k]} for k in ("test", "validation"))
     if not test:
         raise RunError(f"Run {path} needs an evaluation in its log, got none yet; continue it.")
-    best, last = max(test, key=test.__getitem__), max(test)
-    chosen = max(validation, key=validation.__getitem__, default=None)
-    return Finding(
-        best_test=Score(sign * test[best], best),
-        best_validation=None if chosen is None else Score(sign * test[chosen], chosen),
-        last=Score(sign * test[last], last),
-        epochs=last / task.batches_per_epoch(folder.config.batch_size),
-        folder=folder,
-        records=records,
-    )
+    chosen = best(validation, key=validation.__getitem__, default=None)
+    first, last = (Score(test[step], step) for step in (best(test, key=test.__getitem__), max(test)))
+    by_validation = None if chosen is None else Score(test[chosen], chosen)
+    epochs = last.step / task.batches_per_epoch(folder.config.batch_size)
+    return Finding(first, by_validation, last, epochs, folder, records)
 
 
 def note(path: Path, row: Row, command: str, diverged: str = "") -> None:
@@ -179,10 +166,8 @@ def _cells(row: Row, found: Finding) -> list[str]:
 def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[Path, list[Path]]:
     """Writes a Markdown page and its figures about every run in a folder that has been evaluated, and returns them.
 
-    Runs that are damaged, or of other settings than the experiment, are named at the end of the page.
-
-    Raises:
-        RunError: there is no such run, or the place cannot be written.
+    Runs that are damaged, or of other settings than the experiment, are named at the end of the page. Raises RunError
+    if there is no such run, or the place cannot be written.
     """
     from jinja2 import Environment, StrictUndefined
 

@@ -26,7 +26,7 @@ from stiefelkit.training.display import worst_ratio
 from stiefelkit.training.files import open_file, parse_json, reachable, read_file, writable, write_json
 from stiefelkit.training.memory import processor
 
-CONFIG, LOG, CHECKPOINTS, LOCK = "config.json", "log.jsonl", "checkpoints", ".lock"
+CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 DIGEST, DATA, PROCESSOR = "sha256", "data", "processor"
 LARGEST = 2**24
 """Bytes of a config at most."""
@@ -51,7 +51,7 @@ def last_step(path: Path) -> int:
 def versions(device: str) -> dict[str, str]:
     """Returns the versions, and the processor, on which the last bits of a run on `device` depend."""
     numbers = {"python": platform.python_version(), "stiefelkit": __version__, "torch": torch.__version__}
-    return {**numbers, PROCESSOR: processor(device)}
+    return numbers | {PROCESSOR: processor(device)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class RunFolder:
     @property
     def log(self) -> Path:
         """The JSONL log."""
-        return self.path / LOG
+        return self.path / "log.jsonl"
 
     @property
     def checkpoints(self) -> Path:
@@ -98,8 +98,7 @@ class RunFolder:
     def create(cls, path: Path, config: Config, parameters: int, data: str | None = None) -> "RunFolder":
         """Makes the folder of a new run, which is one as soon as its config is there, whole.
 
-        Raises:
-            RunError: something is there already, or the place cannot be written.
+        Raises RunError if something is there already, or the place cannot be written.
         """
         cls.refuse_existing(path)
         folder = cls(path, config, parameters, versions(config.device), data=data)
@@ -115,11 +114,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """Opens the folder of an existing run.
-
-        Raises:
-            RunError: the folder is missing or is not the folder of a run.
-        """
+        """Opens the folder of an existing run; raises RunError if it is missing or holds none that is whole."""
         with reachable("Resuming or reading a run", path):
             if not path.exists():
                 raise RunError(f"Resuming or reading a run needs its folder, got {path}, which does not exist.")
@@ -153,13 +148,10 @@ class RunFolder:
         return json.loads(json.dumps({"config": dataclasses.asdict(self.config), **record}))
 
     def check(self, state: Mapping[str, Any], step: int) -> None:
-        """Compares config.json and the log with what the state of a checkpoint knows of them.
+        """Raises RunError if config.json or the log differ from what the state of a checkpoint knows of them.
 
         More steps are no difference where they may be raised, and fields that are newer than the run get their
         defaults.
-
-        Raises:
-            RunError: they differ; the message names the field.
         """
         written, mark = state["config"], state["log"]
         facts = {name: written.get(name) for name in ("parameters", "versions", DATA)}
@@ -186,18 +178,14 @@ class RunFolder:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """Holds the folder for one process; the system lets go when the process dies, however it dies.
-
-        Raises:
-            RunError: another process is training in this folder.
-        """
+        """Holds the folder for one process, or raises RunError; the system lets go when the process dies, however."""
         try:
             import fcntl
         except ImportError:  # no such lock outside POSIX
             yield
             return
         with writable("A run", self.path):
-            file = os.fdopen(open_file(self.path / LOCK, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
+            file = os.fdopen(open_file(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -249,8 +237,7 @@ def flat(value: Any, label: str = "") -> dict[str, str]:
 class Log:
     """An append-only JSONL file that is cut back to the `keep` bytes that a checkpoint counts; made if missing.
 
-    Raises:
-        RunError: the file is shorter than that, or cannot be written.
+    Raises RunError if the file is shorter than that, or cannot be written.
     """
 
     def __init__(self, path: Path, keep: int = 0):
@@ -294,8 +281,7 @@ def lines(path: Path) -> int:
 def read_log(path: Path, scores: Collection[str] = ("loss",)) -> list[dict[str, Any]]:
     """Returns the records of a log, whose evaluations hold `scores`; a last line that is being written is left out.
 
-    Raises:
-        RunError: the file is missing or damaged.
+    Raises RunError if the file is missing or damaged.
     """
     try:
         content = read_file(path)
@@ -314,10 +300,9 @@ def read_log(path: Path, scores: Collection[str] = ("loss",)) -> list[dict[str, 
 
 def by_kind(folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
     """Returns the records of the log of a run by their kind: train, test, validation, epoch."""
-    kinds: dict[str, list[dict[str, Any]]] = {"train": [], "test": [], "validation": [], "epoch": []}
-    for record in read_log(folder.log, folder.config.build_task().scores):
-        kinds[record["kind"]].append(record)
-    return kinds
+    records = read_log(folder.log, folder.config.build_task().scores)
+    kinds = ("train", "test", "validation", "epoch")
+    return {kind: [record for record in records if record["kind"] == kind] for kind in kinds}
 
 
 def _check_record(record: dict[str, Any], scores: Collection[str]) -> None:
@@ -372,7 +357,7 @@ def summarise(path: Path) -> Summary:
     train, test, validation = (records[kind] for kind in ("train", "test", "validation"))
     if not train or not test:
         raise RunError(f"Run {path} needs an evaluation in its log, got none yet; continue it with --resume.")
-    ratios = [ratio for record in train if (ratio := worst_ratio(record["orthogonality"])) is not None]
+    ratios = [ratio for record in train if (ratio := worst_ratio(record)) is not None]
     return Summary(
         model=folder.config.model,
         step=test[-1]["step"],

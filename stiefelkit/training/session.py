@@ -121,8 +121,7 @@ class Session:
     def train_record(self) -> dict[str, Any]:
         """Returns the line of the log for the steps since the last one, and begins a new window.
 
-        Raises:
-            DivergedError: a weight is not finite.
+        Raises DivergedError if a weight is not finite.
         """
         from stiefelkit import drift
 
@@ -144,8 +143,7 @@ class Session:
     def test_records(self) -> list[dict[str, Any]]:
         """Returns the lines of the log for an evaluation: on the held-out set, and on what is set apart to choose by.
 
-        Raises:
-            DivergedError: a loss is not finite.
+        Raises DivergedError if a loss is not finite.
         """
         sets = [("test", self.task.held_out()), ("validation", self.task.validation())]
         return [self._scored(kind, examples) for kind, examples in sets if examples is not None]
@@ -167,17 +165,13 @@ class Session:
 
     def epoch_record(self) -> dict[str, Any]:
         """Returns the line of the log for the epoch that ends here: its time, and the largest memory so far."""
-        epoch, self.epoch = self.epoch, Epoch()
+        times = {name: round(value, 3) for name, value in vars(self.epoch).items()}
+        self.epoch = Epoch()
         number = self.step // self.task.batches_per_epoch(self.config.batch_size)
-        times = {name: round(value, 3) for name, value in vars(epoch).items()}
         return {"kind": "epoch", "step": self.step, "epoch": number, **times, **peak_memory(self.config.device)}
 
     def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint holds.
-
-        Raises:
-            DivergedError: a weight is not finite; such a state is not worth saving.
-        """
+        """Returns what a checkpoint holds; raises DivergedError if a weight is not finite: that is not worth saving."""
         bad = first_bad_output(self.model, lambda: None)
         if bad:
             raise self._stopped("a weight is not finite", bad)
@@ -205,11 +199,9 @@ class Session:
 
     def _stopped(self, what: str, culprit: str) -> DivergedError:
         found = f"{what} at step {self.step}"
-        return DivergedError(
-            f"Training needs finite numbers, but {found}, where the first to fail is {culprit}; start a new run with a "
-            f"smaller --lr, or with --clip-norm 1",
-            found,
-        )
+        remedy = "start a new run with a smaller --lr, or with --clip-norm 1"
+        words = f"Training needs finite numbers, but {found}, where the first to fail is {culprit}; {remedy}"
+        return DivergedError(words, found)
 
 
 def _all_finite(tensors: list[Tensor]) -> bool:

@@ -25,7 +25,7 @@ from stiefelkit.errors import OptionError, RunError, StiefelkitError, UnknownNam
 from stiefelkit.numbers import settle_, whole
 from stiefelkit.training import data
 from stiefelkit.training.config import BY_COORDINATE, Config
-from stiefelkit.training.display import Board, Silent
+from stiefelkit.training.display import Silent
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.files import reachable, refuse_links, write_json
 from stiefelkit.training.ranks import Interruption
@@ -351,19 +351,19 @@ def compare(
     task: Task,
     models: Sequence[str],
     out: Path,
-    settings: Settings | None = None,
+    settings: Settings,
+    display: Silent,
+    figures: Figures,
+    named: Mapping[str, Any],
     *,
-    named: Mapping[str, Any] | None = None,
-    resuming: bool = False,
-    display: Silent | None = None,
-    board: Board | None = None,
-    figures: Figures | None = None,
+    resuming: bool,
+    tensorboard: bool,
 ) -> Comparison:
     """Trains each model in a folder of its own under `out`, then draws their curves there.
 
     The models run one after the other, so that their times can be compared. A learning rate of a coordinate is for the
     models that have it. Where `resuming`, finished runs are kept, others continued, missing ones begun; those that are
-    there must have the options of the task that are `named`, all of them if left out.
+    there must have the options of the task that are `named`.
 
     Raises:
         OptionError: no model, or one named twice.
@@ -374,7 +374,7 @@ def compare(
     from stiefelkit.training.run_folder import is_run, summarise
     from stiefelkit.training.train import resume, train
 
-    who, display, settings = "A comparison", display or Silent(), settings or Settings()
+    who = "A comparison"
     if not models or len(set(models)) < len(models):
         raise OptionError(f"{who} needs one or more different models, got {', '.join(models) or 'none'}.")
     _require_room(who, out, resuming)
@@ -386,20 +386,19 @@ def compare(
             raise UnknownNameError(f"None of {', '.join(models)} has a coordinate {name!r}{did_you_mean(name, known)}")
     for config in configs:  # a bad option of the last model must not be found out after hours
         config.build_optimizer(config.build_model())
-    common = {"task": task.name, "task_options": task.options() if named is None else named}
     for config in configs:
         path = out / config.model
         with reachable(who, path):
             refuse_links(path, out)
         if is_run(path):
-            asked = settings.given() | common | {"model": config.model}
+            asked = settings.given() | {"task": task.name, "task_options": named, "model": config.model}
             for table, values in by_coordinate.items():
                 asked[table] = {name: value for name, value in values.items() if name in getattr(config, table)}
-            outcome = resume(path, asked, display, board=board)
+            outcome = resume(path, asked, display, tensorboard=tensorboard)
             if outcome.already:
                 display.note(f"{config.model} is finished at step {outcome.step}.")
         else:
-            outcome = train(config, path, display, board=board)
+            outcome = train(config, path, display, tensorboard=tensorboard)
         if outcome.signal is not None:
             return Comparison([], [], outcome.signal)
     paths = [out / model for model in models]

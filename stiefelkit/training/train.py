@@ -11,7 +11,7 @@ from stiefelkit.errors import DivergedError, NonFiniteError, RunError
 from stiefelkit.models import count_parameters
 from stiefelkit.training import checkpoint, data
 from stiefelkit.training.config import Config
-from stiefelkit.training.display import Board, Curves, Silent
+from stiefelkit.training.display import Curves, Silent, require_tensorboard
 from stiefelkit.training.memory import kept_memory, threads
 from stiefelkit.training.ranks import Interruption, Ranks
 from stiefelkit.training.run_folder import Log, RunFolder, lines, read_log, versions
@@ -29,27 +29,27 @@ class RunOutcome:
 
 
 def train(
-    config: Config, out: Path, display: Silent | None = None, *, board: Board | None = None, ranks: Ranks | None = None
+    config: Config, out: Path, display: Silent | None = None, *, tensorboard: bool = False, ranks: Ranks | None = None
 ) -> RunOutcome:
     """Trains a new model; all that can be refused is refused before the folder appears.
 
     Args:
         config: what to do.
         out: the folder of the run, which must be new or empty.
-        display: what to show; nothing if left out, as for the two below.
-        board: where its curves can be watched.
-        ranks: the processes that share the work, each of which calls this.
+        display: what to show; nothing if left out.
+        tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of the run.
+        ranks: the processes that share the work, each of which calls this; one if left out.
 
     Raises:
         RunError: the folder holds something, or another rank has failed.
         DataError: its data are missing or damaged.
         DivergedError: the loss, a gradient or a weight became NaN or infinite; the last checkpoint is kept.
     """
-    board, ranks = board or Board(), ranks or Ranks()
+    ranks = ranks or Ranks()
     ranks.first(lambda: RunFolder.refuse_existing(out))
     with threads(config.threads), kept_memory(), data.on(config.device), contextlib.ExitStack() as held:
         with ranks.together():
-            session = _started(config, board, ranks)
+            session = _started(config, tensorboard, ranks)
             digest = session.task.data_digest()
         ranks.same("data", digest)
 
@@ -58,7 +58,7 @@ def train(
             held.enter_context(folder.claimed())
             return folder
 
-        return _run(session, ranks.first(created), 0, display or Silent(), board)
+        return _run(session, ranks.first(created), 0, display or Silent(), tensorboard)
 
 
 def resume(
@@ -66,7 +66,7 @@ def resume(
     asked: Mapping[str, Any] | Config | None = None,
     display: Silent | None = None,
     *,
-    board: Board | None = None,
+    tensorboard: bool = False,
     ranks: Ranks | None = None,
 ) -> RunOutcome:
     """Continues a run from its last whole checkpoint, to the same bits that an uninterrupted run gives.
@@ -76,8 +76,8 @@ def resume(
     Args:
         out: the folder of the run.
         asked: fields of `Config` that the user named, or a config, all of it: as the run was started with.
-        display: as for `train`, like the two below.
-        board: where its curves can be watched.
+        display: as for `train`.
+        tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of the run.
         ranks: the processes that share the work.
 
     Raises:
@@ -87,7 +87,7 @@ def resume(
         DataError: its data are missing or damaged.
         DivergedError: as in `train`.
     """
-    display, board, ranks = display or Silent(), board or Board(), ranks or Ranks()
+    display, ranks = display or Silent(), ranks or Ranks()
     with contextlib.ExitStack() as held:
 
         def opened() -> tuple[RunFolder, Config, tuple[int, dict[str, Any]] | None]:
@@ -120,7 +120,7 @@ def resume(
         with threads(config.threads), kept_memory(), data.on(config.device):
             with ranks.together():
                 folder.check_data(config.build_task().data_digest())
-                session, kept = _started(config, board, ranks), 0
+                session, kept = _started(config, tensorboard, ranks), 0
                 if last is not None:
                     step, state = last
                     try:
@@ -132,12 +132,13 @@ def resume(
                         ) from error
             ranks.same("data", session.task.data_digest())
             folder = ranks.first(lambda: folder.with_config(config))
-            return _run(session, folder, kept, display, board)
+            return _run(session, folder, kept, display, tensorboard)
 
 
-def _started(config: Config, board: Board, ranks: Ranks) -> Session:
+def _started(config: Config, tensorboard: bool, ranks: Ranks) -> Session:
     """Returns the session at step 0; what cannot be built, and data that cannot be read, or held, are noticed now."""
-    board.check()
+    if tensorboard:
+        require_tensorboard()
     ranks.check(config)
     session = Session.start(config, ranks)
     with config.within_memory():
@@ -167,12 +168,12 @@ def _latest(folder: RunFolder) -> tuple[int, dict[str, Any], list[str]] | None:
     return latest
 
 
-def _run(session: Session, folder: RunFolder, kept: int, display: Silent, board: Board) -> RunOutcome:
+def _run(session: Session, folder: RunFolder, kept: int, display: Silent, tensorboard: bool) -> RunOutcome:
     config, ranks, saved = session.config, session.ranks, session.step
     with Interruption() as ranks.interruption, ranks.together(), contextlib.ExitStack() as held:
         log = held.enter_context(contextlib.closing(Log(folder.log, kept))) if ranks.is_first else None
         curves = None
-        if log and board.tensorboard:
+        if log and tensorboard:
             before = read_log(folder.log, session.task.scores) if session.step else ()
             with _writing(folder):
                 curves = Curves(folder.path, session.step, before)

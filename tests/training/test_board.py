@@ -8,11 +8,10 @@ import pytest
 from tiny_runs import Killed, killed_at, small
 
 from stiefelkit.cli import main
-from stiefelkit.training.display import Board, scalars
+from stiefelkit.training.display import scalars
 from stiefelkit.training.run_folder import read_log
 from stiefelkit.training.train import resume, train
 
-BOARD = Board(tensorboard=True)
 Points = dict[str, list[tuple[int, Any]]]
 
 
@@ -34,7 +33,7 @@ def logged(run: Path) -> Points:
 
 
 def test_curves_are_the_log(tmp_path: Path) -> None:
-    train(small(), tmp_path / "run", board=BOARD)
+    train(small(), tmp_path / "run", tensorboard=True)
     points = shown(tmp_path / "run")
     assert points == logged(tmp_path / "run")
     for tag in ("train/loss", "train/gradient_norm", "train/drift_over_limit", "train/ms_per_step", "test/loss"):
@@ -44,10 +43,10 @@ def test_curves_are_the_log(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_goes_on_in_the_same_curves(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(Killed):
-        train(small(), run, killed_at(3), board=BOARD)
+        train(small(), run, killed_at(3), tensorboard=True)
     with pytest.raises(Killed):
-        resume(run, display=killed_at(5), board=BOARD)
-    resume(run, board=BOARD)
+        resume(run, display=killed_at(5), tensorboard=True)
+    resume(run, tensorboard=True)
     assert shown(run) == logged(run)
 
 
@@ -56,17 +55,17 @@ def test_a_run_that_had_no_curves_gets_them_from_its_log(tmp_path: Path) -> None
     with pytest.raises(Killed):
         train(small(), run, killed_at(5))
     assert not (run / "tensorboard").exists()
-    resume(run, board=BOARD)
+    resume(run, tensorboard=True)
     assert shown(run) == logged(run)
 
 
 def test_what_was_run_without_curves_is_in_them_when_they_go_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(Killed):
-        train(small(), run, killed_at(3), board=BOARD)
+        train(small(), run, killed_at(3), tensorboard=True)
     with pytest.raises(Killed):
         resume(run, display=killed_at(5))
-    resume(run, board=BOARD)
+    resume(run, tensorboard=True)
     assert shown(run) == logged(run)
 
 

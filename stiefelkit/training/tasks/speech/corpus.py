@@ -63,11 +63,7 @@ class Corpus:
 
 @functools.lru_cache(maxsize=1)
 def corpus(root: Path, validation_speakers: int) -> Corpus:
-    """Reads a folder.
-
-    Raises:
-        DataError: the layout is not known, or a file is damaged or too short for an input and a target.
-    """
+    """Reads a folder; raises DataError if its layout is not known, or a file is damaged, or too short for a target."""
     paths = recordings(root, validation_speakers)
     frames = {split: [_levels(path) for path in files] for split, files in paths.items()}
     for split in ("valid", "test"):  # parts of recordings of one length have little padding
@@ -79,15 +75,14 @@ def corpus(root: Path, validation_speakers: int) -> Corpus:
 @functools.lru_cache(maxsize=2)
 def scales(corpus: Corpus, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Returns mean and deviation of each bin over some training recordings; bins that never change have deviation 1."""
-    count, total, squares = (
-        0,
-        torch.zeros(BINS, dtype=torch.float64, device="cpu"),
-        torch.zeros(BINS, dtype=torch.float64, device="cpu"),
-    )
-    for recording in (corpus.frames["train"][i].double() for i in chosen):
-        count, total, squares = count + len(recording), total + recording.sum(0), squares + recording.square().sum(0)
-    mean = total / count
-    variance = (squares / count - mean.square()).clamp_min(0)
+    recordings = [corpus.frames["train"][i] for i in chosen]
+    count = sum(map(len, recordings))
+    mean, square = torch.zeros(2, BINS, dtype=torch.float64, device="cpu")
+    for recording in map(torch.Tensor.double, recordings):
+        mean += recording.sum(0)
+        square += recording.square().sum(0)
+    mean, square = mean / count, square / count
+    variance = (square - mean.square()).clamp_min(0)
     return mean.float(), torch.where(variance > 1e-6, variance, 1.0).sqrt().float()
 
 
@@ -114,8 +109,7 @@ def _levels(path: Path) -> Tensor:
 def levels(samples: Tensor) -> Tensor:
     """Returns 10 log10(|X|^2 + 1e-5) of each whole window, (frames, 129): none begins before or ends after the signal.
 
-    Args:
-        samples: (length,), at 8 kHz, in [-1, 1].
+    `samples` are (length,), at 8 kHz, in [-1, 1].
     """
     return 10 * torch.log10(_spectra(samples).abs().square() + FLOOR)
 
