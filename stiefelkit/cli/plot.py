@@ -53,7 +53,7 @@ def activation(*, activation: str = "modrelu", bias: float = 0.5, out: Path = Pa
         out: folder for activation.png, overwritten.
         figures: how the figure is written.
     """
-    from stiefelkit.training.paper_figures import draw_surfaces
+    from stiefelkit.training.plot import draw_surfaces
 
     say(f"Figure: {draw_surfaces(out, bias, activation, figures)}")
     return 0

@@ -1,21 +1,40 @@
-"""Learning curves and orthogonality of runs, from their logs, and what the papers draw besides."""
+"""Figures of runs from their logs: learning curves, orthogonality, and what the papers draw besides.
 
+Besides are scores by seed and by the number of reflectors, generated sequences, and activations over the plane.
+"""
+
+import contextlib
+import dataclasses
 import os
+import re
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stiefelkit.errors import RunError
+import torch
+
+from stiefelkit.errors import DataError, RunError
+from stiefelkit.numbers import above
+from stiefelkit.scan.activations import find_activation
+from stiefelkit.training import checkpoint
 from stiefelkit.training.display import worst_ratio
 from stiefelkit.training.figure import Figures, figure, legend, literal, log_scale, reference_line, step_scale, styles
 from stiefelkit.training.files import reachable
-from stiefelkit.training.paper_figures import draw_runs
-from stiefelkit.training.run_folder import RunFolder, by_kind, is_run
+from stiefelkit.training.run_folder import RunFolder, by_kind, flat, is_run
 from stiefelkit.training.tasks import Task
+from stiefelkit.training.tasks.task import evaluating
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+Scored = tuple[float, RunFolder]
+"""The best held-out score of a run, and the run."""
+OF_A_BOX = ("seed", "task_options.excerpt", "threads", "device")
+"""Settings in which the runs of one box differ."""
+MOST = 6
+"""Panels of generated sequences."""
 
 
 @dataclass(frozen=True)
@@ -134,3 +153,126 @@ def _labels(folders: list[RunFolder]) -> list[str]:
     except ValueError:  # on several drives
         return [str(path) for path in paths]
     return [os.path.relpath(path, above) for path in paths]
+
+
+def draw_surfaces(out: Path, bias: float = 0.5, activation: str = "modrelu", figures: Figures | None = None) -> Path:
+    """Draws Re f(z) and |f(z)| of a complex activation over the complex plane, with -bias and with bias.
+
+    Raises OptionError if the bias is not above zero, and DtypeError if the activation has no complex form.
+    """
+    above(0).require("The figure of an activation", "bias", bias)
+    function, look = find_activation(activation, True), figures or Figures()
+    side = torch.linspace(-3 * bias, 3 * bias, 80, dtype=torch.float64)  # an even number, so that z = 0 is left out
+    x, y = torch.meshgrid(side, side, indexing="xy")
+    path = look.path(out, "activation")
+    with figure(path, 4, width=2.6, dpi=look.dpi, projection="3d") as panels:
+        surfaces: Any = iter(panels)
+        for b in (-bias, bias):
+            f = function(torch.complex(x, y), torch.tensor(b, dtype=torch.float64))
+            for name, part in (("Re f(z)", f.real), ("|f(z)|", f.abs())):
+                axes = next(surfaces)
+                axes.plot_surface(x.numpy(), y.numpy(), part.numpy(), cmap="viridis", rcount=40, ccount=40)
+                axes.set(title=f"{name}, b = {b:g}", xlabel="Re z", ylabel="Im z")
+    return path
+
+
+def draw_runs(
+    runs: Sequence[tuple[RunFolder, dict[str, list[dict[str, Any]]]]], out: Path, look: Figures, stem: str = ""
+) -> dict[str, Path]:
+    """Draws what runs of one task and their logs have besides curves, and returns the files by name.
+
+    * `boxes`: the best held-out score of each run, a box for those that differ by seed or excerpt alone;
+    * `reflections`: that score against the number of reflectors, for models of one size that have several;
+    * `generated`: where the target is a sequence of numbers, the target, and what the best run of each box makes of it
+      after its last checkpoint; left out where checkpoints or data are not at hand.
+    """
+    task, scored = runs[0][0].config.build_task(), []
+    by_accuracy = task.headline == "accuracy"
+    for folder, records in runs:
+        scores = [record[task.headline] for record in records["test"]]
+        if scores:
+            scored.append((100 * max(scores) if by_accuracy else min(scores), folder))
+    labels = {"ylabel": "accuracy (%)" if by_accuracy else task.loss_label, "title": "best, held out"}
+    boxes, drawn = _boxes(scored), {}
+    draws = [{(run.config.seed, run.config.task_options.get("excerpt")) for _, run in box} for box in boxes.values()]
+    if any(len(box) > 1 for box in draws):
+        drawn["boxes"] = look.path(out, f"{stem}boxes")
+        width = 0.3 + 0.075 * max(len(line) for label in boxes for line in label.splitlines())
+        with figure(drawn["boxes"], 1, width=max(3.6, width * len(boxes)), dpi=look.dpi) as (axes,):
+            axes.boxplot([[score for score, _ in box] for box in boxes.values()], widths=0.6)
+            axes.set_xticks(range(1, len(boxes) + 1), [literal(label) for label in boxes])
+            axes.set(**labels)
+            if not by_accuracy:
+                log_scale(axes)
+    lines = _by_reflections(scored)
+    if lines:
+        drawn["reflections"] = look.path(out, f"{stem}reflections")
+        with figure(drawn["reflections"], 1, width=4.2, dpi=look.dpi) as (axes,):
+            for (label, points), style in zip(lines.items(), styles(len(lines)), strict=True):
+                counts = sorted(points)
+                means = {m: statistics.fmean(points[m]) for m in counts}
+                ends = [[abs(end(points[m]) - means[m]) for m in counts] for end in (min, max)]
+                axes.errorbar(counts, list(means.values()), yerr=ends, label=literal(label), capsize=3, **style)
+            axes.set(xlabel="reflections m", **labels)
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:g}")
+            legend(axes)
+    best = {label: (max if by_accuracy else min)(box, key=lambda run: run[0]) for label, box in boxes.items()}
+    found = {label: sequences for label, run in best.items() if (sequences := _sequences(run[1])) is not None}
+    if found:
+        drawn["generated"] = look.path(out, f"{stem}generated")
+        shown = list(found.items())[:MOST]
+        with figure(drawn["generated"], len(shown), dpi=look.dpi) as panels:
+            for axes, (label, (target, output, error)) in zip(panels, shown, strict=True):
+                axes.plot(target, color="0.7", linewidth=2.5, label="true")
+                axes.plot(output, color=styles(1)[0]["color"], linewidth=1.0, label="generated")
+                axes.set(title=f"{literal(label)}: {error:.3g}", xlabel="step")
+            legend(panels[-1])
+    return drawn
+
+
+def _boxes(runs: list[Scored]) -> dict[str, list[Scored]]:
+    """Puts runs together that differ by seed or excerpt alone, named by model, units, and what others have not."""
+    sizes: dict[str, dict[tuple[tuple[str, str], ...], list[Scored]]] = {}
+    for score, folder in runs:
+        facts = tuple(item for item in flat(dataclasses.asdict(folder.config)).items() if item[0] not in OF_A_BOX)
+        sizes.setdefault(_size(folder), {}).setdefault(facts, []).append((score, folder))
+    boxes = {}
+    for size, settings in sizes.items():
+        common = set.intersection(*map(set, settings))
+        for facts, box in settings.items():
+            own = (f"{name.rpartition('.')[2]}={value}" for name, value in facts if (name, value) not in common)
+            boxes["\n".join([size, *own])] = box
+    numbered = {label: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", label)] for label in boxes}
+    return {label: boxes[label] for label in sorted(boxes, key=numbered.__getitem__)}
+
+
+def _size(folder: RunFolder) -> str:
+    return f"{folder.config.model} {folder.config.hidden_size}"
+
+
+def _by_reflections(runs: list[Scored]) -> dict[str, dict[float, list[float]]]:
+    lines: dict[str, dict[float, list[float]]] = {}
+    for score, folder in runs:
+        count = folder.config.options.get("reflections")
+        if isinstance(count, int | float):
+            lines.setdefault(_size(folder), {}).setdefault(count, []).append(score)
+    return {size: points for size, points in lines.items() if len(points) > 1}
+
+
+def _sequences(folder: RunFolder) -> tuple[list[float], list[float], float] | None:
+    """Returns the first held-out target, the output for it and its loss, if it is one number a step; None elsewhere."""
+    config = dataclasses.replace(folder.config, device="cpu")
+    task = config.build_task()
+    if task.last_only or "accuracy" in task.scores or task.output_size != 1:
+        return None
+    with contextlib.suppress(DataError), torch.random.fork_rng(devices=[]):
+        x, y = task.held_out()
+        last = checkpoint.latest(folder.checkpoints)
+        if last is not None:
+            model = config.build_model(task)
+            model.load_state_dict(last[1]["model"])
+            with evaluating(model):
+                output = task.answer(model, x[:1])
+            return y[0].tolist(), output[0, :, 0].tolist(), float(task.loss(output, y[:1]))
+    return None

@@ -14,9 +14,8 @@ from stiefelkit.training.display import Silent
 from stiefelkit.training.figure import Figures, accuracy_scale, figure, legend, log_scale, reference_line, styles
 from stiefelkit.training.files import parse_json, read_file, write_atomically, write_json
 from stiefelkit.training.memory import processor
-from stiefelkit.training.paper_figures import draw_runs
 from stiefelkit.training.papers import Reproduction, Row, rows
-from stiefelkit.training.plot import Curve, draw
+from stiefelkit.training.plot import Curve, draw, draw_runs
 from stiefelkit.training.run_folder import PROCESSOR, RunFolder, by_kind, is_run, last_step
 from stiefelkit.training.train import RunOutcome, resume, train
 

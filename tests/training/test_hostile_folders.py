@@ -114,7 +114,7 @@ def crafted(change: Callable[[dict[str, Any], Path], Any], name: str) -> Callabl
             written = inner | {"sha256": hashlib.sha256(json.dumps(inner, sort_keys=True).encode()).hexdigest()}
             (run / name).write_text(json.dumps(written))
         else:
-            (run / name).write_bytes(checkpoint._sealed(json.dumps(inner).encode()))
+            (run / name).write_bytes(checkpoint._sealed(inner))
 
     return harm
 

@@ -12,11 +12,11 @@ import small_data
 from stiefelkit.cli import main
 from stiefelkit.errors import DtypeError, OptionError
 from stiefelkit.testing import seeds
-from stiefelkit.training import data, paper_figures, train
+from stiefelkit.training import data, train
+from stiefelkit.training import plot as plotting
 from stiefelkit.training.config import Config
 from stiefelkit.training.figure import Figures
-from stiefelkit.training.paper_figures import draw_surfaces
-from stiefelkit.training.plot import find_runs, plot
+from stiefelkit.training.plot import draw_surfaces, find_runs, plot
 from stiefelkit.training.run_folder import RunFolder, by_kind
 
 
@@ -24,7 +24,7 @@ from stiefelkit.training.run_folder import RunFolder, by_kind
 def axes_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """The panels of each figure by its name."""
     seen: dict[str, list[Any]] = {}
-    figure = paper_figures.figure
+    figure = plotting.figure
 
     class Kept:
         def __init__(self, path: Path, *sizes: Any, **rest: Any):
@@ -37,7 +37,7 @@ def axes_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
         def __exit__(self, *error: Any) -> None:
             self.drawing.__exit__(*error)
 
-    monkeypatch.setattr(paper_figures, "figure", Kept)
+    monkeypatch.setattr(plotting, "figure", Kept)
     return seen
 
 
@@ -125,9 +125,9 @@ def test_accuracies_are_drawn_against_the_number_of_reflectors_in_a_report(
         config = Config("digits", "ornn", hidden_size=8, options={"reflections": count})
         records: Any = {"test": [{"step": 1, "accuracy": accuracy}, {"step": 2, "accuracy": 0.1}]}
         runs.append((RunFolder(tmp_path, config, 1, {}), records))
-    assert list(paper_figures.draw_runs(runs, tmp_path, Figures(dpi=40), "mnist-")) == ["reflections"]
+    assert list(plotting.draw_runs(runs, tmp_path, Figures(dpi=40), "mnist-")) == ["reflections"]
     ((axes,),) = axes_of.values()
     assert list(axes.get_lines()[0].get_ydata()) == [50, 75]
     same = dataclasses.replace(runs[0][0].config, options={"reflections": 8})
     runs[0] = (dataclasses.replace(runs[0][0], config=same), runs[0][1])
-    assert paper_figures.draw_runs(runs, tmp_path, Figures(dpi=40)) == {}
+    assert plotting.draw_runs(runs, tmp_path, Figures(dpi=40)) == {}
