@@ -29,9 +29,9 @@ class _TaskApp(App):
     help_epilogue: Any = property(lambda self: table(self.task), lambda self, value: None)
 
 
-def app_of_tasks(name: str, title: str, command: Command) -> App:
+def app_of_tasks(name: str, command: Command) -> App:
     """Returns an app with a subcommand for each known task; `train.__getattr__` gives each one by name."""
-    app = App(name=name, help=title, default_parameter=DEFAULTS)
+    app = App(name=name, default_parameter=DEFAULTS)
     # a plugin is looked at first: one that fails is left out
     own = [task for task in tasks.names() if (tasks.origin(task) or "").startswith("stiefelkit ")]
     for task in own:

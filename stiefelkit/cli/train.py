@@ -149,15 +149,12 @@ def _print(task: Task, comparison: "Comparison") -> None:
         console.print(f"Figure: {figure}", soft_wrap=True, highlight=False)
 
 
-COMMANDS = {
-    "train": (_train, "Train one model on a task."),
-    "compare": (_compare, "Train several models on a task and compare them."),
-}
+COMMANDS = {"train": _train, "compare": _compare}
 
 
 def __getattr__(name: str) -> App:
     command, _, task = name.partition("_")
     if command not in COMMANDS or task not in ("", *tasks.names()):
         raise AttributeError(name)
-    function, title = COMMANDS[command]
-    return subcommand(tasks.get(task), function) if task else app_of_tasks(command, title, function)
+    function = COMMANDS[command]
+    return subcommand(tasks.get(task), function) if task else app_of_tasks(command, function)

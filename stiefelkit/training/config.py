@@ -143,12 +143,8 @@ class Config:
     def continued(self, asked: Mapping[str, Any] | Config, source: str) -> Config:
         """Returns the config to resume with: this one, but with other `steps` if asked and the schedule allows.
 
-        Args:
-            asked: the fields that the new command names, with some keys of tables only; or all of a config.
-            source: the run folder, for the message.
-
-        Raises:
-            RunError: the new command asks for other settings than the run was started with.
+        `asked` are the fields that the new command names, with some keys of tables only, or all of a config. Raises
+        RunError, which names the folder `source`, if they are others than the run was started with.
         """
         whole = isinstance(asked, Config)
         fields = dataclasses.asdict(asked) if isinstance(asked, Config) else asked

@@ -115,12 +115,8 @@ def folder(name: str) -> Path:
 def content(file: File, name: str) -> bytes:
     """Returns what a file holds, unpacked and known by its digest, from the folder of data or from the network.
 
-    Args:
-        file: which.
-        name: of the folder that it may be in, inside of the folder of data; torchvision calls it NAME/raw.
-
-    Raises:
-        DataError: it is nowhere, cannot be read, unpacked or fetched, or is another than it should be.
+    `name` is that of the folder that it may be in, inside of the folder of data; torchvision calls it NAME/raw. Raises
+    DataError if the file is nowhere, cannot be read, unpacked or fetched, or is another than it should be.
     """
     path = place()
     homes = () if path is None else (path / name, path, path / name.upper() / "raw", path / name / "raw", path / "raw")

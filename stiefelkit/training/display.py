@@ -123,11 +123,7 @@ class _Progress(Progress):
 
 
 class Terminal(Silent):
-    """A bar with the figures under it on an interactive console; elsewhere a plain line for every evaluation.
-
-    Args:
-        console: where to; standard output if left out.
-    """
+    """A bar with the figures under it on an interactive console; elsewhere a plain line for every evaluation."""
 
     def __init__(self, console: Console | None = None):
         self._console = console or Screen()

@@ -99,12 +99,8 @@ def measure(
     """Trains every model, and writes `gradients.json` and `gradients.png` into `out`; both are replaced if they exist.
 
     `watch` is called with the model's name, the number of steps done, and of all, after each step. Returns the curves,
-    model by model, and the files.
-
-    Raises:
-        OptionError: it does not fit into memory.
-        RunError: the folder cannot be written.
-        NonFiniteError: the loss or a gradient became NaN or infinite.
+    model by model, and the files. Raises OptionError if it does not fit into memory, RunError if the folder cannot be
+    written, NonFiniteError if the loss or a gradient became NaN or infinite.
     """
     from stiefelkit.training.memory import threads
     from stiefelkit.training.session import Session
@@ -127,13 +123,9 @@ def measure(
                 x, y = (tensor.to(config.device) for tensor in batch)
                 found = gradient_norms(session.model, session.task, x, y)
                 curves.append(GradientCurve(config.model, session.step, *found))
-    content = {
-        "runs": {name: dataclasses.asdict(config) for name, config in configs.items()},
-        "curves": [dataclasses.asdict(curve) for curve in curves],
-    }
-    record = out / "gradients.json"
-    write_json(record, content)
-    figures = figures or Figures()
+    record, figures = out / "gradients.json", figures or Figures()
+    runs = {name: dataclasses.asdict(config) for name, config in configs.items()}
+    write_json(record, {"runs": runs, "curves": [dataclasses.asdict(curve) for curve in curves]})
     return curves, [record, draw(figures.path(out, "gradients"), plan, curves, figures.dpi)]
 
 
@@ -147,13 +139,11 @@ def gradient_norms(model: nn.Module, task: Task, x: Tensor, y: Tensor) -> tuple[
     The net is run step by step, each state handed to the next step, with the recurrent matrix evaluated once.
 
     Args:
-        model: has a recurrent layer `rnn`, batch first, of one direction, which takes and returns states as torch's do.
+        model: has a recurrent layer `rnn`, batch first, of one direction, which takes and returns states as torch's do;
+            one that has not, or reads something else than its states, is an OptionError.
         task: gives the loss, a mean over the sequences of a batch.
         x: inputs, (B, T, m).
         y: targets.
-
-    Raises:
-        OptionError: the model has no such layer, or reads something else than its states.
     """
     import torch
     from torch.nn.utils.parametrize import cached

@@ -24,11 +24,9 @@ def peak_memory(device: str) -> dict[str, int]:
     True
     """
     peaks = {}
-    try:
+    with contextlib.suppress(ImportError):  # outside POSIX
         import resource
-    except ImportError:  # not outside POSIX
-        pass
-    else:
+
         unit = 1 if sys.platform == "darwin" else 1024
         peaks["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     if torch.device(device).type == "cuda":

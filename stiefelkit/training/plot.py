@@ -68,15 +68,8 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> list[Path]:
     """Draws `learning.png`, `orthogonality.png` if a run has frames, and the figures of `draw_runs` that there are.
 
-    They are drawn anew if they exist.
-
-    Args:
-        runs: run folders, all of one task.
-        out: folder for the figures; made if missing.
-        figures: their format, which is also their ending; PNG if left out.
-
-    Raises:
-        RunError: a run is missing or damaged, or the runs are of different tasks.
+    They are drawn anew if they exist, and `out` is made if missing. Raises RunError if a run is missing or damaged, or
+    the runs are of different tasks.
     """
     folders = [RunFolder.open(run) for run in runs]
     names = {folder.config.task for folder in folders}

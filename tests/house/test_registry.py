@@ -177,7 +177,7 @@ def test_a_task_whose_options_cannot_be_read_leaves_the_others_their_commands(mo
     )
     monkeypatch.setitem(tasks._targets, "odd", odd)
     with pytest.warns(UserWarning, match="The task 'odd' is left out"):
-        app = app_of_tasks("train", "Train.", lambda cls: with_options(_run, cls))
+        app = app_of_tasks("train", lambda cls: with_options(_run, cls))
     assert "copying" in list(app)
 
 

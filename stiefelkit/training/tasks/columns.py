@@ -50,14 +50,7 @@ class Stretches:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What a task needs of its data.
-
-    Attributes:
-        parts: "train", "valid" and "test" to their stretches, standardized.
-        classes: of the target, in order; none of a number.
-        scales: see `Table`.
-        baseline: see `Table`.
-    """
+    """What a task needs of its data: "train", "valid" and "test" to their stretches; the rest is as of `Table`."""
 
     parts: dict[str, Stretches]
     classes: tuple[Any, ...]
@@ -94,10 +87,7 @@ def prepared(
     """Reads a file and cuts it into stretches.
 
     `files` are that of the table and, of an .npy, that of the targets, each with its time and size; the others are
-    options of `Table`.
-
-    Raises:
-        DataError: it is no such file, lacks a column, holds what is no number, or is too short.
+    options of `Table`. Raises DataError if it is none, lacks a column or a number, or is too short.
     """
     path = files[0][0]
     try:

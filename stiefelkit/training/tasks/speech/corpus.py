@@ -144,14 +144,9 @@ def recordings(root: Path, validation_speakers: int) -> dict[str, list[Path]]:
 
     A folder with TRAIN/DRn/SPEAKER is TIMIT: validation and test are its development and core test speakers, out of
     TEST, and the two sentences that everybody reads (SA1, SA2) are left out of all. In any other, TRAIN and TEST hold a
-    folder for each speaker, and some of TRAIN, evenly spaced in the order of their names, are held out for validation.
-
-    Args:
-        root: the folder, or one that holds it alone of this kind; names in capitals or not.
-        validation_speakers: how many, where it is not TIMIT.
-
-    Raises:
-        DataError: there is no such layout, or a split would be empty.
+    folder for each speaker, and `validation_speakers` of TRAIN, evenly spaced by name, are held out for validation. The
+    folder may be the only one of this kind in `root`; names are in capitals or not. Raises DataError if there is no
+    such layout, or a split would be empty.
     """
     train, test = _halves(root)
     if any(re.fullmatch("dr[1-8]", child.name.lower()) for child in _folders(train)):

@@ -29,17 +29,12 @@ def installed() -> None:
 
 
 def quality(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
-    """Returns the mean over recordings of each score of `JUDGES`; higher is better for all three.
+    """Returns the mean over pairs of true and rebuilt samples, at 8 kHz, of each score of `JUDGES`; higher is better.
 
     Segmental SNR in decibels, over segments of 30 ms cut off at -10 and 35; STOI in [0, 1]; PESQ of narrow band
     (ITU-T P.862 with the mapping of P.862.1), 1 to 4.5. A recording that STOI or PESQ cannot judge, since it is too
-    short or silent, is left out of that mean.
-
-    Args:
-        pairs: of true and rebuilt samples at 8 kHz.
-
-    Raises:
-        DataError: pystoi or pesq is missing, or a score has no recording that it can judge.
+    short or silent, is left out of that mean. Raises DataError if pystoi or pesq is missing, or a score has no
+    recording that it can judge.
     """
     installed()
     kept: dict[str, list[float]] = {name: [] for name in JUDGES}
