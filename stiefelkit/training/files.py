@@ -1,7 +1,8 @@
 """Files that are whole: a kill leaves the old one or the new one, and JSON is what it was written as, or refused.
 
 A folder may come from anybody. Its files are opened through the folder's descriptor and without following links, and
-are used only if they are regular ones: no link leads a writer elsewhere, and no pipe keeps a reader waiting.
+are used only if they are regular ones: no link leads a writer elsewhere, and no pipe keeps a reader waiting. What works
+on a path takes a `root` and raises OSError, as `open_file` does.
 """
 
 import contextlib
@@ -123,10 +124,7 @@ def refuse_links(path: Path, root: Path) -> None:
 
 
 def read_file(path: Path, root: Path | None = None, most: int | None = None) -> bytes:
-    """Returns the content of a regular file; arguments and errors as of `open_file`.
-
-    A file of more than `most` bytes, or than fit into memory, is an OSError, too.
-    """
+    """Returns the content of a regular file; one of more than `most` bytes, or than fit into memory, is an OSError."""
     with os.fdopen(open_file(path, os.O_RDONLY, root), "rb") as file:
         if most is None or os.fstat(file.fileno()).st_size <= most:
             with contextlib.suppress(MemoryError, OverflowError):
@@ -135,7 +133,7 @@ def read_file(path: Path, root: Path | None = None, most: int | None = None) -> 
 
 
 def make_folder(path: Path, root: Path | None = None) -> None:
-    """Makes a folder, unless it is there; arguments and errors as of `open_file`."""
+    """Makes a folder, unless it is there."""
     with _held(path, root) as (place, held):
         try:
             os.mkdir(place, **held)
@@ -145,10 +143,7 @@ def make_folder(path: Path, root: Path | None = None) -> None:
 
 
 def remove(path: Path, root: Path | None = None) -> None:
-    """Removes a file, a link (not what it leads to), or a folder with all that it holds; what is missing is fine.
-
-    Arguments and errors as of `open_file`.
-    """
+    """Removes a file, a link (not what it leads to), or a folder with all that it holds; what is missing is fine."""
     with _held(path, root) as (place, held), contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(os.stat(place, **held, follow_symlinks=False).st_mode):
             shutil.rmtree(place, dir_fd=held.get("dir_fd"))
@@ -157,17 +152,14 @@ def remove(path: Path, root: Path | None = None) -> None:
 
 
 def rename(path: Path, name: str, root: Path | None = None) -> None:
-    """Gives a file or folder another name where it is, in one step, in the place of a file of that name.
-
-    Arguments and errors as of `open_file`.
-    """
+    """Gives a file or folder another name where it is, in one step, in the place of a file of that name."""
     with _held(path, root) as (place, held):
         other = name if held else path.with_name(name)
         os.replace(place, other, src_dir_fd=held.get("dir_fd"), dst_dir_fd=held.get("dir_fd"))
 
 
 def write_synced(path: Path, content: bytes, root: Path | None = None) -> None:
-    """Writes a new file and waits until it is on the disk; arguments and errors as of `open_file`."""
+    """Writes a new file and waits until it is on the disk."""
     with os.fdopen(open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, root), "wb") as file:
         file.write(content)
         file.flush()

@@ -53,11 +53,9 @@ class Sequences:
 
     def targets(self) -> Tensor:
         """Returns the codes of all targets that are known."""
-        piece = torch.repeat_interleave(torch.arange(len(self), device="cpu"), self.steps)
-        first = torch.cumsum(self.steps, 0) - self.steps
-        codes = self.codes[
-            self.starts[piece] + self.ahead + torch.arange(len(piece), device="cpu") - first[piece]
-        ].long()
+        firsts = (self.starts + self.ahead).tolist()
+        pieces = [self.codes[first : first + n] for first, n in zip(firsts, self.steps.tolist(), strict=True)]
+        codes = torch.cat(pieces).long()
         return codes[codes < self.size]
 
 
