@@ -53,9 +53,9 @@ class Sequences:
 
     def targets(self) -> Tensor:
         """Returns the codes of all targets that are known."""
-        firsts = (self.starts + self.ahead).tolist()
-        pieces = [self.codes[first : first + n] for first, n in zip(firsts, self.steps.tolist(), strict=True)]
-        codes = torch.cat(pieces).long()
+        ends = self.steps.cumsum(0)
+        offsets = torch.repeat_interleave(self.starts + self.ahead - ends + self.steps, self.steps)
+        codes = self.codes[offsets + torch.arange(len(offsets), device="cpu")].long()
         return codes[codes < self.size]
 
 
