@@ -17,7 +17,7 @@ from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, tasks
 
 if TYPE_CHECKING:
-    from stiefelkit.training.sweep import Comparison
+    from stiefelkit.training.run_folder import Summary
     from stiefelkit.training.train import RunOutcome
 
 __all__: list[str] = []
@@ -117,26 +117,26 @@ def _compare(cls: type[Task]) -> Callable[..., int]:
         path = out or Path("runs") / cls.name
         problem = cls(**task)
         with named(data):
-            found = compare(
+            summaries, drawn, signal = compare(
                 problem, names, path, settings, Terminal(), figures, task, resuming=resume, tensorboard=tensorboard
             )
-            if found.signal is not None:
+            if signal is not None:
                 words = ("compare", cls.name, "--models", ",".join(names), "--out", str(path))
                 say(f"Stopped and saved; resume with: {resume_line(*words, data=data, tensorboard=tensorboard)}")
-                return 128 + found.signal
-            _print(problem, found)
+                return 128 + signal
+            _print(problem, summaries, drawn)
             return 0
 
     return with_options(run, cls)
 
 
-def _print(task: Task, comparison: "Comparison") -> None:
+def _print(task: Task, summaries: "list[Summary]", drawn: list[Path]) -> None:
     table = Table("model", title=f"{task.name}, held-out set")
     by_accuracy = task.headline == "accuracy"
     heads = ["accuracy"] if by_accuracy else [task.loss_label, "/ baseline"]
     for title in (*heads, "parameters", "ms per step (CPU)", "orthogonality error / limit"):
         table.add_column(title, justify="right")
-    for summary in comparison.summaries:
+    for summary in summaries:
         score, baseline, error = summary.test[task.headline], task.known_baseline, summary.orthogonality
         scores = [f"{score:.1%}" if by_accuracy else f"{score:.5f}"]
         if not by_accuracy:
@@ -145,7 +145,7 @@ def _print(task: Task, comparison: "Comparison") -> None:
         table.add_row(summary.model, *scores, f"{summary.parameters:,}", f"{summary.ms_per_step:.1f}", ratio)
     console = Screen()
     console.print(table)
-    for figure in comparison.figures:
+    for figure in drawn:
         console.print(f"Figure: {figure}", soft_wrap=True, highlight=False)
 
 

@@ -7,6 +7,7 @@ on a path takes a `root` and raises OSError, as `open_file` does.
 
 import contextlib
 import errno
+import itertools
 import json
 import math
 import os
@@ -117,10 +118,9 @@ def _held(path: Path, root: Path | None) -> Iterator[tuple[Any, dict[str, int]]]
 
 def refuse_links(path: Path, root: Path) -> None:
     """Raises OSError if a path, or a folder between it and its root, is a link."""
-    while path != root:
-        if path.is_symlink():
-            raise OSError(errno.ELOOP, "it is a link", str(path))
-        path = path.parent
+    for place in itertools.takewhile(lambda place: place != root, (path, *path.parents)):
+        if place.is_symlink():
+            raise OSError(errno.ELOOP, "it is a link", str(place))
 
 
 def read_file(path: Path, root: Path | None = None, most: int | None = None) -> bytes:

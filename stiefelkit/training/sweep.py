@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import shlex
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -208,7 +208,7 @@ def run_sweep(
     """
     from stiefelkit.training.run_folder import RunFolder, is_run, last_step
 
-    _require_room(SUBJECT, out, resuming)
+    _require_room(SUBJECT, out, [run.name for run in runs], resuming)
     configs = checked(runs)
     if len(configs) < len(runs):
         raise OptionError(f"{SUBJECT} needs runs with different names, got two of one name.")
@@ -216,10 +216,7 @@ def run_sweep(
         with config.within_memory():
             config.build_task().held_out()
     for name, config in configs.items():
-        path = out / name
-        with reachable(SUBJECT, path):
-            refuse_links(path, out)
-        begun = None
+        path, begun = out / name, None
         with contextlib.suppress(RunError):  # one that cannot be read fails by itself
             begun = RunFolder.open(path).config if is_run(path) else None
         if begun is not None:
@@ -326,8 +323,8 @@ def _spreads(scores: list[dict[str, float]]) -> Spread:
     return {key: (statistics.fmean(c), statistics.stdev(c) if len(c) > 1 else None) for key, c in columns.items()}
 
 
-def _require_room(who: str, out: Path, resuming: bool) -> None:
-    """Raises RunError unless runs may be put into a folder."""
+def _require_room(who: str, out: Path, names: Iterable[str], resuming: bool) -> None:
+    """Raises RunError unless runs of these names may be put into a folder, or are there, and no links."""
     from stiefelkit.training.run_folder import is_run
 
     with reachable(who, out):
@@ -336,15 +333,9 @@ def _require_room(who: str, out: Path, resuming: bool) -> None:
             raise RunError(f"{who} needs a folder of its own, got the {kind} {out}; choose another --out.")
         if not resuming and out.exists() and any(out.iterdir()):
             raise RunError(f"{who} needs a new or empty folder, got {out}; add --resume to continue what is there.")
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Summaries of a comparison, model by model, and its figures; none where a signal stopped it."""
-
-    summaries: list["Summary"]
-    figures: list[Path]
-    signal: int | None = None
+    for path in (out / name for name in names):
+        with reachable(who, path):
+            refuse_links(path, out)
 
 
 def compare(
@@ -358,8 +349,10 @@ def compare(
     *,
     resuming: bool,
     tensorboard: bool,
-) -> Comparison:
+) -> "tuple[list[Summary], list[Path], int | None]":
     """Trains each model in a folder of its own under `out`, then draws their curves there.
+
+    Returns what came of each model, and the figures; or nothing, and the signal that stopped it.
 
     The models run one after the other, so that their times can be compared. A learning rate of a coordinate is for the
     models that have it. Where `resuming`, finished runs are kept, others continued, missing ones begun; those that are
@@ -377,7 +370,7 @@ def compare(
     who = "A comparison"
     if not models or len(set(models)) < len(models):
         raise OptionError(f"{who} needs one or more different models, got {', '.join(models) or 'none'}.")
-    _require_room(who, out, resuming)
+    _require_room(who, out, models, resuming)
     configs = [Config.resolve(task, model, settings, strict=False) for model in models]
     by_coordinate = {table: settings.given().get(table, {}) for table in BY_COORDINATE}
     for table, name in [(table, name) for table, values in by_coordinate.items() for name in values]:
@@ -388,8 +381,6 @@ def compare(
         config.build_optimizer(config.build_model())
     for config in configs:
         path = out / config.model
-        with reachable(who, path):
-            refuse_links(path, out)
         if is_run(path):
             asked = settings.given() | {"task": task.name, "task_options": named, "model": config.model}
             for table, values in by_coordinate.items():
@@ -400,8 +391,8 @@ def compare(
         else:
             outcome = train(config, path, display, tensorboard=tensorboard)
         if outcome.signal is not None:
-            return Comparison([], [], outcome.signal)
+            return [], [], outcome.signal
     paths = [out / model for model in models]
     summaries = [summarise(path) for path in paths]
     write_json(out / "summary.json", [dataclasses.asdict(summary) for summary in summaries])
-    return Comparison(summaries, plot(paths, out, figures))
+    return summaries, plot(paths, out, figures), None
