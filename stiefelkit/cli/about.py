@@ -192,10 +192,8 @@ def _of_parametrization(name: str, cls: Any) -> tuple[Rows, Rows]:
         sizes = ", ".join(f"{key} {' x '.join(map(str, shape))}" for key, shape in param.coordinates.items())
         facts.append((field, f"{_image_of(param.traits)}; coordinates of {SIZE} x {SIZE}: {sizes}"))
     for first in [*square.values(), *tall.values()][:1]:
-        facts += [
-            ("cost", f"{_cost_of(first.traits)} for an n x n frame, by these defaults"),
-            ("init", ", ".join(first.schemes)),
-        ]
+        facts.append(("cost", f"{_cost_of(first.traits)} for an n x n frame, by these defaults"))
+        facts.append(("init", ", ".join(first.schemes)))
         if first.manifolds:
             movers = [key for key, mover in optimizers.available().items() if getattr(mover, "moves_frames", False)]
             facts.append(("optimizers", f"those that move frames: {', '.join(movers)}"))

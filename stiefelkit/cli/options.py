@@ -133,7 +133,7 @@ def built(cls: type, named: dict[str, Any]) -> Any:
     for field in dataclasses.fields(cls):
         inner = {name: named.pop(name) for name in field.metadata.get("fields", ()) if name in named}
         if inner:
-            named[field.name] = dataclasses.replace(_default(field), **inner)
+            named[field.name] = dataclasses.replace(default_of(field), **inner)
         if field.name not in named:
             continue
         value, read = named[field.name], field.metadata.get("read")
@@ -168,16 +168,17 @@ def facts(cls: type) -> dict[str, tuple[Any, Any, str, Mapping[str, Any]]]:
     for name in dict.fromkeys(declared):
         metadata: Mapping[str, Any] = fields[name].metadata
         if "fields" in metadata:
-            default, inner = _default(fields[name]), facts(hints[name])
+            default, inner = default_of(fields[name]), facts(hints[name])
             for option in metadata["fields"]:
                 hint, _, help, _ = inner[option]
                 found[option] = (hint, getattr(default, option), help, {"shown": metadata["shown"]})
         elif not metadata.get("hidden"):
-            found[name] = (hints[name], _default(fields[name]), words.get(name, ""), metadata)
+            found[name] = (hints[name], default_of(fields[name]), words.get(name, ""), metadata)
     return found
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Returns the default of a field, None where it has none."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return None if field.default is dataclasses.MISSING else field.default
@@ -188,13 +189,8 @@ def _hint(
 ) -> Any:
     kinds = set(typing.get_args(hint)) - {types.NoneType} if isinstance(hint, types.UnionType) else {hint}
     shown = functools.partial(_shown, name, metadata.get("shown") if default is None else default, filled)
-    parameter = Parameter(
-        name=metadata.get("names"),
-        negative=metadata.get("negative"),
-        converter=whole if kinds == {int} else None,
-        help=help,
-        show_default=shown,
-    )
+    reader = whole if kinds == {int} else None
+    parameter = Parameter(name=metadata.get("names"), converter=reader, help=help, show_default=shown)
     if typing.get_origin(hint) is dict:
         value = typing.get_args(hint)[1]
         item = value if value is float else str  # `built` reads words

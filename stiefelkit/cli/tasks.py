@@ -13,7 +13,7 @@ from typing import Any
 from cyclopts import App
 
 from stiefelkit.cli.app import DEFAULTS, asked
-from stiefelkit.cli.options import options
+from stiefelkit.cli.options import default_of, options
 from stiefelkit.training.checks import words_of
 from stiefelkit.training.recipes import Settings, written
 from stiefelkit.training.tasks import Task, tasks
@@ -96,10 +96,7 @@ def _settings(cls: type[Task], model: str) -> dict[str, Any]:
     """Returns every setting of a model by its recipe."""
     from stiefelkit.training.config import Config
 
-    settings = {
-        field.name: {} if field.default is dataclasses.MISSING else field.default
-        for field in dataclasses.fields(Config)
-    }
+    settings = {field.name: default_of(field) for field in dataclasses.fields(Config)}
     settings |= cls.recipes[model].filled(Settings()).given()
     return {field.name: settings[field.name] for field in dataclasses.fields(Settings)}
 

@@ -3,9 +3,9 @@
 A plan's fields are the options of its command: each is written once, with its line in the docstring.
 
 What the command line has to know beyond that stands in the metadata of the field: "names", those of the option, with
-their dashes, the first for messages; "negative", the name that switches it off; "shown", the default in help where that
-is None; "read", from the words on the command line to the value; "fields", those of a dataclass that are options
-themselves; "hidden", True if Python alone can set it.
+their dashes, the first for messages; "shown", the default in help where that is None; "read", from the words on the
+command line to the value; "fields", those of a dataclass that are options themselves; "hidden", True if Python alone
+can set it.
 """
 
 import contextlib
@@ -100,9 +100,7 @@ def within_memory(who: str, sizes: str) -> Iterator[None]:
         # torch has no type of its own for it on a CPU; a size that is beyond 64 bits overflows before
         is_option = "without overflow" in words or "int too big" in words
         if is_option and not isinstance(error, StiefelkitError):  # a rate or an option, no size
-            raise OptionError(
-                f"{who} needs rates and options that fit its dtype, got one that does not: {words}."
-            ) from error
+            raise OptionError(f"{who} needs rates and options that fit its dtype, got another: {words}.") from error
         is_told = any(word in words for word in ("alloc", "out of memory", "overflow", "int too large"))
         if isinstance(error, StiefelkitError) or not (is_told or isinstance(error, MemoryError)):
             raise

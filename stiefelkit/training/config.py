@@ -172,9 +172,7 @@ class Config:
         sizes = {"input_size": task.input_size, "hidden_size": self.hidden_size, "output_size": task.output_size}
         for option in self.options:
             if option in sizes or option == "name":
-                raise OptionError(
-                    f"Model {self.model!r} has no option {option!r}; the task and --hidden-size set sizes."
-                )
+                raise OptionError(f"Model {self.model!r} has no option {option!r}; task and --hidden-size set sizes.")
         with within_memory(SUBJECT, f"hidden_size {self.hidden_size}"):
             return models.create(self.model, **sizes, **self.options).to(self.device)
 
@@ -211,11 +209,8 @@ class Config:
             name = str(group.get("name", ""))
             key = next((key for key in (name, name.rpartition(".")[2]) if key in tables), None)
             (shared if key is None else apart.setdefault(key, [])).append(group)
-        for name in tables:
-            if name not in apart:
-                raise OptionError(
-                    f"{SUBJECT} {self.model!r} needs a coordinate {name!r} for optimizers.{name}, got none."
-                )
+        for name in [name for name in tables if name not in apart]:
+            raise OptionError(f"{SUBJECT} {self.model!r} needs a coordinate {name!r} for optimizers.{name}, got none.")
         frames = list(coordinate_manifolds(model))
         built = [_built(self, self.optimizer, self.optimizer_options, shared, frames)] if shared else []
         for name, groups in apart.items():

@@ -128,9 +128,7 @@ class Ranks:
 
         device = torch.device(config.device)
         if device.type not in ("cpu", "cuda") or device.index is not None:
-            raise OptionError(
-                f"Training on several ranks needs --device cpu or cuda, a GPU for each, got {config.device!r}."
-            )
+            raise OptionError(f"Training on several ranks needs --device cpu or cuda, a GPU for each, got '{device}'.")
         if device.type == "cuda" and _local_rank() >= torch.cuda.device_count():
             raise OptionError(
                 f"Training on several ranks needs a GPU for each, got {torch.cuda.device_count()} for rank "

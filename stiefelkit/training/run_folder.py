@@ -306,11 +306,8 @@ def by_kind(folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
 
 
 def _check_record(record: dict[str, Any], scores: Collection[str]) -> None:
-    kinds = {
-        "train": ("loss", "gradient_norm", "ms_per_step"),
-        "epoch": ("epoch", "cpu_seconds", "wall_seconds"),
-        **dict.fromkeys(("test", "validation"), scores),
-    }
+    kinds = {"train": ("loss", "gradient_norm", "ms_per_step"), "epoch": ("epoch", "cpu_seconds", "wall_seconds")}
+    kinds |= {"test": scores, "validation": scores}
     numbers = [record[name] for name in kinds[record["kind"]]]
     for weight in record["orthogonality"].values() if record["kind"] == "train" else ():
         numbers += [weight["error"], weight["limit"], weight["error"] / weight["limit"]]

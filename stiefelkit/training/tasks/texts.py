@@ -73,9 +73,7 @@ class Text:
 
     def __init__(self, parts: Mapping[str, str], by_line: bool, source: str):
         self._source, self._by_line = source, by_line
-        pieces = {
-            name: [line.rstrip() for line in part.split("\n")] if by_line else [part] for name, part in parts.items()
-        }
+        pieces = {name: [*map(str.rstrip, part.split("\n"))] if by_line else [part] for name, part in parts.items()}
         joined = {name: "".join(part) for name, part in pieces.items()}
         for name, part in joined.items():
             if not part.strip():
@@ -83,9 +81,7 @@ class Text:
         self.digest = digest(part.encode("utf-8", "surrogatepass") for part in parts.values())
         self.alphabet = sorted(set(joined["train"]))
         self._codes = {name: self._coded(name, part) for name, part in joined.items()}
-        self._lengths = {
-            name: torch.tensor([len(piece) for piece in part], device="cpu") for name, part in pieces.items()
-        }
+        self._lengths = {name: torch.tensor([*map(len, part)], device="cpu") for name, part in pieces.items()}
         # one text may be read in several ways, each of which takes a while to cut
         self.sequences = functools.lru_cache(self._cut)
         self.unigram = functools.lru_cache(self._frequencies)
@@ -160,6 +156,4 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise DataError(f"Task 'chars' needs a file that can be read, got {path}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"Task 'chars' needs a text in UTF-8, got {path}, which is none at byte {error.start}."
-        ) from error
+        raise DataError(f"Task 'chars' needs a text in UTF-8, got {path}, none at byte {error.start}.") from error
