@@ -91,10 +91,7 @@ def digest(pieces: Iterable[bytes]) -> str:
 
 
 def place() -> Path | None:
-    """Returns the folder of data that was named, on the command line or else by STIEFELKIT_DATA; None if none was.
-
-    Raises DataError if there is no such folder.
-    """
+    """Returns the folder that --data or else STIEFELKIT_DATA names, or None; raises DataError if it is not there."""
     path = _named.get() or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if path is not None and not path.is_dir():
         raise DataError(f"Data need a folder to be read from, got {path}, which is not a folder; {REMEDY}.")
@@ -102,10 +99,7 @@ def place() -> Path | None:
 
 
 def folder(name: str) -> Path:
-    """Returns the folder of the data of a task by name: one of that name in the folder of data, or else that itself.
-
-    Raises DataError if no folder was named, or it does not exist.
-    """
+    """Returns the folder of a task's data: NAME in that of `place`, or else that itself; raises DataError without."""
     path = place()
     if path is None:
         raise DataError(f"Task {name!r} needs your own data, got no folder; {REMEDY}.")

@@ -45,10 +45,7 @@ def is_first_of_launched() -> bool:
 
 @contextlib.contextmanager
 def joined() -> Iterator[Ranks]:
-    """Joins the processes that torchrun has started, for a while: by gloo on CPUs, by NCCL between GPUs.
-
-    Raises RunError if they do not find each other.
-    """
+    """Joins the processes that torchrun has started, by gloo on CPUs, by NCCL between GPUs, or raises RunError."""
     if not launched():
         yield Ranks()
         return

@@ -24,10 +24,7 @@ def of_planes(n: int) -> dict[str, Option]:
 
 
 def tables_of(words: Mapping[str, str]) -> dict[str, dict[str, Option]]:
-    """Returns the table of each coordinate from the words on the command line.
-
-    Raises:
-        OptionError: the words are not a name, then options with their values.
+    """Returns the table of each coordinate from its words, or raises OptionError if they are no name, then options.
 
     >>> tables_of({"skew": "rmsprop lr=1e-4 eps-inside=true"})
     {'skew': {'optimizer': 'rmsprop', 'lr': 0.0001, 'eps_inside': True}}
@@ -45,10 +42,7 @@ def tables_of(words: Mapping[str, str]) -> dict[str, dict[str, Option]]:
 
 
 def literal(word: str) -> Option:
-    """Returns the number of a word, true or false, a list of numbers, or the word itself.
-
-    Raises:
-        OptionError: the word begins or ends with a bracket, and is no list of numbers.
+    """Returns the number of a word, true or false, a list of numbers, or the word; raises OptionError for odd brackets.
 
     >>> [literal(word) for word in ("12", "true", "cosine", "0.9,0.999", "[0.9, 0.999]")]
     [12, True, 'cosine', [0.9, 0.999], [0.9, 0.999]]

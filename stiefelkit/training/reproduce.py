@@ -76,10 +76,7 @@ def reproduce(
 
 
 def opened(path: Path, row: Row) -> RunFolder:
-    """Returns the folder of a run of an experiment.
-
-    Raises RunError if there is none, or it differs from the experiment in more than seed, length, threads and device.
-    """
+    """Returns the folder of a run; raises RunError unless it is the row but for seed, length, threads and device."""
     folder = RunFolder.open(path)
     free = {name: getattr(folder.config, name) for name in ("seed", "steps", "threads", "device")}
     begun, wanted = (vars(config) for config in (folder.config, dataclasses.replace(row.config(), **free)))

@@ -96,10 +96,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: Config, parameters: int, data: str | None = None) -> "RunFolder":
-        """Makes the folder of a new run, which is one as soon as its config is there, whole.
-
-        Raises RunError if something is there already, or the place cannot be written.
-        """
+        """Makes the folder of a new run, one as soon as its config is there; raises RunError if it cannot be new."""
         cls.refuse_existing(path)
         folder = cls(path, config, parameters, versions(config.device), data=data)
         with writable("A new run", path):
@@ -235,10 +232,7 @@ def flat(value: Any, label: str = "") -> dict[str, str]:
 
 
 class Log:
-    """An append-only JSONL file that is cut back to the `keep` bytes that a checkpoint counts; made if missing.
-
-    Raises RunError if the file is shorter than that, or cannot be written.
-    """
+    """An append-only JSONL file, cut back to the `keep` bytes that a checkpoint counts; RunError if it is shorter."""
 
     def __init__(self, path: Path, keep: int = 0):
         kept = _read(path, keep)[:keep]
@@ -279,10 +273,7 @@ def lines(path: Path) -> int:
 
 
 def read_log(path: Path, scores: Collection[str] = ("loss",)) -> list[dict[str, Any]]:
-    """Returns the records of a log, whose evaluations hold `scores`; a last line that is being written is left out.
-
-    Raises RunError if the file is missing or damaged.
-    """
+    """Returns the records of a log, whose evaluations hold `scores`, but for a half-written end; or raises RunError."""
     try:
         content = read_file(path)
     except OSError as error:

@@ -119,10 +119,7 @@ class Session:
         return total / count, hits / answers
 
     def train_record(self) -> dict[str, Any]:
-        """Returns the line of the log for the steps since the last one, and begins a new window.
-
-        Raises DivergedError if a weight is not finite.
-        """
+        """Returns the line of the log since the last one, for a new window; raises DivergedError for a bad weight."""
         from stiefelkit import drift
 
         try:
@@ -141,10 +138,7 @@ class Session:
         return record
 
     def test_records(self) -> list[dict[str, Any]]:
-        """Returns the lines of the log for an evaluation: on the held-out set, and on what is set apart to choose by.
-
-        Raises DivergedError if a loss is not finite.
-        """
+        """Returns the lines of the log for an evaluation, held out and set apart; raises DivergedError if it is bad."""
         sets = [("test", self.task.held_out()), ("validation", self.task.validation())]
         return [self._scored(kind, examples) for kind, examples in sets if examples is not None]
 
