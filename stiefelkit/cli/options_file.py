@@ -95,10 +95,7 @@ def read_options(path: Path) -> OptionsFile:
 
 
 def read_toml(who: str, path: Path) -> dict[str, Any]:
-    """Returns what a TOML file of options says.
-
-    Raises OptionError if it cannot be read, is no TOML, or is larger or deeper than options are.
-    """
+    """Returns what a TOML file says; raises OptionError if it is unreadable, no TOML, or too large or deep."""
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)

@@ -36,12 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides the numbers of a run; see `Settings` for the fields that both have.
-
-    Args:
-        task: registry name of the task.
-        model: name of the model.
-        task_options: the fields of the task.
+    """Everything that decides the numbers of a run: names of task and model, and what `Settings` explains.
 
     Raises:
         OptionError: a value is out of range.
@@ -97,11 +92,8 @@ class Config:
         """Returns the config of a task and a model: settings over the recipe over the defaults above.
 
         Where the settings name options, of the recipe's rates and optimizers those stay whose coordinate the model has,
-        since its map may be another.
-
-        Raises:
-            UnknownNameError: the settings name a rate or optimizer of a coordinate that the model does not have; such
-                ones are left out unless `strict`.
+        since its map may be another. Rates and optimizers of coordinates that the model does not have are an
+        UnknownNameError, or left out unless `strict`.
         """
         from stiefelkit import models
 

@@ -107,10 +107,7 @@ def _levels(path: Path) -> Tensor:
 
 
 def levels(samples: Tensor) -> Tensor:
-    """Returns 10 log10(|X|^2 + 1e-5) of each whole window, (frames, 129): none begins before or ends after the signal.
-
-    `samples` are (length,), at 8 kHz, in [-1, 1].
-    """
+    """Returns 10 log10(|X|^2 + 1e-5), (frames, 129), of each whole window of (length,) samples in [-1, 1] at 8 kHz."""
     return 10 * torch.log10(_spectra(samples).abs().square() + FLOOR)
 
 
