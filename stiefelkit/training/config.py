@@ -24,9 +24,9 @@ SUBJECT = "Training"
 """The first words of error messages."""
 SCHEDULES = ("constant", "cosine")
 SIZES = dict.fromkeys(("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"), whole(1))
-WORDS = ("task", "model", "optimizer", "schedule", "device")
 TABLES = ("task_options", "rates", "optimizers", "options", "optimizer_options")
-KINDS = {**dict.fromkeys(WORDS, of_type(str)), **dict.fromkeys(TABLES, of_type(dict))}
+KINDS = dict.fromkeys(("task", "model", "optimizer", "schedule", "device"), of_type(str))
+KINDS |= dict.fromkeys(TABLES, of_type(dict))
 BY_COORDINATE = ("rates", "optimizers")
 """Fields whose keys are names of coordinates."""
 HANDLED = ("params", "lr", "capturable", "differentiable", "foreach", "fused")

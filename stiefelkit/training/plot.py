@@ -29,6 +29,8 @@ from stiefelkit.training.tasks.task import evaluating
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Value = Callable[[dict[str, Any]], float | None]
+"""What a line of a log has for a curve."""
 Scored = tuple[float, RunFolder]
 """The best held-out score of a run, and the run."""
 OF_A_BOX = ("seed", "task_options.excerpt", "threads", "device")
@@ -46,7 +48,7 @@ class Curve:
     records: dict[str, list[dict[str, Any]]]
     unit: float = 1.0
 
-    def points(self, kind: str, value: Callable[[dict[str, Any]], float | None]) -> list[tuple[float, float]]:
+    def points(self, kind: str, value: Value) -> list[tuple[float, float]]:
         """Returns steps, in units, and values, where there are any."""
         found = ((record["step"] / self.unit, value(record)) for record in self.records[kind])
         return [(step, number) for step, number in found if number is not None]
@@ -120,13 +122,7 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
     return [*drawn, *draw_runs(logs, out, figures).values()]
 
 
-def draw(
-    axes: "Axes",
-    curves: Sequence[Curve],
-    kind: str,
-    value: Callable[[dict[str, Any]], float | None],
-    marked: bool = True,
-) -> None:
+def draw(axes: "Axes", curves: Sequence[Curve], kind: str, value: Value, marked: bool = True) -> None:
     """Draws something of the lines of a kind over their steps, for the runs that have any."""
     for curve, look in zip(curves, styles(len(curves)), strict=True):
         points = curve.points(kind, value)

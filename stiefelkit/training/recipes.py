@@ -16,6 +16,8 @@ LRU_RATES = dict.fromkeys(("log_angle", "log_rate", "log_scale"), 1e-3)
 
 Option = int | float | bool | str | list[Any]
 """What an option of a model or an optimizer may be on the command line and in a file."""
+Share = Callable[[int], dict[str, Any]]
+"""From the hidden size to options of the model."""
 
 
 def of_planes(n: int) -> dict[str, Option]:
@@ -170,7 +172,7 @@ class Recipe:
     """
 
     settings: Settings = field(default_factory=Settings)
-    options: Callable[[int], dict[str, Any]] = lambda n: {}
+    options: Share = lambda n: {}
 
     def filled(self, settings: Settings) -> Settings:
         """Returns `settings` with the gaps filled from this recipe.
@@ -184,13 +186,7 @@ class Recipe:
 
     @classmethod
     def of(
-        cls,
-        hidden_size: int,
-        lr: float = 1e-3,
-        *,
-        optimizer: str = "adam",
-        options: Callable[[int], dict[str, Any]] = lambda n: {},
-        **settings: Any,
+        cls, hidden_size: int, lr: float = 1e-3, optimizer: str = "adam", options: Share = lambda n: {}, **settings: Any
     ) -> "Recipe":
         """Returns the recipe of a model with so many units; `settings` are further fields of `Settings`."""
         return cls(Settings(hidden_size=hidden_size, lr=lr, optimizer=optimizer, **settings), options)

@@ -4,7 +4,6 @@ import dataclasses
 import re
 import statistics
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from stiefelkit.training.figure import Figures, accuracy_scale, figure, legend, 
 from stiefelkit.training.files import parse_json, read_file, write_atomically, write_json
 from stiefelkit.training.memory import processor
 from stiefelkit.training.papers import Reproduction, Row, rows
-from stiefelkit.training.plot import Curve, draw, draw_runs
+from stiefelkit.training.plot import Curve, Value, draw, draw_runs
 from stiefelkit.training.run_folder import PROCESSOR, RunFolder, by_kind, is_run, last_step
 from stiefelkit.training.train import RunOutcome, resume, train
 
@@ -229,13 +228,10 @@ def _drawn(runs: list[Run], look: Figures, place: Path, stem: str) -> dict[str, 
     """Draws scores, drift and gradients of the runs of one group over epochs, where there are any, and `draw_runs`."""
     curves = [Curve(row.label, row.build_task(), found.records, row.epoch) for row, found in runs]
     headline, drawn = curves[0].task.headline, {}
-    shown: dict[str, tuple[str, Callable[[dict[str, Any]], float | None]]] = {
-        "scores": ("test", lambda record: record[headline]),
-        "drift": (
-            "train",
-            lambda record: max((each["error"] for each in record["orthogonality"].values()), default=0) or None,
-        ),
-        "gradients": ("train", lambda record: record["gradient_norm"] or None),
+    shown: dict[str, tuple[str, Value]] = {
+        "scores": ("test", lambda line: line[headline]),
+        "drift": ("train", lambda line: max((w["error"] for w in line["orthogonality"].values()), default=0) or None),
+        "gradients": ("train", lambda line: line["gradient_norm"] or None),
     }
     for name, (kind, value) in shown.items():
         if not any(curve.points(kind, value) for curve in curves):

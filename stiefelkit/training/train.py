@@ -105,11 +105,9 @@ def resume(
             if step > config.steps:
                 raise RunError(f"Run {out} is at step {step}: resuming needs --steps {step} or more.")
             now = versions(folder.config.device)
-            notes += [
-                f"Run {out} began with {name} {before}, now it is {now.get(name)}: the last bits may differ."
-                for name, before in folder.versions.items()
-                if before != now.get(name)
-            ]
+            for name, old in folder.versions.items():
+                if old != (new := now.get(name)):
+                    notes.append(f"Run {out} began with {name} {old}, now it is {new}: the last bits may differ.")
             for note in notes if step < config.steps else ():
                 display.note(note)
             return folder, config, (step, state)

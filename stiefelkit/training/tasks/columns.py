@@ -21,6 +21,8 @@ HELD_OUT = 0.15
 """Share of the validation part, and of the test part."""
 MANY = 100
 """Classes that integers, or words, may be without a word from the user."""
+File = tuple[Path, int, int]
+"""A path, with the time and the size of what is there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,18 +78,12 @@ class _Rows:
 
 @functools.lru_cache(maxsize=2)
 def prepared(
-    files: tuple[tuple[Path, int, int], ...],
-    target: str,
-    features: str,
-    series: str,
-    window: int | None,
-    ahead: int,
-    kind: str,
+    files: tuple[File, ...], target: str, features: str, series: str, window: int | None, ahead: int, kind: str
 ) -> Prepared:
     """Reads a file and cuts it into stretches.
 
-    `files` are that of the table and, of an .npy, that of the targets, each with its time and size; the others are
-    options of `Table`. Raises DataError if it is none, lacks a column or a number, or is too short.
+    `files` are that of the table and, of an .npy, that of the targets; the others are options of `Table`. Raises
+    DataError if it is none, lacks a column or a number, or is too short.
     """
     path = files[0][0]
     try:
