@@ -28,9 +28,7 @@ COLUMNS = {
     "activation": ("what it is", "states"),
     "decoder": ("base models",),
 }
-CAPTIONS = {
-    "parametrization": "cost: an n x n frame by the default options, up to log n; k < n reflections or layers: n^2 k",
-}
+COST = "cost: an n x n frame by the default options, up to log n; k < n reflections or layers: n^2 k"
 FEW, WIDE = 4, 100
 """Columns of text beside which that of origins is narrow, on terminals narrower than this."""
 Rows = list[tuple[str, str]]
@@ -50,7 +48,8 @@ def show(name: str | None = None, /) -> int:
     for kind, registry in tables().items():
         rows = registry.map(lambda name, target, kind=kind: _in_short(kind, target))
         columns = [Column(title, overflow="fold") for title in (*COLUMNS.get(kind, ("what it is",)), "from")]
-        table = Table(Column(kind, no_wrap=True), *columns, title=f"{kind.capitalize()}s", caption=CAPTIONS.get(kind))
+        caption = COST if kind == "parametrization" else None
+        table = Table(Column(kind, no_wrap=True), *columns, title=f"{kind.capitalize()}s", caption=caption)
         if len(table.columns) > FEW and console.width < WIDE:
             table.columns[-1].max_width = 10
         for name, cells in rows.items():

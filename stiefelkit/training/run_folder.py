@@ -157,7 +157,7 @@ class RunFolder:
         got = _change(copy.record(), self.record(), step, passed) if self.sealed else f"one without {DIGEST}"
         if got:
             raise RunError(f"Run {self.path} needs {CONFIG} as it was written, got {got}; {REMEDY}.")
-        content = _read(self.log, mark["bytes"])[: mark["bytes"]]
+        content = content_of(self.log, mark["bytes"])[: mark["bytes"]]
         if hashlib.sha256(content).hexdigest() != mark["sha256"]:
             raise RunError(
                 f"Log {self.log} needs the {mark['bytes']} bytes that its checkpoint counts as they were written, got "
@@ -235,7 +235,7 @@ class Log:
     """An append-only JSONL file, cut back to the `keep` bytes that a checkpoint counts; RunError if it is shorter."""
 
     def __init__(self, path: Path, keep: int = 0):
-        kept = _read(path, keep)[:keep]
+        kept = content_of(path, keep)[:keep]
         self._size, self._sha = len(kept), hashlib.sha256(kept)
         with writable("A log", path):
             # without a buffer: what a full disk refused must not come again when the file is closed
@@ -265,11 +265,6 @@ class Log:
         """Closes the file."""
         with contextlib.suppress(OSError):
             self._file.close()
-
-
-def lines(path: Path) -> int:
-    """Returns the number of whole lines of a log, none if there is no log; raises RunError if it cannot be read."""
-    return _read(path, 0).count(b"\n")
 
 
 def read_log(path: Path, scores: Collection[str] = ("loss",)) -> list[dict[str, Any]]:
@@ -308,8 +303,8 @@ def _check_record(record: dict[str, Any], scores: Collection[str]) -> None:
         raise ValueError("no number")
 
 
-def _read(path: Path, least: int) -> bytes:
-    """Returns a log of so many bytes or more; one that is not there is empty."""
+def content_of(path: Path, least: int = 0) -> bytes:
+    """Returns a log of so many bytes or more, else raises RunError; one that is not there is empty."""
     try:
         content = read_file(path)
     except OSError as error:

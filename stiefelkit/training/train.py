@@ -14,7 +14,7 @@ from stiefelkit.training.config import Config
 from stiefelkit.training.display import Curves, Silent, require_tensorboard
 from stiefelkit.training.memory import kept_memory, threads
 from stiefelkit.training.ranks import Interruption, Ranks
-from stiefelkit.training.run_folder import Log, RunFolder, lines, read_log, versions
+from stiefelkit.training.run_folder import Log, RunFolder, content_of, read_log, versions
 from stiefelkit.training.session import Session
 
 
@@ -146,7 +146,7 @@ def _started(config: Config, tensorboard: bool, ranks: Ranks) -> Session:
 
 def _latest(folder: RunFolder) -> tuple[int, dict[str, Any], list[str]] | None:
     """Returns the last whole checkpoint, or None if the run died before it had one and nothing would be lost."""
-    begun = lines(folder.log)
+    begun = content_of(folder.log).count(b"\n")
     if not folder.checkpoints.is_dir() and os.path.lexists(folder.checkpoints):
         raise RunError(f"Resuming run {folder.path} needs a folder of checkpoints, got another thing of that name.")
     try:

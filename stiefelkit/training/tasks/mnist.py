@@ -59,14 +59,11 @@ def _of(*sizes: Any, batch_size: int = 50, **rest: Any) -> Recipe:
     return Recipe.of(*sizes, batch_size=batch_size, steps=70 * epoch, seed=5544, **rest)
 
 
-def _of_rotations(n: int) -> dict[str, Option]:
-    return {"width": 26, "num_layers": 3, **of_planes(n), "decay": [0.99, 0.9997]}
-
-
 def _recipes(share: int) -> dict[str, Recipe]:
     adam: dict[str, Any] = {"optimizer": "adam", "optimizer_options": {}}
     adamw: dict[str, Any] = {"optimizer": "adamw", "optimizer_options": {}, "schedule": "cosine"}
     cayley = {"optimizer": "multiplicative_cayley", "optimizer_options": {"precondition": "rmsprop"}}
+    own = {"width": 26, "num_layers": 3, "decay": [0.99, 0.9997]}
     return {
         "scornn": _of(170, rates={"skew": 1e-4}, options=lambda n: {"negative": n // share}),
         "scurnn": _of(116, **adam, optimizers=OF_SCURNN),
@@ -78,7 +75,7 @@ def _recipes(share: int) -> dict[str, Recipe]:
         "lie_urnn": _of(116, rates={"skew": 1e-4}, clip_norm=1.0),
         "margin_rnn": _of(120, 1e-4, optimizer_options=PLAIN_RMSPROP, clip_norm=100.0),
         "goru": _of(64),
-        "rotrnn": _of(64, 4e-3, **adamw, rates={"angle": 2e-4, "log_rate": 1e-3}, options=_of_rotations),
+        "rotrnn": _of(64, 4e-3, **adamw, rates={"angle": 2e-4, "log_rate": 1e-3}, options=lambda n: own | of_planes(n)),
         "lru": _of(64, 4e-3, **adamw, rates=LRU_RATES),
         "irnn": _of(116, 1e-4, clip_norm=1.0),
         "henaff_rnn": _of(116, 1e-4, clip_norm=1.0),
