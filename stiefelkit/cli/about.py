@@ -14,6 +14,7 @@ from stiefelkit.errors import StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.optim import minimizers, optimizers
 from stiefelkit.registry import Registry, code_of_others
 from stiefelkit.training import tasks
+from stiefelkit.training.checks import listed
 from stiefelkit.training.config import HANDLED
 from stiefelkit.training.display import Screen
 
@@ -66,15 +67,8 @@ def tables() -> dict[str, Registry]:
     from stiefelkit.nn.decoders import decoders
     from stiefelkit.scan import activations
 
-    return {
-        "parametrization": table.registered,
-        "optimizer": optimizers,
-        "minimizer": minimizers,
-        "activation": activations._activations,
-        "model": models._models,
-        "decoder": decoders,
-        "task": tasks.tasks,
-    }
+    nets = activations._activations, models._models, decoders
+    return {known.kind: known for known in (table.registered, optimizers, minimizers, *nets, tasks.tasks)}
 
 
 def kinds() -> dict[str, dict[str, Any]]:
@@ -176,12 +170,7 @@ def _print(name: str, kind: str, target: Any, facts: Rows, options: Rows, consol
 def _defaults(function: Any, left_out: Iterable[str]) -> Rows:
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in left_out]
-    return [(p.name, "" if p.default is p.empty else f"[default: {_word(p.default)}]") for p in named]
-
-
-def _word(default: Any) -> str:
-    """Returns a default as the command line takes it."""
-    return ",".join(map(str, default)) if isinstance(default, tuple) and default else str(default)
+    return [(p.name, "" if p.default is p.empty else f"[default: {listed(p.default)}]") for p in named]
 
 
 def _of_parametrization(name: str, cls: Any) -> tuple[Rows, Rows]:

@@ -112,13 +112,13 @@ def words_of(listed: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word.strip() for word in listed.split(",") if word.strip()))
 
 
-def listed(values: tuple[Any, ...]) -> str:
-    """Returns the words for a tuple on the command line.
+def listed(values: Any) -> str:
+    """Returns the words for a tuple, or another default, on the command line.
 
     >>> listed(((64, 64), (2048, 32))), listed((1.0, 0.5))
     ('64,2048x32', '1,0.5')
     """
-    return ",".join(map(_word, values))
+    return ",".join(map(_word, values)) if isinstance(values, tuple) else str(values)
 
 
 def _word(value: Any) -> str:

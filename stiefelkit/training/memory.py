@@ -76,8 +76,7 @@ def processor(device: str) -> str:
 
 def cpu() -> str:
     """Returns the name of the CPU."""
-    try:
-        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        match = None
-    return match.group(1).strip() if match else platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        if match := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return match[1].strip()
+    return platform.processor() or platform.machine()

@@ -171,6 +171,7 @@ def _over(own: dict[str, Any], below: dict[str, Any]) -> dict[str, Any]:
 def _row(fields: dict[str, Any], inventors: Mapping[str, str]) -> Row:
     own, of_run = ({item.name for item in dataclasses.fields(kind)} for kind in (Row, Settings))
     task, model, by_recipe, end, _ = (fields.pop(name, None) for name in ("task", "model", "recipe", "end", "each"))
+    fields |= {f"{what}_every": steps for what, steps in fields.pop("every", {}).items()}
     settings = Settings(**{name: value for name, value in fields.items() if name in of_run})
     if by_recipe:
         settings = tasks.get(task).recipes[model].filled(settings)
