@@ -186,9 +186,8 @@ class Config:
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Returns the optimizer, with one parameter group for each coordinate that has its own rate.
 
-        Raises:
-            OptionError: an optimizer has no such option, or refuses it, or it is one for frames and there is none.
-            OptimizerError: a weight is a frame itself, and the optimizer would take it off its manifold.
+        Raises OptionError for an option that it lacks, refuses or has for frames alone where there are none, and
+        OptimizerError where a weight is a frame itself, which it would take off its manifold.
         """
         from stiefelkit.optim import MixedOptimizer, parameter_groups
         from stiefelkit.weights.find import coordinate_manifolds

@@ -77,16 +77,13 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
     names = {folder.config.task for folder in folders}
     if len(names) != 1:
         raise RunError(f"A figure needs runs of one task, got runs of {', '.join(sorted(names)) or 'none'}.")
-    curves = []
+    curves, figures = [], figures or Figures()
     for folder, label in zip(folders, _labels(folders), strict=True):
         curves.append(Curve(label, folder.config.build_task(), by_kind(folder)))
         if not curves[-1].records["train"]:
             raise RunError(f"Run {folder.path} needs lines in its log to be drawn, got none yet; train it further.")
-    figures = figures or Figures()
-    drawn = [figures.path(out, "learning")]
-    height = max(2.9, 0.175 * len(curves))
+    task, drawn, height = curves[0].task, [figures.path(out, "learning")], max(2.9, 0.175 * len(curves))
     with figure(drawn[0], 2, height=height, dpi=figures.dpi) as (left, right):
-        task = curves[0].task
         draw(left, curves, "train", lambda record: record["loss"], marked=False)
         by_accuracy = task.headline == "accuracy"
         scale = 100.0 if by_accuracy else 1.0

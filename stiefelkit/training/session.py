@@ -64,11 +64,9 @@ class Session:
         return cls(config, task, model, config.build_optimizer(model), ranks=ranks or Ranks())
 
     def advance(self) -> None:
-        """Does one optimizer step, which all ranks do together.
+        """Does one optimizer step, which all ranks do together; raises RunError if another has failed.
 
-        Raises:
-            DivergedError: the loss or a gradient is NaN or infinite; nothing has been changed.
-            RunError: another rank has failed.
+        Raises DivergedError, with nothing changed, if the loss or a gradient is NaN or infinite.
         """
         started, clock = time.process_time(), time.monotonic()
         batch = self.task.batch(self.step, self.config.batch_size, self.config.seed)

@@ -119,10 +119,8 @@ class Cell:
 def runs_of(options: Mapping[str, Any]) -> list[Run]:
     """Returns every run that the content of a file describes, the last list of `[vary]` fastest.
 
-    Raises:
-        OptionError: `[vary]` is no table of lists that hold different values, there is no such option, no task or
-            model, or there are more runs than a sweep may have.
-        UnknownNameError: no task has this name.
+    Raises OptionError if `[vary]` is no table of lists that hold different values, there is no such option, no task or
+    model, or there are too many runs, and UnknownNameError if no task has this name.
     """
     # dashes in keys of any depth are Python's underscores
     fixed = json.loads(
@@ -191,9 +189,7 @@ def checked(runs: list[Run]) -> dict[str, Config]:
     return configs
 
 
-def run_sweep(
-    runs: list[Run], out: Path, display: Silent, *, jobs: int = 1, resuming: bool = False
-) -> tuple[list[Cell], int | None]:
+def run_sweep(runs: list[Run], out: Path, display: Silent, jobs: int, resuming: bool) -> tuple[list[Cell], int | None]:
     """Runs what is not finished, `jobs` at a time, and writes sweep.json into the folder after each.
 
     Every run, and the data, are checked before the first begins. One that fails is noted, and the others go on. The

@@ -76,8 +76,8 @@ def resume(
     Args:
         out: the folder of the run.
         asked: fields of `Config` that the user named, or a config, all of it: as the run was started with.
-        display: as for `train`.
-        tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of the run.
+        display: as for `train`, like the two below.
+        tensorboard: write the log for TensorBoard too.
         ranks: the processes that share the work.
 
     Raises:

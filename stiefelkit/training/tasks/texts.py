@@ -67,8 +67,7 @@ class Text:
         by_line: lines are read one by one, without what is white at their end; else the text is one.
         source: of the text, for messages.
 
-    Raises:
-        DataError: a part is empty, or more than one in a hundred characters of the others are not in the first.
+    Raises DataError if a part is empty, or more than one in a hundred characters of the others are not in the first.
     """
 
     def __init__(self, parts: Mapping[str, str], by_line: bool, source: str):
