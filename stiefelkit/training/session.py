@@ -128,12 +128,9 @@ class Session:
         record: dict[str, Any] = {"kind": "train", "step": self.step, "loss": window.loss / window.steps}
         if "accuracy" in self.task.scores:
             record["accuracy"] = window.correct / window.steps
-        record["gradient_norm"] = window.gradient_norm
-        record["orthogonality"] = {
-            name: {"error": float(value.error), "limit": float(value.limit)} for name, value in drifts.items()
-        }
-        record["ms_per_step"] = round(1e3 * window.seconds / window.steps, 3)
-        return record
+        errors = {name: {"error": float(each.error), "limit": float(each.limit)} for name, each in drifts.items()}
+        record |= {"gradient_norm": window.gradient_norm, "orthogonality": errors}
+        return record | {"ms_per_step": round(1e3 * window.seconds / window.steps, 3)}
 
     def test_records(self) -> list[dict[str, Any]]:
         """Returns the lines of the log for an evaluation, held out and set apart; raises DivergedError if it is bad."""
