@@ -62,12 +62,9 @@ def three_digits(value: float | str | None) -> str:
 
 
 def of_race(race: Race, dtype: str, shares: bool = False) -> list[Table]:
-    """Returns the tables of a race that has rows.
+    """Returns the tables of a race of any kind that has rows.
 
-    Args:
-        race: of any kind.
-        dtype: of the plan, which contenders of the same need not name.
-        shares: whether there is a column for the time of "exact" over that of "fast".
+    Contenders of the plan's dtype need not name it; with `shares` a column has the time of "exact" over that of "fast".
     """
     row = race.rows[0]
     if "launches" in row.figures:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -234,41 +233,27 @@ def _by_frequency(
 ) -> Tensor:
     """Returns the singular values of an operator that commutes with the shifts of a grid, min(n, m) a frequency.
 
-    The rows of the operator in one cell of the grid say all: their Fourier transform over the grid is a matrix for each
-    frequency.
-
-    Args:
-        adjoint: the operator's, of a batch of outputs.
-        out_shape: of outputs.
-        grid: cells along each axis; () has one cell.
-        dtype: of outputs.
-        device: of outputs.
+    The rows of the operator in one cell of the grid, which has one if it is (), say all: their Fourier transform over
+    the grid is a matrix for each frequency. `adjoint` is that of a batch of outputs.
     """
-    cells = [range(m // g) for m, g in zip(out_shape, grid, strict=True)] if grid else [range(m) for m in out_shape]
-    places = list(product(*cells))
-    impulses = torch.zeros(len(places), *out_shape, dtype=dtype, device=device)
-    index = torch.tensor(places, device=device).reshape(len(places), -1)
-    impulses[(torch.arange(len(places), device=device), *index.unbind(1))] = 1
-    rows = adjoint(impulses)
-    axes = tuple(2 * axis + 1 for axis, _ in enumerate(grid))
-    shape = [size for n, g in zip(rows.shape[1:], grid, strict=False) for size in (g, n // g)] or list(rows.shape[1:])
-    rows = rows.reshape(len(places), *shape)
-    if axes:
-        rows = torch.fft.fftn(rows, dim=axes) if rows.is_complex() else torch.fft.rfftn(rows, dim=axes)
-        inner = [axis for axis in range(1, rows.dim()) if axis not in axes]
-        rows = rows.permute(*axes, 0, *inner).flatten(len(axes) + 1).flatten(0, len(axes) - 1)
-    else:
-        rows = rows.flatten(1)
+    cell = [m // g for m, g in zip(out_shape, grid, strict=True)] if grid else list(out_shape)
+    count = math.prod(cell)
+    impulses = torch.eye(count, dtype=dtype, device=device).view(count, *cell)
+    beside = [(0, m - c) for m, c in zip(out_shape, cell, strict=True)]
+    rows = adjoint(F.pad(impulses, [length for pair in reversed(beside) for length in pair]))
+    if not grid:
+        return torch.linalg.svdvals(rows.flatten(1))
+    rows = rows.reshape(count, *(size for n, g in zip(rows.shape[1:], grid, strict=True) for size in (g, n // g)))
+    axes = tuple(range(1, rows.dim(), 2))
+    rows = torch.fft.fftn(rows, dim=axes) if rows.is_complex() else torch.fft.rfftn(rows, dim=axes)
+    rows = rows.permute(*axes, *range(0, rows.dim(), 2)).flatten(len(axes) + 1).flatten(0, len(axes) - 1)
     return torch.linalg.svdvals(rows)
 
 
 def _lanczos(operator: _Operator, steps: int, is_patient: bool) -> Lipschitz:
     """Returns the extreme singular values that Lanczos steps with full reorthogonalization find on the smaller side.
 
-    Args:
-        operator: the layer's.
-        steps: at most.
-        is_patient: whether all are taken although the largest is found, for the bound's sake.
+    A patient search takes all steps although the largest is found, for the bound's sake.
     """
     n, m = math.prod(operator.shape), math.prod(operator.out_shape)
     sides = [operator.shape, operator.out_shape]

@@ -139,14 +139,11 @@ _DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)
 
 
 def cases(cls: type[OrthogonalParam], device: str = "cpu") -> list[Case]:
-    """Returns every example of a parametrization in every dtype that it does, the first ones in each precision.
+    """Returns every example of a parametrization `cls`, on a device, in every dtype that it does.
 
-    Args:
-        cls: the parametrization.
-        device: where it runs.
+    The first ones come in each precision.
     """
-    every = []
-    examples = list(cls.examples())
+    every, examples = [], list(cls.examples())
     for precision in cls.precisions:
         if precision != "exact" and not any(options.get("precision") == precision for _, options in examples):
             examples += [(shape, {**options, "precision": precision}) for shape, options in examples[:3]]

@@ -62,13 +62,11 @@ def check_decoder(
 ) -> None:
     """Checks a registered family of decoders on a model, of which it takes copies in float64.
 
-    The offset is that of `check_parametrization`.
-
     Args:
         name: the family's, in `stiefelkit.nn.decoders.decoders`.
         model: a small one with its head and random weights, which takes tokens.
         laws: names in `DECODER_LAWS`.
-        offset: of seeds.
+        offset: as in `check_parametrization`.
 
     Raises:
         LawBroken: lists every failure.

@@ -37,10 +37,8 @@ def races(
 ) -> Iterator[Race]:
     """Races size by size, parametrizations operation by operation too, and yields each race when it is over.
 
-    Args:
-        plan: who races.
-        watch: called now and then.
-        deadline: the end, after which contenders are left out; that of the plan, from now on, if left out.
+    After the deadline, that of the plan, from now on, if left out, contenders are left out, as in all races; `watch` is
+    called now and then.
     """
     deadline = deadline or deadline_of(plan)
     for done, (n, p) in enumerate(plan.sizes):

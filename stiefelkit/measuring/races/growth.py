@@ -87,13 +87,7 @@ class _Variant(NamedTuple):
 
 
 def races(plan: GrowthPlan, watch: Watch = quiet, deadline: Deadline | None = None) -> Iterator[Race]:
-    """Measures axis by axis, and yields a race for each quantity when one is over: the axis is its subject.
-
-    Args:
-        plan: what grows.
-        watch: called now and then.
-        deadline: the end, after which contenders are left out; that of the plan, from now on, if left out.
-    """
+    """Measures axis by axis, and yields a race for each quantity when one is over: the axis is its subject."""
     deadline = deadline or deadline_of(plan)
     variants = {}
     for name, cls in available().items():

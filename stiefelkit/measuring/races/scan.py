@@ -57,13 +57,7 @@ class ScanContender(NamedTuple):
 
 
 def races(plan: ScanRace, watch: Watch = quiet, deadline: Deadline | None = None) -> Iterator[Race]:
-    """Races case by case, and yields each race when it is over: ours before peers, and the fastest first.
-
-    Args:
-        plan: who races.
-        watch: called now and then.
-        deadline: the end, after which contenders and cases are left out; that of the plan, from now on, if left out.
-    """
+    """Races case by case, and yields each race when it is over: ours before peers, and the fastest first."""
     deadline, ahead = deadline or deadline_of(plan), [*plan.cases]
     if plan.training_step:
         ahead.append(next(case for case in plan.cases if not case.is_complex))
@@ -205,12 +199,7 @@ def resident_bytes(drawn: Sequences, contender: str, loss: str, is_peer: bool, t
     Input, weights and dL/dh are there before, and a run of two steps has loaded what torch loads at first use. On the
     CPU it is the resident set, on a GPU what torch has allocated.
 
-    Args:
-        drawn: the case.
-        contender: name of a backend, or of a registered peer.
-        loss: "sequence" or "last_state".
-        is_peer: which of the two it is.
-        thread_count: CPU threads.
+    The contender is the name of a backend or of a registered peer, the loss "sequence" or "last_state".
 
     Raises:
         OptionError: the contender failed, or its process was ended from outside.
@@ -231,7 +220,7 @@ def resident_bytes(drawn: Sequences, contender: str, loss: str, is_peer: bool, t
 
 def _growth(fields: dict[str, Any], contender: str, loss: str, is_peer: bool) -> int:
     enter = recurrence_peers.get(contender) if is_peer else ours([contender])[contender]
-    case: ScanCase = fields["case"]
+    case = fields["case"]
 
     def prepared(case: ScanCase) -> Run:
         drawn = Sequences(**{**fields, "case": case})
