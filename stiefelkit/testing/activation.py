@@ -86,11 +86,10 @@ def law_scan(act: Activation, is_complex: bool) -> None:
     except torch.autograd.gradcheck.GradcheckError as error:
         require(False, f"the loop fails gradcheck, {str(error).splitlines()[0]}")
     g = torch.randn(3, 2, UNITS, dtype=dtype)
-    loop, inplace = (
-        (out, *torch.autograd.grad(out, leaves, g)) for out in (states(*leaves), states(*leaves, backend="inplace"))
-    )
-    for a, b, what in zip(inplace, loop, ("states", *inputs), strict=True):
-        _near(a, b, what if what == "states" else f"the gradient by {what}")
+    outs = states(*leaves), states(*leaves, backend="inplace")
+    loop, inplace = ((out, *torch.autograd.grad(out, leaves, g)) for out in outs)
+    for a, b, what in zip(inplace, loop, ("states", *(f"the gradient by {name}" for name in inputs)), strict=True):
+        _near(a, b, what)
 
 
 def law_zero(act: Activation, is_complex: bool) -> None:

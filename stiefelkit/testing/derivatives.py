@@ -115,9 +115,8 @@ def _worst(fn: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) ->
     def of(v: Tensor) -> Tensor:
         return torch.cat([_real(y) for y in fn(*map(_like, v.split(sizes), inputs))])
 
-    v = torch.cat([_real(c.detach()) for c in inputs]).requires_grad_()
-    y = of(v)
-    ours = torch.stack([torch.autograd.grad(y_i, v, retain_graph=True)[0] for y_i in y])
+    v = torch.cat([_real(c.detach()) for c in inputs])
+    ours: Any = torch.autograd.functional.jacobian(of, v)
     steps = _STEP * torch.eye(v.numel(), dtype=v.dtype, device=v.device)
     columns = [(of(v + step).detach() - of(v - step).detach()) / (2 * _STEP) for step in steps]
     differences = torch.stack(columns, dim=1)

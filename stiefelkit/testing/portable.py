@@ -44,8 +44,8 @@ def law_schemes(case: Case) -> None:
             require(set(chart) == set(param.chart), f"{scheme} draws only a part of the chart")
             load_chart_(param, chart)
             drawn.append(param(*rounded(param, coordinates)))
-        if len(drawn) == 2:
-            if case.build().traits.exact:
+        else:
+            if param.traits.exact:
                 require_frame(drawn[0], lambda w=drawn[0]: nearest_frame(w.to(working_dtype(w.dtype))))
             require(torch.equal(*drawn), f"{scheme} does not follow the generator")
 
@@ -102,11 +102,9 @@ def law_checkpoint(case: Case) -> None:
 def law_functional_call(case: Case) -> None:
     """Under vmap, stacked coordinates give what the loop gives."""
     layers = [layer_of(case, seed=seed) for seed in (8, 9)]
+    named = [dict(layer.named_parameters()) for layer in layers]
+    stacked = {name: torch.stack([parameters[name] for parameters in named]) for name in named[0]}
     chart = dict(layers[0].named_buffers())
-    stacked = {
-        name: torch.stack([dict(layer.named_parameters())[name] for layer in layers])
-        for name, _ in layers[0].named_parameters()
-    }
 
     def read(parameters: dict[str, Tensor]) -> Tensor:
         return torch.func.functional_call(layers[0], (parameters, chart), ())

@@ -85,10 +85,8 @@ def law_meta(case: Case) -> None:
     """Forward and backward run on the meta device, where tensors have a shape and no values."""
     param = case.cls(case.shape, dtype=case.dtype, device="meta", **dict(case.options))
     dtypes = coordinate_dtypes(param)
-    leaves = [
-        torch.empty(shape, dtype=dtypes[name], device="meta", requires_grad=True)
-        for name, shape in param.coordinates.items()
-    ]
+    like: dict[str, Any] = {"device": "meta", "requires_grad": True}
+    leaves = [torch.empty(shape, dtype=dtypes[name], **like) for name, shape in param.coordinates.items()]
     w = param(*leaves)
     require(w.is_meta and w.shape == case.shape and w.dtype == case.dtype, f"it gives {tuple(w.shape)}, {w.dtype}")
     for name, leaf, g in zip(param.coordinates, leaves, torch.autograd.grad(w, leaves, w.detach()), strict=True):
@@ -116,8 +114,7 @@ def law_of_unread_steps(case: OptimizerCase) -> None:
         walk(reading, twins, [number])
         places.append({p: {key: _place(value) for key, value in optimizer.state[p].items()} for p in ws})
         for w in ws:
-            error, bound = error_and_bound(w, promised)
-            require(error <= bound, f"unread, ||W^H W - I||_F = {error:.3g}", error, bound)
+            require_within(*error_and_bound(w, promised), "unread, ||W^H W - I||_F =")
     require(places[0] == places[-1], "a state is not written in place, as a graph requires")
     for w, twin, start in zip(ws, twins, starts, strict=True):
         off, way = torch.dist(w, twin).item(), torch.dist(twin, start).item()
