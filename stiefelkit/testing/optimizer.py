@@ -101,9 +101,8 @@ def law_precision(case: OptimizerCase) -> None:
         return ws
 
     plain = walked(case.dtype)
-    require_within(
-        distance(plain, walked(working_dtype(case.dtype))), 10 * SAME, "single precision ends from double by"
-    )
+    off = distance(plain, walked(working_dtype(case.dtype)))
+    require_within(off, 10 * SAME, "single precision ends from double by")
     same = all(map(torch.equal, plain, walked(case.dtype, lowered=True)))
     require(same, "lowered products or autocast change the step")
 
