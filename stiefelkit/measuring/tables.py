@@ -37,9 +37,6 @@ class Table:
     """A table with its headings, the first above the heads of the rows.
 
     Args:
-        title: above it.
-        columns: the headings.
-        rows: in order.
         note: below it, or behind the title of one that is folded.
         folded: whether a reader of a page has to unfold it.
         exponents: whether a terminal shows large numbers by powers of ten.

@@ -74,11 +74,10 @@ def read_case(words: str) -> ScanCase:
     True
     """
     sizes: dict[str, Any] = {}
-    is_complex = False
     for word in (word.strip() for word in words.split(",")):
         key, _, value = word.partition("=")
         if word == "complex":
-            is_complex = True
+            sizes["is_complex"] = True
         elif key in ("T", "n", "B", "m") and key not in sizes and value.strip().isdigit():
             sizes[key] = int(value)
         else:
@@ -90,7 +89,7 @@ def read_case(words: str) -> ScanCase:
         raise OptionError(
             f"{SUBJECT} needs {' and '.join(missing)} in a case such as T=784,n=170,B=128, got {words!r}."
         )
-    return ScanCase("custom", **sizes, is_complex=is_complex)
+    return ScanCase("custom", **sizes)
 
 
 def cases_of(words: str) -> tuple[ScanCase, ...]:

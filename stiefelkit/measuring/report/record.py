@@ -128,8 +128,9 @@ def read_record(path: Path) -> Record:
         record.parts = [PartOutcome(**part) for part in content["parts"]]
         return record
     except (KeyError, TypeError) as error:
-        whole = f"{SUBJECT} needs a whole file of benchmarks.gpu, got {path}"
-        raise RunError(f"{whole}, which lacks something: {error}.") from error
+        raise RunError(
+            f"{SUBJECT} needs a whole file of benchmarks.gpu, got {path}, which lacks something: {error}."
+        ) from error
 
 
 def machine(device: str, threads: int, dtype: str) -> dict[str, str]:
@@ -177,10 +178,9 @@ def clocks(device: str) -> dict[str, float]:
 def _gpu(device: torch.device) -> dict[str, str]:
     """Returns facts that times and laws depend on."""
     properties = torch.cuda.get_device_properties(device)
-    driver = next(iter(_asked(device, "driver_version")), "")
     triton = importlib.util.find_spec("triton") and importlib.metadata.version("triton")
     return {
-        "driver": driver,
+        "driver": next(iter(_asked(device, "driver_version")), ""),
         "multiprocessors": str(properties.multi_processor_count),
         "compute capability": f"{properties.major}.{properties.minor}",
         "GPU memory": f"{properties.total_memory / 2**30:.0f} GiB",
