@@ -53,17 +53,12 @@ HIGHEST = 1e9
 
 @dataclass(frozen=True)
 class DriftCurve:
-    """Orthogonality of one weight along a run.
+    """Orthogonality of one n x p weight along a run, beside its rounding limit.
 
     Args:
-        method: its name.
-        n: rows of the weight.
-        p: columns.
-        limit: the rounding limit.
         steps: optimizer steps done, log-spaced.
         errors: the largest orthogonality error that was seen after the step before, up to this one; NaN from the step
             on after which one was not finite, where the run ends.
-        dtype: of the weight.
     """
 
     method: str

@@ -67,7 +67,6 @@ class Race:
     Attributes:
         subject: the size, the case or the axis that was raced.
         operation: what was done, and timed or counted.
-        rows: in the order of the table.
         left_out: contender to the reason why it could not take part.
         unit: seconds of the unit, where times have one.
     """
@@ -86,8 +85,6 @@ class Field:
     Args:
         subject: the size, in words.
         peers: names of the peers, which may fail as they like.
-        watch: called now and then.
-        left_out: contender to the reason why it could not take part.
         deadline: the end, after which contenders are left out.
         share: the part of the time until then that samples are to take.
     """

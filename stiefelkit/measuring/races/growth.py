@@ -54,12 +54,8 @@ def fit(xs: Sequence[float], ys: Sequence[float], expected: float) -> PowerLaw:
     """Fits log y = log c + k log x by least squares.
 
     Points at the low end, from which y grows to the next point by less than half of the expected exponent, are
-    overhead: what is paid whatever the size. They are left out, but for the last two points.
-
-    Args:
-        xs: growing, positive.
-        ys: positive.
-        expected: exponent that the points are thought to have.
+    overhead: what is paid whatever the size. They are left out, but for the last two points. The xs are growing, and
+    all are positive.
 
     >>> fit([1, 2, 4, 8], [5, 5, 20, 80], expected=2).overhead_until
     1
