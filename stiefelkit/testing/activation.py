@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
 
 from stiefelkit.scan import Activation, find_activation, scan
 from stiefelkit.testing import seeds
@@ -83,7 +84,7 @@ def law_scan(act: Activation, is_complex: bool) -> None:
 
     try:
         torch.autograd.gradcheck(states, leaves, fast_mode=True)
-    except torch.autograd.gradcheck.GradcheckError as error:
+    except GradcheckError as error:
         require(False, f"the loop fails gradcheck, {str(error).splitlines()[0]}")
     g = torch.randn(3, 2, UNITS, dtype=dtype)
     outs = states(*leaves), states(*leaves, backend="inplace")

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
 
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.metrics import working_dtype
@@ -98,7 +99,7 @@ def _check(
 ) -> None:
     try:
         check(fn, leaves, rtol=_RELATIVE, atol=_ABSOLUTE)
-    except torch.autograd.gradcheck.GradcheckError as error:
+    except GradcheckError as error:
         figure, bound, entry = _worst(measured, inputs)
         require_within(figure, bound, f"{check.__name__} fails, {entry} is off by")
         require(False, f"{check.__name__} fails: {str(error).partition(chr(10))[0]}")
