@@ -89,9 +89,7 @@ suggest_names(__name__)
 LAWS: dict[str, Callable[[Case], None]] = named(
     {
         "contract": portable.law_contract,
-        **laws_of(numerical.__name__, derivatives.__name__, portable.__name__),
-        "reads": unread.law_reads,
-        "meta": unread.law_meta,
+        **laws_of(numerical.__name__, derivatives.__name__, portable.__name__, unread.__name__),
     }
 )
 """Name to law. Each takes a case and raises `LawBroken`."""
