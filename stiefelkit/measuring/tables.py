@@ -1,10 +1,8 @@
 """Tables of what was measured, for a terminal and for a page, each of which chooses the digits of its numbers."""
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from stiefelkit.measuring.drift.plan import UNCONSTRAINED
@@ -73,7 +71,7 @@ def of_race(race: Race, dtype: str, shares: bool = False) -> list[Table]:
         return [_of_growth(race, dtype)]
     if "errors_over_limit" in row.figures:
         note = "||W^H W - I||_F in rounding limits; the columns: what the coordinates are multiplied by"
-        errors: Columns = [(f"x {factor:g}", partial(_error, i)) for i, factor in enumerate(row["factors"])]
+        errors: Columns = [(f"x {factor:g}", lambda row, i=i: row.errors[i]) for i, factor in enumerate(row["factors"])]
         return [_table(f"error over the limit, {race.subject}, {place}", race.rows, errors, note, exponents=True)]
     if "case" in row.figures:
         return _of_scan(race, place)
@@ -129,10 +127,6 @@ def _table(title: str, rows: Sequence[Row], columns: Columns, note: str, head: s
         lines.append(Line(row.contender, [show(row) for _, show in columns], kind, group not in (None, mine)))
         group = mine
     return Table(title, [head, *(heading for heading, _ in columns)], lines, note, **more)
-
-
-def _error(i: int, row: Row) -> float:
-    return math.nan if row["errors_over_limit"][i] is None else row["errors_over_limit"][i]
 
 
 def _of_growth(race: Race, dtype: str) -> Table:

@@ -79,14 +79,10 @@ def defect(w: Tensor) -> Tensor:
 
 
 def rounding_limit(p: int, dtype: torch.dtype) -> float:
-    r"""Returns what rounding the entries of an exact n x p frame costs: :math:`0.30 eps √p` in :math:`‖W^H W - I‖_F`.
+    r"""Returns what rounding an exact n x p frame to a dtype costs: :math:`0.30 eps √p` in :math:`‖W^H W - I‖_F`.
 
     Measured on Haar, Cayley and polar frames; :math:`3.6 · 10^{-8} √p` in float32. Below p = 16 single draws scatter by
     up to one eps around it.
-
-    Args:
-        p: number of columns.
-        dtype: the dtype that the frame is rounded to.
 
     >>> import torch
     >>> round(rounding_limit(64, torch.float32) / 2.9e-7, 1)

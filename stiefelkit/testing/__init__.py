@@ -29,7 +29,7 @@ from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.contract.table import registered
 from stiefelkit.errors import OptionError, suggest_names
 from stiefelkit.optim.deterministic.minimizer import Minimizer
-from stiefelkit.testing import derivatives, numerical, portable, unread
+from stiefelkit.testing import derivatives, numerical, portable
 from stiefelkit.testing.activation import ACTIVATION_LAWS, check_activation
 from stiefelkit.testing.cases import Case, cases, random_coordinates
 from stiefelkit.testing.decoder import DECODER_LAWS, check_decoder
@@ -47,9 +47,8 @@ from stiefelkit.testing.model import MODEL_LAWS, check_model
 from stiefelkit.testing.numerical import require_purity
 from stiefelkit.testing.optimizer import OPTIMIZER_LAWS, check_optimizer, optimizer_checks
 from stiefelkit.testing.optimizer_cases import OptimizerCase, optimizer_cases
-from stiefelkit.testing.portable import require_declared
+from stiefelkit.testing.portable import refusing_reads, require_declared
 from stiefelkit.testing.task import TASK_LAWS, check_task
-from stiefelkit.testing.unread import refusing_reads
 
 __all__ = [
     "ACTIVATION_LAWS",
@@ -89,7 +88,7 @@ suggest_names(__name__)
 LAWS: dict[str, Callable[[Case], None]] = named(
     {
         "contract": portable.law_contract,
-        **laws_of(numerical.__name__, derivatives.__name__, portable.__name__, unread.__name__),
+        **laws_of(numerical.__name__, derivatives.__name__, portable.__name__),
     }
 )
 """Name to law. Each takes a case and raises `LawBroken`."""

@@ -115,15 +115,9 @@ def draw(param: OrthogonalParam, scheme: str, seed: int) -> Position:
 def random_coordinates(
     param: OrthogonalParam, scale: float, generator: torch.Generator | None = None
 ) -> tuple[Tensor, ...]:
-    """Draws Gaussian coordinates of a standard deviation for a map, Haar frames for those that must stay frames.
+    """Draws Gaussian coordinates of standard deviation `scale` for a map, Haar frames for those that must stay frames.
 
-    Args:
-        param: the map.
-        scale: the standard deviation of coordinates that are free.
-        generator: source of randomness; torch's default when None.
-
-    Returns:
-        One tensor for each of `param.coordinates`, of its shape and dtype.
+    Returns one tensor for each of `param.coordinates`, of its shape and dtype; the generator is torch's own when None.
     """
 
     def draw(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -43,8 +43,8 @@ from stiefelkit.testing.optimizer_cases import (
     snapshot,
     walk,
 )
+from stiefelkit.testing.portable import refusing_reads
 from stiefelkit.testing.require import require, require_refused, require_within, saved_and_loaded
-from stiefelkit.testing.unread import refusing_reads
 from stiefelkit.weights import attach, change
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 

@@ -104,8 +104,7 @@ def clock_of(device: torch.device, cold: bool = False) -> Clock:
 def replayed(run: Run, device: torch.device) -> Run:
     """Returns what launches again all that a function launches on a GPU, captured in a graph after `WARM_UPS` runs.
 
-    Raises:
-        RuntimeError: of torch, if something cannot be captured.
+    What cannot be captured is a RuntimeError of torch.
     """
     with torch.cuda.device(device):
         current, side = torch.cuda.current_stream(), torch.cuda.Stream()

@@ -55,6 +55,11 @@ class Row:
         return self.contender.partition(" (")[0]
 
     @property
+    def errors(self) -> list[float]:
+        """Errors over the limit for all factors, NaN where one is not finite."""
+        return [math.nan if error is None else error for error in self["errors_over_limit"]]
+
+    @property
     def is_fast(self) -> bool:
         """True of ours in precision fast."""
         return "(fast" in self.contender

@@ -18,7 +18,7 @@ from stiefelkit.measuring.races.field import Field, Race, Row, Watch, finite, qu
 from stiefelkit.measuring.races.plan import FramePlan, NormPlan, OptimizerRace, ParametrizationRace
 from stiefelkit.measuring.races.schedule import NO_TIME, Deadline, deadline_of
 from stiefelkit.metrics import orthogonality_error, rounding_limit
-from stiefelkit.testing.unread import READS
+from stiefelkit.testing.portable import READS
 from stiefelkit.training.memory import threads
 
 GRADIENTS = 16

@@ -33,8 +33,7 @@ class PowerLaw:
     Attributes:
         exponent: k; None from fewer than two points.
         spread: standard error of k; None from two points, which any law fits.
-        first: smallest x of the fit.
-        last: largest x of the fit.
+        first, last: smallest and largest x of the fit.
         overhead_until: from the smallest x measured up to this one y hardly grows, and the fit leaves it out; None if
             it grows from the start.
     """

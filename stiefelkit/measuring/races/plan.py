@@ -206,7 +206,6 @@ class NormPlan(EntrantPlan):
 
     Args:
         batch: number of frames; the worst of them is shown.
-        parametrizations: names, separated by commas; all if left out.
         factors: integers, separated by commas.
         peers: show the peers of the parametrizations too.
     """

@@ -95,21 +95,13 @@ def _race(plan: ScanRace, drawn: Sequences, watch: Watch, deadline: Deadline, sh
     rows = []
     for name in sorted(seconds, key=lambda name: (name in peers, seconds[name])):
         width = {"n": entries[name].width, "is_complex": entries[name].dtype.is_complex}
-        row = _row(plan, drawn.case, starters[name].loss, name, timings[name], unit, yardstick, name in peers)
-        row.figures.update(width | memory.get(name, {}))
-        rows.append(row)
+        row = _row(plan, drawn.case, starters[name].loss, name, timings[name], unit, yardstick)
+        rows.append(Row(row.figures | width | memory.get(name, {}), is_peer=name in peers))
     return Race(drawn.case, "forward_backward", rows, field.left_out, unit)
 
 
 def _row(
-    plan: ScanRace,
-    case: ScanCase,
-    operation: str,
-    name: str,
-    timing: Timing,
-    unit: float,
-    yardstick: float | None,
-    is_peer: bool = False,
+    plan: ScanRace, case: ScanCase, operation: str, name: str, timing: Timing, unit: float, yardstick: float | None
 ) -> Row:
     sizes = {"T": case.T, "n": case.n, "B": case.B, "m": case.m, "is_complex": case.is_complex}
     figures = {
@@ -121,7 +113,7 @@ def _row(
         **{"memory_sequence": None, "memory_last_state": None},
         **scatter(timing),
     }
-    return Row(figures, is_peer=is_peer)
+    return Row(figures)
 
 
 # A training step

@@ -65,10 +65,7 @@ maps that have factors (E: restricted-capacity uRNN, F: EURNN, G: oRNN)."""
 
 
 def read_case(words: str) -> ScanCase:
-    """Returns the case that words such as "T=784,n=170,B=128,m=1,complex" describe; m = 1 if left out.
-
-    Raises:
-        OptionError: they do not.
+    """Returns the case of words such as "T=784,n=170,B=128,m=1,complex", where m may be missing, or raises OptionError.
 
     >>> read_case("T=10,n=4,B=2,complex").is_complex
     True
