@@ -104,7 +104,7 @@ def frame_tolerance(p: int, dtype: torch.dtype) -> float:
 
 
 def scale_of(w: Tensor, dtype: torch.dtype) -> float | None:
-    """Returns the number that w, shape (*, n, p), is a frame times, up to the tolerance of a dtype; None if none is."""
+    """Returns the number that w, shape (*, n, p), is a frame times, up to the tolerance of a dtype; or None."""
     s = torch.linalg.svdvals(w.detach().to(working_dtype(w.dtype)))
     scale = (s.max() + s.min()).item() / 2
     if not 0 < scale < math.inf:

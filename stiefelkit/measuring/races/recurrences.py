@@ -284,9 +284,7 @@ recurrence_peers = Registry(
         "rotation_rnn": partial(_module, RotationRNN),
         "lru": partial(_module, LRU),
         "fft": partial(_module, FftRNN),
-        "torch_rnn": lambda drawn: _module(
-            nn.RNN, drawn, nonlinearity="relu" if drawn.activation == "relu" else "tanh"
-        ),
+        "torch_rnn": lambda case: _module(nn.RNN, case, nonlinearity="relu" if case.activation == "relu" else "tanh"),
         "torch_gru": partial(_module, nn.GRU),
         "torch_lstm": partial(_module, nn.LSTM),
         "torch_lstm_matched": _torch_lstm_matched,
