@@ -124,12 +124,7 @@ def own_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
 
 
 def check_method(method: str) -> None:
-    """Raises unless a method is an optimizer of frames or a peer.
-
-    Raises:
-        UnknownNameError: nothing has this name.
-        OptionError: it has no such precision.
-    """
+    """Raises UnknownNameError unless a method moves frames, ours or a peer, and OptionError for another precision."""
     _maker(method)
 
 

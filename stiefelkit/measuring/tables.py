@@ -1,10 +1,8 @@
 """Tables of what was measured, for a terminal and for a page, each of which chooses the digits of its numbers."""
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from stiefelkit.measuring.drift.plan import UNCONSTRAINED
@@ -37,9 +35,6 @@ class Table:
     """A table with its headings, the first above the heads of the rows.
 
     Args:
-        title: above it.
-        columns: the headings.
-        rows: in order.
         note: below it, or behind the title of one that is folded.
         folded: whether a reader of a page has to unfold it.
         exponents: whether a terminal shows large numbers by powers of ten.
@@ -62,12 +57,9 @@ def three_digits(value: float | str | None) -> str:
 
 
 def of_race(race: Race, dtype: str, shares: bool = False) -> list[Table]:
-    """Returns the tables of a race that has rows.
+    """Returns the tables of a race of any kind that has rows.
 
-    Args:
-        race: of any kind.
-        dtype: of the plan, which contenders of the same need not name.
-        shares: whether there is a column for the time of "exact" over that of "fast".
+    Contenders of the plan's dtype need not name it; with `shares` a column has the time of "exact" over that of "fast".
     """
     row = race.rows[0]
     if "launches" in row.figures:
@@ -79,7 +71,7 @@ def of_race(race: Race, dtype: str, shares: bool = False) -> list[Table]:
         return [_of_growth(race, dtype)]
     if "errors_over_limit" in row.figures:
         note = "||W^H W - I||_F in rounding limits; the columns: what the coordinates are multiplied by"
-        errors: Columns = [(f"x {factor:g}", partial(_error, i)) for i, factor in enumerate(row["factors"])]
+        errors: Columns = [(f"x {factor:g}", lambda row, i=i: row.errors[i]) for i, factor in enumerate(row["factors"])]
         return [_table(f"error over the limit, {race.subject}, {place}", race.rows, errors, note, exponents=True)]
     if "case" in row.figures:
         return _of_scan(race, place)
@@ -135,10 +127,6 @@ def _table(title: str, rows: Sequence[Row], columns: Columns, note: str, head: s
         lines.append(Line(row.contender, [show(row) for _, show in columns], kind, group not in (None, mine)))
         group = mine
     return Table(title, [head, *(heading for heading, _ in columns)], lines, note, **more)
-
-
-def _error(i: int, row: Row) -> float:
-    return math.nan if row["errors_over_limit"][i] is None else row["errors_over_limit"][i]
 
 
 def _of_growth(race: Race, dtype: str) -> Table:

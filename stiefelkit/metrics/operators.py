@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -94,7 +93,7 @@ def lipschitz(
         operator.check()
         grid = operator.grid()
         if exact or (exact is None and _work(operator.shape, operator.out_shape, grid) <= _WORK):
-            values = _by_frequency(operator.adjoint, operator.out_shape, grid, operator.out_dtype, operator.device)
+            values = _by_frequency(operator.adjoint, operator.out_shape, grid, operator.at_origin)
             largest, smallest = values.max().item(), values.min().item()
             return Lipschitz(largest, smallest, largest, True, 0.0)
         certain = _bound_of_convolution(layer, operator)
@@ -139,8 +138,8 @@ class _Operator:
         try:
             with torch.inference_mode(False), torch.enable_grad(), parametrize.cached():
                 self._origin = torch.zeros(1, *self.shape, dtype=self.dtype, device=self.device, requires_grad=True)
-                self._at_origin = self._called(self._origin)
-                self.out_shape, self.out_dtype = tuple(self._at_origin.shape[1:]), self._at_origin.dtype
+                self.at_origin = self._called(self._origin)
+                self.out_shape, self.out_dtype = tuple(self.at_origin.shape[1:]), self.at_origin.dtype
                 yield
         finally:
             for module, mode in modes.items():
@@ -160,13 +159,13 @@ class _Operator:
     def __call__(self, x: Tensor) -> Tensor:
         """Returns A x of one input of its shape, in working precision."""
         with torch.no_grad():
-            scale = self._at_origin.abs().max().clamp_min(1)  # or a large bias would cost digits
-            y = self._called((x * scale).to(self.dtype)[None]) - self._at_origin
+            scale = self.at_origin.abs().max().clamp_min(1)  # or a large bias would cost digits
+            y = self._called((x * scale).to(self.dtype)[None]) - self.at_origin
         return (y[0] / scale).to(working_dtype(y.dtype))
 
     def adjoint(self, y: Tensor) -> Tensor:
         """Returns A^H y of a batch of outputs, in working precision."""
-        origin, out = self._origin, self._at_origin
+        origin, out = self._origin, self.at_origin
         if len(y) > 1:
             origin = torch.zeros_like(origin).expand(len(y), *self.shape).contiguous().requires_grad_()
             out = self._called(origin)
@@ -226,49 +225,31 @@ def _work(shape: Sequence[int], out_shape: Sequence[int], grid: Sequence[int]) -
 
 
 def _by_frequency(
-    adjoint: Callable[[Tensor], Tensor],
-    out_shape: tuple[int, ...],
-    grid: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
+    adjoint: Callable[[Tensor], Tensor], out_shape: tuple[int, ...], grid: tuple[int, ...], like: Tensor
 ) -> Tensor:
     """Returns the singular values of an operator that commutes with the shifts of a grid, min(n, m) a frequency.
 
-    The rows of the operator in one cell of the grid say all: their Fourier transform over the grid is a matrix for each
-    frequency.
-
-    Args:
-        adjoint: the operator's, of a batch of outputs.
-        out_shape: of outputs.
-        grid: cells along each axis; () has one cell.
-        dtype: of outputs.
-        device: of outputs.
+    The rows of the operator in one cell of the grid, which has one if it is (), say all: their Fourier transform over
+    the grid is a matrix for each frequency. `adjoint` is that of a batch of outputs, of the dtype and device of `like`.
     """
-    cells = [range(m // g) for m, g in zip(out_shape, grid, strict=True)] if grid else [range(m) for m in out_shape]
-    places = list(product(*cells))
-    impulses = torch.zeros(len(places), *out_shape, dtype=dtype, device=device)
-    index = torch.tensor(places, device=device).reshape(len(places), -1)
-    impulses[(torch.arange(len(places), device=device), *index.unbind(1))] = 1
-    rows = adjoint(impulses)
-    axes = tuple(2 * axis + 1 for axis, _ in enumerate(grid))
-    shape = [size for n, g in zip(rows.shape[1:], grid, strict=False) for size in (g, n // g)] or list(rows.shape[1:])
-    rows = rows.reshape(len(places), *shape)
-    if axes:
-        rows = torch.fft.fftn(rows, dim=axes) if rows.is_complex() else torch.fft.rfftn(rows, dim=axes)
-        inner = [axis for axis in range(1, rows.dim()) if axis not in axes]
-        rows = rows.permute(*axes, 0, *inner).flatten(len(axes) + 1).flatten(0, len(axes) - 1)
-    else:
-        rows = rows.flatten(1)
+    cell = [m // g for m, g in zip(out_shape, grid, strict=True)] if grid else list(out_shape)
+    count = math.prod(cell)
+    impulses = torch.eye(count, dtype=like.dtype, device=like.device).view(count, *cell)
+    beside = [(0, m - c) for m, c in zip(out_shape, cell, strict=True)]
+    rows = adjoint(F.pad(impulses, [length for pair in reversed(beside) for length in pair]))
+    if not grid:
+        return torch.linalg.svdvals(rows.flatten(1))
+    rows = rows.reshape(count, *(size for n, g in zip(rows.shape[1:], grid, strict=True) for size in (g, n // g)))
+    axes = tuple(range(1, rows.dim(), 2))
+    rows = torch.fft.fftn(rows, dim=axes) if rows.is_complex() else torch.fft.rfftn(rows, dim=axes)
+    rows = rows.permute(*axes, *range(0, rows.dim(), 2)).flatten(len(axes) + 1).flatten(0, len(axes) - 1)
     return torch.linalg.svdvals(rows)
 
 
 def _lanczos(operator: _Operator, steps: int, is_patient: bool) -> Lipschitz:
     """Returns the extreme singular values that Lanczos steps with full reorthogonalization find on the smaller side.
 
-    Args:
-        operator: the layer's.
-        steps: at most.
-        is_patient: whether all are taken although the largest is found, for the bound's sake.
+    A patient search takes all steps although the largest is found, for the bound's sake.
     """
     n, m = math.prod(operator.shape), math.prod(operator.out_shape)
     sides = [operator.shape, operator.out_shape]
@@ -359,5 +340,5 @@ def _bound_of_convolution(layer: nn.Module, operator: _Operator) -> float | None
         (back,) = torch.autograd.grad(convolve(wrapped, weight), x, y)
         return back.to(working_dtype(back.dtype))
 
-    values = _by_frequency(adjoint, outputs, grid, weight.dtype, weight.device)
+    values = _by_frequency(adjoint, outputs, grid, weight)
     return values.max().item() * math.sqrt(repeated)

@@ -30,28 +30,12 @@ def _check(factory: Any) -> None:
         )
 
 
+_PAPERS = (
+    "eurnn exprnn full_urnn goru gru henaff_rnn irnn lie_urnn lru lstm margin_rnn ornn restricted_urnn rotrnn scornn "
+    "scurnn"
+)
 _models = Registry(
-    "stiefelkit.models",
-    "model",
-    {
-        "eurnn": "stiefelkit.models.eurnn:eurnn",
-        "exprnn": "stiefelkit.models.exprnn:exprnn",
-        "full_urnn": "stiefelkit.models.full_urnn:full_urnn",
-        "goru": "stiefelkit.models.goru:goru",
-        "gru": "stiefelkit.models.gru:gru",
-        "henaff_rnn": "stiefelkit.models.henaff_rnn:henaff_rnn",
-        "irnn": "stiefelkit.models.irnn:irnn",
-        "lie_urnn": "stiefelkit.models.lie_urnn:lie_urnn",
-        "lru": "stiefelkit.models.lru:lru",
-        "lstm": "stiefelkit.models.lstm:lstm",
-        "margin_rnn": "stiefelkit.models.margin_rnn:margin_rnn",
-        "ornn": "stiefelkit.models.ornn:ornn",
-        "restricted_urnn": "stiefelkit.models.restricted_urnn:restricted_urnn",
-        "rotrnn": "stiefelkit.models.rotrnn:rotrnn",
-        "scornn": "stiefelkit.models.scornn:scornn",
-        "scurnn": "stiefelkit.models.scurnn:scurnn",
-    },
-    _check,
+    "stiefelkit.models", "model", {name: f"stiefelkit.models.{name}:{name}" for name in _PAPERS.split()}, _check
 )
 
 
@@ -130,14 +114,9 @@ def available() -> dict[str, Callable[..., nn.Module]]:
 
 
 def register(name: str, factory: Callable[..., nn.Module] | str) -> None:
-    """Adds a model.
+    """Adds a model by a new name: a factory of (input_size, hidden_size, output_size, **options), or a dotted string.
 
-    Args:
-        name: the new name.
-        factory: a function of (input_size, hidden_size, output_size, **options), or a dotted string.
-
-    Raises:
-        OptionError: the name is taken, or the object is no such function.
+    Raises OptionError if the name is taken, or the factory is no such function.
     """
     if not isinstance(factory, str):
         _models.check(factory)

@@ -6,8 +6,7 @@ from torch import nn
 
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, shown
-from stiefelkit.models.parts import draw_, layer_options, read_out
-from stiefelkit.models.sequence import SequenceModel
+from stiefelkit.models.sequence import SequenceModel, draw_, layer_options, read_out
 from stiefelkit.nn import OrthogonalRNN
 
 

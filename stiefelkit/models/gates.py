@@ -10,14 +10,11 @@ from torch.nn.utils.rnn import PackedSequence
 from stiefelkit._torch import is_exported
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, ShapeError, shown
-from stiefelkit.models.parts import draw_, named
-from stiefelkit.nn.layers import Layers, check_dropout, check_stack
+from stiefelkit.models.sequence import draw_, exported, named
+from stiefelkit.nn.layers import check_dropout, check_stack
 from stiefelkit.nn.torch_rnn import fill_, read
-from stiefelkit.scan.onnx import exported_gates
 from stiefelkit.weights.attach import orthogonal
 
-MANY = 2**22
-"""Numbers in all states of a sequence from which on it pays not to keep them: fewer are made faster than left out."""
 Kind = type[nn.LSTM] | type[nn.GRU]
 
 
@@ -48,31 +45,6 @@ def gated(
     for second in named(rnn, "bias_hh"):
         nn.init.zeros_(second).requires_grad_(False)
     return rnn
-
-
-def run(rnn: nn.Module, x: Tensor | PackedSequence, last_only: bool = False) -> Any:
-    """Runs a layer, batch first; for ONNX torch's own LSTM or GRU too so that any number of steps is written.
-
-    With `last_only`, and where nothing is kept for a backward pass, a layer that can leaves the other states out, if
-    they are many.
-    """
-    if last_only and isinstance(rnn, Layers) and not torch.is_grad_enabled() and not is_exported():
-        rows = x.data if isinstance(x, PackedSequence) else x
-        if rows.shape[:-1].numel() * rnn.hidden_size >= MANY:
-            return rnn(x, last_only=True)
-    if is_exported() and isinstance(x, Tensor) and isinstance(rnn, nn.LSTM | nn.GRU):
-        if all(len(layer) == 4 for layer in rnn.all_weights):
-            return _exported(rnn, rnn.all_weights, isinstance(rnn, nn.LSTM), x)
-    return rnn(x)
-
-
-def _exported(rnn: Any, weights: Any, is_lstm: bool, x: Tensor) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
-    if rnn.training and rnn.dropout:
-        raise OptionError(
-            "torch.onnx.export needs a net that drops nothing, got dropout in training; call eval() first."
-        )
-    out, h_n, c_n = exported_gates(x.transpose(0, 1), weights, is_lstm=is_lstm, directions=1 + rnn.bidirectional)
-    return out.transpose(0, 1), (h_n, c_n) if is_lstm else h_n
 
 
 class FrameGates(nn.Module):
@@ -212,7 +184,7 @@ class FrameGates(nn.Module):
             w = getattr(self, f"weight_hh{suffix}").flatten(0, 1)
             weights.append([getattr(self, f"weight_ih{suffix}"), w, bias, second])
         if is_exported() and hx is None and packed is None and self.batch_first:
-            return _exported(self, weights, self.is_lstm, x)
+            return exported(self, weights, self.is_lstm, x)
         flat = [w for layer in weights for w in layer]
         stack = (flat, True, self.num_layers, self.dropout, self.training, self.bidirectional)
         kernel: Any = torch.lstm if self.is_lstm else torch.gru

@@ -3,8 +3,7 @@
 from typing import Any
 
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.models.parts import layer_options, read_out
-from stiefelkit.models.sequence import SequenceModel
+from stiefelkit.models.sequence import SequenceModel, layer_options, read_out
 from stiefelkit.nn import LinearTransitionRNN
 
 

@@ -6,8 +6,7 @@ from torch import nn
 
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.models.gates import gated
-from stiefelkit.models.parts import named, read_out
-from stiefelkit.models.sequence import SequenceModel
+from stiefelkit.models.sequence import SequenceModel, named, read_out
 
 
 def lstm(

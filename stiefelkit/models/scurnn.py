@@ -5,8 +5,7 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.models.parts import draw_, layer_options, read_out
-from stiefelkit.models.sequence import SequenceModel
+from stiefelkit.models.sequence import SequenceModel, draw_, layer_options, read_out
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.numbers import at_least
 

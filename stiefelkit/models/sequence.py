@@ -1,16 +1,24 @@
-"""A recurrent layer and a linear read-out."""
+"""A recurrent layer and a linear read-out, and what models share: options of the layer, draws of its weights."""
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from stiefelkit._torch import is_exported
+from stiefelkit.contract.param import Parametrization
+from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import OptionError, ShapeError
 from stiefelkit.functional import skew_size
-from stiefelkit.models.gates import run
+from stiefelkit.nn.layers import Layers
+from stiefelkit.scan.onnx import exported_gates
 from stiefelkit.weights.find import orthogonal_weights
+
+MANY = 2**22
+"""Numbers in all states of a sequence from which on it pays not to keep them: fewer are made faster than left out."""
 
 
 class SequenceModel(nn.Module):
@@ -45,7 +53,7 @@ class SequenceModel(nn.Module):
         With gradients all states are kept in either case, which is fastest; `model.rnn(x, last_only=True)` keeps about
         :math:`√T` of them. Without, under `torch.no_grad`, only the last, if they are many.
         """
-        states, last = run(self.rnn, x, last_only)
+        states, last = _run(self.rnn, x, last_only)
         rows = x.data if isinstance(x, PackedSequence) else x
         if last_only:
             return self._read(self._last(states, last, 3 if isinstance(x, PackedSequence) else x.dim()), rows)
@@ -85,11 +93,72 @@ def count_parameters(model: nn.Module) -> int:
         for w in orthogonal_weights(model)
         for name in w.coordinate_list.param.manifolds
     }
-    return sum(_size(p, id(p) in bound) for p in model.parameters() if p.requires_grad)
+
+    def size(p: Tensor) -> int:
+        if id(p) in bound:
+            *batch, n, columns = p.shape
+            return math.prod(batch) * skew_size(n, columns, p.is_complex())
+        return p.numel() * (1 + p.is_complex())
+
+    return sum(size(p) for p in model.parameters() if p.requires_grad)
 
 
-def _size(p: Tensor, is_frame: bool) -> int:
-    if is_frame:
-        *batch, n, columns = p.shape
-        return math.prod(batch) * skew_size(n, columns, p.is_complex())
-    return p.numel() * (2 if p.is_complex() else 1)
+def _run(rnn: nn.Module, x: Tensor | PackedSequence, last_only: bool) -> Any:
+    """Runs a layer, batch first; for ONNX torch's own LSTM or GRU too so that any number of steps is written.
+
+    With `last_only`, and where nothing is kept for a backward pass, a layer that can leaves the other states out, if
+    they are many.
+    """
+    if last_only and isinstance(rnn, Layers) and not torch.is_grad_enabled() and not is_exported():
+        rows = x.data if isinstance(x, PackedSequence) else x
+        if rows.shape[:-1].numel() * rnn.hidden_size >= MANY:
+            return rnn(x, last_only=True)
+    if is_exported() and isinstance(x, Tensor) and isinstance(rnn, nn.LSTM | nn.GRU):
+        if all(len(layer) == 4 for layer in rnn.all_weights):
+            return exported(rnn, rnn.all_weights, isinstance(rnn, nn.LSTM), x)
+    return rnn(x)
+
+
+def exported(rnn: Any, weights: Any, is_lstm: bool, x: Tensor) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
+    """Runs torch's LSTM or GRU, batch first, as the operator of ONNX."""
+    if rnn.training and rnn.dropout:
+        raise OptionError(
+            "torch.onnx.export needs a net that drops nothing, got dropout in training; call eval() first."
+        )
+    out, h_n, c_n = exported_gates(x.transpose(0, 1), weights, is_lstm=is_lstm, directions=1 + rnn.bidirectional)
+    return out.transpose(0, 1), (h_n, c_n) if is_lstm else h_n
+
+
+def named(rnn: nn.Module, name: str) -> list[Tensor]:
+    """Returns the weights of one name in every layer and direction: weight_ih_l0, weight_ih_l0_reverse, ..."""
+    return [p for key, p in rnn.named_parameters(recurse=False) if key.startswith(f"{name}_l")]
+
+
+def draw_(rnn: nn.Module, name: str, scheme: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """Draws the weights of one name by a function of torch.nn.init."""
+    for p in named(rnn, name):
+        scheme(p, *args, **options)
+
+
+def layer_options(
+    parametrization: Parametrization | None,
+    activation: str,
+    options: Mapping[str, Any],
+    home: str = "",
+    **defaults: Any,
+) -> dict[str, Any]:
+    """Arguments of a model's layer: batch first, with the caller's options.
+
+    With a map of the name `home`, that of the paper, these stand over the paper's defaults for it.
+    """
+    if home and parametrization is not None and find_parametrization(parametrization) is find_parametrization(home):
+        options = {**defaults, **options}
+    return dict(parametrization=parametrization, activation=activation, batch_first=True, **options)
+
+
+def read_out(rnn: Any, outputs: int, parts: int = 1) -> nn.Linear:
+    """Makes a linear layer, Glorot-uniform and with zero bias, on the states of both directions or their parts."""
+    layer = nn.Linear(parts * rnn.hidden_size * (1 + rnn.bidirectional), outputs)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer

@@ -29,7 +29,7 @@ from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.contract.table import registered
 from stiefelkit.errors import OptionError, suggest_names
 from stiefelkit.optim.deterministic.minimizer import Minimizer
-from stiefelkit.testing import derivatives, numerical, portable, unread
+from stiefelkit.testing import derivatives, numerical, portable
 from stiefelkit.testing.activation import ACTIVATION_LAWS, check_activation
 from stiefelkit.testing.cases import Case, cases, random_coordinates
 from stiefelkit.testing.decoder import DECODER_LAWS, check_decoder
@@ -47,9 +47,8 @@ from stiefelkit.testing.model import MODEL_LAWS, check_model
 from stiefelkit.testing.numerical import require_purity
 from stiefelkit.testing.optimizer import OPTIMIZER_LAWS, check_optimizer, optimizer_checks
 from stiefelkit.testing.optimizer_cases import OptimizerCase, optimizer_cases
-from stiefelkit.testing.portable import require_declared
+from stiefelkit.testing.portable import refusing_reads, require_declared
 from stiefelkit.testing.task import TASK_LAWS, check_task
-from stiefelkit.testing.unread import refusing_reads
 
 __all__ = [
     "ACTIVATION_LAWS",
@@ -90,8 +89,6 @@ LAWS: dict[str, Callable[[Case], None]] = named(
     {
         "contract": portable.law_contract,
         **laws_of(numerical.__name__, derivatives.__name__, portable.__name__),
-        "reads": unread.law_reads,
-        "meta": unread.law_meta,
     }
 )
 """Name to law. Each takes a case and raises `LawBroken`."""
@@ -130,28 +127,18 @@ def check_parametrization(
 def parametrize_with_checks(classes: Iterable[type[OrthogonalParam]], full: bool | None = None) -> Any:
     """Decorates a pytest function `test(check)` so that it runs every law on the cases of the classes.
 
-    Args:
-        classes: the parametrizations.
-        full: run the slow laws on frames of every kind; as STIEFELKIT_LAWS=full does by default.
+    `full` runs the slow laws on frames of every kind, as STIEFELKIT_LAWS=full does by default.
     """
     return _parametrized(_checks(classes, LAWS, full=full))
 
 
 def parametrize_optimizers_with_checks(classes: Iterable[type[torch.optim.Optimizer]]) -> Any:
-    """Decorates a pytest function `test(check)` so that it runs every law on every case of some optimizers.
-
-    Args:
-        classes: the optimizers.
-    """
+    """Decorates a pytest function `test(check)` so that it runs every law on every case of the optimizers `classes`."""
     return _parametrized(optimizer_checks(classes))
 
 
 def parametrize_minimizers_with_checks(classes: Iterable[type[Minimizer]]) -> Any:
-    """Decorates a pytest function `test(check)` so that it runs every law on every case of some minimizers.
-
-    Args:
-        classes: the minimizers.
-    """
+    """Decorates a pytest function `test(check)` so that it runs every law on every case of the minimizers `classes`."""
     return _parametrized(minimizer_checks(classes))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
 
 from stiefelkit.scan import Activation, find_activation, scan
 from stiefelkit.testing import seeds
@@ -83,14 +84,13 @@ def law_scan(act: Activation, is_complex: bool) -> None:
 
     try:
         torch.autograd.gradcheck(states, leaves, fast_mode=True)
-    except torch.autograd.gradcheck.GradcheckError as error:
+    except GradcheckError as error:
         require(False, f"the loop fails gradcheck, {str(error).splitlines()[0]}")
     g = torch.randn(3, 2, UNITS, dtype=dtype)
-    loop, inplace = (
-        (out, *torch.autograd.grad(out, leaves, g)) for out in (states(*leaves), states(*leaves, backend="inplace"))
-    )
-    for a, b, what in zip(inplace, loop, ("states", *inputs), strict=True):
-        _near(a, b, what if what == "states" else f"the gradient by {what}")
+    outs = states(*leaves), states(*leaves, backend="inplace")
+    loop, inplace = ((out, *torch.autograd.grad(out, leaves, g)) for out in outs)
+    for a, b, what in zip(inplace, loop, ("states", *(f"the gradient by {name}" for name in inputs)), strict=True):
+        _near(a, b, what)
 
 
 def law_zero(act: Activation, is_complex: bool) -> None:

@@ -69,8 +69,9 @@ class Draw:
 
     def __str__(self) -> str:
         small = sum(value.numel() for _, value in self.tensors) <= _PRINTED
-        values = "; ".join(f"{name} = {_exactly(value)}" for name, value in self.tensors if value.numel())
-        return f"coordinates: {self.how}" + (f": {values}" if small and values else "")
+        # repr of a Python float is exact, of a tensor it is four digits
+        shown = [f"{name} = torch.tensor({t.tolist()!r}, dtype={t.dtype})" for name, t in self.tensors if t.numel()]
+        return f"coordinates: {self.how}" + (f": {'; '.join(shown)}" if small and shown else "")
 
 
 _draws: ContextVar[list[Draw] | None] = ContextVar("_draws", default=None)
@@ -91,9 +92,8 @@ def record(how: str, names: Iterable[str], tensors: Sequence[Tensor]) -> None:
     """Remembers a draw, if anybody asks."""
     draws = _draws.get()
     if draws is not None:
-        draws[:] = [
-            Draw(how, tuple((name, value.detach().clone()) for name, value in zip(names, tensors, strict=True)))
-        ]
+        values = (value.detach().clone() for value in tensors)
+        draws[:] = [Draw(how, tuple(zip(names, values, strict=True)))]
 
 
 def machine() -> str:
@@ -103,11 +103,6 @@ def machine() -> str:
         f"seed: {seeds.OFFSET}={seeds.seed()}; {torch.get_num_threads()} threads,"
         f" {torch.backends.cpu.get_cpu_capability()}, float32 products {flags.mkldnn.matmul.fp32_precision}"
     )
-
-
-def _exactly(value: Tensor) -> str:
-    # repr of a Python float is exact, of a tensor it is four digits.
-    return f"torch.tensor({value.tolist()!r}, dtype={value.dtype})"
 
 
 def named(laws: Mapping[str, Callable[..., None]], title: Callable[..., str] = str) -> dict[str, Callable[..., None]]:
@@ -212,12 +207,13 @@ class NamedCase:
 def checks_of(
     check: str,
     base: tuple[type, str],
-    cases: Callable[[Any], Sequence[Any]],
-    classes: Iterable[type],
+    cases: Callable[..., Sequence[Any]],
     table: Mapping[str, Callable[..., None]],
-    laws: Iterable[str],
-    only: str | None,
+    classes: Iterable[type],
+    laws: Iterable[str] | None = None,
+    only: str | None = None,
     is_due: Callable[[str, Any], bool] = lambda law, case: True,
+    **of_cases: Any,
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yields each law on each case of some classes, with a name; raises for a law or a case that there is not.
 
@@ -225,12 +221,12 @@ def checks_of(
     are due if `only` is None, but for those that `is_due` leaves out.
     """
     kind = check.removeprefix("check_") + "s"
-    laws = check_laws(laws, table, f" of {kind}")
+    laws = check_laws(table if laws is None else laws, table, f" of {kind}")
     for cls in classes:
         if not (isinstance(cls, type) and issubclass(cls, base[0])):
             raise OptionError(f"The laws of {kind} need a subclass of {base[1]}, got {cls!r}.")
         for law in laws:
-            for case in only_case(cls, cases(cls), only):
+            for case in only_case(cls, cases(cls, **of_cases), only):
                 if is_due(law, case):
                     line = partial(again, check, cls, law, case)
                     yield f"{law}-{case}", partial(run, table[law], [case], case.details, line)

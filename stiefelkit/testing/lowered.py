@@ -11,15 +11,9 @@ from torch import Tensor
 from stiefelkit._torch import TorchDispatchMode, is_composite, kernels_of, lazy_conjugates, pop_mode, push_mode
 
 # Which arguments of an operator are factors; what is added to the product is not rounded.
-_FACTORS = {
-    "aten::mm": (0, 1),
-    "aten::bmm": (0, 1),
-    "aten::mv": (0, 1),
-    "aten::addmm": (1, 2),
-    "aten::_addmm_activation": (1, 2),
-    "aten::addbmm": (1, 2),
-    "aten::baddbmm": (1, 2),
-    "aten::addmv": (1, 2),
+_FACTORS: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(("aten::mm", "aten::bmm", "aten::mv"), (0, 1)),
+    **dict.fromkeys([f"aten::{name}" for name in ("addmm", "_addmm_activation", "addbmm", "baddbmm", "addmv")], (1, 2)),
 }
 # Kernels that multiply matrices out of Python's sight, unless they are entered with the mode on.
 _MULTIPLIES_INSIDE = ("aten::linalg_matrix_exp",)

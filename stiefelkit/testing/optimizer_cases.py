@@ -132,20 +132,14 @@ def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     )
 
 
-def mixed(case: OptimizerCase, **settings: Any) -> tuple[list[nn.Parameter], Any]:
+def mixed(case: OptimizerCase) -> tuple[list[nn.Parameter], Any]:
     """Returns two groups of frames, of either manifold, and one of a free parameter."""
     ws = case.frames(*SHAPES)
     ws.append(nn.Parameter(torch.linspace(-1, 1, 5, device=case.device)))
-    groups = [{"params": ws[i : i + 3], "manifold": m} for i, m in ((0, MANIFOLDS[0]), (3, MANIFOLDS[1]))]
-    groups[1]["params"] = ws[3:5]
-    return ws, case.make([*groups, {"params": ws[5:], "lr": 0.01}], **settings)
+    groups = [{"params": ws[:3], "manifold": MANIFOLDS[0]}, {"params": ws[3:5], "manifold": MANIFOLDS[1]}]
+    return ws, case.make([*groups, {"params": ws[5:], "lr": 0.01}])
 
 
 def optimizer_cases(cls: type[torch.optim.Optimizer], device: str = "cpu") -> list[OptimizerCase]:
-    """Returns the first example of an optimizer in every dtype, the others by turns complex and real.
-
-    Args:
-        cls: the optimizer.
-        device: where it runs.
-    """
+    """Returns the first example of an optimizer `cls` in every dtype on a device, others by turns complex and real."""
     return OptimizerCase.of_examples(cls, _DTYPES, device)

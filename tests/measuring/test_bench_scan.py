@@ -131,7 +131,7 @@ def test_a_row_is_its_time_over_the_limit_and_over_that_of_the_scan_that_auto_pi
             assert row["time_over_ours"] == row["seconds"] / seconds[picked]
         order = [(row.is_peer, row["seconds"]) for row in race.rows]
         assert order == sorted(order)
-    monkeypatch.setattr(scan_race, "picked_backend", lambda drawn: "another")
+    monkeypatch.setattr(scan_race.recurrences, "picked_backend", lambda drawn: "another")
     (race,) = races(plan(backends=("reference", "inplace")))
     seconds = {row.contender: row["seconds"] for row in race.rows}
     fastest = min(seconds["scan (reference)"], seconds["scan (inplace)"])

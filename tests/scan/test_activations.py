@@ -69,6 +69,13 @@ class WrongSign(Shifted):
         return -delta
 
 
+class Detached(Softsign):
+    """A function that leaves a part out of its derivative."""
+
+    def function(self, z):
+        return z / (1 + z.detach().abs())
+
+
 class NaNAtZero(Softsign):
     """0 / 0 at z = 0."""
 
@@ -82,7 +89,7 @@ def own(monkeypatch):
     monkeypatch.setattr(activations, "_activations", activations._activations.copy())
     monkeypatch.setattr(activations, "_by_name", {})
     monkeypatch.setattr(activations, "_learnt", SimpleNamespace())
-    for cls in (Softsign, Shifted, OffStep, NoFactors, WrongSign, NaNAtZero):
+    for cls in (Softsign, Shifted, OffStep, NoFactors, WrongSign, Detached, NaNAtZero):
         activations.register(cls.__name__.lower(), cls)
 
 
@@ -107,6 +114,12 @@ def test_each_law_of_activations_catches_one_that_breaks_it(name, law):
         check_activation(name)
     assert law in {failure.law for failure in caught.value.failures}
     assert "check_activation(" in str(caught.value)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_loop_whose_derivative_is_wrong_fails_gradcheck():
+    with pytest.raises(LawBroken, match=r"^scan: .*the loop fails gradcheck, Jacobian mismatch"):
+        check_activation("detached", ["scan"])
 
 
 def test_the_laws_of_activations_know_their_names():

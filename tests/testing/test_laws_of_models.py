@@ -9,7 +9,7 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit import errors, models
 from stiefelkit.models import SequenceModel
-from stiefelkit.models.parts import read_out
+from stiefelkit.models.sequence import read_out
 from stiefelkit.testing import MODEL_LAWS, LawBroken, check_model, seeds
 
 

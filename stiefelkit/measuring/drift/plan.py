@@ -1,25 +1,24 @@
 """The plan of a drift experiment. Read for help, so torch comes in functions."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from stiefelkit.errors import OptimizerError, OptionError, StiefelkitError, UnknownNameError, did_you_mean
+from stiefelkit.measuring.races.plan import WIDE_DTYPES, Site
 from stiefelkit.numbers import above, settle_, whole
 from stiefelkit.optim import names_in_words, optimizers
-from stiefelkit.training.checks import STEP_LENGTH, known_words, tall_sizes, usable_place
+from stiefelkit.training.checks import STEP_LENGTH, known_words, tall_sizes
 
-DTYPES = ("complex128", "complex64", "float32", "float64")
-"""Those that frames may be stored in while an optimizer moves them."""
-WEIGHT_DTYPES = (*DTYPES, "bfloat16")
+WEIGHT_DTYPES = (*WIDE_DTYPES, "bfloat16")
 """Those of weights; what is below float32 has its coordinates in float32."""
 GRADIENTS = ("random", "fixed", "rotation", "digits")
 UNCONSTRAINED = "unconstrained"
 """The name of the reference: an ordinary weight that starts orthogonal and is held by nothing."""
 SUBJECT = "The drift experiment"
-"""The first words of error messages."""
 
 
 @dataclass(frozen=True)
-class DriftPlan:
+class DriftPlan(Site):
     """The weights, optimizers and gradients of a drift experiment.
 
     Args:
@@ -36,13 +35,8 @@ class DriftPlan:
         step_length: lr ||B||_2, B = G W^H - W G^H, of the first step of a frame; at most 100.
         look_every: the error is looked at after one step, at random, out of so many in a row; more is faster, and may
             miss a peak.
-        device: cpu or cuda.
         autocast: make the steps under autocast to bfloat16.
         tf32: let a GPU lower float32 products to TF32.
-        threads: CPU threads.
-        seed: fixes the initial weights and the gradients.
-        quick: end in under a minute: fewer steps, the same for all, small sizes first, and what does not fit is left
-            out by name.
     """
 
     steps: int = 1000
@@ -54,20 +48,18 @@ class DriftPlan:
     lr: float = 1e-3
     step_length: float = 1e-2
     look_every: int = 1
-    device: str = "cpu"
     autocast: bool = False
     tf32: bool = False
-    threads: int = 1
-    seed: int = 0
-    quick: bool = False
+
+    subject: ClassVar[str] = SUBJECT
 
     def __post_init__(self) -> None:
         from stiefelkit.measuring.moved_frames import check_method, own_optimizers, peer_optimizers
         from stiefelkit.optim.settings import PRECISIONS
         from stiefelkit.weights.attach import available
 
+        super().__post_init__()
         settle_(self, SUBJECT, steps=whole(1), look_every=whole(1), lr=above(0), step_length=STEP_LENGTH)
-        usable_place(SUBJECT, self.device, self.threads, self.seed)
         if self.tf32 and not self.device.startswith("cuda"):
             raise OptionError(f"{SUBJECT} needs a CUDA device for TF32, got {self.device!r}.")
         tall_sizes(SUBJECT, self.sizes)

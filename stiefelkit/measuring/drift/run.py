@@ -53,17 +53,12 @@ HIGHEST = 1e9
 
 @dataclass(frozen=True)
 class DriftCurve:
-    """Orthogonality of one weight along a run.
+    """Orthogonality of one n x p weight along a run, beside its rounding limit.
 
     Args:
-        method: its name.
-        n: rows of the weight.
-        p: columns.
-        limit: the rounding limit.
         steps: optimizer steps done, log-spaced.
         errors: the largest orthogonality error that was seen after the step before, up to this one; NaN from the step
             on after which one was not finite, where the run ends.
-        dtype: of the weight.
     """
 
     method: str
@@ -130,13 +125,9 @@ def measure(
     `drift.json` is replaced as a whole after each curve, so that an interruption loses only the one at work; its entry
     "finished" says whether all are there. Without a curve there is none.
 
-    Args:
-        plan: what to measure.
-        out: folder for the two files; made if missing.
-        watch: called after each look, with the method and the steps done.
-        figures: the format of the figure, which is also its ending; PNG if left out.
-        deadline: the end, after which methods are left out; that of the plan, from now on, if left out.
-        begin: called with the plan, of as many steps as fit before the deadline, and its course, when that is known.
+    The folder `out` is made if missing. After the deadline, that of the plan, from now on, if left out, methods are
+    left out. `watch` is called after each look, with the method and the steps done; `begin` with the plan, of as many
+    steps as fit before the deadline, and its course, when that is known.
 
     Raises:
         RunError: there is a `drift.json` already, which is not overwritten, or the folder cannot be written.
@@ -272,15 +263,12 @@ def run(plan: DriftPlan, method: str, n: int, p: int, watch: Callable[[int], Non
 def _surroundings(plan: DriftPlan) -> Iterator[None]:
     """Context with autocast and TF32, where the plan asks for them."""
     flags = torch.backends.cuda.matmul
-    before = flags.fp32_precision
-    if plan.tf32:
-        flags.fp32_precision = "tf32"
-    try:
-        with torch.autocast(torch.device(plan.device).type, torch.bfloat16, enabled=plan.autocast):
-            yield
-    finally:
+    with contextlib.ExitStack() as stack:
         if plan.tf32:
-            flags.fp32_precision = before
+            stack.callback(setattr, flags, "fp32_precision", flags.fp32_precision)
+            flags.fp32_precision = "tf32"
+        stack.enter_context(torch.autocast(torch.device(plan.device).type, torch.bfloat16, enabled=plan.autocast))
+        yield
 
 
 def _gradients(plan: DriftPlan, n: int, p: int, source: torch.Generator) -> Callable[[Tensor], Tensor]:
@@ -368,8 +356,8 @@ def redraw(record: Path, out: Path, figures: Figures) -> Path:
         content = parse_json(record.read_bytes())
         names = [field.name for field in dataclasses.fields(DriftCurve)]
         curves = [DriftCurve(**{name: curve[name] for name in names}) for curve in content["curves"]]
-        lost = [[math.nan if error is None else error for error in curve.errors] for curve in curves]
-        curves = [dataclasses.replace(curve, errors=errors) for curve, errors in zip(curves, lost, strict=True)]
+        for curve in curves:
+            curve.errors[:] = [math.nan if error is None else error for error in curve.errors]
         words = f"{curves[0].dtype}, {content['plan']['gradients']} gradients"
     except (LookupError, TypeError, ValueError) as error:
         raise RunError(f"The figure of drift needs a file as stiefelkit drift writes it, got {record}.") from error

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 Run = Callable[[], Any]
@@ -31,11 +32,7 @@ CPU_CACHE = 1 << 26
 
 @dataclass(frozen=True)
 class Timing:
-    """The samples of one version.
-
-    Attributes:
-        samples: seconds per call, in the order of measurement.
-    """
+    """The samples of one version: seconds per call, in the order of measurement."""
 
     samples: tuple[float, ...]
 
@@ -47,10 +44,8 @@ class Timing:
     @property
     def spread(self) -> float:
         """Seconds between the quartiles; 0 for a single sample."""
-        if len(self.samples) < 2:
-            return 0.0
-        lower, _, upper = statistics.quantiles(self.samples, n=4, method="inclusive")
-        return upper - lower
+        lower, upper = np.quantile(self.samples, (0.25, 0.75))
+        return float(upper - lower)
 
 
 def cpu_seconds(run: Run, calls: int) -> float:
@@ -109,8 +104,7 @@ def clock_of(device: torch.device, cold: bool = False) -> Clock:
 def replayed(run: Run, device: torch.device) -> Run:
     """Returns what launches again all that a function launches on a GPU, captured in a graph after `WARM_UPS` runs.
 
-    Raises:
-        RuntimeError: of torch, if something cannot be captured.
+    What cannot be captured is a RuntimeError of torch.
     """
     with torch.cuda.device(device):
         current, side = torch.cuda.current_stream(), torch.cuda.Stream()
@@ -228,11 +222,8 @@ def peak_bytes(run: Run, device: torch.device) -> int:
     """Returns the bytes by which what torch has allocated grows at most while a function runs once.
 
     On the CPU torch's profiler names each allocation, so that the figure does not depend on the machine; work space
-    that BLAS and LAPACK take for themselves is not in it.
-
-    Args:
-        run: what is measured; run it once before, so that what is made at first use is there.
-        device: where it works.
+    that BLAS and LAPACK take for themselves is not in it. Run the function once before, so that what is made at first
+    use is there.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)

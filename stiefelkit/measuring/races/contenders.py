@@ -181,12 +181,9 @@ def our_contenders(
 ) -> dict[str, Contender]:
     """Returns "name (precision)" to contender, for parametrizations of the registry in each precision that they have.
 
-    Args:
-        names: registered names; all if empty.
-        precisions: which precisions; all if empty.
-        options: given to those parametrizations that have them, and named with the precision.
-        apart: also "name (precision), apart" and "..., grouped": the batch as so many weights of their own, mapped one
-            by one, or by `sk.grouped`.
+    All names, and all precisions, if none are given. Options go to those parametrizations that have them, and are named
+    with the precision. With `apart` also "name (precision), apart" and "..., grouped": the batch as so many weights of
+    their own, mapped one by one, or by `sk.grouped`.
     """
     enters: dict[str, Any] = {"": _enter}
     if apart:

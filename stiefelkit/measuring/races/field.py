@@ -55,6 +55,11 @@ class Row:
         return self.contender.partition(" (")[0]
 
     @property
+    def errors(self) -> list[float]:
+        """Errors over the limit for all factors, NaN where one is not finite."""
+        return [math.nan if error is None else error for error in self["errors_over_limit"]]
+
+    @property
     def is_fast(self) -> bool:
         """True of ours in precision fast."""
         return "(fast" in self.contender
@@ -67,7 +72,6 @@ class Race:
     Attributes:
         subject: the size, the case or the axis that was raced.
         operation: what was done, and timed or counted.
-        rows: in the order of the table.
         left_out: contender to the reason why it could not take part.
         unit: seconds of the unit, where times have one.
     """
@@ -86,8 +90,6 @@ class Field:
     Args:
         subject: the size, in words.
         peers: names of the peers, which may fail as they like.
-        watch: called now and then.
-        left_out: contender to the reason why it could not take part.
         deadline: the end, after which contenders are left out.
         share: the part of the time until then that samples are to take.
     """

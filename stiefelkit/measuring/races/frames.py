@@ -18,7 +18,7 @@ from stiefelkit.measuring.races.field import Field, Race, Row, Watch, finite, qu
 from stiefelkit.measuring.races.plan import FramePlan, NormPlan, OptimizerRace, ParametrizationRace
 from stiefelkit.measuring.races.schedule import NO_TIME, Deadline, deadline_of
 from stiefelkit.metrics import orthogonality_error, rounding_limit
-from stiefelkit.testing.unread import READS
+from stiefelkit.testing.portable import READS
 from stiefelkit.training.memory import threads
 
 GRADIENTS = 16
@@ -37,10 +37,8 @@ def races(
 ) -> Iterator[Race]:
     """Races size by size, parametrizations operation by operation too, and yields each race when it is over.
 
-    Args:
-        plan: who races.
-        watch: called now and then.
-        deadline: the end, after which contenders are left out; that of the plan, from now on, if left out.
+    After the deadline, that of the plan, from now on, if left out, contenders are left out, as in all races; `watch` is
+    called now and then.
     """
     deadline = deadline or deadline_of(plan)
     for done, (n, p) in enumerate(plan.sizes):
@@ -212,9 +210,7 @@ def _sizes(plan: FramePlan, problem: FrameProblem) -> dict[str, Any]:
 
 
 class _Counter(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.launches = self.reads = 0
+    launches = reads = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__

@@ -33,8 +33,7 @@ class PowerLaw:
     Attributes:
         exponent: k; None from fewer than two points.
         spread: standard error of k; None from two points, which any law fits.
-        first: smallest x of the fit.
-        last: largest x of the fit.
+        first, last: smallest and largest x of the fit.
         overhead_until: from the smallest x measured up to this one y hardly grows, and the fit leaves it out; None if
             it grows from the start.
     """
@@ -54,12 +53,8 @@ def fit(xs: Sequence[float], ys: Sequence[float], expected: float) -> PowerLaw:
     """Fits log y = log c + k log x by least squares.
 
     Points at the low end, from which y grows to the next point by less than half of the expected exponent, are
-    overhead: what is paid whatever the size. They are left out, but for the last two points.
-
-    Args:
-        xs: growing, positive.
-        ys: positive.
-        expected: exponent that the points are thought to have.
+    overhead: what is paid whatever the size. They are left out, but for the last two points. The xs are growing, and
+    all are positive.
 
     >>> fit([1, 2, 4, 8], [5, 5, 20, 80], expected=2).overhead_until
     1
@@ -87,13 +82,7 @@ class _Variant(NamedTuple):
 
 
 def races(plan: GrowthPlan, watch: Watch = quiet, deadline: Deadline | None = None) -> Iterator[Race]:
-    """Measures axis by axis, and yields a race for each quantity when one is over: the axis is its subject.
-
-    Args:
-        plan: what grows.
-        watch: called now and then.
-        deadline: the end, after which contenders are left out; that of the plan, from now on, if left out.
-    """
+    """Measures axis by axis, and yields a race for each quantity when one is over: the axis is its subject."""
     deadline = deadline or deadline_of(plan)
     variants = {}
     for name, cls in available().items():

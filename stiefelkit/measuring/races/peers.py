@@ -170,11 +170,7 @@ peers = Registry(
 
 
 def missing_packages(contenders: Mapping[str, Contender]) -> dict[str, list[str]]:
-    """Returns package to the contenders that need it, for packages that are not installed.
-
-    Raises:
-        PluginError: an installed peer is no `Contender`.
-    """
+    """Returns package to contenders that need it, of those not installed; raises PluginError for no `Contender`."""
     missing: dict[str, list[str]] = {}
     for name, contender in contenders.items():
         if not isinstance(contender, Contender):

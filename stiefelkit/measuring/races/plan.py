@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stiefelkit.errors import OptionError
-from stiefelkit.measuring.drift.plan import DTYPES as WIDE_DTYPES
 from stiefelkit.measuring.races import SUBJECT
 from stiefelkit.measuring.races.scan_cases import CASES, ScanCase, cases_of, read_case
 from stiefelkit.numbers import above, settle_, whole
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from stiefelkit.measuring.races.contenders import Contender, FrameProblem
     from stiefelkit.measuring.races.recurrences import Sequences
 
+WIDE_DTYPES = ("complex128", "complex64", "float32", "float64")
+"""Those that frames may be stored in while an optimizer moves them."""
 DTYPES = (*WIDE_DTYPES, "bfloat16", "float16")
 
 
@@ -30,7 +31,8 @@ class Site:
         device: cpu or cuda.
         threads: CPU threads.
         seed: fixes what is drawn.
-        quick: end in under a minute: fewer samples, small sizes first, and what does not fit is left out by name.
+        quick: end in under a minute: fewer steps and samples, small sizes first, and what does not fit is left out by
+            name.
     """
 
     device: str = "cpu"
@@ -38,9 +40,12 @@ class Site:
     seed: int = 0
     quick: bool = False
 
+    subject: ClassVar[str] = SUBJECT
+    """The first words of error messages."""
+
     def __post_init__(self) -> None:
         settle_(self)
-        usable_place(SUBJECT, self.device, self.threads, self.seed)
+        usable_place(self.subject, self.device, self.threads, self.seed)
 
 
 @dataclass(frozen=True)
@@ -201,7 +206,6 @@ class NormPlan(EntrantPlan):
 
     Args:
         batch: number of frames; the worst of them is shown.
-        parametrizations: names, separated by commas; all if left out.
         factors: integers, separated by commas.
         peers: show the peers of the parametrizations too.
     """

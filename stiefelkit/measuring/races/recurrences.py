@@ -39,14 +39,7 @@ class Sequences:
     Drawn: x normal; W a Haar frame, or what the case's map draws, then also in factors, `factored`; U Glorot-uniform;
     modReLU's bias U(-0.01, 0) for real states, as trained nets have it, and U(-0.01, 0.01), which is slower, for
     complex ones; other biases U(-0.01, 0.01); gradients normal with E |g|^2 = 1/n. h_0 is zero. x and h_0 want no
-    gradient.
-
-    Args:
-        case: the sizes.
-        activation: of the recurrence.
-        dtype: float32 or float64; complex states are of the complex dtype that goes with it.
-        device: where all lives.
-        seed: fixes the draws.
+    gradient. The dtype is float32 or float64; complex states are of the complex dtype that goes with it.
     """
 
     case: ScanCase
@@ -249,10 +242,7 @@ def _module(
 def fft_scan(x: Tensor, angle: Tensor, decay: Tensor) -> Tensor:
     """Returns the states of `rotation_scan` by a convolution with the powers of each plane's factor, by FFT.
 
-    Args:
-        x: inputs, (T, B, 2 planes).
-        angle: (planes,).
-        decay: (planes,).
+    Inputs x are (T, B, 2 planes), angle and decay (planes,).
     """
     steps, length = len(x), 2 * len(x)
     t = torch.arange(steps, dtype=x.dtype, device=x.device)[:, None]
@@ -280,10 +270,6 @@ class FftRNN(nn.Module):
         return out, out[-1:]
 
 
-def _torch_rnn(drawn: Sequences) -> SequenceEntry:
-    return _module(nn.RNN, drawn, nonlinearity="relu" if drawn.activation == "relu" else "tanh")
-
-
 def _torch_lstm_matched(drawn: Sequences) -> SequenceEntry:
     if drawn.case.matched is None:
         raise OptionError(f"the papers match no LSTM with case {drawn.case.name}.")
@@ -298,7 +284,7 @@ recurrence_peers = Registry(
         "rotation_rnn": partial(_module, RotationRNN),
         "lru": partial(_module, LRU),
         "fft": partial(_module, FftRNN),
-        "torch_rnn": _torch_rnn,
+        "torch_rnn": lambda case: _module(nn.RNN, case, nonlinearity="relu" if case.activation == "relu" else "tanh"),
         "torch_gru": partial(_module, nn.GRU),
         "torch_lstm": partial(_module, nn.LSTM),
         "torch_lstm_matched": _torch_lstm_matched,

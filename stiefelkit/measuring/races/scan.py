@@ -20,20 +20,11 @@ from torch.nn import functional as F
 
 from stiefelkit import models
 from stiefelkit.errors import OptionError, StiefelkitError
+from stiefelkit.measuring.races import recurrences
 from stiefelkit.measuring.races.clock import Run, Timing, peak_bytes
 from stiefelkit.measuring.races.field import Field, Race, Row, Watch, quiet, scatter, seeded
 from stiefelkit.measuring.races.plan import ScanRace
-from stiefelkit.measuring.races.recurrences import (
-    FACTORS,
-    Enter,
-    Sequences,
-    backward,
-    fast_backends,
-    limit,
-    ours,
-    picked_backend,
-    recurrence_peers,
-)
+from stiefelkit.measuring.races.recurrences import FACTORS, Enter, Sequences, recurrence_peers
 from stiefelkit.measuring.races.scan_cases import ScanCase
 from stiefelkit.measuring.races.schedule import NO_TIME, Deadline, deadline_of
 from stiefelkit.models import SequenceModel
@@ -57,13 +48,7 @@ class ScanContender(NamedTuple):
 
 
 def races(plan: ScanRace, watch: Watch = quiet, deadline: Deadline | None = None) -> Iterator[Race]:
-    """Races case by case, and yields each race when it is over: ours before peers, and the fastest first.
-
-    Args:
-        plan: who races.
-        watch: called now and then.
-        deadline: the end, after which contenders and cases are left out; that of the plan, from now on, if left out.
-    """
+    """Races case by case, and yields each race when it is over: ours before peers, and the fastest first."""
     deadline, ahead = deadline or deadline_of(plan), [*plan.cases]
     if plan.training_step:
         ahead.append(next(case for case in plan.cases if not case.is_complex))
@@ -83,7 +68,8 @@ def races(plan: ScanRace, watch: Watch = quiet, deadline: Deadline | None = None
 def _starters(plan: ScanRace, drawn: Sequences) -> dict[str, ScanContender]:
     """Returns name in the table to contender: backends, the first and factors with the last state too, and peers."""
     contenders = {}
-    for number, (backend, enter) in enumerate(ours(plan.backends or fast_backends(drawn)).items()):
+    backends = plan.backends or recurrences.fast_backends(drawn)
+    for number, (backend, enter) in enumerate(recurrences.ours(backends).items()):
         for loss in LOSSES if number == 0 or backend == FACTORS else LOSSES[:1]:
             name = f"scan ({backend})" + (", last state" if loss == LOSSES[1] else "")
             contenders[name] = ScanContender(backend, False, loss, enter)
@@ -97,33 +83,25 @@ def _race(plan: ScanRace, drawn: Sequences, watch: Watch, deadline: Deadline, sh
     field = Field(str(drawn.case), peers, watch, {}, deadline, share)
     with seeded(plan.seed):
         entries = field.attempt("preparing", starters, lambda name: starters[name].enter(drawn))
-    runs = {name: backward(entry, drawn, starters[name].loss) for name, entry in entries.items()}
-    unit, timings = field.timed(plan, limit(drawn), field.tried(runs), "forward and backward")
+    runs = {name: recurrences.backward(entry, drawn, starters[name].loss) for name, entry in entries.items()}
+    unit, timings = field.timed(plan, recurrences.limit(drawn), field.tried(runs), "forward and backward")
     seconds = {name: timing.median for name, timing in timings.items()}
     memory = _memory(plan, drawn, {name: starters[name] for name in seconds}, field)
     # our scan: with the backend that "auto" picks or, if that does not race, the fastest
-    picked = f"scan ({picked_backend(drawn)})"
+    picked = f"scan ({recurrences.picked_backend(drawn)})"
     sequences = [name for name in seconds if name not in peers and starters[name].loss == LOSSES[0]]
     fastest = min((seconds[name] for name in sequences), default=None)
     yardstick = seconds.get(picked, fastest)
     rows = []
     for name in sorted(seconds, key=lambda name: (name in peers, seconds[name])):
         width = {"n": entries[name].width, "is_complex": entries[name].dtype.is_complex}
-        row = _row(plan, drawn.case, starters[name].loss, name, timings[name], unit, yardstick, name in peers)
-        row.figures.update(width | memory.get(name, {}))
-        rows.append(row)
+        row = _row(plan, drawn.case, starters[name].loss, name, timings[name], unit, yardstick)
+        rows.append(Row(row.figures | width | memory.get(name, {}), is_peer=name in peers))
     return Race(drawn.case, "forward_backward", rows, field.left_out, unit)
 
 
 def _row(
-    plan: ScanRace,
-    case: ScanCase,
-    operation: str,
-    name: str,
-    timing: Timing,
-    unit: float,
-    yardstick: float | None,
-    is_peer: bool = False,
+    plan: ScanRace, case: ScanCase, operation: str, name: str, timing: Timing, unit: float, yardstick: float | None
 ) -> Row:
     sizes = {"T": case.T, "n": case.n, "B": case.B, "m": case.m, "is_complex": case.is_complex}
     figures = {
@@ -135,7 +113,7 @@ def _row(
         **{"memory_sequence": None, "memory_last_state": None},
         **scatter(timing),
     }
-    return Row(figures, is_peer=is_peer)
+    return Row(figures)
 
 
 # A training step
@@ -145,7 +123,7 @@ def _training_step(plan: ScanRace, case: ScanCase, watch: Watch, deadline: Deadl
     alone, field = f"{MODEL}, scan alone", Field(str(case), (), watch, deadline=deadline)
     step, run = whole_and_scan(case, torch.device(plan.device), plan.seed)
     runs: dict[str, Run] = {MODEL: step, alone: run}
-    unit, timings = field.timed(plan, limit(plan.drawn(case)), runs, "training step")
+    unit, timings = field.timed(plan, recurrences.limit(plan.drawn(case)), runs, "training step")
     if len(timings) < len(runs):  # one alone tells nothing
         return Race(case, STEP, [], dict.fromkeys(runs, next(iter(field.left_out.values()))))
     yardstick = timings[alone].median
@@ -205,12 +183,7 @@ def resident_bytes(drawn: Sequences, contender: str, loss: str, is_peer: bool, t
     Input, weights and dL/dh are there before, and a run of two steps has loaded what torch loads at first use. On the
     CPU it is the resident set, on a GPU what torch has allocated.
 
-    Args:
-        drawn: the case.
-        contender: name of a backend, or of a registered peer.
-        loss: "sequence" or "last_state".
-        is_peer: which of the two it is.
-        thread_count: CPU threads.
+    The contender is the name of a backend or of a registered peer, the loss "sequence" or "last_state".
 
     Raises:
         OptionError: the contender failed, or its process was ended from outside.
@@ -230,12 +203,12 @@ def resident_bytes(drawn: Sequences, contender: str, loss: str, is_peer: bool, t
 
 
 def _growth(fields: dict[str, Any], contender: str, loss: str, is_peer: bool) -> int:
-    enter = recurrence_peers.get(contender) if is_peer else ours([contender])[contender]
-    case: ScanCase = fields["case"]
+    enter = recurrence_peers.get(contender) if is_peer else recurrences.ours([contender])[contender]
+    case = fields["case"]
 
     def prepared(case: ScanCase) -> Run:
         drawn = Sequences(**{**fields, "case": case})
-        return backward(enter(drawn), drawn, loss)
+        return recurrences.backward(enter(drawn), drawn, loss)
 
     prepared(dataclasses.replace(case, T=min(2, case.T)))()
     run = prepared(case)

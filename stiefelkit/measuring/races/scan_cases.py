@@ -65,20 +65,16 @@ maps that have factors (E: restricted-capacity uRNN, F: EURNN, G: oRNN)."""
 
 
 def read_case(words: str) -> ScanCase:
-    """Returns the case that words such as "T=784,n=170,B=128,m=1,complex" describe; m = 1 if left out.
-
-    Raises:
-        OptionError: they do not.
+    """Returns the case of words such as "T=784,n=170,B=128,m=1,complex", where m may be missing, or raises OptionError.
 
     >>> read_case("T=10,n=4,B=2,complex").is_complex
     True
     """
     sizes: dict[str, Any] = {}
-    is_complex = False
     for word in (word.strip() for word in words.split(",")):
         key, _, value = word.partition("=")
         if word == "complex":
-            is_complex = True
+            sizes["is_complex"] = True
         elif key in ("T", "n", "B", "m") and key not in sizes and value.strip().isdigit():
             sizes[key] = int(value)
         else:
@@ -90,7 +86,7 @@ def read_case(words: str) -> ScanCase:
         raise OptionError(
             f"{SUBJECT} needs {' and '.join(missing)} in a case such as T=784,n=170,B=128, got {words!r}."
         )
-    return ScanCase("custom", **sizes, is_complex=is_complex)
+    return ScanCase("custom", **sizes)
 
 
 def cases_of(words: str) -> tuple[ScanCase, ...]:

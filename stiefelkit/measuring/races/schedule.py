@@ -29,12 +29,7 @@ MEMORY_SECONDS = 6.0
 
 
 class Deadline:
-    """The end of a measurement: what has not begun by then is left out by name.
-
-    Args:
-        seconds: from now on; endless if left out.
-        now: the clock.
-    """
+    """The end of a measurement, in so many seconds from now: what has not begun by then is left out by name."""
 
     def __init__(self, seconds: float = math.inf, now: Callable[[], float] = time.monotonic):
         self._now, self._end = now, now() + seconds
@@ -70,12 +65,7 @@ def deadline_of(plan: Any) -> Deadline:
 
 
 class Course:
-    """The parts of a measurement with their planned seconds, and how many seconds are left by the pace so far.
-
-    Args:
-        planned: predicted seconds of the parts, in their order.
-        now: the clock.
-    """
+    """The parts of a measurement with their planned seconds, and how many seconds are left by the pace so far."""
 
     def __init__(self, planned: Sequence[float], now: Callable[[], float] = time.monotonic):
         self.planned, self._now, self._start, self._done = list(planned), now, now(), 0
@@ -111,11 +101,9 @@ def in_words(seconds: float) -> str:
 
 
 class Speed(NamedTuple):
-    """The speed of a place, on the clock of a race.
+    """Seconds, on the clock of a race, of an operator on few numbers and of an operation of a matrix product.
 
     Attributes:
-        operator: seconds of an operator on few numbers.
-        flop: seconds of a floating-point operation of a matrix product.
         busy: seconds on the wall for one on that clock: more than one where others are at work as well.
     """
 
@@ -142,12 +130,7 @@ def speed(plan: Any) -> Speed:
 
 
 def planned(plan: Any, here: Speed | None = None) -> list[float]:
-    """Predicts the seconds of each race of a plan, in their order, on this machine as busy as it is.
-
-    Args:
-        plan: of any race.
-        here: the speed of the machine, measured if left out.
-    """
+    """Predicts the seconds of each race of any plan, in their order, on this machine as busy as it is."""
     here = here or speed(plan)
     if isinstance(plan, ScanRace):
         seconds = _of_scans(plan, here)

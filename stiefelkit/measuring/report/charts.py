@@ -170,12 +170,9 @@ def _ratios(rows: list[Row], maps: Looks) -> list[Chart]:
 
 
 def _norms(rows: list[Row], maps: Looks) -> list[Chart]:
-    def errors_of(row: Row) -> list[float]:
-        return [math.nan if error is None else error for error in row["errors_over_limit"]]
-
     def draw(axes: "Axes", shown: dict[str, Row], look: Looks) -> None:
         for name, row in shown.items():
-            axes.plot(row["factors"], errors_of(row), label=literal(name), **look[name])
+            axes.plot(row["factors"], row.errors, label=literal(name), **look[name])
         axes.set_xscale("log")
         axes.set(xlabel="coordinates times", ylabel=ERROR)
         error_scale(axes)
@@ -185,7 +182,7 @@ def _norms(rows: list[Row], maps: Looks) -> list[Chart]:
     looks_of_peers: Looks = dict(zip(peers, styles(len(peers)), strict=True))
     drawn = []
     for title, shown, look in (("Maps of stiefelkit", ours, maps), ("Other implementations", peers, looks_of_peers)):
-        words = "; ".join(f"{name} at the largest {figure_of(errors_of(row)[-1])}" for name, row in shown.items())
+        words = "; ".join(f"{name} at the largest {figure_of(row.errors[-1])}" for name, row in shown.items())
         label = f"{title}: error against the norm of the coordinates. {words}."
         drawn += [_chart(title, label, partial(draw, shown=shown, look=look))] if shown else []
     return drawn

@@ -24,17 +24,13 @@ RACES: dict[str, Callable[[Any, Watch, Deadline], Iterator[Race]]] = {
 
 @dataclass
 class Findings:
-    """The figures of a report.
+    """The figures of a report, its races in the order of measurement.
 
     Attributes:
-        plan: what was asked for.
         machine: words to facts.
         date: of the measurement, ISO 8601.
-        drift: the curves.
-        time, growth, norms, scan: the races, in the order of measurement.
         left_out: section to name to the reason why it was not measured.
         seconds: section to how long it took.
-        finished: whether all sections are there.
     """
 
     plan: ReportPlan
@@ -81,11 +77,7 @@ def gather(
 ) -> Iterator[Findings]:
     """Measures section by section, and yields what is there, the same object each time, when one is over.
 
-    Args:
-        plan: what to measure.
-        watch: called now and then.
-        deadline: the end, of which each section has a share; that of the plan, from now on, if left out.
-        course: moved on with each part that is over.
+    Each section has a share of the time until the deadline; the course is moved on with each part that is over.
     """
     deadline, course = deadline or deadline_of(plan), course or Course([])
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes")

@@ -1,7 +1,7 @@
 """The pages of a report and of a `Record`: one file of HTML each, with all of its style and drawings inside."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -15,6 +15,7 @@ from stiefelkit.measuring.drift.run import DriftCurve, near_orthogonal
 from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.races.field import by_reason
 from stiefelkit.measuring.races.recurrences import LOOP
+from stiefelkit.measuring.races.schedule import in_words
 from stiefelkit.measuring.report.charts import Chart, charts, figure_of
 from stiefelkit.measuring.report.findings import RACES, Findings
 from stiefelkit.measuring.report.record import Record
@@ -73,7 +74,7 @@ def page(findings: Findings) -> str:
         for name in ("drift", "time", "ratios", "growth", "norms", "scan")
         if (lists[name] if name == "ratios" else getattr(findings, name) or findings.left_out.get(name))
     ]
-    more = {"near": near, "took": _minutes(findings.seconds.values()), "tiles": tiles(findings)}
+    more = {"near": near, "took": in_words(sum(findings.seconds.values())), "tiles": tiles(findings)}
     return _page("report.html", findings.machine, sections, findings=findings, **more)
 
 
@@ -89,7 +90,7 @@ def record_page(record: Record) -> str:
         words[part.part] = (name, name, text, "")
         lists = [_of_record(caption, rows) for caption, rows in by_table.items()]
         sections.append(Section(part.part, lists, by_reason(record.left_out.get(part.part, {}))))
-    took = f"{_minutes(part.seconds for part in record.parts)} by {record.command}"
+    took = f"{in_words(sum(part.seconds for part in record.parts))} by {record.command}"
     return _page(
         "page.html",
         record.machine,
@@ -107,11 +108,6 @@ def _page(template: str, machine: Mapping[str, str], sections: list[Section], **
     style = files("stiefelkit.measuring.report").joinpath("page.css").read_text(encoding="utf-8")
     on = machine.get("GPU") or machine["CPU"]
     return environment().get_template(template).render(style=style, machine=machine, on=on, sections=sections, **more)
-
-
-def _minutes(seconds: Iterable[float]) -> str:
-    minutes = max(1, round(sum(seconds) / 60))
-    return "1 minute" if minutes == 1 else f"{minutes} minutes"
 
 
 def _of_record(caption: str, rows: list[dict[str, Any]]) -> Table:

@@ -3,16 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from stiefelkit.errors import OptionError
-from stiefelkit.measuring.drift.plan import DTYPES, UNCONSTRAINED, DriftPlan
-from stiefelkit.measuring.races.plan import GrowthPlan, NormPlan, ParametrizationRace, ScanRace
-from stiefelkit.numbers import settle_
-from stiefelkit.training.checks import known_parametrizations, known_words, listed, usable_place
+from stiefelkit.measuring.drift.plan import UNCONSTRAINED, DriftPlan
+from stiefelkit.measuring.races.plan import WIDE_DTYPES, GrowthPlan, NormPlan, ParametrizationRace, ScanRace, Site
+from stiefelkit.training.checks import known_parametrizations, known_words, listed
 
 SUBJECT = "The report"
-"""The first words of error messages."""
 SECTIONS = {
     "drift": "drift",
     "time": "bench parametrizations",
@@ -57,39 +55,32 @@ FULL: Scale = {
 
 
 @dataclass(frozen=True)
-class ReportPlan:
+class ReportPlan(Site):
     """The sections of a report, and the parametrizations in them.
 
     Args:
         full: more steps, sizes and samples: most of an hour on two cores, instead of a few minutes.
-        quick: end in under a minute: fewer sizes, steps and samples, and what does not fit is left out by name.
         parametrizations: names, separated by commas; all if left out.
         sections: some of drift, time, growth, norms and scan, separated by commas; all if left out.
         peers: measure other implementations too.
         dtype: float32, float64, complex64 or complex128; maps that are complex only are measured as such.
-        device: cpu or cuda.
-        threads: CPU threads.
-        seed: fixes what is drawn.
         scale: how much of each; that of `full` or `quick` if left out.
     """
 
     full: bool = False
-    quick: bool = False
     parametrizations: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
     peers: bool = True
     dtype: str = "float32"
-    device: str = "cpu"
-    threads: int = 1
-    seed: int = 0
     scale: Scale | None = field(default=None, metadata={"hidden": True})
 
+    subject: ClassVar[str] = SUBJECT
+
     def __post_init__(self) -> None:
-        settle_(self)
+        super().__post_init__()
         known_parametrizations(self.parametrizations)
         known_words(SUBJECT, "section", self.sections, SECTIONS)
-        known_words(SUBJECT, "dtype", [self.dtype], DTYPES)
-        usable_place(SUBJECT, self.device, self.threads, self.seed)
+        known_words(SUBJECT, "dtype", [self.dtype], WIDE_DTYPES)
         if self.full and self.quick:
             raise OptionError(f"{SUBJECT} needs --full or --quick, got both.")
         if not self.sections:

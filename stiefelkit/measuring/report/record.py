@@ -30,13 +30,9 @@ class Figure:
     """One row.
 
     Args:
-        part: what it belongs to.
-        table: its table in the part.
-        contender: its name in the table.
         unit: s, limits, eps, bytes, or "law" for one that holds or not.
         median: of the samples; None where a law broke, or a value was not finite.
         spread: between the quartiles.
-        samples: how many.
         beside: further numbers of the row, by the headings of their columns.
         holds: whether a law holds; None for what is no law.
         words: what was found, where a law broke.
@@ -71,12 +67,9 @@ class Record:
     Attributes:
         machine: words to facts about it and what runs on it.
         date: ISO 8601.
-        command: that made it.
         rows: a `Figure` as a dict, with "machine", the facts that rows of several files are told apart by, and
             "clocks", what the device said of itself when the row was measured.
         left_out: part to what was left out, and the reason.
-        parts: how each went.
-        finished: whether all are there.
     """
 
     machine: dict[str, str]
@@ -106,11 +99,7 @@ class Record:
 
 
 def read_record(path: Path) -> Record:
-    """Reads what `Record.write` has written.
-
-    Raises:
-        RunError: there is no such file, or it is another.
-    """
+    """Reads what `Record.write` has written; raises RunError if there is no such file, or it is another."""
     needs = f"{SUBJECT} needs a file that benchmarks.gpu wrote, got {path}"
     try:
         content: Any = parse_json(path.read_bytes())
@@ -128,8 +117,9 @@ def read_record(path: Path) -> Record:
         record.parts = [PartOutcome(**part) for part in content["parts"]]
         return record
     except (KeyError, TypeError) as error:
-        whole = f"{SUBJECT} needs a whole file of benchmarks.gpu, got {path}"
-        raise RunError(f"{whole}, which lacks something: {error}.") from error
+        raise RunError(
+            f"{SUBJECT} needs a whole file of benchmarks.gpu, got {path}, which lacks something: {error}."
+        ) from error
 
 
 def machine(device: str, threads: int, dtype: str) -> dict[str, str]:
@@ -177,10 +167,9 @@ def clocks(device: str) -> dict[str, float]:
 def _gpu(device: torch.device) -> dict[str, str]:
     """Returns facts that times and laws depend on."""
     properties = torch.cuda.get_device_properties(device)
-    driver = next(iter(_asked(device, "driver_version")), "")
     triton = importlib.util.find_spec("triton") and importlib.metadata.version("triton")
     return {
-        "driver": driver,
+        "driver": next(iter(_asked(device, "driver_version")), ""),
         "multiprocessors": str(properties.multi_processor_count),
         "compute capability": f"{properties.major}.{properties.minor}",
         "GPU memory": f"{properties.total_memory / 2**30:.0f} GiB",
