@@ -87,6 +87,10 @@ class Composite(Parts):
         return self
 
 
+made_elsewhere: Any = classmethod(lambda cls: [])
+"""The `examples` of a map that is not made by itself: none, and the laws run on the maps inside."""
+
+
 def _of_inner(name: str) -> Any:
     return property(lambda self: getattr(self.inner, name), doc="That of the inner map.")
 
@@ -105,28 +109,15 @@ class Wrapper(OrthogonalParam):
     manifolds = _of_inner("manifolds")
     chart = _of_inner("chart")
     return_bound = property(lambda self: return_bound(self.inner))
+    examples = made_elsewhere
+    check_chart = _of_inner("check_chart")
+    initial = _of_inner("initial")
+    error_bound = _of_inner("error_bound")
 
     def __init__(self, inner: OrthogonalParam, shape: tuple[int, ...]):
         torch.nn.Module.__init__(self)
         self.shape, self.dtype, self.precision = shape, inner.dtype, inner.precision
         self.inner = inner
-
-    @classmethod
-    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Returns none: the laws run on the inner maps."""
-        return []
-
-    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Checks the chart of the inner map."""
-        return self.inner.check_chart(chart)
-
-    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
-        """Draws as the inner map does."""
-        return self.inner.initial(scheme, generator)
-
-    def error_bound(self, *coordinates: Tensor) -> float:
-        """Returns the bound of the inner map."""
-        return self.inner.error_bound(*coordinates)
 
 
 class SideBySide(Parts):
@@ -142,6 +133,7 @@ class SideBySide(Parts):
     chart = property(lambda self: self._of_parts("chart"))
     takes_nearest = property(lambda self: all(takes_nearest(part) for part in self.parts))
     return_bound = property(lambda self: sum(return_bound(part) for part in self.parts))
+    examples = made_elsewhere
 
     def __init__(self, parts: Sequence[OrthogonalParam], blocks: Sequence[int], dim: int, axis: int):
         torch.nn.Module.__init__(self)
@@ -159,18 +151,12 @@ class SideBySide(Parts):
         """The maps side by side."""
         return list(self.children())  # type: ignore[arg-type]
 
-    @classmethod
-    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Returns none: it is made by `blocks=` alone."""
-        return []
-
     @property
     def traits(self) -> Traits:
         """Traits that all parts have."""
         each = [part.traits for part in self.parts]
-        shared = {
-            key: all(vars(t)[key] for t in each) for key in ("onto", "invertible", "exact", "twice_differentiable")
-        }
+        promises = "onto", "invertible", "exact", "twice_differentiable"
+        shared = {key: all(vars(t)[key] for t in each) for key in promises}
         return replace(min(each, key=lambda t: t.component == "connected"), **shared)
 
     @property

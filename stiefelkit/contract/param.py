@@ -10,20 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stiefelkit import init
+from stiefelkit import init, tensors
 from stiefelkit.errors import DtypeError, ImageError, NonFiniteError, NotAFrameError, OptionError, ShapeError, shown
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, permitted_error, scale_of
 from stiefelkit.numbers import sizes
-from stiefelkit.tensors import (
-    check_dtype,
-    coarser,
-    computing_dtype,
-    coordinate_dtype,
-    followed,
-    keep_precision,
-    working_dtype,
-)
 
 Position = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 """Where a frame is: its coordinates, in order, and the whole chart by name."""
@@ -109,7 +100,7 @@ class OrthogonalParam(ABC, nn.Module):
             raise ShapeError(f"{name} needs a matrix or a batch of matrices (*, n, p), got shape {shown(shape)}.")
         if frame[-2] < frame[-1] or min(frame) < 1:
             raise ShapeError(f"{name} needs a shape (*, n, p) with n >= p >= 1, got {shown(frame)}.")
-        check_dtype(name, dtype)
+        tensors.check_dtype(name, dtype)
         if dtype == torch.complex32:
             raise DtypeError(f"{name} needs a complex dtype of complex64 at least, got {dtype}.")
         if type(precision) is not str or precision not in self.precisions:
@@ -177,7 +168,7 @@ class OrthogonalParam(ABC, nn.Module):
         """
         if type(self).invert is OrthogonalParam.invert:
             raise OptionError(f"{title(self)} needs a method initial(scheme, generator), since it has no invert.")
-        return self.invert(init.draw(scheme, self.shape, working_dtype(self.dtype), generator))
+        return self.invert(init.draw(scheme, self.shape, tensors.working_dtype(self.dtype), generator))
 
     initial_frame = initial
     """An older name, by which a map's own `initial` may call this one."""
@@ -240,14 +231,14 @@ class OrthogonalParam(ABC, nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OrthogonalParam":
         """Follows `.to(dtype)` in the frame's dtype, while chart tensors keep float32 or better."""
-        dtype = followed(fn, self.dtype)
+        dtype = tensors.followed(fn, self.dtype)
         if dtype.is_complex and not self.is_complex:
             raise DtypeError(f"{title(self)} needs a real dtype for its {self.dtype} weight, got {dtype}.")
         if recurse:
             for child in self.children():
                 child._apply(fn)
         self.dtype = dtype
-        super()._apply(keep_precision(fn, dtype), recurse=False)
+        super()._apply(tensors.keep_precision(fn, dtype), recurse=False)
         return self
 
     def extra_repr(self) -> str:
@@ -263,9 +254,9 @@ def title(param: OrthogonalParam) -> str:
 
 def coordinate_dtypes(param: OrthogonalParam, names: Iterable[str] | None = None) -> dict[str, torch.dtype]:
     """Returns name to dtype of each coordinate: real, float32 or better; on a manifold, of the weight's field."""
-    dtypes = dict.fromkeys(param.coordinates if names is None else names, coordinate_dtype(param.dtype))
+    dtypes = dict.fromkeys(param.coordinates if names is None else names, tensors.coordinate_dtype(param.dtype))
     bound = param.manifolds
-    return dtypes | dict.fromkeys(bound, computing_dtype(param.dtype)) if bound else dtypes
+    return dtypes | dict.fromkeys(bound, tensors.computing_dtype(param.dtype)) if bound else dtypes
 
 
 def rounded(param: OrthogonalParam, coordinates: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -308,7 +299,7 @@ def check_tensor(param: OrthogonalParam, w: Any) -> None:
 def check_frame(param: OrthogonalParam, w: Tensor) -> Tensor:
     """Returns the nearest exact frame in float64 or complex128, or raises what `right_inverse` lists."""
     check_tensor(param, w)
-    dtype = coarser(param.dtype, w.dtype)
+    dtype = tensors.coarser(param.dtype, w.dtype)
     error, permitted = orthogonality_error(w).max().item(), frame_tolerance(param.shape[-1], dtype)
     if not error <= permitted:
         scale = scale_of(w, dtype)
@@ -317,7 +308,7 @@ def check_frame(param: OrthogonalParam, w: Tensor) -> Tensor:
             f"{title(param)} needs orthonormal columns (rows, if wide), ||W^H W - I||_F <= {permitted:.2g}, got "
             f"{error:.2g}; sk.functional.nearest_frame gives the nearest{hint}."
         )
-    return nearest_frame(w.to(working_dtype(param.dtype)))
+    return nearest_frame(w.to(tensors.working_dtype(param.dtype)))
 
 
 Parametrization = str | type[OrthogonalParam]

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stiefelkit.contract.composite import Composite, Inner
+from stiefelkit.contract.composite import Composite, Inner, made_elsewhere
 from stiefelkit.contract.param import OrthogonalParam, Parametrization, Position, Traits
 from stiefelkit.errors import DtypeError, ShapeError
 from stiefelkit.functional import polish
@@ -43,6 +43,7 @@ class Paraunitary(Composite):
     """
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("frame.*", "projectors.*")
+    examples = made_elsewhere
 
     def __init__(
         self,
@@ -81,11 +82,6 @@ class Paraunitary(Composite):
         self.is_wide = sides[0] < sides[1]
         self.frame = build(groups, max(sides), min(sides))
         self.projectors = build(groups, len(self.factors), m, m // 2) if self.factors else None
-
-    @classmethod
-    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Returns none: it is made by convolutions alone, and the laws run on the inner maps."""
-        return []
 
     @property
     def traits(self) -> Traits:

@@ -110,14 +110,7 @@ def check_options(cls: type, options: Any, near: Iterable[str] = ()) -> None:
 
 
 def no_option(who: str, key: str, names: Iterable[str], near: Iterable[str] = ()) -> OptionError:
-    """Returns the error for an option that is not known.
-
-    Args:
-        who: a map, or a layer with one.
-        key: the option.
-        names: those that are known.
-        near: words beside them that a misspelt one may stand for.
-    """
+    """Returns the error for an option of a map or layer that is not among the known ones; `near` may be meant too."""
     if key in ("dtype", "field"):
         return OptionError(
             f"{who} has no option {key!r}; make the layer with dtype=torch.complex64 for a unitary weight."

@@ -16,21 +16,15 @@ from stiefelkit.nn.adapters import (
 )
 from stiefelkit.nn.butterfly import ButterflyAdapter
 from stiefelkit.nn.cayley_conv import CayleyConv1d, CayleyConv2d
-from stiefelkit.nn.conv import (
-    OrthogonalConv1d,
-    OrthogonalConv2d,
-    OrthogonalConvTranspose1d,
-    OrthogonalConvTranspose2d,
-)
+from stiefelkit.nn.conv import OrthogonalConv1d, OrthogonalConv2d, OrthogonalConvTranspose1d, OrthogonalConvTranspose2d
 from stiefelkit.nn.decoders import RotationSites, rotation_sites
 from stiefelkit.nn.goru import GORU
 from stiefelkit.nn.hadamard_linear import HadamardLinear
 from stiefelkit.nn.linear import OrthogonalLinear
-from stiefelkit.nn.linear_transition import LinearTransitionRNN
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
 from stiefelkit.nn.lru import LRU, LRUBlock
 from stiefelkit.nn.peft_files import load_peft, save_peft
-from stiefelkit.nn.rnn import OrthogonalRNN, OrthogonalRNNCell
+from stiefelkit.nn.rnn import LinearTransitionRNN, OrthogonalRNN, OrthogonalRNNCell
 from stiefelkit.nn.rotated_decoder import Rotated, fake_quantize, rotated
 from stiefelkit.nn.rotation import absorb_norm_, absorb_norms_, rotate_
 from stiefelkit.nn.rotation_rnn import RotationBlock, RotationRNN

@@ -176,20 +176,9 @@ class Adapter(Replacement):
     def unmerged(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
         """Returns what the layer gives with the change, by calling it."""
 
-    @property
-    def in_features(self) -> int:
-        """Size of the input."""
-        return self.features("in")
-
-    @property
-    def out_features(self) -> int:
-        """Size of the output."""
-        return self.features("out")
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The layer's bias."""
-        return getattr(self.layer, "bias", None)
+    in_features = property(lambda self: self.features("in"), doc="Size of the input.")
+    out_features = property(lambda self: self.features("out"), doc="Size of the output.")
+    bias = property(lambda self: getattr(self.layer, "bias", None), doc="The layer's bias.")
 
     def features(self, side: str) -> int:
         """Returns how many features a layer reads, "in", or gives, "out"."""
@@ -369,7 +358,9 @@ class OrthogonalAdapter(Adapter):
         if not one_of(*_SIDES).holds(side):
             raise OptionError(f"OrthogonalAdapter needs a side in {_SIDES}, got {shown(side)}.")
         if side == "patches":
-            self._refuse(_not_of_patches(self.base), "patches")
+            is_conv = isinstance(self.base, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+            other = f"{type(self.base).__name__}, no convolution"
+            self._refuse(beyond_affine(self.base) if is_conv else other, "patches")
         self.side, cls = side, find_parametrization(parametrization)
         n = self.base.weight[0].numel() if side == "patches" else self.features(side)
         options = _with_defaults(cls, n, block_size, plain(options))
@@ -379,9 +370,8 @@ class OrthogonalAdapter(Adapter):
             raise OptionError(
                 f'OrthogonalAdapter needs side="in" for a layer without a bias to add last, got {type(layer).__name__}.'
             )
-        self.rotation = _rotation(
-            n, cls, identity_scheme(cls, options) if init is None else init, like, options, shared, bound
-        )
+        init = identity_scheme(cls, options) if init is None else init
+        self.rotation = _rotation(n, cls, init, like, options, shared, bound)
         self.rotation.dropout = at_least(0, 1).require("OrthogonalAdapter", "dropout", dropout)
         self.layer.requires_grad_(False)
 
@@ -472,13 +462,6 @@ def _rotation(
         rotation.copies = blocks
     rotation.blocks = blocks
     return rotation
-
-
-def _not_of_patches(layer: nn.Module) -> str | None:
-    """Returns what a layer has in place of a kernel that can be turned at each call, as the end of a sentence."""
-    if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return f"{type(layer).__name__}, no convolution"
-    return beyond_affine(layer)
 
 
 def _divides(n: int) -> Check:

@@ -20,11 +20,7 @@ from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
 from stiefelkit.nn.probing import in_other_adapters
 from stiefelkit.weights.find import Where, check_module, choose, matches, nearest_of, orthogonal_weights
 
-KINDS: dict[str, type[Adapter]] = {
-    "butterfly": ButterflyAdapter,
-    "low_rank": LowRankAdapter,
-    "principal": PrincipalAdapter,
-}
+KINDS = {"butterfly": ButterflyAdapter, "low_rank": LowRankAdapter, "principal": PrincipalAdapter}
 """Adapters by the word that `adapt` takes in place of the map of a rotation."""
 _PUBLISHED = {"oft": "block_diagonal", "boft": "butterfly", "hra": "householder", "psoft": "principal"}
 
@@ -323,11 +319,8 @@ def _owners(model: nn.Module, state: Iterable[str]) -> dict[str, tuple[str | Non
     That is the key in a model without other adapters: "0.layer.rotation.x" of the second around a layer is
     "0.rotation.x", and "0.layer.layer.weight" is "0.weight".
     """
-    names = {
-        ".".join(part for part in path.split(".") if part != CHECKPOINTED): module.name
-        for path, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, Replacement)
-    }
+    held = [(path, m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, Replacement)]
+    names = {".".join(part for part in path.split(".") if part != CHECKPOINTED): other.name for path, other in held}
     found: dict[str, tuple[str | None, str]] = {}
     for key in state:
         path, short, owner = "", [], names.get("")

@@ -27,10 +27,8 @@ class Butterfly(Rotation):
     def __init__(self, n: int, block_size: int, factors: int, inner: Parametrization, like: Tensor, **options: Any):
         nn.Module.__init__(self)
         self.blocks = n // block_size if factors == 1 else 1
-        zeros = torch.zeros(
-            factors, n // block_size, block_size, block_size, dtype=computing_dtype(like.dtype), device=like.device
-        )
-        self.weight = nn.Parameter(zeros.to(like.device))
+        shape = factors, n // block_size, block_size, block_size
+        self.weight = nn.Parameter(torch.zeros(shape, dtype=computing_dtype(like.dtype), device=like.device))
         attach.orthogonal(self, "weight", inner, **{"init": "identity", **options})
         orders = [_order(n, block_size, i) for i in range(factors)]
         self.register_buffer("orders", torch.stack(orders).to(like.device), persistent=False)
@@ -40,10 +38,6 @@ class Butterfly(Rotation):
         """R."""
         w = self.weight
         return self._turned(torch.eye(self.orders.shape[-1], dtype=w.dtype, device=w.device)).mT
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns R x, for x of shape (*, n)."""
-        return self.dropped(self._turned(x), x)
 
     def _turned(self, x: Tensor) -> Tensor:
         w = self.weight

@@ -83,19 +83,9 @@ class GORU(Layers):
         if self.has_bias:
             getattr(self, f"bias_gates{suffix}").zero_()
 
-    def _run(
-        self, suffix: str, x: Tensor, h_0: Tensor | None, batch: int, **steps: Any
-    ) -> tuple[Tensor | None, Tensor]:
+    def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Any) -> tuple[Tensor | None, Tensor]:
         q, w, u = (getattr(self, f"weight_{name}{suffix}") for name in ("hh", "gates", "ih"))
-        return goru_scan(
-            x,
-            self._first(suffix, h_0, batch, q),
-            q,
-            w,
-            u=u,
-            bias=getattr(self, f"bias_gates{suffix}") if self.has_bias else w.new_zeros(len(w)),
-            activation_bias=getattr(self, f"bias{suffix}") if self.has_bias else None,
-            activation=self.activation,
-            backend=self.backend,
-            **steps,
-        )
+        bias = getattr(self, f"bias_gates{suffix}") if self.has_bias else w.new_zeros(len(w))
+        within = getattr(self, f"bias{suffix}") if self.has_bias else None
+        how = {"activation": self.activation, "backend": self.backend, **steps}
+        return goru_scan(x, self._first(suffix, h0, batch, q), q, w, u=u, bias=bias, activation_bias=within, **how)

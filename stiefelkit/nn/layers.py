@@ -125,17 +125,11 @@ class Layers(Recurrent, ABC):
         """Does nothing, and is here for code that calls it on `torch.nn.RNN`: there is no cuDNN buffer to lay out."""
 
     @abstractmethod
-    def _run(
-        self, suffix: str, x: Tensor, h_0: Tensor | None, batch: int, **steps: Any
-    ) -> tuple[Tensor | None, Tensor]:
-        """Runs one layer in one direction over time-major or packed input; reads each of its weights once.
+    def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Any) -> tuple[Tensor | None, Tensor]:
+        """Runs one layer in one direction over x, (T, B, width) or packed rows; reads each of its weights once.
 
-        Args:
-            suffix: that of the weights' names.
-            x: (T, B, width), or packed rows.
-            h_0: first states (B, n); None for the trained ones or zero.
-            batch: B.
-            **steps: `batch_sizes`, `reverse` and `last_only`, as `stiefelkit.scan.scan` takes them.
+        The suffix is that of the weights' names, h0 the first states, (B, n), or None for the trained ones or zero, and
+        batch B; steps are `batch_sizes`, `reverse` and `last_only`, as `stiefelkit.scan.scan` takes them.
         """
 
     def _layers(

@@ -92,13 +92,9 @@ def beyond_one_matrix(layer: nn.Module) -> str | None:
 
 def in_other_adapters(model: nn.Module) -> dict[int, str]:
     """Returns by their id the modules inside layers of PEFT and its like, each with the class of that layer."""
-    return {
-        id(inner): f"{type(module).__module__}.{type(module).__qualname__}"
-        for module in model.modules()
-        if any(callable(getattr(type(module), name, None)) for name in OF_PEFT)
-        for inner in module.modules()
-        if inner is not module
-    }
+    theirs = [m for m in model.modules() if any(callable(getattr(type(m), name, None)) for name in OF_PEFT)]
+    classes = [(module, f"{type(module).__module__}.{type(module).__qualname__}") for module in theirs]
+    return {id(inner): cls for module, cls in classes for inner in module.modules() if inner is not module}
 
 
 def twin(module: nn.Module, **values: Tensor) -> nn.Module:

@@ -1,5 +1,6 @@
 """Recurrent layers whose recurrent matrix is orthogonal or unitary, with the arguments and shapes of torch.nn.RNN."""
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -8,10 +9,12 @@ from torch import Tensor, nn
 
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, ShapeError, shown
+from stiefelkit.functional import product
+from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.nn.layers import Layers
 from stiefelkit.nn.recurrent import Field, Recurrent
 from stiefelkit.nn.torch_rnn import fill_, read
-from stiefelkit.scan import Factored, scan
+from stiefelkit.scan import Factored, find_activation, scan
 from stiefelkit.weights.find import coordinate_list_of
 
 
@@ -20,26 +23,17 @@ class _Scanned(Recurrent):
 
     frame_gradients = ("exact", "half")
 
-    def _run(
-        self, suffix: str, x: Tensor, h_0: Tensor | None, batch: int, **steps: Any
-    ) -> tuple[Tensor | None, Tensor]:
+    def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Any) -> tuple[Tensor | None, Tensor]:
         w = self._matrix(suffix, x, batch, steps.get("batch_sizes"))
-        u = getattr(self, f"weight_ih{suffix}")
+        u = self._join(getattr(self, f"weight_ih{suffix}"))
+        first = self._first(suffix, h0, batch, w.factors if isinstance(w, Factored) else w)
         coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
-        bias = getattr(self, f"bias{suffix}") if self.has_bias else None
-        inside = self._bias_inside
-        return scan(
-            x,
-            w,
-            self._first(suffix, h_0, batch, w.factors if isinstance(w, Factored) else w),
-            u=self._join(u),
-            bias=None if inside or bias is None else self._join(bias),
-            activation_bias=bias if inside else None,
-            activation=self.activation,
-            backend=self.backend,
-            gradient="exact" if coordinate_list is None else coordinate_list.gradient,
-            **steps,
-        )
+        gradient = "exact" if coordinate_list is None else coordinate_list.gradient
+        how = {"activation": self.activation, "backend": self.backend, "gradient": gradient, **steps}
+        if self.has_bias:
+            bias = getattr(self, f"bias{suffix}")
+            how |= {"activation_bias": bias} if self._bias_inside else {"bias": self._join(bias)}
+        return scan(x, w, first, u=u, **how)
 
 
 class OrthogonalRNN(_Scanned, Layers):
@@ -135,21 +129,49 @@ class OrthogonalRNN(_Scanned, Layers):
         """
         who = f"{cls.__name__}.from_torch"
         torch_rnn = read(who, source, init, nn.RNN)
-        for key in options:
+        for key, value in options.items():
             if key in (*torch_rnn.options, "activation", "field"):
                 remedy = {
                     "activation": "; nonlinearity= sets another one",
                     "field": "; it is real, and a complex net starts from a draw: sk.nn.OrthogonalRNN(..., "
                     'field="complex")',
                 }.get(key, "; leave it out")
-                raise OptionError(
-                    f"{who} takes {key} from its source, got {key}={shown(options[key])} besides{remedy}."
-                )
+                raise OptionError(f"{who} takes {key} from its source, got {key}={shown(value)} besides{remedy}.")
         asked = {"nonlinearity": nonlinearity, "batch_first": batch_first, "dropout": dropout}
         changes = {key: value for key, value in asked.items() if value is not None}
         rnn = cls(parametrization=parametrization, **{**torch_rnn.options, **changes, **options})
         fill_(who, rnn, torch_rnn, init)
         return rnn
+
+
+class LinearTransitionRNN(Layers):
+    """Multi-layer RNN :math:`h_t = act(x_t U^T + b) + h_{t-1} W^T`, with the arguments and shapes of `OrthogonalRNN`.
+
+    The bias stands inside the activation for modReLU, and is added to the input projection for others.
+
+    References:
+        Henaff, Szlam, LeCun, Recurrent orthogonal networks and long-memory tasks, ICML 2016.
+
+    >>> rnn = LinearTransitionRNN(3, 8, parametrization=None, activation="relu")
+    >>> rnn(torch.zeros(5, 2, 3))[0].shape
+    torch.Size([5, 2, 8])
+    """
+
+    def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Any) -> tuple[Tensor | None, Tensor]:
+        w = self._matrix(suffix, x, batch, steps["batch_sizes"])
+        like = w.factors if isinstance(w, Factored) else w
+        u = self._join(getattr(self, f"weight_ih{suffix}"))
+        bias = getattr(self, f"bias{suffix}") if self.has_bias else None
+        if bias is not None and not self._bias_inside:
+            bias = self._join(bias)
+        # As precise as the scan, in which the projection stands elsewhere: float32 at least, and out of autocast.
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        autocast = torch.autocast(x.device.type, enabled=False) if is_autocast(x.device) else contextlib.nullcontext()
+        with autocast:
+            projected = product(x.to(dtype), u.to(dtype).mT)
+            driven = find_activation(self.activation, self.is_complex)(projected, bias)
+        first = self._first(suffix, h0, batch, like)
+        return scan(driven, w, first, activation="identity", backend=self.backend, **steps)
 
 
 class OrthogonalRNNCell(_Scanned):

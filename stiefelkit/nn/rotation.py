@@ -10,20 +10,10 @@ from stiefelkit._torch import call_hooks, held_parameters
 from stiefelkit.errors import NotAFrameError, OptionError, ShapeError
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
+from stiefelkit.nn import folding
 from stiefelkit.nn.adapter import Replacement, replaced
 from stiefelkit.nn.decoders import Heads, RotationSites, check_sites
-from stiefelkit.nn.folding import (
-    Affine,
-    Factor,
-    Site,
-    changes_of,
-    is_norm,
-    is_turned,
-    kind_of,
-    matrix_of,
-    weight_and_bias_of,
-    write,
-)
+from stiefelkit.nn.folding import Affine, Factor, Site, kind_of
 from stiefelkit.nn.hadamard_linear import HadamardLinear
 from stiefelkit.nn.probing import agree, has_own_forward, in_other_adapters, probes, twin
 from stiefelkit.tensors import working_dtype
@@ -134,7 +124,7 @@ def _fold(
     found: Mapping[int, Site], affine: Mapping[nn.Module, Affine], model: Any, is_decoder: bool, r: Tensor | None
 ) -> None:
     """Checks all layers, then writes."""
-    changes = changes_of(list(found.values()), is_decoder)
+    changes = folding.changes_of(list(found.values()), is_decoder)
     for module in [*affine, *(site.layer for site in found.values())]:
         if any(call_hooks(module)):
             raise OptionError(
@@ -142,12 +132,12 @@ def _fold(
                 "remove them first."
             )
     for site in found.values():
-        if has_own_forward(site.layer) and not is_turned(site.layer):
+        if has_own_forward(site.layer) and not folding.is_turned(site.layer):
             _check_own_forward(site, {c.name: c.value() for c in changes if c.site is site and c.tensor is not None})
     if model is not None:
         changed = {change.tensor.data_ptr() for change in changes if change.tensor is not None}
         _check_model(model, found, affine, changed, None if is_decoder else r)
-    write(changes, affine, model)
+    folding.write(changes, affine, model)
 
 
 @torch.no_grad()
@@ -182,11 +172,11 @@ def absorb_norm_(norm: nn.Module, readers: Iterable[nn.Module]) -> None:
     scale = _scale_of(affine.values)
     shift = None if affine.bias is None else affine.bias.detach().double()
     sites = [Site(layer, inputs=[scale], norm=norm, shift=shift) for layer in readers]
-    changes = changes_of(sites, False)
+    changes = folding.changes_of(sites, False)
     for module in [norm, *(site.layer for site in sites)]:
         if any(call_hooks(module)):
             raise OptionError(f"absorb_norm_ needs a norm and layers without hooks, got {kind_of(module)} with hooks.")
-    write(changes, {norm: affine}, None)
+    folding.write(changes, {norm: affine}, None)
 
 
 def _checked(rotation: Tensor, what: str) -> Tensor:
@@ -253,7 +243,7 @@ def _turn_heads(found: dict[int, Site], attentions: Sequence[Heads], heads: Tens
                 f"got {tuple(stack.shape)}."
             )
         stack = stack.expand(one.groups, one.size, one.size)
-        w, dim, _ = matrix_of(one.value)
+        w, dim, _ = folding.matrix_of(one.value)
         if int(one.rows.max()) >= w.shape[dim]:
             raise ShapeError(
                 f"rotate_ needs value layers with the rows of {one.groups} heads of {one.size}, up to "
@@ -264,7 +254,7 @@ def _turn_heads(found: dict[int, Site], attentions: Sequence[Heads], heads: Tens
 
 def turn_heads(found: dict[int, Site], one: Heads, stack: Tensor) -> None:
     """Adds the factors of a stack of rotations, one for each head of keys and values, to an attention's layers."""
-    site_of(found, one.value).outputs.append(_of_heads(stack, one.rows, len(weight_and_bias_of(one.value)[0])))
+    site_of(found, one.value).outputs.append(_of_heads(stack, one.rows, len(folding.weight_and_bias_of(one.value)[0])))
     shared = stack.repeat_interleave(one.count // one.groups, 0)
     rows = torch.arange(one.count * one.size, device="cpu")
     site_of(found, one.output).inputs.append(_of_heads(shared, rows, len(rows)))
@@ -292,7 +282,7 @@ def of_hadamard(n: int) -> Factor:
 def _transform_downs(found: dict[int, Site], downs: Sequence[nn.Module]) -> None:
     check_downs(downs)
     for layer in downs:
-        w, dim, _ = matrix_of(layer)
+        w, dim, _ = folding.matrix_of(layer)
         n = w.shape[1 - dim]
         hadamard_transform(w.new_zeros(1, n))  # raises where there is no such matrix
         site_of(found, layer).inputs.append(of_hadamard(n))
@@ -399,7 +389,7 @@ def _check_model(
         for parameter in held_parameters(module).values():
             if parameter is not None and parameter.data_ptr() in changed:
                 raise OptionError(f"rotate_ needs all layers that share a weight, got {name} left out, which reads it.")
-        if r is not None and is_norm(module, len(r)) and not _commutes(module, r):
+        if r is not None and folding.is_norm(module, len(r)) and not _commutes(module, r):
             raise OptionError(
                 f"rotate_ needs norms that commute with R, got {name}, {kind_of(module)}, left out; norms={{norm: "
                 "readers}} folds a scale into what reads it."

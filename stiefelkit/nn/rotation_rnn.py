@@ -181,9 +181,7 @@ class RotationRNN(Layers):
             w = p @ w @ p.mH
         return w.to(self._dtypes()[int(self.is_complex)])
 
-    def _run(
-        self, suffix: str, x: Tensor, h_0: Tensor | None, batch: int, **steps: Any
-    ) -> tuple[Tensor | None, Tensor]:
+    def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Any) -> tuple[Tensor | None, Tensor]:
         u = self._join(getattr(self, f"weight_ih{suffix}"))
         u = u.to(computing_dtype(u.dtype))
         angle, decay = self._angle(suffix), None
@@ -203,7 +201,7 @@ class RotationRNN(Layers):
                 bias = self._join(getattr(self, f"bias{suffix}")).to(u.dtype)
                 x, rows = torch.cat([x, torch.ones_like(x[..., :1])], -1), torch.cat([rows, bias[None]])
             rows = _times(rows, inward)
-            first = _times(self._first(suffix, h_0, batch, u), inward)
+            first = _times(self._first(suffix, h0, batch, u), inward)
             g = 1.0 if decay is None else decay
             # Exported first: a comparison of sizes would make them constants.
             is_free = not is_exported() and self.backend == "auto" and steps["batch_sizes"] is None

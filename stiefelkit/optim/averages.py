@@ -12,6 +12,7 @@ from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import at_least
 from stiefelkit.tensors import local_part, placed_like, whole
 from stiefelkit.weights import optimizer_hooks
+from stiefelkit.weights.outside_writes import frame_tensors
 
 
 def multi_avg_fn(decay: float | None = None) -> Callable[[Sequence[Tensor], Sequence[Tensor], Any], None]:
@@ -101,13 +102,9 @@ def _bound(
 
 def _places() -> dict[tuple[Any, ...], bool]:
     """Returns where each tensor alive that must stay a frame lies, and whether it is complex stored as real."""
-    places = {}
-    for coordinate_list in optimizer_hooks.coordinate_lists():
-        for c, packed in coordinate_list.frame_tensors():
-            places[_place(c)] = packed
-    for p in optimizer_hooks.frames_alone():
-        places[_place(p)] = False
-    return places
+    held = [frame_tensors(one.param, one.coordinates) for one in optimizer_hooks.coordinate_lists()]
+    alone = {_place(p): False for p in optimizer_hooks.frames_alone()}
+    return {_place(c): packed for pairs in held for c, packed in pairs} | alone
 
 
 def _place(t: Tensor) -> tuple[Any, ...]:

@@ -42,12 +42,7 @@ class CayleyAdam(TangentOptimizer):
     settings = (
         Setting("lr", 1e-3, RATE, "learning rate; a frame moves by about :math:`lr ‖M‖_F / r ≤ lr` at each step."),
         Setting("betas", (0.9, 0.99), BETAS, "decays (b1, b2) of the two moments."),
-        Setting(
-            "eps",
-            1e-8,
-            at_least(0),
-            "added to the second moment of a frame, and to the root of that of other parameters.",
-        ),
+        Setting("eps", 1e-8, at_least(0), "added to second moments of frames, and to roots of those of others."),
         WEIGHT_DECAY,
         Setting("amsgrad", False, SWITCH, OF_PLAIN),
         *BOUNDED,

@@ -31,25 +31,20 @@ def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Pa
     >>> [type(p).__name__ for p in geoopt_parameters(layer)]
     ['ManifoldParameter']
     """
-    check_module(
-        model, "geoopt_parameters", "; a frame without one is geoopt.ManifoldParameter(w, sk.manifolds.Stiefel())"
-    )
-    places = [
-        (w.qualified, w.coordinate_list, name)
-        for w in orthogonal_weights(model)
-        for name in w.coordinate_list.param.manifolds
-    ]
-    for qualified, coordinate_list, name in places:
-        if is_sharded(coordinate_list.coordinates[name]):
+    remedy = "; a frame without one is geoopt.ManifoldParameter(w, sk.manifolds.Stiefel())"
+    check_module(model, "geoopt_parameters", remedy)
+    places = [(w, name) for w in orthogonal_weights(model) for name in w.coordinate_list.param.manifolds]
+    for weight, name in places:
+        if is_sharded(weight.coordinate_list.coordinates[name]):
             raise OptimizerError(
-                f"geoopt_parameters needs whole frames, got a sharded one in {qualified}; the optimizers of "
+                f"geoopt_parameters needs whole frames, got a sharded one in {weight.qualified}; the optimizers of "
                 "stiefelkit.optim take sharded frames."
             )
     import geoopt
 
     from stiefelkit.manifolds import Stiefel
 
-    for _, coordinate_list, name in places:
+    for (*_, coordinate_list), name in places:
         c = coordinate_list.coordinates[name]
         coordinate_list.gradient = "exact"
         manifold = Stiefel(metric or coordinate_list.param.manifolds[name].partition(":")[2])

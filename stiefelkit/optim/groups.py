@@ -74,10 +74,8 @@ def frames(params: Tensor | Iterable[Tensor], *, manifold: str | None = None, **
         groups.setdefault(own, []).append(p)
         if id(p) not in watched:
             optimizer_hooks.watch_frame(p, own)
-    return [
-        {"params": some, "name": "frames", "weight_decay": 0.0, "manifold": own, **plain(settings, keep=Tensor)}
-        for own, some in groups.items()
-    ]
+    shared = {"name": "frames", "weight_decay": 0.0, **plain(settings, keep=Tensor)}
+    return [{"params": some, "manifold": own, **shared} for own, some in groups.items()]
 
 
 def parameter_groups(
@@ -160,11 +158,9 @@ def parameter_groups(
 def _settings(key: str, value: Mapping[str, Any] | float) -> dict[str, Any]:
     if isinstance(value, Mapping):
         check_manifold("parameter_groups", value.get("manifold", MANIFOLDS[0]))
-        for reserved in ("params", "name"):
-            if reserved in value:
-                raise OptionError(
-                    f"parameter_groups needs settings for {key}= without {reserved!r}, got {shown(value)}."
-                )
+        for word in ("params", "name"):
+            if word in value:
+                raise OptionError(f"parameter_groups needs settings for {key}= without {word!r}, got {shown(value)}.")
         settings: dict[str, Any] = plain(dict(value), keep=Tensor)
         if "lr" in settings:
             settings["lr"] = RATE.require("parameter_groups", f"learning rate of {key}", settings["lr"])

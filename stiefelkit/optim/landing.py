@@ -58,9 +58,7 @@ class Landing(FrameOptimizer):
 
     settings = (
         Setting("lr", 1e-3, RATE, "learning rate."),
-        Setting(
-            "momentum", 0.0, MOMENTUM, "factor of the last direction, transported by projection on the tangent space."
-        ),
+        Setting("momentum", 0.0, MOMENTUM, "factor of the last direction, projected on each tangent space."),
         Setting("attraction", 1.0, at_least(0), "how strongly the manifold pulls, where steps do not end on it."),
         Setting("every", 1, whole(1), "steps from one landing to the next; above 1, W is not a frame in between."),
         *OF_ADAM,
@@ -73,7 +71,13 @@ class Landing(FrameOptimizer):
         """See `FrameOptimizer`."""
         who, is_read = type(self).__name__, bucket.is_read
         w, attraction = bucket.frames(), group["attraction"] if group["every"] > 1 else 0.0
-        off, (g, s) = defect_of(w), _gradient(group, bucket, w, bucket.gradients())
+        off, g = defect_of(w), -bucket.gradients() if group["maximize"] else bucket.gradients()
+        bucket.refresh(group["precision"] == "exact" and bucket.is_narrow)
+        if group["momentum"]:
+            g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
+        s = w.mH @ g
+        if group["momentum"]:
+            bucket.stage("momentum_buffer", plus_product(g, w, s + s.mH, -0.5))
         field = _field(group, w, g, s, off, attraction * off)
         distances, lengths, normal = norms_of(off, field, s)
         finite = sum(lengths) < largest_root(w.dtype) if is_read else (lengths[0] < math.inf).all()
@@ -114,21 +118,8 @@ class Landing(FrameOptimizer):
             bucket.replace(*(a if a is None or b is None else torch.where(lands, a, b) for a, b in after))
 
 
-def _gradient(group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """G of what is minimized with its momentum, which is staged, and S = W^H G."""
-    if group["maximize"]:
-        g = -g
-    bucket.refresh(group["precision"] == "exact" and bucket.is_narrow)
-    if group["momentum"]:
-        g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
-    s = w.mH @ g
-    if group["momentum"]:
-        bucket.stage("momentum_buffer", plus_product(g, w, s + s.mH, -0.5))
-    return g, s
-
-
 def _field(group: dict[str, Any], w: Tensor, g: Tensor, s: Tensor, off: Tensor, pull: Tensor) -> Tensor:
-    """F of frames with W^H W - I = `off`, and `pull` that times attraction."""
+    """F of frames with W^H W - I = `off`, of G and S = W^H G; `pull` is `off` times attraction."""
     within = s.mH if group["manifold"].endswith(":canonical") else (s + s.mH) / 2
     return plus_product(plus_product(g, g, off), w, pull - within)
 

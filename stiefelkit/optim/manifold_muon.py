@@ -44,12 +44,7 @@ class ManifoldMuon(TangentOptimizer):
 
     settings = (
         *BEFORE,
-        Setting(
-            "iterations",
-            10,
-            whole(1, 10_000),
-            "towards the best direction of a tall frame, which is off by 4 % at most.",
-        ),
+        Setting("iterations", 10, whole(1, 10_000), "towards the best direction of a tall frame, off by 4 % at most."),
         *OF_ADAM,
         *SHARED,
     )

@@ -71,11 +71,6 @@ class MixedOptimizer(torch.optim.Optimizer):
             optimizer.step()
         return loss
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients of all parameters."""
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none)
-
     def state_dict(self) -> dict[str, Any]:
         """Returns the state dicts of the optimizers, in their order, with numbers that are Python's."""
         return {"optimizers": [plain(optimizer.state_dict(), keep=Tensor) for optimizer in self.optimizers]}

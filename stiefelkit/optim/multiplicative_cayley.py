@@ -38,9 +38,7 @@ class MultiplicativeCayley(TangentOptimizer):
     plain = torch.optim.RMSprop
 
     settings = (
-        Setting(
-            "lr", 1e-3, RATE, "learning rate; that of frames is best given to their group, `stiefel=dict(lr=1e-4)`."
-        ),
+        Setting("lr", 1e-3, RATE, "learning rate; frames are best given one of their own, `stiefel=dict(lr=1e-4)`."),
         Setting(
             "precondition",
             None,
@@ -51,12 +49,7 @@ class MultiplicativeCayley(TangentOptimizer):
         ),
         Setting("alpha", 0.9, at_least(0, below=1.0), "decay of the mean squares, for frames and others."),
         Setting("eps", 1e-8, at_least(0), "added to their roots."),
-        Setting(
-            "momentum",
-            0.0,
-            MOMENTUM,
-            "factor of the last direction, which for frames is transported by projection on the tangent space.",
-        ),
+        Setting("momentum", 0.0, MOMENTUM, "factor of the last direction, of frames projected on each tangent space."),
         WEIGHT_DECAY,
         Setting("centered", False, SWITCH, "of the groups without a manifold, as in torch.optim.RMSprop."),
         Setting(

@@ -130,9 +130,7 @@ OF_ADAM = (
 
 OF_TORCH = {
     **dict.fromkeys("amsgrad capturable centered decoupled_weight_decay foreach fused maximize".split(), SWITCH),
-    "differentiable": Check(
-        "{key}=False, since its steps record no graph", lambda value: value is None or value is False
-    ),
+    "differentiable": Check("{key}=False, since its steps record no graph", lambda on: on is None or on is False),
     "nesterov": SWITCH,
     **dict.fromkeys(("dampening", "momentum", "alpha", "eps"), FINITE),
     "weight_decay": at_least(0),

@@ -30,19 +30,9 @@ from stiefelkit.errors import (
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.numbers import plain, sizes
 from stiefelkit.tensors import coarser, working_dtype
+from stiefelkit.weights import find
 from stiefelkit.weights.coordinate_list import CoordinateList
-from stiefelkit.weights.find import (
-    Place,
-    Where,
-    check_module,
-    choose,
-    find_place,
-    groups_of,
-    is_pattern,
-    matrices_of,
-    notes_on,
-    plain_weight,
-)
+from stiefelkit.weights.find import Place, Where
 from stiefelkit.weights.modules import attach_coordinate_list, check_loading_of
 
 __all__ = ["available", "orthogonal", "register"]
@@ -120,20 +110,20 @@ def orthogonal(
     True
     """
     if not isinstance(module, nn.Module):
-        check_module(module, "orthogonal")
+        find.check_module(module, "orthogonal")
     if (name is None) == (where is None):
         got = "neither" if name is None else f"name={shown(name)} and where={shown(where)}"
-        known = did_you_mean("", [place.qualified for place in matrices_of(module)])
+        known = did_you_mean("", [place.qualified for place in find.matrices_of(module)])
         raise OptionError(f"orthogonal needs a weight's name or where=, one of both, got {got}{known}")
-    if name is None or is_pattern(name):
-        chosen = choose(module, where if name is None else name)  # type: ignore[arg-type]
+    if name is None or find.is_pattern(name):
+        chosen = find.choose(module, where if name is None else name)  # type: ignore[arg-type]
     else:
-        chosen = [find_place(module, name, takes_patterns=True)]  # type: ignore[arg-type]
+        chosen = [find.find_place(module, name, takes_patterns=True)]  # type: ignore[arg-type]
     if len(chosen) > 1 and isinstance(init, Tensor):
         raise OptionError(f"orthogonal needs init= as a name for {len(chosen)} weights, got a tensor.")
     tied: dict[nn.Parameter, list[Place]] = {}
     for place in chosen:
-        tied.setdefault(plain_weight(place, takes_patterns=True), []).append(place)
+        tied.setdefault(find.plain_weight(place, takes_patterns=True), []).append(place)
     cls = table.registered.find(parametrization)
     if blocks is not None or dim is not None:
         given = {key: value for key, value in (("blocks", blocks), ("dim", dim)) if value is not None}
@@ -149,7 +139,7 @@ def orthogonal(
     carried = []
     for weight, places in tied.items():
         carried.append((places, _carry(plan, places, weight)))
-    notes = notes_on(module, tied.values(), view, cls if blocks is None else None)
+    notes = find.notes_on(module, tied.values(), view, cls if blocks is None else None)
     for places, coordinate_list in carried:
         attach_coordinate_list(places, coordinate_list)
     for place in chosen:
@@ -214,8 +204,7 @@ def _carry(plan: _Plan, places: Sequence[Place], weight: nn.Parameter) -> Coordi
     coordinate_list, init = CoordinateList(param, weight.device, weight.requires_grad), plan.init
     is_value = isinstance(init, Tensor) or (isinstance(init, str) and init == "project")
     if init is not None and not is_value:
-        coordinate_list.check_scheme(init)
-        coordinate_list.scheme = init  # type: ignore[assignment]
+        coordinate_list.scheme = coordinate_list.checked_scheme(init)
     if not weight.is_meta:
         _start(coordinate_list, param, weight.detach(), plan, first)
     elif is_value:
@@ -230,8 +219,7 @@ def carry(
     weight: Any = getattr(module, name)
     coordinate_list = CoordinateList(param, weight.device, weight.requires_grad)
     if init is not None:
-        coordinate_list.check_scheme(init)
-        coordinate_list.scheme = init
+        coordinate_list.scheme = coordinate_list.checked_scheme(init)
     if not weight.is_meta:
         coordinate_list.draw_(None, generator)
     attach_coordinate_list([Place(name, module, name)], coordinate_list)
@@ -242,7 +230,7 @@ _WORDS = tuple(inspect.signature(orthogonal).parameters)
 
 def _views(plan: _Plan, place: Place, weight: Tensor) -> tuple[View, ...]:
     """Returns how a weight is read, run by run of its blocks; checks that it is a matrix, or kernel, that can be."""
-    groups, flaw = groups_of(place), None
+    groups, flaw = find.groups_of(place), None
     if weight.dim() < 2:
         flaw = "a matrix or a batch of matrices"
     elif weight.numel() == 0:
@@ -299,16 +287,14 @@ def _start(coordinate_list: CoordinateList, param: OrthogonalParam, weight: Tens
     elif init is not None:
         coordinate_list.draw_(init, plan.generator)
     elif not _keeps(coordinate_list, param, weight):
-        if not takes_nearest(param):
-            why = "its map is drawn unless the weight fits"
-        else:
+        why = "its map is drawn unless the weight fits"
+        if takes_nearest(param):
             try:
                 coordinate_list.take_nearest(weight)
             except (ImageError, NonFiniteError, RankError) as error:
                 why = str(error).removesuffix(".")
             else:
-                _log_change(coordinate_list, weight, place, "is the nearest one now", "")
-                return
+                return _log_change(coordinate_list, weight, place, "is the nearest one now", "")
         coordinate_list.draw_(None, plan.generator)
         if torch.isfinite(weight).all() and bool((weight != 0).any()):
             _log_change(coordinate_list, weight, place, f"is drawn anew by {param.schemes[0]!r}", f": {why}")
@@ -345,5 +331,6 @@ def _is_frame(param: OrthogonalParam, weight: Tensor) -> bool:
 def _log_change(coordinate_list: CoordinateList, weight: Tensor, place: Place, became: str, end: str) -> None:
     """Logs that a weight has become another, and how far away it is, if anybody listens."""
     if _log.isEnabledFor(logging.INFO):
-        away = torch.linalg.vector_norm((coordinate_list.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
+        now = coordinate_list.param(*coordinate_list.gathered())
+        away = torch.linalg.vector_norm((now - weight).to(working_dtype(weight.dtype)))
         _log.info("%s, which was not a frame, %s, %.3g away%s.", place.title, became, away.item(), end)

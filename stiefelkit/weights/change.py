@@ -15,15 +15,7 @@ from stiefelkit.contract.protocols import bare_frames
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, ShapeError
 from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
-from stiefelkit.weights.find import (
-    OrthogonalWeight,
-    check_module,
-    coordinate_list_of,
-    find_place,
-    find_weight,
-    orthogonal_weights,
-    plain_weight,
-)
+from stiefelkit.weights import find
 from stiefelkit.weights.modules import attach_coordinate_list, check_loading_of, stop_checking
 from stiefelkit.weights.optimizer_hooks import retire
 
@@ -45,7 +37,7 @@ def assign_(module: nn.Module, name: str, weight: Tensor) -> None:
     Raises:
         ShapeError, DtypeError, NonFiniteError, NotAFrameError, ImageError: what the map cannot take; nothing changes.
     """
-    find_weight(module, name, "assign_").coordinate_list.right_inverse(weight)
+    find.find_weight(module, name, "assign_").coordinate_list.right_inverse(weight)
 
 
 def reset_(module: nn.Module, name: str, init: str | None = None, generator: torch.Generator | None = None) -> None:
@@ -62,12 +54,10 @@ def reset_(module: nn.Module, name: str, init: str | None = None, generator: tor
     Raises:
         OptionError: the map has no such scheme.
     """
-    coordinate_list = find_weight(module, name, "reset_").coordinate_list
+    coordinate_list = find.find_weight(module, name, "reset_").coordinate_list
     if any(c.is_meta for c in coordinate_list.coordinates.values()):
         raise OptionError(f"reset_ needs {name!r} on a real device, got meta; call module.to_empty(device=...) first.")
-    if init is not None:
-        coordinate_list.check_scheme(init)
-    coordinate_list.draw_(init, generator)
+    coordinate_list.draw_(None if init is None else coordinate_list.checked_scheme(init), generator)
 
 
 def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -89,14 +79,12 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
     >>> layer = orthogonal(nn.Linear(4, 4), "weight", "rebased", inner="matrix_exp")
     >>> rebase_(layer, "weight")
     """
-    coordinate_list = find_weight(module, name, "rebase_").coordinate_list
+    coordinate_list = find.find_weight(module, name, "rebase_").coordinate_list
     rebased: Any = find_parametrization("rebased")
-    maps: list[tuple[Any, slice]] = []
-    for start, param in cores(coordinate_list.param):
-        if isinstance(param, rebased):
-            maps.append((param, slice(start, start + len(param.coordinates))))
+    whole = coordinate_list.param
+    maps: list[Any] = [(p, slice(i, i + len(p.coordinates))) for i, p in cores(whole) if isinstance(p, rebased)]
     if not maps:
-        raise OptionError(f'rebase_ needs a weight with the map "rebased", got {title(coordinate_list.param)}.')
+        raise OptionError(f'rebase_ needs a weight with the map "rebased", got {title(whole)}.')
     held = {id(c) for group in getattr(optimizer, "param_groups", ()) for c in group["params"]}
     own = list(coordinate_list.coordinates.values())
     moved = [c for _, share in maps for c in own[share]]
@@ -130,7 +118,7 @@ def coordinates(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
     Raises:
         UnknownNameError: there is no orthogonal weight of this name.
     """
-    return find_weight(module, name, "coordinates").coordinate_list.coordinates
+    return find.find_weight(module, name, "coordinates").coordinate_list.coordinates
 
 
 def bake(module: M, name: str | None = None) -> M:
@@ -151,13 +139,13 @@ def bake(module: M, name: str | None = None) -> M:
     >>> type(bake(orthogonal(nn.Linear(4, 4), "weight"))).__name__
     'Linear'
     """
-    check_module(module, "bake")
-    chosen = [*orthogonal_weights(module)] if name is None else [find_weight(module, name, "bake")]
+    find.check_module(module, "bake")
+    chosen = [*find.orthogonal_weights(module)] if name is None else [find.find_weight(module, name, "bake")]
     baked: dict[nn.Module, nn.Parameter] = {}
     for weight in chosen:
         baked[weight.coordinate_list] = _bake(weight, baked.get(weight.coordinate_list))
     stop_checking(module)
-    tied = [weight.qualified for weight in orthogonal_weights(module) if weight.coordinate_list in baked]
+    tied = [weight.qualified for weight in find.orthogonal_weights(module) if weight.coordinate_list in baked]
     if tied:
         warnings.warn(
             f"{chosen[0].qualified} and {', '.join(tied)} were one weight and are now two; without a name "
@@ -167,13 +155,11 @@ def bake(module: M, name: str | None = None) -> M:
     return module
 
 
-def _bake(weight: OrthogonalWeight, frame: nn.Parameter | None) -> nn.Parameter:
+def _bake(weight: find.OrthogonalWeight, frame: nn.Parameter | None) -> nn.Parameter:
     """Bakes one weight, into a parameter that is given for one that is tied to it, and returns the parameter."""
-    title, module, name, coordinate_list = weight
+    path, module, name, coordinate_list = weight
     if not parametrize.is_parametrized(module, name):
-        raise OptionError(
-            f"bake needs a module that reads its weight, got {title} of a traced graph; bake, then trace."
-        )
+        raise OptionError(f"bake needs a module that reads its weight, got {path} of a traced graph; bake, then trace.")
     trains = any(c.requires_grad for c in coordinate_list.coordinates.values())
     with torch.no_grad():
         coordinate_list.mend(by_value=True)
@@ -209,16 +195,16 @@ def tie(module: nn.Module, name: str, other: nn.Module, other_name: str) -> None
     >>> torch.equal(encoder.weight, decoder.weight)
     True
     """
-    first = find_weight(module, name, "tie")
+    first = find.find_weight(module, name, "tie")
     coordinate_list = first.coordinate_list
-    check_module(other, "tie")
-    second = find_place(other, other_name)
+    find.check_module(other, "tie")
+    second = find.find_place(other, other_name)
     if (first.host, first.name) == (second.host, second.name):
         raise OptionError(f"tie needs two weights, got {coordinate_list.weight} twice.")
-    present = coordinate_list_of(second.host, second.name)
+    present = find.coordinate_list_of(second.host, second.name)
     if present is coordinate_list:
         return
-    old, at = (plain_weight(second),) * 2 if present is None else (present.param, present.original0)
+    old, at = (find.plain_weight(second),) * 2 if present is None else (present.param, present.original0)
     device, there = coordinate_list.original0.device, at.device
     ours = f"{coordinate_list.weight} of shape {coordinate_list.param.shape}"
     if tuple(old.shape) != coordinate_list.param.shape:
@@ -264,9 +250,9 @@ def drift(model: nn.Module) -> dict[str, Drift]:
         DtypeError: the model is no module.
         NonFiniteError: a weight holds NaN or infinity.
     """
-    check_module(model, "drift", "; sk.metrics.orthogonality_error measures a tensor")
+    find.check_module(model, "drift", "; sk.metrics.orthogonality_error measures a tensor")
     drifts = {}
-    for weight in orthogonal_weights(model):
+    for weight in find.orthogonal_weights(model):
         coordinate_list = weight.coordinate_list
         frames = each_frame(bare_frames(coordinate_list.param, *coordinate_list.gathered()))
         drifts[weight.qualified] = max((_drift(q, weight.qualified) for q in frames), key=lambda d: d.error / d.limit)
@@ -300,7 +286,7 @@ def fully_shard_coordinates(model: nn.Module, mesh: Any = None, **options: Any) 
     cast = getattr(options.get("mp_policy"), "param_dtype", None)
     if cast is not None:
         raise OptionError(f"fully_shard_coordinates needs coordinates in their own dtype, got mp_policy with {cast}.")
-    for weight in orthogonal_weights(model):
+    for weight in find.orthogonal_weights(model):
         if any(c.numel() for c in weight.coordinate_list.coordinates.values()):
             fully_shard(weight.coordinate_list, mesh=mesh, **options)
     return model

@@ -9,16 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from stiefelkit._torch import (
-    dispatch_modes,
-    is_exported,
-    is_intercepted,
-    is_traced,
-    is_transferring,
-    is_transformed,
-    parameters_of_caller,
-    write_count,
-)
+from stiefelkit import _torch
 from stiefelkit.contract.param import OrthogonalParam, coordinate_dtypes, load_chart_, title
 from stiefelkit.contract.protocols import solve_nearest, structure_of
 from stiefelkit.errors import DtypeError, ImageError, OptionError, UnfilledError, did_you_mean, shown
@@ -104,7 +95,7 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def __iter__(self) -> Iterator[nn.Module]:
         """Yields the map and the parametrizations on top; during torch's transfer one module that stands for all."""
-        return iter([Handed(self)] if is_transferring() else self._parametrizations())
+        return iter([Handed(self)] if _torch.is_transferring() else self._parametrizations())
 
     def _parametrizations(self) -> list[nn.Module]:
         return [module for key, module in self._modules.items() if key.isdigit() and module is not None]
@@ -183,7 +174,7 @@ class CoordinateList(parametrize.ParametrizationList):
                 leave_seat(self)
             return
         missing = (key for key in self._originals if key not in self._parameters)
-        self._parameters.update(zip(missing, parameters_of_caller(), strict=False))  # which a norm has taken off
+        self._parameters.update(zip(missing, _torch.parameters_of_caller(), strict=False))  # which a norm has taken off
         if name in (*self._key_of, *self.param.chart):
             raise self._refused(f"another tensor for {name}; copy_ into it, or sk.assign_ the weight")
         raise self._refused(f"{name}, as of pruning and norms by hooks; sk.bake makes a plain weight, which takes them")
@@ -200,10 +191,6 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def _refused(self, got: str) -> OptionError:
         return OptionError(f"{self.weight} needs coordinates that are parameters of its own, got {got}.")
-
-    def frame_tensors(self) -> list[tuple[Tensor, bool]]:
-        """Returns what `outside_writes.frame_tensors` does."""
-        return frame_tensors(self.param, self.coordinates)
 
     def note_written(self) -> None:
         """Records frames and chart as they are now; `mend` looks at later writes."""
@@ -227,9 +214,9 @@ class CoordinateList(parametrize.ParametrizationList):
             OptionError: a frame in the chart trains, or an attribute hides a coordinate.
             RankError: a frame has become so dependent that none is nearest.
         """
-        if not (is_traced() or dispatch_modes()):
+        if not (_torch.is_traced() or _torch.dispatch_modes()):
             check_given(self)
-        if torch.compiler.is_compiling() or is_transformed() or (self._emptied and self._is_unfilled()):
+        if torch.compiler.is_compiling() or _torch.is_transformed() or (self._emptied and self._is_unfilled()):
             return
         if self._notes.held is not self._parameters:
             self.note_written()
@@ -249,7 +236,7 @@ class CoordinateList(parametrize.ParametrizationList):
         notes = self._notes
         written = notes.written(optimizer_hooks.was_moved)
         looks = by_value or (by_value is None and self.is_at_rest())
-        if written or (looks and not is_intercepted() and (by_value or notes.may_be_wrong())):
+        if written or (looks and not _torch.is_intercepted() and (by_value or notes.may_be_wrong())):
             is_strange = notes.mend_(self.param, self._own, written, self.weight, bool(by_value))
             self.note_written()
             notes.may_be_wrong()  # remembers what was looked at here
@@ -286,7 +273,7 @@ class CoordinateList(parametrize.ParametrizationList):
         """
         if x is None and self._is_as_stamped():
             return self._modules["0"](*map(self._parameters.get, self._originals)).contiguous()  # type: ignore[misc]
-        if is_exported():
+        if _torch.is_exported():
             raise OptionError(
                 f"torch.onnx.export needs plain weights, got {self.weight} of a {title(self.param)}; export "
                 "sk.bake(copy.deepcopy(model))."
@@ -313,7 +300,7 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def _is_as_stamped(self) -> bool:
         """Returns whether all that a read asks about is as the last one found it, so that W is the map's alone."""
-        if is_intercepted() or self._stamp is None or not (self.training and torch.is_grad_enabled()):
+        if _torch.is_intercepted() or self._stamp is None or not (self.training and torch.is_grad_enabled()):
             return False
         if not (self.seat is self._emptied is self._buffers[EXTRA] is None):
             return False
@@ -323,7 +310,7 @@ class CoordinateList(parametrize.ParametrizationList):
             sizes == (len(self.__dict__), len(self._modules))
             and ids == [*map(id, held), *map(id, watched)]
             and dtypes == [*map(_DTYPE_OF, held)]
-            and counts == [*map(write_count, watched)]
+            and counts == [*map(_torch.write_count, watched)]
         )
 
     def _stamp_(self) -> None:
@@ -333,7 +320,7 @@ class CoordinateList(parametrize.ParametrizationList):
         if not is_plain or self.is_at_rest() or any(t is None or t.is_inference() for t in [*held, *watched]):
             return
         sizes, ids = (len(self.__dict__), 1), [*map(id, held), *map(id, watched)]
-        self._stamp = sizes, ids, [*map(_DTYPE_OF, held)], [*map(write_count, watched)]
+        self._stamp = sizes, ids, [*map(_DTYPE_OF, held)], [*map(_torch.write_count, watched)]
 
     def _finished(self, w: Any) -> Tensor:
         """Returns what stands on top of the map makes of its weight."""
@@ -348,7 +335,7 @@ class CoordinateList(parametrize.ParametrizationList):
         structure = structure_of(param)
         if structure is None or len(self._parametrizations()) > 1 or param.dtype.itemsize < 4:
             return None
-        if is_exported() or any(isinstance(value, torch.fx.Proxy) for value in values):
+        if _torch.is_exported() or any(isinstance(value, torch.fx.Proxy) for value in values):
             return None
         self._make_ready(values)
         return Factored(structure, param.factors(*values))  # type: ignore[operator]
@@ -362,15 +349,11 @@ class CoordinateList(parametrize.ParametrizationList):
                 f"{title(self.param)} needs gathered coordinates outside forward, got sharded ones; call the module's "
                 "unshard() first and reshard() after, or use sk.drift."
             )
-        if not is_intercepted():
+        if not _torch.is_intercepted():
             self._stamp_()
 
-    def evaluate_whole(self) -> Tensor:
-        """Evaluates the map on gathered coordinates: the whole weight on every rank, also under FSDP2."""
-        return self.param(*self.gathered())
-
     def gathered(self) -> list[Tensor]:
-        """Returns the coordinates, whole on every rank."""
+        """Returns the coordinates, whole on every rank, also under FSDP2: `param` of these is the whole weight."""
         self._check_filled()
         return [whole(c) for c in self._values()]
 
@@ -421,11 +404,12 @@ class CoordinateList(parametrize.ParametrizationList):
         device = max((c.device for c in self._values()), key=lambda device: device.type == "meta")
         return torch.zeros(self.param.shape, dtype=self.param.dtype, device=device)
 
-    def check_scheme(self, init: object) -> None:
-        """Raises OptionError unless the map has the scheme."""
+    def checked_scheme(self, init: Any) -> str:
+        """Returns the name of a scheme; raises OptionError unless the map has it."""
         param = self.param
         if not (isinstance(init, str) and init in param.schemes):
             raise OptionError(f"{title(param)} has no init {shown(init)}{did_you_mean(init, param.schemes)}")
+        return init
 
     def draw_(self, init: str | None = None, generator: torch.Generator | None = None) -> None:
         """Draws the weight by a scheme, its own if None; ranks that share coordinates get the first one's draw."""
@@ -505,7 +489,7 @@ class CoordinateList(parametrize.ParametrizationList):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CoordinateList":
         """Moves and casts: the weight's dtype follows the user, coordinates stay in float32 or better."""
         was_meta = any(c.is_meta for c in self.coordinates.values())
-        before = [t.dtype for t, _ in self.frame_tensors()]
+        before = [t.dtype for t, _ in frame_tensors(self.param, self.coordinates)]
         if recurse:
             for child in self.children():
                 child._apply(fn)
@@ -513,7 +497,7 @@ class CoordinateList(parametrize.ParametrizationList):
         super()._apply(keep_precision(fn, self.param.dtype), recurse=False)
         if was_meta or not keeps_values(fn):
             self._remember_emptied()
-        for (t, packed), dtype in zip(self.frame_tensors(), before, strict=True):
+        for (t, packed), dtype in zip(frame_tensors(self.param, self.coordinates), before, strict=True):
             self._refine_(t, packed, dtype)
         self.note_written()
         leave_seat(self)
@@ -526,13 +510,13 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def _remember_emptied(self) -> None:
         self._buffers[EXTRA] = None
-        self._emptied = [(c, write_count(c)) for c in self.parameters()]
+        self._emptied = [(c, _torch.write_count(c)) for c in self.parameters()]
 
     def _is_unfilled(self) -> bool:
         # Values may also arrive by copying into each parameter, or in tensors of functional_call, which are others.
         if self._emptied:
             present = {id(c) for c in self.parameters()}
-            if any(id(c) in present and write_count(c) == noted for c, noted in self._emptied):
+            if any(id(c) in present and _torch.write_count(c) == noted for c, noted in self._emptied):
                 return True
         if not any([c.is_meta for c in (*self._values(), *self.param.buffers())]):
             return False

@@ -176,10 +176,7 @@ class _Switch:
         token = self.tokens.pop() if self.tokens else None
         return None if token is None else joined(token, output)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Switch":
-        return _Switch()
-
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:  # by which it is copied as well
         return _Switch, ()
 
 
@@ -243,11 +240,8 @@ def _switches(model: nn.Module) -> list[_Switch]:
 def _kind(coordinate_list: CoordinateList) -> Hashable:
     """Returns what weights have in common that one call can map."""
     param = coordinate_list.param
-    maps = [
-        (type(part), part.shape, part.dtype, part.precision, part.view if isinstance(part, Viewed) else None)
-        for part in param.modules()
-        if isinstance(part, OrthogonalParam)
-    ]
+    parts = [part for part in param.modules() if isinstance(part, OrthogonalParam)]
+    maps = [(type(p), p.shape, p.dtype, p.precision, p.view if isinstance(p, Viewed) else None) for p in parts]
     tensors = [*coordinate_list.parameters(recurse=False), *param.buffers()]
     seen = [(tuple(t.shape), t.dtype, t.device, t.requires_grad) for t in tensors]
     return tuple(maps), repr(param.options()), tuple(seen), param.training

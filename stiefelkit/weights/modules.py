@@ -9,21 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stiefelkit._torch import (
-    cached_weights,
-    class_name,
-    dispatch_modes,
-    held_modules,
-    held_parameters,
-    injected_properties,
-    inside_checkpoint,
-    is_cached,
-    is_in_backward,
-    is_jit_traced,
-    is_transformed,
-    load_pre_hooks,
-    write_count,
-)
+from stiefelkit import _torch
 from stiefelkit.contract.param import title
 from stiefelkit.errors import CheckpointError, DtypeError, OptionError, shown
 from stiefelkit.tensors import is_sharding
@@ -57,7 +43,7 @@ def attach_coordinate_list(
         if name in held:
             retire(held[name].coordinates.values(), held[name].weight, event, coordinate_list, are_coordinates=True)
         else:
-            retire([held_parameters(module)[name]], f"{plain.__name__}.{name}", event, coordinate_list)
+            retire([_torch.held_parameters(module)[name]], f"{plain.__name__}.{name}", event, coordinate_list)
             delattr(module, name)
         held[name] = coordinate_list.train(module.training)
         adopt_coordinate_list(module, name, coordinate_list, plain)
@@ -78,7 +64,7 @@ def adopt_coordinate_list(
     coordinate_list.gradients = tuple(filter(own.__contains__, present))
     coordinate_list.is_sparse |= isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
     leave_seat(coordinate_list)
-    if not (load_pre_hooks(module) and checks_loading(module)):
+    if not (_torch.load_pre_hooks(module) and checks_loading(module)):
         module.register_load_state_dict_pre_hook(_check_before_loading)
     held: Any = module.parametrizations
     _inject(module, plain, {**held, name: coordinate_list})
@@ -96,7 +82,7 @@ def _inject(module: nn.Module, plain: Any, held: Any) -> None:
     def deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
         if hasattr(plain, "__deepcopy__"):
             replica = plain.__deepcopy__(self, memo)
-            _inject(replica, plain, held_modules(replica.parametrizations))
+            _inject(replica, plain, _torch.held_modules(replica.parametrizations))
             return replica
         memo[id(self)] = replica = _rebuild(plain, list(self.parametrizations))  # type: ignore[arg-type]
         replica.__setstate__(copy.deepcopy(plain.__getstate__(self), memo))
@@ -156,7 +142,7 @@ def _inject(module: nn.Module, plain: Any, held: Any) -> None:
     for name in _RESETS:
         if hasattr(plain, name):
             members[name] = _resetting(getattr(plain, name))
-    for name, found in injected_properties([*held]).items():
+    for name, found in _torch.injected_properties([*held]).items():
         members[name] = _reading(name, found)
     module.__class__ = type(f"Parametrized{plain.__name__}", (plain,), members)
 
@@ -174,18 +160,19 @@ def _reading(name: str, plain: property) -> property:
         held = vars(carrier)
         seat, weight = held.get("seat"), held.get("weight")
         try:
-            if seat is not None and seat.is_whole and not (is_cached() or held["_forward_hooks"]):
+            if seat is not None and seat.is_whole and not (_torch.is_cached() or held["_forward_hooks"]):
                 w = seat.read(carrier)
                 if w is not None:
                     return w
-            is_kept = is_cached() and not is_jit_traced()  # torch refuses to trace what is cached
+            is_kept = _torch.is_cached() and not _torch.is_jit_traced()  # torch refuses to trace what is cached
             w = _kept(carrier, (id(plain), name)) if is_kept else plain.fget(self)  # type: ignore[misc]
         except AttributeError as error:
             # From a property, nn.Module would take it for its own, and say that the module has no such weight.
-            raise RuntimeError(f"{class_name(self)}.{name} cannot be computed: {error}") from error
-        if weight and type(w) is Tensor and not (w.is_inference() or is_transformed() or dispatch_modes()):
+            raise RuntimeError(f"{_torch.class_name(self)}.{name} cannot be computed: {error}") from error
+        is_plain = weight and type(w) is Tensor and not w.is_inference()
+        if is_plain and not (_torch.is_transformed() or _torch.dispatch_modes()):
             one = Read(w, look_back)
-            one.alias, one.count, one.name = w.detach(), write_count(w), weight
+            one.alias, one.count, one.name = w.detach(), _torch.write_count(w), weight
             reads[id(one)] = one
         return w
 
@@ -198,7 +185,7 @@ def _kept(carrier: nn.Module, key: tuple[int, str]) -> Tensor:
     Adjoints and checkpoints read first without gradients, and then in the backward pass: the weight is evaluated anew
     for a reader that wants gradients where none are kept, and in backward passes, by which the graph may be gone.
     """
-    kept, is_backward = cached_weights(), is_in_backward()
+    kept, is_backward = _torch.cached_weights(), _torch.is_in_backward()
     w: Any = kept.get(key)
     lacks_graph = w is not None and torch.is_grad_enabled() and not w.requires_grad
     if w is None or is_backward or (lacks_graph and any(p.requires_grad for p in carrier.parameters())):
@@ -266,7 +253,7 @@ def check_state_dict(module: nn.Module, state_dict: Mapping[str, Any], *, assign
 
 def checks_loading(module: nn.Module) -> bool:
     """Returns whether a module checks the orthogonal weights under it before torch loads the first of them."""
-    return any(map(_is_ours, load_pre_hooks(module).values()))
+    return any(map(_is_ours, _torch.load_pre_hooks(module).values()))
 
 
 def check_loading_of(module: nn.Module, path: str = "") -> None:
@@ -274,13 +261,13 @@ def check_loading_of(module: nn.Module, path: str = "") -> None:
     for part in path.split("."):
         if not checks_loading(module):
             module.register_load_state_dict_pre_hook(_check_before_loading)
-        module = inside_checkpoint(held_modules(module).get(part) or module)
+        module = _torch.inside_checkpoint(_torch.held_modules(module).get(part) or module)
 
 
 def stop_checking(module: nn.Module) -> None:
     """Takes the hooks of `check_loading_of` from modules that have no orthogonal weights under them any more."""
     for each in module.modules():
-        hooks = {} if isinstance(each, torch.jit.ScriptModule) else load_pre_hooks(each)
+        hooks = {} if isinstance(each, torch.jit.ScriptModule) else _torch.load_pre_hooks(each)
         for key in [key for key, hook in hooks.items() if _is_ours(hook)]:
             if next(orthogonal_weights(each), None) is None:
                 del hooks[key]
@@ -317,8 +304,10 @@ def check_tree(
     if not isinstance(wrong, str):
         raise CheckpointError(f"{type(module).__name__} needs a state dict whose keys are strings, got {shown(wrong)}.")
     # torch loads a shared module once under each of its names.
-    module = inside_checkpoint(module)
-    rewrites = _rewrites_entries(module)
+    module = _torch.inside_checkpoint(module)
+    # A module may change entries before torch hands them to its children; sharding does not.
+    rewrites = not all(_is_ours(hook) or is_sharding(hook) for hook in _torch.load_pre_hooks(module).values())
+    rewrites |= type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
     for name, coordinate_list in lists_of(module):
         if prefix + name in state_dict:
             raise CheckpointError(
@@ -331,16 +320,10 @@ def check_tree(
         else:
             found.setdefault(id(coordinate_list), prefix + name)
     if not rewrites:
-        for name, child in held_modules(module).items():
+        for name, child in _torch.held_modules(module).items():
             if child is not None and not isinstance(child, CoordinateList):
                 check_tree(child, state_dict, f"{prefix}{name}.", assign, load, found)
     # A module that is shared may have been saved under one of its names; all of them are seen from the outermost.
     half = next((name for name in found.values() if name is not None), None) if empty is None and not prefix else None
     if half is not None:
         raise CheckpointError(f"{half} needs its coordinates, got a checkpoint with the description of its map alone.")
-
-
-def _rewrites_entries(module: nn.Module) -> bool:
-    """Returns whether a module may change a state dict before torch hands it to its children; sharding does not."""
-    foreign = not all(_is_ours(hook) or is_sharding(hook) for hook in load_pre_hooks(module).values())
-    return foreign or type(module)._load_from_state_dict is not nn.Module._load_from_state_dict

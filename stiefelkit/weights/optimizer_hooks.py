@@ -139,10 +139,8 @@ def frames() -> dict[int, Frame]:
     Under FSDP2 these are the sharded parameters, as the optimizer has them. Look up at once: an id means nothing once
     its parameter is replaced.
     """
-    found = {}
-    for key, (alive, manifold) in list(_alone.items()):
-        if alive() is not None:
-            found[key] = Frame(None, "stiefel", manifold)
+    alone = list(_alone.items())
+    found = {key: Frame(None, "stiefel", manifold) for key, (alive, manifold) in alone if alive() is not None}
     for coordinate_list in list(_of_frames):
         manifolds = coordinate_list.param.manifolds
         for name, c in coordinate_list.coordinates.items() if manifolds else ():

@@ -113,12 +113,7 @@ class Notes:
     """Remembers frames and chart of a map, how often each had been written to, and something of their values.
 
     Writes through `.data` are not counted. No tensor is held, which would keep it in memory, nor a weak reference to
-    it, with which torch cannot swap tensors.
-
-    Args:
-        param: the map.
-        held: the dictionary of its coordinates.
-        keys: name to key in that of each coordinate.
+    it, with which torch cannot swap tensors. `held` is the dictionary of coordinates, `keys` has the key of each name.
     """
 
     were_trained = False
@@ -126,9 +121,7 @@ class Notes:
     strange = 0
     """The number of reads in training that found a frame off its manifold, before an optimizer of frames moved it."""
 
-    def __init__(
-        self, param: OrthogonalParam, held: MutableMapping[str, Tensor | None], keys: Mapping[str, str]
-    ) -> None:
+    def __init__(self, param: OrthogonalParam, held: MutableMapping[str, Tensor | None], keys: Mapping[str, str]):
         self._noted: list[_Note] = []
         self.held = held
         self._all = chart_places(param)

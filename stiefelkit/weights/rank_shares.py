@@ -107,10 +107,8 @@ class Sharing:
         self.params = [group.lists[0].param for group in groups]
         self.costs = [math.prod(p.shape) ** (p.traits.cost_exponent / 2) for p in self.params]
         """The relative cost of a weight of each kind: n to the exponent for one of n x n."""
-        self.names = [
-            f"{len(group.lists)} of {title(p)} {tuple(p.shape)} {p.dtype} {p.options()}"
-            for group, p in zip(groups, self.params, strict=True)
-        ]
+        pairs = zip(groups, self.params, strict=True)
+        self.names = [f"{len(g.lists)} of {title(p)} {tuple(p.shape)} {p.dtype} {p.options()}" for g, p in pairs]
         self.signature = zlib.crc32("\n".join(self.names).encode())
         self.layouts: dict[tuple[int, ...], _Layout] = {}
 

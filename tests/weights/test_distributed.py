@@ -104,7 +104,8 @@ def run_fsdp(rank):
             assert torch.allclose(ours, theirs, atol=1e-5)
     frame = sk.init.haar((8, 8), generator=seeds.generator(2)).float()
     sk.assign_(net[0], "weight", frame)
-    assert torch.allclose(net[0].parametrizations["weight"].evaluate_whole(), frame, atol=1e-6)
+    held = net[0].parametrizations["weight"]
+    assert torch.allclose(held.param(*held.gathered()), frame, atol=1e-6)
 
 
 def run_fsdp_of_two_dtypes(rank):
@@ -200,7 +201,7 @@ def run_layers_that_are_made_without_memory(rank):
         assert all(drift.bits_lost < 1 for drift in sk.drift(net).values()), name
         assert all(torch.isfinite(p.full_tensor()).all() for p in net.parameters())
         for weight in find.orthogonal_weights(net):
-            w = weight.coordinate_list.evaluate_whole().detach()
+            w = weight.coordinate_list.param(*weight.coordinate_list.gathered()).detach()
             both = [torch.empty_like(w) for _ in range(2)]
             dist.all_gather(both, w)
             assert torch.equal(*both), name

@@ -208,7 +208,7 @@ def spoil_keys(draw: Any, state: dict[Any, Any]) -> tuple[str, bool]:
 def require_sound(model: nn.Module, what: str) -> None:
     """Every orthogonal weight is finite and a frame, or as near to one as its map promises."""
     for name, coordinate_list in ((weight.qualified, weight.coordinate_list) for weight in orthogonal_weights(model)):
-        w = coordinate_list.evaluate_whole().detach()
+        w = coordinate_list.param(*coordinate_list.gathered()).detach()
         frames: Any = frames_in(coordinate_list.param, w)
         bound = max(
             coordinate_list.param.error_bound(*coordinate_list.gathered()),

@@ -153,18 +153,13 @@ def rotation_sites(model: nn.Module) -> RotationSites:
     if not isinstance(head, nn.Module):
         raise OptionError(f"rotation_sites needs a model with its head, got {type(model).__name__} without.")
     blocks = list(base.get_submodule(decoder.blocks).children())
-    norms = {
-        b.get_submodule(norm): [*map(b.get_submodule, read)] for b in blocks for norm, read in decoder.norms.items()
-    }
+    table = decoder.norms.items()
+    norms = {b.get_submodule(norm): [*map(b.get_submodule, read)] for b in blocks for norm, read in table}
     norms[base.get_submodule(decoder.final)] = [head]
     embeddings = [base.get_submodule(name) for name in decoder.embeddings]
-    return RotationSites(
-        model,
-        norms,
-        [*embeddings, *(block.get_submodule(name) for block in blocks for name in decoder.writers)],
-        list(_heads(base, decoder, blocks)),
-        [block.get_submodule(name) for block in blocks for name in decoder.downs],
-    )
+    writers = [*embeddings, *(block.get_submodule(name) for block in blocks for name in decoder.writers)]
+    downs = [block.get_submodule(name) for block in blocks for name in decoder.downs]
+    return RotationSites(model, norms, writers, list(_heads(base, decoder, blocks)), downs)
 
 
 def _heads(base: nn.Module, decoder: Decoder, blocks: Sequence[nn.Module]) -> Iterator[Heads]:

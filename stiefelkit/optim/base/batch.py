@@ -313,9 +313,7 @@ class Bucket:
             return list(batch.reshape(len(likes), *likes[0].shape).unbind())
         sizes = [math.prod(param.shape[:-2]) for param in self.params]
         parts = batch.reshape(-1, *batch.shape[-2:]).split(sizes)
-        return [
-            local_part(placed_like(part.reshape(like.shape), like)) for part, like in zip(parts, likes, strict=True)
-        ]
+        return [local_part(placed_like(x.reshape(like.shape), like)) for x, like in zip(parts, likes, strict=True)]
 
     def state(self, key: str, *, is_real: bool = False, of_columns: bool = False) -> Tensor:
         """Returns a state of every frame, zero at first, and cast if the frame was; not to be written to.
@@ -427,10 +425,7 @@ def _dense(g: Tensor) -> Tensor:
 class Sorting:
     """The buckets of a group, and by what they are known to be still the right ones.
 
-    Args:
-        params: the frames of the group.
-        states: the optimizer's, by parameter.
-        is_free: whether values may be read, if they can be.
+    Made of the group's frames, the optimizer's states, and whether values may be read if they can be.
     """
 
     def __init__(self, params: list[Tensor], states: MutableMapping[Tensor, dict[str, Any]], is_free: bool):
@@ -441,10 +436,7 @@ class Sorting:
         self._places = [*map(Tensor.data_ptr, params)] if self._is_kept else []
 
     def begin(self, params: list[Tensor], states: MutableMapping[Tensor, dict[str, Any]], is_free: bool) -> bool:
-        """Begins a step of each bucket; False if other frames have a gradient by now, or they are not where they were.
-
-        The arguments are those of the class, as they are now.
-        """
+        """Begins a step of each bucket; False if other frames have a gradient now, or they are not where they were."""
         # What is assigned to `.data` is elsewhere.
         if not (
             self._is_kept

@@ -224,18 +224,10 @@ def check_readers(who: str, group: dict[str, Any], params: list[Any]) -> None:
         return
     watched = frames()
     for p in params:
-        coordinate_list = watched[id(p)].coordinate_list if id(p) in watched else None
-        can = (
-            coordinate_list is not None
-            and group["gradient"] in coordinate_list.gradients
-            and len(coordinate_list.coordinates) == 1
-        )
-        if not (can and p.is_complex()):
-            of = (
-                "one that no module holds"
-                if coordinate_list is None
-                else f"that of {coordinate_list.weight} ({p.dtype})"
-            )
+        one = watched[id(p)].coordinate_list if id(p) in watched else None
+        can_give_it = one is not None and group["gradient"] in one.gradients and len(one.coordinates) == 1
+        if not (can_give_it and p.is_complex()):
+            of = "one that no module holds" if one is None else f"that of {one.weight} ({p.dtype})"
             raise OptimizerError(
                 f'{who} with gradient="{group["gradient"]}" needs complex frames that are the '
                 f'recurrent weight of an sk.nn.OrthogonalRNN or OrthogonalRNNCell, got {of}; use gradient="exact".'

@@ -16,21 +16,9 @@ from stiefelkit.errors import CheckpointError, OptimizerError, StiefelkitError
 from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.functional._arithmetic.reads import reads_are_free, without_reads
 from stiefelkit.numbers import plain
+from stiefelkit.optim.base import checks
 from stiefelkit.optim.base.batch import Bucket, Sorting
 from stiefelkit.optim.base.checkpoint import check_entries, check_states, without_remainders
-from stiefelkit.optim.base.checks import (
-    are_sound,
-    ask_readers,
-    by_manifold,
-    check_free_gradients,
-    check_gradients,
-    check_group,
-    check_members,
-    check_readers,
-    check_spelling,
-    given,
-    loss_of,
-)
 from stiefelkit.optim.settings import RATE, WEIGHT_DECAY, Setting, signature, told
 from stiefelkit.weights.optimizer_hooks import frames
 
@@ -87,9 +75,9 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             cls.__doc__ = told(cls.__doc__, cls.settings)
 
     def __init__(self, params: Iterable[Any], *args: Any, **settings: Any):
-        params, chosen = given(self._call, self, params, *args, **settings)
+        params, chosen = checks.given(self._call, self, params, *args, **settings)
         defaults = {**self.plain([torch.zeros(1, device="cpu")]).defaults, "manifold": None, **chosen}  # type: ignore[call-arg]
-        check_group(type(self), defaults)  # also those that every group has its own of
+        checks.check_group(type(self), defaults)  # also those that every group has its own of
         self._writes, self._sortings, self._settled = {}, {}, {}
         super().__init__(params, defaults)
         if all(group["manifold"] is None for group in self.param_groups):
@@ -100,7 +88,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
                 stacklevel=2,
             )
         elif WEIGHT_DECAY in self.settings and all(group["manifold"] is not None for group in self.param_groups):
-            check_group(type(self), {**self.param_groups[0], **chosen})  # for the decay that no group would have
+            checks.check_group(type(self), {**self.param_groups[0], **chosen})  # for the decay that no group would have
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group after its manifold, its settings and its frames were checked.
@@ -116,19 +104,19 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
                 whose gradient cannot be halved, or a tensor is on a manifold that is not known here.
         """
         name = type(self).__name__
-        groups = by_manifold(name, param_group)
+        groups = checks.by_manifold(name, param_group)
         for i, group in enumerate(groups):
             if isinstance(group, dict):
-                check_spelling(name, set(group), [*self.defaults, "params", "name", "param_names"])
-                full = check_group(type(self), {**self.defaults, **group})
+                checks.check_spelling(name, set(group), [*self.defaults, "params", "name", "param_names"])
+                full = checks.check_group(type(self), {**self.defaults, **group})
                 groups[i] = {key: full[key] for key in group}
                 entries = full["params"] if isinstance(full["params"], list) else [full["params"]]
                 members = [p[1] if isinstance(p, tuple) else p for p in entries]
-                check_members(name, full["manifold"], members)
-                check_readers(name, full, members)
+                checks.check_members(name, full["manifold"], members)
+                checks.check_readers(name, full, members)
         for group in groups:
             super().add_param_group(group)
-            ask_readers(self.param_groups[-1])
+            checks.ask_readers(self.param_groups[-1])
 
     def state_dict(self) -> dict[str, Any]:
         """Returns groups and states, of every parameter once one has any, which is {} where nothing is kept.
@@ -171,7 +159,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         for i, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
             if saved.get("gradient") == "reference":  # as 0.1 called "half"
                 saved = {**saved, "gradient": "half"}
-            full = check_group(type(self), {**self.defaults, **group, **saved})
+            full = checks.check_group(type(self), {**self.defaults, **group, **saved})
             check_entries(self, i, full, saved["params"], states)
             groups.append({key: full[key] for key in saved})
             dtypes |= {key: p.dtype for key, p in zip(saved["params"], group["params"], strict=True)}
@@ -185,15 +173,15 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
                 # Groups of earlier versions need not have the latter, unless torch's optimizer of the rest reads it.
                 if key != "capturable" or value or key in inspect.signature(self.plain).parameters:
                     group.setdefault(key, value)
-            check_members(type(self).__name__, group["manifold"], group["params"])
+            checks.check_members(type(self).__name__, group["manifold"], group["params"])
             # A copied optimizer may come before the module that holds its frames.
-            check_readers(type(self).__name__, group, [p for p in group["params"] if id(p) in watched])
+            checks.check_readers(type(self).__name__, group, [p for p in group["params"] if id(p) in watched])
         super().__setstate__(state)
         self._writes: dict[int, int] = {}
         self._sortings: dict[int, Sorting] = {}
         self._settled: dict[int, list[Any]] = {}
         for group in self.param_groups:
-            ask_readers(group)
+            checks.ask_readers(group)
             for p in group["params"] if group["manifold"] is not None and not group.get("capturable") else ():
                 count = self.state[p].get("step") if p in self.state else None
                 if isinstance(count, Tensor) and reads_are_free(p):
@@ -213,7 +201,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         loss = None
         if closure is not None:
             with torch.enable_grad():
-                loss = loss_of(type(self).__name__, closure)
+                loss = checks.loss_of(type(self).__name__, closure)
         self._settle()
         batches = self._batches()
         rest, read, unread = [], [], []
@@ -221,11 +209,11 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             if group["manifold"] is None:
                 rest.append(group)
         if rest:
-            check_free_gradients(type(self).__name__, self.plain, rest)
+            checks.check_free_gradients(type(self).__name__, self.plain, rest)
         for group, bucket in batches:
             (read if bucket.is_read else unread).append((group, bucket))
         if len(read) > 1:  # a single one is checked on the way
-            check_gradients(type(self).__name__, [bucket for _, bucket in read])
+            checks.check_gradients(type(self).__name__, [bucket for _, bucket in read])
         for group, bucket in read:
             self._step_of(group, bucket)
         if unread:
@@ -256,7 +244,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             own = [bucket for other, bucket in batches if other is group]
             if not own:
                 continue
-            sound = are_sound(own)
+            sound = checks.are_sound(own)
             for bucket in own:
                 bucket.sound = sound.to(bucket.params[0].device)
                 with without_reads():
