@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from stiefelkit import numbers
-from stiefelkit.errors import OptionError, StiefelkitError, did_you_mean
+from stiefelkit.errors import OptionError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.numbers import Check, above, whole
 
 SEED = whole(0, 2**63 - 1)
@@ -61,10 +61,12 @@ def known_words(who: str, kind: str, words: Iterable[str], known: Collection[str
 
 def known_parametrizations(names: Iterable[str]) -> None:
     """Raises UnknownNameError for the first name that no parametrization has."""
-    from stiefelkit.contract.table import registered
+    from stiefelkit.weights.attach import available
 
+    known = available()
     for name in names:
-        registered.get(name)
+        if name not in known:
+            raise UnknownNameError(f"No parametrization is named {name!r}{did_you_mean(name, known)}")
 
 
 def usable_device(who: str, name: str) -> None:
