@@ -16,30 +16,35 @@ __all__ = ["on_two_ranks", "rank_of_two", "under_torchrun"]
 PRELOADED = ["pytest", "stiefelkit", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"]
 
 
-def on_two_ranks(run: Callable[[int], None], store: Path) -> None:
-    """Calls `run(rank)` in two processes of one group; what fails in one is raised here.
+def on_two_ranks(run: Callable[[int], None], store: Path) -> list[int | None]:
+    """Calls `run(rank)` in two processes of one group and returns their exit codes; what fails in one is raised here.
 
     Args:
         run: a function of a test module.
         store: a new file, by which the processes find each other.
     """
-    _start(_worker, run, f"file://{store}")
+    return _start(_worker, run, f"file://{store}")
 
 
-def under_torchrun(run: Callable[[int], None]) -> None:
-    """Calls `run(rank)` in two processes with the variables of torchrun, which join a group themselves."""
+def under_torchrun(run: Callable[[int], None]) -> list[int | None]:
+    """Does the same with the variables of torchrun, by which the processes join a group themselves."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    _start(_launched, run, str(port))
+    return _start(_launched, run, str(port))
 
 
-def _start(worker: Callable[[int, Callable[[int], None], str], None], run: Callable[[int], None], by: str) -> None:
+def _start(
+    worker: Callable[[int, Callable[[int], None], str], None], run: Callable[[int], None], by: str
+) -> list[int | None]:
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     if method == "forkserver":
         multiprocessing.get_context(method).set_forkserver_preload(PRELOADED)
     start = torch.multiprocessing.start_processes  # pyright: ignore[reportPrivateImportUsage]
-    start(worker, (run, by), nprocs=2, start_method=method)
+    group = start(worker, (run, by), nprocs=2, join=False, start_method=method)
+    while not group.join():
+        pass
+    return [process.exitcode for process in group.processes]
 
 
 def rank_of_two(runs: list[Callable[[int], None]], **group: object) -> None:

@@ -22,8 +22,10 @@ def guard(is_program: bool = False) -> None:
 
     Libraries in C lose an exception that comes while they are imported, or print it, and no work is going on yet. One
     that comes in a destructor, where Python would print it and go on, ends the program too. A program that was started
-    with SIGINT ignored, in the background of a script, goes on ignoring it. Until now Ctrl-C ended the process without
-    a word if that `is_program`, the command itself.
+    with SIGINT ignored, in the background of a script, goes on ignoring it.
+
+    Args:
+        is_program: whether the process is the command, for which Ctrl-C ended it without a word until now.
     """
     held = signal.getsignal(signal.SIGINT)
     if held is signal.default_int_handler or (is_program and held is signal.SIG_DFL):

@@ -62,7 +62,10 @@ def orthogonality_error(w: Tensor) -> Tensor:
 def defect(w: Tensor) -> Tensor:
     """Returns :math:`W^H W - I` of matrices (*, n, p), summed over blocks of max(16, p) rows.
 
-    In one long sum the rounding errors of equal rows align and grow as :math:`n eps`. Computed in the dtype of w.
+    In one long sum the rounding errors of equal rows align and grow as :math:`n eps`.
+
+    Args:
+        w: real or complex, of any floating dtype, in which it is computed.
     """
     n, p = w.shape[-2:]
     rows = max(16, p)
@@ -79,10 +82,14 @@ def defect(w: Tensor) -> Tensor:
 
 
 def rounding_limit(p: int, dtype: torch.dtype) -> float:
-    r"""Returns what rounding an exact n x p frame to a dtype costs: :math:`0.30 eps √p` in :math:`‖W^H W - I‖_F`.
+    r"""Returns what rounding the entries of an exact n x p frame costs: :math:`0.30 eps √p` in :math:`‖W^H W - I‖_F`.
 
     Measured on Haar, Cayley and polar frames; :math:`3.6 · 10^{-8} √p` in float32. Below p = 16 single draws scatter by
     up to one eps around it.
+
+    Args:
+        p: number of columns.
+        dtype: the dtype that the frame is rounded to.
 
     >>> import torch
     >>> round(rounding_limit(64, torch.float32) / 2.9e-7, 1)
@@ -104,7 +111,12 @@ def frame_tolerance(p: int, dtype: torch.dtype) -> float:
 
 
 def scale_of(w: Tensor, dtype: torch.dtype) -> float | None:
-    """Returns the number that w, shape (*, n, p), is a frame times, up to the tolerance of a dtype; or None."""
+    """Returns the number that a matrix is a frame times, up to the tolerance of a dtype; None if it is none.
+
+    Args:
+        w: matrices of shape (*, n, p).
+        dtype: whose tolerance counts.
+    """
     s = torch.linalg.svdvals(w.detach().to(working_dtype(w.dtype)))
     scale = (s.max() + s.min()).item() / 2
     if not 0 < scale < math.inf:
@@ -114,20 +126,27 @@ def scale_of(w: Tensor, dtype: torch.dtype) -> float | None:
 
 
 def permitted_error(p: int, dtype: torch.dtype) -> float:
-    """Returns the largest :math:`‖W^H W - I‖_F` of an exact frame of p columns, stored in a dtype.
+    """Returns the largest :math:`‖W^H W - I‖_F` of an exact frame: 1.2 limits + eps, in double precision 20 limits.
 
-    It is 1.2 limits + eps, in double precision 20 limits.
+    Args:
+        p: columns of the frame.
+        dtype: in which it is stored.
     """
     limit = rounding_limit(p, dtype)
     return 20 * limit if dtype in (torch.float64, torch.complex128) else 1.2 * limit + torch.finfo(dtype).eps
 
 
 def permitted_return(shape: Sequence[int], dtype: torch.dtype, *, unspared: bool = False) -> float:
-    """Returns how far a frame of a shape (*, n, p), stored in a dtype, may come back from its coordinates.
+    """Returns how far a frame of shape (*, n, p), exact to rounding, may come back from its coordinates.
 
     8 limits; 100 for every 64 rows, where inverting the map has nothing finer than the coordinates to hide in, as in
     float64 and complex128, or where it is "unspared" by a fixed chart that may put the frame where rounding the
     coordinates costs as much.
+
+    Args:
+        shape: of the frame, (*, n, p).
+        dtype: in which it is stored.
+        unspared: whether the map has a fixed chart.
     """
     wide = unspared or dtype == working_dtype(dtype)
     return (100 * max(1.0, shape[-2] / 64) if wide else 8) * rounding_limit(shape[-1], dtype)

@@ -114,9 +114,14 @@ def available() -> dict[str, Callable[..., nn.Module]]:
 
 
 def register(name: str, factory: Callable[..., nn.Module] | str) -> None:
-    """Adds a model by a new name: a factory of (input_size, hidden_size, output_size, **options), or a dotted string.
+    """Adds a model.
 
-    Raises OptionError if the name is taken, or the factory is no such function.
+    Args:
+        name: the new name.
+        factory: a function of (input_size, hidden_size, output_size, **options), or a dotted string.
+
+    Raises:
+        OptionError: the name is taken, or the object is no such function.
     """
     if not isinstance(factory, str):
         _models.check(factory)

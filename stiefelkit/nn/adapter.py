@@ -176,9 +176,20 @@ class Adapter(Replacement):
     def unmerged(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
         """Returns what the layer gives with the change, by calling it."""
 
-    in_features = property(lambda self: self.features("in"), doc="Size of the input.")
-    out_features = property(lambda self: self.features("out"), doc="Size of the output.")
-    bias = property(lambda self: getattr(self.layer, "bias", None), doc="The layer's bias.")
+    @property
+    def in_features(self) -> int:
+        """Size of the input."""
+        return self.features("in")
+
+    @property
+    def out_features(self) -> int:
+        """Size of the output."""
+        return self.features("out")
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The layer's bias."""
+        return getattr(self.layer, "bias", None)
 
     def features(self, side: str) -> int:
         """Returns how many features a layer reads, "in", or gives, "out"."""

@@ -15,7 +15,13 @@ from stiefelkit.tensors import working_dtype
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """A linear map of the outputs or inputs of a layer, on matrices (size, columns) in float64; its word in text."""
+    """A linear map of the outputs or the inputs of a layer, as it acts on the rows of a matrix.
+
+    Attributes:
+        word: the factor in messages, on the left of W.
+        size: the number of rows that it takes.
+        apply: maps matrices (size, columns) in float64.
+    """
 
     word: str
     size: int
@@ -70,20 +76,17 @@ class Change(NamedTuple):
         return *(tuple(map(id, along)) for along in self.factors), id(self.shift)
 
     def value(self) -> Tensor:
-        """Returns the new values in float64, of a tensor not written to yet; of a bias with W times the shift."""
+        """Returns the new values in float64, of a tensor that was not written to yet."""
+        left, right = self.factors
         if self.name == "bias":
-            w, b = weight_and_bias_of(self.site.layer)
-            wide = w.to(working_dtype(w.dtype))
-            b = wide.new_zeros(len(wide)) if b is None else b.to(wide.dtype)
-            m = (b if self.shift is None else b + wide @ self.shift.to(wide))[:, None]
-        else:
-            assert self.tensor is not None
-            m = self.tensor.to(working_dtype(self.tensor.dtype))
-        for factor in self.factors[1]:
+            return _new_bias(self)
+        assert self.tensor is not None
+        m = self.tensor.to(working_dtype(self.tensor.dtype))
+        for factor in right:
             m = factor.apply(m.mH).mH
-        for factor in self.factors[0]:
+        for factor in left:
             m = factor.apply(m)
-        return m[:, 0] if self.name == "bias" else m
+        return m
 
 
 def matrix_of(layer: nn.Module) -> tuple[nn.Parameter, int, bool]:
@@ -166,8 +169,20 @@ def _of_site(site: Site) -> list[Change]:
     bias = held_parameters(layer).get("bias")
     shift = site.shift if site.shift is not None and bool(site.shift.any()) else None
     if shift is not None or (bias is not None and site.outputs):
-        changes.append(Change(site, "bias", bias, (outputs, ()), shift))
+        changes.append(Change(site, "bias", bias, (tuple(site.outputs), ()), shift))
     return changes
+
+
+def _new_bias(change: Change) -> Tensor:
+    """Returns the bias of a layer: what it was and W times the norm's bias, with the factors of outputs."""
+    w, b = weight_and_bias_of(change.site.layer)
+    wide = w.to(working_dtype(w.dtype))
+    b = wide.new_zeros(len(wide)) if b is None else b.to(wide.dtype)
+    if change.shift is not None:
+        b = b + wide @ change.shift.to(wide)
+    for factor in change.factors[0]:
+        b = factor.apply(b[:, None])[:, 0]
+    return b
 
 
 def write(changes: Sequence[Change], affine: Mapping[nn.Module, Affine], model: nn.Module | None) -> None:

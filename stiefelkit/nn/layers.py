@@ -126,10 +126,14 @@ class Layers(Recurrent, ABC):
 
     @abstractmethod
     def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Any) -> tuple[Tensor | None, Tensor]:
-        """Runs one layer in one direction over x, (T, B, width) or packed rows; reads each of its weights once.
+        """Runs one layer in one direction over time-major or packed input; reads each of its weights once.
 
-        The suffix is that of the weights' names, h0 the first states, (B, n), or None for the trained ones or zero, and
-        batch B; steps are `batch_sizes`, `reverse` and `last_only`, as `stiefelkit.scan.scan` takes them.
+        Args:
+            suffix: that of the weights' names.
+            x: (T, B, width), or packed rows.
+            h0: first states (B, n); None for the trained ones or zero.
+            batch: B.
+            **steps: `batch_sizes`, `reverse` and `last_only`, as `stiefelkit.scan.scan` takes them.
         """
 
     def _layers(

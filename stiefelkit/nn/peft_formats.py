@@ -22,9 +22,12 @@ from stiefelkit.weights.find import coordinate_list_of
 
 
 class Format(NamedTuple):
-    """A method of PEFT: ends of the keys of tensors, and the layers that it has them for; entries of the configuration.
+    """A method of PEFT.
 
-    One of `sizes` gives all layers one size, the others are 0; `settings` say what is computed, with PEFT's defaults.
+    Args:
+        keys: ends of the keys of tensors, and the layers that PEFT has them for.
+        sizes: entries of the configuration that give all layers one size: one of them, the others are 0.
+        settings: the other entries that say what is computed, with PEFT's defaults.
     """
 
     keys: Mapping[str, tuple[type[nn.Module], ...]]

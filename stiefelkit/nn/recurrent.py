@@ -121,8 +121,16 @@ class Recurrent(nn.Module):
         self._init: Any = None
 
     _name = property(class_name)
-    nonlinearity = property(lambda self: self.activation, doc="The activation, by torch's name for it.")
-    is_complex = property(lambda self: self.field == "complex", doc="True if states are complex.")
+
+    @property
+    def nonlinearity(self) -> str:
+        """The activation, by torch's name for it."""
+        return self.activation
+
+    @property
+    def is_complex(self) -> bool:
+        """True if states are complex."""
+        return self.field == "complex"
 
     @property
     def _frame_shape(self) -> tuple[int, ...]:

@@ -43,10 +43,15 @@ GATES = {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}
 
 @dataclass(frozen=True)
 class TorchRNN:
-    """A torch.nn.RNN, LSTM or GRU, read: arguments that make a net like it, and its detached weights by name.
+    """A torch.nn.RNN, LSTM or GRU, read.
 
-    Of a state dict, which does not hold them, nonlinearity, batch_first and dropout are torch's defaults, and what is
-    `trained`, by name whether a weight asks for a gradient, is empty. `gates` counts the blocks of a recurrent weight.
+    Attributes:
+        options: arguments that make a net like it; of a state dict, which does not hold them, the nonlinearity,
+            batch_first and dropout are torch's defaults.
+        weights: name to tensor, detached.
+        trained: name to whether the weight asks for a gradient.
+        training: the mode.
+        gates: blocks of a recurrent weight.
     """
 
     options: dict[str, Any]
@@ -57,7 +62,13 @@ class TorchRNN:
 
 
 def read(who: str, source: object, init: object, *kinds: type[nn.RNNBase]) -> TorchRNN:
-    """Reads a recurrent net of torch of one of these kinds, keys of `GATES`, or a state dict of one, for `fill_`.
+    """Reads a recurrent net of torch or a state dict of one.
+
+    Args:
+        who: begins the sentences of the errors.
+        source: the module, or its state dict.
+        init: "project" or None, as `fill_` takes it.
+        *kinds: what it may be: keys of `GATES`.
 
     Raises:
         OptionError: it is neither, or its weights are on the meta device; or `init` is another.
@@ -102,10 +113,13 @@ def read(who: str, source: object, init: object, *kinds: type[nn.RNNBase]) -> To
     gates = next((count for count in allowed if len(shape) == 2 and shape[0] == count * shape[1]), allowed[0])
     sizes |= _check_shapes(who, state, gates, **sizes)
     first = state["weight_ih_l0"]
-    options |= {**sizes, "dtype": first.dtype, "device": first.device}
-    weights, training = {key: value.detach() for key, value in state.items()}, getattr(source, "training", True)
-    trained = {key: value.requires_grad for key, value in state.items()} if is_net else {}
-    return TorchRNN(options, weights, trained, training, gates)
+    return TorchRNN(
+        {**options, **sizes, "dtype": first.dtype, "device": first.device},
+        {key: value.detach() for key, value in state.items()},
+        {key: value.requires_grad for key, value in state.items()} if is_net else {},
+        source.training if isinstance(source, nn.RNNBase) else True,
+        gates,
+    )
 
 
 def _instead_of(source: object, kinds: tuple[type[nn.RNNBase], ...]) -> str:
@@ -203,8 +217,11 @@ def _check_shapes(
 def fill_(who: str, rnn: nn.Module, source: TorchRNN, init: str | None) -> None:
     """Copies weights into a net of the same sizes, with one bias or two, which are trained, and the mode.
 
-    The net has the weights of `OrthogonalRNN`, or torch's names, with n x n blocks one behind the other. `init` is
-    "project" to make a recurrent matrix the nearest frame, None if it must be one.
+    Args:
+        who: begins the sentences of the errors.
+        rnn: a net with the weights of `OrthogonalRNN`, or torch's names, with n x n blocks one behind the other.
+        source: what was read.
+        init: "project" to make a recurrent matrix the nearest frame; None if it must be one.
 
     Raises:
         RankError, NotAFrameError, ImageError: as `OrthogonalRNN.from_torch`.

@@ -86,9 +86,18 @@ class POGO(TangentOptimizer):
 
     settings = (
         Setting("lr", 1e-3, RATE, "learning rate."),
-        Setting("base", "sgd", one_of("sgd", "adam"), 'of frames: "sgd", momentum on what R is made of, or "adam".'),
-        Setting("betas", (0.9, 0.999), BETAS, 'decays of moments: the first is the momentum, dampened in "adam" only.'),
-        Setting("moment", "tangent", one_of("tangent", "ambient"), 'of frames: "tangent", or "ambient" as published.'),
+        Setting(
+            "base", "sgd", one_of("sgd", "adam"), 'of the frames: "sgd", momentum on R\'s Euclidean source, or "adam".'
+        ),
+        Setting(
+            "betas",
+            (0.9, 0.999),
+            BETAS,
+            'decays of the moments: the first is the momentum of either base, dampened in "adam" only.',
+        ),
+        Setting(
+            "moment", "tangent", one_of("tangent", "ambient"), 'of the frames: "tangent", or "ambient" as published.'
+        ),
         Setting("eps", 1e-8, at_least(0), "added to the roots of second moments."),
         WEIGHT_DECAY,
         Setting("amsgrad", False, SWITCH, OF_PLAIN),
@@ -107,8 +116,10 @@ class POGO(TangentOptimizer):
         bucket.stage("exp_avg", direction.covector(w, metric) if group["moment"] == "tangent" else moment)
         scales = [1.0] * len(direction.rotation_norms)
         if adam:
-            moments, eps = second_moments(bucket, norms_of(g)[0], second), group["eps"]
-            scales = [inverse((1 - first**k) * ((v / (1 - second**k)) ** 0.5 + eps)) for k, v in moments]
+            scales = [
+                inverse((1 - first**k) * ((v / (1 - second**k)) ** 0.5 + group["eps"]))
+                for k, v in second_moments(bucket, norms_of(g)[0], second)
+            ]
         lr, longest = rate(group), math.sqrt(w.shape[-1])
         steps = [s * lr for s in scales]
         if bucket.is_read:  # else every optimizer does it

@@ -71,9 +71,10 @@ class RMSprop(torch.optim.RMSprop):
         init_acc: float = 0.0,
         eps_inside: bool = False,
     ):
-        given = _checked({key: value for key, value in dict(locals()).items() if key in _CHECKS})
-        self._own = {key: given.pop(key) for key in ("init_acc", "eps_inside")}
-        super().__init__(params, **given)
+        self._own = _checked({"init_acc": init_acc, "eps_inside": eps_inside})
+        rates = {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
+        flags = {"centered": centered, "capturable": capturable, "foreach": foreach, "differentiable": differentiable}
+        super().__init__(params, **_checked(rates | flags | {"maximize": maximize}))
         self.defaults.update(self._own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -124,7 +125,9 @@ class RMSprop(torch.optim.RMSprop):
 
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the same with Python's numbers; raises OptionError unless they are in range."""
-    return {k: _CHECKS[k].require("RMSprop", k, v) if k in _CHECKS else v for k, v in settings.items()}
+    return {
+        key: _CHECKS[key].require("RMSprop", key, value) if key in _CHECKS else value for key, value in settings.items()
+    }
 
 
 def _begun(p: Tensor, group: dict[str, Any]) -> dict[str, Any]:

@@ -57,8 +57,15 @@ class SGDG(TangentOptimizer):
             one_of(False, True),
             'whether a group that names no manifold is one of frames, on "stiefel:euclidean", without weight decay.',
         ),
-        Setting("omega", 0.0, at_least(0), "factor of a penalty on :math:`W^H W - I`, without effect on a frame."),
-        Setting("grad_clip", None, optional(BOUND), "bounds :math:`‖G‖_F` of each frame; without effect as published."),
+        Setting(
+            "omega", 0.0, at_least(0), "factor of a penalty on :math:`W^H W - I`: accepted, without effect on a frame."
+        ),
+        Setting(
+            "grad_clip",
+            None,
+            optional(BOUND),
+            "bounds :math:`‖G‖_F` of each frame; the published code accepts it without effect.",
+        ),
         Setting("q", 0.5, BOUND, "bounds the step of a frame, :math:`a ‖A‖_1 ≤ 2 q`; infinity for no bound."),
         *SHARED,
     )

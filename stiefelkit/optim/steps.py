@@ -213,10 +213,18 @@ def in_units(w: Tensor, direction: Tangent, steps: Norms) -> tuple[Tangent, Norm
     if rest is not None:
         rest = divided(rest, units)
         rest = plus_product(rest, w, w.mH @ rest, -1)
+    rotation_norms = [o / u for o, u in zip(direction.rotation_norms, units, strict=True)]
+    rest_norms = direction.rest_norms if rest is None else norms_of(rest)[0]
     before = direction.units or [1.0] * len(units)
-    scaled = replace(direction, rotation=rotation, rest=rest, along_norms=[], units=[*map(operator.mul, units, before)])
-    scaled.rotation_norms = [o / u for o, u in zip(direction.rotation_norms, units, strict=True)]
-    scaled.rest_norms = direction.rest_norms if rest is None else norms_of(rest)[0]
+    scaled = replace(
+        direction,
+        rotation=rotation,
+        rest=rest,
+        rotation_norms=rotation_norms,
+        rest_norms=rest_norms,
+        along_norms=[],
+        units=[u * v for u, v in zip(units, before, strict=True)],
+    )
     return scaled, [t * u if norm else 0.0 for t, u, norm in zip(steps, units, norms, strict=True)]
 
 

@@ -127,18 +127,28 @@ def check_parametrization(
 def parametrize_with_checks(classes: Iterable[type[OrthogonalParam]], full: bool | None = None) -> Any:
     """Decorates a pytest function `test(check)` so that it runs every law on the cases of the classes.
 
-    `full` runs the slow laws on frames of every kind, as STIEFELKIT_LAWS=full does by default.
+    Args:
+        classes: the parametrizations.
+        full: run the slow laws on frames of every kind; as STIEFELKIT_LAWS=full does by default.
     """
     return _parametrized(_checks(classes, LAWS, full=full))
 
 
 def parametrize_optimizers_with_checks(classes: Iterable[type[torch.optim.Optimizer]]) -> Any:
-    """Decorates a pytest function `test(check)` so that it runs every law on every case of the optimizers `classes`."""
+    """Decorates a pytest function `test(check)` so that it runs every law on every case of some optimizers.
+
+    Args:
+        classes: the optimizers.
+    """
     return _parametrized(optimizer_checks(classes))
 
 
 def parametrize_minimizers_with_checks(classes: Iterable[type[Minimizer]]) -> Any:
-    """Decorates a pytest function `test(check)` so that it runs every law on every case of the minimizers `classes`."""
+    """Decorates a pytest function `test(check)` so that it runs every law on every case of some minimizers.
+
+    Args:
+        classes: the minimizers.
+    """
     return _parametrized(minimizer_checks(classes))
 
 

@@ -115,9 +115,15 @@ def draw(param: OrthogonalParam, scheme: str, seed: int) -> Position:
 def random_coordinates(
     param: OrthogonalParam, scale: float, generator: torch.Generator | None = None
 ) -> tuple[Tensor, ...]:
-    """Draws Gaussian coordinates of standard deviation `scale` for a map, Haar frames for those that must stay frames.
+    """Draws Gaussian coordinates of a standard deviation for a map, Haar frames for those that must stay frames.
 
-    Returns one tensor for each of `param.coordinates`, of its shape and dtype; the generator is torch's own when None.
+    Args:
+        param: the map.
+        scale: the standard deviation of coordinates that are free.
+        generator: source of randomness; torch's default when None.
+
+    Returns:
+        One tensor for each of `param.coordinates`, of its shape and dtype.
     """
 
     def draw(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -133,11 +139,14 @@ _DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)
 
 
 def cases(cls: type[OrthogonalParam], device: str = "cpu") -> list[Case]:
-    """Returns every example of a parametrization `cls`, on a device, in every dtype that it does.
+    """Returns every example of a parametrization in every dtype that it does, the first ones in each precision.
 
-    The first ones come in each precision.
+    Args:
+        cls: the parametrization.
+        device: where it runs.
     """
-    every, examples = [], list(cls.examples())
+    every = []
+    examples = list(cls.examples())
     for precision in cls.precisions:
         if precision != "exact" and not any(options.get("precision") == precision for _, options in examples):
             examples += [(shape, {**options, "precision": precision}) for shape, options in examples[:3]]

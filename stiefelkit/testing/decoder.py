@@ -60,10 +60,15 @@ DECODER_LAWS = named(laws_of(__name__), lambda name, model: f"{name} of {type(mo
 def check_decoder(
     name: str, model: nn.Module, laws: Iterable[str] = tuple(DECODER_LAWS), offset: int | None = None
 ) -> None:
-    """Checks a family of decoders, by its name, against laws of `DECODER_LAWS`, on copies of a model in float64.
+    """Checks a registered family of decoders on a model, of which it takes copies in float64.
 
-    The model is a small one with its head and random weights, which takes tokens; the offset is that of
-    `check_parametrization`.
+    The offset is that of `check_parametrization`.
+
+    Args:
+        name: the family's, in `stiefelkit.nn.decoders.decoders`.
+        model: a small one with its head and random weights, which takes tokens.
+        laws: names in `DECODER_LAWS`.
+        offset: of seeds.
 
     Raises:
         LawBroken: lists every failure.

@@ -207,13 +207,12 @@ class NamedCase:
 def checks_of(
     check: str,
     base: tuple[type, str],
-    cases: Callable[..., Sequence[Any]],
-    table: Mapping[str, Callable[..., None]],
+    cases: Callable[[Any], Sequence[Any]],
     classes: Iterable[type],
-    laws: Iterable[str] | None = None,
-    only: str | None = None,
+    table: Mapping[str, Callable[..., None]],
+    laws: Iterable[str],
+    only: str | None,
     is_due: Callable[[str, Any], bool] = lambda law, case: True,
-    **of_cases: Any,
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yields each law on each case of some classes, with a name; raises for a law or a case that there is not.
 
@@ -221,12 +220,12 @@ def checks_of(
     are due if `only` is None, but for those that `is_due` leaves out.
     """
     kind = check.removeprefix("check_") + "s"
-    laws = check_laws(table if laws is None else laws, table, f" of {kind}")
+    laws = check_laws(laws, table, f" of {kind}")
     for cls in classes:
         if not (isinstance(cls, type) and issubclass(cls, base[0])):
             raise OptionError(f"The laws of {kind} need a subclass of {base[1]}, got {cls!r}.")
         for law in laws:
-            for case in only_case(cls, cases(cls, **of_cases), only):
+            for case in only_case(cls, cases(cls), only):
                 if is_due(law, case):
                     line = partial(again, check, cls, law, case)
                     yield f"{law}-{case}", partial(run, table[law], [case], case.details, line)

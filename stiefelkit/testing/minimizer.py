@@ -3,9 +3,8 @@
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -313,7 +312,11 @@ MINIMIZER_LAWS: dict[str, Callable[[MinimizerCase], None]] = named(laws_of(__nam
 
 
 def minimizer_cases(cls: type[Minimizer]) -> list[MinimizerCase]:
-    """Returns the first example of a minimizer `cls` in every dtype, the others by turns real and complex."""
+    """Returns the first example of a minimizer in every dtype, the others by turns real and complex.
+
+    Args:
+        cls: the minimizer.
+    """
     return MinimizerCase.of_examples(cls, _DTYPES)
 
 
@@ -323,17 +326,29 @@ def check_minimizer(
     only: str | None = None,
     offset: int | None = None,
 ) -> None:
-    """Checks a minimizer `cls`, with the settings in its `examples`, against laws of `MINIMIZER_LAWS`.
+    """Checks a minimizer, with the settings in its `examples`, against laws of `MINIMIZER_LAWS`.
 
-    `only` is the name of a case such as "LBFGS-float64"; `offset` and the LawBroken that it raises are as in
-    `check_parametrization`.
+    All else is as in `check_parametrization`: `only` is the name of a case such as "LBFGS-float64".
+
+    Args:
+        cls: the class.
+        laws: names of laws, all by default.
+        only: the name of a case.
+        offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
+
+    Raises:
+        LawBroken: lists every failure: the law, the case, figure and bound, seed, and a line that repeats it.
     """
     settle((check for _, check in minimizer_checks([cls], laws, only)), offset)
 
 
-def _is_due(law: str, case: MinimizerCase) -> bool:
-    return law in _OF_EVERY_EXAMPLE or case.options == tuple(case.cls.examples[0].items())
+def minimizer_checks(
+    classes: Iterable[type[Minimizer]], laws: Iterable[str] = tuple(MINIMIZER_LAWS), only: str | None = None
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yields each law on each case of the classes, with a name; raises for a law or a case that there is not."""
 
+    def is_due(law: str, case: MinimizerCase) -> bool:
+        return law in _OF_EVERY_EXAMPLE or case.options == tuple(case.cls.examples[0].items())
 
-_BASE = (Minimizer, "sk.optim.Minimizer")
-minimizer_checks = partial(checks_of, "check_minimizer", _BASE, minimizer_cases, MINIMIZER_LAWS, is_due=_is_due)
+    base = (Minimizer, "sk.optim.Minimizer")
+    yield from checks_of("check_minimizer", base, minimizer_cases, classes, MINIMIZER_LAWS, laws, only, is_due)

@@ -166,8 +166,11 @@ def check_model(
 ) -> None:
     """Checks a registered model against laws of `MODEL_LAWS`, with 3 inputs, 8 units and 2 outputs.
 
-    The options are those that `stiefelkit.models.create` takes by this name beside the sizes; the offset is that of
-    `check_parametrization`.
+    Args:
+        name: the model.
+        laws: names in `MODEL_LAWS`, all by default.
+        options: what `stiefelkit.models.create` takes beside the sizes.
+        offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
 
     Raises:
         LawBroken: lists every failure: the law, the model, shapes, figure and bound, seed, and a line that repeats it.

@@ -455,13 +455,29 @@ def check_optimizer(
     offset: int | None = None,
     device: str = "cpu",
 ) -> None:
-    """Checks an optimizer of frames `cls`, with the settings in its `examples`, against laws of `OPTIMIZER_LAWS`.
+    """Checks an optimizer of frames, with the settings in its `examples`, against laws of `OPTIMIZER_LAWS`.
 
-    `only` is the name of a case such as "CayleySGD-float32"; `offset`, `device`, where the cases run, and the LawBroken
-    that it raises are as in `check_parametrization`.
+    All else is as in `check_parametrization`: `only` is the name of a case such as "CayleySGD-float32".
+
+    Args:
+        cls: the class.
+        laws: names of laws, all by default.
+        only: the name of a case.
+        offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
+        device: where the cases run, such as "cuda".
+
+    Raises:
+        LawBroken: lists every failure: the law, the case, figure and bound, seed, and a line that repeats it.
     """
-    settle((check for _, check in optimizer_checks([cls], laws, only, device=device)), offset)
+    settle((check for _, check in optimizer_checks([cls], laws, only, device)), offset)
 
 
-_BASE = (torch.optim.Optimizer, "torch.optim.Optimizer")
-optimizer_checks = functools.partial(checks_of, "check_optimizer", _BASE, optimizer_cases, OPTIMIZER_LAWS)
+def optimizer_checks(
+    classes: Iterable[type[torch.optim.Optimizer]],
+    laws: Iterable[str] = tuple(OPTIMIZER_LAWS),
+    only: str | None = None,
+    device: str = "cpu",
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yields each law on each case of the classes, with a name; raises for a law or a case that there is not."""
+    base, cases = (torch.optim.Optimizer, "torch.optim.Optimizer"), functools.partial(optimizer_cases, device=device)
+    yield from checks_of("check_optimizer", base, cases, classes, OPTIMIZER_LAWS, laws, only)

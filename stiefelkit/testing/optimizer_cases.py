@@ -141,5 +141,10 @@ def mixed(case: OptimizerCase) -> tuple[list[nn.Parameter], Any]:
 
 
 def optimizer_cases(cls: type[torch.optim.Optimizer], device: str = "cpu") -> list[OptimizerCase]:
-    """Returns the first example of an optimizer `cls` in every dtype on a device, others by turns complex and real."""
+    """Returns the first example of an optimizer in every dtype, the others by turns complex and real.
+
+    Args:
+        cls: the optimizer.
+        device: where it runs.
+    """
     return OptimizerCase.of_examples(cls, _DTYPES, device)

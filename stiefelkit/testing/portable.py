@@ -40,7 +40,7 @@ READS = frozenset(
 )
 """Operators for whose result, or for whose checks, a GPU is waited for."""
 _ON_THE_HOST = (Tensor.tolist, Tensor.numpy)
-"""What reads a CPU's memory without an operator."""
+"""Methods that read a CPU's memory without an operator."""
 
 
 def law_schemes(case: Case) -> None:

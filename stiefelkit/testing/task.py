@@ -180,9 +180,13 @@ def check_task(
     options: Mapping[str, Any] | None = None,
     offset: int | None = None,
 ) -> None:
-    """Checks a registered task by its name against laws of `TASK_LAWS`.
+    """Checks a registered task against laws of `TASK_LAWS`.
 
-    With options by which it is small it is checked faster; the offset is that of `check_parametrization`.
+    Args:
+        name: the task.
+        laws: names in `TASK_LAWS`, all by default.
+        options: of the task; a small one is checked faster.
+        offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
 
     Raises:
         LawBroken: lists every failure: the law, the task, what its batches are, figure and bound, seed, and a line that

@@ -102,7 +102,9 @@ def within_memory(who: str, sizes: str) -> Iterator[None]:
         # torch has no type of its own for it on a CPU; a size that is beyond 64 bits overflows before
         is_option = "without overflow" in words or "int too big" in words
         if is_option and not isinstance(error, StiefelkitError):  # a rate or an option, no size
-            raise OptionError(f"{who} needs rates and options that fit its dtype, got another: {words}.") from error
+            raise OptionError(
+                f"{who} needs rates and options that fit its dtype, got one that does not: {words}."
+            ) from error
         is_told = any(word in words for word in ("alloc", "out of memory", "overflow", "int too large"))
         if isinstance(error, StiefelkitError) or not (is_told or isinstance(error, MemoryError)):
             raise

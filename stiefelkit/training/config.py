@@ -36,7 +36,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides the numbers of a run: names of task and model, and what `Settings` explains.
+    """Everything that decides the numbers of a run; see `Settings` for the fields that both have.
+
+    Args:
+        task: registry name of the task.
+        model: name of the model.
+        task_options: the fields of the task.
 
     Raises:
         OptionError: a value is out of range.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Value = Callable[[dict[str, Any]], float | None]
-"""What a line of a log has for a curve."""
+"""Reads the value of a curve from one record of a log; None where the record has none."""
 Scored = tuple[float, RunFolder]
 """The best held-out score of a run, and the run."""
 OF_A_BOX = ("seed", "task_options.excerpt", "threads", "device")

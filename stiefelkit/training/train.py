@@ -125,7 +125,9 @@ def resume(
                         session.restore(step, state)
                         kept = int(state["log"]["bytes"] if "log" in state else state["log_bytes"])
                     except checkpoint.BROKEN as error:
-                        raise RunError(f"Resuming run {out} needs a whole checkpoint, got a part of one.") from error
+                        raise RunError(
+                            f"Resuming run {out} needs a whole checkpoint, got one without its parts."
+                        ) from error
             ranks.same("data", session.task.data_digest())
             folder = ranks.first(lambda: folder.with_config(config))
             return _run(session, folder, kept, display, tensorboard)

@@ -60,8 +60,11 @@ def coordinate_manifolds(module: nn.Module) -> dict[str, str]:
 
     An optimizer that does not move along the manifold must not step such a module.
     """
-    bound = [(weight.qualified, weight.coordinate_list.param.manifolds) for weight in orthogonal_weights(module)]
-    return {f"{weight}.{name}": manifold for weight, own in bound for name, manifold in own.items()}
+    return {
+        f"{weight.qualified}.{name}": manifold
+        for weight in orthogonal_weights(module)
+        for name, manifold in weight.coordinate_list.param.manifolds.items()
+    }
 
 
 def held_parametrizations(module: nn.Module) -> nn.Module | None:

@@ -142,16 +142,16 @@ def run_a_bad_gradient_on_one_rank(rank):
 
 @pytest.mark.slow
 def test_ranks_stay_bit_identical_under_ddp(tmp_path):
-    on_two_ranks(run_ddp, tmp_path / "store")
+    assert on_two_ranks(run_ddp, tmp_path / "store") == [0, 0]
 
 
 @pytest.mark.slow
 def test_sharded_frames_are_gathered_moved_and_scattered(tmp_path):
-    on_two_ranks(run_fsdp, tmp_path / "store")
+    assert on_two_ranks(run_fsdp, tmp_path / "store") == [0, 0]
 
 
 def test_every_rank_notices_a_bad_gradient(tmp_path):
-    on_two_ranks(run_a_bad_gradient_on_one_rank, tmp_path / "store")
+    assert on_two_ranks(run_a_bad_gradient_on_one_rank, tmp_path / "store") == [0, 0]
 
 
 @pytest.mark.slow

@@ -262,8 +262,9 @@ def test_a_hostile_run_touches_nothing_outside_of_its_folder(
     run: Path, outside: Path, way: str, capsys: pytest.CaptureFixture[str]
 ):
     WAYS[way](run, outside)
-    resumed = ["train", "copying", "--out", str(run), "--resume", "--tensorboard"]
+    before, resumed = content(outside), ["train", "copying", "--out", str(run), "--resume", "--tensorboard"]
     kept(outside, capsys, resumed, ["plot", str(run)])
+    assert content(outside) == before
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -145,7 +145,7 @@ def run_failing(folder: Path, rank: int) -> None:
 @pytest.mark.parametrize("run", [run_as_one, run_resumed, run_failing])
 def test_two_ranks_train_as_one_process_does(run: Callable[[Path, int], None], tmp_path: Path) -> None:
     small_data.text(tmp_path / "data" / "words.txt")
-    on_two_ranks(functools.partial(run, tmp_path), tmp_path / "store")
+    assert on_two_ranks(functools.partial(run, tmp_path), tmp_path / "store") == [0, 0]
 
 
 def test_shares_are_all_of_a_batch() -> None:
@@ -188,7 +188,7 @@ def run_command(folder: Path, code: int, rank: int) -> None:
 @pytest.mark.slow
 def test_the_command_trains_once_and_one_process_speaks(tmp_path: Path) -> None:
     for code in (0, 2):  # each in processes of its own: a second group would find the store of the first
-        under_torchrun(functools.partial(run_command, tmp_path, code))
+        assert under_torchrun(functools.partial(run_command, tmp_path, code)) == [0, 0]
     assert (tmp_path / "said1").read_text() == ""
     said = (tmp_path / "said0").read_text().splitlines()
     assert [line.split()[0] for line in said] == ["copying", "copying", "Finished", "Error:"]

@@ -247,4 +247,4 @@ RUNS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
 def test_two_processes_agree_with_one(run, tmp_path):
-    on_two_ranks(run, tmp_path / "store")
+    assert on_two_ranks(run, tmp_path / "store") == [0, 0]

@@ -258,7 +258,7 @@ def run_fsdp(rank):
 @pytest.mark.slow
 @pytest.mark.parametrize("run", [run_ddp, run_ddp_unused, run_fsdp])
 def test_two_processes_agree_with_one(run, tmp_path):
-    on_two_ranks(run, tmp_path / "store")
+    assert on_two_ranks(run, tmp_path / "store") == [0, 0]
 
 
 def test_under_autocast_and_after_a_load_weights_are_those_by_themselves():

@@ -220,7 +220,7 @@ def run_one_after_the_other(rank):
 
 @pytest.mark.slow
 def test_two_processes_that_share_agree_with_two_that_do_not(tmp_path):
-    on_two_ranks(run_one_after_the_other, tmp_path / "store")
+    assert on_two_ranks(run_one_after_the_other, tmp_path / "store") == [0, 0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.floats(0.1, 100)), min_size=1, max_size=5), st.integers(1, 9))

@@ -10,7 +10,7 @@ from stiefelkit.optim import names_in_words, optimizers
 from stiefelkit.training.checks import STEP_LENGTH, known_words, tall_sizes
 
 WEIGHT_DTYPES = (*WIDE_DTYPES, "bfloat16")
-"""Those of weights; what is below float32 has its coordinates in float32."""
+"""Names of the dtypes of weights; coordinates of a bfloat16 weight are float32."""
 GRADIENTS = ("random", "fixed", "rotation", "digits")
 UNCONSTRAINED = "unconstrained"
 """The name of the reference: an ordinary weight that starts orthogonal and is held by nothing."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stiefelkit.measuring.races.recurrences import Sequences
 
 WIDE_DTYPES = ("complex128", "complex64", "float32", "float64")
-"""Those that frames may be stored in while an optimizer moves them."""
+"""Names of the dtypes in which frames may be stored while an optimizer moves them."""
 DTYPES = (*WIDE_DTYPES, "bfloat16", "float16")
 
 

@@ -80,10 +80,18 @@ def check_entries(optimizer: Any, i: int, group: dict[str, Any], ids: list[Any],
 
 
 def without_remainders(state: Mapping[Any, Any], dtypes: Mapping[Any, torch.dtype]) -> dict[Any, Any]:
-    """Returns checked states without what belongs to frames of another dtype than `dtypes`: remainders, and wear."""
-    stale = {key for key, entry in state.items() if "lo" in entry and entry["lo"].dtype != dtypes[key]}
-    dropped = {key: ("lo", "wear") if key in stale else () for key in state}
-    return {key: {k: v for k, v in entry.items() if k not in dropped[key]} for key, entry in state.items()}
+    """Returns states without what belongs to frames in another dtype: remainders of rounding, and what has added up.
+
+    Args:
+        state: of each parameter, checked.
+        dtypes: of the parameters, by the same keys.
+    """
+    return {
+        key: {name: value for name, value in entry.items() if name not in ("lo", "wear")}
+        if "lo" in entry and entry["lo"].dtype != dtypes[key]
+        else entry
+        for key, entry in state.items()
+    }
 
 
 def _made(optimizer: Any, group: dict[str, Any], p: Tensor) -> dict[str, Any]:

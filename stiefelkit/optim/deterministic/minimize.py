@@ -19,7 +19,7 @@ from stiefelkit.optim.groups import frames
 
 @dataclass(frozen=True)
 class Minimum:
-    """Where `minimize` has ended, and why there: the point, and between it and `reflected` what `Progress` has.
+    """Where `minimize` has ended, and why there.
 
     Attributes:
         point: the frame, of the shape and dtype of the start; of several points a tuple. Not shown by `print`.
@@ -119,9 +119,17 @@ def minimize(
             "step reaches; start again from `reflected` of the result.",
             stacklevel=2,
         )
-    reflected = None if found is None else given(found)
-    reached = end.loss, end.gradient_norm, end.iterations, end.evaluations, end.products, end.is_done, end.stopped
-    return Minimum(given([w.detach() for w in points]), *reached, reflected)
+    return Minimum(
+        point=given([w.detach() for w in points]),
+        value=end.loss,
+        gradient_norm=end.gradient_norm,
+        iterations=end.iterations,
+        evaluations=end.evaluations,
+        products=end.products,
+        is_converged=end.is_done,
+        stopped=end.stopped,
+        reflected=None if found is None else given(found),
+    )
 
 
 def _parameter(x: Any) -> nn.Parameter:

@@ -226,9 +226,15 @@ class Minimizer(torch.optim.Optimizer, ABC):
         if memory and objective.scale != 1:
             memory["unit"] = objective.scale
         self._keep(params, memory)
-        scale, is_done = objective.scale, stopped in ("gradient", "rounding")
-        counts = iterations, objective.evaluations, objective.products
-        self.progress = Progress(here.loss * scale, here.norm * scale, *counts, is_done, stopped or "max_iter")
+        self.progress = Progress(
+            here.loss * objective.scale,
+            here.norm * objective.scale,
+            iterations,
+            objective.evaluations,
+            objective.products,
+            is_done=stopped in ("gradient", "rounding"),
+            stopped=stopped or "max_iter",
+        )
         return first.returned
 
     def _recall(self, params: list[Tensor]) -> dict[str, Any]:

@@ -212,10 +212,17 @@ class Objective:
             flat = self.space.tangent(points, flat)
             norm = torch.linalg.vector_norm(flat).item()
         loss = self._value(returned) / self.scale
-        noise = self._noise * self.eps * max(abs(loss), size * self.space.length(points))
-        floor = UNREACHED * self.eps * self.space.reach * size
-        kept = graph if is_curved else None
-        position = Position(points, loss, gradients, flat, norm, noise, floor, kept, returned)
+        position = Position(
+            points=points,
+            loss=loss,
+            gradients=gradients,
+            gradient=flat,
+            norm=norm,
+            noise=self._noise * self.eps * max(abs(loss), size * self.space.length(points)),
+            floor=UNREACHED * self.eps * self.space.reach * size,
+            graph=graph if is_curved else None,
+            returned=returned,
+        )
         if math.isfinite(loss + norm):
             self._remember(position, size)
         return position

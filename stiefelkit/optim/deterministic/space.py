@@ -111,9 +111,11 @@ class Frames(Free):
 
 
 class Space:
-    """The product of the manifolds of parameters of one precision on one device; None stands for one that is free.
+    """The product of the manifolds of parameters of one precision on one device.
 
-    `likes` are the parameters, in float64 or complex128, for their shapes and fields.
+    Args:
+        likes: the parameters, in float64 or complex128, for their shapes and fields.
+        manifolds: of each, None if it moves freely.
     """
 
     def __init__(self, likes: Sequence[Tensor], manifolds: Sequence[str | None]):
@@ -166,8 +168,10 @@ class Space:
     def _flat(self, parts: Sequence[Tensor]) -> Tensor:
         """Returns one flat vector of a part for each parameter; of stacks of them one stack."""
         rows = [
-            (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).reshape(*x.shape[: x.dim() - len(own)], -1)
-            for x, own in zip(parts, self._shapes, strict=True)
+            (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).reshape(
+                *x.shape[: x.dim() - len(shape)], -1
+            )
+            for x, shape in zip(parts, self._shapes, strict=True)
         ]
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
 

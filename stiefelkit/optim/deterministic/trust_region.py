@@ -43,7 +43,9 @@ class TrustRegion(Minimizer):
     needs_products = True
     settings = (
         *OF_ALL,
-        Setting("max_inner", None, optional(whole(1)), "most products with H in an iteration; None for the dimension."),
+        Setting(
+            "max_inner", None, optional(whole(1)), "products with H in an iteration at most; the dimension when None."
+        ),
         Setting("kappa", 0.1, at_least(0, 1), "share of the gradient that an iteration leaves, far from a minimum."),
         Setting("theta", 1.0, at_least(0), "power of q; 1 + theta is the order of convergence, at most 2."),
     )
@@ -53,9 +55,15 @@ class TrustRegion(Minimizer):
         """See `Minimizer`."""
         settings, space = self.param_groups[0], objective.space
         radius = memory.get("radius", space.reach / 8)
-        kappa, theta, most = settings["kappa"], settings["theta"], settings["max_inner"] or space.size
-        least = max(here.floor / here.norm, objective.eps ** (0.4 if here.graph is None else 0.8))
-        model = truncated(here.gradient, objective.hessian(here), radius, kappa, theta, most, least)
+        model = truncated(
+            here.gradient,
+            objective.hessian(here),
+            radius,
+            settings["kappa"],
+            settings["theta"],
+            settings["max_inner"] or space.size,
+            max(here.floor / here.norm, objective.eps ** (0.4 if here.graph is None else 0.8)),
+        )
         if not model.gain > 0:
             return None
         place = space.path(here.points, model.u).at(1.0)
@@ -98,9 +106,14 @@ def truncated(
 ) -> Model:
     """Minimizes <g, u> + <u, H u> / 2 within a radius by conjugate gradients, as far as is worth while.
 
-    Of vectors g and u. `kappa` is the share of g that ||g + H u|| may be, `theta` the power of the length of the first
-    step in that, `most` the most products, and `least` the share of g that is not gone below, since what is left then
-    is rounding, and no tangent vector.
+    Args:
+        g: gradient, a vector.
+        hessian: gives H u of u.
+        radius: length of u at most.
+        kappa: share of g that ||g + H u|| may be.
+        theta: power of the length of the first step in that.
+        most: products at most.
+        least: share of g that is not gone below, since what is left then is rounding, and no tangent vector.
 
     References:
         Steihaug, The conjugate gradient method and trust regions in large scale optimization, SIAM J. Numer. Anal. 20,

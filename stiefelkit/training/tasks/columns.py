@@ -52,7 +52,14 @@ class Stretches:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What a task needs of its data: "train", "valid" and "test" to their stretches; the rest is as of `Table`."""
+    """The data of a task, read and cut.
+
+    Attributes:
+        parts: "train", "valid" and "test" to their stretches, standardized.
+        classes: of the target, in order; none of a number.
+        scales: see `Table`.
+        baseline: see `Table`.
+    """
 
     parts: dict[str, Stretches]
     classes: tuple[Any, ...]
@@ -83,7 +90,7 @@ def prepared(
     """Reads a file and cuts it into stretches.
 
     `files` are that of the table and, of an .npy, that of the targets; the others are options of `Table`. Raises
-    DataError if it is none, lacks a column or a number, or is too short.
+    DataError if a file is of another kind, lacks a column, holds what is no number, or is too short.
     """
     path = files[0][0]
     try:
