@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,7 +42,7 @@ def _start(
     if method == "forkserver":
         multiprocessing.get_context(method).set_forkserver_preload(PRELOADED)
     start = torch.multiprocessing.start_processes  # pyright: ignore[reportPrivateImportUsage]
-    group = start(worker, (run, by), nprocs=2, join=False, start_method=method)
+    group: Any = start(worker, (run, by), nprocs=2, join=False, start_method=method)
     while not group.join():
         pass
     return [process.exitcode for process in group.processes]
