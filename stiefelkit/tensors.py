@@ -1,5 +1,6 @@
 """Dtypes of weights, coordinates and computations; sharded and plain tensors."""
 
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -80,7 +81,7 @@ def keeps_values(fn: Callable[[Tensor], Tensor]) -> bool:
     A cast and `to_empty` look the same to `_apply`; probing with random powers of two, which eight bits hold, tells
     them apart.
     """
-    sample = torch.exp2(-torch.rand(64, device="cpu").mul(4).ceil())
+    sample = torch.exp2(-torch.tensor([1.0 + byte % 4 for byte in os.urandom(64)], device="cpu"))  # no generator's
     probe = fn(sample.clone())
     return not probe.is_meta and torch.equal(probe.detach().cpu().real.float(), sample)
 

@@ -181,8 +181,7 @@ def minus_adjoint(m: Tensor) -> Tensor:
     """Returns M - M^H; for large matrices through a copy, since subtracting while transposing crawls through memory."""
     if m.shape[-1] < 256:
         return m - m.mH
-    adjoint = m.mH.clone(memory_format=torch.contiguous_format)
-    return torch.sub(m, adjoint, out=adjoint)
+    return m - m.mH.clone(memory_format=torch.contiguous_format)
 
 
 def trapezoid_size(n: int, k: int, is_complex: bool) -> int:

@@ -150,7 +150,7 @@ class _Operator:
         try:
             y = self.layer(x)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            reason = str(error).partition("\\n")[0].rstrip(".")
+            reason = str(error).partition("\n")[0].rstrip(".")
             raise ShapeError(f"lipschitz needs an input_size that {who} takes, got {self.shape}: {reason}.") from error
         if not isinstance(y, Tensor) or y.shape[:1] != x.shape[:1]:
             raise OptionError(f"lipschitz needs a layer from a tensor to a tensor, example by example, got {who}.")

@@ -86,8 +86,10 @@ class FrameGates(nn.Module):
         **options: Any,
     ):
         super().__init__()
+        if not (isinstance(kind, type) and issubclass(kind, nn.LSTM | nn.GRU)):
+            raise OptionError(f"FrameGates needs nn.LSTM or nn.GRU, got {shown(kind)}.")
         self.batch_first, self.second_bias = batch_first, second_bias
-        self.is_lstm = kind is nn.LSTM
+        self.is_lstm = issubclass(kind, nn.LSTM)
         gates = 4 if self.is_lstm else 3
         self.input_size, self.hidden_size = input_size, hidden_size
         self.num_layers, self.bidirectional, self.dropout = num_layers, bidirectional, dropout

@@ -14,7 +14,7 @@ from stiefelkit._torch import held_parameters
 from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.nn.decoders import RotationSites, check_sites, rotation_sites
-from stiefelkit.nn.folding import Site, weight_and_bias_of
+from stiefelkit.nn.folding import Site, kind_of, weight_and_bias_of
 from stiefelkit.nn.rotation import absorb_norms_, check_downs, of_hadamard, of_stream, rotate_, site_of, turn_heads
 from stiefelkit.numbers import optional, whole
 from stiefelkit.weights import attach
@@ -128,9 +128,14 @@ class Rotated(nn.Module):
 
     @contextmanager
     def _rotated(self) -> Iterator[None]:
-        """Gives each layer a forward of its own for one call."""
+        """Gives each layer a forward of its own for one call; a checkpoint calls it again, later and without them."""
         r, *heads = (frame.weight for frame in self._frames())
         forwards = [(site.layer, self._forward_of(site, r)) for site in self._sites(r, heads)]
+        if hooked := [kind_of(layer) for layer, _ in forwards if "forward" in vars(layer)]:
+            raise OptionError(
+                f"Rotated needs layers with the forward of their class, got {hooked[0]} with another one put on it; "
+                "accelerate's remove_hook_from_submodules takes it off."
+            )
         try:
             for layer, forward in forwards:
                 vars(layer)["forward"] = forward
@@ -154,7 +159,7 @@ class Rotated(nn.Module):
 
     def _forward_of(self, site: Site, r: Tensor) -> Callable[..., Tensor]:
         """Returns what a layer computes; embeddings and the head are not rounded."""
-        layer, own = site.layer, type(site.layer).forward.__get__(site.layer)
+        layer, own, has_gradients = site.layer, type(site.layer).forward.__get__(site.layer), torch.is_grad_enabled()
         if isinstance(layer, nn.Embedding):
             return lambda *args: F.linear(y := own(*args), r.to(y))
         if layer in [*self.sites.norms.values()][-1]:
@@ -171,6 +176,11 @@ class Rotated(nn.Module):
             return F.linear(x, w, b)
 
         def forward(x: Tensor) -> Tensor:
+            if has_gradients and not torch.is_grad_enabled():
+                raise OptionError(
+                    f"Rotated needs {kind_of(layer)} to run with gradients, as the model does, got it inside of a "
+                    "reentrant checkpoint; switch the model's own gradient checkpointing off: layers have theirs here."
+                )
             return checkpoint(run, x, use_reentrant=False) if torch.is_grad_enabled() else run(x)  # type: ignore[return-value]
 
         return forward

@@ -171,7 +171,7 @@ def absorb_norm_(norm: nn.Module, readers: Iterable[nn.Module]) -> None:
         raise OptionError(f"absorb_norm_ needs a norm with a scale of its own, got {kind_of(norm)}.")
     scale = _scale_of(affine.values)
     shift = None if affine.bias is None else affine.bias.detach().double()
-    sites = [Site(layer, inputs=[scale], norm=norm, shift=shift) for layer in readers]
+    sites = [Site(layer, inputs=[scale], norm=norm, shift=shift) for layer in dict.fromkeys(readers)]
     changes = folding.changes_of(sites, False)
     for module in [norm, *(site.layer for site in sites)]:
         if any(call_hooks(module)):

@@ -105,17 +105,13 @@ class Landing(FrameOptimizer):
             every = zip(units, distances, *norms_of(field, s), strict=True)
             steps = [_safe(lr * u, d, f, attraction / u, noise * x) for u, d, f, x in every]
         bucket.add(field * (-as_factor(steps, w)))
-        lands = counts[0] % group["every"] == 0
-        if is_read:
-            if lands:
-                land(bucket, group["precision"], _POLISHES)
+        if group["every"] == 1:
+            land(bucket, group["precision"], _POLISHES)
             return
-        before = bucket.frames(), bucket.remainders()
-        land(bucket, group["precision"], _POLISHES)
-        if group["every"] > 1:
-            lands = lands.view((1, 1) if w.dim() == 2 else (-1, 1, 1))
-            after = zip((bucket.frames(), bucket.remainders()), before, strict=True)
-            bucket.replace(*(a if a is None or b is None else torch.where(lands, a, b) for a, b in after))
+        # A frame without a gradient in some of the steps has a count of its own.
+        lands = [(k % group["every"] == 0) * 1.0 for k in counts]
+        if not is_read or any(lands):
+            land(bucket, group["precision"], _POLISHES, lands=as_factor(lands, w))
 
 
 def _field(group: dict[str, Any], w: Tensor, g: Tensor, s: Tensor, off: Tensor, pull: Tensor) -> Tensor:

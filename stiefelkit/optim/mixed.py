@@ -41,24 +41,31 @@ class MixedOptimizer(torch.optim.Optimizer):
             got = "one parameter in two of them" if members else "none"
             raise OptionError(f"MixedOptimizer needs optimizers with parameters of their own, got {got}.")
         self.moves_frames = any(getattr(optimizer, "moves_frames", False) for optimizer in self.optimizers)
-        super().__init__(self._groups(), {})
+        super().__init__(self.param_groups, {})
 
-    def _groups(self) -> list[dict[str, Any]]:
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups of the optimizers as they are now: some are added and loaded later."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:  # torch's __init__ begins with none
+        pass
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold: the optimizers too."""
-        return {**super().__getstate__(), "optimizers": self.optimizers, "moves_frames": self.moves_frames}
+        held = {**super().__getstate__(), "optimizers": self.optimizers, "moves_frames": self.moves_frames}
+        del held["param_groups"]
+        return held
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Takes the groups of the optimizers, each as it is.
+        """Refuses a group: those of the optimizers are its own.
 
         Raises:
             OptionError: another group is added, which none of the optimizers would move.
         """
-        if all(param_group is not group for group in self._groups()):
+        if all(param_group is not group for group in self.param_groups):
             raise OptionError("MixedOptimizer needs groups of its optimizers, got another; add it to one of them.")
-        self.param_groups.append(param_group)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Does one step of each; returns what the closure, called once, returns."""
@@ -96,5 +103,3 @@ class MixedOptimizer(torch.optim.Optimizer):
             for optimizer, state in zip(self.optimizers, before, strict=True):
                 optimizer.load_state_dict(state)
             raise
-        finally:
-            self.param_groups = self._groups()  # loading replaces the groups of an optimizer

@@ -10,13 +10,16 @@ from torch import Tensor
 from stiefelkit.functional import Tangent, norms_of
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._arithmetic.reads import reads_are_free
-from stiefelkit.numbers import optional
+from stiefelkit.numbers import optional, plain
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
 from stiefelkit.optim.settings import BOUND, MOMENTUM, OF_SGD, RATE, SHARED, WEIGHT_DECAY, Setting, at_least, one_of
 from stiefelkit.optim.steps import as_factor, gradient_with_momentum, rate, shares
 
-_ACCEPTED = replace(WEIGHT_DECAY, words="of the groups without a manifold; accepted, without effect on a frame.")
+_ACCEPTED = replace(
+    WEIGHT_DECAY,
+    words="of the groups without a manifold; without effect on frames with stiefel=True, refused for others.",
+)
 
 
 class SGDG(TangentOptimizer):
@@ -74,7 +77,7 @@ class SGDG(TangentOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, one of frames if it has stiefel=True or names a manifold; see `FrameOptimizer`."""
-        if isinstance(param_group, dict) and param_group.get("stiefel", self.defaults["stiefel"]) is True:
+        if isinstance(param_group, dict) and plain(param_group.get("stiefel", self.defaults["stiefel"])) is True:
             param_group = {"manifold": "stiefel:euclidean", **param_group}
             if param_group["manifold"] is not None:
                 param_group["weight_decay"] = 0.0

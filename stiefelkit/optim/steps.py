@@ -85,7 +85,7 @@ def count_steps(bucket: Bucket) -> list[Any]:
         return [after.double().repeat_interleave(matrices)]
     counts = []
     for state in bucket.states:
-        counts.append(state.get("step", 0) + 1)
+        counts.append(int(state.get("step", 0)) + 1)  # a tensor where none was read before
     bucket.stage("step", counts)
     return counts if matrices == 1 else [k for k in counts for _ in range(matrices)]
 

@@ -205,7 +205,9 @@ class Cayley(OrthogonalParam):
     def _within_bound(self, skew: Tensor, bound: float) -> Tensor:
         """Scales A to the Frobenius norm bound / 2, if it is longer; the packed entries stand in A twice."""
         longest = bound / math.sqrt(8)
-        return skew / (torch.linalg.vector_norm(skew, dim=-1, keepdim=True) / longest).clamp(min=1)
+        square = skew.square().sum(-1, keepdim=True)  # a norm has no second derivative at 0, where such a map starts
+        is_long = square > longest**2
+        return skew * torch.where(is_long, longest * torch.where(is_long, square, 1.0).rsqrt(), 1.0)
 
     def _in_band(self, skew: Tensor) -> tuple[Tensor, float]:
         """Returns the coordinates that there are, out of those of a full A, and the largest of the rest."""

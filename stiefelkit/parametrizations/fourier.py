@@ -91,7 +91,7 @@ class Fourier(OrthogonalParam):
         return {"phase": (*batch, 3, n), "reflectors": (*batch, 2, 2 * n)}
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Returns a permutation of 0 .. n - 1."""
+        """Refuses what is no permutation of 0 .. n - 1."""
         ordered = chart["permutation"].long().sort(dim=-1)[0].cpu()
         fits = torch.equal(ordered, torch.arange(self.shape[-1], device="cpu").expand_as(ordered))
         return None if fits else f"a permutation of {self.shape[-1]} entries"

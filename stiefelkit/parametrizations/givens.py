@@ -96,7 +96,7 @@ class Givens(OrthogonalParam):
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
-        """Returns the Fourier pattern is for powers of two."""
+        """Refuses layout "fft" unless n is a power of two."""
         if one_of("fft").holds(options.get("layout")) and shape[-2] & (shape[-2] - 1):
             return 'a power of two of rows for layout "fft"'
         return None

@@ -103,7 +103,7 @@ class MatrixExp(OrthogonalParam):
         return {"skew": (*batch, skew_size(n, p, self.is_complex))}
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Returns the rotation is orthogonal or unitary."""
+        """Refuses a rotation that is not orthogonal or unitary."""
         return flaw_of_matrix(chart, "rotation", self.is_complex)
 
     def forward(self, skew: Tensor) -> Tensor:

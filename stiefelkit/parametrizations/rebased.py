@@ -127,7 +127,7 @@ class Rebased(Composite):
         return self.inner.manifolds
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Returns the base is orthogonal or unitary, and the inner map agrees."""
+        """Refuses a base that is not orthogonal or unitary, and what the inner map refuses."""
         return flaw_of_matrix(chart, "base", self.is_complex) or self.inner.check_chart(within(chart, "inner"))
 
     def error_bound(self, *coordinates: Tensor) -> float:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from stiefelkit._torch import forward_hooks, forward_pre_hooks, held_modules
+from stiefelkit._torch import call_hooks, forward_hooks, forward_pre_hooks, held_modules
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.contract.view import Viewed
 from stiefelkit.tensors import is_sharding_unit
@@ -218,12 +218,13 @@ def _plan_of(model: nn.Module) -> _Plan:
 
 
 def _parts(model: nn.Module) -> list[list[CoordinateList]]:
-    """Returns the weights of each group."""
+    """Returns the weights of each group; hooks on a map are its own, so that its weight is evaluated alone."""
     units = {id(part): id(unit) for unit in model.modules() if is_sharding_unit(unit) for part in unit.modules()}
     alike: dict[Hashable, list[CoordinateList]] = {}
     lists = {id(weight.coordinate_list): weight.coordinate_list for weight in orthogonal_weights(model)}
     for one in lists.values():
-        if one.ntensors and "parametrizations" not in held_modules(one):
+        is_hooked = any(any(call_hooks(part)) for part in one.param.modules())
+        if one.ntensors and "parametrizations" not in held_modules(one) and not is_hooked:
             alike.setdefault((units.get(id(one)), _kind(one)), []).append(one)
     parts: list[list[CoordinateList]] = []
     for of_a_kind in alike.values():

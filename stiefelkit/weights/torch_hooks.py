@@ -103,6 +103,7 @@ def _check_place(parent: parametrize.ParametrizationList, name: str, child: nn.M
                 f"{parent.weight}, a {title(parent.param)}'s, needs parametrizations on top that take one tensor, got "
                 f"{type(child).__name__}; gain= of sk.orthogonal scales a frame, and sk.bake makes it a plain weight."
             ) from error
+        leave_seat(parent)
 
 
 def _adopted(parent: nn.Module, name: str, child: parametrize.ParametrizationList) -> CoordinateList | None:

@@ -24,9 +24,11 @@ _SMALLEST_PROBED = 128
 """Columns from which an estimate of what is left of a defect costs little beside the defect."""
 
 
-def measured(bucket: Bucket, w: Tensor, coarse: bool = False) -> tuple[Tensor, Any]:
-    """W^H W - I of what W is the rounding of, in the dtype of W if coarse, and its largest norm."""
+def measured(bucket: Bucket, w: Tensor, coarse: bool = False, lands: float | Tensor = 1.0) -> tuple[Tensor, Any]:
+    """W^H W - I of what W is the rounding of, in the dtype of W if coarse, times `lands`, and its largest norm."""
     defect = defect_of(w) if coarse else rounded_defect(w, bucket.remainders())
+    if isinstance(lands, Tensor):
+        defect = defect * lands
     return defect, max(norms_of(defect)[0])
 
 
@@ -48,26 +50,31 @@ def wear_left(bucket: Bucket, norm: float) -> float:
     return 0.0 if norm * norm <= 0.3 * rounding_limit(p.shape[-1], p.dtype) else math.inf
 
 
-def polish(bucket: Bucket, coarse: bool = False) -> float:
-    """Takes W^H W - I away, worked out in the dtype of W if coarse, and returns how large it was."""
+def polish(bucket: Bucket, coarse: bool = False, lands: float | Tensor = 1.0) -> float:
+    """Takes W^H W - I away, worked out in the dtype of W if coarse, and returns how large it was.
+
+    Frames for which `lands`, a factor of all or (*, 1, 1), is 0 stay as they are, and do not count.
+    """
     w = bucket.frames()
-    defect, norm = measured(bucket, w, coarse)
+    defect, norm = measured(bucket, w, coarse, lands)
     bucket.add((w @ defect).mul_(-0.5))
     bucket.wear = wear_left(bucket, norm)
     return norm
 
 
-def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf) -> None:
+def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf, lands: float | Tensor = 1.0) -> None:
     """Polishes frames that products alone have moved until they are, or so often where no value is read.
 
     In "exact" the defect is worked out in float64, where none is read the last one alone. `left` is how far from the
-    manifold they are, as far as is known.
+    manifold they are, as far as is known. For `lands` see `polish`.
     """
     exact, p = precision == "exact", bucket.params[0]
     if not bucket.is_read:
         for turn in range(1, turns + 1):
             w = bucket.frames()
             defect = rounded_defect(w, bucket.remainders()) if exact and turn == turns else defect_of(w)
+            if isinstance(lands, Tensor):
+                defect = defect * lands
             if turn == turns:
                 bucket.require(torch.linalg.matrix_norm(defect).amax() <= LOST * math.sqrt(p.shape[-1]), AssertionError)
             bucket.add((w @ defect).mul_(-0.5))
@@ -75,7 +82,7 @@ def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf) -> 
     bucket.wear = 0.0
     limit = rounding_limit(p.shape[-1], p.dtype)
     while left > (0.3 * limit if exact else 3 * limit):
-        norm = polish(bucket, coarse=not exact)
+        norm = polish(bucket, not exact, lands)
         left = 0.75 * norm * norm
 
 

@@ -156,7 +156,8 @@ def _reflected(
     square = [i for i, w in enumerate(points) if are_frames[i] and not w.is_complex() and w.shape[-1] == w.shape[-2]]
     if not square:
         return None
-    gs = torch.autograd.grad(f(*points), [points[i] for i in square], materialize_grads=True)
+    with torch.enable_grad():
+        gs = torch.autograd.grad(f(*points), [points[i] for i in square], materialize_grads=True)
     turned = [w.detach().clone() for w in points]
     for i, g in zip(square, gs, strict=True):
         w = turned[i]

@@ -140,12 +140,13 @@ class Minimizer(torch.optim.Optimizer, ABC):
             raise OptionError(f"{name} needs whole parameters of one precision on one device, got {got}.")
         ask_readers(self.param_groups[-1])
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        """Makes the numbers of a group Python's; raises OptionError unless in range and equal in all groups."""
+    def _check_group(self, group: dict[str, Any], first: Mapping[str, Any] | None = None) -> None:
+        """Makes the numbers of a group Python's; raises OptionError unless in range and those of the first group."""
         name = type(self).__name__
+        first = first or (self.param_groups[0] if self.param_groups else group)
         for setting in self.settings:
             group[setting.name] = setting.check.require(name, setting.name, group[setting.name])
-            others = self.param_groups[0][setting.name] if self.param_groups else group[setting.name]
+            others = first[setting.name]
             if others != group[setting.name]:
                 raise OptionError(
                     f"{name} needs one {setting.name} for all groups, got {shown(others)} and "
@@ -258,15 +259,19 @@ class Minimizer(torch.optim.Optimizer, ABC):
         Raises:
             CheckpointError: it has other groups, manifolds or parameters, or what was kept is of another size.
             NonFiniteError: what was kept holds NaN or infinity.
-            OptionError: a setting is out of range.
+            OptionError: a setting is out of range, or another one than in the other groups.
         """
         state_dict = plain(state_dict, keep=Tensor)
         check_states(self, state_dict)  # type: ignore[arg-type]
         name = type(self).__name__
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            full = {**self.defaults, **group, **saved}
-            for setting in self.settings:
-                setting.check.require(name, setting.name, full[setting.name])
+        names = {setting.name for setting in self.settings}
+        groups = [
+            {key: value for key, value in group.items() if key in names} | saved
+            for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True)
+        ]
+        for group in groups:
+            self._check_group(group, groups[0])
+        state_dict = {**state_dict, "param_groups": groups}
         size = sum(p.numel() * (1 + p.is_complex()) for p in self._params())
         for entry in state_dict["state"].values():
             for key, value in entry.items():

@@ -189,8 +189,14 @@ class Objective:
         if not pairs:
             return [torch.zeros_like(u) for u in us]
         grads, along = zip(*pairs, strict=True)
-        hs = torch.autograd.grad(grads, self._params, along, retain_graph=True, materialize_grads=True)
+        hs = self._derivatives(grads, along, retain_graph=True)
         return [h.to(u.dtype) for h, u in zip(hs, us, strict=True)]
+
+    def _derivatives(self, values: Any, along: Any = None, **options: bool) -> list[Tensor]:
+        """Returns the gradients by all parameters, zeros by those that are frozen."""
+        trained = [p for p in self._params if p.requires_grad]
+        found = iter(torch.autograd.grad(values, trained, along, materialize_grads=True, **options))
+        return [next(found) if p.requires_grad else torch.zeros_like(p) for p in self._params]
 
     def _asked(self, points: list[Tensor]) -> Position:
         self.evaluations += 1
@@ -258,14 +264,13 @@ class Objective:
                 f"{type(returned).__name__} and no gradients; return it, and call backward() or leave that to the step."
             )
         self._value(returned)
-        gradients = torch.autograd.grad(returned, self._params, create_graph=self._is_curved, materialize_grads=True)
-        return list(gradients), self._is_curved
+        return self._derivatives(returned, create_graph=self._is_curved), self._is_curved
 
 
 def _unit_of(gradients: Sequence[Tensor]) -> float:
     """Returns a power of 2 of the size of gradients whose squares may leave the range of a dtype, 1 for all others."""
     parts = [torch.view_as_real(g.resolve_conj()) if g.is_complex() else g for g in gradients]
-    largest = max([torch.linalg.vector_norm(x, math.inf).item() for x in parts])
+    largest = max([torch.linalg.vector_norm(x, math.inf).item() for x in parts if x.numel()], default=0.0)
     if largest == 0 or 1 / _ORDINARY < largest < _ORDINARY or not math.isfinite(largest):
         return 1.0
     return 2.0 ** max(math.frexp(largest)[1], -1000)

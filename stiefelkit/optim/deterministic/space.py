@@ -183,7 +183,7 @@ class Space:
                 whole = x if len(self._sizes) == 1 else x.clone(memory_format=torch.contiguous_format)
                 parts.append(torch.view_as_complex(whole.reshape(*lead, *shape, 2)))
             else:
-                parts.append(x.reshape(*lead, *shape))
+                parts.append(x.reshape((*lead, *shape)))
         return parts
 
 
