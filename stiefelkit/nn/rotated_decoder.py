@@ -131,11 +131,12 @@ class Rotated(nn.Module):
         """Gives each layer a forward of its own for one call; a checkpoint calls it again, later and without them."""
         r, *heads = (frame.weight for frame in self._frames())
         forwards = [(site.layer, self._forward_of(site, r)) for site in self._sites(r, heads)]
-        if hooked := [kind_of(layer) for layer, _ in forwards if "forward" in vars(layer)]:
-            raise OptionError(
-                f"Rotated needs layers with the forward of their class, got {hooked[0]} with another one put on it; "
-                "accelerate's remove_hook_from_submodules takes it off."
-            )
+        for layer, _ in forwards:
+            if getattr(layer.forward, "__func__", None) is not type(layer).forward:
+                raise OptionError(
+                    f"Rotated needs layers with the forward of their class, got {kind_of(layer)} with another one; "
+                    "accelerate's remove_hook_from_submodules takes one of its hooks off."
+                )
         try:
             for layer, forward in forwards:
                 vars(layer)["forward"] = forward

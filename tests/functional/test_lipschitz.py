@@ -223,3 +223,14 @@ def test_what_has_no_finite_norm_is_refused_in_a_sentence():
         sk.metrics.lipschitz(conv, (4, 4))
     with pytest.raises(errors.OptionError, match="got a lazy one"):
         sk.metrics.lipschitz(nn.LazyConv2d(3, 3), (8, 8))
+
+
+def test_a_layer_that_fails_over_several_lines_is_named_in_one():
+    class Failing(nn.Module):
+        in_features = 3
+
+        def forward(self, x):
+            raise RuntimeError("first line\nsecond line")
+
+    with pytest.raises(errors.ShapeError, match=r"got \(3,\): first line\.$"):
+        lipschitz(Failing())

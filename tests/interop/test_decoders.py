@@ -348,3 +348,23 @@ def test_a_family_of_ones_own_is_described_as_the_page_says(monkeypatch):
 def test_every_family_keeps_the_laws(family):
     names = {"GPT2": "gpt2", "GPTNeoX": "gpt_neox", "Phi3": "phi3"}
     check_decoder(names.get(family, "llama"), decoder(family))
+
+
+def test_layers_that_run_in_a_reentrant_checkpoint_or_have_another_forward_are_refused() -> None:
+    hooks: Any = pytest.importorskip("accelerate.hooks")
+    model = decoder("Llama")
+    rotated = sk.nn.rotated(model)
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    model.train()
+    tokens = torch.arange(6)[None]
+    with pytest.raises(OptionError, match="reentrant checkpoint; switch the model's own gradient checkpointing off"):
+        rotated(tokens)
+    model.gradient_checkpointing_disable()
+    rotated(tokens).logits.sum().backward()
+    layer = model.model.layers[0].mlp.up_proj
+    hooks.add_hook_to_module(layer, hooks.ModelHook())
+    with pytest.raises(OptionError, match="with another one; accelerate's remove_hook_from_submodules"):
+        rotated(tokens)
+    assert "forward" in vars(layer)
+    hooks.remove_hook_from_submodules(model)
+    rotated(tokens)

@@ -160,3 +160,12 @@ def test_states_of_another_shape_are_refused(kind):
     for hx in (torch.zeros(1, 4, 4), (torch.zeros(1, 4, 4), torch.zeros(1, 4, 4)), torch.zeros(2, 4, 5)):
         with pytest.raises(errors.ShapeError, match=r"hx of shape \(1, 4, 5\)"):
             taken(torch.zeros(6, 4, 3), hx)
+
+
+def test_gates_are_those_of_an_lstm_or_a_gru_and_of_their_subclasses() -> None:
+    class Mine(nn.LSTM):
+        pass
+
+    assert FrameGates(Mine, 3, 8, "cayley").weight_ih_l0.shape == (32, 3)
+    with pytest.raises(errors.OptionError, match=r"FrameGates needs nn\.LSTM or nn\.GRU, got"):
+        FrameGates(nn.RNN, 3, 8, "cayley")  # type: ignore[arg-type]

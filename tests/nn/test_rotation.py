@@ -187,3 +187,12 @@ def test_quantized_rows_are_integers_times_one_scale_and_gradients_pass_straight
     (y * torch.arange(33)).sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad, torch.arange(33.0).expand(64, 33))
+
+
+def test_a_reader_that_is_named_twice_takes_the_norm_once():
+    norm, layer = nn.LayerNorm(4), nn.Linear(4, 3, bias=False)
+    nn.init.normal_(norm.bias, generator=seeds.generator())
+    x = torch.randn(5, 4, generator=seeds.generator(1))
+    before = layer(norm(x))
+    sk.nn.absorb_norm_(norm, [layer, layer])
+    assert torch.allclose(layer(norm(x)), before, atol=1e-6)

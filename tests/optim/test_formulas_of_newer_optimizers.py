@@ -158,3 +158,33 @@ def test_a_gradient_that_is_normal_to_the_manifold_moves_nothing(name, dtype):
         start, h = w.detach().clone(), gradient((shape[1], shape[1]), dtype)
         run(getattr(sk.optim, name)(group(w), lr=0.1), w, [start @ (h + h.mH)])
         assert torch.dist(w, start) <= 1e-5
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_frames_that_are_moved_together_land_each_by_its_own_count(capturable):
+    def after(together):
+        ws = [frame((5, 3)), frame((5, 3))]
+        made = [[ws[0], ws[1]]] if together else [[ws[0]], [ws[1]]]
+        optimizers = [sk.optim.Landing(sk.optim.frames(each), lr=0.1, every=2, capturable=capturable) for each in made]
+        for step in range(7):  # the second frame has a gradient in every other step: four of them
+            ws[0].grad = gradient((5, 3), seed=step)
+            ws[1].grad = gradient((5, 3), seed=9 + step) if step % 2 == 0 else None
+            for optimizer in optimizers:
+                optimizer.step()
+        return ws
+
+    for w, alone in zip(after(True), after(False), strict=True):
+        assert torch.dist(w, alone) < 1e-5
+    assert orthogonality_error(after(True)[0]) > 1e-3
+    assert excess(after(True)[1]) <= 1
+
+
+def test_a_state_of_steps_that_read_nothing_goes_on_with_steps_that_do_and_is_saved():
+    for name in ("CayleyAdam", "StiefelAdam"):
+        w = frame((5, 3))
+        optimizer = getattr(sk.optim, name)(sk.optim.frames(w), capturable=True)
+        run(optimizer, w, [gradient((5, 3))])
+        optimizer.param_groups[0]["capturable"] = False
+        run(optimizer, w, [gradient((5, 3), seed=1)])
+        assert optimizer.state[w]["step"] == 2
+        optimizer.load_state_dict(optimizer.state_dict())

@@ -394,3 +394,50 @@ def test_a_loss_of_any_size_is_minimised_or_refused_in_a_sentence_and_the_frame_
             continue
         assert sk.metrics.orthogonality_error(w) <= sk.metrics.frame_tolerance(3, dtype)
         assert optimizer.progress.is_done
+
+
+@pytest.mark.parametrize("method", ["LBFGS", "TrustRegion", "ConjugateGradient"])
+def test_free_points_may_be_numbers_or_empty_and_parameters_frozen(method):
+    b = drawn((4, 2))
+
+    def left(w, c, *_):
+        return (c * w - b).square().sum()
+
+    ws = [nn.Parameter(frame((4, 2))), nn.Parameter(torch.tensor(1.0, dtype=torch.float64))]
+    others = [nn.Parameter(torch.zeros(0, dtype=torch.float64)), nn.Parameter(drawn(2), requires_grad=False)]
+    fixed = others[1].clone()
+    groups = [*sk.optim.frames(ws[0]), {"params": [ws[1], *others]}]
+    optimizer = getattr(sk.optim, method)(groups, max_iter=200)
+    optimizer.step(lambda: left(*ws) + others[0].sum())
+    # the best c for a frame is <W, B> / p, and the best frame the polar factor
+    least = b.square().sum() - torch.linalg.svdvals(b).sum().square() / 2
+    assert abs(left(*ws).item() - least.item()) < 1e-10
+    assert torch.equal(others[1], fixed)
+
+
+def test_a_minimum_over_square_frames_is_found_without_gradients_around_it():
+    a = drawn((3, 3))
+    with torch.no_grad():
+        found = sk.optim.minimize(lambda w: (a * w).sum(), frame((3, 3)))
+    assert found.is_converged
+
+
+def test_groups_that_no_step_would_take_are_not_loaded_and_missing_settings_are_kept():
+    ws = [nn.Parameter(frame((4, 2))), nn.Parameter(torch.zeros(2, dtype=torch.float64))]
+    optimizer = sk.optim.LBFGS([*sk.optim.frames(ws[0]), {"params": [ws[1]]}], max_iter=3)
+
+    def loss():
+        return (ws[0].sum(0) - ws[1]).square().sum() + ws[0].pow(4).sum()
+
+    optimizer.step(loss)
+    for number, changed in ((1, {"max_iter": 7}), (0, {"weight_decay": 0.5})):
+        saved = optimizer.state_dict()
+        saved["param_groups"][number].update(changed)
+        with pytest.raises(errors.OptionError, match="LBFGS needs"):
+            optimizer.load_state_dict(saved)
+        optimizer.step(loss)
+    saved = optimizer.state_dict()
+    del saved["param_groups"][0]["max_iter"]
+    optimizer.load_state_dict(saved)
+    optimizer.step(loss)
+    assert optimizer.param_groups[0]["max_iter"] == 3

@@ -202,3 +202,20 @@ def test_the_table_is_given_in_words_or_in_a_file(tmp_path: Path) -> None:
     tables = [RunFolder.open(Path(path)).config.optimizers for path in (one, two)]
     assert tables == [{"skew": {"optimizer": "rmsprop", "lr": 1e-3, "eps_inside": True}}] * 2
     assert main([*words, "--out", one, "--optimizers.skew", "lr=1e-3"]) == 2
+
+
+def test_its_groups_are_those_that_its_optimizers_have_now() -> None:
+    p, q, r = (nn.Parameter(torch.ones(1)) for _ in range(3))
+    first, second = torch.optim.SGD([p], lr=0.1), torch.optim.SGD([q], lr=0.1)
+    mixed = sk.optim.MixedOptimizer([first, second])
+    schedule = torch.optim.lr_scheduler.StepLR(mixed, 1, gamma=0.5)
+    first.load_state_dict(first.state_dict())
+    second.add_param_group({"params": [r]})
+    p.grad = r.grad = torch.ones(1)
+    mixed.step()
+    schedule.step()
+    mixed.zero_grad()
+    assert p.grad is None
+    assert r.grad is None
+    assert [group["lr"] for group in mixed.param_groups] == [0.05, 0.05, 0.05]
+    assert len(copy.deepcopy(mixed).param_groups) == 3

@@ -294,3 +294,34 @@ def test_a_band_has_its_own_count_and_refuses_other_frames():
     other = sk.orthogonal(torch.nn.Linear(20, 20), "weight", "cayley", bandwidth=4)
     with pytest.raises(errors.CheckpointError, match="bandwidth"):
         other.load_state_dict(layer.state_dict())
+
+
+def test_a_bounded_map_has_second_derivatives_where_it_starts():
+    map = sk.parametrizations.Cayley((4, 4), dtype=torch.float64, bound=0.5)
+    g = torch.randn(4, 4, dtype=torch.float64, generator=seeds.generator())
+    for start in (torch.zeros(6, dtype=torch.float64), torch.full((6,), 0.01, dtype=torch.float64)):
+        h = torch.autograd.functional.hessian(lambda s: (map(s) * g).sum(), start)
+        plain = sk.parametrizations.Cayley((4, 4), dtype=torch.float64)
+        expected = torch.autograd.functional.hessian(lambda s, plain=plain: (plain(s) * g).sum(), start)
+        assert torch.dist(torch.as_tensor(h), torch.as_tensor(expected)) < 1e-12
+
+
+@pytest.mark.parametrize("map", [sk.functional.cayley, sk.functional.matrix_exp])
+@pytest.mark.parametrize("p", [256, 130])
+def test_large_matrices_have_transforms_and_second_derivatives_as_small_ones(map, p):
+    size = sk.functional.skew_size(256, p, False)
+    v = 0.01 * torch.randn(size, dtype=torch.float64, generator=seeds.generator())
+    more = [] if map is sk.functional.cayley else [False]
+
+    def loss(v):
+        return map(v, 256, p, *more).pow(3).sum()
+
+    plain = v.clone().requires_grad_()
+    (g,) = torch.autograd.grad(loss(plain), plain, create_graph=True)
+    (h,) = torch.autograd.grad(g.square().sum(), plain)
+    assert h.isfinite().all()
+    assert torch.dist(torch.func.grad(loss)(v), g) <= 1e-12 * g.norm()
+    two = torch.stack([v, v]).requires_grad_()
+    torch.vmap(loss)(two).sum().backward()
+    assert two.grad is not None
+    assert torch.dist(two.grad[1], g) <= 1e-12 * g.norm()

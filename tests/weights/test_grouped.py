@@ -392,3 +392,37 @@ def test_only_modules_are_grouped():
     for function in functions:
         with pytest.raises(errors.DtypeError, match=r"torch\.nn\.Module"):
             function(torch.ones(2, 2))
+
+
+def test_a_parametrization_on_top_of_a_grouped_weight_is_in_force_at_once():
+    class Double(nn.Module):
+        def forward(self, w):
+            return 2 * w
+
+    net = several()
+    sk.group_(net)
+    before = weights(net)
+    parametrize.register_parametrization(net[0], "weight", Double())
+    assert torch.equal(net[0].weight, 2 * before[0])
+    assert torch.equal(net[1].weight, before[1])
+
+
+def test_hooks_of_a_weight_in_a_group_are_its_own():
+    net = several()
+    net[0].parametrizations.weight.register_full_backward_pre_hook(lambda module, grads: (0 * grads[0],))
+    net[1].parametrizations.weight.param.register_forward_hook(lambda module, args, out: 2 * out)
+    alone, expected = weights(net), gradients(net, weights)
+    with sk.grouped(net):
+        together, found = weights(net), gradients(net, weights)
+    for one, other in zip([*alone, *expected], [*together, *found], strict=True):
+        assert torch.dist(one, other) <= 1e-5
+
+
+def test_a_cast_draws_no_random_numbers():
+    draws = []
+    for net in (nn.Linear(4, 4), several()[0]):
+        torch.manual_seed(seeds.seed(0))
+        net.to("cpu")
+        net.float()
+        draws.append(torch.rand(1))
+    assert torch.equal(*draws)
