@@ -103,14 +103,14 @@ def is_number(value: Any) -> bool:
 
 
 def at_least(low: float, below: float = math.inf, most: float = math.inf) -> Check:
-    """Returns a finite number, low <= number < below, and <= most."""
+    """Checks a finite number, low <= number < below, and <= most."""
     upper = f" and < {below:g}" if below < math.inf else f" and <= {most:g}" if most < math.inf else ""
     words = f"{{key}} >= {low:g}{upper}" if upper else f"a finite {{key}} >= {low:g}"
     return Check(words, lambda value: is_number(value) and low <= value < below and value <= most)
 
 
 def above(low: float, most: float = math.inf) -> Check:
-    """Returns a finite number, low < number <= most."""
+    """Checks a finite number, low < number <= most."""
     words = f"{{key}} > {low:g} and <= {most:g}" if most < math.inf else f"a finite {{key}} > {low:g}"
     return Check(words, lambda value: is_number(value) and low < value < math.inf and value <= most)
 
@@ -133,13 +133,13 @@ def check_counts(who: str, **counts: Any) -> None:
 
 
 def one_of(*values: Any) -> Check:
-    """Returns one of some values, of the same type."""
+    """Checks that it is one of some values, of the same type."""
     known = [(type(v), v) for v in values]
     return Check(f"{{key}} in {values}", lambda value: (type(value), value) in known)
 
 
 def optional(check: Check) -> Check:
-    """Returns the same, or None."""
+    """Checks the same, and takes None."""
     return Check(f"{check.words}, or None", lambda value: value is None or check.holds(value), check.plain)
 
 

@@ -23,7 +23,7 @@ def modrelu(z: Tensor, b: Tensor, epsilon: float = 0.0) -> Tensor:
     zero input may overflow.
 
     Args:
-        z: pre-activation, real or complex, shape (*, n); a modulus below the smallest normal number counts as 0.
+        z: pre-activation, real or complex, shape (*, n); a complex one below the smallest normal number counts as 0.
         b: real bias, shape (n,).
         epsilon: 0, or that of equation 5.
 

@@ -37,7 +37,7 @@ def msign(x: Tensor, *, lowest: float = 1e-3, precision: str = "exact") -> Tenso
     matrix without full rank gives its partial isometry up to rounding times 20 / `lowest`, and zero gives zero. No
     value is read on the host. What is not finite gives NaN.
 
-    Costs 7 steps (8 in float64) of two products n x p x p and one p x p x p at the default, two more steps for each
+    Costs 8 steps (9 in float64) of two products n x p x p and one p x p x p at the default, about three more for each
     factor of 100 in `lowest`, and a polish.
 
     Args:

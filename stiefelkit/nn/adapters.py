@@ -84,8 +84,9 @@ def adapt(
 
     Parameters of other modules keep their `requires_grad`: `model.requires_grad_(False)` first trains adapters only.
     Layers have the names they had without adapters. Those that have an adapter of this name are left alone, so that a
-    second call adapts what the first has left; another `name=` adds one, which reads what those before it give. A layer
-    that stands in several places is adapted once, in all of them.
+    second call adapts what the first has left; another `name=` adds one, around the layer and those it has: with
+    side="in" it acts on the input first, with side="out" on the output last. A layer that stands in several places is
+    adapted once, in all of them.
 
     Args:
         model: the model.
@@ -196,7 +197,7 @@ def fold(model: nn.Module) -> nn.Module:
 def use_adapters(model: nn.Module, names: str | Iterable[str]) -> None:
     """Switches adapters on that have one of some names, and all others off; `()` is none.
 
-    Those around one layer act one after another, in the order in which they were put on. Merged ones are unmerged.
+    Each changes its layer together with those that were put on it before. Merged ones are unmerged.
 
     Raises:
         UnknownNameError: no adapter of the model has one of the names; nothing is changed then.

@@ -35,7 +35,7 @@ def matrix_exp(
     Differentiable any number of times, once of them in forward mode; composes with vmap, compile and export. Square
     frames and those with :math:`n ≤ 2p` take 4 products of n x n and 7 more backward up to norm 2 (see `exponential`),
     in float32 up to norm 8; taller ones the same number of 2p x 2p in float64, and two products of (n - p) x p, 4 more
-    backward.
+    backward. Those are exact for coordinates up to about 1e5, and lose a digit with each further factor of 10.
 
     Args:
         v: packed coordinates (see `unpack_skew`), shape (*, skew_size(n, p, is_complex)), float32 or float64.

@@ -42,7 +42,7 @@ class Activation(ABC):
     is_paired: ClassVar[bool] = False
     """True if it acts on the pair i and i + N/2 of a row, which needs an even N."""
     saved: ClassVar[tuple[int, torch.dtype | None] | None] = None
-    """What is kept besides the states: so many numbers per n units as a divisor, and their dtype (None: that of z)."""
+    """(d, dtype): n / d numbers of this dtype (None: that of z) are kept for each row of n units; None for nothing."""
     default_slope: ClassVar[float | None] = None
     """The slope, or other number, where a name has none; None for activations without."""
     kernel: ClassVar[str | None] = None
