@@ -65,6 +65,9 @@ class FrameGates(nn.Module):
         second_bias: whether there is torch's second bias, too: that of a GRU's candidate stands inside of a gate.
         **options: of the parametrization, and `init=`.
 
+    Raises:
+        OptionError: `kind` is neither of these classes, nor made from one.
+
     >>> net = FrameGates(nn.GRU, 3, 8, "cayley")
     >>> out, h_n = net(torch.randn(2, 5, 3))
     >>> out.shape, h_n.shape

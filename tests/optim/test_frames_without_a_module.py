@@ -148,7 +148,9 @@ def test_weight_decay_that_no_parameter_would_get_is_refused(name):
         with pytest.raises(errors.OptionError, match=r"weight_decay=0 for frames, which cannot shrink, got 0\.1"):
             OPTIMIZERS[name](sk.optim.frames(nn.Parameter(sk.init.haar((4, 4)))), weight_decay=0.1)
     else:  # it has the call of a published class
-        assert "manifold; accepted, without effect on a frame." in " ".join(OPTIMIZERS[name].__doc__.split())
+        assert "manifold; without effect on frames with stiefel=True, refused for others." in " ".join(
+            OPTIMIZERS[name].__doc__.split()
+        )
     net = sk.orthogonal(nn.Linear(4, 4), "weight", "stiefel")
     decays = [
         group["weight_decay"]
