@@ -68,7 +68,8 @@ class Rotated(nn.Module):
         head_rotations: modules, one for each block, whose `weight` is of shape (groups, d, d).
 
     Raises:
-        OptionError, ShapeError: an option is out of range, or what `rotate_` raises.
+        OptionError, ShapeError: an option is out of range, or what `rotate_` raises; at a call, a layer runs inside of
+            a reentrant checkpoint, or another library has given it a forward.
     """
 
     def __init__(

@@ -105,13 +105,11 @@ class Landing(FrameOptimizer):
             every = zip(units, distances, *norms_of(field, s), strict=True)
             steps = [_safe(lr * u, d, f, attraction / u, noise * x) for u, d, f, x in every]
         bucket.add(field * (-as_factor(steps, w)))
-        if group["every"] == 1:
-            land(bucket, group["precision"], _POLISHES)
-            return
         # A frame without a gradient in some of the steps has a count of its own.
-        lands = [(k % group["every"] == 0) * 1.0 for k in counts]
-        if not is_read or any(lands):
-            land(bucket, group["precision"], _POLISHES, lands=as_factor(lands, w))
+        due = [(k % group["every"] == 0) * 1.0 for k in counts] if group["every"] > 1 else [1.0]
+        if not is_read or any(due):
+            lands = as_factor(due, w)
+            land(bucket, group["precision"], _POLISHES, lands=lands if isinstance(lands, Tensor) else None)
 
 
 def _field(group: dict[str, Any], w: Tensor, g: Tensor, s: Tensor, off: Tensor, pull: Tensor) -> Tensor:

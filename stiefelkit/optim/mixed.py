@@ -50,7 +50,8 @@ class MixedOptimizer(torch.optim.Optimizer):
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:  # torch's __init__ begins with none
-        pass
+        for group in groups:
+            self.add_param_group(group)
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold: the optimizers too."""
@@ -59,10 +60,10 @@ class MixedOptimizer(torch.optim.Optimizer):
         return held
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuses a group: those of the optimizers are its own.
+        """Refuses a group that none of its optimizers has.
 
         Raises:
-            OptionError: another group is added, which none of the optimizers would move.
+            OptionError: none of the optimizers would move its parameters.
         """
         if all(param_group is not group for group in self.param_groups):
             raise OptionError("MixedOptimizer needs groups of its optimizers, got another; add it to one of them.")

@@ -61,9 +61,9 @@ def orthogonal(
 
     A weight that is a frame stays as it is. Any other finite one of full rank becomes the frame nearest to it, its
     polar factor, if the map's image holds that; else (the map cannot invert, or reaches too few frames; a chart fixed
-    by an option, as `negative=`; a default scheme that is not Haar; zeros, dependent columns, NaN) it is drawn. The
-    logger "stiefelkit" says so once, as information, of a finite, nonzero weight without `init=`. For a layer fresh
-    from torch the nearest frame is much like a Haar draw; `init="haar"` draws one.
+    by an option, as `negative=`; a default scheme that is not Haar; zeros, dependent columns, NaN) it is drawn. Of
+    a finite, nonzero weight without `init=` the logger "stiefelkit" reports either, once, as information. For a layer
+    fresh from torch the nearest frame is much like a Haar draw; `init="haar"` draws one.
 
     From then on `module.name` is a frame, computed from coordinates in `module.parametrizations.name`, which any
     torch optimizer trains. Create the optimizer afterwards. A wide matrix gets orthonormal rows; dimensions before

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from stiefelkit._torch import has_saved_tensor_hooks, held_parameters, is_in_backward, is_intercepted, write_count
+from stiefelkit._torch import (
+    call_hooks,
+    has_saved_tensor_hooks,
+    held_parameters,
+    is_in_backward,
+    is_intercepted,
+    write_count,
+)
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.contract.scaled import Scaled
 from stiefelkit.weights.outside_writes import Stacks, chart_places, warn_of_write
@@ -187,15 +194,17 @@ class Seat:
 
     Attributes:
         is_whole: whether the map gives the weight, with nothing on top.
+        hooks: the tables of what runs at calls of the weight and its map, which is then evaluated alone.
     """
 
-    __slots__ = ("group", "held", "index", "is_whole", "keys")
+    __slots__ = ("group", "held", "hooks", "index", "is_whole", "keys")
 
     def __init__(self, group: Group, index: int, places: Sequence[Place]):
         self.group, self.index = group, index
         self.held, self.keys = zip(*places, strict=True)
         one = group.lists[index]
         self.is_whole = len(one) == 1 and not one.is_sparse
+        self.hooks = [table for part in (one, *one.param.modules()) for table in call_hooks(part)]
 
     def read(self, one: Carrier) -> Tensor | None:
         """Returns the weight, of one evaluation of the group; None to evaluate it alone. Not in compiled code."""

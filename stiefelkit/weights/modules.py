@@ -160,7 +160,7 @@ def _reading(name: str, plain: property) -> property:
         held = vars(carrier)
         seat, weight = held.get("seat"), held.get("weight")
         try:
-            if seat is not None and seat.is_whole and not (_torch.is_cached() or any(_torch.call_hooks(carrier))):
+            if seat is not None and seat.is_whole and not (_torch.is_cached() or any(seat.hooks)):
                 w = seat.read(carrier)
                 if w is not None:
                     return w

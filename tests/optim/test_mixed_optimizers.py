@@ -219,3 +219,5 @@ def test_its_groups_are_those_that_its_optimizers_have_now() -> None:
     assert r.grad is None
     assert [group["lr"] for group in mixed.param_groups] == [0.05, 0.05, 0.05]
     assert len(copy.deepcopy(mixed).param_groups) == 3
+    with pytest.raises(OptionError, match="MixedOptimizer needs groups of its optimizers"):
+        mixed.param_groups = [{"params": [p]}]

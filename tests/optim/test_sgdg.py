@@ -4,6 +4,7 @@ import inspect
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from optimizers_at_hand import excess, frame, gradient
@@ -112,8 +113,6 @@ def test_what_it_cannot_move_is_refused():
 
 
 def test_a_switch_of_numpy_is_a_switch():
-    import numpy as np
-
     w = nn.Parameter(torch.eye(4))
     optimizer = sk.optim.SGDG([{"params": [w], "stiefel": np.True_}], lr=0.1)
     assert optimizer.param_groups[0]["manifold"] == "stiefel:euclidean"

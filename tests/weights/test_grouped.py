@@ -418,6 +418,14 @@ def test_hooks_of_a_weight_in_a_group_are_its_own():
         assert torch.dist(one, other) <= 1e-5
 
 
+def test_a_hook_put_on_the_map_of_a_grouped_weight_is_in_force_at_once():
+    net = sk.group_(several())
+    before = weights(net)
+    net[1].parametrizations.weight.param.register_forward_hook(lambda module, args, out: 2 * out)
+    for w, start, factor in zip(weights(net), before, (1, 2, 1), strict=True):
+        assert torch.dist(w, factor * start) <= 1e-5
+
+
 def test_a_cast_draws_no_random_numbers():
     draws = []
     for net in (nn.Linear(4, 4), several()[0]):

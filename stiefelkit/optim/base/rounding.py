@@ -24,11 +24,13 @@ _SMALLEST_PROBED = 128
 """Columns from which an estimate of what is left of a defect costs little beside the defect."""
 
 
-def measured(bucket: Bucket, w: Tensor, coarse: bool = False, lands: float | Tensor = 1.0) -> tuple[Tensor, Any]:
-    """W^H W - I of what W is the rounding of, in the dtype of W if coarse, times `lands`, and its largest norm."""
+def measured(bucket: Bucket, w: Tensor, coarse: bool = False, lands: Tensor | None = None) -> tuple[Tensor, Any]:
+    """W^H W - I of what W is the rounding of, in the dtype of W if coarse, and its largest norm.
+
+    For `lands` see `polish`.
+    """
     defect = defect_of(w) if coarse else rounded_defect(w, bucket.remainders())
-    if isinstance(lands, Tensor):
-        defect = defect * lands
+    defect = defect if lands is None else defect * lands
     return defect, max(norms_of(defect)[0])
 
 
@@ -50,10 +52,10 @@ def wear_left(bucket: Bucket, norm: float) -> float:
     return 0.0 if norm * norm <= 0.3 * rounding_limit(p.shape[-1], p.dtype) else math.inf
 
 
-def polish(bucket: Bucket, coarse: bool = False, lands: float | Tensor = 1.0) -> float:
+def polish(bucket: Bucket, coarse: bool = False, lands: Tensor | None = None) -> float:
     """Takes W^H W - I away, worked out in the dtype of W if coarse, and returns how large it was.
 
-    Frames for which `lands`, a factor of all or (*, 1, 1), is 0 stay as they are, and do not count.
+    Frames for which `lands`, 0 or 1, shape (*, 1, 1), is 0 stay as they are, and do not count.
     """
     w = bucket.frames()
     defect, norm = measured(bucket, w, coarse, lands)
@@ -62,7 +64,7 @@ def polish(bucket: Bucket, coarse: bool = False, lands: float | Tensor = 1.0) ->
     return norm
 
 
-def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf, lands: float | Tensor = 1.0) -> None:
+def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf, lands: Tensor | None = None) -> None:
     """Polishes frames that products alone have moved until they are, or so often where no value is read.
 
     In "exact" the defect is worked out in float64, where none is read the last one alone. `left` is how far from the
@@ -73,8 +75,7 @@ def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf, lan
         for turn in range(1, turns + 1):
             w = bucket.frames()
             defect = rounded_defect(w, bucket.remainders()) if exact and turn == turns else defect_of(w)
-            if isinstance(lands, Tensor):
-                defect = defect * lands
+            defect = defect if lands is None else defect * lands
             if turn == turns:
                 bucket.require(torch.linalg.matrix_norm(defect).amax() <= LOST * math.sqrt(p.shape[-1]), AssertionError)
             bucket.add((w @ defect).mul_(-0.5))
