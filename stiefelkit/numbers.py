@@ -143,5 +143,7 @@ def optional(check: Check) -> Check:
     return Check(f"{check.words}, or None", lambda value: value is None or check.holds(value), check.plain)
 
 
+PRECISIONS = ("exact", "fast")
+PRECISION = one_of(*PRECISIONS)
 FLAG = Check("{key} to be True or False", lambda value: isinstance(value, bool))
 """A flag: a word, "False" as well, would count as on."""

@@ -56,7 +56,7 @@ def modrelu(z: Tensor, b: Tensor, epsilon: float = 0.0) -> Tensor:
 
 def modrelu_of_parts(parts: Tensor, b: Tensor, epsilon: float, dim: int) -> Tensor:
     """Applies `modrelu` with an epsilon above zero to numbers whose real parts, one or two, lie along `dim`."""
-    root = epsilon**0.5
+    root = max(epsilon**0.5, torch.finfo(parts.dtype).tiny)
     # Of parts divided by the largest the squares neither overflow nor vanish; s does not depend on what divides.
     largest = parts.detach().abs().amax(dim, keepdim=True).clamp_min(root)
     s = largest * ((parts / largest).square().sum(dim, keepdim=True) + (root / largest).square()).sqrt()

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_transformed
+from stiefelkit.errors import DtypeError
 
 
 def diagonal(*, signs: Tensor | None = None, phase: Tensor | None = None) -> Tensor:
@@ -19,6 +20,12 @@ def diagonal(*, signs: Tensor | None = None, phase: Tensor | None = None) -> Ten
     assert signs is not None
     # Averaging a model's buffers can leave 0 in a sign: read it as 1, and the frame stays one.
     return signs.double().add(0.5).sign_()
+
+
+def check_complex(who: str, dtype: torch.dtype, phase: Tensor | None) -> None:
+    """Raises DtypeError for phases beside a real dtype, in which their imaginary part would be lost."""
+    if phase is not None and not dtype.is_complex:
+        raise DtypeError(f"{who} needs a complex dtype for phases, got {dtype}.")
 
 
 def phase_gradient(phase: Tensor | None, w: Tensor, g: Tensor) -> Tensor | None:

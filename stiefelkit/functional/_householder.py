@@ -8,7 +8,7 @@ from torch import Tensor
 from stiefelkit._torch import is_differentiated
 from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Function, keep
-from stiefelkit.functional._diagonal import diagonal, phase_gradient, phase_tangent
+from stiefelkit.functional._diagonal import check_complex, diagonal, phase_gradient, phase_tangent
 from stiefelkit.functional._packing import check_tall, pack_trapezoid, unpack_trapezoid
 from stiefelkit.functional._panels import (
     form_columns,
@@ -20,7 +20,7 @@ from stiefelkit.functional._panels import (
 )
 from stiefelkit.functional._polish import polish, polished
 from stiefelkit.metrics import working_dtype
-from stiefelkit.numbers import check_counts
+from stiefelkit.numbers import PRECISION, PRECISIONS, check_counts
 from stiefelkit.tensors import check_tensors
 
 
@@ -57,9 +57,16 @@ def householder(
 
     Returns:
         Frames of shape (*, n, p).
+
+    Raises:
+        DtypeError: v is no tensor, or phases are given for a real frame.
+        OptionError: n, k or p is no count, or the precision is another word.
     """
     check_tensors("householder", v)
     check_counts("householder", n=n, k=k, p=p)
+    if precision not in PRECISIONS:
+        PRECISION.require("householder", "precision", precision)
+    check_complex("householder", dtype, phase)
     exact = precision == "exact"
     if k <= _panels(dtype)[0]:
         return _OnePanel.of(v, phase, signs, n, k, p, dtype, exact)[0]  # type: ignore[index]
@@ -91,9 +98,15 @@ def householder_linear(
 
     Returns:
         Rows of shape (*, n), dtype of x.
+
+    Raises:
+        DtypeError: x or v is no tensor, or phases are given for real rows.
+        OptionError: n or k is no count, or the precision is another word.
     """
     check_tensors("householder_linear", x, v)
     check_counts("householder_linear", n=n, k=k)
+    PRECISION.require("householder_linear", "precision", precision)
+    check_complex("householder_linear", x.dtype, phase)
     p = x.shape[-1]
     if signs is not None or phase is not None:
         x = x * diagonal(signs=signs, phase=phase).to(x.dtype)
@@ -316,7 +329,8 @@ def householder_inverse(q: Tensor, k: int, signs: Tensor | None = None) -> tuple
     d = r.diagonal(dim1=-2, dim2=-1)
     batch = q.shape[:-2]
     left = torch.linalg.matrix_norm(torch.diagonal_scatter(r, torch.zeros_like(d), dim1=-2, dim2=-1))
-    return pack_trapezoid(u).reshape(*batch, -1), d.reshape(*batch, p), left.reshape(batch)
+    v = pack_trapezoid(u)
+    return v.reshape(*batch, v.shape[-1]), d.reshape(*batch, p), left.reshape(batch)
 
 
 def _reduce(r: Tensor, k: int, signs: Tensor | None) -> tuple[Tensor, Tensor]:

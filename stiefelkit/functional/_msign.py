@@ -12,12 +12,11 @@ import numpy
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import OptionError, shown
 from stiefelkit.functional._arithmetic.product import opaque, plus_product
 from stiefelkit.functional._polar import check_matrices, scaled
 from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import working_dtype
-from stiefelkit.numbers import at_least, one_of
+from stiefelkit.numbers import PRECISION, at_least
 
 _LAST = (15 / 8, -10 / 8, 3 / 8)
 """Of third order at 1: an error x becomes 5/2 x^3."""
@@ -25,7 +24,6 @@ _NEAR = 3e-3
 """Error from which `_LAST` takes over: 7e-8 after one of it, which is rounding in float32, and nothing after two."""
 _MARGIN = 1.01
 """How far beyond an interval a polynomial may be used."""
-_PRECISIONS = ("exact", "fast")
 
 
 def msign(x: Tensor, *, lowest: float = 1e-3, precision: str = "exact") -> Tensor:
@@ -65,8 +63,7 @@ def msign(x: Tensor, *, lowest: float = 1e-3, precision: str = "exact") -> Tenso
             [ 0.,  0.]])
     """
     check_matrices("msign", x)
-    if not one_of(*_PRECISIONS).holds(precision):
-        raise OptionError(f"msign needs precision in {_PRECISIONS}, got {shown(precision)}.")
+    PRECISION.require("msign", "precision", precision)
     lowest = at_least(1e-12, most=0.5).require("msign", "lowest", lowest)
     is_wide = x.shape[-2] < x.shape[-1]
     fine = x.detach().to(torch.float32) if x.dtype in (torch.bfloat16, torch.float16) else x.detach()

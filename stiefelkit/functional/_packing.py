@@ -56,9 +56,15 @@ def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Te
 
     Returns:
         :math:`A_{11}` of shape (*, p, p), skew-Hermitian to the bit, and :math:`A_{21}` of shape (*, n - p, p).
+
+    Raises:
+        DtypeError: v is no tensor.
+        ShapeError: v has another number of coordinates.
     """
     check_tensors("unpack_skew", v)
     check_counts("unpack_skew", n=n, p=p)
+    if n != p and v.shape[-1] != (size := skew_size(n, p, is_complex)):
+        raise ShapeError(f"unpack_skew needs coordinates of shape (*, {size}), got {tuple(v.shape)}.")
     if n == p:
         a11 = unpack_square(v, n, is_complex)
         return a11, a11.new_empty(*v.shape[:-1], 0, p)
@@ -72,6 +78,8 @@ def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Te
 
 def unpack_square(v: Tensor, n: int, is_complex: bool, shift: float = 0.0) -> Tensor:
     """Turns packed coordinates into A + shift I with A skew-Hermitian to the bit, shape (*, n, n)."""
+    if v.shape[-1] != (size := n * n if is_complex else n * (n - 1) // 2):
+        raise ShapeError(f"A skew {n} x {n} matrix needs coordinates of shape (*, {size}), got {tuple(v.shape)}.")
     if not is_complex:
         # Gathered, both triangles at once: scattering takes twice as long, subtracting the transpose as long again.
         entries = torch.cat([v, v.neg(), v.new_full((*v.shape[:-1], 1), shift)], dim=-1)
@@ -213,9 +221,15 @@ def unpack_trapezoid(v: Tensor, n: int, k: int, is_complex: bool) -> Tensor:
 
     Returns:
         Tensor of shape (*, n, k).
+
+    Raises:
+        DtypeError: v is no tensor.
+        ShapeError: v has another number of coordinates.
     """
     check_tensors("unpack_trapezoid", v)
     check_counts("unpack_trapezoid", n=n, k=k)
+    if v.shape[-1] != (size := (n * k - k * (k - 1) // 2) * (1 + is_complex)):
+        raise ShapeError(f"unpack_trapezoid needs coordinates of shape (*, {size}), got {tuple(v.shape)}.")
     if is_complex:
         re, im = v.unflatten(-1, (2, -1)).unbind(-2)
         return complex_of(unpack_trapezoid(re, n, k, False), unpack_trapezoid(im, n, k, False))

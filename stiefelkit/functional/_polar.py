@@ -1,5 +1,6 @@
 """The orthogonal polar factor, the nearest frame, with its derivatives of every order."""
 
+import math
 from typing import Any
 
 import torch
@@ -188,7 +189,8 @@ def scaled(x: Tensor) -> Tensor:
     parts = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.unsqueeze(-1)
     largest = parts.abs().amax((-3, -2, -1), keepdim=True)
     # The logarithm of the largest number is rounded up, to that of infinity.
-    parts = parts / torch.where(largest == 0, 1.0, largest.log2().floor().clamp(max=1023).exp2())
+    most = math.frexp(torch.finfo(x.dtype).max)[1] - 1
+    parts = parts / torch.where(largest == 0, 1.0, largest.log2().floor().clamp(max=most).exp2())
     return torch.view_as_complex(parts) if x.is_complex() else parts.squeeze(-1)
 
 

@@ -235,6 +235,79 @@ def test_wide_matrices_are_done_as_their_adjoint_or_refused(dtype):
             function(tall[:, 0])
 
 
+def _tensors(made):
+    return [t for t in (made if isinstance(made, tuple) else (made,)) if isinstance(t, torch.Tensor)]
+
+
+@pytest.mark.parametrize("dtype", [R, C])
+def test_a_batch_of_no_matrices_has_no_results(dtype):
+    for functions, shape in ((TALL, (5, 3)), (TALL | SQUARE, (4, 4)), (EITHER, (5, 3))):
+        for name, function in functions.items():
+            one, none = (
+                _tensors(function(w)) for w in (frame(*shape, dtype)[None], torch.empty(0, *shape, dtype=dtype))
+            )
+            assert [t.shape for t in none] == [(0, *t.shape[1:]) for t in one], name
+            assert [t.dtype for t in none] == [t.dtype for t in one], name
+    for n, p in ((4, 4), (5, 2), (9, 2), (40, 40)):
+        v = torch.empty(0, skew_size(n, p, dtype == C), dtype=R, requires_grad=True)
+        phase = torch.empty(0, p, dtype=R) if dtype == C else None
+        for w in (functional.matrix_exp(v, n, p, dtype == C), functional.cayley(v, n, p, phase=phase)):
+            assert w.shape == (0, n, p)
+            assert torch.autograd.grad(w.abs().sum(), v)[0].shape == v.shape
+    for w in (torch.empty(0, 5, 3, dtype=dtype), torch.empty(0, 4, 4, dtype=dtype)):
+        gradient = functional.riemannian_gradient(w, w)
+        for step in (functional.cayley_increment, functional.polar_increment):
+            assert step(w, gradient, 0.1).shape == w.shape
+
+
+@pytest.mark.parametrize("more", [-1, 1, 4])
+def test_another_number_of_coordinates_is_refused(more):
+    for dtype in (R, C):
+        phase = drawn(4) if dtype == C else None
+        for n, p in ((4, 4), (7, 4), (9, 4)):
+            v = drawn(skew_size(n, p, dtype == C) + more)
+            with pytest.raises(errors.ShapeError, match="coordinates of shape"):
+                functional.cayley(v, n, p, phase=phase)
+            with pytest.raises(errors.ShapeError, match="coordinates of shape"):
+                functional.matrix_exp(v, n, p, dtype == C)
+            v = drawn(trapezoid_size(n, 3, dtype == C) + more)
+            with pytest.raises(errors.ShapeError, match="coordinates of shape"):
+                functional.householder(v, n, 3, p, dtype=dtype)
+
+
+def test_a_precision_of_another_name_is_refused():
+    v = drawn(6)
+    for call in (
+        lambda: functional.cayley(v, 4, 4, precision="exat"),
+        lambda: functional.matrix_exp(v, 4, 4, False, precision="fst"),
+        lambda: functional.householder(drawn(7), 4, 2, 4, precision="Exact"),
+        lambda: functional.householder_linear(drawn(2, 4), drawn(7), 4, 2, precision=""),
+        lambda: functional.msign(drawn(2, 2), precision="slow"),
+    ):
+        with pytest.raises(errors.OptionError, match=r"needs precision in \('exact', 'fast'\)"):
+            call()
+
+
+def test_phases_never_lose_their_imaginary_part():
+    """Beside a real dtype they are refused, and a complex D makes a butterfly complex."""
+    angle, phase = drawn(4), drawn(4, number=1)
+    for call in (
+        lambda: functional.householder(drawn(10), 4, 4, 4, phase=phase),
+        lambda: functional.householder_linear(drawn(2, 4), drawn(10), 4, 4, phase=phase),
+        lambda: functional.brickwall(drawn(4, 2), _angles(4, 3), _angles(4, 3), layers=3),
+        lambda: functional.rotate_butterfly(drawn(3, 4), angle, phase),
+        lambda: functional.butterfly(angle, drawn(4).sign(), phase, n=4, dtype=torch.float32),
+        lambda: functional.butterfly(angle, functional.diagonal(phase=phase), n=4, dtype=torch.float32),
+    ):
+        with pytest.raises(errors.DtypeError, match="complex dtype for phases"):
+            call()
+    d = functional.diagonal(phase=phase)
+    w = functional.butterfly(angle, d, n=4)
+    assert torch.equal(w, d[:, None] * functional.butterfly(angle, torch.ones(4, dtype=R), n=4))
+    given = (angle.clone().requires_grad_(), d.clone().requires_grad_())
+    assert torch.autograd.gradcheck(lambda t, d: functional.butterfly(t, d, n=4), given, fast_mode=True)
+
+
 REFUSALS = (errors.StiefelkitError, NotImplementedError, RuntimeError)
 
 

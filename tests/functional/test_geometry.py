@@ -1,5 +1,7 @@
 """Steps and geodesics of the Stiefel manifold are those of their n x n formulas, as functions and as a manifold."""
 
+import dataclasses
+
 import pytest
 import torch
 from drawn_frames import ALL, DTYPES, METRICS, SHAPES, drawn
@@ -7,7 +9,7 @@ from drawn_frames import ALL, DTYPES, METRICS, SHAPES, drawn
 from stiefelkit import errors, functional, init
 from stiefelkit.functional import RETRACTIONS, cayley_increment, riemannian_gradient
 from stiefelkit.manifolds import Stiefel
-from stiefelkit.testing import retraction_order
+from stiefelkit.testing import retraction_order, seeds
 
 
 def generator_of(w, u, alpha=1):
@@ -170,3 +172,15 @@ def test_steps_between_matrices_of_two_shapes_and_from_wide_ones_are_refused(nam
 def test_an_unknown_metric_is_refused(name, count):
     with pytest.raises(errors.OptionError, match=rf"{name} needs a metric in .*'euclidean'\), got 'hyperbolic'"):
         getattr(functional, name)(*[init.haar((5, 2))] * count, metric="hyperbolic")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+@pytest.mark.parametrize("size", [1e-24, 1e-8, 1e8, 1e18])
+def test_a_cayley_step_depends_on_the_product_of_direction_and_step(dtype, size):
+    """Though the square of the direction leave the range of float32."""
+    g = seeds.generator(3)
+    w, along = init.haar((6, 6), dtype, g), torch.randn(6, 6, dtype=dtype, generator=g)
+    gradient = riemannian_gradient(w, along)
+    scaled = dataclasses.replace(gradient, rotation=gradient.rotation * size)
+    step = cayley_increment(w, gradient, 0.5)
+    torch.testing.assert_close(cayley_increment(w, scaled, 0.5 / size), step, atol=1e-6, rtol=0)

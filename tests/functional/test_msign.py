@@ -112,3 +112,9 @@ def test_what_is_no_matrix_or_out_of_range_is_refused():
     for options in wrong_options:
         with pytest.raises(errors.OptionError):
             msign(torch.eye(2), **options)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16, torch.float16], ids=str)
+def test_the_largest_and_smallest_numbers_have_a_sign(dtype):
+    for size in (torch.finfo(dtype).max, torch.finfo(dtype).tiny):
+        torch.testing.assert_close(msign(size * torch.eye(3, dtype=dtype)), torch.eye(3, dtype=dtype))

@@ -131,6 +131,20 @@ def test_angles_next_to_pi_are_told_apart(k):
     assert torch.dist(torch.linalg.matrix_exp(a), u @ vh) <= 1e-13
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_angles_at_every_distance_from_pi_are_found(seed):
+    g = seeds.generator(seed)
+    for n in range(2, 14):
+        away = 10.0 ** (-18 * torch.rand(n // 2, dtype=torch.float64, generator=g))
+        away[:: 2 + seed] = 0.0
+        blocks = [torch.stack([-t.cos(), -t.sin(), t.sin(), -t.cos()]).view(2, 2) for t in away]
+        q = init.haar((n, n), torch.float64, g)
+        w = q @ torch.block_diag(*blocks, *[torch.ones(1, 1, dtype=torch.float64)] * (n % 2)) @ q.mT
+        a, exists = skew_logarithm(w)
+        assert exists
+        assert torch.dist(torch.linalg.matrix_exp(a), w) <= 1e-14 * n
+
+
 def test_determinant_minus_one_is_refused_with_the_remedy():
     reflection = torch.diag(torch.tensor([1.0, 1.0, -1.0]))
     layer = torch.nn.Linear(3, 3)

@@ -119,7 +119,7 @@ def probed_norm(s: Tensor, norms: list[float]) -> float:
 
     The largest of a batch. Vectors are rows, since products of few columns take up to five times as long.
     """
-    top, add_product = max(norms), torch.addmm if s.dim() == 2 else torch.baddbmm
+    top, add_product = max(norms, default=0.0), torch.addmm if s.dim() == 2 else torch.baddbmm
     y = before = probes(*s.shape[:-1], s.dtype, s.device).mT.contiguous()
     for _ in range(6 if 0 < top < math.inf else 0):
         before, y = y, add_product(y, y, s, beta=0, alpha=1 / top)

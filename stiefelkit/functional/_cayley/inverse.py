@@ -56,7 +56,8 @@ def cayley_inverse(q: Tensor, d: Tensor | None = None) -> tuple[Tensor, Tensor]:
     inverse = inverse + inverse @ (eye - (eye + b[:, :p]) @ inverse)
     a21 = -b[:, p:] @ inverse
     a11 = 2 * inverse - eye - a21.mH @ a21
-    return pack_skew((a11 - a11.mH) / 2, a21).reshape(*q.shape[:-2], -1), d.reshape(*q.shape[:-2], p)
+    v = pack_skew((a11 - a11.mH) / 2, a21)
+    return v.reshape(*q.shape[:-2], v.shape[-1]), d.reshape(*q.shape[:-2], p)
 
 
 def _eliminate(q: Tensor) -> Tensor:

@@ -22,12 +22,14 @@ _SMALLEST_SQUARED = 256
 """From here on a block of A^2 is large enough to be multiplied by itself."""
 _SMALLEST_PROBED = 128
 """From here on power steps take less time than a product."""
+_LARGEST_SCALE = 1e6
+"""Beyond, A^2 of a Q that counts may leave the range of float32."""
 _CONTRACTS = 0.25
 """||Q||_2^2 below which Y = Q - Q Y is worth a turn; beyond, a polish follows the step anyway."""
 
 
-def quotient_of_skew(a: Tensor, scale: float, norms: list[float], tolerance: float | None) -> Tensor:
-    """-2 Q (I + Q)^-1 for Q = scale A, A skew with the given norms if any, to a relative error; 16 eps when None.
+def quotient_of_skew(a: Tensor, scale: float, tolerance: float | None = None) -> Tensor:
+    """-2 Q (I + Q)^-1 for Q = scale A, A skew, to a relative error; 16 eps when None.
 
     While Q is small by (Q - Q^2) (I - Q^2)^-1 with a polynomial in Q^2 for the last factor, else by an inverse; where
     no norm is read always by that, to a few eps.
@@ -35,9 +37,11 @@ def quotient_of_skew(a: Tensor, scale: float, norms: list[float], tolerance: flo
     if switch.forbidden or not a.is_cpu:
         return _by_inverse(a * scale)
     tolerance = _TOLERANCE * torch.finfo(a.dtype).eps if tolerance is None else tolerance
+    if not 1 / _LARGEST_SCALE < abs(scale) < _LARGEST_SCALE:
+        a, scale = a * scale, 1.0
     square = _square_of_hermitian(a)
     (fourths,) = norms_of(square)
-    total = scale * scale * max(fourths)
+    total = scale * scale * max(fourths, default=0.0)
     size = total if a.is_complex() else 0.5**0.5 * total  # singular values of a real one come in pairs
     permitted = _permitted(tolerance, total, a)
     c = _coefficients(size, permitted, 1 if a.shape[-1] >= _SMALLEST_PROBED else 2)
@@ -60,7 +64,7 @@ def quotient_of_accretive(q: Tensor) -> Tensor:
     if not reads_are_free(q):
         return _by_inverse(q)
     square = q @ q
-    size = max(norms_of(square)[0])
+    size = max(norms_of(square)[0], default=0.0)
     first = q - square
     # What is left out is not skew: five times as much of it reaches W^H W.
     permitted = _permitted(_TOLERANCE * torch.finfo(q.dtype).eps, 5 * size, q)

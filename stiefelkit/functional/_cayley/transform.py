@@ -28,7 +28,7 @@ from stiefelkit.functional._kernels.launch import Anywhere, cayley_backward, cay
 from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew, unpack_square
 from stiefelkit.functional._polish import polish
 from stiefelkit.metrics import working_dtype
-from stiefelkit.numbers import check_counts
+from stiefelkit.numbers import PRECISION, PRECISIONS, check_counts
 from stiefelkit.tensors import check_tensors
 
 _LARGEST_IN_DOUBLE = 48
@@ -64,10 +64,17 @@ def cayley(
 
     Returns:
         Frames of shape (*, n, p) in the precision of v; a square W has no eigenvalue -1 in :math:`W D^H`.
+
+    Raises:
+        DtypeError: v is no tensor.
+        ShapeError: v has another number of coordinates.
+        OptionError: n or p is no count, or the precision is another word.
     """
     if not (isinstance(v, Tensor) and type(n) is type(p) is int and 0 <= p <= n):
         check_tensors("cayley", v)
         check_counts("cayley", n=n, p=p)
+    if precision not in PRECISIONS:
+        PRECISION.require("cayley", "precision", precision)
     if phase is not None:
         d = None
     elif signs is not None:

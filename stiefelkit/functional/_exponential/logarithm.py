@@ -9,7 +9,6 @@ from stiefelkit.functional._packing import check_square, check_tall
 
 _WINDOW = (-0.97, -0.8)
 """Eigenvalues of the Hermitian part below a gap in here are those near -1."""
-_NEGLIGIBLE = 3e-9
 
 
 def skew_logarithm(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,6 +27,8 @@ def skew_logarithm(w: Tensor) -> tuple[Tensor, Tensor]:
     """
     check_square("skew_logarithm", w)
     n = w.shape[-1]
+    if not w.numel():
+        return w.clone(), w.new_ones(w.shape[:-2], dtype=torch.bool)
     logarithms, exists = zip(*(_one(matrix) for matrix in w.reshape(-1, n, n)), strict=True)
     return torch.stack(logarithms).view(w.shape), torch.tensor(exists, device=w.device).view(w.shape[:-2])
 
@@ -88,22 +89,21 @@ def _real_angles(k: Tensor, size: float = 1.0) -> tuple[Tensor, bool]:
     """Returns the same for an orthogonal matrix, real; k is its skew part divided by `size`."""
     m = k.shape[0]
     s, v = torch.linalg.eigh(1j * (k - k.mT) / 2)
-    sines = s.abs() * size
-    rotating = s < -_NEGLIGIBLE
+    if m < 2 or -s[0] * size <= 1e-15:  # rounding
+        part = torch.zeros_like(k)
+        first = torch.arange(0, m - 1, 2, device=k.device)
+        part[first + 1, first], part[first, first + 1] = math.pi, -math.pi
+        return part, m % 2 == 0
+    # Vectors of the smaller sines are not well told from their conjugates: those wait for their own unit.
+    rotating = s < 0.1 * s[0]
     v_rotating = v[:, rotating]
-    a = -2 * ((v_rotating * (math.pi - sines[rotating].clamp(max=1.0).asin())) @ v_rotating.mH).imag
-    rest = int((s.abs() <= _NEGLIGIBLE).sum())
+    sines = -s[rotating] * size
+    a = -2 * ((v_rotating * (math.pi - sines.clamp(max=1.0).asin())) @ v_rotating.mH).imag
+    rest = m - 2 * v_rotating.shape[1]
     if not rest:
         return a, True
-    v_rest = v[:, s.abs() <= _NEGLIGIBLE]
-    basis = torch.linalg.eigh((v_rest @ v_rest.mH).real)[1][:, m - rest :]
+    basis = torch.linalg.eigh((v_rotating @ v_rotating.mH).real)[1][:, :rest]
     inner = basis.mT @ k @ basis
-    norm = torch.linalg.matrix_norm(inner).item()
-    if norm * size > 1e-15:  # smaller sines, not rounding
-        part, fits = _real_angles(inner / norm, size * norm)
-    else:
-        part = torch.zeros_like(inner)
-        first = torch.arange(0, rest - 1, 2, device=k.device)
-        part[first + 1, first], part[first, first + 1] = math.pi, -math.pi
-        fits = rest % 2 == 0
+    norm = torch.linalg.matrix_norm(inner).item() or 1.0
+    part, fits = _real_angles(inner / norm, size * norm)
     return a + basis @ part @ basis.mT, fits

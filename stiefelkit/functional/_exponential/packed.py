@@ -19,7 +19,7 @@ from stiefelkit.functional._arithmetic.split_products import fine_product, settl
 from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew
 from stiefelkit.functional._polish import polish
-from stiefelkit.numbers import check_counts
+from stiefelkit.numbers import PRECISION, PRECISIONS, check_counts
 from stiefelkit.tensors import check_tensors
 
 _LARGEST_IN_DOUBLE = 32
@@ -47,9 +47,16 @@ def matrix_exp(
 
     Returns:
         Frames of shape (*, n, p) in the precision of v.
+
+    Raises:
+        DtypeError: v is no tensor.
+        ShapeError: v has another number of coordinates.
+        OptionError: n or p is no count, or the precision is another word.
     """
     check_tensors("matrix_exp", v)
     check_counts("matrix_exp", n=n, p=p)
+    if precision not in PRECISIONS:
+        PRECISION.require("matrix_exp", "precision", precision)
     single = v.dtype == torch.float32
     # Small ones cost no more in float64 than a polish would.
     double = not single or n > 2 * p or (precision == "exact" and n <= _LARGEST_IN_DOUBLE)

@@ -188,7 +188,7 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tu
     The scaling is in the coefficients: A, A^2 and A^3 are those of A itself.
     """
     split = _is_split(a, truncation)
-    if switch.forbidden or split or not a.is_cpu:
+    if switch.forbidden or split or not (a.is_cpu and a.numel()):
         return _unread(a, skew, truncation, split)
     n = a.shape[-1]
     a = a.reshape(-1, n, n) if a.dim() > 3 else a
@@ -387,6 +387,8 @@ def _coefficients(s: int, transposed: bool, dtype: torch.dtype, device: torch.de
 
 def _combine(m: Tensor, s: int, transposed: bool) -> Tensor:
     """Returns linear combinations of the matrices stacked in m, by one product."""
-    flat = (torch.view_as_real(m) if m.is_complex() else m).view(len(m), -1)
+    parts = torch.view_as_real(m) if m.is_complex() else m
+    flat = parts.flatten(1)
     rows = _coefficients(s, transposed, flat.dtype, flat.device) @ flat
-    return torch.view_as_complex(rows.view(-1, *m.shape[1:], 2)) if m.is_complex() else rows.view(-1, *m.shape[1:])
+    rows = rows.view(len(rows), *parts.shape[1:])
+    return torch.view_as_complex(rows) if m.is_complex() else rows

@@ -20,7 +20,7 @@ from torch import Tensor
 from stiefelkit._torch import is_differentiated, is_view
 from stiefelkit.functional._arithmetic.function import Function, keep, transposed
 from stiefelkit.functional._arithmetic.product import opaque, product
-from stiefelkit.functional._diagonal import rotations
+from stiefelkit.functional._diagonal import check_complex, rotations
 from stiefelkit.functional._rotations.plan import Plan
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_tensors
@@ -46,11 +46,16 @@ def brickwall(x: Tensor, angle: Tensor, phase: Tensor | None = None, *, layers: 
 
     Returns:
         Tensor of the shape (batch dimensions broadcast) and dtype of X.
+
+    Raises:
+        DtypeError: X or the angles are no tensors, or phases are given for a real X.
+        OptionError: the number of layers is no count.
     """
     check_tensors("brickwall", x, angle)
     check_counts("brickwall", layers=layers)
     batch = torch.broadcast_shapes(x.shape[:-2], angle.shape[:-1])
     x, angle = x.expand(*batch, *x.shape[-2:]), angle.expand(*batch, angle.shape[-1])
+    check_complex("brickwall", x.dtype, phase)
     if phase is not None:
         phase = phase.expand(*batch, phase.shape[-1])
     elif x.is_complex():

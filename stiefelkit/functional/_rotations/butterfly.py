@@ -14,10 +14,10 @@ from torch import Tensor
 from stiefelkit._torch import is_differentiated
 from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.functional._arithmetic.product import product
-from stiefelkit.functional._diagonal import rotations
+from stiefelkit.functional._diagonal import check_complex, rotations
 from stiefelkit.functional._packing import check_square
 from stiefelkit.numbers import check_counts
-from stiefelkit.tensors import check_tensors
+from stiefelkit.tensors import check_tensors, dtype_of_parts
 
 
 def butterfly(
@@ -33,18 +33,25 @@ def butterfly(
 
     Args:
         angle: t in radians, layer by layer, shape (*, n / 2 log2(n)), float32 or float64: W is made in its precision.
-        d: the diagonal of D, shape (*, n), real or complex.
+        d: the diagonal of D, shape (*, n), real or complex, which makes W complex.
         phase: f, shape of the angles, makes W complex.
         n: a power of two.
         dtype: W is rounded to it once; that of the factors when None.
 
     Returns:
         Unitary matrices of shape (*, n, n).
+
+    Raises:
+        DtypeError: an argument is no tensor, or the dtype is real and W is not.
+        OptionError: n is no count.
     """
     check_tensors("butterfly", angle, d)
     check_counts("butterfly", n=n)
     high, low = _factors(angle, phase, n)
-    low = low * d.to(low.dtype).reshape(*d.shape[:-1], *low.shape[-4:-2], 1, 1)
+    whole = low.dtype if low.is_complex() else dtype_of_parts(low.dtype, d.is_complex())
+    if dtype is not None and whole.is_complex:
+        check_complex("butterfly", dtype, d if phase is None else phase)
+    low = low * d.to(whole).reshape(*d.shape[:-1], *low.shape[-4:-2], 1, 1)
     if n == 1:
         return (low * high).flatten(-3).to(dtype)
     return _Outer.of(high, low, low.dtype if dtype is None else dtype)  # type: ignore[return-value]
@@ -62,8 +69,12 @@ def rotate_butterfly(x: Tensor, angle: Tensor, phase: Tensor | None = None) -> T
 
     Returns:
         Tensor of shape (m, n).
+
+    Raises:
+        DtypeError: an argument is no tensor, or phases are given for real rows.
     """
     check_tensors("rotate_butterfly", x, angle)
+    check_complex("rotate_butterfly", x.dtype, phase)
     high, low = _factors(angle, phase, x.shape[-1])
     z = product(high[0].movedim(-1, 0), x.unflatten(-1, (-1, high.shape[-1])).movedim(0, -1).transpose(0, 1))
     return product(low[..., 0], z.transpose(0, 1)).flatten(0, 1).T

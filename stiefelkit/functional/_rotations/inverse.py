@@ -31,7 +31,9 @@ def brickwall_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     *batch, n, p = q.shape
     q = torch.cat([q, torch.linalg.qr(q, mode="complete")[0][..., p:]], dim=-1) if p < n else q
     w = q.detach().cpu().resolve_conj().reshape(-1, n, n).numpy().copy()
-    tables = np.stack([np.stack(_nulled(matrix)) for matrix in w], axis=-1)
+    tables = np.empty((3, n, n, len(w)), w.dtype)
+    for i, matrix in enumerate(w):
+        tables[..., i] = _nulled(matrix)
     sine, cosine, turn = torch.from_numpy(tables)
     w = torch.from_numpy(w)
     d = w.diagonal(dim1=-2, dim2=-1).sgn().T.clone()
@@ -51,7 +53,7 @@ def brickwall_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     layers, wires = mesh_places(n, n)
 
     def packed(table: Tensor) -> Tensor:
-        return table[layers, wires].T.reshape(*batch, -1).to(q.device)
+        return table[layers, wires].T.reshape(*batch, len(layers)).to(q.device)
 
     return packed(angle), packed(turn.angle()) if q.is_complex() else None, d.T.reshape(*batch, n).to(q.device)
 

@@ -74,7 +74,7 @@ def inverse_root_less_one(e: Tensor) -> Tensor:
     mean = e.diagonal(dim1=-2, dim2=-1).real.mean(-1)[..., None, None]
     eye = torch.eye(p, dtype=e.dtype, device=e.device)
     centred = (e - mean * eye) / (1 + mean)
-    size = max(norms_of(centred)[0]) if p > 1 else 0.0
+    size = max(norms_of(centred)[0], default=0.0) if p > 1 else 0.0
     permitted = _DEFECT * torch.finfo(e.dtype).eps * p**0.5
     power = size
     for degree, following in enumerate(_SERIES[1:]):
@@ -116,13 +116,13 @@ def turn(direction: Tangent, step: float | Tensor) -> Tensor:
     """Returns R - I, to relative rounding; of long steps in float64, which has the range for them."""
     a = direction.rotation
     if isinstance(step, Tensor):
-        return quotient_of_skew(a * step, 0.5, [], None)
+        return quotient_of_skew(a * step, 0.5)
     if not reads_are_free(a):
-        return quotient_of_skew(a, 0.5 * step, [], None)
+        return quotient_of_skew(a, 0.5 * step)
     if not any(direction.rotation_norms):  # as of one real column
         return torch.zeros_like(a)
     wide = a.to(working_dtype(a.dtype)) if step > _LONG else a
-    return quotient_of_skew(wide, 0.5 * step, direction.rotation_norms, None).to(a.dtype)
+    return quotient_of_skew(wide, 0.5 * step).to(a.dtype)
 
 
 def split_increment(

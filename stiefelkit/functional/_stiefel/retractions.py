@@ -57,13 +57,13 @@ def cayley_increment(
     """
     if not (isinstance(w, Tensor) and isinstance(direction, Tangent)):
         check_tensors("cayley_increment", w, getattr(direction, "rotation", None))
-    scale, q, size = 0.5, direction.rotation, direction.rotation_norms
+    scale, q = 0.5, direction.rotation
     if isinstance(step, Tensor):
-        q, size = q * step, []
+        q = q * step
     else:
         scale *= step
     if direction.rest is None:
-        y = quotient_of_skew(q, scale, size, tolerance)
+        y = quotient_of_skew(q, scale, tolerance)
         return short_product(w, y if defect is None else y.add_(defect, alpha=-0.5))
     rest = direction.rest * (0.5 * step)
     if q.shape[-1] < FEW and not float64_is_weak(q.device):

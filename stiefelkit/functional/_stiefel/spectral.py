@@ -98,9 +98,11 @@ def steepest(w: Tensor, gradient: Tangent, iterations: int) -> tuple[Tangent, Te
 
 def _unit(gradient: Tangent) -> Tensor:
     """Powers of 2 of the size of each matrix, shape (*, 1, 1), in units of which its squares are ordinary numbers."""
-    (length, *_), k = gradient.norms("euclidean"), gradient.rotation
-    if not isinstance(length, Tensor):
-        length = torch.tensor(gradient.norms("euclidean"), dtype=torch.float64, device="cpu")
+    length, k = gradient.norms("euclidean"), gradient.rotation
+    if length and isinstance(length[0], Tensor):
+        length = length[0]
+    else:
+        length = torch.tensor(length, dtype=torch.float64, device="cpu")
     size = torch.where(length > 0, length, 1.0).log2().floor().clamp(-1000, 1000).exp2()
     return size.to(k.device).view(*k.shape[:-2], 1, 1)
 
