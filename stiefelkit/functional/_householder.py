@@ -66,7 +66,8 @@ def householder(
     check_counts("householder", n=n, k=k, p=p)
     if precision not in PRECISIONS:
         PRECISION.require("householder", "precision", precision)
-    check_complex("householder", dtype, phase)
+    if phase is not None and not dtype.is_complex:
+        check_complex("householder", dtype, phase)
     exact = precision == "exact"
     if k <= _panels(dtype)[0]:
         return _OnePanel.of(v, phase, signs, n, k, p, dtype, exact)[0]  # type: ignore[index]

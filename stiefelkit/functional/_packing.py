@@ -63,7 +63,7 @@ def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Te
     """
     check_tensors("unpack_skew", v)
     check_counts("unpack_skew", n=n, p=p)
-    if n != p and v.shape[-1] != (size := skew_size(n, p, is_complex)):
+    if v.shape[-1] != (size := p * p + 2 * (n - p) * p if is_complex else n * p - p * (p + 1) // 2):
         raise ShapeError(f"unpack_skew needs coordinates of shape (*, {size}), got {tuple(v.shape)}.")
     if n == p:
         a11 = unpack_square(v, n, is_complex)

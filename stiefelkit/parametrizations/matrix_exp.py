@@ -21,7 +21,7 @@ class MatrixExp(OrthogonalParam):
 
     Tall frames are :math:`W = exp(A) [I; 0] R` with :math:`A = [[A_{11}, -A_{21}^H], [A_{21}, 0]]` and a fixed
     orthogonal or unitary R (p x p), the chart `rotation`, chosen when a frame is assigned; :math:`exp(A)` itself is
-    never formed when n > 2p; frames are exact then for coordinates up to about 1e5.
+    never formed when n > 2p; frames are exact then for coordinates up to about 1e5, of float64 1e8.
 
     The coordinate `skew` is laid out as `stiefelkit.functional.unpack_skew` tells. For square complex frames it holds
     the coefficients of Hyland and Ratsch's basis of the Lie algebra, row by row: E_ij - E_ji for i > j, i E_ii, and

@@ -236,3 +236,12 @@ def test_a_plane_that_no_probe_sees_is_scaled_for(dtype, ratio, size):
     # Up to twice the norm may be missed in one plane: 2^13 times what is left out elsewhere, but for a polish.
     limits = 8 if dtype == torch.float32 else 1e5
     assert torch.dist(w.double(), torch.linalg.matrix_exp(a)) <= limits * rounding_limit(n, dtype)
+
+
+@pytest.mark.parametrize("shape", [(12, 3), (40, 10)])
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_tall_float64_frames_stay_at_the_rounding_limit_up_to_coordinates_of_1e8(shape, is_complex):
+    n, p = shape
+    v = 1e8 * torch.randn(3, skew_size(n, p, is_complex), dtype=torch.float64, generator=seeds.generator(n))
+    w = matrix_exp(v, n, p, is_complex)
+    assert (orthogonality_error(w) <= 4 * torch.finfo(torch.float64).eps * p**0.5).all()

@@ -35,7 +35,7 @@ def matrix_exp(
     Differentiable any number of times, once of them in forward mode; composes with vmap, compile and export. Square
     frames and those with :math:`n ≤ 2p` take 4 products of n x n and 7 more backward up to norm 2 (see `exponential`),
     in float32 up to norm 8; taller ones the same number of 2p x 2p in float64, and two products of (n - p) x p, 4 more
-    backward. Those are exact for coordinates up to about 1e5, and lose a digit with each further factor of 10.
+    backward. Those of float32 coordinates are frames to rounding up to about 1e5, of float64 ones, polished twice, 1e8.
 
     Args:
         v: packed coordinates (see `unpack_skew`), shape (*, skew_size(n, p, is_complex)), float32 or float64.
@@ -67,6 +67,7 @@ def matrix_exp(
     last = last or (is_split and not double)
     if n > 2 * p:
         w = _tall(v, n, p, is_complex, truncation)
+        w = w if single else polish(w)
     else:
         a = _Skew.of(v, n, p, is_complex)
         w = exponential(a, skew=True, truncation=truncation, polish=last and n == p)  # type: ignore[arg-type]

@@ -55,7 +55,8 @@ def brickwall(x: Tensor, angle: Tensor, phase: Tensor | None = None, *, layers: 
     check_counts("brickwall", layers=layers)
     batch = torch.broadcast_shapes(x.shape[:-2], angle.shape[:-1])
     x, angle = x.expand(*batch, *x.shape[-2:]), angle.expand(*batch, angle.shape[-1])
-    check_complex("brickwall", x.dtype, phase)
+    if phase is not None and not x.is_complex():
+        check_complex("brickwall", x.dtype, phase)
     if phase is not None:
         phase = phase.expand(*batch, phase.shape[-1])
     elif x.is_complex():

@@ -48,10 +48,10 @@ def butterfly(
     check_tensors("butterfly", angle, d)
     check_counts("butterfly", n=n)
     high, low = _factors(angle, phase, n)
-    whole = low.dtype if low.is_complex() else dtype_of_parts(low.dtype, d.is_complex())
+    whole = dtype_of_parts(low.dtype, True) if d.is_complex() and not low.is_complex() else low.dtype
     if dtype is not None and whole.is_complex:
         check_complex("butterfly", dtype, d if phase is None else phase)
-    low = low * d.to(whole).reshape(*d.shape[:-1], *low.shape[-4:-2], 1, 1)
+    high, low = high.to(whole), low * d.to(whole).reshape(*d.shape[:-1], *low.shape[-4:-2], 1, 1)
     if n == 1:
         return (low * high).flatten(-3).to(dtype)
     return _Outer.of(high, low, low.dtype if dtype is None else dtype)  # type: ignore[return-value]
