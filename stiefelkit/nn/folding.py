@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from stiefelkit._torch import held_modules, held_parameters
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnfilledError
-from stiefelkit.nn.adapter import Replacement, replaced
+from stiefelkit.nn.adapter import Replacement
 from stiefelkit.nn.frozen import inside_peft
 from stiefelkit.tensors import working_dtype
 
@@ -185,8 +185,13 @@ def _new_bias(change: Change) -> Tensor:
     return b
 
 
-def write(changes: Sequence[Change], affine: Mapping[nn.Module, Affine], model: nn.Module | None) -> None:
-    """Writes all changes: biases, which are made of weights, then weights that are untied, then the others."""
+def write(
+    changes: Sequence[Change], affine: Mapping[nn.Module, Affine], model: nn.Module | None
+) -> dict[int, nn.Module]:
+    """Writes all changes: biases, which are made of weights, then weights that are untied, then the others.
+
+    Returns root mean squares for the layer norms of a model, by the id of what they are to replace.
+    """
     written: set[int] = set()
     for change in sorted(changes, key=lambda change: change.name):
         if not any(change.factors) and change.shift is None:
@@ -207,8 +212,8 @@ def write(changes: Sequence[Change], affine: Mapping[nn.Module, Affine], model: 
             own.weight.fill_(own.neutral)
         if own.bias is not None:
             own.bias.zero_()
-        if isinstance(norm, nn.LayerNorm) and model is not None:
-            replaced(model, {id(norm): _root_mean_square(norm)})
+    layer_norms = [norm for norm in affine if isinstance(norm, nn.LayerNorm) and model is not None]
+    return {id(norm): _root_mean_square(norm) for norm in layer_norms}
 
 
 def _of_others(changes: Sequence[Change], change: Change) -> set[int]:

@@ -15,6 +15,7 @@ from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.nn.decoders import RotationSites, check_sites, rotation_sites
 from stiefelkit.nn.folding import Site, kind_of, weight_and_bias_of
+from stiefelkit.nn.hadamard_linear import HadamardLinear
 from stiefelkit.nn.rotation import absorb_norms_, check_downs, of_hadamard, of_stream, rotate_, site_of, turn_heads
 from stiefelkit.numbers import optional, whole
 from stiefelkit.weights import attach
@@ -166,7 +167,7 @@ class Rotated(nn.Module):
             return lambda *args: F.linear(y := own(*args), r.to(y))
         if layer in [*self.sites.norms.values()][-1]:
             return lambda x: own(x @ r.to(x))
-        is_online = self.online and layer in self.sites.downs
+        is_online = isinstance(layer, HadamardLinear) or (self.online and layer in self.sites.downs)
 
         def run(x: Tensor) -> Tensor:
             x = hadamard_transform(x) if is_online else x

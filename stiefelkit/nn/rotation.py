@@ -91,11 +91,7 @@ def rotate_(
         _turn_heads(found, sites.heads, heads)
     if online and sites is not None:
         _transform_downs(found, sites.downs)
-    _fold(found, affine, model, sites is not None, r)
-    if online and sites is not None:
-        replaced(sites.model, {id(layer): HadamardLinear.around(layer) for layer in sites.downs})
-        if (config := getattr(sites.model, "config", None)) is not None:
-            config.stiefelkit_online = True  # type: ignore[attr-defined]
+    _fold(found, affine, model, sites, r, online)
 
 
 @torch.no_grad()
@@ -117,14 +113,19 @@ def absorb_norms_(sites: RotationSites) -> None:
     found: dict[int, Site] = {}
     norms = {norm: [*read] for norm, read in sites.norms.items()}
     affine = _on_stream(found, [], generic, [], [*sites.writers], norms, sites.model)
-    _fold(found, affine, sites.model, True, None)
+    _fold(found, affine, sites.model, sites, None)
 
 
 def _fold(
-    found: Mapping[int, Site], affine: Mapping[nn.Module, Affine], model: Any, is_decoder: bool, r: Tensor | None
+    found: Mapping[int, Site],
+    affine: Mapping[nn.Module, Affine],
+    model: Any,
+    sites: RotationSites | None,
+    r: Tensor | None,
+    online: bool = False,
 ) -> None:
-    """Checks all layers, then writes."""
-    changes = folding.changes_of(list(found.values()), is_decoder)
+    """Checks all layers, then writes, and puts new norms and layers into the model and the sites."""
+    changes = folding.changes_of(list(found.values()), sites is not None)
     for module in [*affine, *(site.layer for site in found.values())]:
         if any(call_hooks(module)):
             raise OptionError(
@@ -136,8 +137,16 @@ def _fold(
             _check_own_forward(site, {c.name: c.value() for c in changes if c.site is site and c.tensor is not None})
     if model is not None:
         changed = {change.tensor.data_ptr() for change in changes if change.tensor is not None}
-        _check_model(model, found, affine, changed, None if is_decoder else r)
-    folding.write(changes, affine, model)
+        _check_model(model, found, affine, changed, r if sites is None else None)
+    others = folding.write(changes, affine, model)
+    if online and sites is not None:
+        others |= {id(layer): HadamardLinear.around(layer) for layer in sites.downs}
+        if (config := getattr(model, "config", None)) is not None:
+            config.stiefelkit_online = True
+    if model is not None:
+        replaced(model, others)
+    if sites is not None:
+        sites.replace(others)
 
 
 @torch.no_grad()

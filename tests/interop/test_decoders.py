@@ -264,6 +264,29 @@ def test_a_decoder_that_is_rotated_as_it_runs_computes_the_same_unrounded_and_fo
     assert torch.dist(logits(rotated), before) <= 1e-5 * before.norm()
     assert rotated.fold() is model
     assert torch.dist(logits(model), before) <= 1e-5 * before.norm()
+    rotated.rotation.weight = rotation().float()  # type: ignore[assignment]
+    assert torch.dist(logits(rotated), before) <= 1e-5 * before.norm()  # layers that transform their input do so here
+    rotated.fold()
+    assert torch.dist(logits(model), before) <= 1e-5 * before.norm()
+    with pytest.raises(OptionError, match="online=True once at most"):
+        sk.nn.rotate_(sites=sites, online=True)
+
+
+@pytest.mark.parametrize("family", ["Llama", "GPT2", "GPTNeoX"])
+def test_sites_follow_what_is_replaced_and_sites_found_before_are_refused(family):
+    model = decoder(family)
+    before = logits(model)
+    sites, early = sk.nn.rotation_sites(model), sk.nn.rotation_sites(model)
+    for online in (False, True, False):
+        sk.nn.rotate_(rotation(), sites=sites, heads=rotation(8), online=online)
+        assert torch.dist(logits(model), before) <= 1e-5 * before.norm()
+    found = sk.nn.rotation_sites(model)
+    assert (sites.norms, sites.writers, sites.downs) == (found.norms, found.writers, found.downs)
+    assert [(one.value, one.output) for one in sites.heads] == [(one.value, one.output) for one in found.heads]
+    for use in (lambda: sk.nn.rotate_(rotation(), sites=early), lambda: sk.nn.rotated(model, early)):
+        with pytest.raises(OptionError, match=r"got \w+, which is not, or no longer; rotation_sites\(model\) finds"):
+            use()
+    assert torch.dist(logits(model), before) <= 1e-5 * before.norm()
 
 
 def test_rotations_are_learned_through_rounded_layers_and_stay_frames():

@@ -1,7 +1,7 @@
 """Decoders whose residual stream can be rotated: the places of their layers, one family a file."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -67,9 +67,11 @@ class Heads:
         return len(self.rows) // self.groups
 
 
-@dataclass(frozen=True)
+@dataclass
 class RotationSites:
     """The layers of a decoder on its residual stream, and its attentions; made by `rotation_sites`, or by hand.
+
+    Where `rotate_` replaces a norm or a layer of the model, it does so here too, so that sites may be used again.
 
     Attributes:
         model: the model.
@@ -91,11 +93,29 @@ class RotationSites:
         w: Any = self.writers[0].weight
         return int(w.shape[1] if isinstance(self.writers[0], nn.Embedding) else w.shape[0])
 
+    def replace(self, others: Mapping[int, nn.Module]) -> None:
+        """Puts others, by the id of what they replace in the model, into these sites."""
+
+        def new(layers: Iterable[nn.Module]) -> list[nn.Module]:
+            return [others.get(id(layer), layer) for layer in layers]
+
+        self.norms = dict(zip(new(self.norms), map(new, self.norms.values()), strict=True))
+        self.writers, self.downs = new(self.writers), new(self.downs)
+        pairs = [new((one.value, one.output)) for one in self.heads]
+        self.heads = [replace(one, value=v, output=o) for one, (v, o) in zip(self.heads, pairs, strict=True)]
+
 
 def check_sites(sites: Any, who: str) -> None:
-    """Raises OptionError for what are no sites."""
+    """Raises OptionError for what are no sites, or the sites of a model in which a layer was replaced since."""
     if not isinstance(sites, RotationSites):
         raise OptionError(f"{who} needs sites, which rotation_sites(model) returns, got {type(sites).__name__}.")
+    held = {*sites.model.modules()}
+    for layer in (*sites.norms, *sites.writers, *(layer for read in sites.norms.values() for layer in read)):
+        if layer not in held:
+            raise OptionError(
+                f"{who} needs sites whose layers are in the model, got {type(layer).__name__}, which is not, or no "
+                "longer; rotation_sites(model) finds them as they are."
+            )
 
 
 def _check(decoder: Any) -> None:
