@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, shown
 from stiefelkit.nn.adapter import OrthogonalAdapter, Rotation, trained_as_before
+from stiefelkit.nn.frozen import reference_tensor
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import Check, plain, whole
 from stiefelkit.tensors import computing_dtype
@@ -22,29 +23,25 @@ class Butterfly(Rotation):
     :math:`P_1` is the identity; :math:`B_i` mixes the features of :math:`2^{i-1}` neighbouring blocks.
     """
 
-    orders: Tensor
-
     def __init__(self, n: int, block_size: int, factors: int, inner: Parametrization, like: Tensor, **options: Any):
         nn.Module.__init__(self)
         self.blocks = n // block_size if factors == 1 else 1
         shape = factors, n // block_size, block_size, block_size
         self.weight = nn.Parameter(torch.zeros(shape, dtype=computing_dtype(like.dtype), device=like.device))
         attach.orthogonal(self, "weight", inner, **{"init": "identity", **options})
-        orders = [_order(n, block_size, i) for i in range(factors)]
-        self.register_buffer("orders", torch.stack(orders).to(like.device), persistent=False)
 
     @property
     def matrix(self) -> Tensor:
         """R."""
         w = self.weight
-        return self._turned(torch.eye(self.orders.shape[-1], dtype=w.dtype, device=w.device)).mT
+        return self._turned(torch.eye(w.shape[1] * w.shape[2], dtype=w.dtype, device=w.device)).mT
 
     def _turned(self, x: Tensor) -> Tensor:
         w = self.weight
         y = x.to(w.dtype)
-        for q, order in zip(w.flip(0), self.orders.flip(0), strict=True):
-            rows = y[..., order.argsort()].unflatten(-1, q.shape[:2])
-            y = torch.einsum("...kc,kbc->...kb", rows, q).flatten(-2)[..., order]
+        for i in reversed(range(len(w))):
+            rows = _halves_swapped(y, w.shape[-1], i, 2, 2**i).unflatten(-1, w.shape[1:3])
+            y = _halves_swapped(torch.einsum("...kc,kbc->...kb", rows, w[i]).flatten(-2), w.shape[-1], i, 2**i, 2)
         return y.to(x.dtype)
 
 
@@ -99,9 +96,10 @@ class ButterflyAdapter(OrthogonalAdapter):
             super().__init__(layer, side=side, block_size=block_size, name=name, dropout=dropout)
             n = self.base.weight[0].numel() if side == "patches" else self.features(side)
             factors = _factors(n, block_size).require("ButterflyAdapter", "factors", factors)
-            rotation = Butterfly(n, block_size, factors, inner, self.rotation.weight, **options)
+            like = reference_tensor(layer, "ButterflyAdapter")
+            rotation = Butterfly(n, block_size, factors, inner, like, **options)
         rotation.dropout, self.rotation = self.rotation.dropout, rotation
-        ones = torch.ones(self.out_features, dtype=rotation.weight.dtype, device=rotation.weight.device)
+        ones = torch.ones(self.out_features, dtype=computing_dtype(like.dtype), device=like.device)
         self.scale = nn.Parameter(ones) if scaled else None
 
     def changed(self, w: Tensor) -> Tensor:
@@ -120,15 +118,14 @@ class ButterflyAdapter(OrthogonalAdapter):
         return y * s if b is None else (y - b.to(y.dtype).view(shape)) * s + b.to(y.dtype).view(shape)
 
 
-def _order(n: int, block_size: int, factor: int) -> Tensor:
-    """Returns the features in the order that P of a factor, counted from 0, gives them.
+def _halves_swapped(x: Tensor, block_size: int, factor: int, *sizes: int) -> Tensor:
+    """Returns features in the order that P of a factor, counted from 0, gives them, or its transpose.
 
-    Of 2^factor neighbouring blocks the half blocks of even number come first, then those of odd number.
+    Of 2^factor neighbouring blocks, sizes 2^factor and 2, P puts half blocks of even number first, then those of odd.
     """
     if factor == 0:
-        return torch.arange(n, device="cpu")
-    halves = torch.arange(n, device="cpu").view(-1, 2**factor, 2, block_size // 2)
-    return halves.transpose(1, 2).reshape(n)
+        return x
+    return x.unflatten(-1, (-1, *sizes, block_size // 2)).transpose(-3, -2).flatten(-4)
 
 
 def _factors(n: int, block_size: int) -> Check:

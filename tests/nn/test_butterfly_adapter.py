@@ -85,6 +85,18 @@ def test_a_model_is_adapted_saved_apart_and_folded():
     torch.testing.assert_close(sk.nn.fold(other)(x), net(x), rtol=0, atol=4e-6)
 
 
+@FACTORS
+@SIDES
+def test_an_adapter_made_on_meta_or_emptied_computes_what_it_loads(factors: int, side: str):
+    layer, one, x = made(factors, side)
+    options: Any = {"block_size": 4, "factors": factors, "side": side}
+    on_meta = sk.nn.ButterflyAdapter(copy.deepcopy(layer).to("meta"), **options)
+    for other in (on_meta, copy.deepcopy(one).to("meta")):
+        other.to_empty(device="cpu").load_state_dict(one.state_dict())
+        assert torch.equal(other(x), one(x))
+        assert torch.equal(other.rotation.matrix, one.rotation.matrix)
+
+
 def test_an_adapter_of_a_model_that_does_not_train_does_not_train():
     net = sk.nn.adapt(nn.Sequential(nn.Linear(16, 4)).eval(), "*", block_size=4, dropout=0.5)
     assert not any(m.training for m in net.modules())
