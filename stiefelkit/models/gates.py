@@ -13,6 +13,7 @@ from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.models.sequence import draw_, exported, named
 from stiefelkit.nn.layers import check_dropout, check_stack
 from stiefelkit.nn.torch_rnn import fill_, read
+from stiefelkit.numbers import whole
 from stiefelkit.weights.attach import orthogonal
 
 Kind = type[nn.LSTM] | type[nn.GRU]
@@ -31,13 +32,11 @@ def gated(
     Each recurrent block is a frame of the parametrization, with its options; without one it is torch's own layer.
     `stack` has num_layers, bidirectional and dropout.
     """
-    stack = check_stack(kind.__name__, **stack)
     if parametrization is not None:
-        check_dropout(kind.__name__, stack["num_layers"], stack["dropout"])
         return FrameGates(kind, input_size, hidden_size, parametrization, **stack, **options)
     if options:
         raise OptionError(f"{kind.__name__} needs a parametrization for the options {', '.join(options)}, got none.")
-    rnn = kind(input_size, hidden_size, batch_first=True, **stack)
+    rnn = kind(input_size, hidden_size, batch_first=True, **check_stack(kind.__name__, **stack))
     for u, w in zip(named(rnn, "weight_ih"), named(rnn, "weight_hh"), strict=True):
         nn.init.xavier_uniform_(u)
         nn.init.xavier_uniform_(w)
@@ -66,7 +65,7 @@ class FrameGates(nn.Module):
         **options: of the parametrization, and `init=`.
 
     Raises:
-        OptionError: `kind` is neither of these classes, nor made from one.
+        OptionError: `kind` is neither of these classes, nor made from one, or a size or an option is out of range.
 
     >>> net = FrameGates(nn.GRU, 3, 8, "cayley")
     >>> out, h_n = net(torch.randn(2, 5, 3))
@@ -93,9 +92,12 @@ class FrameGates(nn.Module):
             raise OptionError(f"FrameGates needs nn.LSTM or nn.GRU, got {shown(kind)}.")
         self.batch_first, self.second_bias = batch_first, second_bias
         self.is_lstm = issubclass(kind, nn.LSTM)
-        gates = 4 if self.is_lstm else 3
-        self.input_size, self.hidden_size = input_size, hidden_size
-        self.num_layers, self.bidirectional, self.dropout = num_layers, bidirectional, dropout
+        gates, who = 4 if self.is_lstm else 3, type(self).__name__
+        self.input_size = input_size = whole(1).require(who, "input_size", input_size)
+        self.hidden_size = hidden_size = whole(1).require(who, "hidden_size", hidden_size)
+        stack = check_stack(who, num_layers=num_layers, bidirectional=bidirectional, dropout=dropout)
+        self.num_layers, self.bidirectional, self.dropout = num_layers, bidirectional, dropout = stack.values()
+        check_dropout(who, num_layers, dropout)
         directions = ("", "_reverse") if bidirectional else ("",)
         self._suffixes = [f"_l{layer}{direction}" for layer in range(num_layers) for direction in directions]
         for suffix in self._suffixes:

@@ -17,6 +17,7 @@ def lru(
     decay: tuple[float, float] = (0.9, 0.999),
     max_angle: float = 2 * torch.pi,
     dropout: float = 0.0,
+    trainable_h0: bool = False,
     backend: str = "auto",
 ) -> SequenceModel:
     """Builds LRU: blocks of a norm, :math:`z_t = l z_{t-1} + s B x_t`, :math:`y_t = Re(C z_t) + D x_t`, and a gate.
@@ -35,5 +36,5 @@ def lru(
         ICML 2023.
     """
     sizes = input_size, hidden_size, output_size
-    options = dict(decay=decay, max_angle=max_angle, dropout=dropout, backend=backend)
+    options = dict(decay=decay, max_angle=max_angle, dropout=dropout, trainable_h0=trainable_h0, backend=backend)
     return stacked("lru", LRUBlock, sizes, width, num_layers, **options)

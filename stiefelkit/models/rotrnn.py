@@ -23,6 +23,9 @@ def rotrnn(
     decay: tuple[float, float] = (0.9, 0.999),
     max_angle: float = 2 * torch.pi,
     dropout: float = 0.0,
+    normalize: bool = True,
+    trainable_h0: bool = False,
+    backend: str = "auto",
     **options: Any,
 ) -> SequenceModel:
     """Builds RotRNN: blocks of a norm, :math:`h_t = g W h_{t-1} + s U x_t` with :math:`W = P R(θ) P^T`, and a gate.
@@ -43,5 +46,6 @@ def rotrnn(
         if name in options:
             raise OptionError(f"rotrnn has real states of one direction and no option {name}.")
     sizes = input_size, hidden_size, output_size
-    planes = dict(heads=heads, parametrization=parametrization, decay=decay, max_angle=max_angle)
-    return stacked("rotrnn", RotationBlock, sizes, width, num_layers, **planes, dropout=dropout, bias=False, **options)
+    options |= dict(heads=heads, parametrization=parametrization, decay=decay, max_angle=max_angle, dropout=dropout)
+    options |= dict(normalize=normalize, trainable_h0=trainable_h0, backend=backend, bias=False)
+    return stacked("rotrnn", RotationBlock, sizes, width, num_layers, **options)

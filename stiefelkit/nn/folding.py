@@ -96,10 +96,10 @@ def matrix_of(layer: nn.Module) -> tuple[nn.Parameter, int, bool]:
     w = held_parameters(layer).get("weight") if is_known else None
     if w is None:
         raise DtypeError(
-            f"rotate_ needs layers of torch.nn.Linear with plain weights, got {kind_of(layer)}{_remedy(layer)}."
+            f"Folding needs layers of torch.nn.Linear with plain weights, got {kind_of(layer)}{_remedy(layer)}."
         )
     if w.is_meta:
-        raise UnfilledError(f"rotate_ needs weights that hold values, got {kind_of(layer)} on the meta device.")
+        raise UnfilledError(f"Folding needs weights that hold values, got {kind_of(layer)} on the meta device.")
     is_embedding = isinstance(layer, nn.Embedding)
     return w, int(is_embedding or has_outputs_last), not is_embedding
 
@@ -131,7 +131,7 @@ def changes_of(sites: Sequence[Site], may_untie: bool) -> list[Change]:
                 untied.append(change)
             elif other.key != change.key:
                 raise OptionError(
-                    f"rotate_ needs one change of a weight that layers share, got {kind_of(other.site.layer)}, which "
+                    f"Folding needs one change of a weight that layers share, got {kind_of(other.site.layer)}, which "
                     f"needs {other}, and {kind_of(site.layer)}, which needs {change}; untie them first: layer."
                     f"{change.name} = torch.nn.Parameter(layer.{change.name}.clone())."
                 )
@@ -154,15 +154,15 @@ def _of_site(site: Site) -> list[Change]:
         sizes = {factor.size for factor in (*site.inputs, *site.outputs)}
         remedy = "; norms={norm: readers} folds its scale" if any(is_norm(layer, n) for n in sizes) else _remedy(layer)
         raise DtypeError(
-            f"rotate_ needs layers of torch.nn.{names} with plain weights, got {type(layer).__name__}{remedy}."
+            f"Folding needs layers of torch.nn.{names} with plain weights, got {type(layer).__name__}{remedy}."
         ) from None
     if site.inputs and not has_inputs:
-        raise DtypeError(f"rotate_ needs layers of torch.nn.Linear with plain weights, got {type(layer).__name__}.")
+        raise DtypeError(f"Folding needs layers of torch.nn.Linear with plain weights, got {type(layer).__name__}.")
     for along, factors in ((dim, site.outputs), (1 - dim, site.inputs)):
         for factor in factors:
             if w.shape[along] != factor.size:
                 raise ShapeError(
-                    f"rotate_ needs weights with {factor.size} features along dimension {along}, got {tuple(w.shape)}."
+                    f"Folding needs weights with {factor.size} features along dimension {along}, got {tuple(w.shape)}."
                 )
     outputs, inputs = tuple(site.outputs), tuple(site.inputs)
     changes = [Change(site, "weight", w, (outputs, inputs) if dim == 0 else (inputs, outputs))]

@@ -106,7 +106,7 @@ class LRU(RotationRNN):
         angle = getattr(self, f"log_angle{suffix}")
         return torch.exp(angle.to(computing_dtype(angle.dtype)))
 
-    def _scale(self, suffix: str, u: Tensor, decay: Tensor) -> Tensor:
+    def _scale(self, suffix: str, u: Tensor, rate: Tensor) -> Tensor:
         scale = getattr(self, f"log_scale{suffix}")
         return torch.exp(scale.to(u.dtype))
 

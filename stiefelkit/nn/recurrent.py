@@ -160,7 +160,8 @@ class Recurrent(nn.Module):
         name = f"{self.frame}{suffix}"
         if self.parametrization is None:
             self._init = options.get("init")
-            self.register_parameter(name, nn.Parameter(self._free_matrix(device, **options)))
+            w = self._free_matrix(**options).to(device=device, dtype=self.dtype)
+            self.register_parameter(name, nn.Parameter(w.contiguous()))
         else:
             dtype = self.dtype.to_complex() if self.is_complex else self.dtype
             self.register_parameter(name, nn.Parameter(torch.zeros(self._frame_shape, device=device, dtype=dtype)))
@@ -170,20 +171,18 @@ class Recurrent(nn.Module):
         if self.factored and not self._has_factors:
             kind = "a free W" if coordinate_list is None else f"{title(coordinate_list.param)} {self.hidden_size}"
             raise OptionError(
-                f"{self._name} needs a map with factors for factored=True, such as givens, householder and fourier, "
-                f"got {kind}."
+                f"{self._name} needs a map with factors, without gain= and view=, for factored=True, such as givens, "
+                f"householder and fourier, got {kind}."
             )
 
-    def _free_matrix(
-        self, device: torch.device | str | None, init: str | None = None, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Draws a recurrent matrix that nothing holds orthogonal afterwards; [Re; Im] if it is complex."""
-        n, dtype = self.hidden_size, torch.complex128 if self.is_complex else torch.float64
-        w = draw("haar" if init is None else init, (n, n), dtype, generator)
-        return (torch.cat([w.real, w.imag]) if w.is_complex() else w).to(device=device, dtype=self.dtype).contiguous()
+    def _free_matrix(self, init: str | None = None, generator: torch.Generator | None = None) -> Tensor:
+        """Draws a matrix that nothing holds orthogonal afterwards, in float64; [Re; Im] if it is complex."""
+        dtype = torch.complex128 if self.is_complex else torch.float64
+        w = draw("haar" if init is None else init, self._frame_shape, dtype, generator)
+        return torch.cat([w.real, w.imag]) if w.is_complex() else w
 
     def reset_parameters(self) -> None:
-        """Draws all weights anew as the layer does when it is made, after `to_empty` for instance; W by its scheme."""
+        """Draws all weights anew as the layer does when it is made, after `to_empty` for instance; W by its scheme, Haar if baked."""
         for suffix in self._suffixes:
             self._reset(suffix)
 
@@ -200,7 +199,8 @@ class Recurrent(nn.Module):
             reset_(self, frame)
         elif hasattr(self, frame):
             w = getattr(self, frame)
-            w.copy_(self._free_matrix(w.device, self._init))
+            fresh = self._free_matrix(self._init)
+            w.copy_(self._join(fresh) if w.is_complex() else fresh)
         if self.has_bias:
             getattr(self, f"bias{suffix}").zero_()
         if self.trainable_h0:
@@ -247,9 +247,9 @@ class Recurrent(nn.Module):
         """Casts a complex W along with the real parameters; by itself it would stay, as torch's complex tensors do."""
         super()._apply(fn, recurse)
         wanted = self._dtypes()[1]
-        for weight in orthogonal_weights(self):
-            if weight.coordinate_list.param.is_complex and weight.coordinate_list.param.dtype != wanted:
-                weight.coordinate_list._apply(lambda t: t.to(wanted) if t.is_complex() else t)
+        held = [*self._parameters.values(), *(weight.coordinate_list.param for weight in orthogonal_weights(self))]
+        if {w.dtype for w in held if w is not None and w.dtype.is_complex} - {wanted}:
+            super()._apply(lambda t: t.to(wanted) if t.is_complex() else t, recurse)
         return self
 
     def _check_input(self, x: Tensor, what: str = "an input") -> None:

@@ -129,7 +129,7 @@ def _fold(
     for module in [*affine, *(site.layer for site in found.values())]:
         if any(call_hooks(module)):
             raise OptionError(
-                f"rotate_ needs layers and norms without hooks, which may do more, got {kind_of(module)} with hooks; "
+                f"Folding needs layers and norms without hooks, which may do more, got {kind_of(module)} with hooks; "
                 "remove them first."
             )
     for site in found.values():
@@ -180,12 +180,8 @@ def absorb_norm_(norm: nn.Module, readers: Iterable[nn.Module]) -> None:
         raise OptionError(f"absorb_norm_ needs a norm with a scale of its own, got {kind_of(norm)}.")
     scale = _scale_of(affine.values)
     shift = None if affine.bias is None else affine.bias.detach().double()
-    sites = [Site(layer, inputs=[scale], norm=norm, shift=shift) for layer in dict.fromkeys(readers)]
-    changes = folding.changes_of(sites, False)
-    for module in [norm, *(site.layer for site in sites)]:
-        if any(call_hooks(module)):
-            raise OptionError(f"absorb_norm_ needs a norm and layers without hooks, got {kind_of(module)} with hooks.")
-    folding.write(changes, {norm: affine}, None)
+    found = {id(layer): Site(layer, inputs=[scale], norm=norm, shift=shift) for layer in readers}
+    _fold(found, {norm: affine}, None, None, None)
 
 
 def _checked(rotation: Tensor, what: str) -> Tensor:
@@ -233,7 +229,7 @@ def _on_stream(
         for layer in read:
             site = site_of(found, layer)
             if site.norm not in (None, norm):
-                raise OptionError(f"rotate_ needs one norm in front of a layer, got {kind_of(layer)} behind two.")
+                raise OptionError(f"Folding needs one norm in front of a layer, got {kind_of(layer)} behind two.")
             site.norm, site.shift = norm, shift
             site.inputs[:] = turn if scale is None else [scale, *turn]
     return affine
@@ -319,7 +315,7 @@ def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool = False) -> Affi
     weight, bias = held_parameters(norm).get("weight"), held_parameters(norm).get("bias")
     if r is not None and weight is not None and weight.shape != (len(r),):
         raise ShapeError(
-            f"rotate_ needs norms of {len(r)} features, got {kind_of(norm)} of shape {tuple(weight.shape)}."
+            f"Folding needs norms of {len(r)} features, got {kind_of(norm)} of shape {tuple(weight.shape)}."
         )
     if r is not None and _commutes(norm, r):
         return None
@@ -339,7 +335,7 @@ def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool = False) -> Affi
         return None
     remedy = "; with model= a layer norm is made one" if isinstance(norm, nn.LayerNorm) else ""
     raise OptionError(
-        "rotate_ needs norms that are a root mean square and a scale, which commutes with R, or a torch.nn.LayerNorm "
+        "Folding needs norms that are a root mean square and a scale, which commutes with R, or a torch.nn.LayerNorm "
         f"in a model, got {kind_of(norm)}{remedy}."
     )
 
@@ -371,13 +367,13 @@ def _check_own_forward(site: Site, values: dict[str, Tensor]) -> None:
         y, changed = twin(layer)(before), twin(layer, **values)(x)
     except Exception as cause:  # whatever a stranger's forward raises; one put on the instance runs the layer itself
         raise OptionError(
-            f"rotate_ needs layers of which a copy runs in float64, got {kind_of(layer)}, which raises "
+            f"Folding needs layers of which a copy runs in float64, got {kind_of(layer)}, which raises "
             f"{type(cause).__name__}."
         ) from cause
     for factor in site.outputs:
         y = factor.apply(y.mT).mT
     if not agree(changed, y, max(y.shape[-1], w.shape[1])):
-        raise OptionError(f"rotate_ needs layers that compute W x + b, got {kind_of(layer)}, whose forward does more.")
+        raise OptionError(f"Folding needs layers that compute W x + b, got {kind_of(layer)}, whose forward does more.")
 
 
 def _check_model(
@@ -391,15 +387,15 @@ def _check_model(
         if id(module) in named:
             if id(module) in others:
                 raise OptionError(
-                    f"rotate_ needs layers that nothing else adds to, got {name} inside {others[id(module)]}; "
+                    f"Folding needs layers that nothing else adds to, got {name} inside {others[id(module)]}; "
                     "fold or merge_and_unload it first."
                 )
             continue
         for parameter in held_parameters(module).values():
             if parameter is not None and parameter.data_ptr() in changed:
-                raise OptionError(f"rotate_ needs all layers that share a weight, got {name} left out, which reads it.")
+                raise OptionError(f"Folding needs all layers that share a weight, got {name} left out, which reads it.")
         if r is not None and folding.is_norm(module, len(r)) and not _commutes(module, r):
             raise OptionError(
-                f"rotate_ needs norms that commute with R, got {name}, {kind_of(module)}, left out; norms={{norm: "
+                f"Folding needs norms that commute with R, got {name}, {kind_of(module)}, left out; norms={{norm: "
                 "readers}} folds a scale into what reads it."
             )

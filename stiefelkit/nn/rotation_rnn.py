@@ -184,13 +184,14 @@ class RotationRNN(Layers):
     def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Any) -> tuple[Tensor | None, Tensor]:
         u = self._join(getattr(self, f"weight_ih{suffix}"))
         u = u.to(computing_dtype(u.dtype))
-        angle, decay = self._angle(suffix), None
+        angle, g = self._angle(suffix), 1.0
         if self.decay is not None:
             rate = getattr(self, f"log_rate{suffix}")
-            decay = torch.exp(-torch.exp(rate.to(computing_dtype(rate.dtype))))
+            rate = torch.exp(rate.to(computing_dtype(rate.dtype)))
+            g = torch.exp(-rate)
             if self.normalize:
-                u = u * self._scale(suffix, u, decay).repeat_interleave(len(u) // self.heads)[:, None]
-            decay = decay.repeat_interleave(len(angle) // self.heads)
+                u = u * self._scale(suffix, u, rate).repeat_interleave(len(u) // self.heads)[:, None]
+            g = g.repeat_interleave(len(angle) // self.heads)
         basis = None if self.parametrization is None else getattr(self, f"basis{suffix}").to(u.dtype)
         inward, outward = (None, None) if basis is None else (basis.conj(), basis.mT)
         autocast = torch.autocast(x.device.type, enabled=False) if is_autocast(x.device) else contextlib.nullcontext()
@@ -202,7 +203,6 @@ class RotationRNN(Layers):
                 x, rows = torch.cat([x, torch.ones_like(x[..., :1])], -1), torch.cat([rows, bias[None]])
             rows = _times(rows, inward)
             first = _times(self._first(suffix, h0, batch, u), inward)
-            g = 1.0 if decay is None else decay
             # Exported first: a comparison of sizes would make them constants.
             is_free = not is_exported() and self.backend == "auto" and steps["batch_sizes"] is None
             if is_free and steps["last_only"] and len(x) >= x.shape[-1]:
@@ -215,10 +215,10 @@ class RotationRNN(Layers):
     def _angle(self, suffix: str) -> Tensor:
         return getattr(self, f"angle{suffix}")
 
-    def _scale(self, suffix: str, u: Tensor, decay: Tensor) -> Tensor:
-        """Returns the scale of the inputs of each head."""
+    def _scale(self, suffix: str, u: Tensor, rate: Tensor) -> Tensor:
+        """Returns the scale of the inputs of each head, whose decay is exp(-rate) and may round to one."""
         size = u.unflatten(0, (self.heads, -1)).abs().square().sum((1, 2))
-        return ((1 - decay.square()) / size).sqrt()
+        return (-torch.expm1(-2 * rate) / size).sqrt()
 
 
 class RotationBlock(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.rmsprop import rmsprop
 
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import OptimizerError, OptionError
 from stiefelkit.numbers import FLAG, at_least, plain
 from stiefelkit.optim.settings import MOMENTUM, OF_TORCH, RATE, SWITCH
 
@@ -100,16 +100,25 @@ class RMSprop(torch.optim.RMSprop):
         return plain(super().state_dict(), keep=Tensor)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Does one step; returns what the closure returns, if there is one."""
+        """Does one step; returns what the closure returns, if there is one.
+
+        Raises:
+            OptimizerError: a gradient is sparse; no parameter is changed.
+        """
         for group in self.param_groups:
             group.update(_checked(group))
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        grouped = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        if [p for members in grouped for p in members if p.grad.is_sparse]:
+            raise OptimizerError(
+                "RMSprop needs dense gradients, as torch's does, got a sparse one; sparse=False of the embedding makes "
+                "it dense."
+            )
         with torch.set_grad_enabled(self.defaults["differentiable"]):
-            for group in self.param_groups:
-                members = [p for p in group["params"] if p.grad is not None]
+            for group, members in zip(self.param_groups, grouped, strict=True):
                 for p in members:
                     state = self.state[p]
                     asked = [("momentum_buffer", group["momentum"] > 0), ("grad_avg", group["centered"])]

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.nn import GORU, LinearTransitionRNN, OrthogonalRNN
+from stiefelkit.nn import GORU, LinearTransitionRNN, OrthogonalRNN, RotationRNN
 from stiefelkit.testing import seeds
 
 DOUBLE = torch.float64
@@ -244,6 +244,23 @@ def test_reset_parameters_fills_a_layer_that_was_made_without_memory(layer, opti
     rnn.reset_parameters()
     assert torch.isfinite(rnn(torch.randn(9, 2, 3))[0]).all()
     assert all(drift.bits_lost < 1 for drift in sk.drift(rnn).values())
+
+
+@pytest.mark.parametrize("field", ["real", "complex"])
+@pytest.mark.parametrize("made", [(OrthogonalRNN, {}), (RotationRNN, {"heads": 2})], ids=lambda made: made[0].__name__)
+def test_a_baked_layer_is_cast_as_a_whole_and_drawn_anew_as_a_frame(made, field):
+    layer, options = made
+    rnn: Any = sk.bake(layer(3, 8, field=field, **options))
+    before = rnn(x := torch.randn(9, 2, 3, generator=seeds.generator()))[0]
+    out = rnn.double()(x.double())[0]
+    assert {p.dtype.to_real() for p in rnn.parameters()} == {torch.float64}
+    assert torch.allclose(out, before.to(out.dtype), atol=1e-5)
+    w = getattr(rnn, f"{rnn.frame}_l0")
+    was = w.detach().clone()
+    rnn.reset_parameters()
+    assert torch.dist(w, was) > 0.1
+    assert torch.allclose(w.mH @ w, torch.eye(w.shape[-1], dtype=w.dtype), atol=1e-14)
+    assert {p.dtype.to_real() for p in rnn.float().parameters()} == {torch.float32}
 
 
 def test_models_take_a_backend_and_layers_show_theirs():

@@ -206,6 +206,31 @@ def test_gates_of_frames_take_one_sequence_as_other_models_do(name):
             net(wrong)
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_layers": 0}, "FrameGates needs an integer num_layers >= 1, got 0"),
+        ({"dropout": 2.0}, "FrameGates needs dropout >= 0 and <= 1, got 2.0"),
+        ({"bidirectional": "yes"}, "FrameGates needs bidirectional to be True or False"),
+        ({"hidden_size": 0}, "FrameGates needs an integer hidden_size >= 1, got 0"),
+    ],
+)
+def test_gates_of_frames_refuse_what_is_out_of_range(options, text):
+    with pytest.raises(errors.OptionError, match=text):
+        sk.models.FrameGates(nn.LSTM, **{"input_size": 3, "hidden_size": 4, "parametrization": "cayley"} | options)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_take_the_options_of_their_layer(name):
+    own = {"normalize": False} if name == "rotrnn" else {}
+    net: Any = sk.models.create(name, 2, 8, 3, backend="reference", trainable_h0=True, **own)
+    for block in net.rnn.blocks:
+        assert block.rnn.backend == "reference"
+        assert block.rnn.h0_l0.requires_grad
+        assert block.rnn.normalize == (name != "rotrnn")
+    assert torch.isfinite(net(torch.randn(2, 5, 2))).all()
+
+
 def test_separate_coordinates_take_separate_rates():
     net: Any = sk.models.create("scurnn", 2, 4, 3)
     groups = sk.optim.parameter_groups(net, lr=1e-3, skew=dict(lr=1e-4), phase=dict(lr=1e-2))

@@ -12,6 +12,9 @@ from stiefelkit import errors, init
 from stiefelkit.testing import seeds
 
 
+R = init.haar((8, 8), generator=seeds.generator())
+
+
 class Residual(nn.Module):
     """An embedding, two blocks that read and write a residual stream, and a read-out."""
 
@@ -130,6 +133,21 @@ def test_a_norm_that_is_more_than_a_scale_is_not_absorbed():
         sk.nn.absorb_norm_(nn.RMSNorm(8), [layer, nn.Linear(4, 3)])
     assert torch.equal(before[0], norm.weight)
     assert torch.equal(before[1], layer.weight)
+
+
+@pytest.mark.parametrize("absorb", [sk.nn.absorb_norm_, lambda _, readers: sk.nn.rotate_(R, readers=readers)])
+def test_a_reader_that_does_more_is_refused_in_words_that_fit_either_call(absorb):
+    class Rectified(nn.Linear):
+        def forward(self, input):
+            return super().forward(input + 1).relu()
+
+    norm, layer = nn.RMSNorm(8), Rectified(8, 3)
+    nn.init.uniform_(norm.weight, 0.5, 2.0)
+    with pytest.raises(errors.OptionError, match="^Folding needs layers that compute W x") as caught:
+        absorb(norm, [layer])
+    assert "rotate_" not in str(caught.value)
+    with pytest.raises(errors.ShapeError, match="^Folding needs weights with 8 features along dimension 1, got"):
+        absorb(norm, [nn.Linear(4, 3)])
 
 
 def test_layer_norms_in_a_model_become_root_mean_squares_and_elsewhere_are_refused():

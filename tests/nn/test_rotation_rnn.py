@@ -91,6 +91,19 @@ def test_states_keep_their_size_whatever_the_decay():
     assert ((size - 1).abs() < 0.25).all()
 
 
+def test_inputs_are_scaled_by_the_decay_that_was_asked_for_where_it_rounds_to_one():
+    slow: Any = sk.nn.RotationRNN(3, N, decay=(1 - 1e-9, 1 - 1e-9), bias=False)  # one in float32
+    twin = copy.deepcopy(slow).double()
+    x = torch.randn(20, 2, 3, generator=seeds.generator())
+    out, exact = slow(x)[0], twin(x.double())[0]
+    assert exact.norm() > 0
+    assert torch.allclose(out.double(), exact, rtol=1e-4, atol=1e-5 * exact.abs().max().item())
+    for rnn, y in ((slow, out), (twin, exact)):
+        y.square().sum().backward()
+        assert rnn.log_rate_l0.grad.isfinite().all()
+    assert torch.allclose(slow.log_rate_l0.grad.double(), twin.log_rate_l0.grad, rtol=1e-3)
+
+
 def test_without_decay_states_are_only_turned():
     rnn = sk.nn.RotationRNN(3, N, decay=None, bias=False)
     h = torch.randn(1, 2, N)

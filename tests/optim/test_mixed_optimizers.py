@@ -89,6 +89,18 @@ def test_rmsprop_of_tensorflow_is_its_formula() -> None:
     assert torch.allclose(p, q, rtol=1e-12)
 
 
+@pytest.mark.parametrize("eps_inside", [False, True])
+def test_rmsprop_refuses_a_sparse_gradient_before_any_parameter_has_moved(eps_inside: bool) -> None:
+    dense, embedding = nn.Parameter(torch.ones(3)), nn.Embedding(4, 3, sparse=True)
+    groups = [{"params": [dense]}, {"params": embedding.parameters()}]
+    optimizer = sk.optim.RMSprop(groups, lr=0.1, eps_inside=eps_inside)
+    (dense.sum() + embedding(torch.tensor([1])).sum()).backward()
+    with pytest.raises(OptimizerError, match="RMSprop needs dense gradients, .* sparse=False of the embedding"):
+        optimizer.step()
+    assert torch.equal(dense, torch.ones(3))
+    assert not optimizer.state
+
+
 def test_rmsprop_takes_the_state_of_torchs_and_refuses_what_is_out_of_range() -> None:
     p, q = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     theirs = torch.optim.RMSprop([p])
