@@ -37,25 +37,19 @@ _OF_THE_LAYER = frozenset(("weight", "bias", "in_features", "out_features"))
 class Rotation(nn.Module):
     """R, applied without being formed; no `nn.Linear`, so that tools that look for these in a model leave it alone.
 
-    With `copies` it is the frame `weight`, so many times on the diagonal; with `columns`, a tall frame. In training
-    each of `blocks` runs of features is left alone with the chance `dropout`.
+    With `copies` it is the frame `weight`, of some shape, so many times on the diagonal. In training each of `blocks`
+    runs of features is left alone with the chance `dropout`.
     """
 
     copies = blocks = 1
     dropout = 0.0
 
     def __init__(
-        self,
-        n: int,
-        parametrization: Parametrization,
-        init: str,
-        like: Tensor,
-        options: Mapping[str, Any],
-        columns: int | None = None,
+        self, shape: tuple[int, ...], inner: Parametrization, init: str, like: Tensor, options: Mapping[str, Any]
     ):
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(n, columns or n, dtype=computing_dtype(like.dtype), device=like.device))
-        attach.orthogonal(self, "weight", parametrization, init=init, **options)
+        self.weight = nn.Parameter(torch.zeros(shape, dtype=computing_dtype(like.dtype), device=like.device))
+        attach.orthogonal(self, "weight", inner, init=init, **options)
 
     @property
     def matrix(self) -> Tensor:
@@ -462,14 +456,14 @@ def _rotation(
         else:
             options = {**options, "inner_options": {**(options.get("inner_options") or {}), "bound": each}}
     if not FLAG.require("OrthogonalAdapter", "shared", shared):
-        rotation = Rotation(n, cls, init, like, options)
+        rotation = Rotation((n, n), cls, init, like, options)
     elif cls is not BlockDiagonal:
         raise OptionError(f"OrthogonalAdapter needs block_diagonal for shared=True, got {cls.__name__}.")
     else:
         _divides(n).require("OrthogonalAdapter", "blocks", blocks)
         own = {key: value for key, value in options.items() if key not in ("blocks", "inner", "inner_options")}
         own |= options.get("inner_options") or {}
-        rotation = Rotation(n // blocks, options.get("inner", "cayley"), init, like, own)
+        rotation = Rotation((n // blocks,) * 2, options.get("inner", "cayley"), init, like, own)
         rotation.copies = blocks
     rotation.blocks = blocks
     return rotation

@@ -297,10 +297,9 @@ def replacements(model: nn.Module, who: str, *names: object) -> list[Replacement
     check_module(model, who)
     held = [module for module in model.modules() if isinstance(module, Replacement)]
     if not held:
-        remedy = ""
-        if any(orthogonal_weights(model)):
-            remedy = "; its orthogonal weights are no adapters: model.state_dict() has their coordinates, and "
-            remedy += "sk.bake(model) makes them plain parameters, for files of any library"
+        remedy = "; its orthogonal weights are no adapters: model.state_dict() has their coordinates, and "
+        remedy += "sk.bake(model) makes them plain parameters, for files of any library"
+        remedy = remedy if any(orthogonal_weights(model)) else ""
         raise UnknownNameError(f"{who} needs a model with an adapter, got {type(model).__name__} without{remedy}.")
     known = sorted({other.name for other in held})
     for name in names:

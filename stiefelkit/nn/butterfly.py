@@ -12,23 +12,19 @@ from stiefelkit.nn.frozen import reference_tensor
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import Check, plain, whole
 from stiefelkit.tensors import computing_dtype
-from stiefelkit.weights import attach
 
 
 class Butterfly(Rotation):
     """:math:`R = B_1 B_2 ... B_m`, each :math:`B_i = P_i diag(Q_{i1}, ..., Q_{ik}) P_i^T`.
 
-    The frame `weight` holds all blocks :math:`Q_{ij}`.
-
-    :math:`P_1` is the identity; :math:`B_i` mixes the features of :math:`2^{i-1}` neighbouring blocks.
+    The frame `weight` holds all blocks :math:`Q_{ij}`. :math:`P_1` is the identity; :math:`B_i` mixes the features of
+    :math:`2^{i-1}` neighbouring blocks.
     """
 
     def __init__(self, n: int, block_size: int, factors: int, inner: Parametrization, like: Tensor, **options: Any):
-        nn.Module.__init__(self)
-        self.blocks = n // block_size if factors == 1 else 1
         shape = factors, n // block_size, block_size, block_size
-        self.weight = nn.Parameter(torch.zeros(shape, dtype=computing_dtype(like.dtype), device=like.device))
-        attach.orthogonal(self, "weight", inner, **{"init": "identity", **options})
+        super().__init__(shape, inner, options.pop("init", "identity"), like, options)
+        self.blocks = shape[1] if factors == 1 else 1
 
     @property
     def matrix(self) -> Tensor:

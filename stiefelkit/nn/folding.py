@@ -1,6 +1,6 @@
 """Changes of the weights and biases of layers, each worked out in float64 and rounded once."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -89,14 +89,19 @@ class Change(NamedTuple):
         return m
 
 
-def matrix_of(layer: nn.Module) -> tuple[nn.Parameter, int, bool]:
-    """Returns the weight of a layer, the dimension of its outputs, and whether it has inputs that may be changed."""
+def matrix_of(layer: nn.Module, sizes: Collection[int] = ()) -> tuple[nn.Parameter, int, bool]:
+    """Returns the weight of a layer, the dimension of its outputs, and whether it has inputs that may be changed.
+
+    An error about a norm of one of some sizes says what folds it.
+    """
     has_outputs_last = is_turned(layer)
     is_known = isinstance(layer, nn.Linear | nn.Embedding) or has_outputs_last
     w = held_parameters(layer).get("weight") if is_known else None
     if w is None:
+        remedy = "; norms={norm: readers} folds its scale" if any(is_norm(layer, n) for n in sizes) else _remedy(layer)
         raise DtypeError(
-            f"Folding needs layers of torch.nn.Linear with plain weights, got {kind_of(layer)}{_remedy(layer)}."
+            "Folding needs layers of torch.nn.Linear, or Embedding among writers, with plain weights, got "
+            f"{kind_of(layer)}{remedy}."
         )
     if w.is_meta:
         raise UnfilledError(f"Folding needs weights that hold values, got {kind_of(layer)} on the meta device.")
@@ -146,30 +151,21 @@ def _remedy(layer: nn.Module) -> str:
 
 
 def _of_site(site: Site) -> list[Change]:
-    layer = site.layer
-    try:
-        w, dim, has_inputs = matrix_of(layer)
-    except DtypeError:
-        names = "Linear" if site.inputs else "Linear or Embedding"
-        sizes = {factor.size for factor in (*site.inputs, *site.outputs)}
-        remedy = "; norms={norm: readers} folds its scale" if any(is_norm(layer, n) for n in sizes) else _remedy(layer)
-        raise DtypeError(
-            f"Folding needs layers of torch.nn.{names} with plain weights, got {type(layer).__name__}{remedy}."
-        ) from None
-    if site.inputs and not has_inputs:
-        raise DtypeError(f"Folding needs layers of torch.nn.Linear with plain weights, got {type(layer).__name__}.")
-    for along, factors in ((dim, site.outputs), (1 - dim, site.inputs)):
+    layer, outputs, inputs = site.layer, tuple(site.outputs), tuple(site.inputs)
+    w, dim, has_inputs = matrix_of(layer, {factor.size for factor in inputs + outputs})
+    if inputs and not has_inputs:
+        raise DtypeError(f"Folding needs readers of torch.nn.Linear with plain weights, got {kind_of(layer)}.")
+    for along, factors in ((dim, outputs), (1 - dim, inputs)):
         for factor in factors:
             if w.shape[along] != factor.size:
                 raise ShapeError(
                     f"Folding needs weights with {factor.size} features along dimension {along}, got {tuple(w.shape)}."
                 )
-    outputs, inputs = tuple(site.outputs), tuple(site.inputs)
     changes = [Change(site, "weight", w, (outputs, inputs) if dim == 0 else (inputs, outputs))]
     bias = held_parameters(layer).get("bias")
     shift = site.shift if site.shift is not None and bool(site.shift.any()) else None
-    if shift is not None or (bias is not None and site.outputs):
-        changes.append(Change(site, "bias", bias, (tuple(site.outputs), ()), shift))
+    if shift is not None or (bias is not None and outputs):
+        changes.append(Change(site, "bias", bias, (outputs, ()), shift))
     return changes
 
 
@@ -185,12 +181,10 @@ def _new_bias(change: Change) -> Tensor:
     return b
 
 
-def write(
-    changes: Sequence[Change], affine: Mapping[nn.Module, Affine], model: nn.Module | None
-) -> dict[int, nn.Module]:
+def write(changes: Sequence[Change], affine: Mapping[nn.Module, Affine], model: Any) -> dict[int, nn.Module]:
     """Writes all changes: biases, which are made of weights, then weights that are untied, then the others.
 
-    Returns root mean squares for the layer norms of a model, by the id of what they are to replace.
+    Returns the root mean squares that are to replace layer norms of a model, by the ids of these.
     """
     written: set[int] = set()
     for change in sorted(changes, key=lambda change: change.name):
@@ -207,7 +201,7 @@ def write(
         elif id(old) not in written:
             old.copy_(value)
             written.add(id(old))
-    for norm, own in affine.items():
+    for own in affine.values():
         if own.weight is not None:
             own.weight.fill_(own.neutral)
         if own.bias is not None:

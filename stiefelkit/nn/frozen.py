@@ -39,8 +39,6 @@ LAYOUTS: Mapping[str, Layout] = {
 _OF_CONVOLUTIONS = "in_channels out_channels kernel_size stride padding dilation groups padding_mode"
 PASSED_ON = frozenset(f"nx nf num_embeddings embedding_dim padding_idx {_OF_CONVOLUTIONS}".split())
 """Attributes that an adapter has because its layer has them; in_features, out_features and bias are its own."""
-
-
 OF_PEFT = ("get_base_layer", "base_layer", "unload_and_optionally_merge_module")
 """Attributes by which PEFT knows its own layers: what they wrap they merge into, and put back."""
 

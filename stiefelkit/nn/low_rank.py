@@ -112,7 +112,7 @@ class PrincipalAdapter(_LowRank):
             left, right = u[:, : self.rank], s[: self.rank, None] * vh[: self.rank]
         self.register_buffer("left", left.contiguous().to(**self.factory))
         self.register_buffer("right", right.contiguous().to(**self.factory))
-        self.rotation = Rotation(self.rank, cls, identity_scheme(cls, given), self.left, given)
+        self.rotation = Rotation((self.rank, self.rank), cls, identity_scheme(cls, given), self.left, given)
         ones = torch.ones(self.rank, **self.factory)
         is_scaled = FLAG.require("PrincipalAdapter", "diagonals", diagonals)
         self.after = nn.Parameter(ones) if is_scaled else None
@@ -175,8 +175,8 @@ class LowRankAdapter(_LowRank):
         cls, given = find_parametrization(inner), plain(options)
         require_options(LowRankAdapter, cls, given)
         like = torch.empty(0, **self.factory)
-        self.left = Rotation(self.out_features, cls, init, like, given, self.rank)
-        self.right = Rotation(self.in_features, cls, init, like, given, self.rank)
+        self.left = Rotation((self.out_features, self.rank), cls, init, like, given)
+        self.right = Rotation((self.in_features, self.rank), cls, init, like, given)
         self.spectrum = nn.Parameter(torch.zeros(self.rank, **self.factory))
         self.layer.requires_grad_(False)
 

@@ -170,12 +170,9 @@ def written(adapter: Adapter) -> Written:
     held, layer, dropout = coordinate_list_of(adapter.rotation, "weight"), adapter.base, adapter.rotation.dropout
     if held is None or len(held) > 1:
         raise _refused("a rotation with coordinates, got one that is baked, or changed by a parametrization on top")
-    if isinstance(adapter, ButterflyAdapter):
-        kind, end = "BOFT", "boft_R"
-    else:
-        kind, end = ("HRA" if isinstance(held.param, Householder) else "OFT"), "oft_embedding_R.weight"
-        if kind == "HRA" or not isinstance(layer, nn.Embedding):
-            end = "hra_u" if kind == "HRA" else "oft_R.weight"
+    of_map = "HRA" if isinstance(held.param, Householder) else "OFT"
+    kind = "BOFT" if isinstance(adapter, ButterflyAdapter) else of_map
+    end = [*FORMATS[kind].keys][kind == "OFT" and isinstance(layer, nn.Embedding)]
     if not isinstance(layer, FORMATS[kind].keys[end]):
         kinds = sorted({cls.__name__ for classes in FORMATS[kind].keys.values() for cls in classes})
         raise _refused(f"a layer for which PEFT has {kind} ({', '.join(kinds)}), got {type(layer).__name__}")

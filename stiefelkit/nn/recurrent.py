@@ -182,7 +182,7 @@ class Recurrent(nn.Module):
         return torch.cat([w.real, w.imag]) if w.is_complex() else w
 
     def reset_parameters(self) -> None:
-        """Draws all weights anew as the layer does when it is made, after `to_empty` for instance; W by its scheme, Haar if baked."""
+        """Draws all weights anew, as the layer does when it is made; W by its scheme, a baked one as a Haar frame."""
         for suffix in self._suffixes:
             self._reset(suffix)
 

@@ -83,10 +83,8 @@ def rotate_(
             raise OptionError("rotate_ needs either sites= or readers=, writers= and norms=, got both.")
         model, given = sites.model, ([], [*sites.writers], {norm: [*read] for norm, read in sites.norms.items()})
     found: dict[int, Site] = {}
-    affine: dict[nn.Module, Affine] = {}
     r = None if rotation is None else _checked(rotation, "a rotation")
-    if r is not None:
-        affine = _on_stream(found, [of_stream(r)], r, *given, model)
+    affine = {} if r is None else _on_stream(found, [of_stream(r)], r, *given, model)
     if sites is not None and heads is not None:
         _turn_heads(found, sites.heads, heads)
     if online and sites is not None:
@@ -111,18 +109,12 @@ def absorb_norms_(sites: RotationSites) -> None:
     v = probes(sites.size, torch.device("cpu"))[0]
     generic = torch.eye(len(v), dtype=v.dtype, device="cpu") - 2 * torch.outer(v, v) / (v @ v)
     found: dict[int, Site] = {}
-    norms = {norm: [*read] for norm, read in sites.norms.items()}
-    affine = _on_stream(found, [], generic, [], [*sites.writers], norms, sites.model)
+    affine = _on_stream(found, [], generic, [], sites.writers, sites.norms, sites.model)
     _fold(found, affine, sites.model, sites, None)
 
 
 def _fold(
-    found: Mapping[int, Site],
-    affine: Mapping[nn.Module, Affine],
-    model: Any,
-    sites: RotationSites | None,
-    r: Tensor | None,
-    online: bool = False,
+    found: dict[int, Site], affine: dict[nn.Module, Affine], model: Any, sites: Any, r: Any, online: bool = False
 ) -> None:
     """Checks all layers, then writes, and puts new norms and layers into the model and the sites."""
     changes = folding.changes_of(list(found.values()), sites is not None)
@@ -175,13 +167,11 @@ def absorb_norm_(norm: nn.Module, readers: Iterable[nn.Module]) -> None:
     >>> torch.allclose(layer(norm(x)), before, atol=1e-6), norm.bias.abs().sum().item()
     (True, 0.0)
     """
-    affine = _affine(norm, None)
-    if affine is None or affine.values is None:
+    found: dict[int, Site] = {}
+    affine = _on_stream(found, [], None, [], [], {norm: readers}, None)
+    if norm not in affine or affine[norm].values is None:
         raise OptionError(f"absorb_norm_ needs a norm with a scale of its own, got {kind_of(norm)}.")
-    scale = _scale_of(affine.values)
-    shift = None if affine.bias is None else affine.bias.detach().double()
-    found = {id(layer): Site(layer, inputs=[scale], norm=norm, shift=shift) for layer in readers}
-    _fold(found, {norm: affine}, None, None, None)
+    _fold(found, affine, None, None, None)
 
 
 def _checked(rotation: Tensor, what: str) -> Tensor:
@@ -205,33 +195,33 @@ def site_of(found: dict[int, Site], layer: nn.Module) -> Site:
 def _on_stream(
     found: dict[int, Site],
     turn: list[Factor],
-    r: Tensor,
-    readers: list[nn.Module],
-    writers: list[nn.Module],
-    norms: dict[nn.Module, list[nn.Module]],
+    r: Tensor | None,
+    readers: Iterable[nn.Module],
+    writers: Iterable[nn.Module],
+    norms: Mapping[nn.Module, Iterable[nn.Module]],
     model: nn.Module | None,
 ) -> dict[nn.Module, Affine]:
     """Adds to layers the factors of a residual rotation R, if there is one, and those of norms that do not commute.
 
-    Returns the norms that lose a scale; `r` is what norms have to commute with.
+    Returns the norms that lose a scale; `r` is what norms have to commute with, if it is given.
     """
-    centre = Factor("M", len(r), lambda m: m - m.mean(0, keepdim=True))
-    is_centred = model is not None and any(isinstance(norm, nn.LayerNorm) for norm in norms)
+    is_centred = r is not None and model is not None and any(isinstance(norm, nn.LayerNorm) for norm in norms)
+    centre = [Factor("M", len(r), lambda m: m - m.mean(0, keepdim=True))] if r is not None and is_centred else []
     affine = {norm: a for norm in norms if (a := _affine(norm, r, is_centred)) is not None}
     for layer in writers:
-        site_of(found, layer).outputs[:] = [centre, *turn] if is_centred else turn
+        site_of(found, layer).outputs[:] = [*centre, *turn]
     for layer in readers:
         site_of(found, layer).inputs[:] = turn
     for norm, read in norms.items():
-        own = affine.get(norm)
-        scale = None if own is None or own.values is None else _scale_of(own.values)
-        shift = None if own is None or own.bias is None else own.bias.detach().double()
+        own = affine.get(norm, Affine(None, None, None, 1.0))
+        scale = [] if own.values is None else [_scale_of(own.values)]
+        shift = None if own.bias is None else own.bias.detach().double()
         for layer in read:
             site = site_of(found, layer)
             if site.norm not in (None, norm):
                 raise OptionError(f"Folding needs one norm in front of a layer, got {kind_of(layer)} behind two.")
             site.norm, site.shift = norm, shift
-            site.inputs[:] = turn if scale is None else [scale, *turn]
+            site.inputs[:] = [*scale, *turn]
     return affine
 
 

@@ -35,8 +35,6 @@ _REMOVERS = {
     ".original1": ("weight_norm", "parametrize.remove_parametrizations"),
 }
 """Endings of the entries that torch's norms, masks and parametrizations keep; what they are, and what ends them."""
-
-
 GATES = {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}
 """How many n x n blocks a recurrent weight has."""
 
@@ -81,9 +79,7 @@ def read(who: str, source: object, init: object, *kinds: type[nn.RNNBase]) -> To
     if init not in ("project", None):
         raise OptionError(f'{who} needs init "project" or None, got {shown(init)}.')
     what, is_net = " or ".join(f"torch.nn.{kind.__name__}" for kind in kinds), isinstance(source, kinds)
-    options: dict[str, Any] = {"batch_first": False, "dropout": 0.0}
-    if nn.RNN in kinds:
-        options["nonlinearity"] = "tanh"
+    options = {"batch_first": False, "dropout": 0.0} | ({"nonlinearity": "tanh"} if nn.RNN in kinds else {})
     if is_net:
         assert isinstance(source, nn.RNNBase)
         options = {key: getattr(source, key) for key in options}
@@ -95,8 +91,7 @@ def read(who: str, source: object, init: object, *kinds: type[nn.RNNBase]) -> To
         _check_whole(who, what, state)
     else:
         kind = type_before_parametrizations(source) if isinstance(source, nn.Module) else type(source)
-        remedy = _instead_of(source, kinds)
-        raise OptionError(f"{who} needs a {what} or its state dict, got {kind.__name__}{remedy}.")
+        raise OptionError(f"{who} needs a {what} or its state dict, got {kind.__name__}{_instead_of(source, kinds)}.")
     matches = {key: _KEY.fullmatch(key) if isinstance(key, str) else None for key in state}
     for key, match in matches.items():
         if match is None:

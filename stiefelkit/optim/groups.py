@@ -85,10 +85,9 @@ def parameter_groups(
 
     Coordinates get `weight_decay=0` unless asked otherwise: shrinking them does not regularize a frame, it moves it. A
     learned gain is one, the group "gain", and so are parameters that a layer names in `free_coordinates`, as the angles
-    and decays of `RotationRNN`.
-    Where a coordinate must stay on a manifold (`"stiefel"`), the group names it: "manifold", "stiefel:canonical" unless
-    asked otherwise. A `geoopt.ManifoldParameter` on a Stiefel manifold is such a one, in the metric that it names. Any
-    torch optimizer takes the other groups; these need one that moves along the manifold.
+    and decays of `RotationRNN`. Where a coordinate must stay on a manifold (`"stiefel"`), the group names it,
+    "stiefel:canonical" unless asked otherwise. A `geoopt.ManifoldParameter` on a Stiefel manifold is such a one, in its
+    metric. Any torch optimizer takes the other groups; these need one that moves along the manifold.
 
     Args:
         model: the model.

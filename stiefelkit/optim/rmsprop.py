@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.optim.rmsprop import rmsprop
 
-from stiefelkit.errors import OptimizerError, OptionError
+from stiefelkit.errors import OptionError
 from stiefelkit.numbers import FLAG, at_least, plain
+from stiefelkit.optim.base.checks import check_free_gradients
 from stiefelkit.optim.settings import MOMENTUM, OF_TORCH, RATE, SWITCH
 
 _CHECKS = {
@@ -103,7 +104,7 @@ class RMSprop(torch.optim.RMSprop):
         """Does one step; returns what the closure returns, if there is one.
 
         Raises:
-            OptimizerError: a gradient is sparse; no parameter is changed.
+            OptimizerError: torch's would not take a gradient, as a sparse one; no parameter is changed.
         """
         for group in self.param_groups:
             group.update(_checked(group))
@@ -111,14 +112,10 @@ class RMSprop(torch.optim.RMSprop):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        grouped = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
-        if [p for members in grouped for p in members if p.grad.is_sparse]:
-            raise OptimizerError(
-                "RMSprop needs dense gradients, as torch's does, got a sparse one; sparse=False of the embedding makes "
-                "it dense."
-            )
+        check_free_gradients("RMSprop", torch.optim.RMSprop, self.param_groups)
         with torch.set_grad_enabled(self.defaults["differentiable"]):
-            for group, members in zip(self.param_groups, grouped, strict=True):
+            for group in self.param_groups:
+                members = [p for p in group["params"] if p.grad is not None]
                 for p in members:
                     state = self.state[p]
                     asked = [("momentum_buffer", group["momentum"] > 0), ("grad_avg", group["centered"])]

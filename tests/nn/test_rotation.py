@@ -11,7 +11,6 @@ import stiefelkit as sk
 from stiefelkit import errors, init
 from stiefelkit.testing import seeds
 
-
 R = init.haar((8, 8), generator=seeds.generator())
 
 
@@ -143,10 +142,10 @@ def test_a_reader_that_does_more_is_refused_in_words_that_fit_either_call(absorb
 
     norm, layer = nn.RMSNorm(8), Rectified(8, 3)
     nn.init.uniform_(norm.weight, 0.5, 2.0)
-    with pytest.raises(errors.OptionError, match="^Folding needs layers that compute W x") as caught:
+    with pytest.raises(errors.OptionError, match=r"^Folding needs layers that compute W x") as caught:
         absorb(norm, [layer])
     assert "rotate_" not in str(caught.value)
-    with pytest.raises(errors.ShapeError, match="^Folding needs weights with 8 features along dimension 1, got"):
+    with pytest.raises(errors.ShapeError, match=r"^Folding needs weights with 8 features along dimension 1, got"):
         absorb(norm, [nn.Linear(4, 3)])
 
 

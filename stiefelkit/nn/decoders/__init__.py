@@ -1,6 +1,6 @@
 """Decoders whose residual stream can be rotated: the places of their layers, one family a file."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -96,13 +96,12 @@ class RotationSites:
     def replace(self, others: Mapping[int, nn.Module]) -> None:
         """Puts others, by the id of what they replace in the model, into these sites."""
 
-        def new(layers: Iterable[nn.Module]) -> list[nn.Module]:
-            return [others.get(id(layer), layer) for layer in layers]
+        def new(layer: nn.Module) -> nn.Module:
+            return others.get(id(layer), layer)
 
-        self.norms = dict(zip(new(self.norms), map(new, self.norms.values()), strict=True))
-        self.writers, self.downs = new(self.writers), new(self.downs)
-        pairs = [new((one.value, one.output)) for one in self.heads]
-        self.heads = [replace(one, value=v, output=o) for one, (v, o) in zip(self.heads, pairs, strict=True)]
+        self.norms = {new(norm): [*map(new, read)] for norm, read in self.norms.items()}
+        self.writers, self.downs = [*map(new, self.writers)], [*map(new, self.downs)]
+        self.heads = [replace(one, value=new(one.value), output=new(one.output)) for one in self.heads]
 
 
 def check_sites(sites: Any, who: str) -> None:
@@ -135,8 +134,6 @@ decoders = Registry(
     _check,
 )
 """Families of decoders by name; plugins add their own."""
-
-
 _NORMED_OUTPUTS = {"Gemma2Model", "Gemma3Model", "Gemma3TextModel"}
 
 
@@ -167,9 +164,8 @@ def rotation_sites(model: nn.Module) -> RotationSites:
             f"rotation_sites needs a model with one base of a known class ({', '.join(sorted(known))}), got "
             f"{type(model).__name__}{' with several' if bases else ''}; describe it by a RotationSites."
         )
-    (base, decoder), head = bases[0], None
-    if callable(getattr(model, "get_output_embeddings", None)):
-        head = model.get_output_embeddings()  # type: ignore[operator]
+    (base, decoder), find = bases[0], getattr(model, "get_output_embeddings", None)
+    head = find() if callable(find) else None
     if not isinstance(head, nn.Module):
         raise OptionError(f"rotation_sites needs a model with its head, got {type(model).__name__} without.")
     blocks = list(base.get_submodule(decoder.blocks).children())

@@ -110,9 +110,8 @@ def minimize(
     def given(ws: Sequence[Tensor]) -> Any:
         return tuple(ws) if are_several else ws[0]
 
-    found = None
-    if end.stopped != "max_iter":
-        found = _reflected(f, points, [name is not None for name in manifolds], end.loss)
+    are_frames = [name is not None for name in manifolds]
+    found = None if end.stopped == "max_iter" else _reflected(f, points, are_frames, end.loss)
     if found is not None:
         warnings.warn(
             "sk.optim.minimize ended at a frame whose reflection has a lower loss and the other determinant, which no "
