@@ -46,7 +46,11 @@ class OptionsFile:
             for entry, value in table.items():
                 if key != "rates" or not self._is_rated(arguments, entry):
                     self._put(arguments, key, entry, value)
-        plain = {key: value for key, value in options.items() if key not in tables}
+        plain = {
+            key: ",".join(map(str, value)) if isinstance(value, list) else value
+            for key, value in options.items()
+            if key not in tables
+        }
         Dict(data=plain, source=self.source, use_commands_as_keys=False)(app, commands, arguments)
 
     def of_task(self, task: str) -> dict[str, Any]:

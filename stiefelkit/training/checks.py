@@ -69,20 +69,27 @@ def known_parametrizations(names: Iterable[str]) -> None:
             raise UnknownNameError(f"No parametrization is named {name!r}{did_you_mean(name, known)}")
 
 
-def usable_device(who: str, name: str) -> None:
-    """Raises OptionError unless a tensor can be made on the device and read back."""
+def named_device(who: str, name: str) -> Any:
+    """Returns the device of a name, which need not be there; raises OptionError if it names none."""
     import torch
 
     try:
-        device = torch.device(name)
+        return torch.device(name)
     except RuntimeError as error:
         raise OptionError(f"{who} needs a device such as cpu or cuda, got {name!r}.") from error
+
+
+def usable_device(who: str, name: str, remedy: str = "use --device cpu") -> None:
+    """Raises OptionError unless a tensor can be made on the device and read back."""
+    import torch
+
+    device = named_device(who, name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise OptionError(f"{who} needs a CUDA device for {name!r}, but torch finds none; use --device cpu.")
+        raise OptionError(f"{who} needs a CUDA device for {name!r}, but torch finds none; {remedy}.")
     try:
         torch.zeros(1, device=device).cpu()
     except RuntimeError as error:
-        raise OptionError(f"{who} needs a device that holds numbers, got {name!r}; use --device cpu.") from error
+        raise OptionError(f"{who} needs a device that holds numbers, got {name!r}; {remedy}.") from error
 
 
 def usable_place(who: str, device: str, threads: int, seed: int) -> None:

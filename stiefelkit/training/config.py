@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stiefelkit.errors import OptimizerError, OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.numbers import above, at_least, settle_, whole
 from stiefelkit.optim import optimizers
-from stiefelkit.training.checks import SEED, THREADS, finite_tables, of_type, usable_device, within_memory
+from stiefelkit.training.checks import SEED, THREADS, finite_tables, named_device, of_type, usable_device, within_memory
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, create
 
@@ -87,7 +87,7 @@ class Config:
                 above(0).require(SUBJECT, f"optimizers.{coordinate}.lr", table["lr"])
         if self.schedule not in SCHEDULES:
             raise OptionError(f"{SUBJECT} needs a schedule out of {', '.join(SCHEDULES)}, got {self.schedule!r}.")
-        usable_device(SUBJECT, self.device)
+        named_device(SUBJECT, self.device)
         task = self.build_task()
         if task.train_size is not None:  # else the data say it, and a run is read where they are not
             task.batches_per_epoch(self.batch_size)
@@ -164,6 +164,7 @@ class Config:
 
         from stiefelkit import models
 
+        usable_device(SUBJECT, self.device)
         task = task or self.build_task()
         torch.manual_seed(self.seed)
         sizes = {"input_size": task.input_size, "hidden_size": self.hidden_size, "output_size": task.output_size}

@@ -10,6 +10,7 @@ from typing import Any
 from stiefelkit.errors import DivergedError, NonFiniteError, RunError
 from stiefelkit.models import count_parameters
 from stiefelkit.training import checkpoint, data
+from stiefelkit.training.checks import usable_device
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import Curves, Silent, require_tensorboard
 from stiefelkit.training.memory import kept_memory, threads
@@ -104,11 +105,14 @@ def resume(
                 notes.append(f"Run {out} was saved before there were digests: whether it was changed since is unknown.")
             if step > config.steps:
                 raise RunError(f"Run {out} is at step {step}: resuming needs --steps {step} or more.")
-            now = versions(folder.config.device)
+            if step == config.steps:
+                return folder, config, (step, state)
+            usable_device(f"Resuming run {out}", config.device, "resume it where there is one")
+            now = versions(config.device)
             for name, old in folder.versions.items():
                 if old != (new := now.get(name)):
                     notes.append(f"Run {out} began with {name} {old}, now it is {new}: the last bits may differ.")
-            for note in notes if step < config.steps else ():
+            for note in notes:
                 display.note(note)
             return folder, config, (step, state)
 

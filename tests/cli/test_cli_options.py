@@ -354,3 +354,9 @@ def test_a_run_begins_within_two_thousand_calls(tmp_path):
             sys.setprofile(before)
     assert calls["begun"] == 1
     assert calls["before"] <= 2000
+
+
+def test_a_list_in_a_file_is_the_words_with_commas_of_the_command_line() -> None:
+    Path("my.toml").write_text('models = ["scornn", "lstm"]\nsteps = 1\nbatch-size = 4\nT = 2\n')
+    assert main("compare copying --config my.toml --out both".split()) == 0
+    assert sorted(path.name for path in Path("both").iterdir() if path.is_dir()) == ["lstm", "scornn"]

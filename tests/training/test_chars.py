@@ -178,3 +178,8 @@ def test_a_run_learns_more_than_frequencies(folder: Path, tmp_path: Path) -> Non
     scores = summarise(tmp_path / "run").test
     assert scores["loss"] < 0.8 * task.baseline["loss"]
     assert scores["accuracy"] > task.baseline["accuracy"]
+
+
+def test_a_part_without_a_known_target_adds_nothing():
+    task, y = Chars(T=4), torch.full((2, 4), texts.NO_TARGET)
+    assert set(task.totals(torch.zeros(2, 4, 5), y).values()) == {(0.0, 0)}

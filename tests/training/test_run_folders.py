@@ -12,7 +12,7 @@ import torch
 from tiny_runs import Killed, Watching, edit, flip, killed_at, killed_by, latest_state, refused, small, weights
 
 from stiefelkit.cli import main
-from stiefelkit.errors import RunError, StiefelkitError
+from stiefelkit.errors import OptionError, RunError, StiefelkitError
 from stiefelkit.training import checkpoint, run_folder, train
 from stiefelkit.training.plot import find_runs, plot
 from stiefelkit.training.run_folder import read_log, summarise
@@ -249,6 +249,18 @@ def test_readers_name_the_line_of_a_log_that_they_cannot_take(line: str, run: Pa
     for reader in (summarise, lambda path: plot([path], path)):
         with pytest.raises(RunError, match=f"line {number}"):
             reader(run)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_run_of_a_gpu_is_read_without_one(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    train.train(small(), path)
+    edit(path / "config.json", lambda record: (record.pop(run_folder.DIGEST), record["config"].update(device="cuda")))
+    assert summarise(path)
+    assert plot([path], path)
+    with pytest.raises(OptionError, match="finds none; use --device cpu"):
+        train.train(small(device="cuda"), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_folder_where_a_file_should_be_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

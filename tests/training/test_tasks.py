@@ -18,7 +18,7 @@ from stiefelkit.training import data
 from stiefelkit.training.config import Config
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, create, tasks
-from stiefelkit.training.tasks.task import generator
+from stiefelkit.training.tasks.task import evaluating, generator
 
 TASKS: list[tuple[str, dict[str, Any]]] = [
     ("digits", {}),
@@ -274,3 +274,12 @@ def test_every_recipe_is_a_config_whose_model_can_be_built(name: str) -> None:
         config = Config.resolve(task, model)
         optimizer = config.build_optimizer(config.build_model())
         assert all(group["lr"] > 0 for group in optimizer.param_groups)
+
+
+def test_evaluation_leaves_each_part_in_its_mode():
+    """A part that was set to evaluate, as frozen ones are, is not set back to training."""
+    model = nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3)))
+    model[1].eval()
+    with evaluating(model):
+        assert not any(part.training for part in model.modules())
+    assert [part.training for part in model.modules()] == [True, True, False, False, False]

@@ -123,7 +123,7 @@ class Chars(Parted):
         """Returns sums over targets, and how many there are."""
         count = int((y >= 0).sum())
         scores = {"loss": self.loss(output, y), "accuracy": self.accuracy(output, y)}
-        return {key: (float(score) * count, count) for key, score in scores.items()}
+        return {key: (float(score) * count if count else 0.0, count) for key, score in scores.items()}
 
     def _text(self) -> Text:
         from stiefelkit.training.tasks.texts import text

@@ -64,13 +64,14 @@ def evaluating(model: nn.Module) -> Iterator[torch.device]:
     """Context in which a model evaluates, without gradients, and its device."""
     import torch
 
-    was_training = model.training
+    training = [part for part in model.modules() if part.training]
     model.eval()
     try:
         with torch.no_grad():
             yield next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     finally:
-        model.train(was_training)
+        for part in training:  # some parts may have been frozen
+            part.training = True
 
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
