@@ -60,7 +60,7 @@ def modrelu_of_parts(parts: Tensor, b: Tensor, epsilon: float, dim: int) -> Tens
     # Of parts divided by the largest the squares neither overflow nor vanish; s does not depend on what divides.
     largest = parts.detach().abs().amax(dim, keepdim=True).clamp_min(root)
     s = largest * ((parts / largest).square().sum(dim, keepdim=True) + (root / largest).square()).sqrt()
-    return parts * (torch.relu(s + b.to(s.dtype).unsqueeze(dim)) / (s + epsilon))
+    return torch.relu(s + b.to(s.dtype).unsqueeze(dim)) * (parts / (s + epsilon))
 
 
 def oplu(z: Tensor) -> Tensor:

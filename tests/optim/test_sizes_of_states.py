@@ -135,9 +135,10 @@ def test_rows_of_modrelu_with_an_epsilon_are_its_numbers_at_every_size():
     torch.testing.assert_close(found, modrelu(z, b, activation.slope), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("bias", [-0.1, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64])
-def test_modrelu_takes_every_epsilon(dtype):
+def test_modrelu_takes_every_epsilon(dtype, bias):
     z = torch.zeros(2, 3, dtype=dtype, requires_grad=True)
-    out = modrelu(z, torch.full((3,), -0.1), 1e-100)
+    out = modrelu(z, torch.full((3,), bias), 1e-100)
     assert not out.detach().abs().any()
     assert torch.isfinite(torch.autograd.grad(out.abs().sum(), z)[0].abs()).all()
