@@ -229,13 +229,11 @@ def _stacked_in(place: Place) -> tuple[str, str] | None:
     host, name = place.host, place.name
     if isinstance(host, nn.MultiheadAttention) and name == "in_proj_weight":
         return "q, k and v", f"blocks=3 makes a frame of each, blocks={3 * host.num_heads} of each head's"
-    is_turned = False
     for cls in type(host).__mro__:
         if cls.__name__ in _GATES and name in ("weight_ih", "weight_hh"):
             return "its gates", f"blocks={_GATES[cls.__name__]} makes a frame of each"
-        is_turned |= cls.__name__ == "Conv1D"
-    w = held_parameters(host).get(name)
-    if name != "weight" or w is None or w.dim() < 2 or not (is_turned or isinstance(host, nn.Linear | Convolution)):
+    w, is_turned = held_parameters(host).get(name), not isinstance(host, nn.Linear | Convolution)
+    if name != "weight" or w is None or w.dim() < 2 or (is_turned and not _is_conv1d(host)):
         return None
     inputs, outputs = w.shape[:2] if is_turned else w.shape[1::-1]
     dim = ", dim=1" if is_turned else ""
@@ -247,6 +245,16 @@ def _stacked_in(place: Place) -> tuple[str, str] | None:
         each = f"blocks={count}{dim} makes a frame of each, if heads do not alternate"
         return f"{count} square matrices", f"{each}, blocks={count} * heads{dim} of each head's"
     return ("several matrices", f"blocks=(size, size, ...){dim} makes a frame of each") if called else None
+
+
+def _is_conv1d(host: nn.Module) -> bool:
+    return any(cls.__name__ == "Conv1D" for cls in type(host).__mro__)
+
+
+def has_inputs_first(host: nn.Module) -> bool:
+    """Returns whether weights are inputs by outputs, as of embeddings and of transformers' `Conv1D` and some experts."""
+    is_embedding = isinstance(host, nn.Embedding | nn.EmbeddingBag)
+    return is_embedding or vars(host).get("is_transposed") is True or _is_conv1d(host)
 
 
 def is_pattern(name: object) -> bool:
