@@ -119,11 +119,11 @@ def orthogonal(
         chosen = find.choose(module, where if name is None else name)  # type: ignore[arg-type]
     else:
         chosen = [find.find_place(module, name, takes_patterns=True)]  # type: ignore[arg-type]
-    if len(chosen) > 1 and isinstance(init, Tensor):
-        raise OptionError(f"orthogonal needs init= as a name for {len(chosen)} weights, got a tensor.")
     tied: dict[nn.Parameter, list[Place]] = {}
     for place in chosen:
         tied.setdefault(find.plain_weight(place, takes_patterns=True), []).append(place)
+    if len(tied) > 1 and isinstance(init, Tensor):
+        raise OptionError(f"orthogonal needs init= as a name for {len(tied)} weights, got a tensor.")
     cls = table.registered.find(parametrization)
     if blocks is not None or dim is not None:
         given = {key: value for key, value in (("blocks", blocks), ("dim", dim)) if value is not None}

@@ -142,7 +142,7 @@ def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
     place = find_place(model, name)
     coordinate_list = coordinate_list_of(place.host, place.name)
     if coordinate_list is None:
-        is_plain = isinstance(held_parameters(place.host).get(place.name), Tensor)
+        is_plain = place.name in dict(place.host.named_parameters(recurse=False))
         hint = ", only a plain one; call sk.orthogonal first." if is_plain else nearest_of(name, held)
         raise UnknownNameError(f"{class_name(model)} has no orthogonal weight {name!r}{hint}")
     return OrthogonalWeight(*place, coordinate_list)
@@ -185,6 +185,11 @@ def matrices_of(model: nn.Module) -> list[Place]:
 def plain_weight(place: Place, takes_patterns: bool = False) -> nn.Parameter:
     """Returns the parameter at a place; raises OptionError or UnknownNameError if none there can be made orthogonal."""
     host, name = place.host, place.name
+    if isinstance(host, torch.jit.ScriptModule):
+        raise OptionError(
+            f"An orthogonal weight needs a module in Python, got {place.title} of one by torch.jit.script, which takes "
+            "no parametrized weights; sk.orthogonal first, and then torch.jit.trace, works."
+        )
     weight = held_parameters(host).get(name) if isinstance(name, str) else None
     if weight is None:
         _refuse_what_is_there(place)
@@ -252,7 +257,7 @@ def _is_conv1d(host: nn.Module) -> bool:
 
 
 def has_inputs_first(host: nn.Module) -> bool:
-    """Returns whether weights are inputs by outputs, as of embeddings and of transformers' `Conv1D` and some experts."""
+    """Returns whether weights are inputs by outputs, as of embeddings, or `Conv1D` and experts of transformers."""
     is_embedding = isinstance(host, nn.Embedding | nn.EmbeddingBag)
     return is_embedding or vars(host).get("is_transposed") is True or _is_conv1d(host)
 
@@ -330,6 +335,8 @@ _CALLED = re.compile("qkv|query_key_value|kv_proj|to_kv|c_attn|gate_up")
 def _weights(module: nn.Module, prefix: str = "") -> list[Place]:
     """Returns every parameter of a model, and every parametrized weight, under each of its names."""
     module = inside_checkpoint(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        return []
     children, places = held_modules(module), []
     parametrized = children["parametrizations"] if "parametrizations" in children else None
     held = list(parametrized) if isinstance(parametrized, nn.ModuleDict) else []
