@@ -135,9 +135,8 @@ def orthogonal(
             )
         blocks, dim = sizes(blocks) or plain(blocks), plain(dim)
     options = {"precision": precision, **(plain(options) if options else {})}
-    gain = plain(gain)
     is_rms = isinstance(gain, str) and gain == "rms"
-    plan = _Plan(cls, view, blocks, 0 if dim is None else dim, gain, is_rms, options, init, generator)
+    plan = _Plan(cls, view, blocks, 0 if dim is None else dim, plain(gain), is_rms, options, init, generator)
     carried = []
     for weight, places in tied.items():
         carried.append((places, _carry(plan, places, weight)))

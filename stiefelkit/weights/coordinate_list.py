@@ -390,8 +390,7 @@ class CoordinateList(parametrize.ParametrizationList):
                     raise ImageError(f"Setting {self.weight} needs {needs}, got {type(each).__name__}.")
         for c in held:
             if c is not None and c.is_meta:
-                needs = "coordinates on a real device, got meta; call module.to_empty(device=...) first"
-                raise OptionError(f"Setting {self.weight} needs {needs}.")
+                raise OptionError(f"{self.weight} needs a real device, got meta; call module.to_empty(device=...).")
 
     @torch.no_grad()
     def fill_(self, values: Sequence[Tensor]) -> None:

@@ -119,7 +119,7 @@ def test_meta_weights_fill_by_reset_or_load():
     with pytest.raises(errors.UnfilledError):
         layer.weight  # noqa: B018
     for write in (lambda: sk.reset_(layer, "weight"), lambda: sk.assign_(layer, "weight", torch.eye(5, 3))):
-        with pytest.raises(errors.OptionError, match=r"on a real device, got meta; call module\.to_empty"):
+        with pytest.raises(errors.OptionError, match=r"needs a real device, got meta; call module\.to_empty"):
             write()
     layer.to_empty(device="cpu")
     with pytest.raises(errors.UnfilledError):
@@ -221,7 +221,7 @@ def test_on_the_meta_device_a_coordinate_with_a_parametrization_takes_no_value_e
     held: Any = layer.parametrizations
     parametrize.register_parametrization(held.weight, "original0", Stretched())
     layer.to("meta")
-    with pytest.raises(errors.OptionError, match="on a real device, got meta"):
+    with pytest.raises(errors.OptionError, match="needs a real device, got meta"):
         sk.assign_(layer, "weight", torch.eye(6))
 
 

@@ -220,7 +220,7 @@ def test_an_embedding_and_a_head_of_one_parameter_have_no_common_gain_rms():
 
     with pytest.raises(errors.OptionError, match="one parameter whose outputs are rows in one and columns in the"):
         sk.orthogonal(tied(), where="*.weight", gain="rms")
-    net = sk.orthogonal(tied(), where="*.weight", gain=2.0)
+    net: Any = sk.orthogonal(tied(), where="*.weight", gain=2.0)
     assert torch.equal(net[0].weight, net[1].weight)
 
 

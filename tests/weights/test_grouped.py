@@ -427,7 +427,7 @@ def test_a_hook_put_on_the_map_of_a_grouped_weight_is_in_force_at_once():
 
 
 def test_a_hook_put_on_the_map_of_a_grouped_weight_runs_in_calls_of_the_model_too():
-    net = sk.group_(nn.Sequential(*several()))
+    net: Any = sk.group_(nn.Sequential(*several()))
     x, runs = torch.ones(1, 4), []
     before = net(x)
     hook = net[1].parametrizations.weight.param.register_forward_hook(lambda *_: runs.append(1))

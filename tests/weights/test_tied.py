@@ -62,7 +62,7 @@ def test_copies_checkpoints_and_casts_stay_tied():
 
 
 def test_one_parameter_in_two_places_takes_a_tensor_as_its_first_value():
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     net[1].weight = net[0].weight
     start = sk.init.haar((4, 4)).float()
     sk.orthogonal(net, where="*", init=start)
