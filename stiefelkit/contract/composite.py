@@ -91,7 +91,8 @@ made_elsewhere: Any = classmethod(lambda cls: [])
 """The `examples` of a map that is not made by itself: none, and the laws run on the maps inside."""
 
 
-def _of_inner(name: str) -> Any:
+def of_inner(name: str) -> Any:
+    """Returns the property of a map that is the same as the inner map's."""
     return property(lambda self: getattr(self.inner, name), doc="That of the inner map.")
 
 
@@ -102,17 +103,17 @@ class Wrapper(OrthogonalParam):
     """
 
     title = property(lambda self: title(self.inner))
-    traits = _of_inner("traits")
-    schemes = _of_inner("schemes")
+    traits = of_inner("traits")
+    schemes = of_inner("schemes")
     takes_nearest = property(lambda self: takes_nearest(self.inner))
-    coordinates = _of_inner("coordinates")
-    manifolds = _of_inner("manifolds")
-    chart = _of_inner("chart")
+    coordinates = of_inner("coordinates")
+    manifolds = of_inner("manifolds")
+    chart = of_inner("chart")
     return_bound = property(lambda self: return_bound(self.inner))
     examples = made_elsewhere
-    check_chart = _of_inner("check_chart")
-    initial = _of_inner("initial")
-    error_bound = _of_inner("error_bound")
+    check_chart = of_inner("check_chart")
+    initial = of_inner("initial")
+    error_bound = of_inner("error_bound")
 
     def __init__(self, inner: OrthogonalParam, shape: tuple[int, ...]):
         torch.nn.Module.__init__(self)

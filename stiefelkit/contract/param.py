@@ -77,13 +77,6 @@ class OrthogonalParam(ABC, nn.Module):
     """Every name that `coordinates` may hold, over all fields and options."""
     dtype: torch.dtype
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Refuses names of methods that nothing calls any more."""
-        super().__init_subclass__(**options)
-        for old, new in (("further_schemes", "schemes"), ("check_frame", "solve")):
-            if old in vars(cls):
-                raise OptionError(f"{cls.__name__} needs {new} in place of {old}, which was renamed.")
-
     def __init__(
         self,
         shape: Sequence[int],
@@ -169,9 +162,6 @@ class OrthogonalParam(ABC, nn.Module):
         if type(self).invert is OrthogonalParam.invert:
             raise OptionError(f"{title(self)} needs a method initial(scheme, generator), since it has no invert.")
         return self.invert(init.draw(scheme, self.shape, tensors.working_dtype(self.dtype), generator))
-
-    initial_frame = initial
-    """An older name, by which a map's own `initial` may call this one."""
 
     def invert(self, w: Tensor) -> Position:
         """Finds coordinates and a chart whose image is W, exact to rounding in float64 or complex128; writes nothing.

@@ -42,7 +42,7 @@ class View:
     Args:
         name: one of `VIEWS`.
         shape: shape of the weight.
-        out_dim: the dimension of output channels, 0 for linear layers and convolutions, 1 for transposed ones.
+        out_dim: the dimension of outputs, 0 for linear layers and convolutions, 1 for transposed ones and embeddings.
         groups: how many groups the first dimension is made of, for the views of groups: that of output channels, or,
             transposed, of input channels.
         blocks: how many weights of one shape stand side by side in this one, each read by itself.
@@ -143,7 +143,8 @@ class View:
     def rms_gain(self) -> float:
         """The root of outputs over inputs of a matrix: of its rows over its columns, unless rows are inputs."""
         *_, rows, columns = self.matrix_shape
-        return math.sqrt(columns / rows if self.name.removeprefix(_GROUPED) == "in_by_rest" else rows / columns)
+        kind = "in_by_rest" if self.name == "matrix" and self.out_dim else self.name.removeprefix(_GROUPED)
+        return math.sqrt(columns / rows if kind == "in_by_rest" else rows / columns)
 
     def options(self) -> dict[str, Any]:
         """Returns what a checkpoint says of the view."""

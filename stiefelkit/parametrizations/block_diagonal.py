@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.contract.composite import Composite, Inner, prefixed, within
+from stiefelkit.contract.composite import Composite, Inner, of_inner, prefixed, within
 from stiefelkit.contract.param import Parametrization, Position, Traits
 from stiefelkit.contract.protocols import projected, return_bound, takes_nearest
 from stiefelkit.errors import DtypeError, ImageError
@@ -48,6 +48,9 @@ class BlockDiagonal(Composite):
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
     coordinate_names: ClassVar[tuple[str, ...]] = ("*",)
     stacks: ClassVar[bool] = True
+    schemes = of_inner("schemes")
+    coordinates = of_inner("coordinates")
+    manifolds = of_inner("manifolds")
 
     def __init__(
         self,
@@ -106,11 +109,6 @@ class BlockDiagonal(Composite):
         )
 
     @property
-    def schemes(self) -> tuple[str, ...]:
-        """The inner map's."""
-        return self.inner.schemes
-
-    @property
     def takes_nearest(self) -> bool:
         """The inner map's with one block; the frame nearest to a weight has no more blocks than that."""
         return self.blocks == 1 and takes_nearest(self.inner)
@@ -118,16 +116,6 @@ class BlockDiagonal(Composite):
     def options(self) -> dict[str, Any]:
         """Returns those of the inner map, and how many blocks there are."""
         return {"blocks": self.blocks, "inner": self.inner.options()}
-
-    @property
-    def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """The inner map's coordinates for k blocks, (*, k, ...)."""
-        return self.inner.coordinates
-
-    @property
-    def manifolds(self) -> dict[str, str]:
-        """The inner map's."""
-        return self.inner.manifolds
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """Asks the inner map."""

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.contract.composite import Composite, Inner, prefixed, within
+from stiefelkit.contract.composite import Composite, Inner, of_inner, prefixed, within
 from stiefelkit.contract.param import Parametrization, Position, Traits, check_tensor, rounded
 from stiefelkit.errors import DtypeError, OptionError
 from stiefelkit.functional import nearest_frame, polish, product
@@ -51,6 +51,8 @@ class Rebased(Composite):
     coordinate_names: ClassVar[tuple[str, ...]] = ("*",)
     frame_buffers: ClassVar[tuple[str, ...]] = ("base",)
     stacks: ClassVar[bool] = True
+    coordinates = of_inner("coordinates")
+    manifolds = of_inner("manifolds")
 
     base: Tensor
 
@@ -115,16 +117,6 @@ class Rebased(Composite):
     def options(self) -> dict[str, Any]:
         """Returns those of the inner map."""
         return self.inner.options()
-
-    @property
-    def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """The inner map's."""
-        return self.inner.coordinates
-
-    @property
-    def manifolds(self) -> dict[str, str]:
-        """The inner map's."""
-        return self.inner.manifolds
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """Refuses a base that is not orthogonal or unitary, and what the inner map refuses."""

@@ -119,11 +119,11 @@ def orthogonal(
         chosen = find.choose(module, where if name is None else name)  # type: ignore[arg-type]
     else:
         chosen = [find.find_place(module, name, takes_patterns=True)]  # type: ignore[arg-type]
-    if len(chosen) > 1 and isinstance(init, Tensor):
-        raise OptionError(f"orthogonal needs init= as a name for {len(chosen)} weights, got a tensor.")
     tied: dict[nn.Parameter, list[Place]] = {}
     for place in chosen:
         tied.setdefault(find.plain_weight(place, takes_patterns=True), []).append(place)
+    if len(tied) > 1 and isinstance(init, Tensor):
+        raise OptionError(f"orthogonal needs init= as a name for {len(tied)} weights, got a tensor.")
     cls = table.registered.find(parametrization)
     if blocks is not None or dim is not None:
         given = {key: value for key, value in (("blocks", blocks), ("dim", dim)) if value is not None}
@@ -135,7 +135,8 @@ def orthogonal(
             )
         blocks, dim = sizes(blocks) or plain(blocks), plain(dim)
     options = {"precision": precision, **(plain(options) if options else {})}
-    plan = _Plan(cls, view, blocks, 0 if dim is None else dim, plain(gain), options, init, generator)
+    is_rms = isinstance(gain, str) and gain == "rms"
+    plan = _Plan(cls, view, blocks, 0 if dim is None else dim, plain(gain), is_rms, options, init, generator)
     carried = []
     for weight, places in tied.items():
         carried.append((places, _carry(plan, places, weight)))
@@ -181,6 +182,7 @@ class _Plan(NamedTuple):
     blocks: int | Sequence[int] | None
     dim: int
     gain: float | str
+    is_rms: bool
     options: dict[str, Any]
     init: str | Tensor | None
     generator: torch.Generator | None
@@ -194,7 +196,7 @@ def _carry(plan: _Plan, places: Sequence[Place], weight: nn.Parameter) -> Coordi
         if _views(plan, other, weight) != views:
             raise OptionError(
                 f"orthogonal needs modules that read a weight in one way, got {first.title} and {other.title}, one "
-                "parameter in a convolution and in a transposed one; choose one of them, and tie the other to it."
+                "parameter whose outputs are rows in one and columns in the other; choose one, and tie the other to it."
             )
     param = _build(plan, first, weight, views[0])
     if len(views) > 1:
@@ -243,7 +245,8 @@ def _views(plan: _Plan, place: Place, weight: Tensor) -> tuple[View, ...]:
     if not (weight.is_floating_point() or weight.is_complex()) or weight.itemsize == 1:
         needs = "a floating or complex weight of 16 bits or more"
         raise DtypeError(f"{plan.cls.__name__} on {place.title} needs {needs}, got {weight.dtype}.")
-    out_dim = int(groups and place.host.transposed)  # type: ignore[arg-type]
+    # Of matrices only the gain depends on it, so that embeddings and heads may be one parameter without.
+    out_dim = int(place.host.transposed if groups else plan.is_rms and find.has_inputs_first(place.host))  # type: ignore[arg-type]
     try:
         view = view_of("matrix" if plan.view is None else plan.view, tuple(weight.shape), out_dim, groups or 1)
     except TypeError:  # not hashable, so no name of a view
@@ -269,7 +272,7 @@ def _build(plan: _Plan, place: Place, weight: Tensor, view: View) -> OrthogonalP
             f"{cls.__name__} on {place.title} needs {reason}, got shape {shape} and {weight.dtype}{remedy}."
         )
     param = cls(shape, dtype=weight.dtype, device=weight.device, **plan.options)
-    gain = view.rms_gain if isinstance(plan.gain, str) and plan.gain == "rms" else plan.gain
+    gain = view.rms_gain if plan.is_rms else plan.gain
     if type(gain) not in (int, float) or gain != 1:
         param = Scaled(param, gain, view.blocks)
     return param if view.is_plain else Viewed(param, view)

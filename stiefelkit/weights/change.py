@@ -36,6 +36,7 @@ def assign_(module: nn.Module, name: str, weight: Tensor) -> None:
 
     Raises:
         ShapeError, DtypeError, NonFiniteError, NotAFrameError, ImageError: what the map cannot take; nothing changes.
+        OptionError: the weight is on the meta device.
     """
     find.find_weight(module, name, "assign_").coordinate_list.right_inverse(weight)
 
@@ -52,11 +53,9 @@ def reset_(module: nn.Module, name: str, init: str | None = None, generator: tor
         generator: source of randomness; torch's default when None.
 
     Raises:
-        OptionError: the map has no such scheme.
+        OptionError: the map has no such scheme, or the weight is on the meta device.
     """
     coordinate_list = find.find_weight(module, name, "reset_").coordinate_list
-    if any(c.is_meta for c in coordinate_list.coordinates.values()):
-        raise OptionError(f"reset_ needs {name!r} on a real device, got meta; call module.to_empty(device=...) first.")
     coordinate_list.draw_(None if init is None else coordinate_list.checked_scheme(init), generator)
 
 
@@ -279,10 +278,12 @@ def fully_shard_coordinates(model: nn.Module, mesh: Any = None, **options: Any) 
     The device mesh and the options are those of `fully_shard`.
 
     Raises:
+        DtypeError: the model is no module.
         OptionError: `mp_policy` would cast the coordinates.
     """
     from torch.distributed.fsdp import fully_shard
 
+    find.check_module(model, "fully_shard_coordinates")
     cast = getattr(options.get("mp_policy"), "param_dtype", None)
     if cast is not None:
         raise OptionError(f"fully_shard_coordinates needs coordinates in their own dtype, got mp_policy with {cast}.")

@@ -81,7 +81,7 @@ class CoordinateList(parametrize.ParametrizationList):
         self._stamp = None
         self.scheme: str | None = None
         self.weight = "the weight"
-        self._emptied: list[tuple[nn.Parameter, int]] | None = None
+        self._emptied: list[tuple[nn.Parameter, int | None]] | None = None
         self._dtypes: list[tuple[str, int, torch.dtype]] = []
         self._names = frozenset({*self._key_of, *param.chart} - self.__dict__.keys() - _OWN)
         self._notes = Notes(param, self._parameters, self._key_of)  # type: ignore[arg-type]
@@ -279,7 +279,7 @@ class CoordinateList(parametrize.ParametrizationList):
                 "sk.bake(copy.deepcopy(model))."
             )
         seat = self.seat
-        if seat is None or (x is not None and seat.group.can_skip_weight):
+        if seat is None or any(seat.hooks) or (x is not None and seat.group.can_skip_weight):
             return self._evaluate(x)
         traced: Any = seat.group.traced
         w = (traced and traced[seat.index]) if torch.compiler.is_compiling() else seat.read(self)
@@ -379,13 +379,18 @@ class CoordinateList(parametrize.ParametrizationList):
         self.fill_(coordinates)
 
     def check_assignable(self) -> None:
-        """Raises ImageError if a coordinate has a parametrization of its own that cannot be assigned."""
+        """Raises OptionError on the meta device, ImageError if a parametrization of a coordinate cannot be assigned."""
         parametrized: Any = self._modules.get("parametrizations") or {}
+        held = [*self._parameters.values()]
         for name, parametrizations in parametrized.items():
+            held += parametrizations.parameters()
             for each in parametrizations:
                 if not hasattr(each, "right_inverse"):
                     needs = f"a right_inverse in every parametrization of {name}"
                     raise ImageError(f"Setting {self.weight} needs {needs}, got {type(each).__name__}.")
+        for c in held:
+            if c is not None and c.is_meta:
+                raise OptionError(f"{self.weight} needs a real device, got meta; call module.to_empty(device=...).")
 
     @torch.no_grad()
     def fill_(self, values: Sequence[Tensor]) -> None:
@@ -491,8 +496,8 @@ class CoordinateList(parametrize.ParametrizationList):
         was_meta = any(c.is_meta for c in self.coordinates.values())
         before = [t.dtype for t, _ in frame_tensors(self.param, self.coordinates)]
         if recurse:
-            for child in self.children():
-                child._apply(fn)
+            for key, child in self.named_children():  # the map first, whose dtype the others follow
+                child._apply(keep_precision(fn, self.param.dtype) if key == "parametrizations" else fn)
         self._wanted = coordinate_dtypes(self.param)
         super()._apply(keep_precision(fn, self.param.dtype), recurse=False)
         if was_meta or not keeps_values(fn):
@@ -510,13 +515,13 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def _remember_emptied(self) -> None:
         self._buffers[EXTRA] = None
-        self._emptied = [(c, _torch.write_count(c)) for c in self.parameters()]
+        self._emptied = [(c, None if c.is_inference() else _torch.write_count(c)) for c in self.parameters()]
 
     def _is_unfilled(self) -> bool:
         # Values may also arrive by copying into each parameter, or in tensors of functional_call, which are others.
         if self._emptied:
             present = {id(c) for c in self.parameters()}
-            if any(id(c) in present and _torch.write_count(c) == noted for c, noted in self._emptied):
+            if any(id(c) in present and (n is None or n == _torch.write_count(c)) for c, n in self._emptied):
                 return True
         if not any([c.is_meta for c in (*self._values(), *self.param.buffers())]):
             return False

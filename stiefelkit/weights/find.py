@@ -142,7 +142,7 @@ def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
     place = find_place(model, name)
     coordinate_list = coordinate_list_of(place.host, place.name)
     if coordinate_list is None:
-        is_plain = isinstance(held_parameters(place.host).get(place.name), Tensor)
+        is_plain = place.name in dict(place.host.named_parameters(recurse=False))
         hint = ", only a plain one; call sk.orthogonal first." if is_plain else nearest_of(name, held)
         raise UnknownNameError(f"{class_name(model)} has no orthogonal weight {name!r}{hint}")
     return OrthogonalWeight(*place, coordinate_list)
@@ -185,6 +185,11 @@ def matrices_of(model: nn.Module) -> list[Place]:
 def plain_weight(place: Place, takes_patterns: bool = False) -> nn.Parameter:
     """Returns the parameter at a place; raises OptionError or UnknownNameError if none there can be made orthogonal."""
     host, name = place.host, place.name
+    if isinstance(host, torch.jit.ScriptModule):
+        raise OptionError(
+            f"An orthogonal weight needs a module in Python, got {place.title} of one by torch.jit.script, which takes "
+            "no parametrized weights; sk.orthogonal first, and then torch.jit.trace, works."
+        )
     weight = held_parameters(host).get(name) if isinstance(name, str) else None
     if weight is None:
         _refuse_what_is_there(place)
@@ -229,13 +234,11 @@ def _stacked_in(place: Place) -> tuple[str, str] | None:
     host, name = place.host, place.name
     if isinstance(host, nn.MultiheadAttention) and name == "in_proj_weight":
         return "q, k and v", f"blocks=3 makes a frame of each, blocks={3 * host.num_heads} of each head's"
-    is_turned = False
     for cls in type(host).__mro__:
         if cls.__name__ in _GATES and name in ("weight_ih", "weight_hh"):
             return "its gates", f"blocks={_GATES[cls.__name__]} makes a frame of each"
-        is_turned |= cls.__name__ == "Conv1D"
-    w = held_parameters(host).get(name)
-    if name != "weight" or w is None or w.dim() < 2 or not (is_turned or isinstance(host, nn.Linear | Convolution)):
+    w, is_turned = held_parameters(host).get(name), not isinstance(host, nn.Linear | Convolution)
+    if name != "weight" or w is None or w.dim() < 2 or (is_turned and not _is_conv1d(host)):
         return None
     inputs, outputs = w.shape[:2] if is_turned else w.shape[1::-1]
     dim = ", dim=1" if is_turned else ""
@@ -247,6 +250,16 @@ def _stacked_in(place: Place) -> tuple[str, str] | None:
         each = f"blocks={count}{dim} makes a frame of each, if heads do not alternate"
         return f"{count} square matrices", f"{each}, blocks={count} * heads{dim} of each head's"
     return ("several matrices", f"blocks=(size, size, ...){dim} makes a frame of each") if called else None
+
+
+def _is_conv1d(host: nn.Module) -> bool:
+    return any(cls.__name__ == "Conv1D" for cls in type(host).__mro__)
+
+
+def has_inputs_first(host: nn.Module) -> bool:
+    """Returns whether weights are inputs by outputs, as of embeddings, or `Conv1D` and experts of transformers."""
+    is_embedding = isinstance(host, nn.Embedding | nn.EmbeddingBag)
+    return is_embedding or vars(host).get("is_transposed") is True or _is_conv1d(host)
 
 
 def is_pattern(name: object) -> bool:
@@ -322,6 +335,8 @@ _CALLED = re.compile("qkv|query_key_value|kv_proj|to_kv|c_attn|gate_up")
 def _weights(module: nn.Module, prefix: str = "") -> list[Place]:
     """Returns every parameter of a model, and every parametrized weight, under each of its names."""
     module = inside_checkpoint(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        return []
     children, places = held_modules(module), []
     parametrized = children["parametrizations"] if "parametrizations" in children else None
     held = list(parametrized) if isinstance(parametrized, nn.ModuleDict) else []

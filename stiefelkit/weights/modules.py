@@ -13,6 +13,7 @@ from stiefelkit import _torch
 from stiefelkit.contract.param import title
 from stiefelkit.errors import CheckpointError, DtypeError, OptionError, shown
 from stiefelkit.tensors import is_sharding
+from stiefelkit.weights import find
 from stiefelkit.weights.coordinate_list import CoordinateList
 from stiefelkit.weights.find import Place, coordinate_list_of, held_parametrizations, lists_of, orthogonal_weights
 from stiefelkit.weights.group import leave_seat, saved_plainly
@@ -244,8 +245,10 @@ def check_state_dict(module: nn.Module, state_dict: Mapping[str, Any], *, assign
 
     Raises:
         CheckpointError: an entry belongs to another map, shape, field or version, or is a plain weight.
+        DtypeError: the model is no module.
         NonFiniteError: coordinates hold NaN or infinity, or a weight would.
     """
+    find.check_module(module, "check_state_dict")
     if not isinstance(state_dict, Mapping):
         raise CheckpointError(f"check_state_dict needs a mapping of names to tensors, got {type(state_dict).__name__}.")
     check_tree(module, state_dict, "", assign)

@@ -12,6 +12,7 @@ import torch
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.metrics import orthogonality_error
+from stiefelkit.testing import seeds
 
 transformers = pytest.importorskip("transformers", reason="needs the extra [interop]")
 
@@ -22,6 +23,24 @@ SMALL = {"n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 64, "n_positions
 def gpt() -> Any:
     torch.manual_seed(0)
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**SMALL)).eval()
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(8, 32), (32, 8), (8, 8)])
+def test_by_the_gain_rms_conv1d_keeps_the_root_mean_square_of_inputs_that_it_does_not_drop(inputs, outputs):
+    layer = transformers.pytorch_utils.Conv1D(outputs, inputs).double()
+    sk.orthogonal(layer, "weight", gain="rms", blocks=1)
+    x = torch.randn(5, outputs, dtype=torch.float64, generator=seeds.generator()) @ layer.weight.detach().mT
+    y = layer(x) - layer.bias
+    torch.testing.assert_close(y.square().mean(-1), x.square().mean(-1))
+
+
+def test_by_the_gain_rms_experts_whose_weights_are_inputs_by_outputs_do_so_too():
+    config = transformers.GptOssConfig(hidden_size=8, intermediate_size=16, num_local_experts=3)
+    experts: Any = transformers.models.gpt_oss.modeling_gpt_oss.GptOssExperts(config).double()
+    torch.nn.init.normal_(experts.gate_up_proj, generator=seeds.generator())
+    sk.orthogonal(experts, "gate_up_proj", gain="rms")
+    w = experts.gate_up_proj.detach()
+    torch.testing.assert_close(w @ w.mT, torch.eye(8, dtype=torch.float64).expand(3, 8, 8) * 32 / 8)
 
 
 def worst(parts: Any) -> float:

@@ -118,8 +118,9 @@ def test_meta_weights_fill_by_reset_or_load():
         layer = make()
     with pytest.raises(errors.UnfilledError):
         layer.weight  # noqa: B018
-    with pytest.raises(errors.OptionError, match="meta"):
-        sk.reset_(layer, "weight")
+    for write in (lambda: sk.reset_(layer, "weight"), lambda: sk.assign_(layer, "weight", torch.eye(5, 3))):
+        with pytest.raises(errors.OptionError, match=r"needs a real device, got meta; call module\.to_empty"):
+            write()
     layer.to_empty(device="cpu")
     with pytest.raises(errors.UnfilledError):
         layer(torch.ones(3))
@@ -174,6 +175,54 @@ def test_emptying_is_noticed_twice_in_a_row():
         layer.to_empty(device="cpu")
         with pytest.raises(errors.UnfilledError):
             layer(torch.ones(3))
+
+
+def test_a_weight_that_was_emptied_in_inference_mode_is_unfilled_until_it_is_drawn():
+    with torch.device("meta"):
+        layer = make()
+    with torch.inference_mode():
+        layer.to_empty(device="cpu")
+        for unfilled in (layer, copy.deepcopy(layer)):
+            with pytest.raises(errors.UnfilledError):
+                unfilled(torch.ones(3))
+            sk.reset_(unfilled, "weight")
+            assert sk.drift(unfilled)["weight"].error < 1e-6
+
+
+class Stretched(nn.Module):
+    """A parametrization of coordinates: each times a trained number."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.full((15,), 1 + 2**-12))
+
+    def forward(self, x):
+        return self.factor * x
+
+    def right_inverse(self, w):
+        return w / self.factor
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_parametrizes_a_coordinate_keeps_float32_in_a_weight_of_sixteen_bits(dtype):
+    layer = make(6, 6)
+    held: Any = layer.parametrizations
+    parametrize.register_parametrization(held.weight, "original0", Stretched())
+    skew = held.weight.skew.detach()
+    layer.to(dtype)
+    assert {p.dtype for p in held.parameters()} == {torch.float32}
+    assert torch.equal(held.weight.skew, skew)
+    assert layer.weight.dtype == dtype
+    assert {p.dtype for p in layer.double().parameters()} == {torch.float64}
+
+
+def test_on_the_meta_device_a_coordinate_with_a_parametrization_takes_no_value_either():
+    layer = make(6, 6)
+    held: Any = layer.parametrizations
+    parametrize.register_parametrization(held.weight, "original0", Stretched())
+    layer.to("meta")
+    with pytest.raises(errors.OptionError, match="needs a real device, got meta"):
+        sk.assign_(layer, "weight", torch.eye(6))
 
 
 def test_casting_inside_a_meta_context_keeps_values():

@@ -197,6 +197,10 @@ def test_a_gain_times_a_frame_is_assigned_and_kept(gain):
         (lambda: nn.Conv2d(2, 18, 3), {"view": "out_by_rest"}, 1.0),
         (lambda: nn.Conv2d(4, 16, 3), {"view": "per_tap"}, 2.0),
         (lambda: nn.Conv2d(9, 4, 3), {"view": "in_by_rest"}, 2.0),
+        (lambda: nn.ConvTranspose2d(4, 16, 3), {"view": "per_tap"}, 2.0),
+        (lambda: nn.Embedding(4, 16), {}, 2.0),
+        (lambda: nn.Embedding(16, 4), {}, 0.5),
+        (lambda: nn.EmbeddingBag(4, 32), {"blocks": 2, "dim": 1}, 2.0),
     ],
 )
 def test_the_gain_called_rms_is_the_root_of_outputs_over_inputs(layer, options, gain):
@@ -206,6 +210,18 @@ def test_the_gain_called_rms_is_the_root_of_outputs_over_inputs(layer, options, 
     assert torch.equal(module.weight, other.weight)
     frames = module.parametrizations.weight.param
     assert frames.options().get("gain", 1.0) == gain
+
+
+def test_an_embedding_and_a_head_of_one_parameter_have_no_common_gain_rms():
+    def tied() -> nn.Sequential:
+        net = nn.Sequential(nn.Embedding(16, 4), nn.Linear(4, 16, bias=False))
+        net[1].weight = net[0].weight
+        return net
+
+    with pytest.raises(errors.OptionError, match="one parameter whose outputs are rows in one and columns in the"):
+        sk.orthogonal(tied(), where="*.weight", gain="rms")
+    net: Any = sk.orthogonal(tied(), where="*.weight", gain=2.0)
+    assert torch.equal(net[0].weight, net[1].weight)
 
 
 @pytest.mark.parametrize("shape", [(16, 64), (64, 16), (48, 32), (32, 32)])

@@ -426,6 +426,18 @@ def test_a_hook_put_on_the_map_of_a_grouped_weight_is_in_force_at_once():
         assert torch.dist(w, factor * start) <= 1e-5
 
 
+def test_a_hook_put_on_the_map_of_a_grouped_weight_runs_in_calls_of_the_model_too():
+    net: Any = sk.group_(nn.Sequential(*several()))
+    x, runs = torch.ones(1, 4), []
+    before = net(x)
+    hook = net[1].parametrizations.weight.param.register_forward_hook(lambda *_: runs.append(1))
+    assert torch.allclose(net(x), before, atol=1e-5)
+    assert runs == [1]
+    hook.remove()
+    assert torch.equal(net(x), before)
+    assert runs == [1]
+
+
 def test_a_cast_draws_no_random_numbers():
     draws = []
     for net in (nn.Linear(4, 4), several()[0]):

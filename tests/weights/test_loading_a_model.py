@@ -325,6 +325,23 @@ def test_script_modules_load_as_ever():
     assert set(sk.drift(outer)) == {"1.weight"}
 
 
+def test_script_modules_have_no_weight_that_could_be_made_orthogonal():
+    scripted = torch.jit.script(nn.Linear(3, 3))
+    for module, name in ((scripted, "weight"), (nn.Sequential(scripted), "0.weight")):
+        with pytest.raises(errors.OptionError, match=r"in Python, got .*weight of one by torch\.jit\.script"):
+            sk.orthogonal(module, name)
+        with pytest.raises(errors.UnknownNameError, match="only a plain one"):
+            sk.assign_(module, name, torch.eye(3))
+    beside = sk.orthogonal(nn.Sequential(scripted, nn.Linear(3, 3)), where="*")
+    assert set(sk.drift(beside)) == {"1.weight"}
+
+
+@pytest.mark.parametrize("function", [lambda x: sk.check_state_dict(x, {}), sk.fully_shard_coordinates])
+def test_what_is_no_module_is_refused(function):
+    with pytest.raises(errors.DtypeError, match=r"needs a torch\.nn\.Module, got int"):
+        function(3)
+
+
 def test_another_shape_is_refused_without_a_remedy_that_could_not_work():
     saved = sk.orthogonal(nn.Linear(4, 4), "weight").state_dict()
     with pytest.raises(errors.CheckpointError, match=r"weight needs a checkpoint with shape \[5, 5\], got \[4, 4\]\.$"):

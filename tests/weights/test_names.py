@@ -242,7 +242,7 @@ def test_a_weight_that_comes_apart_is_said_with_the_remedy():
 def test_a_kernel_that_two_modules_read_in_two_ways_is_refused():
     net = nn.Sequential(nn.Conv2d(3, 5, 2), nn.ConvTranspose2d(5, 3, 2))
     net[1].weight = net[0].weight
-    with pytest.raises(errors.OptionError, match="one parameter in a convolution and in a transposed one"):
+    with pytest.raises(errors.OptionError, match="one parameter whose outputs are rows in one and columns in the"):
         sk.orthogonal(net, where="*", view="out_by_rest")
     assert sk.drift(net) == {}
 

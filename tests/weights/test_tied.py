@@ -61,6 +61,18 @@ def test_copies_checkpoints_and_casts_stay_tied():
     assert not torch.equal(net.decoder.weight, torch.eye(7, 3))
 
 
+def test_one_parameter_in_two_places_takes_a_tensor_as_its_first_value():
+    net: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net[1].weight = net[0].weight
+    start = sk.init.haar((4, 4)).float()
+    sk.orthogonal(net, where="*", init=start)
+    assert torch.dist(net[0].weight, start) < 1e-6
+    assert torch.equal(net[0].weight, net[1].weight)
+    apart = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with pytest.raises(errors.OptionError, match="init= as a name for 2 weights"):
+        sk.orthogonal(apart, where="*", init=start)
+
+
 def test_training_keeps_both_the_same_frame():
     net = Language("stiefel")
     optimizer = sk.optim.CayleyAdam(sk.optim.parameter_groups(net, lr=0.1))
