@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._arithmetic.reads import reads_are_free
-from stiefelkit.numbers import Check, at_least, is_number, one_of, optional, plain, whole
+from stiefelkit.numbers import PRECISION, PRECISIONS, Check, at_least, is_number, one_of, optional, plain, whole
 
 __all__ = [
     "BETAS",
@@ -39,8 +39,6 @@ __all__ = [
     "whole",
 ]
 
-PRECISIONS = ("exact", "fast")
-"""The values of `precision`."""
 OF_PLAIN = "of the groups without a manifold."
 """Words of a setting that the torch optimizer of those groups has."""
 
@@ -100,7 +98,7 @@ BOUNDED = (
 )
 """Settings of the optimizers whose steps are bounded by the norm of the generator."""
 SHARED = (
-    Setting("precision", "exact", one_of(*PRECISIONS), '"exact" or "fast", see `TangentOptimizer`.'),
+    Setting("precision", "exact", PRECISION, '"exact" or "fast", see `TangentOptimizer`.'),
     Setting("foreach", None, SWITCH, OF_PLAIN),
     Setting("maximize", False, one_of(False, True), "ascend instead."),
     Setting(
