@@ -13,7 +13,6 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import re
 import statistics
 import sys
@@ -25,6 +24,7 @@ import torch
 
 from benchmarks.suite import MODES, VARIABLE, Suite, mode
 from stiefelkit.training.files import write_atomically
+from stiefelkit.training.memory import cpu
 
 BASELINE = Path(__file__).with_name("baseline.json")
 ALLOWED_BITS = 0.5
@@ -144,14 +144,6 @@ def _pattern(words: str) -> re.Pattern[str]:
         raise argparse.ArgumentTypeError(f"{words!r} is no regular expression: {error}") from None
 
 
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gate", description="Compares with the baseline.")
@@ -161,7 +153,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--update", action="store_true", help="write what is measured into the baseline")
     asked = parser.parse_args(words)
     os.environ[VARIABLE] = asked.subset
-    here = {"torch": torch.__version__.partition("+")[0], "processor": _processor()}
+    here = {"torch": torch.__version__.partition("+")[0], "processor": cpu()}
     if not (asked.update or asked.baseline.exists()):
         parser.error(f"{asked.baseline} is no baseline; make it with --update")
     record = json.loads(asked.baseline.read_text()) if asked.baseline.exists() else {"measured_with": {}, "tracks": {}}

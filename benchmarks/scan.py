@@ -1,4 +1,4 @@
-"""Time of the scan, forward and backward, in the four cases of `stiefelkit bench scan`, over that of its LIMIT."""
+"""Time of the scan, forward and backward, in the seven cases of `stiefelkit bench scan`, over that of its LIMIT."""
 
 from benchmarks.suite import PLACES, PRODUCTS, Suite, of_race, patience, row_of
 from stiefelkit.measuring.races.plan import ScanRace

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from stiefelkit._version import __version__
-from stiefelkit.cli.options import unwrapped
+from stiefelkit.cli.options import join_keys, unwrapped
 from stiefelkit.errors import OptionError
 from stiefelkit.optim import names_in_words
 from stiefelkit.training.ranks import launched
@@ -82,6 +82,7 @@ app = App(
     version_flags=["--version", "-v"],
     default_parameter=DEFAULTS,
     suppress_keyboard_interrupt=False,
+    config=(join_keys,),
     help_format="plaintext",  # Markdown takes as long to import as all the rest
 )
 app.command(
@@ -113,8 +114,8 @@ def launch(
     if config is not None:
         from stiefelkit.cli.options_file import read_options
 
-        app.config = (read_options(config),)
+        app.config = (read_options(config), join_keys)
     try:
         return app(words, exit_on_error=False, print_error=False, result_action="return_value")
     finally:
-        app.config = None
+        app.config = (join_keys,)

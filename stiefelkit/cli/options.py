@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from cyclopts import Parameter, Token
+from cyclopts import App, ArgumentCollection, Parameter, Token
 
 from stiefelkit.errors import OptionError
 from stiefelkit.training.checks import listed, words_of
@@ -213,3 +213,11 @@ def whole(hint: Any, tokens: Sequence[Token]) -> int:
         if not number.is_integer():
             raise ValueError(f"{tokens[0].value} is no integer") from None
         return int(number)
+
+
+def join_keys(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Makes one key of what follows the dot of an option, as in --rates.u.skew; cyclopts would nest tables."""
+    for argument in arguments:
+        argument.tokens[:] = [
+            token.evolve(keys=(".".join(token.keys),) * bool(token.keys)) for token in argument.tokens
+        ]

@@ -136,4 +136,4 @@ def _word(value: Any) -> str:
     if isinstance(value, tuple):
         n, p = value
         return str(n) if n == p else f"{n}x{p}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -91,6 +92,7 @@ class Config:
         task = self.build_task()
         if task.train_size is not None:  # else the data say it, and a run is read where they are not
             task.batches_per_epoch(self.batch_size)
+        object.__setattr__(self, "task_options", task.options())
 
     @classmethod
     def resolve(cls, task: Task, model: str, settings: Settings | None = None, strict: bool = True) -> Config:
@@ -127,8 +129,7 @@ class Config:
         if not (isinstance(data, dict) and {"task", "model"} <= set(data) <= known):
             raise RunError(f"{source} needs the settings of a run, got something else; start a new run.")
         try:
-            config = cls(**data)
-            return dataclasses.replace(config, task_options=config.build_task().options())
+            return cls(**data)
         except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise RunError(f"{source} needs the settings of a run, got invalid ones: {error}") from error
 
@@ -145,8 +146,9 @@ class Config:
         """
         whole = isinstance(asked, Config)
         fields = dataclasses.asdict(asked) if isinstance(asked, Config) else asked
+        begun, fields = json.loads(json.dumps([dataclasses.asdict(self), fields]))  # tuples were saved as lists
         for name, value in fields.items():
-            for label, before, now in _pairs(name, getattr(self, name), value, whole):
+            for label, before, now in _pairs(name, begun[name], value, whole):
                 if before != now and not (name == "steps" and self.may_be_prolonged):
                     raise RunError(
                         f"Run {source} needs {label} = {before!r} to resume as it began, got {now!r}; "

@@ -71,7 +71,7 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
     """Draws `learning.png`, `orthogonality.png` if a run has frames, and the figures of `draw_runs` that there are.
 
     They are drawn anew if they exist, and `out` is made if missing. Raises RunError if a run is missing or damaged, or
-    the runs are of different tasks.
+    the runs are of different tasks, or of one task with different scores.
     """
     folders = [RunFolder.open(run) for run in runs]
     names = {folder.config.task for folder in folders}
@@ -82,6 +82,9 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
         curves.append(Curve(label, folder.config.build_task(), by_kind(folder)))
         if not curves[-1].records["train"]:
             raise RunError(f"Run {folder.path} needs lines in its log to be drawn, got none yet; train it further.")
+    kinds = {f"{curve.task.headline}, {curve.task.loss_label}" for curve in curves}
+    if len(kinds) != 1:
+        raise RunError(f"A figure needs runs with one score and one loss, got {' and '.join(sorted(kinds))}.")
     task, drawn, height = curves[0].task, [figures.path(out, "learning")], max(2.9, 0.175 * len(curves))
     with figure(drawn[0], 2, height=height, dpi=figures.dpi) as (left, right):
         draw(left, curves, "train", lambda record: record["loss"], marked=False)

@@ -360,3 +360,12 @@ def test_a_list_in_a_file_is_the_words_with_commas_of_the_command_line() -> None
     Path("my.toml").write_text('models = ["scornn", "lstm"]\nsteps = 1\nbatch-size = 4\nT = 2\n')
     assert main("compare copying --config my.toml --out both".split()) == 0
     assert sorted(path.name for path in Path("both").iterdir() if path.is_dir()) == ["lstm", "scornn"]
+
+
+@pytest.mark.parametrize("more", ["", "--rates.u 1e-3 "])
+def test_names_with_dots_are_names_of_coordinates(
+    more: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"train copying --model scurnn --steps 1 {more}--rates.u.skew 1e-3 --out"
+    assert main([*words.split(), str(tmp_path / "run")]) == 2
+    assert f"no coordinate '{'u' if more else 'u.skew'}'" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import re
+import shlex
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,6 +16,7 @@ import torch
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.cli import main
+from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.moved_frames import own_optimizers
 from stiefelkit.measuring.races.recurrences import LOOP
 from stiefelkit.measuring.races.scan_cases import ScanCase
@@ -325,3 +327,11 @@ def test_user_errors_are_one_sentence_and_come_before_the_first_measurement(line
 def test_plans_refuse_what_no_member_can_do():
     with pytest.raises(errors.UnknownNameError):
         ReportPlan(parametrizations=("nobody",))
+
+
+def test_a_command_line_reads_back_as_its_words_whatever_they_hold():
+    drift = DriftPlan(methods=("cayley",), step_length=0.12345678)
+    words = shlex.split(plan.command("drift", drift, out="my runs/a; b"))
+    assert words[:2] == ["stiefelkit", "drift"]
+    assert words[words.index("--out") + 1] == "my runs/a; b"
+    assert float(words[words.index("--step-length") + 1]) == drift.step_length

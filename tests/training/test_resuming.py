@@ -1,5 +1,6 @@
 """The laws of resuming: a run stopped anyhow and resumed gives the same bits; nothing is lost."""
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -307,3 +308,14 @@ def test_a_shortened_log_is_noticed(tmp_path: Path) -> None:
     (path / "log.jsonl").write_bytes(b"")
     with pytest.raises(RunError, match="bytes"):
         train.resume(path)
+
+
+def test_a_config_names_every_option_of_its_task_and_continues_one_saved_as_json() -> None:
+    """Options left out are those by default; tuples come back from a file as lists."""
+    config = small(options={"sizes": (2, 3)})
+    assert config.task_options == config.build_task().options()
+    saved = Config.from_json(json.loads(json.dumps(dataclasses.asdict(config))), "config.json")
+    assert saved.continued(config, "run") == saved
+    assert saved.continued(small(options={"sizes": (2, 3)}, task_options=saved.task_options), "run") == saved
+    with pytest.raises(RunError, match="sizes"):
+        saved.continued(small(options={"sizes": (2, 4)}), "run")

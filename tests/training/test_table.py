@@ -336,3 +336,12 @@ def test_a_run_is_trained_resumed_compared_plotted_and_asked_from_the_command_li
     assert Path("plots/learning.png").is_file()
     assert main(f"train {table} --model lstm --out run --steps 6 --resume".split()) == 2
     assert "Task 'table' needs a file" in capsys.readouterr().err
+
+
+def test_runs_of_one_task_with_different_scores_are_not_drawn_together(capsys: pytest.CaptureFixture[str]) -> None:
+    table = f"table --file {one_series()} --window 5 --hidden-size 4 --batch-size 8 --steps 2 --model lstm"
+    assert main(f"train {table} --target level --out numbers".split()) == 0
+    assert main(f"train {table} --target time --kind classification --out classes".split()) == 0
+    assert main("plot numbers classes --out plots".split()) == 2
+    assert "needs runs with one score and one loss" in capsys.readouterr().err
+    assert not list(Path().glob("plots/*"))

@@ -1,5 +1,6 @@
 """The plan of a report, and the commands that measure each part alone. Read for help, without torch."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -157,11 +158,12 @@ def command(words: str, plan: Any, **more: Any) -> str:
     usual = vars(type(plan)(**own, quick=plan.quick))
     fields = {name: value for name, value in vars(plan).items() if name != "dtype" and value != usual.get(name)}
     fields |= {} if plan.dtype == "float32" else {"dtype": plan.dtype}
-    return " ".join(["stiefelkit", words, *map(_option, fields | more, (fields | more).values())])
+    options = [word for name, value in (fields | more).items() for word in _option(name, value)]
+    return shlex.join(["stiefelkit", *words.split(), *options])
 
 
-def _option(name: str, value: Any) -> str:
+def _option(name: str, value: Any) -> list[str]:
     option = "--" + name.replace("_", "-")
     if isinstance(value, bool):
-        return option if value else f"--no-{option[2:]}"
-    return f"{option} {listed(value if isinstance(value, tuple) else (value,))}"
+        return [option if value else f"--no-{option[2:]}"]
+    return [option, listed(value if isinstance(value, tuple) else (value,))]
