@@ -144,6 +144,8 @@ def optional(check: Check) -> Check:
 
 
 PRECISIONS = ("exact", "fast")
+"""The values of `precision`."""
 PRECISION = one_of(*PRECISIONS)
+"""A value of `precision`."""
 FLAG = Check("{key} to be True or False", lambda value: isinstance(value, bool))
 """A flag: a word, "False" as well, would count as on."""

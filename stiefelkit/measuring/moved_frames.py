@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from stiefelkit.errors import OptionError, PluginError, UnknownNameError, did_you_mean
 from stiefelkit.metrics import working_dtype
+from stiefelkit.numbers import PRECISIONS
 from stiefelkit.optim import optimizers
-from stiefelkit.optim.settings import PRECISIONS
 from stiefelkit.registry import Registry
 
 __all__ = [

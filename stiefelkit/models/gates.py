@@ -32,11 +32,12 @@ def gated(
     Each recurrent block is a frame of the parametrization, with its options; without one it is torch's own layer.
     `stack` has num_layers, bidirectional and dropout.
     """
+    stack = check_stack(kind.__name__, **stack)
     if parametrization is not None:
         return FrameGates(kind, input_size, hidden_size, parametrization, **stack, **options)
     if options:
         raise OptionError(f"{kind.__name__} needs a parametrization for the options {', '.join(options)}, got none.")
-    rnn = kind(input_size, hidden_size, batch_first=True, **check_stack(kind.__name__, **stack))
+    rnn = kind(input_size, hidden_size, batch_first=True, **stack)
     for u, w in zip(named(rnn, "weight_ih"), named(rnn, "weight_hh"), strict=True):
         nn.init.xavier_uniform_(u)
         nn.init.xavier_uniform_(w)

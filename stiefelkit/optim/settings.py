@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._arithmetic.reads import reads_are_free
-from stiefelkit.numbers import PRECISION, PRECISIONS, Check, at_least, is_number, one_of, optional, plain, whole
+from stiefelkit.numbers import PRECISION, Check, at_least, is_number, one_of, optional, plain, whole
 
 __all__ = [
     "BETAS",
@@ -24,7 +24,6 @@ __all__ = [
     "OF_PLAIN",
     "OF_SGD",
     "OF_TORCH",
-    "PRECISIONS",
     "RATE",
     "SHARED",
     "SWITCH",

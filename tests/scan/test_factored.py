@@ -252,7 +252,7 @@ def test_factors_change_nothing_that_is_saved_or_baked():
 
 
 def test_a_gain_keeps_the_matrix():
-    with pytest.raises(errors.OptionError, match=r"needs a map with factors for factored=True.* got"):
+    with pytest.raises(errors.OptionError, match=r"without gain= and view=, for factored=True.* got"):
         OrthogonalRNN(3, 8, parametrization="householder", reflections=2, gain=0.9, factored=True)
 
 

@@ -314,7 +314,8 @@ def test_a_run_of_an_earlier_version_resumes_with_a_note_and_gets_digests(run: P
 
 
 def test_a_run_from_before_its_task_had_an_option_has_the_default(run: Path) -> None:
-    assert "fresh" not in json.loads((run / "config.json").read_text())["config"]["task_options"]
+    of_an_earlier_version(run)
+    edit(run / "config.json", lambda record: record["config"]["task_options"].pop("fresh"))
     begun = run_folder.RunFolder.open(run).config
     assert begun.task_options == begun.build_task().options()
     assert train.resume(run, begun).step == 6

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from stiefelkit.errors import OptimizerError, OptionError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.measuring.races.plan import WIDE_DTYPES, Site
-from stiefelkit.numbers import above, settle_, whole
+from stiefelkit.numbers import PRECISIONS, above, settle_, whole
 from stiefelkit.optim import names_in_words, optimizers
 from stiefelkit.training.checks import STEP_LENGTH, known_words, tall_sizes
 
@@ -55,7 +55,6 @@ class DriftPlan(Site):
 
     def __post_init__(self) -> None:
         from stiefelkit.measuring.moved_frames import check_method, own_optimizers, peer_optimizers
-        from stiefelkit.optim.settings import PRECISIONS
         from stiefelkit.weights.attach import available
 
         super().__post_init__()

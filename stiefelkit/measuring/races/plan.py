@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.races import SUBJECT
 from stiefelkit.measuring.races.scan_cases import CASES, ScanCase, cases_of, read_case
-from stiefelkit.numbers import above, settle_, whole
+from stiefelkit.numbers import PRECISIONS, above, settle_, whole
 from stiefelkit.training.checks import STEP_LENGTH, known_parametrizations, known_words, tall_sizes, usable_place
 from stiefelkit.training.recipes import Option
 
@@ -242,7 +242,6 @@ class OptimizerRace(TimedPlan):
 
     def __post_init__(self) -> None:
         from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers
-        from stiefelkit.optim.settings import PRECISIONS
 
         super().__post_init__()
         STEP_LENGTH.require(SUBJECT, "step_length", self.step_length)
@@ -254,7 +253,6 @@ class OptimizerRace(TimedPlan):
     def contenders(self) -> dict[str, str]:
         """Returns name in the table to method, for ours in each precision that they have."""
         from stiefelkit.measuring.moved_frames import check_method
-        from stiefelkit.optim.settings import PRECISIONS
 
         methods = {}
         for name in self._own():
