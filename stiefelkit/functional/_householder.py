@@ -60,6 +60,7 @@ def householder(
 
     Raises:
         DtypeError: v is no tensor, or phases are given for a real frame.
+        ShapeError: v has another number of coordinates.
         OptionError: n, k or p is no count, or the precision is another word.
     """
     check_tensors("householder", v)
@@ -102,6 +103,7 @@ def householder_linear(
 
     Raises:
         DtypeError: x or v is no tensor, or phases are given for real rows.
+        ShapeError: v has another number of coordinates.
         OptionError: n or k is no count, or the precision is another word.
     """
     check_tensors("householder_linear", x, v)

@@ -257,8 +257,8 @@ def polar_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ..
 def qr_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
     """Moves frames to the Q factor of :math:`W + U`, with R's diagonal positive; carries by projection. Of first order.
 
-    Arguments, the tuple that is returned, and errors are those of `cayley_retraction`. Every step
-    ends in a frame; where U has dependent columns, one of length t rounds away t eps of W.
+    Arguments, the tuple that is returned, and errors are those of `cayley_retraction`. Every step ends in
+    a frame; where U has dependent columns, one of length t rounds away t eps of W.
 
     Args:
         w: frames of shape (*, n, p) in float64 or complex128.
