@@ -63,8 +63,7 @@ def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Te
     """
     check_tensors("unpack_skew", v)
     check_counts("unpack_skew", n=n, p=p)
-    if v.shape[-1] != (size := p * p + 2 * (n - p) * p if is_complex else n * p - p * (p + 1) // 2):
-        raise ShapeError(f"unpack_skew needs coordinates of shape (*, {size}), got {tuple(v.shape)}.")
+    check_size("unpack_skew", "coordinates", v, p * p + 2 * (n - p) * p if is_complex else n * p - p * (p + 1) // 2)
     if n == p:
         a11 = unpack_square(v, n, is_complex)
         return a11, a11.new_empty(*v.shape[:-1], 0, p)
@@ -78,8 +77,7 @@ def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Te
 
 def unpack_square(v: Tensor, n: int, is_complex: bool, shift: float = 0.0) -> Tensor:
     """Turns packed coordinates into A + shift I with A skew-Hermitian to the bit, shape (*, n, n)."""
-    if v.shape[-1] != (size := n * n if is_complex else n * (n - 1) // 2):
-        raise ShapeError(f"A skew {n} x {n} matrix needs coordinates of shape (*, {size}), got {tuple(v.shape)}.")
+    check_size(f"A skew {n} x {n} matrix", "coordinates", v, n * n if is_complex else n * (n - 1) // 2)
     if not is_complex:
         # Gathered, both triangles at once: scattering takes twice as long, subtracting the transpose as long again.
         entries = torch.cat([v, v.neg(), v.new_full((*v.shape[:-1], 1), shift)], dim=-1)
@@ -161,10 +159,15 @@ def spread_band(v: Tensor, n: int, p: int, is_complex: bool, bandwidth: int) -> 
         p: its columns.
         is_complex: whether it is complex.
         bandwidth: how far from the diagonal they reach.
+
+    Raises:
+        DtypeError: v is no tensor.
+        ShapeError: v has another number of coordinates.
     """
     check_tensors("spread_band", v)
     check_counts("spread_band", n=n, p=p, bandwidth=bandwidth)
     index = _band_indices(n, p, is_complex, bandwidth, v.device)
+    check_size("spread_band", "coordinates", v, len(index))
     return v.new_zeros(*v.shape[:-1], skew_size(n, p, is_complex)).index_copy(-1, index, v)
 
 
@@ -177,9 +180,14 @@ def pick_band(v: Tensor, n: int, p: int, is_complex: bool, bandwidth: int) -> tu
         p: its columns.
         is_complex: whether it is complex.
         bandwidth: entries at most so far from the diagonal are picked.
+
+    Raises:
+        DtypeError: v is no tensor.
+        ShapeError: v has another number of coordinates.
     """
     check_tensors("pick_band", v)
     check_counts("pick_band", n=n, p=p, bandwidth=bandwidth)
+    check_size("pick_band", "coordinates", v, skew_size(n, p, is_complex))
     index = _band_indices(n, p, is_complex, bandwidth, v.device)
     rest = v.index_fill(-1, index, 0.0).abs()
     return v.index_select(-1, index), rest.amax(-1) if rest.shape[-1] else rest.sum(-1)
@@ -228,8 +236,7 @@ def unpack_trapezoid(v: Tensor, n: int, k: int, is_complex: bool) -> Tensor:
     """
     check_tensors("unpack_trapezoid", v)
     check_counts("unpack_trapezoid", n=n, k=k)
-    if v.shape[-1] != (size := (n * k - k * (k - 1) // 2) * (1 + is_complex)):
-        raise ShapeError(f"unpack_trapezoid needs coordinates of shape (*, {size}), got {tuple(v.shape)}.")
+    check_size("unpack_trapezoid", "coordinates", v, (n * k - k * (k - 1) // 2) * (1 + is_complex))
     if is_complex:
         re, im = v.unflatten(-1, (2, -1)).unbind(-2)
         return complex_of(unpack_trapezoid(re, n, k, False), unpack_trapezoid(im, n, k, False))
@@ -319,17 +326,23 @@ def _positions_in_band(n: int, p: int, is_complex: bool, bandwidth: int) -> list
     return numpy.flatnonzero(inside).tolist()
 
 
+def check_size(who: str, what: str, v: Tensor, size: int) -> None:
+    """Raises ShapeError unless V is of shape (*, size)."""
+    if v.shape[-1:] != (size,):
+        raise ShapeError(f"{who} needs {what} of shape (*, {size}), got {tuple(v.shape)}.")
+
+
 def check_tall(who: str, w: Tensor) -> None:
-    """Raises ShapeError unless W is of shape (*, n, p), n >= p."""
+    """Raises ShapeError unless W is of shape (*, n, p), n >= p >= 1."""
     if not isinstance(w, Tensor):
         check_tensors(who, w)
-    if w.dim() < 2 or w.shape[-2] < w.shape[-1]:
-        remedy = "; take the adjoint" if w.dim() >= 2 else ""
-        raise ShapeError(f"{who} needs matrices of shape (*, n, p), n >= p, got {tuple(w.shape)}{remedy}.")
+    if w.dim() < 2 or not 0 < w.shape[-1] <= w.shape[-2]:
+        remedy = "; take the adjoint" if w.dim() >= 2 and w.shape[-2] < w.shape[-1] else ""
+        raise ShapeError(f"{who} needs matrices of shape (*, n, p), n >= p >= 1, got {tuple(w.shape)}{remedy}.")
 
 
 def check_alike(who: str, w: Tensor, *others: Tensor) -> None:
-    """Raises ShapeError unless W is of shape (*, n, p), n >= p, and so are the others."""
+    """Raises ShapeError unless W is of shape (*, n, p), n >= p >= 1, and so are the others."""
     check_tall(who, w)
     check_tensors(who, *others)
     for x in others:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from stiefelkit.contract import table
@@ -23,6 +23,7 @@ EXTRA = "_extra_state"
 _FORMAT = 1
 _LONGEST = 1 << 20
 """Bytes of a description that are read; those written have a few hundred."""
+_SIXTEEN_BITS = torch.float16, torch.bfloat16, torch.complex32
 _WITHIN_THE_LAW = 1e4
 """Up to here the law of scale says that any coordinates give a frame; beyond, the weight itself is looked at."""
 _SCALED = "stiefelkit.parametrizations.scaled:Scaled"
@@ -269,8 +270,7 @@ def _entry(value: Any, key: str, what: str, ours: Tensor, shape: tuple[int, ...]
     single, double = (torch.complex64, torch.complex128) if ours.is_complex() else (torch.float32, torch.float64)
     inexact = ours.is_floating_point() or ours.is_complex()
     if inexact and value.dtype not in (single, double):
-        remedy = "load it in the dtype that it was saved in, and cast the model after that"
-        raise CheckpointError(f"{what} needs {single} or {double}, got a checkpoint cast to {value.dtype}; {remedy}.")
+        raise _cast(what, f"{single} or {double}", value)
     if not inexact and value.dtype not in _INTEGERS:
         raise CheckpointError(f"{what} needs integers, got {value.dtype}{_OF_A_MEAN}.")
     if value.is_meta:
@@ -284,6 +284,19 @@ def _entry(value: Any, key: str, what: str, ours: Tensor, shape: tuple[int, ...]
         largest = local.abs().max().item()
         raise NonFiniteError(f"{what} needs coordinates that {ours.dtype} holds, got one of modulus {largest:.2g}.")
     return value
+
+
+def _cast(what: str, needed: str, value: Tensor) -> CheckpointError:
+    remedy = "load it in the dtype that it was saved in, and cast the model after that"
+    return CheckpointError(f"{what} needs {needed}, got a checkpoint cast to {value.dtype}; {remedy}.")
+
+
+def check_inner(parametrizations: nn.Module, state_dict: Mapping[str, Any], prefix: str) -> None:
+    """Raises CheckpointError if what parametrizes coordinates, in float32 or better, would be loaded from 16 bits."""
+    for name, ours in parametrizations.named_parameters(prefix.removesuffix(".")):
+        value = state_dict.get(name)
+        if isinstance(value, Tensor) and value.dtype in _SIXTEEN_BITS and ours.dtype not in _SIXTEEN_BITS:
+            raise _cast(name, "float32 or better", value)
 
 
 def _check_frame(w: Tensor, what: str) -> None:

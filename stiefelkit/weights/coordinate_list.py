@@ -457,6 +457,8 @@ class CoordinateList(parametrize.ParametrizationList):
         if load is not None and self._checked[0] is load and self._checked[1] == prefix:
             return False
         is_empty = checkpoint.check_state(self.param, self._own, state_dict, prefix, self.weight, assign)
+        if "parametrizations" in self._modules:
+            checkpoint.check_inner(self._modules["parametrizations"], state_dict, f"{prefix}parametrizations.")  # type: ignore[arg-type]
         self._checked = load, prefix
         return is_empty
 

@@ -275,6 +275,43 @@ def test_another_number_of_coordinates_is_refused(more):
                 functional.householder(v, n, 3, p, dtype=dtype)
 
 
+@pytest.mark.parametrize("more", [-1, 1, 4])
+def test_another_number_of_angles_phases_or_entries_of_a_band_is_refused(more):
+    x, wrong = drawn(4, 4), drawn(4 + more)
+    calls = [
+        lambda: functional.brickwall(x, drawn(6 + more), layers=4),
+        lambda: functional.brickwall(x.to(C), drawn(6), drawn(6 + more), layers=4),
+        lambda: functional.butterfly(wrong, drawn(4), n=4),
+        lambda: functional.butterfly(drawn(4), wrong, n=4),
+        lambda: functional.butterfly(drawn(4), drawn(4), wrong, n=4),
+        lambda: functional.rotate_butterfly(x, wrong),
+        lambda: functional.rotate_butterfly(x.to(C), drawn(4), wrong),
+        lambda: functional.pick_band(drawn(6 + more), 4, 4, False, 1),
+        lambda: functional.spread_band(drawn(3 + more), 4, 4, False, 1),
+    ]
+    for call in calls:
+        with pytest.raises(errors.ShapeError, match=r"needs .* of shape \(\*, [3-6]\), got \(\d+,\)"):
+            call()
+
+
+def test_shapes_that_no_mesh_and_no_frame_has_are_refused():
+    with pytest.raises(errors.ShapeError, match=r"brickwall needs matrices of shape \(\*, n, p\), got \(4,\)"):
+        functional.brickwall(drawn(4), drawn(6), layers=4)
+    for n in (0, 3, 6):
+        for call in (
+            lambda n=n: functional.butterfly_inverse(torch.eye(n, dtype=R)),
+            lambda n=n: functional.rotate_butterfly(drawn(2, n), drawn(4)),
+        ):
+            with pytest.raises(errors.ShapeError, match=f"needs n to be a power of two, got {n}"):
+                call()
+    with pytest.raises(errors.ShapeError, match="power of two, got 6"):
+        functional.butterfly(drawn(6), drawn(6), n=6)
+    for function in TALL.values():
+        for shape in ((4, 0), (0, 0)):
+            with pytest.raises(errors.ShapeError, match="n >= p >= 1"):
+                function(torch.empty(shape, dtype=R))
+
+
 def test_a_precision_of_another_name_is_refused():
     v = drawn(6)
     for call in (

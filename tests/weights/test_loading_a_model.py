@@ -290,6 +290,21 @@ def test_a_coordinate_may_be_parametrized_itself():
     assert torch.allclose(ours.weight, 2 * twin.weight, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("assign", [True, False])
+def test_what_parametrizes_a_coordinate_is_not_loaded_from_16_bits(dtype: torch.dtype, assign: bool):
+    ours = layer()
+    parametrize.register_parametrization(ours.parametrizations.weight, "original0", Doubling())  # type: ignore[union-attr]
+    before = kept(ours)
+    cast = {key: value.to(dtype) if value.is_floating_point() else value for key, value in before.items()}
+    with pytest.raises(errors.CheckpointError, match=r"original0\.original needs float32 or better, got .* cast to"):
+        ours.load_state_dict(cast, assign=assign)
+    assert same(ours, before)
+    double = {key: value.double() if value.is_floating_point() else value for key, value in before.items()}
+    ours.load_state_dict(double, assign=assign)
+    assert sk.drift(ours)["weight"].error < 1e-6
+
+
 def test_a_coordinate_that_cannot_be_assigned_says_so():
     ours: Any = layer()
     parametrize.register_parametrization(ours.parametrizations.weight, "original0", nn.Tanh())

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_differentiated, is_view
+from stiefelkit.errors import ShapeError
 from stiefelkit.functional._arithmetic.function import Function, keep, transposed
 from stiefelkit.functional._arithmetic.product import opaque, product
 from stiefelkit.functional._diagonal import check_complex, rotations
-from stiefelkit.functional._rotations.plan import Plan
+from stiefelkit.functional._rotations.plan import Plan, check_angles, mesh_size
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_tensors
 
@@ -50,9 +51,13 @@ def brickwall(x: Tensor, angle: Tensor, phase: Tensor | None = None, *, layers: 
     Raises:
         DtypeError: X or the angles are no tensors, or phases are given for a real X.
         OptionError: the number of layers is no count.
+        ShapeError: X is no matrix, or angles or phases have another number.
     """
     check_tensors("brickwall", x, angle)
     check_counts("brickwall", layers=layers)
+    if x.dim() < 2:
+        raise ShapeError(f"brickwall needs matrices of shape (*, n, p), got {tuple(x.shape)}.")
+    check_angles("brickwall", angle, phase, mesh_size(x.shape[-2], layers))
     batch = torch.broadcast_shapes(x.shape[:-2], angle.shape[:-1])
     x, angle = x.expand(*batch, *x.shape[-2:]), angle.expand(*batch, angle.shape[-1])
     if phase is not None and not x.is_complex():

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_differentiated
+from stiefelkit.errors import ShapeError
 from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.functional._arithmetic.product import product
 from stiefelkit.functional._diagonal import check_complex, rotations
-from stiefelkit.functional._packing import check_square
+from stiefelkit.functional._packing import check_size, check_square
+from stiefelkit.functional._rotations.plan import check_angles
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_tensors, dtype_of_parts
 
@@ -44,9 +46,12 @@ def butterfly(
     Raises:
         DtypeError: an argument is no tensor, or the dtype is real and W is not.
         OptionError: n is no count.
+        ShapeError: n is no power of two, or there is another number of angles or phases, or D of another size.
     """
     check_tensors("butterfly", angle, d)
     check_counts("butterfly", n=n)
+    _check("butterfly", n, angle, phase)
+    check_size("butterfly", "a diagonal", d, n)
     high, low = _factors(angle, phase, n)
     whole = dtype_of_parts(low.dtype, True) if d.is_complex() and not low.is_complex() else low.dtype
     if dtype is not None and whole.is_complex:
@@ -72,12 +77,21 @@ def rotate_butterfly(x: Tensor, angle: Tensor, phase: Tensor | None = None) -> T
 
     Raises:
         DtypeError: an argument is no tensor, or phases are given for real rows.
+        ShapeError: n is no power of two, or there is another number of angles or phases.
     """
     check_tensors("rotate_butterfly", x, angle)
+    _check("rotate_butterfly", x.shape[-1] if x.dim() else 0, angle, phase)
     check_complex("rotate_butterfly", x.dtype, phase)
     high, low = _factors(angle, phase, x.shape[-1])
     z = product(high[0].movedim(-1, 0), x.unflatten(-1, (-1, high.shape[-1])).movedim(0, -1).transpose(0, 1))
     return product(low[..., 0], z.transpose(0, 1)).flatten(0, 1).T
+
+
+def _check(who: str, n: int, angle: Tensor | None = None, phase: Tensor | None = None) -> None:
+    if n & (n - 1) or not n:
+        raise ShapeError(f"{who} needs n to be a power of two, got {n}.")
+    if angle is not None:
+        check_angles(who, angle, phase, n // 2 * (n.bit_length() - 1))
 
 
 def _factors(angle: Tensor, phase: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
@@ -164,8 +178,13 @@ def butterfly_inverse(w: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
 
     Returns:
         Angles in :math:`[-π/2, π/2]`, phases (None if W is real), and the diagonal D, (*, n), signs if W is real.
+
+    Raises:
+        DtypeError: w is no tensor.
+        ShapeError: its matrices are not square, or n is no power of two.
     """
     check_square("butterfly_inverse", w)
+    _check("butterfly_inverse", w.shape[-1])
     blocks = w.unsqueeze(-3)
     angles, phases = [blocks[..., 0, 0, :0].real], [blocks[..., 0, 0, :0].real]
     while blocks.shape[-1] > 1:

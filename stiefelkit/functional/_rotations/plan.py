@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stiefelkit.functional._packing import remembered
+from stiefelkit.functional._packing import check_size, remembered
 from stiefelkit.numbers import check_counts
 
 
@@ -25,6 +25,13 @@ def mesh_size(n: int, layers: int) -> int:
     """
     check_counts("mesh_size", n=n, layers=layers)
     return (layers + 1) // 2 * (n // 2) + layers // 2 * ((n - 1) // 2)
+
+
+def check_angles(who: str, angle: Tensor, phase: Tensor | None, size: int) -> None:
+    """Raises ShapeError unless there are so many angles, and as many phases where there are phases."""
+    check_size(who, "angles", angle, size)
+    if phase is not None:
+        check_size(who, "phases", phase, size)
 
 
 @dataclass(frozen=True)

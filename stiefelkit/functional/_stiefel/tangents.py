@@ -163,10 +163,10 @@ def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side
         )
     if not (isinstance(w, Tensor) and isinstance(g, Tensor)):
         check_tensors("riemannian_gradient", w, g)
-    if w.shape != g.shape or w.dim() < 2 or w.shape[-2] < w.shape[-1]:
+    if w.shape != g.shape or w.dim() < 2 or not 0 < w.shape[-1] <= w.shape[-2]:
         raise ShapeError(
-            f"riemannian_gradient needs frames and gradients of one shape (*, n, p), n >= p, got {tuple(w.shape)} and "
-            f"{tuple(g.shape)}."
+            f"riemannian_gradient needs frames and gradients of one shape (*, n, p), n >= p >= 1, got {tuple(w.shape)} "
+            f"and {tuple(g.shape)}."
         )
     s = w.mH @ g
     rotation = minus_adjoint(s)
