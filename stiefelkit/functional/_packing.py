@@ -77,7 +77,8 @@ def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Te
 
 def unpack_square(v: Tensor, n: int, is_complex: bool, shift: float = 0.0) -> Tensor:
     """Turns packed coordinates into A + shift I with A skew-Hermitian to the bit, shape (*, n, n)."""
-    check_size(f"A skew {n} x {n} matrix", "coordinates", v, n * n if is_complex else n * (n - 1) // 2)
+    if v.shape[-1] != (size := n * n if is_complex else n * (n - 1) // 2):  # every read comes by: no call
+        check_size(f"A skew {n} x {n} matrix", "coordinates", v, size)
     if not is_complex:
         # Gathered, both triangles at once: scattering takes twice as long, subtracting the transpose as long again.
         entries = torch.cat([v, v.neg(), v.new_full((*v.shape[:-1], 1), shift)], dim=-1)
