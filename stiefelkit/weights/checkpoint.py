@@ -23,7 +23,7 @@ EXTRA = "_extra_state"
 _FORMAT = 1
 _LONGEST = 1 << 20
 """Bytes of a description that are read; those written have a few hundred."""
-_SIXTEEN_BITS = torch.float16, torch.bfloat16, torch.complex32
+_PRECISE = torch.float32, torch.float64, torch.complex64, torch.complex128
 _WITHIN_THE_LAW = 1e4
 """Up to here the law of scale says that any coordinates give a frame; beyond, the weight itself is looked at."""
 _SCALED = "stiefelkit.parametrizations.scaled:Scaled"
@@ -292,10 +292,10 @@ def _cast(what: str, needed: str, value: Tensor) -> CheckpointError:
 
 
 def check_inner(parametrizations: nn.Module, state_dict: Mapping[str, Any], prefix: str) -> None:
-    """Raises CheckpointError if what parametrizes coordinates, in float32 or better, would be loaded from 16 bits."""
+    """Raises CheckpointError if what parametrizes coordinates, in float32 or better, would be loaded from less."""
     for name, ours in parametrizations.named_parameters(prefix.removesuffix(".")):
         value = state_dict.get(name)
-        if isinstance(value, Tensor) and value.dtype in _SIXTEEN_BITS and ours.dtype not in _SIXTEEN_BITS:
+        if isinstance(value, Tensor) and ours.dtype in _PRECISE and value.dtype not in _PRECISE:
             raise _cast(name, "float32 or better", value)
 
 

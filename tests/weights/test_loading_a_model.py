@@ -290,9 +290,9 @@ def test_a_coordinate_may_be_parametrized_itself():
     assert torch.allclose(ours.weight, 2 * twin.weight, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("assign", [True, False])
-def test_what_parametrizes_a_coordinate_is_not_loaded_from_16_bits(dtype: torch.dtype, assign: bool):
+def test_what_parametrizes_a_coordinate_is_not_loaded_from_16_bits_or_fewer(dtype: torch.dtype, assign: bool):
     ours = layer()
     parametrize.register_parametrization(ours.parametrizations.weight, "original0", Doubling())  # type: ignore[union-attr]
     before = kept(ours)

@@ -30,7 +30,7 @@ def brickwall_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     check_tall("brickwall_inverse", q)
     *batch, n, p = q.shape
     q = torch.cat([q, torch.linalg.qr(q, mode="complete")[0][..., p:]], dim=-1) if p < n else q
-    w = q.detach().cpu().resolve_conj().reshape(math.prod(batch), n, n).numpy().copy()
+    w = q.detach().cpu().resolve_conj().reshape(-1, n, n).numpy().copy()
     tables = np.empty((3, n, n, len(w)), w.dtype)
     for i, matrix in enumerate(w):
         tables[..., i] = _nulled(matrix)
