@@ -33,6 +33,7 @@ __all__ = [
     "UnfilledError",
     "UnknownNameError",
     "did_you_mean",
+    "needs",
     "no_attribute",
     "printable",
     "shown",
@@ -189,6 +190,24 @@ def shown(value: object, most: int = 80) -> str:
         return (" ".join(text.split()) if "\n" in text else text)[:most]
     except Exception:
         return f"a value of type {type(value).__name__} that cannot be printed"
+
+
+def needs(condition: bool, error: type[StiefelkitError], who: str, requirement: str, got: object) -> None:
+    """Raises an error "{who} needs {requirement}, got {got}." unless a condition holds.
+
+    Args:
+        condition: what must hold.
+        error: the type that is raised.
+        who: the function or class that needs it.
+        requirement: in words, with the remedy if there is one.
+        got: text as it is, anything else by its repr.
+
+    >>> needs(False, ShapeError, "haar", "n >= p", (2, 3))
+    Traceback (most recent call last):
+    stiefelkit.errors.ShapeError: haar needs n >= p, got (2, 3).
+    """
+    if not condition:
+        raise error(f"{who} needs {requirement}, got {got if isinstance(got, str) else shown(got)}.")
 
 
 def enumerated(names: list[str]) -> str:

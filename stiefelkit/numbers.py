@@ -12,7 +12,7 @@ from stiefelkit.errors import OptionError, shown
 _PLAIN = {bool, int, float, str, type(None)}
 
 
-def plain(value: Any, keep: type | tuple[()] = ()) -> Any:
+def as_python_number(value: Any, keep: type | tuple[()] = ()) -> Any:
     """Returns Python's int, float or bool for a number of any kind, and what is none as it is.
 
     Kinds are those of NumPy, arrays and tensors without dimensions, fractions, decimals, and all that has `__index__`
@@ -24,7 +24,7 @@ def plain(value: Any, keep: type | tuple[()] = ()) -> Any:
 
     >>> from fractions import Fraction
     >>> import torch
-    >>> plain(Fraction(1, 4)), plain((torch.tensor(3), "haar", None))
+    >>> as_python_number(Fraction(1, 4)), as_python_number((torch.tensor(3), "haar", None))
     (0.25, (3, 'haar', None))
     """
     kind = type(value)
@@ -33,9 +33,11 @@ def plain(value: Any, keep: type | tuple[()] = ()) -> Any:
     shape = getattr(value, "shape", ())
     try:
         if isinstance(value, list | tuple):
-            return getattr(kind, "_make", list if kind is list else tuple)(plain(item, keep) for item in value)
+            return getattr(kind, "_make", list if kind is list else tuple)(
+                as_python_number(item, keep) for item in value
+            )
         if kind is dict:
-            return {key: plain(item, keep) for key, item in value.items()}
+            return {key: as_python_number(item, keep) for key, item in value.items()}
         if shape == () and hasattr(value, "item"):  # NumPy's, and tensors; those on the meta device have no value
             value = value.item()
         if shape != () or isinstance(value, bool):
@@ -51,20 +53,20 @@ def sizes(shape: Any) -> tuple[int, ...] | None:
     """Returns a shape as Python's integers, or None if it is no sequence of integers."""
     if isinstance(shape, tuple) and {*map(type, shape)} <= {int}:
         return tuple(shape)
-    shape = plain(shape)
+    shape = as_python_number(shape)
     try:
-        found: Any = plain(tuple(shape)) if isinstance(shape, Iterable) else (None,)
+        found: Any = as_python_number(tuple(shape)) if isinstance(shape, Iterable) else (None,)
     except Exception:  # of what says that it can be gone through, as tensors without dimensions, and cannot
         return None
     return found if all(type(length) is int for length in found) else None
 
 
-def settle_(options: Any, who: str = "", /, **checks: "Check") -> None:
+def validate_fields_(options: Any, who: str = "", /, **checks: "Check") -> None:
     """Makes the numbers in a dataclass, frozen or not, Python's own, and checks the fields that are named."""
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if type(value) not in _PLAIN:
-            object.__setattr__(options, field.name, plain(value))
+            object.__setattr__(options, field.name, as_python_number(value))
     for name, check in checks.items():
         check.require(who, name, getattr(options, name))
 
@@ -78,12 +80,12 @@ class Check:
 
     words: str
     holds: Callable[[Any], bool]
-    plain: Callable[[Any], Any] = plain
+    as_plain: Callable[[Any], Any] = as_python_number
 
     def require(self, who: str, key: str, value: Any) -> Any:
         """Returns the plain value; raises OptionError unless it is such."""
         if type(value) not in _PLAIN:
-            value = self.plain(value)
+            value = self.as_plain(value)
         if self.holds(value):
             return value
         is_whole = isinstance(value, float) and value.is_integer() and self.holds(int(value))
@@ -115,14 +117,14 @@ def above(low: float, most: float = math.inf) -> Check:
     return Check(words, lambda value: is_number(value) and low < value < math.inf and value <= most)
 
 
-def whole(low: int, most: float = math.inf, name: str = "") -> Check:
+def integer(low: int, most: float = math.inf, name: str = "") -> Check:
     """Checks an integer, low <= integer <= most; no float, though it be whole, as torch takes none."""
     upper = f"{name} = {most}" if name else most
     words = f"an integer {{key}} >= {low}" if most == math.inf else f"an integer {{key}} from {low} to {upper}"
     return Check(words, lambda value: type(value) is int and low <= value <= most)
 
 
-_COUNT = whole(0, sys.maxsize)
+_COUNT = integer(0, sys.maxsize)
 
 
 def check_counts(who: str, **counts: Any) -> None:
@@ -140,7 +142,7 @@ def one_of(*values: Any) -> Check:
 
 def optional(check: Check) -> Check:
     """Checks the same, and takes None."""
-    return Check(f"{check.words}, or None", lambda value: value is None or check.holds(value), check.plain)
+    return Check(f"{check.words}, or None", lambda value: value is None or check.holds(value), check.as_plain)
 
 
 PRECISIONS = ("exact", "fast")

@@ -128,7 +128,7 @@ def is_sharding_unit(module: nn.Module) -> bool:
     return any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__)
 
 
-def whole(t: Tensor) -> Tensor:
+def full_tensor(t: Tensor) -> Tensor:
     """Returns the tensor, gathered if it is sharded."""
     return t.full_tensor() if hasattr(t, "full_tensor") else t  # type: ignore[operator]
 

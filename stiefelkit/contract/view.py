@@ -14,7 +14,7 @@ from stiefelkit.contract.composite import Wrapper
 from stiefelkit.contract.param import Frames, OrthogonalParam, Position, check_tensor, solve
 from stiefelkit.contract.protocols import bare_frames, frames_in, nearest_weight, projected
 from stiefelkit.errors import OptionError, ShapeError, did_you_mean, shown
-from stiefelkit.numbers import settle_
+from stiefelkit.numbers import validate_fields_
 
 VIEWS = {
     "matrix": "the last two dimensions are the matrix, those before are a batch",
@@ -61,7 +61,7 @@ class View:
     dim: int = 0
 
     def __post_init__(self) -> None:
-        settle_(self)
+        validate_fields_(self)
         if not isinstance(self.name, str) or self.name not in VIEWS:
             near = did_you_mean(self.name, kernel_views(self.groups), ["matrix"])
             if len(self.shape) == 2:

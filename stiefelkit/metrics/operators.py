@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from stiefelkit.errors import NonFiniteError, OptionError, ShapeError, shown
-from stiefelkit.numbers import FLAG, optional, plain, sizes, whole
+from stiefelkit.numbers import FLAG, as_python_number, integer, optional, sizes
 from stiefelkit.tensors import check_dtype, working_dtype
 
 
@@ -83,7 +83,7 @@ def lipschitz(
     exact = optional(FLAG).require("lipschitz", "exact", exact)
     if dtype is not None:
         check_dtype("lipschitz", dtype)
-    steps = whole(1).require("lipschitz", "steps", steps)
+    steps = integer(1).require("lipschitz", "steps", steps)
     if any(is_lazy(p) for p in layer.parameters()):
         raise OptionError("lipschitz needs a layer with a size, got a lazy one; call it on a batch first.")
     if not all(bool(p.isfinite().all()) for p in layer.parameters() if not p.is_meta):
@@ -112,7 +112,7 @@ def _input_shape(layer: nn.Module, input_size: int | Sequence[int] | None) -> tu
     size = getattr(layer, "in_features", None) if input_size is None else input_size
     if size is None:
         raise OptionError(f"lipschitz needs the input_size of a {type(layer).__name__}, got none.")
-    shape = sizes([size] if isinstance(plain(size), int) else size)
+    shape = sizes([size] if isinstance(as_python_number(size), int) else size)
     if shape is None or not all(length > 0 for length in shape):
         raise OptionError(f"lipschitz needs positive integers in input_size, got {shown(input_size)}.")
     is_convolution = isinstance(layer, _CONVOLUTIONS) and len(shape) == len(layer.kernel_size)

@@ -10,7 +10,7 @@ from stiefelkit.contract.table import find_parametrization, option_names, regist
 from stiefelkit.errors import OptionError, did_you_mean, shown, suggest_names
 from stiefelkit.models.gates import FrameGates
 from stiefelkit.models.sequence import SequenceModel, count_parameters
-from stiefelkit.numbers import plain, whole
+from stiefelkit.numbers import as_python_number, integer
 from stiefelkit.registry import Registry
 
 __all__ = ["FrameGates", "SequenceModel", "available", "count_parameters", "create", "names", "register"]
@@ -68,8 +68,8 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
     """
     build: Callable[..., nn.Module] = _models.find(name)
     given = zip(SIZES, (input_size, hidden_size, output_size), strict=True)
-    sizes = {key: whole(1).require(name, key, value) for key, value in given}
-    options = plain(options)
+    sizes = {key: integer(1).require(name, key, value) for key, value in given}
+    options = as_python_number(options)
     if options.get("parametrization") == "none":  # the command line has no None
         options["parametrization"] = None
     if "batch_first" in options:

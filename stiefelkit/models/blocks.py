@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import RotationBlock
-from stiefelkit.numbers import whole
+from stiefelkit.numbers import integer
 
 
 class _Blocks(nn.Module):
@@ -53,7 +53,7 @@ def stacked(
 ) -> SequenceModel:
     """Returns the model `name` of so many blocks, whose width is half of the state's if left out."""
     inputs, hidden_size, outputs = sizes
-    hidden_size = whole(2).require(name, "hidden_size", hidden_size)
-    num_layers = whole(1).require(name, "num_layers", num_layers)
-    features: int = hidden_size // 2 if width is None else whole(1).require(name, "width", width)
+    hidden_size = integer(2).require(name, "hidden_size", hidden_size)
+    num_layers = integer(1).require(name, "num_layers", num_layers)
+    features: int = hidden_size // 2 if width is None else integer(1).require(name, "width", width)
     return _Model(_Blocks(block, inputs, features, hidden_size, num_layers, **options), nn.Linear(features, outputs))

@@ -13,7 +13,7 @@ from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.models.sequence import draw_, exported, named
 from stiefelkit.nn.layers import check_dropout, check_stack
 from stiefelkit.nn.torch_rnn import fill_, read
-from stiefelkit.numbers import whole
+from stiefelkit.numbers import integer
 from stiefelkit.weights.attach import orthogonal
 
 Kind = type[nn.LSTM] | type[nn.GRU]
@@ -94,8 +94,8 @@ class FrameGates(nn.Module):
         self.batch_first, self.second_bias = batch_first, second_bias
         self.is_lstm = issubclass(kind, nn.LSTM)
         gates, who = 4 if self.is_lstm else 3, type(self).__name__
-        self.input_size = input_size = whole(1).require(who, "input_size", input_size)
-        self.hidden_size = hidden_size = whole(1).require(who, "hidden_size", hidden_size)
+        self.input_size = input_size = integer(1).require(who, "input_size", input_size)
+        self.hidden_size = hidden_size = integer(1).require(who, "hidden_size", hidden_size)
         stack = check_stack(who, num_layers=num_layers, bidirectional=bidirectional, dropout=dropout)
         self.num_layers, self.bidirectional, self.dropout = num_layers, bidirectional, dropout = stack.values()
         check_dropout(who, num_layers, dropout)

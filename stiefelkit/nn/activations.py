@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from stiefelkit.functional import modrelu
 from stiefelkit.functional._activations import EPSILON
-from stiefelkit.numbers import whole
+from stiefelkit.numbers import integer
 
 
 class ModReLU(nn.Module):
@@ -34,7 +34,7 @@ class ModReLU(nn.Module):
     ) -> None:
         super().__init__()
         self.epsilon: float = EPSILON.require("ModReLU", "epsilon", epsilon)
-        features = whole(0).require("ModReLU", "features", features)
+        features = integer(0).require("ModReLU", "features", features)
         self.bias = nn.Parameter(torch.zeros(features, device=device, dtype=dtype))
 
     def forward(self, z: Tensor) -> Tensor:

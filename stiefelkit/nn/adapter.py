@@ -19,7 +19,7 @@ from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, shown
 from stiefelkit.nn.frozen import PASSED_ON, Layout, along, applied, inside_peft, layout_of, reference_tensor
 from stiefelkit.nn.probing import beyond_affine, is_plain, obstacle
 from stiefelkit.nn.recurrent import require_options
-from stiefelkit.numbers import FLAG, Check, above, at_least, one_of, plain, whole
+from stiefelkit.numbers import FLAG, Check, above, as_python_number, at_least, integer, one_of
 from stiefelkit.parametrizations.block_diagonal import BlockDiagonal
 from stiefelkit.parametrizations.cayley import Cayley
 from stiefelkit.parametrizations.householder import Householder
@@ -232,12 +232,12 @@ class Adapter(Replacement):
         w, base = nn.Parameter(self._finite_product("folded"), False), self.base
         if self._layout != Layout():
             return copy.deepcopy(base, {id(base.weight): w}).train(self.training)
-        plain = nn.Linear(*w.shape[::-1], bias=base.bias is not None, device="meta", dtype=w.dtype)
-        plain.weight = w
+        dense = nn.Linear(*w.shape[::-1], bias=base.bias is not None, device="meta", dtype=w.dtype)
+        dense.weight = w
         if base.bias is not None:
             with torch.inference_mode(False):
-                plain.bias = nn.Parameter(base.bias.detach().clone(), False)
-        return plain.train(self.training)
+                dense.bias = nn.Parameter(base.bias.detach().clone(), False)
+        return dense.train(self.training)
 
     def forward(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
         """Applies the layer; see the class.
@@ -368,7 +368,7 @@ class OrthogonalAdapter(Adapter):
             self._refuse(beyond_affine(self.base) if is_conv else other, "patches")
         self.side, cls = side, find_parametrization(parametrization)
         n = self.base.weight[0].numel() if side == "patches" else self.features(side)
-        options = _with_defaults(cls, n, block_size, plain(options))
+        options = _with_defaults(cls, n, block_size, as_python_number(options))
         require_options(OrthogonalAdapter, cls, options)
         like = reference_tensor(layer, "OrthogonalAdapter")
         if not (self.bias is None or isinstance(self.bias, Tensor)):
@@ -470,7 +470,7 @@ def _rotation(
 
 
 def _divides(n: int) -> Check:
-    return Check(f"a {{key}} that divides {n}", lambda size: whole(1).holds(size) and n % size == 0)
+    return Check(f"a {{key}} that divides {n}", lambda size: integer(1).holds(size) and n % size == 0)
 
 
 def _with_defaults(cls: type, n: int, block_size: Any, options: dict[str, Any]) -> dict[str, Any]:

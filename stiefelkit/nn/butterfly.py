@@ -10,7 +10,7 @@ from stiefelkit.errors import OptionError, shown
 from stiefelkit.nn.adapter import OrthogonalAdapter, Rotation, trained_as_before
 from stiefelkit.nn.frozen import reference_tensor
 from stiefelkit.nn.recurrent import require_options
-from stiefelkit.numbers import Check, plain, whole
+from stiefelkit.numbers import Check, as_python_number, integer
 from stiefelkit.tensors import computing_dtype
 
 
@@ -84,7 +84,7 @@ class ButterflyAdapter(OrthogonalAdapter):
         dropout: float = 0.0,
         **options: Any,
     ):
-        options = plain(options)
+        options = as_python_number(options)
         require_options(ButterflyAdapter, inner, options)
         if side == "out":
             raise OptionError(f"ButterflyAdapter needs a side of 'in' or 'patches', got {shown(side)}.")
@@ -128,6 +128,6 @@ def _factors(n: int, block_size: int) -> Check:
     blocks = n // block_size
 
     def holds(m: Any) -> bool:
-        return whole(1).holds(m) and (m == 1 or (block_size % 2 == 0 and blocks % 2 ** (m - 1) == 0))
+        return integer(1).holds(m) and (m == 1 or (block_size % 2 == 0 and blocks % 2 ** (m - 1) == 0))
 
     return Check(f"{{key}} m with {blocks} blocks of {block_size} a multiple of 2^(m-1), even blocks if m > 1", holds)

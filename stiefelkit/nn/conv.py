@@ -14,7 +14,7 @@ from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.paraunitary import Paraunitary
 from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.nn.recurrent import require_options
-from stiefelkit.numbers import FLAG, plain, sizes, whole
+from stiefelkit.numbers import FLAG, as_python_number, integer, sizes
 from stiefelkit.tensors import check_dtype
 from stiefelkit.weights import attach
 
@@ -44,7 +44,7 @@ class Convolution(TorchConvolution):
         if given["dtype"] is not None:
             check_dtype(name, given["dtype"])
         geometry = zip(out["kernel_size"], out["stride"], out["dilation"], strict=True)
-        wraps, padding = [(taps - 1) * d for taps, _, d in geometry], plain(given["padding"])
+        wraps, padding = [(taps - 1) * d for taps, _, d in geometry], as_python_number(given["padding"])
         if isinstance(padding, str) and padding not in ("same", "valid"):
             raise OptionError(f'{name} needs padding "same", "valid" or integers, got {shown(padding)}.')
         same = tuple(wrap // 2 for wrap in wraps)
@@ -67,7 +67,7 @@ class Convolution(TorchConvolution):
 
     def _keep_orthogonal(self, parametrization: Parametrization, init: str | None, options: dict[str, Any]) -> None:
         """Puts the map on the kernel; raises OptionError where no kernel of this shape is orthogonal."""
-        w, generator, given = self.weight, options.pop("generator", None), plain(options)
+        w, generator, given = self.weight, options.pop("generator", None), as_python_number(options)
         rows, columns = w.shape[0] // self.groups, w.shape[1]
         if self._patch != self.stride and rows > columns * math.prod(self._patch):
             raise OptionError(
@@ -153,8 +153,8 @@ class _Forward(Convolution):
         image = input.shape[-self.dims :]
         if self.is_circular:
             if any(n % step for n, step in zip(image, self.stride, strict=False)):
-                whole = f"circular images whose sizes the stride {self.stride} divides"
-                raise ShapeError(f"{class_name(self)} needs {whole}, got {tuple(image)}.")
+                requirement = f"circular images whose sizes the stride {self.stride} divides"
+                raise ShapeError(f"{class_name(self)} needs {requirement}, got {tuple(image)}.")
             wraps = [(taps - 1) * d for taps, d in zip(self.kernel_size, self.dilation, strict=True)]
             self._check_reach(image, [-(-wrap // 2) for wrap in wraps] if self.padding == "same" else self.padding)
         return super().forward(input)
@@ -289,7 +289,7 @@ class OrthogonalConvTranspose1d(_Transposed, nn.ConvTranspose1d):
 
 def channels(who: str, *, groups: Any, bias: Any, **sides: Any) -> dict[str, Any]:
     """Returns the arguments; raises OptionError unless they are integers, which groups divides, and a flag."""
-    out = {key: whole(1).require(who, key, value) for key, value in {**sides, "groups": groups}.items()}
+    out = {key: integer(1).require(who, key, value) for key, value in {**sides, "groups": groups}.items()}
     for key in sides:
         if out[key] % out["groups"]:
             raise OptionError(f"{who} needs {key} that groups={out['groups']} divides, got {out[key]}.")
@@ -298,7 +298,7 @@ def channels(who: str, *, groups: Any, bias: Any, **sides: Any) -> dict[str, Any
 
 def each_axis(who: str, key: str, value: Any, dims: int, low: int) -> tuple[int, ...]:
     """Returns an integer for each axis; raises OptionError unless it is one, or one for each."""
-    value = plain(value)
+    value = as_python_number(value)
     axes = (value,) * dims if type(value) is int else sizes(value)
     if axes is None or len(axes) != dims or min(axes) < low:
         raise OptionError(f"{who} needs an integer {key} >= {low}, or {dims} of them, got {shown(value)}.")

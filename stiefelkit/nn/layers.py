@@ -11,9 +11,9 @@ from torch.nn.utils.rnn import PackedSequence
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import ShapeError, warn_caller
 from stiefelkit.nn.recurrent import Field, Recurrent
-from stiefelkit.numbers import FLAG, at_least, whole
+from stiefelkit.numbers import FLAG, at_least, integer
 
-_STACK = {"num_layers": whole(1), "bidirectional": FLAG, "dropout": at_least(0, most=1)}
+_STACK = {"num_layers": integer(1), "bidirectional": FLAG, "dropout": at_least(0, most=1)}
 
 
 def check_stack(name: str, **stack: Any) -> dict[str, Any]:

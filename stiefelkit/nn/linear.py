@@ -10,7 +10,7 @@ from stiefelkit._torch import is_cached
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.nn.recurrent import require_options
-from stiefelkit.numbers import FLAG, whole
+from stiefelkit.numbers import FLAG, integer
 from stiefelkit.weights import attach
 from stiefelkit.weights.find import coordinate_list_of
 
@@ -56,8 +56,8 @@ class OrthogonalLinear(nn.Linear):
         dtype: torch.dtype | None = None,
         **options: Any,
     ):
-        in_features = whole(0).require("OrthogonalLinear", "in_features", in_features)
-        out_features = whole(0).require("OrthogonalLinear", "out_features", out_features)
+        in_features = integer(0).require("OrthogonalLinear", "in_features", in_features)
+        out_features = integer(0).require("OrthogonalLinear", "out_features", out_features)
         bias = FLAG.require("OrthogonalLinear", "bias", bias)
         of_map = {key: value for key, value in options.items() if key not in ("blocks", "dim")}
         require_options(type(self), parametrization, of_map)

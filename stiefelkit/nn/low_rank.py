@@ -14,7 +14,7 @@ from stiefelkit.nn.adapter import Adapter, Rotation, identity_scheme
 from stiefelkit.nn.frozen import Layout, inside_peft, reference_tensor
 from stiefelkit.nn.probing import beyond_one_matrix
 from stiefelkit.nn.recurrent import require_options
-from stiefelkit.numbers import FLAG, plain, whole
+from stiefelkit.numbers import FLAG, as_python_number, integer
 from stiefelkit.tensors import computing_dtype, working_dtype
 
 
@@ -27,7 +27,7 @@ class _LowRank(Adapter):
         if self._layout.inputs is None or self._layout.dim != -1:
             raise OptionError(f"{kind} needs a layer that multiplies by a matrix, got {type(layer).__name__}.")
         n = min(self.in_features, self.out_features)
-        self.rank = whole(1, n, "min(in_features, out_features)").require(kind, "rank", rank)
+        self.rank = integer(1, n, "min(in_features, out_features)").require(kind, "rank", rank)
         like = reference_tensor(self.base, kind)
         self.factory: dict[str, Any] = {"dtype": computing_dtype(like.dtype), "device": like.device}
 
@@ -98,7 +98,7 @@ class PrincipalAdapter(_LowRank):
         **options: Any,
     ):
         super().__init__(layer, name, rank)
-        cls, given = find_parametrization(inner), plain(options)
+        cls, given = find_parametrization(inner), as_python_number(options)
         require_options(PrincipalAdapter, cls, given)
         found = beyond_one_matrix(inside_peft(self.base))
         if found is not None:
@@ -172,7 +172,7 @@ class LowRankAdapter(_LowRank):
         **options: Any,
     ):
         super().__init__(layer, name, rank)
-        cls, given = find_parametrization(inner), plain(options)
+        cls, given = find_parametrization(inner), as_python_number(options)
         require_options(LowRankAdapter, cls, given)
         like = torch.empty(0, **self.factory)
         self.left = Rotation((self.out_features, self.rank), cls, init, like, given)

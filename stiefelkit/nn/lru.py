@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from stiefelkit.errors import OptionError
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.nn.rotation_rnn import RotationBlock, RotationRNN
-from stiefelkit.numbers import above, whole
+from stiefelkit.numbers import above, integer
 from stiefelkit.tensors import computing_dtype
 
 
@@ -75,7 +75,7 @@ class LRU(RotationRNN):
         **options: Any,
     ):
         require_options(type(self), None, options)
-        hidden_size = whole(1).require(self._name, "hidden_size", hidden_size)
+        hidden_size = integer(1).require(self._name, "hidden_size", hidden_size)
         if hidden_size % 2:
             raise OptionError(f"{self._name} needs an even hidden_size, two numbers a plane, got {hidden_size}.")
         if decay is None:

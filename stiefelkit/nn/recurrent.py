@@ -14,7 +14,7 @@ from stiefelkit.contract.table import find_parametrization, no_option, option_na
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean, shown
 from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.init import draw
-from stiefelkit.numbers import FLAG, one_of, optional, whole
+from stiefelkit.numbers import FLAG, integer, one_of, optional
 from stiefelkit.scan import BACKENDS, Factored, find_activation
 from stiefelkit.scan.dispatch import prefers_loop
 from stiefelkit.weights.attach import orthogonal
@@ -89,8 +89,8 @@ class Recurrent(nn.Module):
         super().__init__()
         dtype = torch.get_default_dtype() if dtype is None else dtype
         name = self._name
-        self.input_size = whole(1).require(name, "input_size", input_size)
-        self.hidden_size = hidden_size = whole(1).require(name, "hidden_size", hidden_size)
+        self.input_size = integer(1).require(name, "input_size", input_size)
+        self.hidden_size = hidden_size = integer(1).require(name, "hidden_size", hidden_size)
         self.has_bias = FLAG.require(name, "bias", bias)
         self.trainable_h0 = FLAG.require(name, "trainable_h0", trainable_h0)
         if not one_of("real", "complex").holds(field):

@@ -17,7 +17,7 @@ from stiefelkit.nn.decoders import RotationSites, check_sites, rotation_sites
 from stiefelkit.nn.folding import Site, kind_of, weight_and_bias_of
 from stiefelkit.nn.hadamard_linear import HadamardLinear
 from stiefelkit.nn.rotation import absorb_norms_, check_downs, of_hadamard, of_stream, rotate_, site_of, turn_heads
-from stiefelkit.numbers import optional, whole
+from stiefelkit.numbers import integer, optional
 from stiefelkit.weights import attach
 
 
@@ -36,7 +36,7 @@ def fake_quantize(x: Tensor, bits: int) -> Tensor:
     >>> fake_quantize(torch.tensor([1.0, 0.4, -0.05]), 3)
     tensor([1.0000, 0.3333, 0.0000])
     """
-    bits = whole(2, 16).require("fake_quantize", "bits", bits)
+    bits = integer(2, 16).require("fake_quantize", "bits", bits)
     exact, most = x.detach(), 2 ** (bits - 1) - 1
     scale = exact.abs().amax(-1, keepdim=True) / most
     rounded = (exact / torch.where(scale == 0, 1.0, scale)).round() * scale
@@ -85,7 +85,7 @@ class Rotated(nn.Module):
         generator: torch.Generator | None = None,
     ):
         super().__init__()
-        bits = optional(whole(2, 16))
+        bits = optional(integer(2, 16))
         self.weight_bits = bits.require("Rotated", "weight_bits", weight_bits)
         self.activation_bits = bits.require("Rotated", "activation_bits", activation_bits)
         check_sites(sites, "Rotated")

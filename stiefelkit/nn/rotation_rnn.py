@@ -16,7 +16,7 @@ from stiefelkit.functional import product
 from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.nn.layers import Layers
 from stiefelkit.nn.recurrent import Field, require_options
-from stiefelkit.numbers import FLAG, at_least, is_number, plain, whole
+from stiefelkit.numbers import FLAG, as_python_number, at_least, integer, is_number
 from stiefelkit.scan import ROTATION_BACKENDS, rotation_scan
 from stiefelkit.scan.rotation import driven_last_state
 from stiefelkit.tensors import computing_dtype
@@ -101,8 +101,8 @@ class RotationRNN(Layers):
     ):
         require_options(type(self), parametrization, options)
         name = self._name
-        n = whole(1).require(name, "hidden_size", hidden_size)
-        heads = whole(1).require(name, "heads", heads)
+        n = integer(1).require(name, "hidden_size", hidden_size)
+        heads = integer(1).require(name, "heads", heads)
         step = heads * (2 if field == "real" else 1)
         if n % step:
             each = "an even number" if field == "real" else "the same number"
@@ -110,7 +110,7 @@ class RotationRNN(Layers):
                 f"{name} needs a hidden_size that is a multiple of {step}, {each} for each head, got {n} with "
                 f"heads={heads}."
             )
-        spread: Any = plain(decay)
+        spread: Any = as_python_number(decay)
         if spread is not None:
             is_range = isinstance(spread, (tuple, list)) and len(spread) == 2 and all(map(is_number, spread))
             if not is_range or not 0 < spread[0] <= spread[1] < 1:

@@ -10,7 +10,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import at_least
-from stiefelkit.tensors import local_part, placed_like, whole
+from stiefelkit.tensors import full_tensor, local_part, placed_like
 from stiefelkit.weights import optimizer_hooks
 from stiefelkit.weights.outside_writes import frame_tensors
 
@@ -94,8 +94,8 @@ def _bound(
     packed = places.get(_place(averaged), places.get(_place(current)))
     if packed is None:
         return None
-    total = whole(averaged).to(working_dtype(averaged.dtype), copy=True)
-    mean([total], [whole(current).to(total)], count)
+    total = full_tensor(averaged).to(working_dtype(averaged.dtype), copy=True)
+    mean([total], [full_tensor(current).to(total)], count)
     nearest = torch.view_as_real(nearest_frame(torch.view_as_complex(total))) if packed else nearest_frame(total)
     return placed_like(nearest.to(averaged.dtype), averaged)
 

@@ -12,11 +12,11 @@ from stiefelkit.errors import NonFiniteError
 from stiefelkit.functional import riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import unread_norms
 from stiefelkit.functional._arithmetic.product import FullPrecision
-from stiefelkit.functional._arithmetic.reads import reads_are_free
+from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.numbers import FLAG, Check, is_number
 from stiefelkit.optim.base.batch import buckets
 from stiefelkit.optim.base.checks import listed
-from stiefelkit.tensors import check_tensors, whole
+from stiefelkit.tensors import check_tensors, full_tensor
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS, frames, manifold_of
 
 _MOST = Check("{key} >= 0", lambda value: is_number(value) and value >= 0)
@@ -57,7 +57,7 @@ def clip_grad_norm_(
     error_if_nonfinite = FLAG.require("clip_grad_norm_", "error_if_nonfinite", error_if_nonfinite)
     max_norm = _MOST.require("clip_grad_norm_", "max_norm", max_norm)
     plain, by_manifold = _sorted(parameters)
-    norms = [_norm(whole(p.grad)) for p in plain]  # type: ignore[arg-type]
+    norms = [_norm(full_tensor(p.grad)) for p in plain]  # type: ignore[arg-type]
     for manifold, members in by_manifold.items():
         for bucket in buckets(members, {p: {} for p in members}):
             metric = manifold.partition(":")[2]
@@ -80,7 +80,7 @@ def clip_grad_norm_(
     if error_if_nonfinite and not math.isfinite(total):
         raise NonFiniteError(f"clip_grad_norm_ needs finite gradients, got a norm of {total.item()}.")
     # an infinite norm stays unscaled if it is only to be measured
-    if max_norm < math.inf and not (reads_are_free(total) and max_norm >= total.item() + 1e-6):
+    if max_norm < math.inf and not (may_sync_host(total) and max_norm >= total.item() + 1e-6):
         scaled = [*plain, *itertools.chain(*by_manifold.values())]
         for p in scaled:  # the gradient of one that was read as its adjoint is a lazy conjugate, which foreach refuses
             if p.is_complex() and p.grad.is_conj():  # type: ignore[union-attr]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from stiefelkit.contract.scaled import GAIN
 from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, shown
-from stiefelkit.numbers import at_least, is_number, plain
+from stiefelkit.numbers import as_python_number, at_least, is_number
 from stiefelkit.optim.base.checks import check_manifold, check_members, listed
 from stiefelkit.optim.settings import RATE
 from stiefelkit.weights import optimizer_hooks
@@ -74,7 +74,7 @@ def frames(params: Tensor | Iterable[Tensor], *, manifold: str | None = None, **
         groups.setdefault(own, []).append(p)
         if id(p) not in watched:
             optimizer_hooks.watch_frame(p, own)
-    shared = {"name": "frames", "weight_decay": 0.0, **plain(settings, keep=Tensor)}
+    shared = {"name": "frames", "weight_decay": 0.0, **as_python_number(settings, keep=Tensor)}
     return [{"params": some, "manifold": own, **shared} for own, some in groups.items()]
 
 
@@ -160,11 +160,11 @@ def _settings(key: str, value: Mapping[str, Any] | float) -> dict[str, Any]:
         for word in ("params", "name"):
             if word in value:
                 raise OptionError(f"parameter_groups needs settings for {key}= without {word!r}, got {shown(value)}.")
-        settings: dict[str, Any] = plain(dict(value), keep=Tensor)
+        settings: dict[str, Any] = as_python_number(dict(value), keep=Tensor)
         if "lr" in settings:
             settings["lr"] = RATE.require("parameter_groups", f"learning rate of {key}", settings["lr"])
         return settings
-    if is_number(plain(value)):
+    if is_number(as_python_number(value)):
         return {"lr": RATE.require("parameter_groups", f"learning rate of {key}", value)}
     raise OptionError(f"parameter_groups needs {key}= to be a mapping or a learning rate, got {shown(value)}.")
 

@@ -14,7 +14,7 @@ from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.checks import not_finite
 from stiefelkit.optim.base.frame_optimizer import FrameOptimizer
 from stiefelkit.optim.base.rounding import land
-from stiefelkit.optim.settings import MOMENTUM, OF_ADAM, RATE, SHARED, Setting, at_least, whole
+from stiefelkit.optim.settings import MOMENTUM, OF_ADAM, RATE, SHARED, Setting, at_least, integer
 from stiefelkit.optim.steps import are_ordinary, as_factor, count_steps, divided, is_still, largest_root, rate, units_of
 
 FURTHEST = 0.5
@@ -60,7 +60,7 @@ class Landing(FrameOptimizer):
         Setting("lr", 1e-3, RATE, "learning rate."),
         Setting("momentum", 0.0, MOMENTUM, "factor of the last direction, projected on each tangent space."),
         Setting("attraction", 1.0, at_least(0), "how strongly the manifold pulls, where steps do not end on it."),
-        Setting("every", 1, whole(1), "steps from one landing to the next; above 1, W is not a frame in between."),
+        Setting("every", 1, integer(1), "steps from one landing to the next; above 1, W is not a frame in between."),
         *OF_ADAM,
         *SHARED,
     )

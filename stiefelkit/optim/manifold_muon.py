@@ -10,7 +10,7 @@ from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._stiefel.spectral import steepest
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
-from stiefelkit.optim.settings import OF_ADAM, SHARED, Setting, whole
+from stiefelkit.optim.settings import OF_ADAM, SHARED, Setting, integer
 from stiefelkit.optim.spectral import BEFORE, PolarStep, averaged_gradient
 from stiefelkit.optim.steps import rate
 
@@ -44,7 +44,7 @@ class ManifoldMuon(TangentOptimizer):
 
     settings = (
         *BEFORE,
-        Setting("iterations", 10, whole(1, 10_000), "towards the best direction of a tall frame, off by 4 % at most."),
+        Setting("iterations", 10, integer(1, 10_000), "for the direction of a tall frame, off by 4 % at most."),
         *OF_ADAM,
         *SHARED,
     )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import CheckpointError, OptionError, shown
-from stiefelkit.numbers import plain
+from stiefelkit.numbers import as_python_number
 from stiefelkit.optim.base.checks import listed, loss_of
 
 
@@ -81,7 +81,7 @@ class MixedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state dicts of the optimizers, in their order, with numbers that are Python's."""
-        return {"optimizers": [plain(optimizer.state_dict(), keep=Tensor) for optimizer in self.optimizers]}
+        return {"optimizers": [as_python_number(optimizer.state_dict(), keep=Tensor) for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` gave; what one of the optimizers refuses leaves all as they were.

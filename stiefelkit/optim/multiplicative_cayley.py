@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stiefelkit.functional import Tangent
 from stiefelkit.functional._arithmetic.norms import Norms
-from stiefelkit.functional._arithmetic.reads import reads_are_free
+from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.functional._stiefel.tangents import SIDES
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
@@ -94,7 +94,7 @@ def _preconditioned(g: Tensor, squares: Tensor, alpha: float, eps: float) -> tup
     """
     if not g.is_complex():
         squares = squares.mul(alpha).addcmul_(g, g, value=1 - alpha)
-        if reads_are_free(squares) and not torch.isfinite(squares).all():
+        if may_sync_host(squares) and not torch.isfinite(squares).all():
             raise OverflowError
         return g / squares.sqrt().add_(eps), squares
     scaled, squares = _preconditioned(_parts(g), _parts(squares), alpha, eps)

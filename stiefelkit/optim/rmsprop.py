@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.rmsprop import rmsprop
 
 from stiefelkit.errors import OptionError
-from stiefelkit.numbers import FLAG, at_least, plain
+from stiefelkit.numbers import FLAG, as_python_number, at_least
 from stiefelkit.optim.base.checks import check_free_gradients
 from stiefelkit.optim.settings import MOMENTUM, OF_TORCH, RATE, SWITCH
 
@@ -98,7 +98,7 @@ class RMSprop(torch.optim.RMSprop):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns groups and states, with numbers that are Python's."""
-        return plain(super().state_dict(), keep=Tensor)
+        return as_python_number(super().state_dict(), keep=Tensor)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Does one step; returns what the closure returns, if there is one.

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._arithmetic.reads import reads_are_free
-from stiefelkit.numbers import PRECISION, Check, at_least, is_number, one_of, optional, plain, whole
+from stiefelkit.functional._arithmetic.reads import may_sync_host
+from stiefelkit.numbers import PRECISION, Check, as_python_number, at_least, integer, is_number, one_of, optional
 
 __all__ = [
     "BETAS",
@@ -31,11 +31,11 @@ __all__ = [
     "Check",
     "Setting",
     "at_least",
+    "integer",
     "is_number",
     "one_of",
     "signature",
     "told",
-    "whole",
 ]
 
 OF_PLAIN = "of the groups without a manifold."
@@ -54,7 +54,7 @@ class Setting:
 
 def _is_rate(lr: Any) -> bool:
     if isinstance(lr, Tensor) and lr.numel() == 1 and not lr.is_meta:
-        if not reads_are_free(lr):
+        if not may_sync_host(lr):
             return True
         lr = lr.item()
     return is_number(lr) and bool(0 <= lr < math.inf)
@@ -64,7 +64,7 @@ def _are_betas(betas: Any) -> bool:
     return isinstance(betas, tuple | list) and len(betas) == 2 and all(is_number(b) and 0 <= b < 1 for b in betas)
 
 
-RATE = Check("a finite {key} >= 0", _is_rate, functools.partial(plain, keep=Tensor))
+RATE = Check("a finite {key} >= 0", _is_rate, functools.partial(as_python_number, keep=Tensor))
 """Of a learning rate: a number, or a tensor of one, which is kept."""
 SWITCH = Check("{key} to be True, False or None", lambda value: isinstance(value, bool | None))
 """Of what is on or off."""

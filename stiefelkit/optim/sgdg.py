@@ -9,8 +9,8 @@ from torch import Tensor
 
 from stiefelkit.functional import Tangent, norms_of
 from stiefelkit.functional._arithmetic.norms import Norms
-from stiefelkit.functional._arithmetic.reads import reads_are_free
-from stiefelkit.numbers import optional, plain
+from stiefelkit.functional._arithmetic.reads import may_sync_host
+from stiefelkit.numbers import as_python_number, optional
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
 from stiefelkit.optim.settings import BOUND, MOMENTUM, OF_SGD, RATE, SHARED, WEIGHT_DECAY, Setting, at_least, one_of
@@ -77,7 +77,8 @@ class SGDG(TangentOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, one of frames if it has stiefel=True or names a manifold; see `FrameOptimizer`."""
-        if isinstance(param_group, dict) and plain(param_group.get("stiefel", self.defaults["stiefel"])) is True:
+        default = self.defaults["stiefel"]
+        if isinstance(param_group, dict) and as_python_number(param_group.get("stiefel", default)) is True:
             param_group = {"manifold": "stiefel:euclidean", **param_group}
             if param_group["manifold"] is not None:
                 param_group["weight_decay"] = 0.0
@@ -97,4 +98,4 @@ def _generator_norms(direction: Tangent) -> Norms:
     if direction.rest is not None:
         return direction.generator_norms()
     norms = torch.linalg.matrix_norm(direction.rotation, ord=1).reshape(-1)
-    return norms.tolist() if reads_are_free(norms) else [norms.double()]
+    return norms.tolist() if may_sync_host(norms) else [norms.double()]

@@ -11,7 +11,7 @@ from torch import Tensor
 from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._arithmetic.product import plus_product
-from stiefelkit.functional._arithmetic.reads import reads_are_free
+from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.metrics import working_dtype
 from stiefelkit.optim.base.batch import Bucket
 
@@ -45,7 +45,7 @@ in the range of float32."""
 def rate(group: dict[str, Any]) -> float | Tensor:
     """Returns the learning rate of a group; a tensor that lives on a device stays there."""
     lr = group["lr"]
-    return lr if isinstance(lr, Tensor) and not reads_are_free(lr) else float(lr)
+    return lr if isinstance(lr, Tensor) and not may_sync_host(lr) else float(lr)
 
 
 def is_still(group: dict[str, Any], bucket: Bucket) -> bool:

@@ -13,7 +13,7 @@ from stiefelkit.contract.protocols import projected, return_bound, takes_nearest
 from stiefelkit.errors import DtypeError, ImageError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import permitted_return, rounding_limit
-from stiefelkit.numbers import Check, whole
+from stiefelkit.numbers import Check, integer
 from stiefelkit.tensors import computing_dtype, working_dtype
 
 
@@ -193,5 +193,5 @@ def _block_shape(shape: Sequence[int], blocks: int) -> tuple[int, ...]:
 def _require_blocks(blocks: Any, shape: Sequence[int]) -> int:
     """Returns the number of blocks; raises OptionError unless the frame is made of so many."""
     n, p = shape[-2:]
-    divides = Check(f"{{key}} that divide n = {n} and p = {p}", lambda k: whole(1).holds(k) and not (n % k or p % k))
+    divides = Check(f"{{key}} that divide n = {n} and p = {p}", lambda k: integer(1).holds(k) and not (n % k or p % k))
     return divides.require("BlockDiagonal", "blocks", blocks)

@@ -13,7 +13,7 @@ from stiefelkit.errors import DtypeError, ImageError, OptionError, shown
 from stiefelkit.functional import band_size, cayley, cayley_inverse, pick_band, skew_size, spread_band
 from stiefelkit.init import device_of, uniform
 from stiefelkit.metrics import permitted_return, rounding_limit
-from stiefelkit.numbers import above, optional, plain, whole
+from stiefelkit.numbers import above, as_python_number, integer, optional
 from stiefelkit.parametrizations._cayley_draws import haar_with_signs, helfrich
 from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs
 from stiefelkit.tensors import coordinate_dtype
@@ -82,7 +82,7 @@ class Cayley(OrthogonalParam):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         n, p = self.shape[-2:]
         if bandwidth is not None:
-            bandwidth = optional(whole(1, n - 1, "n - 1")).require("Cayley", "bandwidth", bandwidth)
+            bandwidth = optional(integer(1, n - 1, "n - 1")).require("Cayley", "bandwidth", bandwidth)
         self.bandwidth: int | None = bandwidth
         self.bound: float | None = None if bound is None else above(0).require("Cayley", "bound", bound)
         self.arc = float(_ARC.require("Cayley", "arc", arc))
@@ -284,9 +284,9 @@ def _signs(negative: int | Sequence[int] | Tensor, p: int) -> tuple[int, ...]:
     """Turns the option into p signs."""
     given: Any = negative
     is_array = hasattr(given, "tolist") and not getattr(given, "is_meta", False)
-    signs = plain(given.tolist() if is_array else given)
+    signs = as_python_number(given.tolist() if is_array else given)
     if type(signs) is int:
-        count = whole(0, p, "p").require("Cayley", "negative", signs)
+        count = integer(0, p, "p").require("Cayley", "negative", signs)
         return (1,) * (p - count) + (-1,) * count
     if not isinstance(signs, list | tuple) or len(signs) != p or any(s not in (1, -1) for s in signs):
         raise OptionError(f"Cayley needs negative to be a count or p = {p} signs of 1 and -1, got {shown(negative)}.")

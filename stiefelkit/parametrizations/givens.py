@@ -15,7 +15,7 @@ from stiefelkit.functional import diagonal, haar_angles, polish
 from stiefelkit.functional._diagonal import complex_of
 from stiefelkit.init import device_of, symmetric
 from stiefelkit.metrics import permitted_error, rounding_limit
-from stiefelkit.numbers import one_of, optional, whole
+from stiefelkit.numbers import integer, one_of, optional
 from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs, unit_signs
 from stiefelkit.parametrizations._meshes import BrickWall, Fft
 from stiefelkit.tensors import coordinate_dtype, dtype_of_parts
@@ -88,7 +88,7 @@ class Givens(OrthogonalParam):
         if reason is not None:
             raise ShapeError(f"Givens needs {reason}, got {n}.")
         self.layout = layout
-        layers = optional(whole(1)).require("Givens", "layers", layers)
+        layers = optional(integer(1)).require("Givens", "layers", layers)
         self.layers: int = Fft(n).layers if layout == "fft" else n if layers is None else layers
         _ = self.rotations  # computed here: torch.compile does not trace a cached_property
         if not self.is_complex:

@@ -21,7 +21,7 @@ from stiefelkit.functional import (
 )
 from stiefelkit.init import device_of, gaussian, symmetric
 from stiefelkit.metrics import rounding_limit
-from stiefelkit.numbers import optional, whole
+from stiefelkit.numbers import integer, optional
 from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs, unit_signs
 from stiefelkit.tensors import coordinate_dtype, dtype_of_parts
 
@@ -80,7 +80,7 @@ class Householder(OrthogonalParam):
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         p = self.shape[-1]
-        reflections = optional(whole(1, p, "p")).require("Householder", "reflections", reflections)
+        reflections = optional(integer(1, p, "p")).require("Householder", "reflections", reflections)
         self.reflections: int = p if reflections is None else reflections
         if not self.is_complex:
             self.register_buffer("signs", unit_signs((*self.shape[:-2], p), device))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stiefelkit._torch import is_exported, is_in_forward_mode, is_jit_traced
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean, shown
-from stiefelkit.numbers import optional, whole
+from stiefelkit.numbers import integer, optional
 from stiefelkit.scan import checks
 from stiefelkit.scan.activations import Activation, find_activation
 from stiefelkit.scan.autograd import fused_scan
@@ -251,7 +251,7 @@ def scan_backend(w: Tensor, steps: int | None = None, *, activation: str = "modr
     'inplace'
     """
     checks.width_of("scan_backend", "w", checks.given_tensors("scan_backend", {"w": w})["w"])
-    steps = optional(whole(1)).require("scan_backend", "steps", steps)
+    steps = optional(integer(1)).require("scan_backend", "steps", steps)
     return _chosen(find_activation(activation, w.is_complex()), w, steps, backend)
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from stiefelkit import numbers
 from stiefelkit.errors import OptionError, StiefelkitError, UnknownNameError, did_you_mean
-from stiefelkit.numbers import Check, above, whole
+from stiefelkit.numbers import Check, above, integer
 
-SEED = whole(0, 2**63 - 1)
+SEED = integer(0, 2**63 - 1)
 """Of seeds, those that torch takes."""
-THREADS = whole(1, 1024)
+THREADS = integer(1, 1024)
 """Of how many threads can be asked for."""
 STEP_LENGTH = above(0, 100.0)
 """Of steps of frames: longer ones turn a frame many times round and, far beyond, overflow."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stiefelkit.errors import OptimizerError, OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
-from stiefelkit.numbers import above, at_least, settle_, whole
+from stiefelkit.numbers import above, at_least, integer, validate_fields_
 from stiefelkit.optim import optimizers
 from stiefelkit.training.checks import SEED, THREADS, finite_tables, named_device, of_type, usable_device, within_memory
 from stiefelkit.training.recipes import Settings
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SUBJECT = "Training"
 """The first words of error messages."""
 SCHEDULES = ("constant", "cosine")
-SIZES = dict.fromkeys(("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"), whole(1))
+SIZES = dict.fromkeys(("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"), integer(1))
 TABLES = ("task_options", "rates", "optimizers", "options", "optimizer_options")
 KINDS = dict.fromkeys(("task", "model", "optimizer", "schedule", "device"), of_type(str))
 KINDS |= dict.fromkeys(TABLES, of_type(dict))
@@ -72,7 +72,9 @@ class Config:
 
     def __post_init__(self) -> None:
         """Checks names and ranges, nothing that needs the model."""
-        settle_(self, SUBJECT, **SIZES, seed=SEED, threads=THREADS, lr=above(0), clip_norm=at_least(0), **KINDS)
+        validate_fields_(
+            self, SUBJECT, **SIZES, seed=SEED, threads=THREADS, lr=above(0), clip_norm=at_least(0), **KINDS
+        )
         finite_tables(SUBJECT, {name: getattr(self, name) for name in TABLES})
         for coordinate, rate in self.rates.items():
             if coordinate in ("model", "lr", "weight_decay"):
@@ -144,11 +146,11 @@ class Config:
         `asked` are the fields that the new command names, with some keys of tables only, or all of a config. Raises
         RunError, which names the folder `source`, if they are others than the run was started with.
         """
-        whole = isinstance(asked, Config)
+        is_whole = isinstance(asked, Config)
         fields = dataclasses.asdict(asked) if isinstance(asked, Config) else asked
         begun, fields = json.loads(json.dumps([dataclasses.asdict(self), fields]))  # tuples were saved as lists
         for name, value in fields.items():
-            for label, before, now in _pairs(name, begun[name], value, whole):
+            for label, before, now in _pairs(name, begun[name], value, is_whole):
                 if before != now and not (name == "steps" and self.may_be_prolonged):
                     raise RunError(
                         f"Run {source} needs {label} = {before!r} to resume as it began, got {now!r}; "
@@ -228,14 +230,14 @@ def of_coordinates(rates: Mapping[str, T], names: Collection[str]) -> dict[str, 
     return {name: rate for name, rate in rates.items() if name in known}
 
 
-def _pairs(label: str, begun: Any, value: Any, whole: bool) -> Iterator[tuple[str, Any, Any]]:
+def _pairs(label: str, begun: Any, value: Any, is_whole: bool) -> Iterator[tuple[str, Any, Any]]:
     """Yields what was and what is asked for, field by field; tables may name some keys only, unless they are whole."""
     if not isinstance(value, Mapping):
         yield label, begun, value
         return
     table = begun if isinstance(begun, Mapping) else {}
-    for key in [*value, *(table.keys() - value.keys() if whole else ())]:
-        yield from _pairs(f"{label}.{key}", table.get(key), value.get(key), whole)
+    for key in [*value, *(table.keys() - value.keys() if is_whole else ())]:
+        yield from _pairs(f"{label}.{key}", table.get(key), value.get(key), is_whole)
 
 
 def _built(

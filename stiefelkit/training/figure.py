@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import printable
-from stiefelkit.numbers import settle_, whole
+from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training.checks import known_words
 from stiefelkit.training.files import writable, write_atomically
 
@@ -39,7 +39,7 @@ class Figures:
     dpi: int = DPI
 
     def __post_init__(self) -> None:
-        settle_(self, "A figure", dpi=whole(20, 2400))
+        validate_fields_(self, "A figure", dpi=integer(20, 2400))
         known_words("A figure", "format", [self.format], FORMATS)
 
     def path(self, folder: Path, name: str) -> Path:

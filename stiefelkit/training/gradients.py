@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import OptionError
-from stiefelkit.numbers import settle_, whole
+from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training.config import Config
 from stiefelkit.training.figure import DPI, Figures, figure, literal, log_scale, styles
 from stiefelkit.training.files import writable, write_json
@@ -58,12 +58,12 @@ class GradientPlan:
     )
 
     def __post_init__(self) -> None:
-        settle_(self)
+        validate_fields_(self)
         for what, choice in (("model", self.models), ("iteration", self.iterations)):
             if not choice:
                 raise OptionError(f"{SUBJECT} needs one {what} or more, got none.")
         for iteration in self.iterations:
-            whole(0).require(SUBJECT, "iterations", iteration)
+            integer(0).require(SUBJECT, "iterations", iteration)
         if self.T is not None and not self._has_length():
             raise OptionError(f"{SUBJECT} needs a task that has the option T, got {self.task!r}; leave T out.")
         self.configs()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import UnknownNameError, did_you_mean
-from stiefelkit.numbers import optional, settle_, whole
+from stiefelkit.numbers import integer, optional, validate_fields_
 from stiefelkit.registry import Registry
 from stiefelkit.training.checks import SEED, THREADS
 from stiefelkit.training.recipes import Settings
@@ -128,7 +128,9 @@ class Reproduction:
     device: str | None = field(default=None, metadata={"shown": "cpu"})
 
     def __post_init__(self) -> None:
-        settle_(self, "A reproduction", epochs=optional(whole(1)), seed=optional(SEED), threads=optional(THREADS))
+        validate_fields_(
+            self, "A reproduction", epochs=optional(integer(1)), seed=optional(SEED), threads=optional(THREADS)
+        )
 
     def settings(self, row: Row) -> Settings:
         """Returns what differs from the settings of the paper."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
-from stiefelkit.numbers import settle_, whole
+from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.config import BY_COORDINATE, Config
 from stiefelkit.training.display import Silent
@@ -63,7 +63,7 @@ class SweepPlan:
     commands: bool = False
 
     def __post_init__(self) -> None:
-        settle_(self, SUBJECT, jobs=whole(1))
+        validate_fields_(self, SUBJECT, jobs=integer(1))
 
 
 @dataclass(frozen=True)

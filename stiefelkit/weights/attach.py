@@ -28,7 +28,7 @@ from stiefelkit.errors import (
     shown,
 )
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
-from stiefelkit.numbers import plain, sizes
+from stiefelkit.numbers import as_python_number, sizes
 from stiefelkit.tensors import coarser, working_dtype
 from stiefelkit.weights import find
 from stiefelkit.weights.coordinate_list import CoordinateList
@@ -133,10 +133,10 @@ def orthogonal(
             raise OptionError(
                 f"orthogonal needs blocks= of its own beside dim=, got dim={shown(dim)} with {cls.__name__}."
             )
-        blocks, dim = sizes(blocks) or plain(blocks), plain(dim)
-    options = {"precision": precision, **(plain(options) if options else {})}
+        blocks, dim = sizes(blocks) or as_python_number(blocks), as_python_number(dim)
+    options = {"precision": precision, **(as_python_number(options) if options else {})}
     is_rms = isinstance(gain, str) and gain == "rms"
-    plan = _Plan(cls, view, blocks, 0 if dim is None else dim, plain(gain), is_rms, options, init, generator)
+    plan = _Plan(cls, view, blocks, 0 if dim is None else dim, as_python_number(gain), is_rms, options, init, generator)
     carried = []
     for weight, places in tied.items():
         carried.append((places, _carry(plan, places, weight)))

@@ -16,7 +16,7 @@ from stiefelkit.contract.scaled import Scaled
 from stiefelkit.contract.view import Viewed
 from stiefelkit.errors import CheckpointError, NonFiniteError
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
-from stiefelkit.tensors import local_part, whole
+from stiefelkit.tensors import full_tensor, local_part
 
 EXTRA = "_extra_state"
 """The key of a description in a state dict; torch's name for what is neither parameter nor buffer."""
@@ -233,7 +233,7 @@ def check_state(
             what, may_be_meta = f"{weight} ({name})", assign or ours.is_meta
             found[name] = _entry(state_dict.get(key), key, what, ours, tuple(shape), may_be_meta)
     for name in values.keys() & param.manifolds.keys():
-        _check_frame(whole(values[name]), f"{weight} ({name})")
+        _check_frame(full_tensor(values[name]), f"{weight} ({name})")
     if any(choice.is_meta for choice in choices.values()):
         return False
     # Names of buffers in a map inside differ from those of the chart.
@@ -315,7 +315,7 @@ def _check_weight(param: OrthogonalParam, values: dict[str, Tensor], chart: dict
     """Raises NonFiniteError or CheckpointError where coordinates beyond the law of scale make no frame."""
     if any([t.is_meta for t in (*values.values(), *chart.values())]):
         return
-    gathered = {name: whole(value) for name, value in values.items()}
+    gathered = {name: full_tensor(value) for name, value in values.items()}
     largest = max((c.abs().max().item() for c in gathered.values() if c.numel()), default=0.0)
     if largest <= _WITHIN_THE_LAW:
         return

@@ -15,7 +15,15 @@ from stiefelkit.contract.protocols import solve_nearest, structure_of
 from stiefelkit.errors import DtypeError, ImageError, OptionError, UnfilledError, did_you_mean, shown
 from stiefelkit.functional._arithmetic.product import with_dense_gradient
 from stiefelkit.scan.structures import Factored
-from stiefelkit.tensors import as_on_the_first, coarser, is_sharded, keep_precision, keeps_values, placed_like, whole
+from stiefelkit.tensors import (
+    as_on_the_first,
+    coarser,
+    full_tensor,
+    is_sharded,
+    keep_precision,
+    keeps_values,
+    placed_like,
+)
 from stiefelkit.weights import checkpoint, optimizer_hooks
 from stiefelkit.weights.checkpoint import EXTRA
 from stiefelkit.weights.group import Seat, leave_seat, saved_plainly
@@ -355,7 +363,7 @@ class CoordinateList(parametrize.ParametrizationList):
     def gathered(self) -> list[Tensor]:
         """Returns the coordinates, whole on every rank, also under FSDP2: `param` of these is the whole weight."""
         self._check_filled()
-        return [whole(c) for c in self._values()]
+        return [full_tensor(c) for c in self._values()]
 
     @torch.no_grad()
     def right_inverse(self, value: Tensor) -> None:

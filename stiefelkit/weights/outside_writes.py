@@ -13,7 +13,7 @@ from stiefelkit._torch import held_buffers, is_transformed, unwrapped, write_cou
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.errors import NotAFrameError, OptionError, RankError, warn_caller
 from stiefelkit.functional import nearest_frame
-from stiefelkit.functional._arithmetic.reads import reads_are_free
+from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit
 from stiefelkit.tensors import is_sharded, working_dtype
 from stiefelkit.weights.optimizer_hooks import is_left_between_landings
@@ -163,7 +163,7 @@ class Notes:
 
     def may_be_wrong(self) -> bool:
         """Returns whether the values of one may be, though no count of writes says so; by few reads, on a CPU only."""
-        return any([note.values.may_be_wrong(t) for note, t in self._present() if reads_are_free(t)])
+        return any([note.values.may_be_wrong(t) for note, t in self._present() if may_sync_host(t)])
 
     def warn_of_strange(self, weight: str) -> None:
         """Warns at the third frame off its manifold: once may be a draw, each time is an optimizer without hooks."""
@@ -238,7 +238,7 @@ def check_given(one: Any) -> None:
     """
     for name in one.param.manifolds:
         c = one.coordinates[name]
-        if not (c.grad_fn is not None or is_transformed()) or not reads_are_free(c):
+        if not (c.grad_fn is not None or is_transformed()) or not may_sync_host(c):
             continue
         error = unwrapped(orthogonality_error(c.detach())).max().item()
         if error > frame_tolerance(c.shape[-1], c.dtype):
@@ -282,7 +282,7 @@ class Stacks:
     @torch.no_grad()
     def may_be_wrong(self, columns: Sequence[list[Tensor]], anew: bool = False) -> bool:
         """Returns whether those of some weight may be; `columns` are coordinates, then charts, of all weights each."""
-        if not reads_are_free(columns[0][0]):
+        if not may_sync_host(columns[0][0]):
             return False
         stacks = [(torch.stack(columns[i]), packed) for i, packed in self._kinds]
         if anew or self._values is None:

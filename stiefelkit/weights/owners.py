@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stiefelkit.errors import OptionError, shown
-from stiefelkit.numbers import at_least, settle_
+from stiefelkit.numbers import at_least, validate_fields_
 
 __all__ = ["Kind", "Link", "Owners", "Prediction", "predict", "rows_of_ranks"]
 
@@ -54,7 +54,7 @@ class Link:
     bandwidth: float
 
     def __post_init__(self) -> None:
-        settle_(self, "Link", latency=at_least(0), bandwidth=at_least(0))
+        validate_fields_(self, "Link", latency=at_least(0), bandwidth=at_least(0))
 
 
 @dataclass(frozen=True)

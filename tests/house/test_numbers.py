@@ -26,7 +26,7 @@ from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.races.plan import GrowthPlan, NormPlan, OptimizerRace, ParametrizationRace, ScanRace
 from stiefelkit.measuring.races.scan_cases import ScanCase
 from stiefelkit.measuring.report.plan import ReportPlan
-from stiefelkit.numbers import Check, above, at_least, one_of, optional, plain, sizes, whole
+from stiefelkit.numbers import Check, above, as_python_number, at_least, integer, one_of, optional, sizes
 from stiefelkit.optim import minimizers, optimizers
 from stiefelkit.testing import seeds
 from stiefelkit.training.config import Config
@@ -121,8 +121,8 @@ def kinds_in(value: Any) -> Iterator[type]:
 @KIND
 def test_a_number_of_any_kind_is_the_same_of_python(kind: str) -> None:
     for value in (3, 0.25, (2, 0.5), [1], {"a": (4, None, "b")}):
-        assert plain(of_kind(value, kind)) == value
-        assert {*kinds_in(plain(of_kind(value, kind)))} <= {int, float, str, type(None)}
+        assert as_python_number(of_kind(value, kind)) == value
+        assert {*kinds_in(as_python_number(of_kind(value, kind)))} <= {int, float, str, type(None)}
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_a_number_of_any_kind_is_the_same_of_python(kind: str) -> None:
     ids=repr,
 )
 def test_what_is_no_number_stays_what_it_is(value: Any) -> None:
-    assert type(plain(value)) is type(value)
-    for check in (whole(0), at_least(0), above(-1), optional(whole(0))):
+    assert type(as_python_number(value)) is type(value)
+    for check in (integer(0), at_least(0), above(-1), optional(integer(0))):
         if value is not None or check.words.endswith("integer {key} >= 0"):
             with pytest.raises(errors.OptionError, match=r"^It needs .* got .*"):
                 check.require("It", "size", value)
@@ -148,7 +148,7 @@ def test_a_number_that_no_float_holds_is_refused_where_a_finite_one_is_meant(num
 @pytest.mark.parametrize("number", [16.0, np.float64(16), torch.tensor(16.0), Decimal(16), Fraction(16)])
 def test_a_float_is_no_count_though_it_be_whole(number: Any) -> None:
     with pytest.raises(errors.OptionError, match=r"^It needs an integer size >= 1, got 16\.0; write 16\.$"):
-        whole(1).require("It", "size", number)
+        integer(1).require("It", "size", number)
 
 
 def test_a_shape_is_a_tuple_of_integers() -> None:
@@ -491,4 +491,4 @@ def test_a_check_says_what_it_has_got_in_pythons_words() -> None:
         at_least(0).require("It", "lr", np.float64(-1))
     with pytest.raises(errors.OptionError, match=r"^It needs mode in \('a', 'b'\), got 'c'\.$"):
         one_of("a", "b").require("It", "mode", np.str_("c"))
-    assert isinstance(whole(1), Check)
+    assert isinstance(integer(1), Check)

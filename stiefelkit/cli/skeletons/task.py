@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stiefelkit.numbers import settle_, whole
+from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training.recipes import Recipe, Settings
 from stiefelkit.training.tasks import Task
 from stiefelkit.training.tasks.task import generator
@@ -34,7 +34,7 @@ class Skeleton(Task):
 
     def __post_init__(self):
         """Checks the ranges."""
-        settle_(self, "Skeleton", **dict.fromkeys(vars(self), whole(1)))
+        validate_fields_(self, "Skeleton", **dict.fromkeys(vars(self), integer(1)))
 
     @property
     def baseline(self):

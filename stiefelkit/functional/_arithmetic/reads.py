@@ -14,10 +14,10 @@ class Switch(threading.local):
 
 
 switch = Switch()
-"""For lines that are run so often that a call of `reads_are_free` counts."""
+"""For lines that are run so often that a call of `may_sync_host` counts."""
 
 
-def reads_are_free(t: Tensor) -> bool:
+def may_sync_host(t: Tensor) -> bool:
     """Returns whether a value of a tensor may be branched on: on a CPU, unless `without_reads` says otherwise."""
     return t.is_cpu and not switch.forbidden
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stiefelkit.functional._arithmetic.norms import norms_of, probed_norm
 from stiefelkit.functional._arithmetic.product import opaque, plus_product
-from stiefelkit.functional._arithmetic.reads import reads_are_free, switch
+from stiefelkit.functional._arithmetic.reads import may_sync_host, switch
 from stiefelkit.metrics import working_dtype
 
 SMALLEST_BLOCKED = 128
@@ -61,7 +61,7 @@ def quotient_of_skew(a: Tensor, scale: float, tolerance: float | None = None) ->
 
 def quotient_of_accretive(q: Tensor) -> Tensor:
     """Returns -2 Q (I + Q)^-1 for Q whose Hermitian part is not negative, to a relative error of 16 eps."""
-    if not reads_are_free(q):
+    if not may_sync_host(q):
         return _by_inverse(q)
     square = q @ q
     size = max(norms_of(square)[0], default=0.0)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from stiefelkit.functional._arithmetic.norms import norms_of
 from stiefelkit.functional._arithmetic.product import plus_product
-from stiefelkit.functional._arithmetic.reads import reads_are_free
+from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.functional._cayley.quotient import quotient_of_skew
 from stiefelkit.functional._msign import quintics
 from stiefelkit.functional._polish import polished
@@ -68,7 +68,7 @@ def inverse_root_less_one(e: Tensor) -> Tensor:
 
     Where no value is read by products, to rounding of I, which a polish takes away since the error is Hermitian.
     """
-    if not reads_are_free(e):
+    if not may_sync_host(e):
         return _by_products(e)
     p = e.shape[-1]
     mean = e.diagonal(dim1=-2, dim2=-1).real.mean(-1)[..., None, None]
@@ -117,7 +117,7 @@ def turn(direction: Tangent, step: float | Tensor) -> Tensor:
     a = direction.rotation
     if isinstance(step, Tensor):
         return quotient_of_skew(a * step, 0.5)
-    if not reads_are_free(a):
+    if not may_sync_host(a):
         return quotient_of_skew(a, 0.5 * step)
     if not any(direction.rotation_norms):  # as of one real column
         return torch.zeros_like(a)

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from stiefelkit.functional._arithmetic.norms import norms_of
 from stiefelkit.functional._arithmetic.product import plus_product
-from stiefelkit.functional._arithmetic.reads import reads_are_free, switch
+from stiefelkit.functional._arithmetic.reads import may_sync_host, switch
 from stiefelkit.functional._msign import msign
 from stiefelkit.functional._packing import check_alike, minus_adjoint
 from stiefelkit.functional._stiefel.polar_step import inverse_root_less_one
 from stiefelkit.functional._stiefel.tangents import Tangent, riemannian_gradient
 from stiefelkit.metrics import working_dtype
-from stiefelkit.numbers import whole
+from stiefelkit.numbers import integer
 
 
 def spectral_direction(w: Tensor, g: Tensor, *, iterations: int = 10) -> tuple[Tensor, Tensor]:
@@ -58,7 +58,7 @@ def spectral_direction(w: Tensor, g: Tensor, *, iterations: int = 10) -> tuple[T
             [ 0.,  0.]])
     """
     check_alike("spectral_direction", w, g)
-    iterations = whole(1, 10_000).require("spectral_direction", "iterations", iterations)
+    iterations = integer(1, 10_000).require("spectral_direction", "iterations", iterations)
     direction, multiplier = steepest(w, riemannian_gradient(w, g, "euclidean"), iterations)
     s = w.mH @ g
     return direction.vector(w), multiplier - (s + s.mH) / 4
@@ -71,7 +71,7 @@ def steepest(w: Tensor, gradient: Tangent, iterations: int) -> tuple[Tangent, Te
         signed = minus_adjoint(msign(k, precision="fast")).mul_(0.5)
         (norms,) = norms_of(signed)
         return Tangent(signed, None, norms, [0.0] * len(norms)), torch.zeros_like(k)
-    is_read = reads_are_free(k)
+    is_read = may_sync_host(k)
     dtype = working_dtype(k.dtype) if is_read else k.dtype
     unit = _unit(gradient).to(dtype.to_real())
     fine, wide = k.to(dtype) / unit, rest.to(dtype) / unit

@@ -16,7 +16,7 @@ from torch import Tensor
 from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.functional._arithmetic.norms import Norms, norms_of
 from stiefelkit.functional._arithmetic.product import plus_product
-from stiefelkit.functional._arithmetic.reads import reads_are_free
+from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.functional._packing import check_alike, minus_adjoint
 from stiefelkit.numbers import one_of
 from stiefelkit.tensors import check_tensors
@@ -176,7 +176,7 @@ def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side
         (norms,) = norms_of(rotation)
         return Tangent(rotation, None, norms, [0.0] * len(norms))
     rest = plus_product(g, w, s, -1)
-    if not reads_are_free(w):
+    if not may_sync_host(w):
         rest = plus_product(rest, w, w.mH @ rest, -1)
         return Tangent(rotation, rest, *norms_of(rotation, rest))
     rest_norms, along, *turning = norms_of(rest, s, *([rotation] if w.shape[-1] > 1 or w.is_complex() else []))

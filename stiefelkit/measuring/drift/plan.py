@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from stiefelkit.errors import OptimizerError, OptionError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.measuring.races.plan import WIDE_DTYPES, Site
-from stiefelkit.numbers import PRECISIONS, above, settle_, whole
+from stiefelkit.numbers import PRECISIONS, above, integer, validate_fields_
 from stiefelkit.optim import names_in_words, optimizers
 from stiefelkit.training.checks import STEP_LENGTH, known_words, tall_sizes
 
@@ -58,7 +58,7 @@ class DriftPlan(Site):
         from stiefelkit.weights.attach import available
 
         super().__post_init__()
-        settle_(self, SUBJECT, steps=whole(1), look_every=whole(1), lr=above(0), step_length=STEP_LENGTH)
+        validate_fields_(self, SUBJECT, steps=integer(1), look_every=integer(1), lr=above(0), step_length=STEP_LENGTH)
         if self.tf32 and not self.device.startswith("cuda"):
             raise OptionError(f"{SUBJECT} needs a CUDA device for TF32, got {self.device!r}.")
         tall_sizes(SUBJECT, self.sizes)

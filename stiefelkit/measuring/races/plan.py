@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.races import SUBJECT
 from stiefelkit.measuring.races.scan_cases import CASES, ScanCase, cases_of, read_case
-from stiefelkit.numbers import PRECISIONS, above, settle_, whole
+from stiefelkit.numbers import PRECISIONS, above, integer, validate_fields_
 from stiefelkit.training.checks import STEP_LENGTH, known_parametrizations, known_words, tall_sizes, usable_place
 from stiefelkit.training.recipes import Option
 
@@ -44,7 +44,7 @@ class Site:
     """The first words of error messages."""
 
     def __post_init__(self) -> None:
-        settle_(self)
+        validate_fields_(self)
         usable_place(self.subject, self.device, self.threads, self.seed)
 
 
@@ -66,7 +66,7 @@ class Rules(Site):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        settle_(self, SUBJECT, repeats=whole(1), seconds=above(0))
+        validate_fields_(self, SUBJECT, repeats=integer(1), seconds=above(0))
         if self.replay and not self.device.startswith("cuda"):
             raise OptionError(f"{SUBJECT} needs a CUDA device for replays, got {self.device!r}.")
 
@@ -92,7 +92,7 @@ class FramePlan(Site):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole(1).require(SUBJECT, "batch", self.batch)
+        integer(1).require(SUBJECT, "batch", self.batch)
         tall_sizes(SUBJECT, self.sizes)
         known_words(SUBJECT, "dtype", [self.dtype], self.dtypes)
         if self.quick:
@@ -398,7 +398,7 @@ class GrowthPlan(Rules):
                 raise OptionError(f"{SUBJECT} needs one {kind} or more, got none.")
         for name in SERIES.values():
             for value in getattr(self, name):
-                whole(1).require(SUBJECT, name, value)
+                integer(1).require(SUBJECT, name, value)
             ordered = tuple(sorted(set(getattr(self, name))))
             if len(ordered) < 2:
                 raise OptionError(f"{SUBJECT} needs two {name} or more to see growth, got {len(ordered)}.")

@@ -5,7 +5,7 @@ from typing import Any
 
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.races import SUBJECT
-from stiefelkit.numbers import settle_, whole
+from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training.checks import known_words, words_of
 
 
@@ -37,7 +37,7 @@ class ScanCase:
     map_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        settle_(self, SUBJECT, **dict.fromkeys("TnBm", whole(1)))
+        validate_fields_(self, SUBJECT, **dict.fromkeys("TnBm", integer(1)))
 
     @property
     def flops(self) -> float:

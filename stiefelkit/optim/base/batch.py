@@ -14,7 +14,7 @@ from torch import Tensor
 from stiefelkit._torch import copy_each, write_count
 from stiefelkit.functional._arithmetic.reads import switch
 from stiefelkit.metrics import frame_tolerance
-from stiefelkit.tensors import is_sharded, local_part, placed_like, whole, working_dtype
+from stiefelkit.tensors import full_tensor, is_sharded, local_part, placed_like, working_dtype
 
 __all__ = ["Bucket", "Sorting", "buckets", "gradient_of"]
 
@@ -152,7 +152,7 @@ class Bucket:
         p = self.params[0]
         most = torch.finfo(p.dtype).max ** 0.5
         if self.is_sharded:  # the largest of all ranks would lose a NaN, a sum does not
-            norms = [whole(torch.linalg.vector_norm(_dense(g))).double() for g in self._gradients]
+            norms = [full_tensor(torch.linalg.vector_norm(_dense(g))).double() for g in self._gradients]
             return torch.stack(norms) / most
         largest = torch.linalg.vector_norm(self.gradients().reshape(len(self.params), -1), ord=math.inf, dim=1)
         return largest.double() * (p.numel() ** 0.5 / most)
@@ -300,7 +300,7 @@ class Bucket:
         if self.is_stacked:
             return self._as_matrices(torch.stack(tensors).detach())
         if self.is_sharded:
-            tensors = [*map(whole, tensors)]
+            tensors = [*map(full_tensor, tensors)]
         if len(tensors) == 1:
             batch = tensors[0].detach()
             return batch if batch.dim() == 2 else batch.reshape(-1, *batch.shape[-2:])

@@ -20,7 +20,7 @@ from stiefelkit.errors import (
 )
 from stiefelkit.functional._arithmetic.norms import norms_of
 from stiefelkit.metrics import FRAME_TOLERANCE, orthogonality_error, rounding_limit
-from stiefelkit.numbers import one_of, plain
+from stiefelkit.numbers import as_python_number, one_of
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.settings import OF_TORCH
 from stiefelkit.tensors import is_sharded
@@ -29,7 +29,7 @@ from stiefelkit.weights.optimizer_hooks import MANIFOLDS, Frame, frames, manifol
 
 def check_group(optimizer: Any, group: dict[str, Any]) -> dict[str, Any]:
     """Returns a group with Python's own numbers; raises OptionError unless its settings are in range."""
-    group = plain(group, keep=Tensor)
+    group = as_python_number(group, keep=Tensor)
     name, checks = optimizer.__name__, {setting.name: setting.check for setting in optimizer.settings}
     for key, check in {**OF_TORCH, **checks}.items():
         if key in group:
@@ -105,7 +105,7 @@ def given(call: inspect.Signature, optimizer: Any, params: Any, *args: Any, **se
         near = did_you_mean(unknown[0], call.parameters) if unknown else ""
         raise TypeError(f"{name}.__init__() {error}{near}") from None
     bound.apply_defaults()
-    chosen = {setting.name: setting.check.plain(bound.arguments[setting.name]) for setting in optimizer.settings}
+    chosen = {setting.name: setting.check.as_plain(bound.arguments[setting.name]) for setting in optimizer.settings}
     return params if isinstance(params, Tensor) else listed(name, params), chosen  # a tensor, which torch refuses
 
 

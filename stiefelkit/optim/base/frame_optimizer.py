@@ -14,8 +14,8 @@ from torch import Tensor
 from stiefelkit._torch import check_capture, step_inside
 from stiefelkit.errors import CheckpointError, OptimizerError, StiefelkitError
 from stiefelkit.functional._arithmetic.product import FullPrecision
-from stiefelkit.functional._arithmetic.reads import reads_are_free, without_reads
-from stiefelkit.numbers import plain
+from stiefelkit.functional._arithmetic.reads import may_sync_host, without_reads
+from stiefelkit.numbers import as_python_number
 from stiefelkit.optim.base import checks
 from stiefelkit.optim.base.batch import Bucket, Sorting
 from stiefelkit.optim.base.checkpoint import check_entries, check_states, without_remainders
@@ -124,7 +124,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         `torch.distributed.checkpoint` takes all parameters to have a state, or none. Numbers are Python's, whatever a
         scheduler has written, since `torch.load` refuses others by default.
         """
-        full = plain(super().state_dict(), keep=Tensor)
+        full = as_python_number(super().state_dict(), keep=Tensor)
         if full["state"]:
             for group in full["param_groups"]:
                 for key in group["params"]:
@@ -151,7 +151,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a state dict with settings as they are called here; raises what `load_state_dict` lists."""
-        state_dict = plain(dict(state_dict), keep=Tensor)
+        state_dict = as_python_number(dict(state_dict), keep=Tensor)
         check_states(self, state_dict)
         # None stands for what is not there, as torch.optim.SGD has it.
         states = {key: {k: v for k, v in entry.items() if v is not None} for key, entry in state_dict["state"].items()}
@@ -184,7 +184,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             checks.ask_readers(group)
             for p in group["params"] if group["manifold"] is not None and not group.get("capturable") else ():
                 count = self.state[p].get("step") if p in self.state else None
-                if isinstance(count, Tensor) and reads_are_free(p):
+                if isinstance(count, Tensor) and may_sync_host(p):
                     self.state[p]["step"] = int(count)
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ from torch import Tensor
 from stiefelkit.optim.deterministic.line_search import Wolfe, search
 from stiefelkit.optim.deterministic.minimizer import OF_ALL, Minimizer
 from stiefelkit.optim.deterministic.objective import Objective, Position, dot
-from stiefelkit.optim.settings import Setting, at_least, whole
+from stiefelkit.optim.settings import Setting, at_least, integer
 
 _CAUTION = 1e-8
 """Cosine between a step and the change of the gradient from which they count."""
@@ -38,7 +38,7 @@ class LBFGS(Minimizer):
 
     settings = (
         *OF_ALL,
-        Setting("history_size", 10, whole(1), "steps that are remembered."),
+        Setting("history_size", 10, integer(1), "steps that are remembered."),
         Setting("curvature", 0.9, at_least(0, 1), "|slope| after a line search, over that before it, at most."),
     )
     kept: ClassVar = {"steps": 2, "changes": 2}

@@ -13,16 +13,16 @@ from stiefelkit._torch import write_count
 from stiefelkit.errors import CheckpointError, NonFiniteError, OptimizerError, OptionError, shown
 from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.metrics import working_dtype
-from stiefelkit.numbers import plain
+from stiefelkit.numbers import as_python_number
 from stiefelkit.optim.base.checkpoint import check_states
 from stiefelkit.optim.base.checks import ask_readers, by_manifold, check_manifold, check_members, check_spelling, given
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.deterministic.space import Space
-from stiefelkit.optim.settings import Setting, at_least, is_number, signature, told, whole
+from stiefelkit.optim.settings import Setting, at_least, integer, is_number, signature, told
 from stiefelkit.tensors import is_sharded
 
 OF_ALL = (
-    Setting("max_iter", 20, whole(1), "iterations of a step at most, as those of torch.optim.LBFGS."),
+    Setting("max_iter", 20, integer(1), "iterations of a step at most, as those of torch.optim.LBFGS."),
     Setting("tolerance_grad", 1e-10, at_least(0), "length of the Riemannian gradient at which a step ends."),
 )
 """What every minimizer has."""
@@ -251,7 +251,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns groups and states, with numbers that are Python's."""
-        return plain(super().state_dict(), keep=Tensor)
+        return as_python_number(super().state_dict(), keep=Tensor)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` gave, after all of it was checked; what is refused changes nothing.
@@ -261,7 +261,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
             NonFiniteError: what was kept holds NaN or infinity.
             OptionError: a setting is out of range, or another one than in the other groups.
         """
-        state_dict = plain(state_dict, keep=Tensor)
+        state_dict = as_python_number(state_dict, keep=Tensor)
         check_states(self, state_dict)  # type: ignore[arg-type]
         name = type(self).__name__
         names = {setting.name for setting in self.settings}

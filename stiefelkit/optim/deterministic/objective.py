@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stiefelkit.errors import NonFiniteError, OptimizerError, shown
 from stiefelkit.metrics import working_dtype
-from stiefelkit.numbers import plain
+from stiefelkit.numbers import as_python_number
 from stiefelkit.optim.base.checks import loss_of
 from stiefelkit.optim.deterministic.space import Place, Space
 
@@ -242,7 +242,7 @@ class Objective:
 
     def _value(self, returned: Any) -> float:
         """Returns a loss as a number; raises OptimizerError for what is no real number."""
-        value = plain(returned.detach() if isinstance(returned, Tensor) else returned)
+        value = as_python_number(returned.detach() if isinstance(returned, Tensor) else returned)
         if isinstance(value, Tensor) and value.numel() == 1:
             value = value.item()
         if not isinstance(value, int | float):

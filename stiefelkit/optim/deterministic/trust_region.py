@@ -10,7 +10,7 @@ from torch import Tensor
 from stiefelkit.numbers import optional
 from stiefelkit.optim.deterministic.minimizer import OF_ALL, Minimizer
 from stiefelkit.optim.deterministic.objective import Objective, Position, dot
-from stiefelkit.optim.settings import Setting, at_least, whole
+from stiefelkit.optim.settings import Setting, at_least, integer
 
 _ACCEPTED = 0.1
 """What a step has to gain, over what the model says."""
@@ -44,7 +44,7 @@ class TrustRegion(Minimizer):
     settings = (
         *OF_ALL,
         Setting(
-            "max_inner", None, optional(whole(1)), "products with H in an iteration at most; the dimension when None."
+            "max_inner", None, optional(integer(1)), "products with H in an iteration at most; the dimension when None."
         ),
         Setting("kappa", 0.1, at_least(0, 1), "share of the gradient that an iteration leaves, far from a minimum."),
         Setting("theta", 1.0, at_least(0), "power of q; 1 + theta is the order of convergence, at most 2."),

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from stiefelkit.numbers import FLAG, settle_, whole
+from stiefelkit.numbers import FLAG, integer, validate_fields_
 from stiefelkit.training.recipes import Recipe, of_planes
 from stiefelkit.training.tasks.task import Drawn
 
@@ -77,7 +77,7 @@ class Adding(Drawn):
 
     def __post_init__(self) -> None:
         # below T = 3 the first half is empty
-        settle_(self, "Adding", T=whole(3), train_size=whole(1), test_size=whole(1), fresh=FLAG)
+        validate_fields_(self, "Adding", T=integer(3), train_size=integer(1), test_size=integer(1), fresh=FLAG)
 
     @property
     def baseline(self) -> dict[str, float]:

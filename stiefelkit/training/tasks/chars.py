@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from stiefelkit.numbers import optional, settle_, whole
+from stiefelkit.numbers import integer, optional, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.checks import known_words, of_type
 from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes
@@ -83,8 +83,8 @@ class Chars(Parted):
     scores: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
 
     def __post_init__(self) -> None:
-        sizes = {"T": whole(1), "ahead": whole(1), "train_size": optional(whole(1))}
-        settle_(self, "Chars", **sizes, file=of_type(str), reset=of_type(str))
+        sizes = {"T": integer(1), "ahead": integer(1), "train_size": optional(integer(1))}
+        validate_fields_(self, "Chars", **sizes, file=of_type(str), reset=of_type(str))
         known_words("Chars", "reset", [self.reset], RESETS)
 
     @property

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from stiefelkit.numbers import FLAG, settle_, whole
+from stiefelkit.numbers import FLAG, integer, validate_fields_
 from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes
 from stiefelkit.training.tasks.task import Drawn, cross_entropy
 
@@ -75,8 +75,8 @@ class Copying(Drawn):
     recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
-        sizes = dict.fromkeys(("T", "train_size", "test_size"), whole(1))
-        settle_(self, "Copying", **sizes, fresh=FLAG, at_marker=FLAG)
+        sizes = dict.fromkeys(("T", "train_size", "test_size"), integer(1))
+        validate_fields_(self, "Copying", **sizes, fresh=FLAG, at_marker=FLAG)
 
     @property
     def baseline(self) -> dict[str, float]:

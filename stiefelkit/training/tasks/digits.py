@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stiefelkit.numbers import settle_, whole
+from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.recipes import Recipe, of_planes
 from stiefelkit.training.tasks.task import Task, cross_entropy
@@ -85,7 +85,7 @@ class Digits(DigitTask):
     recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
-        settle_(self, "Digits", train_size=whole(1, ALL_TRAIN))
+        validate_fields_(self, "Digits", train_size=integer(1, ALL_TRAIN))
 
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch)."""

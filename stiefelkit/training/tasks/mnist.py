@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stiefelkit.errors import DataError
-from stiefelkit.numbers import settle_, whole
+from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.data import File
 from stiefelkit.training.recipes import LRU_RATES, Option, Recipe, of_planes
@@ -115,7 +115,7 @@ class Mnist(DigitTask):
     recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
-        settle_(self, type(self).__name__, train_size=whole(1, ALL_TRAIN), shifts=whole(0, SIDE))
+        validate_fields_(self, type(self).__name__, train_size=integer(1, ALL_TRAIN), shifts=integer(0, SIDE))
 
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch)."""
@@ -160,7 +160,7 @@ class PermutedMnist(Mnist):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        settle_(self, "PermutedMnist", permutation_seed=whole(0, 2**32 - 1))
+        validate_fields_(self, "PermutedMnist", permutation_seed=integer(0, 2**32 - 1))
 
     def _read(self, images: Tensor) -> Tensor:
         return super()._read(images[:, _permutation(self.permutation_seed, images.device)])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stiefelkit.errors import DataError
-from stiefelkit.numbers import optional, settle_, whole
+from stiefelkit.numbers import integer, optional, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.checks import known_words, of_type
 from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes
@@ -87,8 +87,10 @@ class Table(Parted):
     recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
-        sizes = {"window": optional(whole(1)), "ahead": whole(0), "train_size": optional(whole(1))}
-        settle_(self, "Table", **sizes, **dict.fromkeys(("file", "target", "features", "series", "kind"), of_type(str)))
+        sizes = {"window": optional(integer(1)), "ahead": integer(0), "train_size": optional(integer(1))}
+        validate_fields_(
+            self, "Table", **sizes, **dict.fromkeys(("file", "target", "features", "series", "kind"), of_type(str))
+        )
         known_words("Table", "kind", [self.kind] if self.kind else [], KINDS)
 
     @property

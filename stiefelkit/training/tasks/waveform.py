@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.errors import DataError
-from stiefelkit.numbers import at_least, settle_, whole
+from stiefelkit.numbers import at_least, integer, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.checks import of_type
 from stiefelkit.training.recipes import Recipe, of_planes
@@ -75,7 +75,7 @@ class Waveform(Task):
     recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
-        settle_(self, "Waveform", T=whole(2), excerpt=whole(0), start=at_least(0), file=of_type(str))
+        validate_fields_(self, "Waveform", T=integer(2), excerpt=integer(0), start=at_least(0), file=of_type(str))
 
     @property
     def baseline(self) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.errors import OptionError
-from stiefelkit.numbers import FLAG, optional, settle_, whole
+from stiefelkit.numbers import FLAG, integer, optional, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes
 from stiefelkit.training.tasks.task import Task, evaluating
@@ -90,8 +90,8 @@ class Speech(Task):
     recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
-        sizes = {"validation_speakers": whole(1), "train_size": optional(whole(1))}
-        settle_(self, "Speech", **sizes, quality=FLAG, standardized=FLAG)
+        sizes = {"validation_speakers": integer(1), "train_size": optional(integer(1))}
+        validate_fields_(self, "Speech", **sizes, quality=FLAG, standardized=FLAG)
 
     @property
     def scores(self) -> tuple[str, ...]:
