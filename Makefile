@@ -13,6 +13,7 @@
 # make test-seeds  runs them with every seed shifted, by each of SEEDS
 # make test-arithmetic  runs the laws under other kernels, threads and precisions: all, or VARIANT=
 # make test-torch  runs `make test` with other releases of torch: TORCHES=, gigabytes each
+# make test-oldest-torch  runs the tests of compile, export and trace with the oldest release, kept in a cache
 # make test-interop  runs the tests with other people's libraries: transformers, peft, accelerate, lightning, ...
 # make peers-suites  runs the tests of torch, geoopt and pymanopt on ours: all inputs, in a quarter of an hour or more
 # make docs     runs the pages of docs/ and builds them into docs/_build/html
@@ -28,7 +29,8 @@
 .PHONY: help demo demo-all bench bench-full bench-quick bench-smoke gpu gpu-smoke test test-all test-seeds test-arithmetic test-interop
 .PHONY: docs docs-links fuzz
 .PHONY: lint format release-check clean
-.PHONY: peers-suites test-torch
+.PHONY: peers-suites test-torch test-oldest-torch
+.PRECIOUS: build/torch-%.txt
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -126,16 +128,34 @@ test-all: $(VENV)/.test
 
 # The oldest torch that is supported, and the newest that was tried. What torch itself requires is left to it, and
 # Triton 3.6, which comes with 2.11, interprets no program under numpy 2.4.
-TORCHES := 2.11.0 2.15.0
+TORCHES := 2.11.0 2.14.1 2.15.0
 REQUIRED := torch|triton|setuptools|sympy|networkx|fsspec|filelock|numpy
 
 test-torch: $(addprefix test-torch-,$(TORCHES))
 
-test-torch-%:
+build/torch-%.txt: constraints.txt
 	mkdir -p build
-	grep -Ev '^($(REQUIRED))==' constraints.txt >build/torch-$*.txt
-	printf '%s\n' 'torch==$*' 'numpy<$(if $(filter 2.11.%,$*),2.4,3)' >>build/torch-$*.txt
-	$(MAKE) --no-print-directory test VENV=build/torch-$* CONSTRAINTS=build/torch-$*.txt TORCH=torch==$*
+	grep -Ev '^($(REQUIRED))==' constraints.txt >$@
+	printf '%s\n' 'torch==$*' 'numpy<$(if $(filter 2.11.%,$*),2.4,3)' >>$@
+
+test-torch-%: build/torch-%.txt
+	$(MAKE) --no-print-directory test VENV=build/torch-$* CONSTRAINTS=$< TORCH=torch==$*
+
+# Tracing differs most between releases. The environment is made once, outside of the checkout, and holds no stiefelkit
+# of its own but an older copy, which PYTHONPATH hides.
+OLDEST := $(firstword $(TORCHES))
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stiefelkit
+OLDEST_VENV := $(CACHE)/torch-$(OLDEST)
+OLDEST_PIP = $(OLDEST_VENV)/$(PLACE)/python -m pip install --quiet -c build/torch-$(OLDEST).txt
+TRACING := compile or export or trace or onnx
+
+test-oldest-torch: build/torch-$(OLDEST).txt $(VENV)/.test
+	@mkdir -p $(CACHE)
+	@if cmp -s pyproject.toml $(OLDEST_VENV)/made-from.toml || { "$(PYTHON)" -m venv $(OLDEST_VENV) && \
+	  $(OLDEST_PIP) torch==$(OLDEST) && $(OLDEST_PIP) ".[test]" && cp pyproject.toml $(OLDEST_VENV)/made-from.toml; }; \
+	then $(ONE_THREAD) PYTHONPATH="$(CURDIR)" $(OLDEST_VENV)/$(PLACE)/python -m pytest $(PARALLEL) -q \
+	  -m "not slow" -k "$(TRACING)" tests; \
+	else echo "torch $(OLDEST) was not tried: no environment could be made for it in $(CACHE)."; fi
 
 SEEDS := 1000 77777 31337
 
@@ -146,7 +166,7 @@ test-seeds: $(VENV)/.test
 	done
 
 # What a law may not depend on: the instruction set of torch and of MKL, the number of threads, lowered products.
-VARIANTS := default avx2 mkl-compatible mkl-avx2 threads medium
+VARIANTS := default avx2 mkl-compatible mkl-avx2 threads medium oldest-torch
 SET_default := ATEN_CPU_CAPABILITY=default
 SET_avx2 := ATEN_CPU_CAPABILITY=avx2
 SET_mkl-compatible := MKL_CBWR=COMPATIBLE
@@ -167,6 +187,8 @@ SAME := compile or checkpoint or functional_call or contract or schemes or secon
 SAME_medium := or (test_laws and (float64 or complex128))
 
 test-arithmetic: $(addprefix test-arithmetic-,$(CHOSEN))
+
+test-arithmetic-oldest-torch: test-oldest-torch ;
 
 test-arithmetic-%: $(VENV)/.test
 	$(if $(SET_$*),,$(error No variant is named $*: $(VARIANTS)))

@@ -50,6 +50,7 @@ __all__ = [
     "is_composite",
     "is_differentiated",
     "is_exported",
+    "is_exporting",
     "is_in_backward",
     "is_in_forward_mode",
     "is_intercepted",
@@ -174,9 +175,14 @@ def constant_in_traced_code(function: F) -> F:
     return function
 
 
+def is_exporting() -> bool:
+    """Returns whether torch.export is tracing; in torch 2.11 Dynamo takes `torch.compiler.is_exporting()` for True."""
+    return torch.compiler._is_exporting_flag
+
+
 def is_exported() -> bool:
     """Returns whether `torch.onnx.export(dynamo=True)` is tracing: ONNX lacks our operators and a matrix inverse."""
-    if not torch.compiler.is_exporting():
+    if not is_exporting():
         return False
     from torch.onnx._internal.exporter import _flags
 

@@ -182,6 +182,19 @@ def test_saved_tensors_have_hooks_inside_their_context() -> None:
     assert not _torch.has_saved_tensor_hooks()
 
 
+class CountingExports(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if _torch.is_exporting() else x
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_is_exporting_under_export_and_not_under_compile(strict: bool) -> None:
+    x = torch.zeros(2)
+    assert torch.export.export(CountingExports(), (x,), strict=strict).module()(x)[0] == 1
+    assert torch.compile(CountingExports(), fullgraph=True, backend="eager")(x)[0] == 0
+    assert CountingExports()(x)[0] == 0
+
+
 def test_is_exported_while_onnx_exports() -> None:
     pytest.importorskip("onnxscript")
     seen = []

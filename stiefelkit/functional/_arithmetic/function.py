@@ -12,6 +12,7 @@ from stiefelkit._torch import (
     batched,
     dispatch_modes,
     is_batched,
+    is_exporting,
     is_in_forward_mode,
     is_transformed,
     levels_of_forward_mode,
@@ -53,7 +54,7 @@ class Function(torch.autograd.Function):
         """Applies the function; in plain eager mode without binding arguments by signature, which takes up to 80 us."""
         if torch.compiler.is_compiling():
             # A program that is exported has no backward of ours; by these operations it has a gradient or an error.
-            return cls.forward(*args) if torch.compiler.is_exporting() else cls.apply(*args)
+            return cls.forward(*args) if is_exporting() else cls.apply(*args)
         if is_transformed():
             _refuse_nested_forward_mode()
             return super(Function, cls._eager).apply(*args)  # type: ignore[misc]

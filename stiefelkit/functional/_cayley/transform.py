@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import is_differentiated
+from stiefelkit._torch import is_differentiated, is_exporting
 from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.functional._arithmetic.product import opaque, plus_product, product, sandwich
@@ -119,7 +119,7 @@ class _Square(Function):
         if v.dtype == torch.float64:
             # What the inverse leaves in float64, a Newton step takes away.
             m = m + m @ (torch.eye(n, dtype=m.dtype, device=m.device) - a @ m)
-        if torch.compiler.is_exporting():
+        if is_exporting():
             m = m.clone()  # an exported program trains by the derivative of the inverse, which needs it as it is
         d = (diagonal(phase=phase) if d is None else d).to(m.dtype)
         if is_split:
