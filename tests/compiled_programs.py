@@ -6,14 +6,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.roofline import Cost
 from stiefelkit.functional._kernels.launch import programs
 from stiefelkit.scan import find_activation
-from stiefelkit.scan.engines import gated, launch
-from stiefelkit.scan.engines.launch import Layout
+from stiefelkit.scan.engines.triton import PACKAGE, KernelLayout, program_constants
 
 TYPES = {"starts": "*i64", "lengths": "*i64", "sizes": "*i64", "slope": "fp32", "counters": "*i32"}
 TYPES |= dict.fromkeys(["steps", "batch", "first", "last"], "i32")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a compiled program holds at most: registers of a thread; of a step instructions, barriers and words read."""
+
+    registers: int
+    instructions: int
+    barriers: int
+    words: int
+
+
+COSTS = {
+    ("rows", "real", 32): (Cost(64, 70, 1, 32), Cost(64, 70, 1, 32)),
+    ("rows", "real", 64): (Cost(72, 85, 2, 16), Cost(72, 90, 2, 16)),
+    ("rows", "real", 96): (Cost(128, 155, 4, 25), Cost(128, 165, 4, 25)),
+    ("rows", "real", 128): (Cost(120, 125, 2, 32), Cost(128, 125, 2, 32)),
+    ("rows", "real", 192): (Cost(224, 235, 4, 49), Cost(232, 245, 4, 49)),
+    ("groups", "real", 256): (Cost(128, 300, 9, 66), Cost(128, 365, 9, 66)),
+    ("groups", "real", 512): (Cost(176, 860, 9, 258), Cost(200, 1035, 9, 258)),
+    ("rows", "complex", 32): (Cost(96, 220, 1, 66), Cost(96, 225, 1, 66)),
+    ("rows", "complex", 64): (Cost(152, 220, 2, 64), Cost(152, 225, 2, 64)),
+    ("rows", "complex", 128): (Cost(224, 410, 2, 64), Cost(232, 415, 2, 64)),
+    ("groups", "complex", 256): (Cost(240, 1050, 25, 274), Cost(232, 1180, 25, 274)),
+}
+"""What the programs of a layout hold, forward and back, for modReLU; those of "tiles" are not bounded."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +54,9 @@ class Machinery:
         return sum(line.split(".")[0] in operations for line in self.step)
 
 
-def compiled(layout: Layout, way: str, activation: str, units: int, capability: int = 90, packed: bool = False) -> Any:
+def compiled(
+    layout: KernelLayout, way: str, activation: str, units: int, capability: int = 90, packed: bool = False
+) -> Any:
     """A program for GPUs of a compute capability."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -38,13 +64,11 @@ def compiled(layout: Layout, way: str, activation: str, units: int, capability: 
 
     is_complex = layout.states == "complex"
     act = find_activation(activation, is_complex)
-    fixed = launch.settings(layout, units * (1 + is_complex), units, act)
-    if "AHEAD" in getattr(programs(launch.PACKAGE, False), f"{layout.program}_{way}").arg_names:
-        fixed["AHEAD"] = layout.size < gated.WIDEST
+    fixed = program_constants(layout, units * (1 + is_complex), units, act)
     options = {key: fixed.pop(key) for key in ("num_warps", "enable_fp_fusion")}
     fixed |= {"PACKED": packed, "REVERSE": packed}
-    program = getattr(programs(launch.PACKAGE, False), f"{layout.program}_{way}")
-    is_there = {"bias": act.bias_inside, "candidates": act.bias_inside, "saved": act.saved is not None}
+    program = getattr(programs(PACKAGE, False), f"{layout.program}_{way}")
+    is_there = {"bias": act.bias_inside, "saved": act.saved is not None}
     fixed |= {arg: None for arg in program.arg_names if not is_there.get(arg, True)}
     types = TYPES | {"saved": "*i8" if activation in ("abs", "oplu") else "*fp32"}
     signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in program.arg_names}

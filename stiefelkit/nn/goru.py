@@ -1,14 +1,20 @@
 """The gated orthogonal recurrent unit, with the arguments and shapes of torch.nn.GRU."""
 
+import contextlib
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from stiefelkit._torch import is_exported
 from stiefelkit.contract.param import Parametrization
+from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.nn.layers import Layers
 from stiefelkit.nn.recurrent import require_options
-from stiefelkit.scan import GORU_BACKENDS, goru_scan
+from stiefelkit.scan import find_activation
+from stiefelkit.scan.onnx import exported_loop
+from stiefelkit.scan.reference import loop, loop_product
+from stiefelkit.tensors import computing_dtype
 
 
 class GORU(Layers):
@@ -18,7 +24,9 @@ class GORU(Layers):
     :math:`h_t = g_t ⊙ h_{t-1} + (1 - g_t) ⊙ act(r_t ⊙ (h_{t-1} Q^T) + x_t U_c^T, b_c)`.
 
     Arguments and shapes are those of `torch.nn.GRU`; states are real. Those by name mean what they mean for
-    `OrthogonalRNN`: the parametrization is that of Q, the backend one of `stiefelkit.scan.goru_scan`.
+    `OrthogonalRNN`: the parametrization is that of Q. One loop of autograd's runs it, which keeps all states, and is
+    differentiable any number of times; `torch.compile` and `torch.export` write out its steps, ONNX does not. 16-bit
+    weights are computed with in float32.
 
     Parameters: `weight_ih_l0` = :math:`[U_r; U_g; U_c]`, `weight_gates_l0` = :math:`[W_r; W_g]`, dense, `weight_hh_l0`
     (Q, a frame), `bias_gates_l0` = :math:`[b_r; b_g]`, `bias_l0` (:math:`b_c`), and `_reverse` for the second
@@ -38,8 +46,11 @@ class GORU(Layers):
     """
 
     input_blocks: ClassVar[int] = 3
-    _refused: ClassVar[dict[str, str]] = {"field": "its states are real"}
-    backends: ClassVar[tuple[str, ...]] = GORU_BACKENDS
+    _refused: ClassVar[dict[str, str]] = {
+        "field": "its states are real",
+        "backend": "one loop runs it",
+        "factored": "its loop takes Q as a matrix",
+    }
     matrices: ClassVar[tuple[str, ...]] = ("weight_ih", "weight_gates", "weight_hh")
     biases: ClassVar[tuple[str, ...]] = ("bias_gates", "bias")
 
@@ -58,12 +69,11 @@ class GORU(Layers):
         parametrization: Parametrization | None = "givens",
         activation: str | None = None,
         trainable_h0: bool = False,
-        backend: str = "auto",
         **options: Any,
     ):
         require_options(type(self), parametrization, options)
         stack = num_layers, activation, bias, batch_first, dropout, bidirectional, device, dtype
-        options |= {"parametrization": parametrization, "trainable_h0": trainable_h0, "backend": backend}
+        options |= {"parametrization": parametrization, "trainable_h0": trainable_h0}
         super().__init__(input_size, hidden_size, *stack, **options)
 
     def _add_weights(self, suffix: str, width: int, device: torch.device | str | None, options: dict[str, Any]) -> None:
@@ -79,13 +89,33 @@ class GORU(Layers):
     def _reset(self, suffix: str) -> None:
         super()._reset(suffix)
         bound = (3 / self.hidden_size) ** 0.5
-        getattr(self, f"weight_gates{suffix}").uniform_(-bound, bound)
+        self.get_parameter(f"weight_gates{suffix}").uniform_(-bound, bound)
         if self.has_bias:
-            getattr(self, f"bias_gates{suffix}").zero_()
+            self.get_parameter(f"bias_gates{suffix}").zero_()
 
     def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Any) -> tuple[Tensor | None, Tensor]:
         q, w, u = (getattr(self, f"weight_{name}{suffix}") for name in ("hh", "gates", "ih"))
         bias = getattr(self, f"bias_gates{suffix}") if self.has_bias else w.new_zeros(len(w))
-        within = getattr(self, f"bias{suffix}") if self.has_bias else None
-        how = {"activation": self.activation, "backend": self.backend, **steps}
-        return goru_scan(x, self._first(suffix, h0, batch, q), q, w, u=u, bias=bias, activation_bias=within, **how)
+        within = getattr(self, f"bias{suffix}") if self.has_bias else w.new_zeros(self.hidden_size)
+        dtype = computing_dtype(q.dtype)
+        given = x, self._first(suffix, h0, batch, q), q, w, u, bias, within
+        x, h, q, w, u, bias, within = (t.to(dtype).detach() if is_exported() else t.to(dtype) for t in given)
+        act, n = find_activation(self.activation, False), self.hidden_size
+        outer = torch.zeros_like(within) if act.bias_inside else within
+        inner = (within,) if act.bias_inside and self.has_bias else ()
+        with contextlib.nullcontext() if torch.compiler.is_compiling() else FullPrecision(x.device):
+            times, wt = loop_product(x.device), torch.cat([q, w]).mT.contiguous()
+            rows = times(x.contiguous(), u.mT) + torch.cat([bias, outer])
+
+            def step(row: Tensor, h: Tensor) -> Tensor:
+                moved = times(h, wt)
+                r, g = torch.sigmoid(row[:, : 2 * n] + moved[:, n:]).chunk(2, dim=-1)
+                z = torch.addcmul(row[:, 2 * n :], r, moved[:, :n])
+                return torch.lerp(act(z, *inner), h, g)
+
+            if is_exported() and steps["batch_sizes"] is None:  # any number of steps
+                out, last = exported_loop(step, rows, h, steps["reverse"])
+                out = None if steps["last_only"] else out
+            else:
+                out, last = loop(step, rows, h, **steps)
+        return None if out is None else out.to(given[2].dtype), last.to(given[2].dtype)

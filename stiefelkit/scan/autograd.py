@@ -1,11 +1,11 @@
 """The fast scan with its derivative, once differentiable, under autograd, torch.func and compilers."""
 
-import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from stiefelkit._torch import is_jit_traced, is_transformed
 from stiefelkit.errors import OptionError
@@ -13,22 +13,39 @@ from stiefelkit.functional._arithmetic.function import Function
 from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.blocks import row_blocks
-from stiefelkit.scan.checks import GATED, SETTINGS, TENSORS, Recurrence
-from stiefelkit.scan.engines.engine import engine, plain_engine
+from stiefelkit.scan.checks import SETTINGS, Recurrence, Tensors
+from stiefelkit.scan.engines import find_engine, find_runner
 from stiefelkit.scan.engines.problem import Outcome, Problem, segments
 
-FORWARD = (*TENSORS, "recurrence", "keep")
+TENSORS = Tensors._fields
 BACKWARD = (*TENSORS, "recurrence", "out", "saved", "g_out", "g_last", "needs")
-DELTAS = BACKWARD[:-1]
+ROWS = {"x": 1, "h0": 0, "out": 1, "saved": 1, "g_out": 1, "g_last": 0}
+"""Where the batch of an argument stands, for those that have one."""
+
+Arguments = Sequence[Any]
+Dims = Sequence[int | None]
 
 
-def fused_scan(recurrence: Recurrence, *tensors: Tensor | None) -> tuple[Tensor | None, Tensor]:
+class _Context(FunctionCtx):
+    """What a forward pass keeps for the backward pass."""
+
+    recurrence: Recurrence
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+
+class _VmapInfo(Protocol):
+    @property
+    def batch_size(self) -> int: ...
+
+
+def fused_scan(recurrence: Recurrence, tensors: Tensors) -> tuple[Tensor | None, Tensor]:
     """Runs a recurrence with a fast backend; see `scan` for the tensors."""
     out, last, _ = _Scan.of(*tensors, recurrence, _may_be_differentiated(tensors))
     return None if recurrence.last_only else out, last
 
 
-def _may_be_differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
+def _may_be_differentiated(tensors: Tensors) -> bool:
     """Returns whether a backward pass may come; asked here, as grad mode is off inside of forward."""
     if is_jit_traced():
         return True
@@ -48,7 +65,7 @@ class _Fast(Function):
     generate_vmap_rule = False
 
     @staticmethod
-    def tangent(ctx: Any, *tangents: Any) -> Any:
+    def tangent(ctx: object, *tangents: object) -> None:
         raise OptionError('scan needs backend="reference" for forward mode, got a fast one.')
 
 
@@ -56,7 +73,7 @@ class _Once(_Fast):
     """A function that refuses to be differentiated; torch's once_differentiable gives zero under torch.func."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: object, *gradients: object) -> tuple[Tensor, ...]:
         raise OptionError('scan needs backend="reference" for second derivatives, got a fast one.')
 
 
@@ -64,13 +81,11 @@ class _Scan(_Fast):
     """The states, or with `last_only` the checkpoints; the last states; and what is saved besides them."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        x: Tensor, w: Tensor, h0: Tensor, u: Any, bias: Any, activation_bias: Any, recurrence: Recurrence, keep: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(x, w, h0, u, bias, activation_bias, recurrence, keep) -> tuple[Tensor, Tensor, Tensor]:
         return scan_forward(x, w, h0, u, bias, activation_bias, *recurrence, keep)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    def setup_context(ctx: _Context, inputs: Arguments, output: tuple[Tensor, Tensor, Tensor]) -> None:
         out, _, saved = output
         *tensors, ctx.recurrence, _ = inputs
         ctx.save_for_backward(out, saved, *tensors)
@@ -78,20 +93,21 @@ class _Scan(_Fast):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, g_out: Tensor | None, g_last: Tensor | None, _: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: _Context, g_out: Tensor | None, g_last: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         if g_out is None and g_last is None:
-            return (None,) * len(FORWARD)
+            return (None,) * (len(TENSORS) + 2)
         out, saved, *tensors = ctx.saved_tensors
         needs = ctx.needs_input_grad[: len(TENSORS)]
         gradients = _ScanBackward.of(*tensors, ctx.recurrence, out, saved, g_out, g_last, needs)
         return (*(g if needed else None for g, needed in zip(gradients, needs, strict=True)), None, None)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:  # type: ignore[override]
-        if not is_foldable(in_dims, FORWARD, args):
-            return one_by_one(_Scan.of, info, in_dims, args)
-        out, last, saved = _Scan.of(*fold(info, in_dims, FORWARD, args))
-        return (unfold(info, out, 1), unfold(info, last, 0), unfold(info, saved, 1)), (1, 0, 1)
+    def vmap(info: _VmapInfo, in_dims: Dims, *args: Any) -> tuple[Any, Dims]:
+        names = (*TENSORS, "recurrence", "keep")
+        if not _is_foldable(in_dims, names, args):
+            return _one_by_one(_Scan.of, info, in_dims, args)
+        out, last, saved = _Scan.of(*_fold(info, in_dims, names, args))
+        return (_unfold(info, out, 1), _unfold(info, last, 0), _unfold(info, saved, 1)), (1, 0, 1)
 
 
 class _ScanBackward(_Once):
@@ -101,21 +117,16 @@ class _ScanBackward(_Once):
         return tuple(scan_backward(x, w, h0, u, bias, activation_bias, *recurrence, *states, needs))
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:  # type: ignore[override]
-        recurrence = args[len(TENSORS)]
-        if (
-            recurrence.cell == GATED
-            or recurrence.structure
-            or recurrence.last_only
-            or not is_foldable(in_dims, BACKWARD, args)
-        ):
-            return one_by_one(_ScanBackward.of, info, in_dims, args)
-        folded = dict(zip(BACKWARD, fold(info, in_dims, BACKWARD, args), strict=True))
-        delta, dh0 = _Deltas.of(*(folded[name] for name in DELTAS))
-        rows = {name: unfold(info, folded[name], 1) for name in ("x", "out", "saved")}
-        h0 = unfold(info, folded["h0"], 0)
-        gradients = sample_gradients(recurrence, unfold(info, delta, 1), h0=h0, u=folded["u"], **rows)
-        gradients["h0"] = unfold(info, dh0, 0)
+    def vmap(info: _VmapInfo, in_dims: Dims, *args: Any) -> tuple[Any, Dims]:
+        recurrence: Recurrence = args[len(TENSORS)]
+        if recurrence.structure or recurrence.last_only or not _is_foldable(in_dims, BACKWARD, args):
+            return _one_by_one(_ScanBackward.of, info, in_dims, args)
+        folded = dict(zip(BACKWARD, _fold(info, in_dims, BACKWARD, args), strict=True))
+        delta, dh0 = _Deltas.of(*(folded[name] for name in BACKWARD[:-1]))
+        rows = {name: _unfold(info, folded[name], 1) for name in ("x", "out", "saved")}
+        h0 = _unfold(info, folded["h0"], 0)
+        gradients = _sample_gradients(recurrence, _unfold(info, delta, 1), h0=h0, u=folded["u"], **rows)
+        gradients["h0"] = _unfold(info, dh0, 0)
         dims: dict[str, int | None] = {name: 1 if name == "x" else 0 for name in TENSORS}
         for name, needed in zip(TENSORS, folded["needs"], strict=True):
             if not needed or folded[name] is None:
@@ -129,35 +140,35 @@ class _Deltas(_Once):
         return scan_deltas(x, w, h0, u, bias, activation_bias, *recurrence, out, saved, g_out, g_last)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:  # type: ignore[override]
-        if not is_foldable(in_dims, DELTAS, args):
-            return one_by_one(_Deltas.of, info, in_dims, args)
-        delta, dh0 = _Deltas.of(*fold(info, in_dims, DELTAS, args))
-        return (unfold(info, delta, 1), unfold(info, dh0, 0)), (1, 0)
+    def vmap(info: _VmapInfo, in_dims: Dims, *args: Any) -> tuple[Any, Dims]:
+        if not _is_foldable(in_dims, BACKWARD[:-1], args):
+            return _one_by_one(_Deltas.of, info, in_dims, args)
+        delta, dh0 = _Deltas.of(*_fold(info, in_dims, BACKWARD[:-1], args))
+        return (_unfold(info, delta, 1), _unfold(info, dh0, 0)), (1, 0)
 
 
 ARGUMENTS = f"Tensor x, Tensor w, Tensor h0, Tensor? u, Tensor? bias, Tensor? activation_bias, {SETTINGS}"
-COUNT = len(TENSORS) + len(inspect.signature(Recurrence).parameters)
 STATES = "Tensor out, Tensor saved, Tensor? g_out, Tensor? g_last"
 
 
-def _split(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Recurrence, tuple[Any, ...]]:
-    return args[: len(TENSORS)], Recurrence(*args[len(TENSORS) : COUNT]), args[COUNT:]
+def _split(args: Arguments) -> tuple[Tensors, Recurrence, Arguments]:
+    end = len(TENSORS) + len(Recurrence._fields)
+    return Tensors(*args[: len(TENSORS)]), Recurrence(*args[len(TENSORS) : end]), args[end:]
 
 
 def _like_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     (x, w, h0, *_), recurrence, (keep,) = _split(args)
     n, rows = h0.shape[-1], x.shape[:-1]
     width, dtype = find_activation(recurrence.activation, w.is_complex()).saved_like(n, w.dtype)
-    # Between checkpoints, and of a gated recurrence, everything is worked out again.
-    saved = rows if keep and not recurrence.last_only and recurrence.cell != GATED else (0, *rows[1:])
+    # Between checkpoints everything is worked out again.
+    saved = rows if keep and not recurrence.last_only else (0, *rows[1:])
     if recurrence.last_only:
         steps = x.shape[0] if recurrence.sizes is None else len(recurrence.sizes)
-        rows = (_marks(steps, keep), *h0.shape[:-1])
+        rows = (_checkpoints(steps, keep), *h0.shape[:-1])
     return x.new_empty(*rows, n, dtype=h0.dtype), h0.new_empty(h0.shape), x.new_empty(*saved, width, dtype=dtype)
 
 
-def _marks(steps: Any, keep: bool) -> Any:
+def _checkpoints(steps: int | torch.SymInt, keep: bool) -> int | torch.SymInt:
     """Returns how many checkpoints there are; of a symbolic number of steps, some number."""
     if not keep:
         return 0
@@ -168,7 +179,7 @@ def _marks(steps: Any, keep: bool) -> Any:
 def scan_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Returns all states or checkpoints, the last ones, and (with `keep`) what the derivative needs besides."""
     tensors, recurrence, (keep,) = _split(args)
-    return engine(recurrence).forward(Problem(recurrence, *tensors), keep)
+    return find_runner(recurrence).forward(Problem(recurrence, tensors), keep)
 
 
 def _like_backward(*args: Any) -> list[Tensor]:
@@ -176,10 +187,10 @@ def _like_backward(*args: Any) -> list[Tensor]:
     return _wanted(needs, tensors, [None if t is None else t.new_empty(t.shape) for t in tensors])
 
 
-def _wanted(needs: list[bool], tensors: tuple[Any, ...], gradients: Any) -> list[Tensor]:
+def _wanted(needs: Sequence[bool], tensors: Arguments, gradients: Sequence[Tensor | None]) -> list[Tensor]:
     """Returns one tensor an argument: its gradient, or an empty one if it is not wanted."""
     return [
-        gradient if needed and t is not None else tensors[0].new_empty(0)
+        gradient if needed and t is not None and gradient is not None else tensors[0].new_empty(0)
         for needed, t, gradient in zip(needs, tensors, gradients, strict=True)
     ]
 
@@ -188,33 +199,29 @@ def _wanted(needs: list[bool], tensors: tuple[Any, ...], gradients: Any) -> list
 def scan_backward(*args: Any) -> list[Tensor]:
     """Returns the gradients by the six tensors of `scan_forward`, empty ones where none is needed."""
     tensors, recurrence, (*states, needs) = _split(args)
-    gradients = engine(recurrence).backward(Problem(recurrence, *tensors), Outcome(*states), needs)
-    return _wanted(needs, tensors, [getattr(gradients, name) for name in TENSORS])
+    gradients = find_runner(recurrence).backward(Problem(recurrence, tensors), Outcome(*states), needs)
+    return _wanted(needs, tensors, gradients)
 
 
 def _like_deltas(*args: Any) -> tuple[Tensor, Tensor]:
-    (_, _, h0, *_), _, (out, *_) = _split(args)
-    return out.new_empty(out.shape), h0.new_empty(h0.shape)
+    tensors, _, (out, *_) = _split(args)
+    return out.new_empty(out.shape), tensors.h0.new_empty(tensors.h0.shape)
 
 
 @opaque(_like_deltas, dims=None, schema=f"({ARGUMENTS}, {STATES}) -> (Tensor, Tensor)")
 def scan_deltas(*args: Any) -> tuple[Tensor, Tensor]:
     """Returns the gradients by the pre-activations, like `out`, and by h0."""
     tensors, recurrence, states = _split(args)
-    return plain_engine(recurrence.backend).deltas(Problem(recurrence, *tensors), Outcome(*states))
+    return find_engine(recurrence).deltas(Problem(recurrence, tensors), Outcome(*states))
 
 
-ROWS = {"x": 1, "h0": 0, "out": 1, "saved": 1, "g_out": 1, "g_last": 0}
-"""Where the batch of an argument stands, for those that have one."""
-
-
-def is_foldable(in_dims: Sequence[Any], names: Sequence[str], args: Sequence[Any]) -> bool:
+def _is_foldable(in_dims: Dims, names: Sequence[str], args: Arguments) -> bool:
     """Returns whether only rows have the new dimension, and all sequences are of one length."""
     mapped = [name for name, dim, arg in zip(names, in_dims, args, strict=False) if _is_mapped(dim, arg)]
     return args[names.index("recurrence")].sizes is None and all(name in ROWS for name in mapped)
 
 
-def fold(info: Any, in_dims: Sequence[Any], names: Sequence[str], args: Sequence[Any]) -> list[Any]:
+def _fold(info: _VmapInfo, in_dims: Dims, names: Sequence[str], args: Arguments) -> list[Any]:
     """Folds the new dimension of every argument with rows into its batch; one that lacks it is repeated."""
     folded = []
     for name, dim, arg in zip(names, in_dims, args, strict=True):
@@ -227,12 +234,14 @@ def fold(info: Any, in_dims: Sequence[Any], names: Sequence[str], args: Sequence
     return folded
 
 
-def unfold(info: Any, result: Tensor, at: int) -> Tensor:
+def _unfold(info: _VmapInfo, result: Tensor, at: int) -> Tensor:
     """Undoes the folding of a result whose batch stands at `at`; the new dimension stands there then."""
     return result.unflatten(at, (info.batch_size, result.shape[at] // info.batch_size))
 
 
-def one_by_one(call: Callable[..., Any], info: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> tuple[Any, Any]:
+def _one_by_one(
+    call: Callable[..., Sequence[Tensor]], info: _VmapInfo, in_dims: Dims, args: Arguments
+) -> tuple[tuple[Tensor, ...], Dims]:
     """Calls a function for each index of the new dimension, and stacks what it returns."""
     results = [
         call(*(arg.select(dim, i) if _is_mapped(dim, arg) else arg for dim, arg in zip(in_dims, args, strict=True)))
@@ -242,10 +251,14 @@ def one_by_one(call: Callable[..., Any], info: Any, in_dims: Sequence[Any], args
     return stacked, (0,) * len(stacked)
 
 
-def sample_gradients(
+def _is_mapped(dim: int | None, arg: object) -> bool:
+    return isinstance(arg, Tensor) and dim is not None
+
+
+def _sample_gradients(
     recurrence: Recurrence, delta: Tensor, x: Tensor, h0: Tensor, u: Tensor | None, out: Tensor, saved: Tensor
 ) -> dict[str, Tensor]:
-    """Returns the gradients of each sample, from those by its pre-activations, of a plain recurrence.
+    """Returns the gradients of each sample, from those by its pre-activations.
 
     All arguments but u (n, m), which is shared, have a new dimension V before the batch: delta and out (T, V, B, n), x
     (T, V, B, m), h0 (V, B, n). Returns the gradients by x (T, V, B, m), w (V, n, n), u (V, n, m), bias and
@@ -271,7 +284,3 @@ def sample_gradients(
         h = torch.empty_like(rows).copy_(row_blocks(out))
         gradients["activation_bias"] = activation.inner_gradient(h, saved, rows).sum((0, 2))
     return gradients
-
-
-def _is_mapped(dim: Any, arg: Any) -> bool:
-    return isinstance(arg, Tensor) and dim is not None

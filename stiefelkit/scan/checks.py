@@ -1,14 +1,14 @@
-"""What every scan asks of its tensors."""
+"""What every scan asks of its tensors, and the recurrence that is left when they are checked."""
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import DtypeError, OptionError, ShapeError, shown
-from stiefelkit.numbers import FLAG, sizes
+from stiefelkit.errors import OptionError, ShapeError, shown
+from stiefelkit.numbers import sizes
 from stiefelkit.scan.activations import Activation
 
 DTYPES = {
@@ -22,27 +22,55 @@ DTYPES = {
 """From the dtype of the recurrent matrix to the one that is computed with, and its real counterpart."""
 
 
-def plain_steps(who: str, batch_sizes: Any, reverse: Any, last_only: Any) -> tuple[tuple[int, ...] | None, bool, bool]:
-    """Returns how a scan goes over time, in Python's integers and flags; raises OptionError for what is neither."""
+class Tensors(NamedTuple):
+    """The tensors of a recurrence, as `scan` takes them; w may be the factors of a `Structure`."""
+
+    x: Tensor
+    w: Tensor
+    h0: Tensor
+    u: Tensor | None = None
+    bias: Tensor | None = None
+    activation_bias: Tensor | None = None
+
+
+class Recurrence(NamedTuple):
+    """What `scan` has checked and hands on, in types that operators take.
+
+    Attributes:
+        activation: its name.
+        sizes: rows alive at each step of packed input, or None.
+        reverse: whether the last step comes first.
+        last_only: whether the last states alone are asked for.
+        half: whether Im h is left out of the gradient by w.
+        backend: what runs it, no more "auto".
+        structure: that of w if it is in factors, which stand in its place; else "".
+    """
+
+    activation: str
+    sizes: Sequence[int] | None = None
+    reverse: bool = False
+    last_only: bool = False
+    half: bool = False
+    backend: str = "inplace"
+    structure: str = ""
+
+
+SETTINGS = "str activation, int[]? sizes, bool reverse, bool last_only, bool half, str backend, str structure"
+"""A `Recurrence` in the schema of an operator."""
+
+
+def row_counts(who: str, batch_sizes: object) -> tuple[int, ...] | None:
+    """Returns the rows of each step in Python's integers, or None; raises OptionError for what has none."""
     found = None if batch_sizes is None else sizes(batch_sizes)
     if found is None and batch_sizes is not None:
         raise OptionError(f"{who} needs batch_sizes as a sequence of integers, or None, got {shown(batch_sizes)}.")
-    return found, FLAG.require(who, "reverse", reverse), FLAG.require(who, "last_only", last_only)
+    return found
 
 
-def given_tensors(who: str, needed: dict[str, Any], **others: Any) -> dict[str, Tensor]:
-    """Returns the tensors without the `others` that are None; raises DtypeError for what is no tensor."""
-    given = needed | {name: tensor for name, tensor in others.items() if tensor is not None}
-    for name, tensor in given.items():
-        if not isinstance(tensor, Tensor):
-            raise DtypeError(f"{who} needs {name} that is a tensor, got {type(tensor).__name__}.")
-    return given
-
-
-def width_of(who: str, name: str, w: Tensor) -> int:
-    """Returns n of a recurrent matrix, of some name; raises ShapeError unless it is square."""
+def width_of(who: str, w: Tensor) -> int:
+    """Returns n of a recurrent matrix; raises ShapeError unless it is square."""
     if w.dim() != 2 or w.shape[0] != w.shape[1]:
-        raise ShapeError(f"{who} needs a square {name}, got shape {tuple(w.shape)}.")
+        raise ShapeError(f"{who} needs a square w, got shape {tuple(w.shape)}.")
     return w.shape[0]
 
 
@@ -67,41 +95,7 @@ def check_shapes(who: str, **wanted: tuple[Tensor | None, tuple[int, ...]]) -> N
             raise ShapeError(f"{who} needs {name} of shape {shape}, got {tuple(tensor.shape)}.")
 
 
-def require_pairs(activation: Activation, width: int) -> None:
+def check_pairs(activation: Activation, width: int) -> None:
     """Raises ShapeError for an activation of pairs and an odd number of real numbers in a row."""
     if activation.is_paired and width % 2:
         raise ShapeError(f"{type(activation).__name__} needs an even number of units, got {width}.")
-
-
-PLAIN, GATED = "plain", "gated"
-"""The cells: h_t = act(x_t u^T + b + h_{t-1} w^T), and the gated one of `goru_scan`, whose matrices are stacked."""
-TENSORS = ("x", "w", "h0", "u", "bias", "activation_bias")
-"""The tensors of every recurrence, in their order; the last three may be None."""
-
-
-class Recurrence(NamedTuple):
-    """What `scan` and `goru_scan` have checked and hand on, in types that operators take.
-
-    Attributes:
-        cell: "plain" or "gated".
-        activation: its name.
-        sizes: rows alive at each step of packed input, or None.
-        reverse: whether the last step comes first.
-        last_only: whether the last states alone are asked for.
-        half: whether Im h is left out of the gradient by w.
-        backend: what runs it, no more "auto".
-        structure: that of w if it is in factors, which stand in its place; else "".
-    """
-
-    cell: str
-    activation: str
-    sizes: Sequence[int] | None
-    reverse: bool
-    last_only: bool
-    half: bool
-    backend: str
-    structure: str = ""
-
-
-SETTINGS = "str cell, str activation, int[]? sizes, bool reverse, bool last_only, bool half, str backend, str structure"
-"""A `Recurrence` in the schema of an operator."""

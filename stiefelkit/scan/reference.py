@@ -1,6 +1,6 @@
 """The recurrence as an autograd loop: slow, differentiable any number of times, the yardstick of faster ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,54 +10,40 @@ from stiefelkit.errors import OptionError
 from stiefelkit.functional._arithmetic.function import Function
 from stiefelkit.functional._arithmetic.product import FullPrecision, is_lowered, product
 from stiefelkit.scan.activations import find_activation
-from stiefelkit.scan.checks import GATED, Recurrence
+from stiefelkit.scan.checks import Recurrence, Tensors
 
 Step = Callable[[Tensor, Tensor], Tensor]
 """Takes projected inputs and a state, both (B, .), to the next state."""
 
 
-def reference_scan(recurrence: Recurrence, *tensors: Any) -> tuple[Tensor | None, Tensor]:
+def reference_scan(recurrence: Recurrence, tensors: Tensors) -> tuple[Tensor | None, Tensor]:
     """Runs a recurrence step by step; see `scan` for the tensors, which are checked there."""
     x, w, h0, u, bias, activation_bias = tensors
     with FullPrecision(x.device):
-        times = _multiplication(x.device)
+        times = loop_product(x.device)
         rows = x.to(w.dtype).contiguous()
         rows = rows if u is None else times(rows, u.mT)
         rows = rows if bias is None else rows + bias
-        function = find_activation(recurrence.activation, w.is_complex()).function
+        add = _HalfGradient.of if recurrence.half else _add_product if times is product else torch.addmm
+        wt, function = w.mT.contiguous(), find_activation(recurrence.activation, w.is_complex()).function
         inner = () if activation_bias is None else (activation_bias,)
-        make = _gated_step if recurrence.cell == GATED else _plain_step
-        return _loop(make(w.mT.contiguous(), function, inner, times, recurrence.half), rows, h0, recurrence)
+
+        def step(row: Tensor, h: Tensor) -> Tensor:
+            return function(add(row, h, wt), *inner)
+
+        return loop(step, rows, h0, recurrence.sizes, recurrence.reverse, recurrence.last_only)
 
 
-def _plain_step(
-    wt: Tensor, function: Callable[..., Tensor], inner: tuple[Tensor, ...], times: Callable[..., Tensor], half: bool
-) -> Step:
-    add = _HalfGradient.of if half else _full_step if times is product else torch.addmm
-
-    def step(row: Tensor, h: Tensor) -> Tensor:
-        return function(add(row, h, wt), *inner)
-
-    return step
-
-
-def _gated_step(
-    wt: Tensor, function: Callable[..., Tensor], inner: tuple[Tensor, ...], times: Callable[..., Tensor], half: bool
-) -> Step:
-    """Of w = [q; w_r; w_g], with rows projected for [r; g; c]."""
-    n = len(wt)
-
-    def step(row: Tensor, h: Tensor) -> Tensor:
-        moved = times(h, wt)
-        r, g = torch.sigmoid(row[:, : 2 * n] + moved[:, n:]).chunk(2, dim=-1)
-        c = function(torch.addcmul(row[:, 2 * n :], r, moved[:, :n]), *inner)
-        return torch.lerp(c, h, g)
-
-    return step
-
-
-def _loop(step: Step, rows: Tensor, h0: Tensor, recurrence: Recurrence) -> tuple[Tensor | None, Tensor]:
-    sizes, reverse = recurrence.sizes, recurrence.reverse
+def loop(
+    step: Step,
+    rows: Tensor,
+    h0: Tensor,
+    batch_sizes: Sequence[int] | None = None,
+    reverse: bool = False,
+    last_only: bool = False,
+) -> tuple[Tensor | None, Tensor]:
+    """Runs any step over projected inputs (T, B, .), or packed ones; arguments and results are those of `scan`."""
+    sizes = batch_sizes
     steps = rows.unbind(0) if sizes is None else rows.split(list(sizes))
     h, outputs, ended = (h0 if sizes is None else h0[: steps[-1 if reverse else 0].shape[0]]), [], []
     for row in reversed(steps) if reverse else steps:
@@ -67,13 +53,13 @@ def _loop(step: Step, rows: Tensor, h0: Tensor, recurrence: Recurrence) -> tuple
         h = step(row, h)
         outputs.append(h)
     last = torch.cat([h, *reversed(ended)]) if ended else h
-    if recurrence.last_only:
+    if last_only:
         return None, last
     ordered = outputs[::-1] if reverse else outputs
     return (torch.stack(ordered) if sizes is None else torch.cat(ordered)), last
 
 
-def _multiplication(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+def loop_product(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
     """Returns the matrix product for a loop: one whose derivatives, which are taken later, are in full precision too.
 
     Where products are not lowered at all that is torch's own, which is lighter.
@@ -81,7 +67,7 @@ def _multiplication(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
     return product if torch.compiler.is_compiling() or is_lowered(device) else torch.matmul
 
 
-def _full_step(row: Tensor, h: Tensor, wt: Tensor) -> Tensor:
+def _add_product(row: Tensor, h: Tensor, wt: Tensor) -> Tensor:
     return row + product(h, wt)
 
 
@@ -105,7 +91,7 @@ class _HalfGradient(Function):
         return g, *_HalfGradientBackward.of(g, *ctx.saved_tensors)
 
     @staticmethod
-    def tangent(ctx: Any, *tangents: Any) -> Any:
+    def tangent(ctx: object, *tangents: object) -> None:
         raise OptionError('scan needs gradient="exact" for forward mode, got "half".')
 
 
@@ -118,5 +104,5 @@ class _HalfGradientBackward(Function):
         return product(g, wt.mH), torch.complex(product(real, g.real), product(real, g.imag))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor, ...]:
         raise OptionError('scan needs gradient="exact" for second derivatives, got "half".')

@@ -12,10 +12,10 @@ from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameEr
 from stiefelkit.functional._arithmetic.function import Function
 from stiefelkit.functional._arithmetic.product import opaque, product
 from stiefelkit.numbers import is_number
-from stiefelkit.scan.checks import DTYPES, check_shapes, lengths, plain_steps
+from stiefelkit.scan.checks import DTYPES, check_shapes, lengths, row_counts
 from stiefelkit.scan.dispatch import scan
 from stiefelkit.scan.engines import planes
-from stiefelkit.scan.engines.launch import flaw_of_device
+from stiefelkit.scan.engines.triton import unsupported_device
 
 ROTATION_BACKENDS = ("auto", "reference", "chunks", "triton")
 """Names that `rotation_scan` takes as `backend`."""
@@ -83,7 +83,7 @@ def rotation_scan(
         got = tensor.dtype if isinstance(tensor, Tensor) else tensor
         if not isinstance(got, torch.dtype) or got not in DTYPES or (got.is_complex and kind == "real floating"):
             raise DtypeError(f"rotation_scan needs {name} of a {kind} dtype, got {shown(got)}.")
-    sizes, reverse, last_only = plain_steps("rotation_scan", batch_sizes, reverse, last_only)
+    sizes = row_counts("rotation_scan", batch_sizes)
     count = _check_shapes(x, angle, g, h0, sizes)
     if is_exported():
         return _exported(x, angle, g, h0, batch_sizes=sizes, reverse=reverse, last_only=last_only)
@@ -137,7 +137,7 @@ def _powers(factor: Tensor, count: int) -> Tensor:
 def _chosen(backend: str, z: Tensor) -> str:
     if backend not in ("auto", "triton"):
         return backend
-    flaw = flaw_of_device(z.device)
+    flaw = unsupported_device(z.device)
     if backend == "triton" and flaw is not None:
         raise OptionError(f'rotation_scan with backend="triton" needs {flaw}.')
     return "triton" if flaw is None and (backend == "triton" or z.is_cuda) else "chunks"

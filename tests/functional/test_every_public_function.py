@@ -147,7 +147,6 @@ REAL_ONLY = {"leaky_relu", "oplu", "diagonal", "householder of panels", "scan", 
 
 ELSEWHERE = {
     "Factored": "tests/scan/test_factored.py",
-    "goru_scan": "tests/nn/test_goru.py",
     "rotation_scan": "tests/scan/test_rotation_scan.py",
     "pick_band": "tests/parametrizations/test_cayley.py",
     "spread_band": "tests/parametrizations/test_cayley.py",
@@ -162,7 +161,7 @@ VALUES = {
 }  # fmt: skip
 """Of tensors, and used for their values only."""
 NO_TENSORS = {
-    "Activation", "BACKENDS", "GORU_BACKENDS", "METRICS", "RETRACTIONS", "ROTATION_BACKENDS", "Tangent", "activations",
+    "Activation", "BACKENDS", "METRICS", "RETRACTIONS", "ROTATION_BACKENDS", "Tangent", "activations",
     "band_size", "find_activation", "mesh_size", "scan_backend", "skew_size", "trapezoid_size",
 }  # fmt: skip
 

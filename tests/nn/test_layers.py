@@ -183,7 +183,6 @@ def test_goru_without_biases_has_open_gates_half_way():
         (dict(parametrization=None, init="har"), errors.OptionError, 'did you mean "haar"'),
         (dict(activation="oplu", hidden_size=5), errors.OptionError, "even hidden_size"),
         (dict(num_layers=0), errors.OptionError, "num_layers >= 1"),
-        (dict(backend="inplac"), errors.UnknownNameError, 'did you mean "inplace"'),
     ],
 )
 def test_bad_options_are_said_in_one_sentence(kind, options, error, text):
@@ -264,7 +263,7 @@ def test_a_baked_layer_is_cast_as_a_whole_and_drawn_anew_as_a_frame(made, field)
 
 
 def test_models_take_a_backend_and_layers_show_theirs():
-    net: Any = sk.models.create("goru", 2, 8, 3, backend="reference")
+    net: Any = sk.models.create("scornn", 2, 8, 3, backend="reference")
     assert net.rnn.backend == "reference"
     assert "backend='reference'" in repr(net.rnn)
     with pytest.raises(errors.OptionError, match="backend"):

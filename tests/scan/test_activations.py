@@ -10,8 +10,8 @@ import torch
 from stiefelkit import errors, registry
 from stiefelkit.nn import GORU, OrthogonalRNN, OrthogonalRNNCell
 from stiefelkit.scan import Activation, activations, find_activation, scan, scan_backend
-from stiefelkit.scan.checks import PLAIN, Recurrence
-from stiefelkit.scan.engines import launch
+from stiefelkit.scan.checks import Recurrence, Tensors
+from stiefelkit.scan.engines import triton
 from stiefelkit.scan.engines.problem import Outcome, Problem
 from stiefelkit.scan.engines.triton import Triton
 from stiefelkit.testing import ACTIVATION_LAWS, LawBroken, check_activation
@@ -144,7 +144,7 @@ def test_an_installed_plugin_runs_through_the_layers(backend, monkeypatch):
 
     assert torch.autograd.gradcheck(last, (x, *rnn.parameters()), fast_mode=True)
     assert OrthogonalRNNCell(2, 3, activation="softsign")(torch.ones(1, 2)).abs().max() < 1
-    gated: Any = GORU(2, 3, activation="softsign", backend=backend)
+    gated: Any = GORU(2, 3, activation="softsign")
     assert gated(torch.ones(9, 1, 2))[0].abs().max() < 1
     with pytest.raises(
         errors.DtypeError, match=r"an activation in \['identity', 'modrelu', 'modrelu_epsilon'\], got 'softsign'"
@@ -168,7 +168,7 @@ def test_an_activation_that_only_traced_code_asks_for_is_found():
 @pytest.mark.usefixtures("own")
 def test_kernels_refuse_an_activation_that_they_do_not_know():
     cuda = torch.device("cuda")
-    reason = launch.supports(cuda, torch.float32, 8, find_activation("softsign", False))
+    reason = triton.unsupported(cuda, torch.float32, 8, find_activation("softsign", False))
     assert reason == "an activation that its programs have, got 'softsign'"
     with pytest.raises(
         errors.OptionError, match=r"'triton' needs an activation that its programs have, got 'softsign'"
@@ -191,8 +191,8 @@ def test_an_activation_that_a_program_has_no_branch_for_does_not_run_as_another(
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(Softsign, "kernel", "softsign")
     z = torch.ones(2, 1, 4)
-    recurrence = Recurrence(PLAIN, "softsign", None, False, False, False, "triton")
-    p = Problem(recurrence, z, torch.eye(4), torch.zeros(1, 4), None, None, None)
+    recurrence = Recurrence("softsign", None, False, False, False, "triton")
+    p = Problem(recurrence, Tensors(z, torch.eye(4), torch.zeros(1, 4)))
     with pytest.raises(Exception, match="without a branch"):
         Triton().forward(p, True)
     with pytest.raises(Exception, match="without a branch"):

@@ -15,7 +15,7 @@ from stiefelkit.measuring.races.clock import peak_bytes
 from stiefelkit.nn import RotationRNN
 from stiefelkit.scan import rotation_scan
 from stiefelkit.scan.engines import planes
-from stiefelkit.scan.engines.launch import PACKAGE
+from stiefelkit.scan.engines.triton import PACKAGE
 from stiefelkit.testing import seeds
 
 B, M = 3, 4

@@ -1,29 +1,27 @@
-"""The layouts of the scan's programs: what the table says of compiled ones, and that it follows from the roofline."""
+"""The layouts of the scan's programs: what the table says of compiled ones."""
 
 import itertools
-import math
 from pathlib import Path
 
 import pytest
-from compiled_programs import compiled, cost, is_exact, is_without_spills, machinery
+from compiled_programs import COSTS, compiled, cost, is_exact, is_without_spills, machinery
 
-from benchmarks import roofline as page
-from benchmarks.roofline import CASES, MACHINES, Case, best, held, limit, predicted
-from stiefelkit.scan.engines import launch
-from stiefelkit.scan.engines.launch import LAYOUTS, choose
+from stiefelkit.scan.engines.triton import LAYOUTS, MAX_WIDTH, find_layout
 
 pytest.importorskip("triton")
 
 DOCS = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
-ANOTHER = {"real": "oplu", "complex": "identity", "gated": "abs"}
+ANOTHER = {"real": "oplu", "complex": "identity"}
 HELD = [layout for layout in LAYOUTS if layout.program != "tiles"]
-WIDEST = [
-    layout for layout in HELD if (layout.states, layout.widest) in {("real", 192), ("complex", 128), ("gated", 128)}
-]
+WIDEST = [layout for layout in HELD if (layout.states, layout.max_units) in {("real", 192), ("complex", 128)}]
+
+
+def held(layout, way):
+    return COSTS[layout.program, layout.states, layout.max_units][way == "back"]
 
 
 def named(layout):
-    return f"{layout.program} {layout.states} {layout.widest}"
+    return f"{layout.program} {layout.states} {layout.max_units}"
 
 
 @pytest.fixture
@@ -33,7 +31,7 @@ def _for_gpus(monkeypatch, tmp_path):
 
 
 def check(layout, way, tmp_path, activation="modrelu", capability=90):
-    program = machinery(compiled(layout, way, activation, layout.widest, capability), tmp_path)
+    program = machinery(compiled(layout, way, activation, layout.max_units, capability), tmp_path)
     assert is_without_spills(program)
     assert is_exact(program)
     assert program.shared <= 99 * 1024
@@ -67,47 +65,19 @@ def test_other_activations_do_not_spill(layout, tmp_path):
     check(layout, "back", tmp_path, ANOTHER[layout.states])
 
 
-SIZES = [1, 32, 33, 64, 65, 96, 97, 128, 129, 170, 190, 192, 193, 232, 256, 257, 384, 512]
-BATCHES = [1, 16, 50, 128, 132, 133, 500, 2000, 10000]
-
-
-@pytest.mark.parametrize("states", ["real", "complex", "gated"])
-def test_the_layout_that_is_taken_is_about_the_fastest_that_is_predicted(states):
-    widest = max(layout.widest for layout in LAYOUTS if layout.states == states)
-    for machine, n, batch in itertools.product(MACHINES.values(), SIZES, BATCHES):
-        if n > widest:
-            continue
-        case = Case("", 100, batch, n, states)
-
-        def total(layout, case=case, machine=machine):
-            return sum(predicted(case, machine, layout, way) for way in ("forward", "back"))
-
-        taken, fastest = choose(states, n, batch, machine.multiprocessors), best(case, machine)
-        assert total(taken) <= 1.5 * total(fastest), (machine.name, n, batch, taken.program, fastest.program)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_predictions_stand_within_twice_the_limit(name):
-    case = CASES[name]
-    for machine in MACHINES.values():
-        layout = choose(case.states, case.units, case.batch, machine.multiprocessors)
-        waves = 1 if layout.program == "groups" else math.ceil(case.batch / machine.multiprocessors)
-        for way in ("forward", "back"):
-            factor = predicted(case, machine, layout, way) / limit(case, machine)
-            assert 1 < factor <= 2 * waves
-
-
 def test_every_size_has_a_layout_and_no_other_has():
-    for states, widest in (("real", 512), ("complex", 256), ("gated", 128)):
+    for states, widest in (("real", 512), ("complex", 256)):
         for n, batch in itertools.product((1, widest), (1, 10**6)):
-            assert choose(states, n, batch, 132).widest >= n
+            assert find_layout(states, n, batch, 132).max_units >= n
         with pytest.raises(ValueError, match="fewer units"):
-            choose(states, widest + 1, 1, 132)
-    assert launch.WIDEST == 512
+            find_layout(states, widest + 1, 1, 132)
+    assert MAX_WIDTH == 512
 
 
-def test_the_page_has_the_tables_that_its_command_prints():
-    machines = MACHINES["H100"], MACHINES["H200"]
-    tables = [table(machine) for machine in machines for table in (page.cases, page.rotations)]
-    for line in (*page.layouts(), *(line for table in tables for line in table)):
+def test_the_page_says_what_compiled_programs_hold():
+    for layout in LAYOUTS:
+        most = "" if layout.max_per_multiprocessor == float("inf") else f"{layout.max_per_multiprocessor:g}"
+        line = f"| {layout.states} | {layout.max_units} | {most} | {layout.program} | {layout.warps} "
+        for name in ("registers", "instructions", "barriers") if layout in HELD else ():
+            line += "| " + " / ".join(str(getattr(held(layout, way), name)) for way in ("forward", "back")) + " "
         assert line in DOCS

@@ -8,18 +8,17 @@ from compiled_programs import compiled
 
 from stiefelkit.functional import modrelu
 from stiefelkit.scan import find_activation, scan
-from stiefelkit.scan.checks import PLAIN, Recurrence
-from stiefelkit.scan.engines import launch
-from stiefelkit.scan.engines.launch import Layout
+from stiefelkit.scan.checks import Recurrence, Tensors
+from stiefelkit.scan.engines import triton
 from stiefelkit.scan.engines.problem import Outcome, Problem
-from stiefelkit.scan.engines.triton import Triton
+from stiefelkit.scan.engines.triton import KernelLayout, Triton
 
 pytest.importorskip("triton")
 
 KINDS = ["identity", "tanh", "relu", "leaky_relu", "abs", "oplu", "modrelu", "complex identity", "complex modrelu"]
 FALLING = [5, 5, 4, 1]
-TILES = Layout("tiles", "real", 512, 1, 0, 0, 4)
-PARTED = Layout("groups", "real", 64, 1, 1, 64, 4, 16, columns=32, rows=2)
+TILES = KernelLayout("tiles", "real", 512, 1, 0, 0, 4)
+PARTED = KernelLayout("groups", "real", 64, 1, 1, 64, 4, 16, columns=32, rows=2)
 """Up to two programs of 32 columns, two sequences at a time."""
 
 
@@ -34,8 +33,8 @@ def blocks(rows):
 
 def problem(z, w, h0, activation, bias=None, sizes=None, reverse=False):
     """A recurrence on projections."""
-    recurrence = Recurrence(PLAIN, activation, sizes, reverse, False, False, "triton")
-    return Problem(recurrence, z, w, h0, None, None, bias)
+    recurrence = Recurrence(activation, sizes, reverse, False, False, "triton")
+    return Problem(recurrence, Tensors(z, w, h0, activation_bias=bias))
 
 
 def is_close(found, expected):
@@ -140,7 +139,7 @@ def test_edges_of_steps_and_batches(steps, batch, layout):
 
 @pytest.mark.usefixtures("_interpreter")
 def test_a_group_takes_more_sequences_than_it_has_room_for_one_after_the_other(monkeypatch):
-    monkeypatch.setattr(launch, "INTERPRETED", 2 * 3)
+    monkeypatch.setattr(triton, "INTERPRETED", 2 * 3)
     check("modrelu", 60, steps=2, batch=9, layout=PARTED)
     check("complex modrelu", 30, sizes=[9, 4, 4, 1], layout=PARTED)
 
@@ -220,21 +219,21 @@ def test_support_is_a_reason_or_none(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     cpu = torch.device("cpu")
     tanh = find_activation("tanh", False)
-    assert launch.supports(cpu, torch.complex64, 512, find_activation("modrelu", True)) is None
+    assert triton.unsupported(cpu, torch.complex64, 512, find_activation("modrelu", True)) is None
     for dtype, width, activation, part in [
         (torch.float64, 8, "tanh", "float32"),
-        (torch.float32, launch.WIDEST + 1, "tanh", "at most 512"),
+        (torch.float32, triton.MAX_WIDTH + 1, "tanh", "at most 512"),
         (torch.float32, 7, "oplu", "even"),
     ]:
-        assert part in str(launch.supports(cpu, dtype, width, find_activation(activation, False)))
-    assert "a GPU" in str(launch.supports(torch.device("meta"), torch.float32, 8, tanh))
+        assert part in str(triton.unsupported(cpu, dtype, width, find_activation(activation, False)))
+    assert "a GPU" in str(triton.unsupported(torch.device("meta"), torch.float32, 8, tanh))
     monkeypatch.delenv("TRITON_INTERPRET")
-    assert "a GPU" in str(launch.supports(cpu, torch.float32, 8, tanh))
+    assert "a GPU" in str(triton.unsupported(cpu, torch.float32, 8, tanh))
 
 
 def test_without_triton_there_is_a_reason(monkeypatch):
-    monkeypatch.setattr(launch, "HAS_TRITON", False)
-    assert "triton" in str(launch.supports(torch.device("cuda"), torch.float32, 8, find_activation("tanh", False)))
+    monkeypatch.setattr(triton, "HAS_TRITON", False)
+    assert "triton" in str(triton.unsupported(torch.device("cuda"), torch.float32, 8, find_activation("tanh", False)))
 
 
 @pytest.mark.parametrize("way", ["forward", "back"])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._kernels.launch import start
-from stiefelkit.scan.engines.launch import PACKAGE, multiprocessors
+from stiefelkit.scan.engines.triton import PACKAGE, multiprocessors
 
 STEPS = 16
 """Steps of a chunk in torch operators: all chunks take a step at a time."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stiefelkit.scan.activations import Step, find_activation
 from stiefelkit.scan.blocks import fold, from_blocks, matrix_blocks, read_blocks, row_blocks
-from stiefelkit.scan.checks import Recurrence
+from stiefelkit.scan.checks import Recurrence, Tensors
 from stiefelkit.scan.structures import STRUCTURES, Structure
 
 CHUNK_BYTES = 512 * 1024
@@ -66,8 +66,7 @@ def segments(count: int) -> list[slice]:
     return [slice(start, min(start + length, count)) for start in range(0, count, length)]
 
 
-@dataclass
-class Gradients:
+class Gradients(NamedTuple):
     """Derivatives by the arguments of `scan`, None for those not asked for; see `scan` for shapes."""
 
     x: Tensor | None = None
@@ -95,23 +94,11 @@ class Outcome(NamedTuple):
 
 
 class Problem:
-    """The arguments of `scan`, with complex numbers as [Re | Im].
+    """The arguments of `scan`, with complex numbers as [Re | Im]; in the place of w there may be factors."""
 
-    In the place of w there may be factors; those of a gated recurrence are matrices on top of each other, and so are u
-    and bias.
-    """
-
-    def __init__(
-        self,
-        recurrence: Recurrence,
-        x: Tensor,
-        w: Tensor,
-        h0: Tensor,
-        u: Tensor | None,
-        bias: Tensor | None,
-        activation_bias: Tensor | None,
-    ):
-        self.w, self.u, self.bias, self.activation_bias = w, u, bias, activation_bias
+    def __init__(self, recurrence: Recurrence, tensors: Tensors):
+        x, w, h0, *_ = tensors
+        self.w, self.u, self.bias, self.activation_bias = w, tensors.u, tensors.bias, tensors.activation_bias
         self.reverse, self.half, sizes = recurrence.reverse, recurrence.half, recurrence.sizes
         self.n, self.is_complex, self.is_packed = h0.shape[-1], w.is_complex(), sizes is not None
         self.activation = find_activation(recurrence.activation, self.is_complex)

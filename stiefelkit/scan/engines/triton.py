@@ -1,13 +1,128 @@
-"""All steps in one kernel, on CUDA devices: the products that need no recurrence stand before and behind it."""
+"""The recurrence on a GPU: all steps in one launch, for widths up to 512, in exact float32.
+
+The products that need no recurrence stand before and behind it. Works on real rows, complex ones as [Re | Im], in
+place. triton is imported at the first call.
+
+One table says how the work is laid out, for every size and device. A step of a recurrence cannot begin before the one
+before it has ended, so that what counts for a few sequences is how long one step of one of them takes, and for many how
+much all multiprocessors do at once.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._kernels.launch import HAS_TRITON, is_interpreted, start
+from stiefelkit.scan.activations import Activation
 from stiefelkit.scan.blocks import from_blocks, row_blocks
-from stiefelkit.scan.engines import launch
 from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem
+
+PACKAGE = "stiefelkit.scan.kernels"
+
+MAX_WIDTH = 512
+"""The widest row of real numbers."""
+BATCH_BLOCK = 16
+"""Sequences of a program of "tiles"; tensor products have no fewer rows."""
+TILES = ((32, 128), (64, 64))
+"""Rows and columns of a tile of the matrix; wider ones read fewer states, but may have more zeros at the edge."""
+INTERPRETED = 132
+"""Multiprocessors that triton's interpreter stands for."""
+
+
+@dataclass(frozen=True)
+class KernelLayout:
+    """One way to lay out a scan.
+
+    Args:
+        program: "rows", a program a sequence, with the matrix in registers; "groups", several programs for some
+            sequences, each with some columns of the matrix; "tiles", a program for 16 sequences, which reads the matrix
+            at every step.
+        states: "real" or "complex".
+        max_units: the most units.
+        max_per_multiprocessor: the most sequences for each multiprocessor of the GPU.
+        blocks: vectors of a row in registers, or of its real parts.
+        size: numbers of the first of them; each other has half as many as the one before.
+        warps: of a program.
+        deep: rows of a block of the matrix that lie side by side, four of them in a thread.
+        columns: of a program of "groups".
+        rows: sequences that a group takes at a time, an even number.
+    """
+
+    program: str
+    states: str
+    max_units: int
+    max_per_multiprocessor: float
+    blocks: int
+    size: int
+    warps: int
+    deep: int = 0
+    columns: int = 0
+    rows: int = 1
+
+
+UNLIMITED = float("inf")
+LAYOUTS = (
+    KernelLayout("rows", "real", 32, UNLIMITED, 1, 32, 1, 4),
+    KernelLayout("rows", "real", 64, UNLIMITED, 1, 64, 4, 16),
+    KernelLayout("rows", "real", 96, UNLIMITED, 2, 64, 4, 16),
+    KernelLayout("rows", "real", 128, UNLIMITED, 1, 128, 8, 16),
+    KernelLayout("rows", "real", 192, 24, 2, 128, 8, 16),
+    KernelLayout("groups", "real", 256, 5, 1, 256, 8, 32, columns=64, rows=2),
+    KernelLayout("groups", "real", 512, 8, 1, 512, 8, 32, columns=64, rows=4),
+    KernelLayout("tiles", "real", 512, UNLIMITED, 0, 0, 4),
+    KernelLayout("rows", "complex", 32, UNLIMITED, 1, 32, 1, 4),
+    KernelLayout("rows", "complex", 64, UNLIMITED, 1, 64, 4, 8),
+    KernelLayout("rows", "complex", 128, UNLIMITED, 1, 128, 8, 16),
+    KernelLayout("groups", "complex", 256, 7, 1, 512, 8, 32, columns=64, rows=4),
+    KernelLayout("tiles", "complex", 256, UNLIMITED, 0, 0, 4),
+)
+"""The first of these that fits is taken."""
+
+
+def find_layout(states: str, units: int, batch: int, multiprocessors: int) -> KernelLayout:
+    """Returns the layout for so many units and sequences on a GPU of so many multiprocessors.
+
+    >>> find_layout("real", 170, 128, 132).program
+    'rows'
+    >>> find_layout("real", 170, 4096, 132).program
+    'tiles'
+    """
+    for layout in LAYOUTS:
+        most = layout.max_per_multiprocessor * multiprocessors
+        if layout.states == states and units <= layout.max_units and batch <= most:
+            return layout
+    raise ValueError(f"find_layout needs {states} states of fewer units, got {units}.")
+
+
+def unsupported(device: torch.device, dtype: torch.dtype, width: int, activation: Activation) -> str | None:
+    """Returns what the kernels need and do not find, as "... , got ...", or None if they can run.
+
+    The CPU serves only in triton's interpreter, for tests (TRITON_INTERPRET=1); `width` counts real numbers in a row.
+    """
+    if activation.kernel is None:
+        return f"an activation that its programs have, got {activation.name!r}"
+    if dtype.to_real() != torch.float32:
+        return f"float32 or complex64, got {dtype}"
+    if not 0 < width <= MAX_WIDTH:
+        return f"rows of at most {MAX_WIDTH} real numbers, got {width}"
+    if activation.is_paired and width % 2:
+        return f"an even number of units for {type(activation).__name__}, got {width}"
+    return unsupported_device(device)
+
+
+def unsupported_device(device: torch.device) -> str | None:
+    """Returns what programs need of a device and do not find, or None; see `unsupported`."""
+    if not HAS_TRITON:
+        return "the package triton, got an environment without it"
+    if device.type == "cpu":
+        return None if is_interpreted() else "a GPU, got cpu (TRITON_INTERPRET=1 runs it there, slowly, for tests)"
+    if device.type != "cuda":
+        return f"a GPU, got {device.type}"
+    capability = torch.cuda.get_device_capability(device)
+    return None if capability >= (8, 0) else f"a GPU of compute capability 8.0, got {capability[0]}.{capability[1]}"
 
 
 class Triton:
@@ -17,17 +132,17 @@ class Triton:
         layout: of the work; that of the table when None.
     """
 
-    def __init__(self, layout: launch.Layout | None = None):
+    def __init__(self, layout: KernelLayout | None = None):
         self.layout = layout
 
     def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Returns all states, the last of each sequence, and (with `keep`) what the derivative needs besides."""
-        z, saved, last = projected(p), p.saved_like(keep), p.first
+        z, saved, last = _projected(p), p.saved_like(keep), p.first
         if len(last):
             bias = None if p.activation_bias is None else p.activation_bias.contiguous()
             args = last.contiguous(), bias, saved.flatten(0, -2) if saved.numel() else None
             # States take the place of projections.
-            steps = launch.run("forward", p, self.layout, z, p.wt, args)
+            steps = _run("forward", p, self.layout, z, p.wt, args)
             last = z[steps.ends(not p.reverse)]
         return p.row_gradient(z).view(*p.x.shape[:-1], p.n), p.row_gradient(last.clone()), saved
 
@@ -35,20 +150,18 @@ class Triton:
         """Returns the gradients from those by the states (like `out`) and by the last ones (B, n)."""
         needs_x, needs_w, _, needs_u, needs_bias, needs_inner = needs
         delta, dh0, h = self._back(p, outcome)
-        gradients = Gradients(h0=p.row_gradient(dh0))
-        if needs_w:
-            gradients.w = p.matrix_gradient(_by_states(p, delta, h), True, p.half)
+        w = p.matrix_gradient(_by_states(p, delta, h), True, p.half) if needs_w else None
+        u = x = bias = inner = None
         if needs_u and p.u is not None:
-            x = row_blocks(p.x).flatten(0, -2)
-            gradients.u = p.matrix_gradient(delta.mT @ x, p.x.is_complex())
+            u = p.matrix_gradient(delta.mT @ row_blocks(p.x).flatten(0, -2), p.x.is_complex())
         if needs_x:
             dx = delta if p.ut is None else delta @ p.ut.mT
-            gradients.x = (from_blocks(dx) if p.x.is_complex() else dx[:, : p.x.shape[-1]].contiguous()).view(p.x.shape)
+            x = (from_blocks(dx) if p.x.is_complex() else dx[:, : p.x.shape[-1]].contiguous()).view(p.x.shape)
         if needs_bias and p.bias is not None:
-            gradients.bias = p.row_gradient(delta.sum(0))
+            bias = p.row_gradient(delta.sum(0))
         if needs_inner and p.activation_bias is not None:
-            gradients.activation_bias = p.activation.bias_gradient(h, delta).sum(0)
-        return gradients
+            inner = p.activation.bias_gradient(h, delta).sum(0)
+        return Gradients(x, w, p.row_gradient(dh0), u, bias, inner)
 
     def deltas(self, p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor]:
         """Returns the gradients by all pre-activations, like `out`, and by the first states (B, n)."""
@@ -64,11 +177,11 @@ class Triton:
             return delta, torch.empty_like(p.first), h
         outside = (None if g is None else row_blocks(g).flatten(0, -2) for g in (g_out, g_last))
         args = *outside, h, saved.flatten(0, -2) if saved.numel() else None
-        steps = launch.run("back", p, self.layout, delta, p.rows_w, args)
+        steps = _run("back", p, self.layout, delta, p.rows_w, args)
         return delta, delta[steps.ends(p.reverse)] @ p.rows_w, h
 
 
-def projected(p: Problem) -> Tensor:
+def _projected(p: Problem) -> Tensor:
     """Returns the projected inputs of all steps, (rows, N), in memory of their own."""
     x = row_blocks(p.x).flatten(0, -2)
     if p.ut is not None:
@@ -86,10 +199,10 @@ def _by_states(p: Problem, delta: Tensor, h: Tensor) -> Tensor:
         if p.reverse:
             first, later, before = slice(len(h) - sizes[0], None), before, later
         return torch.addmm(delta[first].mT @ p.first, delta[later].mT, h[before])
-    return delta.mT @ states_before(p, h)
+    return delta.mT @ _states_before(p, h)
 
 
-def states_before(p: Problem, h: Tensor) -> Tensor:
+def _states_before(p: Problem, h: Tensor) -> Tensor:
     """Returns the states before each of all rows of states, both (rows, N)."""
     sizes = p.sizes
     if not p.is_packed:
@@ -103,3 +216,141 @@ def states_before(p: Problem, h: Tensor) -> Tensor:
     else:
         rows = [p.first[: sizes[0]], *(step[:size] for size, step in zip(sizes[1:], steps, strict=False))]
     return torch.cat(rows)
+
+
+class _Steps:
+    """Where the rows of all steps are.
+
+    Args:
+        p: the problem, of at least one sequence.
+        rows: all rows, (rows, N).
+    """
+
+    def __init__(self, p: Problem, rows: Tensor):
+        self.batch = batch = len(p.first)
+        self.rows, self.is_packed = len(rows), p.is_packed
+        if not p.is_packed:
+            self.count, self.starts, self.sizes, self.lengths = len(rows) // batch, rows, rows, rows
+            return
+        sizes = torch.tensor(p.sizes, device=rows.device)
+        self.count, self.sizes, self.starts = len(sizes), sizes, sizes.cumsum(0) - sizes
+        # As many steps as have more rows than the sequence's index.
+        self.lengths = torch.searchsorted(-sizes, -torch.arange(batch, device=sizes.device))
+
+    def ends(self, is_last: bool) -> slice | Tensor:
+        """Returns where the rows of the last (or first) step in time of each sequence are."""
+        if not is_last:
+            return slice(0, self.batch)
+        if not self.is_packed:
+            return slice(self.rows - self.batch, self.rows)
+        return self.starts[self.lengths - 1] + torch.arange(self.batch, device=self.starts.device)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Returns those of a GPU, or what triton's interpreter stands for."""
+    is_cuda = device.type == "cuda"
+    return torch.cuda.get_device_properties(device).multi_processor_count if is_cuda else INTERPRETED
+
+
+def program_constants(layout: KernelLayout, width: int, units: int, activation: Activation) -> dict[str, Any]:
+    """Returns what is fixed when a program is compiled for rows of this width."""
+    fixed: dict[str, Any] = {"N": width, "ACTIVATION": activation.kernel, "enable_fp_fusion": True}
+    if layout.program == "tiles":
+        return fixed | _tiles(width, activation.is_paired)
+    fixed |= {"PAIRS": activation.is_paired, "BLOCKS": layout.blocks, "DEEP": layout.deep, "num_warps": layout.warps}
+    if layout.program == "groups":
+        parts = -(-width // layout.columns)
+        return fixed | {"ROWS": layout.rows, "PARTS": parts, "LONG": layout.size, "SIZE": layout.columns}
+    if layout.program == "rows":
+        fixed |= {"PAIRS": activation.is_paired and width == units, "COMPLEX": width > units}
+    return fixed | {"SIZE": layout.size}
+
+
+def _tiles(width: int, is_paired: bool) -> dict[str, Any]:
+    """Returns the first of TILES that pads a matrix least, cut down to powers of two for narrow ones."""
+    columns = width // 2 if is_paired else width
+
+    def padded(tile: tuple[int, int]) -> int:
+        return -(-columns // tile[1]) * tile[1]
+
+    # Two halves side by side fill a tile of pairs.
+    rows, size = min(((rows, size >> is_paired) for rows, size in TILES), key=padded)
+    rows, size = min(rows, _power(width)), min(size, _power(columns))
+    is_resident = not is_paired and width <= rows == size
+    return {
+        "PAIRS": is_paired,
+        "RESIDENT": is_resident,
+        "BLOCK_B": BATCH_BLOCK,
+        "BLOCK_K": rows,
+        "BLOCK_N": size,
+        "num_warps": 8 if is_resident and size > 32 else 4,
+    }
+
+
+def _power(length: int) -> int:
+    """Returns the next power of two, and at least what a tensor product takes."""
+    return max(16, 1 << (length - 1).bit_length())
+
+
+def _run(
+    way: str, p: Problem, layout: KernelLayout | None, rows: Tensor, matrix: Tensor, args: Sequence[Tensor | None]
+) -> _Steps:
+    """Runs a program of the plain recurrence: on rows of all steps, a matrix and its own arguments; returns the steps.
+
+    Without `layout` that of the table is taken.
+    """
+    steps = _Steps(p, rows)
+    layout = layout or find_layout(
+        "complex" if p.is_complex else "real", p.n, steps.batch, multiprocessors(rows.device)
+    )
+    fixed = program_constants(layout, p.width, p.n, p.activation)
+    if layout.program == "tiles":
+        pad, places = _tiled, steps.sizes
+    else:
+        pad, places = _blocked, steps.lengths
+    everything = (rows, pad(matrix, fixed), *args, steps.starts, places, p.activation.slope, steps.count, steps.batch)
+    fixed |= {"PACKED": steps.is_packed, "REVERSE": p.reverse}
+    if layout.program == "groups":
+        _run_groups(f"groups_{way}", steps, everything, fixed)
+    else:
+        count = -(-steps.batch // fixed.get("BLOCK_B", 1))
+        start(PACKAGE, f"{layout.program}_{way}", count, rows, *everything, **fixed)
+    return steps
+
+
+def _run_groups(name: str, steps: _Steps, args: tuple[Any, ...], fixed: dict[str, Any]) -> None:
+    """Runs groups that wait for each other, as many as fit; the interpreter's do not, but take a step each."""
+    parts, device = fixed["PARTS"], args[0].device
+    groups = max(1, min(-(-steps.batch // fixed["ROWS"]), multiprocessors(device) // parts))
+    counters = torch.zeros(32 * groups, dtype=torch.int32, device=device)
+    fixed["launch_cooperative_grid"] = True
+    for first, last in [(0, steps.count)] if device.type == "cuda" else [(t, t + 1) for t in range(steps.count)]:
+        start(PACKAGE, name, groups * parts, args[0], *args, counters, first, last, **fixed)
+
+
+def _tiled(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
+    """Pads a matrix with zeros to whole tiles, in either half of the columns if they are pairs: no masks."""
+    halves = matrix.unflatten(1, (1 + fixed["PAIRS"], -1))
+    rows, columns = -len(matrix) % fixed["BLOCK_K"], -halves.shape[-1] % fixed["BLOCK_N"]
+    return torch.nn.functional.pad(halves, (0, columns, 0, 0, 0, rows)).contiguous()
+
+
+def _blocked(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
+    """Transposes and pads a matrix to whole blocks; of [[a, b], [-b, a]] both a and b, pairs side by side."""
+    columns = matrix.mT.unsqueeze(0)
+    if fixed.get("COMPLEX"):
+        n = len(matrix) // 2
+        columns = torch.stack([matrix[:n, :n].mT, matrix[:n, n:].mT])
+    elif fixed["PAIRS"]:
+        order = _paired(len(matrix), matrix.device)
+        # The rows of a group's matrix meet states as they stand in memory.
+        columns = columns[:, order] if "LONG" in fixed else columns[:, order][..., order]
+    first = fixed.get("LONG", fixed["SIZE"])
+    length = 2 * first - (2 * first >> fixed["BLOCKS"])
+    count = fixed["PARTS"] * fixed["SIZE"] if "LONG" in fixed else length
+    return torch.nn.functional.pad(columns, (0, length - columns.shape[2], 0, count - columns.shape[1])).contiguous()
+
+
+def _paired(width: int, device: torch.device) -> Tensor:
+    """Units in the order of pairs, i and i + width / 2 one after the other."""
+    return torch.arange(width, device=device).view(2, -1).mT.flatten()

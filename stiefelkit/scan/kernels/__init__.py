@@ -1,14 +1,11 @@
 """Programs for GPUs. They need triton: `launch` imports them, by names of its own, where that is known to be there."""
 
-from .gates import gates_back, gates_forward
 from .groups import groups_back, groups_forward
 from .rotations import rotate_planes
 from .rows import rows_back, rows_forward
 from .tiles import tiles_back, tiles_forward
 
 __all__ = [
-    "gates_back",
-    "gates_forward",
     "groups_back",
     "groups_forward",
     "rotate_planes",
