@@ -16,8 +16,20 @@ from stiefelkit._torch import call_hooks, held_modules, is_cached
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, shown
-from stiefelkit.nn.frozen import PASSED_ON, Layout, along, applied, inside_peft, layout_of, reference_tensor
-from stiefelkit.nn.probing import beyond_affine, is_plain, obstacle
+from stiefelkit.nn.frozen import (
+    PASSED_ON,
+    Layout,
+    along,
+    applied,
+    beyond_affine,
+    inside_peft,
+    is_plain,
+    layout_of,
+    obstacle,
+    reference_tensor,
+    required_weight,
+    size_of,
+)
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import FLAG, Check, above, as_python_number, at_least, integer, one_of
 from stiefelkit.parametrizations.block_diagonal import BlockDiagonal
@@ -88,16 +100,15 @@ class Replacement(nn.Module, ABC):
         super().__init__()
         self.layer, self.name, self.is_on = layer, _NAME.require(type(self).__name__, "name", name), True
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OF_THE_LAYER:  # libraries that tie weights assign the one that is there
-            held = getattr(self.base, name, None)
-            if value is not held and not (type(value) is int and value == held):
-                raise OptionError(
-                    f"{type(self).__name__} needs {name} set on its layer, `base`, got it set on itself; to resize or "
-                    "tie the layer, fold or delete_adapter first."
-                )
-        else:
-            super().__setattr__(name, value)
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in _OF_THE_LAYER:
+            return super().__setattr__(name, value)  # type: ignore[arg-type]
+        held = getattr(self.base, name, None)  # libraries that tie weights assign the one that is there
+        if value is not held and not (type(value) is int and value == held):
+            raise OptionError(
+                f"{type(self).__name__} needs {name} set on its layer, `base`, got it set on itself; to resize or "
+                "tie the layer, fold or delete_adapter first."
+            )
 
     @property
     def base(self) -> Any:
@@ -133,9 +144,6 @@ class Adapter(Replacement):
         layer: the layer; a subclass freezes it when all else is made.
         name: by which adapters are switched, saved and deleted.
 
-    Raises:
-        DtypeError: the layer is none, has no size yet, or no features that are known.
-        OptionError: the name is none.
     """
 
     merged: Tensor | None
@@ -193,25 +201,20 @@ class Adapter(Replacement):
                 f'{type(self).__name__} needs side="out" for {type(self.base).__name__}, which reads indices, got '
                 f"side={side!r}."
             )
-        return getattr(inside_peft(self.base), key)
+        return size_of(inside_peft(self.base), key) or 0
 
     @property
     def weight(self) -> Tensor:
         """The weight with the change, in the layer's shape: worked out in float64 and rounded once; with gradients.
 
         It is made at each read: what is written into it is lost.
-
-        Raises:
-            OptionError: the layer computes more than W x + b, which no one matrix tells.
         """
         return self._product("weight")
 
     def merge(self) -> None:
         """Makes the layer read `weight`, computed once; a merged layer stays merged.
 
-        Raises:
-            OptionError: the layer computes more than W x + b.
-            NonFiniteError: the product holds NaN or infinity.
+        Raises OptionError for a layer that computes more than W x + b, NonFiniteError for NaN or infinity in `weight`.
         """
         if self.merged is None:
             self.merged = self._finite_product("merge")
@@ -221,12 +224,7 @@ class Adapter(Replacement):
         self.merged = None
 
     def folded(self) -> nn.Module:
-        """Returns a new plain layer with `weight` and the bias, frozen as the old one.
-
-        Raises:
-            OptionError: the layer computes more than W x + b, or the adapter has hooks.
-            NonFiniteError: the product holds NaN or infinity.
-        """
+        """Returns a new plain layer with `weight` and the bias, frozen as the old one; raises what `merge` does."""
         if not is_itself(self):
             self._refuse("an adapter with hooks or a forward put over its own; remove them first", "folded")
         w, base = nn.Parameter(self._finite_product("folded"), False), self.base
@@ -240,11 +238,7 @@ class Adapter(Replacement):
         return dense.train(self.training)
 
     def forward(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
-        """Applies the layer; see the class.
-
-        Raises:
-            OptionError: it is merged, and in training; or merged, and the layer has got more to do since.
-        """
+        """Applies the layer; see the class. A merged one in training is refused."""
         if not self.is_on:
             return self.layer(x, *args, **options)
         if self.merged is None:
@@ -264,7 +258,7 @@ class Adapter(Replacement):
             w = self.layer._wide(who)
         else:
             self._refuse(beyond_affine(self.layer), who)
-            w: Any = self.layer.weight
+            w = required_weight(self.layer)
             w = w.to(working_dtype(w.dtype))
         if not self.is_on:
             return w
@@ -397,14 +391,13 @@ class OrthogonalAdapter(Adapter):
             return self.layer(along(self.rotation, x, dim), *args, **options)
         if self.side == "patches":
             self._refuse(obstacle(self.base), "forward")
-            w: Any = self.layer.weight
-            rows = w.flatten(1)
-            r = self.rotation.matrix
+            w = required_weight(self.layer)
+            rows, r = w.flatten(1), self.rotation.matrix
             turned = self.rotation.dropped((rows.to(r.dtype) @ r).to(w.dtype), rows)
             return applied(self.base, turned.view_as(w), x)
         b = self.bias
         if is_plain(self.layer) and self._layout == Layout():
-            y = F.linear(x, self.layer.weight)  # type: ignore[arg-type]
+            y = F.linear(x, required_weight(self.layer))
         else:
             y = self.layer(x, *args, **options)
             y = y if b is None else y - b.to(y.dtype).view(-1, *[1] * (-1 - dim))
@@ -473,7 +466,7 @@ def _divides(n: int) -> Check:
     return Check(f"a {{key}} that divides {n}", lambda size: integer(1).holds(size) and n % size == 0)
 
 
-def _with_defaults(cls: type, n: int, block_size: Any, options: dict[str, Any]) -> dict[str, Any]:
+def _with_defaults(cls: type, n: int, block_size: int | None, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options of the map of R, with those that are left out."""
     if block_size is not None and (cls is not BlockDiagonal or "blocks" in options):
         raise OptionError(
@@ -493,7 +486,7 @@ def _with_defaults(cls: type, n: int, block_size: Any, options: dict[str, Any]) 
     return {**options, "blocks": n // _divides(n).require("OrthogonalAdapter", "block_size", block_size)}
 
 
-def _merge_anew(adapter: Any, _: Any) -> None:
+def _merge_anew(adapter: Adapter, _: object) -> None:
     """Works the product out again from what was loaded."""
     if adapter.merged is not None:
         adapter.unmerge()

@@ -15,9 +15,8 @@ from stiefelkit.contract.table import find_parametrization, registered
 from stiefelkit.errors import CheckpointError, DtypeError, OptionError, UnknownNameError, did_you_mean, shown
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter, Replacement, replaced, trained_as_before
 from stiefelkit.nn.butterfly import ButterflyAdapter
-from stiefelkit.nn.frozen import OF_PEFT, layout_of
+from stiefelkit.nn.frozen import OF_PEFT, in_other_adapters, layout_of, weight_of
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
-from stiefelkit.nn.probing import in_other_adapters
 from stiefelkit.weights.find import Where, check_module, choose, matches, nearest_of, orthogonal_weights
 
 KINDS = {"butterfly": ButterflyAdapter, "low_rank": LowRankAdapter, "principal": PrincipalAdapter}
@@ -68,7 +67,7 @@ class Site(NamedTuple):
     @property
     def title(self) -> str:
         """The name of the weight, if there is one."""
-        return f"{self.name}.weight".lstrip(".") if hasattr(self.layer, "weight") else self.name
+        return self.name if weight_of(self.layer) is None else f"{self.name}.weight".lstrip(".")
 
 
 def adapt(
@@ -124,7 +123,7 @@ def adapt(
     return put_on(model, fresh, saved, name, lambda site: kind(site.layer, name=name, **options))
 
 
-def _check_name(parametrization: Any) -> None:
+def _check_name(parametrization: Parametrization) -> None:
     """Raises UnknownNameError for a name that neither an adapter nor a map has."""
     if not isinstance(parametrization, str) or parametrization in KINDS:
         return
@@ -221,7 +220,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
     True
     """
     held = replacements(model, "without_adapters")
-    before = {other: (other.is_on, getattr(other, "merged", None)) for other in held}
+    before = {other: (other.is_on, _merged(other)) for other in held}
     try:
         for other in before:
             other.is_on = False
@@ -229,9 +228,13 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
     finally:
         for other in {*before, *(module for module in model.modules() if isinstance(module, Replacement))}:
             was, merged = before.get(other, (other.is_on, None))
-            if getattr(other, "merged", None) is not merged:  # inside the block, without the others
+            if _merged(other) is not merged:  # inside the block, without the others
                 other.unmerge()
             other.is_on = was
+
+
+def _merged(other: Replacement) -> Tensor | None:
+    return other.merged if isinstance(other, Adapter) else None
 
 
 def delete_adapter(model: nn.Module, name: str) -> nn.Module:
@@ -308,7 +311,7 @@ def replacements(model: nn.Module, who: str, *names: object) -> list[Replacement
     return held
 
 
-def _listed(names: Any) -> list[Any]:
+def _listed(names: str | Iterable[str]) -> list[str]:
     """Returns names as a list, one name alone too."""
     return list(names) if isinstance(names, Iterable) and not isinstance(names, str) else [names]
 

@@ -12,7 +12,7 @@ from stiefelkit._torch import Convolution as TorchConvolution
 from stiefelkit._torch import class_name
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.paraunitary import Paraunitary
-from stiefelkit.errors import OptionError, ShapeError, shown
+from stiefelkit.errors import OptionError, ShapeError, needs, shown
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import FLAG, as_python_number, integer, sizes
 from stiefelkit.tensors import check_dtype
@@ -35,45 +35,38 @@ class Convolution(TorchConvolution):
         for key in ("kernel_size", "stride", "dilation"):
             out[key] = each_axis(name, key, given[key], self.dims, 1)
         mode = given["padding_mode"]
-        if mode not in ("circular", "zeros"):
-            raise OptionError(
-                f'{name} needs padding_mode "circular" or "zeros", got {shown(mode)}; others count pixels twice.'
-            )
+        needs(mode in ("circular", "zeros"), OptionError, name, 'padding_mode "circular" or "zeros"', mode)
         self.__dict__["is_circular"] = mode == "circular"
         require_options(type(self), given["parametrization"], options)
         if given["dtype"] is not None:
             check_dtype(name, given["dtype"])
         geometry = zip(out["kernel_size"], out["stride"], out["dilation"], strict=True)
         wraps, padding = [(taps - 1) * d for taps, _, d in geometry], as_python_number(given["padding"])
-        if isinstance(padding, str) and padding not in ("same", "valid"):
-            raise OptionError(f'{name} needs padding "same", "valid" or integers, got {shown(padding)}.')
+        is_known = not isinstance(padding, str) or padding in ("same", "valid")
+        needs(is_known, OptionError, name, 'padding "same", "valid" or integers', shown(padding))
         same = tuple(wrap // 2 for wrap in wraps)
         is_asymmetric = any(wrap % 2 and step == 1 for wrap, step in zip(wraps, out["stride"], strict=True))
-        if padding == "same" and is_asymmetric and (given["transposed"] or max(out["stride"]) > 1):
-            raise OptionError(
-                f'{name} needs an odd kernel along an axis of stride 1 for padding="same" of a '
-                f"{'transposed' if given['transposed'] else 'strided'} convolution, got {out['kernel_size']}."
-            )
+        is_moved = given["transposed"] or max(out["stride"]) > 1
+        odd = 'an odd kernel along an axis of stride 1 for padding="same" of a strided or transposed convolution'
+        needs(not (padding == "same" and is_asymmetric and is_moved), OptionError, name, odd, out["kernel_size"])
         if padding == "same" and not is_asymmetric:
             padding = same
         elif padding != "same":
             padding = each_axis(name, "padding", 0 if padding == "valid" else padding, self.dims, 0)
-        if self.is_circular and padding not in ("same", same):
-            raise OptionError(
-                f'{name} needs padding="same", {shown(same)} here, for circular images, got {shown(padding)}; '
-                'padding_mode="zeros" takes any.'
-            )
+        circular = f'padding="same", {same} here, for circular images (padding_mode="zeros" takes any)'
+        needs(not self.is_circular or padding in ("same", same), OptionError, name, circular, shown(padding))
         return {**out, "padding": padding}
 
     def _keep_orthogonal(self, parametrization: Parametrization, init: str | None, options: dict[str, Any]) -> None:
         """Puts the map on the kernel; raises OptionError where no kernel of this shape is orthogonal."""
         w, generator, given = self.weight, options.pop("generator", None), as_python_number(options)
         rows, columns = w.shape[0] // self.groups, w.shape[1]
-        if self._patch != self.stride and rows > columns * math.prod(self._patch):
+        most = columns * math.prod(self._patch)
+        if self._patch != self.stride and rows > most:
             raise OptionError(
-                f"{type(self).__name__} needs at most {columns * math.prod(self._patch)} channels for each "
-                f"{columns} of the larger image, where strides leave pixels out, got {rows}; take a kernel at least "
-                "as large as the stride, and a dilation without common factor with it."
+                f"{type(self).__name__} needs at most {most} channels for each {columns} of the larger image, where "
+                f"strides leave pixels out, got {rows}; take a kernel at least as large as the stride, and a dilation "
+                "without common factor with it."
             )
         maps: dict[str, Any] = {"parametrization": parametrization, "options": given, "dtype": w.dtype}
         param = Paraunitary(w.shape, groups=self.groups, stride=self._patch, device=w.device, **maps)
@@ -189,8 +182,8 @@ class _Transposed(Convolution):
         if output_padding is None:
             output_padding = same if self.is_circular or padding == "same" else 0
         extra = each_axis(type(self).__name__, "output_padding", output_padding, self.dims, 0)
-        if self.is_circular and extra != same:
-            raise OptionError(f"{type(self).__name__} needs output_padding={same} for circular images, got {extra}.")
+        name, circular = type(self).__name__, f"output_padding={same} for circular images"
+        needs(not self.is_circular or extra == same, OptionError, name, circular, extra)
         super().__init__(**out, output_padding=extra, device=device, dtype=dtype)
         self._keep_orthogonal(parametrization, init, options)
 
@@ -198,8 +191,8 @@ class _Transposed(Convolution):
         """Applies the layer; see the class. `output_size` is for zeros around the image, as of torch's."""
         if not self.is_circular:
             return super().forward(input, output_size)
-        if output_size is not None:
-            raise OptionError(f"{class_name(self)} needs no output_size for circular images, got {shown(output_size)}.")
+        no_size = "no output_size for circular images"
+        needs(output_size is None, OptionError, class_name(self), no_size, shown(output_size))
         # Repeated as far as taps reach over an end, and cut to one image.
         ends, cut = [], []
         for taps, step, d, p in zip(self.kernel_size, self.stride, self.dilation, self.padding, strict=True):
@@ -239,8 +232,7 @@ class OrthogonalConv2d(_Forward, nn.Conv2d):
         (B, in_channels, H, W) to (B, out_channels, H / stride, W / stride) with padding="same".
 
     Raises:
-        OptionError, ShapeError: no kernel of this shape is orthogonal, or an argument is out of range.
-        UnknownNameError, DtypeError: as `OrthogonalLinear`.
+        OptionError, ShapeError: no kernel of this shape is orthogonal.
 
     References:
         Li, Haque, Anil, Lucas, Grosse, Jacobsen, Preventing gradient attenuation in Lipschitz constrained convolutional
@@ -291,8 +283,8 @@ def channels(who: str, *, groups: Any, bias: Any, **sides: Any) -> dict[str, Any
     """Returns the arguments; raises OptionError unless they are integers, which groups divides, and a flag."""
     out = {key: integer(1).require(who, key, value) for key, value in {**sides, "groups": groups}.items()}
     for key in sides:
-        if out[key] % out["groups"]:
-            raise OptionError(f"{who} needs {key} that groups={out['groups']} divides, got {out[key]}.")
+        divided = f"{key} that groups={out['groups']} divides"
+        needs(out[key] % out["groups"] == 0, OptionError, who, divided, out[key])
     return {**out, "bias": FLAG.require(who, "bias", bias)}
 
 

@@ -181,7 +181,9 @@ def _new_bias(change: Change) -> Tensor:
     return b
 
 
-def write(changes: Sequence[Change], affine: Mapping[nn.Module, Affine], model: Any) -> dict[int, nn.Module]:
+def write(
+    changes: Sequence[Change], affine: Mapping[nn.Module, Affine], model: nn.Module | None
+) -> dict[int, nn.Module]:
     """Writes all changes: biases, which are made of weights, then weights that are untied, then the others.
 
     Returns the root mean squares that are to replace layer norms of a model, by the ids of these.
@@ -192,12 +194,11 @@ def write(changes: Sequence[Change], affine: Mapping[nn.Module, Affine], model: 
             continue
         layer, old, value = change.site.layer, change.tensor, change.value()
         if old is None or id(old) in _of_others(changes, change):
-            like = held_parameters(layer)["weight"] if old is None else old
-            new = nn.Parameter(value.to(like.dtype), like.requires_grad)  # type: ignore[union-attr]
-            layer.register_parameter(change.name, new)
-            config = getattr(model, "config", None)
+            like = layer.get_parameter("weight") if old is None else old
+            layer.register_parameter(change.name, nn.Parameter(value.to(like.dtype), like.requires_grad))
+            config = config_of(model)
             if old is not None and hasattr(config, "tie_word_embeddings"):
-                config.tie_word_embeddings = False  # type: ignore[union-attr]
+                config.tie_word_embeddings = False
         elif id(old) not in written:
             old.copy_(value)
             written.add(id(old))
@@ -232,6 +233,11 @@ def is_norm(module: nn.Module, n: int) -> bool:
         return False
     weight = held_parameters(module).get("weight")
     return (weight is not None and weight.shape == (n,)) or getattr(module, "normalized_shape", None) == (n,)
+
+
+def config_of(model: nn.Module | None) -> Any:
+    """Returns the configuration of a model of transformers, None where there is none."""
+    return getattr(model, "config", None)
 
 
 def kind_of(module: nn.Module) -> str:

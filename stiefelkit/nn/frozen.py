@@ -1,13 +1,17 @@
-"""Layouts of the layers that adapters take: how many features they have, and where these stand in what they hold."""
+"""Layers that adapters and rotations take: where their features are, and what they compute, asked of a copy."""
 
+import copy
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stiefelkit._torch import call_hooks
 from stiefelkit.errors import DtypeError
+from stiefelkit.tensors import is_sharded, working_dtype
 
 
 class Layout(NamedTuple):
@@ -43,10 +47,42 @@ OF_PEFT = ("get_base_layer", "base_layer", "unload_and_optionally_merge_module")
 """Attributes by which PEFT knows its own layers: what they wrap they merge into, and put back."""
 
 
-def inside_peft(layer: nn.Module) -> Any:
+_PLAIN = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_ROWS = 8
+_ROUNDINGS = 4
+"""Multiples of the error of torch's own product up to which a result counts as that product."""
+
+
+def inside_peft(layer: nn.Module) -> nn.Module:
     """Returns the layer inside a layer of PEFT, any other as it is."""
     find = getattr(type(layer), "get_base_layer", None)
-    return find(layer) if callable(find) else layer
+    inner = find(layer) if callable(find) else layer
+    return inner if isinstance(inner, nn.Module) else layer
+
+
+def weight_of(layer: nn.Module) -> Tensor | None:
+    """Returns the weight of a layer, if it is a tensor."""
+    w = getattr(layer, "weight", None)
+    return w if isinstance(w, Tensor) else None
+
+
+def required_weight(layer: nn.Module) -> Tensor:
+    """Returns the weight of a layer that is known to have one."""
+    w = weight_of(layer)
+    assert w is not None
+    return w
+
+
+def bias_of(layer: nn.Module) -> Tensor | None:
+    """Returns the bias of a layer, if it is a tensor."""
+    b = getattr(layer, "bias", None)
+    return b if isinstance(b, Tensor) else None
+
+
+def size_of(layer: nn.Module, key: str | None) -> int | None:
+    """Returns how many features a layer has, by the attribute that says so; None if it has no such number."""
+    n = None if key is None else getattr(layer, key, None)
+    return n if type(n) is int else None
 
 
 def layout_of(layer: nn.Module) -> Layout | None:
@@ -54,7 +90,7 @@ def layout_of(layer: nn.Module) -> Layout | None:
     base = inside_peft(layer)
     named = [LAYOUTS[cls.__name__] for cls in type(base).__mro__ if cls.__name__ in LAYOUTS]
     for layout in [*named, Layout()]:
-        if all(type(getattr(base, key, None)) is int for key in (layout.inputs, layout.outputs) if key is not None):
+        if all(size_of(base, key) is not None for key in (layout.inputs, layout.outputs) if key is not None):
             return layout
     return None
 
@@ -65,8 +101,7 @@ def reference_tensor(layer: nn.Module, who: str) -> Tensor:
     Raises:
         DtypeError: the layer holds complex numbers.
     """
-    w = getattr(layer, "weight", None)
-    held = [t for t in [w, *layer.parameters(), *layer.buffers()] if isinstance(t, Tensor)]
+    held = [t for t in [weight_of(layer), *layer.parameters(), *layer.buffers()] if t is not None]
     if any(t.is_complex() for t in held):
         raise DtypeError(f"{who} needs a layer of a real dtype, got {type(layer).__name__} with complex numbers.")
     floating = [t for t in held if t.is_floating_point()]
@@ -80,7 +115,110 @@ def along(function: Callable[[Tensor], Tensor], x: Tensor, dim: int) -> Tensor:
 
 def applied(layer: nn.Module, weight: Tensor, x: Tensor) -> Tensor:
     """Returns what a layer that computes W x + b gives with another weight."""
-    layout: Any = layout_of(layer)
-    if layout.inputs is not None and layout.dim == -1:
-        return F.linear(x, weight if layout.axes == (1, 0) else weight.mT, layer.bias)  # type: ignore[arg-type]
+    layout = layout_of(layer)
+    if layout is not None and layout.inputs is not None and layout.dim == -1:
+        return F.linear(x, weight if layout.axes == (1, 0) else weight.mT, bias_of(layer))
     return torch.func.functional_call(layer, {"weight": weight}, (x,))
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Returns whether a call runs other code than torch's own layer, on the class or on the instance."""
+    is_torchs = any(type(module).forward is plain.forward for plain in _PLAIN)
+    return not is_torchs or "forward" in vars(module) or type(module).__call__ is not nn.Module.__call__
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Returns whether a call of a layer is torch's own product, with nothing before or after."""
+    return not has_own_forward(layer) and not any(call_hooks(layer))
+
+
+def obstacle(layer: nn.Module) -> str | None:
+    """Returns what a layer visibly has beside one matrix and a bias, as the end of a sentence, or None."""
+    if any(call_hooks(layer)):
+        return f"{type(layer).__name__} with hooks; remove them first"
+    for name, _ in layer.named_parameters():
+        if name not in ("weight", "bias") and not name.startswith("parametrizations."):
+            return f"{type(layer).__name__} with {name} beside them; merge it into the layer first"
+    return None
+
+
+@torch.no_grad()
+def beyond_affine(layer: nn.Module) -> str | None:
+    """Returns what a layer does beyond W x + b of its own weight and bias, as the end of a sentence, or None.
+
+    A forward that is not torch's is run on a copy, in training and not, on the unit vectors and on random ones.
+    """
+    found = obstacle(layer) or beyond_one_matrix(layer)
+    if found is not None or not has_own_forward(layer):
+        return found
+    layout, w, b = layout_of(layer), weight_of(layer), bias_of(layer)
+    if layout is None or layout.inputs is None or w is None or w.dim() != 2:
+        return f"{type(layer).__name__}, whose forward is not torch's"
+    w = w if layout.axes == (1, 0) else w.mT
+    x = probes(w.shape[1], torch.device("cpu"))
+    eye = torch.eye(w.shape[1], dtype=x.dtype, device="cpu")
+    x = torch.cat([eye, x, 64 * x, x / 64, 0 * x[:1]]).to(w.device, w.dtype)
+    wide = working_dtype(w.dtype)
+    exact = F.linear(x.to(wide), w.to(wide), None if b is None else b.to(wide))
+    devices = [w.device] if w.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.autocast(w.device.type, enabled=False):
+        bound = _ROUNDINGS * torch.linalg.vector_norm(F.linear(x, w, b).to(wide) - exact, dim=-1)
+        bound += _ROUNDINGS * torch.finfo(w.dtype).eps * torch.linalg.vector_norm(exact, dim=-1)
+        for is_training in (False, True):
+            try:
+                y = copy.deepcopy(layer).train(is_training)(x)
+                error = torch.linalg.vector_norm(y.to(wide) - exact, dim=-1)
+            except Exception as error:  # whatever a stranger's forward raises
+                return f"{type(layer).__name__}, which cannot be tried ({type(error).__name__})"
+            if y.shape != exact.shape or not bool((error <= bound).all()):
+                return f"{type(layer).__name__}, whose forward does more"
+    return None
+
+
+def beyond_one_matrix(layer: nn.Module) -> str | None:
+    """Returns what a layer has in place of one weight of real numbers and a bias, as the end of a sentence, or None."""
+    kind, w = type(layer).__name__, weight_of(layer)
+    is_real = w is not None and w.is_floating_point() and w.dim() >= 2
+    if w is None or not is_real or (hasattr(type(w), "__tensor_flatten__") and not is_sharded(w)):
+        return f"{kind} without a matrix of real numbers as its weight"
+    if not isinstance(getattr(layer, "bias", None), Tensor | None):
+        return f"{kind} with a bias that is no tensor"
+    if getattr(layer, "groups", 1) != 1:
+        return f"{kind} of {layer.groups} groups, whose channels the product would mix"
+    if getattr(layer, "max_norm", None) is not None:
+        return f"{kind} with max_norm, which scales rows"
+    if not isinstance(layer, nn.Linear) and "parametrizations" in dict(layer.named_children()):
+        return f"{kind} with a parametrized weight; bake it first"
+    return None
+
+
+def in_other_adapters(model: nn.Module) -> dict[int, str]:
+    """Returns by their id the modules inside layers of PEFT and its like, each with the class of that layer."""
+    theirs = [m for m in model.modules() if any(callable(getattr(type(m), name, None)) for name in OF_PEFT)]
+    classes = [(module, f"{type(module).__module__}.{type(module).__qualname__}") for module in theirs]
+    return {id(inner): cls for module, cls in classes for inner in module.modules() if inner is not module}
+
+
+def twin(module: nn.Module, **values: Tensor) -> nn.Module:
+    """Returns a copy of a module in float64, without hooks and not in training, with other values of parameters."""
+    other = copy.deepcopy(module).double().eval()
+    for hooks in call_hooks(other):
+        hooks.clear()
+    for name, value in values.items():
+        other.get_parameter(name).copy_(value)
+    return other
+
+
+def probes(n: int, device: torch.device) -> Tensor:
+    """Returns random vectors of n entries, in float64 and always the same."""
+    source = torch.Generator().manual_seed(0)
+    return torch.randn(_ROWS, n, dtype=torch.float64, generator=source, device="cpu").to(device)
+
+
+def agree(one: Tensor, other: Tensor, n: int) -> bool:
+    """Returns whether results on n features are the same but for rounding in float32, in which many modules compute.
+
+    A sum of n numbers by halves has at most log2 n roundings.
+    """
+    bound = _ROUNDINGS * (math.log2(n) + 4) * torch.finfo(torch.float32).eps
+    return bool(torch.dist(one.double(), other.double()) <= bound * torch.linalg.vector_norm(other.double()))

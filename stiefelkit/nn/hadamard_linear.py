@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stiefelkit._torch import held_parameters
 from stiefelkit.errors import CheckpointError
 from stiefelkit.functional import hadamard_transform
 
@@ -34,13 +35,14 @@ class HadamardLinear(nn.Linear):
         self.register_load_state_dict_pre_hook(_refuse_plain)
 
     @classmethod
-    def around(cls, layer: Any) -> "HadamardLinear":
+    def around(cls, layer: nn.Module) -> "HadamardLinear":
         """Returns a layer with the weight and bias of a linear one, or of transformers' `Conv1D`, as they are."""
-        is_linear = isinstance(layer, nn.Linear)
-        w, b = (layer.weight if is_linear else layer.weight.mT), layer.bias
+        held = held_parameters(layer)
+        own, b = layer.get_parameter("weight"), held.get("bias")
+        w = own if isinstance(layer, nn.Linear) else own.mT
         made = cls(w.shape[1], w.shape[0], bias=b is not None, device="meta", dtype=w.dtype)
-        made.weight = layer.weight if is_linear else nn.Parameter(w.detach().contiguous(), w.requires_grad)
-        made.bias = b
+        made.weight = own if w is own else nn.Parameter(w.detach().contiguous(), w.requires_grad)
+        made.register_parameter("bias", b)
         made.hadamard = torch.ones((), dtype=torch.uint8, device=w.device)
         return made.train(layer.training)
 
@@ -49,7 +51,7 @@ class HadamardLinear(nn.Linear):
         return F.linear(hadamard_transform(x), self.weight, self.bias)
 
 
-def _refuse_plain(layer: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _refuse_plain(layer: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Raises CheckpointError for the weight of a layer that does not transform its input."""
     if f"{prefix}weight" in state and f"{prefix}hadamard" not in state:
         raise CheckpointError(

@@ -11,8 +11,7 @@ from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import NonFiniteError, OptionError
 from stiefelkit.nn.adapter import Adapter, Rotation, identity_scheme
-from stiefelkit.nn.frozen import Layout, inside_peft, reference_tensor
-from stiefelkit.nn.probing import beyond_one_matrix
+from stiefelkit.nn.frozen import Layout, beyond_one_matrix, inside_peft, reference_tensor, required_weight
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import FLAG, as_python_number, integer
 from stiefelkit.tensors import computing_dtype, working_dtype
@@ -103,7 +102,7 @@ class PrincipalAdapter(_LowRank):
         found = beyond_one_matrix(inside_peft(self.base))
         if found is not None:
             raise OptionError(f"PrincipalAdapter needs singular vectors of a weight, got {found}.")
-        w: Any = layer.weight
+        w = required_weight(layer)
         if not w.is_meta and not w.isfinite().all():
             raise NonFiniteError("PrincipalAdapter needs a finite weight, got NaN or infinity in it.")
         with torch.no_grad():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from stiefelkit.errors import CheckpointError, OptionError, StiefelkitError, shown
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter
 from stiefelkit.nn.adapters import Site, TrainedCopy, base_state, put_on, replacements, sites_of, to_save
-from stiefelkit.nn.peft_formats import FORMATS, Plan, Written, read, written
+from stiefelkit.nn.peft_formats import FORMATS, AdapterSpec, Written, read, written
 from stiefelkit.weights.find import check_module
 
 _CONFIG, _TENSORS, _PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
@@ -56,17 +56,17 @@ def load_peft(model: nn.Module, folder: str | os.PathLike[str], name: str = "def
     base = config.get("base_model_name_or_path")
     of_base = f"; the file is of the base {shown(base)}" if base else ""
     _check_base(sites, groups, of_base)
-    plans: dict[int, Plan] = {}
+    specs: dict[int, AdapterSpec] = {}
     for title, found in groups.items():
         layer = _free_site(sites, title, name).layer
         try:
-            plans[id(layer)] = read(kind, layer, found, config)
+            specs[id(layer)] = read(kind, layer, found, config)
         except StiefelkitError as error:
             raise CheckpointError(f"load_peft at {title}: {str(error).removesuffix('.')}{of_base}.") from error
     saved = _modules_to_save(model, sites, rest, config.get("modules_to_save") or (), name)
     fresh = {id(sites[title].layer): sites[title] for title in groups}
     copies = to_save(model, list(saved), name, fresh.values())
-    model = put_on(model, fresh, copies, name, lambda site: plans[id(site.layer)].made(site.layer, name))
+    model = put_on(model, fresh, copies, name, lambda site: specs[id(site.layer)].made(site.layer, name))
     far: dict[str, float] = {}
     for site in sites_of(model):
         for other in site.around:

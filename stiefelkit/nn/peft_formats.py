@@ -13,11 +13,12 @@ from stiefelkit.functional import cayley, cayley_inverse, pack_skew, pack_trapez
 from stiefelkit.functional._reflectors import trapezoidal_reflectors
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter
 from stiefelkit.nn.butterfly import ButterflyAdapter
-from stiefelkit.nn.frozen import inside_peft, layout_of
+from stiefelkit.nn.frozen import inside_peft, layout_of, size_of
 from stiefelkit.parametrizations.block_diagonal import BlockDiagonal
 from stiefelkit.parametrizations.cayley import Cayley
 from stiefelkit.parametrizations.householder import Householder
 from stiefelkit.tensors import computing_dtype
+from stiefelkit.weights.coordinate_list import CoordinateList
 from stiefelkit.weights.find import coordinate_list_of
 
 
@@ -53,7 +54,7 @@ FORMATS: Mapping[str, Format] = {
 """Methods by PEFT's `peft_type`."""
 
 
-class Plan(NamedTuple):
+class AdapterSpec(NamedTuple):
     """An adapter to be made: its class and options, coordinates, signs of D, scale, and blocks as PEFT computes them.
 
     Signs are ones where there are none.
@@ -70,12 +71,12 @@ class Plan(NamedTuple):
     def made(self, layer: nn.Module, name: str) -> OrthogonalAdapter:
         """Returns the adapter around a layer."""
         adapter = self.kind(layer, name=name, **self.options)
-        held: Any = coordinate_list_of(adapter.rotation, "weight")
+        held = _coordinates(adapter)
         for key, ones in held.param.chart.items():
             load_chart_(held.param, {key: torch.ones_like(ones) if self.signs is None else self.signs.view(ones.shape)})
         held.fill_([self.coordinates.view(shape) for shape in held.param.coordinates.values()])
-        if self.scale is not None:
-            adapter.scale.copy_(self.scale)  # type: ignore[union-attr, operator]
+        if isinstance(adapter, ButterflyAdapter) and adapter.scale is not None and self.scale is not None:
+            adapter.scale.copy_(self.scale)
         if self.computed is not None:
             error = _blocks(held).to(self.computed).view_as(self.computed) - self.computed
             adapter.peft_distance = math.sqrt(adapter.rotation.copies) * torch.linalg.vector_norm(error).item()
@@ -91,7 +92,7 @@ class Written(NamedTuple):
     settings: Mapping[str, Any]
 
 
-def read(kind: str, layer: nn.Module, found: Mapping[str, Tensor], config: Mapping[str, Any]) -> Plan:
+def read(kind: str, layer: nn.Module, found: Mapping[str, Tensor], config: Mapping[str, Any]) -> AdapterSpec:
     """Returns the adapter that tensors of a layer are, by the entries of PEFT's configuration.
 
     Raises:
@@ -101,12 +102,11 @@ def read(kind: str, layer: nn.Module, found: Mapping[str, Tensor], config: Mappi
     end = next(iter(found))
     _check_layer(kind, layer, end)
     side = "out" if end.startswith("oft_embedding") else "patches" if isinstance(layer, nn.Conv2d) else "in"
-    layout: Any = layout_of(layer)
+    layout, inner = layout_of(layer), inside_peft(layer)
     if layout is None or (layout.inputs is None) != (side == "out"):
         raise CheckpointError(f"needs a layer that {end} rotates, got {type(layer).__name__}.")
-    inner = inside_peft(layer)
-    m = getattr(inner, layout.outputs)
-    n = inner.weight[0].numel() if side == "patches" else m if side == "out" else getattr(inner, layout.inputs)
+    m, inputs = size_of(inner, layout.outputs) or 0, size_of(inner, layout.inputs) or 0
+    n = layer.weight[0].numel() if isinstance(layer, nn.Conv2d) else m if side == "out" else inputs
     if not all(t.is_floating_point() and t.isfinite().all() for t in found.values()):
         raise CheckpointError("needs finite tensors, got NaN, infinity or integers.")
     if kind == "OFT":
@@ -116,7 +116,7 @@ def read(kind: str, layer: nn.Module, found: Mapping[str, Tensor], config: Mappi
         _check_shape(end, u, u.dim() == 2 and u.shape[0] == n and 1 <= u.shape[1] <= n, f"({n}, r), r at most {n}")
         v = trapezoidal_reflectors(u, config["apply_GS"])
         options = {"parametrization": "householder", "reflections": u.shape[1], "side": side}
-        return Plan(OrthogonalAdapter, options, pack_trapezoid(v))
+        return AdapterSpec(OrthogonalAdapter, options, pack_trapezoid(v))
     if len(found) < 2:
         raise CheckpointError(f"needs boft_R and boft_s, got {end} alone.")
     r, s = found["boft_R"].to(computing_dtype(found["boft_R"].dtype)), found["boft_s"]
@@ -124,10 +124,10 @@ def read(kind: str, layer: nn.Module, found: Mapping[str, Tensor], config: Mappi
     _check_shape("boft_R", r, is_fit, f"(m, {n} / b, b, b)")
     _check_shape("boft_s", s, s.numel() == m, f"({m}, 1)")
     options = {"block_size": r.shape[2], "factors": r.shape[0], "dropout": config["boft_dropout"], "side": side}
-    return Plan(ButterflyAdapter, options, pack_skew((r.mT - r) / 2), scale=s.flatten())
+    return AdapterSpec(ButterflyAdapter, options, pack_skew((r.mT - r) / 2), scale=s.flatten())
 
 
-def _read_oft(v: Tensor, n: int, side: str, config: Mapping[str, Any]) -> Plan:
+def _read_oft(v: Tensor, n: int, side: str, config: Mapping[str, Any]) -> AdapterSpec:
     b = (1 + math.isqrt(1 + 8 * v.shape[-1])) // 2 if v.dim() == 2 else 0
     k, is_shared = (n // b if b else 0), config["block_share"]
     is_fit = b * k == n and v.shape[1] == b * (b - 1) // 2 and v.shape[0] == (1 if is_shared else k)
@@ -138,7 +138,7 @@ def _read_oft(v: Tensor, n: int, side: str, config: Mapping[str, Any]) -> Plan:
     q = v.new_zeros(len(v), b, b)
     q[:, *torch.triu_indices(b, b, 1, device="cpu")] = v
     if not config["use_cayley_neumann"]:
-        return Plan(OrthogonalAdapter, options, pack_skew(q.mT))
+        return AdapterSpec(OrthogonalAdapter, options, pack_skew(q.mT))
     q = (q - q.mT).double()
     if config["coft"]:
         most = config["eps"] / math.sqrt(len(v))
@@ -146,7 +146,7 @@ def _read_oft(v: Tensor, n: int, side: str, config: Mapping[str, Any]) -> Plan:
     computed = _series(q, config["num_cayley_neumann_terms"]).mT
     u, _, vh = torch.linalg.svd(computed)
     skew, signs = cayley_inverse(u @ vh, torch.ones(b, dtype=q.dtype, device="cpu") if config["coft"] else None)
-    return Plan(OrthogonalAdapter, options, skew, signs, computed=computed)
+    return AdapterSpec(OrthogonalAdapter, options, skew, signs, computed=computed)
 
 
 def _series(q: Tensor, terms: int) -> Tensor:
@@ -167,9 +167,7 @@ def written(adapter: Adapter) -> Written:
     """
     if not isinstance(adapter, OrthogonalAdapter):
         raise _refused(f"a rotation of inputs, which OFT, BOFT and HRA are, got {type(adapter).__name__}")
-    held, layer, dropout = coordinate_list_of(adapter.rotation, "weight"), adapter.base, adapter.rotation.dropout
-    if held is None or len(held) > 1:
-        raise _refused("a rotation with coordinates, got one that is baked, or changed by a parametrization on top")
+    held, layer, dropout = _coordinates(adapter), adapter.base, adapter.rotation.dropout
     of_map = "HRA" if isinstance(held.param, Householder) else "OFT"
     kind = "BOFT" if isinstance(adapter, ButterflyAdapter) else of_map
     end = [*FORMATS[kind].keys][kind == "OFT" and isinstance(layer, nn.Embedding)]
@@ -201,19 +199,29 @@ def written(adapter: Adapter) -> Written:
     return Written(kind, {end: a.mT[:, *torch.triu_indices(b, b, 1, device="cpu")]}, (b, len(a) * copies), settings)
 
 
-def _written_hra(held: Any, dropout: float) -> Written:
+def _coordinates(adapter: OrthogonalAdapter) -> CoordinateList:
+    """Returns the coordinates of the rotation of an adapter."""
+    held = coordinate_list_of(adapter.rotation, "weight")
+    if held is None or len(held) > 1:
+        raise _refused("a rotation with coordinates, got one that is baked, or changed by a parametrization on top")
+    return held
+
+
+def _written_hra(held: CoordinateList, dropout: float) -> Written:
     """Returns reflectors; those of single axes stand for the signs that are -1."""
     if dropout:
         raise _refused(f"an adapter without dropout for HRA, got dropout={dropout}")
-    u = unpack_trapezoid(held.reflectors, held.param.shape[0], held.param.reflections, False)
-    axes = torch.eye(len(u), dtype=u.dtype, device=u.device)[:, held.param.signs < 0]
+    param = held.param
+    assert isinstance(param, Householder)
+    u = unpack_trapezoid(held.coordinates["reflectors"], param.shape[0], param.reflections, False)
+    axes = torch.eye(len(u), dtype=u.dtype, device=u.device)[:, param.chart["signs"] < 0]
     u = torch.cat([u, axes], dim=1)
     if not u.any(0).all():
         raise _refused("reflectors that are not zero for HRA, got one that is; PEFT divides by its norm")
     return Written("HRA", {"hra_u": u}, (u.shape[1],), {"apply_GS": False})
 
 
-def _skew(held: Any) -> tuple[Tensor, float | None]:
+def _skew(held: CoordinateList) -> tuple[Tensor, float | None]:
     """Returns A of all blocks' Cayley transforms (I + A)^-1 (I - A), and the bound of each block, if there is one."""
     inner = held.param.inner if isinstance(held.param, BlockDiagonal) else held.param
     b = inner.shape[-1]
@@ -226,7 +234,7 @@ def _skew(held: Any) -> tuple[Tensor, float | None]:
     return unpack_skew(v, b, b, False)[0], None
 
 
-def _blocks(held: Any) -> Tensor:
+def _blocks(held: CoordinateList) -> Tensor:
     """Returns the blocks of a rotation."""
     inner = held.param.inner if isinstance(held.param, BlockDiagonal) else held.param
     w = inner(*held.coordinates.values())

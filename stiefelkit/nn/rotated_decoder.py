@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stiefelkit import init as first_frames
-from stiefelkit._torch import held_parameters
 from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.nn.decoders import RotationSites, check_sites, rotation_sites
@@ -105,7 +104,7 @@ class Rotated(nn.Module):
             raise ShapeError(f"Rotated needs start= of shape ({n}, {n}), got {tuple(r.shape)}.")
         absorb_norms_(sites)
         self.model, self.sites, self.online = sites.model.requires_grad_(False), sites, online
-        device = held_parameters(sites.writers[0])["weight"].device  # type: ignore[union-attr]
+        device = sites.writers[0].get_parameter("weight").device
         self.rotation = _Frame(r, device)
         each = [torch.eye(one.size, device="cpu").expand(one.groups, -1, -1) for one in sites.heads] if heads else []
         self.head_rotations = nn.ModuleList(_Frame(q, device) for q in each)

@@ -1,7 +1,6 @@
 """Rotations that are folded into the linear layers around them, as quantization of language models wants."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +12,9 @@ from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.nn import folding
 from stiefelkit.nn.adapter import Replacement, replaced
 from stiefelkit.nn.decoders import Heads, RotationSites, check_sites
-from stiefelkit.nn.folding import Affine, Factor, Site, kind_of
+from stiefelkit.nn.folding import Affine, Factor, Site, config_of, kind_of
+from stiefelkit.nn.frozen import agree, has_own_forward, in_other_adapters, probes, twin
 from stiefelkit.nn.hadamard_linear import HadamardLinear
-from stiefelkit.nn.probing import agree, has_own_forward, in_other_adapters, probes, twin
 from stiefelkit.tensors import working_dtype
 
 
@@ -114,7 +113,12 @@ def absorb_norms_(sites: RotationSites) -> None:
 
 
 def _fold(
-    found: dict[int, Site], affine: dict[nn.Module, Affine], model: Any, sites: Any, r: Any, online: bool = False
+    found: dict[int, Site],
+    affine: dict[nn.Module, Affine],
+    model: nn.Module | None,
+    sites: RotationSites | None,
+    r: Tensor | None,
+    online: bool = False,
 ) -> None:
     """Checks all layers, then writes, and puts new norms and layers into the model and the sites."""
     changes = folding.changes_of(list(found.values()), sites is not None)
@@ -133,7 +137,7 @@ def _fold(
     others = folding.write(changes, affine, model)
     if online and sites is not None:
         others |= {id(layer): HadamardLinear.around(layer) for layer in sites.downs}
-        if (config := getattr(model, "config", None)) is not None:
+        if (config := config_of(model)) is not None:
             config.stiefelkit_online = True
     if model is not None:
         replaced(model, others)
@@ -340,7 +344,7 @@ def _commutes(norm: nn.Module, r: Tensor) -> bool:
 def _check_own_forward(site: Site, values: dict[str, Tensor]) -> None:
     """Raises OptionError unless a layer with a forward of its own does with new values what it did, but for factors."""
     layer = site.layer
-    w: Any = held_parameters(layer)["weight"]
+    w = layer.get_parameter("weight")
     if isinstance(layer, nn.Embedding):
         x = before = torch.arange(min(len(w), 8), device=w.device)
     else:
