@@ -141,11 +141,7 @@ def _check_name(parametrization: Parametrization) -> None:
 def put_on(
     model: nn.Module, fresh: dict[int, Site], saved: dict[int, Site], name: str, made_for: Callable[[Site], Adapter]
 ) -> nn.Module:
-    """Puts new adapters around layers, and copies in the place of modules, by the ids of both; returns the model.
-
-    Raises:
-        DtypeError, OptionError: as `adapt`, and whatever `made_for` raises; nothing is changed then.
-    """
+    """Puts new adapters around layers, and copies in the place of modules, by the ids of both; returns the model."""
     lazy = [site.title for site in fresh.values() if any(map(is_lazy, site.layer.parameters()))]
     if lazy:
         raise DtypeError(f"adapt needs layers with a size, got {', '.join(lazy)}; call the model on a batch first.")
@@ -180,11 +176,6 @@ def fold(model: nn.Module) -> nn.Module:
     """Puts a plain layer with the changed weight in the place of every adapter, and returns the model.
 
     What is off is left out; a module of `modules_to_save` is replaced by its copy.
-
-    Raises:
-        UnknownNameError: the model has no adapter.
-        OptionError, NonFiniteError: all are off, as in `without_adapters`; or what `Adapter.folded` raises; nothing is
-            changed then.
     """
     held = replacements(model, "fold")
     if not any(other.is_on for other in held):
@@ -197,9 +188,6 @@ def use_adapters(model: nn.Module, names: str | Iterable[str]) -> None:
     """Switches adapters on that have one of some names, and all others off; `()` is none.
 
     Each changes its layer together with those that were put on it before. Merged ones are unmerged.
-
-    Raises:
-        UnknownNameError: no adapter of the model has one of the names; nothing is changed then.
     """
     chosen = _listed(names)
     for other in replacements(model, "use_adapters", *chosen):
@@ -210,9 +198,6 @@ def use_adapters(model: nn.Module, names: str | Iterable[str]) -> None:
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """Switches all adapters of a model off inside a block, merged ones too: it computes what its base does.
-
-    Raises:
-        UnknownNameError: the model has no adapter.
 
     >>> net = adapt(nn.Linear(8, 8), "weight")
     >>> with without_adapters(net):
@@ -241,9 +226,6 @@ def delete_adapter(model: nn.Module, name: str) -> nn.Module:
     """Takes the adapters of a name out of a model, and returns it; parameters of the layers stay frozen.
 
     Other adapters around the same layers are unmerged.
-
-    Raises:
-        UnknownNameError: no adapter of the model has this name.
     """
     held = replacements(model, "delete_adapter", name)
     for other in held:
@@ -255,9 +237,6 @@ def adapter_state(model: nn.Module, name: str = "default") -> dict[str, Tensor]:
     """Returns the state of the adapters of a name, copies of `modules_to_save` too, without that of their layers.
 
     Keys, and the shape of each tensor, are those of a model with these adapters alone.
-
-    Raises:
-        UnknownNameError: no adapter of the model has this name.
     """
     replacements(model, "adapter_state", name)
     state = model.state_dict()
@@ -271,12 +250,7 @@ def base_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor], name: str = "default") -> None:
-    """Loads a state that `adapter_state` gave into the adapters of a name, which may be another than it came from.
-
-    Raises:
-        UnknownNameError: no adapter of the model has this name.
-        CheckpointError: a key is missing or of no use, or a tensor has another shape; nothing is loaded then.
-    """
+    """Loads a state that `adapter_state` gave into the adapters of a name, which may be another than it came from."""
     replacements(model, "load_adapter_state", name)
     if not isinstance(state, Mapping):
         raise CheckpointError(f"load_adapter_state needs a mapping of names to tensors, got {shown(state)}.")

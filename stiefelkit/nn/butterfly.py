@@ -60,9 +60,6 @@ class ButterflyAdapter(OrthogonalAdapter):
     Shape:
         that of the layer.
 
-    Raises:
-        DtypeError, OptionError: as `OrthogonalAdapter`.
-
     References:
         Liu et al., Parameter-efficient orthogonal finetuning via butterfly factorization, ICLR 2024.
 

@@ -185,9 +185,6 @@ class CayleyConv2d(_CayleyConv):
     Shape:
         (B, in_channels, H, W) to (B, out_channels, H, W).
 
-    Raises:
-        OptionError, DtypeError: an argument is out of range.
-
     References:
         Trockman, Kolter, Orthogonalizing convolutional layers with the Cayley transform, ICLR 2021.
         Xiao, Bahri, Sohl-Dickstein, Schoenholz, Pennington, Dynamical isometry and a mean field theory of CNNs: how to

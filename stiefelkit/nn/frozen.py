@@ -96,11 +96,7 @@ def layout_of(layer: nn.Module) -> Layout | None:
 
 
 def reference_tensor(layer: nn.Module, who: str) -> Tensor:
-    """Returns a tensor of the dtype and on the device that an adapter of a layer computes by.
-
-    Raises:
-        DtypeError: the layer holds complex numbers.
-    """
+    """Returns a tensor of the dtype and on the device that an adapter of a layer computes by."""
     held = [t for t in [weight_of(layer), *layer.parameters(), *layer.buffers()] if t is not None]
     if any(t.is_complex() for t in held):
         raise DtypeError(f"{who} needs a layer of a real dtype, got {type(layer).__name__} with complex numbers.")

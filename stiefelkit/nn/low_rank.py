@@ -151,10 +151,6 @@ class LowRankAdapter(_LowRank):
     Shape:
         that of the layer.
 
-    Raises:
-        DtypeError: the layer has no features that are known, or a complex dtype.
-        OptionError: an option is unknown or out of range.
-
     >>> adapter = LowRankAdapter(nn.Linear(8, 6), rank=2)
     >>> sum(p.numel() for p in adapter.parameters() if p.requires_grad)
     30

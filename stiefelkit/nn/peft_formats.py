@@ -93,12 +93,7 @@ class Written(NamedTuple):
 
 
 def read(kind: str, layer: nn.Module, found: Mapping[str, Tensor], config: Mapping[str, Any]) -> AdapterSpec:
-    """Returns the adapter that tensors of a layer are, by the entries of PEFT's configuration.
-
-    Raises:
-        CheckpointError: a tensor is missing or of the wrong shape, or PEFT computes something else on such a layer.
-        StiefelkitError: PEFT's formula gives no finite rotation.
-    """
+    """Returns the adapter that tensors of a layer are, by the entries of PEFT's configuration."""
     end = next(iter(found))
     _check_layer(kind, layer, end)
     side = "out" if end.startswith("oft_embedding") else "patches" if isinstance(layer, nn.Conv2d) else "in"
@@ -160,11 +155,7 @@ def _series(q: Tensor, terms: int) -> Tensor:
 
 
 def written(adapter: Adapter) -> Written:
-    """Returns an adapter as PEFT has it.
-
-    Raises:
-        OptionError: PEFT has no such adapter.
-    """
+    """Returns an adapter as PEFT has it."""
     if not isinstance(adapter, OrthogonalAdapter):
         raise _refused(f"a rotation of inputs, which OFT, BOFT and HRA are, got {type(adapter).__name__}")
     held, layer, dropout = _coordinates(adapter), adapter.base, adapter.rotation.dropout

@@ -29,9 +29,6 @@ def fake_quantize(x: Tensor, bits: int) -> Tensor:
         x: floating, of shape (*, n).
         bits: from 2 to 16.
 
-    Raises:
-        OptionError: the bits are no such integer.
-
     >>> fake_quantize(torch.tensor([1.0, 0.4, -0.05]), 3)
     tensor([1.0000, 0.3333, 0.0000])
     """
@@ -195,9 +192,6 @@ def rotated(model: nn.Module, sites: RotationSites | None = None, **options: Any
         model: a decoder that `rotation_sites` knows, or whose layers are given.
         sites: its layers, if they are given.
         **options: of `Rotated`.
-
-    Raises:
-        OptionError, ShapeError: as `rotation_sites` and `Rotated`; or the layers are those of another model.
     """
     sites = rotation_sites(model) if sites is None else sites
     check_sites(sites, "rotated")

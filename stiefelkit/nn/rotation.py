@@ -100,9 +100,6 @@ def absorb_norms_(sites: RotationSites) -> None:
 
     Args:
         sites: the layers, of `rotation_sites(model)`.
-
-    Raises:
-        OptionError, DtypeError, ShapeError, UnfilledError: as `rotate_`.
     """
     check_sites(sites, "absorb_norms_")
     v = probes(sites.size, torch.device("cpu"))[0]
@@ -302,9 +299,6 @@ def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool = False) -> Affi
 
     Without R any norm will do that is a scale and a bias after what it does without them. `is_centred` says that inputs
     are, so that a layer norm is a root mean square.
-
-    Raises:
-        OptionError: it does not commute.
     """
     weight, bias = held_parameters(norm).get("weight"), held_parameters(norm).get("bias")
     if r is not None and weight is not None and weight.shape != (len(r),):
