@@ -28,10 +28,6 @@ def haar(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: to
         dtype: of the frames, real or complex; drawn in float64 or complex128, and rounded once.
         generator: source of randomness, on whose device the frames are; torch's default when None.
 
-    Raises:
-        ShapeError: the shape is no sequence, or that of no tall or square matrix.
-        DtypeError: the dtype is neither floating nor complex.
-
     >>> haar((2, 5, 3)).shape
     torch.Size([2, 5, 3])
     """
@@ -116,10 +112,6 @@ def hadamard(
         dtype: of the matrix, real or complex.
         generator: source of randomness, on whose device the matrix is; torch's default when None.
 
-    Raises:
-        ShapeError: no Hadamard matrix of this order is known here; the sentence names the nearest orders.
-        DtypeError: the dtype is neither floating nor complex.
-
     References:
         Paley, On orthogonal matrices, Journal of Mathematics and Physics, 1933.
         Williamson, Hadamard's determinant theorem and the sum of four squares, Duke Mathematical Journal 1944.
@@ -137,11 +129,7 @@ def hadamard(
 
 @functools.lru_cache(64)
 def hadamard_factors(n: int) -> tuple[Tensor, ...]:
-    """Returns matrices of order 2, and one of another order, whose Kronecker product is the matrix of `hadamard`.
-
-    Raises:
-        ShapeError: no such matrix of this order is known here.
-    """
+    """Returns matrices of order 2, and one of another order, whose Kronecker product is the matrix of `hadamard`."""
     twos = (n & -n).bit_length() - 1 if n > 0 else -1
     with torch.inference_mode(False):
         two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64, device="cpu")
@@ -276,9 +264,6 @@ def draw(
         shape: (*, n, p), :math:`n ≥ p`.
         dtype: of the frames, real or complex; float64 by default.
         generator: source of randomness; torch's default when None.
-
-    Raises:
-        OptionError: no scheme has this name.
     """
     if not one_of(*SCHEMES).holds(scheme):
         raise OptionError(f"No init scheme is named {shown(scheme)}{did_you_mean(scheme, SCHEMES)}")

@@ -4,17 +4,14 @@ from stiefelkit.errors import suggest_names
 from stiefelkit.functional._activations import leaky_relu, modrelu, oplu
 from stiefelkit.functional._arithmetic.norms import norms_of
 from stiefelkit.functional._arithmetic.product import product
-from stiefelkit.functional._cayley.inverse import cayley_inverse
-from stiefelkit.functional._cayley.transform import cayley
-from stiefelkit.functional._diagonal import diagonal
-from stiefelkit.functional._exponential.logarithm import skew_logarithm, tall_logarithm
-from stiefelkit.functional._exponential.packed import matrix_exp
+from stiefelkit.functional._cayley.transform import cayley, cayley_inverse
+from stiefelkit.functional._exponential.packed import matrix_exp, skew_logarithm, tall_logarithm
 from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._hadamard import hadamard_transform
 from stiefelkit.functional._householder import householder, householder_inverse, householder_linear
-from stiefelkit.functional._msign import msign
 from stiefelkit.functional._packing import (
     band_size,
+    diagonal,
     pack_skew,
     pack_skew_gradient,
     pack_trapezoid,
@@ -25,14 +22,13 @@ from stiefelkit.functional._packing import (
     unpack_skew,
     unpack_trapezoid,
 )
-from stiefelkit.functional._polar import nearest_frame, polar_factor
+from stiefelkit.functional._polar import msign, nearest_frame, polar_factor
 from stiefelkit.functional._polish import polish, split_defect
 from stiefelkit.functional._rotations.brickwall import brickwall
 from stiefelkit.functional._rotations.butterfly import butterfly, butterfly_inverse, rotate_butterfly
 from stiefelkit.functional._rotations.inverse import brickwall_inverse, haar_angles, haar_indices, layer_inverse
-from stiefelkit.functional._rotations.plan import mesh_size
-from stiefelkit.functional._stiefel.geodesics import geodesic
-from stiefelkit.functional._stiefel.logarithms import geodesic_logarithm
+from stiefelkit.functional._rotations.layout import mesh_size
+from stiefelkit.functional._stiefel.geodesics import geodesic, geodesic_logarithm
 from stiefelkit.functional._stiefel.polar_step import polar_increment
 from stiefelkit.functional._stiefel.retractions import (
     RETRACTIONS,

@@ -3,21 +3,20 @@
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import ShapeError
+from stiefelkit.errors import ShapeError, needs
 from stiefelkit.numbers import at_least
 from stiefelkit.tensors import check_tensors
 
 EPSILON = at_least(0)
-"""Of modReLU's epsilon."""
 
 
 def modrelu(z: Tensor, b: Tensor, epsilon: float = 0.0) -> Tensor:
     r"""modReLU: :math:`relu(|z| + b) z / |z|`, and 0 at :math:`z = 0`.
 
-    The phase (for real z, the sign) is kept and the modulus shifted; where :math:`|z| + b ≤ 0` the output and its
-    gradient are 0. At :math:`z = 0` the value is 0 and so is the gradient, real and complex, with no epsilon.
+    It keeps the phase (of real z, the sign) and shifts the modulus; where :math:`|z| + b ≤ 0`, and at :math:`z = 0`,
+    the output and its gradient are 0.
 
-    With one it is that of scuRNN's paper, equation 5: :math:`relu(s + b) z / (s + epsilon)`,
+    With an epsilon it is that of scuRNN's paper, equation 5: :math:`relu(s + b) z / (s + epsilon)`,
     :math:`s = (|z|^2 + epsilon)^{1/2}`, which is smooth at :math:`z = 0`, where its gain is
     :math:`(epsilon^{1/2} + b) / (epsilon^{1/2} + epsilon)`: above 4 for b = 0.01 and their 1e-5, so that sixty steps of
     zero input may overflow.
@@ -26,12 +25,6 @@ def modrelu(z: Tensor, b: Tensor, epsilon: float = 0.0) -> Tensor:
         z: pre-activation, real or complex, shape (*, n); a complex one below the smallest normal number counts as 0.
         b: real bias, shape (n,).
         epsilon: 0, or that of equation 5.
-
-    Returns:
-        Tensor of the shape and dtype of z.
-
-    Raises:
-        OptionError: epsilon is negative or not finite.
 
     References:
         Arjovsky, Shah, Bengio, Unitary evolution recurrent neural networks, ICML 2016, equation 8; Maduranga, Helfrich,
@@ -66,16 +59,7 @@ def modrelu_of_parts(parts: Tensor, b: Tensor, epsilon: float, dim: int) -> Tens
 def oplu(z: Tensor) -> Tensor:
     """OPLU: the pair :math:`(z_i, z_{i + n/2})` in descending order, the larger in the first half; keeps every norm.
 
-    Pairs as in Mhammedi et al. 2017. A pair of equals stays as it is, and so does its gradient.
-
-    Args:
-        z: real pre-activation, shape (*, n) with n even.
-
-    Returns:
-        Tensor of the shape of z.
-
-    Raises:
-        ShapeError: n is odd.
+    Pairs as in Mhammedi et al. 2017, of real z, shape (*, n) with n even. Equal ones, and their gradients, stay.
 
     References:
         Chernodub, Nowicki, Norm-preserving orthogonal permutation linear unit activation functions (OPLU), 2016.
@@ -85,17 +69,12 @@ def oplu(z: Tensor) -> Tensor:
     """
     check_tensors("oplu", z)
     if z.shape[-1] % 2:
-        raise ShapeError(f"OPLU needs an even number of units, got {z.shape[-1]}.")
+        needs(False, ShapeError, "OPLU", "an even number of units", z.shape[-1])
     first, second = z.chunk(2, dim=-1)
     swap = first < second
     return torch.cat([torch.where(swap, second, first), torch.where(swap, first, second)], dim=-1)
 
 
 def leaky_relu(z: Tensor, slope: float = 0.1) -> Tensor:
-    """Leaky ReLU: z where it is positive, else :math:`slope z`; at 0 the gradient is the slope's.
-
-    Args:
-        z: real pre-activation, any shape.
-        slope: of the negative half.
-    """
+    """Leaky ReLU of a real z of any shape: z where it is positive, else :math:`slope z`, whose gradient it has at 0."""
     return torch.nn.functional.leaky_relu(z, slope)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_traced
-from stiefelkit.errors import DtypeError, ShapeError
+from stiefelkit.errors import ShapeError, needs
 from stiefelkit.functional._arithmetic.function import Function
 from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.init import hadamard_factors
-from stiefelkit.tensors import working_dtype
+from stiefelkit.tensors import check_dtype, check_tensors, working_dtype
 
 _RADIX = 16
 """The order up to which factors are multiplied to one matrix: measured, passes of such products are the fastest."""
@@ -29,28 +29,24 @@ def hadamard_transform(x: Tensor, *, adjoint: bool = False) -> Tensor:
         x: vectors of shape (*, n), real or complex, of any floating dtype.
         adjoint: multiplies by :math:`H^T` instead, the inverse.
 
-    Raises:
-        DtypeError: x is no floating or complex tensor.
-        ShapeError: no Hadamard matrix of order n is known here.
-
     >>> hadamard_transform(torch.tensor([3.0, 1.0, 0.0, 0.0]))
     tensor([2., 1., 2., 1.])
     """
     if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
-        got = getattr(x, "dtype", type(x).__name__)
-        raise DtypeError(f"hadamard_transform needs a floating or complex tensor, got {got}.")
+        check_tensors("hadamard_transform", x)
+        check_dtype("hadamard_transform", x.dtype)
     if x.dim() < 1:
-        raise ShapeError("hadamard_transform needs vectors of shape (*, n), got a number.")
+        needs(False, ShapeError, "hadamard_transform", "vectors of shape (*, n)", "a number")
     if not is_traced():
         hadamard_factors(x.shape[-1])  # raises
-    return _Transform.of(x, adjoint)  # type: ignore[return-value]
+    return _Transform.of(x, adjoint)
 
 
 class _Transform(Function):
-    """A linear map, whose adjoint is the same with `adjoint` the other way round."""
+    """Applies H or its adjoint, each of which is the other's gradient."""
 
     @staticmethod
-    def forward(x: Tensor, adjoint: bool) -> Tensor:  # type: ignore[override]
+    def forward(x: Tensor, adjoint: bool) -> Tensor:
         return _transformed(x, adjoint)
 
     @staticmethod
@@ -58,12 +54,12 @@ class _Transform(Function):
         ctx.adjoint = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _Transform.of(g, not ctx.adjoint), None  # type: ignore[return-value]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return _Transform.of(g, not ctx.adjoint), None
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
-        return _Transform.of(t, ctx.adjoint)  # type: ignore[return-value]
+    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:
+        return _Transform.of(t, ctx.adjoint)
 
 
 @opaque(lambda x, adjoint: torch.empty_like(x, memory_format=torch.contiguous_format), dims=(1,))
@@ -72,7 +68,7 @@ def _transformed(x: Tensor, adjoint: bool) -> Tensor:
     y = x.to(working_dtype(x.dtype)).resolve_conj()
     rest = n
     for h in _grouped(n):
-        # x in the order (before, this factor, after): each factor acts on an index of its own.
+        # x is in the order (before, this factor, after): each factor acts on an index of its own.
         m = len(h)
         rest //= m
         h = h.to(y.device, y.dtype)

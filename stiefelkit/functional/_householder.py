@@ -6,10 +6,18 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_differentiated
+from stiefelkit.errors import NonFiniteError, RankError, needs
 from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Function, keep
-from stiefelkit.functional._diagonal import check_complex, diagonal, phase_gradient, phase_tangent
-from stiefelkit.functional._packing import check_tall, pack_trapezoid, unpack_trapezoid
+from stiefelkit.functional._packing import (
+    check_complex,
+    check_tall,
+    diagonal,
+    pack_trapezoid,
+    phase_gradient,
+    phase_tangent,
+    unpack_trapezoid,
+)
 from stiefelkit.functional._panels import (
     form_columns,
     form_columns_gradient,
@@ -22,6 +30,11 @@ from stiefelkit.functional._polish import polish, polished
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import PRECISION, PRECISIONS, check_counts
 from stiefelkit.tensors import check_tensors
+
+_MOVED = 1e-8
+"""Axes that a rotation moves by less than this stay where they are: below the rounding of float32."""
+_INDEPENDENT = 1e-10
+"""The least singular value of unit vectors that span a dimension."""
 
 
 def householder(
@@ -37,11 +50,10 @@ def householder(
 ) -> Tensor:
     """Returns the first p columns of :math:`H_1 ... H_k D`, a product of k reflectors and a diagonal.
 
-    Differentiable any number of times; composes with vmap, compile and export. Does not depend on the scale of a
-    reflector (1e-30 to 1e30 is safe), and a zero reflector is the identity, with gradient zero. Works panel by panel,
-    :math:`4/3 n^3` flops for :math:`n = k = p`; backward :math:`4 n^3`, in the dtype of the frame. Where gradients are
-    themselves to be differentiated (create_graph=True, torch.func) the backward is a plain formula in float64, in one
-    panel.
+    Differentiable any number of times; composes with vmap, compile and export. The scale of a reflector (1e-30 to 1e30
+    is safe) does not count, and a zero one is the identity, with gradient zero. Takes :math:`4/3 n^3` flops for
+    :math:`n = k = p`, panel by panel; backward :math:`4 n^3`, in the dtype of the frame. Gradients that are
+    differentiated themselves (create_graph=True, torch.func) come from a plain formula in float64, in one panel.
 
     Args:
         v: packed reflectors, the columns of a lower-trapezoidal U (n x k) (see `unpack_trapezoid`), float32 or float64,
@@ -57,11 +69,6 @@ def householder(
 
     Returns:
         Frames of shape (*, n, p).
-
-    Raises:
-        DtypeError: v is no tensor, or phases are given for a real frame.
-        ShapeError: v has another number of coordinates.
-        OptionError: n, k or p is no count, or the precision is another word.
     """
     check_tensors("householder", v)
     check_counts("householder", n=n, k=k, p=p)
@@ -71,8 +78,8 @@ def householder(
         check_complex("householder", dtype, phase)
     exact = precision == "exact"
     if k <= _panels(dtype)[0]:
-        return _OnePanel.of(v, phase, signs, n, k, p, dtype, exact)[0]  # type: ignore[index]
-    return _Panels.of(v, phase, signs, n, k, p, dtype, exact)  # type: ignore[return-value]
+        return _OnePanel.of(v, phase, signs, n, k, p, dtype, exact)[0]
+    return _Panels.of(v, phase, signs, n, k, p, dtype, exact)
 
 
 def householder_linear(
@@ -100,11 +107,6 @@ def householder_linear(
 
     Returns:
         Rows of shape (*, n), dtype of x.
-
-    Raises:
-        DtypeError: x or v is no tensor, or phases are given for real rows.
-        ShapeError: v has another number of coordinates.
-        OptionError: n or k is no count, or the precision is another word.
     """
     check_tensors("householder_linear", x, v)
     check_counts("householder_linear", n=n, k=k)
@@ -114,17 +116,14 @@ def householder_linear(
     if signs is not None or phase is not None:
         x = x * diagonal(signs=signs, phase=phase).to(x.dtype)
     rows = torch.nn.functional.pad(x, (0, n - p)).reshape(-1, n)
-    return _Reflect.of(v, rows, k, precision).reshape(*x.shape[:-1], n)  # type: ignore[union-attr]
+    return _Reflect.of(v, rows, k, precision).reshape(*x.shape[:-1], n)
 
 
 class _OnePanel(Function):
-    """Keeps U, T and T^-1 U^H D for the hand-written derivative, which is where small frames spend their time.
-
-    They are constants to autograd, so further derivatives are those of the plain formula.
-    """
+    """Saves U, T and T^-1 U^H D for the derivative by hand; further derivatives are those of the plain formula."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         v: Tensor, phase: Tensor | None, signs: Tensor | None, n: int, k: int, p: int, dtype: torch.dtype, exact: bool
     ) -> tuple[Tensor, ...]:
         working, is_split = _working(v, p, dtype, exact)
@@ -140,7 +139,7 @@ class _OnePanel(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor, *_: None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         v, phase, w, u, t, x, length, d = ctx.saved_tensors
         if g is None:
             return (None,) * 8
@@ -151,20 +150,17 @@ class _OnePanel(Function):
         return gv, phase_gradient(phase, w, g), None, None, None, None, None, None
 
     @staticmethod
-    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         v, phase, w, _u, _t, _x, _length, d = ctx.saved_tensors
         d = d if phase is None else _diagonal(v, phase, None, 0, d.dtype)
         return _frame_tangent(v, d, w, tv, tp, ctx.n, ctx.k), *(None for _ in range(5))
 
 
 class _Panels(Function):
-    """Keeps the frame alone, from which the hand-written derivative undoes the panels.
-
-    A saved output keeps second derivatives, those of the plain formula, right.
-    """
+    """Saves the frame alone, from which the derivative by hand undoes the panels; further ones as in `_OnePanel`."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         v: Tensor, phase: Tensor | None, signs: Tensor | None, n: int, k: int, p: int, dtype: torch.dtype, exact: bool
     ) -> Tensor:
         working, is_split = _working(v, p, dtype, exact)
@@ -178,7 +174,7 @@ class _Panels(Function):
         keep(ctx, v, phase, signs, output)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         v, phase, signs, w = ctx.saved_tensors
         d = _diagonal(v, phase, signs, ctx.p, w.dtype)
         if is_differentiated():
@@ -188,16 +184,16 @@ class _Panels(Function):
         return gv, phase_gradient(phase, w, g), None, None, None, None, None, None
 
     @staticmethod
-    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:
         v, phase, signs, w = ctx.saved_tensors
         return _frame_tangent(v, _diagonal(v, phase, signs, ctx.p, w.dtype), w, tv, tp, ctx.n, ctx.k)
 
 
 class _Reflect(Function):
-    """As `_Panels`, for rows."""
+    """Applies panels to rows, and saves the result alone, as `_Panels`."""
 
     @staticmethod
-    def forward(v: Tensor, x: Tensor, k: int, precision: str) -> Tensor:  # type: ignore[override]
+    def forward(v: Tensor, x: Tensor, k: int, precision: str) -> Tensor:
         working = working_dtype(x.dtype) if precision == "exact" else x.dtype
         return reflect_rows(v, x, k, working, _panels(x.dtype)[1]).to(x.dtype)
 
@@ -207,7 +203,7 @@ class _Reflect(Function):
         keep(ctx, v, x, output)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         v, x, y = ctx.saved_tensors
         if is_differentiated():
             gv, gx = torch.func.vjp(lambda v, x: _plain_product(v, x.mT, ctx.k).mT, v, x)[1](g)
@@ -216,22 +212,20 @@ class _Reflect(Function):
         return gv, gx, None, None
 
     @staticmethod
-    def tangent(ctx: Any, tv: Tensor | None, tx: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, tv: Tensor | None, tx: Tensor | None, *_: None) -> Tensor:
         v, x, y = ctx.saved_tensors
         ty = torch.zeros_like(y) if tx is None else _Reflect.of(v, tx, ctx.k, ctx.precision)
-        return ty if tv is None else ty + _plain_tangent(v, tv, x.mT, ctx.k).mT  # type: ignore[operator, return-value]
+        return ty if tv is None else ty + _plain_tangent(v, tv, x.mT, ctx.k).mT
 
 
 def _panels(dtype: torch.dtype) -> tuple[int, int]:
-    """Returns how many reflectors make one panel, and the width of the panels of more, for frames of a dtype.
-
-    The fastest, but float64, with nothing finer to hide rounding errors in, takes narrow ones, which make fewer.
-    """
+    """Returns how many reflectors make one panel, and the width of the panels of more, for frames of a dtype."""
+    # The fastest, but narrow ones in float64, which has nothing finer to hide their rounding in.
     return (32, 32) if dtype == working_dtype(dtype) else (128, 96)
 
 
 def _working(v: Tensor, p: int, dtype: torch.dtype, exact: bool) -> tuple[torch.dtype, bool]:
-    """Returns the dtype to compute in, and whether that is the frames' own, for want of a fast float64."""
+    """Returns the dtype to compute in, and whether that is the frames' own since float64 is slow."""
     is_split = exact and dtype != working_dtype(dtype) and v.dtype == torch.float32 and splits(v.new_empty(0, p))
     return working_dtype(dtype) if exact and not is_split else dtype, is_split
 
@@ -243,7 +237,7 @@ def _diagonal(v: Tensor, phase: Tensor | None, signs: Tensor | None, p: int, dty
 
 
 def _rounded(w: Tensor, dtype: torch.dtype) -> Tensor:
-    """In float64 polished twice: what rounding leaves of equal reflectors is large enough to blur the first W^H W."""
+    # Twice: what rounding leaves of equal reflectors is large enough to blur the first W^H W.
     return polish(polish(w)) if dtype == working_dtype(dtype) else w.to(dtype)
 
 
@@ -253,7 +247,6 @@ def _plain_gradient(v: Tensor, d: Tensor, g: Tensor, n: int, k: int) -> Tensor:
 
 
 def _frame_tangent(v: Tensor, d: Tensor, w: Tensor, tv: Tensor | None, tp: Tensor | None, n: int, k: int) -> Tensor:
-    """Returns the tangent of W by those of the reflectors and of the phases of D."""
     tw = phase_tangent(w, tp)
     if tv is None:
         return tw
@@ -281,7 +274,7 @@ def _plain_product(v: Tensor, b: Tensor, k: int) -> Tensor:
 
 
 def _normalised(v: Tensor, n: int, k: int, is_complex: bool) -> tuple[Tensor, Tensor]:
-    """Reflectors of length sqrt 2, which make the diagonal of T one, and what they were divided by; zero ones stay."""
+    """Scales reflectors to length sqrt 2, which makes T's diagonal 1, and returns the divisors; zero ones stay."""
     u = unpack_trapezoid(v.double(), n, k, is_complex)
     largest = u.detach().abs().amax(-2, keepdim=True)
     largest = torch.where(largest == 0, 1.0, largest)
@@ -296,9 +289,8 @@ def householder_inverse(q: Tensor, k: int, signs: Tensor | None = None) -> tuple
 
     Each reflector :math:`v_j = x + sgn(x_j) |x| e_j` sends column j to a multiple of :math:`e_j` without cancellation.
     If :math:`k = p`, R is diagonal, :math:`[D; 0]`. With prescribed signs, for real frames,
-    :math:`v_j = x - d_j |x| e_j` instead; if :math:`k < p` that is done in the column space of :math:`Q D - I`, where k
-    columns tell all of Q: from the first k columns of Q alone a short x would tell where its reflector points to no
-    more than :math:`eps / |x|`.
+    :math:`v_j = x - d_j |x| e_j` instead; if :math:`k < p` in the column space of :math:`Q D - I`, of which k columns
+    determine Q: a short x among Q's own first k columns determines its reflector only to :math:`eps / |x|`.
 
     Args:
         q: frames of shape (*, n, p), exact to rounding in float64 or complex128.
@@ -337,7 +329,7 @@ def householder_inverse(q: Tensor, k: int, signs: Tensor | None = None) -> tuple
 
 
 def _reduce(r: Tensor, k: int, signs: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Reflectors (b, n, k) that reduce the first k columns of a batch, to prescribed signs if any, and what is left."""
+    """Returns reflectors (b, n, k) that reduce k columns, to prescribed signs if any, and what is left of them."""
     u = r.new_zeros(*r.shape[:2], k)
     for j in range(k):
         x = r[:, j:, j]
@@ -358,3 +350,55 @@ def _reflect_columns(r: Tensor, u: Tensor) -> Tensor:
     norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
     unit = u / torch.where(norm == 0, 1.0, norm)
     return r - 2 * unit[:, :, None] * (unit[:, None, :].conj() @ r)
+
+
+def trapezoidal_reflectors(u: Tensor, orthogonal: bool = False) -> Tensor:
+    r"""Finds reflectors v_j, zero above row j, with the product of those of any nonzero vectors u_j, in their order.
+
+    Fix(R) is the complement of a space S of dimension d <= k. Let t_1, ..., t_d be an orthonormal basis of S with t_j
+    zero above row j. The reflector v = R t - t takes R t back to t, and t joins the fixed vectors, since v in S is
+    normal to them: after d steps the identity is left. Where R fixes t already, there is no reflector; an even number
+    is left over then, by the determinant, and is filled with equal pairs.
+
+    Args:
+        u: the vectors, of shape (n, k), k <= n.
+        orthogonal: whether the vectors are made orthonormal first, by Gram-Schmidt.
+
+    Returns:
+        Tensor of shape (n, k), in the dtype of u if it is trapezoidal already, else in float64.
+    """
+    wide, k = u.double(), u.shape[1]
+    norms = torch.linalg.vector_norm(wide, dim=0)
+    is_right = bool((norms.isfinite() & (norms > 0)).all())
+    needs(is_right, NonFiniteError, "trapezoidal_reflectors", "finite vectors that are not zero", "another")
+    if not orthogonal and not u.triu(1).any():
+        return u
+    wide = wide / norms
+    if orthogonal:
+        wide, r = torch.linalg.qr(wide)
+        is_right = bool(r.diagonal().abs().min() >= 1e-6)
+        needs(is_right, RankError, "trapezoidal_reflectors", "independent vectors to orthonormalize", "dependent ones")
+    basis, s, _ = torch.linalg.svd(wide, full_matrices=False)
+    basis = basis[:, s > _INDEPENDENT]
+    d = basis.shape[1]
+    t = basis @ torch.linalg.qr(basis[:d].mT)[0]
+    m = t  # R t, then its entries in the basis
+    for x in wide.unbind(1)[::-1]:
+        m = m - 2 * torch.outer(x, x @ m)
+    m = t.mT @ m
+    found = []
+    for j in range(d):
+        v = m[:, j] - torch.eye(d, dtype=m.dtype, device=m.device)[j]
+        v[:j] = 0
+        length = torch.linalg.vector_norm(v)
+        if length > _MOVED:
+            v = v / length
+            m = m - 2 * torch.outer(v, v @ m)
+            found.append(t @ v)
+    pairs = torch.randn(u.shape, generator=torch.Generator().manual_seed(0), dtype=m.dtype, device="cpu").to(m.device)
+    pairs = pairs[:, len(found) + 1 :: 2].repeat_interleave(2, dim=1)
+    columns = torch.stack([*found, *pairs.unbind(1)], dim=1)
+    rows = torch.arange(u.shape[0], device=m.device).unsqueeze(1)
+    least = torch.arange(k, device=m.device)
+    least[len(found) :: 2] += 1  # the vector of a pair stands in both of its columns
+    return columns.where(rows >= least, 0.0)

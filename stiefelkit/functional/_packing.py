@@ -1,4 +1,4 @@
-"""Skew-symmetric and skew-Hermitian tangent coordinates as flat real vectors.
+"""Matrices from flat real coordinates: skew-symmetric and skew-Hermitian ones, trapezoids, diagonals and rotations.
 
 A frame W (n x p) near the first p columns of the identity is reached from the tangent vector [A11; A21], A11 (p x p)
 skew-Hermitian and A21 ((n - p) x p) free. Its real coordinates, in reading order:
@@ -8,7 +8,9 @@ skew-Hermitian and A21 ((n - p) x p) free. Its real coordinates, in reading orde
 * complex: a p x p table whose strict lower triangle is Re A11 and whose upper triangle with the diagonal is Im A11,
   row by row (the basis of Hyland and Ratsch 2017), then Re A21 and Im A21 column by column: 2np - p^2 numbers.
 
-A21 is kept by columns because products with a p x p factor are up to twice as fast in that layout.
+By columns, since products of A21 with a p x p factor are up to twice as fast in that layout.
+
+Beside their frame maps have a diagonal D, fixed signs or trained phases.
 """
 
 from collections.abc import Callable
@@ -18,9 +20,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import constant_in_traced_code, is_traced, unwrapped
-from stiefelkit.errors import ShapeError
-from stiefelkit.functional._diagonal import complex_of
+from stiefelkit._torch import constant_in_traced_code, is_traced, is_transformed, unwrapped
+from stiefelkit.errors import DtypeError, ShapeError, needs
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_tensors
 
@@ -31,12 +32,7 @@ _known: dict[tuple[Any, ...], Tensor] = {}
 def skew_size(n: int, p: int, is_complex: bool) -> int:
     """Returns the number of real coordinates of a tangent vector at an n x p frame: the dimension of :math:`St(n, p)`.
 
-    The complex count leaves out nothing: :math:`p^2` for :math:`A_{11}` and :math:`2 (n - p) p` for :math:`A_{21}`.
-
-    Args:
-        n: rows of the frame.
-        p: its columns.
-        is_complex: whether it is complex.
+    If `is_complex`, :math:`p^2` for :math:`A_{11}` and :math:`2 (n - p) p` for :math:`A_{21}`.
 
     >>> skew_size(5, 5, False), skew_size(5, 2, False), skew_size(5, 5, True)
     (10, 7, 25)
@@ -46,20 +42,10 @@ def skew_size(n: int, p: int, is_complex: bool) -> int:
 
 
 def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Tensor]:
-    """Turns packed coordinates into the two blocks of the tangent vector.
-
-    Args:
-        v: real coordinates, shape (*, skew_size(n, p, is_complex)).
-        n: rows of the frame.
-        p: columns of the frame, :math:`p ≤ n`.
-        is_complex: whether the blocks are complex.
+    """Turns packed coordinates v, shape (*, skew_size(n, p, is_complex)), into the two blocks of the tangent vector.
 
     Returns:
         :math:`A_{11}` of shape (*, p, p), skew-Hermitian to the bit, and :math:`A_{21}` of shape (*, n - p, p).
-
-    Raises:
-        DtypeError: v is no tensor.
-        ShapeError: v has another number of coordinates.
     """
     check_tensors("unpack_skew", v)
     check_counts("unpack_skew", n=n, p=p)
@@ -92,14 +78,11 @@ def unpack_square(v: Tensor, n: int, is_complex: bool, shift: float = 0.0) -> Te
 
 
 def pack_skew(a11: Tensor, a21: Tensor | None = None) -> Tensor:
-    """Reads the packed coordinates off the blocks of a tangent vector; the left inverse of `unpack_skew`.
+    """Reads the packed coordinates (*, d) off the blocks of a tangent vector; the left inverse of `unpack_skew`.
 
     Args:
-        a11: skew-Hermitian blocks of shape (*, p, p); only what the coordinates need is read.
+        a11: skew-Hermitian blocks of shape (*, p, p); entries that the coordinates do not need are not read.
         a21: blocks of shape (*, n - p, p), None or an empty one for n = p.
-
-    Returns:
-        Real coordinates of shape (*, d).
     """
     if not (isinstance(a11, Tensor) and (a21 is None or isinstance(a21, Tensor))):
         check_tensors("pack_skew", a11, *([] if a21 is None else [a21]))
@@ -122,9 +105,6 @@ def pack_skew_gradient(g11: Tensor, g21: Tensor | None = None) -> Tensor:
     Args:
         g11: gradient by the square block :math:`A_{11}`, shape (*, p, p).
         g21: gradient by the block :math:`A_{21}` under it, shape (*, n - p, p); None for square frames.
-
-    Returns:
-        Real gradients of shape (*, `skew_size`).
     """
     check_tensors("pack_skew_gradient", g11, *([] if g21 is None else [g21]))
     s = minus_adjoint(g11)
@@ -135,13 +115,7 @@ def pack_skew_gradient(g11: Tensor, g21: Tensor | None = None) -> Tensor:
 
 
 def band_size(n: int, p: int, is_complex: bool, bandwidth: int) -> int:
-    """Returns the number of the coordinates of `unpack_skew` whose entries lie at most `bandwidth` off the diagonal.
-
-    Args:
-        n: rows of the frame.
-        p: its columns.
-        is_complex: whether it is complex.
-        bandwidth: how far from the diagonal, at least 1.
+    """Returns the number of the coordinates of `unpack_skew` (n, p, is_complex) at most `bandwidth` off the diagonal.
 
     >>> band_size(5, 5, False, 1), band_size(5, 5, False, 4), band_size(5, 5, True, 1)
     (4, 10, 13)
@@ -152,18 +126,9 @@ def band_size(n: int, p: int, is_complex: bool, bandwidth: int) -> int:
 
 
 def spread_band(v: Tensor, n: int, p: int, is_complex: bool, bandwidth: int) -> Tensor:
-    """Puts coordinates of a band among zeros, in the order of `unpack_skew`: (*, band_size) to (*, skew_size).
+    """Puts coordinates v of a band among zeros, in the order of `unpack_skew`.
 
-    Args:
-        v: coordinates of the band, shape (*, `band_size`).
-        n: rows of the frame.
-        p: its columns.
-        is_complex: whether it is complex.
-        bandwidth: how far from the diagonal they reach.
-
-    Raises:
-        DtypeError: v is no tensor.
-        ShapeError: v has another number of coordinates.
+    From the shape (*, band_size(n, p, is_complex, bandwidth)) to (*, skew_size(n, p, is_complex)).
     """
     check_tensors("spread_band", v)
     check_counts("spread_band", n=n, p=p, bandwidth=bandwidth)
@@ -173,18 +138,10 @@ def spread_band(v: Tensor, n: int, p: int, is_complex: bool, bandwidth: int) -> 
 
 
 def pick_band(v: Tensor, n: int, p: int, is_complex: bool, bandwidth: int) -> tuple[Tensor, Tensor]:
-    """Reads the coordinates of a band off all of them; returns them and the largest of the rest, shape (*).
+    """Reads the coordinates of a band, as `spread_band` takes them, off all of them, v of (n, p, is_complex).
 
-    Args:
-        v: coordinates of shape (*, `skew_size`).
-        n: rows of the frame.
-        p: its columns.
-        is_complex: whether it is complex.
-        bandwidth: entries at most so far from the diagonal are picked.
-
-    Raises:
-        DtypeError: v is no tensor.
-        ShapeError: v has another number of coordinates.
+    Returns:
+        Those of entries at most `bandwidth` off the diagonal, and the largest of the rest, shape (*).
     """
     check_tensors("pick_band", v)
     check_counts("pick_band", n=n, p=p, bandwidth=bandwidth)
@@ -202,12 +159,7 @@ def minus_adjoint(m: Tensor) -> Tensor:
 
 
 def trapezoid_size(n: int, k: int, is_complex: bool) -> int:
-    """Returns the number of real coordinates of a lower-trapezoidal n x k matrix, diagonal included.
-
-    Args:
-        n: rows.
-        k: columns, at most n.
-        is_complex: whether entries are complex, which counts twice.
+    """Returns the number of real coordinates of a lower-trapezoidal n x k matrix, twice as many if `is_complex`.
 
     >>> trapezoid_size(5, 5, False), trapezoid_size(5, 2, False), trapezoid_size(5, 2, True)
     (15, 9, 18)
@@ -217,23 +169,10 @@ def trapezoid_size(n: int, k: int, is_complex: bool) -> int:
 
 
 def unpack_trapezoid(v: Tensor, n: int, k: int, is_complex: bool) -> Tensor:
-    """Turns packed coordinates into lower-trapezoidal matrices.
+    """Turns packed coordinates v, shape (*, trapezoid_size(n, k, is_complex)), into lower-trapezoids, shape (*, n, k).
 
     In reading order: the top k x k block's lower triangle row by row, then the rows below column by column; for
     complex matrices all real parts first, then all imaginary parts.
-
-    Args:
-        v: real coordinates, shape (*, trapezoid_size(n, k, is_complex)).
-        n: rows.
-        k: columns, :math:`k ≤ n`.
-        is_complex: whether the matrices are complex.
-
-    Returns:
-        Tensor of shape (*, n, k).
-
-    Raises:
-        DtypeError: v is no tensor.
-        ShapeError: v has another number of coordinates.
     """
     check_tensors("unpack_trapezoid", v)
     check_counts("unpack_trapezoid", n=n, k=k)
@@ -250,13 +189,9 @@ def unpack_trapezoid(v: Tensor, n: int, k: int, is_complex: bool) -> Tensor:
 
 
 def pack_trapezoid(u: Tensor) -> Tensor:
-    """Reads the packed coordinates off matrices, or gradients off gradients: the adjoint of `unpack_trapezoid`.
+    """Reads packed coordinates off matrices u, (*, n, k), or gradients off gradients: adjoint to `unpack_trapezoid`.
 
-    Args:
-        u: matrices of shape (*, n, k), real or complex; what is above the diagonal is not read.
-
-    Returns:
-        Real coordinates of shape (*, `trapezoid_size`).
+    Entries above the diagonal are not read.
     """
     check_tensors("pack_trapezoid", u)
     if u.is_complex():
@@ -267,12 +202,12 @@ def pack_trapezoid(u: Tensor) -> Tensor:
 
 
 def _below(m: Tensor) -> Tensor:
-    """Returns the entries below the diagonal, row by row."""
+    # Row by row.
     return m.flatten(-2).index_select(-1, _indices(m.shape[-1], -1, m.device))
 
 
 def remembered(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Keeps indices by what they are made of, unless they are large: n = 4.0, which is refused, has the key of 4."""
+    """Caches indices by the arguments of `make`, unless they are large: n = 4.0, which is refused, has the key of 4."""
     name = make.__name__
 
     def index(*of: Any) -> Tensor:
@@ -298,7 +233,7 @@ def _indices(k: int, diagonal: int, device: torch.device) -> Tensor:
 
 @remembered
 def _places_of_skew(k: int, device: torch.device) -> Tensor:
-    """For each entry of a skew k x k matrix its place among those below the diagonal, their negatives, and one more."""
+    """Returns where each entry of a skew k x k matrix stands in those below the diagonal, their negatives, one more."""
     size = k * (k - 1) // 2
     i = torch.arange(k, dtype=torch.int32, device=device).unsqueeze(-1)
     below = i * (i - 1) // 2 + i.mT
@@ -307,14 +242,13 @@ def _places_of_skew(k: int, device: torch.device) -> Tensor:
 
 @remembered
 def _places_of_lower(k: int, device: torch.device) -> Tensor:
-    """Returns for each entry of a lower triangular k x k matrix its place among those of the triangle, and one more."""
+    """Returns where each entry of a lower triangular k x k matrix stands in those of the triangle, and one more."""
     i = torch.arange(k, dtype=torch.int32, device=device).unsqueeze(-1)
     return torch.where(i >= i.mT, i * (i + 1) // 2 + i.mT, k * (k + 1) // 2).flatten()
 
 
 @remembered
 def _band_indices(n: int, p: int, is_complex: bool, bandwidth: int, device: torch.device) -> Tensor:
-    """Positions in `unpack_skew`'s coordinates of the entries in a band."""
     return torch.tensor(_positions_in_band(n, p, is_complex, bandwidth), device=device)
 
 
@@ -355,4 +289,45 @@ def check_square(who: str, w: Tensor) -> None:
     """Raises ShapeError unless W is of shape (*, n, n)."""
     check_tensors(who, w)
     if w.dim() < 2 or w.shape[-2] != w.shape[-1]:
-        raise ShapeError(f"{who} needs square matrices of shape (*, n, n), got {tuple(w.shape)}.")
+        needs(False, ShapeError, who, "square matrices of shape (*, n, n)", tuple(w.shape))
+
+
+def diagonal(*, signs: Tensor | None = None, phase: Tensor | None = None) -> Tensor:
+    """Returns entries of D in float64 or complex128, from `signs` of any dtype or `phase` in radians, shape (*, p)."""
+    if phase is not None:
+        theta = phase.double()
+        return complex_of(theta.cos(), theta.sin())
+    assert signs is not None
+    # Averaging a model's buffers can leave 0 in a sign: read it as 1, and the frame stays one.
+    return signs.double().add(0.5).sign_()
+
+
+def check_complex(who: str, dtype: torch.dtype, phase: Tensor | None) -> None:
+    """Raises DtypeError for phases beside a real dtype, which would lose their imaginary part."""
+    if phase is not None and not dtype.is_complex:
+        needs(False, DtypeError, who, "a complex dtype for phases", dtype)
+
+
+def phase_gradient(phase: Tensor | None, w: Tensor, g: Tensor) -> Tensor | None:
+    """Returns the gradient of the phases of W = M D by that of W, both of shape (*, n, p); None if D has no phases."""
+    return None if phase is None else (w.conj() * g).sum(-2).imag.to(phase.dtype)
+
+
+def phase_tangent(w: Tensor, t: Tensor | None) -> Tensor:
+    """Returns the tangent of W = M D, shape (*, n, p), by that of its phases, (*, p): W diag(i t), zero for None."""
+    return torch.zeros_like(w) if t is None else w * complex_of(torch.zeros_like(t), t).to(w.dtype).unsqueeze(-2)
+
+
+def rotations(t: Tensor, f: Tensor | None, dim: int) -> Tensor:
+    """Stacks [[cos t, -e^{i f} sin t], [sin t, e^{i f} cos t]] row by row along a dimension; real for f = None."""
+    c, s = t.cos(), t.sin()
+    if f is None:
+        return torch.stack([c, -s, s, c], dim)
+    e = complex_of(f.cos(), f.sin())
+    return torch.stack([c + 0j, -e * s, s + 0j, e * c], dim)
+
+
+def complex_of(re: Tensor, im: Tensor) -> Tensor:
+    """`torch.complex` with a gradient that torch.vmap takes, which knows none that is conjugated by a flag only."""
+    z = torch.complex(re, im)
+    return z * 1 if is_transformed() else z

@@ -1,4 +1,4 @@
-"""Products of reflectors, panel by panel in compact WY form, and the adjoint of that, as opaque operators.
+"""Products of reflectors, panel by panel in compact WY form, and their gradients, as opaque operators.
 
 A panel of reflectors H_j = I - u_j u_j^H, |u_j|^2 = 2, j = 1 ... b, is P = H_1 ... H_b = I - U T^-1 U^H with
 T = I + striu(U^H U) (Joffrain et al. 2006). With U lower-trapezoidal, the panel that starts at column j
@@ -37,7 +37,7 @@ _TINY = 1e-300
 def form_panel(
     v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtype, saved: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `form_columns`, for one panel; also U, T and D^H U T^-H in the dtype `saved`, and lengths."""
+    """Does the same as `form_columns` in one panel; also returns U, T, D^H U T^-H in the dtype `saved`, and lengths."""
     u, length = _unpack(v, n, k, dtype)
     t = u.mH @ u
     x = _times_inverse_adjoint(_scale_rows(u[..., :p, :], d), t)
@@ -50,7 +50,7 @@ def form_panel(
 
 @opaque(lambda u, t, x, length, d, g, size: g.new_empty(*g.shape[:-2], size, dtype=g.dtype.to_real()))
 def form_panel_gradient(u: Tensor, t: Tensor, x: Tensor, length: Tensor, d: Tensor, g: Tensor, size: int) -> Tensor:
-    """Returns dL/dv from dL/dW and what `form_panel` returned; works in the dtype of U."""
+    """Returns dL/dv from dL/dW and the factors of `form_panel`, computed in the dtype of U."""
     y = _times_inverse(g.mH @ u, t)
     gu = u @ _symmetric(y.mH @ x)
     add_product_(gu, g, x, -1)
@@ -60,7 +60,7 @@ def form_panel_gradient(u: Tensor, t: Tensor, x: Tensor, length: Tensor, d: Tens
 
 @opaque(lambda v, d, n, k, p, dtype, width: v.new_empty(*v.shape[:-1], n, p, dtype=dtype))
 def form_columns(v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtype, width: int) -> Tensor:
-    """Returns the first p columns of H_1 ... H_k D from packed reflectors, worked out in the given dtype and panels."""
+    """Returns the first p columns of H_1 ... H_k D from packed reflectors, in a dtype and panels of a width."""
     u, _ = _unpack(v, n, k, dtype)
     w = _embed(d, n)
     for start in reversed(range(0, k, width)):
@@ -76,7 +76,7 @@ def form_columns(v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtyp
 
 @opaque(lambda v, d, w, g, n, k, width: torch.empty_like(v))
 def form_columns_gradient(v: Tensor, d: Tensor, w: Tensor, g: Tensor, n: int, k: int, width: int) -> Tensor:
-    """Returns dL/dv from W = form_columns(v, ...), exact or rounded, and dL/dW; works in the dtype of W."""
+    """Returns dL/dv from W = form_columns(v, ...), exact or rounded, and dL/dW, computed in the dtype of W."""
     u, length = _unpack(v, n, k, w.dtype)
     minus = torch.zeros_like(u)
     for start in range(0, k, width):
@@ -104,7 +104,7 @@ def form_columns_gradient(v: Tensor, d: Tensor, w: Tensor, g: Tensor, n: int, k:
 
 @opaque(lambda v, x, k, dtype, width: x.new_empty(x.shape, dtype=dtype))
 def reflect_rows(v: Tensor, x: Tensor, k: int, dtype: torch.dtype, width: int) -> Tensor:
-    """Returns rows (H_1 ... H_k x)^T for rows x, worked out in the given dtype."""
+    """Returns rows (H_1 ... H_k x)^T for rows x, computed in a dtype."""
     u, _ = _unpack(v, x.shape[-1], k, dtype)
     y = x.to(dtype, copy=True, memory_format=torch.contiguous_format)
     q = y.mT
@@ -116,7 +116,7 @@ def reflect_rows(v: Tensor, x: Tensor, k: int, dtype: torch.dtype, width: int) -
 
 @opaque(lambda v, y, g, k, width: (torch.empty_like(v), g.new_empty(g.shape)))
 def reflect_rows_gradient(v: Tensor, y: Tensor, g: Tensor, k: int, width: int) -> tuple[Tensor, Tensor]:
-    """dL/dv and dL/dx from y = reflect_rows(v, x, ...), exact or rounded, and dL/dy; works in the dtype of y."""
+    """Returns dL/dv and dL/dx from y = reflect_rows(v, x, ...), exact or rounded, and dL/dy, in the dtype of y."""
     u, length = _unpack(v, y.shape[-1], k, y.dtype)
     rows, gx = (t.resolve_conj().clone(memory_format=torch.contiguous_format) for t in (y, g))
     minus = torch.zeros_like(u)
@@ -134,9 +134,9 @@ def reflect_rows_gradient(v: Tensor, y: Tensor, g: Tensor, k: int, width: int) -
 
 
 def _unpack(v: Tensor, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Reflectors of length sqrt 2, or zero, and what they were divided by, in float64.
+    """Returns reflectors of length sqrt 2, or zero, and the divisors, in float64.
 
-    The square of any float32 number is one in float64; float64 coordinates are brought near 1 first, by a power of 2.
+    Float64 holds the square of any float32 number; float64 coordinates are first scaled near 1, by a power of 2.
     """
     u = unpack_trapezoid(v if v.dtype == torch.float64 else v.to(dtype.to_real()), n, k, dtype.is_complex)
     largest = None
@@ -150,7 +150,7 @@ def _unpack(v: Tensor, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tens
 
 
 def _to_coordinates(gu: Tensor, length: Tensor, sign: int = 1) -> Tensor:
-    """Returns the packed gradient with respect to reflectors before they were divided; a zero reflector has none."""
+    """Returns the packed gradient of reflectors before they were divided; that of a zero reflector is zero."""
     length = length.to(gu.dtype.to_real())
     if gu.shape[-2] == gu.shape[-1]:
         gu[..., -1, -1] = 0  # a reflector of one entry is -1, whatever the entry
@@ -158,14 +158,13 @@ def _to_coordinates(gu: Tensor, length: Tensor, sign: int = 1) -> Tensor:
 
 
 def _embed(d: Tensor, n: int) -> Tensor:
-    """Returns [D; 0], n x p."""
+    # [D; 0], n x p.
     w = d.new_zeros(*d.shape[:-1], n, d.shape[-1])
     w.diagonal(dim1=-2, dim2=-1).copy_(d)
     return w
 
 
 def _scale_rows(m: Tensor, d: Tensor) -> Tensor:
-    """Returns D^H M."""
     return m * d.conj_physical().unsqueeze(-1)
 
 
@@ -175,7 +174,6 @@ def _times_inverse(m: Tensor, t: Tensor) -> Tensor:
 
 
 def _times_inverse_adjoint(m: Tensor, t: Tensor) -> Tensor:
-    """Returns M T^-H."""
     return torch.linalg.solve_triangular(t.mH, m, upper=False, left=False, unitriangular=True)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import ShapeError
+from stiefelkit.errors import ShapeError, needs
 from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Function
 from stiefelkit.functional._arithmetic.product import product
@@ -28,39 +28,33 @@ def polish(w: Tensor) -> Tensor:
     Args:
         w: nearly orthonormal columns (rows, if wide), shape (*, n, p), float32, float64, complex64 or complex128,
             defect below about 1e-4 in float32 and 1e-8 in float64 for a result at the limit.
-
-    Returns:
-        The polished matrix, same shape and dtype.
-
-    Raises:
-        ShapeError: W has fewer than two dimensions.
     """
     check_tensors("polish", w)
     if w.dim() < 2:
-        raise ShapeError(f"polish needs matrices of shape (*, n, p), got {tuple(w.shape)}.")
+        needs(False, ShapeError, "polish", "matrices of shape (*, n, p)", tuple(w.shape))
     if w.shape[-2] < w.shape[-1]:
-        return Polish.of(w.mH.resolve_conj()).mH.resolve_conj().contiguous()  # type: ignore[union-attr]
-    return Polish.of(w)  # type: ignore[return-value]
+        return Polish.of(w.mH.resolve_conj()).mH.resolve_conj().contiguous()
+    return Polish.of(w)
 
 
 class Polish(Function):
     """A step towards the nearest frame, which gradients and tangents pass straight through."""
 
     @staticmethod
-    def forward(w: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(w: Tensor) -> Tensor:
         return polished(w)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> Tensor:
         return g
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, t: Tensor) -> Tensor:
         return t.clone()
 
 
 def polished(w: Tensor) -> Tensor:
-    """Returns what `polish` returns, for use inside a `Function`, whose gradient it does not change."""
+    """Does what `polish` does inside a `Function`, whose gradient it leaves alone."""
     if w.shape[-1] < _SMALLEST_BLOCKED and w.dtype in (torch.float64, torch.complex128):
         return torch.sub(w, w @ defect(w), alpha=0.5)
     return torch.sub(w, product(w, rounded_defect(w)), alpha=0.5)
@@ -69,7 +63,7 @@ def polished(w: Tensor) -> Tensor:
 def rounded_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
     """Returns M^H M - I of M = W + remainder, computed in float64 (by `split_defect` where that is slow), in W's dtype.
 
-    Where there are enough columns for that to pay, from the blocks on and above the diagonal.
+    With many columns from the blocks on and above the diagonal alone.
     """
     dtype = working_dtype(w.dtype)
     if w.dtype != dtype and splits(w):
@@ -79,8 +73,7 @@ def rounded_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
         exact = exact.add_(remainder) if exact.dtype != w.dtype else exact + remainder
     if p < _SMALLEST_BLOCKED and exact.dtype == w.dtype:
         return defect(exact)
-    if p < _SMALLEST_BLOCKED:
-        # Of what float64 loses in long sums nothing is seen in float32.
+    if p < _SMALLEST_BLOCKED:  # float32 hides the rounding of float64 in long sums
         gram = exact.mH @ exact
         gram.diagonal(dim1=-2, dim2=-1).sub_(1)
         return gram.to(w.dtype)
@@ -104,10 +97,7 @@ def split_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
 
     Args:
         w: nearly orthonormal columns, shape (*, n, p), float32 or complex64.
-        remainder: what M has beyond W, of the order of W's rounding.
-
-    Returns:
-        Tensor of shape (*, p, p), dtype of W.
+        remainder: M - W, of the order of W's rounding.
     """
     check_tensors("split_defect", w)
     if w.is_complex():

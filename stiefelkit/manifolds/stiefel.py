@@ -32,7 +32,7 @@ from stiefelkit.functional import (
     skew_size,
     tangent_part,
 )
-from stiefelkit.functional._arithmetic.norms import unread_norms
+from stiefelkit.functional._arithmetic.norms import norms_without_sync
 from stiefelkit.functional._stiefel.tangents import alpha_of
 from stiefelkit.metrics import defect, frame_tolerance, orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.numbers import one_of, sizes
@@ -444,7 +444,8 @@ def _landed(moved: Tensor, u: Tensor) -> Tensor:
         if not error <= frame_tolerance(moved.shape[-1], moved.dtype):
             raise RankError(
                 f"Stiefel needs a step that its arithmetic can make, got one of length "
-                f"{unread_norms(constant).max().item():.2g}, which ends at ||W^H W - I||_F = {error:.2g}; shorten it."
+                f"{norms_without_sync(constant).max().item():.2g}, which ends at ||W^H W - I||_F = {error:.2g}; "
+                "shorten it."
             )
     return moved
 

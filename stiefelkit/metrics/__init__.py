@@ -42,9 +42,6 @@ def orthogonality_error(w: Tensor) -> Tensor:
         w: the matrices, :math:`n ≥ p`; batches are measured matrix by matrix. Of a wide weight, whose rows are
             orthonormal, pass `.mT`.
 
-    Raises:
-        ShapeError: w is no matrix or batch of matrices, or wide.
-
     >>> import torch
     >>> orthogonality_error(torch.eye(3)).item()
     0.0

@@ -68,9 +68,7 @@ def lipschitz(
         dtype: of the inputs; that of the first weight if left out.
 
     Raises:
-        OptionError: the layer is lazy or not linear, or `input_size` is missing.
         NonFiniteError: a weight is not finite, or too large for Lanczos steps.
-        ShapeError: the layer does not take inputs of that size.
 
     >>> import torch
     >>> conv = torch.nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular")
@@ -99,7 +97,7 @@ def lipschitz(
         certain = _bound_of_convolution(layer, operator)
         try:
             found = _lanczos(operator, steps, is_patient=certain is None)
-        except torch.linalg.LinAlgError as cause:  # type: ignore[attr-defined]
+        except torch.linalg.LinAlgError as cause:  # pyright: ignore[reportPrivateImportUsage]
             raise NonFiniteError(
                 "lipschitz needs a layer whose products by itself and its adjoint are finite, got others; scale its "
                 "weight, or exact=True."
@@ -115,8 +113,9 @@ def _input_shape(layer: nn.Module, input_size: int | Sequence[int] | None) -> tu
     shape = sizes([size] if isinstance(as_python_number(size), int) else size)
     if shape is None or not all(length > 0 for length in shape):
         raise OptionError(f"lipschitz needs positive integers in input_size, got {shown(input_size)}.")
-    is_convolution = isinstance(layer, _CONVOLUTIONS) and len(shape) == len(layer.kernel_size)
-    return (layer.in_channels, *shape) if is_convolution else shape  # type: ignore[return-value]
+    if isinstance(layer, _CONVOLUTIONS) and len(shape) == len(layer.kernel_size):
+        return layer.in_channels, *shape
+    return shape
 
 
 class _Operator:

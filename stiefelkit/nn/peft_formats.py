@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from stiefelkit.contract.param import load_chart_
 from stiefelkit.errors import CheckpointError, OptionError
 from stiefelkit.functional import cayley, cayley_inverse, pack_skew, pack_trapezoid, unpack_skew, unpack_trapezoid
-from stiefelkit.functional._reflectors import trapezoidal_reflectors
+from stiefelkit.functional._householder import trapezoidal_reflectors
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter
 from stiefelkit.nn.butterfly import ButterflyAdapter
 from stiefelkit.nn.frozen import inside_peft, layout_of, size_of

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stiefelkit.errors import NonFiniteError
 from stiefelkit.functional import riemannian_gradient
-from stiefelkit.functional._arithmetic.norms import unread_norms
+from stiefelkit.functional._arithmetic.norms import norms_without_sync
 from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.numbers import FLAG, Check, is_number
@@ -91,7 +91,7 @@ def clip_grad_norm_(
 
 def _norm(x: Tensor) -> Tensor:
     """Returns the 2-norm of all entries in float64, of any size, which is not waited for."""
-    return unread_norms(x.reshape(1, 1, -1)).squeeze(0).double()
+    return norms_without_sync(x.reshape(1, 1, -1)).squeeze(0).double()
 
 
 def _sorted(parameters: Any) -> tuple[list[Tensor], dict[str, list[Tensor]]]:

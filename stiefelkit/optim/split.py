@@ -8,7 +8,7 @@ from torch import Tensor
 from stiefelkit.functional import Tangent
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._arithmetic.product import plus_product
-from stiefelkit.functional._stiefel.polar_step import carried_momentum, leapt_momentum, split_increment, turn
+from stiefelkit.functional._stiefel.polar_step import leapt_momentum, split_increment, transported_momentum, turn
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.tangent_optimizer import Retraction, TangentOptimizer
 from stiefelkit.optim.steps import as_factor
@@ -59,7 +59,7 @@ class SplitOptimizer(TangentOptimizer):
                 within = within - w.mH @ momentum.rest
             after = w @ within if momentum.rest is None else plus_product(momentum.rest, w, within)
         else:
-            after = carried_momentum(w + increment, direction, as_factor(steps, w), momentum, share)
+            after = transported_momentum(w + increment, direction, as_factor(steps, w), momentum, share)
         if momentum.units:
             after = after * as_factor(momentum.units, w)
         bucket.stage(self.buffer, after)

@@ -9,16 +9,7 @@ from stiefelkit.contract.view import VIEWS, View, Viewed
 from stiefelkit.errors import no_attribute
 from stiefelkit.weights import torch_hooks
 
-__all__ = [
-    "VIEWS",
-    "Scaled",
-    "View",
-    "Viewed",
-    "check_options",
-    "find_parametrization",
-    "option_names",
-    "rest_of",
-]
+__all__ = ["VIEWS", "Scaled", "View", "Viewed", "check_options", "find_parametrization", "option_names", "rest_of"]
 
 torch_hooks.install()  # so that torch's own functions know our maps
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from stiefelkit.contract.param import OrthogonalParam, Position, Traits, rows_of
 from stiefelkit.errors import DtypeError
 from stiefelkit.functional import diagonal, polish
-from stiefelkit.functional._diagonal import complex_of
+from stiefelkit.functional._packing import complex_of
 from stiefelkit.init import device_of, symmetric
 
 

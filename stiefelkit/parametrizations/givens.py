@@ -12,7 +12,7 @@ from torch import Tensor
 from stiefelkit.contract.param import OrthogonalParam, Position, Traits, rows_of
 from stiefelkit.errors import ImageError, OptionError, ShapeError, shown
 from stiefelkit.functional import diagonal, haar_angles, polish
-from stiefelkit.functional._diagonal import complex_of
+from stiefelkit.functional._packing import complex_of
 from stiefelkit.init import device_of, symmetric
 from stiefelkit.metrics import permitted_error, rounding_limit
 from stiefelkit.numbers import integer, one_of, optional

@@ -157,7 +157,7 @@ def test_what_is_no_frame_has_no_logarithm_and_spoils_no_other(wrong):
 
 def test_frames_that_shooting_does_not_join_are_named_with_the_remedy(monkeypatch):
     monkeypatch.setattr(
-        "stiefelkit.functional._stiefel.logarithms._shoot", lambda y, alpha: torch.full_like(y, torch.nan)
+        "stiefelkit.functional._stiefel.geodesics._shoot", lambda y, alpha: torch.full_like(y, torch.nan)
     )
     w, u = directed((2, 5, 2), REAL, 1.0)
     with pytest.raises(errors.ImageError, match=r'got none for \(0,\), \(1,\).*; metric="canonical" joins all'):

@@ -90,7 +90,7 @@ def test_it_is_compiled_mapped_and_not_spoilt_by_inference_mode():
 def test_what_is_no_vector_of_numbers_is_refused():
     wrong: Any
     for wrong in (torch.arange(4), "x", [1.0, 2.0]):
-        with pytest.raises(DtypeError, match="hadamard_transform needs a floating or complex tensor"):
+        with pytest.raises(DtypeError):
             sk.functional.hadamard_transform(wrong)
     with pytest.raises(ShapeError, match="got a number"):
         sk.functional.hadamard_transform(torch.tensor(1.0))

@@ -7,7 +7,7 @@ import torch
 
 from stiefelkit import errors, init
 from stiefelkit.functional import msign
-from stiefelkit.functional._msign import quintics
+from stiefelkit.functional._polar import quintics
 from stiefelkit.metrics import orthogonality_error, permitted_error, working_dtype
 from stiefelkit.testing import lowered_products
 from stiefelkit.testing.seeds import generator

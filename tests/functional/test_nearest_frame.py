@@ -130,7 +130,7 @@ def test_what_is_no_matrix_ends_in_a_sentence(factor):
         with pytest.raises(errors.ShapeError, match="needs matrices"):
             factor(vector)
     for wrong in (torch.eye(3, dtype=torch.int64), torch.eye(3, dtype=torch.bool), [[1.0]], None):
-        with pytest.raises(errors.DtypeError, match="needs a floating or complex tensor"):
+        with pytest.raises(errors.DtypeError, match=factor.__name__):
             factor(wrong)
     for shape in ((0, 3, 2), (0, 2, 3), (3, 0), (0, 3)):
         assert factor(torch.ones(shape)).shape == shape

@@ -25,8 +25,7 @@ BATCHES = {2: 17, 16: 3, 33: 3}
 @pytest.fixture
 def _interpreter(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with launch.on_any_device():
-        yield
+    monkeypatch.setattr(launch.Interpreter, "is_on", True)
 
 
 def random(*shape, number=0, dtype=torch.float32):
@@ -72,7 +71,7 @@ def test_second_derivatives_and_vmap_are_those_of_many_launches():
         return (cayley(v, 5, 5)[..., 0, :] ** 3).sum()
 
     found = [torch.func.hessian(loss)(v[0]), torch.vmap(torch.func.grad(loss))(v)]
-    launch.Anywhere.is_asked = False
+    launch.Interpreter.is_on = False
     expected = [torch.func.hessian(loss)(v[0]), torch.vmap(torch.func.grad(loss))(v)]
     for a, b in zip(found, expected, strict=True):
         assert torch.allclose(a, b, atol=1e-5)
@@ -110,8 +109,8 @@ def test_steps_go_where_those_of_many_launches_go(shape, dtype, monkeypatch):
     monkeypatch.setattr(
         launch, "_run", lambda name, *args, **options: calls.append(name) or run(name, *args, **options)
     )
-    with launch.on_any_device():
-        moved, rest, worst = walked(shape, dtype, steps)
+    monkeypatch.setattr(launch.Interpreter, "is_on", True)
+    moved, rest, worst = walked(shape, dtype, steps)
     assert calls == ["run_step"] * steps
     wide = torch.complex128 if dtype.is_complex else torch.float64
     assert torch.dist(moved.to(wide) + rest, w.to(wide) + lo) <= 1e-5 * shape[-1] ** 0.5
@@ -127,14 +126,14 @@ def test_nan_stays_where_it_is():
     assert not w[[0, 2]].isnan().any()
 
 
-def test_a_cpu_and_large_matrices_take_many_launches():
+def test_a_cpu_and_large_matrices_take_many_launches(monkeypatch):
     assert not launch.takes(torch.ones(2, 2), 2, 1)
-    with launch.on_any_device():
-        assert launch.takes(torch.ones(2, 2), launch.LARGEST, 1)
-        assert not launch.takes(torch.ones(2, 2), launch.LARGEST + 1, 1)
-        assert not launch.takes(torch.ones(2, 2), launch.LARGEST // 2 + 1, 2)
-        assert not launch.takes(torch.ones(0), 1, 1)
-        assert not launch.takes(torch.ones(2, 2, device="meta"), 2, 1)
+    monkeypatch.setattr(launch.Interpreter, "is_on", True)
+    assert launch.takes(torch.ones(2, 2), launch.LARGEST, 1)
+    assert not launch.takes(torch.ones(2, 2), launch.LARGEST + 1, 1)
+    assert not launch.takes(torch.ones(2, 2), launch.LARGEST // 2 + 1, 2)
+    assert not launch.takes(torch.ones(0), 1, 1)
+    assert not launch.takes(torch.ones(2, 2, device="meta"), 2, 1)
 
 
 def compiled(name, n, parts, capability, is_double):

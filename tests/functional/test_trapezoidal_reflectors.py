@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import NonFiniteError, RankError
-from stiefelkit.functional._reflectors import trapezoidal_reflectors
+from stiefelkit.functional._householder import trapezoidal_reflectors
 from stiefelkit.testing import seeds
 
 

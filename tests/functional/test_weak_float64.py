@@ -10,7 +10,7 @@ import stiefelkit as sk
 from stiefelkit._torch import TorchDispatchMode
 from stiefelkit.errors import OptionError
 from stiefelkit.functional._arithmetic import float64
-from stiefelkit.functional._arithmetic.float64 import float64_is_weak, splits, taken_for
+from stiefelkit.functional._arithmetic.float64 import float64_is_weak, splits
 from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.functional._arithmetic.split_products import (
     BITS,
@@ -40,9 +40,8 @@ HEAVY = {
 
 
 @pytest.fixture(name="weak")
-def _weak():
-    with taken_for("weak"):
-        yield
+def _weak(monkeypatch):
+    monkeypatch.setattr(float64, "declared_weak", True)
 
 
 class Counter(TorchDispatchMode):
@@ -73,8 +72,7 @@ def test_a_product_of_slices_has_forty_bits_lowered_or_not(shape, dtype):
     b = wide(k, n, number=2, dtype=dtype) * 10.0 ** wide(1, n, number=3)
     b[:, 0] = 0
     bound = a.abs().amax(-1, keepdim=True) * b.abs().amax(-2, keepdim=True) * (k * 2.0**-BITS)
-    with taken_for("weak"):
-        found = fine_product(a, b)
+    found = fine_product(a, b)
     assert bool(((found - a @ b).abs() <= bound).all())
     with lowered_products():
         assert torch.equal(fine_product(a, b), found)
@@ -189,18 +187,15 @@ def test_devices_are_weak_by_their_capability(capability, expected, monkeypatch)
     assert not float64_is_weak(CPU)
     large = torch.empty(0, float64.SMALLEST, device="meta")
     assert not splits(large)
-    with taken_for("weak"):
-        assert splits(large)
-        with taken_for("strong"):
-            assert not splits(large)
+    for declared in (True, False):
+        monkeypatch.setattr(float64, "declared_weak", declared)
+        assert splits(large) is declared
 
 
-def test_the_environment_says_what_devices_are_taken_for(monkeypatch):
-    for words, expected in (("weak", True), ("strong", False), ("", None)):
-        monkeypatch.setenv(float64.VARIABLE, words)
-        assert float64._said() is expected
-    monkeypatch.setenv(float64.VARIABLE, "slow")
-    with pytest.raises(OptionError, match="weak or strong, got 'slow'"):
-        float64._said()
-    with pytest.raises(OptionError, match="weak or strong, got 'slow'"), taken_for("slow"):
-        pass
+def test_the_environment_declares_devices_weak_or_strong(monkeypatch):
+    for word, expected in (("weak", True), ("strong", False), ("", None)):
+        monkeypatch.setenv("STIEFELKIT_FLOAT64", word)
+        assert float64.is_weak_by_environment() is expected
+    monkeypatch.setenv("STIEFELKIT_FLOAT64", "slow")
+    with pytest.raises(OptionError, match="slow"):
+        float64.is_weak_by_environment()

@@ -16,7 +16,7 @@ import stiefelkit as sk
 from stiefelkit import errors, functional, metrics
 from stiefelkit.contract.table import option_names, registered
 from stiefelkit.functional import _packing
-from stiefelkit.functional._rotations.plan import Plan
+from stiefelkit.functional._rotations.layout import MeshLayout
 from stiefelkit.optim import minimizers
 
 
@@ -250,7 +250,7 @@ def test_a_size_that_no_function_takes_is_not_remembered_for_those_that_are_equa
         with contextlib.suppress(Exception):
             call(wrong)
         with contextlib.suppress(TypeError):
-            Plan.of(wrong, n)
+            MeshLayout.of(wrong, n)
         expected = call(n)
         _packing._known.clear()
         torch.testing.assert_close(call(n), expected, rtol=0, atol=0)

@@ -13,27 +13,25 @@ from stiefelkit.metrics import working_dtype
 from stiefelkit.tensors import check_tensors
 
 Norms = list[Any]
-"""A number for each matrix of a batch; where none is read, one entry, a tensor of all of them, shape (b,)."""
+"""A number for each matrix of a batch; without host syncs one entry, a tensor of all of them, shape (b,)."""
 
 
 def norms_of(*matrices: Tensor) -> list[Norms]:
-    """Frobenius norms of matrices of any size as numbers; where no value is read, on other devices, as a tensor.
+    """Returns Frobenius norms of matrices, as numbers on a CPU, on other devices, which are not read, as a tensor.
 
-    Of what is so small or large that squares leave the range of the dtype, they come from float64 or from units of the
-    largest entry.
+    Where squares would leave the range of the dtype, they are taken in float64 or in units of the largest entry.
 
     Args:
         *matrices: tensors of one batch shape, (*, n, p) each.
 
     Returns:
-        For each tensor a list: one number for each matrix of its batch, or one tensor of all of them, shape (b,), in
-        float64.
+        For each tensor a list: one number for each matrix of its batch, or one tensor of all, shape (b,), in float64.
     """
     for m in matrices:
         if not isinstance(m, Tensor):
             check_tensors("norms_of", m)
     if switch.forbidden or not matrices[0].is_cpu:
-        return [[unread_norms(m)] for m in matrices]
+        return [[norms_without_sync(m)] for m in matrices]
     first, low = matrices[0], _smallest(matrices[0].dtype)
     if first.dim() == 2:
         found = []
@@ -50,10 +48,8 @@ def norms_of(*matrices: Tensor) -> list[Norms]:
 
 
 def _safely(m: Tensor) -> Norms:
-    """Returns norms where sums of squares do not serve; a modulus takes none."""
-    if m.shape[-2:] != (1, 1):
-        return unread_norms(m).tolist()
-    return [*map(abs, m.reshape(-1).tolist())]
+    # The modulus of a single entry takes no square.
+    return norms_without_sync(m).tolist() if m.shape[-2:] != (1, 1) else [*map(abs, m.reshape(-1).tolist())]
 
 
 def _parts(m: Tensor) -> Tensor:
@@ -61,8 +57,8 @@ def _parts(m: Tensor) -> Tensor:
     return torch.view_as_real(m.resolve_conj()) if m.is_complex() else m
 
 
-def unread_norms(m: Tensor) -> Tensor:
-    """Frobenius norms in float64, shape (b,), whatever the size of the entries, and without a value that is read."""
+def norms_without_sync(m: Tensor) -> Tensor:
+    """Returns Frobenius norms of entries of any size in float64, shape (b,), without a host sync."""
     parts, dims = _parts(m), (-3, -2, -1) if m.is_complex() else (-2, -1)
     if (m.dtype != working_dtype(m.dtype) and m.device.type != "mps") or not m.numel():  # that has no float64
         return torch.linalg.vector_norm(parts, dim=dims, dtype=torch.float64).reshape(-1)
@@ -80,13 +76,10 @@ def _smallest(dtype: torch.dtype) -> float:
 def probe(powers: Tensor) -> tuple[float, float, float]:
     """Returns a bound of ||A||_2, an estimate of it, and the root mean square of (sigma / bound)^12 of skew matrices.
 
-    Four power steps of A^3 from eight fixed vectors sample sigma^12 over the spectrum; their last ratio and 5 % are
-    taken for the norm. That all of the vectors are nearly orthogonal to the largest singular vectors (less than a
-    thirtieth of what is to be expected) has a probability of 1e-8. In a batch the worst of each counts; what is not
-    finite in float64 does not. Overflow in float32 gives infinity.
-
-    Args:
-        powers: A, A^2 and A^3, shape (3, n, n) or (3, b, n, n).
+    Four power steps of A^3, stacked behind A and A^2 in `powers`, from eight fixed vectors sample sigma^12 over the
+    spectrum; their last ratio and 5 % are taken for the norm. All of the vectors are nearly orthogonal to the largest
+    singular vectors (less than a thirtieth of what is to be expected) with a probability of 1e-8. In a batch the worst
+    of each counts, and no matrix that is not finite in float64. Overflow in float32 gives infinity.
     """
     a3, (_, bound, _) = powers[2], bounds_of_skew(powers)
     add_product = torch.addmm if a3.dim() == 2 else torch.baddbmm
@@ -102,10 +95,7 @@ def probe(powers: Tensor) -> tuple[float, float, float]:
 
 
 def bounds_of_skew(powers: Tensor) -> tuple[float, float, float]:
-    """Returns bounds of ||A||_2 for skew A from below and above, and ||A^3||_F, by the norms of A, A^2 and A^3.
-
-    The largest of a batch; what is not finite in float64 does not count.
-    """
+    """Returns bounds of ||A||_2 for skew A from below and above, and ||A^3||_F, the largest of a batch, as `probe`."""
     norms = torch.linalg.vector_norm(powers, dim=(-2, -1)).view(3, -1)
     if powers.dtype == working_dtype(powers.dtype):
         norms = finite(norms)
@@ -115,9 +105,9 @@ def bounds_of_skew(powers: Tensor) -> tuple[float, float, float]:
 
 
 def probed_norm(s: Tensor, norms: list[float]) -> float:
-    """Returns an estimate of ||S||_2 for Hermitian matrices with Frobenius norms: six power steps, as in `probe`.
+    """Returns the largest ||S||_2 of Hermitian matrices with Frobenius norms, by six power steps, as in `probe`.
 
-    The largest of a batch. Vectors are rows, since products of few columns take up to five times as long.
+    Vectors are rows, since products of few columns take up to five times as long.
     """
     top, add_product = max(norms, default=0.0), torch.addmm if s.dim() == 2 else torch.baddbmm
     y = before = probes(*s.shape[:-1], s.dtype, s.device).mT.contiguous()
@@ -161,5 +151,5 @@ def _largest_of_moments(first: float, second: float, third: float, pairs: int) -
 
 
 def finite(norms: Tensor) -> Tensor:
-    """Returns zeros for what is not finite, for it to say nothing of the rest of a batch."""
+    """Puts zeros for NaN and infinity, so that one such matrix decides nothing for the rest of a batch."""
     return norms.nan_to_num(0.0, 0.0, 0.0)

@@ -2,8 +2,9 @@
 
 import functools
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,69 +17,59 @@ from stiefelkit._torch import (
     is_traced,
     is_transformed,
 )
-from stiefelkit.errors import ShapeError
+from stiefelkit.errors import ShapeError, needs
 from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.tensors import check_tensors
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 SHORT = 64
 """Terms of the sums of `short_product`."""
 
 
-def _flags(device: torch.device) -> Any:
-    return torch.backends.cuda.matmul if device.type == "cuda" else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-
-
 class _Lowering:
-    """How float32 products on one kind of device are lowered, and how many contexts hold that off at the moment.
+    """How float32 products on one kind of device are lowered, and how many contexts disable that at the moment.
 
-    The setting is the process's, not a thread's: the first context to be entered takes it down and the last to be left
-    puts it back.
+    The setting is the process's, not a thread's: the first context to be entered disables it and the last to be left
+    restores it, both under the lock.
     """
 
-    def __init__(self, device: torch.device):
-        self.flags = _flags(device)
+    def __init__(self, backend: ModuleType):
+        self.flags = backend.matmul
         self.lock = threading.Lock()
         self.holders = 0
-        self.asked: str | None = None
+        self.setting: str | None = None
+        """What was set before it was disabled; None while it is not."""
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether products are lowered, or would be if no context held it off."""
-        return self.asked is not None or self._is_set()
-
-    def _is_set(self) -> bool:
+    def is_set(self) -> bool:
         return self.flags.fp32_precision not in ("ieee", "none")
 
-    def take_down(self) -> None:
-        """Switches the lowering of products off; the caller holds the lock."""
-        self.asked = self.flags.fp32_precision  # before anything is changed, for `is_asked` in other threads
+    def disable(self) -> None:
+        self.setting = self.flags.fp32_precision  # before anything is changed, for `is_lowered` in other threads
         self.flags.fp32_precision = "none"
-        if self._is_set():  # inherited from a wider flag: stays so
-            self.asked = "none"
+        if self.is_set():  # inherited from a wider flag: stays so
+            self.setting = "none"
         self.flags.fp32_precision = "ieee"
 
-    def put_back(self) -> None:
-        """Restores the lowering that was set; the caller holds the lock."""
-        if not self._is_set():  # else somebody has set it since, and that stands
-            self.flags.fp32_precision = self.asked
-        self.asked = None
+    def restore(self) -> None:
+        if not self.is_set():  # else somebody has set it since, and that stands
+            self.flags.fp32_precision = self.setting
+        self.setting = None
 
 
-_LOWERINGS = {kind: _Lowering(torch.device(kind)) for kind in ("cpu", "cuda")}
-
-
-def _lowering(device: torch.device) -> _Lowering:
-    return _LOWERINGS["cuda" if device.type == "cuda" else "cpu"]
+_LOWERINGS = {"cpu": _Lowering(torch.backends.mkldnn), "cuda": _Lowering(torch.backends.cuda)}
 
 
 def is_lowered(device: torch.device) -> bool:
     """Returns whether float32 products on a device are lowered to TF32 or bfloat16, outside of any `FullPrecision`."""
-    return _lowering(device).is_asked
+    lowering = _LOWERINGS["cuda" if device.type == "cuda" else "cpu"]
+    return lowering.setting is not None or lowering.is_set()
 
 
 @constant_in_traced_code
 def _has_autocast(kind: str) -> bool:
-    """Returns whether a kind of device has autocast, which "meta" has not; torch 2.11 cannot trace the question."""
+    # "meta" has none; torch 2.11 cannot trace the question.
     return torch.amp.is_autocast_available(kind)
 
 
@@ -102,33 +93,33 @@ class FullPrecision:
             self._autocast = torch.autocast(device.type, enabled=False)
 
     def __enter__(self) -> None:
-        # Neither set nor held off by another context: there is nothing that this one would have to keep so.
+        # Neither set nor disabled by another context: there is nothing that this one would have to keep so.
         lowering = self._lowering
-        is_lowered = lowering.asked is not None or lowering.flags.fp32_precision not in ("ieee", "none")
+        is_lowered = lowering.setting is not None or lowering.flags.fp32_precision not in ("ieee", "none")
         self._holds = is_lowered and not torch.compiler.is_compiling()
         if self._holds:
             with lowering.lock:
                 lowering.holders += 1
-                # also looked at when others hold it: somebody may have set it since
+                # also looked at when others disabled it: somebody may have set it since
                 if lowering.flags.fp32_precision not in ("ieee", "none"):
-                    lowering.take_down()
+                    lowering.disable()
         if self._autocast is not None:
             self._autocast.__enter__()
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._autocast is not None:
             self._autocast.__exit__(*exception)
         if self._holds:
             lowering = self._lowering
             with lowering.lock:
                 lowering.holders -= 1
-                if lowering.holders == 0 and lowering.asked is not None:
-                    lowering.put_back()
+                if lowering.holders == 0 and lowering.setting is not None:
+                    lowering.restore()
 
 
 def opaque(
-    like: Callable[..., Any], *, dims: tuple[int, ...] | None = (), schema: str | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    like: Callable[..., object], *, dims: tuple[int, ...] | None = (), schema: str | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Makes a function of tensors an operator that tracing does not look into, in full precision.
 
     The function may branch on values. It takes a tensor first, and any number of leading batch dimensions, returns new
@@ -136,17 +127,16 @@ def opaque(
 
     Args:
         like: empty results for given arguments, for tracing.
-        dims: how many dimensions of the first arguments, all tensors, are no batch dimensions; to be told where batch
-            dimensions broadcast. The others must have the same number of them. None for a function without a vmap rule,
-            which is that of the `Function` around it.
+        dims: how many dimensions of the first arguments, all tensors, are no batch dimensions, where batch dimensions
+            broadcast. The others must have the same number of them. None leaves vmap to the `Function` around it.
         schema: that of the operator; by default the function's annotations.
     """
 
-    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(fn: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(fn)
-        def in_full_precision(*args: Any) -> Any:
+        def in_full_precision(*args: Any) -> R:
             with FullPrecision(args[0].device):
-                return fn(*args)
+                return cast(Callable[..., R], fn)(*args)
 
         name = f"stiefelkit::{fn.__name__.lstrip('_')}"
         op = torch.library.custom_op(name, in_full_precision, mutates_args=(), schema=schema)
@@ -156,23 +146,23 @@ def opaque(
             op.register_vmap(functools.partial(_batched, op, dims))
 
         @functools.wraps(fn)
-        def call(*args: Any) -> Any:
+        def call(*args: Any) -> R:
             return in_full_precision(*args) if is_plain(*args) else op(*args)
 
-        return call
+        return cast(Callable[P, R], call)
 
     return decorate
 
 
-def without_gradient(ctx: Any, *gradients: Any) -> Any:
-    """The backward of an operator that has its gradient from the `Function` around it."""
+def without_gradient(ctx: object, *gradients: Tensor) -> NoReturn:
+    """Refuses a backward of an operator that has its gradient from the `Function` around it."""
     raise NotImplementedError(
         "A gradient needs the model itself, got an operator of stiefelkit in a program that was exported from it, "
         "which has none; train the model, and export it then."
     )
 
 
-def is_plain(*args: Any) -> bool:
+def is_plain(*args: object) -> bool:
     """Returns whether this is eager mode with plain tensors: no tracing, no torch.func, no tensor subclass."""
     if is_traced() or is_transformed():
         return False
@@ -182,7 +172,9 @@ def is_plain(*args: Any) -> bool:
     return True
 
 
-def _batched(op: Any, dims: tuple[int, ...], info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+def _batched(
+    op: Callable[..., Any], dims: tuple[int, ...], info: Any, in_dims: Sequence[int | None], *args: Any
+) -> tuple[Any, object]:
     """Moves the batch dimension of every tensor to the front, where the operator takes it."""
     moved = [
         a if not isinstance(a, Tensor) else a.movedim(d, 0) if d is not None else a.expand(info.batch_size, *a.shape)
@@ -209,7 +201,7 @@ def _multiply_twice(a: Tensor, b: Tensor) -> Tensor:
 
 class _Product(Function):
     @staticmethod
-    def forward(a: Tensor, b: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(a: Tensor, b: Tensor) -> Tensor:
         return _multiply(a, b)
 
     @staticmethod
@@ -217,7 +209,7 @@ class _Product(Function):
         keep(ctx, *inputs)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
         a, b = ctx.saved_tensors
         to_a = product(g, b.mH).sum_to_size(a.shape) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
@@ -227,11 +219,18 @@ class _Product(Function):
         return to_a, product(a.mH, g).sum_to_size(b.shape)
 
     @staticmethod
-    def tangent(ctx: Any, ta: Tensor | None, tb: Tensor | None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, ta: Tensor | None, tb: Tensor | None) -> Tensor:
         a, b = ctx.saved_tensors
-        if ta is None or tb is None:
-            return product(a, tb) if ta is None else product(ta, b)  # type: ignore[arg-type]
-        return product(ta, b) + product(a, tb)
+        return bilinear_tangent(product, a, b, ta, tb)
+
+
+def bilinear_tangent(
+    times: Callable[..., Tensor], a: Tensor, b: Tensor, ta: Tensor | None, tb: Tensor | None
+) -> Tensor:
+    """Returns the tangent of a product of A and B by theirs, of which one may be None."""
+    if ta is None or tb is None:
+        return times(a, tb) if ta is None else times(ta, b)
+    return times(ta, b) + times(a, tb)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -243,20 +242,16 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
     Returns:
         A @ B, shape (*, m, n).
-
-    Raises:
-        ShapeError: A or B is a vector or a number.
     """
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         check_tensors("product", a, b)
     if a.dim() < 2 or b.dim() < 2:
-        raise ShapeError(
-            f"product needs matrices, got shapes {tuple(a.shape)} and {tuple(b.shape)}; unsqueeze a vector to one."
-        )
+        got = f"shapes {tuple(a.shape)} and {tuple(b.shape)}; unsqueeze a vector to one"
+        needs(False, ShapeError, "product", "matrices", got)
     if a.dtype in (torch.float64, torch.complex128) or is_exported():
         return a @ b
     if _may_be_differentiated(a, b):
-        return _Product.of(a, b)  # type: ignore[return-value]
+        return _Product.of(a, b)
     return _multiply(a, b)
 
 
@@ -303,18 +298,18 @@ def short_product(a: Tensor, b: Tensor, c: Tensor | None = None, share: float = 
 
 def with_dense_gradient(w: Tensor) -> Tensor:
     """Returns W itself, whose gradient, if it comes sparse, is passed on as a dense one."""
-    return _Dense.of(w)  # type: ignore[return-value]
+    return _Dense.of(w)
 
 
 class _Dense(Function):
     @staticmethod
-    def forward(w: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(w: Tensor) -> Tensor:
         return w.view_as(w)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> Tensor:
         return g.to_dense() if g.is_sparse else g
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, t: Tensor) -> Tensor:
         return t.view_as(t)

@@ -1,4 +1,4 @@
-"""Where values may be read on the host: a device has to be waited for, and a graph of it captured without that."""
+"""Whether values may be read on the host: a read waits for the device, and ends the capture of a graph of it."""
 
 import contextlib
 import threading
@@ -8,23 +8,23 @@ from torch import Tensor
 
 
 class Switch(threading.local):
-    """Whether this thread reads no value."""
+    """Whether this thread reads no value on the host."""
 
     forbidden = False
 
 
 switch = Switch()
-"""For lines that are run so often that a call of `may_sync_host` counts."""
+"""For lines that run so often that a call of `may_sync_host` counts."""
 
 
 def may_sync_host(t: Tensor) -> bool:
-    """Returns whether a value of a tensor may be branched on: on a CPU, unless `without_reads` says otherwise."""
+    """Returns whether a value of a tensor may be branched on: on a CPU, outside of `without_reads`."""
     return t.is_cpu and not switch.forbidden
 
 
 @contextlib.contextmanager
 def without_reads() -> Iterator[None]:
-    """Context in which this thread takes on a CPU the road of other devices, on which no value is read."""
+    """Context in which this thread computes on a CPU as on other devices, which read no value on the host."""
     before, switch.forbidden = switch.forbidden, True
     try:
         yield

@@ -6,13 +6,14 @@ cores lowered to TF32 as well (Ozaki, Ogita, Oishi, Rump 2012).
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stiefelkit.functional._arithmetic.function import Function, keep
-from stiefelkit.functional._arithmetic.product import opaque, product
+from stiefelkit.functional._arithmetic.product import bilinear_tangent, opaque, product
 from stiefelkit.functional._polish import Polish, split_defect
 
 BITS = 40
@@ -25,16 +26,13 @@ _EXACT = 24
 
 
 def fine_product(a: Tensor, b: Tensor, bits: int = BITS) -> Tensor:
-    """Multiplies float64 or complex128 matrices by float32 products; differentiable without end.
-
-    To so many bits, relative to the largest entries of a row of A and a column of B.
-    """
-    return _Fine.of(a, b, bits)  # type: ignore[return-value]
+    """Multiplies as `sliced_product`; differentiable any number of times."""
+    return _Fine.of(a, b, bits)
 
 
 class _Fine(Function):
     @staticmethod
-    def forward(a: Tensor, b: Tensor, bits: int) -> Tensor:  # type: ignore[override]
+    def forward(a: Tensor, b: Tensor, bits: int) -> Tensor:
         return sliced_product(a, b, bits)
 
     @staticmethod
@@ -43,22 +41,23 @@ class _Fine(Function):
         keep(ctx, a, b)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (a, b), bits = ctx.saved_tensors, ctx.bits
         ga, gb = fine_product(g, b.mH, bits), fine_product(a.mH, g, bits)
         return ga.sum_to_size(a.shape), gb.sum_to_size(b.shape), None
 
     @staticmethod
-    def tangent(ctx: Any, ta: Tensor | None, tb: Tensor | None, _: None) -> Tensor:  # type: ignore[override]
-        (a, b), bits = ctx.saved_tensors, ctx.bits
-        if ta is None or tb is None:
-            return fine_product(a, tb, bits) if ta is None else fine_product(ta, b, bits)  # type: ignore[arg-type]
-        return fine_product(ta, b, bits) + fine_product(a, tb, bits)
+    def tangent(ctx: Any, ta: Tensor | None, tb: Tensor | None, _: None) -> Tensor:
+        a, b = ctx.saved_tensors
+        return bilinear_tangent(partial(fine_product, bits=ctx.bits), a, b, ta, tb)
 
 
 @opaque(lambda a, b, bits: a @ b, dims=(2, 2))
 def sliced_product(a: Tensor, b: Tensor, bits: int) -> Tensor:
-    """Returns A B in float64 to so many bits, relative to the largest entries of a row of A and a column of B."""
+    """Multiplies float64 or complex128 matrices by float32 products.
+
+    To so many bits, relative to the largest entries of a row of A and a column of B.
+    """
     if not a.is_complex():
         return _sliced(a, b, bits)
     # One real product of twice the length makes both parts.
@@ -96,7 +95,7 @@ def slices_for(k: int, bits: int) -> tuple[int, int]:
 
 
 def _scale(m: Tensor, dim: int) -> Tensor:
-    """Powers of 2 at or above the largest entries along a dimension; 1 where all are zero, NaN where one is none."""
+    """Returns powers of 2 at or above the largest entries along a dimension; 1 where all are zero, NaN beside NaN."""
     if not m.numel():
         return m.new_ones(())
     largest = m.abs().amax(dim, keepdim=True)
@@ -107,18 +106,18 @@ def _slices(m: Tensor, count: int, width: int) -> list[Tensor]:
     parts = []
     for _ in range(count):
         m = m * 2**width
-        whole = m.round()
-        parts.append(whole.float())
-        m = m - whole
+        rounded = m.round()
+        parts.append(rounded.float())
+        m = m - rounded
     return parts
 
 
 @opaque(lambda m, bits: torch.empty_like(m, memory_format=torch.contiguous_format))
 def fine_inverse(m: Tensor, bits: int) -> Tensor:
-    """Inverse of float64 or complex128 matrices whose Hermitian part is at least the identity, in float32 products.
+    """Inverts float64 or complex128 matrices whose Hermitian part is at least the identity, by float32 products.
 
-    Newton's iteration from the inverse in float32, whose error, about ||M|| eps, is squared each time, with residuals
-    to so many bits: to about ||M|| 2^-bits, for ||M|| up to some 1e6, beyond which float32 has nothing to begin with.
+    Newton's iteration from the inverse in float32 squares its error, about ||M|| eps, each time, with residuals to so
+    many bits: to about ||M|| 2^-bits, for ||M|| up to some 1e6, beyond which float32 has nothing to begin with.
     """
     single = torch.complex64 if m.is_complex() else torch.float32
     x = torch.linalg.inv_ex(m.to(single))[0].to(m.dtype)
@@ -130,9 +129,9 @@ def fine_inverse(m: Tensor, bits: int) -> Tensor:
 
 
 def settled(w: Tensor) -> Tensor:
-    """Returns one Newton step of float64 or complex128 matrices towards the nearest frames, in float32 products.
+    """Takes one Newton step from float64 or complex128 matrices towards the nearest frames, by float32 products.
 
-    A defect of d becomes 3/4 d^2, down to some 1e-9: what is rounded to float32 is at its limit.
+    A defect of d becomes 3/4 d^2, down to some 1e-9, so that its rounding to float32 is a frame at the limit.
     """
     single = torch.complex64 if w.is_complex() else torch.float32
     high = w.to(single)
@@ -140,12 +139,11 @@ def settled(w: Tensor) -> Tensor:
     return w - product(high, error).to(w.dtype) / 2
 
 
-def settle(w: Tensor) -> Tensor:
-    """Returns the same, which gradients pass straight through, as through `polish`."""
-    return _Settle.of(w)  # type: ignore[return-value]
-
-
 class _Settle(Polish):
     @staticmethod
-    def forward(w: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(w: Tensor) -> Tensor:
         return settled(w)
+
+
+settle = _Settle.of
+"""Takes the same step, which gradients pass straight through, as through `polish`."""

@@ -1,4 +1,4 @@
-"""Inverses of I + A for skew A, and -2 Q (I + Q)^-1, by which (I + Q)^-1 (I - Q), the Cayley transform, is not I."""
+"""Inverses of I + A for skew A, and -2 Q (I + Q)^-1, the Cayley transform (I + Q)^-1 (I - Q) less I."""
 
 import math
 
@@ -29,10 +29,10 @@ _CONTRACTS = 0.25
 
 
 def quotient_of_skew(a: Tensor, scale: float, tolerance: float | None = None) -> Tensor:
-    """-2 Q (I + Q)^-1 for Q = scale A, A skew, to a relative error; 16 eps when None.
+    """Returns -2 Q (I + Q)^-1 for Q = scale A, A skew, to a relative error; 16 eps when None.
 
-    While Q is small by (Q - Q^2) (I - Q^2)^-1 with a polynomial in Q^2 for the last factor, else by an inverse; where
-    no norm is read always by that, to a few eps.
+    By (Q - Q^2) (I - Q^2)^-1, with a polynomial in Q^2 for the last factor, while Q is small, else, and always without
+    host syncs, by an inverse, to a few eps.
     """
     if switch.forbidden or not a.is_cpu:
         return _by_inverse(a * scale)
@@ -60,13 +60,13 @@ def quotient_of_skew(a: Tensor, scale: float, tolerance: float | None = None) ->
 
 
 def quotient_of_accretive(q: Tensor) -> Tensor:
-    """Returns -2 Q (I + Q)^-1 for Q whose Hermitian part is not negative, to a relative error of 16 eps."""
+    """Returns the same for Q whose Hermitian part is not negative, to a relative error of 16 eps."""
     if not may_sync_host(q):
         return _by_inverse(q)
     square = q @ q
     size = max(norms_of(square)[0], default=0.0)
     first = q - square
-    # What is left out is not skew: five times as much of it reaches W^H W.
+    # The truncation is not skew: five times as much of it reaches W^H W.
     permitted = _permitted(_TOLERANCE * torch.finfo(q.dtype).eps, 5 * size, q)
     if size <= permitted:
         return first.mul_(-2)
@@ -110,10 +110,7 @@ def _coefficients(size: float, permitted: float, degree: int) -> list[float] | N
 
 
 def _square_of_hermitian(a: Tensor, linear: float = 0.0, quadratic: float = 1.0) -> Tensor:
-    """Returns linear A + quadratic A^2 of a Hermitian A, or A^2 of a skew one.
-
-    Of large matrices only blocks on and above the diagonal are made.
-    """
+    """Returns linear A + quadratic A^2 of a Hermitian A, or A^2 of a skew one; large ones from half of their blocks."""
     n = a.shape[-1]
     if n < _SMALLEST_SQUARED or a.is_cuda:
         return a @ a if not linear else _combination(a, linear, a, quadratic)
@@ -133,13 +130,12 @@ def _combination(a: Tensor, constant: float, b: Tensor, linear: float) -> Tensor
 
 
 def inverse_of_accretive(m: Tensor) -> Tensor:
-    """Inverse of matrices whose Hermitian part is at least the identity, shape (*, n, n), any of torch's LAPACK dtypes.
+    """Inverts matrices whose Hermitian part is at least the identity, shape (*, n, n), of any of torch's LAPACK dtypes.
 
-    So are their Schur complements, which is why 2 x 2 blocks can be eliminated without pivoting. On a CPU this takes
-    0.9 times an LU factorization's time at n = 128 and half of it from 256 on; smaller ones are left to LU. There large
-    matrices of float32 are inverted in float64, and larger ones by LU. On other devices, where each step is a launch
-    and the norm is not read, all are left to LU, in the dtype that they have. Inverses are right to about 20 eps
-    sqrt(n) in float32 and to 1e-10 or better in float64; NaN propagates.
+    So is that of their Schur complements, hence 2 x 2 blocks need no pivoting. On a CPU this takes 0.9 times an LU
+    factorization's time at n = 128 and half of it from 256 on; smaller ones take LU. Float32 of large norm is inverted
+    in float64, and of larger norm by LU. Other devices, where each step is a launch and no norm is read, take LU.
+    Inverses are right to about 20 eps sqrt(n) in float32 and to 1e-10 or better in float64; NaN propagates.
     """
     return torch.linalg.inv_ex(m)[0] if m.shape[-1] < SMALLEST_BLOCKED or m.is_cuda else _blocked(m)
 
@@ -168,7 +164,7 @@ def _invert_safely(m: Tensor, out: Tensor) -> None:
 
 
 def _invert(m: Tensor, out: Tensor) -> None:
-    """With X = P^-1 and S = R - C X B of m = [[P, B], [C, R]]: [[X + X B S^-1 C X, -X B S^-1], [-S^-1 C X, S^-1]]."""
+    # With X = P^-1 and S = R - C X B of m = [[P, B], [C, R]]: [[X + X B S^-1 C X, -X B S^-1], [-S^-1 C X, S^-1]].
     n = m.shape[-1]
     if n <= _LEAF:
         out.copy_(torch.linalg.inv_ex(m)[0])

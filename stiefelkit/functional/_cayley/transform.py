@@ -1,10 +1,11 @@
-"""The Cayley transform of a packed tangent vector and its exact backward.
+"""The Cayley transform of a packed tangent vector, with its exact backward and its inverse.
 
 Square (Helfrich, Willmott, Ye 2018; Maduranga, Helfrich, Ye 2019): W = (I + A)^-1 (I - A) = 2 M - I, M = (I + A)^-1.
 Tall: the first p columns of the n x n transform of A = [[A11, -A21^H], [A21, 0]] need a p x p inverse only,
 X = (I + A11 + A21^H A21)^-1, W = [2 X - I; -2 A21 X].
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +24,17 @@ from stiefelkit.functional._arithmetic.split_products import (
     settled,
 )
 from stiefelkit.functional._cayley.quotient import SMALLEST_BLOCKED, inverse_of_accretive
-from stiefelkit.functional._diagonal import diagonal, phase_gradient, phase_tangent
-from stiefelkit.functional._kernels.launch import Anywhere, cayley_backward, cayley_forward, takes
-from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew, unpack_square
+from stiefelkit.functional._kernels.launch import Interpreter, cayley_backward, cayley_forward, takes
+from stiefelkit.functional._packing import (
+    check_tall,
+    diagonal,
+    pack_skew,
+    pack_skew_gradient,
+    phase_gradient,
+    phase_tangent,
+    unpack_skew,
+    unpack_square,
+)
 from stiefelkit.functional._polish import polish
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import PRECISION, PRECISIONS, check_counts
@@ -38,6 +47,10 @@ _LARGE = 256
 _DOUBLE = (torch.float64, torch.complex128)
 _SMALLEST_FAST = 128
 """Below, LAPACK inverts no faster in float32 than in float64."""
+_SLACK = 1e-6
+"""Excess over 1 that entries of A may have after `cayley_inverse`."""
+_ROUNDING = 1e-10
+"""Moves that gain so little more than another are no better, and the phase of so small a pivot means nothing."""
 
 
 def cayley(
@@ -64,11 +77,6 @@ def cayley(
 
     Returns:
         Frames of shape (*, n, p) in the precision of v; a square W has no eigenvalue -1 in :math:`W D^H`.
-
-    Raises:
-        DtypeError: v is no tensor.
-        ShapeError: v has another number of coordinates.
-        OptionError: n or p is no count, or the precision is another word.
     """
     if not (isinstance(v, Tensor) and type(n) is type(p) is int and 0 <= p <= n):
         check_tensors("cayley", v)
@@ -86,26 +94,22 @@ def cayley(
     else:
         fast = precision == "fast" and v.dtype == torch.float32 and n >= _SMALLEST_FAST
         w = _Square.of(v, phase, d, n, fast)
-    if v.dtype == torch.float32 and w.dtype in _DOUBLE and splits(w):  # type: ignore[union-attr]
-        w = settle(w)  # type: ignore[arg-type]
-    return w.to(torch.promote_types(v.dtype, torch.complex32) if d is None else v.dtype)  # type: ignore[union-attr]
+    if v.dtype == torch.float32 and w.dtype in _DOUBLE and splits(w):
+        w = settle(w)
+    return w.to(torch.promote_types(v.dtype, torch.complex32) if d is None else v.dtype)
 
 
 class _Square(Function):
-    """Saves W itself, from which 2 M D = W + D.
-
-    A saved output keeps second derivatives right where a further saved tensor would not.
-    """
+    """Saves W, from which 2 M D = W + D: a saved output keeps second derivatives right, another tensor would not."""
 
     @staticmethod
-    def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, fast: bool) -> Tensor:  # type: ignore[override]
+    def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, fast: bool) -> Tensor:
         is_complex = phase is not None
-        # A real A of odd order has a null vector, which costs the gradient half of float32's digits at large
-        # coordinates.
+        # A real A of odd order has a null vector, which costs gradients of large coordinates half of float32's digits.
         is_single = fast or (n > _LARGEST_IN_DOUBLE and (is_complex or n % 2 == 0))
         dtype = v.dtype if is_single else torch.float64
         dtype = torch.promote_types(dtype, torch.complex32) if is_complex else dtype
-        may_launch = v.dtype == torch.float32 and not fast and (v.is_cuda or Anywhere.is_asked)
+        may_launch = v.dtype == torch.float32 and not fast and (v.is_cuda or Interpreter.is_on)
         if may_launch and takes(v, n, 1 + is_complex):
             return cayley_forward(v, _entries(phase, d), n, dtype)
         a = unpack_square(v, n, is_complex, shift=1.0)
@@ -146,7 +150,7 @@ class _Square(Function):
         ctx.save_for_forward(phase, d, output)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         phase, d, w = ctx.saved_tensors
         if not is_differentiated() and ctx.dtype == torch.float32 and takes(w, ctx.n, 1 + w.is_complex()):
             gv = cayley_backward(w, g, _entries(phase, d), ctx.dtype)
@@ -154,13 +158,15 @@ class _Square(Function):
         d = _entries(phase, d).to(w.dtype)
         adjoint = _add_diagonal(w, d).mH
         # (2 M)^H G D^H (2 M)^H with (2 M)^H = D (W + D)^H
-        between = _times(ctx.dtype, w)
-        inner = sandwich(adjoint, g) if between is product else between(between(adjoint, g), adjoint)
+        if ctx.dtype == torch.float32 and w.dtype == working_dtype(w.dtype) and splits(w):
+            inner = fine_product(fine_product(adjoint, g), adjoint)
+        else:
+            inner = sandwich(adjoint, g)
         gv = pack_skew_gradient(inner * (d * -0.5).unsqueeze(-1))
         return gv.to(ctx.dtype), phase_gradient(phase, w, g), None, None, None
 
     @staticmethod
-    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:
         phase, d, w = ctx.saved_tensors
         tw = phase_tangent(w, tp)
         if tv is None:
@@ -172,10 +178,10 @@ class _Square(Function):
 
 
 class _Tall(Function):
-    """Saves the coordinates and W, from whose upper block 2 X D = W1 + D."""
+    """Saves the coordinates and W, whose upper block gives 2 X D = W1 + D."""
 
     @staticmethod
-    def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, p: int) -> Tensor:  # type: ignore[override]
+    def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, p: int) -> Tensor:
         a11, a21 = unpack_skew(v.double(), n, p, phase is not None)
         d = _entries(phase, d).to(a11.dtype)
         if _is_split(v, a11):
@@ -190,7 +196,7 @@ class _Tall(Function):
         keep(ctx, v, phase, d, output)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         v, phase, d, w = ctx.saved_tensors
         n, p = ctx.n, ctx.p
         d = _entries(phase, d).to(w.dtype)
@@ -198,9 +204,8 @@ class _Tall(Function):
         _, a21 = unpack_skew(v.double(), n, p, phase is not None)
         g1, g2 = g[..., :p, :], g[..., p:, :]
         if _is_split(v, w):
-            times = _of_tall
-            g11 = times(times(adjoint, g1 - times(a21.mH, g2)), adjoint) * (d.unsqueeze(-1) / -2)
-            g21 = (times(a21, g11 + g11.mH) - times(g2, adjoint)).mT
+            g11 = _of_tall(_of_tall(adjoint, g1 - _of_tall(a21.mH, g2)), adjoint) * (d.unsqueeze(-1) / -2)
+            g21 = (_of_tall(a21, g11 + g11.mH) - _of_tall(g2, adjoint)).mT
         else:
             g11 = adjoint @ (g1 - a21.mH @ g2) @ adjoint * (d.unsqueeze(-1) / -2)
             g21 = plus_product((g11 + g11.mH).mT @ a21.mT, adjoint.mT, g2.mT, -1)
@@ -208,7 +213,7 @@ class _Tall(Function):
         return gv.to(v.dtype), phase_gradient(phase, w, g), None, None, None
 
     @staticmethod
-    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:
         v, phase, d, w = ctx.saved_tensors
         n, p = ctx.n, ctx.p
         tw = phase_tangent(w, tp)
@@ -224,17 +229,11 @@ class _Tall(Function):
 
 
 def _is_split(v: Tensor, m: Tensor) -> bool:
-    """Returns whether frames of float32 coordinates are spared products of float64 matrices as large as M."""
+    """Returns whether frames of float32 coordinates avoid products of float64 matrices as large as M."""
     return v.dtype == torch.float32 and splits(m)
 
 
-def _times(dtype: torch.dtype, w: Tensor) -> Any:
-    """Returns the product with a W of float64 for coordinates of a dtype."""
-    return fine_product if dtype == torch.float32 and w.dtype == working_dtype(w.dtype) and splits(w) else product
-
-
-def _of_tall(a: Tensor, b: Tensor) -> Tensor:
-    return fine_product(a, b, BITS_OF_TALL)
+_of_tall = partial(fine_product, bits=BITS_OF_TALL)
 
 
 def _entries(phase: Tensor | None, d: Tensor | None) -> Tensor:
@@ -278,3 +277,120 @@ def _split_frame(a11: Tensor, a21: Tensor, d: Tensor) -> Tensor:
     inverse = fine_inverse(gram + _of_tall(qh, _of_tall(a11, q)), BITS_OF_TALL)
     x = _of_tall(inverse, qh) * (2 * d.unsqueeze(-2))
     return torch.cat([_add_diagonal(_of_tall(q, x), -d), -_of_tall(z, x)], dim=-2)
+
+
+def cayley_inverse(q: Tensor, d: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    r"""Finds coordinates and a diagonal D with :math:`Q = cayley(v) D`, for any frame Q.
+
+    D is found by Gaussian elimination on :math:`I + Q_1 E` that picks each :math:`e_j` so that its pivot has modulus
+    :math:`≥ 1` (the Schur complements stay contractions), so that every frame, eigenvalue -1 included, has a
+    well-conditioned preimage. Then entries of D change, one or two at a time, until every :math:`|a_{ij}| ≤ 1` and
+    every column of :math:`A_{21}` has norm :math:`≤ 1`, up to 1e-6. For square frames 1 is the least bound: two
+    exchanged columns have :math:`|a_{12}| ≥ 1` for every D.
+
+    Why this ends, with :math:`B = Q D^H` and :math:`X = (I + B_1)^{-1}`: :math:`A_{11}` is the skew part of
+    :math:`2X - I`, and :math:`I + A_{21}^H A_{21} = X + X^H`. Multiplying entries S of :math:`D^H` by a diagonal U
+    multiplies :math:`det(I + B_1)` by :math:`det(X_{SS} + U (I - X_{SS}))`. In modulus it grows
+
+    * by :math:`|x_{jj}| + |1 - x_{jj}|` where entry j is turned to the best u; this is at least :math:`‖A_{21} e_j‖^2`,
+      and at least :math:`(1 + |a_{jj}|^2)^{1/2}`;
+    * by :math:`|det(I - 2 X_{SS})| ≥ |a_{ij}|^2 - |a_{ii} a_{jj}|` where entries i and j are negated.
+
+    If no such move gains more than g, then :math:`|a_{ij}|^2 ≤ g^2 + g - 1`. So all are :math:`≤ 1` where
+    :math:`|det(I + B_1)|` is largest; and an entry above :math:`1 + s` leaves a move that gains more than
+    :math:`1 + 2s/3`, of which there are finitely many, since :math:`|det(I + B_1)|` is at least 1 after elimination and
+    at most :math:`2^p`. Square real frames, whose :math:`a_{jj}` are 0, need pairs alone: the theorem of O'Dorney
+    (2014; Kahan 2006), which Maduranga, Helfrich and Ye (2019) state for phases.
+
+    Args:
+        q: frames of shape (*, n, p), exact to rounding in float64 or complex128.
+        d: prescribed diagonal of shape (p,) or (*, p); chosen as above when None.
+
+    Returns:
+        Packed coordinates of shape (*, d) in float64 and the diagonal of shape (*, p) in the dtype of q. With a
+        prescribed diagonal the coordinates are not finite, or large, where :math:`I + Q_1 D^H` is singular or nearly
+        so.
+    """
+    check_tall("cayley_inverse", q)
+    n, p = q.shape[-2:]
+    frames, is_free = q.reshape(-1, n, p), d is None
+    d = _eliminate(frames) if d is None else d.to(q.dtype).expand(*q.shape[:-2], p).reshape(-1, p)
+    eye = torch.eye(p, dtype=q.dtype, device=q.device)
+    b = frames * d.conj()[:, None, :]
+    inverse, _ = torch.linalg.inv_ex(eye + b[:, :p])
+    if is_free:
+        inverse, d = _bound(inverse, d)
+        b = frames * d.conj()[:, None, :]
+    inverse = inverse + inverse @ (eye - (eye + b[:, :p]) @ inverse)
+    a21 = -b[:, p:] @ inverse
+    a11 = 2 * inverse - eye - a21.mH @ a21
+    v = pack_skew((a11 - a11.mH) / 2, a21)
+    return v.reshape(*q.shape[:-2], v.shape[-1]), d.reshape(*q.shape[:-2], p)
+
+
+def _eliminate(q: Tensor) -> Tensor:
+    """Eliminates on I + Q1 E with |pivot| >= 1; returns D = conj(E), shape (b, p).
+
+    LAPACK's QR factorization by reflectors does that for real frames: R is -D, but where a column needed no reflector.
+    Pivots that are zero, whose sign is one of rounding, and phases, which it keeps real, take a loop.
+    """
+    if not q.is_complex():
+        r, tau = torch.geqrf(q)
+        if ((1 - tau).abs() >= _ROUNDING).all():  # the moduli of the pivots
+            return torch.where(tau == 0, 1.0, -1.0) * torch.sgn(r.diagonal(dim1=-2, dim2=-1))
+    p = q.shape[-1]
+    t = q[:, :p].clone()
+    d = torch.ones(q.shape[0], p, dtype=q.dtype, device=q.device)
+    for start in range(0, p, 64):
+        block, rest = slice(start, min(start + 64, p)), slice(min(start + 64, p), p)
+        d[:, block] = _pivot_phases(t[:, block, block].clone())
+        scaled = d[:, block].conj()[:, :, None] * t[:, block, rest]
+        eye = torch.eye(t[:, block].shape[1], dtype=t.dtype, device=t.device)
+        # E (I + T E)^-1 = (I + E T)^-1 E
+        right = torch.linalg.solve(eye + d[:, block].conj()[:, :, None] * t[:, block, block], scaled)
+        t[:, rest, rest] -= t[:, rest, block] @ right
+    return d
+
+
+def _pivot_phases(t: Tensor) -> Tensor:
+    """Returns the unblocked elimination on a batch of blocks, which it overwrites."""
+    d = torch.ones(t.shape[:2], dtype=t.dtype, device=t.device)
+    for j in range(t.shape[1]):
+        pivot = t[:, j, j]
+        d[:, j] = torch.where(pivot.abs() < _ROUNDING, torch.ones_like(pivot), torch.sgn(pivot))
+        e = d[:, j].conj()
+        row = t[:, j, j + 1 :] * (e / (1 + pivot * e))[:, None]
+        t[:, j + 1 :, j + 1 :] -= t[:, j + 1 :, j, None] * row[:, None, :]
+    return d
+
+
+def _bound(x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """Makes the moves that `cayley_inverse` tells of, for the largest entry each time; overwrites X and D."""
+    p, y = x.shape[-1], x
+    left, both = torch.arange(len(x), device=x.device), torch.arange(2, device=x.device)
+    while True:
+        size = (y - y.mH).abs()
+        on = size.diagonal(dim1=-2, dim2=-1)
+        on.copy_(on.maximum(2 * y.diagonal(dim1=-2, dim2=-1).real - 1))
+        far = size.amax((-2, -1)) > 1 + _SLACK
+        if not far.any():
+            return x, d
+        left, y, size = left[far], y[far], size[far].flatten(1)
+        place = (size >= (1 - _ROUNDING) * size.amax(1, keepdim=True)).byte().argmax(1)  # the first of the largest
+        each, pair = torch.arange(len(left), device=x.device)[:, None], torch.stack([place // p, place % p], dim=1)
+        columns, rows = -y.mT[each, pair].mT, y[each, pair]
+        columns[each, pair, both] += 1
+        block = rows.mT[each, pair].mT
+        ends = block.diagonal(dim1=-2, dim2=-1)
+        flip = ((1 - 2 * ends).prod(1) - 4 * block[:, 0, 1] * block[:, 1, 0]).abs() * (pair[:, 0] != pair[:, 1])
+        gains = torch.cat([flip[:, None], ends.abs() + (1 - ends).abs()], dim=1)
+        move = (gains >= (1 - _ROUNDING) * gains.amax(1, keepdim=True)).byte().argmax(1, keepdim=True)
+        u = torch.where(move == 1 + both, torch.sgn(ends * (1 - ends).conj()), 1)
+        u = torch.where(move == 0, -1, u)
+        for k in range(2):
+            d[left, pair[:, k]] *= u[:, k].conj()
+        # X <- X - (I - X) E V (I + E^T (I - X) E V)^-1 E^T X, with V = U - I and columns E of I.
+        v = (u - 1)[:, None, :]
+        inner = torch.eye(2, dtype=x.dtype, device=x.device) + columns[each, pair] * v
+        y = y - columns * v @ torch.linalg.solve(inner, rows)
+        x[left] = y

@@ -1,16 +1,15 @@
 """The matrix exponential by scaling and squaring, with its exact adjoint.
 
-The scaling depends on the norm of the matrix, so it is decided inside an opaque operator: nothing outside branches on
-values, and no TF32 enters. Where values may not be read inside either there is a fixed number of squarings, of which
-each matrix takes those it needs.
+The scaling depends on the norm of the matrix, so an opaque operator decides on it: nothing outside branches on values,
+and no TF32 enters. Without host syncs each matrix takes those it needs of a fixed number of squarings.
 
-What is squared is Taylor's polynomial of degree 12 of the scaled matrix, by four products: Bader, Blanes, Casas 2019;
-the coefficients, one of a family, were solved for in 50 digits.
+Taylor's polynomial of degree 12 of the scaled matrix takes four products: Bader, Blanes, Casas 2019; the coefficients,
+one of a family, were solved for in 50 digits.
 """
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from stiefelkit.metrics import working_dtype
 _LARGEST_IN_SINGLE = 8.0
 """Norm above which the squarings would cost float32 too many of its digits."""
 _SQUARINGS = 20
-"""Where no value is read: enough for ||A||_2 of some 2e5, turns of which float32 coordinates hold two digits."""
+"""Without host syncs: enough for ||A||_2 of some 2e5, turns of which float32 coordinates hold two digits."""
 _DEGREE = 12
 _LOG_FACTORIAL = math.log2(math.factorial(_DEGREE + 1))
 _CONSTANTS = (0.0, 5.3159789575987123025, 0.18188869982170451712, 0.0)
@@ -42,37 +41,38 @@ _POWERS = (
 )
 """B_k = constant + combination of A, A^2, A^3; then A6 = B2 + B3^2 and sum_{j <= 12} A^j / j! = B0 + (B1 + A6) A6."""
 
+Factors = tuple[Tensor, tuple[Tensor, ...]]
+
 
 def exponential(a: Tensor, *, skew: bool = False, truncation: float | None = None, polish: bool = False) -> Tensor:
     """Returns the exponential of square matrices, twice differentiable, once of them in forward mode.
 
     Takes :math:`4 + s` products and :math:`7 + 2 s` more backward (:math:`8 + 2 s` if not skew),
-    :math:`s = log_2(‖A‖ / 2)` or so in float32. On devices beside CPUs no norm is read: s is 20, of which as many count
-    as it takes, all in float64, and an A of norm beyond some 2e5 is taken for that multiple of it which has that norm.
+    :math:`s = log_2(‖A‖ / 2)` or so in float32. On devices beside CPUs, where no norm is read, s is 20, all in float64,
+    and an A of norm beyond some 2e5 is scaled to that norm.
 
     Args:
         a: square matrices, shape (*, n, n), float32, float64, complex64 or complex128; one scaling serves a batch.
-        skew: whether :math:`A^H = -A`. The gradient is then right up to a Hermitian matrix only, whose inner product
-            with every skew matrix is 0, so antisymmetrize it.
+        skew: whether :math:`A^H = -A`. The gradient is then right up to a Hermitian matrix: antisymmetrize it.
         truncation: error that the polynomial may have, relative to :math:`‖W‖_F` (8 times as much in single
             directions); 3.5 eps of the dtype when None.
         polish: for skew A: take a last step to the nearest unitary matrix (`stiefelkit.functional.polish`).
 
     Returns:
-        Tensor of the shape and dtype of A; float32 of norm above 8 is worked with in float64. NaN propagates.
+        Tensor of the shape and dtype of A; float32 of norm above 8 is computed in float64. NaN propagates.
     """
     check_square("exponential", a)
-    return (_Kept if is_plain(a) else _Traced).of(a, skew, truncation, polish)  # type: ignore[return-value]
+    return (_Kept if is_plain(a) else _Traced).of(a, skew, truncation, polish)
 
 
 class _Kept(Function):
-    """For plain eager mode: keeps what the adjoint needs."""
+    """Keeps the factors of the adjoint, in plain eager mode."""
 
     generate_vmap_rule = False
     setup_context = torch.autograd.Function.setup_context
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Tensor:
         with FullPrecision(a.device):
             w, factors = _taylor(a, skew, truncation)
             w = _shaped(w, a)
@@ -85,7 +85,7 @@ class _Kept(Function):
         return w
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         a, *factors = ctx.saved_tensors
         if is_differentiated() or not is_plain(g):
             return _Adjoint.of(a, g, ctx.skew, ctx.truncation), None, None, None
@@ -94,16 +94,16 @@ class _Kept(Function):
             return _adjoint(g.to(factors[0].dtype), factors, ctx.skew, split).to(a.dtype), None, None, None
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:
         return _derivative(ctx.saved_tensors[0], t, ctx.truncation)
 
 
 class _Traced(Function):
-    """For everything else: an opaque operator each way."""
+    """Calls an opaque operator each way, everywhere else."""
 
     @staticmethod
-    def forward(a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Tensor:  # type: ignore[override]
-        return _whole(a, skew, truncation, polish)
+    def forward(a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Tensor:
+        return _exponential(a, skew, truncation, polish)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -111,21 +111,21 @@ class _Traced(Function):
         keep(ctx, a)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (a,) = ctx.saved_tensors
         return _Adjoint.of(a, g, ctx.skew, ctx.truncation), None, None, None
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:
         return _derivative(ctx.saved_tensors[0], t, ctx.truncation)
 
 
 class _Adjoint(Function):
-    """The adjoint derivative of the exponential, a function of A and the gradient with a derivative of its own."""
+    """Returns the adjoint derivative of the exponential at A along G, differentiable in both."""
 
     @staticmethod
-    def forward(a: Tensor, g: Tensor, skew: bool, truncation: float | None) -> Tensor:  # type: ignore[override]
-        return _whole_adjoint(a, g, skew, truncation)
+    def forward(a: Tensor, g: Tensor, skew: bool, truncation: float | None) -> Tensor:
+        return _exponential_adjoint(a, g, skew, truncation)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -133,16 +133,16 @@ class _Adjoint(Function):
         keep(ctx, a, g)
 
     @staticmethod
-    def backward(ctx: Any, gg: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gg: Tensor) -> tuple[Tensor | None, ...]:
         a, g = (t.to(working_dtype(t.dtype)) for t in ctx.saved_tensors)
         # The adjoint is the upper right block of exp [[A^H, G], [0, A^H]], whose own adjoint this takes.
         n = a.shape[-1]
         adjoint = _Adjoint.of(_blocks(a.mH, g), _blocks(torch.zeros_like(a), gg.to(g.dtype)), False, None)
-        ga = (adjoint[..., :n, :n] + adjoint[..., n:, n:]).mH  # type: ignore[index]
-        return ga.to(gg.dtype), adjoint[..., :n, n:].to(gg.dtype), None, None  # type: ignore[index]
+        ga = (adjoint[..., :n, :n] + adjoint[..., n:, n:]).mH
+        return ga.to(gg.dtype), adjoint[..., :n, n:].to(gg.dtype), None, None
 
     @staticmethod
-    def tangent(ctx: Any, ta: Tensor | None, tg: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, ta: Tensor | None, tg: Tensor | None, *_: None) -> Tensor:
         a, g = (t.to(working_dtype(t.dtype)) for t in ctx.saved_tensors)
         n = a.shape[-1]
         ta, tg = (torch.zeros_like(a) if t is None else t.to(a.dtype) for t in (ta, tg))
@@ -150,8 +150,8 @@ class _Adjoint(Function):
 
 
 def _derivative(a: Tensor, t: Tensor, truncation: float | None) -> Tensor:
-    """Returns the derivative of exp at A along T, which is the adjoint one at A^H."""
-    return _Adjoint.of(a.mH.resolve_conj(), t, False, truncation)  # type: ignore[return-value]
+    # The derivative at A is the adjoint one at A^H.
+    return _Adjoint.of(a.mH.resolve_conj(), t, False, truncation)
 
 
 def _blocks(a: Tensor, g: Tensor) -> Tensor:
@@ -160,36 +160,36 @@ def _blocks(a: Tensor, g: Tensor) -> Tensor:
 
 
 @opaque(lambda a, skew, truncation, polish: torch.empty_like(a, memory_format=torch.contiguous_format))
-def _whole(a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Tensor:
+def _exponential(a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Tensor:
     w = _shaped(_taylor(a, skew, truncation)[0], a)
     return polished(w) if polish else w
 
 
 @opaque(lambda a, g, skew, truncation: torch.empty_like(a, memory_format=torch.contiguous_format))
-def _whole_adjoint(a: Tensor, g: Tensor, skew: bool, truncation: float | None) -> Tensor:
+def _exponential_adjoint(a: Tensor, g: Tensor, skew: bool, truncation: float | None) -> Tensor:
     _, factors = _taylor(a, skew, truncation)
     out = _adjoint(g.to(factors[0].dtype), factors, skew, _is_split(a, truncation)).to(a.dtype)
     return out.clone() if is_view(out) else out  # forward mode takes a view for one of A
 
 
 def _shaped(w: Tensor, a: Tensor) -> Tensor:
-    """Returns W in the shape and dtype of A; not as a view where it has them, which forward mode takes for one of A."""
+    # No view where it has them already: forward mode would take it for one of A.
     return (w if w.shape == a.shape else w.reshape(a.shape)).to(a.dtype)
 
 
 def _is_split(a: Tensor, truncation: float | None) -> bool:
-    """Returns whether float64 products are spared: what comes out is rounded to float32, and float64 is slow."""
+    """Returns whether to avoid float64 products: the result is rounded to float32, and float64 is slow."""
     return (truncation is not None or a.dtype != working_dtype(a.dtype)) and splits(a)
 
 
-def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Returns the exponential, and what its adjoint takes: powers of A, parts of its polynomial, and what was squared.
+def _taylor(a: Tensor, skew: bool, truncation: float | None) -> Factors:
+    """Returns the exponential, and the factors of its adjoint: powers of A, parts of its polynomial, and the squared.
 
-    The scaling is in the coefficients: A, A^2 and A^3 are those of A itself.
+    The coefficients do the scaling: A, A^2 and A^3 are those of A itself.
     """
     split = _is_split(a, truncation)
     if switch.forbidden or split or not (a.is_cpu and a.numel()):
-        return _unread(a, skew, truncation, split)
+        return _taylor_no_sync(a, skew, truncation, split)
     n = a.shape[-1]
     a = a.reshape(-1, n, n) if a.dim() > 3 else a
     times, _ = _products(a)
@@ -216,11 +216,11 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tu
     return w, (powers, b, *squared)
 
 
-def _unread(a: Tensor, skew: bool, truncation: float | None, split: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """`_taylor` in float64 or complex128, by float32 products if `split`, where no value is read.
+def _taylor_no_sync(a: Tensor, skew: bool, truncation: float | None, split: bool) -> Factors:
+    """Does the same as `_taylor` in float64 or complex128, by float32 products if `split`, without host syncs.
 
-    What the adjoint takes are powers of A 2^-s, parts of its polynomial, s (of integers, by which they are known, shape
-    (*, 1, 1)), 2^-s, and what was squared.
+    The factors are powers of A 2^-s, parts of its polynomial, s (of integers, which tell these factors from the others,
+    shape (*, 1, 1)), 2^-s, and the squared.
     """
     n = a.shape[-1]
     a = a.to(working_dtype(a.dtype))
@@ -260,20 +260,20 @@ def _adjoint(g: Tensor, factors: Sequence[Tensor], skew: bool, split: bool) -> T
 
 
 def _truncation(a: Tensor) -> tuple[float, float]:
-    """Binary logarithm of what the polynomial leaves out, relative to ||W||_F, and a bound of ||A||_2, for any A."""
+    """Returns the binary logarithm of the truncation, relative to ||W||_F, and a bound of ||A||_2, for any A."""
     norm = float(finite(torch.linalg.matrix_norm(a, 1)).amax())
     return 13 * _log2(norm) - _LOG_FACTORIAL, norm
 
 
 def _squarings(log_error: float, norm: float, unit: float) -> int:
-    """Returns the squarings after which the polynomial leaves out a unit, or 8 in single directions, at most."""
+    """Returns the squarings after which the truncation is a unit, or 8 in single directions, at most."""
     # The error of A 2^-s, squared s times, is 2^(-12 s) of that of A.
     log_worst = max(log_error, 13 * _log2(norm) - _LOG_FACTORIAL - 3, math.log2(unit))
     return math.ceil((log_worst - math.log2(unit)) / _DEGREE) if log_worst < math.inf else 0
 
 
 def _squarings_of_skew(powers: Tensor, unit: float, longest: float) -> tuple[int | None, float]:
-    """Returns the same for a skew A, with a bound of its norm, where bounds decide on it; else None.
+    """Returns the same for a skew A, None where bounds do not decide on it, with a bound of its norm.
 
     With S_k the mean of sigma^2k, S_3^(13/3) <= S_13 <= ||A||_2^20 S_3.
     """
@@ -285,10 +285,10 @@ def _squarings_of_skew(powers: Tensor, unit: float, longest: float) -> tuple[int
 
 
 def _skew_truncation(powers: Tensor) -> tuple[float, float]:
-    """Returns the same for a skew A, from A, A^2 and A^3: root mean square of sigma^13 / 13!, and ||A||_2.
+    """Returns `_truncation` of a skew A, from A, A^2 and A^3: root mean square of sigma^13 / 13!, and ||A||_2.
 
-    Where all probes miss the largest singular vectors a norm of up to 1.3 times the estimate may be missed; no more
-    than twice, since a bound beyond that is taken instead.
+    Probes that all miss the largest singular vectors may miss a norm of 1.3 times the estimate, but none of twice it,
+    where the bound counts instead.
     """
     bound, top, length = probe(powers)
     if not 0 < bound < math.inf:
@@ -312,10 +312,7 @@ def _bound(a: Tensor, a2: Tensor, a3: Tensor, skew: bool) -> Tensor:
 
 
 def _polynomial(powers: Tensor, s: int, split: bool = False) -> tuple[Tensor, Tensor]:
-    """Returns the polynomial of A 2^-s from A, A^2 and A^3, stacked, and parts of it: itself, B1 + A6, A6 and B3.
-
-    With `split` here and below products of float64 are those of `sliced_product`.
-    """
+    """Returns the polynomial of A 2^-s from A, A^2 and A^3, stacked, and parts of it: itself, B1 + A6, A6 and B3."""
     add_product_ = _adder(split)
     b = _combine(powers, s, False)
     w, left, a6, b3 = b.unbind()
@@ -332,8 +329,8 @@ def _polynomial_adjoint(g: Tensor, powers: Tensor, b: Tensor, s: int, skew: bool
     times, add_product = _products(a, split)
     add_product_ = _adder(split)
     gb = torch.empty_like(b)
-    whole, gb1, gb2, gb3 = gb.unbind()
-    whole.copy_(g)
+    gb0, gb1, gb2, gb3 = gb.unbind()
+    gb0.copy_(g)
     times(g, a6.mH, out=gb1)
     add_product(gb1, left.mH, g, out=gb2)
     times(gb2, b3.mH, out=gb3)
@@ -351,15 +348,14 @@ def _polynomial_adjoint(g: Tensor, powers: Tensor, b: Tensor, s: int, skew: bool
     return add_product_(ga, a.mH, ga2)
 
 
-def _products(a: Tensor, split: bool = False) -> tuple[Any, Any]:
-    """Returns what gives A B, and C + A B, for one matrix or for a batch."""
+def _products(a: Tensor, split: bool = False) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Returns functions for A B and C + A B, of one matrix or of a batch, those of float64 by slices if `split`."""
     if split:
         return _times, _plus_times
     return (torch.mm, torch.addmm) if a.dim() == 2 else (torch.bmm, torch.baddbmm)
 
 
-def _adder(split: bool) -> Any:
-    """Returns what adds alpha A B to C."""
+def _adder(split: bool) -> Callable[..., Tensor]:
     return _add_times_ if split else add_product_
 
 
@@ -378,7 +374,7 @@ def _add_times_(c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _coefficients(s: int, transposed: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Coefficients of the powers for A 2^-s, one row for each combination."""
+    """Returns coefficients of the powers for A 2^-s, one row for each combination."""
     rows = [[c * 0.5 ** (s * (k + 1)) for k, c in enumerate(row)] for row in _POWERS]
     with torch.inference_mode(False):
         table = torch.tensor(rows, dtype=dtype, device=device)

@@ -5,7 +5,6 @@ import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -30,26 +29,16 @@ PROGRAMS = 4
 """For each multiprocessor; each takes several matrices of a large batch."""
 
 
-class Anywhere:
-    """Whether programs run on a CPU too, in triton's interpreter."""
+class Interpreter:
+    """Whether a CPU takes the road of a GPU, in triton's interpreter (TRITON_INTERPRET=1), as tests have it."""
 
-    is_asked = False
-
-
-@contextlib.contextmanager
-def on_any_device() -> Iterator[None]:
-    """Context in which a CPU takes the road of a GPU, in triton's interpreter (TRITON_INTERPRET=1): for tests."""
-    before, Anywhere.is_asked = Anywhere.is_asked, True
-    try:
-        yield
-    finally:
-        Anywhere.is_asked = before
+    is_on = False
 
 
 def takes(m: Tensor, n: int, parts: int) -> bool:
-    """Returns whether n x n matrices of so many parts, where the tensor M is, are mapped and moved by one launch."""
+    """Returns whether one launch maps and moves n x n matrices of so many parts where the tensor M is."""
     if m.device.type != "cuda":
-        return Anywhere.is_asked and m.is_cpu and 0 < n * parts <= LARGEST and m.numel() > 0
+        return Interpreter.is_on and m.is_cpu and 0 < n * parts <= LARGEST and m.numel() > 0
     largest = LARGEST_IF_WEAK if float64_is_weak(m.device) else LARGEST
     return 0 < n * parts <= largest and m.numel() > 0 and _is_able(m.device)
 
@@ -60,10 +49,10 @@ def _is_able(device: torch.device) -> bool:
 
 
 def settings(n: int, parts: int, tensor_cores: bool = True) -> dict[str, Any]:
-    """Returns what is fixed when a program is compiled for matrices of n rows and so many parts.
+    """Returns the constants and options by which a program is compiled for matrices of n rows and so many parts.
 
     Without tensor cores, as of float64 where it is slow and of float32 in full precision, products would take too many
-    registers in one piece. Registers are named, since the compiler would rather spill than have one program at a time.
+    registers in one piece. The compiler would rather spill than run one program at a time without `maxnreg`.
     """
     size = max(16, 1 << (n * parts - 1).bit_length())
     tile = min(size, TILE)
@@ -103,14 +92,11 @@ def cayley_backward(w: Tensor, g: Tensor, d: Tensor, dtype: torch.dtype) -> Tens
     return gv
 
 
-@opaque(
-    lambda w, lo, omega, step, turns: (
-        torch.empty_like(w),
-        torch.empty_like(w),
-        w.new_empty(w.shape[:-2], dtype=torch.float64),
-    ),
-    dims=None,
-)
+def _like_step(w: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(w), torch.empty_like(w), w.new_empty(w.shape[:-2], dtype=torch.float64)
+
+
+@opaque(_like_step, dims=None)
 def cayley_step(w: Tensor, lo: Tensor, omega: Tensor, step: Tensor, turns: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns square frames W + lo after a Cayley step along -W Omega and one polish or more, all in float64.
 
@@ -134,25 +120,23 @@ def _size(w: Tensor) -> int:
 
 
 def _parts(t: Tensor) -> Tensor:
-    """Returns real numbers in a row, those of a complex tensor by twos."""
     t = t.resolve_conj().contiguous()
     return torch.view_as_real(t) if t.is_complex() else t
 
 
 def _scratch(like: Tensor, batch: int, matrices: int, fixed: dict[str, Any], dtype: torch.dtype) -> Tensor:
-    """Memory of as many programs as run at a time; of two on a CPU, so that tests see one take several matrices."""
+    # For as many programs as run at a time; for two on a CPU, so that tests see one take several matrices.
     most = PROGRAMS * torch.cuda.get_device_properties(like.device).multi_processor_count if like.is_cuda else 2
     return torch.empty(min(batch, most), matrices, fixed["N"], fixed["N"], dtype=dtype, device=like.device)
 
 
 def _run(name: str, on: Tensor, scratch: Tensor, *args: Any, **options: Any) -> None:
-    """Runs a program on enough blocks for all matrices, no more than have scratch memory, on the device of a tensor."""
     if batch := args[-1]:
         start(PACKAGE, name, min(batch, len(scratch)), on, *args, **options)
 
 
 def start(package: str, name: str, count: int, on: Tensor, *args: Any, **options: Any) -> None:
-    """Runs so many of a program, one of a module or package of programs, on the device of a tensor."""
+    """Launches `count` of a program, one of a module or package of programs, on the device of a tensor."""
     with torch.cuda.device(on.device) if on.is_cuda else contextlib.nullcontext():
         getattr(programs(package, is_interpreted()), name)[(count,)](*args, **options)
 

@@ -9,10 +9,11 @@ Needs triton: import this module only where it is known to be there.
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 
 @triton.jit
-def _invert_leaf(m, x, N: tl.constexpr, SIZE: tl.constexpr):
+def _invert_leaf(m, x, N: constexpr, SIZE: constexpr):
     """X = M^-1 of SIZE rows, N numbers apart, by Gauss-Jordan elimination in place, without pivoting.
 
     The row and the column of the next pivot go through X, since registers cannot be indexed.
@@ -41,16 +42,7 @@ def _invert_leaf(m, x, N: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def _add_product(
-    c,
-    a,
-    b,
-    out,
-    SCALE: tl.constexpr,
-    SIGN: tl.constexpr,
-    N: tl.constexpr,
-    T: tl.constexpr,
-    K: tl.constexpr,
-    SIZE: tl.constexpr,
+    c, a, b, out, SCALE: constexpr, SIGN: constexpr, N: constexpr, T: constexpr, K: constexpr, SIZE: constexpr
 ):
     """OUT = SIGN C + SCALE A B of SIZE rows, N numbers apart, in tiles of T; C is not read if SIGN is 0."""
     line = tl.arange(0, T)
@@ -71,7 +63,7 @@ def _add_product(
 
 
 @triton.jit
-def _invert(m, x, r, N: tl.constexpr, T: tl.constexpr, K: tl.constexpr):
+def _invert(m, x, r, N: constexpr, T: constexpr, K: constexpr):
     """M <- M^-1 of N rows whose Hermitian part is at least I; X and R are overwritten.
 
     By 2 x 2 blocks beyond 64 rows; then a Newton step takes away what elimination has left, which grows with the
@@ -81,9 +73,9 @@ def _invert(m, x, r, N: tl.constexpr, T: tl.constexpr, K: tl.constexpr):
         _invert_leaf(m, x, N, T)
     else:
         # [[P, B], [C, D]], S = D - C P^-1 B.
-        upper: tl.constexpr = T
-        lower: tl.constexpr = T * N
-        last: tl.constexpr = T * N + T
+        upper: constexpr = T
+        lower: constexpr = T * N
+        last: constexpr = T * N + T
         _invert_leaf(m, x, N, T)
         _add_product(m, m + lower, x, r + lower, 1.0, 0.0, N, T, K, T)
         _add_product(m, x, m + upper, r + upper, 1.0, 0.0, N, T, K, T)
@@ -98,7 +90,7 @@ def _invert(m, x, r, N: tl.constexpr, T: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def _entries(v, i, j, inside, n, PARTS: tl.constexpr):
+def _entries(v, i, j, inside, n, PARTS: constexpr):
     """Returns real and imaginary parts of a skew matrix at i, j, in float64, from its packed coordinates."""
     high = tl.maximum(i, j)
     low = tl.minimum(i, j)
@@ -118,9 +110,7 @@ def _of_parts(re, im, in_lower, in_right):
 
 
 @triton.jit(do_not_specialize=["n", "batch"])
-def run_forward(
-    v, d, w, scratch, n, batch, PARTS: tl.constexpr, N: tl.constexpr, T: tl.constexpr, K: tl.constexpr, E: tl.constexpr
-):
+def run_forward(v, d, w, scratch, n, batch, PARTS: constexpr, N: constexpr, T: constexpr, K: constexpr, E: constexpr):
     """W = (2 (I + A)^-1 - I) D, rounded once.
 
     Args:
@@ -179,18 +169,7 @@ def run_forward(
 
 @triton.jit(do_not_specialize=["n", "batch"])
 def run_backward(
-    w,
-    g,
-    d,
-    gv,
-    scratch,
-    n,
-    batch,
-    PARTS: tl.constexpr,
-    N: tl.constexpr,
-    T: tl.constexpr,
-    K: tl.constexpr,
-    E: tl.constexpr,
+    w, g, d, gv, scratch, n, batch, PARTS: constexpr, N: constexpr, T: constexpr, K: constexpr, E: constexpr
 ):
     """The gradient of packed coordinates from W and that of W: of M = -D (W + D)^H G (W + D)^H / 2 what is skew.
 
@@ -273,12 +252,12 @@ def run_step(
     scratch,
     n,
     batch,
-    TURNS: tl.constexpr,
-    PARTS: tl.constexpr,
-    N: tl.constexpr,
-    T: tl.constexpr,
-    K: tl.constexpr,
-    E: tl.constexpr,
+    TURNS: constexpr,
+    PARTS: constexpr,
+    N: constexpr,
+    T: constexpr,
+    K: constexpr,
+    E: constexpr,
 ):
     """Moves square frames W + LO along -W OMEGA by the Cayley transform and polishes them, all in float64.
 
@@ -350,7 +329,7 @@ def _plus(a, b):
 
 
 @triton.jit
-def _gram_less(a, out, N: tl.constexpr, T: tl.constexpr, K: tl.constexpr):
+def _gram_less(a, out, N: constexpr, T: constexpr, K: constexpr):
     """OUT = A^T A - I; returns the square of its Frobenius norm."""
     line = tl.arange(0, T)
     strip = tl.arange(0, K)

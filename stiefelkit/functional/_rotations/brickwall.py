@@ -6,7 +6,7 @@ row act on disjoint wires, and a few rows of them make the mesh. With B in front
 and A behind, a diamond is (I + A + I)(L + R)(I + B + I), direct sums.
 
 The backward saves the rotated matrix alone. With H = g y^H behind a unitary factor F and K = H - H^H, the derivative
-along a rotation of (p, q) is Re K[q, p] right behind it, and K in front of F is F^H K F: matrices are taken back from
+along a rotation of (p, q) is Re K[q, p] right behind it, and K in front of F is F^H K F: it takes matrices back from
 row to row, and K from a diamond to its four quarters.
 """
 
@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_differentiated, is_view
-from stiefelkit.errors import ShapeError
+from stiefelkit.errors import ShapeError, needs
 from stiefelkit.functional._arithmetic.function import Function, keep, transposed
 from stiefelkit.functional._arithmetic.product import opaque, product
-from stiefelkit.functional._diagonal import check_complex, rotations
-from stiefelkit.functional._rotations.plan import Plan, check_angles, mesh_size
+from stiefelkit.functional._packing import check_complex, rotations
+from stiefelkit.functional._rotations.layout import MeshLayout, check_angles, mesh_size
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_tensors
 
-_MANY = 100
+_SMALLEST_ELEMENTWISE = 100
 
 
 def brickwall(x: Tensor, angle: Tensor, phase: Tensor | None = None, *, layers: int) -> Tensor:
@@ -36,8 +36,8 @@ def brickwall(x: Tensor, angle: Tensor, phase: Tensor | None = None, *, layers: 
     rotation is :math:`[[cos t, -e^{i f} sin t], [sin t, e^{i f} cos t]]`, with :math:`f = 0` in a real mesh.
 
     Costs about 2 layers / n products of the size of X forward and 6 backward; saves the result and the angles, nothing
-    between the layers. Works in the dtype of X; entries below :math:`eps^2`, which products of many sines fall to,
-    count as zero, since some processors take many times as long for those below 1e-38.
+    between the layers. Computes in the dtype of X, with zero for entries below :math:`eps^2`, which products of many
+    sines fall to: below 1e-38 some processors take many times as long.
 
     Args:
         x: matrices of shape (*, n, p), float32, float64, complex64 or complex128.
@@ -47,31 +47,26 @@ def brickwall(x: Tensor, angle: Tensor, phase: Tensor | None = None, *, layers: 
 
     Returns:
         Tensor of the shape (batch dimensions broadcast) and dtype of X.
-
-    Raises:
-        DtypeError: X or the angles are no tensors, or phases are given for a real X.
-        OptionError: the number of layers is no count.
-        ShapeError: X is no matrix, or angles or phases have another number.
     """
     check_tensors("brickwall", x, angle)
     check_counts("brickwall", layers=layers)
     if x.dim() < 2:
-        raise ShapeError(f"brickwall needs matrices of shape (*, n, p), got {tuple(x.shape)}.")
+        needs(False, ShapeError, "brickwall", "matrices of shape (*, n, p)", tuple(x.shape))
     check_angles("brickwall", angle, phase, mesh_size(x.shape[-2], layers))
     batch = torch.broadcast_shapes(x.shape[:-2], angle.shape[:-1])
     x, angle = x.expand(*batch, *x.shape[-2:]), angle.expand(*batch, angle.shape[-1])
-    if phase is not None and not x.is_complex():
-        check_complex("brickwall", x.dtype, phase)
     if phase is not None:
+        if not x.is_complex():
+            check_complex("brickwall", x.dtype, phase)
         phase = phase.expand(*batch, phase.shape[-1])
     elif x.is_complex():
         phase = torch.zeros_like(angle)
-    return _Brickwall.of(x, angle, phase, layers)  # type: ignore[return-value]
+    return _Brickwall.of(x, angle, phase, layers)
 
 
 class _Brickwall(Function):
     @staticmethod
-    def forward(x: Tensor, angle: Tensor, phase: Tensor | None, layers: int) -> Tensor:  # type: ignore[override]
+    def forward(x: Tensor, angle: Tensor, phase: Tensor | None, layers: int) -> Tensor:
         return _rotated(x, angle, phase, layers)
 
     @staticmethod
@@ -80,7 +75,7 @@ class _Brickwall(Function):
         keep(ctx, output, angle, phase)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         y, angle, phase = ctx.saved_tensors
         # Second derivatives come from differentiating the formulas of the first.
         differentiable = is_differentiated() and not torch.compiler.is_compiling()
@@ -89,26 +84,26 @@ class _Brickwall(Function):
         return gx if ctx.needs_input_grad[0] else None, g_angle, None if phase is None else g_phase, None
 
     @staticmethod
-    def tangent(ctx: Any, tx: Tensor | None, ta: Tensor | None, tp: Tensor | None, _: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, tx: Tensor | None, ta: Tensor | None, tp: Tensor | None, _: None) -> Tensor:
         y, angle, phase = ctx.saved_tensors
         ty = torch.zeros_like(y) if tx is None else _Brickwall.of(tx, angle, phase, ctx.layers)
         if ta is None and tp is None:
-            return ty  # type: ignore[return-value]
+            return ty
 
         def pull_back(g: Tensor) -> tuple[Tensor, ...]:
             return _gradients(g, y, angle, phase, ctx.layers, False)[1 : 2 if phase is None else 3]
 
-        return ty + transposed(pull_back, y, *(ta, tp)[: 1 if phase is None else 2])  # type: ignore[operator, return-value]
+        return ty + transposed(pull_back, y, *(ta, tp)[: 1 if phase is None else 2])
 
 
 @opaque(lambda x, angle, phase, layers: x.new_empty(x.shape))
 def _rotated(x: Tensor, angle: Tensor, phase: Tensor | None, layers: int) -> Tensor:
     n = x.shape[-2]
-    plan = Plan.of(n, layers)
-    rows = plan.rows_of(_diamonds(angle, phase, plan, x.dtype)[-1])
-    z = plan.pad(x)
+    mesh = MeshLayout.of(n, layers)
+    rows = mesh.rows_of(_diamonds(angle, phase, mesh, x.dtype)[-1])
+    z = mesh.pad(x)
     for t, s in enumerate(rows):
-        z = _flush(plan.unroll(torch.bmm(s, plan.cut(plan.roll(z, t))), t))
+        z = _flush(mesh.unroll(torch.bmm(s, mesh.cut(mesh.roll(z, t))), t))
     y = z[:, :n].reshape(x.shape)
     return y.clone() if is_view(y) else y  # forward mode would take a view for one of X
 
@@ -116,25 +111,25 @@ def _rotated(x: Tensor, angle: Tensor, phase: Tensor | None, layers: int) -> Ten
 def _gradients(
     g: Tensor, y: Tensor, angle: Tensor, phase: Tensor | None, layers: int, with_x: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of X (empty unless asked for), angles and phases (empty if there are none)."""
+    """Returns the gradients of X (empty unless `with_x`), angles and phases (empty if there are none)."""
     n, p = y.shape[-2:]
-    plan = Plan.of(n, layers)
-    levels = _diamonds(angle, phase, plan, y.dtype)
-    rows = plan.rows_of(levels[-1])
+    mesh = MeshLayout.of(n, layers)
+    levels = _diamonds(angle, phase, mesh, y.dtype)
+    rows = mesh.rows_of(levels[-1])
     gx = y.new_empty((*y.shape[:-2], 0, 0))
     # In multiples of n: the factors take 6 L p, K takes n p + 4 L n.
     if with_x or n * p >= layers * (6 * p - 4 * n):
-        k, z = _by_factors(plan, rows, g, y, with_x)
+        k, z = _by_factors(mesh, rows, g, y, with_x)
         gx = z.reshape(y.shape) if with_x else gx
     else:
-        k = _by_conjugation(plan, rows, g, y)
+        k = _by_conjugation(mesh, rows, g, y)
     k = _quartered(k, levels).movedim(0, -1)
-    g_angle = plan.gather(k[1, 0].real if k.is_complex() else k[1, 0], angle)
+    g_angle = mesh.gather(k[1, 0].real if k.is_complex() else k[1, 0], angle)
     if phase is None:
         g_phase = g_angle.new_empty((*angle.shape[:-1], 0))
     else:
         (c, _), (s, _), i = *levels[0].movedim(0, -1).real, k.imag
-        g_phase = plan.gather((s * s * i[0, 0] + c * c * i[1, 1]) / 2 - s * c * i[1, 0], angle)
+        g_phase = mesh.gather((s * s * i[0, 0] + c * c * i[1, 1]) / 2 - s * c * i[1, 0], angle)
     return gx, g_angle, g_phase
 
 
@@ -151,78 +146,72 @@ def _brickwall_gradients(
     return _gradients(g, y, angle, phase, layers, with_x)
 
 
-def _by_factors(plan: Plan, rows: Sequence[Tensor], g: Tensor, y: Tensor, with_x: bool) -> tuple[Tensor, Tensor]:
-    """K behind every diamond of the rows, from G and Y taken back through them; and G in front, if asked for."""
-    z, ks = [plan.pad(g), plan.pad(y)], []
+def _by_factors(mesh: MeshLayout, rows: Sequence[Tensor], g: Tensor, y: Tensor, with_x: bool) -> tuple[Tensor, Tensor]:
+    """Takes G and Y back through the rows: returns K behind every diamond, and G in front if `with_x`."""
+    z, ks = [mesh.pad(g), mesh.pad(y)], []
     for t, s in reversed(list(enumerate(rows))):
-        z = [plan.cut(plan.roll(v, t)) for v in z]
+        z = [mesh.cut(mesh.roll(v, t)) for v in z]
         h = _multiply(z[0], z[1].mH)
         ks.append(h - h.mH)
         if t or with_x:
-            z = [plan.unroll(_multiply(s.mH, v), t) for v in z]
-    return torch.cat(ks[::-1]), z[0][:, : plan.n]
+            z = [mesh.unroll(_multiply(s.mH, v), t) for v in z]
+    return torch.cat(ks[::-1]), z[0][:, : mesh.n]
 
 
-def _by_conjugation(plan: Plan, rows: Sequence[Tensor], g: Tensor, y: Tensor) -> Tensor:
-    """Returns K behind every diamond of the rows, as blocks of the whole K taken back through them."""
+def _by_conjugation(mesh: MeshLayout, rows: Sequence[Tensor], g: Tensor, y: Tensor) -> Tensor:
+    """Takes all of K back through the rows: returns its blocks behind every diamond."""
     h = _multiply(g.reshape(-1, *g.shape[-2:]), y.reshape(-1, *y.shape[-2:]).mH)
-    h = plan.pad(plan.pad(h).mH)
+    h = mesh.pad(mesh.pad(h).mH)
     k, sign, ks = h.mH - h, 1, []
     for t, s in reversed(list(enumerate(rows))):
-        k = k.roll((plan.m, plan.m), (-2, -1)) if t % 2 else k
-        ks.append(sign * plan.diagonal(k))
+        k = k.roll((mesh.m, mesh.m), (-2, -1)) if t % 2 else k
+        ks.append(sign * mesh.diagonal(k))
         if t:
             # F^H (F^H K)^H = -F^H K F
-            k = _multiply(s.mH, plan.cut(k)).reshape(k.shape).mH
-            k, sign = _multiply(s.mH, plan.cut(k)).reshape(k.shape), -sign
-            k = k.roll((-plan.m, -plan.m), (-2, -1)) if t % 2 else k
+            k = _multiply(s.mH, mesh.cut(k)).reshape(k.shape).mH
+            k, sign = _multiply(s.mH, mesh.cut(k)).reshape(k.shape), -sign
+            k = k.roll((-mesh.m, -mesh.m), (-2, -1)) if t % 2 else k
     return torch.cat(ks[::-1])
 
 
-def _diamonds(angle: Tensor, phase: Tensor | None, plan: Plan, dtype: torch.dtype) -> list[Tensor]:
-    """Diamonds of every size 1, 2, 4, ..., each a tensor (count, 2m, 2m), its four quarters one after another."""
-    t = plan.scatter(angle.to(dtype.to_real()))
-    f = None if phase is None else plan.scatter(phase.to(dtype.to_real()))
+def _diamonds(angle: Tensor, phase: Tensor | None, mesh: MeshLayout, dtype: torch.dtype) -> list[Tensor]:
+    """Returns diamonds of every size 1, 2, 4, ..., each a tensor (count, 2m, 2m) in order of their quarters."""
+    t = mesh.scatter(angle.to(dtype.to_real()))
+    f = None if phase is None else mesh.scatter(phase.to(dtype.to_real()))
     levels = [rotations(t, f, 0).view(2, 2, *t.shape).movedim(-1, 0)]
-    for m in plan.sizes[:-1]:
-        layout = _Layout.of(m, len(levels[-1]) // 4)
-        levels[-1] = layout.store(levels[-1])
-        levels.append(_flush(layout.join(levels[-1])))
+    for m in mesh.sizes[:-1]:
+        order = _MatrixOrder.of(m, len(levels[-1]) // 4)
+        levels[-1] = order.store(levels[-1])
+        levels.append(_flush(order.join(levels[-1])))
     return levels
 
 
 def _quartered(k: Tensor, levels: Sequence[Tensor]) -> Tensor:
-    """Takes K behind the largest of `_diamonds`, (count, 2m, 2m), to that behind each rotation, (rotations, 2, 2).
-
-    Overwrites K.
-    """
+    """Takes K behind the largest of `_diamonds` to that behind each rotation, (rotations, 2, 2); overwrites K."""
     for d in reversed(levels[:-1]):
-        layout = _Layout.of(d.shape[-1] // 2, len(k))
-        k = layout.quarter(layout.store(k), d)
+        order = _MatrixOrder.of(d.shape[-1] // 2, len(k))
+        k = order.quarter(order.store(k), d)
     return k
 
 
 @dataclass(frozen=True)
-class _Layout:
-    """Order in memory of the small matrices (count, rows, columns), and the operations on them in that order.
+class _MatrixOrder:
+    """Order in memory of small matrices (count, rows, columns), and operations on them in that order.
 
-    Attributes:
-        last: entry by entry, for products of tiny matrices by elementwise operations; else matrix by matrix.
+    With `last` entry by entry, for products of tiny matrices by elementwise operations; else matrix by matrix.
     """
 
     last: bool
 
     @classmethod
-    def of(cls, m: int, count: int) -> "_Layout":
-        """Returns the faster layout in which so many diamonds are joined from, or taken apart into, four of size m."""
-        return cls(count >= _MANY * m)
+    def of(cls, m: int, count: int) -> "_MatrixOrder":
+        """Returns the faster order to join so many diamonds from, or take them apart into, four of size m."""
+        return cls(count >= _SMALLEST_ELEMENTWISE * m)
 
     def store(self, d: Tensor) -> Tensor:
-        """Puts matrices of another layout into this one."""
         return d.movedim(0, -1).contiguous().movedim(-1, 0) if self.last else d.contiguous()
 
     def times(self, a: Tensor, b: Tensor) -> Tensor:
-        """Returns A B, by elementwise products if the matrices are tiny."""
         if not self.last:
             return _multiply(a, b)
         columns, rows = a.movedim(0, -1).unsqueeze(2).unbind(1), b.movedim(0, -1).unbind(0)
@@ -232,7 +221,6 @@ class _Layout:
         return out.movedim(-1, 0)
 
     def empty(self, like: Tensor, count: int, size: int, columns: int) -> Tensor:
-        """Returns room for matrices."""
         if self.last:
             return like.new_empty(size, columns, count).movedim(-1, 0)
         return like.new_empty(count, size, columns)
@@ -272,12 +260,12 @@ class _Layout:
 
 
 def _unwritten(x: Tensor) -> Tensor:
-    """Returns what a product may keep for its derivative while X is overwritten."""
+    """Returns X for a product to keep for its derivative while X is overwritten."""
     return x.clone() if is_differentiated() else x
 
 
 def _flush(x: Tensor) -> Tensor:
-    """Puts zeros for entries below eps^2 in place, unless a derivative may have to pass."""
+    """Puts zeros for entries below eps^2 in place, unless a derivative may pass."""
     if is_differentiated():
         return x
     parts = torch.view_as_real(x) if x.is_complex() else x
@@ -286,5 +274,5 @@ def _flush(x: Tensor) -> Tensor:
 
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Returns A B for a batch (count, rows, columns); the opaque operators that call it see to full precision."""
+    # The opaque operators that call it are in full precision.
     return product(a, b) if is_differentiated() else torch.bmm(a, b)

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_differentiated
-from stiefelkit.errors import ShapeError
+from stiefelkit.errors import ShapeError, needs
 from stiefelkit.functional._arithmetic.function import Function, keep
-from stiefelkit.functional._arithmetic.product import product
-from stiefelkit.functional._diagonal import check_complex, rotations
-from stiefelkit.functional._packing import check_size, check_square
-from stiefelkit.functional._rotations.plan import check_angles
+from stiefelkit.functional._arithmetic.product import bilinear_tangent, product
+from stiefelkit.functional._packing import check_complex, check_size, check_square, rotations
+from stiefelkit.functional._rotations.layout import check_angles
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_tensors, dtype_of_parts
 
@@ -31,53 +30,33 @@ def butterfly(
     with :math:`f = 0` in a real mesh. Those of layer i come in the order of EURNN: pairs
     :math:`(2 c b + r, 2 c b + r + c)`, :math:`c = n / 2^i`, b fastest.
 
-    Costs one pass over W forward and two backward. Differentiable any number of times.
+    Costs one pass over W, (*, n, n), forward and two backward. Differentiable any number of times.
 
     Args:
-        angle: t in radians, layer by layer, shape (*, n / 2 log2(n)), float32 or float64: W is made in its precision.
+        angle: t in radians, layer by layer, shape (*, n / 2 log2(n)), float32 or float64: W has its precision.
         d: the diagonal of D, shape (*, n), real or complex, which makes W complex.
         phase: f, shape of the angles, makes W complex.
         n: a power of two.
         dtype: W is rounded to it once; that of the factors when None.
-
-    Returns:
-        Unitary matrices of shape (*, n, n).
-
-    Raises:
-        DtypeError: an argument is no tensor, or the dtype is real and W is not.
-        OptionError: n is no count.
-        ShapeError: n is no power of two, or there is another number of angles or phases, or D of another size.
     """
     check_tensors("butterfly", angle, d)
     check_counts("butterfly", n=n)
     _check("butterfly", n, angle, phase)
     check_size("butterfly", "a diagonal", d, n)
     high, low = _factors(angle, phase, n)
-    whole = dtype_of_parts(low.dtype, True) if d.is_complex() and not low.is_complex() else low.dtype
-    if dtype is not None and whole.is_complex:
+    wide = dtype_of_parts(low.dtype, True) if d.is_complex() and not low.is_complex() else low.dtype
+    if dtype is not None and wide.is_complex:
         check_complex("butterfly", dtype, d if phase is None else phase)
-    high, low = high.to(whole), low * d.to(whole).reshape(*d.shape[:-1], *low.shape[-4:-2], 1, 1)
+    high, low = high.to(wide), low * d.to(wide).reshape(*d.shape[:-1], *low.shape[-4:-2], 1, 1)
     if n == 1:
         return (low * high).flatten(-3).to(dtype)
-    return _Outer.of(high, low, low.dtype if dtype is None else dtype)  # type: ignore[return-value]
+    return _Outer.of(high, low, low.dtype if dtype is None else dtype)
 
 
 def rotate_butterfly(x: Tensor, angle: Tensor, phase: Tensor | None = None) -> Tensor:
-    """Returns rows :math:`W x` of the rows x, W the `butterfly` with :math:`D = I`, for one matrix, no batch.
+    """Returns rows :math:`W x` of rows x, (m, n), W one `butterfly` of :math:`D = I`, its dtype, `angle` and `phase`.
 
-    Takes :math:`n^{1.5}` operations a row.
-
-    Args:
-        x: rows of shape (m, n), of the dtype of W.
-        angle: in radians, as for `butterfly`, shape (n / 2 log2(n),).
-        phase: same shape.
-
-    Returns:
-        Tensor of shape (m, n).
-
-    Raises:
-        DtypeError: an argument is no tensor, or phases are given for real rows.
-        ShapeError: n is no power of two, or there is another number of angles or phases.
+    Takes :math:`n^{1.5}` operations a row. Angles are in radians, of shape (n / 2 log2(n),).
     """
     check_tensors("rotate_butterfly", x, angle)
     _check("rotate_butterfly", x.shape[-1] if x.dim() else 0, angle, phase)
@@ -89,7 +68,7 @@ def rotate_butterfly(x: Tensor, angle: Tensor, phase: Tensor | None = None) -> T
 
 def _check(who: str, n: int, angle: Tensor | None = None, phase: Tensor | None = None) -> None:
     if n & (n - 1) or not n:
-        raise ShapeError(f"{who} needs n to be a power of two, got {n}.")
+        needs(False, ShapeError, who, "n to be a power of two", n)
     if angle is not None:
         check_angles(who, angle, phase, n // 2 * (n.bit_length() - 1))
 
@@ -123,10 +102,10 @@ def _aligned(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Outer(Function):
-    """The last product, (n1 n2)^2 entries in the dtype asked for; what is summed backward is of that dtype too."""
+    """The last product, (n1 n2)^2 entries in a dtype, in which the backward sums."""
 
     @staticmethod
-    def forward(high: Tensor, low: Tensor, dtype: torch.dtype) -> Tensor:  # type: ignore[override]
+    def forward(high: Tensor, low: Tensor, dtype: torch.dtype) -> Tensor:
         x, y = _aligned(high, low)
         w = (x * y).to(dtype)
         return w.squeeze(-1).squeeze(-5).flatten(-2).flatten(-3, -2)
@@ -138,7 +117,7 @@ class _Outer(Function):
         ctx.dtype = output.dtype
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         high, low = ctx.saved_tensors
         x, y = _aligned(high.to(g.dtype).conj(), low.to(g.dtype).conj())
         n1, n2 = x.shape[-3], x.shape[-2]
@@ -148,15 +127,13 @@ class _Outer(Function):
         return g_high.sum_to_size(high.shape), g_low.sum_to_size(low.shape), None
 
     @staticmethod
-    def tangent(ctx: Any, th: Tensor | None, tl: Tensor | None, _: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, th: Tensor | None, tl: Tensor | None, _: None) -> Tensor:
         high, low = ctx.saved_tensors
-        if th is None or tl is None:
-            return _Outer.of(high if th is None else th, low if tl is None else tl, ctx.dtype)  # type: ignore[return-value]
-        return _Outer.of(th, low, ctx.dtype) + _Outer.of(high, tl, ctx.dtype)  # type: ignore[operator, return-value]
+        return bilinear_tangent(lambda high, low: _Outer.of(high, low, ctx.dtype), high, low, th, tl)
 
 
 def _summed(g: Tensor, other: Tensor, dim: int) -> Tensor:
-    """Returns the sum over dim of g times the other, without the whole product where no derivative is to pass."""
+    """Sums g times the other over dim, without the whole product in memory unless a derivative has to pass."""
     if is_differentiated():
         return (g * other).sum(dim)
     parts = list(zip(g.unbind(dim), other.resolve_conj().unbind(dim), strict=True))
@@ -173,15 +150,10 @@ def butterfly_inverse(w: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     the cosines as norms of their columns.
 
     Args:
-        w: matrices of shape (*, n, n), n a power of two, float64 or complex128; outside the image the result is of no
-            use.
+        w: matrices of shape (*, n, n), n a power of two, float64 or complex128, in the image.
 
     Returns:
         Angles in :math:`[-π/2, π/2]`, phases (None if W is real), and the diagonal D, (*, n), signs if W is real.
-
-    Raises:
-        DtypeError: w is no tensor.
-        ShapeError: its matrices are not square, or n is no power of two.
     """
     check_square("butterfly_inverse", w)
     _check("butterfly_inverse", w.shape[-1])

@@ -6,10 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import ShapeError, shown
+from stiefelkit.errors import ShapeError, needs, shown
 from stiefelkit.functional._packing import check_tall
-from stiefelkit.functional._rotations.plan import mesh_places
-from stiefelkit.numbers import sizes
+from stiefelkit.numbers import check_counts, sizes
 from stiefelkit.tensors import check_tensors
 
 
@@ -50,7 +49,7 @@ def brickwall_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         else:
             sine[layer, upper] = s * x * y
     angle = torch.atan2(sine.real, cosine.real) if q.is_complex() else torch.atan2(sine, cosine)
-    layers, wires = mesh_places(n, n)
+    layers, wires = _places(n, n)
 
     def packed(table: Tensor) -> Tensor:
         return table[layers, wires].T.reshape(*batch, len(layers)).to(q.device)
@@ -59,9 +58,9 @@ def brickwall_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
 
 
 def _nulled(w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Makes W diagonal in place; sines, cosines and phase factors of the rotations by layer and upper wire.
+    """Makes W diagonal in place; returns sines, cosines and phase factors of the rotations by layer and upper wire.
 
-    In numpy, whose calls cost a tenth of torch's: the rotations depend on each other one by one.
+    In numpy, whose calls cost a tenth of torch's: each rotation depends on the one before.
     """
     n = len(w)
     sine, cosine, turn = np.zeros_like(w), np.ones_like(w), np.ones_like(w)
@@ -96,11 +95,20 @@ def _nulled(w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return sine, cosine, turn
 
 
+def _places(n: int, layers: int) -> tuple[Tensor, Tensor]:
+    """Returns the layer and upper wire of each rotation, in the order of the coordinates."""
+    check_counts("haar_indices", n=n, layers=layers)
+    layer = torch.arange(layers, device="cpu")[:, None]
+    q = torch.arange(max(n - 1, 0), device="cpu")
+    there = (layer + q) % 2 == 0
+    return layer.expand_as(there)[there], q.expand_as(there)[there]
+
+
 def layer_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     """Finds angles, phases and a diagonal with :math:`Q = D F` for one layer of rotations of (0, 1), (2, 3), ...
 
     Args:
-        q: frames of shape (*, n, p), float64 or complex128; what couples other rows is not looked at.
+        q: frames of shape (*, n, p), float64 or complex128; entries that couple other rows are not read.
 
     Returns:
         Angles of shape (*, n // 2), phases, same shape, None if Q is real, and the diagonal D, shape (*, n).
@@ -119,16 +127,12 @@ def layer_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
 
 
 def haar_indices(n: int, layers: int) -> Tensor:
-    """Returns what shapes the densities of a Haar matrix's angles: inputs before plus outputs after less :math:`n + 1`.
+    """Returns the index of the density of each of a Haar matrix's angles, for a mesh of n wires.
 
-    Args:
-        n: wires of the mesh.
-        layers: its layers; with fewer than n some counts fall below the 1 of a single rotation, and are put there.
-
-    Returns:
-        Integers of shape (mesh_size(n, layers),), 1 to :math:`n - 1`.
+    It is inputs before plus outputs after less :math:`n + 1`, and 1, that of a single rotation, at least, which counts
+    with fewer layers than n. Integers of shape (mesh_size(n, layers),), up to :math:`n - 1`.
     """
-    layer, q = mesh_places(n, layers)
+    layer, q = _places(n, layers)
     before, after = layer, layers - 1 - layer
     reach = sum((q + 1 + k).clamp(max=n - 1) - (q - k).clamp(min=0) + 1 for k in (before, after))
     assert isinstance(reach, Tensor)
@@ -141,28 +145,21 @@ def haar_angles(
     """Draws angles with the densities that the Haar measure has in a full mesh (Hurwitz 1897; Russell et al. 2017).
 
     With index k, complex: :math:`cos t sin^{2k - 1} t` on :math:`(0, π/2)`; real: :math:`|sin t|^{k - 1}` on
-    :math:`(-π, π)`.
+    :math:`(-π, π)`. Angles have the shape (*batch, d), in float64.
 
     Args:
         index: k for each angle, shape (d,), see `haar_indices`.
         batch: batch dimensions.
         is_complex: which density.
         generator: source of randomness; torch's default when None.
-
-    Returns:
-        Angles of shape (*batch, d) in float64.
-
-    Raises:
-        ShapeError: the index is no vector, or the batch dimensions are none.
     """
     check_tensors("haar_angles", index)
     lengths = sizes(batch)
-    if index.dim() != 1 or lengths is None:
-        got = f"{shown(tuple(index.shape))} and {shown(batch)}"
-        raise ShapeError(f"haar_angles needs an index of shape (d,) and batch dimensions, got {got}.")
+    got, is_right = f"{tuple(index.shape)} and {shown(batch)}", index.dim() == 1 and lengths is not None
+    needs(is_right, ShapeError, "haar_angles", "an index of shape (d,) and batch dimensions", got)
     device = None if generator is None else generator.device
     k = index.to(device=device, dtype=torch.float64)
-    u, v = torch.rand(2, *lengths, len(k), dtype=torch.float64, device=device, generator=generator)
+    u, v = torch.rand(2, *(lengths or ()), len(k), dtype=torch.float64, device=device, generator=generator)
     if is_complex:
         return (-torch.expm1(torch.log1p(-u) / k)).sqrt().acos()
     # The first two entries of a uniform unit vector of k + 1 have 1 - r^2 = u^(2 / (k - 1)).

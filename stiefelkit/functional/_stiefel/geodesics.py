@@ -1,37 +1,66 @@
-r"""Geodesics of the Stiefel manifold, in float64 or complex128.
+r"""Geodesics of the Stiefel manifold, and the tangent vectors whose geodesics lead from frame to frame.
 
-With U = W Om + V, W^H V = 0, and A = alpha W Om W^H + V W^H - W V^H, the geodesics are exp(A) W exp((1 - alpha) Om),
-with alpha = 1 for the canonical and alpha = 2 for the Euclidean metric. A maps the span of W and V into itself.
+All in float64 or complex128. With U = W Om + V, W^H V = 0, and A = alpha W Om W^H + V W^H - W V^H, the geodesics are
+exp(A) W exp((1 - alpha) Om), with alpha = 1 for the canonical and alpha = 2 for the Euclidean metric. A maps the span
+of W and V into itself.
+
+Canonical logarithms come from completions of a frame to a unitary matrix with the shortest logarithm. V = [Y, Z] is
+unitary, Y its first p columns, and L = log V is skew with eigenvalues in i [-pi, pi]. All completions are
+V diag(I, Phi), with det V = 1 where real. The function F = ||L||_F^2 / 2 of the completion has the gradient C, the
+lower right block of L, and the Hessian X -> P h(ad_L) X, h(i t) = (t / 2) cot(t / 2) <= 1, where P takes the lower
+right block. At a minimum C = 0, and exp(t L) takes the first p columns of the identity to Y along a geodesic, of length
+sqrt(F); the least of the minima is a shortest one.
+
+Those of any metric come from shooting: in a basis whose first p vectors are W, a tangent vector is X = [A; R], A skew,
+and its geodesic ends at E(X) = exp([[alpha A, -R^H], [R, 0]])[:, :p] exp((1 - alpha) A). Newton's method solves
+E(X) = Y, for ends that move from W to Y where it does not converge at once. Its linear map is the identity at X = 0,
+with eigenvalues like those of (1 - e^{-ad}) / ad, so GMRES solves in few products with it.
 """
+
+import cmath
+import functools
+import math
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._exponential.packed import on_span
+from stiefelkit import init
+from stiefelkit.functional._arithmetic.function import Function
+from stiefelkit.functional._exponential.packed import on_span, skew_logarithm, whole
 from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._packing import check_alike
-from stiefelkit.functional._stiefel.tangents import alpha_of, skew_part, tangent_parts
+from stiefelkit.functional._polish import polished
+from stiefelkit.functional._stiefel.tangents import METRICS, alpha_of, skew_part, tangent_parts
+from stiefelkit.metrics import defect
+
+_CERTAIN = {False: 0.89 * math.pi, True: 0.5 * math.pi}
+"""A geodesic of at most this length is the only shortest one, in real and in complex spaces."""
+_OTHER_STARTS = 2
+_DIRECTION = 0.7390851
+"""An arbitrary angle: cos(t - _DIRECTION) parts eigenvalues e^{it} of real and of structured matrices."""
+_MOST_STEPS = 200
+_MOST_NEWTON = 12
+_MOST_INNER = 60
+_SHORTEST_STEP = 2.0**-9
+_ROUNDED = 1e-12
+_TINY = 1e-150
 
 
 def geodesic(w: Tensor, u: Tensor, *vectors: Tensor, metric: str = "canonical") -> tuple[Tensor, ...]:
     """Moves frames along the geodesic that leaves W in the direction U, for unit time.
 
-    The factors :math:`exp(A)` and :math:`exp((1 - α) Ω)` carry tangent vectors along, isometrically in either metric.
-    Exponentials are at most 2p x 2p, and 3p x 3p (k vectors: :math:`(2 + k) p`) where vectors are carried and
-    :math:`n > 3p`. Differentiable any number of times.
+    The factors :math:`exp(A)` and :math:`exp((1 - α) Ω)` transport tangent vectors, isometrically in either metric.
+    Exponentials are at most 2p x 2p, with k vectors :math:`(2 + k) p`. Differentiable any number of times.
 
     Args:
         w: frames, shape (*, n, p), float64 or complex128.
         u: tangent vectors, same shape; of other vectors the tangent part counts.
-        vectors: tangent vectors to carry, same shape.
+        vectors: tangent vectors to transport, same shape.
         metric: "canonical" or "euclidean".
 
     Returns:
-        A tuple: the frames, then each of the vectors, carried to them; of one entry where there are no vectors.
-
-    Raises:
-        ShapeError: W has more columns than rows, or the others another shape.
-        OptionError: no metric has that name.
+        A tuple of the frames, then of each of the vectors there.
 
     References:
         Edelman, Arias, Smith, The geometry of algorithms with orthogonality constraints, SIAM J. Matrix Anal. 20, 1998.
@@ -49,15 +78,15 @@ def geodesic(w: Tensor, u: Tensor, *vectors: Tensor, metric: str = "canonical") 
         moved = (w @ left @ (w.mH @ z) for z in vectors)
         return w @ half, *(z if right is None else z @ right for z in moved)
     om, v = tangent_parts(w, u)
-    moved = _whole(w, om, v, vectors, alpha) if n <= (2 + len(vectors)) * p else _thin(w, om, v, vectors, alpha)
+    moved = _square(w, om, v, vectors, alpha) if n <= (2 + len(vectors)) * p else _thin(w, om, v, vectors, alpha)
     if alpha == 1:
         return moved
     right = exponential((1 - alpha) * om, skew=True)
     return tuple(z @ right for z in moved)
 
 
-def _whole(w: Tensor, om: Tensor, v: Tensor, vectors: tuple[Tensor, ...], alpha: int) -> tuple[Tensor, ...]:
-    """Applies exp(A) as it stands, n x n: the smaller matrix where p is large."""
+def _square(w: Tensor, om: Tensor, v: Tensor, vectors: tuple[Tensor, ...], alpha: int) -> tuple[Tensor, ...]:
+    """Applies exp(A), n x n: the smaller matrix where p is large."""
     left = v @ w.mH
     factor = exponential(alpha * (w @ om @ w.mH) + left - left.mH, skew=True)
     return tuple(factor @ z for z in (w, *vectors))
@@ -80,3 +109,384 @@ def _thin(w: Tensor, om: Tensor, v: Tensor, vectors: tuple[Tensor, ...], alpha: 
     basis = torch.cat([w, b], dim=-1)
     steps = (basis @ top[..., k * p : (k + 1) * p] for k in range(2, 2 + len(vectors)))
     return basis @ top[..., :p], *(z + step for z, step in zip(vectors, steps, strict=True))
+
+
+def geodesic_logarithm(w: Tensor, y: Tensor, metric: str = "canonical") -> tuple[Tensor, Tensor]:
+    """Finds a tangent U at W whose geodesic ends at Y.
+
+    Square frames: :math:`W log(W^H Y)`, the shortest. Tall ones in the canonical metric: in a basis of W and of what Y
+    adds, :math:`m = min(n, 2p)`, Y is completed to a unitary m x m matrix with the shortest logarithm. Newton's method
+    with trust regions descends to a minimum from anywhere, and every minimum is a geodesic; it is the least if U is no
+    longer than :math:`0.89 π` (complex: :math:`π / 2`), or if real and :math:`n = p + 1` or :math:`p = 1`. For longer
+    ones the shortest of three starts is taken.
+
+    :math:`0.89 π < π / √{5 / 4}`: the curvature is :math:`5 / 4` at most, and no closed geodesic is shorter than
+    :math:`2 π`. In complex spaces the curvature is at most 4, as :math:`‖[X, Y]‖_F^2 ≤ 2 ‖X‖_F^2 ‖Y‖_F^2`, and no
+    closed geodesic is shorter than :math:`√2 π`, the length of :math:`W e^{it}`; some tangent vectors of length
+    :math:`0.66 π` are not the shortest.
+
+    In the Euclidean metric shooting joins tall frames: U is the only shortest one if it is real and shorter than π;
+    longer ones may not be shortest, and some pairs have none. Frames of one column are a sphere in that metric, real
+    ones in both: U is the great circle in closed form, up to the opposite pole.
+
+    Costs some 10 to 20 Hermitian eigenvalue problems of m x m for each start; by shooting 4 to 100 problems and up to
+    60 times eight products of m x m for each.
+
+    Args:
+        w: frames of shape (*, n, p), float64 or complex128, :math:`‖W^H W - I‖_F ≤ 10^{-9} (1 + √p)^2`.
+        y: frames of the same shape.
+        metric: "canonical" or "euclidean".
+
+    Returns:
+        U of the same shape, which leads from the frame nearest to W to that nearest to Y, and which were found, shape
+        (*): those whose geodesic was checked to end there. U is NaN in the others: square real frames with different
+        determinants, matrices that are no frames, tall frames that shooting did not join. U has no derivative.
+
+    References:
+        Zimmermann, A matrix-algebraic algorithm for the Riemannian logarithm on the Stiefel manifold under the
+        canonical metric, SIAM J. Matrix Anal. 38, 2017; its step is the one of steepest descent here.
+        Rentmeesters, Algorithms for data fitting on some common homogeneous spaces, thesis, Louvain, 2013: curvature.
+        Böttcher, Wenzel, The Frobenius norm and the commutator, Linear Algebra Appl. 429, 2008.
+        Zimmermann, Stoye, The injectivity radius of the compact Stiefel manifold under the Euclidean metric, SIAM J.
+        Matrix Anal. 46, 2025: it is pi.
+    """
+    check_alike("geodesic_logarithm", w, y)
+    alpha_of("geodesic_logarithm", metric)
+    return _Logarithm.of(*torch.broadcast_tensors(w, y), metric)
+
+
+class _Logarithm(Function):
+    @staticmethod
+    def forward(w: Tensor, y: Tensor, metric: str) -> tuple[Tensor, Tensor]:
+        u, exists = _logarithm(w.reshape(-1, *w.shape[-2:]), y.reshape(-1, *y.shape[-2:]), metric)
+        return u.view(w.shape), exists.view(w.shape[:-2])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
+        raise NotImplementedError("The logarithm of a frame has no derivative here.")
+
+
+def _logarithm(w: Tensor, y: Tensor, metric: str) -> tuple[Tensor, Tensor]:
+    u = torch.full_like(w, torch.nan)
+    exists = _is_frame(w) & _is_frame(y)
+    frames = exists.nonzero().squeeze(-1)
+    if not len(frames):
+        return u, exists
+    w, y = polished(w[frames]), polished(y[frames])
+    n, p = w.shape[-2:]
+    u_frames = w @ skew_from(*spectrum(w.mH @ y), w.dtype) if n == p else _tall(w, y, metric)
+    off = torch.linalg.matrix_norm(geodesic(w, u_frames, metric=metric)[0] - y)
+    exists[frames] = off <= 2e-13 * math.sqrt(min(n, 2 * p))
+    u[frames] = u_frames
+    return u.masked_fill(~exists[:, None, None], torch.nan), exists
+
+
+def _is_frame(w: Tensor) -> Tensor:
+    # The error of frames that manifolds move and polish once; one step more takes it below the end's tolerance.
+    return torch.linalg.matrix_norm(defect(w)) <= 1e-9 * (1 + w.shape[-1] ** 0.5) ** 2
+
+
+def _tall(w: Tensor, y: Tensor, metric: str) -> Tensor:
+    p = w.shape[-1]
+    q, _ = torch.linalg.qr(torch.cat([w, y], dim=-1))
+    # Q holds W up to a unitary factor, and as many columns of a basis of the rest of both as there are.
+    basis = torch.cat([w, q[..., p:]], dim=-1)
+    if p == 1 and (metric == "euclidean" or not w.is_complex()):
+        return basis @ _great_circle(basis.mH @ y)
+    if metric == "euclidean":
+        return basis @ _shoot(basis.mH @ y, METRICS[metric])
+    v = nearest_completion(basis.mH @ y)
+    log, rest = shorten(v, p)
+    k = v.shape[-1] - p
+    doubtful = (rest > 1e-11) | (_length(log) > _CERTAIN[v.is_complex()])
+    which = doubtful.nonzero().squeeze(-1)
+    if len(which) and (k > 1 or v.is_complex()):
+        for phi in _turns(k, v.dtype).to(v.device):
+            turned = torch.cat([v[which, :, :p], v[which, :, p:] @ phi], dim=-1)
+            other, other_rest = shorten(turned, p)
+            better = (other_rest <= 1e-11) & ((rest[which] > 1e-11) | (_length(other) < _length(log[which]) - 1e-9))
+            log[which[better]], rest[which[better]] = other[better], other_rest[better]
+    return basis @ log[..., :p]
+
+
+def _great_circle(y: Tensor) -> Tensor:
+    """Returns the tangent vector at the first unit vector that leads to Y (b, 2, 1), of length one, around a sphere."""
+    along, x = y[..., :1, :].real, y.clone()
+    x[..., :1, :] -= along
+    sine = torch.linalg.matrix_norm(x, keepdim=True)
+    # At the opposite pole every direction leads there.
+    x[..., 1:, :] += (sine == 0) & (along < 0)
+    return x * torch.atan2(sine, along) / torch.where(sine == 0, 1.0, sine)
+
+
+def _length(log: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(log) / math.sqrt(2)
+
+
+@functools.lru_cache(maxsize=16)
+def _turns(k: int, dtype: torch.dtype) -> Tensor:
+    """Draws fixed unitary matrices for the other starts, the same for all members of a batch."""
+    with torch.inference_mode(False):
+        phi = init.haar((_OTHER_STARTS, k, k), dtype, torch.Generator().manual_seed(k))
+        if not dtype.is_complex:
+            phi[..., 0] *= torch.linalg.det(phi).sign().unsqueeze(-1)
+        return phi
+
+
+def _shoot(y: Tensor, alpha: float) -> Tensor:
+    """Finds tangent vectors at the first p columns of the identity whose geodesics end at Y.
+
+    The ends are the frames nearest to the chord (1 - s) W + s Y; where Newton's method does not get from one to the
+    next, it tries a quarter of the step. Returns [A; R] of the shape of Y, (b, m, p), m > p, NaN where steps became too
+    short, as at conjugate points and where the chord meets a matrix without full rank.
+
+    References:
+        Bryner, Endpoint geodesics on the Stiefel manifold embedded in Euclidean space, SIAM J. Matrix Anal. 38, 2017.
+        Zimmermann, Hüper, Computing the Riemannian logarithm on the Stiefel manifold: metrics, methods, and
+        performance, SIAM J. Matrix Anal. 43, 2022.
+        Saad, Schultz, GMRES: a generalized minimal residual algorithm for solving nonsymmetric linear systems, SIAM J.
+        Sci. Stat. Comput. 7, 1986.
+    """
+    w = torch.eye(y.shape[-2], y.shape[-1], dtype=y.dtype, device=y.device)
+    x, at = torch.zeros_like(y), y.real.new_zeros(len(y))
+    step = torch.ones_like(at)
+    while len(going := ((at < 1) & (step >= _SHORTEST_STEP)).nonzero().squeeze(-1)):
+        s = (at[going] + step[going]).clamp(max=1)
+        part = s[:, None, None]
+        left, _, right = torch.linalg.svd(w + part * (y[going] - w), full_matrices=False)
+        end = torch.where(part == 1, y[going], left @ right)
+        tried, ends = _newton(x[going], end, torch.full_like(s, alpha))
+        x[going[ends]], at[going[ends]] = tried[ends], s[ends]
+        step[going] = torch.where(ends, 2 * step[going], step[going] / 4)
+    return x.masked_fill((at < 1)[:, None, None], torch.nan)
+
+
+def _newton(x: Tensor, y: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """Takes Newton's steps until one does not halve the error; returns X, and which end at Y."""
+    x = x.clone()
+    size = torch.full_like(alpha, torch.inf)
+    ends = torch.zeros_like(alpha, dtype=torch.bool)
+    active = torch.arange(len(x), device=x.device)
+    for _ in range(_MOST_NEWTON):
+        end = _End(x[active], alpha[active])
+        off, now = end.error(y[active])
+        halved = now < size[active] / 2
+        ends[active] = now <= _ROUNDED
+        keeps = halved & (now > 1e-15)
+        size[active] = now
+        active, now = active[keeps], now[keeps]
+        if not len(active):
+            break
+        x[active] = x[active] + _gmres(end.only(keeps), off[keeps], now * now.clamp(1e-12, 1e-3))
+    return x, ends
+
+
+class _End:
+    """The end of geodesics, and its derivative as tangent vectors there, turned back."""
+
+    def __init__(self, x: Tensor, alpha: Tensor):
+        p = x.shape[-1]
+        self.p, self.alpha = p, alpha[:, None, None]
+        a = x[..., :p, :]
+        self.left = _Exponential(whole(self.alpha * a, x[..., p:, :]))
+        self.right = _Exponential((1 - self.alpha) * a)
+
+    def only(self, which: Tensor) -> "_End":
+        one = object.__new__(_End)
+        one.p, one.alpha = self.p, self.alpha[which]
+        one.left, one.right = self.left.only(which), self.right.only(which)
+        return one
+
+    def error(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the tangent part of Y as seen from the end, and the distance of Y from it."""
+        seen = self.left.value.mH @ y @ self.right.value.mH
+        p = self.p
+        off = torch.cat([skew_part(seen[..., :p, :]), seen[..., p:, :]], dim=-2)
+        return off, torch.linalg.matrix_norm(self.left.value[..., :p] @ self.right.value - y)
+
+    def derivative(self, x: Tensor) -> Tensor:
+        """Returns the derivative of the end along X, as seen from the end."""
+        a = x[..., : self.p, :]
+        moved = self.left.turned(whole(self.alpha * a, x[..., self.p :, :]))[..., : self.p]
+        # exp(-B) dexp(B) on the left becomes the same of -B on the right.
+        turn = self.right.value @ self.right.turned((1 - self.alpha) * a) @ self.right.value.mH
+        return torch.cat([moved[..., : self.p, :] + turn, moved[..., self.p :, :]], dim=-2)
+
+
+class _Exponential:
+    """exp(L) of a skew L, and exp(-L) times its derivative."""
+
+    def __init__(self, log: Tensor):
+        t, q = torch.linalg.eigh(-1j * log.to(torch.complex128))
+        self.real, self.q = not log.is_complex(), q
+        value = (q * torch.exp(1j * t).unsqueeze(-2)) @ q.mH
+        self.value = polished(value.real if self.real else value)
+        # (1 - e^{-x}) / x of x = i (t_j - t_k) is e^{-x/2} sinc(|x| / 2).
+        x = t.unsqueeze(-1) - t.unsqueeze(-2)
+        self.phi = torch.exp(-0.5j * x) * torch.sinc(x / (2 * torch.pi))
+
+    def only(self, which: Tensor) -> "_Exponential":
+        one = object.__new__(_Exponential)
+        one.real, one.q, one.value, one.phi = self.real, self.q[which], self.value[which], self.phi[which]
+        return one
+
+    def turned(self, d: Tensor) -> Tensor:
+        turned = self.q @ (self.phi * (self.q.mH @ d.to(self.q.dtype) @ self.q)) @ self.q.mH
+        return skew_part(turned.real if self.real else turned)
+
+
+def _gmres(end: _End, b: Tensor, enough: Tensor) -> Tensor:
+    """Solves end.derivative(X) = B by Arnoldi's method, members of the batch side by side."""
+    most, size = min(_MOST_INNER, b[0].numel() * (2 if b.is_complex() else 1)), torch.linalg.matrix_norm(b)
+    basis = b.new_zeros(most + 1, *b.shape)
+    h = size.new_zeros(len(b), most + 1, most)
+    # The vector with the first entry 1 that is orthogonal to all columns of H: the error is that of B over its norm.
+    across = size.new_zeros(len(b), most + 1)
+    across[:, 0] = 1
+    basis[0] = b / size.clamp(min=_TINY)[:, None, None]
+    for k in range(most):
+        z, v = end.derivative(basis[k]), basis[: k + 1]
+        for _ in range(2):
+            c = (v.conj() * z).real.sum((-2, -1))
+            z = z - (c[..., None, None] * v).sum(0)
+            h[:, : k + 1, k] += c.mT
+        h[:, k + 1, k] = length = torch.linalg.matrix_norm(z).clamp(min=_TINY)
+        basis[k + 1] = z / length[:, None, None]
+        across[:, k + 1] = -(across[:, : k + 1] * h[:, : k + 1, k]).sum(-1) / length
+        if not (size > enough * torch.linalg.vector_norm(across, dim=-1)).any():
+            break
+    coefficients = size[:, None] * torch.linalg.pinv(h[:, : k + 2, : k + 1])[..., 0]
+    return (coefficients.mT[..., None, None] * basis[: k + 1]).sum(0)
+
+
+def nearest_completion(y: Tensor) -> Tensor:
+    """Completes frames (*, m, p), m > p, so that Re tr V is largest, to unitary V (*, m, m), det V = 1 where real."""
+    p = y.shape[-1]
+    rest = torch.linalg.qr(y, mode="complete")[0][..., p:]
+    left, _, right = torch.linalg.svd(rest[..., p:, :])
+    z = rest @ right.mH @ left.mH
+    v = torch.cat([y, z], dim=-1)
+    if y.is_complex():
+        return v
+    wrong = torch.linalg.det(v) < 0
+    weakest = z @ left[..., -1:] @ left[..., -1:].mH
+    return torch.cat([y, z - 2 * wrong[..., None, None] * weakest], dim=-1)
+
+
+def shorten(v: Tensor, p: int) -> tuple[Tensor, Tensor]:
+    """Turns all but the first p columns of unitary matrices (b, m, m) until the logarithm is shortest.
+
+    By Newton's method with trust regions, its equations solved by conjugate gradients. As h <= 1, the step -C alone
+    would shorten always, but slowly; where the curvature is negative a step goes along it. Returns L, and ||C||_F.
+
+    References:
+        Steihaug, The conjugate gradient method and trust regions in large scale optimization, SIAM J. Numer. Anal. 20,
+        1983.
+    """
+    m = v.shape[-1]
+    v, (t, q) = v.clone(), spectrum(v)
+    c = skew_from(t, q[..., p:, :], v.dtype)
+    size, radius = torch.linalg.matrix_norm(c), torch.ones_like(t[..., 0])
+    previous = torch.full_like(size, torch.inf)
+    for _ in range(_MOST_STEPS):
+        active = ((size > 1e-15 * m) & ~((size < 1e-12) & (previous < 1e-12))).nonzero().squeeze(-1)
+        if not len(active):
+            break
+        step, promised = _newton_step(t[active], q[active], c[active], radius[active])
+        turned = torch.cat([v[active, :, :p], v[active, :, p:] @ exponential(step, skew=True)], dim=-1)
+        turned = polished(turned)
+        t_new, q_new = spectrum(turned)
+        old, new = t[active].square().sum(-1) / 2, t_new.square().sum(-1) / 2
+        # Near the end both differences are rounding.
+        slack = 1e-13 * (1 + old)
+        quality = (old - new + slack) / (promised + slack)
+        length = torch.linalg.matrix_norm(step)
+        wider = torch.where((quality > 0.75) & (length > 0.99 * radius[active]), 2 * radius[active], radius[active])
+        radius[active] = torch.where(quality < 0.25, length / 4, wider)
+        previous[active] = size[active]
+        taken = quality > 0.05
+        where = active[taken]
+        v[where], t[where], q[where] = turned[taken], t_new[taken], q_new[taken]
+        c[where] = skew_from(t[where], q[where, p:], v.dtype)
+        size[where] = torch.linalg.matrix_norm(c[where])
+    return skew_from(t, q, v.dtype), size
+
+
+def _newton_step(t: Tensor, q: Tensor, c: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns a step within the radius, by Steihaug's conjugate gradients, and by how much F should fall."""
+    low = q[..., -c.shape[-1] :, :]
+    curvature = _curvature(t)
+
+    def bent(x: Tensor) -> Tensor:
+        y = low @ (curvature * (low.mH @ x.to(low.dtype) @ low)) @ low.mH
+        # Rounding's Hermitian part would grow: the curvature says nothing of it.
+        return skew_part(y if c.is_complex() else y.real)
+
+    x, r, d = torch.zeros_like(c), c, -c
+    going = torch.ones_like(radius, dtype=torch.bool)
+    square = start = _inner(r, r)
+    enough = start * start.clamp(1e-12, 1e-2)
+    for _ in range(_MOST_INNER):
+        hd = bent(d)
+        bend, dd, xd, xx = _inner(d, hd), _inner(d, d), _inner(x, d), _inner(x, x)
+        alpha = square / bend
+        over = (bend <= 0) | (xx + 2 * alpha * xd + alpha * alpha * dd >= radius * radius)
+        to_edge = ((xd * xd + dd * (radius * radius - xx)).clamp(min=0).sqrt() - xd) / dd
+        alpha = torch.where(going, torch.where(over, to_edge, alpha), 0.0)
+        x = x + _times(alpha, d)
+        r = torch.where(going[..., None, None], r + _times(alpha, hd), r)
+        before, square = square, _inner(r, r)
+        going = going & ~over & (square > enough)
+        if not going.any():
+            break
+        d = torch.where(going[..., None, None], _times(square / before, d) - r, d)
+    return x, -_inner(c, x) - _inner(x, bent(x)) / 2
+
+
+def _curvature(t: Tensor) -> Tensor:
+    """Returns h of all differences, x / 2 cot(x / 2), which falls to minus infinity at 2 pi."""
+    x = (t.unsqueeze(-1) - t.unsqueeze(-2)) / 2
+    small = x.abs() < 1e-4
+    return torch.where(small, 1 - x * x / 3, x / torch.where(small, 1.0, x).tan()).clamp(min=-1e6)
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    return (a.conj() * b).real.sum((-2, -1))
+
+
+def _times(a: Tensor, x: Tensor) -> Tensor:
+    return a[..., None, None] * x
+
+
+def spectrum(v: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns eigenvalues and orthonormal eigenvectors of unitary matrices, V = Q diag(e^{it}) Q^H.
+
+    Those of Re(e^{-is} V), s any angle, corrected once, since eigenvalues that lie symmetric to e^{is} mix a little;
+    those of `skew_logarithm` where that is not enough, or a real matrix has eigenvalues -1.
+    """
+    turn, wide = cmath.exp(-1j * _DIRECTION), v.to(torch.complex128)
+    q = torch.linalg.eigh(turn * wide + turn.conjugate() * wide.mH)[1]
+    inner = q.mH @ wide @ q
+    values = inner.diagonal(dim1=-2, dim2=-1)
+    gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
+    mixed = inner - torch.diag_embed(values)
+    q = polished(q + q @ (mixed * gaps.conj() / (gaps.abs().square() + 1e-24)))
+    values = (q.conj() * (wide @ q)).sum(-2)
+    t = values.angle()
+    off = torch.linalg.matrix_norm(wide @ q - q * values.unsqueeze(-2))
+    bad = ~(off <= 1e-14 * v.shape[-1])
+    if not v.is_complex():
+        bad = bad | (t.abs().amax(-1) > math.pi - 1e-6)
+    if bad.any():
+        t[bad], q[bad] = torch.linalg.eigh(-1j * skew_logarithm(v[bad])[0].to(wide.dtype))
+    return t, q
+
+
+def skew_from(t: Tensor, q: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the skew part of Q diag(it) Q^H, real if the dtype is."""
+    a = (q * (1j * t).unsqueeze(-2)) @ q.mH
+    return skew_part(a if dtype.is_complex else a.real)

@@ -4,14 +4,13 @@ The frame nearest to X = W - t U, U = W C + P with W^H P = 0, is X (I + E)^(-1/2
 
     E = t^2 (C^H C + P^H P) - t (C + C^H),
 
-so with D = (I + E)^(-1/2) - I it is W + W (D - t C - t C D) - t P (I + D): all as small as the step, whence its
-rounding is, too. For a tangent vector C is skew and E of second order.
+so with D = (I + E)^(-1/2) - I it is W + W (D - t C - t C D) - t P (I + D): all as small as the step, and so is its
+rounding. For a tangent vector C is skew and E of second order.
 
 The split step of Kong, Wang and Tao moves a frame along -U, U = W Omega + P, first within its columns, W1 = W R,
 R = (I + t Omega / 2)^-1 (I - t Omega / 2), then out of them, W' = (W1 - t P) (I + E)^(-1/2), E = t^2 P^H P. A momentum
-W Y + V, V^H W = 0, keeps its Y, in the columns of the new frame, and of V is kept what is normal to W',
-V + t W' (I + E)^(-1/2) P^H V; a V along P gets back the length that it loses by that, which is a factor of
-(I + E)^(1/2).
+W Y + V, V^H W = 0, keeps its Y, in the columns of the new frame, and of V the part normal to W',
+V + t W' (I + E)^(-1/2) P^H V; a V along P gets back the length that it loses, a factor of (I + E)^(1/2).
 """
 
 import torch
@@ -21,7 +20,7 @@ from stiefelkit.functional._arithmetic.norms import norms_of
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.functional._cayley.quotient import quotient_of_skew
-from stiefelkit.functional._msign import quintics
+from stiefelkit.functional._polar import quintics
 from stiefelkit.functional._polish import polished
 from stiefelkit.functional._stiefel.tangents import Tangent
 from stiefelkit.metrics import working_dtype
@@ -32,25 +31,22 @@ _SERIES = (-1 / 2, 3 / 8, -5 / 16, 35 / 128, -63 / 256, 231 / 1024, -429 / 2048)
 _DEFECT = 1 / 48
 """What the truncation may add to ||W^H W - I||_F, in eps sqrt(p): 7 % of a rounding limit."""
 _LOWEST = 1e-2
-"""Where no value is read: smallest singular value of W - t U, over the largest, that the root is right for."""
+"""Without host syncs: smallest singular value of W - t U, over the largest, that the root is right for."""
 _LONG = 1e6
-"""Factor from which a float32 transform is worked out in float64."""
+"""Factor from which a float32 transform is computed in float64."""
 
 
 def polar_increment(w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None) -> Tensor:
-    """Returns what is to be added to W to move it to the frame nearest to :math:`W - t U`.
+    """Returns the increment that moves W to the frame nearest to :math:`W - t U`, of its shape and dtype.
 
     Args:
         w: frames, shape (*, n, p).
         direction: U; its rotation may be any C, not only a skew one, as long as :math:`W - t U` has full rank.
         step: length t, or one for each matrix, shape (*, 1, 1).
-        defect: :math:`M^H M - I` of what W is the rounding of, shape (*, p, p): the increment then takes it away as
-            well.
-
-    Returns:
-        Tensor of the shape and dtype of W.
+        defect: :math:`M^H M - I` of the M that W is the rounding of, shape (*, p, p): the increment then removes it.
     """
-    check_tensors("polar_increment", w, getattr(direction, "rotation", None))
+    if not (isinstance(w, Tensor) and isinstance(direction, Tangent)):
+        check_tensors("polar_increment", w, direction)
     turn = direction.rotation * step
     rest = None if direction.rest is None else direction.rest * step
     e = turn.mH @ turn - (turn + turn.mH)
@@ -64,9 +60,9 @@ def polar_increment(w: Tensor, direction: Tangent, step: float | Tensor, *, defe
 
 
 def inverse_root_less_one(e: Tensor) -> Tensor:
-    """(I + E)^(-1/2) - I for Hermitian E to relative rounding: a series near multiples of I, eigenvectors elsewhere.
+    """Returns (I + E)^(-1/2) - I of Hermitian E to relative rounding, by a series near multiples of I, or eigenvectors.
 
-    Where no value is read by products, to rounding of I, which a polish takes away since the error is Hermitian.
+    Without host syncs by products, to rounding of I, which a polish removes since the error is Hermitian.
     """
     if not may_sync_host(e):
         return _by_products(e)
@@ -93,7 +89,7 @@ def inverse_root_less_one(e: Tensor) -> Tensor:
 
 
 def _by_products(e: Tensor) -> Tensor:
-    """With A = I + E <= c: polynomials that take G = A / c to I take Z = c^(-1/2) I to A^(-1/2)."""
+    # With A = I + E <= c: polynomials that take G = A / c to I take Z = c^(-1/2) I to A^(-1/2).
     eye = torch.eye(e.shape[-1], dtype=e.dtype, device=e.device)
     bound = 1 + torch.linalg.matrix_norm(e, keepdim=True)
     gram, root = (e + eye) / bound, eye * bound.rsqrt()
@@ -113,7 +109,7 @@ def _by_eigenvectors(e: Tensor) -> Tensor:
 
 
 def turn(direction: Tangent, step: float | Tensor) -> Tensor:
-    """Returns R - I, to relative rounding; of long steps in float64, which has the range for them."""
+    """Returns R - I of a split step, to relative rounding; of long steps in float64, for its range."""
     a = direction.rotation
     if isinstance(step, Tensor):
         return quotient_of_skew(a * step, 0.5)
@@ -128,9 +124,9 @@ def turn(direction: Tangent, step: float | Tensor) -> Tensor:
 def split_increment(
     w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None, unscaled: bool = False
 ) -> Tensor:
-    """Returns what is to be added to W to move it by -step along a tangent vector.
+    """Returns the increment of a split step, which removes a defect as that of `cayley_increment`.
 
-    A defect as in `cayley_increment`; unscaled is without (I + E)^(-1/2), for a polar factor that follows.
+    An unscaled one is without (I + E)^(-1/2), for a polar factor that follows.
     """
     along = turn(direction, step)
     if direction.rest is None:
@@ -144,13 +140,10 @@ def split_increment(
     return plus_product(w @ along, rest, less, -1).sub_(rest)
 
 
-def carried_momentum(
+def transported_momentum(
     moved: Tensor, direction: Tangent, step: float | Tensor, momentum: Tangent, share: float
 ) -> Tensor:
-    """Returns share W' Y + V', what becomes of a momentum Y and V by such a step, whose end W' is `moved`.
-
-    One that is the direction itself keeps its length.
-    """
+    """Transports a momentum Y, V by a split step to its end W', to share W' Y + V'; the direction keeps its length."""
     within = momentum.rotation * share
     if direction.rest is None or momentum.rest is None:
         return moved @ within
@@ -167,9 +160,9 @@ def carried_momentum(
 
 
 def leapt_momentum(w: Tensor, moved: Tensor, direction: Tangent, step: float | Tensor, share: float) -> Tensor:
-    """The same for a momentum that is the direction itself, of any length, in the dtype of W', which is a wide one.
+    """Transports a momentum that is the direction itself, of any length, in the dtype of W', which is a wide one.
 
-    V' = (V + t W1 V^H V) (I + t^2 V^H V)^(-1/2), from which nothing cancels.
+    V' = (V + t W1 V^H V) (I + t^2 V^H V)^(-1/2), without cancellation.
     """
     within = moved @ (direction.rotation.to(moved.dtype) * share)
     if direction.rest is None:

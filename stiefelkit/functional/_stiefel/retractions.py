@@ -5,16 +5,16 @@ Q = O + V^H V, K = I + Q and Y = Q K^-1 the Cayley transform of the generator th
 
     W+ = W - 2 V - 2 (W - V) Y = W - 2 W Y - 2 V K^-1,
 
-so that everything but four n x p x p products is p x p, and nothing is ever n x n for a tall frame. The first increment
-is as small as the step, whence its rounding is, too; that of Omega does no harm, since the difference of a matrix and
-its adjoint is skew to the last bit. In the second, which is differentiated, no term grows with the step.
+so that everything but four n x p x p products is p x p. The first increment is as small as the step, and so is its
+rounding; that of Omega is harmless, since the difference of a matrix and its adjoint is skew to the last bit. In the
+second, which is differentiated, no term grows with the step.
 
-The curve that a Cayley transform draws, for a line search: with U = W Om + V, W^H V = 0, and
+A line search follows the curve of the Cayley transform: with U = W Om + V, W^H V = 0, and
 K(t) = I - t Om / 2 + t^2 V^H V / 4, `cayley_retraction` takes t U to
 
     c(t) = (2 W + t V) K^-1 - W,    c'(t) = (V - (c + W) K') K^-1,
 
-so that one product of n p^2 is paid for a point and two for a slope.
+so that a point takes one product of n p^2 and a slope two.
 """
 
 from collections.abc import Callable
@@ -40,23 +40,19 @@ FEW = 32
 def cayley_increment(
     w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None, tolerance: float | None = None
 ) -> Tensor:
-    """Returns what is to be added to W to move it by :math:`-t` along a tangent vector.
+    """Returns the increment that moves W by :math:`-t` along a tangent vector, of its shape and dtype.
 
     Args:
         w: frames, shape (*, n, p).
         direction: tangent vector at W.
         step: length t, or one for each matrix, shape (*, 1, 1).
-        defect: :math:`M^H M - I` of what W is the rounding of, shape (*, p, p): the increment then takes it away as
-            well, which costs nothing besides for square frames, and one product for tall ones, for what it has put into
-            :math:`W^H P`.
+        defect: :math:`M^H M - I` of the M that W is the rounding of, shape (*, p, p): the increment then removes it,
+            for nothing from square frames, and for one product from tall ones, where it enters :math:`W^H P`.
         tolerance: relative error that the transform of square frames may have, as far as they stay frames; 16 eps when
             None, and for tall ones, whose p x p part costs little.
-
-    Returns:
-        Tensor of the shape and dtype of W.
     """
     if not (isinstance(w, Tensor) and isinstance(direction, Tangent)):
-        check_tensors("cayley_increment", w, getattr(direction, "rotation", None))
+        check_tensors("cayley_increment", w, direction)
     scale, q = 0.5, direction.rotation
     if isinstance(step, Tensor):
         q = q * step
@@ -80,10 +76,7 @@ def cayley_increment(
 def landed_in_one(
     w: Tensor, lo: Tensor, direction: Tangent, step: Tensor, turns: int
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Returns frames W + lo after a step and so many polishes in one launch: small square ones on a GPU, else None.
-
-    As `cayley_step`, but the step lies along a tangent vector, and has the shape (*, 1, 1).
-    """
+    """Moves small square frames W + lo on a GPU by `cayley_step` along a tangent vector, steps (*, 1, 1); else None."""
     n, p = w.shape[-2:]
     if direction.rest is not None or n != p or not takes(w, n, 1 + w.is_complex()):
         return None
@@ -95,24 +88,22 @@ def cayley_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, .
 
     With :math:`U = W Ω + V` and :math:`W^H V = 0`, :math:`A = W Ω W^H + V W^H - W V^H`.
 
-    Q is unitary and carries tangent vectors to tangent vectors, without changing an inner product of either metric:
+    Q is unitary and transports tangent vectors, without changing an inner product of either metric:
     :math:`Q Z = Z + 2 W (X - W^H Z) + V X` with :math:`K X = (W - V / 2)^H Z`. Of second order for the canonical
     metric, and for square frames. Differentiable any number of times. Costs :math:`n p^2` and p x p systems.
 
     The Hermitian part of K is at least I, and no term grows with U: for :math:`n ≥ 2p`, where V has independent
-    columns, steps may have any length. Where it has not, K holds 1 beside the square of the length, and loses it beyond
-    1e7 or so.
+    columns, steps may have any length. Else K holds 1 beside the square of the length, and loses it beyond 1e7 or so.
 
     Args:
         w: frames, shape (*, n, p), float64 or complex128.
         u: tangent vectors at W, same shape; of other vectors the tangent part counts.
-        vectors: tangent vectors to carry, same shape.
+        vectors: tangent vectors to transport, same shape.
 
     Returns:
-        A tuple: the frames, then each of the vectors, carried to them; of one entry where there are no vectors.
+        A tuple of the frames, then of each of the vectors there.
 
     Raises:
-        ShapeError: W has more columns than rows, or the others another shape.
         RankError: a step is too long for its arithmetic.
 
     References:
@@ -130,24 +121,17 @@ def cayley_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, .
     inner = p.mH @ p - om / 2
     k = eye + inner
     y, inverse = _solve(k, torch.cat([inner, eye.expand_as(inner)], dim=-1)).split(w.shape[-1], dim=-1)
-    carried = []
+    transported = []
     for z in vectors:
         s = w.mH @ z
         x = _solve(k, s + p.mH @ z)
-        carried.append(z + 2 * (w @ (x - s) - p @ x))
-    return w - 2 * (w @ y + p @ inverse), *carried
+        transported.append(z + 2 * (w @ (x - s) - p @ x))
+    return w - 2 * (w @ y + p @ inverse), *transported
 
 
 @dataclass(frozen=True)
 class CayleyCurve:
-    """Where a curve begins and where it goes.
-
-    Attributes:
-        w: frames, shape (*, n, p).
-        rotation: Om, skew, shape (*, p, p).
-        rest: V, shape (*, n, p); None for square frames.
-        gram: V^H V, shape (*, p, p), or None.
-    """
+    """The start of a curve, frames W, and its direction, Om and V; V and V^H V are None for square frames."""
 
     w: Tensor
     rotation: Tensor
@@ -155,7 +139,7 @@ class CayleyCurve:
     gram: Tensor | None
 
     def at(self, t: float) -> "CayleyPoint":
-        """Returns the point that is reached at t. Costs one product of n p^2 and a p x p inverse."""
+        """Returns the point at t. Costs one product of n p^2 and a p x p inverse."""
         k = self.rotation * (-0.5 * t)
         if self.gram is not None:
             k.add_(self.gram, alpha=0.25 * t * t)
@@ -167,14 +151,7 @@ class CayleyCurve:
 
 @dataclass(frozen=True)
 class CayleyPoint:
-    """A point of a curve.
-
-    Attributes:
-        curve: the curve.
-        t: where it is.
-        inverse: K(t)^-1, shape (*, p, p).
-        frame: c(t), shape (*, n, p).
-    """
+    """A point c(t) of a curve, the frame, with K(t)^-1."""
 
     curve: CayleyCurve
     t: float
@@ -192,7 +169,7 @@ class CayleyPoint:
         return (y * self.inverse.mT).sum(dim=(-2, -1)).real
 
     def carry(self, z: Tensor) -> Tensor:
-        """Brings tangent vectors along, isometrically in either metric: shape (*, n, p), or a stack (k, *, n, p)."""
+        """Transports tangent vectors (*, n, p), or a stack (k, *, n, p), isometrically in either metric."""
         curve = self.curve
         s = curve.w.mH @ z
         if curve.rest is None:
@@ -202,17 +179,7 @@ class CayleyPoint:
 
 
 def cayley_curve(w: Tensor, u: Tensor) -> CayleyCurve:
-    """Begins the curve that `cayley_retraction` draws from frames W in the direction of the tangent part of U.
-
-    Args:
-        w: frames, shape (*, n, p), float64 or complex128.
-        u: tangent vectors at W, same shape.
-
-    Raises:
-        ShapeError: W has more columns than rows, or U another shape.
-
-    References:
-        Wen, Yin, A feasible method for optimization with orthogonality constraints, Math. Program. 142, 2013.
+    """Returns the curve of `cayley_retraction` from frames W, (*, n, p), float64 or complex128, along U's tangent part.
 
     >>> w, u = torch.eye(3, dtype=torch.float64)[:, :2].split(1, dim=1)
     >>> cayley_curve(w, u).at(2.0).frame.mT
@@ -236,15 +203,9 @@ def _solve(k: Tensor, b: Tensor) -> Tensor:
 
 
 def polar_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
-    """Moves frames to the ones nearest to :math:`W + U`; carries by projection. Of second order, Euclidean metric.
+    """Moves frames w to those nearest to :math:`W + U`; transports by projection. Of second order, Euclidean metric.
 
-    Arguments, the tuple that is returned, and errors are those of `cayley_retraction`; steps may have a length of about
-    1e6.
-
-    Args:
-        w: frames of shape (*, n, p) in float64 or complex128.
-        u: tangent vectors at W, same shape.
-        *vectors: tangent vectors that are carried along.
+    Takes u and vectors, of shape (*, n, p), and returns a tuple, as `cayley_retraction`; for steps up to about 1e6.
 
     References:
         Absil, Malick, Projection-like retractions on matrix manifolds, SIAM J. Optim. 22, 2012.
@@ -255,15 +216,10 @@ def polar_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ..
 
 
 def qr_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
-    """Moves frames to the Q factor of :math:`W + U`, with R's diagonal positive; carries by projection. Of first order.
+    """Moves frames w to the Q factor of :math:`W + U`, R's diagonal positive; transports by projection. Of first order.
 
-    Arguments, the tuple that is returned, and errors are those of `cayley_retraction`. Every step ends in
-    a frame; where U has dependent columns, one of length t rounds away t eps of W.
-
-    Args:
-        w: frames of shape (*, n, p) in float64 or complex128.
-        u: tangent vectors at W, same shape.
-        *vectors: tangent vectors that are carried along.
+    Takes u and vectors, of shape (*, n, p), and returns a tuple, as `cayley_retraction`. Every step ends in a frame;
+    where U has dependent columns, one of length t rounds away t eps of W.
 
     References:
         Absil, Mahony, Sepulchre, Optimization algorithms on matrix manifolds, 2008, section 4.1.
@@ -280,7 +236,4 @@ RETRACTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     "polar": polar_retraction,
     "qr": qr_retraction,
 }
-"""Name to function of frames W, tangent vectors U and further ones to be carried, each of shape (*, n, p).
-
-Each returns a tuple, the frames first, then each vector that is carried: `(moved,) = RETRACTIONS["cayley"](w, u)`.
-"""
+"""Name to function of frames W, tangent vectors U and further ones to transport, as `cayley_retraction`."""

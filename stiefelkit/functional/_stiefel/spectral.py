@@ -1,8 +1,8 @@
 r"""The steepest tangent vector in the spectral norm: max <G, A> over tangent A with ||A||_2 <= 1.
 
 Its dual is min ||G + 2 W L||_* over Hermitian L, with the same value. With K the skew part of S = W^H G and
-P = G - W S, the matrices that matter are W a + P b with p x p matrices a and b, so that but for P^H P nothing depends
-on n. For a square frame P = 0, and the direction is W msign(K).
+P = G - W S, only matrices W a + P b with p x p matrices a and b count, so that but for P^H P nothing depends on n. For
+a square frame P = 0, and the direction is W msign(K).
 """
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor
 from stiefelkit.functional._arithmetic.norms import norms_of
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._arithmetic.reads import may_sync_host, switch
-from stiefelkit.functional._msign import msign
 from stiefelkit.functional._packing import check_alike, minus_adjoint
+from stiefelkit.functional._polar import msign
 from stiefelkit.functional._stiefel.polar_step import inverse_root_less_one
 from stiefelkit.functional._stiefel.tangents import Tangent, riemannian_gradient
 from stiefelkit.metrics import working_dtype
@@ -20,14 +20,14 @@ from stiefelkit.numbers import integer
 
 
 def spectral_direction(w: Tensor, g: Tensor, *, iterations: int = 10) -> tuple[Tensor, Tensor]:
-    r"""Returns the tangent A, :math:`‖A‖_2 ≤ 1`, with the largest :math:`⟨G, A⟩ = Re tr(G^H A)`, and what proves it.
+    r"""Returns the tangent A, :math:`‖A‖_2 ≤ 1`, with the largest :math:`⟨G, A⟩ = Re tr(G^H A)`, and a certificate L.
 
-    For any Hermitian L the value is at most :math:`‖G + 2 W L‖_*`, and the L returned makes that nearly equal: what is
-    between the two bounds how much a better A could gain. A square frame takes one `msign`, and A is the best at once
-    (but for singular values of the skew part of :math:`W^H G` below 1e-3 of the largest). A tall one takes
-    Douglas-Rachford iterations of one p x p eigenvalue problem each; A is tangent and within the unit ball after any
-    number of them. On devices, which would have to be waited for with eigenvalues, products take their place, in the
-    dtype of W, and A is within the ball to 1 %. Of :math:`⟨G, A⟩` is missing, for Gaussian matrices, at most
+    For any Hermitian L the value is at most :math:`‖G + 2 W L‖_*`; the L returned makes that nearly equal, and no A
+    gains more than the difference. A square frame takes one `msign`, and A is the best at once (but for singular values
+    of the skew part of :math:`W^H G` below 1e-3 of the largest). A tall one takes Douglas-Rachford iterations of one
+    p x p eigenvalue problem each; A is tangent and within the unit ball after any number of them. On other devices than
+    CPUs products replace eigenvalues, in the dtype of W, and A is within the ball to 1 %. Of :math:`⟨G, A⟩` is missing,
+    for Gaussian matrices, at most
 
         iterations           5        10       20       40      100
         n >= 4p           5e-3      4e-4     1e-6     1e-9    1e-14
@@ -36,14 +36,10 @@ def spectral_direction(w: Tensor, g: Tensor, *, iterations: int = 10) -> tuple[T
     Args:
         w: frames, shape (*, n, p).
         g: matrices of the same shape and dtype, as the gradient of a loss.
-        iterations: how many, for tall frames.
+        iterations: for tall frames.
 
     Returns:
         A of the shape of W, and L of shape (*, p, p). Zero for :math:`G = 0`.
-
-    Raises:
-        ShapeError: W has more columns than rows, or G another shape.
-        OptionError: there is no iteration.
 
     References:
         Bernstein, Modular manifolds, 2025; Su, Steepest descent on manifolds: 3. Muon + Stiefel, 2025, for the problem.
@@ -65,7 +61,7 @@ def spectral_direction(w: Tensor, g: Tensor, *, iterations: int = 10) -> tuple[T
 
 
 def steepest(w: Tensor, gradient: Tangent, iterations: int) -> tuple[Tangent, Tensor]:
-    """Returns the direction for a Riemannian gradient W K + P in the Euclidean metric, and its L."""
+    """Returns the steepest direction for a Riemannian gradient W K + P in the Euclidean metric, and its L."""
     k, rest = gradient.rotation, gradient.rest
     if rest is None:
         signed = minus_adjoint(msign(k, precision="fast")).mul_(0.5)
@@ -76,8 +72,8 @@ def steepest(w: Tensor, gradient: Tangent, iterations: int) -> tuple[Tangent, Te
     unit = _unit(gradient).to(dtype.to_real())
     fine, wide = k.to(dtype) / unit, rest.to(dtype) / unit
     gram = wide.mH @ wide
-    whole = fine.mH @ fine + gram
-    mean = (_singular_values(whole).mean(-1) if is_read else _mean_root(whole))[..., None, None]
+    square = fine.mH @ fine + gram
+    mean = (_singular_values(square).mean(-1) if is_read else _mean_root(square))[..., None, None]
     tau = torch.where(mean > 0, mean, 1.0).reciprocal()
     fine, gram = fine * tau, gram * tau.square()
     eye = torch.eye(k.shape[-1], dtype=fine.dtype, device=k.device)
@@ -89,15 +85,15 @@ def steepest(w: Tensor, gradient: Tangent, iterations: int) -> tuple[Tangent, Te
         clipped = _clip(2 * skew - a, 2 * lower - b, gram)
         a, b = a + clipped[0] - skew, b + clipped[1] - lower
     skew, lower = minus_adjoint(clipped[0]) / 2, clipped[1]
-    whole = skew.mH @ skew + lower.mH @ gram @ lower
-    largest = _singular_values(whole).amax(-1) if is_read else _largest_root(whole)
+    square = skew.mH @ skew + lower.mH @ gram @ lower
+    largest = _singular_values(square).amax(-1) if is_read else _largest_root(square)
     longest = largest[..., None, None].clamp(min=1)
     vector = w @ (skew / longest).to(w.dtype) + wide.to(w.dtype) @ (lower * (tau / longest)).to(w.dtype)
     return split(w, vector, is_tangent=True), ((along + along.mH) / (-4 * tau) * unit).to(w.dtype)
 
 
 def _unit(gradient: Tangent) -> Tensor:
-    """Powers of 2 of the size of each matrix, shape (*, 1, 1), in units of which its squares are ordinary numbers."""
+    """Returns powers of 2 of the size of each matrix, shape (*, 1, 1), units that keep its squares ordinary."""
     length, k = gradient.norms("euclidean"), gradient.rotation
     if length and isinstance(length[0], Tensor):
         length = length[0]
@@ -108,7 +104,7 @@ def _unit(gradient: Tangent) -> Tensor:
 
 
 def split(w: Tensor, u: Tensor, *, is_tangent: bool) -> Tangent:
-    """Returns U as W Omega + P; Omega is skew to the last bit for a tangent vector, and W^H U for any other."""
+    """Splits U as W Omega + P; Omega is skew to the last bit for a tangent vector, and W^H U for any other."""
     s = w.mH @ u
     rotation = minus_adjoint(s).mul_(0.5) if is_tangent else s
     rest = plus_product(u, w, s, -1)
@@ -117,14 +113,14 @@ def split(w: Tensor, u: Tensor, *, is_tangent: bool) -> Tangent:
 
 def _clip(a: Tensor, b: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:
     """Returns W a + P b with no singular value above 1, where `gram` is P^H P."""
-    whole = a.mH @ a + b.mH @ gram @ b
-    if switch.forbidden or not whole.is_cpu:
+    square = a.mH @ a + b.mH @ gram @ b
+    if switch.forbidden or not square.is_cpu:
         # min(1, x^(-1/2)) = (1 + max(x - 1, 0))^(-1/2), and |H| = msign(H) H.
-        beyond = whole - torch.eye(whole.shape[-1], dtype=whole.dtype, device=whole.device)
+        beyond = square - torch.eye(square.shape[-1], dtype=square.dtype, device=square.device)
         size = msign(beyond, precision="fast") @ beyond
         less = inverse_root_less_one((beyond + (size + size.mH) / 2) / 2)
         return plus_product(a, a, less), plus_product(b, b, less)
-    squares, v = torch.linalg.eigh(whole)
+    squares, v = torch.linalg.eigh(square)
     shrunk = (v * squares.clamp(min=1).rsqrt().unsqueeze(-2)) @ v.mH
     return a @ shrunk, b @ shrunk
 

@@ -1,4 +1,4 @@
-r"""Tangent vectors of the Stiefel manifold: their parts, their two inner products, gradients and Hessians as such.
+r"""Tangent vectors of the Stiefel manifold: their parts, their two inner products, gradients and Hessians.
 
 With b = 1 for the canonical and b = 2 for the Euclidean metric, inner(Z, Z) = (b / 2) ||W^H Z||_F^2 + ||V||_F^2 for
 Z = W Y + V, W^H V = 0. The geodesic that leaves W in the direction Z has the acceleration
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import OptionError, ShapeError, shown
+from stiefelkit.errors import OptionError, ShapeError, needs, shown
 from stiefelkit.functional._arithmetic.norms import Norms, norms_of
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._arithmetic.reads import may_sync_host
@@ -22,25 +22,19 @@ from stiefelkit.numbers import one_of
 from stiefelkit.tensors import check_tensors
 
 METRICS = {"canonical": 1, "euclidean": 2}
-"""The α of each: :math:`α / 2 ‖Ω‖_F^2 + ‖V‖_F^2` is the square of the length of :math:`W Ω + V`, :math:`W^H V = 0`."""
+"""The α of each: :math:`W Ω + V`, :math:`W^H V = 0`, has the squared length :math:`α / 2 ‖Ω‖_F^2 + ‖V‖_F^2`."""
 SIDES = ("left", "right")
 _CANCELLED = 0.25
-"""Share of the gradient below which what is left of it after one projection is projected again."""
+"""Share of the gradient below which the rest after one projection is projected again."""
 
 
 def alpha_of(who: str, metric: str) -> int:
     """Returns the alpha of a metric; raises OptionError if none has that name."""
-    if not one_of(*METRICS).holds(metric):
-        raise OptionError(f"{who} needs a metric in {tuple(METRICS)}, got {shown(metric)}.")
-    return METRICS[metric]
+    return METRICS[one_of(*METRICS).require(who, "metric", metric)]
 
 
 def tangent_parts(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Splits the tangent part of U into W A + V with A skew and W^H V = 0.
-
-    Returns:
-        A of shape (*, p, p) and V of shape (*, n, p).
-    """
+    """Splits the tangent part of U into W A + V with A skew, (*, p, p), and W^H V = 0."""
     s = w.mH @ u
     return skew_part(s), u - w @ s
 
@@ -50,11 +44,9 @@ def skew_part(s: Tensor) -> Tensor:
 
 
 def tangent_part(w: Tensor, u: Tensor) -> Tensor:
-    """Projects U on the tangent space at W, orthogonally in the Euclidean metric: :math:`U - W (W^H U + U^H W) / 2`.
+    """Projects matrices u on the tangent space at frames w, both (*, n, p): :math:`U - W (W^H U + U^H W) / 2`.
 
-    Args:
-        w: frames, shape (*, n, p).
-        u: matrices of the same shape.
+    It is the orthogonal projection in the Euclidean metric.
     """
     check_tensors("tangent_part", w, u)
     s = w.mH @ u
@@ -62,19 +54,10 @@ def tangent_part(w: Tensor, u: Tensor) -> Tensor:
 
 
 def inner_product(w: Tensor, u: Tensor, v: Tensor, metric: str = "canonical", *, keepdim: bool = False) -> Tensor:
-    """Returns the inner product of tangent vectors in a metric.
+    """Returns the inner product of tangent vectors u and v at frames w, (*, n, p), in a metric of `METRICS`.
 
-    Euclidean: :math:`Re tr(U^H V)`; canonical: :math:`Re tr(U^H (I - W W^H / 2) V)`.
-
-    Args:
-        w: frames, shape (*, n, p).
-        u: tangent vectors at W.
-        v: tangent vectors at W.
-        metric: one of `METRICS`.
-        keepdim: whether the result is of shape (*, 1, 1), not (*).
-
-    Raises:
-        OptionError: no metric has that name.
+    Euclidean: :math:`Re tr(U^H V)`; canonical: :math:`Re tr(U^H (I - W W^H / 2) V)`. Of shape (*), with `keepdim`
+    (*, 1, 1).
     """
     check_tensors("inner_product", w, u, v)
     euclidean = (u.conj() * v).real.sum(dim=(-2, -1), keepdim=keepdim)
@@ -85,17 +68,16 @@ def inner_product(w: Tensor, u: Tensor, v: Tensor, metric: str = "canonical", *,
 
 @dataclass
 class Tangent:
-    """A tangent vector :math:`R = W Ω + P`, and what was learned on the way.
+    """A tangent vector :math:`R = W Ω + P`, with its norms.
 
     Attributes:
         rotation: Ω, skew, shape (*, p, p).
         rest: P, :math:`W^H P = 0`, shape (*, n, p); None where it is 0.
         rotation_norms: :math:`‖Ω‖_F` of each matrix of the batch, as `norms_of` gives them.
         rest_norms: :math:`‖P‖_F` of each.
-        along_norms: :math:`‖S‖_F` of each, where :math:`P = G - W S` is what one projection has left: P then has errors
-            as large as those of :math:`W S`, and :math:`-(W^H W - I) S` along W. Empty where it was projected twice, or
-            is None.
-        units: what all of them were divided by, a number for each; empty if by nothing.
+        along_norms: :math:`‖S‖_F` of each, if :math:`P = G - W S` was projected once: P then has the errors of
+            :math:`W S`, and :math:`-(W^H W - I) S` along W. Empty if it was projected twice, or is None.
+        units: numbers by which all were divided, one for each; empty if by nothing.
     """
 
     rotation: Tensor
@@ -106,7 +88,7 @@ class Tangent:
     units: Norms = field(default_factory=list)
 
     def norms(self, metric: str) -> Norms:
-        """Returns the length of R: :math:`√{a ‖Ω‖^2 + ‖P‖^2}` with :math:`a = 1/2` (canonical) or 1 (euclidean)."""
+        """Returns the lengths of R: :math:`√{a ‖Ω‖^2 + ‖P‖^2}` with :math:`a = 1/2` (canonical) or 1 (euclidean)."""
         share = (METRICS[metric] / 2) ** 0.5
         return _together(self.rotation_norms, self.rest_norms, share, 1.0)
 
@@ -121,12 +103,12 @@ class Tangent:
         return along if self.rest is None else along.add_(self.rest)
 
     def generator_norms(self) -> Norms:
-        """Frobenius norm of the n x n skew generator that maps W to R: :math:`√{‖Ω‖^2 + 2 ‖P‖^2}`."""
+        """Returns the norms of the n x n skew generators that map W to R: :math:`√{‖Ω‖^2 + 2 ‖P‖^2}`."""
         return _together(self.rotation_norms, self.rest_norms, 1.0, 2**0.5)
 
 
 def _together(rotations: Norms, rests: Norms, a: float, b: float) -> Norms:
-    """Returns the roots of (a o)^2 + (b r)^2, for norms of any size."""
+    """Returns the roots of (a o)^2 + (b r)^2."""
     if rotations and isinstance(rotations[0], Tensor):
         o, r = rotations[0] * a, rests[0]
         return [torch.hypot(o, r * b) if isinstance(r, Tensor) else o]
@@ -137,11 +119,11 @@ def _together(rotations: Norms, rests: Norms, a: float, b: float) -> Norms:
 
 
 def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side: str = "left") -> Tangent:
-    """Splits the Riemannian gradient of a Euclidean one.
+    """Returns the Riemannian gradient of a Euclidean one in its parts.
 
     Canonical: :math:`R = G - W G^H W`, :math:`Ω = W^H G - G^H W`. Euclidean: :math:`R = G - W sym(W^H G)`, half that Ω.
-    :math:`P = G - W W^H G` in both; where little is left of G it is projected twice, since the first time leaves
-    :math:`eps ‖G‖` along W. On devices whose values are not read it always is.
+    :math:`P = G - W W^H G` in both, projected twice where little is left of G, and always without host syncs, since one
+    projection leaves :math:`eps ‖G‖` along W.
 
     Args:
         w: frames, shape (*, n, p).
@@ -149,25 +131,17 @@ def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side
         metric: one of `METRICS`.
         side: "left"; or "right" for the part within the span of W's columns only, :math:`P = 0`.
 
-    Raises:
-        OptionError: the metric or the side is not known.
-        ShapeError: G has another shape, or W more columns than rows.
-
     References:
         Edelman, Arias, Smith, The geometry of algorithms with orthogonality constraints, 1998, eq. 2.53.
     """
     if not (isinstance(metric, str) and metric in METRICS and isinstance(side, str) and side in SIDES):
-        raise OptionError(
-            f"riemannian_gradient needs a metric in {tuple(METRICS)} and a side in {SIDES}, got {shown(metric)} and "
-            f"{shown(side)}."
-        )
+        got = f"{shown(metric)} and {shown(side)}"
+        needs(False, OptionError, "riemannian_gradient", f"a metric in {tuple(METRICS)} and a side in {SIDES}", got)
     if not (isinstance(w, Tensor) and isinstance(g, Tensor)):
         check_tensors("riemannian_gradient", w, g)
     if w.shape != g.shape or w.dim() < 2 or not 0 < w.shape[-1] <= w.shape[-2]:
-        raise ShapeError(
-            f"riemannian_gradient needs frames and gradients of one shape (*, n, p), n >= p >= 1, got {tuple(w.shape)} "
-            f"and {tuple(g.shape)}."
-        )
+        got, one_shape = f"{tuple(w.shape)} and {tuple(g.shape)}", "frames and gradients of one shape (*, n, p)"
+        needs(False, ShapeError, "riemannian_gradient", f"{one_shape}, n >= p >= 1", got)
     s = w.mH @ g
     rotation = minus_adjoint(s)
     if metric == "euclidean":
@@ -198,7 +172,7 @@ def riemannian_hessian(w: Tensor, g: Tensor, h: Tensor, u: Tensor, metric: str =
         :math:`T = P(H - W (S Y + Y S) / 2 - V (S + S^H) / 2 - a G' Y + a W V^H G)`.
 
     For :math:`α = 2` that is :math:`P(H - U (S + S^H) / 2)`, as the Weingarten map has it. Costs some seven products of
-    :math:`n p^2`.
+    :math:`n p^2`. Returns tangent vectors.
 
     Args:
         w: frames, shape (*, n, p), float64 or complex128.
@@ -206,13 +180,6 @@ def riemannian_hessian(w: Tensor, g: Tensor, h: Tensor, u: Tensor, metric: str =
         h: derivatives of the Euclidean gradient in the direction U, same shape.
         u: tangent vectors, same shape.
         metric: "canonical" (:math:`α = 1`) or "euclidean" (:math:`α = 2`).
-
-    Returns:
-        Tangent vectors of the same shape.
-
-    Raises:
-        ShapeError: W has more columns than rows, or the others another shape.
-        OptionError: no metric has that name.
 
     References:
         Edelman, Arias, Smith, The geometry of algorithms with orthogonality constraints, SIAM J. Matrix Anal. 20, 1998:

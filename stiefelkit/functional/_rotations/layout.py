@@ -18,7 +18,7 @@ from stiefelkit.numbers import check_counts
 
 
 def mesh_size(n: int, layers: int) -> int:
-    """Returns the number of rotations of the first `layers` layers of a brick pattern on n wires.
+    """Returns the number of rotations in `layers` layers of a brick pattern on n wires.
 
     >>> mesh_size(6, 6), mesh_size(7, 7), mesh_size(7, 3)
     (15, 21, 9)
@@ -35,7 +35,7 @@ def check_angles(who: str, angle: Tensor, phase: Tensor | None, size: int) -> No
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeshLayout:
     """How a mesh is cut into diamonds.
 
     Rows t = 0, 1, ... of diamonds of size m are centred on the layers tm; even rows cut the wires at multiples of 2m,
@@ -48,8 +48,8 @@ class Plan:
 
     @classmethod
     @functools.lru_cache(maxsize=None, typed=True)  # 8.0 is equal to 8, and no number of wires
-    def of(cls, n: int, layers: int) -> "Plan":
-        """Returns the plan for a mesh."""
+    def of(cls, n: int, layers: int) -> "MeshLayout":
+        """Returns the layout of a mesh."""
         m = 1
         while 4 * m <= layers and 8 * m <= n and 32 * m <= n + 64:
             m *= 2
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def wires(self) -> int:
-        """Wires, idle ones included, a multiple of 2m."""
+        """Number of wires, with idle ones, a multiple of 2m."""
         return -(-self.n // (2 * self.m)) * 2 * self.m
 
     @property
@@ -103,40 +103,31 @@ class Plan:
         return z.roll(-self.m, -2) if t % 2 else z
 
     def scatter(self, v: Tensor) -> Tensor:
-        """Puts coordinates (*, d) into the order of the smallest diamonds, zeros where there is no rotation."""
+        """Orders coordinates (*, d) as the smallest diamonds, with zeros where there is no rotation."""
         count = self.m * self.m * self.rows * self.across
         v = v.reshape(v.shape[:-1].numel(), v.shape[-1])
         full = v.new_zeros(len(v), count).index_copy(1, _index(self, v.device), v)
         return full.unflatten(1, (-1, self.across)).transpose(0, 1).reshape(-1)
 
     def gather(self, full: Tensor, like: Tensor) -> Tensor:
-        """Returns the adjoint of `scatter`, in the shape and dtype of the coordinates."""
+        """Applies the adjoint of `scatter`, in the shape and dtype of the coordinates."""
         batch = like.shape[:-1].numel()
         full = full.reshape(-1, batch, self.across).transpose(0, 1).reshape(batch, -1)
         return full.index_select(1, _index(self, full.device)).reshape(like.shape).to(like.dtype)
 
 
 @remembered
-def _index(plan: Plan, device: torch.device) -> Tensor:
+def _index(mesh: MeshLayout, device: torch.device) -> Tensor:
     # In numpy: while tracing with fake tensors a mask would give one of unknown size.
-    there = numpy.add.outer(numpy.arange(plan.layers), numpy.arange(max(plan.n - 1, 0))) % 2 == 0
+    there = numpy.add.outer(numpy.arange(mesh.layers), numpy.arange(max(mesh.n - 1, 0))) % 2 == 0
     layer, q = numpy.nonzero(there)
     u, v = (layer + q) // 2, (layer - q) // 2 - 1
-    du, dv = u // plan.m, v // plan.m
-    row, centre = du + dv + 1, (du - dv) % (2 * plan.across)
-    place = row * plan.across + centre // 2
-    u, v = u % plan.m, v % plan.m
-    total = plan.rows * plan.across
-    for size in reversed(plan.sizes[:-1]):
+    du, dv = u // mesh.m, v // mesh.m
+    row, centre = du + dv + 1, (du - dv) % (2 * mesh.across)
+    place = row * mesh.across + centre // 2
+    u, v = u % mesh.m, v % mesh.m
+    total = mesh.rows * mesh.across
+    for size in reversed(mesh.sizes[:-1]):
         place = place + (2 * (u // size % 2) + v // size % 2) * total
         total *= 4
     return torch.tensor(place, device=device)
-
-
-def mesh_places(n: int, layers: int) -> tuple[Tensor, Tensor]:
-    """Returns the layer and upper wire of each rotation, in the order of the coordinates."""
-    check_counts("haar_indices", n=n, layers=layers)
-    layer = torch.arange(layers, device="cpu")[:, None]
-    q = torch.arange(max(n - 1, 0), device="cpu")
-    there = (layer + q) % 2 == 0
-    return layer.expand_as(there)[there], q.expand_as(there)[there]
