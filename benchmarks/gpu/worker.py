@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.gpu.parts import PARTS, LeftOut
 from benchmarks.gpu.scale import SCALES
+from stiefelkit.measuring.races.clock import indexed_device
 from stiefelkit.measuring.report.record import clocks, machine
 from stiefelkit.training.memory import threads
 
@@ -41,7 +42,7 @@ def main() -> None:
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     if device.startswith("cuda"):
-        torch.cuda.set_device(torch.device(device))
+        torch.cuda.set_device(indexed_device(device))
     work(part, scale, device, float(seconds), lambda cell: print(json.dumps(cell), file=lines))
 
 

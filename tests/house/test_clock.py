@@ -109,3 +109,19 @@ def test_the_cpu_clock_counts_the_work_and_calls_as_often_as_told():
 def test_the_unit_of_a_tall_frame_is_its_product_with_a_square_one():
     for batch, shape in ((1, (5, 3)), (4, (4, 5, 3))):
         assert clock.product_of(5, 3, batch, torch.complex64, torch.device("cpu"))().shape == shape
+
+
+@pytest.mark.parametrize(("given", "index"), [("cuda", 3), ("cuda:0", 0), ("cuda:2", 2), ("cpu", None)])
+def test_a_cuda_device_without_an_index_is_the_current_one(monkeypatch, given, index):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert clock.indexed_device(given) == torch.device(given.partition(":")[0], index)
+
+
+def test_torch_refuses_to_set_a_device_without_an_index(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch._C, "_cuda_setDevice", chosen.append, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    with pytest.raises(ValueError, match="index"):
+        torch.cuda.set_device(torch.device("cuda"))
+    torch.cuda.set_device(clock.indexed_device("cuda"))
+    assert chosen == [1]

@@ -101,6 +101,15 @@ def clock_of(device: torch.device, cold: bool = False) -> Clock:
     return seconds
 
 
+def indexed_device(device: torch.device | str) -> torch.device:
+    """Returns a device with its index, that of the current CUDA device where none is given.
+
+    `torch.cuda.set_device` wants one, and a tensor's device has one: "cuda" equals none of them.
+    """
+    device = torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
+
+
 def replayed(run: Run, device: torch.device) -> Run:
     """Returns what launches again all that a function launches on a GPU, captured in a graph after `WARM_UPS` runs.
 

@@ -16,6 +16,7 @@ import torch
 
 from stiefelkit._version import __version__
 from stiefelkit.errors import RunError
+from stiefelkit.measuring.races.clock import indexed_device
 from stiefelkit.training.files import parse_json, write_json
 from stiefelkit.training.memory import cpu
 
@@ -184,7 +185,8 @@ def _asked(device: torch.device, *fields: str) -> list[str]:
     properties = torch.cuda.get_device_properties(device)
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        command.append(f"--id=GPU-{properties.uuid}" if hasattr(properties, "uuid") else f"--id={device.index or 0}")
+        uuid = getattr(properties, "uuid", None)
+        command.append(f"--id=GPU-{uuid}" if uuid else f"--id={indexed_device(device).index}")
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
         return [answer.strip() for answer in done.stdout.splitlines()[0].split(",")]
     return []
