@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 
 from stiefelkit.errors import StiefelkitError
+from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, train
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import Silent
+
+SMALL = f"--seed {seeds.seed()} --T 2 --train-size 30 --test-size 20 --hidden-size 5 --steps 6 --batch-size 8"
+SMALL += " --eval-every 3 --log-every 2"
+TRAIN = f"train copying --model scornn {SMALL}"
+"""A command of a second, without --out."""
 
 
 class Killed(BaseException):

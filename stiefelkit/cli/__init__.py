@@ -64,10 +64,11 @@ def _run(words: list[str], is_program: bool) -> int:
     missing = ", ".join(package for name, package in EXTRA.items() if find_spec(name) is None)
     if missing:
         return _refuse(f'The command line needs {missing}, got an installation without; pip install "stiefelkit[cli]".')
-    from cyclopts import CycloptsError, UnknownCommandError, UnusedCliTokensError
+    from cyclopts import CycloptsError
     from rich.console import Console
 
-    from stiefelkit.cli.app import app, asked
+    from stiefelkit.cli.app import app
+    from stiefelkit.cli.options import asked
     from stiefelkit.errors import StiefelkitError
 
     if is_program:
@@ -75,57 +76,19 @@ def _run(words: list[str], is_program: bool) -> int:
 
         warnings.showwarning = _warn
     token = asked.set(tuple(words))
+    if words[:1] in ([], ["--help"], ["-h"]):
+        app.resolved_commands()  # the table of commands shows the first line of each
     app.console = app.meta.console = Console()  # as wide as the terminal is now; cyclopts would keep its first
     try:
         code = app.meta(words, exit_on_error=False, print_error=False, result_action="return_value")
-    except UnknownCommandError as error:
-        return _refuse(_unknown_command(words, (error.unused_tokens or [""])[0]))
-    except UnusedCliTokensError as error:
-        needs = f"stiefelkit {words[0]} needs options after --, in quotes if they have blanks"
-        return _refuse(f"{needs}, got {' '.join(error.unused_tokens or [])!r}; --help lists them.")
     except (StiefelkitError, CycloptsError) as error:
         return _refuse(str(error))
     except OSError as error:  # of a path or a disk; a bug in a program seldom raises it
         where = f" at {error.filename}" if error.filename else ""
         return _refuse(f"stiefelkit needs files that it can read and write, got {error.strerror or error}{where}.")
-    except Exception as error:
-        if not _came_while_torch_was_imported(error):
-            raise
-        from stiefelkit.registry import entry_points
-
-        entry_points("")  # warns of those that torch stumbles over
-        return _refuse(
-            f"stiefelkit needs a torch that imports, got {error!r}; where an installed package has a damaged "
-            "entry_points.txt, remove it, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0."
-        )
     finally:
         asked.reset(token)
     return code if isinstance(code, int) else 0
-
-
-def _came_while_torch_was_imported(error: BaseException) -> bool:
-    import traceback
-
-    files = [frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__)]
-    return "torch" not in sys.modules and any(file.endswith("/torch/__init__.py") for file in files)
-
-
-def _unknown_command(words: list[str], word: str) -> str:
-    from stiefelkit.cli.app import app
-    from stiefelkit.errors import did_you_mean
-
-    if word == words[0]:
-        commands = [name for name in app if not name.startswith("-")]
-        return f"No command is named {word!r}{did_you_mean(word, commands)}"
-    if words[0] == "bench":
-        kind, names = "race", ["growth", "norms", "optimizers", "parametrizations", "scan"]
-    else:
-        from stiefelkit.training.tasks import tasks
-
-        kind, names = "task", tasks.names()
-    if word.startswith("-"):
-        return f"stiefelkit {words[0]} needs a {kind} before {word}, one of {', '.join(names)}."
-    return f"No {kind} is named {word!r}{did_you_mean(word, names)}"
 
 
 def _warn(message: "Warning | str", category: type[Warning], *place: object, **more: object) -> None:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from rich.table import Table
 
-from stiefelkit.cli.app import DEFAULTS, asked, began
-from stiefelkit.cli.options import options
+from stiefelkit.cli.options import DEFAULTS, Options, asked, began
 from stiefelkit.errors import OptionError, RunError, StiefelkitError
 from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.races import SUBJECT
@@ -33,8 +32,7 @@ app = App(name="bench", help="Race implementations on this machine.", default_pa
 
 
 @app.command
-@options()
-def scan(*, plan: ScanRace, json: RowsFile = None) -> int:
+def scan(*, plan: Options[ScanRace] = None, json: RowsFile = None) -> int:
     """Races the scan h_t = act(x_t U^T + h_{t-1} W^T), forward and backward, on this machine.
 
     Timed is the forward, and the backward to W, U and the bias from a dense dL/dh at every step; "last state" has
@@ -56,12 +54,11 @@ def scan(*, plan: ScanRace, json: RowsFile = None) -> int:
 
     "ours x" is the time over that of our scan: 2 means that ours is twice as fast.
     """
-    return _raced(plan, json)
+    return _raced(plan or ScanRace(), json)
 
 
 @app.command
-@options()
-def parametrizations(*, plan: ParametrizationRace, json: RowsFile = None) -> int:
+def parametrizations(*, plan: Options[ParametrizationRace] = None, json: RowsFile = None) -> int:
     """Races the parametrizations of the registry, and other implementations of the same maps, on this machine.
 
     All versions run in turns in one process, after a warm-up; medians are shown. Time is process CPU time, or that
@@ -84,6 +81,7 @@ def parametrizations(*, plan: ParametrizationRace, json: RowsFile = None) -> int
 
     --launches times nothing: it counts the operators that a GPU would launch, and those that it would be waited for.
     """
+    plan = plan or ParametrizationRace()
     for package, names in plan.missing_peers().items():
         words = f'{", ".join(names)}; {package} is not installed: pip install "stiefelkit[peers]"'
         print(f"Left out: {words}", file=sys.stderr)
@@ -91,8 +89,7 @@ def parametrizations(*, plan: ParametrizationRace, json: RowsFile = None) -> int
 
 
 @app.command
-@options()
-def optimizers(*, plan: OptimizerRace, json: RowsFile = None) -> int:
+def optimizers(*, plan: Options[OptimizerRace] = None, json: RowsFile = None) -> int:
     """Races the optimizers that move a frame itself, and geoopt's, on this machine.
 
     Timed is one optimizer.step() on one frame, or on one batch of frames. All move frames of their own from the same
@@ -111,12 +108,11 @@ def optimizers(*, plan: OptimizerRace, json: RowsFile = None) -> int:
     twice as fast as it. "exact/fast" is the time of the exact optimizer over that of the same in precision fast. The
     error is ||W^H W - I||_F, computed in float64, after all steps of the race, over what rounding an exact frame costs.
     """
-    return _raced(plan, json)
+    return _raced(plan or OptimizerRace(), json)
 
 
 @app.command
-@options()
-def growth(*, plan: GrowthPlan, json: RowsFile = None) -> int:
+def growth(*, plan: Options[GrowthPlan] = None, json: RowsFile = None) -> int:
     """Fits how time and memory of the parametrizations grow, and compares it with what they declare.
 
     Against n, and against the number of matrices (64 x 64), it is the forward and backward of the map. Against T
@@ -133,19 +129,18 @@ def growth(*, plan: GrowthPlan, json: RowsFile = None) -> int:
     Time is measured as in the other races. Memory is the most that torch has allocated at once, beyond what was there
     before.
     """
-    return _raced(plan, json)
+    return _raced(plan or GrowthPlan(), json)
 
 
 @app.command
-@options()
-def norms(*, plan: NormPlan, json: RowsFile = None) -> int:
+def norms(*, plan: Options[NormPlan] = None, json: RowsFile = None) -> int:
     """Shows how orthogonal frames are where coordinates are large.
 
     The coordinates are drawn as in the race of the parametrizations, then multiplied by each factor. Shown is
     ||W^H W - I||_F, computed in float64, over what rounding an exact frame costs. Where the coordinate is the frame
     itself there is nothing to multiply.
     """
-    return _raced(plan, json)
+    return _raced(plan or NormPlan(), json)
 
 
 class _Progress(Bar):
@@ -272,9 +267,20 @@ def _rendered(table: "Measured") -> Table:
     return drawn
 
 
-@options()
-def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) -> int:
-    """Measures drift, prints a table and the files; the words of its help stand in the table of commands.
+def drift(*, plan: Options[DriftPlan] = None, out: Path = Path("runs/drift"), figures: Options[Figures] = None) -> int:
+    """Measure how weights keep orthogonality.
+
+    Each weight is taken through many optimizer steps. Methods are parametrizations, trained by --optimizer;
+    "unconstrained", a plain weight; optimizers that move the frame itself, in precision exact, or fast as in
+    multiplicative_cayley:fast; and geoopt's (geoopt_sgd_canonical, geoopt_sgd_euclidean, geoopt_adam_canonical,
+    geoopt_adam_euclidean). Optimizers of frames have no momentum here, and a learning rate for which the first step has
+    the length --step-length.
+
+    It says first how long it takes on this machine; with --quick, which makes fewer steps, that is under a minute.
+
+    The table shows the largest ||W^H W - I||_F, computed in float64, up to a step, over the error of rounding an exact
+    frame; the figure shows the largest between two of its points. drift.json is replaced after each method, so Ctrl-C
+    loses only the current one.
 
     Args:
         plan: what to measure.
@@ -286,6 +292,7 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) 
     from stiefelkit.measuring.report.plan import command
     from stiefelkit.measuring.tables import of_drift
 
+    plan, figures = plan or DriftPlan(), figures or Figures()
     console = Screen()
     with _Progress(console, plan.quick) as progress:
 
@@ -323,15 +330,25 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: Figures) 
     return 0
 
 
-@options()
 def report(
     *,
-    plan: ReportPlan,
+    plan: Options[ReportPlan] = None,
     out: Path = Path("report.html"),
     json: Path | None = None,
     from_: Annotated[Path | None, Parameter(name="--from")] = None,
 ) -> int:
-    """Measures and writes; the words of its help stand in the table of commands.
+    """Measure this machine, and write one page about it.
+
+    The page is one file of HTML that needs no network: the machine; drift against optimizer steps; time against n, with
+    the time of one matrix product, and its ratio to other implementations; how time and memory grow; errors against the
+    norm of the coordinates; and the scan's four cases. Each part names the command that makes it alone.
+
+    It says first how long it takes on this machine: a few minutes, most of an hour with --full, and under a minute with
+    --quick, which names what it has no time for.
+
+    The page is written when everything is measured, the file of --json after each part. A command stopped by Ctrl-C
+    leaves an older page unchanged. --from FILE measures nothing, and draws what `python -m benchmarks.gpu` has measured
+    on a GPU.
 
     Args:
         plan: what to measure.
@@ -365,7 +382,7 @@ def report(
         write_atomically(out, drawn.encode())
         console.print(f"Page: {out}", soft_wrap=True)
         return 0
-    findings = None
+    plan, findings = plan or ReportPlan(), None
     with _Progress(console, plan.quick) as progress:
         course = Course([]) if plan.quick else course_of(plan)
         progress.begin(course)

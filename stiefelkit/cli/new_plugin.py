@@ -7,7 +7,6 @@ from pathlib import Path
 from string import Template
 
 from stiefelkit._version import __version__
-from stiefelkit.cli.options import options
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.training.display import say
 from stiefelkit.training.files import make_folder, remove, writable, write_synced
@@ -25,9 +24,11 @@ KINDS = {
 """Kinds of plugins, with the decorator of their test; those without have a check that takes the name."""
 
 
-@options()
 def new_plugin(name: str, /, *, kind: str = "parametrization", out: Path = Path()) -> int:
-    """Writes a package; the words of its help stand in the table of commands.
+    """Write a package with a plugin, to start from.
+
+    It is a folder stiefelkit-NAME with a pyproject.toml, one module and one test. It works at once, and passes the laws
+    of its kind.
 
     Args:
         name: under which it will be known, as in stiefelkit list: lower-case letters, digits and _.

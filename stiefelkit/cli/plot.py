@@ -4,8 +4,7 @@ from pathlib import Path
 
 from cyclopts import App
 
-from stiefelkit.cli.app import DEFAULTS
-from stiefelkit.cli.options import options
+from stiefelkit.cli.options import DEFAULTS, Options
 from stiefelkit.training.data import named
 from stiefelkit.training.display import Bar, Screen, say
 from stiefelkit.training.figure import Figures
@@ -15,9 +14,8 @@ app = App(name="plot", help="Draw the curves of runs, or gradients over time.", 
 
 
 @app.default
-@options()
-def plot(*runs: Path, out: Path | None = None, data: Path | None = None, figures: Figures) -> int:
-    """Draws the learning curves and the orthogonality of runs of one task, or again the figure of a drift experiment.
+def plot(*runs: Path, out: Path | None = None, data: Path | None = None, figures: Options[Figures] = None) -> int:
+    """Draw the learning curves and the orthogonality of runs of one task, or again the figure of a drift experiment.
 
     Runs that differ by their seed, or by the excerpt of a waveform, also give a box plot of their best scores; models
     that differ by the number of reflections their scores against it; waveforms the generated one beside the true one.
@@ -30,7 +28,7 @@ def plot(*runs: Path, out: Path | None = None, data: Path | None = None, figures
     """
     from stiefelkit.training import plot as plots
 
-    folder = out or (runs[0] if len(runs) == 1 else Path("plots"))
+    figures, folder = figures or Figures(), out or (runs[0] if len(runs) == 1 else Path("plots"))
     if len(runs) == 1 and (record := runs[0] / "drift.json").is_file():
         from stiefelkit.measuring.drift.run import redraw
 
@@ -43,9 +41,10 @@ def plot(*runs: Path, out: Path | None = None, data: Path | None = None, figures
 
 
 @app.command
-@options()
-def activation(*, activation: str = "modrelu", bias: float = 0.5, out: Path = Path("plots"), figures: Figures) -> int:
-    """Draws an activation over the complex plane, its real part and its modulus.
+def activation(
+    *, activation: str = "modrelu", bias: float = 0.5, out: Path = Path("plots"), figures: Options[Figures] = None
+) -> int:
+    """Draw an activation over the complex plane, its real part and its modulus.
 
     Args:
         activation: its name; modrelu_epsilon(0.1) is that of scuRNN's equation 5.
@@ -60,9 +59,10 @@ def activation(*, activation: str = "modrelu", bias: float = 0.5, out: Path = Pa
 
 
 @app.command
-@options()
-def gradients(*, plan: GradientPlan, out: Path = Path("runs/gradients"), figures: Figures) -> int:
-    """Trains models, and draws the norm of the gradient of the loss over the steps back through time.
+def gradients(
+    *, plan: Options[GradientPlan] = None, out: Path = Path("runs/gradients"), figures: Options[Figures] = None
+) -> int:
+    """Train models, and draw the norm of the gradient of the loss over the steps back through time.
 
     The norm is ||dL/dh_t||_2 over the steps t of the sequence, a panel for each number of optimizer steps. dL/dh_t is
     the total derivative of the loss by the hidden state, through all later states; L is the loss of one sequence, and
@@ -78,7 +78,7 @@ def gradients(*, plan: GradientPlan, out: Path = Path("runs/gradients"), figures
 
     console = Screen()
     with Bar(console) as bar:
-        curves, files = measure(plan, out, bar.show, figures)
+        curves, files = measure(plan or GradientPlan(), out, bar.show, figures)
     for curve in curves:
         first, last = curve.norms[0], curve.norms[-1]
         words = f"{first:.3g} at the first step, {last:.3g} at the last."

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.table import Table
 
-from stiefelkit.cli.options import options
+from stiefelkit.cli.options import Options
 from stiefelkit.errors import DivergedError, OptionError, RunError
 from stiefelkit.training.data import named
 from stiefelkit.training.display import Screen, say
@@ -18,21 +18,24 @@ if TYPE_CHECKING:
     from stiefelkit.training.reproduce import Finding, Score
 
 
-@options()
 def reproduce(
     name: str | None = None,
     /,
     *,
-    plan: Reproduction,
+    plan: Options[Reproduction] = None,
     list: Annotated[bool, Parameter(negative=())] = False,
     report: Annotated[bool, Parameter(negative=())] = False,
     page: Path | None = None,
     data: Path | None = None,
     out: Path = Path("runs/papers"),
     tensorboard: bool = False,
-    figures: Figures,
+    figures: Options[Figures] = None,
 ) -> int:
-    """Runs an experiment again; the words of its help stand in the table of commands.
+    """Run an experiment of a paper again.
+
+    Each row of a table in a paper has a name, which --list shows with its figure. Give the command again to resume a
+    run, to the same bits, or with more --epochs to continue it; it ends with its figure beside the paper's. The best
+    epoch is chosen on the held-out set, as in the papers, and on validation examples, without bias; both are shown.
 
     Args:
         name: of the experiment, as --list shows it.
@@ -45,6 +48,7 @@ def reproduce(
         tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of the run.
         figures: how they are written.
     """
+    plan, figures = plan or Reproduction(), figures or Figures()
     modes = [word for word in (name, list and "--list", report and "--report") if word]
     if len(modes) > 1:
         raise OptionError(

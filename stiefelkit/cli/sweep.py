@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
-from stiefelkit.cli.options import options
-from stiefelkit.cli.options_file import read_toml
-from stiefelkit.cli.tasks import resume_line
+from stiefelkit.cli.options import Options, read_toml, resume_line
 from stiefelkit.training.data import named as data_in
 from stiefelkit.training.display import Screen, Terminal, say
 from stiefelkit.training.sweep import SweepPlan, checked, run_sweep, runs_of
@@ -16,15 +14,22 @@ if TYPE_CHECKING:
     from stiefelkit.training.sweep import Cell
 
 
-@options()
-def sweep(file: Path, /, *, plan: SweepPlan, data: Path | None = None) -> int:
-    """Trains what a file lists, and prints a table; the words of its help stand in the table of commands.
+def sweep(file: Path, /, *, plan: Options[SweepPlan] = None, data: Path | None = None) -> int:
+    """Train over lists of settings and seeds, several runs at a time.
+
+    The file holds options of stiefelkit train, task and model among them, and a table `[vary]` with a list for each
+    option that varies, seed = [1, 2, 3]. Each combination is a run in a folder of its own; one that fails is named at
+    the end.
+
+    The table has a row for each combination of all but the seed, with mean and standard deviation over the seeds;
+    sweep.json holds the same.
 
     Args:
         file: TOML: task and model, options of stiefelkit train, and a table [vary] of lists.
         plan: how.
         data: folder of the data; that of STIEFELKIT_DATA if left out.
     """
+    plan = plan or SweepPlan()
     runs = runs_of(read_toml("A sweep", file))
     out = plan.out or Path("runs") / file.stem
     with data_in(data):

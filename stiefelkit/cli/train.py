@@ -1,13 +1,16 @@
 """`stiefelkit train TASK`, alone or under torchrun, and `stiefelkit compare TASK`."""
 
+import dataclasses
+import inspect
+import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 from rich.table import Table
 
-from stiefelkit.cli.tasks import app_of_tasks, resume_line, subcommand, with_options
+from stiefelkit.cli.options import DEFAULTS, Options, resume_line
 from stiefelkit.errors import OptionError
 from stiefelkit.training.data import named
 from stiefelkit.training.display import Screen, Silent, Terminal, say
@@ -20,58 +23,52 @@ if TYPE_CHECKING:
     from stiefelkit.training.run_folder import Summary
     from stiefelkit.training.train import RunOutcome
 
-__all__: list[str] = []
 
+def _train(
+    cls: type[Task],
+    *,
+    model: str | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    data: Path | None = None,
+    task: object = None,
+    settings: Options[Settings] = None,
+    tensorboard: bool = False,
+) -> int:
+    """Train one model on the task.
 
-def _train(cls: type[Task]) -> Callable[..., int]:
-    def run(
-        *,
-        model: str | None = None,
-        out: Path | None = None,
-        resume: bool = False,
-        data: Path | None = None,
-        task: dict[str, Any],
-        settings: Settings,
-        tensorboard: bool = False,
-    ) -> int:
-        """Trains one model on the task.
+    Args:
+        cls: the task.
+        model: name of the model; see stiefelkit list.
+        out: folder of the run; runs/TASK-MODEL if left out.
+        resume: continue the run in the folder where it stopped, to the same bits.
+        data: folder of the data, for tasks that read files; that of STIEFELKIT_DATA if left out.
+        task: the options of the task.
+        settings: how to train; what is left out comes from the recipe of the task for the model.
+        tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of the run.
+    """
+    if model is None and not (resume and out):
+        raise OptionError("Training needs a model, got none; name one that stiefelkit list shows, with --model.")
+    from stiefelkit.training.config import Config
+    from stiefelkit.training.train import resume as go_on
+    from stiefelkit.training.train import train
 
-        Args:
-            model: name of the model; see stiefelkit list.
-            out: folder of the run; runs/TASK-MODEL if left out.
-            resume: continue the run in the folder where it stopped, to the same bits.
-            data: folder of the data, for tasks that read files; that of STIEFELKIT_DATA if left out.
-            task: the options of the task.
-            settings: how to train; what is left out comes from the recipe of the task for the model.
-            tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of the run.
-        """
-        if model is None and not (resume and out):
-            raise OptionError(
-                "Training needs a model, got none; name one of those that stiefelkit list shows, with --model."
-            )
-        from stiefelkit.training.config import Config
-        from stiefelkit.training.train import resume as go_on
-        from stiefelkit.training.train import train
-
-        path = out or Path("runs") / f"{cls.name}-{model}"
-        with named(data), joined() as ranks:
-            display = Terminal() if ranks.is_first else Silent()
-            if resume:
-                asked: dict[str, Any] = {**settings.given(), "task": cls.name}
-                asked |= {"model": model} if model else {}
-                asked |= {"task_options": task} if task else {}
-                outcome = go_on(path, asked, display, tensorboard=tensorboard, ranks=ranks)
-            else:
-                with ranks.together():
-                    config = Config.resolve(cls(**task), model or "", settings)
-                outcome = train(config, path, display, tensorboard=tensorboard, ranks=ranks)
-            if ranks.is_first:
-                words = ("train", cls.name, "--out", str(path))
-                line = resume_line(*words, data=data, tensorboard=tensorboard, ranks=ranks.size)
-                _tell(outcome, line)
-        return 0 if outcome.signal is None else 128 + outcome.signal
-
-    return with_options(run, cls)
+    path, settings, named_options = out or Path("runs") / f"{cls.name}-{model}", settings or Settings(), _given(task)
+    with named(data), joined() as ranks:
+        display = Terminal() if ranks.is_first else Silent()
+        if resume:
+            asked: dict[str, Any] = {**settings.given(), "task": cls.name}
+            asked |= {"model": model} if model else {}
+            asked |= {"task_options": named_options} if named_options else {}
+            outcome = go_on(path, asked, display, tensorboard=tensorboard, ranks=ranks)
+        else:
+            with ranks.together():
+                config = Config.resolve(cls(**named_options), str(model), settings)
+            outcome = train(config, path, display, tensorboard=tensorboard, ranks=ranks)
+        if ranks.is_first:
+            words = ("train", cls.name, "--out", str(path))
+            _tell(outcome, resume_line(*words, data=data, tensorboard=tensorboard, ranks=ranks.size))
+    return 0 if outcome.signal is None else 128 + outcome.signal
 
 
 def _tell(outcome: "RunOutcome", line: str) -> None:
@@ -87,47 +84,46 @@ def _tell(outcome: "RunOutcome", line: str) -> None:
     say(f"Finished at step {outcome.step}: held-out {scores}; the run is in {outcome.path}.")
 
 
-def _compare(cls: type[Task]) -> Callable[..., int]:
-    def run(
-        *,
-        models: str,
-        out: Path | None = None,
-        resume: bool = False,
-        data: Path | None = None,
-        task: dict[str, Any],
-        settings: Settings,
-        tensorboard: bool = False,
-        figures: Figures,
-    ) -> int:
-        """Trains several models on the task, one after the other, and compares them.
+def _compare(
+    cls: type[Task],
+    *,
+    models: tuple[str, ...],
+    out: Path | None = None,
+    resume: bool = False,
+    data: Path | None = None,
+    task: object = None,
+    settings: Options[Settings] = None,
+    tensorboard: bool = False,
+    figures: Options[Figures] = None,
+) -> int:
+    """Train several models on the task, one after the other, and compare them.
 
-        Args:
-            models: names of the models, separated by commas; see stiefelkit list.
-            out: folder with one run for each model; runs/TASK if left out.
-            resume: keep the runs that are finished, continue the others, start those that are missing.
-            data: folder of the data, for tasks that read files; that of STIEFELKIT_DATA if left out.
-            task: the options of the task.
-            settings: how to train; what is left out comes from the recipe of the task for each model.
-            tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of each run.
-            figures: how they are written.
-        """
-        from stiefelkit.training.sweep import compare
+    Args:
+        cls: the task.
+        models: names of the models, separated by commas; see stiefelkit list.
+        out: folder with one run for each model; runs/TASK if left out.
+        resume: keep the runs that are finished, continue the others, start those that are missing.
+        data: folder of the data, for tasks that read files; that of STIEFELKIT_DATA if left out.
+        task: the options of the task.
+        settings: how to train; what is left out comes from the recipe of the task for each model.
+        tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of each run.
+        figures: how they are written.
+    """
+    from stiefelkit.training.sweep import compare
 
-        names = [name.strip() for name in models.split(",") if name.strip()]
-        path = out or Path("runs") / cls.name
-        problem = cls(**task)
-        with named(data):
-            summaries, drawn, signal = compare(
-                problem, names, path, settings, Terminal(), figures, task, resuming=resume, tensorboard=tensorboard
-            )
-            if signal is not None:
-                words = ("compare", cls.name, "--models", ",".join(names), "--out", str(path))
-                say(f"Stopped and saved; resume with: {resume_line(*words, data=data, tensorboard=tensorboard)}")
-                return 128 + signal
-            _print(problem, summaries, drawn)
-            return 0
-
-    return with_options(run, cls)
+    path, named_options = out or Path("runs") / cls.name, _given(task)
+    settings, figures, problem = settings or Settings(), figures or Figures(), cls(**named_options)
+    with named(data):
+        summaries, drawn, signal = compare(
+            problem, models, path, settings, Terminal(), figures, named_options,
+            resuming=resume, tensorboard=tensorboard,
+        )  # fmt: skip
+        if signal is not None:
+            words = ("compare", cls.name, "--models", ",".join(models), "--out", str(path))
+            say(f"Stopped and saved; resume with: {resume_line(*words, data=data, tensorboard=tensorboard)}")
+            return 128 + signal
+        _print(problem, summaries, drawn)
+        return 0
 
 
 def _print(task: Task, summaries: "list[Summary]", drawn: list[Path]) -> None:
@@ -141,20 +137,55 @@ def _print(task: Task, summaries: "list[Summary]", drawn: list[Path]) -> None:
         scores = [f"{score:.1%}" if by_accuracy else f"{score:.5f}"]
         if not by_accuracy:
             scores.append(f"{score / baseline['loss']:.3f}" if baseline else "-")
-        ratio = "-" if error is None else f"{error:.2f}" if error < 100 else f"{error:.2g}"
+        ratio = "-" if error is None else f"{error:.3g}"
         table.add_row(summary.model, *scores, f"{summary.parameters:,}", f"{summary.ms_per_step:.1f}", ratio)
     console = Screen()
     console.print(table)
     for figure in drawn:
-        console.print(f"Figure: {figure}", soft_wrap=True, highlight=False)
+        console.print(f"Figure: {figure}", soft_wrap=True)
 
 
-COMMANDS = {"train": _train, "compare": _compare}
+def _given(options: object) -> dict[str, Any]:
+    """Returns the options of a task that were named."""
+    return {name: value for name, value in (vars(options) if options else {}).items() if value is not None}
 
 
-def __getattr__(name: str) -> App:
-    command, _, task = name.partition("_")
-    if command not in COMMANDS or task not in ("", *tasks.names()):
-        raise AttributeError(name)
-    function = COMMANDS[command]
-    return subcommand(tasks.get(task), function) if task else app_of_tasks(command, function)
+def _options_of(task: type[Task]) -> type:
+    """Returns a dataclass with the options of a task, None where they are not named: a run resumes with its own."""
+    hints = typing.get_type_hints(task)
+    fields: list[tuple[str, Any, Any]] = []
+    for option in dataclasses.fields(task):  # pyright: ignore[reportArgumentType]
+        words = None if option.default is None else str(option.default)
+        shown = Parameter(show_default=lambda _, words=words: words)
+        fields.append((option.name, Annotated[hints[option.name] | None, shown], None))
+    return dataclasses.make_dataclass(
+        task.__name__, fields, namespace={"__doc__": task.__doc__, "__module__": task.__module__}
+    )
+
+
+def _app(name: str, help: str, command: Callable[..., int]) -> App:
+    """Returns the application of a command, with a subcommand for each task."""
+    app = App(name=name, help=help, default_parameter=DEFAULTS)
+    _, *own = inspect.signature(command).parameters.values()
+
+    def add(task: str, cls: type[Task]) -> None:
+        def run(**options: Any) -> int:
+            return command(cls, **options)
+
+        given = Options[_options_of(cls)]
+        parameters = [p.replace(annotation=given) if p.name == "task" else p for p in own]
+        vars(run)["__signature__"] = inspect.Signature(parameters)
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        run.__doc__ = command.__doc__
+        epilogue = f"What is left out comes from the recipe of the model: `stiefelkit list {task}` shows all recipes."
+        one = App(name=task, help=(cls.__doc__ or "").partition("\n")[0], help_epilogue=epilogue)
+        one.default_parameter = DEFAULTS
+        one.default(run)
+        app.command(one)
+
+    tasks.map(add)
+    return app
+
+
+train = _app("train", "Train one model on a task.", _train)
+compare = _app("compare", "Train several models on a task and compare them.", _compare)

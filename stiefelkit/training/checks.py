@@ -1,17 +1,11 @@
-"""Checks that dataclasses of options share, and the words of their fields on the command line.
-
-A plan's fields are the options of its command: each is written once, with its line in the docstring.
-
-What the command line has to know beyond that stands in the metadata of the field: "names", those of the option, with
-their dashes, the first for messages; "shown", the default in help where that is None; "read", from the words on the
-command line to the value; "fields", those of a dataclass that are options themselves; "hidden", True if Python alone
-can set it.
-"""
+"""Checks that dataclasses of options share, and the types of their fields that cyclopts needs words for."""
 
 import contextlib
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from stiefelkit import numbers
 from stiefelkit.errors import OptionError, StiefelkitError, UnknownNameError, did_you_mean
@@ -23,6 +17,9 @@ THREADS = integer(1, 1024)
 """Of how many threads can be asked for."""
 STEP_LENGTH = above(0, 100.0)
 """Of steps of frames: longer ones turn a frame many times round and, far beyond, overflow."""
+
+Sizes = Annotated[tuple[tuple[int, int], ...], Parameter(n_tokens=1)]
+"""Sizes n x p on the command line, in one word: 64,2048x32."""
 
 
 def finite_tables(who: str, tables: Mapping[str, Any]) -> None:

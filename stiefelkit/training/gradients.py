@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from stiefelkit.errors import OptionError
+from cyclopts import Parameter
+
+from stiefelkit.errors import OptionError, needs
 from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training.config import Config
 from stiefelkit.training.figure import DPI, Figures, figure, literal, log_scale, styles
@@ -35,33 +37,38 @@ Watch = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class GradientPlan:
-    """Models to train, and steps after which to look.
+    """Models to train, and steps after which to look; what is left out comes from the recipe for each model.
 
     Args:
         task: name of the task; see stiefelkit list.
-        T: length of the sequences, for tasks that have it.
+        T: length of the sequences, for tasks that have it; 500 if left out.
         models: names of models, separated by commas.
         iterations: optimizer steps after which to look, separated by commas; 0 for the initial weights.
-        settings: over the recipe of the task for each model.
+        hidden_size: units of the recurrent layer.
+        batch_size: sequences per step.
+        lr: learning rate.
+        clip_norm: gradients are scaled down to at most this norm; 0 switches it off.
+        seed: fixes the initial weights and the training data.
+        threads: CPU threads.
+        device: cpu, cuda, cuda:1, ...
     """
 
     task: str = "adding"
-    T: int | None = field(default=None, metadata={"shown": LENGTH})
+    T: int | None = None
     models: tuple[str, ...] = ("scornn", "lstm")
-    iterations: tuple[int, ...] = field(default=(0, 300), metadata={"names": ("--steps", "--iterations")})
-    settings: Settings = field(
-        default_factory=lambda: Settings(seed=0, threads=1, device="cpu"),
-        metadata={
-            "fields": ("hidden_size", "batch_size", "lr", "clip_norm", "seed", "threads", "device"),
-            "shown": "that of the recipe",
-        },
-    )
+    iterations: Annotated[tuple[int, ...], Parameter(name=("--steps", "--iterations"))] = (0, 300)
+    hidden_size: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    clip_norm: float | None = None
+    seed: int = 0
+    threads: int = 1
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         validate_fields_(self)
         for what, choice in (("model", self.models), ("iteration", self.iterations)):
-            if not choice:
-                raise OptionError(f"{SUBJECT} needs one {what} or more, got none.")
+            needs(bool(choice), OptionError, SUBJECT, f"one {what} or more", "none")
         for iteration in self.iterations:
             integer(0).require(SUBJECT, "iterations", iteration)
         if self.T is not None and not self._has_length():
@@ -75,8 +82,10 @@ class GradientPlan:
 
     def configs(self) -> dict[str, Config]:
         """Maps a model to the run of its recipe, made as long as the last iteration if it is shorter."""
+        fields = ("hidden_size", "batch_size", "lr", "clip_norm", "seed", "threads", "device")
         task, last = self.build_task(), max(self.iterations)
-        configs = {name: Config.resolve(task, name, self.settings) for name in self.models}
+        settings = Settings(**{name: getattr(self, name) for name in fields})
+        configs = {name: Config.resolve(task, name, settings) for name in self.models}
         return {name: dataclasses.replace(config, steps=max(config.steps, last)) for name, config in configs.items()}
 
     def _has_length(self) -> bool:

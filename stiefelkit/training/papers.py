@@ -116,16 +116,16 @@ class Reproduction:
     """The options by which an experiment is run again.
 
     Args:
-        epochs: of the training data, in all; a run of fewer may go on later.
-        seed: fixes the initial weights and the training data.
-        threads: CPU threads; another number may change the last bits.
+        epochs: of the training data, in all; a run of fewer may go on later. As many as in the paper if left out.
+        seed: fixes the initial weights and the training data; that of the paper if left out.
+        threads: CPU threads, 1 if left out; another number may change the last bits.
         device: cpu, cuda, cuda:1, ...
     """
 
-    epochs: int | None = field(default=None, metadata={"shown": "as many as in the paper"})
-    seed: int | None = field(default=None, metadata={"shown": "that of the paper"})
-    threads: int | None = field(default=None, metadata={"shown": 1})
-    device: str | None = field(default=None, metadata={"shown": "cpu"})
+    epochs: int | None = None
+    seed: int | None = None
+    threads: int | None = None
+    device: str | None = None
 
     def __post_init__(self) -> None:
         validate_fields_(

@@ -114,7 +114,7 @@ class Settings:
     optimizer: str | None = None
     lr: float | None = None
     rates: dict[str, float] = field(default_factory=dict)
-    optimizers: dict[str, dict[str, Option]] = field(default_factory=dict, metadata={"read": tables_of})
+    optimizers: dict[str, dict[str, Option]] = field(default_factory=dict)
     schedule: str | None = None
     clip_norm: float | None = None
     seed: int | None = None

@@ -118,7 +118,7 @@ class Session:
 
     def train_record(self) -> dict[str, Any]:
         """Returns the line of the log since the last one, for a new window; raises DivergedError for a bad weight."""
-        from stiefelkit import drift
+        from stiefelkit.weights.change import drift
 
         try:
             drifts = drift(self.model)

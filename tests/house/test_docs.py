@@ -34,15 +34,18 @@ def test_readme_names_what_the_registries_hold():
         assert f"`{name}`" in text
 
 
-def test_costs_in_the_readme_are_those_that_the_command_lists():
+def test_costs_in_the_readme_are_those_that_the_maps_declare():
+    import torch
+
     import stiefelkit as sk
-    from stiefelkit.cli.about import _cost_of, _instances
 
     costs = re.findall(r"^\| \[?`(\w+)`.*\| ([^|]*n[²³][^|]*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert {name for name, _ in costs} == set(sk.available())
     for name, cost in costs:  # the last power is that of the default options
-        (listed,) = {_cost_of(param.traits) for param in _instances(sk.available()[name]).values()}
-        assert "n^" + {"²": "2", "³": "3"}[re.findall(r"n([²³])", cost)[-1]] == listed
+        cls = sk.available()[name]
+        dtypes = [dtype for dtype in (torch.float32, torch.complex64) if cls.supports((8, 8), dtype) is None]
+        (declared,) = {cls((8, 8), dtype=dtype).traits.cost_exponent for dtype in dtypes}
+        assert {"²": 2, "³": 3}[re.findall(r"n([²³])", cost)[-1]] == declared
 
 
 def test_the_demo_of_all_models_trains_every_model():

@@ -1,7 +1,6 @@
 import dataclasses
 import math
 import os
-import re
 import subprocess
 import sys
 import textwrap
@@ -12,8 +11,7 @@ import torch
 
 import stiefelkit as sk
 from stiefelkit import errors, registry
-from stiefelkit.cli import main
-from stiefelkit.cli.tasks import app_of_tasks, with_options
+from stiefelkit.cli.train import _app, _train
 from stiefelkit.contract import table
 from stiefelkit.registry import Registry
 from stiefelkit.training.tasks import tasks
@@ -156,33 +154,14 @@ def test_a_plugin_that_fails_when_it_is_looked_at_is_left_out():
         assert roots.map(lambda name, root: 1 / (name != "cube")) == {"square": 1}
 
 
-class Ending(sk.parametrizations.Cayley):
-    @classmethod
-    def supports(cls, shape, dtype, **options):
-        raise SystemExit(3)
-
-
-def test_the_list_leaves_out_what_ends_the_program_and_says_why_where_it_is_named(monkeypatch, capsys):
-    monkeypatch.setitem(table.registered._targets, "ending", Ending)
-    with pytest.warns(UserWarning, match="The parametrization 'ending' is left out"):
-        assert main(["list"]) == 0
-    assert "ending" not in re.findall(r"\w+", capsys.readouterr().out)
-    assert main(["list", "ending"]) == 2
-    assert "Error: The parametrization 'ending' needs code that runs, got SystemExit(3)." in capsys.readouterr().err
-
-
 def test_a_task_whose_options_cannot_be_read_leaves_the_others_their_commands(monkeypatch):
     odd = dataclasses.dataclass(frozen=True)(
         type("Odd", (tasks.get("copying"),), {"__annotations__": {"a": "Unheard"}, "a": 3, "name": "odd"})
     )
     monkeypatch.setitem(tasks._targets, "odd", odd)
     with pytest.warns(UserWarning, match="The task 'odd' is left out"):
-        app = app_of_tasks("train", lambda cls: with_options(_run, cls))
+        app = _app("train", "Train.", _train)
     assert "copying" in list(app)
-
-
-def _run(*, task=None, settings=None):
-    return 0
 
 
 def test_a_contested_name_is_an_error_where_it_is_used(fresh, monkeypatch):

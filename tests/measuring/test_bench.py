@@ -358,7 +358,7 @@ def test_a_race_of_nobody_is_an_error_that_tells_who_was_left_out(capsys):
     assert not Path("rows.json").exists()
 
 
-@pytest.mark.parametrize(("words", "says"), [("bench --sizes 4", "race"), ("bench params", "parametrizations")])
+@pytest.mark.parametrize(("words", "says"), [("bench --sizes 4", "growth"), ("bench params", "parametrizations")])
 def test_a_race_has_a_name(words, says, capsys):
     assert main(words.split()) == 2
     assert says in capsys.readouterr().err

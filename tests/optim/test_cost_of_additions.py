@@ -9,7 +9,6 @@ import pytest
 import stiefelkit as sk
 from stiefelkit import models
 from stiefelkit.cli import main
-from stiefelkit.cli.tasks import table
 from stiefelkit.measuring import moved_frames
 from stiefelkit.measuring.races import frames, peers, plan, recurrences, scan
 from stiefelkit.measuring.races.plan import ScanRace
@@ -129,7 +128,6 @@ def test_a_task_is_one_file_and_one_line(file, tmp_path: Path, capsys: pytest.Ca
     assert train.train(config, tmp_path / "run").step == 2
     assert main(["list", "first"]) == 0
     assert "Reads T bits" in capsys.readouterr().out
-    assert table(tasks.get("first")) == "", "one recipe alone differs from none"
 
 
 QUICK = {"repeats": 2, "seconds": 1e-3, "seed": seeds.seed(), "peers": True}

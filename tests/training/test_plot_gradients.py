@@ -138,7 +138,8 @@ def test_tiny_gradients_do_not_underflow_in_their_squares():
 
 def test_the_iterations_are_those_of_a_run_of_the_recipe():
     settings = Settings(hidden_size=4, batch_size=3, seed=seeds.seed(5))
-    curves, _ = measure(GradientPlan("adding", 6, ("scornn",), (2, 0, 2), settings), Path("out"))
+    plan = GradientPlan("adding", 6, ("scornn",), (2, 0, 2), hidden_size=4, batch_size=3, seed=seeds.seed(5))
+    curves, _ = measure(plan, Path("out"))
     assert [curve.iteration for curve in curves] == [0, 2]
     from stiefelkit.training.config import Config
     from stiefelkit.training.session import Session

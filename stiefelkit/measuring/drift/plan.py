@@ -7,7 +7,7 @@ from stiefelkit.errors import OptimizerError, OptionError, StiefelkitError, Unkn
 from stiefelkit.measuring.races.plan import WIDE_DTYPES, Site
 from stiefelkit.numbers import PRECISIONS, above, integer, validate_fields_
 from stiefelkit.optim import names_in_words, optimizers
-from stiefelkit.training.checks import STEP_LENGTH, known_words, tall_sizes
+from stiefelkit.training.checks import STEP_LENGTH, Sizes, known_words, tall_sizes
 
 WEIGHT_DTYPES = (*WIDE_DTYPES, "bfloat16")
 """Names of the dtypes of weights; coordinates of a bfloat16 weight are float32."""
@@ -23,8 +23,8 @@ class DriftPlan(Site):
 
     Args:
         steps: optimizer steps; 100000 for what adds up slowly.
-        methods: separated by commas; if left out all that --optimizer can train, and those of frames in precision
-            exact.
+        methods: separated by commas: parametrizations, "unconstrained", optimizers of frames ({of_frames}) and
+            geoopt's; if left out all that --optimizer can train, and those of frames in precision exact.
         sizes: n, or n x p for tall frames (1024x64), separated by commas.
         dtype: float32, float64, complex64 or complex128; bfloat16 for parametrizations.
         gradients: random draws one for each step, fixed keeps the first, rotation turns the weight steadily, by
@@ -41,7 +41,7 @@ class DriftPlan(Site):
 
     steps: int = 1000
     methods: tuple[str, ...] = ()
-    sizes: tuple[tuple[int, int], ...] = ((64, 64),)
+    sizes: Sizes = ((64, 64),)
     dtype: str = "float32"
     gradients: str = "random"
     optimizer: str = "adam"
@@ -87,7 +87,8 @@ class DriftPlan(Site):
             object.__setattr__(self, "methods", (*maps, *ours, *peers))
 
 
-DriftPlan.__doc__ = (DriftPlan.__doc__ or "").replace("{free}", names_in_words()[0])
+_free, _of_frames = names_in_words()
+DriftPlan.__doc__ = (DriftPlan.__doc__ or "").replace("{free}", _free).replace("{of_frames}", _of_frames)
 
 
 def _is_frame(method: str, dtype: str) -> bool:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from cyclopts import Parameter, Token
 
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.races import SUBJECT
 from stiefelkit.measuring.races.scan_cases import CASES, ScanCase, cases_of, read_case
 from stiefelkit.numbers import PRECISIONS, above, integer, validate_fields_
-from stiefelkit.training.checks import STEP_LENGTH, known_parametrizations, known_words, tall_sizes, usable_place
+from stiefelkit.training.checks import (
+    STEP_LENGTH,
+    Sizes,
+    known_parametrizations,
+    known_words,
+    tall_sizes,
+    usable_place,
+)
 from stiefelkit.training.recipes import Option
 
 if TYPE_CHECKING:
@@ -82,7 +91,7 @@ class FramePlan(Site):
         peers: race other implementations too.
     """
 
-    sizes: tuple[tuple[int, int], ...] = ((64, 64), (256, 256), (512, 512))
+    sizes: Sizes = ((64, 64), (256, 256), (512, 512))
     batch: int = 1
     dtype: str = "float32"
     peers: bool = False
@@ -210,7 +219,7 @@ class NormPlan(EntrantPlan):
         peers: show the peers of the parametrizations too.
     """
 
-    sizes: tuple[tuple[int, int], ...] = ((64, 64),)
+    sizes: Sizes = ((64, 64),)
     factors: tuple[float, ...] = (1.0, 10.0, 100.0, 1e3, 1e4)
 
     def __post_init__(self) -> None:
@@ -233,7 +242,7 @@ class OptimizerRace(TimedPlan):
             them that --optimizers names; what takes over 20 s for a step is left out.
     """
 
-    sizes: tuple[tuple[int, int], ...] = ((64, 64), (256, 256), (512, 512), (1024, 64), (2048, 32))
+    sizes: Sizes = ((64, 64), (256, 256), (512, 512), (1024, 64), (2048, 32))
     optimizers: tuple[str, ...] = ()
     precisions: tuple[str, ...] = ("exact", "fast")
     step_length: float = 0.1
@@ -275,6 +284,14 @@ class OptimizerRace(TimedPlan):
         return [name for name in own_optimizers() if name in self.optimizers or not self.optimizers]
 
 
+def _named_cases(_: type, tokens: Sequence[Token]) -> tuple[ScanCase, ...]:
+    return cases_of(tokens[0].value)
+
+
+def _own_case(_: type, tokens: Sequence[Token]) -> tuple[ScanCase, ...]:
+    return (read_case(tokens[0].value),)
+
+
 @dataclass(frozen=True)
 class ScanRace(Rules):
     """The recurrences that race.
@@ -293,12 +310,12 @@ class ScanRace(Rules):
         dtype: float32 or float64; complex states are complex64 or complex128.
     """
 
-    cases: tuple[ScanCase, ...] = field(default=(), metadata={"read": cases_of})
-    case: tuple[ScanCase, ...] = field(default=(), metadata={"read": lambda words: (read_case(words),) * bool(words)})
+    cases: Annotated[tuple[ScanCase, ...], Parameter(converter=_named_cases, accepts_keys=False, n_tokens=1)] = ()
+    case: Annotated[tuple[ScanCase, ...], Parameter(converter=_own_case, accepts_keys=False, n_tokens=1)] = ()
     activation: str = "modrelu"
     backends: tuple[str, ...] = ()
     peers: bool = False
-    named_peers: tuple[str, ...] = field(default=(), metadata={"hidden": True})
+    named_peers: Annotated[tuple[str, ...], Parameter(parse=False)] = ()
     memory: bool = False
     training_step: bool = False
     dtype: str = "float32"
@@ -379,7 +396,7 @@ class GrowthPlan(Rules):
     against: tuple[str, ...] = tuple(AXES)
     sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)
     matrices: tuple[int, ...] = (1, 4, 16, 64)
-    steps: tuple[int, ...] = field(default=(128, 256, 512, 1024), metadata={"names": ("--T", "--steps")})
+    steps: Annotated[tuple[int, ...], Parameter(name=("--T", "--steps"))] = (128, 256, 512, 1024)
     batches: tuple[int, ...] = (16, 64, 256, 1024)
     reflections: tuple[int, ...] = (32, 64, 128, 256)
     precision: str = "exact"

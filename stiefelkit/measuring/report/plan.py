@@ -2,9 +2,11 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from cyclopts import Parameter
 
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.drift.plan import UNCONSTRAINED, DriftPlan
@@ -73,7 +75,7 @@ class ReportPlan(Site):
     sections: tuple[str, ...] = ()
     peers: bool = True
     dtype: str = "float32"
-    scale: Scale | None = field(default=None, metadata={"hidden": True})
+    scale: Annotated[Scale | None, Parameter(parse=False)] = None
 
     subject: ClassVar[str] = SUBJECT
 
