@@ -11,7 +11,7 @@ from stiefelkit._torch import is_exported
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.models.sequence import draw_, exported, named
-from stiefelkit.nn.layers import check_dropout, check_stack
+from stiefelkit.nn.recurrent import check_dropout, check_stack
 from stiefelkit.nn.torch_rnn import fill_, read
 from stiefelkit.numbers import integer
 from stiefelkit.weights.attach import orthogonal

@@ -13,7 +13,7 @@ from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import OptionError, ShapeError
 from stiefelkit.functional import skew_size
-from stiefelkit.nn.layers import Layers
+from stiefelkit.nn.recurrent import Layers
 from stiefelkit.scan.onnx import exported_gates
 from stiefelkit.weights.find import orthogonal_weights
 

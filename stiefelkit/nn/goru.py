@@ -1,7 +1,7 @@
 """The gated orthogonal recurrent unit, with the arguments and shapes of torch.nn.GRU."""
 
 import contextlib
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from stiefelkit._torch import is_exported
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.functional._arithmetic.product import FullPrecision
-from stiefelkit.nn.layers import Layers
-from stiefelkit.nn.recurrent import require_options
+from stiefelkit.nn.recurrent import Layers, States, Steps, require_options
 from stiefelkit.scan import find_activation
 from stiefelkit.scan.onnx import exported_loop
 from stiefelkit.scan.reference import loop, loop_product
@@ -89,14 +88,14 @@ class GORU(Layers):
     def _reset(self, suffix: str) -> None:
         super()._reset(suffix)
         bound = (3 / self.hidden_size) ** 0.5
-        self.get_parameter(f"weight_gates{suffix}").uniform_(-bound, bound)
+        self._read("weight_gates", suffix).uniform_(-bound, bound)
         if self.has_bias:
-            self.get_parameter(f"bias_gates{suffix}").zero_()
+            self._read("bias_gates", suffix).zero_()
 
-    def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Any) -> tuple[Tensor | None, Tensor]:
-        q, w, u = (getattr(self, f"weight_{name}{suffix}") for name in ("hh", "gates", "ih"))
-        bias = getattr(self, f"bias_gates{suffix}") if self.has_bias else w.new_zeros(len(w))
-        within = getattr(self, f"bias{suffix}") if self.has_bias else w.new_zeros(self.hidden_size)
+    def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
+        q, w, u = (self._read(f"weight_{name}", suffix) for name in ("hh", "gates", "ih"))
+        bias = self._read("bias_gates", suffix) if self.has_bias else w.new_zeros(len(w))
+        within = self._read("bias", suffix) if self.has_bias else w.new_zeros(self.hidden_size)
         dtype = computing_dtype(q.dtype)
         given = x, self._first(suffix, h0, batch, q), q, w, u, bias, within
         x, h, q, w, u, bias, within = (t.to(dtype).detach() if is_exported() else t.to(dtype) for t in given)

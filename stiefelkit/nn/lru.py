@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import OptionError, needs
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.nn.rotation_rnn import RotationBlock, RotationRNN
 from stiefelkit.numbers import above, integer
@@ -34,9 +34,6 @@ class LRU(RotationRNN):
         max_angle: largest angle of l at the start, in radians.
         trainable_h0, backend: as in `RotationRNN`.
         **options: others of `RotationRNN`, which are refused with the reason.
-
-    Raises:
-        OptionError, UnknownNameError, DtypeError, ShapeError: as `RotationRNN`, or `decay` is None.
 
     References:
         Orvieto, Smith, Gu, Fernando, Gulcehre, Pascanu, De, Resurrecting recurrent neural networks for long sequences,
@@ -76,10 +73,8 @@ class LRU(RotationRNN):
     ):
         require_options(type(self), None, options)
         hidden_size = integer(1).require(self._name, "hidden_size", hidden_size)
-        if hidden_size % 2:
-            raise OptionError(f"{self._name} needs an even hidden_size, two numbers a plane, got {hidden_size}.")
-        if decay is None:
-            raise OptionError(f"{self._name} needs decay as numbers 0 < low <= high < 1, got None.")
+        needs(hidden_size % 2 == 0, OptionError, self._name, "an even hidden_size, two numbers a plane", hidden_size)
+        needs(decay is not None, OptionError, self._name, "decay as numbers 0 < low <= high < 1", decay)
         max_angle = above(0).require(self._name, "max_angle", max_angle)
         stack = num_layers, bias, batch_first, dropout, bidirectional, device, dtype
         planes = {"parametrization": None, "heads": hidden_size // 2, "decay": decay, "max_angle": max_angle}
@@ -90,7 +85,7 @@ class LRU(RotationRNN):
 
     @torch.no_grad()
     def _draw(self, suffix: str) -> None:
-        rate, angle, scale = (getattr(self, f"{name}{suffix}") for name in self._counts())
+        rate, angle, scale = (self._read(name, suffix) for name in self._counts())
         assert self.decay is not None
         low, high = self.decay
         # In (0, 1], in float64: no logarithm of zero.
@@ -99,16 +94,15 @@ class LRU(RotationRNN):
         rate.copy_(torch.log(-log_modulus))
         angle.copy_(torch.log(self.max_angle * v))
         scale.copy_(torch.log(-torch.expm1(2 * log_modulus)) / 2)
-        inputs = getattr(self, f"weight_ih{suffix}")
+        inputs = self._read("weight_ih", suffix)
         inputs.normal_(0, (2 * inputs.shape[1]) ** -0.5)
 
     def _angle(self, suffix: str) -> Tensor:
-        angle = getattr(self, f"log_angle{suffix}")
+        angle = self._read("log_angle", suffix)
         return torch.exp(angle.to(computing_dtype(angle.dtype)))
 
     def _scale(self, suffix: str, u: Tensor, rate: Tensor) -> Tensor:
-        scale = getattr(self, f"log_scale{suffix}")
-        return torch.exp(scale.to(u.dtype))
+        return torch.exp(self._read("log_scale", suffix).to(u.dtype))
 
 
 class LRUBlock(RotationBlock):

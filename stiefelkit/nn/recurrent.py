@@ -1,20 +1,32 @@
-"""The base of recurrent layers and cells: U, W, bias and first state, for real and complex states."""
+"""The base of recurrent layers and cells: their weights, and layers over layers with the face of torch.nn.RNN."""
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypedDict, Unpack
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from stiefelkit._torch import class_name
 from stiefelkit.contract.param import Parametrization, title
 from stiefelkit.contract.protocols import prefers_factors, structure_of
 from stiefelkit.contract.table import find_parametrization, no_option, option_names, registered
-from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean, shown
+from stiefelkit.errors import (
+    DtypeError,
+    OptionError,
+    ShapeError,
+    UnknownNameError,
+    did_you_mean,
+    needs,
+    shown,
+    warn_caller,
+)
 from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.init import draw
-from stiefelkit.numbers import FLAG, integer, one_of, optional
+from stiefelkit.numbers import FLAG, at_least, integer, optional
 from stiefelkit.scan import BACKENDS, Factored, find_activation
 from stiefelkit.scan.dispatch import prefers_loop
 from stiefelkit.weights.attach import orthogonal
@@ -23,6 +35,19 @@ from stiefelkit.weights.coordinate_list import CoordinateList
 from stiefelkit.weights.find import coordinate_list_of, orthogonal_weights
 
 Field = Literal["real", "complex"]
+_STACK = {"num_layers": integer(1), "bidirectional": FLAG, "dropout": at_least(0, most=1)}
+
+
+class Steps(TypedDict):
+    """How a layer goes over time, as `stiefelkit.scan.scan` takes it."""
+
+    batch_sizes: list[int] | None
+    reverse: bool
+    last_only: bool
+
+
+States = tuple[Tensor | None, Tensor]
+"""All states, or None with `last_only`, and the last ones."""
 
 
 def require_options(cls: type, parametrization: Parametrization | None, options: dict[str, Any]) -> None:
@@ -93,23 +118,18 @@ class Recurrent(nn.Module):
         self.hidden_size = hidden_size = integer(1).require(name, "hidden_size", hidden_size)
         self.has_bias = FLAG.require(name, "bias", bias)
         self.trainable_h0 = FLAG.require(name, "trainable_h0", trainable_h0)
-        if not one_of("real", "complex").holds(field):
-            raise OptionError(f'{name} needs field "real" or "complex", got {shown(field)}.')
-        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise DtypeError(
-                f'{name} needs a real floating dtype (field="complex" makes W complex), got {shown(dtype)}.'
-            )
-        if field == "complex" and dtype not in (torch.float32, torch.float64):
+        needs(field in ("real", "complex"), OptionError, name, 'field "real" or "complex"', shown(field))
+        is_complex = field == "complex"
+        needs(dtype.is_floating_point, DtypeError, name, 'a real dtype (field="complex" makes W complex)', str(dtype))
+        if is_complex and dtype not in (torch.float32, torch.float64):
             raise DtypeError(f"{name} with complex states needs float32 or float64, got {dtype}.")
         if activation is not None and nonlinearity is not None:
-            raise OptionError(
-                f"{name} needs one of activation= and nonlinearity=, two names of one option, got "
-                f"{shown(activation)} and {shown(nonlinearity)}."
-            )
+            both = f"{shown(activation)} and {shown(nonlinearity)}"
+            raise OptionError(f"{name} needs one of activation= and nonlinearity=, names of one option, got {both}.")
         activation = next((name for name in (activation, nonlinearity) if name is not None), "modrelu")
-        if find_activation(activation, field == "complex").is_paired and field == "real" and hidden_size % 2:
+        if find_activation(activation, is_complex).is_paired and not is_complex and hidden_size % 2:
             raise OptionError(f'{name} needs an even hidden_size with activation="{activation}", got {hidden_size}.')
-        if not one_of(*self.backends).holds(backend):
+        if backend not in self.backends:
             raise UnknownNameError(f"{name} has no backend {shown(backend)}{did_you_mean(backend, self.backends)}")
         self.factored = optional(FLAG).require(name, "factored", factored)
         if factored and backend not in ("auto", "inplace"):
@@ -118,7 +138,7 @@ class Recurrent(nn.Module):
         self.parametrization, self.field, self.activation = parametrization, field, activation
         self.backend, self.dtype = backend, dtype
         self._suffixes: list[str] = []
-        self._init: Any = None
+        self._init: str | None = None
 
     _name = property(class_name)
 
@@ -129,7 +149,7 @@ class Recurrent(nn.Module):
 
     @property
     def is_complex(self) -> bool:
-        """True if states are complex."""
+        """Whether states are complex."""
         return self.field == "complex"
 
     @property
@@ -139,6 +159,10 @@ class Recurrent(nn.Module):
     @property
     def _bias_inside(self) -> bool:
         return find_activation(self.activation, self.is_complex).bias_inside
+
+    def _read(self, name: str, suffix: str) -> Tensor:
+        """Returns a weight of a layer and direction; a frame is worked out anew."""
+        return getattr(self, f"{name}{suffix}")
 
     def _add_weights(self, suffix: str, width: int, device: torch.device | str | None, options: dict[str, Any]) -> None:
         """Registers U (Glorot-uniform), W, the bias (zero) and the first state (U(-0.01, 0.01))."""
@@ -192,25 +216,25 @@ class Recurrent(nn.Module):
         if coordinate_list_of(self, inputs) is not None:
             reset_(self, inputs)
         else:
-            u = getattr(self, inputs)
+            u = self._read("weight_ih", suffix)
             bound = (6 / (len(u) // self.input_blocks + u.shape[1])) ** 0.5
             u.uniform_(-bound, bound)
         if coordinate_list_of(self, frame) is not None:
             reset_(self, frame)
-        elif hasattr(self, frame):
-            w = getattr(self, frame)
+        elif frame in self._parameters:
+            w = self.get_parameter(frame)
             fresh = self._free_matrix(self._init)
             w.copy_(self._join(fresh) if w.is_complex() else fresh)
         if self.has_bias:
-            getattr(self, f"bias{suffix}").zero_()
+            self._read("bias", suffix).zero_()
         if self.trainable_h0:
-            getattr(self, f"h0{suffix}").uniform_(-0.01, 0.01)
+            self._read("h0", suffix).uniform_(-0.01, 0.01)
 
     def _first(self, suffix: str, h_0: Tensor | None, batch: int, w: Tensor) -> Tensor:
         """Returns the first state: the one given, the trained one, or zero; in the dtype of W."""
         if h_0 is None and self.trainable_h0:
             # Expanded part by part: ONNX repeats no complex tensors.
-            parts = [part.expand(batch, -1) for part in getattr(self, f"h0{suffix}").chunk(1 + self.is_complex)]
+            parts = [part.expand(batch, -1) for part in self._read("h0", suffix).chunk(1 + self.is_complex)]
             h_0 = _paired(*parts) if self.is_complex else parts[0]
         if h_0 is not None:
             return h_0.to(w.dtype)
@@ -221,7 +245,7 @@ class Recurrent(nn.Module):
         """Returns W, in factors where its map has them and the scan is faster so, or as `factored` says."""
         held = coordinate_list_of(self, f"{self.frame}{suffix}") if self._has_factors else None
         factored = held.factored() if held is not None and self._takes_factors(held, x, batch, batch_sizes) else None
-        return self._join(getattr(self, f"{self.frame}{suffix}")) if factored is None else factored
+        return self._join(self._read(self.frame, suffix)) if factored is None else factored
 
     def _takes_factors(self, held: CoordinateList, x: Tensor, batch: int, batch_sizes: list[int] | None) -> bool:
         """Returns whether factors are asked for, or faster, and the scan runs in the one backend that takes them."""
@@ -238,9 +262,9 @@ class Recurrent(nn.Module):
     def _dtypes(self) -> tuple[torch.dtype, torch.dtype]:
         """Returns the dtype of the real parameters, which casts change, and the complex one that goes with it."""
         # U may have a parametrization, of ours or torch's, or be no parameter, as in a replica.
-        name = f"weight_ih{self._suffixes[0]}"
-        coordinate_list = coordinate_list_of(self, name)
-        real = getattr(self, name).dtype if coordinate_list is None else coordinate_list.param.dtype
+        first = self._suffixes[0]
+        coordinate_list = coordinate_list_of(self, f"weight_ih{first}")
+        real = self._read("weight_ih", first).dtype if coordinate_list is None else coordinate_list.param.dtype
         return real, torch.complex128 if real == torch.float64 else torch.complex64
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Recurrent":
@@ -253,8 +277,6 @@ class Recurrent(nn.Module):
         return self
 
     def _check_input(self, x: Tensor, what: str = "an input") -> None:
-        if not isinstance(x, Tensor):
-            raise DtypeError(f"{self._name} needs {what} that is a tensor, got {type(x).__name__}.")
         fitting = self._dtypes()[: 1 + self.is_complex]
         if x.dtype not in fitting and not is_autocast(x.device):
             raise DtypeError(f"{self._name} needs {what} of {' or '.join(map(str, fitting))}, got {x.dtype}.")
@@ -269,5 +291,150 @@ class Recurrent(nn.Module):
         if self.batch_first is not None:
             text += f", batch_first={self.batch_first}"
         usual = {"num_layers": 1, "dropout": 0, "bidirectional": False, "backend": "auto", "factored": None}
-        choices = {name: getattr(self, name, value) for name, value in usual.items()}
+        choices = {name: vars(self).get(name, value) for name, value in usual.items()}
         return text + "".join(f", {name}={value!r}" for name, value in choices.items() if value != usual[name])
+
+
+def check_stack(name: str, **stack: Any) -> dict[str, Any]:
+    """Returns how layers are stacked, with Python's numbers; raises OptionError unless they can be."""
+    return {key: _STACK[key].require(name, key, value) for key, value in stack.items()}
+
+
+def check_dropout(name: str, num_layers: int, dropout: float) -> None:
+    """Warns, as torch does, of a dropout that does nothing."""
+    if dropout and num_layers == 1:
+        which = f"{name} has dropout={dropout:g} and one layer"
+        warn_caller(f"{which}: dropout acts between layers, so that nothing is dropped.")
+
+
+class Layers(Recurrent, ABC):
+    """A recurrent net of several layers; a subclass says in `_run` how one layer runs in one direction.
+
+    Arguments, shapes and errors are those of `OrthogonalRNN`.
+    """
+
+    matrices: ClassVar[tuple[str, ...]] = ("weight_ih", "weight_hh")
+    """Names of the weights of a layer and direction, without their suffix."""
+    biases: ClassVar[tuple[str, ...]] = ("bias",)
+    """Names of its biases."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str | None = None,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        parametrization: Parametrization | None = "cayley",
+        field: Field = "real",
+        activation: str | None = None,
+        trainable_h0: bool = False,
+        backend: str = "auto",
+        factored: bool | None = None,
+        **options: Any,
+    ):
+        recurrence = parametrization, field, activation, nonlinearity, bias, trainable_h0, backend, factored, dtype
+        super().__init__(input_size, hidden_size, *recurrence, options)
+        self.batch_first = FLAG.require(self._name, "batch_first", batch_first)
+        stack = check_stack(self._name, num_layers=num_layers, bidirectional=bidirectional, dropout=dropout)
+        self.num_layers, self.bidirectional, self.dropout = stack.values()
+        check_dropout(self._name, self.num_layers, self.dropout)
+        self._directions = ("", "_reverse")[: 1 + self.bidirectional]
+        for layer in range(self.num_layers):
+            width = self.hidden_size * len(self._directions) if layer else self.input_size
+            for direction in self._directions:
+                self._add_weights(f"_l{layer}{direction}", width, device, options)
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None, *, last_only: bool = False
+    ) -> tuple[Any, Tensor]:
+        """Runs the net over a batch of sequences.
+
+        Args:
+            input: the sequences, (T, B, m), or (B, T, m) with batch_first.
+            hx: first states (layers * directions, B, n).
+            last_only: return None for the outputs. The top layer then keeps about :math:`√T` states for the backward
+                pass instead of T, and takes about 1.4 times the time, where its scan can.
+        """
+        if hx is not None:
+            self._check_input(hx, "an hx")
+        if isinstance(input, PackedSequence):
+            self._check_input(input.data)
+            sizes = input.batch_sizes.tolist()
+            self._check_state(hx, sizes[0])
+            if hx is not None and input.sorted_indices is not None:
+                hx = hx.index_select(1, input.sorted_indices)
+            out, h_n = self._layers(input.data, hx, sizes[0], sizes, last_only)
+            if input.unsorted_indices is not None:
+                h_n = h_n.index_select(1, input.unsorted_indices)
+            return None if out is None else input._replace(data=out), h_n
+        self._check_input(input)
+        if input.dim() not in (2, 3):
+            raise ShapeError(f"{self._name} needs an input of 2 or 3 dimensions, got shape {tuple(input.shape)}.")
+        batched = input.dim() == 3
+        if hx is not None and hx.dim() != input.dim():
+            raise ShapeError(f"{self._name} needs hx of {input.dim()} dimensions, as the input has, got {hx.dim()}.")
+        first_is_batch = batched and self.batch_first
+        x = input.transpose(0, 1) if first_is_batch else input if batched else input.unsqueeze(1)
+        out, h_n = self._layers(x, hx if batched or hx is None else hx.unsqueeze(1), x.shape[1], None, last_only)
+        if out is not None:
+            out = out.transpose(0, 1) if first_is_batch else out if batched else out.squeeze(1)
+        return out, h_n if batched else h_n.squeeze(1)
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The weights of each layer and direction, [U, W, bias], in the order of their states.
+
+        As `torch.nn.RNN.all_weights`, with one bias, or none without `bias`. An orthogonal W is worked out anew.
+        """
+        names = (*self.matrices, *(self.biases if self.has_bias else ()))
+        return [[self._read(name, suffix) for name in names] for suffix in self._suffixes]
+
+    def flatten_parameters(self) -> None:
+        """Does nothing, and is here for code that calls it on `torch.nn.RNN`: there is no cuDNN buffer to lay out."""
+
+    @abstractmethod
+    def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
+        """Runs one layer in one direction over time-major or packed input; reads each of its weights once.
+
+        Args:
+            suffix: that of the weights' names.
+            x: (T, B, width), or packed rows.
+            h0: first states (B, n); None for the trained ones or zero.
+            batch: B.
+            **steps: `batch_sizes`, `reverse` and `last_only`, as `stiefelkit.scan.scan` takes them.
+        """
+
+    def _layers(self, x: Tensor, hx: Tensor | None, batch: int, sizes: list[int] | None, last_only: bool) -> States:
+        self._check_width(x)
+        if sizes is None and x.shape[0] == 0:
+            raise ShapeError(f"{self._name} needs a sequence of one step or more, got none.")
+        self._check_state(hx, batch)
+        first = iter([None] * self.num_layers * len(self._directions) if hx is None else hx)
+        last = []
+        for layer in range(self.num_layers):
+            outputs, is_top = [], layer == self.num_layers - 1
+            for direction in self._directions:
+                steps: Steps = {"batch_sizes": sizes, "reverse": bool(direction), "last_only": last_only and is_top}
+                out, h_n = self._run(f"_l{layer}{direction}", x, next(first), batch, **steps)
+                outputs.append(out)
+                last.append(h_n)
+            if last_only and is_top:
+                return None, torch.stack(last)
+            x = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
+            if self.dropout and self.training and not is_top:
+                # One real mask for both parts of a complex output.
+                x = x * F.dropout(torch.ones_like(x.real), self.dropout)
+        return x, torch.stack(last)
+
+    def _check_state(self, hx: Tensor | None, batch: int) -> None:
+        shape = (self.num_layers * len(self._directions), batch, self.hidden_size)
+        if hx is not None and tuple(hx.shape) != shape:
+            order = f"batch_first={self.batch_first}"
+            raise ShapeError(f"{self._name} needs hx of shape {shape} ({order}), got {tuple(hx.shape)}.")

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,7 @@ from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.functional import product
 from stiefelkit.functional._arithmetic.product import is_autocast
-from stiefelkit.nn.layers import Layers
-from stiefelkit.nn.recurrent import Field, Recurrent
+from stiefelkit.nn.recurrent import Field, Layers, Recurrent, States, Steps
 from stiefelkit.nn.torch_rnn import fill_, read
 from stiefelkit.scan import Factored, find_activation, scan
 from stiefelkit.weights.find import coordinate_list_of
@@ -23,15 +22,15 @@ class _Scanned(Recurrent):
 
     frame_gradients = ("exact", "half")
 
-    def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Any) -> tuple[Tensor | None, Tensor]:
-        w = self._matrix(suffix, x, batch, steps.get("batch_sizes"))
-        u = self._join(getattr(self, f"weight_ih{suffix}"))
+    def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
+        w = self._matrix(suffix, x, batch, steps["batch_sizes"])
+        u = self._join(self._read("weight_ih", suffix))
         first = self._first(suffix, h0, batch, w.factors if isinstance(w, Factored) else w)
         coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
         gradient = "exact" if coordinate_list is None else coordinate_list.gradient
         how = {"activation": self.activation, "backend": self.backend, "gradient": gradient, **steps}
         if self.has_bias:
-            bias = getattr(self, f"bias{suffix}")
+            bias = self._read("bias", suffix)
             how |= {"activation_bias": bias} if self._bias_inside else {"bias": self._join(bias)}
         return scan(x, w, first, u=u, **how)
 
@@ -79,9 +78,6 @@ class OrthogonalRNN(_Scanned, Layers):
         input (T, B, m), (B, T, m) with batch_first, (T, m) unbatched, or a PackedSequence; hx (layers * directions,
         B, n); output (T, B, directions * n) and h_n like hx.
 
-    Raises:
-        UnknownNameError, OptionError, DtypeError: as `stiefelkit.orthogonal`; ShapeError: input or hx does not fit.
-
     >>> rnn = OrthogonalRNN(3, 8)
     >>> out, h_n = rnn(torch.randn(5, 2, 3))
     >>> out.shape, h_n.shape
@@ -116,12 +112,9 @@ class OrthogonalRNN(_Scanned, Layers):
             **options: `trainable_h0`, `backend`, and options of the parametrization.
 
         Raises:
-            OptionError: the source is no torch.nn.RNN (an LSTM, a GRU, a cell), or an option is unknown.
-            CheckpointError, ShapeError, DtypeError: a state dict is not that of an nn.RNN, or a weight is under a norm,
-                a mask or a parametrization.
+            OptionError, CheckpointError, ShapeError, DtypeError: the source is no torch.nn.RNN with plain weights.
             NonFiniteError, RankError: a recurrent matrix has no nearest frame.
-            NotAFrameError: with init=None, a recurrent matrix is no frame.
-            ImageError: the map does not reach the frame.
+            NotAFrameError, ImageError: with init=None a recurrent matrix is no frame; the map does not reach it.
 
         >>> rnn = OrthogonalRNN.from_torch(nn.RNN(3, 8, num_layers=2, bidirectional=True))
         >>> rnn(torch.randn(5, 2, 3))[0].shape
@@ -129,14 +122,10 @@ class OrthogonalRNN(_Scanned, Layers):
         """
         who = f"{cls.__name__}.from_torch"
         torch_rnn = read(who, source, init, nn.RNN)
-        for key, value in options.items():
-            if key in (*torch_rnn.options, "activation", "field"):
-                remedy = {
-                    "activation": "; nonlinearity= sets another one",
-                    "field": "; it is real, and a complex net starts from a draw: sk.nn.OrthogonalRNN(..., "
-                    'field="complex")',
-                }.get(key, "; leave it out")
-                raise OptionError(f"{who} takes {key} from its source, got {key}={shown(value)} besides{remedy}.")
+        for key in (*torch_rnn.options, "activation", "field"):
+            if key in options:
+                remedy = "; nonlinearity= sets another one" if key == "activation" else ""
+                raise OptionError(f"{who} takes {key} from its source, got {shown(options[key])} besides{remedy}.")
         asked = {"nonlinearity": nonlinearity, "batch_first": batch_first, "dropout": dropout}
         changes = {key: value for key, value in asked.items() if value is not None}
         rnn = cls(parametrization=parametrization, **{**torch_rnn.options, **changes, **options})
@@ -157,11 +146,11 @@ class LinearTransitionRNN(Layers):
     torch.Size([5, 2, 8])
     """
 
-    def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Any) -> tuple[Tensor | None, Tensor]:
+    def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
         w = self._matrix(suffix, x, batch, steps["batch_sizes"])
         like = w.factors if isinstance(w, Factored) else w
-        u = self._join(getattr(self, f"weight_ih{suffix}"))
-        bias = getattr(self, f"bias{suffix}") if self.has_bias else None
+        u = self._join(self._read("weight_ih", suffix))
+        bias = self._read("bias", suffix) if self.has_bias else None
         if bias is not None and not self._bias_inside:
             bias = self._join(bias)
         # As precise as the scan, in which the projection stands elsewhere: float32 at least, and out of autocast.
@@ -221,5 +210,6 @@ class OrthogonalRNNCell(_Scanned):
         if hx is not None and tuple(hx.shape) != shape:
             raise ShapeError(f"OrthogonalRNNCell needs hx of shape {shape}, got {tuple(hx.shape)}.")
         x = input.unsqueeze(0) if input.dim() == 2 else input.reshape(1, 1, -1)
-        _, h = self._run("", x, None if hx is None else hx.reshape(-1, self.hidden_size), x.shape[1])
+        steps: Steps = {"batch_sizes": None, "reverse": False, "last_only": False}
+        _, h = self._run("", x, None if hx is None else hx.reshape(-1, self.hidden_size), x.shape[1], **steps)
         return h.reshape(shape)

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -11,12 +11,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stiefelkit._torch import is_exported
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.errors import OptionError, shown
+from stiefelkit.errors import OptionError, needs, shown
 from stiefelkit.functional import product
 from stiefelkit.functional._arithmetic.product import is_autocast
-from stiefelkit.nn.layers import Layers
-from stiefelkit.nn.recurrent import Field, require_options
-from stiefelkit.numbers import FLAG, as_python_number, at_least, integer, is_number
+from stiefelkit.nn.recurrent import Field, Layers, States, Steps, require_options
+from stiefelkit.numbers import FLAG, as_python_number, at_least, integer
 from stiefelkit.scan import ROTATION_BACKENDS, rotation_scan
 from stiefelkit.scan.rotation import driven_last_state
 from stiefelkit.tensors import computing_dtype
@@ -53,9 +52,6 @@ class RotationRNN(Layers):
         normalize: whether inputs are scaled by s; not without decay.
         trainable_h0, backend: as in `OrthogonalRNN`, the backend one of `stiefelkit.scan.rotation_scan`.
         **options: options of the parametrization, and `init=`.
-
-    Raises:
-        OptionError, UnknownNameError, DtypeError, ShapeError: as `OrthogonalRNN`, or sizes do not fit the heads.
 
     References:
         Biegun, Dolga, Cunningham, Barber, RotRNN: modelling long sequences with rotations, 2024.
@@ -104,19 +100,13 @@ class RotationRNN(Layers):
         n = integer(1).require(name, "hidden_size", hidden_size)
         heads = integer(1).require(name, "heads", heads)
         step = heads * (2 if field == "real" else 1)
-        if n % step:
-            each = "an even number" if field == "real" else "the same number"
-            raise OptionError(
-                f"{name} needs a hidden_size that is a multiple of {step}, {each} for each head, got {n} with "
-                f"heads={heads}."
-            )
-        spread: Any = as_python_number(decay)
-        if spread is not None:
-            is_range = isinstance(spread, (tuple, list)) and len(spread) == 2 and all(map(is_number, spread))
-            if not is_range or not 0 < spread[0] <= spread[1] < 1:
-                raise OptionError(f"{name} needs decay as numbers 0 < low <= high < 1, or None, got {shown(decay)}.")
-            spread = float(spread[0]), float(spread[1])
-        self.heads, self.decay = heads, spread
+        needs(n % step == 0, OptionError, name, f"a hidden_size that is a multiple of {step}", f"{n}, heads={heads}")
+        self.heads, self.decay = heads, None
+        if decay is not None:
+            low, high = (float(as_python_number(g)) for g in decay)
+            is_range = 0 < low <= high < 1
+            needs(is_range, OptionError, name, "decay as numbers 0 < low <= high < 1, or None", shown(decay))
+            self.decay = low, high
         self.max_angle = at_least(0).require(name, "max_angle", max_angle)
         self.normalize = FLAG.require(name, "normalize", normalize)
         stack = num_layers, "identity", bias, batch_first, dropout, bidirectional, device, dtype
@@ -130,7 +120,7 @@ class RotationRNN(Layers):
             return self._transition(suffix)
         return super().__getattr__(name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
         """Refuses W, which would be kept beside the parameters that it is read from."""
         if name.startswith("weight_hh"):
             parts = ", ".join([*([] if self.parametrization is None else ["basis"]), *self._counts()])
@@ -159,10 +149,10 @@ class RotationRNN(Layers):
 
     @torch.no_grad()
     def _draw(self, suffix: str) -> None:
-        getattr(self, f"angle{suffix}").uniform_(0, self.max_angle)
+        self._read("angle", suffix).uniform_(0, self.max_angle)
         if self.decay is not None:
             slow, fast = (math.log(-math.log(g)) for g in reversed(self.decay))
-            getattr(self, f"log_rate{suffix}").uniform_(slow, fast)
+            self._read("log_rate", suffix).uniform_(slow, fast)
 
     @torch.no_grad()
     def _reset(self, suffix: str) -> None:
@@ -177,29 +167,29 @@ class RotationRNN(Layers):
             c, s = angle.cos(), angle.sin()
             w = torch.block_diag(*torch.stack([c, -s, s, c], -1).view(-1, 2, 2))
         if self.parametrization is not None:
-            p = torch.block_diag(*getattr(self, f"basis{suffix}")).to(w.dtype)
+            p = torch.block_diag(*self._read("basis", suffix)).to(w.dtype)
             w = p @ w @ p.mH
         return w.to(self._dtypes()[int(self.is_complex)])
 
-    def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Any) -> tuple[Tensor | None, Tensor]:
-        u = self._join(getattr(self, f"weight_ih{suffix}"))
+    def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
+        u = self._join(self._read("weight_ih", suffix))
         u = u.to(computing_dtype(u.dtype))
         angle, g = self._angle(suffix), 1.0
         if self.decay is not None:
-            rate = getattr(self, f"log_rate{suffix}")
+            rate = self._read("log_rate", suffix)
             rate = torch.exp(rate.to(computing_dtype(rate.dtype)))
             g = torch.exp(-rate)
             if self.normalize:
                 u = u * self._scale(suffix, u, rate).repeat_interleave(len(u) // self.heads)[:, None]
             g = g.repeat_interleave(len(angle) // self.heads)
-        basis = None if self.parametrization is None else getattr(self, f"basis{suffix}").to(u.dtype)
+        basis = None if self.parametrization is None else self._read("basis", suffix).to(u.dtype)
         inward, outward = (None, None) if basis is None else (basis.conj(), basis.mT)
         autocast = torch.autocast(x.device.type, enabled=False) if is_autocast(x.device) else contextlib.nullcontext()
         with autocast:
             x, rows, out = x.to(u.dtype), u.mT, None
             if self.has_bias:
                 # The row of U^T of an input that is 1: no other pass over the states, nor over their gradient.
-                bias = self._join(getattr(self, f"bias{suffix}")).to(u.dtype)
+                bias = self._join(self._read("bias", suffix)).to(u.dtype)
                 x, rows = torch.cat([x, torch.ones_like(x[..., :1])], -1), torch.cat([rows, bias[None]])
             rows = _times(rows, inward)
             first = _times(self._first(suffix, h0, batch, u), inward)
@@ -213,7 +203,7 @@ class RotationRNN(Layers):
             return None if out is None else _times(out, outward).to(dtype), _times(last, outward).to(dtype)
 
     def _angle(self, suffix: str) -> Tensor:
-        return getattr(self, f"angle{suffix}")
+        return self._read("angle", suffix)
 
     def _scale(self, suffix: str, u: Tensor, rate: Tensor) -> Tensor:
         """Returns the scale of the inputs of each head, whose decay is exp(-rate) and may round to one."""
@@ -237,9 +227,6 @@ class RotationBlock(nn.Module):
     Shape:
         (B, T, width), or a PackedSequence, to the same, and the last states (1, B, hidden_size).
 
-    Raises:
-        OptionError, ShapeError, DtypeError, UnknownNameError: as `layer`, which also has no `batch_first`.
-
     >>> block = RotationBlock(4, 8, heads=2)
     >>> block(torch.randn(2, 5, 4))[0].shape
     torch.Size([2, 5, 4])
@@ -259,8 +246,6 @@ class RotationBlock(nn.Module):
         **options: Any,
     ):
         super().__init__()
-        if "batch_first" in options:
-            raise OptionError(f"{type(self).__name__} has no option 'batch_first': its inputs are (B, T, width).")
         self.norm = nn.LayerNorm(width, device=device, dtype=dtype)
         self.rnn = self.layer(width, hidden_size, batch_first=True, device=device, dtype=dtype, **options)
         states = self.rnn.hidden_size * (1 + self.rnn.is_complex) * (1 + self.rnn.bidirectional)
@@ -272,15 +257,15 @@ class RotationBlock(nn.Module):
     def forward(self, x: Any, hx: Tensor | None = None) -> tuple[Any, Tensor]:
         """Returns the outputs, and the last states, which a further call takes as `hx` to go on from there."""
         packed = x if isinstance(x, PackedSequence) else None
-        x = x if packed is None else packed.data
-        inner = self.norm(x)
+        rows: Tensor = x.data if isinstance(x, PackedSequence) else x
+        inner = self.norm(rows)
         states, last = self.rnn(inner if packed is None else packed._replace(data=inner), hx)
         states = states if packed is None else states.data
         if states.is_complex():
             states = torch.view_as_real(states).flatten(-2)
         y = F.gelu(self.output(states.to(inner.dtype)) + self.skip * inner)
         y = F.glu(self.gate(F.dropout(y, self.dropout, self.training)))
-        y = x + F.dropout(y, self.dropout, self.training)
+        y = rows + F.dropout(y, self.dropout, self.training)
         return (y if packed is None else packed._replace(data=y)), last
 
 

