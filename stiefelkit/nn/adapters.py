@@ -250,7 +250,13 @@ def base_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor], name: str = "default") -> None:
-    """Loads a state that `adapter_state` gave into the adapters of a name, which may be another than it came from."""
+    """Loads a state that `adapter_state` gave into the adapters of a name, which may be another than it came from.
+
+    Args:
+        model: a model with adapters of this name.
+        state: tensors by their keys, each of the shape in the model; nothing is loaded if one does not fit.
+        name: of the adapters.
+    """
     replacements(model, "load_adapter_state", name)
     if not isinstance(state, Mapping):
         raise CheckpointError(f"load_adapter_state needs a mapping of names to tensors, got {shown(state)}.")

@@ -1,11 +1,9 @@
 """Every public name and command has its page, with shapes, units, errors and source; the pages hang together."""
 
-import ast
 import inspect
 import re
 import shlex
 import sys
-import textwrap
 from functools import cache
 from pathlib import Path
 
@@ -88,21 +86,6 @@ def test_angles_say_that_they_are_in_radians():
     for name, function in functions():
         if set(ANGLES) & set(inspect.signature(function).parameters):
             assert re.search(r"radian|\bpi\b", words(function)), name
-
-
-def raises_itself(target):
-    code = target if inspect.isfunction(target) else vars(target).get("__init__")
-    if not inspect.isfunction(code) or code.__code__.co_filename.startswith("<"):  # made by dataclass
-        return False
-    tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
-    return any(isinstance(node, ast.Raise) and node.exc is not None for node in ast.walk(tree))
-
-
-def test_what_raises_says_so():
-    for name, target, is_face in described():
-        is_code = inspect.isfunction(target) or inspect.isclass(target)
-        if is_face and is_code and raises_itself(target):
-            assert re.search(r"\bRaises\b|\braises\b", words(target)), name
 
 
 def test_every_public_name_has_its_source_in_the_package():

@@ -1,4 +1,4 @@
-"""Decoders whose residual stream can be rotated: the places of their layers, one family a file."""
+"""Decoders whose residual stream can be rotated: the places of their layers, by families."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -122,14 +122,68 @@ def _check(decoder: Any) -> None:
         raise OptionError(f"A decoder needs to be a stiefelkit.nn.decoders.Decoder, got {shown(decoder)}.")
 
 
+GPT2 = Decoder(
+    classes=("GPT2Model",),
+    embeddings=("wte", "wpe"),
+    blocks="h",
+    norms={"ln_1": ("attn.c_attn",), "ln_2": ("mlp.c_fc",)},
+    writers=("attn.c_proj", "mlp.c_proj"),
+    final="ln_f",
+    value="attn.c_attn",
+    output="attn.c_proj",
+    values="last",
+    downs=("mlp.c_proj",),
+)
+"""GPT-2: layer norms, positions that are learned, `Conv1D` in the place of linear layers."""
+GPT_NEOX = Decoder(
+    classes=("GPTNeoXModel",),
+    embeddings=("embed_in",),
+    blocks="layers",
+    norms={"input_layernorm": ("attention.query_key_value",), "post_attention_layernorm": ("mlp.dense_h_to_4h",)},
+    writers=("attention.dense", "mlp.dense_4h_to_h"),
+    final="final_layer_norm",
+    value="attention.query_key_value",
+    output="attention.dense",
+    values="by_head",
+    downs=("mlp.dense_4h_to_h",),
+)
+"""GPT-NeoX and Pythia: layer norms, queries, keys and values of each head together, attention beside the MLP."""
+LLAMA = Decoder(
+    classes=("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "GemmaModel"),
+    embeddings=("embed_tokens",),
+    blocks="layers",
+    norms={
+        "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
+    },
+    writers=("self_attn.o_proj", "mlp.down_proj"),
+    final="norm",
+    value="self_attn.v_proj",
+    output="self_attn.o_proj",
+    downs=("mlp.down_proj",),
+)
+"""Llama and its like: separate projections, root mean squares, gated MLPs."""
+PHI3 = Decoder(
+    classes=("Phi3Model",),
+    embeddings=("embed_tokens",),
+    blocks="layers",
+    norms={"input_layernorm": ("self_attn.qkv_proj",), "post_attention_layernorm": ("mlp.gate_up_proj",)},
+    writers=("self_attn.o_proj", "mlp.down_proj"),
+    final="norm",
+    value="self_attn.qkv_proj",
+    output="self_attn.o_proj",
+    values="last",
+    downs=("mlp.down_proj",),
+)
+"""Phi-3: one layer for queries, keys and values, one for gate and up."""
 decoders = Registry(
     "stiefelkit.decoders",
     "decoder",
     {
-        "gpt2": "stiefelkit.nn.decoders.gpt2:GPT2",
-        "gpt_neox": "stiefelkit.nn.decoders.gpt_neox:GPT_NEOX",
-        "llama": "stiefelkit.nn.decoders.llama:LLAMA",
-        "phi3": "stiefelkit.nn.decoders.phi3:PHI3",
+        "gpt2": "stiefelkit.nn.decoders:GPT2",
+        "gpt_neox": "stiefelkit.nn.decoders:GPT_NEOX",
+        "llama": "stiefelkit.nn.decoders:LLAMA",
+        "phi3": "stiefelkit.nn.decoders:PHI3",
     },
     _check,
 )
