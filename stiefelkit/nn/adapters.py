@@ -185,7 +185,7 @@ def fold(model: nn.Module) -> nn.Module:
 
 
 def use_adapters(model: nn.Module, names: str | Iterable[str]) -> None:
-    """Switches adapters on that have one of some names, and all others off; `()` is none.
+    """Switches adapters of a model on that have one of some names, and all others off; `()` is none.
 
     Each changes its layer together with those that were put on it before. Merged ones are unmerged.
     """
