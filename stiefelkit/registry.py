@@ -74,7 +74,7 @@ class Registry:
     """A table from names to objects that are imported when first asked for.
 
     Args:
-        group: entry point group that plugins use to add names ("stiefelkit.parametrizations").
+        group: entry point group that plugins use to add names ("stiefelkit.parametrizations"); "" takes no plugins.
         kind: what the table holds, in words, for messages ("parametrization").
         built_in: name to dotted string `"package.module:attribute"`, or to the object itself.
         check: raises OptionError for an object that is not of this kind; none of its own by default.
@@ -91,7 +91,7 @@ class Registry:
         self._loaded: dict[str, Any] = {}
         self._checked: dict[int, Any] = {}
         self._contested: dict[str, tuple[Any, Any]] = {}
-        self._plugins_read = False
+        self._plugins_read = not group
 
     def copy(self) -> "Registry":
         """Returns a table of the same names, which further ones may be added to; it reads no plugins."""

@@ -11,7 +11,9 @@ from hypothesis import settings
 from stiefelkit import registry
 from stiefelkit.testing import lowered_products, seeds
 
-pytest.register_assert_rewrite("optimizers_at_hand", "tiny_runs", "two_ranks")
+pytest.register_assert_rewrite(
+    "decoder_laws", "manifold_laws", "task_laws", "optimizers_at_hand", "tiny_runs", "two_ranks"
+)
 
 THREADS = "STIEFELKIT_TEST_THREADS"
 PRECISION = "STIEFELKIT_TEST_PRECISION"

@@ -60,7 +60,11 @@ def command():
 def main():
     assert importlib.metadata.version("stiefelkit") == sk.__version__
     assert (Path(sk.__file__).parent / "py.typed").exists()
-    for file in ("cli/skeletons/parametrization.py", "cli/skeletons/pyproject.toml.in", "measuring/report/report.html"):
+    for file in (
+        "cli/skeletons/parametrization/module.py.in",
+        "cli/skeletons/pyproject.toml.in",
+        "measuring/report/report.html",
+    ):
         assert (Path(sk.__file__).parent / file).exists()
     for name in sk.__all__:
         getattr(sk, name)

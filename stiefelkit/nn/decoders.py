@@ -177,7 +177,7 @@ PHI3 = Decoder(
 )
 """Phi-3: one layer for queries, keys and values, one for gate and up."""
 decoders = Registry(
-    "stiefelkit.decoders",
+    "",
     "decoder",
     {
         "gpt2": "stiefelkit.nn.decoders:GPT2",
@@ -187,7 +187,7 @@ decoders = Registry(
     },
     _check,
 )
-"""Families of decoders by name; plugins add their own."""
+"""Families of decoders by name: built-ins and registered ones."""
 _NORMED_OUTPUTS = {"Gemma2Model", "Gemma3Model", "Gemma3TextModel"}
 
 
@@ -195,7 +195,7 @@ def rotation_sites(model: nn.Module) -> RotationSites:
     """Finds the layers of a decoder that a rotation of its residual stream, or of its heads, is folded into.
 
     Known are models of transformers with a head: Llama, Mistral, Qwen2, Qwen3, Gemma, Phi-3, GPT-2, GPT-NeoX, and what
-    plugins describe by a `Decoder`. Others are described by a `RotationSites` of one's own. Models that norm what a
+    is registered as a `Decoder`. Others are described by a `RotationSites` of one's own. Models that norm what a
     block adds to the stream (Gemma 2 and 3) have no such rotation.
 
     Args:

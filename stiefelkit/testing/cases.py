@@ -1,6 +1,7 @@
 """What the laws are run on: parametrizations at a shape, with options and a dtype."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +10,11 @@ from torch import Tensor, nn
 
 from stiefelkit import init
 from stiefelkit.contract.param import OrthogonalParam, Position, coordinate_dtypes, load_chart_, rounded
+from stiefelkit.contract.table import registered
 from stiefelkit.errors import ImageError, OptionError
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import Failure, LawBroken, record
+from stiefelkit.testing.suite import Failure, LawBroken, record
 from stiefelkit.weights import attach
 from stiefelkit.weights.coordinate_list import CoordinateList
 
@@ -35,6 +37,16 @@ class Case:
     def place(self) -> str | None:
         """The device; None for the CPU, which leaves it to `torch.device` as a context."""
         return None if self.device == "cpu" else self.device
+
+    @property
+    def example(self) -> str:
+        """Shape and options."""
+        return f"{self.shape} {self.options}"
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether frames are in float64 or complex128, with nothing finer to compute in."""
+        return self.dtype == working_dtype(self.dtype)
 
     def normal(self, seed: int, dtype: torch.dtype | None = None) -> Tensor:
         """Draws a Gaussian matrix of the case's shape, the same numbers on every device."""
@@ -99,7 +111,7 @@ class Case:
 def draw(param: OrthogonalParam, scheme: str, seed: int) -> Position:
     """Returns what `initial` draws; raises LawBroken unless that is a pair, with coordinates of the shapes declared."""
     try:
-        drawn: Any = param.initial(scheme, seeds.generator(seed))
+        drawn: object = param.initial(scheme, seeds.generator(seed))
     except OptionError as error:
         raise LawBroken(Failure("", "", str(error))) from error
     kinds = [type(part).__name__ for part in drawn] if isinstance(drawn, tuple) else type(drawn).__name__
@@ -144,7 +156,11 @@ def cases(cls: type[OrthogonalParam], device: str = "cpu") -> list[Case]:
     Args:
         cls: the parametrization.
         device: where it runs.
+
+    Raises:
+        OptionError: it is no parametrization, or has no examples.
     """
+    registered.check(cls)
     every = []
     examples = list(cls.examples())
     for precision in cls.precisions:
@@ -154,23 +170,79 @@ def cases(cls: type[OrthogonalParam], device: str = "cpu") -> list[Case]:
         for dtype in _DTYPES:
             if cls.supports(shape, dtype, **options) is None:
                 every.append(Case(cls, tuple(shape), dtype, tuple(options.items()), device))
+    if not every:
+        raise OptionError(f"The laws need examples() to give a shape and a dtype, got none from {cls.__name__}.")
     return every
 
 
-class _Layer(nn.Module):
+_SMALL = 64
+"""Entries of a frame up to which derivatives in other modes, which are about modes, not sizes, are checked."""
+_IN_EVERY_DTYPE = ("frames", "gradients", "second_derivatives", "batch", "round_trip", "precision")
+"""Laws whose bounds depend on the precision."""
+_IN_ONE_DTYPE = ("contract", "linear", "checkpoint", "functional_call")
+"""Laws that depend on neither precision nor field; all others run on both fields."""
+_SLOW = ("compile", "threads", "reads", "meta")
+"""Laws that take long, or depend on the code path and not on the numbers: of each kind of frame, one tells."""
+
+
+def spread(law: str, every: Sequence[Case]) -> list[Case]:
+    """Returns the cases that a law is run on: of those that differ in nothing it depends on, one.
+
+    Dtypes take turns from example to example, so that each occurs.
+    """
+    examples: dict[object, list[Case]] = {}
+    for case in every:
+        if _concerns(law, case):
+            examples.setdefault(case.example, []).append(case)
+    kept: dict[object, Case] = {}
+    for turn, of_example in enumerate(examples.values()):
+        shift = turn % len(of_example)
+        for case in of_example[shift:] + of_example[:shift]:
+            kept.setdefault(_kind(law, case), case)
+    return list(kept.values())
+
+
+def _concerns(law: str, case: Case) -> bool:
+    """Returns whether a law says something about a case."""
+    *batch, n, p = case.shape
+    if law == "batch":
+        return bool(batch)
+    if law == "linear":
+        return not batch
+    if law == "second_derivatives":
+        return case.is_wide and n * p <= 40
+    if law in ("forward_mode", "batched_gradients"):
+        return math.prod(case.shape) <= _SMALL
+    return law not in _SLOW or p > 1
+
+
+def _kind(law: str, case: Case) -> object:
+    """Returns what a law depends on in a case."""
+    if law in _SLOW:
+        *batch, n, p = case.shape
+        return case.dtype.is_complex, len(batch), n == p, "" if law == "compile" else str(case.options)
+    if law in _IN_EVERY_DTYPE:
+        return str(case)
+    return case.example, law in _IN_ONE_DTYPE or case.dtype.is_complex
+
+
+class Layer(nn.Module):
     """A module whose forward returns its weight."""
+
+    weight: Tensor
 
     def __init__(self, weight: Tensor):
         super().__init__()
         self.weight = nn.Parameter(weight)
 
     def forward(self) -> Tensor:
+        """Returns the weight."""
         return self.weight
 
 
-def layer_of(case: Case, seed: int = 0) -> Any:
+def layer_of(case: Case, seed: int = 0) -> Layer:
     """Makes a module whose `weight` is the case's frame and whose forward returns it."""
-    layer = _Layer(torch.full(case.shape, float("nan"), dtype=case.dtype, device=case.place))
+    layer = Layer(torch.full(case.shape, float("nan"), dtype=case.dtype, device=case.place))
     generator = seeds.generator(seed)
     layer = attach.orthogonal(layer, "weight", case.cls, generator=generator, **dict(case.options))
     coordinates = coordinate_list_of(layer).coordinates

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,14 +11,12 @@ from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.metrics import working_dtype
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case
-from stiefelkit.testing.require import double, in_double, require, require_within
+from stiefelkit.testing.require import double, in_double
+from stiefelkit.testing.suite import require, require_within
 
 _RELATIVE, _ABSOLUTE, _STEP = 1e-5, 1e-7, 1e-6
 _ENTRIES = 25
 """Up to as many entries of a frame each derivative is compared with a difference; beyond, one random direction."""
-
-_SMALL = 64
-"""Entries of a frame up to which derivatives in other modes are asked for: these laws are about modes, not sizes."""
 
 Function = Callable[..., Tensor]
 Tensors = tuple[Tensor, ...]
@@ -110,7 +107,7 @@ def _worst(fn: Callable[..., Tensors], inputs: Tensors) -> tuple[float, float, s
         return torch.cat([_real(y) for y in fn(*map(_like, v.split(sizes), inputs))])
 
     v = torch.cat([_real(c.detach()) for c in inputs])
-    ours: Any = torch.autograd.functional.jacobian(of, v)
+    ours = torch.autograd.functional.jacobian(of, v)
     steps = _STEP * torch.eye(v.numel(), dtype=v.dtype, device=v.device)
     columns = [(of(v + step).detach() - of(v - step).detach()) / (2 * _STEP) for step in steps]
     differences = torch.stack(columns, dim=1)
@@ -136,8 +133,6 @@ def law_forward_mode(case: Case) -> None:
 
     In float32 tangents are within 1e-5 of float64's. A map that has none raises NotImplementedError.
     """
-    if math.prod(case.shape) > _SMALL:
-        return
     param, coordinates = case.random(1.0)
     fn, leaves = of_free(param, coordinates)
     leaves = tuple(c.detach() for c in leaves)
@@ -149,7 +144,7 @@ def law_forward_mode(case: Case) -> None:
     except NotImplementedError:
         return
     g = seeds.normal(w.shape, 17, w.dtype, w.device)
-    if case.dtype != working_dtype(case.dtype):
+    if not case.is_wide:
         exact, doubled = of_free(in_double(case, param), double(coordinates))
         expected = torch.func.jvp(exact, tuple(c.detach() for c in doubled), double(tangents))[1]
         off = torch.linalg.vector_norm(tangent.to(expected.dtype) - expected).item()
@@ -179,15 +174,13 @@ def law_forward_mode(case: Case) -> None:
 
 def law_batched_gradients(case: Case) -> None:
     """Several gradients in one batched call (`is_grads_batched`, `vectorize=True`) are those of the loop."""
-    if math.prod(case.shape) > _SMALL:
-        return
     param, coordinates = case.random(1.0)
     fn, leaves = of_free(param, coordinates)
     w = fn(*leaves)
     gs = seeds.normal((3, *w.shape), 18, w.dtype, w.device)
     together = torch.autograd.grad(w, leaves, gs, is_grads_batched=True, retain_graph=True)
     alone = [torch.autograd.grad(w, leaves, g, retain_graph=True) for g in gs]
-    tolerance = 1e-10 if case.dtype == working_dtype(case.dtype) else 1e-4
+    tolerance = 1e-10 if case.is_wide else 1e-4
     for a, *bs in zip(together, *alone, strict=True):
         b = torch.stack(bs)
         off, size = torch.linalg.vector_norm(a - b).item(), torch.linalg.vector_norm(b).item()

@@ -2,13 +2,21 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import TorchDispatchMode, is_composite, kernels_of, lazy_conjugates, pop_mode, push_mode
+from stiefelkit._torch import (
+    OpOverload,
+    TorchDispatchMode,
+    is_composite,
+    kernels_of,
+    lazy_conjugates,
+    pop_mode,
+    push_mode,
+)
 
 # Which arguments of an operator are factors; what is added to the product is not rounded.
 _FACTORS: dict[str, tuple[int, int]] = {
@@ -22,6 +30,17 @@ _LOCK = threading.Lock()
 # How many are in, and what the flags were when the first came.
 _inside = 0
 _before: dict[str, str] = {}
+
+
+class PrecisionFlags(Protocol):
+    """The flag of torch's backends that lowers float32 products."""
+
+    fp32_precision: str
+
+
+def flags_of(kind: str) -> PrecisionFlags:
+    """Returns the flag of products on a kind of device."""
+    return torch.backends.cuda.matmul if kind == "cuda" else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -40,8 +59,8 @@ def lowered_products() -> Iterator[None]:
     with _LOCK:
         if _inside == 0:
             for kind, lowered in _LOWERED.items():
-                _before[kind] = _own(_flags(kind))
-                _flags(kind).fp32_precision = lowered
+                _before[kind] = _own(flags_of(kind))
+                flags_of(kind).fp32_precision = lowered
         _inside += 1
     try:
         with _pushed(_Rounding()):
@@ -51,7 +70,7 @@ def lowered_products() -> Iterator[None]:
             _inside -= 1
             if _inside == 0:
                 for kind, value in _before.items():
-                    _flags(kind).fp32_precision = value
+                    flags_of(kind).fp32_precision = value
 
 
 @contextlib.contextmanager
@@ -71,7 +90,9 @@ class _Rounding(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True  # torch.compile refuses to trace under other modes
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         kwargs = kwargs or {}
         name = func.name().partition(".")[0]
         factors = _FACTORS.get(name.rstrip("_"))
@@ -92,11 +113,15 @@ class _Rounding(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _lowered(self, a: Any) -> Any:
-        plain = type(a) in (Tensor, torch.nn.Parameter)
-        if not plain or a.dtype not in (torch.float32, torch.complex64) or a.device.type not in _LOWERED:
+    def _lowered(self, a: object) -> object:
+        if (
+            not isinstance(a, Tensor)
+            or type(a) not in (Tensor, torch.nn.Parameter)
+            or a.dtype not in (torch.float32, torch.complex64)
+            or a.device.type not in _LOWERED
+        ):
             return a
-        return a if _flags(a.device.type).fp32_precision in ("ieee", "none") else _to_ten_bits(a)
+        return a if flags_of(a.device.type).fp32_precision in ("ieee", "none") else _to_ten_bits(a)
 
 
 def _to_ten_bits(a: Tensor) -> Tensor:
@@ -109,11 +134,7 @@ def _to_ten_bits(a: Tensor) -> Tensor:
     return torch.where(torch.isfinite(a), rounded.view(torch.float32), a)
 
 
-def _flags(kind: str) -> Any:
-    return torch.backends.cuda.matmul if kind == "cuda" else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-
-
-def _own(flags: Any) -> str:
+def _own(flags: PrecisionFlags) -> str:
     """Returns what a flag is set to; "none" if it follows a wider flag, which it must go on to do."""
     value = flags.fp32_precision
     flags.fp32_precision = "none"

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from stiefelkit import init
 from stiefelkit.errors import (
@@ -26,7 +27,6 @@ from stiefelkit.metrics import frame_tolerance, orthogonality_error, working_dty
 from stiefelkit.optim.base.rounding import PROMISED
 from stiefelkit.optim.groups import frames, parameter_groups
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import checks_of, laws_of, named, settle
 from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.optimizer_cases import (
     RATE,
@@ -44,7 +44,8 @@ from stiefelkit.testing.optimizer_cases import (
     walk,
 )
 from stiefelkit.testing.portable import refusing_reads
-from stiefelkit.testing.require import require, require_refused, require_within, saved_and_loaded
+from stiefelkit.testing.require import saved_and_loaded
+from stiefelkit.testing.suite import Suite, laws_of, require, require_refused, require_within
 from stiefelkit.weights import attach, change
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
@@ -71,14 +72,19 @@ def law_descent(case: OptimizerCase) -> None:
             require(gone[-1] < gone[0], f"six steps are no better than one in {manifold}")
 
 
-def _slope(w: Any, start: Tensor) -> float:
+def _slope(w: Tensor, start: Tensor) -> float:
     """Returns Re tr(G^H (W - W0)): how far a linear loss has risen."""
-    return (w.grad.conj() * (w.detach() - start)).sum().real.item()
+    return (_gradient_of(w).conj() * (w.detach() - start)).sum().real.item()
+
+
+def _gradient_of(w: Tensor) -> Tensor:
+    assert w.grad is not None
+    return w.grad
 
 
 def law_frames(case: OptimizerCase) -> None:
     """Steps of any length keep ||W^H W - I||_F within what the precision promises, in rounding limits, plus eps."""
-    is_double = case.dtype == working_dtype(case.dtype)
+    is_double = case.is_wide
     promised = PROMISED["float64" if is_double else dict(case.options).get("precision", "exact")]
     for lr in (0.01, 1.0):
         ws = case.frames(*SHAPES, (24, 24), (60, 10))
@@ -90,8 +96,8 @@ def law_frames(case: OptimizerCase) -> None:
 
 
 def law_precision(case: OptimizerCase) -> None:
-    """Single precision goes where double goes, and lowered products and autocast change no bit."""
-    if case.dtype == working_dtype(case.dtype):
+    """Single precision moves as double does, and lowered products and autocast change no bit."""
+    if case.is_wide:
         return
 
     def walked(dtype: torch.dtype, lowered: bool = False) -> list[nn.Parameter]:
@@ -110,14 +116,14 @@ def law_precision(case: OptimizerCase) -> None:
 
 
 def law_batch(case: OptimizerCase) -> None:
-    """Several frames in one group, and those of a batch, go where each matrix goes alone."""
+    """Frames in one group, and those of a batch, move as each matrix alone."""
     together = case.frames(*SHAPES)
     alone = [[nn.Parameter(m.clone()) for m in w.detach().reshape(-1, *w.shape[-2:])] for w in together]
     optimizers = [case.on(together), *(case.on([m]) for matrices in alone for m in matrices)]
     for number in range(3):
         give_gradients(together, number)
         for w, matrices in zip(together, alone, strict=True):
-            for m, g in zip(matrices, w.grad.reshape(-1, *w.shape[-2:]), strict=True):  # type: ignore[union-attr]
+            for m, g in zip(matrices, _gradient_of(w).reshape(-1, *w.shape[-2:]), strict=True):
                 m.grad = g.clone()
         for optimizer in optimizers:
             optimizer.step()
@@ -128,28 +134,29 @@ def law_batch(case: OptimizerCase) -> None:
 def law_resume(case: OptimizerCase) -> None:
     """A state dict that went through a file, loaded with weights_only=True, goes on to the same bits."""
 
-    def start(steps: Iterable[int]) -> Any:
+    def start() -> tuple[list[nn.Parameter], torch.optim.Optimizer, LRScheduler]:
         ws, optimizer = mixed(case)
-        return advance((ws, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)), steps)
+        return ws, optimizer, CosineAnnealingLR(optimizer, 20)
 
-    def advance(training: Any, steps: Iterable[int]) -> Any:
+    def advance(training: tuple[list[nn.Parameter], torch.optim.Optimizer, LRScheduler], steps: Iterable[int]) -> None:
         ws, optimizer, schedule = training
         for step in steps:
             walk(optimizer, ws, [step])
             schedule.step()
-        return training
 
-    ws, optimizer, schedule = training = start(range(3))
-    saved = [optimizer.state_dict(), schedule.state_dict(), [w.detach() for w in ws]]
-    state, rates, values = saved_and_loaded(saved)
-    other = start([7])  # so that there is something to replace
-    for w, value in zip(other[0], values, strict=True):
-        w.data.copy_(value)
-    other[1].load_state_dict(state)
-    other[2].load_state_dict(rates)
-    advance(training, range(3, 6))
-    same = equal(snapshot(optimizer), snapshot(advance(other, range(3, 6))[1]))
-    require(same, "what was loaded does not go on to the same bits")
+    ws, optimizer, schedule = training = start()
+    advance(training, range(3))
+    state, rates = saved_and_loaded((optimizer.state_dict(), schedule.state_dict()))
+    values = saved_and_loaded([w.detach() for w in ws])
+    twins, fresh, other_schedule = other = start()
+    advance(other, [7])  # so that there is something to replace
+    for twin, value in zip(twins, values, strict=True):
+        twin.data.copy_(value)
+    fresh.load_state_dict(state)
+    other_schedule.load_state_dict(rates)
+    for each in (training, other):
+        advance(each, range(3, 6))
+    require(equal(snapshot(optimizer), snapshot(fresh)), "what was loaded does not go on to the same bits")
 
 
 def law_checkpoint(case: OptimizerCase) -> None:
@@ -180,16 +187,16 @@ def law_finite(case: OptimizerCase) -> None:
         for place in places:
             for bad in (math.nan, math.inf):
                 give_gradients(ws, 3)
-                ws[place].grad.view(-1)[1] = bad  # type: ignore[union-attr]
+                _gradient_of(ws[place]).view(-1)[1] = bad
                 before = snapshot(optimizer)
                 require_refused(NonFiniteError, optimizer.step, f"{bad} in a gradient")
                 require(equal(snapshot(optimizer), before), f"{bad} in a gradient leaves a step half done")
 
 
 def law_guard(case: OptimizerCase) -> None:
-    """Frames of modules are in good hands, those of nobody are watched, and none is taken for a free tensor."""
+    """The optimizer accepts frames of modules, tracks loose frames, and refuses frames as free tensors."""
     require(getattr(case.cls, "moves_frames", False) is True, "the class lacks moves_frames = True")
-    layer: Any = attach.orthogonal(nn.Linear(5, 4, dtype=case.dtype, device=case.device), "weight", "stiefel")
+    layer = attach.orthogonal(nn.Linear(5, 4, dtype=case.dtype, device=case.device), "weight", "stiefel")
     optimizer = case.make(parameter_groups(layer, lr=RATE))
     before = layer.weight.detach().clone()
     walk(optimizer, list(layer.parameters()), range(2))
@@ -210,16 +217,16 @@ def law_guard(case: OptimizerCase) -> None:
 
 
 def law_groups(case: OptimizerCase) -> None:
-    """Each group goes by its own rate and manifold, free ones as torch moves them; what has no gradient stays."""
+    """Each group moves by its own rate and manifold, free ones as torch moves them, and nothing without a gradient."""
     ws, optimizer = mixed(case)
-    plain: Any = getattr(case.cls, "plain", None)
+    plain = getattr(case.cls, "plain", None)
     if plain is not None:
         known = inspect.signature(plain).parameters.keys() - {"params"}
         twin = nn.Parameter(ws[5].detach().clone())
         reference = plain([twin], **{key: value for key, value in optimizer.param_groups[2].items() if key in known})
         for number in range(3):
             give_gradients(ws, number)
-            twin.grad = ws[5].grad.clone()  # type: ignore[union-attr]
+            twin.grad = _gradient_of(ws[5]).clone()
             optimizer.step()
             reference.step()
         require(torch.equal(twin, ws[5]), f"free parameters do not go as {plain.__name__} moves them")
@@ -236,7 +243,12 @@ def law_groups(case: OptimizerCase) -> None:
     loss, calls, unmoved = torch.tensor(2.0), [], fresh[1].detach().clone()
     give_gradients(fresh, 1)
     fresh[1].grad = None
-    returned = case.on(fresh).step(lambda: calls.append(1) or loss)
+
+    def closure() -> Any:  # torch's types want a float
+        calls.append(1)
+        return loss
+
+    returned = case.on(fresh).step(closure)
     require(returned is loss and len(calls) == 1, "a closure is not called once, or its loss not returned")
     require(torch.equal(fresh[1], unmoved), "a frame without a gradient moves")
     for what, group in {
@@ -247,7 +259,7 @@ def law_groups(case: OptimizerCase) -> None:
 
 
 def law_settings(case: OptimizerCase) -> None:
-    """Settings are named in the signature, are what groups hold, and are refused where they make no sense."""
+    """Settings are named in the signature and held by groups, and nonsense is refused."""
     names = [name for name in inspect.signature(case.cls).parameters if name != "params"]
     (group,) = case.on(case.frames((3, 3))).param_groups
     for name in names:
@@ -322,9 +334,9 @@ def law_invariance(case: OptimizerCase) -> None:
 
 
 def law_sizes(case: OptimizerCase) -> None:
-    """After a gradient and a rate of any size a weight is a finite frame, or as it was, which a sentence tells.
+    """After a gradient and a rate of any size a weight is a finite frame, or as it was, with an error in one sentence.
 
-    Where no value is read nothing can be told, and the frame is as it was.
+    Without reads of values there is no error, and the frame is as it was.
     """
     for number, (exponent, kind, lr) in enumerate(_draws(case.dtype)):
         shape = _SMALL[number % len(_SMALL)]
@@ -343,7 +355,7 @@ def law_sizes(case: OptimizerCase) -> None:
                     break
                 except Exception as error:
                     require(False, f"{what} ends in {type(error).__name__}: {error}")
-                _require_sound(optimizer, w, what)
+                _require_finite_frame(optimizer, w, what)
 
 
 def _draws(dtype: torch.dtype) -> Iterator[tuple[int, str, float]]:
@@ -366,7 +378,7 @@ def _gradient(w: Tensor, exponent: int, kind: str, seed: int) -> Tensor:
     return g.to(w.device, w.dtype)
 
 
-def _require_sound(optimizer: torch.optim.Optimizer, w: Tensor, what: str) -> None:
+def _require_finite_frame(optimizer: torch.optim.Optimizer, w: Tensor, what: str) -> None:
     error = orthogonality_error(w).max().item()
     require_within(error, frame_tolerance(w.shape[-1], w.dtype), f"{what} leaves ||W^H W - I||_F =")
     for key, value in optimizer.state[w].items():
@@ -375,8 +387,8 @@ def _require_sound(optimizer: torch.optim.Optimizer, w: Tensor, what: str) -> No
 
 
 def law_reads(case: OptimizerCase) -> None:
-    """Steps read no value but on a CPU, write in place, keep frames, and go where they go there to 1 % of the way."""
-    is_double = case.dtype == working_dtype(case.dtype)
+    """Steps read values on the CPU alone, write in place, keep frames, and differ from those on it by 1 % at most."""
+    is_double = case.is_wide
     watched = case.frames(*_FEW)
     refused = case.on(watched)
     for number in range(0 if is_double else 2):  # single precision does all that double does, and more
@@ -401,12 +413,12 @@ def law_reads(case: OptimizerCase) -> None:
         require_within(off, 0.01 * way + 1e-6, f"unread, a frame that has gone {way:.3g} is off by")
 
 
-def _place(value: Any) -> Any:
+def _place(value: object) -> int | None:
     return value.data_ptr() if isinstance(value, Tensor) else None
 
 
 def law_refusal(case: OptimizerCase) -> None:
-    """Where no value is read, NaN or infinity in one gradient leaves its group as it is, and its states count that."""
+    """Without reads of values, NaN or infinity in one gradient leaves its group as it is, and its states count that."""
     for bad in (math.nan, math.inf):
         ws, optimizer = mixed(case)
         with without_reads():
@@ -414,7 +426,7 @@ def law_refusal(case: OptimizerCase) -> None:
             before = [w.detach().clone() for w in ws]
             states = [_floats(optimizer, w) for w in ws[:3]]
             give_gradients(ws, 3)
-            ws[1].grad.view(-1)[1] = bad  # type: ignore[union-attr]
+            _gradient_of(ws[1]).view(-1)[1] = bad
             optimizer.step()
         require(equal([w.detach() for w in ws[:3]], before[:3]), f"{bad} in a gradient moves its group")
         for w, state in zip(ws[:3], states, strict=True):
@@ -427,13 +439,13 @@ def law_refusal(case: OptimizerCase) -> None:
         require(all(not torch.equal(w, b) for w, b in others), f"{bad} in a gradient stops other groups")
 
 
-def _floats(optimizer: Any, w: Tensor) -> dict[str, Any]:
+def _floats(optimizer: torch.optim.Optimizer, w: Tensor) -> dict[str, Any]:
     return {key: value.detach().clone() for key, value in optimizer.state[w].items() if isinstance(value, Tensor)}
 
 
 def law_meta(case: OptimizerCase) -> None:
     """Steps run on the meta device, where tensors have a shape and no values."""
-    if case.dtype == working_dtype(case.dtype):
+    if case.is_wide:
         return
     ws = [nn.Parameter(torch.empty(shape, dtype=case.dtype, device="meta")) for shape in _FEW]
     optimizer = case.on(ws, lr=RATE)
@@ -444,40 +456,4 @@ def law_meta(case: OptimizerCase) -> None:
     require(all(value.is_meta for value in tensors), "a state is made elsewhere")
 
 
-OPTIMIZER_LAWS: dict[str, Callable[[OptimizerCase], None]] = named(laws_of(__name__))
-"""Name to law. Each takes a case and raises `LawBroken`."""
-
-
-def check_optimizer(
-    cls: type[torch.optim.Optimizer],
-    laws: Iterable[str] = tuple(OPTIMIZER_LAWS),
-    only: str | None = None,
-    offset: int | None = None,
-    device: str = "cpu",
-) -> None:
-    """Checks an optimizer of frames, with the settings in its `examples`, against laws of `OPTIMIZER_LAWS`.
-
-    All else is as in `check_parametrization`: `only` is the name of a case such as "CayleySGD-float32".
-
-    Args:
-        cls: the class.
-        laws: names of laws, all by default.
-        only: the name of a case.
-        offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
-        device: where the cases run, such as "cuda".
-
-    Raises:
-        LawBroken: lists every failure: the law, the case, figure and bound, seed, and a line that repeats it.
-    """
-    settle((check for _, check in optimizer_checks([cls], laws, only, device)), offset)
-
-
-def optimizer_checks(
-    classes: Iterable[type[torch.optim.Optimizer]],
-    laws: Iterable[str] = tuple(OPTIMIZER_LAWS),
-    only: str | None = None,
-    device: str = "cpu",
-) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yields each law on each case of the classes, with a name; raises for a law or a case that there is not."""
-    base, cases = (torch.optim.Optimizer, "torch.optim.Optimizer"), functools.partial(optimizer_cases, device=device)
-    yield from checks_of("check_optimizer", base, cases, classes, OPTIMIZER_LAWS, laws, only)
+OPTIMIZERS = Suite("check_optimizer", laws_of(__name__), optimizer_cases)

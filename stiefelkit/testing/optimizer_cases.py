@@ -4,15 +4,18 @@ import copy
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
 from stiefelkit import init
+from stiefelkit.errors import OptionError
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.testing import seeds
-from stiefelkit.testing.require import require, require_refused
+from stiefelkit.testing.suite import require, require_refused
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
 SHAPES = ((6, 6), (7, 3), (2, 5, 4), (6, 6), (4, 1))
@@ -23,25 +26,18 @@ SAME = 1e-6
 
 
 @dataclass(frozen=True)
-class SteppedCase:
-    """What makes steps, with settings, the dtype of the frames that it moves, and where."""
+class OptimizerCase:
+    """One optimizer of frames with settings, the dtype of the frames that it moves, and where."""
 
-    cls: Any
+    cls: type[Optimizer]
     dtype: torch.dtype
     options: tuple[tuple[str, Any], ...] = ()
     device: str = "cpu"
 
-    shapes: ClassVar[Sequence[tuple[int, ...]]] = SHAPES
-    """Of the frames that most laws have it move."""
-
-    @classmethod
-    def of_examples(cls, stepped: type, dtypes: Sequence[torch.dtype], device: str = "cpu") -> list[Self]:
-        """Returns the first example of a class in every dtype, the others in the first two by turns."""
-        return [
-            cls(stepped, dtype, tuple(options.items()), device)
-            for i, options in enumerate(getattr(stepped, "examples", ({},)))
-            for dtype in (dtypes[i % 2 : i % 2 + 1] if i else dtypes)
-        ]
+    @property
+    def is_wide(self) -> bool:
+        """Whether frames are in float64 or complex128."""
+        return self.dtype == working_dtype(self.dtype)
 
     def __str__(self) -> str:
         options = "".join(f"-{key}={value}" for key, value in self.options)
@@ -49,24 +45,20 @@ class SteppedCase:
 
     def details(self) -> str:
         """Returns the class with its settings, and what it moves."""
-        name, shapes = f"{self.cls.__module__}.{self.cls.__qualname__}", ", ".join(map(str, dict.fromkeys(self.shapes)))
+        name, shapes = f"{self.cls.__module__}.{self.cls.__qualname__}", ", ".join(map(str, dict.fromkeys(SHAPES)))
         return f"{name}, frames of shapes {shapes}, {self.dtype}, settings {dict(self.options)}"
-
-
-@dataclass(frozen=True)
-class OptimizerCase(SteppedCase):
-    """One optimizer of frames with settings, and the dtype of the frames that it moves."""
 
     def frames(self, *shapes: tuple[int, ...], dtype: torch.dtype | None = None) -> list[nn.Parameter]:
         """Draws frames, the same ones in every dtype of a field."""
         drawn = [init.haar(shape, working_dtype(self.dtype), seeds.generator(i)) for i, shape in enumerate(shapes)]
         return [nn.Parameter(w.to(self.device, dtype or self.dtype)) for w in drawn]
 
-    def make(self, groups: Any, **settings: Any) -> Any:
+    def make(self, groups: ParamsT, **settings: object) -> Optimizer:
         """Makes the optimizer, with these settings before those of the case."""
-        return self.cls(groups, **{"lr": RATE, **dict(self.options), **settings})
+        make: Callable[..., Optimizer] = self.cls
+        return make(groups, **{"lr": RATE, **dict(self.options), **settings})
 
-    def on(self, ws: Sequence[Tensor], manifold: str = MANIFOLDS[0], **settings: Any) -> Any:
+    def on(self, ws: Sequence[Tensor], manifold: str = MANIFOLDS[0], **settings: object) -> Optimizer:
         """Makes the optimizer on one group of frames."""
         return self.make([{"params": list(ws), "manifold": manifold}], **settings)
 
@@ -78,27 +70,27 @@ def give_gradients(ws: Iterable[Tensor], number: int, size: float = 1.0) -> None
         w.grad = (g * (size / (1 + i % 3) / g.norm())).to(w.device, w.dtype)
 
 
-def walk(optimizer: Any, ws: Sequence[Tensor], numbers: Iterable[int], size: float = 1.0) -> None:
+def walk(optimizer: Optimizer, ws: Sequence[Tensor], numbers: Iterable[int], size: float = 1.0) -> None:
     """Makes a step for each number, with the gradients that belong to it."""
     for number in numbers:
         give_gradients(ws, number, size)
         optimizer.step()
 
 
-def snapshot(optimizer: Any) -> list[Any]:
+def snapshot(optimizer: Optimizer) -> tuple[list[Tensor], list[dict[str, object]]]:
     """Returns everything that a step may write: parameters and states."""
     members = [p for group in optimizer.param_groups for p in group["params"]]
-    return [[p.detach().clone() for p in members], [copy.deepcopy(dict(optimizer.state.get(p, {}))) for p in members]]
+    return [p.detach().clone() for p in members], [copy.deepcopy(dict(optimizer.state.get(p, {}))) for p in members]
 
 
-def equal(a: Any, b: Any) -> bool:
+def equal(a: object, b: object) -> bool:
     """Returns whether two trees of tensors and numbers have the same bits."""
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, list):
-        return isinstance(b, list) and len(a) == len(b) and all(map(equal, a, b))
+    if isinstance(a, list | tuple):
+        return isinstance(b, list | tuple) and len(a) == len(b) and all(map(equal, a, b))
     return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
@@ -109,11 +101,13 @@ def error_and_bound(w: Tensor, promised: float) -> tuple[float, float]:
 
 
 def require_states_refused(
-    optimizer: Any, good: Any, spoilt: Iterable[tuple[str, type[Exception], Callable[[Any], Any]]]
+    optimizer: Optimizer,
+    good: dict[str, Any],
+    spoilt: Iterable[tuple[str, type[Exception], Callable[[dict[str, Any]], object]]],
 ) -> None:
     """Requires each way to spoil a state dict to be refused, and to change nothing."""
 
-    def everything() -> list[Any]:
+    def everything() -> list[object]:
         return [*snapshot(optimizer), [{**group, "params": None} for group in optimizer.param_groups]]
 
     before = copy.deepcopy(everything())
@@ -132,7 +126,7 @@ def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     )
 
 
-def mixed(case: OptimizerCase) -> tuple[list[nn.Parameter], Any]:
+def mixed(case: OptimizerCase) -> tuple[list[nn.Parameter], Optimizer]:
     """Returns two groups of frames, of either manifold, and one of a free parameter."""
     ws = case.frames(*SHAPES)
     ws.append(nn.Parameter(torch.linspace(-1, 1, 5, device=case.device)))
@@ -140,11 +134,20 @@ def mixed(case: OptimizerCase) -> tuple[list[nn.Parameter], Any]:
     return ws, case.make([*groups, {"params": ws[5:], "lr": 0.01}])
 
 
-def optimizer_cases(cls: type[torch.optim.Optimizer], device: str = "cpu") -> list[OptimizerCase]:
+def optimizer_cases(cls: type[Optimizer], device: str = "cpu") -> list[OptimizerCase]:
     """Returns the first example of an optimizer in every dtype, the others by turns complex and real.
 
     Args:
         cls: the optimizer.
         device: where it runs.
+
+    Raises:
+        OptionError: it is no optimizer.
     """
-    return OptimizerCase.of_examples(cls, _DTYPES, device)
+    if not (isinstance(cls, type) and issubclass(cls, Optimizer)):
+        raise OptionError(f"The laws of optimizers need a subclass of torch.optim.Optimizer, got {cls!r}.")
+    return [
+        OptimizerCase(cls, dtype, tuple(options.items()), device)
+        for i, options in enumerate(getattr(cls, "examples", ({},)))
+        for dtype in (_DTYPES[i % 2 : i % 2 + 1] if i else _DTYPES)
+    ]

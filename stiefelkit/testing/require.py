@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,43 +10,13 @@ from torch import Tensor, nn
 from stiefelkit._torch import write_count
 from stiefelkit.contract.param import OrthogonalParam, load_chart_
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
-from stiefelkit.testing.cases import Case, coordinate_list_of
-from stiefelkit.testing.failure import Failure, LawBroken
+from stiefelkit.testing.cases import Case, Layer, coordinate_list_of
+from stiefelkit.testing.suite import require_within
+
+T = TypeVar("T")
 
 
-def require(holds: bool, words: str, figure: float | None = None, bound: float | None = None) -> None:
-    """Raises LawBroken with what was found unless the law holds; `named` adds which law, and in which case."""
-    if not holds:
-        raise LawBroken(Failure("", "", words, figure, bound))
-
-
-def require_within(figure: float, bound: float, what: str) -> None:
-    """Raises LawBroken unless what is measured stays within what is permitted."""
-    require(figure <= bound, f"{what} {figure:.3g}, permitted {bound:.3g}", figure, bound)
-
-
-def require_refused(error: type[Exception], act: Callable[[], Any], what: str) -> None:
-    """Raises LawBroken unless an act raises an error of some type, in one sentence."""
-    try:
-        act()
-    except error as caught:
-        require("\n" not in str(caught), f"{what} is refused in more than a sentence: {caught}")
-    except Exception as caught:
-        require(False, f"{what} is {type(caught).__name__}, and not {error.__name__}: {caught}")
-    else:
-        require(False, f"{what} is not refused")
-
-
-def refuses(act: Callable[[], Any], *errors: type[Exception]) -> bool:
-    """Returns whether an act raises one of some errors."""
-    try:
-        act()
-    except errors:
-        return True
-    return False
-
-
-def saved_and_loaded(value: Any, weights_only: bool = True) -> Any:
+def saved_and_loaded(value: T, weights_only: bool = True) -> T:
     """Returns what comes back of a value from a file."""
     stream = io.BytesIO()
     torch.save(value, stream)
@@ -79,7 +49,7 @@ def require_frame(w: Tensor, in_double: Callable[[], Tensor]) -> None:
     require_within(error, permitted, "||W^H W - I||_F =")
 
 
-def require_frame_of(case: Case, layer: Any) -> None:
+def require_frame_of(case: Case, layer: Layer) -> None:
     """Requires the frames law of a module's weight, if its map is exact."""
     coordinate_list = coordinate_list_of(layer)
     if coordinate_list.param.traits.exact:
@@ -92,11 +62,11 @@ def slack(param: OrthogonalParam, coordinates: Iterable[Tensor]) -> float:
     return 0.0 if param.traits.exact else param.error_bound(*coordinates)
 
 
-def attributes(module: nn.Module) -> tuple[dict[str, Any], list[Any]]:
+def attributes(module: nn.Module) -> tuple[dict[str, object], list[object]]:
     """Returns what a module and those inside hold, so that writing shows, and what keeps that form valid."""
-    alive: list[Any] = []
+    alive: list[object] = []
 
-    def seen(value: Any) -> Any:
+    def seen(value: object) -> object:
         if isinstance(value, Tensor):
             alive.append(value)
             return id(value), write_count(value)

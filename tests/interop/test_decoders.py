@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from decoder_laws import check_decoder
 from safetensors.torch import load_file
 from torch import nn
 
@@ -16,7 +17,7 @@ import stiefelkit as sk
 from stiefelkit import init
 from stiefelkit.errors import DtypeError, NotAFrameError, OptionError, ShapeError
 from stiefelkit.nn.decoders import Decoder, decoders
-from stiefelkit.testing import check_decoder, seeds
+from stiefelkit.testing import seeds
 
 transformers: Any = pytest.importorskip("transformers")
 
@@ -365,6 +366,7 @@ def test_a_family_of_ones_own_is_described_as_the_page_says(monkeypatch):
     names: dict[str, Any] = {}
     exec(code, names)
     assert decoders.get("starcoder2") is names["STARCODER2"]
+    check_decoder("starcoder2", names["model"])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -7,7 +7,7 @@ from stiefelkit.testing import parametrize_with_checks, random_coordinates, seed
 
 
 @pytest.mark.slow
-@parametrize_with_checks(sk.available().values(), full=True)
+@parametrize_with_checks(sk.available().values())
 def test_every_parametrization_keeps_the_laws(check):
     check()
 

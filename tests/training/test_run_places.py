@@ -15,10 +15,9 @@ import pytest
 import torch
 from tiny_runs import Watching, refused, small, snapshot, weights
 
-from stiefelkit.cli import main, new_plugin
+from stiefelkit.cli import main
 from stiefelkit.errors import OptionError, RunError
 from stiefelkit.training import files, train
-from stiefelkit.training.files import write_synced
 from stiefelkit.training.plot import plot
 from stiefelkit.training.run_folder import summarise
 
@@ -269,12 +268,10 @@ def test_what_is_no_regular_file_is_not_replaced(kind: str, tmp_path: Path) -> N
 def test_a_plugin_is_written_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(path: Path, *args: Any) -> None:
-        if path.name == "test_laws.py":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write_synced(path, *args)
+    def full(path: Path, *args: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(new_plugin, "write_synced", full)
+    monkeypatch.setattr(Path, "write_text", full)
     assert main(["new-plugin", "mine", "--out", str(tmp_path)]) == 2
     assert "No space left" in capsys.readouterr().err
     assert [*tmp_path.iterdir()] == []

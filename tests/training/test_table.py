@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from task_laws import check_task
 from test_tasks import Constant
 
 from stiefelkit.cli import main
 from stiefelkit.errors import DataError, OptionError
-from stiefelkit.testing import check_task, seeds
+from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, data
 from stiefelkit.training.run_folder import RunFolder, summarise
 from stiefelkit.training.tasks.table import Table
@@ -72,13 +73,13 @@ def arrays() -> list[tuple[str, dict[str, Any]]]:
 
 def test_the_laws_of_tasks_hold_for_each_layout() -> None:
     for file, options in arrays():
-        check_task("table", options={"file": file, **options})
+        check_task("table", file=file, **options)
     file = one_series()
     for options in ({"window": 9}, {"window": 4, "ahead": 3}, {"window": 1, "target": "time", "kind": "regression"}):
-        check_task("table", options={"file": file, **options})
+        check_task("table", file=file, **options)
     many_series()
     for options in ({}, {"window": 3}):
-        check_task("table", options={"file": "x.csv", "series": "who", **options})
+        check_task("table", file="x.csv", series="who", **options)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 5])

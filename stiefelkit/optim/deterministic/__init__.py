@@ -19,7 +19,7 @@ def _check(minimizer: Any) -> None:
 
 
 minimizers = Registry(
-    "stiefelkit.minimizers",
+    "",
     "minimizer",
     {
         "conjugate_gradient": "stiefelkit.optim.deterministic.conjugate_gradient:ConjugateGradient",
@@ -28,4 +28,4 @@ minimizers = Registry(
     },
     _check,
 )
-"""Name to class: built-ins, installed plugins, registered ones; what `minimize` takes as `method`."""
+"""Name to class: built-ins and registered ones; what `minimize` takes as `method`."""

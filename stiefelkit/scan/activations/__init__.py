@@ -112,7 +112,7 @@ def _check(target: Any) -> None:
 
 
 _activations = Registry(
-    "stiefelkit.activations",
+    "",
     "activation",
     {
         "abs": "stiefelkit.scan.activations.simple:Abs",
@@ -131,7 +131,7 @@ _learnt = SimpleNamespace()
 
 
 def names() -> list[str]:
-    """Returns every known name, plugins included, without importing any."""
+    """Returns every known name, without importing any."""
     return _activations.names()
 
 

@@ -1,0 +1,276 @@
+"""How laws are run on cases, and the report of a broken one: law, case, figure, bound, and a line that repeats it."""
+
+import contextlib
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit.errors import UnknownNameError, did_you_mean
+from stiefelkit.testing import seeds
+from stiefelkit.testing.lowered import flags_of
+
+if TYPE_CHECKING:
+    import pytest
+
+PRINTED_NUMBERS = 16
+"""Draws up to this size are printed in failures."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One law that does not hold in one case.
+
+    Attributes:
+        law: its name.
+        where: the case, as tests are named.
+        found: the finding, in words and figures.
+        figure: the measured number, if there is one.
+        bound: what the law permits it to be.
+        details: class, shape, dtype, options, seed and coordinates, a line each.
+        line: Python that raises the same again.
+    """
+
+    law: str
+    where: str
+    found: str
+    figure: float | None = None
+    bound: float | None = None
+    details: tuple[str, ...] = ()
+    line: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"{self.law}: {self.where}: {self.found.rstrip('.')}."]
+        if self.figure is not None and self.bound is not None:
+            lines.append(f"figure {self.figure!r}, bound {self.bound!r}")
+        lines += self.details
+        if self.line:
+            lines.append(f"again: {self.line}")
+        return "\n    ".join(lines)
+
+
+class LawBroken(AssertionError):
+    """One of the laws does not hold, or several: `failures` has all that were found, one for each law and case."""
+
+    def __init__(self, *failures: Failure):
+        super().__init__("\n".join(map(str, failures)))
+        self.failures = failures
+
+
+def require(holds: bool, words: str, figure: float | None = None, bound: float | None = None) -> None:
+    """Raises LawBroken with what was found unless the law holds; the suite adds which law, and in which case."""
+    if not holds:
+        raise LawBroken(Failure("", "", words, figure, bound))
+
+
+def require_within(figure: float, bound: float, what: str) -> None:
+    """Raises LawBroken unless what is measured stays within what is permitted."""
+    require(figure <= bound, f"{what} {figure:.3g}, permitted {bound:.3g}", figure, bound)
+
+
+def require_refused(error: type[Exception], act: Callable[[], object], what: str) -> None:
+    """Raises LawBroken unless an act raises an error of some type, in one sentence."""
+    try:
+        act()
+    except error as caught:
+        require("\n" not in str(caught), f"{what} is refused in more than a sentence: {caught}")
+    except Exception as caught:
+        require(False, f"{what} is {type(caught).__name__}, and not {error.__name__}: {caught}")
+    else:
+        require(False, f"{what} is not refused")
+
+
+def refuses(act: Callable[[], object], *errors: type[Exception]) -> bool:
+    """Returns whether an act raises one of some errors."""
+    try:
+        act()
+    except errors:
+        return True
+    return False
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Tensors that a law was run on, and the expression that draws them again."""
+
+    how: str
+    tensors: tuple[tuple[str, Tensor], ...]
+
+    def __str__(self) -> str:
+        small = sum(value.numel() for _, value in self.tensors) <= PRINTED_NUMBERS
+        # repr of a Python float is exact, of a tensor it is four digits
+        shown = [f"{name} = torch.tensor({t.tolist()!r}, dtype={t.dtype})" for name, t in self.tensors if t.numel()]
+        return f"coordinates: {self.how}" + (f": {'; '.join(shown)}" if small and shown else "")
+
+
+_last_draw: ContextVar[list[Draw] | None] = ContextVar("_last_draw", default=None)
+
+
+def record(how: str, names: Iterable[str], tensors: Sequence[Tensor]) -> None:
+    """Remembers a draw, so that a failure of the running law shows the last one."""
+    draws = _last_draw.get()
+    if draws is not None:
+        values = (value.detach().clone() for value in tensors)
+        draws[:] = [Draw(how, tuple(zip(names, values, strict=True)))]
+
+
+@contextlib.contextmanager
+def _recording() -> Iterator[list[Draw]]:
+    draws: list[Draw] = []
+    token = _last_draw.set(draws)
+    try:
+        yield draws
+    finally:
+        _last_draw.reset(token)
+
+
+class CheckedCase(Protocol):
+    """What a suite needs to know of a case; its `str` is its name."""
+
+    @property
+    def cls(self) -> type:
+        """The class that is checked."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """Where it runs."""
+        ...
+
+    def details(self) -> str:
+        """Returns the class with its options, shapes and dtype."""
+        ...
+
+
+C = TypeVar("C", bound=CheckedCase)
+
+
+def laws_of(*modules: str) -> dict[str, Callable[..., None]]:
+    """Returns the functions law_* of modules by name, each of whose errors is a LawBroken with the law and the case."""
+    laws = {
+        name.removeprefix("law_"): value
+        for module in modules
+        for name, value in vars(sys.modules[module]).items()
+        if name.startswith("law_")
+    }
+    return {name: _named(name, law) for name, law in laws.items()}
+
+
+def _named(name: str, law: Callable[[C], None]) -> Callable[[C], None]:
+    @functools.wraps(law)
+    def named(case: C) -> None:
+        try:
+            return law(case)
+        except LawBroken as broken:
+            failure = broken.failures[0]
+        except Exception as error:
+            failure = Failure("", "", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        raise LawBroken(replace(failure, law=name, where=str(case)))
+
+    return named
+
+
+@dataclass(frozen=True)
+class Suite(Generic[C]):
+    """The laws of a kind of class, and the cases that they are run on.
+
+    Attributes:
+        check: the public function that runs it, which failures name.
+        laws: name to law.
+        cases: returns all cases of a class on a device.
+        spread: returns the cases that a law is run on, of all.
+        causes: checks that run first where a later law fails, and whose failure is reported in its stead.
+    """
+
+    check: str
+    laws: Mapping[str, Callable[[C], None]]
+    cases: Callable[[type, str], Sequence[C]]
+    spread: Callable[[str, Sequence[C]], Sequence[C]] = lambda law, cases: cases
+    causes: Mapping[str, Callable[[C], object]] = field(default_factory=dict)
+
+    def checks(
+        self, classes: Iterable[type], laws: Iterable[str] | None = None, only: str | None = None, device: str = "cpu"
+    ) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Yields each law on each of its cases of some classes, with a name.
+
+        Raises:
+            UnknownNameError: there is no such law, or no such case.
+        """
+        chosen = list(self.laws) if laws is None else list(laws)
+        for law in chosen:
+            if law not in self.laws:
+                raise UnknownNameError(f"No law is named {law!r}{did_you_mean(law, self.laws)}")
+        for cls in classes:
+            every = self.cases(cls, device)
+            names = [str(case) for case in every]
+            if only is not None and only not in names:
+                raise UnknownNameError(f"No case of {cls.__name__} is named {only!r}{did_you_mean(only, names)}")
+            among = every if only is None else [every[names.index(only)]]
+            for law in chosen:
+                for case in self.spread(law, among):
+                    yield f"{law}-{case}", partial(self._run, law, case)
+
+    def settle(self, cls: type, laws: Iterable[str], only: str | None, offset: int | None, device: str = "cpu") -> None:
+        """Runs all checks of a class with shifted seeds; raises LawBroken with every law and case that is broken."""
+        failures: dict[tuple[str, str], Failure] = {}
+        with seeds.shifted(offset), torch.random.fork_rng(devices=[]):
+            for _, check in self.checks([cls], laws, only, device):
+                try:
+                    check()
+                except LawBroken as broken:
+                    failures |= {(failure.law, failure.where): failure for failure in broken.failures}
+        if failures:
+            raise LawBroken(*failures.values())
+
+    def parametrize(self, classes: Iterable[type]) -> "pytest.MarkDecorator":
+        """Returns the decorator of a pytest function `test(check)` that runs every law on its cases of some classes."""
+        import pytest
+
+        return pytest.mark.parametrize("check", [pytest.param(check, id=name) for name, check in self.checks(classes)])
+
+    def _run(self, law: str, case: C) -> None:
+        with _recording() as draws, torch.random.fork_rng(devices=[]):
+            seeds.reseed()
+            try:
+                return self.laws[law](case)
+            except LawBroken as broken:
+                failure = broken.failures[0]
+        for cause in itertools.takewhile(lambda cause: cause != law, self.causes):
+            if _breaks(self.causes[cause], case):
+                return self._run(cause, case)
+        details = (case.details(), _machine(), *map(str, draws))
+        raise LawBroken(replace(failure, details=details, line=self._line(law, case)))
+
+    def _line(self, law: str, case: C) -> str:
+        """Returns Python that runs one law on one case again."""
+        cls = case.cls
+        # A class of a script or inside a function has to be in scope already.
+        is_importable = cls.__module__ != "__main__" and "." not in cls.__qualname__
+        imports = f"from {cls.__module__} import {cls.__name__}; " if is_importable else ""
+        place = "" if case.device == "cpu" else f", device={case.device!r}"
+        arguments = f"{cls.__name__}, [{law!r}], only={str(case)!r}, offset={seeds.seed()}{place}"
+        return f"{imports}from stiefelkit.testing import {self.check}; {self.check}({arguments})"
+
+
+def _breaks(check: Callable[[C], object], case: C) -> bool:
+    try:
+        with torch.random.fork_rng(devices=[]):
+            check(case)
+    except Exception as error:
+        return isinstance(error, LawBroken)
+    return False
+
+
+def _machine() -> str:
+    """Returns what figures depend on beside the law: seed, threads, kernels and precision of products."""
+    return (
+        f"seed: {seeds.OFFSET}={seeds.seed()}; {torch.get_num_threads()} threads,"
+        f" {torch.backends.cpu.get_cpu_capability()}, float32 products {flags_of('cpu').fp32_precision}"
+    )

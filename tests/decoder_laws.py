@@ -1,0 +1,69 @@
+"""The laws of a family of decoders."""
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stiefelkit import init
+from stiefelkit.nn.decoders import decoders, rotation_sites
+from stiefelkit.nn.rotated_decoder import rotated
+from stiefelkit.nn.rotation import absorb_norms_, rotate_
+from stiefelkit.testing import seeds
+
+
+def law_known(name: str, model: nn.Module) -> None:
+    """The model has one base, of a class of the family, and heads."""
+    classes = decoders.get(name).classes
+    assert sum(type(module).__name__ in classes for module in model.modules()) == 1
+    sites = rotation_sites(model)
+    assert sites.model is model
+    assert sites.heads
+
+
+@torch.no_grad()
+def law_norms(name: str, model: nn.Module) -> None:
+    """Absorbing the norms leaves the logits as they were."""
+    for norm in rotation_sites(model).norms:
+        for p in norm.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    before = logits(model)
+    absorb_norms_(rotation_sites(model))
+    require_same(model, before)
+
+
+def law_rotations(name: str, model: nn.Module) -> None:
+    """A rotation of the stream, and one of each head, leave the logits as they were."""
+    before, sites = logits(model), rotation_sites(model)
+    heads = [init.haar((one.groups, one.size, one.size)) for one in sites.heads]
+    rotate_(init.haar((sites.size, sites.size)), sites=sites, heads=heads)
+    require_same(model, before)
+
+
+def law_learned(name: str, model: nn.Module) -> None:
+    """Learned rotations, without rounding, leave the logits as they were."""
+    before = logits(model)
+    require_same(rotated(model, weight_bits=None, activation_bits=None, start="haar"), before)
+
+
+LAWS = {name.removeprefix("law_"): law for name, law in vars().copy().items() if name.startswith("law_")}
+
+
+def check_decoder(name: str, model: nn.Module, laws: Iterable[str] = tuple(LAWS)) -> None:
+    """Runs laws of a registered family on copies of a model in float64."""
+    for law in laws:
+        seeds.reseed()
+        LAWS[law](name, copy.deepcopy(model).double().eval())
+
+
+@torch.no_grad()
+def logits(model: nn.Module) -> Tensor:
+    out: Any = model(torch.arange(12).view(2, 6))
+    return out if isinstance(out, Tensor) else out.logits
+
+
+def require_same(model: nn.Module, before: Tensor) -> None:
+    # Learned rotations are float32, and so are the norms of transformers.
+    assert torch.dist(logits(model), before) <= 1e-5 * before.norm()

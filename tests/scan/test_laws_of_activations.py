@@ -1,0 +1,223 @@
+"""Every activation keeps the laws of activations, with real states and complex ones, and each law has a saboteur."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
+
+from stiefelkit.scan import Activation, activations, find_activation, scan
+
+UNITS = 4
+CHUNK = (3, 2)
+"""Steps and sequences."""
+
+
+class Drawn:
+    """Pre-activations of a chunk, the values of the function, and those of the step."""
+
+    def __init__(self, act: Activation, dtype: torch.dtype, scale: float = 1.0):
+        self.act = act
+        self.z = (scale * torch.randn(*CHUNK, UNITS, dtype=dtype)).requires_grad_()
+        self.bias = (0.5 * torch.randn(UNITS, dtype=torch.float64)).requires_grad_() if act.bias_inside else None
+        self.inner = () if self.bias is None else (self.bias,)
+        self.h = act.function(self.z, *self.inner)
+
+    @torch.no_grad()
+    def stepped(self, is_careful: bool = False) -> tuple[Tensor, Tensor]:
+        """Returns states by the step in place, and what it saved."""
+        states = rows(self.z).clone()
+        width, dtype = self.act.saved_like(UNITS, self.z.dtype)
+        saved = states.new_empty(*states.shape[:-1], width, dtype=dtype)
+        step = (self.act.careful if is_careful else self.act.step)(states[0], self.bias)
+        for views in self.act.views(states, saved):
+            step(*views)
+        return states, saved
+
+
+def law_step(act: Activation, dtype: torch.dtype) -> None:
+    """The step in place, the careful one and the function of rows give the values of the function."""
+    for scale in (1.0, 1e-3, 1e3):
+        drawn = Drawn(act, dtype, scale)
+        for is_careful in (False, True):
+            require_near(drawn.stepped(is_careful)[0], rows(drawn.h))
+        require_near(act.of_rows(rows(drawn.z), *drawn.inner), rows(drawn.h))
+
+
+def law_derivative(act: Activation, dtype: torch.dtype) -> None:
+    """The factors and the gradient by a bias inside are the derivative of the function."""
+    drawn = Drawn(act, dtype)
+    g = torch.randn_like(drawn.z)
+    exact = torch.autograd.grad(drawn.h, (drawn.z, *drawn.inner), g)
+    h, saved = drawn.stepped()
+    delta, factors = rows(g), act.factors(h, saved)
+    if len(factors) == 2:
+        delta = factors[0] * delta + factors[1].repeat(1, 1, 2) * delta.roll(delta.shape[-1] // 2, -1)
+    elif factors:
+        delta = factors[0] * delta
+    require_near(delta, rows(exact[0]))
+    if drawn.bias is not None:
+        require_near(act.inner_gradient(h, saved, delta).sum((0, 1)), exact[1])
+
+
+def law_scan(act: Activation, dtype: torch.dtype) -> None:
+    """States and gradients in place are those of the loop, which has the gradients of finite differences."""
+    x, h0 = torch.randn(*CHUNK, UNITS, dtype=dtype), torch.randn(2, UNITS, dtype=dtype)
+    w = torch.linalg.qr(torch.randn(UNITS, UNITS, dtype=dtype))[0]
+    bias = 0.5 * torch.randn(UNITS, dtype=torch.float64)
+    x, w, h0, bias = leaves = [t.contiguous().requires_grad_() for t in (x, w, h0, bias)]
+
+    def states(x: Tensor, w: Tensor, h0: Tensor, bias: Tensor, backend: str = "reference") -> Any:
+        return scan(x, w, h0, activation=act.name, activation_bias=bias, backend=backend)[0]
+
+    assert torch.autograd.gradcheck(states, leaves, fast_mode=True)
+    g = torch.randn(3, 2, UNITS, dtype=dtype)
+    loop, inplace = states(x, w, h0, bias), states(x, w, h0, bias, backend="inplace")
+    require_near(inplace, loop)
+    for a, b in zip(*(torch.autograd.grad(out, leaves, g) for out in (inplace, loop)), strict=True):
+        require_near(a, b)
+
+
+def law_zero(act: Activation, dtype: torch.dtype) -> None:
+    """Values and gradients at z = 0 are finite, and those of the loop."""
+    zero, w, b = (
+        torch.zeros(1, 1, UNITS, dtype=dtype),
+        torch.eye(UNITS, dtype=dtype),
+        torch.full((UNITS,), 0.25).double(),
+    )
+    for bias in (b, -b) if act.bias_inside else (None,):
+        results = []
+        for backend in ("inplace", "reference"):
+            leaf = zero.clone().requires_grad_()
+            last = scan(leaf, w, zero[0], activation=act.name, activation_bias=bias, backend=backend)[1]
+            results.append((last, torch.autograd.grad(last.real.sum(), leaf)[0]))
+        for inplace, loop in zip(*results, strict=True):
+            assert torch.isfinite(rows(loop)).all()
+            require_near(inplace, loop)
+
+
+LAWS = {name.removeprefix("law_"): law for name, law in vars().copy().items() if name.startswith("law_")}
+
+
+def rows(z: Tensor) -> Tensor:
+    return torch.cat([z.real, z.imag], -1) if z.is_complex() else z
+
+
+def require_near(value: Tensor, exact: Tensor) -> None:
+    off = (rows(value) - rows(exact)).abs() / rows(exact).abs().clamp(min=1)
+    assert off.max() <= 1e-12
+
+
+def check(name: str, law: str) -> None:
+    for dtype in (torch.float64, torch.complex128):
+        if not dtype.is_complex or find_activation(name, False).of_complex() is not None:
+            LAWS[law](find_activation(name, dtype.is_complex), dtype)
+
+
+class Softsign(Activation):
+    """z / (1 + |z|), whose derivative is (1 - |h|)^2: all that a new activation has to say."""
+
+    def function(self, z):
+        return z / (1 + z.abs())
+
+    def step(self, like, bias):
+        return lambda z, saved: z.div_(z.abs().add_(1))
+
+    def factors(self, h, saved):
+        return ((1 - h.abs()).square_(),)
+
+
+class Shifted(Softsign):
+    """Softsign of z + b, with the bias inside."""
+
+    bias_inside = True
+
+    def function(self, z, b):
+        return super().function(z + b)
+
+    def step(self, like, bias):
+        apply = super().step(like, bias)
+        return lambda z, saved: apply(z.add_(bias), saved)
+
+    def bias_gradient(self, h, delta):
+        return delta
+
+
+class OffStep(Softsign):
+    """Has a step that is another function."""
+
+    def step(self, like, bias):
+        return lambda z, saved: z.tanh_()
+
+
+class NoFactors(Softsign):
+    """Has a derivative of 1."""
+
+    def factors(self, h, saved):
+        return ()
+
+
+class WrongSign(Shifted):
+    """Has the gradient by the bias with the wrong sign."""
+
+    def bias_gradient(self, h, delta):
+        return -delta
+
+
+class Detached(Softsign):
+    """Leaves a part out of its derivative."""
+
+    def function(self, z):
+        return z / (1 + z.detach().abs())
+
+
+class NaNAtZero(Softsign):
+    """Has 0 / 0 at z = 0."""
+
+    def function(self, z):
+        return z * z.abs() / (z.abs() + z.square())
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", [*activations.names(), "leaky_relu(0.3)", "modrelu_epsilon(0.01)"])
+def test_every_activation_keeps_the_laws(name, law):
+    check(name, law)
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """Gives a test a table of names of its own."""
+    monkeypatch.setattr(activations, "_activations", activations._activations.copy())
+    monkeypatch.setattr(activations, "_by_name", {})
+    monkeypatch.setattr(activations, "_learnt", SimpleNamespace())
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("cls", [Softsign, Shifted])
+@pytest.mark.usefixtures("own")
+def test_another_activation_is_a_class_and_a_line_and_keeps_the_laws(cls, law):
+    activations.register("another", cls)
+    check("another", law)
+
+
+SABOTEURS = [
+    (OffStep, "step"),
+    (NoFactors, "derivative"),
+    (WrongSign, "derivative"),
+    (Detached, "scan"),
+    (NaNAtZero, "zero"),
+]
+
+
+@pytest.mark.parametrize(("cls", "law"), SABOTEURS)
+@pytest.mark.usefixtures("own")
+def test_the_law_catches_its_saboteur(cls, law):
+    activations.register("wrong", cls)
+    with pytest.raises((AssertionError, GradcheckError)):
+        check("wrong", law)
+
+
+def test_every_law_has_a_saboteur():
+    assert {law for _, law in SABOTEURS} == set(LAWS)
