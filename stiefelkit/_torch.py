@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch._C import _functorch as functorch  # type: ignore[attr-defined]
 from torch._higher_order_ops.scan import scan as higher_order_scan
-from torch._ops import OpOverload
 from torch.autograd import forward_ad
 from torch.fx import _symbolic_trace as symbolic_trace
 from torch.nn.modules.conv import _ConvNd as Convolution
@@ -28,7 +27,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 __all__ = [
     "CHECKPOINTED",
     "Convolution",
-    "OpOverload",
     "TorchDispatchMode",
     "batched",
     "cached_weights",

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import (
-    OpOverload,
     TorchDispatchMode,
     is_composite,
     kernels_of,
@@ -91,7 +90,7 @@ class _Rounding(TorchDispatchMode):
         return True  # torch.compile refuses to trace under other modes
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
         kwargs = kwargs or {}
         name = func.name().partition(".")[0]

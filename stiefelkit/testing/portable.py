@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from stiefelkit._torch import OpOverload, TorchDispatchMode
+from stiefelkit._torch import TorchDispatchMode
 from stiefelkit.contract.param import coordinate_dtypes, load_chart_, rounded
 from stiefelkit.errors import ImageError, StiefelkitError, UnfilledError
 from stiefelkit.functional import nearest_frame
@@ -143,7 +143,7 @@ def _renamed(state: dict[str, Any]) -> dict[str, Any]:
 
 class _RefusedOperators(TorchDispatchMode):
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
         name = func.overloadpacket.__name__
         masked = name in ("index", "index_put", "index_put_") and any(

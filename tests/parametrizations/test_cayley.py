@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.functional import cayley, cayley_inverse, pack_skew, skew_size, spread_band, unpack_skew
-from stiefelkit.functional._cayley.transform import _eliminate
 from stiefelkit.functional._cayley.quotient import inverse_of_accretive
+from stiefelkit.functional._cayley.transform import _eliminate
 from stiefelkit.metrics import orthogonality_error, permitted_error, permitted_return
 from stiefelkit.testing import seeds
 
