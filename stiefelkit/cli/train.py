@@ -109,7 +109,7 @@ def _compare(
         tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of each run.
         figures: how they are written.
     """
-    from stiefelkit.training.sweep import compare
+    from stiefelkit.training.compare import compare
 
     path, named_options = out or Path("runs") / cls.name, _given(task)
     settings, figures, problem = settings or Settings(), figures or Figures(), cls(**named_options)

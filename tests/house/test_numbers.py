@@ -32,7 +32,6 @@ from stiefelkit.testing import seeds
 from stiefelkit.training.config import Config
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.papers import Reproduction
-from stiefelkit.training.sweep import SweepPlan
 from stiefelkit.training.tasks import tasks
 
 
@@ -421,7 +420,6 @@ def test_layers_are_made_alike_by_any_kind_of_number(kind: str) -> None:
 PLANS: dict[str, Callable[..., Any]] = {
     **{f"task {name}": cls for name, cls in tasks.available().items()},
     "config": lambda **options: Config("copying", "scornn", **options),
-    "sweep": SweepPlan,
     "reproduction": lambda **options: Reproduction(**{"epochs": 1, "seed": 2, "threads": 1, **options}),
     "figures": Figures,
     "drift": DriftPlan,

@@ -199,7 +199,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
         f"compare copying --models scurnn {SMALL} --steps 2 --out OUT --resume",
         ("scurnn", ".scurnn.tmp", "summary.json", ".summary.json.tmp", "learning.png"),
     ),
-    "sweep": ("sweep TMP/sweep.toml --out OUT --resume", ("seed=1", ".seed=1.tmp", "sweep.json", ".sweep.json.tmp")),
+    "sweep": ("sweep TMP/sweep.toml --out OUT", ("seed=1", ".seed=1.tmp", "sweep.db", "sweep.db-journal")),
     "reproduce": ("reproduce scornn-adding-200 --epochs 1 --out OUT", ("scornn-adding-200",)),
     "reproduce --report": ("reproduce --report --out OUT", ("report", "scornn-adding-200")),
     "new-plugin": ("new-plugin apple --out OUT", ("stiefelkit-apple",)),

@@ -11,13 +11,12 @@ from rich.table import Table
 from tiny_runs import small
 
 from stiefelkit import models
-from stiefelkit.cli import main, reproduce, sweep
+from stiefelkit.cli import main, reproduce
 from stiefelkit.errors import printable
 from stiefelkit.measuring.report.page import environment
 from stiefelkit.training import papers, train
 from stiefelkit.training.display import Screen
 from stiefelkit.training.figure import literal
-from stiefelkit.training.sweep import Cell
 
 NAMES = ["_old", r"$\frac$", "[red]x", "a\x1b[31mb", ":smile:", "50%$", "<script>x", "\"&'", "a\u202eb"]
 
@@ -67,7 +66,7 @@ def test_a_list_shows_a_plugin_letter_by_letter(
     assert printable(name) in capsys.readouterr().out
 
 
-def test_experiments_of_any_name_are_listed_and_sweeps_shown_letter_by_letter(
+def test_experiments_of_any_name_are_listed_letter_by_letter(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("COLUMNS", "200")
@@ -76,11 +75,8 @@ def test_experiments_of_any_name_are_listed_and_sweeps_shown_letter_by_letter(
     monkeypatch.setattr(reproduce, "rows", lambda: named)
     assert main(["reproduce", "--list"]) == 0
     out = capsys.readouterr().out
-    sweep._print([Cell(name, ["r"], {name: f"{name} failed"}, {}, {}, None, None) for name in NAMES])
-    swept = capsys.readouterr().out
     for name in NAMES:
         assert f"paper {printable(name)}" in out
-        assert f"{printable(name)}: {printable(name)} failed" in swept
 
 
 def test_runs_of_any_name_are_plotted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
