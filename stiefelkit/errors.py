@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from types import ModuleType
-from typing import Any
+from typing import NoReturn
 
 __all__ = [
     "CheckpointError",
@@ -83,12 +83,7 @@ class NonFiniteError(StiefelkitError, ValueError, RuntimeError):
 
 
 class DivergedError(NonFiniteError):
-    """The loss, a gradient or a weight of a run became NaN or infinite.
-
-    Args:
-        message: the whole sentence.
-        found: what it was, and at which step.
-    """
+    """The loss, a gradient or a weight of a run became NaN or infinite; `found` says which, and at which step."""
 
     def __init__(self, message: str, found: str = "") -> None:
         super().__init__(message)
@@ -128,13 +123,7 @@ class UnknownNameError(StiefelkitError, ValueError):
 
 
 class NoAttributeError(UnknownNameError, AttributeError):
-    """A module has no such name. The names that may be meant are looked up, and imported, when the message is read.
-
-    Args:
-        message: the sentence without them.
-        module: name of the module.
-        name: what was asked of it.
-    """
+    """A module has no such name. Reading the message looks up, and imports, the names that may be meant."""
 
     def __init__(self, message: str, module: str = "", name: str = "") -> None:
         super().__init__(message, module, name)
@@ -169,18 +158,14 @@ def no_attribute(module: str, name: str) -> NoAttributeError:
 def suggest_names(module: str) -> None:
     """Puts a `__getattr__` into a module, unseen by type checkers, that raises NoAttributeError for names it lacks."""
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> NoReturn:
         raise no_attribute(module, name)
 
     vars(sys.modules[module])["__getattr__"] = __getattr__
 
 
 def shown(value: object, most: int = 80) -> str:
-    """Returns the repr of anything in a line, cut; its type where none can be made, as of an integer of 5,000 digits.
-
-    Args:
-        value: anything.
-        most: characters that are shown.
+    """Returns the repr of a value in a line of at most `most` characters, or its type where repr fails.
 
     >>> shown("a"), shown(10**5000)
     ("'a'", 'a value of type int that cannot be printed')
@@ -193,14 +178,9 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def needs(condition: bool, error: type[StiefelkitError], who: str, requirement: str, got: object) -> None:
-    """Raises an error "{who} needs {requirement}, got {got}." unless a condition holds.
+    """Raises an `error` "{who} needs {requirement}, got {got}." unless a condition holds.
 
-    Args:
-        condition: what must hold.
-        error: the type that is raised.
-        who: the function or class that needs it.
-        requirement: in words, with the remedy if there is one.
-        got: text as it is, anything else by its repr.
+    The value `got` is shown by its repr, a text as it is.
 
     >>> needs(False, ShapeError, "haar", "n >= p", (2, 3))
     Traceback (most recent call last):
@@ -211,15 +191,15 @@ def needs(condition: bool, error: type[StiefelkitError], who: str, requirement: 
 
 
 def enumerated(names: list[str]) -> str:
-    """Returns at most three names in a row, and how many more there are."""
+    """Joins at most three names, and the number of the others."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def did_you_mean(name: object, known: Iterable[str], near: Iterable[str] = ()) -> str:
-    """Returns `'; did you mean "..."?'` for the known names that may be meant, else the list of them, of 32 at most.
+    """Returns `'; did you mean "..."?'` for the known names that may be meant, else a list of 32 at most.
 
-    Those that end with the name as a word come first, else those with a word that begins so, else the nearest one.
-    Names in `near` may be meant too, and are not listed.
+    Names may be meant that end with `name` as a word, else have a word that begins so, else the nearest one; those in
+    `near` too, which are not listed.
 
     >>> did_you_mean("urnn", ["eurnn", "full_urnn", "lie_urnn"])
     '; did you mean "full_urnn" or "lie_urnn"?'
@@ -259,11 +239,7 @@ def printable(text: str) -> str:
 
 
 def warn_caller(text: str) -> None:
-    """Warns by a text, as from the line outside of this package and of torch that led here.
-
-    Args:
-        text: the warning.
-    """
+    """Warns by a text, as from the line outside of this package and of torch that led here."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("torch.", "stiefelkit.")):
         frame, level = frame.f_back, level + 1

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import OptionError, ShapeError, did_you_mean, shown, suggest_names
+from stiefelkit.errors import OptionError, ShapeError, did_you_mean, needs, shown, suggest_names
 from stiefelkit.metrics import defect
 from stiefelkit.numbers import one_of, sizes
 from stiefelkit.tensors import check_dtype, working_dtype
@@ -44,13 +44,7 @@ def haar(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: to
 def identity(
     shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Returns the first p columns of the identity.
-
-    Args:
-        shape: (*, n, p), :math:`n ≥ p`.
-        dtype: of the frames, real or complex; float64 by default.
-        generator: source of randomness; torch's default when None.
-    """
+    """Returns the first p columns of the identity; shape, dtype and generator as of `haar`."""
     shape = _check("identity", shape, dtype)
     eye = torch.eye(shape[-2], shape[-1], dtype=dtype, device=device_of(generator))
     return eye.expand(*shape).clone()
@@ -61,12 +55,8 @@ def henaff(
 ) -> Tensor:
     """Rotates consecutive pairs of axes by angles uniform on :math:`(-π, π)` (Henaff, Szlam, LeCun 2016).
 
-    An odd last axis stays where it is. The eigenvalues :math:`e^{it}, e^{-it}` are uniform on the unit circle.
-
-    Args:
-        shape: (*, n, p), :math:`n ≥ p`.
-        dtype: of the frames, real or complex; float64 by default.
-        generator: source of randomness; torch's default when None.
+    An odd last axis stays where it is. The eigenvalues :math:`e^{it}, e^{-it}` are uniform on the unit circle. Takes
+    shape, dtype and generator as `haar`.
     """
     shape = _check("henaff", shape, dtype)
     *batch, n, p = shape
@@ -84,10 +74,7 @@ def unit_circle(
 ) -> Tensor:
     """Draws frames with eigenvalues uniform on the unit circle: `henaff` if real, :math:`diag(e^{it})` if complex.
 
-    Args:
-        shape: (*, n, p), :math:`n ≥ p`.
-        dtype: of the frames, real or complex; float64 by default.
-        generator: source of randomness; torch's default when None.
+    Takes shape, dtype and generator as `haar`.
     """
     shape = _check("unit_circle", shape, dtype)
     if not dtype.is_complex:
@@ -107,8 +94,8 @@ def hadamard(
     applies it without forming it.
 
     Args:
-        n: the order: 1, 2, or a multiple of 4 of the form above; among those up to 2000 about three in four are.
-        random: multiplies each column by a sign drawn at random.
+        n: the order: 1, 2, or a multiple of 4 of the form above, as about three in four of those up to 2000 are.
+        random: multiplies each column by a random sign.
         dtype: of the matrix, real or complex.
         generator: source of randomness, on whose device the matrix is; torch's default when None.
 
@@ -139,10 +126,8 @@ def hadamard_factors(n: int) -> tuple[Tensor, ...]:
             base = _base(n >> k)
             if base is not None:
                 return *((two,) * k), base
-    below, above = hadamard_orders(n)
-    raise ShapeError(
-        f"sk.init.hadamard needs an order like 2^k or 12, 20, 28, ..., got {n}; {below} and {above} are near."
-    )
+    near = "{} and {} are near".format(*hadamard_orders(n))
+    raise ShapeError(f"sk.init.hadamard needs an order like 2^k or 12, 20, 28, ..., got {n}; {near}.")
 
 
 def hadamard_orders(n: int) -> tuple[int, int]:
@@ -152,32 +137,31 @@ def hadamard_orders(n: int) -> tuple[int, int]:
 
 
 def _is_known(n: int) -> bool:
-    """Returns whether there is a construction of this order."""
     twos = (n & -n).bit_length() - 1
-    return any(n >> k in (1, 2, 172) or any(map(_is_order_of_field, _fields(n >> k))) for k in range(twos + 1))
+    return any(n >> k in (1, 2, 172) or any(_prime_power(q)[0] for q in _fields(n >> k)) for k in range(twos + 1))
 
 
 def _fields(n: int) -> Iterator[int]:
-    """Yields the orders of fields by which Paley makes a matrix of order n, if there are such fields."""
+    """Yields the orders of fields by which Paley would make a matrix of order n."""
     if n % 4 == 0:
         yield n - 1
         if n % 8 == 4:
             yield n // 2 - 1
 
 
-def _is_order_of_field(q: int) -> bool:
-    """Returns whether q is a prime, or the square or the cube of one."""
-    return any(round(q ** (1 / k)) ** k == q and _is_prime(round(q ** (1 / k))) for k in (1, 2, 3))
-
-
-def _is_prime(p: int) -> bool:
-    return p > 1 and all(p % d for d in range(2, math.isqrt(p) + 1))
+def _prime_power(q: int) -> tuple[int, int]:
+    """Returns p and k of q = p^k, k at most 3; (0, 0) if q is no such power of a prime."""
+    for k in (1, 2, 3):
+        p = round(q ** (1 / k))
+        if p > 1 and p**k == q and all(p % d for d in range(2, math.isqrt(p) + 1)):
+            return p, k
+    return 0, 0
 
 
 def _base(n: int) -> Tensor | None:
     """Returns Paley's or Williamson's matrix of order n, None if there is none."""
     for q in _fields(n):
-        if not _is_order_of_field(q):
+        if not _prime_power(q)[0]:
             continue
         s = torch.zeros(q + 1, q + 1, dtype=torch.float64, device="cpu")
         s[1:, 1:] = _jacobsthal(q)
@@ -193,8 +177,7 @@ def _base(n: int) -> Tensor | None:
 
 def _jacobsthal(q: int) -> Tensor:
     """Returns the matrix of the quadratic character of a - b, for the elements a, b of the field of q elements."""
-    degree = next(k for k in (1, 2, 3) if _is_prime(round(q ** (1 / k))) and round(q ** (1 / k)) ** k == q)
-    p = round(q ** (1 / degree))
+    p, degree = _prime_power(q)
     elements = list(itertools.product(range(p), repeat=degree))
 
     def times(a: Sequence[int], b: Sequence[int], monic: Sequence[int]) -> tuple[int, ...]:
@@ -221,9 +204,9 @@ def _jacobsthal(q: int) -> Tensor:
 
 
 _ROWS_OF_43 = ((1, 1, 1, 1, -1, -1, -1), (1, 1, -1, -1, -1, -1, 1), (1, -1, 1, -1, 1, -1, 1), (-1, 1, 1, -1, -1, 1, 1))
-"""Signs of the classes of nonzero numbers modulo 43 by their sixth powers' group, in four symmetric circulants.
+"""Signs of the cosets of sixth roots of 1 modulo 43 in four symmetric circulants, whose squares add up to 172 I.
 
-Found by a search over all such signs: the squares of the four matrices add up to 172 I.
+Found by a search over all such signs.
 """
 
 
@@ -257,13 +240,9 @@ SCHEMES: dict[str, Callable[..., Tensor]] = {
 def draw(
     scheme: str, shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Draws initial frames by the name of the scheme.
+    """Draws initial frames by a scheme in `SCHEMES`, with shape, dtype and generator as `haar`.
 
-    Args:
-        scheme: a name in `SCHEMES`.
-        shape: (*, n, p), :math:`n ≥ p`.
-        dtype: of the frames, real or complex; float64 by default.
-        generator: source of randomness; torch's default when None.
+    Raises OptionError for other names.
     """
     if not one_of(*SCHEMES).holds(scheme):
         raise OptionError(f"No init scheme is named {shown(scheme)}{did_you_mean(scheme, SCHEMES)}")
@@ -271,7 +250,7 @@ def draw(
 
 
 def _check(who: str, shape: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
-    """Returns the shape as Python's integers, once it is one of frames, and the dtype as well."""
+    """Returns the shape as Python's integers; raises ShapeError or DtypeError unless shape and dtype are a frame's."""
     frame = sizes(shape)
     if frame is None or len(frame) < 2 or frame[-2] < frame[-1] or min(frame) < 0:
         raise ShapeError(
@@ -283,24 +262,23 @@ def _check(who: str, shape: Sequence[int], dtype: torch.dtype) -> tuple[int, ...
 
 
 def device_of(generator: torch.Generator | None) -> torch.device | None:
-    """Returns where a generator draws; None, torch's default, without one; raises OptionError for what is none."""
+    """Returns where a generator draws; None, torch's default, without one."""
     if generator is None:
         return None
-    if not isinstance(generator, torch.Generator):
-        raise OptionError(f"A draw needs a torch.Generator or None, got {shown(generator)}.")
+    needs(isinstance(generator, torch.Generator), OptionError, "A draw", "a torch.Generator or None", generator)
     return generator.device
 
 
 def uniform(shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
-    """Draws coordinates uniform on [0, 1)."""
+    """Draws uniformly from [0, 1)."""
     return torch.rand(*shape, dtype=torch.float64, device=device_of(generator), generator=generator)
 
 
 def symmetric(shape: Sequence[int], bound: float, generator: torch.Generator | None) -> Tensor:
-    """Draws coordinates uniform on (-bound, bound)."""
+    """Draws uniformly from (-bound, bound)."""
     return (2 * uniform(shape, generator) - 1) * bound
 
 
 def gaussian(shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
-    """Draws coordinates from N(0, 1)."""
+    """Draws from N(0, 1)."""
     return torch.randn(*shape, dtype=torch.float64, device=device_of(generator), generator=generator)

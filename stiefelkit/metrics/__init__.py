@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import ShapeError, suggest_names
+from stiefelkit.errors import ShapeError, needs, suggest_names
 from stiefelkit.metrics.operators import Lipschitz, lipschitz
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_dtype, check_tensors, working_dtype
@@ -28,19 +28,16 @@ __all__ = [
 suggest_names(__name__)
 
 FRAME_TOLERANCE = 100
-"""A frame is anything with :math:`‖W^H W - I‖_F` at most this many times the rounding limit of its dtype.
+"""A frame has :math:`‖W^H W - I‖_F` at most this many times the rounding limit of its dtype.
 
-In bfloat16 and float16 that would admit matrices that are no frames at all, so there 4 limits or 0.1, the larger, is
-the bound.
+In bfloat16 and float16, where that would admit any matrix, at most 4 limits or 0.1, the larger.
 """
 
 
 def orthogonality_error(w: Tensor) -> Tensor:
-    r"""Returns :math:`‖W^H W - I‖_F` in float64, shape (*), for W of shape (*, n, p), real or complex, of any dtype.
+    r"""Returns :math:`‖W^H W - I‖_F` in float64, shape (*), for matrices w of shape (*, n, p), of any dtype.
 
-    Args:
-        w: the matrices, :math:`n ≥ p`; batches are measured matrix by matrix. Of a wide weight, whose rows are
-            orthonormal, pass `.mT`.
+    Of a wide weight, whose rows are orthonormal, pass `.mT`.
 
     >>> import torch
     >>> orthogonality_error(torch.eye(3)).item()
@@ -49,20 +46,15 @@ def orthogonality_error(w: Tensor) -> Tensor:
     if not isinstance(w, Tensor):
         check_tensors("orthogonality_error", w)
     if w.dim() < 2 or w.shape[-2] < w.shape[-1]:
-        remedy = "; pass its .mT, whose columns are the rows" if w.dim() >= 2 else ""
-        raise ShapeError(
-            f"orthogonality_error needs matrices of shape (*, n, p), n >= p, got shape {tuple(w.shape)}{remedy}."
-        )
+        got = f"shape {tuple(w.shape)}; of a wide weight pass .mT"
+        needs(False, ShapeError, "orthogonality_error", "matrices of shape (*, n, p), n >= p", got)
     return torch.linalg.matrix_norm(defect(w.detach().to(working_dtype(w.dtype))))
 
 
 def defect(w: Tensor) -> Tensor:
-    """Returns :math:`W^H W - I` of matrices (*, n, p), summed over blocks of max(16, p) rows.
+    """Returns :math:`W^H W - I` of matrices w, (*, n, p), in their dtype, summed over blocks of max(16, p) rows.
 
     In one long sum the rounding errors of equal rows align and grow as :math:`n eps`.
-
-    Args:
-        w: real or complex, of any floating dtype, in which it is computed.
     """
     n, p = w.shape[-2:]
     rows = max(16, p)
@@ -70,23 +62,19 @@ def defect(w: Tensor) -> Tensor:
         gram = w.mH @ w
         gram.diagonal(dim1=-2, dim2=-1).sub_(1)
         return gram
-    whole = n - n % rows
-    gram = w[..., whole:, :].mH @ w[..., whole:, :]
-    if whole:
-        blocks = w[..., :whole, :].unflatten(-2, (whole // rows, rows))
+    even = n - n % rows
+    gram = w[..., even:, :].mH @ w[..., even:, :]
+    if even:
+        blocks = w[..., :even, :].unflatten(-2, (even // rows, rows))
         gram = gram + (blocks.mH @ blocks).sum(-3)
     return gram - torch.eye(p, dtype=w.dtype, device=w.device)
 
 
 def rounding_limit(p: int, dtype: torch.dtype) -> float:
-    r"""Returns what rounding the entries of an exact n x p frame costs: :math:`0.30 eps √p` in :math:`‖W^H W - I‖_F`.
+    r"""Returns the cost of rounding an exact n x p frame to a dtype: :math:`0.30 eps √p` in :math:`‖W^H W - I‖_F`.
 
     Measured on Haar, Cayley and polar frames; :math:`3.6 · 10^{-8} √p` in float32. Below p = 16 single draws scatter by
     up to one eps around it.
-
-    Args:
-        p: number of columns.
-        dtype: the dtype that the frame is rounded to.
 
     >>> import torch
     >>> round(rounding_limit(64, torch.float32) / 2.9e-7, 1)
@@ -108,12 +96,7 @@ def frame_tolerance(p: int, dtype: torch.dtype) -> float:
 
 
 def scale_of(w: Tensor, dtype: torch.dtype) -> float | None:
-    """Returns the number that a matrix is a frame times, up to the tolerance of a dtype; None if it is none.
-
-    Args:
-        w: matrices of shape (*, n, p).
-        dtype: whose tolerance counts.
-    """
+    """Returns the s of matrices w = s W, (*, n, p), W frames up to the tolerance of a dtype; None if there is none."""
     s = torch.linalg.svdvals(w.detach().to(working_dtype(w.dtype)))
     scale = (s.max() + s.min()).item() / 2
     if not 0 < scale < math.inf:
@@ -123,34 +106,26 @@ def scale_of(w: Tensor, dtype: torch.dtype) -> float | None:
 
 
 def permitted_error(p: int, dtype: torch.dtype) -> float:
-    """Returns the largest :math:`‖W^H W - I‖_F` of an exact frame: 1.2 limits + eps, in double precision 20 limits.
+    """Returns the largest :math:`‖W^H W - I‖_F` of an exact frame of p columns in a dtype.
 
-    Args:
-        p: columns of the frame.
-        dtype: in which it is stored.
+    1.2 limits + eps, in double precision 20 limits.
     """
     limit = rounding_limit(p, dtype)
     return 20 * limit if dtype in (torch.float64, torch.complex128) else 1.2 * limit + torch.finfo(dtype).eps
 
 
 def permitted_return(shape: Sequence[int], dtype: torch.dtype, *, unspared: bool = False) -> float:
-    """Returns how far a frame of shape (*, n, p), exact to rounding, may come back from its coordinates.
+    """Returns how far a frame of a shape (*, n, p) and dtype, exact to rounding, may come back from its coordinates.
 
-    8 limits; 100 for every 64 rows, where inverting the map has nothing finer than the coordinates to hide in, as in
-    float64 and complex128, or where it is "unspared" by a fixed chart that may put the frame where rounding the
-    coordinates costs as much.
-
-    Args:
-        shape: of the frame, (*, n, p).
-        dtype: in which it is stored.
-        unspared: whether the map has a fixed chart.
+    8 limits; 100 for every 64 rows in float64 and complex128, where the inverse of the map has nothing finer to hide
+    its rounding in, and where the map is `unspared`: its fixed chart may put the frame where rounding costs as much.
     """
     wide = unspared or dtype == working_dtype(dtype)
     return (100 * max(1.0, shape[-2] / 64) if wide else 8) * rounding_limit(shape[-1], dtype)
 
 
 def bits_lost(error: float, limit: float) -> float:
-    """Returns the binary digits of orthogonality lost beyond rounding: :math:`log_2(max(error / limit, 1))`, in bits.
+    """Returns the bits of orthogonality lost beyond rounding: :math:`log_2(max(error / limit, 1))`.
 
     >>> bits_lost(8e-7, 1e-7)
     3.0

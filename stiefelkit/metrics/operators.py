@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from stiefelkit.errors import NonFiniteError, OptionError, ShapeError, shown
+from stiefelkit.errors import NonFiniteError, OptionError, ShapeError, needs, shown
 from stiefelkit.numbers import FLAG, as_python_number, integer, optional, sizes
 from stiefelkit.tensors import check_dtype, working_dtype
 
@@ -21,13 +21,13 @@ class Lipschitz(NamedTuple):
     """Singular values of a linear layer as an operator: how far it stretches, and shrinks, differences of inputs.
 
     Attributes:
-        largest: the largest singular value, the layer's Lipschitz constant in the Euclidean norm; where it is not
-            exact, the largest stretch that was found.
-        smallest: the smallest of min(inputs, outputs) singular values; where it is not exact, the smallest found.
-        bound: what no input is stretched beyond: `largest` where it is exact. Else it is certain for torch's
-            convolutions; for other layers it fails for one in 1e10 of the directions that the search may start from.
+        largest: the largest singular value, the layer's Lipschitz constant in the Euclidean norm; the largest stretch
+            found, if not exact.
+        smallest: the smallest of min(inputs, outputs) singular values; the smallest found, if not exact.
+        bound: of the stretch of every input: `largest` if exact. Else it is certain for torch's convolutions; for other
+            layers it fails for one in 1e10 of the directions that the search may start from.
         is_exact: whether all singular values were computed, to rounding.
-        residual: :math:`‖A^H A v - s^2 v‖ / s^2` at the largest stretch s that was found, along v; 0 where it is exact.
+        residual: :math:`‖A^H A v - s^2 v‖ / s^2` at the largest stretch s found, along v; 0 if exact.
     """
 
     largest: float
@@ -38,7 +38,7 @@ class Lipschitz(NamedTuple):
 
 
 _WORK = 2**32
-"""Multiplications in decompositions, up to a factor, and 128 times the numbers in them, that are begun unasked."""
+"""Multiplications in decompositions, up to a factor, and 128 times the numbers in them, begun by default."""
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _FAILS = 1e-10
 
@@ -51,19 +51,19 @@ def lipschitz(
     steps: int = 100,
     dtype: torch.dtype | None = None,
 ) -> Lipschitz:
-    """Returns the extreme singular values of a layer that is linear up to a bias, as it is in evaluation mode.
+    """Returns the extreme singular values of a layer in evaluation mode that is linear up to a bias.
 
-    A convolution whose kernel is a frame as a matrix need not be 1-Lipschitz; this measures the operator. Axes along
-    which the layer commutes with shifts, found by value, are taken apart by FFT (Sedghi, Gupta, Long 2018): circular
-    padding of any stride, groups and dilation, also in a chain of layers. What is left is decomposed as it is. Where
-    that is too large, Lanczos steps on the layer itself find the largest and the smallest stretch from inside, and a
-    convolution on a torus that holds the padded input bounds the largest from outside.
+    A convolution whose kernel is a frame as a matrix need not be 1-Lipschitz; this measures the operator. FFT takes
+    apart the axes along which the layer commutes with shifts, found by value (Sedghi, Gupta, Long 2018): circular
+    padding of any stride, groups and dilation, also in a chain of layers. Where the rest is too large to decompose,
+    Lanczos steps on the layer itself find the largest and the smallest stretch from inside, and a convolution on a
+    torus that holds the padded input bounds the largest from outside.
 
     Args:
         layer: any module that maps a tensor with a batch axis to one; real or complex.
         input_size: shape of one input, without the batch: (channels, height, width), or (height, width) for a
-            convolution; what `in_features` says if left out.
-        exact: True computes all singular values whatever it takes, False takes Lanczos steps; None decides by size.
+            convolution; the layer's `in_features` if left out.
+        exact: True computes all singular values at any cost, False takes Lanczos steps; None decides by size.
         steps: Lanczos steps, at most.
         dtype: of the inputs; that of the first weight if left out.
 
@@ -76,16 +76,15 @@ def lipschitz(
     >>> round(lipschitz(conv, (8, 8)).largest, 4)
     3.0
     """
-    if not isinstance(layer, nn.Module):
-        raise OptionError(f"lipschitz needs a torch.nn.Module, got {shown(layer)}.")
+    needs(isinstance(layer, nn.Module), OptionError, "lipschitz", "a torch.nn.Module", layer)
     exact = optional(FLAG).require("lipschitz", "exact", exact)
     if dtype is not None:
         check_dtype("lipschitz", dtype)
     steps = integer(1).require("lipschitz", "steps", steps)
-    if any(is_lazy(p) for p in layer.parameters()):
-        raise OptionError("lipschitz needs a layer with a size, got a lazy one; call it on a batch first.")
-    if not all(bool(p.isfinite().all()) for p in layer.parameters() if not p.is_meta):
-        raise NonFiniteError(f"lipschitz needs finite weights, got a {type(layer).__name__} with others.")
+    has_size = not any(is_lazy(p) for p in layer.parameters())
+    needs(has_size, OptionError, "lipschitz", "a layer with a size", "a lazy one; call it on a batch first")
+    is_finite = all(bool(p.isfinite().all()) for p in layer.parameters() if not p.is_meta)
+    needs(is_finite, NonFiniteError, "lipschitz", "finite weights", f"a {type(layer).__name__} with others")
     operator = _Operator(layer, _input_shape(layer, input_size), dtype)
     with operator.held():
         operator.check()
@@ -98,18 +97,15 @@ def lipschitz(
         try:
             found = _lanczos(operator, steps, is_patient=certain is None)
         except torch.linalg.LinAlgError as cause:  # pyright: ignore[reportPrivateImportUsage]
-            raise NonFiniteError(
-                "lipschitz needs a layer whose products by itself and its adjoint are finite, got others; scale its "
-                "weight, or exact=True."
-            ) from cause
+            words = "lipschitz needs finite products of the layer and its adjoint, got others; scale its weight"
+            raise NonFiniteError(f"{words}, or exact=True.") from cause
     return found if certain is None else found._replace(bound=max(certain, found.largest))
 
 
 def _input_shape(layer: nn.Module, input_size: int | Sequence[int] | None) -> tuple[int, ...]:
     """Returns the shape of one input, with the channels of a convolution."""
     size = getattr(layer, "in_features", None) if input_size is None else input_size
-    if size is None:
-        raise OptionError(f"lipschitz needs the input_size of a {type(layer).__name__}, got none.")
+    needs(size is not None, OptionError, "lipschitz", f"the input_size of a {type(layer).__name__}", "none")
     shape = sizes([size] if isinstance(as_python_number(size), int) else size)
     if shape is None or not all(length > 0 for length in shape):
         raise OptionError(f"lipschitz needs positive integers in input_size, got {shown(input_size)}.")
@@ -123,7 +119,7 @@ class _Operator:
 
     def __init__(self, layer: nn.Module, shape: tuple[int, ...], dtype: torch.dtype | None):
         self.layer, self.shape = layer, shape
-        weights = (getattr(module, "weight", None) for module in layer.modules())
+        weights = (getattr(module, "weight", None) for module in layer.modules())  # a mapped one is no parameter
         tensors = [w for w in (*weights, *layer.parameters(), *layer.buffers()) if isinstance(w, Tensor)]
         first = next((w for w in tensors if w.is_floating_point() or w.is_complex()), torch.empty(0, device="cpu"))
         self.dtype, self.device = dtype or first.dtype, first.device
@@ -151,8 +147,8 @@ class _Operator:
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             reason = str(error).partition("\n")[0].rstrip(".")
             raise ShapeError(f"lipschitz needs an input_size that {who} takes, got {self.shape}: {reason}.") from error
-        if not isinstance(y, Tensor) or y.shape[:1] != x.shape[:1]:
-            raise OptionError(f"lipschitz needs a layer from a tensor to a tensor, example by example, got {who}.")
+        is_map = isinstance(y, Tensor) and y.shape[:1] == x.shape[:1]
+        needs(is_map, OptionError, "lipschitz", "a layer from a tensor to a tensor, example by example", who)
         return torch.view_as_real(y) if y.is_complex() and not x.is_complex() else y
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -178,7 +174,7 @@ class _Operator:
         return torch.randn(*shape, dtype=working_dtype(dtype), generator=self._random, device="cpu").to(self.device)
 
     def tolerance(self, y: Tensor, terms: int = 1) -> Tensor:
-        """Returns what rounding may change of an entry of outputs such as these, which are sums of so many terms."""
+        """Returns the rounding error to allow in entries of outputs such as these, sums of so many terms."""
         # Lowered products round to 10 or 8 bits.
         is_lowered = torch.get_float32_matmul_precision() != "highest" or self.device.type != "cpu"
         coarse = 2.0**-8 if is_lowered and torch.finfo(self.dtype).bits == 32 else 0.0
@@ -197,11 +193,8 @@ class _Operator:
         allowed = self.tolerance(y, math.prod(self.shape))
         off = [(one - other).abs().max() / allowed for one, other in pairs]
         off.append((products[0] - products[1]).abs() / (allowed * back.abs().sum()))
-        if not max(map(float, off)) <= 1:
-            raise OptionError(
-                f"lipschitz needs a layer that is linear up to a bias, got {type(self.layer).__name__}, which is not "
-                "on random inputs; take the layers between activations one by one."
-            )
+        got = f"{type(self.layer).__name__}, which is not on random inputs; take layers between activations one by one"
+        needs(max(map(float, off)) <= 1, OptionError, "lipschitz", "a layer that is linear up to a bias", got)
 
     def grid(self) -> tuple[int, ...]:
         """Returns along each axis by how many shifts the layer commutes, 1 for none: those of a grid in both ends."""
@@ -246,9 +239,9 @@ def _by_frequency(
 
 
 def _lanczos(operator: _Operator, steps: int, is_patient: bool) -> Lipschitz:
-    """Returns the extreme singular values that Lanczos steps with full reorthogonalization find on the smaller side.
+    """Finds the extreme singular values by Lanczos steps with full reorthogonalization, on the smaller side.
 
-    A patient search takes all steps although the largest is found, for the bound's sake.
+    A patient search takes all steps although it has the largest, for the bound's sake.
     """
     n, m = math.prod(operator.shape), math.prod(operator.out_shape)
     sides = [operator.shape, operator.out_shape]
@@ -288,9 +281,8 @@ def _lanczos(operator: _Operator, steps: int, is_patient: bool) -> Lipschitz:
 def _bound_of_convolution(layer: nn.Module, operator: _Operator) -> float | None:
     """Returns a certain bound of a convolution of torch's; None if the layer does something else.
 
-    Padding, then a convolution on a torus that holds what was padded, of which some outputs are kept: the second is
-    taken apart by FFT, the first repeats an entry so many times at most, or keeps an output so often. Transposed ones
-    are adjoints of such.
+    It pads, then convolves on a torus that holds the padded input, and keeps some outputs: FFT takes the convolution
+    apart, and padding repeats an entry, or keeps an output, only so often. Transposed ones are adjoints of such.
     """
     base = next((cls for cls in _CONVOLUTIONS if isinstance(layer, cls)), None)
     conv: Any = layer

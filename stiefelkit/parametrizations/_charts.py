@@ -30,7 +30,7 @@ def unit_signs(shape: Sequence[int], device: torch.device | str | None = None) -
 
 
 def diagonal_coordinates(d: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Returns what an inverse gives for D: phases as a coordinate if complex, signs as chart if real."""
+    """Returns D as an inverse does: phases as a coordinate if complex, signs as chart if real."""
     return ((d.angle(),), {}) if d.is_complex() else ((), {"signs": torch.where(d < 0, -1, 1).to(torch.int8)})
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from stiefelkit.contract.composite import Composite, Inner, of_inner, prefixed, within
 from stiefelkit.contract.param import Parametrization, Position, Traits
 from stiefelkit.contract.protocols import projected, return_bound, takes_nearest
-from stiefelkit.errors import DtypeError, ImageError
+from stiefelkit.errors import DtypeError, ImageError, needs
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import permitted_return, rounding_limit
 from stiefelkit.numbers import Check, integer
@@ -65,9 +65,8 @@ class BlockDiagonal(Composite):
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         wrapped, self.blocks = Inner(inner, inner_options), _require_blocks(blocks, self.shape)
-        reason = wrapped.flaw(self._block_shape, self.dtype)
-        if reason is not None:
-            raise DtypeError(f"BlockDiagonal needs {reason}, got blocks of shape {self._block_shape} and {self.dtype}.")
+        reason, got = wrapped.flaw(self._block_shape, self.dtype), f"blocks of {self._block_shape} and {self.dtype}"
+        needs(reason is None, DtypeError, "BlockDiagonal", str(reason), got)
         precision = precision if precision in wrapped.cls.precisions else "exact"
         self.inner = wrapped.build(self, self._block_shape, device, precision=precision)
 
@@ -157,11 +156,9 @@ class BlockDiagonal(Composite):
         blocks = self._split(w)
         outside = torch.linalg.vector_norm(w - self._assembled(blocks)).item()
         permitted = 4 * rounding_limit(self.shape[-1], computing_dtype(self.dtype))
-        if not outside <= permitted:
-            raise ImageError(
-                f"BlockDiagonal with blocks={self.blocks} needs a frame that is zero outside of them, got entries of "
-                f"norm {outside:.2g} there; init='project' takes the nearest block-diagonal frame."
-            )
+        got = f"entries of norm {outside:.2g} there; init='project' takes the nearest block-diagonal frame"
+        who = f"BlockDiagonal with blocks={self.blocks}"
+        needs(outside <= permitted, ImageError, who, "a frame that is zero outside of them", got)
         coordinates, chart = self.inner.invert(nearest_frame(blocks))
         return coordinates, prefixed(inner=chart)
 
@@ -177,7 +174,7 @@ class BlockDiagonal(Composite):
         return w.reshape(*batch, k, n // k, k, p // k).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
     def _assembled(self, blocks: Tensor) -> Tensor:
-        """Blocks (*, k, b, c) on the diagonal of zeros."""
+        """Puts blocks (*, k, b, c) on the diagonal of zeros."""
         *batch, k, b, c = blocks.shape
         if k == 1:
             return blocks.squeeze(-3)

@@ -4,21 +4,39 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy
 import torch
 from torch import Tensor
 
+from stiefelkit import init
 from stiefelkit.contract.param import OrthogonalParam, Position, Traits
 from stiefelkit.contract.protocols import return_bound
-from stiefelkit.errors import DtypeError, ImageError, OptionError, shown
-from stiefelkit.functional import band_size, cayley, cayley_inverse, pick_band, skew_size, spread_band
+from stiefelkit.errors import DtypeError, ImageError, OptionError, needs, shown
+from stiefelkit.functional import (
+    band_size,
+    cayley,
+    cayley_inverse,
+    pack_skew,
+    pick_band,
+    skew_size,
+    spread_band,
+    unpack_skew,
+)
 from stiefelkit.init import device_of, uniform
 from stiefelkit.metrics import permitted_return, rounding_limit
 from stiefelkit.numbers import above, as_python_number, integer, optional
-from stiefelkit.parametrizations._cayley_draws import haar_with_signs, helfrich
 from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs
 from stiefelkit.tensors import coordinate_dtype
 
 _ARC = above(0, 2 * math.pi)
+_STEEPEST = 32.0
+"""The largest eigenvalue of A that a draw with fixed signs has; those of the transform stay 2/32 from -1.
+
+Rounding A moves W by up to eps ||A||_F, and tall frames in float64 by about eps ||A||_2^2 / 20 more. Haar frames have
+no bound: the spectrum of one of 64 x 64 in two comes too near to -1 for float32 coordinates.
+"""
+_LIGHT_TAILED = 4
+"""With so many rows more than columns Haar frames hardly ever come near: P(||A|| > x) falls as x^-(n - p + 1)."""
 
 
 class Cayley(OrthogonalParam):
@@ -30,10 +48,10 @@ class Cayley(OrthogonalParam):
 
     Image: every frame, by the choice of D; with D fixed, all but those where :math:`W D^H` has the eigenvalue -1, and
     for square real W only :math:`det W = det D`. An assigned frame gets a D that leaves every entry of A at most 1 in
-    modulus, unless signs are given; `stiefelkit.functional.cayley_inverse` has the proof. Cost: one inverse in float64
-    and two p x p products backward. Not for weights that must cross from one component of :math:`O(n)` to the other.
+    modulus, unless signs are given (see `stiefelkit.functional.cayley_inverse`). Cost: one inverse in float64 and two
+    p x p products backward. Not for weights that must cross from one component of :math:`O(n)` to the other.
 
-    The coordinates are laid out as `stiefelkit.functional.unpack_skew` tells.
+    `stiefelkit.functional.unpack_skew` has the order of the coordinates.
 
     Args:
         shape, dtype, device: of the frame, (*, n, p), real or complex, and where the signs live.
@@ -89,17 +107,15 @@ class Cayley(OrthogonalParam):
         self.negative = None if negative is None else _signs(negative, p)
         if bound is not None and negative is not None:
             raise OptionError("Cayley needs one of bound= and negative=, got both.")
-        reason = None
         if negative is not None or bound is not None:
             reason = self.supports(self.shape, self.dtype, negative=negative, bound=bound)
-        if reason is not None:
-            raise DtypeError(f"Cayley needs {reason}, got {self.dtype}.")
+            needs(reason is None, DtypeError, "Cayley", str(reason), self.dtype)
         if not self.dtype.is_complex:
             self.register_buffer("signs", self._first_signs(device))
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
-        """Signs are for real frames."""
+        """Refuses signs and bounds for complex frames."""
         if dtype.is_complex and options.get("negative") is not None:
             return "a real dtype for negative= (complex frames train phases instead)"
         if dtype.is_complex and options.get("bound") is not None:
@@ -145,7 +161,7 @@ class Cayley(OrthogonalParam):
         return self.precision == "fast" and n == p >= 128 and coordinate_dtype(self.dtype) == torch.float32
 
     def options(self) -> dict[str, Any]:
-        """Returns bandwidth and bound, if there are any; signs are in the chart."""
+        """Returns bandwidth and bound, if given; signs are in the chart."""
         given = {"bandwidth": self.bandwidth, "bound": self.bound}
         return {key: value for key, value in given.items() if value is not None}
 
@@ -186,9 +202,7 @@ class Cayley(OrthogonalParam):
     def invert(self, w: Tensor) -> Position:
         """Solves for A after choosing D; see `stiefelkit.functional.cayley_inverse`."""
         if self.dtype.is_complex and self.bandwidth is not None:
-            raise ImageError(
-                "Cayley with bandwidth= has no right inverse for complex frames; set it through sk.reset_."
-            )
+            raise ImageError("Cayley with bandwidth= has no right inverse for complex frames; draw by sk.reset_.")
         for signs in self._tried(w.device):
             skew, d = cayley_inverse(w, signs)
             packed, rest = (skew, 0.0) if self.bandwidth is None else self._in_band(skew)
@@ -197,9 +211,9 @@ class Cayley(OrthogonalParam):
                     self._check_reached(skew, signs, w)
                 phases, chart = diagonal_coordinates(d)
                 return (packed, *phases), chart
+        requirement = "a frame whose A, with the present signs or with those first given, is zero off the band"
         raise ImageError(
-            f"Cayley with bandwidth={self.bandwidth} needs a frame whose A, with the present signs or with those first "
-            "given, is zero off the band, got another; without bandwidth= it fits."
+            f"Cayley with bandwidth={self.bandwidth} needs {requirement}, got another; without bandwidth= it fits."
         )
 
     def _within_bound(self, skew: Tensor, bound: float) -> Tensor:
@@ -210,7 +224,7 @@ class Cayley(OrthogonalParam):
         return skew * torch.where(is_long, longest * torch.where(is_long, square, 1.0).rsqrt(), 1.0)
 
     def _in_band(self, skew: Tensor) -> tuple[Tensor, float]:
-        """Returns the coordinates that there are, out of those of a full A, and the largest of the rest."""
+        """Returns the coordinates of the band, out of those of a full A, and the largest of the rest."""
         if self.bandwidth is None:
             return skew, 0.0
         n, p = self.shape[-2:]
@@ -227,15 +241,13 @@ class Cayley(OrthogonalParam):
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame, or by "helfrich" the skew part itself.
 
-        "haar" with fixed signs: eigenvalues of W D within 2/32 of -1 are moved that far away, where the coordinates
-        hold the frame still.
-
-        "helfrich" is the initialization of scoRNN and scuRNN: tan(t/2) with t uniform on :math:`(0, arc)` for
-        consecutive pairs of axes, so that the eigenvalues of the transform are :math:`e^{it}, e^{-it}`; signs as given,
-        phases uniform on :math:`(0, 2π)`. The authors' arc is π/2, and 2π for scuRNN on the adding problem.
+        "haar" with fixed signs moves eigenvalues of W D within 2/32 of -1 that far away, for coordinates of moderate
+        size. "helfrich", of scoRNN and scuRNN: tan(t/2) with t uniform on :math:`(0, arc)` for consecutive pairs of
+        axes, so that the eigenvalues of the transform are :math:`e^{it}, e^{-it}`; signs as given, phases uniform on
+        :math:`(0, 2π)`. The authors' arc is π/2, and 2π for scuRNN on the adding problem.
         """
         if scheme == "helfrich":
-            skew, _ = self._in_band(helfrich(self.shape, self.is_complex, generator, self.arc))
+            skew, _ = self._in_band(_helfrich(self.shape, self.is_complex, generator, self.arc))
             if self.is_complex:
                 return (skew, uniform(self.coordinates["phase"], generator) * (2 * math.pi)), {}
             return (skew,), {"signs": self._first_signs(skew.device)}
@@ -248,10 +260,10 @@ class Cayley(OrthogonalParam):
         if self.negative is None or scheme != "haar":
             return super().initial(scheme, generator)
         signs = self._first_signs(device_of(generator))
-        return (haar_with_signs(self.shape, signs, generator),), {"signs": signs}
+        return (_haar_with_signs(self.shape, signs, generator),), {"signs": signs}
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Signs are 1 or -1, and those of `negative` if it was given."""
+        """Refuses signs other than 1 and -1, and than those of `negative` if it was given."""
         if self.is_complex:
             return None
         signs = chart["signs"]
@@ -265,7 +277,7 @@ class Cayley(OrthogonalParam):
         return torch.tensor(signs, dtype=torch.int8, device=device).expand(*self.shape[:-2], -1).clone()
 
     def _check_reached(self, skew: Tensor, signs: Tensor, w: Tensor) -> None:
-        """Raises ImageError if the coordinates, rounded to their dtype, do not give W back."""
+        """Raises ImageError if the rounded coordinates do not give W back."""
         n, p = self.shape[-2:]
         skew = skew.to(coordinate_dtype(self.dtype))
         rounded = cayley(skew if self.bound is None else self._within_bound(skew, self.bound), n, p, signs=signs)
@@ -274,20 +286,54 @@ class Cayley(OrthogonalParam):
             got = f"that comes back {difference:.2g} away" if math.isfinite(difference) else "that has"
             if self.bound is not None:
                 raise ImageError(f"Cayley needs a frame within bound={self.bound:g} of the identity, got one {got}.")
-            raise ImageError(
-                f"Cayley with negative= needs a frame W for which W D has no eigenvalue at or near -1 (and det W = "
-                f"det D if it is square), got one {got}; without negative= it fits."
-            )
+            requirement = "a frame W with no eigenvalue of W D at or near -1 (and det W = det D if square)"
+            raise ImageError(f"Cayley with negative= needs {requirement}, got one {got}; without negative= it fits.")
 
 
 def _signs(negative: int | Sequence[int] | Tensor, p: int) -> tuple[int, ...]:
     """Turns the option into p signs."""
-    given: Any = negative
-    is_array = hasattr(given, "tolist") and not getattr(given, "is_meta", False)
-    signs = as_python_number(given.tolist() if is_array else given)
+    is_array = isinstance(negative, Tensor | numpy.ndarray)
+    signs = as_python_number(negative.tolist() if is_array else negative)
     if type(signs) is int:
         count = integer(0, p, "p").require("Cayley", "negative", signs)
         return (1,) * (p - count) + (-1,) * count
-    if not isinstance(signs, list | tuple) or len(signs) != p or any(s not in (1, -1) for s in signs):
-        raise OptionError(f"Cayley needs negative to be a count or p = {p} signs of 1 and -1, got {shown(negative)}.")
+    are_signs = isinstance(signs, list | tuple) and len(signs) == p and all(s in (1, -1) for s in signs)
+    needs(are_signs, OptionError, "Cayley", f"negative to be a count or p = {p} signs of 1 and -1", shown(negative))
     return tuple(int(s) for s in signs)
+
+
+def _helfrich(shape: tuple[int, ...], is_complex: bool, generator: torch.Generator | None, arc: float) -> Tensor:
+    """Draws tan(t/2) with t uniform on (0, arc) for consecutive pairs of axes."""
+    *batch, n, p = shape
+    pairs = min(n // 2, (p + 1) // 2)
+    t = uniform((*batch, pairs), generator) * arc
+    below = t.new_zeros(*batch, n, p)
+    first = torch.arange(0, 2 * pairs, 2, device=t.device)
+    below[..., first + 1, first] = (t / 2).tan()
+    a11, a21 = below[..., :p, :], below[..., p:, :]
+    return pack_skew(a11 + 0j, a21 + 0j) if is_complex else pack_skew(a11, a21)
+
+
+def _haar_with_signs(shape: tuple[int, ...], signs: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draws the skew part of a real Haar frame for a given D, with eigenvalues of W D 2/32 away from -1."""
+    w = init.draw("haar", shape, torch.float64, generator)
+    signs = signs.to(w)
+    if shape[-1] == shape[-2]:
+        # The transform has det 1, so det W = det D: a reflection takes the Haar measure from one half to the other.
+        w[..., 0] *= (torch.linalg.det(w) * signs.prod(-1)).sign()[..., None]
+    return _moderate(cayley_inverse(w, signs)[0], signs, *shape[-2:])
+
+
+def _moderate(skew: Tensor, signs: Tensor, n: int, p: int) -> Tensor:
+    """Returns the same A with eigenvalues beyond `_STEEPEST` brought back to it."""
+    if n - p >= _LIGHT_TAILED or not torch.isfinite(skew).all():
+        return skew
+    a11, a21 = unpack_skew(skew, n, p, False)
+    beside = torch.cat([-a21.mT, a21.new_zeros(*a21.shape[:-2], n - p, n - p)], -2)
+    a = torch.cat([torch.cat([a11, a21], -2), beside], -1)
+    # A^T A commutes with A: what is done to its eigenvectors leaves A skew.
+    square, vectors = torch.linalg.eigh(a.mT @ a)
+    scale = (_STEEPEST / square.clamp(min=_STEEPEST**2).sqrt()).unsqueeze(-2)
+    a = a @ (vectors * scale) @ vectors.mT
+    square = cayley(pack_skew((a - a.mT) / 2), n, n)
+    return cayley_inverse(square[..., :p] * signs.unsqueeze(-2), signs)[0]

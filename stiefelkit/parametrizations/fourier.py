@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.contract.param import OrthogonalParam, Position, Traits, rows_of
-from stiefelkit.errors import DtypeError
+from stiefelkit.errors import DtypeError, needs
 from stiefelkit.functional import diagonal, polish
 from stiefelkit.functional._packing import complex_of
 from stiefelkit.init import device_of, symmetric
@@ -19,8 +19,7 @@ class Fourier(OrthogonalParam):
 
     :math:`D = diag(e^{i θ})`, F the unitary Fourier transform, :math:`R = I - 2 v v^H / |v|^2` a complex reflector, P a
     fixed permutation, :math:`P x = x[permutation]`, the chart `permutation`. The coordinate `phase` holds the three θ,
-    one row each, `reflectors` the two v as [Re | Im]; the scale of a reflector means nothing, and a zero one is the
-    identity.
+    one row each, `reflectors` the two v as [Re | Im], of any scale; a zero one is the identity.
 
     Image: a subset of U(n) of dimension at most 7n, without a right inverse: weights are drawn, not assigned. Cost:
     :math:`O(n^2 log n)` for W, :math:`O(n log n)` a vector for `linear`, which never forms W. Not for weights that must
@@ -57,8 +56,7 @@ class Fourier(OrthogonalParam):
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         reason = self.supports(self.shape, self.dtype)
-        if reason is not None:
-            raise DtypeError(f"Fourier needs {reason}, got shape {self.shape} and {self.dtype}.")
+        needs(reason is None, DtypeError, "Fourier", str(reason), f"shape {self.shape} and {self.dtype}")
         *batch, n, _ = self.shape
         self.register_buffer("permutation", torch.arange(n, device=device).expand(*batch, n).clone())
 
@@ -166,7 +164,7 @@ def _unit(packed: Tensor) -> Tensor:
 
 
 def _reflect(x: Tensor, packed: Tensor) -> Tensor:
-    """Rows x - 2 v (v^H x) / |v|^2, with v = Re + i Im from [Re | Im]; v of any scale."""
+    """Returns rows x - 2 v (v^H x) / |v|^2, with v = Re + i Im from [Re | Im], of any scale."""
     largest = packed.detach().abs().amax(-1, keepdim=True)
     scaled = packed / torch.where(largest == 0, torch.inf, largest)
     square = scaled.square().sum(-1, keepdim=True).unsqueeze(-2)

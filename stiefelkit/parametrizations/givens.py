@@ -1,7 +1,8 @@
 """Meshes of plane rotations, real and complex."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -10,15 +11,108 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stiefelkit.contract.param import OrthogonalParam, Position, Traits, rows_of
-from stiefelkit.errors import ImageError, OptionError, ShapeError, shown
-from stiefelkit.functional import diagonal, haar_angles, polish
+from stiefelkit.errors import ImageError, OptionError, ShapeError, needs
+from stiefelkit.functional import (
+    brickwall,
+    brickwall_inverse,
+    butterfly,
+    butterfly_inverse,
+    diagonal,
+    haar_angles,
+    haar_indices,
+    layer_inverse,
+    mesh_size,
+    polish,
+    rotate_butterfly,
+)
 from stiefelkit.functional._packing import complex_of
 from stiefelkit.init import device_of, symmetric
 from stiefelkit.metrics import permitted_error, rounding_limit
 from stiefelkit.numbers import integer, one_of, optional
 from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs, unit_signs
-from stiefelkit.parametrizations._meshes import BrickWall, Fft
 from stiefelkit.tensors import coordinate_dtype, dtype_of_parts
+
+_Angles = tuple[Tensor, Tensor | None, Tensor]
+"""_Angles and phases of all rotations, the latter None for real frames, and the entries of D."""
+
+
+@dataclass(frozen=True)
+class _BrickWall:
+    """Layers that rotate rows (0, 1), (2, 3), ... and (1, 2), (3, 4), ... by turns."""
+
+    n: int
+    layers: int
+    cost_exponent = 3.0
+
+    @property
+    def rotations(self) -> int:
+        return mesh_size(self.n, self.layers)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the mesh makes every frame."""
+        return self.n <= 2 or self.layers >= self.n
+
+    def haar_indices(self) -> Tensor:
+        """Returns the index of each angle's Haar density."""
+        return haar_indices(self.n, min(self.n, self.layers))
+
+    def frame(self, angle: Tensor, phase: Tensor | None, d: Tensor, p: int, rounded: torch.dtype | None) -> Tensor:
+        """Returns the first p columns of the product, in the angles' precision or, if that is cheaper, rounded."""
+        dtype = dtype_of_parts(angle.dtype, phase is not None)
+        w = brickwall(torch.eye(self.n, p, dtype=dtype, device=angle.device), angle, phase, layers=self.layers)
+        return w * d.to(w.dtype).unsqueeze(-1)
+
+    def rotate(self, x: Tensor, angle: Tensor, phase: Tensor | None) -> Tensor:
+        """Rotates the entries of each row of x, shape (m, n)."""
+        return brickwall(x.T, angle, phase, layers=self.layers).T
+
+    def readings(self, w: Tensor) -> Iterator[_Angles]:
+        """Yields possible angles of a frame; certain ones, if the mesh is full."""
+        yield _placed(*(brickwall_inverse(w) if self.is_full else layer_inverse(w)), self.rotations, 0)
+
+
+@dataclass(frozen=True)
+class _Fft:
+    """Layers that rotate rows n/2, n/4, ..., 1 apart, n a power of two; in all else as `_BrickWall`."""
+
+    n: int
+    cost_exponent = 2.0
+
+    @property
+    def layers(self) -> int:
+        return self.n.bit_length() - 1
+
+    @property
+    def rotations(self) -> int:
+        return self.n // 2 * self.layers
+
+    @property
+    def is_full(self) -> bool:
+        return self.n <= 2
+
+    def haar_indices(self) -> Tensor:
+        return torch.ones(self.rotations, device="cpu")
+
+    def frame(self, angle: Tensor, phase: Tensor | None, d: Tensor, p: int, rounded: torch.dtype | None) -> Tensor:
+        return butterfly(angle, d, phase, n=self.n, dtype=rounded)[..., :p]
+
+    def rotate(self, x: Tensor, angle: Tensor, phase: Tensor | None) -> Tensor:
+        return rotate_butterfly(x, angle, phase)
+
+    def readings(self, w: Tensor) -> Iterator[_Angles]:
+        if self.is_full:
+            yield _placed(*brickwall_inverse(w), self.rotations, 0)
+            return
+        yield _placed(*layer_inverse(w), self.rotations, self.rotations - self.n // 2)
+        if w.shape[-1] == w.shape[-2]:
+            yield butterfly_inverse(w)
+
+
+def _placed(angle: Tensor, phase: Tensor | None, d: Tensor, size: int, start: int) -> _Angles:
+    """Puts the angles and phases of some rotations, from `start` on, among zeros."""
+    ends = (start, size - start - angle.shape[-1])
+    return F.pad(angle, ends), None if phase is None else F.pad(phase, ends), d
 
 
 class Givens(OrthogonalParam):
@@ -36,9 +130,8 @@ class Givens(OrthogonalParam):
     Image: every frame with a brick wall of n layers, the default, by the choice of D; a subset with fewer layers or
     "fft", where a frame can be assigned if it is square and "fft", or made by one layer of neighbours (the identity,
     "henaff" and "unit_circle" are). With D fixed, a square real W has :math:`det W = det D`. Not for weights that must
-    cross from one component of :math:`O(n)` to the other. An assigned frame is met within about :math:`n eps / 3`
-    (real) or :math:`n eps / 2` (complex), which is what rounding so many angles costs, and more than 8 rounding limits
-    from n = 64 up.
+    cross from one component of :math:`O(n)` to the other. An assigned frame comes back within about :math:`n eps / 3`
+    (real) or :math:`n eps / 2` (complex), the cost of rounding so many angles, more than 8 limits from n = 64 up.
 
     Cost: :math:`O(n^2 L)`, forward and backward about 20 products of n x n at n = L = 512; :math:`O(n^2)` for "fft";
     memory :math:`O(n^2)`. `linear` does not form W where that is cheaper.
@@ -80,16 +173,12 @@ class Givens(OrthogonalParam):
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         n = self.shape[-2]
-        if not one_of("brickwall", "fft").holds(layout):
-            raise OptionError(f'Givens needs layout "brickwall" or "fft", got {shown(layout)}.')
-        if layout == "fft" and layers is not None:
-            raise OptionError(f'Givens needs layout "brickwall" for layers=, got {shown(layout)}.')
+        self.layout: str = one_of("brickwall", "fft").require("Givens", "layout", layout)
+        needs(layout != "fft" or layers is None, OptionError, "Givens", 'layout "brickwall" for layers=', layout)
         reason = self.supports(self.shape, self.dtype, layout=layout)
-        if reason is not None:
-            raise ShapeError(f"Givens needs {reason}, got {n}.")
-        self.layout = layout
+        needs(reason is None, ShapeError, "Givens", str(reason), n)
         layers = optional(integer(1)).require("Givens", "layers", layers)
-        self.layers: int = Fft(n).layers if layout == "fft" else n if layers is None else layers
+        self.layers: int = _Fft(n).layers if layout == "fft" else n if layers is None else layers
         _ = self.rotations  # computed here: torch.compile does not trace a cached_property
         if not self.is_complex:
             self.register_buffer("signs", unit_signs(self.shape[:-1], device))
@@ -118,10 +207,10 @@ class Givens(OrthogonalParam):
         ]
 
     @cached_property
-    def mesh(self) -> BrickWall | Fft:
+    def mesh(self) -> _BrickWall | _Fft:
         """The rotations, as the layout has them."""
         n = self.shape[-2]
-        return Fft(n) if self.layout == "fft" else BrickWall(n, self.layers)
+        return _Fft(n) if self.layout == "fft" else _BrickWall(n, self.layers)
 
     @cached_property
     def rotations(self) -> int:
@@ -157,7 +246,7 @@ class Givens(OrthogonalParam):
         return {"layout": self.layout, "layers": self.layers}
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Signs are 1 or -1."""
+        """Refuses signs other than 1 and -1."""
         return flaw_of_signs(chart)
 
     def error_bound(self, *coordinates: Tensor) -> float:
@@ -243,17 +332,15 @@ class Givens(OrthogonalParam):
                 phases, chart = diagonal_coordinates(d)
                 return ((angle,) if phase is None else (angle, torch.cat([phase, *phases], -1))), chart
         remedy = 'layout="brickwall"' if self.layout == "fft" else f"layers={n}"
-        raise ImageError(
-            f"Givens needs a frame that {self.layers} layers of the {self.layout} mesh make, and that can be read off "
-            f"it, got another; with {remedy} any frame fits."
-        )
+        requirement = f"a frame that {self.layers} layers of the {self.layout} mesh make, and whose angles can be found"
+        raise ImageError(f"Givens needs {requirement}, got another; with {remedy} any frame fits.")
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame, or the angles themselves.
 
-        "haar": angles and phases with the densities that they have in Haar matrices, which makes W Haar with a full
-        mesh; with fewer layers each density is that of its place, and with "fft" each rotation is Haar by itself.
-        "uniform": all angles and phases :math:`U(-π, π)`, :math:`D = I` if real, as EURNN does.
+        "haar": angles and phases with the densities of their places in Haar matrices, which makes W Haar with a full
+        mesh; with "fft" each rotation is Haar by itself. "uniform": all angles and phases :math:`U(-π, π)`,
+        :math:`D = I` if real, as EURNN does.
         """
         if scheme not in ("haar", "uniform"):
             return super().initial(scheme, generator)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.contract.param import OrthogonalParam, Position, Traits, rows_of
-from stiefelkit.errors import ImageError, ShapeError
+from stiefelkit.errors import ImageError, ShapeError, needs
 from stiefelkit.functional import diagonal, hadamard_transform, polish
 from stiefelkit.init import hadamard_factors, hadamard_orders, symmetric
 from stiefelkit.metrics import rounding_limit
@@ -19,10 +19,10 @@ class Hadamard(OrthogonalParam):
     r""":math:`W = D_2 H D_1` with the matrix H of `stiefelkit.init.hadamard(n, random=False)`.
 
     Complex: :math:`D = diag(e^{i θ})`, the coordinate `phase` holds the two θ, one row each, that of :math:`D_1` first;
-    every entry of W has modulus :math:`1 / √{n}`. Real: signs cannot be trained, since they do not change continuously.
-    They are the chart `signs`, and beside them stand trained rotations: :math:`W = S_2 R_2 H R_1 S_1`, where R rotates
-    the rows i and i + n // 2 by `angle`. A pair of equal signs is a rotation by 0 or π, so all that fixed signs
-    determine is det W. With angles of 0, the default start, W is a Hadamard matrix with random signs.
+    every entry of W has modulus :math:`1 / √{n}`. Real: fixed signs, the chart `signs`, and trained rotations:
+    :math:`W = S_2 R_2 H R_1 S_1`, where R rotates the rows i and i + n // 2 by `angle`. A pair of equal signs is a
+    rotation by 0 or π, so fixed signs determine det W alone. With angles of 0, the default start, W is a Hadamard
+    matrix with random signs.
 
     Image: a subset of :math:`U(n)` of dimension :math:`2n - 1`, of :math:`O(n)` of dimension n at most. A frame in it
     can be assigned, except a real one of order 12, 20, 28, ..., which has no factor 2: those are drawn. Cost:
@@ -58,8 +58,7 @@ class Hadamard(OrthogonalParam):
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         reason = self.supports(self.shape, self.dtype)
-        if reason is not None:
-            raise ShapeError(f"Hadamard needs {reason}, got shape {self.shape}.")
+        needs(reason is None, ShapeError, "Hadamard", str(reason), f"shape {self.shape}")
         *batch, n, _ = self.shape
         if not self.is_complex:
             self.register_buffer("signs", torch.ones(*batch, 2, n, dtype=torch.int8, device=device))
@@ -100,7 +99,7 @@ class Hadamard(OrthogonalParam):
         return {"phase": (*batch, 2, n)} if self.is_complex else {"angle": (*batch, 2, n // 2)}
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Signs are 1 or -1."""
+        """Refuses signs other than 1 and -1."""
         return flaw_of_signs(chart)
 
     def forward(self, turn: Tensor) -> Tensor:
@@ -122,11 +121,7 @@ class Hadamard(OrthogonalParam):
         return self._apply_rows(x.to(work), *coordinates).to(self.dtype)
 
     def invert(self, w: Tensor) -> Position:
-        """Reads the diagonals off the first column and row, or pair of columns and rows.
-
-        Raises:
-            ImageError: W is not of the form :math:`D_2 H D_1`, or has no right inverse.
-        """
+        """Reads the diagonals off the first column and row, or pairs of them; raises ImageError if that is not W."""
         n = self.shape[-1]
         if self.traits.invertible:
             eye = torch.eye(n, dtype=w.dtype, device=w.device)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stiefelkit.contract.param import OrthogonalParam, Position, Traits, rows_of
 from stiefelkit.contract.protocols import return_bound
-from stiefelkit.errors import ImageError, OptionError
+from stiefelkit.errors import ImageError, OptionError, needs
 from stiefelkit.functional import (
     diagonal,
     householder,
@@ -31,22 +31,22 @@ class Householder(OrthogonalParam):
 
     A reflector is :math:`H_j = I - 2 u_j u_j^H / |u_j|^2`, with :math:`u_j` zero above row j. Real frames: D is a fixed
     diagonal of signs, the chart `signs`. Complex frames: :math:`D = diag(e^{i θ})` is trained too, the coordinate
-    `phase`. The coordinate `reflectors` is packed as `stiefelkit.functional.unpack_trapezoid` tells; the scale of a
-    reflector means nothing, and a zero one is the identity.
+    `phase`. `stiefelkit.functional.unpack_trapezoid` has the order of the coordinate `reflectors`; the scale of a
+    reflector does not count, and a zero one is the identity.
 
-    Image: every frame if :math:`k = p`, the default, by the choice of D; a subset for fewer reflectors, which are then
-    harder to read off: about one real frame of the image in four, rounded to float32, is refused when assigned. With D
-    fixed, a square real W has :math:`det W = (-1)^k det D` as long as no reflector is zero. Not for weights that must
-    cross from one component of :math:`O(n)` to the other.
+    Image: every frame if :math:`k = p`, the default, by the choice of D; a subset for fewer reflectors, which then
+    refuse about one real frame of the image in four, rounded to float32, when it is assigned. With D fixed, a square
+    real W has :math:`det W = (-1)^k det D` as long as no reflector is zero. Not for weights that must cross from one
+    component of :math:`O(n)` to the other.
 
     Cost: :math:`O(npk)`, in panels of compact WY; for :math:`n = p = k` some 5 to 8 products of n x n matrices with the
     backward. `linear` does not form W where that pays: :math:`O(nk)` a vector.
 
     Args:
         shape, dtype, device: of the frame, (*, n, p), real or complex, and where the signs live.
-        precision: "exact": the frame in float64, rounded once, the gradient in the frame's dtype. "fast": a float32 or
-            complex64 frame is worked out in its dtype, within `error_bound`, 32 (1 + min(k, 128)) limits. Equal
-            reflectors come near to that; random ones stay within about 30. It saves a quarter of the time.
+        precision: "exact": the frame in float64, rounded once, the gradient in the frame's dtype. "fast": float32 and
+            complex64 frames are computed in their dtype, within 32 (1 + min(k, 128)) limits, which equal reflectors
+            come near to; random ones stay within about 30. It saves a quarter of the time.
         reflections: how many reflectors, 1 to p; p when None.
 
     References:
@@ -186,18 +186,15 @@ class Householder(OrthogonalParam):
         return {"signs": signs, "phase": phase, "precision": self.precision}
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Signs are 1 or -1."""
+        """Refuses signs other than 1 and -1."""
         return flaw_of_signs(chart)
 
     def invert(self, w: Tensor) -> Position:
         """Reduces W to its diagonal D, reflector by reflector; see `stiefelkit.functional.householder_inverse`.
 
-        With fewer reflectors than columns not every D will do: the stable choice is tried, then for real frames the
-        chart's and all ones. Complex frames have no other than the stable one, which reaches but a part of the image.
-        What is taken is what comes back as near as `right_inverse` promises.
-
-        Raises:
-            ImageError: no D that is tried makes a product of so few reflectors of W.
+        With fewer reflectors than columns not every D fits: it tries the stable choice, then for real frames the
+        chart's and all ones, and takes the first that comes back as near as `right_inverse` promises. Complex frames
+        have the stable one alone, which reaches a part of the image; others raise ImageError.
         """
         tried: list[Tensor | None] = [None]
         if not (self.is_complex or self.traits.onto):
@@ -207,13 +204,11 @@ class Householder(OrthogonalParam):
             if self.traits.onto or self._comes_back(w, v, d):
                 phases, chart = diagonal_coordinates(d)
                 return (v, *phases), chart
-        raise ImageError(
-            f"Householder needs a frame that {self.reflections} reflections reduce to a diagonal, got another; with "
-            f"reflections={self.shape[-1]} any frame fits."
-        )
+        requirement = f"a frame that {self.reflections} reflections reduce to a diagonal"
+        raise ImageError(f"Householder needs {requirement}, got another; any fits reflections={self.shape[-1]}.")
 
     def _comes_back(self, w: Tensor, v: Tensor, d: Tensor) -> bool:
-        """Returns whether rounded coordinates give W again, as near as is promised."""
+        """Returns whether rounded coordinates give W back, as near as promised."""
         (n, p), k = self.shape[-2:], self.reflections
         real = coordinate_dtype(self.dtype)
         signs, phase = (None, d.angle().to(real)) if self.is_complex else (d.sign(), None)
@@ -224,11 +219,10 @@ class Householder(OrthogonalParam):
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame, or the reflectors themselves.
 
-        "haar" with fewer reflectors than columns: reflectors uniform on their spheres. "mhammedi", the initialization
-        of oRNN: the same for any number of reflectors, of unit length; :math:`D = I`, but a random last sign where the
-        last reflector has a single entry; phases uniform on :math:`(-π, π)`. "paired", that of Householder reflection
-        adaptation: every second reflector is the one before it, uniform, so that the frame is the identity and its
-        gradients are not those of the first k axes alone; :math:`D = I`.
+        "haar" with fewer reflectors than columns: reflectors uniform on their spheres. "mhammedi", of oRNN: the same
+        for any number of reflectors, of unit length; :math:`D = I`, but a random last sign where the last reflector
+        has a single entry; phases uniform on :math:`(-π, π)`. "paired", of Householder reflection adaptation: uniform
+        ones, each twice, so that the frame is the identity and gradients reach beyond the first k axes; :math:`D = I`.
         """
         if scheme == "paired":
             return self._paired(generator)
@@ -249,10 +243,9 @@ class Householder(OrthogonalParam):
         return tuple(drawn), {} if self.is_complex else {"signs": signs}
 
     def _paired(self, generator: torch.Generator | None) -> Position:
-        """Reflectors 1 and 2 alike, 3 and 4, ...; the first of each pair is zero where the second has no entry."""
+        """Draws reflectors 1 and 2 alike, 3 and 4, ...; the first of a pair is zero where the second has no entry."""
         (*batch, n, p), k = self.shape, self.reflections
-        if k % 2:
-            raise OptionError(f'Householder needs an even number of reflections for init="paired", got {k}.')
+        needs(k % 2 == 0, OptionError, "Householder", 'an even number of reflections for init="paired"', k)
         u = unpack_trapezoid(gaussian(self.coordinates["reflectors"], generator), n, k, self.is_complex)
         u[..., 0::2] = u[..., 1::2]
         reflectors, signs = pack_trapezoid(u), unit_signs((*batch, p), device_of(generator))

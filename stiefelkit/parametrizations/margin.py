@@ -10,7 +10,7 @@ from stiefelkit.contract import table
 from stiefelkit.contract.composite import Composite, Inner, prefixed, within
 from stiefelkit.contract.param import Parametrization, Position, Traits, check_tensor, rounded
 from stiefelkit.contract.protocols import takes_nearest
-from stiefelkit.errors import DtypeError, NotAFrameError
+from stiefelkit.errors import DtypeError, NotAFrameError, needs
 from stiefelkit.functional import nearest_frame, product
 from stiefelkit.metrics import FRAME_TOLERANCE, rounding_limit
 from stiefelkit.numbers import at_least
@@ -67,8 +67,7 @@ class Margin(Composite):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         self.margin = float(at_least(0, below=1).require("Margin", "margin", margin))
         reason = self.supports(self.shape, self.dtype, u=u, v=v, u_options=u_options, v_options=v_options)
-        if reason is not None:
-            raise DtypeError(f"Margin needs {reason}, got shape {self.shape} and {self.dtype}.")
+        needs(reason is None, DtypeError, "Margin", str(reason), f"shape {self.shape} and {self.dtype}")
         *batch, _, p = self.shape
         self.u = Inner(u, u_options).build(self, self.shape, device)
         self.v = Inner(v, v_options).build(self, (*batch, p, p), device)
@@ -174,20 +173,14 @@ class Margin(Composite):
 
     @torch.no_grad()
     def solve(self, w: Tensor) -> Position:
-        """Returns the position of a weight whose singular values are in range.
-
-        Raises:
-            NotAFrameError: one is further from 1 than the margin.
-        """
+        """Returns the position of a weight whose singular values are in range; raises NotAFrameError for others."""
         check_tensor(self, w)
         exact = w.to(working_dtype(self.dtype))
         slack = FRAME_TOLERANCE * rounding_limit(self.shape[-1], coarser(self.dtype, w.dtype))
         off = (torch.linalg.svdvals(exact) - 1).abs().max().item()
-        if not off <= self.margin + slack:
-            raise NotAFrameError(
-                f"Margin needs singular values within {self.margin:g} of 1, got one {off:.2g} away; init='project' "
-                "takes the nearest weight."
-            )
+        got = f"one {off:.2g} away; init='project' takes the nearest weight"
+        within_margin = off <= self.margin + slack
+        needs(within_margin, NotAFrameError, "Margin", f"singular values within {self.margin:g} of 1", got)
         coordinates, chart = self.invert(exact)
         return rounded(self, coordinates), chart
 

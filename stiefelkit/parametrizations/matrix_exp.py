@@ -20,11 +20,11 @@ class MatrixExp(OrthogonalParam):
     r"""Matrix exponential :math:`W = exp(A)` of a skew A.
 
     Tall frames are :math:`W = exp(A) [I; 0] R` with :math:`A = [[A_{11}, -A_{21}^H], [A_{21}, 0]]` and a fixed
-    orthogonal or unitary R (p x p), the chart `rotation`, chosen when a frame is assigned; :math:`exp(A)` itself is
-    never formed when n > 2p; frames are exact then for coordinates up to about 1e5, of float64 1e8.
+    orthogonal or unitary R (p x p), the chart `rotation`, chosen when a frame is assigned; for n > 2p :math:`exp(A)`
+    itself is never formed, and frames are exact for coordinates up to about 1e5, of float64 1e8.
 
-    The coordinate `skew` is laid out as `stiefelkit.functional.unpack_skew` tells. For square complex frames it holds
-    the coefficients of Hyland and Ratsch's basis of the Lie algebra, row by row: E_ij - E_ji for i > j, i E_ii, and
+    `stiefelkit.functional.unpack_skew` has the order of the coordinate `skew`. For square complex frames it holds the
+    coefficients of Hyland and Ratsch's basis of the Lie algebra, row by row: E_ij - E_ji for i > j, i E_ii, and
     i (E_ij + E_ji) for i < j.
 
     Image: :math:`SO(n)` or :math:`U(n)`, all tall frames. Cost: with :math:`s = log_2(‖A‖_2 / 2)` squarings,

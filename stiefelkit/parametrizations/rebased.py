@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stiefelkit.contract.composite import Composite, Inner, of_inner, prefixed, within
 from stiefelkit.contract.param import Parametrization, Position, Traits, check_tensor, rounded
-from stiefelkit.errors import DtypeError, OptionError
+from stiefelkit.errors import DtypeError, OptionError, needs
 from stiefelkit.functional import nearest_frame, polish, product
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.parametrizations._charts import (
@@ -69,15 +69,11 @@ class Rebased(Composite):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         wrapped = Inner(inner, inner_options)
         reason = wrapped.flaw(self.shape, self.dtype)
-        if reason is not None:
-            raise DtypeError(f"Rebased needs {reason}, got shape {self.shape} and {self.dtype}.")
+        needs(reason is None, DtypeError, "Rebased", str(reason), f"shape {self.shape} and {self.dtype}")
         precision = precision if precision in wrapped.cls.precisions else "exact"
         self.inner = wrapped.build(self, self.shape, device, precision=precision)
-        if "identity" not in self.inner.schemes:
-            raise OptionError(
-                f"Rebased needs an inner map that can be the identity, got {wrapped.cls.__name__} with "
-                f"inner_options={dict(inner_options or {})}; the base takes any frame, whatever the inner map's signs."
-            )
+        got = f"{wrapped.cls.__name__} with inner_options={dict(inner_options or {})}; the base takes any frame"
+        needs("identity" in self.inner.schemes, OptionError, "Rebased", "an inner map that can be the identity", got)
         *batch, n, _ = self.shape
         self.register_buffer("base", identity_buffer(tuple(batch), n, self.dtype, device))
 
@@ -153,11 +149,7 @@ class Rebased(Composite):
         return coordinates, {"base": to_buffer(base)} | prefixed(inner=chart)
 
     def rebased(self, *coordinates: Tensor) -> Position:
-        """Returns the coordinates and the chart that put the present frame into the base; writes nothing.
-
-        Raises:
-            NonFiniteError: the frame holds NaN or infinity.
-        """
+        """Returns the coordinates and the chart that put the present frame into the base."""
         with torch.no_grad():
             w = self._frame(*coordinates)
             check_tensor(self, w)

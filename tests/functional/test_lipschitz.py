@@ -215,7 +215,7 @@ def test_what_has_no_finite_norm_is_refused_in_a_sentence():
     conv = nn.Conv2d(3, 4, 3, padding=1)
     with torch.no_grad():
         conv.weight.mul_(1e20)
-    with pytest.raises(errors.NonFiniteError, match="products by itself and its adjoint are finite"):
+    with pytest.raises(errors.NonFiniteError, match="finite products"):
         sk.metrics.lipschitz(conv, (40, 40))
     with torch.no_grad():
         conv.weight[0] = torch.nan

@@ -102,7 +102,7 @@ def test_what_is_no_frame_is_refused_with_figures():
 
 def test_unknown_options_are_refused():
     for metric in ("cannonical", "stiefel:canonical"):
-        with pytest.raises(errors.OptionError, match=rf"a metric in \('canonical', 'euclidean'\), got '{metric}'"):
+        with pytest.raises(errors.OptionError, match="metric"):
             Stiefel(metric)
     with pytest.raises(errors.OptionError, match='did you mean "polar"'):
         Stiefel(retraction="pollar")

@@ -181,7 +181,7 @@ def test_fixed_signs_fix_the_determinant_for_good():
 def test_fixed_signs_refuse_a_frame_outside_their_image():
     layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "cayley", negative=1)
     before = layer.weight.detach().clone()
-    with pytest.raises(sk.errors.ImageError, match="eigenvalue at or near -1"):
+    with pytest.raises(sk.errors.ImageError, match="eigenvalue"):
         layer.weight = torch.eye(4)
     assert torch.equal(layer.weight, before)
 
