@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.contract.table import find_parametrization, option_names, registered
-from stiefelkit.errors import OptionError, did_you_mean, shown, suggest_names
+from stiefelkit.errors import OptionError, did_you_mean, needs, shown, suggest_names
 from stiefelkit.models.gates import FrameGates
 from stiefelkit.models.sequence import SequenceModel, count_parameters
 from stiefelkit.numbers import as_python_number, integer
@@ -19,15 +19,9 @@ suggest_names(__name__)
 SIZES = ("input_size", "hidden_size", "output_size")
 
 
-def _check(factory: Any) -> None:
-    if not callable(factory):
-        raise OptionError(f"A model needs to be a function of {', '.join(SIZES)}, got {shown(factory)}.")
-    first = tuple(inspect.signature(factory).parameters)[: len(SIZES)]
-    if first != SIZES:
-        raise OptionError(
-            f"A model needs the arguments {', '.join(SIZES)} first, got {getattr(factory, '__name__', factory)} with "
-            f"{', '.join(first) or 'none'}."
-        )
+def _check(factory: object) -> None:
+    first = tuple(inspect.signature(factory).parameters)[: len(SIZES)] if callable(factory) else ()
+    needs(first == SIZES, OptionError, "A model", f"a function of {', '.join(SIZES)}", shown(factory))
 
 
 _PAPERS = (
@@ -47,8 +41,9 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
         input_size: width m of the input.
         hidden_size: width n of the state, which may be complex.
         output_size: width p of the output.
-        **options: the model's own, such as `activation=`, `parametrization=`, `backend=` and `factored=`, and those
-            of its parametrization, such as `negative=` for "scornn"; `parametrization="none"` is None, a free matrix.
+        **options: the model's own, such as `activation=` and `parametrization=`, any for its field of numbers,
+            `backend=` and `factored=`, and those of its parametrization, such as `negative=` for "scornn";
+            `parametrization="none"` is None, a free matrix.
             `num_layers=`, `dropout=` between them and `bidirectional=` as in torch.nn.RNN: the papers have one layer
             of one direction, and each further one starts as theirs does.
 
@@ -58,8 +53,7 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
 
     Raises:
         UnknownNameError: no model has this name.
-        OptionError: neither the model nor its parametrization has such an option, or a size is no positive integer; or
-            it is no model.
+        OptionError: neither the model nor its parametrization has such an option.
 
     >>> net = create("scornn", 1, 8, 10, negative=4)
     >>> import torch
@@ -114,15 +108,7 @@ def available() -> dict[str, Callable[..., nn.Module]]:
 
 
 def register(name: str, factory: Callable[..., nn.Module] | str) -> None:
-    """Adds a model.
-
-    Args:
-        name: the new name.
-        factory: a function of (input_size, hidden_size, output_size, **options), or a dotted string.
-
-    Raises:
-        OptionError: the name is taken, or the object is no such function.
-    """
+    """Adds a model: a function of (input_size, hidden_size, output_size, **options), or a dotted string."""
     if not isinstance(factory, str):
         _models.check(factory)
     _models.register(name, factory)

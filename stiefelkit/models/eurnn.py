@@ -1,7 +1,5 @@
 """EURNN: unitary RNN with a mesh of rotations."""
 
-from typing import Any
-
 from torch import nn
 
 from stiefelkit.contract.param import Parametrization
@@ -18,7 +16,7 @@ def eurnn(
     parametrization: Parametrization | None = "givens",
     activation: str = "modrelu",
     output_init: str = "glorot",
-    **options: Any,
+    **options: object,
 ) -> SequenceModel:
     """Builds EURNN: :math:`W = D F_L ... F_1`, layers of rotations of neighbours or a Fourier pattern, complex modReLU.
 
@@ -30,14 +28,10 @@ def eurnn(
     Parameters: :math:`L(n - 1) + n + 2nm + n + np + p` for an even number L of layers, :math:`n log_2(n)` in the place
     of :math:`L(n - 1)` for the Fourier pattern.
 
-    Arguments as in `stiefelkit.models.create`: any complex parametrization or None, a free W; any complex activation.
     With output_init="glorot" the read-out is Glorot-uniform with zero bias; with "authors" it is :math:`U(-b, b)`,
     :math:`b^2 = 6 / (p + m)`, with bias 0.01, as the authors' code has it, where m stands in the place of n. `layers=`,
     L, is n if left out, the whole of :math:`U(n)` (the tables have 2); `layout="fft"` has :math:`log_2(n)` layers, for
     n a power of two.
-
-    Raises:
-        OptionError: there is no such `output_init`, or the map has no such option.
 
     References:
         Jing, Shen, Dubcek, Peurifoy, Skirlo, LeCun, Tegmark, Soljacic, Tunable efficient unitary neural networks (EUNN)
@@ -45,8 +39,8 @@ def eurnn(
     """
     if output_init not in ("glorot", "authors"):
         raise OptionError(f'eurnn needs output_init "glorot" or "authors", got {shown(output_init)}.')
-    options = layer_options(parametrization, activation, options, "givens", init="uniform")
-    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", **options)
+    given = layer_options(parametrization, activation, options, "givens", init="uniform")
+    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", **given)
     draw_(rnn, "weight_ih", nn.init.uniform_, -0.01, 0.01)
     output = read_out(rnn, output_size)
     if output_init == "authors":

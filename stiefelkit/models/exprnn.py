@@ -1,7 +1,5 @@
 """expRNN: orthogonal RNN with the matrix exponential."""
 
-from typing import Any
-
 from torch import nn
 
 from stiefelkit.contract.param import Parametrization
@@ -16,7 +14,7 @@ def exprnn(
     *,
     parametrization: Parametrization | None = "matrix_exp",
     activation: str = "modrelu",
-    **options: Any,
+    **options: object,
 ) -> SequenceModel:
     """Builds expRNN: :math:`W = exp A` with A skew, modReLU.
 
@@ -27,7 +25,6 @@ def exprnn(
 
     Parameters: n(n - 1)/2 + nm + n + np + p.
 
-    Arguments as in `stiefelkit.models.create`: any real parametrization or None, a free W; any real activation.
     "rebased" with `inner="matrix_exp"`, and `sk.rebase_` every so many steps, is the dynamic trivialization of the
     second paper.
 
@@ -35,8 +32,8 @@ def exprnn(
         Lezcano-Casado, Martinez-Rubio, Cheap orthogonal constraints in neural networks, ICML 2019; Lezcano-Casado,
         Trivializations for gradient-based optimization on manifolds, NeurIPS 2019.
     """
-    options = layer_options(parametrization, activation, options, "matrix_exp", init="henaff")
-    rnn = OrthogonalRNN(input_size, hidden_size, **options)
+    given = layer_options(parametrization, activation, options, "matrix_exp", init="henaff")
+    rnn = OrthogonalRNN(input_size, hidden_size, **given)
     draw_(rnn, "weight_ih", nn.init.kaiming_normal_, nonlinearity="relu")
     draw_(rnn, "bias", nn.init.uniform_, -0.01, 0.01)
     output = read_out(rnn, output_size)

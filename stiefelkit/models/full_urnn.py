@@ -1,7 +1,5 @@
 """Full-capacity uRNN: unitary RNN whose recurrent matrix may be any unitary one."""
 
-from typing import Any
-
 from torch import nn
 
 from stiefelkit.contract.param import Parametrization
@@ -18,7 +16,7 @@ def full_urnn(
     parametrization: Parametrization | None = "stiefel",
     activation: str = "modrelu",
     bias_bound: float = 0.01,
-    **options: Any,
+    **options: object,
 ) -> SequenceModel:
     """Builds the full-capacity uRNN: W any unitary matrix, trained as it is, complex modReLU.
 
@@ -33,21 +31,16 @@ def full_urnn(
 
     Parameters: :math:`n^2 + 2nm + n + 2n + 2np + p`, with a frame counted as the dimension of its manifold.
 
-    Arguments as in `stiefelkit.models.create`: any complex parametrization or None, a free W; any complex activation;
-    all of them but "stiefel" train with any optimizer. modReLU's bias starts as U(-bias_bound, bias_bound); their
+    All maps but "stiefel" train with any optimizer. modReLU's bias starts as U(-bias_bound, bias_bound); their
     pixel-by-pixel MNIST has 0. `init=` is "restricted" with "stiefel" if left out; "haar" is what the authors' second,
     Keras code draws.
-
-    Raises:
-        OptionError: the bound is negative, or the map has no such option or scheme.
-        UnknownNameError: no parametrization has this name.
 
     References:
         Wisdom, Powers, Hershey, Le Roux, Atlas, Full-capacity unitary recurrent neural networks, NIPS 2016.
     """
     bias_bound = at_least(0).require("full_urnn", "bias_bound", bias_bound)
-    options = layer_options(parametrization, activation, options, "stiefel", init="restricted")
-    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", trainable_h0=True, **options)
+    given = layer_options(parametrization, activation, options, "stiefel", init="restricted")
+    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", trainable_h0=True, **given)
     bound = (3 / (2 * hidden_size)) ** 0.5
     draw_(rnn, "weight_ih", nn.init.xavier_uniform_)
     draw_(rnn, "bias", nn.init.uniform_, -bias_bound, bias_bound)

@@ -26,7 +26,7 @@ def gated(
     parametrization: Parametrization | None,
     stack: dict[str, Any],
     options: dict[str, Any],
-) -> Any:
+) -> nn.Module:
     """Returns torch's LSTM or GRU, Glorot-uniform, with one trained bias vector a layer and direction that is zero.
 
     Each recurrent block is a frame of the parametrization, with its options; without one it is torch's own layer.
@@ -64,9 +64,6 @@ class FrameGates(nn.Module):
         batch_first: whether input and output are (B, T, .) rather than (T, B, .).
         second_bias: whether there is torch's second bias, too: that of a GRU's candidate stands inside of a gate.
         **options: of the parametrization, and `init=`.
-
-    Raises:
-        OptionError: `kind` is neither of these classes, nor made from one, or a size or an option is out of range.
 
     >>> net = FrameGates(nn.GRU, 3, 8, "cayley")
     >>> out, h_n = net(torch.randn(2, 5, 3))
@@ -125,8 +122,8 @@ class FrameGates(nn.Module):
         """Takes a torch.nn.LSTM or GRU over: sizes, options and weights; each gate's n x n block the nearest frame.
 
         All else stays: input weights, both biases, dtype, device, mode and which weights are trained. Where the blocks
-        are frames already, outputs are the same up to rounding; else the distance of a block to its frame is what is
-        lost. Nothing is shared.
+        are frames already, outputs are the same up to rounding. Nothing is shared, and errors are those of
+        `OrthogonalRNN.from_torch`.
 
         Args:
             source: a torch.nn.LSTM or GRU, or its state dict, which does not hold batch_first and dropout.
@@ -135,11 +132,6 @@ class FrameGates(nn.Module):
             batch_first: another order of dimensions; None is the source's, False of a state dict.
             dropout: another one; None is the source's, 0 of a state dict.
             **options: of the parametrization.
-
-        Raises:
-            OptionError: the source is neither, or an option is unknown.
-            CheckpointError, ShapeError: as `OrthogonalRNN.from_torch`, or the net projects its states.
-            DtypeError, NonFiniteError, RankError, NotAFrameError, ImageError: as `OrthogonalRNN.from_torch`.
 
         >>> net = FrameGates.from_torch(nn.LSTM(3, 8, num_layers=2, bidirectional=True))
         >>> out, (h_n, c_n) = net(torch.randn(5, 2, 3))
@@ -166,12 +158,9 @@ class FrameGates(nn.Module):
         """Runs the net over (B, T, m), (T, B, m) without batch_first, (T, m) or a PackedSequence, as torch's layers do.
 
         `hx` is the first state, or the pair of an LSTM, zero if left out; outputs and last states are torch's.
-
-        Raises:
-            ShapeError: input or hx has other dimensions, or another width.
         """
         packed = input if isinstance(input, PackedSequence) else None
-        x: Any = input if packed is None else packed.data
+        x: Tensor = input.data if isinstance(input, PackedSequence) else input
         if x.dim() not in ((2, 3) if packed is None else (2,)) or x.shape[-1] != self.input_size:
             order = "batch, time" if self.batch_first else "time, batch"
             raise ShapeError(
@@ -187,12 +176,11 @@ class FrameGates(nn.Module):
         states = self._first(hx, x, batch)
         weights = []
         for suffix in self._suffixes:
-            bias = getattr(self, f"bias_ih{suffix}")
-            second = getattr(self, f"bias_hh{suffix}") if self.second_bias else torch.zeros_like(bias)
-            w = getattr(self, f"weight_hh{suffix}").flatten(0, 1)
-            weights.append([getattr(self, f"weight_ih{suffix}"), w, bias, second])
+            u, w, bias = (getattr(self, f"{name}{suffix}") for name in ("weight_ih", "weight_hh", "bias_ih"))
+            second = self.get_parameter(f"bias_hh{suffix}") if self.second_bias else torch.zeros_like(bias)
+            weights.append([u, w.flatten(0, 1), bias, second])
         if is_exported() and hx is None and packed is None and self.batch_first:
-            return exported(self, weights, self.is_lstm, x)
+            return exported(weights, self.is_lstm, x, self.bidirectional, self.training * self.dropout)
         flat = [w for layer in weights for w in layer]
         stack = (flat, True, self.num_layers, self.dropout, self.training, self.bidirectional)
         kernel: Any = torch.lstm if self.is_lstm else torch.gru
@@ -220,5 +208,5 @@ class FrameGates(nn.Module):
         """Sizes and choices."""
         text = f"{self.input_size}, {self.hidden_size}, batch_first={self.batch_first}"
         usual = {"num_layers": 1, "dropout": 0, "bidirectional": False, "second_bias": False}
-        choices = {key: getattr(self, key) for key in usual}
+        choices = {key: vars(self)[key] for key in usual}
         return text + "".join(f", {key}={value!r}" for key, value in choices.items() if value != usual[key])

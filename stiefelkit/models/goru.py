@@ -1,7 +1,5 @@
 """GORU: gated recurrent unit with an orthogonal candidate state."""
 
-from typing import Any
-
 from torch import nn
 
 from stiefelkit.contract.param import Parametrization
@@ -17,7 +15,7 @@ def goru(
     parametrization: Parametrization | None = "givens",
     activation: str = "modrelu",
     reset_bias: float = 2.0,
-    **options: Any,
+    **options: object,
 ) -> SequenceModel:
     """Builds GORU: gates r and g, candidate :math:`act(r ⊙ (Q h) + U_c x)` with modReLU, Q a Fourier mesh of rotations.
 
@@ -29,16 +27,15 @@ def goru(
     Parameters: :math:`(n/2) log_2(n) + 2n^2 + 3nm + 3n + np + p`; the mesh has :math:`L(n - 1)/2` for an even number L
     of layers of neighbours.
 
-    Arguments as in `stiefelkit.models.create`: any real parametrization or None, a free Q; any real activation of the
-    candidate; `reset_bias` is the initial bias of the reset gate. `layout=` is "fft" if left out, for n a power of two;
+    `reset_bias` is the initial bias of the reset gate. `layout=` is "fft" if left out, for n a power of two;
     "brickwall" takes any n, and `layers=`.
 
     References:
         Jing, Gulcehre, Peurifoy, Shen, Tegmark, Soljacic, Bengio, Gated orthogonal recurrent units: on learning to
         forget, 2017.
     """
-    options = layer_options(parametrization, activation, options, "givens", layout="fft", init="uniform")
-    rnn = GORU(input_size, hidden_size, **options)
+    given = layer_options(parametrization, activation, options, "givens", layout="fft", init="uniform")
+    rnn = GORU(input_size, hidden_size, **given)
     for u, w in zip(named(rnn, "weight_ih"), named(rnn, "weight_gates"), strict=True):
         nn.init.uniform_(u, -0.01, 0.01)
         nn.init.uniform_(w, -0.01, 0.01)

@@ -1,7 +1,5 @@
 """GRU, the gated baseline with one state."""
 
-from typing import Any
-
 from torch import nn
 
 from stiefelkit.contract.param import Parametrization
@@ -19,7 +17,7 @@ def gru(
     num_layers: int = 1,
     bidirectional: bool = False,
     dropout: float = 0.0,
-    **options: Any,
+    **options: object,
 ) -> SequenceModel:
     """Builds torch's GRU with one bias vector a gate, gate biases 1.
 
@@ -30,8 +28,7 @@ def gru(
 
     Parameters: 3n(n + m + 1) + np + p.
 
-    Arguments as in `stiefelkit.models.create`: any real parametrization of each gate's recurrent block, or None for
-    free weights; `gate_bias` is the initial bias of the reset and the update gate.
+    `gate_bias` is the initial bias of the reset and the update gate.
 
     References:
         Cho, van Merrienboer, Gulcehre, Bahdanau, Bougares, Schwenk, Bengio, Learning phrase representations using RNN

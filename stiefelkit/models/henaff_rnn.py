@@ -1,7 +1,5 @@
 """The RNN with linear transitions of Henaff, Szlam and LeCun."""
 
-from typing import Any
-
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.models.sequence import SequenceModel, layer_options, read_out
 from stiefelkit.nn import LinearTransitionRNN
@@ -14,7 +12,7 @@ def henaff_rnn(
     *,
     parametrization: Parametrization | None = None,
     activation: str = "relu",
-    **options: Any,
+    **options: object,
 ) -> SequenceModel:
     """Builds the linear-transition RNN :math:`h_t = relu(U x_t + b) + W h_{t-1}`, W free, orthogonal at the start.
 
@@ -23,9 +21,6 @@ def henaff_rnn(
     stays orthogonal. Nothing bounds the states of a free W: clip its gradients.
 
     Parameters: :math:`n^2 + nm + n + np + p`.
-
-    Arguments as in `stiefelkit.models.create`: any real parametrization, None, the paper's, for a free W; any real
-    activation of the projected input.
 
     References:
         Henaff, Szlam, LeCun, Recurrent orthogonal networks and long-memory tasks, ICML 2016.

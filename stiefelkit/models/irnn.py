@@ -1,7 +1,5 @@
 """IRNN: a free recurrent matrix that starts as the identity."""
 
-from typing import Any
-
 from torch import nn
 
 from stiefelkit.contract.param import Parametrization
@@ -18,7 +16,7 @@ def irnn(
     parametrization: Parametrization | None = None,
     activation: str = "relu",
     input_std: float | None = None,
-    **options: Any,
+    **options: object,
 ) -> SequenceModel:
     """Builds IRNN: :math:`h_t = relu(U x_t + W h_{t-1} + b)` with :math:`W = I` at first, and free.
 
@@ -27,19 +25,15 @@ def irnn(
 
     Parameters: :math:`n^2 + nm + n + np + p + n`.
 
-    Arguments as in `stiefelkit.models.create`: any real parametrization or None, the paper's free W; any real
-    activation. `input_std` is the standard deviation of normal input weights, 0.001 in the paper; they are
-    Glorot-uniform when None. `init=` is "identity" if left out.
-
-    Raises:
-        OptionError: the standard deviation is not positive, or the map has no such option.
+    `input_std` is the standard deviation of normal input weights, 0.001 in the paper; they are Glorot-uniform when
+    None. `init=` is "identity" if left out.
 
     References:
         Le, Jaitly, Hinton, A simple way to initialize recurrent networks of rectified linear units, 2015.
     """
     input_std = optional(above(0)).require("irnn", "input_std", input_std)
-    options = layer_options(parametrization, activation, {"init": "identity", **options})
-    rnn = OrthogonalRNN(input_size, hidden_size, trainable_h0=True, **options)
+    given = layer_options(parametrization, activation, {"init": "identity", **options})
+    rnn = OrthogonalRNN(input_size, hidden_size, trainable_h0=True, **given)
     if input_std is not None:
         draw_(rnn, "weight_ih", nn.init.normal_, std=input_std)
     draw_(rnn, "h0", nn.init.zeros_)

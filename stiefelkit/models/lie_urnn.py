@@ -1,7 +1,5 @@
 """Unitary RNN in coordinates of the Lie algebra u(n)."""
 
-from typing import Any
-
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.models.sequence import SequenceModel, layer_options, read_out
 from stiefelkit.nn import OrthogonalRNN
@@ -14,7 +12,7 @@ def lie_urnn(
     *,
     parametrization: Parametrization | None = "matrix_exp",
     activation: str = "modrelu",
-    **options: Any,
+    **options: object,
 ) -> SequenceModel:
     """Builds the unitary RNN :math:`W = exp(∑_e l_e T_e)`, :math:`T_e` a basis of :math:`u(n)`, complex modReLU.
 
@@ -25,11 +23,9 @@ def lie_urnn(
 
     Parameters: :math:`n^2 + 2nm + n + 2np + p`.
 
-    Arguments as in `stiefelkit.models.create`: any complex parametrization or None, a free W; any complex activation.
-
     References:
         Hyland, Ratsch, Learning unitary operators with help from u(n), AAAI 2017.
     """
-    options = layer_options(parametrization, activation, options, "matrix_exp", init="gaussian")
-    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", **options)
+    given = layer_options(parametrization, activation, options, "matrix_exp", init="gaussian")
+    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", **given)
     return SequenceModel(rnn, read_out(rnn, output_size, parts=2))

@@ -2,8 +2,7 @@
 
 import torch
 
-from stiefelkit.models.blocks import stacked
-from stiefelkit.models.sequence import SequenceModel
+from stiefelkit.models.sequence import SequenceModel, stacked
 from stiefelkit.nn import LRUBlock
 
 
@@ -27,9 +26,9 @@ def lru(
     around each block. The norm is torch's LayerNorm. Where one answer is wanted the last step gives it, whereas the
     paper averages over steps.
 
-    Arguments as in `stiefelkit.models.create`, and those of `stiefelkit.nn.LRU`: `hidden_size` is the width of the
-    state of each block, two real numbers for a complex one, `width` that of what blocks read and write, half of it if
-    left out. It reads one way, and drops, with `dropout`, within blocks.
+    Arguments are those of `stiefelkit.nn.LRU`: `hidden_size` is the width of the state of each block, two real
+    numbers for a complex one, `width` that of what blocks read and write, half of it if left out. It reads one way, and
+    drops, with `dropout`, within blocks.
 
     References:
         Orvieto, Smith, Gu, Fernando, Gulcehre, Pascanu, De, Resurrecting recurrent neural networks for long sequences,

@@ -1,7 +1,5 @@
 """LSTM, the baseline of the orthogonal papers."""
 
-from typing import Any
-
 from torch import nn
 
 from stiefelkit.contract.param import Parametrization
@@ -19,7 +17,7 @@ def lstm(
     num_layers: int = 1,
     bidirectional: bool = False,
     dropout: float = 0.0,
-    **options: Any,
+    **options: object,
 ) -> SequenceModel:
     """Builds the LSTM that the papers compare with: one bias vector a gate, forget bias 1.
 
@@ -29,8 +27,7 @@ def lstm(
 
     Parameters: 4n(n + m + 1) + np + p.
 
-    Arguments as in `stiefelkit.models.create`: any real parametrization of each gate's recurrent block, or None for
-    free weights; `forget_bias` is the initial bias of the forget gate.
+    `forget_bias` is the initial bias of the forget gate.
 
     References:
         Hochreiter, Schmidhuber, Long short-term memory, 1997; Jozefowicz, Zaremba, Sutskever, An empirical exploration

@@ -1,7 +1,5 @@
 """RNN whose singular values stay within a margin of 1."""
 
-from typing import Any
-
 from torch import nn
 
 from stiefelkit.contract.param import Parametrization
@@ -16,7 +14,7 @@ def margin_rnn(
     *,
     parametrization: Parametrization | None = "margin",
     activation: str = "leaky_relu",
-    **options: Any,
+    **options: object,
 ) -> SequenceModel:
     """Builds the RNN with :math:`W = U diag(s) V^T`, :math:`1 - m < s < 1 + m`, leaky ReLU of slope 0.1.
 
@@ -27,14 +25,14 @@ def margin_rnn(
 
     Parameters: n(n - 1) + n + nm + n + np + p + n.
 
-    Arguments as in `stiefelkit.models.create`: any real parametrization or None, a free W; any real activation. Their
+    Their
     code has "oplu" as well. `margin=` is 0.1 if left out.
 
     References:
         Vorontsov, Trabelsi, Kadoury, Pal, On orthogonality and learning recurrent networks with long term dependencies,
         ICML 2017.
     """
-    options = layer_options(parametrization, activation, options)
-    rnn = OrthogonalRNN(input_size, hidden_size, trainable_h0=True, **options)
+    given = layer_options(parametrization, activation, options)
+    rnn = OrthogonalRNN(input_size, hidden_size, trainable_h0=True, **given)
     draw_(rnn, "h0", nn.init.zeros_)
     return SequenceModel(rnn, read_out(rnn, output_size))

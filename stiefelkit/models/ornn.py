@@ -1,7 +1,5 @@
 """oRNN: orthogonal RNN with Householder reflections."""
 
-from typing import Any
-
 from torch import nn
 
 from stiefelkit.contract.param import Parametrization
@@ -16,7 +14,7 @@ def ornn(
     *,
     parametrization: Parametrization | None = "householder",
     activation: str = "leaky_relu",
-    **options: Any,
+    **options: object,
 ) -> SequenceModel:
     """Builds oRNN: :math:`W = H(u_1) H(u_2) ... H(u_k)`, leaky ReLU of slope 0.1 or OPLU.
 
@@ -29,15 +27,15 @@ def ornn(
 
     Parameters: nk - k(k - 1)/2 + nm + n + np + p + n.
 
-    Arguments as in `stiefelkit.models.create`: any real parametrization or None, a free W; any real activation. "oplu"
+    "oplu"
     is the paper's other, with pairs (i, i + n/2). `reflections=`, k, is n if left out.
 
     References:
         Mhammedi, Hellicar, Rahman, Bailey, Efficient orthogonal parametrisation of recurrent neural networks using
         Householder reflections, ICML 2017.
     """
-    options = layer_options(parametrization, activation, options, "householder", init="mhammedi")
-    rnn = OrthogonalRNN(input_size, hidden_size, trainable_h0=True, **options)
+    given = layer_options(parametrization, activation, options, "householder", init="mhammedi")
+    rnn = OrthogonalRNN(input_size, hidden_size, trainable_h0=True, **given)
     bound = (3 / (2 * hidden_size)) ** 0.5
     draw_(rnn, "weight_ih", nn.init.xavier_uniform_)
     draw_(rnn, "h0", nn.init.uniform_, -bound, bound)

@@ -1,7 +1,5 @@
 """Restricted-capacity uRNN: the first unitary RNN, a product of cheap factors."""
 
-from typing import Any
-
 from torch import nn
 
 from stiefelkit.contract.param import Parametrization
@@ -16,7 +14,7 @@ def restricted_urnn(
     *,
     parametrization: Parametrization | None = "fourier",
     activation: str = "modrelu",
-    **options: Any,
+    **options: object,
 ) -> SequenceModel:
     """Builds the restricted-capacity uRNN: :math:`W = D_3 R_2 F^{-1} D_2 P R_1 F D_1`, 7n parameters, complex modReLU.
 
@@ -28,13 +26,11 @@ def restricted_urnn(
 
     Parameters: 7n + 2nm + 3n + 2np + p.
 
-    Arguments as in `stiefelkit.models.create`: any complex parametrization or None, a free W; any complex activation.
-
     References:
         Arjovsky, Shah, Bengio, Unitary evolution recurrent neural networks, ICML 2016.
     """
-    options = layer_options(parametrization, activation, options)
-    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", trainable_h0=True, **options)
+    given = layer_options(parametrization, activation, options)
+    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", trainable_h0=True, **given)
     bound = (3 / (2 * hidden_size)) ** 0.5
     draw_(rnn, "weight_ih", nn.init.xavier_uniform_)
     draw_(rnn, "bias", nn.init.uniform_, -0.01, 0.01)

@@ -1,13 +1,10 @@
 """RotRNN: residual blocks of linear recurrences that rotate."""
 
-from typing import Any
-
 import torch
 
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError
-from stiefelkit.models.blocks import stacked
-from stiefelkit.models.sequence import SequenceModel
+from stiefelkit.models.sequence import SequenceModel, stacked
 from stiefelkit.nn import RotationBlock
 
 
@@ -26,7 +23,7 @@ def rotrnn(
     normalize: bool = True,
     trainable_h0: bool = False,
     backend: str = "auto",
-    **options: Any,
+    **options: object,
 ) -> SequenceModel:
     """Builds RotRNN: blocks of a norm, :math:`h_t = g W h_{t-1} + s U x_t` with :math:`W = P R(θ) P^T`, and a gate.
 
@@ -35,9 +32,9 @@ def rotrnn(
     Behind GELU stands a gated linear unit. With `parametrization=None` P is the identity: U and the layer behind the
     states contain it, since both are free, so that no function is lost, and a step takes no product n x n.
 
-    Arguments as in `stiefelkit.models.create`, and those of `stiefelkit.nn.RotationBlock`: `hidden_size` is the width
-    of the state of each block, `width` that of what blocks read and write, half of it if left out. It reads one way,
-    and drops, with `dropout`, within blocks.
+    Arguments are those of `stiefelkit.nn.RotationBlock`: `hidden_size` is the width of the state of each block,
+    `width` that of what blocks read and write, half of it if left out. It reads one way, and drops, with `dropout`,
+    within blocks.
 
     References:
         Biegun, Dolga, Cunningham, Barber, RotRNN: modelling long sequences with rotations, 2024.

@@ -1,7 +1,5 @@
 """scoRNN: orthogonal RNN with the scaled Cayley transform."""
 
-from typing import Any
-
 from torch import nn
 
 from stiefelkit.contract.param import Parametrization
@@ -16,7 +14,7 @@ def scornn(
     *,
     parametrization: Parametrization | None = "cayley",
     activation: str = "modrelu",
-    **options: Any,
+    **options: object,
 ) -> SequenceModel:
     """Builds scoRNN: :math:`W = (I + A)^{-1} (I - A) D`, modReLU, states as columns.
 
@@ -28,14 +26,13 @@ def scornn(
 
     Parameters: n(n - 1)/2 + nm + n + np + p.
 
-    Arguments as in `stiefelkit.models.create`: any real parametrization or None, a free W; any real activation.
     `negative=`, rho, how many signs are -1, is n/2 if left out.
 
     References:
         Helfrich, Willmott, Ye, Orthogonal recurrent neural networks with scaled Cayley transform, ICML 2018.
     """
     negative = hidden_size // 2
-    options = layer_options(parametrization, activation, options, "cayley", negative=negative, init="helfrich")
-    rnn = OrthogonalRNN(input_size, hidden_size, **options)
+    given = layer_options(parametrization, activation, options, "cayley", negative=negative, init="helfrich")
+    rnn = OrthogonalRNN(input_size, hidden_size, **given)
     draw_(rnn, "weight_ih", nn.init.uniform_, -0.01, 0.01)
     return SequenceModel(rnn, read_out(rnn, output_size))

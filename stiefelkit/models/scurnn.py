@@ -1,7 +1,5 @@
 """scuRNN: unitary RNN with the scaled Cayley transform and trained phases."""
 
-from typing import Any
-
 from torch import nn
 
 from stiefelkit.contract.param import Parametrization
@@ -18,7 +16,7 @@ def scurnn(
     parametrization: Parametrization | None = "cayley",
     activation: str = "modrelu",
     bias_bound: float = 0.01,
-    **options: Any,
+    **options: object,
 ) -> SequenceModel:
     """Builds scuRNN: :math:`W = (I + A)^{-1} (I - A) diag(e^{i θ})`, A skew-Hermitian, complex modReLU.
 
@@ -30,19 +28,15 @@ def scurnn(
 
     Parameters: :math:`n^2 + n + 2nm + n + 2n + 2np + p`.
 
-    Arguments as in `stiefelkit.models.create`: any complex parametrization or None, a free W; any complex activation.
     A unit with a positive bias lengthens its state at every step, and gradients across it by 1 + b / |z|;
     `bias_bound=0` begins with an isometry instead, as scoRNN does.
-
-    Raises:
-        OptionError: the bound is negative or not finite, or the map has no such option.
 
     References:
         Maduranga, Helfrich, Ye, Complex unitary recurrent neural networks using scaled Cayley transform, AAAI 2019.
     """
     bias_bound = at_least(0).require("scurnn", "bias_bound", bias_bound)
-    options = layer_options(parametrization, activation, options, "cayley", init="helfrich")
-    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", trainable_h0=True, **options)
+    given = layer_options(parametrization, activation, options, "cayley", init="helfrich")
+    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", trainable_h0=True, **given)
     draw_(rnn, "weight_ih", nn.init.xavier_uniform_)
     draw_(rnn, "bias", nn.init.uniform_, -bias_bound, bias_bound)
     draw_(rnn, "h0", nn.init.uniform_, -0.01, 0.01)

@@ -1,23 +1,25 @@
 """A recurrent layer and a linear read-out, and what models share: options of the layer, draws of its weights."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from stiefelkit._torch import is_exported
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import OptionError, ShapeError
 from stiefelkit.functional import skew_size
+from stiefelkit.nn import RotationBlock
 from stiefelkit.nn.recurrent import Layers
+from stiefelkit.numbers import integer
 from stiefelkit.scan.onnx import exported_gates
 from stiefelkit.weights.find import orthogonal_weights
 
-MANY = 2**22
+MIN_DROPPED_STATES = 2**22
 """Numbers in all states of a sequence from which on it pays not to keep them: fewer are made faster than left out."""
 
 
@@ -54,14 +56,14 @@ class SequenceModel(nn.Module):
         :math:`√T` of them. Without, under `torch.no_grad`, only the last, if they are many.
         """
         states, last = _run(self.rnn, x, last_only)
-        rows = x.data if isinstance(x, PackedSequence) else x
+        rows: Tensor = x.data if isinstance(x, PackedSequence) else x
         if last_only:
             return self._read(self._last(states, last, 3 if isinstance(x, PackedSequence) else x.dim()), rows)
         if isinstance(states, PackedSequence):
             return states._replace(data=self._read(states.data, rows))
         return self._read(states, rows)
 
-    def _last(self, states: Any, last: Any, dims: int) -> Tensor:
+    def _last(self, states: Tensor | PackedSequence, last: Tensor | tuple[Tensor, ...], dims: int) -> Tensor:
         """Returns what is read at the last step, (B, .); the layer returned `states` and `last`, which has `dims`."""
         h_n = last[0] if isinstance(last, tuple) else last
         if h_n.dim() != dims:
@@ -80,6 +82,55 @@ class SequenceModel(nn.Module):
     def extra_repr(self) -> str:
         """Returns which dimension is which."""
         return "(batch, time, features)"
+
+
+class _Blocks(nn.Module):
+    """A linear layer and blocks, with the arguments of a recurrent layer: states are those of all blocks."""
+
+    bidirectional = False
+
+    def __init__(
+        self, block: type[RotationBlock], input_size: int, width: int, hidden_size: int, count: int, options: dict
+    ):
+        super().__init__()
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, count
+        self.input = nn.Linear(input_size, width)
+        self.blocks = nn.ModuleList(block(width, hidden_size, **options) for _ in range(count))
+        self.dropout = self.blocks[0].dropout
+
+    def forward(self, x: Tensor | PackedSequence, hx: Tensor | None = None) -> tuple[Any, Tensor]:
+        x, last = x._replace(data=self.input(x.data)) if isinstance(x, PackedSequence) else self.input(x), []
+        for i, block in enumerate(self.blocks):
+            x, h = block(x, None if hx is None else hx[i : i + 1])
+            last.append(h)
+        return x, torch.cat(last)
+
+
+class _BlockModel(SequenceModel):
+    """Reads what the last block gives, instead of its states."""
+
+    def _last(self, states: Tensor | PackedSequence, last: Tensor | tuple[Tensor, ...], dims: int) -> Tensor:
+        if isinstance(states, PackedSequence):
+            rows, lengths = pad_packed_sequence(states, batch_first=True)
+            return rows[torch.arange(len(lengths), device="cpu"), lengths - 1]
+        return states[:, -1]
+
+
+def stacked(
+    name: str,
+    block: type[RotationBlock],
+    sizes: tuple[int, int, int],
+    width: int | None,
+    num_layers: int,
+    **options: object,
+) -> SequenceModel:
+    """Returns the model `name` of so many residual blocks, whose width is half of the state's if left out."""
+    inputs, hidden_size, outputs = sizes
+    hidden_size = integer(2).require(name, "hidden_size", hidden_size)
+    num_layers = integer(1).require(name, "num_layers", num_layers)
+    features: int = hidden_size // 2 if width is None else integer(1).require(name, "width", width)
+    blocks = _Blocks(block, inputs, features, hidden_size, num_layers, options)
+    return _BlockModel(blocks, nn.Linear(features, outputs))
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -110,22 +161,24 @@ def _run(rnn: nn.Module, x: Tensor | PackedSequence, last_only: bool) -> Any:
     they are many.
     """
     if last_only and isinstance(rnn, Layers) and not torch.is_grad_enabled() and not is_exported():
-        rows = x.data if isinstance(x, PackedSequence) else x
-        if rows.shape[:-1].numel() * rnn.hidden_size >= MANY:
+        rows: Tensor = x.data if isinstance(x, PackedSequence) else x
+        if rows.shape[:-1].numel() * rnn.hidden_size >= MIN_DROPPED_STATES:
             return rnn(x, last_only=True)
     if is_exported() and isinstance(x, Tensor) and isinstance(rnn, nn.LSTM | nn.GRU):
         if all(len(layer) == 4 for layer in rnn.all_weights):
-            return exported(rnn, rnn.all_weights, isinstance(rnn, nn.LSTM), x)
+            return exported(rnn.all_weights, isinstance(rnn, nn.LSTM), x, rnn.bidirectional, rnn.training * rnn.dropout)
     return rnn(x)
 
 
-def exported(rnn: Any, weights: Any, is_lstm: bool, x: Tensor) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
+def exported(
+    weights: Sequence[Sequence[Tensor]], is_lstm: bool, x: Tensor, bidirectional: bool, dropout: float
+) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
     """Runs torch's LSTM or GRU, batch first, as the operator of ONNX."""
-    if rnn.training and rnn.dropout:
+    if dropout:
         raise OptionError(
             "torch.onnx.export needs a net that drops nothing, got dropout in training; call eval() first."
         )
-    out, h_n, c_n = exported_gates(x.transpose(0, 1), weights, is_lstm=is_lstm, directions=1 + rnn.bidirectional)
+    out, h_n, c_n = exported_gates(x.transpose(0, 1), weights, is_lstm=is_lstm, directions=1 + bidirectional)
     return out.transpose(0, 1), (h_n, c_n) if is_lstm else h_n
 
 
@@ -134,7 +187,7 @@ def named(rnn: nn.Module, name: str) -> list[Tensor]:
     return [p for key, p in rnn.named_parameters(recurse=False) if key.startswith(f"{name}_l")]
 
 
-def draw_(rnn: nn.Module, name: str, scheme: Callable[..., Any], *args: Any, **options: Any) -> None:
+def draw_(rnn: nn.Module, name: str, scheme: Callable[..., object], *args: object, **options: object) -> None:
     """Draws the weights of one name by a function of torch.nn.init."""
     for p in named(rnn, name):
         scheme(p, *args, **options)
@@ -143,9 +196,9 @@ def draw_(rnn: nn.Module, name: str, scheme: Callable[..., Any], *args: Any, **o
 def layer_options(
     parametrization: Parametrization | None,
     activation: str,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     home: str = "",
-    **defaults: Any,
+    **defaults: object,
 ) -> dict[str, Any]:
     """Arguments of a model's layer: batch first, with the caller's options.
 

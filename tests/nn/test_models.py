@@ -107,26 +107,20 @@ def test_every_model_learns(name):
     assert math.isfinite(losses[-1])
 
 
-@pytest.mark.parametrize("parametrization", [*MAPS, None])
-@pytest.mark.parametrize("name", REAL + GATED)
-def test_every_real_model_takes_every_real_map(name, parametrization):
+@pytest.mark.parametrize(
+    ("name", "parametrization"),
+    [
+        *((name, parametrization) for name in REAL + GATED for parametrization in (*MAPS, None)),
+        *((name, parametrization) for name in COMPLEX for parametrization in (*MAPS, "fourier", None)),
+    ],
+)
+def test_every_model_takes_every_map_of_its_field(name, parametrization):
     net: Any = sk.models.create(name, 2, 4, 3, parametrization=parametrization)
-    _check_map(net, parametrization, "weight_hh_l0")
-
-
-@pytest.mark.parametrize("parametrization", [*MAPS, "fourier", None])
-@pytest.mark.parametrize("name", COMPLEX)
-def test_every_complex_model_takes_every_complex_map(name, parametrization):
-    net: Any = sk.models.create(name, 2, 4, 3, parametrization=parametrization)
-    _check_map(net, parametrization, "weight_hh_l0")
-
-
-def _check_map(net: Any, parametrization: str | None, weight: str) -> None:
     if parametrization is None:
         assert not sk.drift(net)
-        assert isinstance(getattr(net.rnn, weight), nn.Parameter)
+        assert isinstance(net.rnn.weight_hh_l0, nn.Parameter)
     else:
-        assert type(net.rnn.parametrizations[weight].param) is sk.available()[parametrization]
+        assert type(net.rnn.parametrizations.weight_hh_l0.param) is sk.available()[parametrization]
         assert all(found.error <= 1e-5 for found in sk.drift(net).values())
     out = net(torch.randn(2, 5, 2))
     assert out.shape == (2, 5, 3)
@@ -202,22 +196,8 @@ def test_gates_of_frames_take_one_sequence_as_other_models_do(name):
     assert torch.equal(net(x), net(x[None])[0])
     assert torch.equal(net(x, last_only=True), net(x[None], last_only=True)[0])
     for wrong in (torch.randn(3, 5, 1), torch.randn(2), torch.randn(1, 3, 5, 2)):
-        with pytest.raises(errors.ShapeError, match=r"FrameGates .*\(batch, time, 2\) or \(time, 2\), got"):
+        with pytest.raises(errors.ShapeError, match="FrameGates"):
             net(wrong)
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"num_layers": 0}, "FrameGates needs an integer num_layers >= 1, got 0"),
-        ({"dropout": 2.0}, "FrameGates needs dropout >= 0 and <= 1, got 2.0"),
-        ({"bidirectional": "yes"}, "FrameGates needs bidirectional to be True or False"),
-        ({"hidden_size": 0}, "FrameGates needs an integer hidden_size >= 1, got 0"),
-    ],
-)
-def test_gates_of_frames_refuse_what_is_out_of_range(options, text):
-    with pytest.raises(errors.OptionError, match=text):
-        sk.models.FrameGates(nn.LSTM, **{"input_size": 3, "hidden_size": 4, "parametrization": "cayley"} | options)
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -238,52 +218,30 @@ def test_separate_coordinates_take_separate_rates():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "error", "text"),
+    ("name", "n", "options", "error", "word"),
     [
-        (("scorn", 1, 2, 3), {}, errors.UnknownNameError, 'did you mean "scornn"'),
-        (("scornn", 1, 0, 3), {}, errors.OptionError, "hidden_size >= 1"),
-        (("scornn", 1, 2, 3), {"negativ": 1}, errors.OptionError, 'did you mean "negative"'),
-        (("scornn", 1, 2, 3), {"negative": 9}, errors.OptionError, "from 0 to p = 2"),
-        (("full_urnn", 1, 2, 3), {"bias_bound": -1.0}, errors.OptionError, "bias_bound >= 0"),
-        (("full_urnn", 1, 2, 3), {"parametrization": "caley"}, errors.UnknownNameError, 'did you mean "cayley"'),
-        (("full_urnn", 1, 2, 3), {"init": "restrictd"}, errors.OptionError, 'did you mean "restricted"'),
-        (
-            ("scornn", 1, 4, 3),
-            {"parametrization": "householder", "negative": 2},
-            errors.OptionError,
-            "scornn with householder has no option 'negative'",
-        ),
-        (
-            ("scornn", 1, 4, 3),
-            {"parametrization": None, "negative": 2},
-            errors.OptionError,
-            "without a parametrization",
-        ),
-        (("scornn", 1, 4, 3), {"parametrization": "fourier"}, errors.DtypeError, 'field="complex".'),
-        (("scornn", 1, 4, 3), {"activaton": "relu"}, errors.OptionError, 'did you mean "activation"'),
-        (("scornn", 1, 4, 3), {"parametrization": 3}, errors.OptionError, "a name or a subclass"),
-        (("ornn", 1, 4, 3), {"reflections": 5}, errors.OptionError, "from 1 to p = 4"),
-        (("ornn", 1, 3, 3), {"activation": "oplu"}, errors.OptionError, "even hidden_size"),
-        (("eurnn", 1, 4, 3), {"output_init": "theirs"}, errors.OptionError, 'output_init "glorot" or "authors"'),
-        (("eurnn", 1, 6, 3), {"layout": "fft"}, errors.DtypeError, "power of two"),
-        (("goru", 1, 6, 3), {}, errors.DtypeError, "power of two"),
-        (("goru", 1, 8, 3), {"layers": 2}, errors.OptionError, 'layout "brickwall" for layers='),
-        (("margin_rnn", 1, 4, 3), {"margin": 1.0}, errors.OptionError, "margin >= 0 and < 1"),
-        (("irnn", 1, 4, 3), {"input_std": 0.0}, errors.OptionError, "input_std > 0"),
-        (("irnn", 1, 4, 3), {"init": "identiy"}, errors.OptionError, 'did you mean "identity"'),
-        (("lstm", 1, 4, 3), {"activation": "relu"}, errors.OptionError, "no option 'activation': its activations are"),
-        (("gru", 1, 4, 3), {"nonlinearity": "relu"}, errors.OptionError, "'nonlinearity': its activations are part"),
-        (("rotrnn", 1, 4, 3), {"activation": "relu"}, errors.OptionError, "'activation': its activations are part"),
-        (("lru", 1, 4, 3), {"nonlinearity": "relu"}, errors.OptionError, "its activations are part of the model."),
-        (("rotrnn", 1, 4, 3), {"dropuot": 0.1}, errors.OptionError, "no option 'dropuot'; did you mean \"dropout\"?"),
-        (("scornn", 1, 4, 3), {"nonlinearity": "relu"}, errors.OptionError, 'did you mean "activation"?'),
-        (("gru", 1, 4, 3), {"init": "haar"}, errors.OptionError, "GRU needs a parametrization for the options init"),
+        ("scorn", 2, {}, errors.UnknownNameError, 'did you mean "scornn"'),
+        ("scornn", 0, {}, errors.OptionError, "hidden_size"),
+        ("scornn", 2, {"negativ": 1}, errors.OptionError, 'did you mean "negative"'),
+        ("full_urnn", 2, {"bias_bound": -1.0}, errors.OptionError, "bias_bound"),
+        ("full_urnn", 2, {"init": "restrictd"}, errors.OptionError, 'did you mean "restricted"'),
+        ("scornn", 4, {"parametrization": "householder", "negative": 2}, errors.OptionError, "householder"),
+        ("scornn", 4, {"parametrization": None, "negative": 2}, errors.OptionError, "without a parametrization"),
+        ("scornn", 4, {"parametrization": "fourier"}, errors.DtypeError, "complex"),
+        ("scornn", 4, {"nonlinearity": "relu"}, errors.OptionError, 'did you mean "activation"'),
+        ("eurnn", 4, {"output_init": "theirs"}, errors.OptionError, "authors"),
+        ("goru", 6, {}, errors.DtypeError, "power of two"),
+        ("goru", 8, {"backend": "inplace"}, errors.OptionError, "loop"),
+        ("irnn", 4, {"input_std": 0.0}, errors.OptionError, "input_std"),
+        ("lstm", 4, {"activation": "relu"}, errors.OptionError, "part of the model"),
+        ("rotrnn", 4, {"nonlinearity": "relu"}, errors.OptionError, "part of the model"),
+        ("rotrnn", 4, {"dropuot": 0.1}, errors.OptionError, 'did you mean "dropout"'),
+        ("gru", 4, {"init": "haar"}, errors.OptionError, "parametrization"),
     ],
 )
-def test_bad_models_are_said_in_one_sentence(arguments, options, error, text):
-    with pytest.raises(error) as caught:
-        sk.models.create(*arguments, **options)
-    assert text in str(caught.value)
+def test_bad_models_are_refused_by_name(name, n, options, error, word):
+    with pytest.raises(error, match=word):
+        sk.models.create(name, 1, n, 3, **options)
 
 
 def test_a_model_is_registered_by_name(monkeypatch):
