@@ -14,6 +14,7 @@ from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, train
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import Silent
+from stiefelkit.training.run_folder import MEASURED, read_log
 
 SMALL = f"--seed {seeds.seed()} --T 2 --train-size 30 --test-size 20 --hidden-size 5 --steps 6 --batch-size 8"
 SMALL += " --eval-every 3 --log-every 2"
@@ -76,6 +77,20 @@ def small(**changes: Any) -> Config:
         }
         | changes
     )
+
+
+def longer(**changes: Any) -> Config:
+    """A run of twelve steps whose rates fall, with lines and checkpoints at odd places."""
+    every = {"eval_every": 5, "log_every": 2, "checkpoint_every": 4}
+    config = {"seed": seeds.seed(), "hidden_size": 5, "steps": 12, "rates": {"skew": 1e-4}, "schedule": "cosine"}
+    return small(**{**config, "clip_norm": 1.0, **every, **changes})
+
+
+def content(path: Path) -> tuple[list[dict[str, Any]], bytes, Any]:
+    """What two runs must share: the log without times, and the last checkpoint without counts of bytes and times."""
+    log = [{key: value for key, value in line.items() if key not in MEASURED} for line in read_log(path / "log.jsonl")]
+    _, state = checkpoint.load(checkpoint.checkpoints(path / "checkpoints")[-1])
+    return log, weights(path), state["optimizer"]["param_groups"]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from stiefelkit.errors import RunError
-from stiefelkit.training.files import make_folder, parse_json, read_file, remove, rename, sync_directory, write_synced
+from stiefelkit.training.files import make_folder, read_file, remove, rename, sync_directory, write_synced
 
 KEPT = 2
 LARGEST = 2**30
@@ -28,7 +28,7 @@ TENSORS, STATE = "tensors.safetensors", "state.json"
 PREFIX, TEMPORARY = "step-", ".tmp-"
 NAME = re.compile(rf"{PREFIX}(\d{{8,}})", re.ASCII)
 BROKEN = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, SafetensorError)
-"""What comes of files that hold something else than they should."""
+"""Exceptions raised by malformed files."""
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
@@ -92,7 +92,10 @@ def load(path: Path) -> tuple[int, dict[str, Any]]:
     """Returns step and state of one checkpoint; raises RunError if a file is missing or is not what was written."""
     try:
         run = path.parent.parent
-        record = _unsealed(read_file(path / STATE, run, LARGEST))
+        sealed = read_file(path / STATE, run, LARGEST)
+        record = json.loads(sealed)["record"]
+        if sealed != _sealed(record):  # JSON of its own making comes back to the byte
+            raise ValueError("it has changed")
         content = read_file(path / TENSORS, run)
         if record["tensors"]["sha256"] != hashlib.sha256(content).hexdigest():
             raise RunError(f"Checkpoint {path} is damaged: the content of {TENSORS} has changed.")
@@ -111,18 +114,9 @@ def load(path: Path) -> tuple[int, dict[str, Any]]:
     return step, state
 
 
-def _sealed(record: Any) -> bytes:
+def _sealed(record: object) -> bytes:
     digest = hashlib.sha256(json.dumps(record).encode()).hexdigest()
     return json.dumps({"sha256": digest, "record": record}).encode()
-
-
-def _unsealed(content: bytes) -> Any:
-    if content.startswith(b'{"step": '):  # written before there were digests
-        return parse_json(content)
-    record = json.loads(content)["record"]
-    if content != _sealed(record):  # JSON of its own making comes back to the byte
-        raise ValueError("it has changed")
-    return record
 
 
 def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from stiefelkit.errors import OptionError, printable
-from stiefelkit.training.files import refuse_links, writable
+from stiefelkit.training.files import refuse_links, remove, writable
 
 FOLDER = "tensorboard"
-REDRAWN = 0.1
-"""Seconds between two drawings of the bar, at least."""
+REDRAW_SECONDS = 0.1
 FIGURES = {
-    "loss": "loss {}",
+    "loss": "loss {:.4g}",
     "accuracy": "accuracy {:.1%}",
     "test_loss": "test loss {:.4f}",
     "test_accuracy": "test {:.1%}",
@@ -25,9 +24,11 @@ FIGURES = {
     "ratio": "orthogonality {:.2f} x limit",
 }
 """Figures under the bar, in words."""
+Record = Mapping[str, Any]
+"""A line of the log."""
 
 
-def worst_ratio(record: Mapping[str, Any]) -> float | None:
+def worst_ratio(record: Record) -> float | None:
     """Returns the largest error over limit of a record's weights, or None without such weights."""
     weights = record.get("orthogonality", {}).values()
     return max((weight["error"] / weight["limit"] for weight in weights), default=None)
@@ -58,7 +59,7 @@ class Silent:
     def stepped(self, step: int, loss: float) -> None:
         """Shows that one optimizer step is done; `loss` is the mean since the last record."""
 
-    def record(self, record: Mapping[str, Any]) -> None:
+    def record(self, record: Record) -> None:
         """Shows a line that was written to the log."""
 
     def note(self, sentence: str) -> None:
@@ -88,20 +89,18 @@ class Bar:
 
     def show(self, what: str, done: int, rounds: int, words: Iterable[str] = (), at_once: bool = False) -> None:
         """Moves the bar, with words under it, ten times a second at most unless it is to be at once."""
-        if not self._console.is_terminal or (not at_once and time.monotonic() - self._drawn < REDRAWN):
+        if not self._console.is_terminal or (not at_once and time.monotonic() - self._drawn < REDRAW_SECONDS):
             return
-        what = printable(what)
         if self._progress is None:
             columns = TextColumn("{task.description}", markup=False), BarColumn(None), MofNCompleteColumn()
-            shown = (*columns, TimeRemainingColumn(compact=True)) if self._stays else columns
+            columns += (TimeRemainingColumn(compact=True),) if self._stays else ()
             self._progress = _Progress(
-                *shown, console=self._console, auto_refresh=False, transient=not self._stays, expand=self._stays
+                *columns, console=self._console, auto_refresh=False, transient=not self._stays, expand=self._stays
             )
-            self._task = self._progress.add_task(what, completed=done, total=rounds)
+            self._progress.add_task("")
             self._progress.start()
         self._progress.words = "  ".join(words)
-        self._progress.update(self._task, description=what, completed=done, total=rounds)
-        self._progress.refresh()
+        self._progress.update(TaskID(0), description=printable(what), completed=done, total=rounds, refresh=True)
         self._drawn = time.monotonic()
 
     def hide(self) -> None:
@@ -129,7 +128,7 @@ class Terminal(Silent):
         self._console = console or Screen()
         self._bar = Bar(self._console, stays=True)
         self._title, self._steps, self._step, self._since = "", 0, 0, (0, 0.0)
-        self._last: dict[str, Any] = {}
+        self._last: dict[str, float | None] = {}
 
     def begin(self, title: str, step: int, steps: int) -> None:
         """Draws the empty bar."""
@@ -139,11 +138,10 @@ class Terminal(Silent):
 
     def stepped(self, step: int, loss: float) -> None:
         """Moves the bar."""
-        self._step = step
-        self._last["loss"] = f"{loss:.4f}" if loss < 1e4 else f"{loss:.3g}"
+        self._step, self._last["loss"] = step, loss
         self._draw()
 
-    def record(self, record: Mapping[str, Any]) -> None:
+    def record(self, record: Record) -> None:
         """Takes the figures over; without a bar, prints them at an evaluation."""
         if record["kind"] == "train":
             self._last |= {"accuracy": record.get("accuracy"), "ratio": worst_ratio(record)}
@@ -169,7 +167,7 @@ class Terminal(Silent):
 
     @contextlib.contextmanager
     def _going_on(self) -> Iterator[None]:
-        """Has a run go on where whoever read is gone, or the disk under the output is full."""
+        """Lets a run go on where nobody reads any longer, or the disk under the output is full."""
         try:
             yield
         except OSError:
@@ -194,37 +192,26 @@ def require_tensorboard() -> None:
 
 
 class Curves:
-    """Writes the lines of a log as scalars: one curve for each number, by the kind of the line.
+    """Writes the lines of a log as scalars, one curve for each number by the kind of the line; `before` anew."""
 
-    Points behind the step that it goes on from, which will come again, are dropped; what the curves lack of the lines
-    before is added.
-    """
-
-    def __init__(self, run: Path, step: int, before: Iterable[Mapping[str, Any]] = ()):
+    def __init__(self, run: Path, before: Iterable[Record] = ()):
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run / FOLDER
         with writable("A run with curves", folder):
             refuse_links(folder, run)
-        last = None
-        if any(folder.glob("events.*")):
-            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-            # the last point of each curve
-            events = EventAccumulator(str(folder), size_guidance={"scalars": 1}).Reload()
-            last = max((events.Scalars(tag)[-1].step for tag in events.Tags()["scalars"]), default=0)
-        self.writer = SummaryWriter(str(folder), purge_step=None if last is None else step + 1)
+            remove(folder, run)
+        self.writer = SummaryWriter(str(folder))
         for record in before:
-            if last is None or record["step"] > last:
-                self.write(record)
+            self.write(record)
 
-    def write(self, record: Mapping[str, Any]) -> None:
+    def write(self, record: Record) -> None:
         """Adds a point to each curve that a line of the log has something for."""
         for name, value in scalars(record).items():
             self.writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
 
 
-def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+def scalars(record: Record) -> dict[str, float]:
     """Returns the numbers of a line of the log by name; of the orthogonality the worst error over its limit.
 
     >>> weights = {"a": {"error": 2e-7, "limit": 1e-7}, "b": {"error": 0.0, "limit": 1e-7}}

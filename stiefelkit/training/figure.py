@@ -1,7 +1,6 @@
 """The look that all figures share, without a display and without touching matplotlib's global state."""
 
 import io
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ STYLE: dict[Any, Any] = {
     "lines.markersize": 3.5,
     "svg.hashsalt": "stiefelkit",
 }
-UNDATED: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+UNDATED = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 
 
 @contextmanager
@@ -112,20 +111,6 @@ def legend(axes: "Axes") -> None:
         axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize="small")
 
 
-def log_scale(axes: "Axes") -> None:
-    """Makes the y axis of a finished panel logarithmic: plain numbers where they are short, powers of ten elsewhere."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
-    low, high = axes.get_ylim()
-    if high / low < 30:
-        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-        axes.yaxis.set_minor_formatter(FuncFormatter(plain_number))
-    else:
-        axes.yaxis.set_minor_formatter(NullFormatter())
-
-
 def step_scale(axes: "Axes") -> None:
     """Makes the x axis of a panel one of steps from 0 on, with whole numbers even beside a single point."""
     from matplotlib.ticker import MaxNLocator
@@ -136,30 +121,18 @@ def step_scale(axes: "Axes") -> None:
 
 def accuracy_scale(axes: "Axes") -> None:
     """Makes the y axis of a finished panel of fractions logistic: 90 to 95 % takes as much room as 50 to 68."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, NullLocator
 
     axes.set_yscale("logit", nonpositive="clip")
     axes.yaxis.set_major_locator(FixedLocator([percent / 100 for percent in PERCENTS]))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
-
-
-def plain_number(value: float, _: object = None) -> str:
-    r"""Returns a number as ticks show it: plain where it is short, else with a power of ten.
-
-    >>> plain_number(0.0), plain_number(1000.0), plain_number(2e4)
-    ('0', '1000', '$2 \\cdot 10^{4}$')
-    """
-    if value == 0 or 1e-3 <= value <= 1e3:
-        return f"{value:g}"
-    exponent = math.floor(math.log10(value) + 1e-9)
-    mantissa = round(value / 10.0**exponent, 3)
-    return f"$10^{{{exponent}}}$" if mantissa == 1 else rf"${mantissa:g} \cdot 10^{{{exponent}}}$"
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
 
 
 def reference_line(axes: "Axes", value: float, label: str, below: bool = False) -> None:
     """Draws a dashed grey line across the panel, with its label above or below it instead of in the legend."""
     axes.axhline(value, color="0.35", linestyle="--", linewidth=1.0, zorder=1)
-    place: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-    look: Any = {"ha": "right", "va": "top" if below else "bottom", "fontsize": "small", "color": "0.35"}
-    axes.annotate(label, (1.0, value), (-2, -3 if below else 2), **place, **look)
+    axes.annotate(
+        label, (1.0, value), (-2, -3 if below else 2), xycoords=("axes fraction", "data"), textcoords="offset points",
+        ha="right", va="top" if below else "bottom", fontsize="small", color="0.35",
+    )  # fmt: skip

@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from stiefelkit.errors import OptionError, needs
 from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training.config import Config
-from stiefelkit.training.figure import DPI, Figures, figure, literal, log_scale, styles
+from stiefelkit.training.figure import DPI, Figures, figure, literal, styles
 from stiefelkit.training.files import writable, write_json
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, tasks
@@ -213,7 +213,7 @@ def draw(path: Path, plan: GradientPlan, curves: Sequence[GradientCurve], dpi: i
             axes.set_xlim(0, length)
             if positive:
                 axes.set_ylim(max(min(positive), max(positive) * 10.0**-DECADES) / 2, 2 * max(positive))
-                log_scale(axes)
+                axes.set_yscale("log")
         panels[0].set_ylabel(r"$\Vert\partial L / \partial h_t\Vert_2$, mean over the batch")
         panels[-1].legend(loc="best")
     return path

@@ -1,7 +1,4 @@
-"""Figures of runs from their logs: learning curves, orthogonality, and what the papers draw besides.
-
-Besides are scores by seed and by the number of reflectors, generated sequences, and activations over the plane.
-"""
+"""Figures of runs: learning curves, orthogonality, scores by seed and reflectors, generated sequences, activations."""
 
 import contextlib
 import dataclasses
@@ -15,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stiefelkit.errors import DataError, RunError
+from stiefelkit.errors import DataError, RunError, needs
 from stiefelkit.numbers import above
 from stiefelkit.scan.activations import find_activation
 from stiefelkit.training import checkpoint
 from stiefelkit.training.display import worst_ratio
-from stiefelkit.training.figure import Figures, figure, legend, literal, log_scale, reference_line, step_scale, styles
+from stiefelkit.training.figure import Figures, figure, legend, literal, reference_line, step_scale, styles
 from stiefelkit.training.files import reachable
 from stiefelkit.training.run_folder import RunFolder, by_kind, flat, is_run
 from stiefelkit.training.tasks import Task
@@ -73,53 +70,58 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
     They are drawn anew if they exist, and `out` is made if missing. Raises RunError if a run is missing or damaged, or
     the runs are of different tasks, or of one task with different scores.
     """
-    folders = [RunFolder.open(run) for run in runs]
-    names = {folder.config.task for folder in folders}
-    if len(names) != 1:
-        raise RunError(f"A figure needs runs of one task, got runs of {', '.join(sorted(names)) or 'none'}.")
-    curves, figures = [], figures or Figures()
-    for folder, label in zip(folders, _labels(folders), strict=True):
-        curves.append(Curve(label, folder.config.build_task(), by_kind(folder)))
-        if not curves[-1].records["train"]:
+    folders, figures = [RunFolder.open(run) for run in runs], figures or Figures()
+    _same("runs of one task", {folder.config.task for folder in folders})
+    curves = [
+        Curve(label, folder.config.build_task(), by_kind(folder))
+        for folder, label in zip(folders, _labels(folders), strict=True)
+    ]
+    for folder, curve in zip(folders, curves, strict=True):
+        if not curve.records["train"]:
             raise RunError(f"Run {folder.path} needs lines in its log to be drawn, got none yet; train it further.")
-    kinds = {f"{curve.task.headline}, {curve.task.loss_label}" for curve in curves}
-    if len(kinds) != 1:
-        raise RunError(f"A figure needs runs with one score and one loss, got {' and '.join(sorted(kinds))}.")
-    task, drawn, height = curves[0].task, [figures.path(out, "learning")], max(2.9, 0.175 * len(curves))
-    with figure(drawn[0], 2, height=height, dpi=figures.dpi) as (left, right):
-        draw(left, curves, "train", lambda record: record["loss"], marked=False)
-        by_accuracy = task.headline == "accuracy"
-        scale = 100.0 if by_accuracy else 1.0
-        draw(right, curves, "test", lambda record: scale * record[task.headline])
-        right.set_ylabel("accuracy (%)" if by_accuracy else task.loss_label)
-        known = [curve.task.known_baseline for curve in curves]
-        for axes, key in ((left, "loss"), (right, task.headline)):
-            for value in {baseline[key] for baseline in known if baseline}:
-                reference_line(axes, value * (scale if axes is right else 1), "baseline")
-        left.set(title="training", xlabel="step", ylabel=task.loss_label)
-        log_scale(left)
-        right.set(title="held out", xlabel="step")
-        if by_accuracy:
-            right.set_ylim(0, 102)
-        else:
-            log_scale(right)
-        legend(right)
-        step_scale(left)
-        step_scale(right)
+    _same("runs with one score and one loss", {f"{curve.task.headline}, {curve.task.loss_label}" for curve in curves})
+    height = max(2.9, 0.175 * len(curves))
+    drawn = [_draw_learning(curves, figures.path(out, "learning"), height, figures.dpi)]
     if any(curve.points("train", worst_ratio) for curve in curves):
-        drawn.append(figures.path(out, "orthogonality"))
-        with figure(drawn[1], 1, width=4.2, height=height, dpi=figures.dpi) as (axes,):
-            draw(axes, curves, "train", worst_ratio)
-            reference_line(axes, 1.0, "rounding limit", below=True)
-            label = r"$\Vert W^H W - I\Vert_F$ / rounding limit"
-            axes.set(xlabel="step", ylabel=label, title="orthogonality", yscale="log")
-            step_scale(axes)
-            low, high = axes.get_ylim()
-            axes.set_ylim(min(low, 0.1), max(high, 10))  # so that noise at the limit looks like noise
-            log_scale(axes)
-            legend(axes)
+        drawn.append(_draw_orthogonality(curves, figures.path(out, "orthogonality"), height, figures.dpi))
     logs = [(folder, curve.records) for folder, curve in zip(folders, curves, strict=True)]
     return [*drawn, *draw_runs(logs, out, figures).values()]
+
+
+def _same(what: str, found: set[str]) -> None:
+    needs(len(found) == 1, RunError, "A figure", what, f"those of {', '.join(sorted(found)) or 'none'}")
+
+
+def _draw_learning(curves: Sequence[Curve], path: Path, height: float, dpi: int) -> Path:
+    task = curves[0].task
+    by_accuracy = task.headline == "accuracy"
+    scale = 100.0 if by_accuracy else 1.0
+    with figure(path, 2, height=height, dpi=dpi) as (left, right):
+        draw(left, curves, "train", lambda record: record["loss"], marked=False)
+        draw(right, curves, "test", lambda record: scale * record[task.headline])
+        known = [curve.task.known_baseline for curve in curves]
+        for axes, key, unit in ((left, "loss", 1.0), (right, task.headline, scale)):
+            for value in {baseline[key] for baseline in known if baseline}:
+                reference_line(axes, unit * value, "baseline")
+            step_scale(axes)
+        left.set(title="training", xlabel="step", ylabel=task.loss_label, yscale="log")
+        right.set(title="held out", xlabel="step", ylabel="accuracy (%)" if by_accuracy else task.loss_label)
+        right.set(**({"ylim": (0, 102)} if by_accuracy else {"yscale": "log"}))
+        legend(right)
+    return path
+
+
+def _draw_orthogonality(curves: Sequence[Curve], path: Path, height: float, dpi: int) -> Path:
+    with figure(path, 1, width=4.2, height=height, dpi=dpi) as (axes,):
+        draw(axes, curves, "train", worst_ratio)
+        reference_line(axes, 1.0, "rounding limit", below=True)
+        label = r"$\Vert W^H W - I\Vert_F$ / rounding limit"
+        axes.set(xlabel="step", ylabel=label, title="orthogonality", yscale="log")
+        step_scale(axes)
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(low, 0.1), max(high, 10))  # so that noise at the limit looks like noise
+        legend(axes)
+    return path
 
 
 def draw(axes: "Axes", curves: Sequence[Curve], kind: str, value: Value, marked: bool = True) -> None:
@@ -191,8 +193,7 @@ def draw_runs(
             axes.boxplot([[score for score, _ in box] for box in boxes.values()], widths=0.6)
             axes.set_xticks(range(1, len(boxes) + 1), [literal(label) for label in boxes])
             axes.set(**labels)
-            if not by_accuracy:
-                log_scale(axes)
+            axes.set_yscale("linear" if by_accuracy else "log")
     lines = _by_reflections(scored)
     if lines:
         drawn["reflections"] = look.path(out, f"{stem}reflections")

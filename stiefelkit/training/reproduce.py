@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import RunError, StiefelkitError, printable
 from stiefelkit.training.display import Silent
-from stiefelkit.training.figure import Figures, accuracy_scale, figure, legend, log_scale, reference_line, styles
+from stiefelkit.training.figure import Figures, accuracy_scale, figure, legend, reference_line, styles
 from stiefelkit.training.files import parse_json, read_file, write_atomically, write_json
 from stiefelkit.training.memory import processor
 from stiefelkit.training.papers import Reproduction, Row, rows
@@ -246,7 +246,7 @@ def _drawn(runs: list[Run], look: Figures, place: Path, stem: str) -> dict[str, 
                 axes.set(**LABELS[name], yscale="log", xlim=(0, None))
                 low, high = axes.get_ylim()
                 axes.set_ylim(low / 2, high * 2)  # so that noise looks like noise
-                log_scale(axes)
+                axes.set_yscale("log")
             legend(axes)
     logs = [(found.folder, found.records) for _, found in runs]
     return drawn | draw_runs(logs, place, look, f"{stem}-")
@@ -267,4 +267,4 @@ def _finish_scores(axes: "Axes", runs: list[Run]) -> None:
     if task.known_baseline:  # a guess at ten classes would press the curves together
         reference_line(axes, task.known_baseline[task.headline], "without memory")
     axes.set(title="held out", ylabel=task.loss_label, xlim=(0, None))
-    log_scale(axes)
+    axes.set_yscale("log")

@@ -1,7 +1,6 @@
-"""The folder of a run: config.json, log.jsonl, a JSON object a line, and checkpoints/, and who may write there.
+"""The folder of a run: config.json with a digest of what it says, log.jsonl, and checkpoints/.
 
-config.json carries the digest of what it says, not of its layout. It cannot lie in the checkpoints alone: the steps of
-a run may be raised on resuming, and a kill between the two writes must leave both of them right.
+The steps of a run may be raised on resuming, so that config.json differs from its copy in a checkpoint there.
 """
 
 import contextlib
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 
 from stiefelkit._version import __version__
-from stiefelkit.errors import RunError
+from stiefelkit.errors import RunError, needs
 from stiefelkit.training import checkpoint
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import worst_ratio
@@ -27,7 +26,9 @@ from stiefelkit.training.files import open_file, parse_json, reachable, read_fil
 from stiefelkit.training.memory import processor
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
-DIGEST, DATA, PROCESSOR = "sha256", "data", "processor"
+DIGEST, PROCESSOR = "sha256", "processor"
+FACTS = ("parameters", "versions", "data")
+"""What config.json says besides the config."""
 LARGEST = 2**24
 """Bytes of a config at most."""
 REMEDY = "put it back, or start another run with another --out"
@@ -63,15 +64,13 @@ class RunFolder:
         config: what the run was started with.
         parameters: number of trainable parameters of its model.
         versions: of Python, torch and stiefelkit, and the processor, that it was started with; older runs lack that.
-        sealed: config.json holds its digest; False in runs that began before there were digests.
-        data: digest of the user's files that it was started with; None without any, or in runs older than that.
+        data: digest of the user's files that it was started with; None without any, or in older runs.
     """
 
     path: Path
     config: Config
     parameters: int
     versions: dict[str, str]
-    sealed: bool = True
     data: str | None = None
 
     @property
@@ -91,14 +90,13 @@ class RunFolder:
             raise RunError(f"A new run needs a new folder, got {path}, which holds a run; add --resume to continue it.")
         with reachable("A new run", path):
             free = all(child.name.startswith(".") for child in path.iterdir()) if path.is_dir() else not path.exists()
-        if not free:
-            raise RunError(f"A new run needs a new or empty folder, got {path}; choose another --out.")
+        needs(free, RunError, "A new run", "a new or empty folder; choose another --out", str(path))
 
     @classmethod
     def create(cls, path: Path, config: Config, parameters: int, data: str | None = None) -> "RunFolder":
         """Makes the folder of a new run, one as soon as its config is there; raises RunError if it cannot be new."""
         cls.refuse_existing(path)
-        folder = cls(path, config, parameters, versions(config.device), data=data)
+        folder = cls(path, config, parameters, versions(config.device), data)
         with writable("A new run", path):
             path.mkdir(parents=True, exist_ok=True)
         try:
@@ -111,38 +109,35 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """Opens the folder of an existing run; raises RunError if it is missing or holds none that is whole."""
+        """Opens the folder of an existing run; raises RunError if it is missing or its config is not as written."""
         with reachable("Resuming or reading a run", path):
             if not path.exists():
                 raise RunError(f"Resuming or reading a run needs its folder, got {path}, which does not exist.")
-        damaged = RunError(f"A run needs a whole {CONFIG}, but {path / CONFIG} is damaged; {REMEDY}.")
         try:
             record = parse_json(read_file(path / CONFIG, most=LARGEST))
-            digest = record.pop(DIGEST, None)
-            begun, parameters, numbers = (record[name] for name in ("config", "parameters", "versions"))
-            data = record.get(DATA, "")
+            if record.pop(DIGEST) != _digest(record):
+                raise ValueError("it has changed")
+            config, facts = record.pop("config"), record
+            folder = cls(path, Config.from_json(config, str(path / CONFIG)), **facts)
         except OSError as error:
             raise RunError(f"A run needs {CONFIG} in its folder, got none in {path}: {error.strerror}.") from error
+        except RunError:
+            raise
         except checkpoint.BROKEN as error:
-            raise damaged from error
-        if not record.keys() <= {"config", "parameters", "versions", DATA} or digest not in (None, _digest(record)):
-            raise RunError(f"Run {path} needs {CONFIG} as it was written, got {_edited(path, record)}; {REMEDY}.")
-        config = Config.from_json(begun, str(path / CONFIG))
-        if not isinstance(numbers, dict) or type(parameters) is not int or not isinstance(data, str):
-            raise damaged
-        return cls(path, config, parameters, numbers, digest is not None, data or None)
+            raise RunError(f"Run {path} needs {CONFIG} as it was written, got a damaged one; {REMEDY}.") from error
+        return folder
 
     def with_config(self, config: Config) -> "RunFolder":
-        """Returns this folder with another config, written to the disk if it differs or has no digest."""
-        folder = dataclasses.replace(self, config=config, sealed=True)
+        """Returns this folder with another config, written to the disk if it differs."""
+        folder = dataclasses.replace(self, config=config)
         if folder != self:
             folder._write()
         return folder
 
     def record(self) -> dict[str, Any]:
         """Returns what config.json says, as JSON gives it back; a checkpoint holds a copy."""
-        record = {name: vars(self)[name] for name in ("parameters", "versions", DATA) if vars(self)[name] is not None}
-        return json.loads(json.dumps({"config": dataclasses.asdict(self.config), **record}))
+        facts = {name: vars(self)[name] for name in FACTS if vars(self)[name] is not None}
+        return json.loads(json.dumps({"config": dataclasses.asdict(self.config), **facts}))
 
     def check(self, state: Mapping[str, Any], step: int) -> None:
         """Raises RunError if config.json or the log differ from what the state of a checkpoint knows of them.
@@ -151,26 +146,26 @@ class RunFolder:
         defaults.
         """
         written, mark = state["config"], state["log"]
-        facts = {name: written.get(name) for name in ("parameters", "versions", DATA)}
-        copy = dataclasses.replace(self, config=Config.from_json(written["config"], "The checkpoint"), **facts)
-        passed = ("config.steps",) if self.config.may_be_prolonged else ()
-        got = _change(copy.record(), self.record(), step, passed) if self.sealed else f"one without {DIGEST}"
-        if got:
-            raise RunError(f"Run {self.path} needs {CONFIG} as it was written, got {got}; {REMEDY}.")
+        config = Config.from_json(written["config"], "The checkpoint")
+        copy = dataclasses.replace(self, config=config, **{name: written.get(name) for name in FACTS})
+        before, now = flat(copy.record()), flat(self.record())
+        passed = "config.steps" if self.config.may_be_prolonged else ""
+        for name in {**before, **now}:
+            if before.get(name) != now.get(name) and name != passed:
+                raise RunError(
+                    f"Run {self.path} needs {CONFIG} as it was written, got {name.removeprefix('config.')} = "
+                    f"{now.get(name)} where the checkpoint of step {step} has {before.get(name)}; {REMEDY}."
+                )
         content = content_of(self.log, mark["bytes"])[: mark["bytes"]]
         if hashlib.sha256(content).hexdigest() != mark["sha256"]:
-            raise RunError(
-                f"Log {self.log} needs the {mark['bytes']} bytes that its checkpoint counts as they were written, got "
-                f"a change; {REMEDY}."
-            )
+            raise RunError(f"Log {self.log} needs the lines that its checkpoint counts, got a change; {REMEDY}.")
 
     def check_data(self, digest: str | None) -> None:
         """Raises RunError if the user's files are not those that the run was started with, as far as that is known."""
         if self.data not in (None, digest):
             raise RunError(
                 f"Run {self.path} needs the data that it was started with (sha256 {self.data[:12]}...), got others "
-                f"({(digest or 'none')[:12]}...); name their folder with --data, or start another run with another "
-                f"--out."
+                f"({(digest or 'none')[:12]}...); name their folder with --data, or start another run."
             )
 
     @contextlib.contextmanager
@@ -197,26 +192,6 @@ class RunFolder:
 
 def _digest(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def _edited(path: Path, record: dict[str, Any]) -> str:
-    """Says which field of an edited config.json is not that of a checkpoint."""
-    for saved in reversed(checkpoint.checkpoints(path / CHECKPOINTS)):
-        with contextlib.suppress(RunError, KeyError):
-            step, state = checkpoint.load(saved)
-            return _change(state["config"], record, step) or f"a {DIGEST} that is not of its content"
-    return f"content that its {DIGEST} is not of"
-
-
-def _change(before: Any, now: Any, step: int, passed: Collection[str] = ()) -> str:
-    """Names a field that is not as a checkpoint has it, also in its type; steps, which may differ, last."""
-    old, new = flat(before), flat(now)
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name) and name not in passed]
-    if not names:
-        return ""
-    name = min(names, key=lambda name: name == "config.steps")
-    now, before = new.get(name, "nothing"), old.get(name, "nothing")
-    return f"{name.removeprefix('config.')} = {now} where the checkpoint of step {step} has {before}"
 
 
 def flat(value: Any, label: str = "") -> dict[str, str]:

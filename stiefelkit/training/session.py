@@ -1,4 +1,4 @@
-"""The moving parts of a run: one step, one evaluation, the state to save; and which layer was first to give NaN."""
+"""The state that training changes: one step, one evaluation, what a checkpoint holds, what was first to be NaN."""
 
 import math
 import sys
@@ -18,6 +18,9 @@ from stiefelkit.training.memory import peak_memory
 from stiefelkit.training.ranks import Ranks
 from stiefelkit.training.tasks import Task
 from stiefelkit.training.tasks.task import generator
+
+Record = dict[str, Any]
+"""A line of the log."""
 
 
 @dataclass
@@ -89,9 +92,11 @@ class Session:
         loss.backward()
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
         if not _all_finite(gradients):
-            torch.set_rng_state(random_state)
-            culprit = first_bad_gradient(self.model, lambda: self.task.loss(self.task.answer(self.model, x), y))
-            raise self._stopped("a gradient is not finite", culprit or "a gradient")
+            named = [
+                name for name, p in self.model.named_parameters() if p.grad is not None and not _all_finite([p.grad])
+            ]
+            # the last layer is the first that the backward pass meets
+            raise self._stopped("a gradient is not finite", f'the gradient of "{(named or ["a frame"])[-1]}"')
         value, accuracy = self._of_batch(output.detach(), y, value, gradients)
         norm = clip_grad_norm_(self.optimizer, self.config.clip_norm or math.inf)
         self.optimizer.step()
@@ -116,7 +121,7 @@ class Session:
         count, total, hits, answers = self.ranks.average_(gradients, count, (total, hits, answers))
         return total / count, hits / answers
 
-    def train_record(self) -> dict[str, Any]:
+    def train_record(self) -> Record:
         """Returns the line of the log since the last one, for a new window; raises DivergedError for a bad weight."""
         from stiefelkit.weights.change import drift
 
@@ -125,19 +130,19 @@ class Session:
         except NonFiniteError as error:
             raise self._stopped("a weight is not finite", str(error).rstrip(".")) from error
         window, self.window = self.window, Window()
-        record: dict[str, Any] = {"kind": "train", "step": self.step, "loss": window.loss / window.steps}
+        record: Record = {"kind": "train", "step": self.step, "loss": window.loss / window.steps}
         if "accuracy" in self.task.scores:
             record["accuracy"] = window.correct / window.steps
         errors = {name: {"error": float(each.error), "limit": float(each.limit)} for name, each in drifts.items()}
         record |= {"gradient_norm": window.gradient_norm, "orthogonality": errors}
         return record | {"ms_per_step": round(1e3 * window.seconds / window.steps, 3)}
 
-    def test_records(self) -> list[dict[str, Any]]:
+    def test_records(self) -> list[Record]:
         """Returns the lines of the log for an evaluation, held out and set apart; raises DivergedError if it is bad."""
         sets = [("test", self.task.held_out()), ("validation", self.task.validation())]
         return [self._scored(kind, examples) for kind, examples in sets if examples is not None]
 
-    def _scored(self, kind: str, examples: tuple[Tensor, Tensor]) -> dict[str, Any]:
+    def _scored(self, kind: str, examples: tuple[Tensor, Tensor]) -> Record:
         scores = self.task.evaluate(self.model, examples=examples)
         if not math.isfinite(scores["loss"]):
             x = examples[0][:500].to(self.config.device)
@@ -152,7 +157,7 @@ class Session:
         epoch = self.task.batches_per_epoch(self.config.batch_size)
         return epoch > 1 and self.step % epoch == 0
 
-    def epoch_record(self) -> dict[str, Any]:
+    def epoch_record(self) -> Record:
         """Returns the line of the log for the epoch that ends here: its time, and the largest memory so far."""
         times = {name: round(value, 3) for name, value in vars(self.epoch).items()}
         self.epoch = Epoch()
@@ -198,7 +203,7 @@ def _all_finite(tensors: list[Tensor]) -> bool:
     return not tensors or bool(torch.stack([tensor.isfinite().all() for tensor in tensors]).all())
 
 
-def first_bad_output(model: nn.Module, forward: Callable[[], Any]) -> str | None:
+def first_bad_output(model: nn.Module, forward: Callable[[], object]) -> str | None:
     """Names the first parameter, or else output in the order of execution, that is not finite; None if all is.
 
     `forward` calls the model; the name is a phrase such as `the output of "rnn"`.
@@ -207,52 +212,19 @@ def first_bad_output(model: nn.Module, forward: Callable[[], Any]) -> str | None
         if not parameter.isfinite().all():
             return f'the parameter "{name}"'
     culprits: list[str] = []
+    with torch.no_grad(), ExitStack() as hooks:
+        for name, module in model.named_modules():
 
-    def look(module: nn.Module, name: str, inputs: Any, output: Any) -> None:
-        if not _all_finite(list(_tensors(output))):
-            culprits.append(f'the output of "{name or type(module).__name__}"')
+            def look(module: nn.Module, inputs: object, output: object, name: str = name) -> None:
+                if not _all_finite(list(_tensors(output))):
+                    culprits.append(f'the output of "{name or type(module).__name__}"')
 
-    with torch.no_grad(), _after_each(model, look):
+            hooks.enter_context(module.register_forward_hook(look))
         forward()
     return culprits[0] if culprits else None
 
 
-def first_bad_gradient(model: nn.Module, loss: Callable[[], Tensor]) -> str | None:
-    """Names the first gradient that is not finite: those that modules pass back, as they arrive, then of parameters.
-
-    `loss` calls the model; the name is a phrase such as `the gradient that "rnn" passes back`; None if all is finite.
-    """
-    culprits: list[str] = []
-
-    def watch(value: Any, phrase: str) -> None:
-        for tensor in _tensors(value):
-            if tensor.requires_grad:
-                tensor.register_hook(lambda gradient: None if gradient.isfinite().all() else culprits.append(phrase))
-
-    def attach(module: nn.Module, name: str, inputs: Any, output: Any) -> None:
-        # after the forward, so that of two modules with one input the inner one is named
-        watch(inputs, f'the gradient that "{name}" passes back')
-        if module is model:
-            watch(output, "the gradient of the loss itself")
-
-    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    with _after_each(model, attach):
-        gradients = torch.autograd.grad(loss(), list(named.values()), allow_unused=True)
-    # the last layer is the first that the backward pass meets
-    bad = [name for name, g in zip(named, gradients, strict=True) if g is not None and not g.isfinite().all()]
-    return next(iter([*culprits, *(f'the gradient of "{name}"' for name in reversed(bad))]), None)
-
-
-def _after_each(model: nn.Module, look: Callable[[nn.Module, str, Any, Any], None]) -> ExitStack:
-    """Returns a context in which `look` is called with each module that has run, its name, inputs and output."""
-    held = ExitStack()
-    for name, module in model.named_modules():
-        hook = module.register_forward_hook(lambda module, x, y, name=name: look(module, name, x, y))
-        held.enter_context(hook)
-    return held
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
         yield value
     elif isinstance(value, list | tuple):

@@ -99,10 +99,7 @@ def resume(
             if last is None:
                 return folder, config, None
             step, state, notes = last
-            if "log" in state:
-                folder.check(state, step)
-            else:
-                notes.append(f"Run {out} was saved before there were digests: whether it was changed since is unknown.")
+            folder.check(state, step)
             if step > config.steps:
                 raise RunError(f"Run {out} is at step {step}: resuming needs --steps {step} or more.")
             if step == config.steps:
@@ -127,7 +124,7 @@ def resume(
                     step, state = last
                     try:
                         session.restore(step, state)
-                        kept = int(state["log"]["bytes"] if "log" in state else state["log_bytes"])
+                        kept = int(state["log"]["bytes"])
                     except checkpoint.BROKEN as error:
                         raise RunError(
                             f"Resuming run {out} needs a whole checkpoint, got one without its parts."
@@ -155,13 +152,7 @@ def _latest(folder: RunFolder) -> tuple[int, dict[str, Any], list[str]] | None:
     begun = content_of(folder.log).count(b"\n")
     if not folder.checkpoints.is_dir() and os.path.lexists(folder.checkpoints):
         raise RunError(f"Resuming run {folder.path} needs a folder of checkpoints, got another thing of that name.")
-    try:
-        latest = checkpoint.latest(folder.checkpoints)
-    except RunError:
-        # the state of step 0 follows from the config
-        if begun or any(checkpoint.step_of(path) for path in checkpoint.checkpoints(folder.checkpoints)):
-            raise
-        return None
+    latest = checkpoint.latest(folder.checkpoints)
     if latest is None and begun:
         raise RunError(
             f"Resuming run {folder.path} needs a checkpoint, got none but {begun} lines in its log; "
@@ -178,7 +169,7 @@ def _run(session: Session, folder: RunFolder, kept: int, display: Silent, tensor
         if log and tensorboard:
             before = read_log(folder.log, session.task.scores) if session.step else ()
             with _writing(folder):
-                curves = Curves(folder.path, session.step, before)
+                curves = Curves(folder.path, before)
             held.enter_context(contextlib.closing(curves.writer))
         held.enter_context(config.within_memory())
 

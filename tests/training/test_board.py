@@ -59,16 +59,6 @@ def test_a_run_that_had_no_curves_gets_them_from_its_log(tmp_path: Path) -> None
     assert shown(run) == logged(run)
 
 
-def test_what_was_run_without_curves_is_in_them_when_they_go_on(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with pytest.raises(Killed):
-        train(small(), run, killed_at(3), tensorboard=True)
-    with pytest.raises(Killed):
-        resume(run, display=killed_at(5))
-    resume(run, tensorboard=True)
-    assert shown(run) == logged(run)
-
-
 def test_commands_write_curves_and_say_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

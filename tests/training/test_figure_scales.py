@@ -10,13 +10,6 @@ def test_forty_nine_curves_look_differently():
     assert len(looks) == 49
 
 
-def test_curves_of_one_colour_differ_in_marker_and_line():
-    for first, second in zip(styles(14)[:7], styles(14)[7:], strict=True):
-        assert first["color"] == second["color"]
-        assert first["marker"] != second["marker"]
-        assert first["linestyle"] != second["linestyle"]
-
-
 def test_ninety_to_ninety_five_percent_take_as_much_room_as_fifty_to_sixty_eight(tmp_path):
     with figure(tmp_path / "accuracies.png", 1) as (axes,):
         axes.plot([1, 2, 3], [0.3, 0.9, 1.0])

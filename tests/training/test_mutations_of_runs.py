@@ -1,232 +1,129 @@
-"""Thousands of damaged run folders: whatever matters is told in one sentence, and nothing else is touched.
+"""Hundreds of damaged run folders: what matters is told in one sentence, and nothing else is touched.
 
 Whether a mutation matters is decided by rule, before anything is run:
 
 - state.json: every byte of the last checkpoint's matters; it may be told by a note, with the checkpoint before in use
-  and the same bits in the end. That of an earlier checkpoint is not read while the last is whole.
+  and the same bits in the end.
 - config.json: it says the same if it is JSON without a key that comes twice, with the same keys, values and types.
 - log.jsonl: what lies behind the bytes that the checkpoint counts belongs to steps that will be done again.
 
-STIEFELKIT_MUTATIONS sets how many of each file there are; `pytest -rP` shows the tally.
+STIEFELKIT_MUTATIONS sets how many of each file there are.
 """
 
+import contextlib
 import os
 import shutil
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from file_mutations import MUTATIONS, Draw, mutated, put, says_the_same
-from tiny_runs import Killed
+from file_mutations import Draw, mutated, put, says_the_same
+from tiny_runs import Killed, Watching, content, small, snapshot
 
 from stiefelkit.cli import main
 from stiefelkit.errors import StiefelkitError
 from stiefelkit.testing.seeds import seed
 from stiefelkit.training import checkpoint, train
-from stiefelkit.training.config import Config
-from stiefelkit.training.display import Silent
 from stiefelkit.training.plot import plot
-from stiefelkit.training.run_folder import MEASURED, read_log, summarise
-
-torch.set_num_threads(1)
+from stiefelkit.training.run_folder import summarise
 
 COUNT = int(os.environ.get("STIEFELKIT_MUTATIONS", "80"))
 COMMANDS, FIGURES = 10, 50
 """Every so many mutations the command line is tried, and a figure drawn."""
+LAST = "checkpoints/step-00000002/state.json"
 
 
-class Fatal(Silent):
-    """Kills the run after a step's line is written, and keeps the notes."""
-
-    def __init__(self, fatal: int = 0):
-        self.fatal = fatal
-        self.notes: list[str] = []
+class Fatal(Watching):
+    """Kills the run after a step's line is written."""
 
     def record(self, record: Any) -> None:
-        if record["step"] == self.fatal:
+        if record["step"] == 3:
             raise Killed
-
-    def note(self, sentence: str) -> None:
-        self.notes.append(sentence)
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three steps with checkpoints of steps 1 and 2, and one line in its log that none of them counts."""
     path = tmp_path_factory.mktemp("stopped") / "run"
-    config = Config(
-        task="copying",
-        model="scurnn",
-        task_options={"T": 1, "train_size": 8, "test_size": 4},
-        hidden_size=3,
-        steps=3,
-        batch_size=4,
-        rates={"skew": 1e-4},
-        eval_every=1,
-        log_every=1,
-        checkpoint_every=1,
-    )
+    sizes = {"task_options": {"T": 1, "train_size": 8, "test_size": 4}, "hidden_size": 3, "steps": 3, "batch_size": 4}
     with pytest.raises(Killed):
-        train.train(config, path, Fatal(3))
+        train.train(small(rates={"skew": 1e-4}, eval_every=1, checkpoint_every=1, **sizes), path, Fatal())
     assert [checkpoint.step_of(each) for each in checkpoint.checkpoints(path / "checkpoints")] == [1, 2]
     return path
 
 
-def ending(path: Path) -> tuple[bytes, list[dict[str, Any]]]:
-    """What two finished runs must share: the last tensors, and the log without times."""
-    log = [{key: value for key, value in line.items() if key not in MEASURED} for line in read_log(path / "log.jsonl")]
-    return (checkpoint.checkpoints(path / "checkpoints")[-1] / checkpoint.TENSORS).read_bytes(), log
-
-
-def snapshot(path: Path) -> dict[str, bytes | None]:
-    """Everything under a folder: the content of files, None for folders."""
-    return {str(each.relative_to(path)): each.read_bytes() if each.is_file() else None for each in path.rglob("*")}
-
-
 class Trial:
-    """Resumes damaged copies of a run and counts how that ends.
+    """Resumes damaged copies of a run, and keeps what must not be."""
 
-    Args:
-        stopped: the run.
-        place: where copies are made.
-    """
-
-    def __init__(self, stopped: Path, place: Path):
-        self.stopped, self.place = stopped, place
-        self.whole = Path(shutil.copytree(stopped, place / "whole"))
-        train.resume(self.whole)
-        self.ending = ending(self.whole)
-        self.tally: Counter[tuple[str, str]] = Counter()
+    def __init__(self, stopped: Path, place: Path, capture: pytest.CaptureFixture[str]):
+        self.stopped, self.place, self.capture = stopped, place, capture
+        whole = Path(shutil.copytree(stopped, place / "whole"))
+        train.resume(whole)
+        self.ending = content(whole)
         self.failures: list[str] = []
 
-    def run(self, number: int, name: str, files: dict[str, bytes | None], matters: bool) -> None:
+    def run(self, number: int, name: str, file: str, damaged: bytes | None, matters: bool) -> None:
         """Resumes one copy: told or refused if the mutation matters, as if nothing had been otherwise."""
         path = Path(shutil.copytree(self.stopped, self.place / "run"))
         try:
-            for file, content in files.items():
-                put(path / file, content)
-            verdict = self._verdict(path, number, matters)
+            put(path / file, damaged)
+            fault = self._fault(path, number, matters)
         finally:
             shutil.rmtree(path)
-        self.tally[name, verdict] += 1
-        if verdict.isupper():
-            self.failures.append(f"{verdict}: {name} of {', '.join(files)}, number {number}, seed offset {seed()}")
+        if fault:
+            self.failures.append(f"{fault}: {name} of {file}, number {number}, seed offset {seed()}")
 
-    def _verdict(self, path: Path, number: int, matters: bool) -> str:
-        before, display = snapshot(path), Fatal()
+    def _fault(self, path: Path, number: int, matters: bool) -> str:
+        before, display = snapshot(path), Watching()
         try:
-            if number % FIGURES == 0:
-                self._read(path, lambda path: plot([path], self.place / "figures"))
-            self._read(path, summarise)
-        except Exception as error:
-            return f"TRACEBACK OF A READER ({type(error).__name__})".upper()
-        try:
+            for reader in (summarise, *([lambda path: plot([path], self.place)] if number % FIGURES == 0 else [])):
+                with contextlib.suppress(StiefelkitError):
+                    reader(path)
             train.resume(path, display=display)
         except StiefelkitError as error:
             if snapshot(path) != before:
-                return "SOMETHING WRITTEN"
-            if len(str(error).splitlines()) != 1:
-                return "NOT ONE LINE"
-            if not matters:
-                return "HARMLESS BUT REFUSED"
-            if number % COMMANDS == 0 and not self._refused_on_the_command_line(path):
-                return "NO SENTENCE ON THE COMMAND LINE"
-            return "refused"
+                return "something written"
+            if len(str(error).splitlines()) != 1 or not matters:
+                return "harmless but refused" if not matters else "not one line"
+            return "" if number % COMMANDS or self._is_refused_on_the_command_line(path) else "no sentence"
         except Exception as error:
-            return f"TRACEBACK ({type(error).__name__})".upper()
-        try:
-            same = ending(path) == self.ending
-        except StiefelkitError:
-            same = False
-        if not same:
-            return "ANOTHER RESULT"
-        if not matters:
-            return "HARMLESS BUT TOLD" if display.notes else "harmless"
-        return "told, the checkpoint before taken" if display.notes else "SILENT"
+            return f"traceback ({type(error).__name__})"
+        if content(path) != self.ending:
+            return "another result"
+        return "" if matters == bool(display.notes) else "silent" if matters else "harmless but told"
 
-    @staticmethod
-    def _read(path: Path, reader: Callable[[Path], Any]) -> None:
-        try:
-            reader(path)
-        except StiefelkitError as error:
-            if len(str(error).splitlines()) != 1:
-                raise ValueError("not one line") from error
-
-    def _refused_on_the_command_line(self, path: Path) -> bool:
+    def _is_refused_on_the_command_line(self, path: Path) -> bool:
         self.capture.readouterr()
         code = main(["train", "copying", "--resume", "--out", str(path)])
         said = self.capture.readouterr()
         return code == 2 and said.err.startswith("Error: ") and said.err.count("\n") == 1 and not said.out
 
-    capture: pytest.CaptureFixture[str]
-
-    def report(self, file: str) -> None:
-        """Prints the tally, and fails if anything was not as it must be."""
-        verdicts = sorted({verdict for _, verdict in self.tally})
-        print(f"\n{file}: {self.tally.total()} mutations; " + ", ".join(self._counts(verdicts)))
-        for name in MUTATIONS:
-            print(f"  {name:18}" + ", ".join(f"{self.tally[name, v]} {v}" for v in verdicts if self.tally[name, v]))
-        assert not self.failures, "\n".join(self.failures[:50])
-
-    def _counts(self, verdicts: list[str]) -> list[str]:
-        return [
-            f"{sum(count for (_, v), count in self.tally.items() if v == verdict)} {verdict}" for verdict in verdicts
-        ]
-
 
 @pytest.fixture
 def trial(stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Trial:
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # what is written counts here, not when it reaches the disk
-    made = Trial(stopped, tmp_path)
-    made.capture = capsys
-    return made
+    return Trial(stopped, tmp_path, capsys)
 
 
-@pytest.mark.slow
-def test_mutations_of_state_are_told(trial: Trial) -> None:
+@pytest.mark.parametrize("file", [LAST, "config.json", "log.jsonl"])
+def test_mutations_are_told_or_refused(trial: Trial, file: str) -> None:
     draw = Draw(seed(1))
-    first, last = (f"checkpoints/step-{step:08d}/state.json" for step in (1, 2))
-    contents = {file: (trial.stopped / file).read_bytes() for file in (first, last)}
+    original = (trial.stopped / file).read_bytes()
+    counted = checkpoint.load((trial.stopped / LAST).parent)[1]["log"]["bytes"]
     for number in range(COUNT):
-        which = draw.choice([[last], [last], [first, last], [first, last], [first]])
-        name, content = mutated(contents[last], draw)
-        files = {file: MUTATIONS[name](contents[file], draw) for file in which if file != last}
-        if last in which:
-            files[last] = content
-        if any(files[file] == contents[file] for file in files):
-            files = {last: content}
-        trial.run(number, name, files, matters=last in files)
-    trial.report("state.json")
-
-
-def test_mutations_of_config_are_refused(trial: Trial) -> None:
-    draw = Draw(seed(2))
-    original = (trial.stopped / "config.json").read_bytes()
-    for number in range(COUNT):
-        name, content = mutated(original, draw)
-        trial.run(number, name, {"config.json": content}, matters=not says_the_same(original, content))
-    trial.report("config.json")
-
-
-def test_mutations_of_the_log_are_refused(trial: Trial) -> None:
-    draw = Draw(seed(3))
-    original = (trial.stopped / "log.jsonl").read_bytes()
-    _, state = checkpoint.load(checkpoint.checkpoints(trial.stopped / "checkpoints")[-1])
-    counted = state["log"]["bytes"]
-    assert 0 < counted < len(original)
-    for number in range(COUNT):
-        name, content = mutated(original, draw)
-        harmless = content is not None and content[:counted] == original[:counted]
-        trial.run(number, name, {"log.jsonl": content}, matters=not harmless)
-    trial.report("log.jsonl")
+        name, damaged = mutated(original, draw)
+        harmless = {
+            LAST: False,
+            "config.json": says_the_same(original, damaged),
+            "log.jsonl": damaged is not None and damaged[:counted] == original[:counted],
+        }
+        trial.run(number, name, file, damaged, matters=not harmless[file])
+    assert not trial.failures, "\n".join(trial.failures[:50])
 
 
 def test_the_trial_sees_what_is_silent_and_what_is_half_written(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """The saboteurs: a resume that looks at nothing, one that cleans up before it refuses, and one that breaks."""
-    content = (trial.stopped / "config.json").read_bytes().replace(b'"seed": 0', b'"seed": 1')
+    damaged = (trial.stopped / "config.json").read_bytes().replace(b'"seed": 0', b'"seed": 1')
     real = train.resume
 
     def blind(path: Path, display: Any) -> Any:
@@ -242,6 +139,9 @@ def test_the_trial_sees_what_is_silent_and_what_is_half_written(trial: Trial, mo
 
     for resume in (blind, rash, broken):
         monkeypatch.setattr(train, "resume", resume)
-        trial.run(1, "another digit", {"config.json": content}, matters=True)
-    verdicts = [failure.partition(":")[0] for failure in trial.failures]
-    assert verdicts == ["SILENT", "SOMETHING WRITTEN", "TRACEBACK (INDEXERROR)"]
+        trial.run(1, "another digit", "config.json", damaged, matters=True)
+    assert [failure.partition(":")[0] for failure in trial.failures] == [
+        "silent",
+        "something written",
+        "traceback (IndexError)",
+    ]

@@ -13,50 +13,20 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import Killed, Watching, killed_at, killed_by
+from tiny_runs import Killed, Watching, content, killed_at, killed_by, longer
 
 from stiefelkit.cli import main
 from stiefelkit.errors import RunError
-from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, train
 from stiefelkit.training.config import Config
 from stiefelkit.training.memory import processor
-from stiefelkit.training.run_folder import MEASURED, is_run, read_log, summarise, versions
-
-
-def small(**changes: Any) -> Config:
-    return Config(
-        **{
-            "task": "copying",
-            "model": "scurnn",
-            "seed": seeds.seed(),
-            "task_options": {"T": 2, "train_size": 30, "test_size": 20},
-            "hidden_size": 5,
-            "steps": 12,
-            "batch_size": 8,
-            "rates": {"skew": 1e-4},
-            "eval_every": 5,
-            "log_every": 2,
-            "checkpoint_every": 4,
-            "schedule": "cosine",
-            "clip_norm": 1.0,
-        }
-        | changes
-    )
-
-
-def content(path: Path) -> tuple[list[dict[str, Any]], bytes, Any]:
-    """What two runs must share: the log without times, and the last checkpoint without counts of bytes and times."""
-    log = [{key: value for key, value in line.items() if key not in MEASURED} for line in read_log(path / "log.jsonl")]
-    last = checkpoint.checkpoints(path / "checkpoints")[-1]
-    _, state = checkpoint.load(last)
-    return log, (last / checkpoint.TENSORS).read_bytes(), state["optimizer"]["param_groups"]
+from stiefelkit.training.run_folder import is_run, summarise, versions
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("whole") / "run"
-    train.train(small(), path)
+    train.train(longer(), path)
     return path
 
 
@@ -64,7 +34,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_killed_after_any_step_resumes_to_the_same_bits(step: int, whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     with pytest.raises(Killed):
-        train.train(small(), path, killed_at(step))
+        train.train(longer(), path, killed_at(step))
     assert train.resume(path).step == 12
     assert content(path) == content(whole)
 
@@ -77,21 +47,21 @@ def test_a_run_killed_while_writing_resumes_to_the_same_bits(
     path = tmp_path / "run"
     killed_by(monkeypatch, function, call)
     try:
-        train.train(small(), path)
+        train.train(longer(), path)
     except Killed:
         pass
     monkeypatch.undo()
     if is_run(path):
         train.resume(path)
     else:
-        train.train(small(), path)
+        train.train(longer(), path)
     assert content(path) == content(whole)
 
 
 def test_a_half_written_line_of_the_log_is_dropped(whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     with pytest.raises(Killed):
-        train.train(small(), path, killed_at(7))
+        train.train(longer(), path, killed_at(7))
     with open(path / "log.jsonl", "ab") as file:
         file.write(b'{"kind": "tra')
     train.resume(path)
@@ -106,7 +76,7 @@ def test_ctrl_c_finishes_the_step_saves_and_resumes_to_the_same_bits(whole: Path
             signal.raise_signal(signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    outcome = train.train(small(), path, Watching(interrupt))
+    outcome = train.train(longer(), path, Watching(interrupt))
     assert (outcome.step, outcome.signal) == (7, signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
     assert train.resume(path).signal is None
@@ -119,7 +89,7 @@ def test_a_signal_that_is_ignored_stays_ignored(whole: Path, tmp_path: Path) -> 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         hang_up = Watching(lambda step: signal.raise_signal(signal.SIGHUP))
-        assert train.train(small(), tmp_path / "run", hang_up).signal is None
+        assert train.train(longer(), tmp_path / "run", hang_up).signal is None
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -132,7 +102,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
         signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        train.train(small(), tmp_path / "run", Watching(interrupt))
+        train.train(longer(), tmp_path / "run", Watching(interrupt))
     assert train.resume(tmp_path / "run").step == 12
 
 
@@ -161,9 +131,9 @@ def test_resuming_a_finished_run_changes_nothing(whole: Path) -> None:
 
 
 def test_a_run_may_be_prolonged_if_the_schedule_is_constant(tmp_path: Path) -> None:
-    train.train(small(schedule="constant", steps=8), tmp_path / "a")
+    train.train(longer(schedule="constant", steps=8), tmp_path / "a")
     train.resume(tmp_path / "a", {"steps": 12})
-    train.train(small(schedule="constant"), tmp_path / "b")
+    train.train(longer(schedule="constant"), tmp_path / "b")
     assert content(tmp_path / "a")[1] == content(tmp_path / "b")[1]
     assert json.loads((tmp_path / "a/config.json").read_text())["config"]["steps"] == 12
 
@@ -178,19 +148,19 @@ def test_a_run_resumes_only_as_it_began(whole: Path) -> None:
 def test_nothing_is_overwritten(whole: Path, tmp_path: Path) -> None:
     before = content(whole)
     with pytest.raises(RunError, match="--resume"):
-        train.train(small(), whole)
+        train.train(longer(), whole)
     assert content(whole) == before
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(RunError, match="--out"):
-        train.train(small(), tmp_path)
+        train.train(longer(), tmp_path)
     with pytest.raises(RunError, match="--out"):
-        train.train(small(), tmp_path / "mine.txt")
+        train.train(longer(), tmp_path / "mine.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_an_empty_folder_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert train.train(small(), Path()).step == 12
+    assert train.train(longer(), Path()).step == 12
     assert (tmp_path / "config.json").exists()
 
 
@@ -203,7 +173,7 @@ def test_a_full_disk_is_told_and_the_run_can_go_on(
     path = tmp_path / "run"
     display = Watching(lambda step: monkeypatch.setattr(checkpoint, "write_synced", full) if step == 6 else None)
     with pytest.raises(RunError, match="No space left on device"):
-        train.train(small(), path, display)
+        train.train(longer(), path, display)
     monkeypatch.undo()
     train.resume(path)
     assert content(path) == content(whole)
@@ -212,7 +182,7 @@ def test_a_full_disk_is_told_and_the_run_can_go_on(
 def test_another_torch_and_another_processor_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run"
     with pytest.raises(Killed):
-        train.train(small(), path, killed_at(7))
+        train.train(longer(), path, killed_at(7))
     elsewhere = {"torch": "1.2.3", "processor": "another (AVX2)"}
     monkeypatch.setattr(train, "versions", lambda device: versions(device) | elsewhere)
     display = Watching()
@@ -226,7 +196,7 @@ def test_two_processes_cannot_train_in_one_folder(tmp_path: Path) -> None:
         with pytest.raises(RunError, match="another process"):
             train.resume(tmp_path / "run")
 
-    train.train(small(steps=1), tmp_path / "run", Watching(intrude))
+    train.train(longer(steps=1), tmp_path / "run", Watching(intrude))
 
 
 def damage_tensors(path: Path) -> None:
@@ -234,24 +204,12 @@ def damage_tensors(path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-10])
 
 
-def change_tensors(path: Path) -> None:
-    file = path / checkpoint.TENSORS
-    file.write_bytes(file.read_bytes()[:-1] + b"?")
-
-
 def damage_state(path: Path) -> None:
     file = path / checkpoint.STATE
     file.write_bytes(file.read_bytes()[:100])
 
 
-DAMAGES = [
-    damage_tensors,
-    change_tensors,
-    damage_state,
-    lambda path: (path / checkpoint.STATE).unlink(),
-    lambda path: (path / checkpoint.TENSORS).unlink(),
-    lambda path: (path / checkpoint.STATE).write_text("[]"),
-]
+DAMAGES = [damage_tensors, damage_state, lambda path: (path / checkpoint.TENSORS).unlink()]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -260,7 +218,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
 ) -> None:
     path = tmp_path / "run"
     with pytest.raises(Killed):
-        train.train(small(), path, killed_at(10))
+        train.train(longer(), path, killed_at(10))
     damage(path / "checkpoints/step-00000008")
     display = Watching()
     train.resume(path, display=display)
@@ -301,21 +259,12 @@ def test_folders_that_are_no_runs_are_refused(whole: Path, tmp_path: Path) -> No
             summarise(tmp_path / "run")
 
 
-def test_a_shortened_log_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    with pytest.raises(Killed):
-        train.train(small(), path, killed_at(7))
-    (path / "log.jsonl").write_bytes(b"")
-    with pytest.raises(RunError, match="bytes"):
-        train.resume(path)
-
-
 def test_a_config_names_every_option_of_its_task_and_continues_one_saved_as_json() -> None:
     """Options left out are those by default; tuples come back from a file as lists."""
-    config = small(options={"sizes": (2, 3)})
+    config = longer(options={"sizes": (2, 3)})
     assert config.task_options == config.build_task().options()
     saved = Config.from_json(json.loads(json.dumps(dataclasses.asdict(config))), "config.json")
     assert saved.continued(config, "run") == saved
-    assert saved.continued(small(options={"sizes": (2, 3)}, task_options=saved.task_options), "run") == saved
+    assert saved.continued(longer(options={"sizes": (2, 3)}, task_options=saved.task_options), "run") == saved
     with pytest.raises(RunError, match="sizes"):
-        saved.continued(small(options={"sizes": (2, 4)}), "run")
+        saved.continued(longer(options={"sizes": (2, 4)}), "run")

@@ -1,25 +1,20 @@
 """Places that cannot be written, names that are too long, sizes that no memory holds: one sentence, nothing lost."""
 
 import errno
-import json
 import os
 import resource
-import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_runs import Watching, refused, small, snapshot, weights
+from tiny_runs import Watching, small, snapshot, weights
 
 from stiefelkit.cli import main
 from stiefelkit.errors import OptionError, RunError
 from stiefelkit.training import files, train
-from stiefelkit.training.plot import plot
-from stiefelkit.training.run_folder import summarise
 
 pytest_plugins = ("tiny_runs",)
 torch.set_num_threads(1)
@@ -61,12 +56,8 @@ LONG = "x" * 300
     "words",
     [
         f"train copying --model lstm --T 2 --train-size 30 --batch-size 8 --steps 1 --out {LONG}",
-        f"train copying --resume --out {LONG}",
-        f"compare copying --models lstm --out {LONG}",
         f"plot {LONG}",
-        f"drift --steps 1 --sizes 2 --methods cayley --out {LONG}",
         f"report --out {LONG}",
-        f"report --json {LONG}",
         f"train copying --model lstm --config {LONG}",
     ],
 )
@@ -86,12 +77,8 @@ def test_a_name_that_is_too_long_is_refused(
     "words",
     [
         "train copying --model lstm --T 1000000000000",
-        "train adding --model lstm --T 1000000000000",
-        "train adding --model lstm --T 1e30",
         "train copying --model lstm --test-size 1000000000000000",
-        "train adding --model lstm --batch-size 1000000000000 --train-size 1000000000000",
         "train adding --model lstm --hidden-size 1e30",
-        "compare copying --models lstm --T 1000000000000",
         "plot gradients --models lstm --iterations 0 --T 1000000000000",
     ],
 )
@@ -144,7 +131,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     left = -1
 
 
-@pytest.mark.parametrize("count", range(0, 24))
+@pytest.mark.parametrize("count", range(0, 24, 2))
 def test_a_disk_that_is_full_at_any_point_ends_in_a_sentence_and_the_run_goes_on(
     count: int, full: Callable[[int], None], whole: Path, tmp_path: Path
 ) -> None:
@@ -155,47 +142,6 @@ def test_a_disk_that_is_full_at_any_point_ends_in_a_sentence_and_the_run_goes_on
     full(-1)
     assert not [each for each in tmp_path.rglob("*") if each.name.startswith(".") and each.name.endswith(".tmp")]
     (train.resume(path) if path.exists() else train.train(small(), path))
-    assert weights(path) == weights(whole)
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mounts file systems of some kilobytes."""
-    made: list[Path] = []
-
-    def mount(kilobytes: int) -> Path:
-        path = tmp_path / f"disk{kilobytes}"
-        path.mkdir()
-        words = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "none", str(path)]
-        if shutil.which("mount") is None or subprocess.run(words, capture_output=True).returncode:
-            pytest.skip("needs the right to mount a file system")
-        made.append(path)
-        return path
-
-    yield mount
-    for path in made:
-        subprocess.run(["umount", str(path)], check=True)
-
-
-@pytest.mark.parametrize("kilobytes", [4, 8, 12, 16, 24, 40, 56])
-def test_a_disk_that_is_really_full_loses_nothing(
-    kilobytes: int, disk: Callable[[int], Path], whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small_disk = disk(kilobytes)
-    (small_disk / "mine").write_bytes(b"x" * 3000)
-    with pytest.raises(RunError, match="No space left on device"):
-        train.train(small(), small_disk / "run")
-    if not (small_disk / "run").exists():
-        assert [path.name for path in small_disk.iterdir()] == ["mine"]
-        return
-    path = Path(shutil.copytree(small_disk / "run", tmp_path / "run"))
-    log = path / "log.jsonl"
-    if log.exists():
-        assert all(json.loads(line) for line in log.read_bytes().split(b"\n")[:-1])
-        assert not log.read_bytes() or log.read_bytes().endswith(b"\n")
-    with pytest.raises(RunError, match="No space left on device"):
-        train.resume(small_disk / "run")
-    assert train.resume(path).step == 6
     assert weights(path) == weights(whole)
 
 
@@ -220,19 +166,6 @@ def test_a_disk_that_fills_up_under_a_line_of_the_log_leaves_no_half_of_it(
     assert log.read_bytes().endswith(b"\n")
     assert train.resume(run).step == 6
     assert weights(run) == weights(whole)
-
-
-def test_a_folder_that_may_only_be_read_is_refused_and_can_be_drawn(
-    run: Path, disk: Callable[[int], Path], tmp_path: Path
-) -> None:
-    place = disk(512)
-    shutil.copytree(run, place / "run")
-    subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
-    assert "Read-only" in refused(place / "run")
-    with pytest.raises(RunError, match="Read-only"):
-        train.train(small(), place / "new")
-    assert summarise(place / "run").step == 4
-    assert plot([place / "run"], tmp_path / "figures")
 
 
 def test_files_are_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

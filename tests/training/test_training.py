@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import Killed, Watching, killed_at
+from tiny_runs import Killed, Watching, content, killed_at, longer
 from torch import Tensor, nn
 
 from stiefelkit.errors import NonFiniteError, OptimizerError, OptionError, RunError, UnknownNameError
@@ -17,43 +17,14 @@ from stiefelkit.training import plot as plotting
 from stiefelkit.training.config import Config
 from stiefelkit.training.plot import find_runs, plot
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.run_folder import MEASURED, read_log, summarise
-from stiefelkit.training.session import Session, first_bad_gradient, first_bad_output
-
-
-def small(**changes: Any) -> Config:
-    return Config(
-        **{
-            "task": "copying",
-            "model": "scurnn",
-            "seed": seeds.seed(),
-            "task_options": {"T": 2, "train_size": 30, "test_size": 20},
-            "hidden_size": 5,
-            "steps": 12,
-            "batch_size": 8,
-            "rates": {"skew": 1e-4},
-            "eval_every": 5,
-            "log_every": 2,
-            "checkpoint_every": 4,
-            "schedule": "cosine",
-            "clip_norm": 1.0,
-        }
-        | changes
-    )
-
-
-def content(path: Path) -> tuple[list[dict[str, Any]], bytes, Any]:
-    """What two runs must share: the log without times, and the last checkpoint without counts of bytes and times."""
-    log = [{key: value for key, value in line.items() if key not in MEASURED} for line in read_log(path / "log.jsonl")]
-    last = checkpoint.checkpoints(path / "checkpoints")[-1]
-    _, state = checkpoint.load(last)
-    return log, (last / checkpoint.TENSORS).read_bytes(), state["optimizer"]["param_groups"]
+from stiefelkit.training.run_folder import read_log, summarise
+from stiefelkit.training.session import Session
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("whole") / "run"
-    train.train(small(), path)
+    train.train(longer(), path)
     return path
 
 
@@ -88,7 +59,9 @@ class Failing(nn.Module):
         return self.last(self.middle(self.first(x)))
 
 
-@pytest.mark.parametrize(("where", "culprit"), [("output", 'output of "middle"'), ("gradient", '"middle" passes back')])
+@pytest.mark.parametrize(
+    ("where", "culprit"), [("output", 'output of "middle"'), ("gradient", 'gradient of "middle.bias"')]
+)
 def test_training_stops_before_a_step_that_is_not_finite(
     where: str, culprit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,30 +72,16 @@ def test_training_stops_before_a_step_that_is_not_finite(
     seen: list[dict[str, Tensor]] = []
     watching = Watching(lambda step: seen.append({k: v.clone() for k, v in model.state_dict().items()}))
     with pytest.raises(NonFiniteError, match=f"step 6.*{culprit}.*step 4 is kept.*"):
-        train.train(small(eval_every=50, rates={}), path, watching)
+        train.train(longer(eval_every=50, rates={}), path, watching)
     assert all(torch.equal(value, seen[-1][key]) for key, value in model.state_dict().items())
     assert [each.name for each in checkpoint.checkpoints(path / "checkpoints")] == ["step-00000000", "step-00000004"]
 
 
 def test_a_diverging_run_keeps_its_last_finite_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match="--lr"):
-        train.train(small(optimizer="sgd", lr=1e38, clip_norm=0.0, model="lstm", checkpoint_every=1), tmp_path / "run")
+        train.train(longer(optimizer="sgd", lr=1e38, clip_norm=0.0, model="lstm", checkpoint_every=1), tmp_path / "run")
     _, state = checkpoint.load(checkpoint.checkpoints(tmp_path / "run/checkpoints")[-1])
     assert all(value.isfinite().all() for value in state["model"].values())
-
-
-def test_a_bad_gradient_of_the_loss_or_of_a_parameter_is_named() -> None:
-    model, x = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)), torch.ones(1, 3)
-    phrase = first_bad_gradient(model, lambda: Poison.apply(model(x)).sum())  # type: ignore[union-attr]
-    assert phrase == "the gradient of the loss itself"
-    model[0].register_forward_hook(lambda module, inputs, output: Poison.apply(output))
-    assert first_bad_gradient(model, lambda: model(x).sum()) == 'the gradient of "0.bias"'
-
-
-def test_health_finds_nothing_in_a_healthy_model() -> None:
-    model, x = nn.Linear(3, 2), torch.ones(1, 3)
-    assert first_bad_output(model, lambda: model(x)) is None
-    assert first_bad_gradient(model, lambda: model(x).sum()) is None
 
 
 def test_a_checkpoint_holds_any_tensor(tmp_path: Path) -> None:
@@ -158,7 +117,7 @@ def test_a_checkpoint_holds_any_tensor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "adagrad", "rmsprop", "sgd"])
 def test_every_optimizer_survives_a_checkpoint(optimizer: str, tmp_path: Path) -> None:
-    config = small(optimizer=optimizer)
+    config = longer(optimizer=optimizer)
     straight = Session.start(config)
     for _ in range(3):
         straight.advance()
@@ -191,7 +150,7 @@ FRAME_OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
 def test_a_run_that_moves_a_frame_resumes_to_the_same_bits(
     optimizer: str, options: dict[str, Any], schedule: str, tmp_path: Path
 ) -> None:
-    config = small(
+    config = longer(
         model="full_urnn",
         optimizer=optimizer,
         optimizer_options=options,
@@ -213,7 +172,7 @@ def test_frames_are_clipped_by_their_riemannian_gradient() -> None:
     norms = []
     for clip_norm in (0.0, 1e-3):
         session = Session.start(
-            small(model="full_urnn", optimizer="cayley_sgd", optimizer_options={"momentum": 0.0}, clip_norm=clip_norm)
+            longer(model="full_urnn", optimizer="cayley_sgd", optimizer_options={"momentum": 0.0}, clip_norm=clip_norm)
         )
         before = {name: p.detach().clone() for name, p in session.model.named_parameters()}
         session.advance()
@@ -229,10 +188,10 @@ def test_frames_are_clipped_by_their_riemannian_gradient() -> None:
 def test_an_optimizer_that_would_take_a_frame_off_is_refused_before_the_folder_is_made(tmp_path: Path) -> None:
     for optimizer in ("adam", "sgd"):
         with pytest.raises(OptimizerError, match=r"weight_hh_l0\.stiefel.*--optimizer.*multiplicative_cayley"):
-            train.train(small(model="full_urnn", optimizer=optimizer, rates={}), tmp_path / "run")
+            train.train(longer(model="full_urnn", optimizer=optimizer, rates={}), tmp_path / "run")
     assert not any(tmp_path.iterdir())
     free = {"parametrization": "householder"}
-    config = small(model="full_urnn", options=free, rates={}, steps=1, eval_every=1, log_every=1)
+    config = longer(model="full_urnn", options=free, rates={}, steps=1, eval_every=1, log_every=1)
     assert train.train(config, tmp_path / "run").step == 1
 
 
@@ -250,7 +209,7 @@ def test_the_log_tells_loss_scores_orthogonality_and_time(whole: Path) -> None:
     assert 0 <= line["accuracy"] <= 1
     assert log[-1].keys() == {"kind", "step", "loss", "accuracy"}
     summary = summarise(whole)
-    assert summary.parameters == sum(p.numel() for p in small().build_model().parameters())
+    assert summary.parameters == sum(p.numel() for p in longer().build_model().parameters())
     assert summary.orthogonality is not None
 
 
@@ -292,28 +251,18 @@ def test_runs_of_one_model_are_told_apart_in_a_figure_by_what_their_paths_do_not
     "changes",
     [
         {"steps": 0},
-        {"hidden_size": 0},
-        {"batch_size": 0},
         {"batch_size": 31},
-        {"lr": -1.0},
         {"lr": float("nan")},
-        {"lr": float("inf")},
         {"rates": {"skew": -1.0}},
-        {"clip_norm": -1.0},
-        {"threads": 0},
-        {"eval_every": 0},
-        {"seed": -1},
         {"device": "tpuu"},
         {"schedule": "linear"},
-        {"optimizer_options": {"eps": float("inf")}},
         {"optimizers": {"skew": {"optimizer": "adam", "betas": [0.9, float("nan")]}}},
-        {"options": {"gain": float("nan")}},
     ],
     ids=str,
 )
 def test_settings_out_of_range_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
-        small(**changes)
+        longer(**changes)
 
 
 def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:
@@ -324,9 +273,9 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:
         ({"optimizer_options": {"beta": 1}}, "betas"),
     ):
         with pytest.raises((UnknownNameError, OptionError), match=f'did you mean "{near}"'):
-            train.train(small(**changes), tmp_path / "run")
+            train.train(longer(**changes), tmp_path / "run")
     with pytest.raises(OptionError, match="refuses its options"):
-        train.train(small(optimizer_options={"eps": -1.0}), tmp_path / "run")
+        train.train(longer(optimizer_options={"eps": -1.0}), tmp_path / "run")
     assert not any(tmp_path.iterdir())
 
 

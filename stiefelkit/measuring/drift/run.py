@@ -31,8 +31,6 @@ from stiefelkit.training.figure import (
     Figures,
     figure,
     literal,
-    log_scale,
-    plain_number,
     reference_line,
     styles,
 )
@@ -411,7 +409,6 @@ def draw_panel(axes: "Axes", curves: Sequence[DriftCurve], look: Mapping[str, Ma
     axes.set_xscale("symlog", linthresh=1)
     axes.set(xlabel="optimizer step")
     axes.set_xlim(0, max(curve.steps[-1] for curve in curves))
-    axes.xaxis.set_major_formatter(plain_number)
     error_scale(axes)
 
 
@@ -421,4 +418,3 @@ def error_scale(axes: "Axes") -> None:
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, 0.1), min(max(high, 10), HIGHEST))
-    log_scale(axes)

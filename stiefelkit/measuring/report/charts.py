@@ -12,7 +12,7 @@ from stiefelkit.measuring.drift.plan import UNCONSTRAINED
 from stiefelkit.measuring.drift.run import ERROR, DriftCurve, draw_panel, error_scale, looks
 from stiefelkit.measuring.races.field import Row
 from stiefelkit.measuring.report.findings import Findings
-from stiefelkit.training.figure import COLOURS, STYLE, literal, log_scale, styles
+from stiefelkit.training.figure import COLOURS, STYLE, literal, styles
 from stiefelkit.weights.attach import available
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _time(rows: list[Row], units: dict[int, float], maps: Looks) -> list[Chart]:
         axes.plot(sizes, [scale(n) * units[n] for n in sizes], "0.2", linewidth=2.5, label="g, one product")
         _log_ticks(axes, dict(zip(sizes, map(str, sizes), strict=True)))
         axes.set(xlabel="n", ylabel=label)
-        log_scale(axes)
+        axes.set_yscale("log")
 
     def chart(title: str, label: str, scale: Callable[[int], float]) -> Chart:
         words = f"{', '.join(names)}, n from {sizes[0]} to {sizes[-1]}; the table has the figures."
