@@ -18,7 +18,7 @@ KINDS = ("parametrization", "optimizer", "model", "task")
 def new_plugin(name: str, /, *, kind: str = "parametrization", out: Path = Path()) -> int:
     """Write a package with a plugin, to start from.
 
-    It is a folder stiefelkit-NAME with a pyproject.toml, one module and one test. It works at once, and its test passes.
+    It is a folder stiefelkit-NAME with a pyproject.toml, one module and one test, which passes.
 
     Args:
         name: under which it will be known, as in stiefelkit list: lower-case letters, digits and _.

@@ -196,4 +196,4 @@ def test_the_bar_of_a_terminal_has_the_figures_under_it_and_stays() -> None:
     *_, bar, figures, _ = screen.getvalue().splitlines()
     assert "[task] model" in bar
     assert "5/5" in bar
-    assert "loss 0.2500  test loss 0.5000  test 12.5%" in figures
+    assert "loss 0.25  test loss 0.5000  test 12.5%" in figures
