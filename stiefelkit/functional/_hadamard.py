@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stiefelkit._torch import is_traced
 from stiefelkit.errors import ShapeError, needs
-from stiefelkit.functional._arithmetic.function import Function
+from stiefelkit.functional._arithmetic.function import Context, Function
 from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.init import hadamard_factors
 from stiefelkit.tensors import check_dtype, check_tensors, working_dtype
@@ -50,15 +50,15 @@ class _Transform(Function):
         return _transformed(x, adjoint)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.adjoint = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None]:
         return _Transform.of(g, not ctx.adjoint), None
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:
+    def tangent(ctx: Context, t: Tensor, *_: None) -> Tensor:
         return _Transform.of(t, ctx.adjoint)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from stiefelkit._torch import is_differentiated
 from stiefelkit.errors import NonFiniteError, RankError, needs
 from stiefelkit.functional._arithmetic.float64 import splits
-from stiefelkit.functional._arithmetic.function import Function, keep
+from stiefelkit.functional._arithmetic.function import Context, Function, keep
 from stiefelkit.functional._packing import (
     check_complex,
     check_tall,
@@ -132,14 +132,14 @@ class _OnePanel(Function):
         return polished(w) if is_split else _rounded(w, dtype), *factors, d.to(dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         v, phase, _, ctx.n, ctx.k, _, _, _ = inputs
         keep(ctx, v, phase, *output)
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, g: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         v, phase, w, u, t, x, length, d = ctx.saved_tensors
         if g is None:
             return (None,) * 8
@@ -150,7 +150,7 @@ class _OnePanel(Function):
         return gv, phase_gradient(phase, w, g), None, None, None, None, None, None
 
     @staticmethod
-    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    def tangent(ctx: Context, tv: Tensor | None, tp: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         v, phase, w, _u, _t, _x, _length, d = ctx.saved_tensors
         d = d if phase is None else _diagonal(v, phase, None, 0, d.dtype)
         return _frame_tangent(v, d, w, tv, tp, ctx.n, ctx.k), *(None for _ in range(5))
@@ -169,12 +169,12 @@ class _Panels(Function):
         return polished(w) if is_split else _rounded(w, dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
         v, phase, signs, ctx.n, ctx.k, ctx.p, _, _ = inputs
         keep(ctx, v, phase, signs, output)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
         v, phase, signs, w = ctx.saved_tensors
         d = _diagonal(v, phase, signs, ctx.p, w.dtype)
         if is_differentiated():
@@ -184,7 +184,7 @@ class _Panels(Function):
         return gv, phase_gradient(phase, w, g), None, None, None, None, None, None
 
     @staticmethod
-    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:
+    def tangent(ctx: Context, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:
         v, phase, signs, w = ctx.saved_tensors
         return _frame_tangent(v, _diagonal(v, phase, signs, ctx.p, w.dtype), w, tv, tp, ctx.n, ctx.k)
 
@@ -198,12 +198,12 @@ class _Reflect(Function):
         return reflect_rows(v, x, k, working, _panels(x.dtype)[1]).to(x.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
         v, x, ctx.k, ctx.precision = inputs
         keep(ctx, v, x, output)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
         v, x, y = ctx.saved_tensors
         if is_differentiated():
             gv, gx = torch.func.vjp(lambda v, x: _plain_product(v, x.mT, ctx.k).mT, v, x)[1](g)
@@ -212,7 +212,7 @@ class _Reflect(Function):
         return gv, gx, None, None
 
     @staticmethod
-    def tangent(ctx: Any, tv: Tensor | None, tx: Tensor | None, *_: None) -> Tensor:
+    def tangent(ctx: Context, tv: Tensor | None, tx: Tensor | None, *_: None) -> Tensor:
         v, x, y = ctx.saved_tensors
         ty = torch.zeros_like(y) if tx is None else _Reflect.of(v, tx, ctx.k, ctx.precision)
         return ty if tv is None else ty + _plain_tangent(v, tv, x.mT, ctx.k).mT

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import NonFiniteError, RankError, ShapeError, needs
-from stiefelkit.functional._arithmetic.function import Function, keep
+from stiefelkit.functional._arithmetic.function import Context, Function, keep
 from stiefelkit.functional._arithmetic.product import opaque, plus_product
 from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import orthogonality_error, working_dtype
@@ -102,16 +102,16 @@ class _Polar(Function):
         return _by_eigenvectors(x, who) if well_conditioned else _nearest(x, who)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
         keep(ctx, inputs[0], output)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None, None]:
         x, q = ctx.saved_tensors
         return _derivative(x, q, g), None, None
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:
+    def tangent(ctx: Context, t: Tensor, *_: None) -> Tensor:
         x, q = ctx.saved_tensors
         return _derivative(x, q, t)
 
@@ -137,17 +137,17 @@ class _Lyapunov(Function):
         return v @ ((v.mH @ s @ v) / (values.unsqueeze(-1) + values.unsqueeze(-2))) @ v.mH
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
         keep(ctx, inputs[0], output)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor]:
         h, z = ctx.saved_tensors
         y = _Lyapunov.of(h, g)
         return -(y @ z.mH + z.mH @ y), y
 
     @staticmethod
-    def tangent(ctx: Any, th: Tensor | None, ts: Tensor | None) -> Tensor:
+    def tangent(ctx: Context, th: Tensor | None, ts: Tensor | None) -> Tensor:
         h, z = ctx.saved_tensors
         ts = torch.zeros_like(z) if ts is None else ts
         return _Lyapunov.of(h, ts if th is None else ts - th @ z - z @ th)

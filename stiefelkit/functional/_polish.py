@@ -1,13 +1,11 @@
 """One Newton step towards the nearest frame."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from stiefelkit.errors import ShapeError, needs
 from stiefelkit.functional._arithmetic.float64 import splits
-from stiefelkit.functional._arithmetic.function import Function
+from stiefelkit.functional._arithmetic.function import Context, Function
 from stiefelkit.functional._arithmetic.product import product
 from stiefelkit.metrics import defect, working_dtype
 from stiefelkit.tensors import check_tensors
@@ -45,11 +43,11 @@ class Polish(Function):
         return polished(w)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
+    def backward(ctx: Context, g: Tensor) -> Tensor:
         return g
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor) -> Tensor:
+    def tangent(ctx: Context, t: Tensor) -> Tensor:
         return t.clone()
 
 

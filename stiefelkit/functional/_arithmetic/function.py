@@ -3,7 +3,7 @@
 import functools
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -20,33 +20,43 @@ from stiefelkit._torch import (
 )
 
 
+class Context(Protocol):
+    """What `setup_context` keeps of a call for `backward` and `tangent`: tensors by `keep`, and any attributes."""
+
+    saved_tensors: tuple[Any, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def __getattr__(self, name: str) -> Any: ...
+    def __setattr__(self, name: str, value: object) -> None: ...
+
+
 class Function(torch.autograd.Function):
     """An autograd.Function with `setup_context` and a generated vmap rule.
 
-    Where it has a `tangent`, which is what torch calls `jvp`, forward mode works as well, over and under reverse mode.
-    Batched gradients and tangents (`torch.autograd.grad(..., is_grads_batched=True)`, `jacobian(vectorize=True)` of
-    either strategy) go through `torch.vmap`.
+    With a `tangent`, torch's `jvp`, forward mode works, over and under reverse mode. `torch.vmap` maps batched ones and
+    gradients (`torch.autograd.grad(..., is_grads_batched=True)`, `jacobian(vectorize=True)` of either strategy).
     """
 
     generate_vmap_rule = True
-    _eager: type[torch.autograd.Function]
+    tangent: ClassVar[Callable[..., Any] | None] = None
+    _eager: ClassVar[Any]
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls) -> None:
         """Makes the twin that eager mode applies: Dynamo, which never calls `apply`, refuses classes with a `jvp`."""
-        super().__init_subclass__(**kwargs)
+        super().__init_subclass__()
         if "_eager" in vars(cls):
             return
         forward = getattr(cls.forward, "__wrapped__", cls.forward)
         backward = _of_batches(cls.backward)
         members: dict[str, Any] = {"_eager": None, "forward": staticmethod(forward), "backward": staticmethod(backward)}
-        if hasattr(cls, "tangent"):
-            members["jvp"] = staticmethod(_of_batches(cls.tangent))  # type: ignore[attr-defined]
+        if cls.tangent is not None:
+            members["jvp"] = staticmethod(_of_batches(cls.tangent))
         cls._eager = type(cls.__name__, (cls,), members)
-        cls._eager._eager = cls._eager  # type: ignore[attr-defined]
-        cls.forward = staticmethod(_returning_views(forward))  # type: ignore[assignment]
+        cls._eager._eager = cls._eager
+        cls.forward = staticmethod(_returning_views(forward))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: object) -> None:
         """Keeps nothing."""
 
     @classmethod
@@ -63,25 +73,24 @@ class Function(torch.autograd.Function):
         return super(torch.autograd.Function, cls._eager).apply(*args)  # type: ignore[misc]
 
 
-def keep(ctx: Any, *tensors: Tensor | None) -> None:
+def keep(ctx: Context, *tensors: Tensor | None) -> None:
     """Saves tensors for `backward` and for `tangent`, which both find them in `ctx.saved_tensors`."""
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
 
 
 def transposed(pull_back: Callable[[Tensor], tuple[Tensor, ...]], like: Tensor, *tangents: Tensor | None) -> Tensor:
-    """Pushes tangents forward through what pulls gradients back: the adjoint of a linear function, by reverse mode.
+    """Pushes tangents forward through the adjoint of `pull_back`, a linear function of a gradient like `like`.
 
-    `pull_back` takes a gradient, of the shape and dtype of `like`, to those of the inputs, by differentiable
-    operations; of tangents, in that order, None counts as zero.
+    It returns gradients of the inputs, in the order of the tangents, of which None is zero, by operations of torch.
     """
-    zeros, push = torch.func.vjp(pull_back, torch.zeros_like(like))  # type: ignore[misc]
+    zeros, push, *_ = torch.func.vjp(pull_back, torch.zeros_like(like))
     filled = [torch.zeros_like(x) if t is None else t.to(x.dtype) for x, t in zip(zeros, tangents, strict=True)]
     return push(tuple(filled))[0]
 
 
 def _refuse_nested_forward_mode() -> None:
-    """Under two levels of forward mode torch takes the tangent of a custom function for a constant."""
+    # Under two levels of forward mode torch takes the tangent of a custom function for a constant.
     if levels_of_forward_mode() > 1:
         raise NotImplementedError(
             "Forward mode over forward mode needs functions that torch itself differentiates, got one of stiefelkit; "
@@ -90,7 +99,7 @@ def _refuse_nested_forward_mode() -> None:
 
 
 def _refuse_linearize() -> None:
-    """The function that `linearize` returns repeats, at every call, in-place operations on tensors kept from before."""
+    # The function that `linearize` returns repeats in-place operations, at every call, on tensors kept from before.
     linearize = torch.func.linearize.__code__
     if is_in_forward_mode() and any(frame.f_code is linearize for frame, _ in traceback.walk_stack(None)):
         raise NotImplementedError(
@@ -100,13 +109,10 @@ def _refuse_linearize() -> None:
 
 
 def _returning_views(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a forward, so that it returns views of its outputs when it is traced.
-
-    Through an output that was written in place torch 2.11 traces no gradient; through a view of it, it does.
-    """
+    """Has a forward return views of its outputs: torch 2.11 traces no gradient through one written in place."""
 
     @functools.wraps(forward)
-    def wrapped(*args: Any) -> Any:
+    def wrapped(*args: object) -> Tensor | tuple[object, ...]:
         found = forward(*args)
         if isinstance(found, Tensor):
             return found.view_as(found)
@@ -116,10 +122,10 @@ def _returning_views(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_batches(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Has a backward, or a tangent, take what torch.autograd has batched, which knows few operations, by torch.vmap."""
+    """Has a backward, or a tangent, map tensors that torch.autograd has batched, for few operations, by torch.vmap."""
 
     @functools.wraps(backward)
-    def wrapped(ctx: Any, *gradients: Any) -> Any:
+    def wrapped(ctx: Context, *gradients: Any) -> Any:
         if torch.compiler.is_compiling() or not any(map(is_batched, gradients)):
             return backward(ctx, *gradients)
         plain, level = list(gradients), 0
@@ -128,7 +134,7 @@ def _of_batches(backward: Callable[..., Any]) -> Callable[..., Any]:
                 plain[i], level = unbatched(g)
         present: list[int] = []
 
-        def of_one(*gradients: Any) -> tuple[Tensor, ...]:
+        def of_one(*gradients: Tensor | None) -> tuple[Tensor, ...]:
             one = backward(ctx, *gradients)
             one = one if isinstance(one, tuple) else (one,)
             present[:] = [i for i, x in enumerate(one) if x is not None]

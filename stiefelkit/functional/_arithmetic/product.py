@@ -18,7 +18,7 @@ from stiefelkit._torch import (
     is_transformed,
 )
 from stiefelkit.errors import ShapeError, needs
-from stiefelkit.functional._arithmetic.function import Function, keep
+from stiefelkit.functional._arithmetic.function import Context, Function, keep
 from stiefelkit.tensors import check_tensors
 
 P = ParamSpec("P")
@@ -205,11 +205,11 @@ class _Product(Function):
         return _multiply(a, b)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
         keep(ctx, *inputs)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
         a, b = ctx.saved_tensors
         to_a = product(g, b.mH).sum_to_size(a.shape) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
@@ -219,7 +219,7 @@ class _Product(Function):
         return to_a, product(a.mH, g).sum_to_size(b.shape)
 
     @staticmethod
-    def tangent(ctx: Any, ta: Tensor | None, tb: Tensor | None) -> Tensor:
+    def tangent(ctx: Context, ta: Tensor | None, tb: Tensor | None) -> Tensor:
         a, b = ctx.saved_tensors
         return bilinear_tangent(product, a, b, ta, tb)
 
@@ -307,9 +307,9 @@ class _Dense(Function):
         return w.view_as(w)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
+    def backward(ctx: Context, g: Tensor) -> Tensor:
         return g.to_dense() if g.is_sparse else g
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor) -> Tensor:
+    def tangent(ctx: Context, t: Tensor) -> Tensor:
         return t.view_as(t)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._arithmetic.function import Function, keep
+from stiefelkit.functional._arithmetic.function import Context, Function, keep
 from stiefelkit.functional._arithmetic.product import bilinear_tangent, opaque, product
 from stiefelkit.functional._polish import Polish, split_defect
 
@@ -36,18 +36,18 @@ class _Fine(Function):
         return sliced_product(a, b, bits)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
         a, b, ctx.bits = inputs
         keep(ctx, a, b)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
         (a, b), bits = ctx.saved_tensors, ctx.bits
         ga, gb = fine_product(g, b.mH, bits), fine_product(a.mH, g, bits)
         return ga.sum_to_size(a.shape), gb.sum_to_size(b.shape), None
 
     @staticmethod
-    def tangent(ctx: Any, ta: Tensor | None, tb: Tensor | None, _: None) -> Tensor:
+    def tangent(ctx: Context, ta: Tensor | None, tb: Tensor | None, _: None) -> Tensor:
         a, b = ctx.saved_tensors
         return bilinear_tangent(partial(fine_product, bits=ctx.bits), a, b, ta, tb)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stiefelkit._torch import is_differentiated, is_exporting
 from stiefelkit.functional._arithmetic.float64 import splits
-from stiefelkit.functional._arithmetic.function import Function, keep
+from stiefelkit.functional._arithmetic.function import Context, Function, keep
 from stiefelkit.functional._arithmetic.product import opaque, plus_product, product, sandwich
 from stiefelkit.functional._arithmetic.split_products import (
     BITS_OF_RESIDUALS,
@@ -143,14 +143,14 @@ class _Square(Function):
         return w
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
         v, phase, d, ctx.n, _ = inputs
         ctx.dtype = v.dtype
         ctx.save_for_backward(phase, d, output)
         ctx.save_for_forward(phase, d, output)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
         phase, d, w = ctx.saved_tensors
         if not is_differentiated() and ctx.dtype == torch.float32 and takes(w, ctx.n, 1 + w.is_complex()):
             gv = cayley_backward(w, g, _entries(phase, d), ctx.dtype)
@@ -166,7 +166,7 @@ class _Square(Function):
         return gv.to(ctx.dtype), phase_gradient(phase, w, g), None, None, None
 
     @staticmethod
-    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:
+    def tangent(ctx: Context, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:
         phase, d, w = ctx.saved_tensors
         tw = phase_tangent(w, tp)
         if tv is None:
@@ -191,12 +191,12 @@ class _Tall(Function):
         return polish(w) if v.dtype == torch.float64 else w
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
         v, phase, d, ctx.n, ctx.p = inputs
         keep(ctx, v, phase, d, output)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
         v, phase, d, w = ctx.saved_tensors
         n, p = ctx.n, ctx.p
         d = _entries(phase, d).to(w.dtype)
@@ -213,7 +213,7 @@ class _Tall(Function):
         return gv.to(v.dtype), phase_gradient(phase, w, g), None, None, None
 
     @staticmethod
-    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:
+    def tangent(ctx: Context, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:
         v, phase, d, w = ctx.saved_tensors
         n, p = ctx.n, ctx.p
         tw = phase_tangent(w, tp)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._arithmetic.float64 import splits
-from stiefelkit.functional._arithmetic.function import Function
+from stiefelkit.functional._arithmetic.function import Context, Function
 from stiefelkit.functional._arithmetic.product import product
 from stiefelkit.functional._arithmetic.split_products import fine_product, settle, settled
 from stiefelkit.functional._exponential.taylor import exponential
@@ -88,11 +88,11 @@ class _Skew(Function):
         return a11 if n == p else whole(a11, a21)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, ctx.n, ctx.p, ctx.is_complex = inputs
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
         p = ctx.p
         if ctx.n == p:
             return pack_skew_gradient(g), None, None, None
@@ -100,7 +100,7 @@ class _Skew(Function):
         return gv, None, None, None
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:
+    def tangent(ctx: Context, t: Tensor, *_: None) -> Tensor:
         return _Skew.of(t, ctx.n, ctx.p, ctx.is_complex)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stiefelkit._torch import is_differentiated, is_view
 from stiefelkit.functional._arithmetic.float64 import splits
-from stiefelkit.functional._arithmetic.function import Function, keep
+from stiefelkit.functional._arithmetic.function import Context, Function, keep
 from stiefelkit.functional._arithmetic.norms import bounds_of_skew, finite, probe
 from stiefelkit.functional._arithmetic.product import FullPrecision, add_product_, is_plain, opaque
 from stiefelkit.functional._arithmetic.reads import switch
@@ -72,7 +72,7 @@ class _Kept(Function):
     setup_context = torch.autograd.Function.setup_context
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Tensor:
+    def forward(ctx: Context, a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Tensor:
         with FullPrecision(a.device):
             w, factors = _taylor(a, skew, truncation)
             w = _shaped(w, a)
@@ -85,7 +85,7 @@ class _Kept(Function):
         return w
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
         a, *factors = ctx.saved_tensors
         if is_differentiated() or not is_plain(g):
             return _Adjoint.of(a, g, ctx.skew, ctx.truncation), None, None, None
@@ -94,7 +94,7 @@ class _Kept(Function):
             return _adjoint(g.to(factors[0].dtype), factors, ctx.skew, split).to(a.dtype), None, None, None
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:
+    def tangent(ctx: Context, t: Tensor, *_: None) -> Tensor:
         return _derivative(ctx.saved_tensors[0], t, ctx.truncation)
 
 
@@ -106,17 +106,17 @@ class _Traced(Function):
         return _exponential(a, skew, truncation, polish)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Any) -> None:
         a, ctx.skew, ctx.truncation, _ = inputs
         keep(ctx, a)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
         (a,) = ctx.saved_tensors
         return _Adjoint.of(a, g, ctx.skew, ctx.truncation), None, None, None
 
     @staticmethod
-    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:
+    def tangent(ctx: Context, t: Tensor, *_: None) -> Tensor:
         return _derivative(ctx.saved_tensors[0], t, ctx.truncation)
 
 
@@ -128,12 +128,12 @@ class _Adjoint(Function):
         return _exponential_adjoint(a, g, skew, truncation)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
         a, g, ctx.skew, _ = inputs
         keep(ctx, a, g)
 
     @staticmethod
-    def backward(ctx: Any, gg: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, gg: Tensor) -> tuple[Tensor | None, ...]:
         a, g = (t.to(working_dtype(t.dtype)) for t in ctx.saved_tensors)
         # The adjoint is the upper right block of exp [[A^H, G], [0, A^H]], whose own adjoint this takes.
         n = a.shape[-1]
@@ -142,7 +142,7 @@ class _Adjoint(Function):
         return ga.to(gg.dtype), adjoint[..., :n, n:].to(gg.dtype), None, None
 
     @staticmethod
-    def tangent(ctx: Any, ta: Tensor | None, tg: Tensor | None, *_: None) -> Tensor:
+    def tangent(ctx: Context, ta: Tensor | None, tg: Tensor | None, *_: None) -> Tensor:
         a, g = (t.to(working_dtype(t.dtype)) for t in ctx.saved_tensors)
         n = a.shape[-1]
         ta, tg = (torch.zeros_like(a) if t is None else t.to(a.dtype) for t in (ta, tg))

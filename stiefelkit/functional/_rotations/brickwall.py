@@ -19,7 +19,7 @@ from torch import Tensor
 
 from stiefelkit._torch import is_differentiated, is_view
 from stiefelkit.errors import ShapeError, needs
-from stiefelkit.functional._arithmetic.function import Function, keep, transposed
+from stiefelkit.functional._arithmetic.function import Context, Function, keep, transposed
 from stiefelkit.functional._arithmetic.product import opaque, product
 from stiefelkit.functional._packing import check_complex, rotations
 from stiefelkit.functional._rotations.layout import MeshLayout, check_angles, mesh_size
@@ -70,12 +70,12 @@ class _Brickwall(Function):
         return _rotated(x, angle, phase, layers)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, angle, phase, ctx.layers = inputs
         keep(ctx, output, angle, phase)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
         y, angle, phase = ctx.saved_tensors
         # Second derivatives come from differentiating the formulas of the first.
         differentiable = is_differentiated() and not torch.compiler.is_compiling()
@@ -84,7 +84,7 @@ class _Brickwall(Function):
         return gx if ctx.needs_input_grad[0] else None, g_angle, None if phase is None else g_phase, None
 
     @staticmethod
-    def tangent(ctx: Any, tx: Tensor | None, ta: Tensor | None, tp: Tensor | None, _: None) -> Tensor:
+    def tangent(ctx: Context, tx: Tensor | None, ta: Tensor | None, tp: Tensor | None, _: None) -> Tensor:
         y, angle, phase = ctx.saved_tensors
         ty = torch.zeros_like(y) if tx is None else _Brickwall.of(tx, angle, phase, ctx.layers)
         if ta is None and tp is None:

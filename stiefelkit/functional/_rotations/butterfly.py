@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stiefelkit._torch import is_differentiated
 from stiefelkit.errors import ShapeError, needs
-from stiefelkit.functional._arithmetic.function import Function, keep
+from stiefelkit.functional._arithmetic.function import Context, Function, keep
 from stiefelkit.functional._arithmetic.product import bilinear_tangent, product
 from stiefelkit.functional._packing import check_complex, check_size, check_square, rotations
 from stiefelkit.functional._rotations.layout import check_angles
@@ -111,13 +111,13 @@ class _Outer(Function):
         return w.squeeze(-1).squeeze(-5).flatten(-2).flatten(-3, -2)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
         high, low, _ = inputs
         keep(ctx, high, low)
         ctx.dtype = output.dtype
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
         high, low = ctx.saved_tensors
         x, y = _aligned(high.to(g.dtype).conj(), low.to(g.dtype).conj())
         n1, n2 = x.shape[-3], x.shape[-2]
@@ -127,7 +127,7 @@ class _Outer(Function):
         return g_high.sum_to_size(high.shape), g_low.sum_to_size(low.shape), None
 
     @staticmethod
-    def tangent(ctx: Any, th: Tensor | None, tl: Tensor | None, _: None) -> Tensor:
+    def tangent(ctx: Context, th: Tensor | None, tl: Tensor | None, _: None) -> Tensor:
         high, low = ctx.saved_tensors
         return bilinear_tangent(lambda high, low: _Outer.of(high, low, ctx.dtype), high, low, th, tl)
 

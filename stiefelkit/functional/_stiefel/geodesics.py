@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit import init
-from stiefelkit.functional._arithmetic.function import Function
+from stiefelkit.functional._arithmetic.function import Context, Function
 from stiefelkit.functional._exponential.packed import on_span, skew_logarithm, whole
 from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._packing import check_alike
@@ -162,11 +162,11 @@ class _Logarithm(Function):
         return u.view(w.shape), exists.view(w.shape[:-2])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
+    def backward(ctx: Context, *gradients: Tensor) -> NoReturn:
         raise NotImplementedError("The logarithm of a frame has no derivative here.")
 
 
