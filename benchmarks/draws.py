@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import stiefelkit as sk
 from stiefelkit import init
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
-from stiefelkit.optim.base.rounding import PROMISED
+from stiefelkit.optim.steps import PROMISED
 
 OPTIMIZERS = (
     sk.optim.MultiplicativeCayley,

@@ -4,7 +4,7 @@ from typing import Any
 
 from stiefelkit.functional import cayley_increment
 from stiefelkit.optim import MultiplicativeCayley
-from stiefelkit.optim.base.batch import Bucket
+from stiefelkit.optim.batch import Bucket
 from stiefelkit.optim.steps import as_factor
 
 __all__ = ["NAME", "UncorrectedCayley"]

@@ -73,6 +73,7 @@ __all__ = [
     "tree_flatten",
     "tree_unflatten",
     "unbatched",
+    "unhooked_step",
     "unwrapped",
     "write_count",
 ]
@@ -305,8 +306,13 @@ def check_capture(optimizer: torch.optim.Optimizer) -> None:
 
 def step_inside(optimizer: torch.optim.Optimizer) -> None:
     """Does a step that is part of another optimizer's, whose hooks are those of the whole: none is called here."""
-    step: Any = type(optimizer).step
-    (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
+    unhooked_step(type(optimizer))(optimizer)
+
+
+def unhooked_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], object]:
+    """Returns the step of a class of which there are instances, without the hooks that torch puts around it."""
+    step: Any = kind.step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 def is_view_operator(op: Any) -> bool:

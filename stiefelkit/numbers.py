@@ -5,7 +5,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 from stiefelkit.errors import OptionError, shown
 
@@ -93,7 +93,7 @@ class Check:
         raise OptionError(f"{who} needs {self.words.format(key=key)}, got {shown(value)}{remedy}.")
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Returns whether a plain value is a number, and one that a float holds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False

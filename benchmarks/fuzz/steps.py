@@ -259,7 +259,7 @@ class Retaken:
             name, take = type(one).__name__, _step_of(type(one).__name__)
             g = -g if group["maximize"] else g
         else:
-            kind = getattr(one, "plain", type(one))
+            kind = getattr(one, "free_optimizer", type(one))
             name, take = kind.__name__, lambda *given: _free(kind, *given)
 
         def near(value: Any) -> Any:

@@ -121,7 +121,7 @@ def _of_optimizer(name, cls):
             facts.append(f"| `{parameter.name}` | `{parameter.default}` |")
     if not getattr(cls, "moves_frames", False):
         return _page(name, cls, f"opt = sk.optim.{cls.__name__}(model.parameters(), lr=1e-3)", facts, "")
-    plain = getattr(cls, "plain", None)
+    plain = getattr(cls, "free_optimizer", None)
     moves = f"It moves all other parameters as `torch.optim.{plain.__name__}` does." if plain else ""
     snippet = f"opt = sk.optim.{cls.__name__}(sk.optim.parameter_groups(model, lr=1e-3))"
     facts = [*([moves, ""] if moves else []), *facts, "", *_steps(cls), "", STEP_READING]

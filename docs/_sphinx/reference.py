@@ -14,7 +14,7 @@ FURTHER = (
     "stiefelkit.contract.protocols",
     "stiefelkit.nn.decoders",
     "stiefelkit.scan.activations",
-    "stiefelkit.optim.base.batch",
+    "stiefelkit.optim.batch",
     "stiefelkit.optim.settings",
     "stiefelkit.optim.steps",
     "stiefelkit.optim.deterministic.objective",

@@ -25,6 +25,8 @@ from stiefelkit.errors import DtypeError, ShapeError, needs
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_tensors
 
+SMALLEST_COPIED = 256
+"""Rows from which subtracting while transposing crawls through memory."""
 _LARGEST_CACHED = 1 << 24
 _known: dict[tuple[Any, ...], Tensor] = {}
 
@@ -152,8 +154,8 @@ def pick_band(v: Tensor, n: int, p: int, is_complex: bool, bandwidth: int) -> tu
 
 
 def minus_adjoint(m: Tensor) -> Tensor:
-    """Returns M - M^H; for large matrices through a copy, since subtracting while transposing crawls through memory."""
-    if m.shape[-1] < 256:
+    """Returns M - M^H; for large matrices through a copy."""
+    if m.shape[-1] < SMALLEST_COPIED:
         return m - m.mH
     return m - m.mH.clone(memory_format=torch.contiguous_format)
 

@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import ShapeError, needs
+from stiefelkit.functional._arithmetic import float64
 from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Context, Function
 from stiefelkit.functional._arithmetic.product import product
-from stiefelkit.metrics import defect, working_dtype
+from stiefelkit.metrics import defect
 from stiefelkit.tensors import check_tensors
 
 _SMALLEST_BLOCKED = 256
@@ -63,8 +64,8 @@ def rounded_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
 
     With many columns from the blocks on and above the diagonal alone.
     """
-    dtype = working_dtype(w.dtype)
-    if w.dtype != dtype and splits(w):
+    dtype = torch.complex128 if w.is_complex() else torch.float64
+    if w.dtype != dtype and (not w.is_cpu or float64.declared_weak is not None) and splits(w):
         return split_defect(w, remainder)
     p, exact = w.shape[-1], w.to(dtype)
     if remainder is not None:

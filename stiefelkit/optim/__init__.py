@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from stiefelkit.optim.averages import average_fn, multi_avg_fn
-    from stiefelkit.optim.base.frame_optimizer import FrameOptimizer
-    from stiefelkit.optim.base.tangent_optimizer import CayleyStep, Retraction, TangentOptimizer
     from stiefelkit.optim.clip import clip_grad_norm_
     from stiefelkit.optim.deterministic.minimize import Minimum, minimize
     from stiefelkit.optim.deterministic.minimizer import Minimizer, Progress
     from stiefelkit.optim.for_geoopt import geoopt_parameters
+    from stiefelkit.optim.frame_optimizer import FrameOptimizer
     from stiefelkit.optim.groups import frames, parameter_groups
+    from stiefelkit.optim.manifold_muon import PolarStep
     from stiefelkit.optim.mixed import MixedOptimizer
     from stiefelkit.optim.rmsprop import RMSprop
     from stiefelkit.optim.settings import Check, Setting
-    from stiefelkit.optim.spectral import PolarStep
+    from stiefelkit.optim.steps import CayleyStep, Retraction, TangentOptimizer
 
 __all__ = [
     "CayleyStep",
@@ -120,13 +120,13 @@ _HOMES = {
     "deterministic.minimize": ("Minimum", "minimize"),
     "deterministic.minimizer": ("Minimizer", "Progress"),
     "for_geoopt": ("geoopt_parameters",),
-    "base.frame_optimizer": ("FrameOptimizer",),
+    "frame_optimizer": ("FrameOptimizer",),
     "groups": ("frames", "parameter_groups"),
     "mixed": ("MixedOptimizer",),
     "rmsprop": ("RMSprop",),
     "settings": ("Check", "Setting"),
-    "spectral": ("PolarStep",),
-    "base.tangent_optimizer": ("CayleyStep", "Retraction", "TangentOptimizer"),
+    "manifold_muon": ("PolarStep",),
+    "steps": ("CayleyStep", "Retraction", "TangentOptimizer"),
 }
 """Modules of the names that stand here, imported when they are first asked for, and torch with them."""
 

@@ -1,17 +1,16 @@
 """Adam on the Stiefel manifold by the iterative Cayley transform."""
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import Norms
-from stiefelkit.optim.base.batch import Bucket
-from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
-from stiefelkit.optim.settings import BETAS, BOUNDED, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
-from stiefelkit.optim.steps import bounded_steps, inverse, rate, second_moments
+from stiefelkit.optim.batch import Bucket, Group
+from stiefelkit.optim.settings import BETAS, BOUNDED, OF_FREE, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
+from stiefelkit.optim.steps import TangentOptimizer, bounded_steps, inverse, metric_of, rate, second_moments
 
 
 class CayleyAdam(TangentOptimizer):
@@ -37,28 +36,30 @@ class CayleyAdam(TangentOptimizer):
     >>> optimizer.step()
     """
 
-    plain = torch.optim.Adam
+    free_optimizer = torch.optim.Adam
 
     settings = (
         Setting("lr", 1e-3, RATE, "learning rate; a frame moves by about :math:`lr ‖M‖_F / r ≤ lr` at each step."),
         Setting("betas", (0.9, 0.99), BETAS, "decays (b1, b2) of the two moments."),
         Setting("eps", 1e-8, at_least(0), "added to second moments of frames, and to roots of those of others."),
         WEIGHT_DECAY,
-        Setting("amsgrad", False, SWITCH, OF_PLAIN),
+        Setting("amsgrad", False, SWITCH, OF_FREE),
         *BOUNDED,
         *SHARED,
     )
     examples = ({}, {"q": math.inf, "precision": "fast"}, {"amsgrad": True})
     steady: ClassVar = {"q": math.inf}
 
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
+    def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
-        metric = group["manifold"].partition(":")[2]
+        metric = metric_of(group)
         first, second = group["betas"]
         moment = bucket.state("exp_avg").mul(first).add_(g, alpha=1 - first)
         direction = riemannian_gradient(w, moment, metric)
         bucket.stage("exp_avg", direction.covector(w, metric))
-        scales = []
-        for k, v in second_moments(bucket, norms_of(g)[0], second):
-            scales.append(inverse((1 - first**k) * (v / (1 - second**k) + group["eps"]) ** 0.5))
-        return direction, bounded_steps(direction, scales, rate(group), group["q"])
+        generators = direction.generator_norms()
+        scales = [
+            inverse((1 - first**k) * (v / (1 - second**k) + group["eps"]) ** 0.5)
+            for k, v in second_moments(bucket, norms_of(g)[0], second)
+        ]
+        return direction, bounded_steps(generators, scales, rate(group), group["q"])

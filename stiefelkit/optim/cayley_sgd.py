@@ -1,17 +1,16 @@
 """Stochastic gradient descent with momentum on the Stiefel manifold by the iterative Cayley transform."""
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent
 from stiefelkit.functional._arithmetic.norms import Norms
-from stiefelkit.optim.base.batch import Bucket
-from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
+from stiefelkit.optim.batch import Bucket, Group
 from stiefelkit.optim.settings import BOUNDED, MOMENTUM, OF_SGD, RATE, SHARED, Setting
-from stiefelkit.optim.steps import bounded_steps, gradient_with_momentum, rate
+from stiefelkit.optim.steps import TangentOptimizer, bounded_steps, gradient_with_momentum, rate
 
 
 class CayleySGD(TangentOptimizer):
@@ -37,7 +36,7 @@ class CayleySGD(TangentOptimizer):
     >>> optimizer.step()
     """
 
-    plain = torch.optim.SGD
+    free_optimizer = torch.optim.SGD
 
     settings = (
         Setting("lr", 1e-2, RATE, "learning rate."),
@@ -49,8 +48,8 @@ class CayleySGD(TangentOptimizer):
     examples = ({}, {"momentum": 0.0, "q": math.inf, "precision": "fast"}, {"nesterov": True})
     steady: ClassVar = {"momentum": 0.0, "q": math.inf}
 
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
+    def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
         direction = gradient_with_momentum(group, bucket, w, g)
-        scales = [1.0] * len(direction.rotation_norms)
-        return direction, bounded_steps(direction, scales, rate(group), group["q"])
+        generators = direction.generator_norms()
+        return direction, bounded_steps(generators, [1.0] * len(generators), rate(group), group["q"])

@@ -14,8 +14,8 @@ from stiefelkit.functional._arithmetic.norms import norms_without_sync
 from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.numbers import FLAG, Check, is_number
-from stiefelkit.optim.base.batch import buckets
-from stiefelkit.optim.base.checks import listed
+from stiefelkit.optim.batch import buckets
+from stiefelkit.optim.checks import listed
 from stiefelkit.tensors import check_tensors, full_tensor
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS, frames, manifold_of
 
@@ -63,7 +63,7 @@ def clip_grad_norm_(
             metric = manifold.partition(":")[2]
             with FullPrecision(bucket.params[0].device):
                 w, g = bucket.frames(), bucket.gradients()
-                if not bucket.is_read:
+                if not bucket.may_sync_host:
                     size = g.abs().amax()
                     unit = size.clamp(min=_SMALLEST * torch.finfo(g.dtype).tiny)
                     (norm,) = riemannian_gradient(w, g / unit, metric).norms(metric)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from stiefelkit.contract.scaled import GAIN
 from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, shown
 from stiefelkit.numbers import as_python_number, at_least, is_number
-from stiefelkit.optim.base.checks import check_manifold, check_members, listed
+from stiefelkit.optim.checks import check_manifold, check_members, listed
 from stiefelkit.optim.settings import RATE
 from stiefelkit.weights import optimizer_hooks
 from stiefelkit.weights.attach import available

@@ -1,7 +1,7 @@
 """Landing: along the tangent space and towards the manifold at once, and onto it as often as is asked for."""
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,12 +10,22 @@ from stiefelkit.errors import NotAFrameError
 from stiefelkit.functional import norms_of
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.metrics import defect as defect_of
-from stiefelkit.optim.base.batch import Bucket
-from stiefelkit.optim.base.checks import not_finite
-from stiefelkit.optim.base.frame_optimizer import FrameOptimizer
-from stiefelkit.optim.base.rounding import land
+from stiefelkit.optim.batch import Bucket, Group
+from stiefelkit.optim.checks import not_finite
+from stiefelkit.optim.frame_optimizer import FrameOptimizer
 from stiefelkit.optim.settings import MOMENTUM, OF_ADAM, RATE, SHARED, Setting, at_least, integer
-from stiefelkit.optim.steps import are_ordinary, as_factor, count_steps, divided, is_still, largest_root, rate, units_of
+from stiefelkit.optim.steps import (
+    as_factor,
+    count_steps,
+    divided,
+    fit_float32_range,
+    is_still,
+    land,
+    largest_root,
+    metric_of,
+    rate,
+    units_of,
+)
 
 FURTHEST = 0.5
 """||W^H W - I||_F that no step goes beyond."""
@@ -54,7 +64,7 @@ class Landing(FrameOptimizer):
     >>> optimizer.step()
     """
 
-    plain = torch.optim.Adam
+    free_optimizer = torch.optim.Adam
 
     settings = (
         Setting("lr", 1e-3, RATE, "learning rate."),
@@ -67,12 +77,11 @@ class Landing(FrameOptimizer):
     examples = ({}, {"momentum": 0.5, "precision": "fast"}, {"momentum": 0.9, "amsgrad": True})
     steady: ClassVar = {"momentum": 0.0}
 
-    def move(self, group: dict[str, Any], bucket: Bucket) -> None:
+    def move(self, group: Group, bucket: Bucket) -> None:
         """See `FrameOptimizer`."""
-        who, is_read = type(self).__name__, bucket.is_read
-        w, attraction = bucket.frames(), group["attraction"] if group["every"] > 1 else 0.0
-        off, g = defect_of(w), -bucket.gradients() if group["maximize"] else bucket.gradients()
-        bucket.refresh(group["precision"] == "exact" and bucket.is_narrow)
+        who, on_host = type(self).__name__, bucket.may_sync_host
+        w, attraction = bucket.w, group["attraction"] if group["every"] > 1 else 0.0
+        off, g = defect_of(w), -bucket.g if group["maximize"] else bucket.g
         if group["momentum"]:
             g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
         s = w.mH @ g
@@ -80,9 +89,9 @@ class Landing(FrameOptimizer):
             bucket.stage("momentum_buffer", plus_product(g, w, s + s.mH, -0.5))
         field = _field(group, w, g, s, off, attraction * off)
         distances, lengths, normal = norms_of(off, field, s)
-        finite = sum(lengths) < largest_root(w.dtype) if is_read else (lengths[0] < math.inf).all()
+        finite = sum(lengths) < largest_root(w.dtype) if on_host else (lengths[0] < math.inf).all()
         bucket.require(finite, lambda: not_finite(who, [bucket]))  # nor where it is NaN
-        furthest = max(distances) if is_read else distances[0].amax()
+        furthest = max(distances) if on_host else distances[0].amax()
         bucket.require(
             furthest < FURTHEST + 1e-3,
             lambda: NotAFrameError(
@@ -92,47 +101,55 @@ class Landing(FrameOptimizer):
         )
         counts = count_steps(bucket)
         bucket.commit()
-        bucket.wear = 0.0
+        bucket.accumulated_error = 0.0
         if is_still(group, bucket):
             return
         noise, lr = _ROUNDING * torch.finfo(w.dtype).eps * w.shape[-1] ** 0.5, rate(group)
-        steps = [_safe(lr, d, f, attraction, noise * x) for d, f, x in zip(distances, lengths, normal, strict=True)]
-        if is_read and not are_ordinary(steps):
+        each = [(d, f, noise * x) for d, f, x in zip(distances, lengths, normal, strict=True)]
+        if on_host:
+            steps = [_safe(float(lr), d, f, attraction, x) for d, f, x in each]
+        else:
+            steps = [_safe_on_device(lr, d, f, attraction, x) for d, f, x in each]
+        if on_host and not fit_float32_range(steps):
             units = units_of(lengths)
             g = divided(g, units)
             s = w.mH @ g
             field = _field(group, w, g, s, off, divided(attraction * off, units))
             every = zip(units, distances, *norms_of(field, s), strict=True)
-            steps = [_safe(lr * u, d, f, attraction / u, noise * x) for u, d, f, x in every]
+            steps = [_safe(float(lr) * u, d, f, attraction / u, noise * x) for u, d, f, x in every]
         bucket.add(field * (-as_factor(steps, w)))
         # A frame without a gradient in some of the steps has a count of its own.
-        due = [(k % group["every"] == 0) * 1.0 for k in counts] if group["every"] > 1 else [1.0]
-        if not is_read or any(due):
-            lands = as_factor(due, w)
+        turns = [(k % group["every"] == 0) * 1.0 for k in counts] if group["every"] > 1 else [1.0]
+        if not on_host or any(turns):
+            lands = as_factor(turns, w)
             land(bucket, group["precision"], _POLISHES, lands=lands if isinstance(lands, Tensor) else None)
 
 
-def _field(group: dict[str, Any], w: Tensor, g: Tensor, s: Tensor, off: Tensor, pull: Tensor) -> Tensor:
+def _field(group: Group, w: Tensor, g: Tensor, s: Tensor, off: Tensor, pull: Tensor) -> Tensor:
     """F of frames with W^H W - I = `off`, of G and S = W^H G; `pull` is `off` times attraction."""
-    within = s.mH if group["manifold"].endswith(":canonical") else (s + s.mH) / 2
+    within = s.mH if metric_of(group) == "canonical" else (s + s.mH) / 2
     return plus_product(plus_product(g, g, off), w, pull - within)
 
 
-def _safe(lr: Any, d: Any, f: Any, attraction: float, noise: Any) -> Any:
+def _safe(lr: float, d: float, f: float, attraction: float, noise: float) -> float:
     """Returns a step that stays near the manifold, of a field of norm f at the distance d; 0 of no field.
 
     By 2 a of the noise, the rounding of a field that is not tangent, it goes further than a tangent one would.
     """
     pull = attraction * d * (1 - d) - noise
-    if isinstance(f, Tensor):
-        room = (FURTHEST - d).clamp(min=0)
-        root = torch.hypot(pull, f * room.sqrt())
-        longest = torch.where(pull > 0, (pull + root) / f / f, room / (root - pull))
-        step = torch.where(f > 0, longest, 0.0).clamp(max=lr)
-        return step.clamp(max=0.5 / attraction) if attraction else step
     if f == 0:
         return 0.0
     room = max(FURTHEST - d, 0.0)
     root = math.hypot(pull, f * math.sqrt(room))
     lr = min(lr, (pull + root) / f / f if pull > 0 else room / (root - pull) if root > pull else lr)
     return min(lr, 0.5 / attraction) if attraction else lr
+
+
+def _safe_on_device(lr: float | Tensor, d: Tensor, f: Tensor, attraction: float, noise: Tensor) -> Tensor:
+    """Returns the same for all matrices of a batch, where no value is read."""
+    pull = attraction * d * (1 - d) - noise
+    room = (FURTHEST - d).clamp(min=0)
+    root = torch.hypot(pull, f * room.sqrt())
+    longest = torch.where(pull > 0, (pull + root) / f / f, room / (root - pull))
+    step = torch.where(f > 0, longest, 0.0).clamp(max=lr)
+    return step.clamp(max=0.5 / attraction) if attraction else step

@@ -1,18 +1,38 @@
 """Muon on the Stiefel manifold: the steepest descent among tangent vectors in the spectral norm."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from stiefelkit.functional import Tangent
+from stiefelkit.functional import Tangent, norms_of, polar_increment, riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._stiefel.spectral import steepest
-from stiefelkit.optim.base.batch import Bucket
-from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
-from stiefelkit.optim.settings import OF_ADAM, SHARED, Setting, integer
-from stiefelkit.optim.spectral import BEFORE, PolarStep, averaged_gradient
-from stiefelkit.optim.steps import rate
+from stiefelkit.optim.batch import Bucket, Group
+from stiefelkit.optim.settings import OF_ADAM, RATE, SHARED, Setting, at_least, integer
+from stiefelkit.optim.steps import Retraction, TangentOptimizer, as_factor, have_squares, rate
+
+SPECTRAL = (
+    Setting("lr", 0.02, RATE, "learning rate: the angle, nearly, by which the columns of a frame turn at each step."),
+    Setting("momentum", 0.95, at_least(0, below=1.0), "decay of the mean gradient M <- momentum M + (1 - momentum) G."),
+)
+"""Settings of optimizers by the spectral norm."""
+_ROUNDING = 4.0
+"""What rounding may leave of the tangent part of a normal matrix, over eps sqrt(p) and its norm."""
+
+
+class PolarStep(Retraction):
+    """Moves to the frame nearest to :math:`W - step`; the direction may be any whose :math:`W - step` has full rank."""
+
+    def increment(
+        self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
+    ) -> tuple[Tensor, float | None]:
+        """See `Retraction`."""
+        return polar_increment(w, direction, as_factor(steps, w), defect=defect), None
+
+    def leap(self, w: Tensor, direction: Tangent, steps: Norms) -> Tensor:
+        """See `Retraction`."""
+        return direction.vector(w) * (-as_factor(steps, w))  # the nearest frame follows
 
 
 class ManifoldMuon(TangentOptimizer):
@@ -40,10 +60,10 @@ class ManifoldMuon(TangentOptimizer):
     >>> optimizer.step()
     """
 
-    plain = torch.optim.Adam
+    free_optimizer = torch.optim.Adam
 
     settings = (
-        *BEFORE,
+        *SPECTRAL,
         Setting("iterations", 10, integer(1, 10_000), "for the direction of a tall frame, off by 4 % at most."),
         *OF_ADAM,
         *SHARED,
@@ -52,7 +72,48 @@ class ManifoldMuon(TangentOptimizer):
     steady: ClassVar = {"momentum": 0.0}
     retraction = PolarStep()
 
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
+    def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
         along, _ = steepest(w, averaged_gradient(group, bucket, w, g), group["iterations"])
         return along, [rate(group)] * len(along.rotation_norms)
+
+
+def averaged_gradient(group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> Tangent:
+    """Stages the mean of the gradients, which is of the ambient space, and returns its tangent part.
+
+    Raises:
+        OverflowError: it is not finite.
+    """
+    momentum = group["momentum"]
+    if momentum:
+        g = bucket.state("momentum_buffer").mul(momentum).add_(g, alpha=1 - momentum)
+        bucket.stage("momentum_buffer", g)
+    gradient = riemannian_gradient(w, g, "euclidean")
+    if bucket.may_sync_host and not have_squares(gradient, g.dtype):
+        raise OverflowError
+    return above_rounding(gradient, g)
+
+
+def above_rounding(gradient: Tangent, g: Tensor) -> Tangent:
+    """Returns a Riemannian gradient of G with zeros in the place of either part that cannot be told from rounding.
+
+    For optimizers that make a direction of full length of it, however short it is.
+    """
+    rounding = _ROUNDING * torch.finfo(g.dtype).eps * g.shape[-1] ** 0.5
+    lost = [rounding * norm for norm in norms_of(g)[0]]
+    rotation, rotation_norms = _above(lost, gradient.rotation, gradient.rotation_norms)
+    if gradient.rest is None:
+        return Tangent(rotation, None, rotation_norms, gradient.rest_norms)
+    rest, rest_norms = _above(lost, gradient.rest, gradient.rest_norms)
+    return Tangent(rotation, rest, rotation_norms, rest_norms, gradient.along_norms)
+
+
+def _above(lost: Norms, part: Tensor, norms: Norms) -> tuple[Tensor, Norms]:
+    if isinstance(norms[0], Tensor):
+        above = norms[0] > lost[0]
+        return part * above.view(*part.shape[:-2], 1, 1), [norms[0] * above]
+    kept = [norm > bound for norm, bound in zip(norms, lost, strict=True)]
+    if all(kept):
+        return part, norms
+    mask = torch.tensor(kept, device=part.device).view(*part.shape[:-2], 1, 1)
+    return part * mask, [norm * keep for norm, keep in zip(norms, kept, strict=True)]

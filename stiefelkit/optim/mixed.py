@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stiefelkit.errors import CheckpointError, OptionError, shown
 from stiefelkit.numbers import as_python_number
-from stiefelkit.optim.base.checks import listed, loss_of
+from stiefelkit.optim.checks import listed, loss_of
 
 
 class MixedOptimizer(torch.optim.Optimizer):

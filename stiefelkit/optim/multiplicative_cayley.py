@@ -1,7 +1,5 @@
 """The multiplicative Cayley update, and RMSprop for everything else."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -9,10 +7,9 @@ from stiefelkit.functional import Tangent
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.functional._stiefel.tangents import SIDES
-from stiefelkit.optim.base.batch import Bucket
-from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
+from stiefelkit.optim.batch import Bucket, Group
 from stiefelkit.optim.settings import MOMENTUM, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
-from stiefelkit.optim.steps import gradient_with_momentum, rate
+from stiefelkit.optim.steps import TangentOptimizer, gradient_with_momentum, rate
 
 
 class MultiplicativeCayley(TangentOptimizer):
@@ -35,7 +32,7 @@ class MultiplicativeCayley(TangentOptimizer):
     >>> optimizer.step()
     """
 
-    plain = torch.optim.RMSprop
+    free_optimizer = torch.optim.RMSprop
 
     settings = (
         Setting("lr", 1e-3, RATE, "learning rate; frames are best given one of their own, `stiefel=dict(lr=1e-4)`."),
@@ -77,7 +74,7 @@ class MultiplicativeCayley(TangentOptimizer):
         {"precondition": "rmsprop", "momentum": 0.5, "centered": True},
     )
 
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
+    def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
         if group["precondition"]:
             g, squares = _preconditioned(g, bucket.state("square_avg"), group["alpha"], group["eps"])

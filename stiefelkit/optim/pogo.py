@@ -1,7 +1,7 @@
 """POGO: a step along the tangent space and Newton steps back, in nothing but products."""
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -9,11 +9,19 @@ from torch import Tensor
 from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.metrics import defect as defect_of
-from stiefelkit.optim.base.batch import Bucket
-from stiefelkit.optim.base.rounding import land
-from stiefelkit.optim.base.tangent_optimizer import Retraction, TangentOptimizer
-from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
-from stiefelkit.optim.steps import as_factor, inverse, rate, reach, second_moments
+from stiefelkit.optim.batch import Bucket, Group
+from stiefelkit.optim.settings import BETAS, OF_FREE, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
+from stiefelkit.optim.steps import (
+    Retraction,
+    TangentOptimizer,
+    as_factor,
+    inverse,
+    land,
+    metric_of,
+    rate,
+    second_moments,
+    step_length_and_error,
+)
 
 LONGEST = 0.5
 """||X^H X - I||_F to which a step is shortened, well within the reach of a step back."""
@@ -23,33 +31,32 @@ class StepBack(Retraction):
     """By :math:`X = W - step`, and :math:`W ← X - X (X^H X - I) / 2` as often as it takes."""
 
     def increment(
-        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
-    ) -> tuple[Tensor, Any]:
+        self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
+    ) -> tuple[Tensor, float | None]:
         """See `Retraction`."""
         along = direction.vector(w)
         increment = along * (-as_factor(steps, w))
-        moved = w + increment
-        left = defect_of(moved)
+        left = defect_of(w + increment)
         norms = norms_of(left)[0]
         if isinstance(norms[0], Tensor):
             share = torch.where(norms[0] > LONGEST, (0.9 * LONGEST / norms[0]).sqrt(), 1.0)
             increment = increment * as_factor([share], w)
-            moved = w + increment
-            left = defect_of(moved)
+            left = defect_of(w + increment)
         elif max(norms) > LONGEST:
             # X^H X - I grows as the square of the step.
             shares = [(0.9 * LONGEST / x) ** 0.5 if x > LONGEST else 1.0 for x in norms]
             steps = [s * share for s, share in zip(steps, shares, strict=True)]
             increment = along * (-as_factor(steps, w))
-            moved = w + increment
-            left = defect_of(moved)
-        return increment.sub_((moved @ left).mul_(0.5)), reach(direction, steps)[0]
+            left = defect_of(w + increment)
+        return increment.sub_(((w + increment) @ left).mul_(0.5)), None if isinstance(
+            norms[0], Tensor
+        ) else step_length_and_error(direction, steps)[0]
 
     polishes = 4  # after the one of the increment, which leaves 0.17, these leave 0.02, 3e-4, 1e-7, and nothing
 
-    def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
+    def finish(self, group: Group, bucket: Bucket, length: float) -> None:
         """See `Retraction`."""
-        left = 0.75 * length**4 if bucket.is_read and group["precision"] == "fast" else math.inf
+        left = 0.75 * length**4 if bucket.may_sync_host and group["precision"] == "fast" else math.inf
         land(bucket, group["precision"], self.polishes, left)
 
 
@@ -82,7 +89,7 @@ class POGO(TangentOptimizer):
     >>> optimizer.step()
     """
 
-    plain = torch.optim.Adam
+    free_optimizer = torch.optim.Adam
 
     settings = (
         Setting("lr", 1e-3, RATE, "learning rate."),
@@ -100,16 +107,16 @@ class POGO(TangentOptimizer):
         ),
         Setting("eps", 1e-8, at_least(0), "added to the roots of second moments."),
         WEIGHT_DECAY,
-        Setting("amsgrad", False, SWITCH, OF_PLAIN),
+        Setting("amsgrad", False, SWITCH, OF_FREE),
         *SHARED,
     )
     examples = ({}, {"betas": (0.0, 0.999), "precision": "fast"}, {"base": "adam", "moment": "ambient"})
     steady: ClassVar = {"betas": (0.0, 0.999)}
     retraction = StepBack()
 
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
+    def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
-        metric, adam = group["manifold"].partition(":")[2], group["base"] == "adam"
+        metric, adam = metric_of(group), group["base"] == "adam"
         first, second = group["betas"]
         moment = bucket.state("exp_avg").mul(first).add_(g, alpha=1 - first if adam else 1.0)
         direction = riemannian_gradient(w, moment, metric)
@@ -122,7 +129,7 @@ class POGO(TangentOptimizer):
             ]
         lr, longest = rate(group), math.sqrt(w.shape[-1])
         steps = [s * lr for s in scales]
-        if bucket.is_read:  # else every optimizer does it
+        if bucket.may_sync_host:  # else every optimizer does it
             norms = direction.norms("euclidean")
             steps = [longest / norm if s * norm > longest else s for s, norm in zip(steps, norms, strict=True)]
         return direction, steps

@@ -9,7 +9,7 @@ from torch.optim.rmsprop import rmsprop
 
 from stiefelkit.errors import OptionError
 from stiefelkit.numbers import FLAG, as_python_number, at_least
-from stiefelkit.optim.base.checks import check_free_gradients
+from stiefelkit.optim.checks import check_free_gradients
 from stiefelkit.optim.settings import MOMENTUM, OF_TORCH, RATE, SWITCH
 
 _CHECKS = {

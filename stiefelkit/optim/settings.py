@@ -6,7 +6,6 @@ import math
 import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ __all__ = [
     "FINITE",
     "MOMENTUM",
     "OF_ADAM",
-    "OF_PLAIN",
+    "OF_FREE",
     "OF_SGD",
     "OF_TORCH",
     "RATE",
@@ -31,14 +30,14 @@ __all__ = [
     "Check",
     "Setting",
     "at_least",
+    "document_settings",
     "integer",
     "is_number",
     "one_of",
     "signature",
-    "told",
 ]
 
-OF_PLAIN = "of the groups without a manifold."
+OF_FREE = "of the groups without a manifold."
 """Words of a setting that the torch optimizer of those groups has."""
 
 
@@ -47,12 +46,12 @@ class Setting:
     """A setting of an optimizer, whose value may differ between groups; `words` describe it in help texts."""
 
     name: str
-    default: Any
+    default: object
     check: Check
     words: str
 
 
-def _is_rate(lr: Any) -> bool:
+def _is_rate(lr: object) -> bool:
     if isinstance(lr, Tensor) and lr.numel() == 1 and not lr.is_meta:
         if not may_sync_host(lr):
             return True
@@ -60,7 +59,7 @@ def _is_rate(lr: Any) -> bool:
     return is_number(lr) and bool(0 <= lr < math.inf)
 
 
-def _are_betas(betas: Any) -> bool:
+def _are_betas(betas: object) -> bool:
     return isinstance(betas, tuple | list) and len(betas) == 2 and all(is_number(b) and 0 <= b < 1 for b in betas)
 
 
@@ -78,7 +77,7 @@ BETAS = Check("two betas in [0, 1)", _are_betas)
 BOUND = Check("{key} > 0", lambda q: is_number(q) and q > 0)
 """Of what bounds a step, which infinity does not."""
 
-WEIGHT_DECAY = Setting("weight_decay", 0.0, at_least(0), f"{OF_PLAIN[:-1]}; refused where there are none.")
+WEIGHT_DECAY = Setting("weight_decay", 0.0, at_least(0), f"{OF_FREE[:-1]}; refused where there are none.")
 """For what moves freely; frames refuse it."""
 BOUNDED = (
     Setting(
@@ -98,7 +97,7 @@ BOUNDED = (
 """Settings of the optimizers whose steps are bounded by the norm of the generator."""
 SHARED = (
     Setting("precision", "exact", PRECISION, '"exact" or "fast", see `TangentOptimizer`.'),
-    Setting("foreach", None, SWITCH, OF_PLAIN),
+    Setting("foreach", None, SWITCH, OF_FREE),
     Setting("maximize", False, one_of(False, True), "ascend instead."),
     Setting(
         "capturable",
@@ -114,14 +113,14 @@ SHARED = (
 OF_SGD = (
     Setting("dampening", 0.0, FINITE, "of the groups without a manifold, as in torch.optim.SGD."),
     WEIGHT_DECAY,
-    Setting("nesterov", False, SWITCH, OF_PLAIN),
+    Setting("nesterov", False, SWITCH, OF_FREE),
 )
 """Settings of groups that torch.optim.SGD moves, without the momentum."""
 OF_ADAM = (
-    Setting("betas", (0.9, 0.999), BETAS, OF_PLAIN),
-    Setting("eps", 1e-8, at_least(0), OF_PLAIN),
+    Setting("betas", (0.9, 0.999), BETAS, OF_FREE),
+    Setting("eps", 1e-8, at_least(0), OF_FREE),
     WEIGHT_DECAY,
-    Setting("amsgrad", False, SWITCH, OF_PLAIN),
+    Setting("amsgrad", False, SWITCH, OF_FREE),
 )
 """Settings of groups that torch.optim.Adam moves."""
 
@@ -135,16 +134,18 @@ OF_TORCH = {
 """Names that torch's optimizers give their settings, which a group may have beside those of its own optimizer."""
 
 
-def told(doc: str, settings: Collection[Setting]) -> str:
-    """Returns a docstring with what the settings are, and what they raise, before its references and examples."""
-    doc = inspect.cleandoc(doc)
+def document_settings(optimizer: type, settings: Collection[Setting]) -> None:
+    """Adds what the settings are, and what they raise, to a docstring, before its references and examples."""
+    if not optimizer.__doc__ or not settings or "Args:\n" in optimizer.__doc__:
+        return
+    doc = inspect.cleandoc(optimizer.__doc__)
     names: dict[str, list[str]] = {}
     for setting in settings:
         names.setdefault(setting.words, []).append(setting.name)
     entries = [_PARAMS, *(f"{', '.join(alike)}: {words}" for words, alike in names.items())]
     wrapped = [textwrap.fill(entry, 116, initial_indent=" " * 4, subsequent_indent=" " * 8) for entry in entries]
-    place = min((doc.find(mark) for mark in ("References:", ">>> ") if mark in doc), default=len(doc))
-    return "\n".join([doc[:place].rstrip(), "", "Args:", *wrapped, "", _RAISES, doc[place:]])
+    end = min((doc.find(mark) for mark in ("References:", ">>> ") if mark in doc), default=len(doc))
+    optimizer.__doc__ = "\n".join([doc[:end].rstrip(), "", "Args:", *wrapped, "", _RAISES, doc[end:]])
 
 
 def signature(settings: Sequence[Setting], positional: int = 1) -> inspect.Signature:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,10 +11,9 @@ from stiefelkit.functional import Tangent, norms_of
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.numbers import as_python_number, optional
-from stiefelkit.optim.base.batch import Bucket
-from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
+from stiefelkit.optim.batch import Bucket, Group
 from stiefelkit.optim.settings import BOUND, MOMENTUM, OF_SGD, RATE, SHARED, WEIGHT_DECAY, Setting, at_least, one_of
-from stiefelkit.optim.steps import as_factor, gradient_with_momentum, rate, shares
+from stiefelkit.optim.steps import TangentOptimizer, as_factor, gradient_with_momentum, rate, shares
 
 _ACCEPTED = replace(
     WEIGHT_DECAY,
@@ -47,7 +46,7 @@ class SGDG(TangentOptimizer):
     >>> optimizer.step()
     """
 
-    plain = torch.optim.SGD
+    free_optimizer = torch.optim.SGD
     positional: ClassVar[int] = 8
 
     settings = (
@@ -75,7 +74,7 @@ class SGDG(TangentOptimizer):
     examples = ({}, {"grad_clip": 0.5, "q": math.inf, "precision": "fast"}, {"momentum": 0.9, "nesterov": True})
     steady: ClassVar = {"q": math.inf}
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: Group) -> None:
         """Adds a group, one of frames if it has stiefel=True or names a manifold; see `FrameOptimizer`."""
         default = self.defaults["stiefel"]
         if isinstance(param_group, dict) and as_python_number(param_group.get("stiefel", default)) is True:
@@ -84,7 +83,7 @@ class SGDG(TangentOptimizer):
                 param_group["weight_decay"] = 0.0
         super().add_param_group(param_group)
 
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
+    def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
         clip = group["grad_clip"]
         if clip is not None:

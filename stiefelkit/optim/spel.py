@@ -1,6 +1,6 @@
 """SPEL: spectral steepest descent and the way back, both by the matrix sign."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -8,11 +8,10 @@ from torch import Tensor
 from stiefelkit.functional import Tangent, msign
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._stiefel.spectral import split, steepest
-from stiefelkit.optim.base.batch import Bucket
-from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
+from stiefelkit.optim.batch import Bucket, Group
+from stiefelkit.optim.manifold_muon import SPECTRAL, PolarStep, averaged_gradient
 from stiefelkit.optim.settings import OF_ADAM, SHARED
-from stiefelkit.optim.spectral import BEFORE, PolarStep, averaged_gradient
-from stiefelkit.optim.steps import rate
+from stiefelkit.optim.steps import TangentOptimizer, rate
 
 
 class SPEL(TangentOptimizer):
@@ -36,14 +35,14 @@ class SPEL(TangentOptimizer):
     >>> optimizer.step()
     """
 
-    plain = torch.optim.Adam
+    free_optimizer = torch.optim.Adam
 
-    settings = (*BEFORE, *OF_ADAM, *SHARED)
+    settings = (*SPECTRAL, *OF_ADAM, *SHARED)
     examples = ({}, {"momentum": 0.0, "precision": "fast"}, {"amsgrad": True})
     steady: ClassVar = {"momentum": 0.0}
     retraction = PolarStep()
 
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
+    def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
         gradient = averaged_gradient(group, bucket, w, g)
         if gradient.rest is None:

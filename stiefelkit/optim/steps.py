@@ -1,60 +1,318 @@
-"""How far a frame goes."""
+"""The engine of the optimizers: steps along tangent vectors, how long they are, and what rounding does to frames.
 
+An optimizer says along which tangent vector frames go, and how far, in `TangentOptimizer.direction`; all else is here.
+"""
+
+import functools
 import math
 import operator
+from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Any
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
-from stiefelkit.functional._arithmetic.norms import Norms
-from stiefelkit.functional._arithmetic.product import plus_product
+from stiefelkit.errors import NonFiniteError, NotAFrameError, OptimizerError, RankError
+from stiefelkit.functional import Tangent, cayley_increment, nearest_frame, norms_of, riemannian_gradient
+from stiefelkit.functional._arithmetic.norms import Norms, probes
+from stiefelkit.functional._arithmetic.product import SHORT, plus_product
 from stiefelkit.functional._arithmetic.reads import may_sync_host
+from stiefelkit.functional._polish import rounded_defect
+from stiefelkit.functional._stiefel.retractions import landed_in_one
+from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import working_dtype
-from stiefelkit.optim.base.batch import Bucket
+from stiefelkit.optim.batch import Bucket, Group, limit_of
+from stiefelkit.optim.checks import not_finite, too_long
+from stiefelkit.optim.frame_optimizer import FrameOptimizer
 
 __all__ = [
-    "above_rounding",
-    "are_ordinary",
+    "CayleyStep",
+    "Retraction",
+    "TangentOptimizer",
     "as_factor",
     "bounded_steps",
     "count_steps",
-    "divided",
+    "fit_float32_range",
     "gradient_with_momentum",
     "have_squares",
-    "in_units",
     "inverse",
-    "is_still",
-    "largest_root",
+    "metric_of",
     "rate",
-    "reach",
     "second_moments",
     "shares",
-    "units_of",
+    "step_length_and_error",
 ]
 
-_ROUNDING = 4.0
-"""What rounding may leave of the tangent part of a normal matrix, over eps sqrt(p) and its norm."""
+Number = TypeVar("Number", float, Tensor)
+
+PROMISED = {"exact": 2.0, "fast": 30.0, "float64": 20.0}
+"""Largest ||W^H W - I||_F after any step, in rounding limits; below p = 16 one eps more. "float64" in both."""
+EXTERNAL_CHANGE = 0.1
+"""||W^H W - I||_F over sqrt(p) from which a frame has been changed by something else than its optimizer."""
+LEAP_ABOVE = 100.0
+"""Accumulated error above which a step is made in float64: one polish takes away a defect of some 800 limits."""
+_LONGEST = 2.0
+"""Length of a step over sqrt(p) above which it is made in float64."""
+_MAX_POLISHES = 3
+"""Polishes that take any defect below `EXTERNAL_CHANGE` to the rounding limit."""
+_MOST = 2.8
+"""Error that a step of frames with a remainder may leave, over the threshold for a polish; without a remainder 2."""
+_THRESHOLD = {"exact": 0.6, "fast": 5.0}
+"""Accumulated error from which the next increment takes it away, if it would leave more than `_MOST`."""
+_THRESHOLD_OF_SMALL = {"exact": 0.07, "fast": 1.0}
+"""The same over sqrt(p), up to twice that for tall frames: small frames of few columns turn far by short steps."""
+_ROUNDS = {"exact": 8, "fast": 16}
+"""Steps after which a polish comes at the latest, if there is no remainder."""
+_ROUNDS_OF_SMALL = 6
+"""The same of frames of fewer than 32 rows."""
+_SMALLEST_PROBED = 128
+"""Columns from which an estimate of what is left of a defect costs little beside the defect."""
 _ORDINARY = 2.0**24
 """Factor of a direction up to which, and from whose inverse on, fourth powers of one that makes a step of length 1 stay
 in the range of float32."""
 
 
-def rate(group: dict[str, Any]) -> float | Tensor:
+class Retraction(ABC):
+    """Moves a frame along a tangent vector, and polishes the result.
+
+    W + increment is a frame but for rounding in proportion to the increment; `finish` takes away what else is left of
+    :math:`W^H W - I`. A subclass with an `increment` of its own says anew that its `sums_are_short`, and how it has
+    `landed`: those of another increment are not inherited.
+    """
+
+    polishes: ClassVar[int] = 1
+    """Polishes after a step of length :math:`√p`, where no value can be read to count them."""
+    sums_are_short: ClassVar[bool] = False
+    """True if increments are products in sums of at most 64 terms, which round less (`rounding_of_step`)."""
+
+    def __init_subclass__(cls, **options: object) -> None:
+        """Takes back what has been said of an increment that the class replaces."""
+        super().__init_subclass__(**options)
+        for name in ("sums_are_short", "landed"):
+            if next(word for base in cls.__mro__ for word in (name, "increment") if word in vars(base)) != name:
+                setattr(cls, name, vars(Retraction)[name])
+
+    @abstractmethod
+    def increment(
+        self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
+    ) -> tuple[Tensor, float | None]:
+        """Returns what is added to W, shape (*, n, p), and its length, the largest of a batch; None for the steps' own.
+
+        `direction` and `steps` are what `TangentOptimizer.direction` gives; a defect, if given, is taken away as well.
+        """
+
+    def leap(self, w: Tensor, direction: Tangent, steps: Norms) -> Tensor:
+        """Returns what is added to exact frames, in float64 or complex128, where a step is no small increment.
+
+        The frame nearest to that is taken.
+        """
+        return cayley_increment(w, direction, as_factor(steps, w))
+
+    def landed(self, bucket: Bucket, direction: Tangent, steps: Norms) -> bool:
+        """Tries to do a step and its polishes, where no value is read, by one launch; False where it takes several."""
+        return False
+
+    def finish(self, group: Group, bucket: Bucket, length: float) -> None:
+        """Polishes after an increment of some length what cannot wait for the next increment to take it away."""
+        if not bucket.may_sync_host:
+            land(bucket, group["precision"], self.polishes)
+            return
+        threshold = polish_threshold(*bucket.params[0].shape[-2:], group["precision"])
+        if bucket.accumulated_error <= threshold * (_MOST if "lo" in bucket.states[0] else 2):
+            return
+        for _ in range(_MAX_POLISHES):
+            polish(bucket)
+            if bucket.accumulated_error == 0:
+                return
+
+
+class CayleyStep(Retraction):
+    """Moves frames by the Cayley transform."""
+
+    sums_are_short = True
+
+    def increment(
+        self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
+    ) -> tuple[Tensor, float | None]:
+        """See `Retraction`."""
+        increment = cayley_increment(w, direction, as_factor(steps, w), defect=defect, tolerance=group.get("tolerance"))
+        return increment, None
+
+    def landed(self, bucket: Bucket, direction: Tangent, steps: Norms) -> bool:
+        """See `Retraction`."""
+        w, lo, step = bucket.frames(), bucket.remainders(), as_factor(steps, bucket.frames())
+        landed = (
+            landed_in_one(w, lo, direction, step, self.polishes)
+            if lo is not None and isinstance(step, Tensor)
+            else None
+        )
+        if landed is None:
+            return False
+        w, lo, defects = landed
+        bucket.replace(w, lo)
+        bucket.require(defects.amax() <= EXTERNAL_CHANGE * math.sqrt(w.shape[-1]), AssertionError)
+        return True
+
+
+class TangentOptimizer(FrameOptimizer):
+    """Moves frames along tangent vectors; a subclass says along which and how far, in `direction`.
+
+    A step adds an increment to W. In precision "exact" a float32 or complex64 frame has a remainder `lo` of the same
+    dtype in the optimizer's state, and :math:`W + lo` is what moves; increments are rounded as they are small. What
+    their rounding leaves of :math:`W^H W - I` is computed in float64 before an error model says that it may come to
+    more than 1.7 rounding limits, and is taken away with that increment. So :math:`‖W^H W - I‖_F` stays within 2
+    rounding limits, however many steps are taken. "fast" has no remainder, does this at 5 limits, after 16 steps at
+    most, and stays within 30. float64 and complex128 frames have no remainder; "exact" polishes them every 8 steps at
+    least, and both keep them within 20 limits. Of fewer than 32 rows, what has no remainder is polished after 6 steps
+    at most. To each of these bounds comes one eps below 16 columns. On devices whose values are not read, and with
+    `capturable=True`, every step ends with a polish, and steps longer than :math:`√p` are shortened to it.
+    """
+
+    retraction: ClassVar[Retraction] = CayleyStep()
+    """The retraction that moves a frame along its tangent vector."""
+    _transports: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        cls._transports = cls.transport is not TangentOptimizer.transport
+
+    @abstractmethod
+    def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
+        """Returns a tangent vector, and how far against it each matrix of the batch goes; stages what it keeps.
+
+        w and g, of shape (*, n, p), are the frames and the gradients of the objective that is minimized.
+
+        Raises:
+            OverflowError: a gradient or a moment is so large that its square overflows; nothing is written then.
+        """
+
+    def transport(
+        self, group: Group, bucket: Bucket, direction: Tangent, steps: Norms, w: Tensor, **to: Tensor
+    ) -> None:
+        """Stages what goes along to W + `increment`, to where W has `leapt`, or else to W; here nothing."""
+
+    def move(self, group: Group, bucket: Bucket) -> None:
+        """See `FrameOptimizer`."""
+        w, g = bucket.w, -bucket.g if group["maximize"] else bucket.g
+        try:
+            direction, steps = self.direction(group, bucket, w, g)
+            if bucket.may_sync_host and not have_squares(direction, w.dtype):
+                raise OverflowError
+        except OverflowError:
+            raise not_finite(type(self).__name__, [bucket]) from None
+        if is_still(group, bucket):  # it must not so much as polish
+            if not bucket.may_sync_host:
+                bucket.require((lengths_on_device(direction, steps) < math.inf).all(), AssertionError)
+            self.transport(group, bucket, direction, steps, w)
+            bucket.commit()
+        elif bucket.may_sync_host:
+            self._move_on_host(group, bucket, w, direction, steps)
+        else:
+            lengths, longest = lengths_on_device(direction, steps), math.sqrt(w.shape[-1])
+            bucket.require((lengths < math.inf).all(), AssertionError)  # not where it is NaN
+            steps = [step * (longest / lengths).clamp(max=1) for step in steps]
+            if self._transports or not self.retraction.landed(bucket, direction, steps):
+                length = self._increment(group, bucket, w, direction, steps, None)
+                self.retraction.finish(group, bucket, longest if length is None else length)
+
+    def _move_on_host(self, group: Group, bucket: Bucket, w: Tensor, direction: Tangent, steps: Norms) -> None:
+        precision, (n, p) = group["precision"], w.shape[-2:]
+        with_remainder = precision == "exact" and bucket.is_narrow
+        if not fit_float32_range(steps):
+            direction, steps = in_units(w, direction, steps)
+        is_short = with_remainder and self.retraction.sums_are_short
+        model = rounding_of_step(n, p, w.dim() == 2) if is_short else (1.0, 1.0)
+        length, added, grown = step_length_and_error(direction, steps, model)
+        if not math.isfinite(length + sum(direction.rest_norms)):
+            raise too_long(type(self).__name__, group, bucket, length)
+        if length > _LONGEST * math.sqrt(p) or added > LEAP_ABOVE:
+            self._leap(group, bucket, w, direction, steps, length)
+            return
+        defect, before, threshold = None, bucket.accumulated_error * grown, polish_threshold(n, p, precision)
+        if before >= threshold and (not with_remainder or before + added > _MOST * threshold):
+            defect, norm, before = measured(bucket)
+            if not norm <= EXTERNAL_CHANGE * math.sqrt(p):
+                raise NotAFrameError(
+                    f"{type(self).__name__} needs frames, got one with ||W^H W - I||_F = {norm:.2g}: it was changed "
+                    "from outside; assign a frame with sk.assign_."
+                )
+            before += left_behind(defect, norm, direction, steps) / limit_of(p, w.dtype)
+        shorter = self._increment(group, bucket, w, direction, steps, defect)
+        bucket.accumulated_error = before + max(added, 0.0 if with_remainder else rounding_of_any_step(n, p, precision))
+        self.retraction.finish(group, bucket, length if shorter is None else shorter)
+
+    def _increment(
+        self,
+        group: Group,
+        bucket: Bucket,
+        w: Tensor,
+        direction: Tangent,
+        steps: Norms,
+        defect: Tensor | None,
+    ) -> float | None:
+        """Adds the retraction's increment, and returns how long it is, None for as long as the step."""
+        increment, shorter = self.retraction.increment(group, w, direction, steps, defect)
+        if increment.shape != w.shape:  # which would be broadcast
+            raise OptimizerError(
+                f"{type(self.retraction).__name__}.increment needs to return a tensor of shape {tuple(w.shape)}, got "
+                f"{tuple(increment.shape)}."
+            )
+        if self._transports:
+            self.transport(group, bucket, direction, steps, w, increment=increment)
+        bucket.commit()
+        bucket.add(increment)
+        return shorter
+
+    def _leap(self, group: Group, bucket: Bucket, w: Tensor, direction: Tangent, steps: Norms, length: float) -> None:
+        """Makes a step that is no small increment: in float64, to the nearest frame."""
+        wide, lo = working_dtype(w.dtype), bucket.remainders()
+        exact = nearest_frame(w.to(wide) if lo is None else w.to(wide) + lo)
+        rest = None if direction.rest is None else direction.rest.to(wide)
+        if rest is not None:
+            rest = rest - exact @ (exact.mH @ rest)
+        tangent = Tangent(direction.rotation.to(wide), rest, direction.rotation_norms, direction.rest_norms)
+        try:
+            leapt = nearest_frame(exact + self.retraction.leap(exact, tangent, steps))
+        except (NonFiniteError, RankError):  # not finite, or many frames are equally near
+            raise too_long(type(self).__name__, group, bucket, length) from None
+        self.transport(group, bucket, direction, steps, w, leapt=leapt)
+        if not bucket.is_finite():
+            raise too_long(type(self).__name__, group, bucket, length)
+        bucket.commit()
+        bucket.assign(leapt)
+        bucket.accumulated_error = 0.0
+
+
+def metric_of(group: Group) -> str:
+    """Returns the metric of a group of frames, "canonical" or "euclidean"."""
+    return group["manifold"].partition(":")[2]
+
+
+def rate(group: Group) -> float | Tensor:
     """Returns the learning rate of a group; a tensor that lives on a device stays there."""
     lr = group["lr"]
     return lr if isinstance(lr, Tensor) and not may_sync_host(lr) else float(lr)
 
 
-def is_still(group: dict[str, Any], bucket: Bucket) -> bool:
+def is_still(group: Group, bucket: Bucket) -> bool:
     """Returns whether the rate is known to be zero, as `torch.distributed.checkpoint` has it for the states alone."""
     lr = group["lr"]
-    return (bucket.is_read or not isinstance(lr, Tensor)) and float(lr) == 0
+    return (bucket.may_sync_host or not isinstance(lr, Tensor)) and float(lr) == 0
 
 
-def second_moments(bucket: Bucket, norms: Norms, decay: float) -> list[tuple[Any, Any]]:
+def gradient_with_momentum(group: Group, bucket: Bucket, w: Tensor, g: Tensor, *, side: str = "left") -> Tangent:
+    """Returns the Riemannian gradient of momentum M + G, and stages it as the next M, if the group has a momentum."""
+    metric, momentum = metric_of(group), group["momentum"]
+    if momentum:
+        g = g.add(bucket.state("momentum_buffer"), alpha=momentum)
+    direction = riemannian_gradient(w, g, metric, side=side)
+    if momentum:
+        bucket.stage("momentum_buffer", direction.covector(w, metric))
+    return direction
+
+
+def second_moments(bucket: Bucket, norms: Norms, decay: float) -> list[tuple[Number, Number]]:
     """Stages the next count of steps and :math:`v ← decay v + (1 - decay) ‖G‖^2`; returns both for each matrix.
 
     Where no value is read, one pair of tensors of all of them.
@@ -63,7 +321,7 @@ def second_moments(bucket: Bucket, norms: Norms, decay: float) -> list[tuple[Any
         OverflowError: a moment is not finite in the dtype of the frame.
     """
     p, moments = bucket.params[0], bucket.numbers("exp_avg_sq")
-    if not bucket.is_read:
+    if not bucket.may_sync_host:
         mixed = decay * moments + (1 - decay) * norms[0].square()
         bucket.stage("exp_avg_sq", mixed)
         return [(*count_steps(bucket), mixed)]
@@ -76,10 +334,10 @@ def second_moments(bucket: Bucket, norms: Norms, decay: float) -> list[tuple[Any
     return list(zip(count_steps(bucket), squares, strict=True))
 
 
-def count_steps(bucket: Bucket) -> list[Any]:
+def count_steps(bucket: Bucket) -> Norms:
     """Stages the next count of steps, and returns it for each matrix of the batch: where none is read, a tensor."""
     matrices = math.prod(bucket.params[0].shape[:-2])
-    if not bucket.is_read:
+    if not bucket.may_sync_host:
         after = bucket.numbers("step", of_frames=True) + 1
         bucket.stage("step", after)
         return [after.double().repeat_interleave(matrices)]
@@ -90,47 +348,33 @@ def count_steps(bucket: Bucket) -> list[Any]:
     return counts if matrices == 1 else [k for k in counts for _ in range(matrices)]
 
 
-def inverse(x: Any) -> Any:
-    """1 / x, and 0 where nothing has been measured yet."""
+def inverse(x: Number) -> Number:
+    """Returns 1 / x, and 0 where nothing has been measured yet."""
     if isinstance(x, Tensor):
         return torch.where(x > 0, x.reciprocal(), 0.0)
     return 1 / x if x > 0 else 0.0
 
 
-def bounded_steps(direction: Tangent, scales: Norms, lr: float | Tensor, q: float) -> Norms:
-    """Steps :math:`min(lr, 2 q / ‖A‖_F)` along directions times their scales, A the generators.
+def bounded_steps(generators: Norms, scales: Norms, lr: float | Tensor, q: float) -> Norms:
+    """Returns steps :math:`min(lr, 2 q / ‖A‖_F)` along directions times their scales, by the norms of the generators A.
 
-    Returns factors of the unscaled directions.
-
-    Where the norm of a direction is too small to be told from zero, nothing moves.
+    They are factors of the unscaled directions. Where the norm of a direction is too small to be told from zero,
+    nothing moves.
     """
     if q == math.inf and isinstance(lr, float) and not isinstance(scales[0], Tensor):
         return [scale * lr for scale in scales]
-    generators = map(operator.mul, scales, direction.generator_norms())
-    return [*map(operator.mul, scales, shares([*generators], 2 * q, lr))]
+    scaled = [*map(operator.mul, scales, generators)]
+    return [*map(operator.mul, scales, shares(scaled, 2 * q, lr))]
 
 
 def shares(norms: Norms, bound: float, most: float | Tensor) -> Norms:
-    """min(most, bound / norm) of each norm, and 0 of those that are 0."""
+    """Returns min(most, bound / norm) of each norm, and 0 of those that are 0."""
     if isinstance(norms[0], Tensor):
         return [torch.where(norm > 0, bound / norm, 0.0).clamp(max=most) for norm in norms]
     taken = []
     for norm in norms:
         taken.append(min(most, bound / norm) if norm > 0 else 0.0)
     return taken
-
-
-def gradient_with_momentum(
-    group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor, *, side: str = "left"
-) -> Tangent:
-    """Returns the Riemannian gradient of momentum M + G, and stages it as the next M, if the group has a momentum."""
-    metric, momentum = group["manifold"].partition(":")[2], group["momentum"]
-    if momentum:
-        g = g.add(bucket.state("momentum_buffer"), alpha=momentum)
-    direction = riemannian_gradient(w, g, metric, side=side)
-    if momentum:
-        bucket.stage("momentum_buffer", direction.covector(w, metric))
-    return direction
 
 
 def as_factor(steps: Norms, like: Tensor) -> float | Tensor:
@@ -142,45 +386,45 @@ def as_factor(steps: Norms, like: Tensor) -> float | Tensor:
     return torch.tensor(steps, dtype=like.real.dtype, device=like.device)[:, None, None]
 
 
-def reach(direction: Tangent, steps: Norms, rounding: tuple[float, float] = (1.0, 1.0)) -> tuple[Any, float, float]:
-    """Returns the Frobenius norm of the longest of the increments, to first order, and what a step does to the wear.
+def lengths_on_device(direction: Tangent, steps: Norms) -> Tensor:
+    """Returns the Frobenius norms of all increments, to first order, where no value is read."""
+    return steps[0] * direction.norms("euclidean")[0]
 
-    That is what it adds, in rounding limits, the most of a batch, and by what it multiplies the wear that there is, at
-    most. Where none is read, a tensor of all lengths, and zeros. `rounding` has the limits that a unit of length within
-    the columns of W adds, and one out of them.
+
+def step_length_and_error(
+    direction: Tangent, steps: Norms, rounding: tuple[float, float] = (1.0, 1.0)
+) -> tuple[float, float, float]:
+    """Returns the Frobenius norm of the longest of the increments, to first order, and what it does to rounding errors.
+
+    That is what it adds, in rounding limits, the most of a batch, and by what it multiplies those that there are, at
+    most. `rounding` has the limits that a unit of length within the columns of W adds, and one out of them.
     """
-    if isinstance(direction.rotation_norms[0], Tensor):
-        return steps[0] * direction.norms("euclidean")[0], 0.0, 0.0
-    longest, worn, grown, (within, beyond) = 0.0, 0.0, 1.0, rounding
+    longest, added, grown, (within, beyond) = 0.0, 0.0, 1.0, rounding
     along = direction.along_norms or [0.0] * len(steps)
     for t, o, r, s in zip(steps, direction.rotation_norms, direction.rest_norms, along, strict=True):
         length = t * math.hypot(o, r)
         if not (length <= longest or longest != longest):  # a NaN stays
             longest = length
         if not r:
-            worn = max(worn, t * within * o * max(1.0, 0.5 * t * o))
+            added = max(added, t * within * o * max(1.0, 0.5 * t * o))
             continue
-        worn = max(worn, t * math.hypot(within * o, beyond * r, s) * max(1.0, 0.5 * t * (o + 0.5 * t * r * r)))
+        added = max(added, t * math.hypot(within * o, beyond * r, s) * max(1.0, 0.5 * t * (o + 0.5 * t * r * r)))
         grown = max(grown, 1 + 2 * t * s)
-    return longest, worn, grown
+    return longest, added, grown
 
 
 def largest_root(dtype: torch.dtype) -> float:
-    """Returns the root of the largest number of a dtype.
-
-    Args:
-        dtype: a floating dtype; for a complex one that of its parts.
-    """
+    """Returns the root of the largest number of a floating dtype, or of the parts of a complex one."""
     return torch.finfo(dtype).max ** 0.5
 
 
 def have_squares(direction: Tangent, dtype: torch.dtype) -> bool:
     """Returns whether the squares of a direction's norms are finite in a dtype; not where one is NaN."""
     size = sum(direction.rotation_norms) + sum(direction.rest_norms)
-    return size * max(direction.units, default=1.0) < largest_root(dtype)
+    return size * max(direction.units, default=1.0) < torch.finfo(dtype).max ** 0.5
 
 
-def are_ordinary(steps: Norms) -> bool:
+def fit_float32_range(steps: Norms) -> bool:
     """Returns whether factors are 0 or of a size that leaves powers of directions in the range of their dtype."""
     if 1 / _ORDINARY < min(steps) and max(steps) < _ORDINARY:
         return True
@@ -188,7 +432,7 @@ def are_ordinary(steps: Norms) -> bool:
 
 
 def units_of(norms: Norms) -> Norms:
-    """Powers of 2 of the size of norms; 1 for 0."""
+    """Returns powers of 2 of the size of norms; 1 for 0."""
     return [2.0 ** max(math.frexp(norm)[1], -1000) for norm in norms]
 
 
@@ -205,7 +449,7 @@ def in_units(w: Tensor, direction: Tangent, steps: Norms) -> tuple[Tangent, Norm
     that nothing is rounded, and what rounding below the normal numbers has put into :math:`W^H P` is taken away. Where
     there is no direction, there is no step.
     """
-    if isinstance(direction.rotation_norms[0], Tensor) or are_ordinary(steps):
+    if isinstance(direction.rotation_norms[0], Tensor) or fit_float32_range(steps):
         return direction, steps
     norms = direction.norms("euclidean")
     units = units_of(norms)
@@ -213,41 +457,102 @@ def in_units(w: Tensor, direction: Tangent, steps: Norms) -> tuple[Tangent, Norm
     if rest is not None:
         rest = divided(rest, units)
         rest = plus_product(rest, w, w.mH @ rest, -1)
-    rotation_norms = [o / u for o, u in zip(direction.rotation_norms, units, strict=True)]
-    rest_norms = direction.rest_norms if rest is None else norms_of(rest)[0]
     before = direction.units or [1.0] * len(units)
     scaled = replace(
         direction,
         rotation=rotation,
         rest=rest,
-        rotation_norms=rotation_norms,
-        rest_norms=rest_norms,
+        rotation_norms=[o / u for o, u in zip(direction.rotation_norms, units, strict=True)],
+        rest_norms=direction.rest_norms if rest is None else norms_of(rest)[0],
         along_norms=[],
         units=[u * v for u, v in zip(units, before, strict=True)],
     )
     return scaled, [t * u if norm else 0.0 for t, u, norm in zip(steps, units, norms, strict=True)]
 
 
-def above_rounding(gradient: Tangent, g: Tensor) -> Tangent:
-    """Returns a Riemannian gradient of G with zeros in the place of either part that cannot be told from rounding.
+def measured(bucket: Bucket, coarse: bool = False, lands: Tensor | None = None) -> tuple[Tensor, float, float]:
+    """Returns W^H W - I of what W is the rounding of, its largest norm, and the error that taking it away leaves.
 
-    For optimizers that make a direction of full length of it, however short it is.
+    It is computed in the dtype of W if coarse, else in float64. For `lands` see `polish`.
     """
-    rounding = _ROUNDING * torch.finfo(g.dtype).eps * g.shape[-1] ** 0.5
-    lost = [rounding * norm for norm in norms_of(g)[0]]
-    rotation, rotation_norms = _above(lost, gradient.rotation, gradient.rotation_norms)
-    if gradient.rest is None:
-        return Tangent(rotation, None, rotation_norms, gradient.rest_norms)
-    rest, rest_norms = _above(lost, gradient.rest, gradient.rest_norms)
-    return Tangent(rotation, rest, rotation_norms, rest_norms, gradient.along_norms)
+    if not bucket.is_current:
+        bucket.load()
+    defect = defect_of(bucket.w) if coarse else rounded_defect(bucket.w, bucket.lo)
+    defect = defect if lands is None else defect * lands
+    norm = max(norms_of(defect)[0])
+    # A polish leaves 3/4 of the square.
+    return defect, norm, 0.0 if norm * norm <= 0.3 * limit_of(defect.shape[-1], bucket.dtype) else math.inf
 
 
-def _above(lost: Norms, part: Tensor, norms: Norms) -> tuple[Tensor, Norms]:
-    if isinstance(norms[0], Tensor):
-        above = norms[0] > lost[0]
-        return part * above.view(*part.shape[:-2], 1, 1), [norms[0] * above]
-    kept = [norm > bound for norm, bound in zip(norms, lost, strict=True)]
-    if all(kept):
-        return part, norms
-    mask = torch.tensor(kept, device=part.device).view(*part.shape[:-2], 1, 1)
-    return part * mask, [norm * keep for norm, keep in zip(norms, kept, strict=True)]
+@functools.lru_cache(maxsize=64)
+def rounding_of_step(n: int, p: int, is_one: bool) -> tuple[float, float]:
+    """Returns the limits that a Cayley step of unit length adds: within the columns of W, and beyond them.
+
+    Of what sums of 64 terms round in a step within the columns, 6 / sqrt(p) limits reach W^H W - I; of the rounding of
+    each entry of a step beyond them 2 / sqrt(p), and that of tall frames by the share that few rows have in the span of
+    W, at most 8 p / n.
+    """
+    within = 7.5 / math.sqrt(p) if is_one or p <= SHORT else 1.0
+    return min(1.0, within), min(1.0, 4 / math.sqrt(p) * min(1.0, math.sqrt(8 * p / n)))
+
+
+@functools.lru_cache(maxsize=64)
+def polish_threshold(n: int, p: int, precision: str) -> float:
+    """Returns the error of n x p frames that an increment takes away if there is no remainder, or if it has to."""
+    return min(_THRESHOLD[precision], _THRESHOLD_OF_SMALL[precision] * math.sqrt(p) * min(2.0, math.sqrt(n / p)))
+
+
+def rounding_of_any_step(n: int, p: int, precision: str) -> float:
+    """Returns what any step adds where there is no remainder, shared out so that a polish comes in time."""
+    return polish_threshold(n, p, precision) / ((_ROUNDS[precision] if n >= 32 else _ROUNDS_OF_SMALL) - 0.5)
+
+
+def left_behind(defect: Tensor, norm: float, direction: Tangent, steps: Norms) -> float:
+    """Bounds what an increment leaves of a defect D which it shall take away, ||D Y||_F, or estimates it for large D.
+
+    Y, what it does within the columns of W, is t Omega + t^2 P^H P / 2. The estimate, and half more, is by what 8 rows
+    times D Y are.
+    """
+    p = defect.shape[-1]
+    if p < _SMALLEST_PROBED or defect.dim() > 2:
+        norms = zip(steps, direction.rotation_norms, direction.rest_norms, strict=True)
+        return norm * max([t * o + 0.5 * (t * r) ** 2 for t, o, r in norms])
+    rows = probes(p, defect.dtype, defect.device).mT @ (defect * steps[0])
+    left = rows @ direction.rotation
+    if direction.rest is not None:
+        left = plus_product(left, rows @ (direction.rest.mH * steps[0]), direction.rest, 0.5)
+    return 1.5 * math.sqrt(p) * norms_of(left)[0][0]
+
+
+def polish(bucket: Bucket, coarse: bool = False, lands: Tensor | None = None) -> float:
+    """Takes W^H W - I away, computed in the dtype of W if coarse, and returns how large it was.
+
+    Frames for which `lands`, 0 or 1, shape (*, 1, 1), is 0 stay as they are, and do not count.
+    """
+    defect, norm, bucket.accumulated_error = measured(bucket, coarse, lands)
+    bucket.add((bucket.w @ defect).mul_(-0.5))
+    return norm
+
+
+def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf, lands: Tensor | None = None) -> None:
+    """Polishes frames that products alone have moved until they are, or so often where no value is read.
+
+    In "exact" the defect is computed in float64, where none is read the last one alone. `left` is how far from the
+    manifold they are, as far as is known. For `lands` see `polish`.
+    """
+    exact, p = precision == "exact", bucket.params[0]
+    if not bucket.may_sync_host:
+        for turn in range(1, turns + 1):
+            w = bucket.frames()
+            defect = rounded_defect(w, bucket.remainders()) if exact and turn == turns else defect_of(w)
+            defect = defect if lands is None else defect * lands
+            if turn == turns:
+                most = EXTERNAL_CHANGE * math.sqrt(p.shape[-1])
+                bucket.require(torch.linalg.matrix_norm(defect).amax() <= most, AssertionError)
+            bucket.add((w @ defect).mul_(-0.5))
+        return
+    bucket.accumulated_error = 0.0
+    limit = limit_of(p.shape[-1], p.dtype)
+    while left > (0.3 * limit if exact else 3 * limit):
+        norm = polish(bucket, not exact, lands)
+        left = 0.75 * norm * norm

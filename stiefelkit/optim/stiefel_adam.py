@@ -1,17 +1,15 @@
 """Adam on the Stiefel manifold, entry by entry, with a momentum that stays in the tangent bundle by itself."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._arithmetic.product import plus_product
-from stiefelkit.optim.base.batch import Bucket
-from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
-from stiefelkit.optim.split import Moving, SplitOptimizer, turned
-from stiefelkit.optim.steps import as_factor, count_steps, in_units, rate
+from stiefelkit.optim.batch import Bucket, Group
+from stiefelkit.optim.settings import BETAS, OF_FREE, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
+from stiefelkit.optim.steps import as_factor, count_steps, in_units, metric_of, rate
+from stiefelkit.optim.stiefel_sgd import SplitOptimizer, TangentWithMomentum, turned
 
 _ROUNDING = 4.0
 """What rounding may leave of an entry of the tangent part of a normal matrix, over eps and the norm of that."""
@@ -41,7 +39,7 @@ class StiefelAdam(SplitOptimizer):
     >>> optimizer.step()
     """
 
-    plain = torch.optim.Adam
+    free_optimizer = torch.optim.Adam
     buffer = "exp_avg"
 
     settings = (
@@ -49,19 +47,19 @@ class StiefelAdam(SplitOptimizer):
         Setting("betas", (0.9, 0.99), BETAS, "decays (b1, b2) of the two moments."),
         Setting("eps", 1e-8, at_least(0), "added to the roots of second moments."),
         WEIGHT_DECAY,
-        Setting("amsgrad", False, SWITCH, OF_PLAIN),
+        Setting("amsgrad", False, SWITCH, OF_FREE),
         *SHARED,
     )
     examples = ({}, {"betas": (0.0, 0.999), "precision": "fast"}, {"amsgrad": True})
 
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
+    def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
-        metric = group["manifold"].partition(":")[2]
+        metric = metric_of(group)
         first, second = group["betas"]
         gradient = riemannian_gradient(w, g, metric)
         most = torch.finfo(w.dtype).max
         norms = zip(gradient.rotation_norms, gradient.rest_norms, strict=True)
-        if bucket.is_read and not all([o * o + r * r < most for o, r in norms]):
+        if bucket.may_sync_host and not all([o * o + r * r < most for o, r in norms]):
             raise OverflowError
         momentum = riemannian_gradient(w, bucket.state("exp_avg"), metric)
         # Noise would come out as large as anything else: of G, and of what products with W make of the momentum.
@@ -88,12 +86,14 @@ class StiefelAdam(SplitOptimizer):
         if momentum.rest is None or gradient.rest is None:
             rotation = divided("exp_avg_sq", momentum.rotation, gradient.rotation)
             (norms,) = norms_of(rotation)
-            return Moving(rotation, None, norms, [0.0] * len(norms), momentum=momentum), steps
+            return TangentWithMomentum(rotation, None, norms, [0.0] * len(norms), momentum=momentum), steps
         rotation = divided("rotation_sq", momentum.rotation, gradient.rotation, of_columns=True)
         rest = divided("exp_avg_sq", momentum.rest, gradient.rest)
         s = w.mH @ rest
         rest = plus_product(rest, w, s, -1)
-        along, steps = in_units(w, Moving(rotation, rest, *norms_of(rotation, rest, s), momentum=momentum), steps)
+        along, steps = in_units(
+            w, TangentWithMomentum(rotation, rest, *norms_of(rotation, rest, s), momentum=momentum), steps
+        )
         along.rest, momentum.rest = turned(group, along, steps, along.rest, momentum.rest)
         return along, steps
 

@@ -1,16 +1,79 @@
-"""SGD on the Stiefel manifold with a momentum that stays in the tangent bundle by itself."""
+"""SGD on the Stiefel manifold with a momentum that stays in the tangent bundle by itself, and its split step."""
 
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import Norms
-from stiefelkit.optim.base.batch import Bucket
+from stiefelkit.functional._arithmetic.product import plus_product
+from stiefelkit.functional._stiefel.polar_step import leapt_momentum, split_increment, transported_momentum, turn
+from stiefelkit.optim.batch import Bucket, Group
 from stiefelkit.optim.settings import MOMENTUM, OF_SGD, RATE, SHARED, Setting
-from stiefelkit.optim.split import SplitOptimizer, turned
-from stiefelkit.optim.steps import in_units, rate
+from stiefelkit.optim.steps import Retraction, TangentOptimizer, as_factor, in_units, metric_of, rate
+
+
+@dataclass
+class TangentWithMomentum(Tangent):
+    """A direction, and the momentum that it was made of."""
+
+    momentum: Tangent | None = None
+
+
+class SplitStep(Retraction):
+    """Moves frames within the columns of W first, then out of them."""
+
+    def increment(
+        self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
+    ) -> tuple[Tensor, float | None]:
+        """See `Retraction`."""
+        return split_increment(w, direction, as_factor(steps, w), defect=defect), None
+
+    def leap(self, w: Tensor, direction: Tangent, steps: Norms) -> Tensor:
+        """See `Retraction`."""
+        return split_increment(w, direction, as_factor(steps, w), unscaled=True)
+
+
+class SplitOptimizer(TangentOptimizer):
+    """Has a momentum in the tangent space that the step takes along exactly; its key is `buffer`."""
+
+    buffer = "momentum_buffer"
+    retraction = SplitStep()
+
+    def transport(
+        self, group: Group, bucket: Bucket, direction: Tangent, steps: Norms, w: Tensor, **to: Tensor
+    ) -> None:
+        """See `TangentOptimizer`."""
+        if self.buffer not in bucket.states[0]:
+            return
+        increment, leapt = to.get("increment"), to.get("leapt")
+        share = 0.5 if metric_of(group) == "canonical" else 1.0
+        momentum = (
+            direction.momentum if isinstance(direction, TangentWithMomentum) and direction.momentum else direction
+        )
+        if leapt is not None and momentum is direction:
+            after = leapt_momentum(w, leapt, direction, as_factor(steps, w), share).to(w.dtype)
+        elif increment is None:
+            w = w if leapt is None else leapt.to(w.dtype)
+            within = momentum.rotation * share
+            if momentum.rest is not None:
+                within = within - w.mH @ momentum.rest
+            after = w @ within if momentum.rest is None else plus_product(momentum.rest, w, within)
+        else:
+            after = transported_momentum(w + increment, direction, as_factor(steps, w), momentum, share)
+        if momentum.units:
+            after = after * as_factor(momentum.units, w)
+        bucket.stage(self.buffer, after)
+
+
+def turned(group: Group, direction: Tangent, steps: Norms, *rests: Tensor | None) -> list[Tensor | None]:
+    """Returns V of momenta after the rotation of their own, dV = -V Y dt, of the Euclidean metric alone."""
+    if direction.rest is None or metric_of(group) == "canonical":
+        return list(rests)
+    back = turn(direction, as_factor(steps, direction.rest)).mH
+    return [None if rest is None else plus_product(rest, rest, back) for rest in rests]
 
 
 class StiefelSGD(SplitOptimizer):
@@ -38,7 +101,7 @@ class StiefelSGD(SplitOptimizer):
     >>> optimizer.step()
     """
 
-    plain = torch.optim.SGD
+    free_optimizer = torch.optim.SGD
 
     settings = (
         Setting("lr", 1e-2, RATE, "learning rate."),
@@ -49,11 +112,11 @@ class StiefelSGD(SplitOptimizer):
     examples = ({}, {"momentum": 0.0, "precision": "fast"}, {"nesterov": True})
     steady: ClassVar = {"momentum": 0.0}
 
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
+    def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
         if group["momentum"]:
             g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
-        along = riemannian_gradient(w, g, group["manifold"].partition(":")[2])
+        along = riemannian_gradient(w, g, metric_of(group))
         along, steps = in_units(w, along, [rate(group)] * len(along.rotation_norms))
         (along.rest,) = turned(group, along, steps, along.rest)
         return along, steps

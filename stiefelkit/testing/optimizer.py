@@ -24,8 +24,8 @@ from stiefelkit.errors import (
 )
 from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, working_dtype
-from stiefelkit.optim.base.rounding import PROMISED
 from stiefelkit.optim.groups import frames, parameter_groups
+from stiefelkit.optim.steps import PROMISED
 from stiefelkit.testing import seeds
 from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.optimizer_cases import (
@@ -219,7 +219,7 @@ def law_guard(case: OptimizerCase) -> None:
 def law_groups(case: OptimizerCase) -> None:
     """Each group moves by its own rate and manifold, free ones as torch moves them, and nothing without a gradient."""
     ws, optimizer = mixed(case)
-    plain = getattr(case.cls, "plain", None)
+    plain = getattr(case.cls, "free_optimizer", None)
     if plain is not None:
         known = inspect.signature(plain).parameters.keys() - {"params"}
         twin = nn.Parameter(ws[5].detach().clone())

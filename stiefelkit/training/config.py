@@ -253,8 +253,9 @@ def _built(
         if is_switch and not isinstance(value, bool | None):  # a word, "no" as well, would count as true
             raise OptionError(f"Optimizer {name!r} needs {option} to be true or false, got {value!r}.")
     bound = any("manifold" in group for group in groups)
-    plain = inspect.signature(getattr(factory, "plain", None) or factory).parameters  # moves what are no frames
-    idle = [] if bound else [option for option in options if option not in plain]
+    free = getattr(factory, "free_optimizer", None) or factory
+    known = inspect.signature(free).parameters
+    idle = [] if bound else [option for option in options if option not in known]
     if idle:
         raise OptionError(
             f"Optimizer {name!r} needs a frame to act on for {', '.join(idle)}, got {config.model!r} "

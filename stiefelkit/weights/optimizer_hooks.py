@@ -56,8 +56,22 @@ _manifolds: list[type] = []
 _retired: dict[int, _Retired] = {}
 _looked: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
 """The numbers of parameters and groups of each optimizer that was checked since the last `watch` or `retire`."""
+_accepted: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
+"""The same numbers of optimizers that have refused frames in free groups themselves."""
 _moved: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, int]] = weakref.WeakKeyDictionary()
 """The write count of each frame after its optimizer's last step, by id."""
+
+
+def _forget_checks() -> None:
+    _looked.clear()
+    _accepted.clear()
+
+
+def accept(optimizer: torch.optim.Optimizer) -> None:
+    """Notes that an optimizer that moves frames has refused them in its other groups, for its first step."""
+    suspects, stamp = _suspects(optimizer, own=True)
+    if suspects:
+        _accepted[optimizer] = stamp
 
 
 @functools.cache
@@ -69,7 +83,7 @@ def _install() -> None:
 
 def watch(coordinate_list: Any, holds_frames: bool) -> None:
     """Adds a coordinate list, whose coordinates no optimizer should shrink; it is forgotten when it dies."""
-    _looked.clear()
+    _forget_checks()
     _watched.add(coordinate_list)
     if holds_frames:
         _of_frames.add(coordinate_list)
@@ -78,7 +92,7 @@ def watch(coordinate_list: Any, holds_frames: bool) -> None:
 
 def watch_frame(frame: Tensor, manifold: str) -> None:
     """Adds a frame that no coordinate list holds; it is forgotten when it dies."""
-    _looked.clear()
+    _forget_checks()
     key = id(frame)
     _alone[key] = weakref.ref(frame, functools.partial(_alone.pop, key)), manifold
     _install()
@@ -86,7 +100,7 @@ def watch_frame(frame: Tensor, manifold: str) -> None:
 
 def watch_manifold(manifold: type) -> None:
     """Adds a class of manifolds in geoopt's interface, whose tensors no other optimizer may move."""
-    _looked.clear()
+    _forget_checks()
     _manifolds.append(manifold)
     _install()
 
@@ -97,7 +111,7 @@ def retire(parameters: Iterable[Tensor], weight: str, event: str, heir: Any, *, 
     The heir is a coordinate list or a parameter; an optimizer that holds it as well is fine. The event is what took
     them, "sk.orthogonal", and the weight its name, "Linear.weight".
     """
-    _looked.clear()
+    _forget_checks()
     for p in parameters:
         present = weakref.ref(p, functools.partial(_retired.pop, id(p)))
         gradient = None if p.grad is None else (weakref.ref(p.grad), write_count(p.grad))
@@ -168,15 +182,11 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     """
     # torch's ZeroRedundancyOptimizer has the one that steps, for the share of its rank, in `optim`.
     own = getattr(optimizer, "moves_frames", False) or getattr(getattr(optimizer, "optim", None), "moves_frames", False)
-    count, suspects = 0, []
-    for group in optimizer.param_groups:
-        count += len(group["params"])
-        if not own or group.get("manifold", "any") is None:
-            suspects.append(group)
-    stamp = count, len(suspects)
+    suspects, stamp = _suspects(optimizer, own)
     is_known = _looked.get(optimizer) == stamp
     # One that moves frames has refused them in its other groups when they were added.
-    if suspects and not (own and is_known) and (_of_frames or _alone or _manifolds):
+    is_accepted = own and (is_known or _accepted.get(optimizer) == stamp)
+    if suspects and not is_accepted and (_of_frames or _alone or _manifolds):
         _refuse(optimizer, suspects)
     if is_known:
         return
@@ -185,6 +195,16 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     _warn_of_retired(optimizer, held, [_retired.pop(key) for key in held if key in _retired])
     _warn_of_decay(optimizer)
     _warn_of_eps(optimizer, held)
+
+
+def _suspects(optimizer: torch.optim.Optimizer, own: bool) -> tuple[list[dict[str, Any]], tuple[int, int]]:
+    """Returns the groups that may hold no frame, and the numbers of parameters and of these groups."""
+    count, suspects = 0, []
+    for group in optimizer.param_groups:
+        count += len(group["params"])
+        if not own or group.get("manifold", "any") is None:
+            suspects.append(group)
+    return suspects, (count, len(suspects))
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

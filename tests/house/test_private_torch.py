@@ -419,6 +419,7 @@ def test_step_inside_calls_no_hook_and_does_what_step_does(kind: Any) -> None:
         p.grad = torch.ones(2)
     _torch.step_inside(inner)
     assert not called
+    assert _torch.unhooked_step(kind) is not kind.step
     for handle in handles:
         handle.remove()
     alone.step()

@@ -109,17 +109,15 @@ class Parallel(Stiefel):
 class Boasting(Stiefel):
     """Projects, and says that it keeps lengths."""
 
-    is_isometric = True  # type: ignore[assignment]
-
     def __init__(self):
         super().__init__(retraction="polar")
+        self.is_isometric = True
 
 
 class OneWay(Stiefel):
-    reversible = True  # type: ignore[assignment]
-
     def __init__(self):
         super().__init__(retraction="qr")
+        self.reversible = True
 
 
 class Mixed(Stiefel):

@@ -137,7 +137,7 @@ def test_the_typical_distance_is_the_mean_chord_but_for_the_square_root_of_two(d
 
 
 def test_sizes_and_dtypes_without_frames_have_no_dimension():
-    with pytest.raises(errors.ShapeError, match="take the transpose"):
+    with pytest.raises(errors.ShapeError, match="transpose"):
         Stiefel().dim(2, 3)
     with pytest.raises(errors.ShapeError, match="n >= p >= 1"):
         Stiefel().typical_dist(4)
@@ -171,7 +171,7 @@ def test_rotations_are_drawn_uniformly():
     [((3, 3), dict(det=0)), ((3, 3), dict(det=2)), ((3, 2), dict(det=1)), ((3, 3), dict(det=1, dtype=COMPLEX))],
 )
 def test_a_component_that_there_is_not_is_refused(size, options):
-    with pytest.raises(errors.OptionError, match="needs `det` to be 1 or -1, for real square frames"):
+    with pytest.raises(errors.OptionError, match="det"):
         Stiefel().random(*size, **options)
 
 

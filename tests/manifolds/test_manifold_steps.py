@@ -85,7 +85,7 @@ def test_steps_of_any_length_end_in_a_frame(retraction, shape, dtype):
 def test_a_step_too_long_for_its_arithmetic_is_refused_in_a_sentence():
     w, u = torch.eye(5, 4), torch.zeros(5, 4)
     u[4] = 1e30
-    with pytest.raises(errors.RankError, match="shorter than 1e7"):
+    with pytest.raises(errors.RankError, match="shorter"):
         Stiefel().retr(w, u)
 
 

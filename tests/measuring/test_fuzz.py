@@ -12,7 +12,7 @@ from benchmarks.fuzz import events
 from benchmarks.fuzz.events import EVENTS, Event
 from benchmarks.fuzz.plan import draw
 from benchmarks.fuzz.run import carry_out, shrink
-from stiefelkit.optim.base.batch import Bucket
+from stiefelkit.optim.batch import Bucket
 from stiefelkit.parametrizations import Cayley, Rebased
 from stiefelkit.testing import seeds
 from stiefelkit.weights.coordinate_list import CoordinateList

@@ -202,7 +202,7 @@ def test_a_state_that_was_loaded_into_another_dtype_is_one_that_its_own_optimize
 @every_optimizer
 def test_a_state_of_torchs_own_optimizer_is_refused_with_the_remedy(name):
     two = sk.optim.parameter_groups(sk.orthogonal(nn.Linear(3, 3), "weight", "stiefel"), lr=1e-2)
-    ours, plain = OPTIMIZERS[name](two), OPTIMIZERS[name].plain
+    ours, plain = OPTIMIZERS[name](two), OPTIMIZERS[name].free_optimizer
     with pytest.raises(
         errors.CheckpointError, match=rf"{type(ours).__name__} needs a state .* as torch\.optim\.{plain.__name__}; load"
     ):
@@ -348,7 +348,7 @@ def test_defaults_are_asked_though_each_group_has_its_own(name, options):
 
 
 @pytest.mark.parametrize("wrong", [dict(momentum=0.0), dict(momentum=0.9, dampening=0.5)], ids=str)
-@pytest.mark.parametrize("name", [name for name, cls in OPTIMIZERS.items() if cls.plain is torch.optim.SGD])
+@pytest.mark.parametrize("name", [name for name, cls in OPTIMIZERS.items() if cls.free_optimizer is torch.optim.SGD])
 def test_nesterov_without_a_momentum_or_with_dampening_is_refused_of_defaults_and_of_groups(name, wrong):
     settings = {"nesterov": True, **wrong}
     for of_group, of_all in ((settings, {}), ({}, settings)):
@@ -369,7 +369,7 @@ def test_what_torchs_optimizer_refuses_is_refused_before_a_frame_moves(name):
     w = frame(4, 4)
     before = w.detach().clone()
     free, optimizer = free_beside(name, w)
-    if optimizer.plain is torch.optim.SGD:
+    if optimizer.free_optimizer is torch.optim.SGD:
         optimizer.step()
         assert free[1].ne(1).all()
         assert free[0].eq(1).all()

@@ -13,7 +13,7 @@ import torch
 from optimizers_at_hand import OPTIMIZERS, STATEFUL, every_optimizer, excess, frame, gradient, group
 
 import stiefelkit as sk
-from stiefelkit.optim.base import batch as buckets
+from stiefelkit.optim import batch as buckets
 
 COUNT = 5
 RATE = 0.05

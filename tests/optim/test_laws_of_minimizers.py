@@ -16,8 +16,8 @@ from stiefelkit import init
 from stiefelkit.errors import CheckpointError, NonFiniteError, NotAFrameError, OptimizerError, OptionError
 from stiefelkit.metrics import working_dtype
 from stiefelkit.optim import LBFGS, Check, ConjugateGradient, Minimizer, minimizers
-from stiefelkit.optim.base.rounding import PROMISED
 from stiefelkit.optim.groups import parameter_groups
+from stiefelkit.optim.steps import PROMISED
 from stiefelkit.testing import seeds
 from stiefelkit.testing.optimizer_cases import equal, error_and_bound, require_states_refused, snapshot
 from stiefelkit.testing.require import saved_and_loaded

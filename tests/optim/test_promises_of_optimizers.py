@@ -13,7 +13,7 @@ from benchmarks import draws
 from stiefelkit import errors, init
 from stiefelkit.functional._arithmetic.product import short_product
 from stiefelkit.metrics import orthogonality_error, rounding_limit
-from stiefelkit.optim.base.rounding import PROMISED, due, measured
+from stiefelkit.optim.steps import PROMISED, measured, polish_threshold
 from stiefelkit.testing import seeds
 
 
@@ -114,7 +114,7 @@ def test_steps_just_below_those_that_are_polished_at_once_add_up_to_no_more(n, p
         )
         for k in range(9):
             g = fixed if k % 3 else torch.randn(n, p, dtype=dtype, generator=generator)
-            w.grad = of_length(w, g, share * due(n, p, "exact"))
+            w.grad = of_length(w, g, share * polish_threshold(n, p, "exact"))
             optimizer.step()
             assert excess(w) <= PROMISED["exact"], (share, k)
 
@@ -190,9 +190,7 @@ def test_sums_of_few_terms_are_the_product(n):
 
 def test_large_frames_are_seldom_measured_and_stay_frames(monkeypatch):
     counted = []
-    monkeypatch.setattr(
-        "stiefelkit.optim.base.tangent_optimizer.measured", lambda *args: counted.append(1) or measured(*args)
-    )
+    monkeypatch.setattr("stiefelkit.optim.steps.measured", lambda *args: counted.append(1) or measured(*args))
     w, generator = frame(256, 256), seeds.generator(8)
     optimizer = optimizer_of(w, 1.0)
     for _ in range(12):

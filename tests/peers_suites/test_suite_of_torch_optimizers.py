@@ -142,7 +142,7 @@ def steps(optimizer: Any, w: Tensor, p: Tensor, count: int = 3, sign: int = 1) -
 
 @every_optimizer
 def test_beside_frames_the_rest_goes_by_torchs_settings_to_the_bit(name):
-    info = BY_CLASS[OPTIMIZERS[name].plain]
+    info = BY_CLASS[OPTIMIZERS[name].free_optimizer]
     for options in inputs_of(info):
         if options.get("differentiable"):
             continue
@@ -162,7 +162,7 @@ def test_beside_frames_the_rest_goes_by_torchs_settings_to_the_bit(name):
 @every_optimizer
 def test_settings_that_both_know_are_taken_from_torchs_inputs(name):
     known = {setting.name for setting in OPTIMIZERS[name].settings}
-    for options in inputs_of(BY_CLASS[OPTIMIZERS[name].plain], flags=False):
+    for options in inputs_of(BY_CLASS[OPTIMIZERS[name].free_optimizer], flags=False):
         if options.keys() <= known:
             optimizer, w, p = mixed(name, **options)
             steps(optimizer, w, p)
@@ -206,7 +206,7 @@ def test_what_all_of_torchs_optimizers_refuse_ours_refuse(name):
 
 @every_optimizer
 def test_what_its_optimizer_of_the_rest_refuses_it_refuses_anywhere(name):
-    info = BY_CLASS[OPTIMIZERS[name].plain]
+    info = BY_CLASS[OPTIMIZERS[name].free_optimizer]
     known = {setting.name for setting in OPTIMIZERS[name].settings}
     refused = [error.optimizer_error_input for error in info.optim_error_inputs_func("cpu", torch.float32)]
     for options in [input.kwargs for input in refused if input.params is None]:
@@ -354,7 +354,7 @@ def test_hooks_are_called_in_their_order(name):
 
 def schedulers_of(name: str) -> list[Any]:
     chains = [chain for info in optim_db for chain in info.scheduler_inputs]
-    return chains if IS_FULL else list(BY_CLASS[OPTIMIZERS[name].plain].scheduler_inputs)
+    return chains if IS_FULL else list(BY_CLASS[OPTIMIZERS[name].free_optimizer].scheduler_inputs)
 
 
 @every_optimizer

@@ -98,7 +98,7 @@ class Hasty(CayleySGD):
     """Moves the free parameters first."""
 
     def step(self, closure=None):
-        self._step_plain()
+        self._step_free()
         return super().step(closure)
 
 
@@ -143,8 +143,9 @@ class OneRate(CayleySGD):
 class Idle(CayleySGD):
     """Forgets the groups without a manifold."""
 
-    def _step_plain(self):
-        pass
+    def _begin(self):
+        super()._begin()
+        self._step_of_free = lambda optimizer: None
 
 
 class Reading(CayleySGD):
@@ -160,7 +161,7 @@ class Replacing(CayleySGD):
     """Has a new tensor for its remainder at each step, which a graph would not find."""
 
     def move(self, group, bucket):
-        for state in bucket.states if not bucket.is_read else ():
+        for state in bucket.states if not bucket.may_sync_host else ():
             if "lo" in state:
                 state["lo"] = state["lo"].clone()
         super().move(group, bucket)
@@ -170,9 +171,9 @@ class Careless(CayleySGD):
     """Takes every gradient."""
 
     def move(self, group, bucket):
-        if not bucket.is_read:
+        if not bucket.may_sync_host:
             bucket.gradients().nan_to_num_(0.0, 0.0, 0.0)
-            bucket.sound = torch.ones_like(bucket.sound)
+            bucket.all_finite = torch.ones_like(bucket.all_finite)
         super().move(group, bucket)
 
 

@@ -104,20 +104,6 @@ def bounds_of_skew(powers: Tensor) -> tuple[float, float, float]:
     return least, max(_largest_of_moments(a, b, c, pairs) for a, b, c in moments), max(c for _, _, c in moments)
 
 
-def probed_norm(s: Tensor, norms: list[float]) -> float:
-    """Returns the largest ||S||_2 of Hermitian matrices with Frobenius norms, by six power steps, as in `probe`.
-
-    Vectors are rows, since products of few columns take up to five times as long.
-    """
-    top, add_product = max(norms, default=0.0), torch.addmm if s.dim() == 2 else torch.baddbmm
-    y = before = probes(*s.shape[:-1], s.dtype, s.device).mT.contiguous()
-    for _ in range(6 if 0 < top < math.inf else 0):
-        before, y = y, add_product(y, y, s, beta=0, alpha=1 / top)
-    lengths = torch.linalg.vector_norm(torch.stack([before, y]), dim=(-2, -1)).view(2, -1)
-    last, length = finite(lengths).amax(1).tolist()
-    return 1.1 * top * length / max(last, 1e-30)
-
-
 @functools.lru_cache(maxsize=64)
 def probes(*sizes_dtype_device: Any) -> Tensor:
     """Returns fixed vectors without a preferred direction, whose squared lengths add up to 1: shape (*, n, 8)."""

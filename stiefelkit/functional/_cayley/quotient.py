@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._arithmetic.norms import norms_of, probed_norm
+from stiefelkit.functional._arithmetic.norms import norms_of, probes
 from stiefelkit.functional._arithmetic.product import opaque, plus_product
 from stiefelkit.functional._arithmetic.reads import may_sync_host, switch
 from stiefelkit.metrics import working_dtype
@@ -46,7 +46,7 @@ def quotient_of_skew(a: Tensor, scale: float, tolerance: float | None = None) ->
     permitted = _permitted(tolerance, total, a)
     c = _coefficients(size, permitted, 1 if a.shape[-1] >= _SMALLEST_PROBED else 2)
     if c is None:
-        size = min(size, scale * scale * probed_norm(square, fourths))
+        size = min(size, scale * scale * _probed_norm(square, fourths))
         c = _coefficients(size, permitted, 2)
         if c is None:
             return _by_inverse(a * scale, size)
@@ -75,6 +75,20 @@ def quotient_of_accretive(q: Tensor) -> Tensor:
     if size * size * size <= permitted:
         return _combination(first, -2.0, plus_product(square, square, square), -2.0)
     return _by_inverse(q, size)
+
+
+def _probed_norm(s: Tensor, norms: list[float]) -> float:
+    """Returns an estimate of ||S||_2 for Hermitian matrices with Frobenius norms: six power steps, as in `norms.probe`.
+
+    The largest of a batch. Vectors are rows, since products of few columns take up to five times as long.
+    """
+    top, add_product = max(norms, default=0.0), torch.addmm if s.dim() == 2 else torch.baddbmm
+    y = before = probes(*s.shape[:-1], s.dtype, s.device).mT.contiguous()
+    for _ in range(6 if 0 < top < math.inf else 0):
+        before, y = y, add_product(y, y, s, beta=0, alpha=1 / top)
+    lengths = torch.linalg.vector_norm(torch.stack([before, y]), dim=(-2, -1)).view(2, -1)
+    last, length = lengths.nan_to_num(0.0, 0.0, 0.0).amax(1).tolist()
+    return 1.1 * top * length / max(last, 1e-30)
 
 
 def _permitted(tolerance: float, total: float, q: Tensor) -> float:

@@ -17,7 +17,7 @@ from stiefelkit.errors import OptionError, ShapeError, needs, shown
 from stiefelkit.functional._arithmetic.norms import Norms, norms_of
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._arithmetic.reads import may_sync_host
-from stiefelkit.functional._packing import check_alike, minus_adjoint
+from stiefelkit.functional._packing import SMALLEST_COPIED, check_alike, minus_adjoint
 from stiefelkit.numbers import one_of
 from stiefelkit.tensors import check_tensors
 
@@ -143,7 +143,7 @@ def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side
         got, one_shape = f"{tuple(w.shape)} and {tuple(g.shape)}", "frames and gradients of one shape (*, n, p)"
         needs(False, ShapeError, "riemannian_gradient", f"{one_shape}, n >= p >= 1", got)
     s = w.mH @ g
-    rotation = minus_adjoint(s)
+    rotation = s - s.mH if s.shape[-1] < SMALLEST_COPIED else minus_adjoint(s)
     if metric == "euclidean":
         rotation *= 0.5
     if w.shape[-1] == w.shape[-2] or side == "right":

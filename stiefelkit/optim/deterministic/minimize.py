@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.errors import DtypeError, OptionError, shown
-from stiefelkit.optim.base.checks import check_manifold, listed
+from stiefelkit.optim.checks import check_manifold, listed
 from stiefelkit.optim.deterministic import minimizers
 from stiefelkit.optim.deterministic.minimizer import Minimizer
 from stiefelkit.optim.deterministic.objective import NOISE

@@ -14,11 +14,18 @@ from stiefelkit.errors import CheckpointError, NonFiniteError, OptimizerError, O
 from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import as_python_number
-from stiefelkit.optim.base.checkpoint import check_states
-from stiefelkit.optim.base.checks import ask_readers, by_manifold, check_manifold, check_members, check_spelling, given
+from stiefelkit.optim.checkpoint import check_states
+from stiefelkit.optim.checks import (
+    ask_readers,
+    by_manifold,
+    check_manifold,
+    check_members,
+    check_spelling,
+    read_arguments,
+)
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.deterministic.space import Space
-from stiefelkit.optim.settings import Setting, at_least, integer, is_number, signature, told
+from stiefelkit.optim.settings import Setting, at_least, document_settings, integer, is_number, signature
 from stiefelkit.tensors import is_sharded
 
 OF_ALL = (
@@ -78,8 +85,6 @@ class Minimizer(torch.optim.Optimizer, ABC):
 
     moves_frames: ClassVar[bool] = True
     """Declares that frames stay on their manifold, so that the optimizer may hold them."""
-    plain: ClassVar[type[torch.optim.Optimizer]] = torch.optim.LBFGS
-    """Whose state dicts are told apart in messages."""
     settings: ClassVar[tuple[Setting, ...]] = OF_ALL
     """The settings, from which signature and docstring are made."""
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
@@ -95,12 +100,11 @@ class Minimizer(torch.optim.Optimizer, ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.__signature__ = cls._call = signature(cls.settings)
-        if cls.__doc__ and "Args:\n" not in cls.__doc__:
-            cls.__doc__ = told(cls.__doc__, cls.settings)
+        document_settings(cls, cls.settings)
 
     def __init__(self, params: Iterable[Any], *args: Any, **settings: Any):
         self._versions: dict[int, int] = {}
-        params, chosen = given(self._call, self, params, *args, **settings)
+        params, chosen = read_arguments(type(self).__name__, self.settings, self._call, params, *args, **settings)
         super().__init__(params, {"manifold": None, **chosen})
 
     @abstractmethod
@@ -262,7 +266,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
             OptionError: a setting is out of range, or another one than in the other groups.
         """
         state_dict = as_python_number(state_dict, keep=Tensor)
-        check_states(self, state_dict)  # type: ignore[arg-type]
+        check_states(self, state_dict, torch.optim.LBFGS)
         name = type(self).__name__
         names = {setting.name for setting in self.settings}
         groups = [

@@ -11,7 +11,7 @@ from torch import Tensor
 from stiefelkit.errors import NonFiniteError, OptimizerError, shown
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import as_python_number
-from stiefelkit.optim.base.checks import loss_of
+from stiefelkit.optim.checks import loss_of
 from stiefelkit.optim.deterministic.space import Place, Space
 
 __all__ = ["Objective", "Position", "dot"]

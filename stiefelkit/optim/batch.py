@@ -1,22 +1,30 @@
 """Frames of one shape that are moved together, and what an optimizer keeps of each."""
 
+import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stiefelkit._torch import copy_each, write_count
+from stiefelkit.errors import StiefelkitError
+from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.functional._arithmetic.reads import switch
-from stiefelkit.metrics import frame_tolerance
-from stiefelkit.tensors import full_tensor, is_sharded, local_part, placed_like, working_dtype
+from stiefelkit.metrics import frame_tolerance, rounding_limit
+from stiefelkit.tensors import full_tensor, is_sharded, local_part, placed_like
 
-__all__ = ["Bucket", "Sorting", "buckets", "gradient_of"]
+__all__ = ["Bucket", "Group", "Sorting", "buckets", "gradient_of", "limit_of"]
+
+Group = dict[str, Any]
+"""A parameter group: its "params", "manifold" and settings."""
+State = dict[str, Any]
+"""What an optimizer keeps of one parameter."""
 
 _LARGEST = 1 << 22
 """Numbers in a batch that is made by copying frames together."""
@@ -30,6 +38,9 @@ _LOOK_EVERY = 8
 gradient_of = operator.attrgetter("grad")
 """The gradient of a parameter; None where it has none."""
 _is_sparse = operator.attrgetter("is_sparse")
+
+limit_of = functools.lru_cache(maxsize=256)(rounding_limit)
+"""`stiefelkit.metrics.rounding_limit`, computed once for each number of columns and dtype."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +57,22 @@ class _Stack:
 class Bucket:
     """Frames of one shape, dtype and device that have a gradient, as one tensor: (n, p) of one, else (b, n, p).
 
-    Several frames, unless they are sharded, are copied together once a step and written back at its end, by
-    `write_back`; what is kept of them are the rows of one tensor for each key, and is not copied. Where no value is
-    read, `frames` and `remainders` are what `add` has made of them, and the tensors are written by `choose` alone.
+    Several frames, unless they are sharded, are copied together once a step and written back at its end; what is kept
+    of them are the rows of one tensor for each key, and is not copied. Where no value is read, `frames` and
+    `remainders` are what `add` has made of them, and the tensors are written at the end of the step, if it was finite.
+
+    While a step runs, `w` and `g` are frames and gradients, and `lo` the remainders; `w` and `lo` show what `add` has
+    done if `is_current`.
     """
 
-    def __init__(self, params: list[Tensor], states: list[dict[str, Any]], is_free: bool = True):
+    def __init__(self, params: list[Tensor], states: list[State], is_free: bool = True):
         self.params, self.states = params, states
-        self.is_sharded = is_sharded(params[0])
+        self.is_sharded = _is_sharded(params[0])
         self.is_stacked = len(params) > 1 and not self.is_sharded
         self._is_matrix = len(params) == 1 and not self.is_sharded and params[0].dim() == 2
         self.dtype = params[0].dtype
-        self._wide, p = working_dtype(self.dtype), params[0].shape[-1]
-        self._seen_columns = min(p, _SEEN_COLUMNS)
-        self._most = math.sqrt(self._seen_columns) * frame_tolerance(p, self.dtype)
+        self._wide = torch.complex128 if self.dtype.is_complex else torch.float64
+        self._seen_columns = min(params[0].shape[-1], _SEEN_COLUMNS)
         self._not_looked = 0
         self.is_narrow = self.dtype != self._wide
         self._stacks: dict[str, _Stack] = {}
@@ -68,26 +81,65 @@ class Bucket:
 
     def begin(self, is_free: bool) -> None:
         """Forgets what may have changed since the last step, in which values are read if they may be and are free."""
-        self.is_read = is_free and not switch.forbidden and self.params[0].is_cpu
+        self.may_sync_host = is_free and not switch.forbidden and self.params[0].is_cpu
         self._gradients: list[Tensor] = [*map(gradient_of, self.params)]
         self._gathered_gradients: Tensor | None = None
-        self._wear: float | None = None
-        self._is_current = self._is_ahead = False
+        self._is_loaded = self._is_ahead = False
         self._staged: dict[str, Tensor | list[Any]] = {}
         self.stage: Callable[[str, Tensor | list[Any]], None] = self._staged.__setitem__
         """Keeps what `state` and `numbers` shall read from `commit` on; a list has an entry for each frame."""
         self._seen: set[str] = set()
         self._moved: tuple[Tensor, Tensor | None] | None = None
-        self.sound: Tensor | None = None
+        self.all_finite: Tensor | None = None
+        self.is_current = False
 
-    def require(self, holds: Any, error: Callable[[], Exception]) -> None:
-        """Raises an error unless something holds; where no value is read, `choose` will write nothing then."""
-        if not self.is_read:
-            self.sound = holds if self.sound is None else self.sound & holds
-        elif not holds:
-            raise error()
+    def run(self, move: Callable[[Group, "Bucket"], None], group: Group, writes: dict[int, int]) -> None:
+        """Makes a step of a group's frames that writes all or nothing.
 
-    def were_changed(self, writes: Mapping[int, int], by_value: bool) -> bool:
+        Notes in `writes` how often each frame has been written to by then.
+        """
+        if self._were_changed(writes, by_value=group.get("every", 1) == 1):
+            self.forget()
+        fresh = [*filter(operator.not_, self.states)]
+        if "precision" in group:
+            self.refresh(group["precision"] == "exact" and self.is_narrow)
+        self.load(with_remainders=not self.is_sharded)  # which would be gathered at each step
+        self.g = self.gradients()
+        errors = map(dict.get, self.states, itertools.repeat("wear"), itertools.repeat(math.inf))
+        self.accumulated_error: float = max(errors)
+        """What rounding may have done to frames since the last polish, in limits; infinite at first."""
+        with FullPrecision(self.params[0].device):
+            try:
+                move(group, self)
+                if self.may_sync_host:
+                    for state in self.states:
+                        state["wear"] = self.accumulated_error
+                else:
+                    self.commit_if_finite()
+            except StiefelkitError:
+                for state in fresh:  # half a state would not load
+                    state.clear()
+                raise
+            finally:
+                writes.update(self._write_back())
+
+    def load(self, with_remainders: bool = True) -> None:
+        """Sets `w` and `lo` to the frames and remainders as they are now."""
+        if self._is_matrix and self._moved is None:
+            self.w, self.lo = self.params[0].detach(), self.states[0].get("lo")
+        else:
+            self.w, self.lo = self.frames(), self.remainders() if with_remainders else None
+        self.is_current = with_remainders
+
+    def require(self, holds: bool | Tensor, error: Callable[[], Exception]) -> None:
+        """Raises an error unless something holds; where no value is read, nothing will be written then."""
+        if self.may_sync_host:
+            if not holds:
+                raise error()
+        elif isinstance(holds, Tensor):
+            self.all_finite = holds if self.all_finite is None else self.all_finite & holds
+
+    def _were_changed(self, writes: Mapping[int, int], by_value: bool) -> bool:
         """Returns whether somebody else wrote to a frame since so many `writes`, by id, as far as they are known.
 
         Writes through `.data`, as of means, are not counted. By value, a mean is known by its columns, which are
@@ -97,53 +149,39 @@ class Bucket:
         if now != [*map(writes.get, map(id, self.params), now)]:
             return True
         self._not_looked += 1
-        if not (by_value and self.is_read) or self.is_sharded or self._not_looked < _LOOK_EVERY:
+        if not (by_value and self.may_sync_host) or self.is_sharded or self._not_looked < _LOOK_EVERY:
             return False
         self._not_looked = 0
+        most = math.sqrt(self._seen_columns) * frame_tolerance(self.params[0].shape[-1], self.dtype)
         w = self.frames() if self.is_stacked else self.params[0].detach()
         w = w.narrow(-1, 0, self._seen_columns)
         if self._is_matrix:
-            return abs(torch.linalg.vector_norm(w, dtype=self._wide).item() ** 2 - w.shape[-1]) > self._most
+            return abs(torch.linalg.vector_norm(w, dtype=self._wide).item() ** 2 - w.shape[-1]) > most
         norms = torch.linalg.vector_norm(w, dim=(-2, -1), dtype=self._wide)
-        return norms.square_().sub_(w.shape[-1]).abs_().max().item() > self._most
-
-    @property
-    def wear(self) -> float:
-        """What rounding may have done to frames since the last polish, in limits; infinite before the first step."""
-        if self._wear is None:
-            self._wear = max(map(dict.get, self.states, itertools.repeat("wear"), itertools.repeat(math.inf)))
-        return self._wear
-
-    @wear.setter
-    def wear(self, limits: float) -> None:
-        if not self.is_read:  # no error model is kept up there
-            return
-        self._wear = limits
-        for state in self.states:
-            state["wear"] = limits
+        return norms.square_().sub_(w.shape[-1]).abs_().max().item() > most
 
     def frames(self) -> Tensor:
-        """W."""
+        """Returns W."""
         if self._moved is not None:
             return self._moved[0]
         if self._is_matrix:
             return self.params[0].detach()
         if not self.is_stacked:
-            return self.gather(self.params)
+            return self._gather(self.params)
         if self._frames is None:
             self._frames = _Stack(torch.stack(self.params).detach())
-        elif not self._is_current:
-            torch.stack(self._plain, out=self._frames.whole)
-        self._is_current = True
+        elif not self._is_loaded:
+            torch.stack(self._detached, out=self._frames.whole)
+        self._is_loaded = True
         return self._as_matrices(self._frames.whole)
 
     def gradients(self) -> Tensor:
-        """:math:`∂L/∂W`, in the dtype of W."""
+        """Returns :math:`∂L/∂W`, in the dtype of W."""
         if self._gathered_gradients is None:
             gradients = self._gradients
             if any(map(_is_sparse, gradients)):
                 gradients = [*map(_dense, gradients)]
-            g = gradients[0].detach() if self._is_matrix else self.gather(gradients)
+            g = gradients[0].detach() if self._is_matrix else self._gather(gradients)
             self._gathered_gradients = g.to(self.params[0].dtype)
         return self._gathered_gradients
 
@@ -170,16 +208,14 @@ class Bucket:
             if lo is not None and (lo.dtype != p.dtype or lo.shape != p.shape or not with_remainder):
                 del state["lo"]
                 state.pop("wear", None)
-                self._wear = None
             if with_remainder and "lo" not in state:
                 state["lo"] = torch.zeros_like(p, memory_format=torch.preserve_format)
 
     def forget(self) -> None:
         """Drops the remainders, which belong to other values of the frames, and has the next step polish."""
-        self._wear = None
         self._stacks.pop("lo", None)
         for state in self.states:
-            if self.is_read:
+            if self.may_sync_host:
                 state.pop("lo", None)
             elif "lo" in state:
                 state["lo"].zero_()
@@ -192,9 +228,9 @@ class Bucket:
         return self._gathered("lo") if all(map(operator.contains, self.states, itertools.repeat("lo"))) else None
 
     def add(self, increment: Tensor) -> None:
-        """W + lo += increment, where W is what rounds to the dtype."""
-        if self.is_read:
-            alone = [(self.params[0], self.states[0].get("lo"), increment)]
+        """Adds to W + lo, where W is what rounds to the dtype."""
+        if self.may_sync_host:
+            alone = ((self.params[0], self.states[0].get("lo"), increment),)
             for w, lo, part in alone if self._is_matrix else self._parts(increment):
                 if lo is None:
                     w.add_(part)
@@ -210,13 +246,13 @@ class Bucket:
         total = w + increment
         self.replace(total, None if lo is None else increment + (w - total))
 
-    def replace(self, w: Any, lo: Tensor | None) -> None:
+    def replace(self, w: Tensor, lo: Tensor | None) -> None:
         """Takes others for W and lo, where no value is read."""
         self._moved = w, lo
 
     def assign(self, exact: Tensor) -> None:
         """Sets W + lo to frames in float64 or complex128."""
-        if self.is_read:
+        if self.may_sync_host:
             for w, lo, part in self._parts(exact):
                 w.copy_(part)
                 if lo is not None:
@@ -225,41 +261,43 @@ class Bucket:
         w = exact.to(self.params[0].dtype)
         self.replace(w, None if self.remainders() is None else (exact - w).to(w.dtype))
 
-    def _parts(self, batch: Tensor) -> list[tuple[Tensor, Tensor | None, Tensor]]:
+    def _parts(self, batch: Tensor) -> Sequence[tuple[Tensor, Tensor | None, Tensor]]:
         """Returns W, lo and what is written to them: of the whole batch, or of each frame."""
+        if self._is_matrix:
+            return ((self.params[0], self.states[0].get("lo"), batch),)
         if self.is_stacked:
-            parts = [(self.frames(), self.remainders(), batch)]
             self._is_ahead = True
-        elif self._is_matrix:
-            parts = [(self.params[0], self.states[0].get("lo"), batch)]
-        else:
-            parts = []
-            for p, state, part in zip(self.params, self.states, self.scatter(batch), strict=True):
-                parts.append((local_part(p), local_part(state["lo"]) if "lo" in state else None, part))
-        return parts
+            return ((self.frames(), self.remainders(), batch),)
+        self.is_current = False
+        return [
+            (local_part(p), local_part(state["lo"]) if "lo" in state else None, part)
+            for p, state, part in zip(self.params, self.states, self._scatter(batch), strict=True)
+        ]
 
-    def choose(self) -> None:
-        """Writes frames and states where the step was sound, and counts it where not: in place, as graphs do."""
-        assert self.sound is not None
+    def commit_if_finite(self) -> None:
+        """Writes frames and states where the step was finite, and counts it where not: in place, as graphs do."""
+        assert self.all_finite is not None
         if self._moved is not None:
             (w, lo), self._moved = self._moved, None
             if self.is_stacked:
-                chosen = torch.where(self.sound, w, self.frames())
+                chosen = torch.where(self.all_finite, w, self.frames())
                 copy_each(self.params, chosen.reshape(-1, *self.params[0].shape).unbind())
             else:
-                for p, part in zip(self.params, self.scatter(w), strict=True):
+                for p, part in zip(self.params, self._scatter(w), strict=True):
                     self._put(p.detach(), part)
             if lo is not None:
                 self.stage("lo", lo)
-        self.commit(is_chosen=True)
-        self.numbers("refused", of_frames=True).add_(~self.sound)
+        self._write_staged()
+        self.numbers("refused", of_frames=True).add_(~self.all_finite)
         for state in self.states:
             state.pop("wear", None)
 
-    def commit(self, *, is_chosen: bool = False) -> None:
-        """Writes what was staged; where no value is read, `choose` has it do so."""
-        if not (self.is_read or is_chosen):
-            return
+    def commit(self) -> None:
+        """Writes what was staged; where no value is read, that waits for the end of the step."""
+        if self.may_sync_host:
+            self._write_staged()
+
+    def _write_staged(self) -> None:
         for key, value in self._staged.items():
             if not isinstance(value, Tensor):
                 for state, entry in zip(self.states, value, strict=True):
@@ -272,30 +310,33 @@ class Bucket:
                 self._hold(key, _Stack(value.clone().reshape(len(self.params), *self.params[0].shape[:-2])))
             else:
                 olds = [*map(operator.itemgetter(key), self.states)]
-                parts = [value] if self._is_matrix else self.scatter(value, olds)
+                parts = [value] if self._is_matrix else self._scatter(value, olds)
                 for old, part in zip(olds, parts, strict=True):
                     self._put(old, part)
         self._staged.clear()
 
     def _put(self, old: Tensor, value: Tensor) -> None:
         old = local_part(old) if self.is_sharded else old
-        if self.sound is None:
+        if self.all_finite is None:
             old.copy_(value.reshape(old.shape))
         else:
-            torch.where(self.sound, value.reshape(old.shape).to(old.dtype), old, out=old)
+            torch.where(self.all_finite, value.reshape(old.shape).to(old.dtype), old, out=old)
 
-    def write_back(self) -> Iterable[tuple[int, int]]:
+    def _write_back(self) -> Iterable[tuple[int, int]]:
         """Writes W into the parameters at the end of a step; returns the write count of each after that, by its id."""
         if self._is_ahead and self._frames is not None:
-            copy_each(self._plain, self._frames.rows)
+            copy_each(self._detached, self._frames.rows)
         self._is_ahead = False
         self._gathered_gradients = self._moved = None
+        self.__dict__.pop("w", None)
+        self.__dict__.pop("lo", None)
+        self.__dict__.pop("g", None)
         if self.params[0].numel() > _SMALL:
             self._frames = None
         # FSDP2 writes to the tensors of sharded parameters without changing their values.
         return () if self.is_sharded else zip(map(id, self.params), map(write_count, self.params), strict=True)
 
-    def gather(self, tensors: list[Tensor]) -> Tensor:
+    def _gather(self, tensors: list[Tensor]) -> Tensor:
         """Returns one tensor out of one for each frame."""
         if self.is_stacked:
             return self._as_matrices(torch.stack(tensors).detach())
@@ -306,7 +347,7 @@ class Bucket:
             return batch if batch.dim() == 2 else batch.reshape(-1, *batch.shape[-2:])
         return torch.cat([t.detach().reshape(-1, *t.shape[-2:]) for t in tensors])
 
-    def scatter(self, batch: Tensor, likes: list[Tensor] | None = None) -> list[Tensor]:
+    def _scatter(self, batch: Tensor, likes: list[Tensor] | None = None) -> list[Tensor]:
         """For each frame its part of a batch, in the shape of the frame, or of `likes`; if that is sharded, locally."""
         likes = self.params if likes is None else likes
         if not self.is_sharded:
@@ -356,7 +397,7 @@ class Bucket:
                 for x in [state.get(key, 0.0) for state in self.states]
             ]
             stack = _Stack(torch.stack(numbers))
-            if not self.is_read:
+            if not self.may_sync_host:
                 self._hold(key, stack)
         return stack.whole.reshape(-1)
 
@@ -365,7 +406,7 @@ class Bucket:
         return all(bool(torch.isfinite(value).all()) for value in self._staged.values() if isinstance(value, Tensor))
 
     @cached_property
-    def _plain(self) -> list[Tensor]:
+    def _detached(self) -> list[Tensor]:
         # They count writes together with the parameters, and operators take them faster.
         return [p.detach() for p in self.params]
 
@@ -373,7 +414,7 @@ class Bucket:
         return stack.view(-1, *stack.shape[-2:])
 
     def _held(self, key: str) -> _Stack | None:
-        """Returns the tensor whose rows the states are, unless somebody has put others in their place."""
+        """Returns the tensor whose rows the states are, unless a row is no longer a view of it."""
         stack = self._stacks.get(key)
         if stack is None or key in self._seen:
             return stack
@@ -384,7 +425,7 @@ class Bucket:
         return None
 
     def _hold(self, key: str, stack: _Stack) -> None:
-        """Has the states be the rows of one tensor."""
+        """Makes the states the rows of one tensor."""
         for state, row in zip(self.states, stack.rows, strict=True):
             state[key] = row
         self._stacks[key] = stack
@@ -393,7 +434,7 @@ class Bucket:
     def _gathered(self, key: str) -> Tensor:
         """Returns a state that all frames have."""
         if not self.is_stacked:
-            return self.gather([*map(operator.itemgetter(key), self.states)])
+            return self._gather([*map(operator.itemgetter(key), self.states)])
         stack = self._held(key)
         if stack is None:
             stack = _Stack(torch.stack([state[key] for state in self.states]).detach())
@@ -401,21 +442,21 @@ class Bucket:
         return self._as_matrices(stack.whole)
 
 
-def buckets(
-    params: Iterable[Tensor], states: MutableMapping[Tensor, dict[str, Any]], is_free: bool = True
-) -> list[Bucket]:
+def buckets(params: Iterable[Tensor], states: MutableMapping[Tensor, State], is_free: bool = True) -> Iterator[Bucket]:
     """Sorts the frames that have a gradient by shape, dtype and device; values are read if they can be and are free."""
-    sorted_: dict[tuple[Any, ...], list[Tensor]] = {}
+    alike: dict[tuple[object, ...], list[Tensor]] = {}
     for p in params:
         if p.grad is not None:
-            sorted_.setdefault((p.shape, p.dtype, p.device, is_sharded(p)), []).append(p)
-    filled = []
-    for alike in sorted_.values():
-        most = max(1, _LARGEST // alike[0].numel())
-        for i in range(0, len(alike), most):
-            at_once = alike[i : i + most]
-            filled.append(Bucket(at_once, [states[p] for p in at_once], is_free))
-    return filled
+            alike.setdefault((p.shape, p.dtype, p.device, _is_sharded(p)), []).append(p)
+    for some in alike.values():
+        most = max(1, _LARGEST // some[0].numel())
+        for i in range(0, len(some), most):
+            at_once = some[i : i + most]
+            yield Bucket(at_once, [states[p] for p in at_once], is_free)
+
+
+def _is_sharded(p: Tensor) -> bool:
+    return type(p) is not nn.Parameter and is_sharded(p)
 
 
 def _dense(g: Tensor) -> Tensor:
@@ -428,14 +469,14 @@ class Sorting:
     Made of the group's frames, the optimizer's states, and whether values may be read if they can be.
     """
 
-    def __init__(self, params: list[Tensor], states: MutableMapping[Tensor, dict[str, Any]], is_free: bool):
+    def __init__(self, params: list[Tensor], states: MutableMapping[Tensor, State], is_free: bool):
         self._params = list(params)
-        self.buckets = buckets(params, states, is_free)
+        self.buckets = list(buckets(params, states, is_free))
         self._is_kept = not any(bucket.is_sharded for bucket in self.buckets)
         self._lack = [p.grad is None for p in params]
-        self._places = [*map(Tensor.data_ptr, params)] if self._is_kept else []
+        self._addresses = [*map(Tensor.data_ptr, params)] if self._is_kept else []
 
-    def begin(self, params: list[Tensor], states: MutableMapping[Tensor, dict[str, Any]], is_free: bool) -> bool:
+    def begin(self, params: list[Tensor], states: MutableMapping[Tensor, State], is_free: bool) -> bool:
         """Begins a step of each bucket; False if other frames have a gradient now, or they are not where they were."""
         # What is assigned to `.data` is elsewhere.
         if not (
@@ -443,7 +484,7 @@ class Sorting:
             and len(params) == len(self._params)
             and all(map(operator.is_, params, self._params))
             and self._lack == [*map(operator.is_, map(gradient_of, params), itertools.repeat(None))]
-            and self._places == [*map(Tensor.data_ptr, params)]
+            and self._addresses == [*map(Tensor.data_ptr, params)]
         ):
             return False
         for bucket in self.buckets:

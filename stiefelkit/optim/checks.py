@@ -3,8 +3,8 @@
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,18 +16,36 @@ from stiefelkit.errors import (
     OptionError,
     ShapeError,
     did_you_mean,
+    needs,
     shown,
 )
 from stiefelkit.functional._arithmetic.norms import norms_of
-from stiefelkit.metrics import FRAME_TOLERANCE, orthogonality_error, rounding_limit
+from stiefelkit.metrics import FRAME_TOLERANCE, orthogonality_error
 from stiefelkit.numbers import as_python_number, one_of
-from stiefelkit.optim.base.batch import Bucket
-from stiefelkit.optim.settings import OF_TORCH
+from stiefelkit.optim.batch import Bucket, Group, limit_of
+from stiefelkit.optim.settings import OF_TORCH, Setting
 from stiefelkit.tensors import is_sharded
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS, Frame, frames, manifold_of, name_of_manifold, watch_frame
 
+TAKE_ANY_GRADIENT = (torch.optim.SGD, torch.optim.Adagrad)
+"""Optimizers of torch that take sparse gradients, and know no capturing."""
+T = TypeVar("T")
 
-def check_group(optimizer: Any, group: dict[str, Any]) -> dict[str, Any]:
+
+class HasSettings(Protocol):
+    """A class of optimizers with settings, and the torch optimizer of the groups without a manifold."""
+
+    __name__: str
+    settings: tuple[Setting, ...]
+    free_optimizer: type[torch.optim.Optimizer]
+
+
+def probing(kind: Callable[..., torch.optim.Optimizer], **settings: object) -> torch.optim.Optimizer:
+    """Returns a torch optimizer of a number that nobody needs, for its defaults, its checks and its step."""
+    return kind([torch.zeros(1, device="cpu")], **settings)
+
+
+def check_group(optimizer: HasSettings, group: Group) -> Group:
     """Returns a group with Python's own numbers; raises OptionError unless its settings are in range."""
     group = as_python_number(group, keep=Tensor)
     name, checks = optimizer.__name__, {setting.name: setting.check for setting in optimizer.settings}
@@ -36,13 +54,11 @@ def check_group(optimizer: Any, group: dict[str, Any]) -> dict[str, Any]:
             group[key] = check.require(name, key, group[key])
     momentum, dampening = group.get("momentum", 0), group.get("dampening", 0)
     if group.get("nesterov") and not (momentum and not dampening):
-        raise OptionError(
-            f"{name} needs a momentum and no dampening for nesterov=True, got momentum={shown(momentum)} and "
-            f"dampening={shown(dampening)}."
-        )
+        got = f"momentum={shown(momentum)} and dampening={shown(dampening)}"
+        raise OptionError(f"{name} needs a momentum and no dampening for nesterov=True, got {got}.")
     manifold = group["manifold"]
     if manifold is None:
-        _check_torch_settings(name, optimizer.plain, group)
+        _check_torch_settings(name, optimizer.free_optimizer, group)
         return group
     check_manifold(name, manifold)
     if group.get("weight_decay"):
@@ -53,30 +69,27 @@ def check_group(optimizer: Any, group: dict[str, Any]) -> dict[str, Any]:
     return group
 
 
-def check_manifold(name: str, manifold: Any) -> None:
+def check_manifold(name: str, manifold: object) -> None:
     """Raises OptionError unless it is the name of a manifold."""
     if not one_of(*MANIFOLDS).holds(manifold):
         near = did_you_mean(name_of_manifold(manifold) or manifold, MANIFOLDS)
         raise OptionError(f"{name} needs the name of a manifold, got {shown(manifold)}{near}")
 
 
-def _check_torch_settings(name: str, plain: type[torch.optim.Optimizer], group: dict[str, Any]) -> None:
+def _check_torch_settings(name: str, kind: type[torch.optim.Optimizer], group: Group) -> None:
     """Raises OptionError unless torch's optimizer takes the settings of a group without a manifold."""
-    parameters = inspect.signature(plain.__init__).parameters
-    settings = {key: value for key, value in group.items() if key in parameters and key != "params"}
+    parameters = inspect.signature(kind.__init__).parameters
     try:
-        plain([torch.zeros(1, device="cpu")], **settings)  # type: ignore[call-arg]
+        probing(kind, **{key: value for key, value in group.items() if key in parameters and key != "params"})
     except (TypeError, ValueError, RuntimeError, IndexError, AssertionError, OverflowError) as error:
         raise OptionError(
-            f"{name} needs settings that torch.optim.{plain.__name__} takes, got one that it refuses: {error}."
+            f"{name} needs settings that torch.optim.{kind.__name__} takes, got one that it refuses: {error}."
         ) from error
 
 
-def check_free_gradients(name: str, plain: type[torch.optim.Optimizer], groups: Sequence[dict[str, Any]]) -> None:
+def check_free_gradients(name: str, kind: type[torch.optim.Optimizer], groups: Sequence[Group]) -> None:
     """Raises OptimizerError for what torch's optimizer would refuse when the frames have moved already."""
-    if plain in (torch.optim.SGD, torch.optim.Adagrad):
-        return  # which take sparse gradients, and know no capturing
-    who = f"as torch.optim.{plain.__name__} does"
+    who = f"as torch.optim.{kind.__name__} does"
     for group in groups:
         for p in group["params"]:
             if p.grad is not None and p.grad.is_sparse:
@@ -95,9 +108,10 @@ def check_spelling(name: str, keys: Collection[str], names: Collection[str]) -> 
             raise OptionError(f"{name} has no setting {shown(key)}{did_you_mean(key, names)}")
 
 
-def given(call: inspect.Signature, optimizer: Any, params: Any, *args: Any, **settings: Any) -> tuple[Any, Any]:
+def read_arguments(
+    name: str, known: Sequence[Setting], call: inspect.Signature, params: object, /, *args: object, **settings: object
+) -> tuple[Any, dict[str, Any]]:
     """Returns the parameters that an optimizer is called with, and its settings, with Python's own numbers."""
-    name = type(optimizer).__name__
     try:
         bound = call.bind(params, *args, **settings)
     except TypeError as error:
@@ -105,7 +119,7 @@ def given(call: inspect.Signature, optimizer: Any, params: Any, *args: Any, **se
         near = did_you_mean(unknown[0], call.parameters) if unknown else ""
         raise TypeError(f"{name}.__init__() {error}{near}") from None
     bound.apply_defaults()
-    chosen = {setting.name: setting.check.as_plain(bound.arguments[setting.name]) for setting in optimizer.settings}
+    chosen = {each.name: each.check.as_plain(bound.arguments[each.name]) for each in known}
     return params if isinstance(params, Tensor) else listed(name, params), chosen  # a tensor, which torch refuses
 
 
@@ -121,6 +135,12 @@ def listed(name: str, params: Any) -> list[Any]:
         raise OptionError(f"{name} needs parameters or groups of them, got {shown(params)}.") from error
 
 
+def members_of(group: Mapping[str, Any]) -> list[Tensor]:
+    """Returns the tensors of a group, which may stand alone or have names with them."""
+    entries = group["params"] if isinstance(group["params"], list) else [group["params"]]
+    return [p[1] if isinstance(p, tuple) else p for p in entries]
+
+
 def by_manifold(name: str, group: Any) -> list[Any]:
     """Splits a group that names no manifold by those that its tensors say they are on, as geoopt's do.
 
@@ -130,11 +150,8 @@ def by_manifold(name: str, group: Any) -> list[Any]:
         OptimizerError: a tensor is on a manifold that no optimizer here knows.
     """
     if not isinstance(group, dict) or isinstance(group.get("params"), set):
-        return [group]
-    members = group.get("params")
-    if not isinstance(members, Iterable):
-        raise OptionError(f'{name} needs a group with "params", a sequence of tensors, got {shown(members)}.')
-    params = listed(name, members)
+        return [group]  # which torch refuses
+    params = listed(name, group.get("params"))
     if not all(isinstance(entry, Tensor) or (isinstance(entry, tuple) and len(entry) == 2) for entry in params):
         raise OptionError(f"{name} needs tensors, or names with them, got {shown(params)}.")
     group = {**group, "params": params}
@@ -157,7 +174,7 @@ def by_manifold(name: str, group: Any) -> list[Any]:
     ]
 
 
-def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
+def check_members(name: str, manifold: str | None, params: Sequence[Tensor]) -> None:
     """Raises unless the frames of a group are frames, and a group without a manifold holds none.
 
     Raises:
@@ -176,8 +193,7 @@ def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
                     f"{remedy}."
                 )
         return
-    if len({id(p) for p in params}) != len(params):
-        raise OptionError(f"{name} needs each frame once in a group, got one of them twice.")
+    needs(len({id(p) for p in params}) == len(params), OptionError, name, "each frame once in a group", "one twice")
     for p in params:
         if not isinstance(p, Tensor) or p.is_meta or is_sharded(p):
             continue
@@ -189,7 +205,7 @@ def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
             raise OptionError(f"{name} needs frames in float32 or better, got {p.dtype}.")
         if 0 in p.stride():
             raise OptionError(f"{name} needs frames with memory of their own, got an expanded one; .clone() it.")
-        permitted = FRAME_TOLERANCE * rounding_limit(p.shape[-1], p.dtype)
+        permitted = FRAME_TOLERANCE * limit_of(p.shape[-1], p.dtype)
         error = orthogonality_error(p).max().item()
         if not error <= permitted:
             raise NotAFrameError(
@@ -198,7 +214,7 @@ def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
             )
 
 
-def loss_of(name: str, closure: Callable[[], Any]) -> Any:
+def loss_of(name: str, closure: Callable[[], T]) -> T:
     """Returns what a closure returns; raises OptimizerError if it goes backward from a complex loss."""
     try:
         return closure()
@@ -211,14 +227,7 @@ def loss_of(name: str, closure: Callable[[], Any]) -> Any:
         ) from error
 
 
-def not_returned(who: str, words: str, made: Any) -> OptimizerError:
-    """Returns the error for what a method that others write has returned instead."""
-    parts = made if type(made) in (tuple, list) else [made]
-    kinds = [f"Tensor {tuple(part.shape)}" if isinstance(part, Tensor) else type(part).__name__ for part in parts]
-    return OptimizerError(f"{who} needs to return {words}, got {' and '.join(kinds)}.")
-
-
-def check_readers(who: str, group: dict[str, Any], params: list[Any]) -> None:
+def check_readers(who: str, group: Group, params: Sequence[Tensor]) -> None:
     """Raises OptimizerError unless what reads the frames of a group can give the gradient that it asks for."""
     if group["manifold"] is None or group.get("gradient", "exact") == "exact":
         return
@@ -234,8 +243,8 @@ def check_readers(who: str, group: dict[str, Any], params: list[Any]) -> None:
             )
 
 
-def ask_readers(group: dict[str, Any]) -> None:
-    """Tells what reads the frames which gradient to give; those that nobody reads are watched from now on."""
+def ask_readers(group: Group) -> None:
+    """Tells modules that read the frames which gradient to give, and tracks frames that no module reads."""
     if group["manifold"] is None:
         return
     watched = frames()
@@ -255,7 +264,7 @@ def check_gradients(who: str, buckets: Sequence[Bucket]) -> None:
             raise not_finite(who, here)
 
 
-def are_sound(buckets: Sequence[Bucket]) -> Tensor:
+def are_finite(buckets: Sequence[Bucket]) -> Tensor:
     """Returns whether all gradients, and the squares of their norms, are finite: a tensor without dimensions."""
     shares = [bucket.shares_of_overflow() for bucket in buckets]
     return (torch.cat([share.to(shares[0].device) for share in shares]) < 1).all()  # not where one is NaN
@@ -284,7 +293,7 @@ def not_finite(who: str, buckets: Sequence[Bucket]) -> NonFiniteError:
     )
 
 
-def too_long(who: str, group: dict[str, Any], bucket: Bucket, length: float) -> NonFiniteError:
+def too_long(who: str, group: Group, bucket: Bucket, length: float) -> NonFiniteError:
     """Returns the error for a step so long that no frame comes of it."""
     norm = max(norms_of(bucket.gradients())[0])
     return NonFiniteError(

@@ -2,13 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from stiefelkit._torch import step_inside
-from stiefelkit.errors import CheckpointError, NonFiniteError, shown
+from stiefelkit.errors import CheckpointError, NonFiniteError, needs, shown
+from stiefelkit.optim.batch import Group
 from stiefelkit.optim.settings import is_number, one_of
 from stiefelkit.tensors import local_part
 
@@ -18,10 +19,19 @@ LATE = ("momentum_buffer", "square_avg", "exp_avg_sq", "rotation_sq", "step", "l
 """May be missing in that of a frame, as from other settings or another dtype, and begins anew."""
 
 
-def check_states(optimizer: Any, state_dict: Any) -> None:
-    """Raises CheckpointError unless a state dict has the groups and parameters of an optimizer, each once."""
+class HasGroups(Protocol):
+    """An optimizer, by its groups."""
+
+    param_groups: list[Group]
+
+
+def check_states(optimizer: HasGroups, state_dict: object, free: type[torch.optim.Optimizer]) -> None:
+    """Raises CheckpointError unless a state dict has the groups and parameters of an optimizer, each once.
+
+    `free` is the optimizer without frames that it may have been mistaken for.
+    """
     name = type(optimizer).__name__
-    loaded: Any = state_dict if isinstance(state_dict, Mapping) else {}
+    loaded = state_dict if isinstance(state_dict, Mapping) else {}
     state, groups = loaded.get("state"), loaded.get("param_groups")
     if not isinstance(state, Mapping) or not isinstance(groups, list):
         raise CheckpointError(f'{name} needs a state dict with "state" and a list "param_groups", got another object.')
@@ -29,36 +39,33 @@ def check_states(optimizer: Any, state_dict: Any) -> None:
     if frames and groups and not any(isinstance(group, Mapping) and "manifold" in group for group in groups):
         raise CheckpointError(
             f"{name} needs a state dict of an optimizer of frames, whose groups name a manifold, got one of an "
-            f"optimizer without frames, such as torch.optim.{optimizer.plain.__name__}; load the model alone, and "
-            f"start {name} without a state."
+            f"optimizer without frames, such as torch.optim.{free.__name__}; load the model alone, and start {name} "
+            "without a state."
         )
-    if len(groups) != len(optimizer.param_groups):
-        raise CheckpointError(f"{name} needs a state dict of {len(optimizer.param_groups)} groups, got {len(groups)}.")
-    seen: set[Any] = set()
+    count = len(optimizer.param_groups)
+    needs(len(groups) == count, CheckpointError, name, f"a state dict of {count} groups", len(groups))
+    seen: set[object] = set()
     for i, (group, saved) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
-        ids: Any = saved.get("params") if isinstance(saved, Mapping) else None
-        usable = isinstance(ids, list) and all(isinstance(key, int | str) and not isinstance(key, bool) for key in ids)
-        if not usable or len(ids) != len(group["params"]) or seen.intersection(ids) or len(set(ids)) != len(ids):
+        ids = saved.get("params") if isinstance(saved, Mapping) else None
+        own = len(group["params"])
+        if not isinstance(ids, list) or len({*map(str, ids)}) != own or len(ids) != own or seen.intersection(ids):
             raise CheckpointError(
-                f"{name} needs a state dict whose group {i} has {len(group['params'])} parameters of its own, got "
-                f"{len(ids) if usable else 'none that can be distinguished'}."
+                f"{name} needs a state dict whose group {i} has {own} parameters of its own, got {shown(ids)}."
             )
-        if not all(isinstance(key, str) for key in saved):
-            raise CheckpointError(f"{name} needs a state dict whose group {i} has settings with names, got others.")
-        if not (saved.get("manifold") is group["manifold"] or one_of(group["manifold"]).holds(saved.get("manifold"))):
+        if not one_of(group["manifold"]).holds(saved.get("manifold")):
             raise CheckpointError(
                 f"{name} needs a state dict whose group {i} has the manifold {group['manifold']!r}, got "
                 f"{shown(saved.get('manifold'))}."
             )
         seen.update(ids)
     for key, entry in state.items():
-        if key not in seen or not isinstance(entry, Mapping):
-            raise CheckpointError(
-                f"{name} needs the states of its own parameters, got {shown(key, 40)} with {_kind(entry)}."
-            )
+        is_own = key in seen and isinstance(entry, Mapping)
+        needs(is_own, CheckpointError, name, "the states of its own parameters", f"{shown(key)} with {_kind(entry)}")
 
 
-def check_entries(optimizer: Any, i: int, group: dict[str, Any], ids: list[Any], state: Any) -> None:
+def check_entries(
+    optimizer: HasGroups, i: int, group: Group, ids: list[object], state: Mapping[object, Mapping[str, Any]]
+) -> None:
     """Raises unless the states of one group's parameters are such as its settings, which are in range, lead to.
 
     What these are, the optimizer tells by a step of a small frame or parameter of the same kind and settings.
@@ -67,7 +74,7 @@ def check_entries(optimizer: Any, i: int, group: dict[str, Any], ids: list[Any],
         CheckpointError: something is missing, or of another type, shape or field.
         NonFiniteError: a state holds NaN or infinity.
     """
-    templates: dict[tuple[int, torch.dtype], dict[str, Any]] = {}
+    templates: dict[tuple[int, torch.dtype], dict[str, object]] = {}
     for p, key in zip(optimizer.param_groups[i]["params"], ids, strict=True):
         entry = state.get(key)
         if not entry:  # no step yet
@@ -79,7 +86,9 @@ def check_entries(optimizer: Any, i: int, group: dict[str, Any], ids: list[Any],
         _check_entry(who, entry, templates[kind], p, group["manifold"] is not None)
 
 
-def without_remainders(state: Mapping[Any, Any], dtypes: Mapping[Any, torch.dtype]) -> dict[Any, Any]:
+def without_remainders(
+    state: Mapping[object, Mapping[str, Any]], dtypes: Mapping[object, torch.dtype]
+) -> dict[object, Mapping[str, Any]]:
     """Returns states without what belongs to frames in another dtype: remainders of rounding, and what has added up.
 
     Args:
@@ -94,7 +103,7 @@ def without_remainders(state: Mapping[Any, Any], dtypes: Mapping[Any, torch.dtyp
     }
 
 
-def _made(optimizer: Any, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+def _made(optimizer: HasGroups, group: Group, p: Tensor) -> dict[str, object]:
     """Returns the state of a small parameter after one step of length 0, each tensor by what its shape follows."""
     shape = (*(2 for _ in p.shape[:-2]), 4, 3)[-p.dim() :] if p.dim() else ()
     if group["manifold"] is not None:
@@ -103,19 +112,18 @@ def _made(optimizer: Any, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         dtype = torch.complex64 if p.is_complex() else torch.float32
         small = nn.Parameter(torch.zeros(shape, dtype=dtype, device="cpu"))
     small.grad = torch.ones_like(small)
-    kind: Any = type(optimizer)
-    twin = object.__new__(kind)
-    attributes = {key: value for key, value in vars(optimizer).items() if key != "_inner"}
     own_group = {**group, "params": [small], "lr": 0.0}
     if group["manifold"] is None:
         own_group["capturable"] = False  # which torch has on a GPU alone
-    fresh = {"state": defaultdict(dict), "param_groups": [own_group], "_writes": {}, "_sortings": {}, "_settled": {}}
-    vars(twin).update(attributes | fresh)
+    twin: Any = object.__new__(type(optimizer))
+    vars(twin).update(vars(optimizer))
+    twin._begin()
+    vars(twin).update(state=defaultdict(dict), param_groups=[own_group])
     step_inside(twin)
     return {key: _shape_of(value, small) for key, value in twin.state[small].items() if value is not None}
 
 
-def _shape_of(value: Any, p: Tensor) -> Any:
+def _shape_of(value: object, p: Tensor) -> object:
     """Returns a type; or of a tensor what it is like: the parameter, its real part, its columns, the batch, none."""
     if not isinstance(value, Tensor):
         return type(value)
@@ -125,7 +133,7 @@ def _shape_of(value: Any, p: Tensor) -> Any:
     return next((kind for kind, shape in shapes.items() if value.shape == shape), "number")
 
 
-def _check_entry(who: str, entry: Mapping[str, Any], template: dict[str, Any], p: Tensor, is_frame: bool) -> None:
+def _check_entry(who: str, entry: Mapping[str, Any], template: dict[str, object], p: Tensor, is_frame: bool) -> None:
     is_of_sgd = not is_frame and set(template) == {"momentum_buffer"}  # which makes it when it is first needed
     late = LATE if is_frame else template if is_of_sgd else ()
     missing = sorted(key for key in template if key not in entry and key not in late)
@@ -141,39 +149,35 @@ def _check_entry(who: str, entry: Mapping[str, Any], template: dict[str, Any], p
         kind = template.get(key, "parameter")
         if key == "step" and template[key] is int and isinstance(value, Tensor) and value.numel() == 1:
             value = int(value) if value == value.round() else value  # as steps count where no value is read
-        shape = shapes.get(kind)
-        if is_of_sgd and isinstance(value, Tensor) and value.is_sparse and value.shape == p.shape:
-            value = value.coalesce().values()
-            shape = value.shape
         if isinstance(kind, str) and not (key == "step" and is_number(value)):  # older versions of torch had numbers
+            shape = shapes[kind]
+            if is_of_sgd and isinstance(value, Tensor) and value.is_sparse and value.shape == p.shape:
+                value = value.coalesce().values()
+                shape = value.shape
             _check_tensor(f"{who}: {key}", key, value, shape, p, is_real=kind != "parameter")
         elif not is_number(value):
             raise CheckpointError(f"{who} needs a number for {key}, got {_kind(value)}.")
         elif not value >= 0 or (kind is int and not isinstance(value, int)):
-            raise CheckpointError(
-                f"{who} needs {key} >= 0{' that is whole' if kind is int else ''}, got {shown(value)}."
-            )
+            raise CheckpointError(f"{who} needs {key} >= 0{', an integer' if kind is int else ''}, got {shown(value)}.")
 
 
-def _check_tensor(who: str, key: str, value: Any, shape: Any, p: Tensor, is_real: bool) -> None:
+def _check_tensor(who: str, key: str, value: object, shape: torch.Size, p: Tensor, is_real: bool) -> None:
     if not isinstance(value, Tensor) or value.layout != torch.strided:
         raise CheckpointError(f"{who} needs a dense tensor, got {_kind(value)}.")
-    if value.shape != shape:
-        raise CheckpointError(f"{who} needs shape {tuple(shape)}, got {tuple(value.shape)}.")
+    needs(value.shape == shape, CheckpointError, who, f"shape {tuple(shape)}", tuple(value.shape))
     if not (value.is_floating_point() or value.is_complex()) or value.is_complex() != (p.is_complex() and not is_real):
         raise CheckpointError(f"{who} needs a dtype of the field of {p.dtype}, got {value.dtype}.")
     local = local_part(value)
     if local.is_meta:
         return
-    if not torch.isfinite(local).all():
-        raise NonFiniteError(f"{who} needs finite numbers, got NaN or infinity.")
+    needs(bool(torch.isfinite(local).all()), NonFiniteError, who, "finite numbers", "NaN or infinity")
     parts = torch.view_as_real(local.resolve_conj()) if local.is_complex() else local
-    if (key in SQUARES or key == "step") and bool((parts < 0).any()):
-        raise CheckpointError(f"{who} needs numbers >= 0, got a negative one.")
+    is_positive = key in SQUARES or key == "step"
+    needs(not (is_positive and (parts < 0).any()), CheckpointError, who, "numbers >= 0", "a negative one")
     most = torch.finfo(value.dtype).eps
-    if key == "lo" and bool((parts.abs() > most).any()):
-        raise CheckpointError(f"{who} needs remainders of rounding, entries of at most {most:.2g}, got a larger one.")
+    is_too_large = key == "lo" and bool((parts.abs() > most).any())
+    needs(not is_too_large, CheckpointError, who, f"remainders of rounding, entries of at most {most:.2g}", "a larger")
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return f"a {value.layout} tensor" if isinstance(value, Tensor) else type(value).__name__

@@ -1,4 +1,4 @@
-"""What every optimizer of frames shares: settings, groups and their checks, checkpoints, and all or nothing."""
+"""What every optimizer of frames shares: settings, groups and their checks, checkpoints, and steps all or nothing."""
 
 import inspect
 import math
@@ -11,16 +11,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import check_capture, step_inside
-from stiefelkit.errors import CheckpointError, OptimizerError, StiefelkitError
-from stiefelkit.functional._arithmetic.product import FullPrecision
+from stiefelkit._torch import check_capture, unhooked_step
+from stiefelkit.errors import CheckpointError
 from stiefelkit.functional._arithmetic.reads import may_sync_host, without_reads
 from stiefelkit.numbers import as_python_number
-from stiefelkit.optim.base import checks
-from stiefelkit.optim.base.batch import Bucket, Sorting
-from stiefelkit.optim.base.checkpoint import check_entries, check_states, without_remainders
-from stiefelkit.optim.settings import RATE, WEIGHT_DECAY, Setting, signature, told
-from stiefelkit.weights.optimizer_hooks import frames
+from stiefelkit.optim import checks
+from stiefelkit.optim.batch import Bucket, Group, Sorting
+from stiefelkit.optim.checkpoint import check_entries, check_states, without_remainders
+from stiefelkit.optim.settings import RATE, WEIGHT_DECAY, Setting, document_settings, signature
+from stiefelkit.weights.optimizer_hooks import accept, frames
 
 
 class FrameOptimizer(torch.optim.Optimizer, ABC):
@@ -31,7 +30,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     value is read: there nothing of the group moves then, and "refused" in the states of its frames, a number on the
     device, counts that.
 
-    A subclass is data, its settings and the torch optimizer of the plain groups, and `move`, how frames go. Those that
+    A subclass is data, its settings and the torch optimizer of all other groups, and `move`, how frames go. Those that
     go along a tangent vector derive from `TangentOptimizer`, which has that. It is called with groups, as
     `sk.optim.parameter_groups` gives them: those of frames have "manifold"; with the rate, and other settings by name.
 
@@ -44,8 +43,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
 
     moves_frames: ClassVar[bool] = True
     """Declares that frames stay on their manifold, so that the optimizer may hold them."""
-    plain: ClassVar[type[torch.optim.Optimizer]]
-    """Moves the groups without a manifold."""
+    free_optimizer: ClassVar[type[torch.optim.Optimizer]]
+    """Moves the parameters of groups without a manifold."""
     settings: ClassVar[tuple[Setting, ...]] = ()
     """The rate and the other settings of a group, from which signature and docstring are made."""
     positional: ClassVar[int] = 1
@@ -57,13 +56,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     _call: ClassVar[inspect.Signature]
     _names: ClassVar[tuple[str, ...]]
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
-        if "move_unread" in vars(cls):
-            raise OptimizerError(
-                f"{cls.__name__} needs one method, `move`, for all devices, got a move_unread; test "
-                "bucket.is_read in it, and state conditions by bucket.require."
-            )
         cls._call = signature(cls.settings, cls.positional)
         cls._names = tuple(setting.name for setting in cls.settings if setting.name != "lr")
         if cls.__init__ is FrameOptimizer.__init__:
@@ -71,26 +65,35 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         else:  # or what a base has would hold for it
             constructor = inspect.signature(cls.__init__)
             cls.__signature__ = constructor.replace(parameters=list(constructor.parameters.values())[1:])
-        if cls.__doc__ and cls.settings and "Args:\n" not in cls.__doc__:
-            cls.__doc__ = told(cls.__doc__, cls.settings)
+        document_settings(cls, cls.settings)
 
     def __init__(self, params: Iterable[Any], *args: Any, **settings: Any):
-        params, chosen = checks.given(self._call, self, params, *args, **settings)
-        defaults = {**self.plain([torch.zeros(1, device="cpu")]).defaults, "manifold": None, **chosen}  # type: ignore[call-arg]
+        params, chosen = checks.read_arguments(
+            type(self).__name__, self.settings, self._call, params, *args, **settings
+        )
+        self._begin()
+        defaults = {**self._free.defaults, "manifold": None, **chosen}
         checks.check_group(type(self), defaults)  # also those that every group has its own of
-        self._writes, self._sortings, self._settled = {}, {}, {}
         super().__init__(params, defaults)
         if all(group["manifold"] is None for group in self.param_groups):
             warnings.warn(
                 f"{type(self).__name__} holds no frame and moves all parameters as torch.optim."
-                f"{self.plain.__name__} does; sk.optim.frames([w]) makes a group of frames, "
+                f"{self.free_optimizer.__name__} does; sk.optim.frames([w]) makes a group of frames, "
                 "sk.optim.parameter_groups(model, lr=...) those of a model.",
                 stacklevel=2,
             )
         elif WEIGHT_DECAY in self.settings and all(group["manifold"] is not None for group in self.param_groups):
             checks.check_group(type(self), {**self.param_groups[0], **chosen})  # for the decay that no group would have
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def _begin(self) -> None:
+        """Makes what no state dict holds: how frames were sorted and written last, and what moves the other groups."""
+        self._writes: dict[int, int] = {}
+        self._sortings: dict[int, Sorting] = {}
+        self._validated: dict[int, list[Any]] = {}
+        self._free: torch.optim.Optimizer = checks.probing(self.free_optimizer)
+        self._step_of_free = unhooked_step(self.free_optimizer)
+
+    def add_param_group(self, param_group: Group) -> None:
         """Adds a group after its manifold, its settings and its frames were checked.
 
         Of a group that names no manifold, tensors that say which one they are on, as `geoopt.ManifoldParameter` does,
@@ -110,13 +113,14 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
                 checks.check_spelling(name, set(group), [*self.defaults, "params", "name", "param_names"])
                 full = checks.check_group(type(self), {**self.defaults, **group})
                 groups[i] = {key: full[key] for key in group}
-                entries = full["params"] if isinstance(full["params"], list) else [full["params"]]
-                members = [p[1] if isinstance(p, tuple) else p for p in entries]
+                members = checks.members_of(full)
                 checks.check_members(name, full["manifold"], members)
                 checks.check_readers(name, full, members)
         for group in groups:
             super().add_param_group(group)
             checks.ask_readers(self.param_groups[-1])
+            self._validated[id(self.param_groups[-1])] = [*map(self.param_groups[-1].get, self._names)]
+        accept(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns groups and states, of every parameter once one has any, which is {} where nothing is kept.
@@ -152,7 +156,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     def _check_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a state dict with settings as they are called here; raises what `load_state_dict` lists."""
         state_dict = as_python_number(dict(state_dict), keep=Tensor)
-        check_states(self, state_dict)
+        check_states(self, state_dict, self.free_optimizer)
         # None stands for what is not there, as torch.optim.SGD has it.
         states = {key: {k: v for k, v in entry.items() if v is not None} for key, entry in state_dict["state"].items()}
         groups, dtypes = [], {}
@@ -171,15 +175,13 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         for group in state["param_groups"]:
             for key, value in defaults.items():
                 # Groups of earlier versions need not have the latter, unless torch's optimizer of the rest reads it.
-                if key != "capturable" or value or key in inspect.signature(self.plain).parameters:
+                if key != "capturable" or value or key in inspect.signature(self.free_optimizer).parameters:
                     group.setdefault(key, value)
             checks.check_members(type(self).__name__, group["manifold"], group["params"])
             # A copied optimizer may come before the module that holds its frames.
             checks.check_readers(type(self).__name__, group, [p for p in group["params"] if id(p) in watched])
         super().__setstate__(state)
-        self._writes: dict[int, int] = {}
-        self._sortings: dict[int, Sorting] = {}
-        self._settled: dict[int, list[Any]] = {}
+        self._begin()
         for group in self.param_groups:
             checks.ask_readers(group)
             for p in group["params"] if group["manifold"] is not None and not group.get("capturable") else ():
@@ -202,84 +204,42 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = checks.loss_of(type(self).__name__, closure)
-        self._settle()
-        batches = self._batches()
-        rest, read, unread = [], [], []
+        self._validate_groups()
+        free, on_host, on_device = [], [], []
         for group in self.param_groups:
             if group["manifold"] is None:
-                rest.append(group)
-        if rest:
-            checks.check_free_gradients(type(self).__name__, self.plain, rest)
-        for group, bucket in batches:
-            (read if bucket.is_read else unread).append((group, bucket))
-        if len(read) > 1:  # a single one is checked on the way
-            checks.check_gradients(type(self).__name__, [bucket for _, bucket in read])
-        for group, bucket in read:
-            self._step_of(group, bucket)
-        if unread:
-            self._step_unread(unread)
-        if rest:
-            self._step_plain(rest)
+                free.append(group)
+        if free and self.free_optimizer not in checks.TAKE_ANY_GRADIENT:
+            checks.check_free_gradients(type(self).__name__, self.free_optimizer, free)
+        for group, bucket in self._batches():
+            (on_host if bucket.may_sync_host else on_device).append((group, bucket))
+        if len(on_host) > 1:  # a single one is checked on the way
+            checks.check_gradients(type(self).__name__, [bucket for _, bucket in on_host])
+        for group, bucket in on_host:
+            bucket.run(self.move, group, self._writes)
+        if on_device:
+            self._step_on_device(on_device)
+        if free:  # loading a state dict replaces both
+            self._free.param_groups, self._free.state = free, self.state
+            self._step_of_free(self._free)
         return loss
 
-    def _settle(self) -> None:
+    def _validate_groups(self) -> None:
         """Checks settings that a scheduler, or anybody, has written since they were checked last."""
         name = type(self).__name__
         for group in self.param_groups:
             lr = group["lr"]
             if not ((lr.__class__ is float and 0 <= lr < math.inf) or RATE.holds(lr)):
                 group["lr"] = RATE.require(name, "lr", lr)
-            settled, values = self._settled.get(id(group), ()), [*map(group.get, self._names)]
-            if len(settled) == len(values) and all(map(operator.is_, values, settled)):
+            validated, values = self._validated.get(id(group), ()), [*map(group.get, self._names)]
+            if len(validated) == len(values) and all(map(operator.is_, values, validated)):
                 continue
             for setting in self.settings:
                 if setting.name != "lr" and setting.name in group:
                     group[setting.name] = setting.check.require(name, setting.name, group[setting.name])
-            self._settled[id(group)] = [*map(group.get, self._names)]
+            self._validated[id(group)] = [*map(group.get, self._names)]
 
-    def _step_unread(self, batches: list[tuple[dict[str, Any], Bucket]]) -> None:
-        """Moves frames whose values are not read; those of a group all or none."""
-        check_capture(self)
-        for group in self.param_groups:
-            own = [bucket for other, bucket in batches if other is group]
-            if not own:
-                continue
-            sound = checks.are_sound(own)
-            for bucket in own:
-                bucket.sound = sound.to(bucket.params[0].device)
-                with without_reads():
-                    self._step_of(group, bucket)
-
-    def _step_of(self, group: dict[str, Any], bucket: Bucket) -> None:
-        if bucket.were_changed(self._writes, by_value=group.get("every", 1) == 1):
-            bucket.forget()
-        fresh = [*filter(operator.not_, bucket.states)]
-        try:
-            with FullPrecision(bucket.params[0].device):
-                self.move(group, bucket)
-            if not bucket.is_read:
-                bucket.choose()
-        except StiefelkitError:
-            for state in fresh:  # half a state would not load
-                state.clear()
-            raise
-        finally:
-            self._writes.update(bucket.write_back())
-
-    @abstractmethod
-    def move(self, group: dict[str, Any], bucket: Bucket) -> None:
-        """Moves frames of one shape along their manifold, and writes nothing before all of it is known to be finite.
-
-        The gradients of several buckets are known to be finite, those of a single one are not. Where no value may be
-        read, on devices beside CPUs and with `capturable=True`, `bucket.is_read` is False: norms are tensors then, and
-        what has to hold, told to `bucket.require`, is no error but decides whether anything is written.
-
-        Raises:
-            NonFiniteError: a gradient is not finite, or what would come of the step.
-            NotAFrameError: a frame was changed from outside and is none any more.
-        """
-
-    def _batches(self) -> list[tuple[dict[str, Any], Bucket]]:
+    def _batches(self) -> list[tuple[Group, Bucket]]:
         """Returns the frames that have a gradient, sorted as in the last step where that still holds."""
         batches = []
         for i, group in enumerate(self.param_groups):
@@ -292,10 +252,28 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
                 batches.append((group, bucket))
         return batches
 
-    def _step_plain(self, rest: list[dict[str, Any]]) -> None:
-        inner = self.__dict__.get("_inner")
-        if inner is None:
-            inner = self._inner = self.plain([torch.zeros(1, device="cpu")])  # type: ignore[call-arg]
-        # Loading a state dict replaces both.
-        inner.param_groups, inner.state = rest, self.state
-        step_inside(inner)
+    def _step_on_device(self, batches: list[tuple[Group, Bucket]]) -> None:
+        """Moves frames whose values are not read; those of a group all or none."""
+        check_capture(self)
+        for group in self.param_groups:
+            own = [bucket for other, bucket in batches if other is group]
+            if not own:
+                continue
+            all_finite = checks.are_finite(own)
+            for bucket in own:
+                bucket.all_finite = all_finite.to(bucket.params[0].device)
+                with without_reads():
+                    bucket.run(self.move, group, self._writes)
+
+    @abstractmethod
+    def move(self, group: Group, bucket: Bucket) -> None:
+        """Moves frames of one shape along their manifold, and writes nothing before all of it is known to be finite.
+
+        The gradients of several buckets are known to be finite, those of a single one are not. Where no value may be
+        read, on devices beside CPUs and with `capturable=True`, `bucket.may_sync_host` is False: norms are tensors
+        then, and what has to hold, told to `bucket.require`, is no error but decides whether anything is written.
+
+        Raises:
+            NonFiniteError: a gradient is not finite, or what would come of the step.
+            NotAFrameError: a frame was changed from outside and is none any more.
+        """

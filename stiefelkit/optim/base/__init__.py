@@ -1,1 +1,0 @@
-"""What the optimizers of frames share."""
