@@ -81,7 +81,7 @@ class Hadamard(OrthogonalParam):
         """A subset, with a right inverse if complex, or if H is made of pairs of rows."""
         return Traits(
             onto=self.shape[-1] == 1,
-            invertible=self.is_complex or _has_pairs(self.shape[-1]),
+            invertible=self.is_complex or len(hadamard_factors(self.shape[-1])[0]) <= 2,
             exact=True,
             component=component(self.shape, self.is_complex),
             cost_exponent=2.0,
@@ -162,11 +162,6 @@ def _rotated(x: Tensor, t: Tensor) -> Tensor:
     """Rotates the entries i and i + n // 2 of vectors x by angles t; a single entry stays."""
     a, b, rest = x.tensor_split((t.shape[-1], 2 * t.shape[-1]), -1)
     return torch.cat([t.cos() * a - t.sin() * b, t.sin() * a + t.cos() * b, rest], -1)
-
-
-def _has_pairs(n: int) -> bool:
-    """Returns whether H, unless it is 1, is a Kronecker product of [[1, 1], [1, -1]] and another."""
-    return len(hadamard_factors(n)[0]) <= 2
 
 
 def _phases(w: Tensor, h: Tensor) -> Position:

@@ -38,6 +38,15 @@ def _angles(n, layers):
     return drawn(mesh_size(n, layers), number=3)
 
 
+def _pair(n, p):
+    return lambda dtype: (drawn(n, p, dtype=dtype), drawn(n, p, dtype=dtype, number=1))
+
+
+def _moving(step, n=4):
+    """A frame moved along U, and V there, as a function of both."""
+    return lambda u, v: torch.cat(step(frame(n, 2, u.dtype).to(u.device), u, v)), _pair(n, 2)
+
+
 SMOOTH: dict[str, Any] = {
     "butterfly": (
         lambda t, f: functional.butterfly(t, torch.ones(4, dtype=R, device=t.device), f, n=4),
@@ -59,20 +68,11 @@ SMOOTH: dict[str, Any] = {
         lambda v, f: functional.cayley(v, 4, 2, phase=f),
         lambda dtype: (drawn(skew_size(4, 2, dtype == C)), drawn(2, number=1) if dtype == C else None),
     ),
-    "cayley_retraction": (
-        lambda u, v: torch.cat(functional.cayley_retraction(frame(4, 2, u.dtype).to(u.device), u, v)),
-        lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
-    ),
+    "cayley_retraction": _moving(functional.cayley_retraction),
     "diagonal": (lambda f: functional.diagonal(phase=f), lambda dtype: (drawn(3),)),
     "exponential": (functional.exponential, lambda dtype: (drawn(3, 3, dtype=dtype),)),
-    "geodesic": (
-        lambda u, v: torch.cat(functional.geodesic(frame(4, 2, u.dtype).to(u.device), u, v)),
-        lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
-    ),
-    "geodesic of few columns": (
-        lambda u, v: torch.cat(functional.geodesic(frame(7, 2, u.dtype).to(u.device), u, v)),
-        lambda dtype: (drawn(7, 2, dtype=dtype), drawn(7, 2, dtype=dtype, number=1)),
-    ),
+    "geodesic": _moving(functional.geodesic),
+    "geodesic of few columns": _moving(functional.geodesic, n=7),
     "householder": (
         lambda v, f: functional.householder(v, 4, 2, 3, dtype=R if f is None else C, phase=f),
         lambda dtype: (drawn(trapezoid_size(4, 2, dtype == C)), drawn(3, number=1) if dtype == C else None),
@@ -87,7 +87,7 @@ SMOOTH: dict[str, Any] = {
     ),
     "inner_product": (
         lambda u, v: functional.inner_product(frame(4, 2, u.dtype).to(u.device), u, v, keepdim=True),
-        lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
+        _pair(4, 2),
     ),
     "hadamard_transform": (functional.hadamard_transform, lambda dtype: (drawn(2, 12, dtype=dtype),)),
     "leaky_relu": (functional.leaky_relu, lambda dtype: (drawn(5),)),
@@ -113,18 +113,12 @@ SMOOTH: dict[str, Any] = {
         lambda x: functional.polar_factor(x, well_conditioned=True),
         lambda dtype: (frame(4, 2, dtype) @ (2 * torch.eye(2, dtype=dtype)),),
     ),
-    "polar_retraction": (
-        lambda u, v: torch.cat(functional.polar_retraction(frame(4, 2, u.dtype).to(u.device), u, v)),
-        lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
-    ),
+    "polar_retraction": _moving(functional.polar_retraction),
     "product": (functional.product, lambda dtype: (drawn(2, 3, dtype=dtype), drawn(4, 3, 2, dtype=dtype))),
-    "qr_retraction": (
-        lambda u, v: torch.cat(functional.qr_retraction(frame(4, 2, u.dtype).to(u.device), u, v)),
-        lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
-    ),
+    "qr_retraction": _moving(functional.qr_retraction),
     "riemannian_hessian": (
         lambda g, h: functional.riemannian_hessian(frame(4, 2, g.dtype).to(g.device), g, h, g - h),
-        lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
+        _pair(4, 2),
     ),
     "scan": _scan(3, "tanh"),
     "scan of many steps": _scan(9, "tanh"),
@@ -259,68 +253,55 @@ def test_a_batch_of_no_matrices_has_no_results(dtype):
             assert step(w, gradient, 0.1).shape == w.shape
 
 
-@pytest.mark.parametrize("more", [-1, 1, 4])
-def test_another_number_of_coordinates_is_refused(more):
-    for dtype in (R, C):
-        phase = drawn(4) if dtype == C else None
-        for n, p in ((4, 4), (7, 4), (9, 4)):
-            v = drawn(skew_size(n, p, dtype == C) + more)
-            with pytest.raises(errors.ShapeError, match="coordinates of shape"):
-                functional.cayley(v, n, p, phase=phase)
-            with pytest.raises(errors.ShapeError, match="coordinates of shape"):
-                functional.matrix_exp(v, n, p, dtype == C)
-            v = drawn(trapezoid_size(n, 3, dtype == C) + more)
-            with pytest.raises(errors.ShapeError, match="coordinates of shape"):
-                functional.householder(v, n, 3, p, dtype=dtype)
-
-
-@pytest.mark.parametrize("more", [-1, 1, 4])
-def test_another_number_of_angles_phases_or_entries_of_a_band_is_refused(more):
-    x, wrong = drawn(4, 4), drawn(4 + more)
-    calls = [
-        lambda: functional.brickwall(x, drawn(6 + more), layers=4),
-        lambda: functional.brickwall(x.to(C), drawn(6), drawn(6 + more), layers=4),
-        lambda: functional.butterfly(wrong, drawn(4), n=4),
-        lambda: functional.butterfly(drawn(4), wrong, n=4),
-        lambda: functional.butterfly(drawn(4), drawn(4), wrong, n=4),
-        lambda: functional.rotate_butterfly(x, wrong),
-        lambda: functional.rotate_butterfly(x.to(C), drawn(4), wrong),
-        lambda: functional.pick_band(drawn(6 + more), 4, 4, False, 1),
-        lambda: functional.spread_band(drawn(3 + more), 4, 4, False, 1),
-    ]
-    for call in calls:
-        with pytest.raises(errors.ShapeError, match=r"needs .* of shape \(\*, [3-6]\), got \(\d+,\)"):
+@pytest.mark.parametrize("dtype", [R, C])
+def test_another_number_of_coordinates_angles_phases_or_entries_of_a_band_is_refused(dtype):
+    phase, x = drawn(4) if dtype == C else None, drawn(4, 4)
+    for n, p in ((4, 4), (7, 4), (9, 4)):
+        v = drawn(skew_size(n, p, dtype == C) + 1)
+        for call in (
+            lambda v=v, n=n, p=p: functional.cayley(v, n, p, phase=phase),
+            lambda v=v, n=n, p=p: functional.matrix_exp(v, n, p, dtype == C),
+            lambda v=v, n=n, p=p: functional.householder(v, n, 3, p, dtype=dtype),
+        ):
+            with pytest.raises(errors.ShapeError, match="coordinates"):
+                call()
+    for call in (
+        lambda: functional.brickwall(x, drawn(7), layers=4),
+        lambda: functional.brickwall(x.to(C), drawn(6), drawn(7), layers=4),
+        lambda: functional.butterfly(drawn(5), drawn(4), n=4),
+        lambda: functional.butterfly(drawn(4), drawn(5), n=4),
+        lambda: functional.butterfly(drawn(4), drawn(4), drawn(5), n=4),
+        lambda: functional.rotate_butterfly(x, drawn(3)),
+        lambda: functional.rotate_butterfly(x.to(C), drawn(4), drawn(3)),
+        lambda: functional.pick_band(drawn(7), 4, 4, False, 1),
+        lambda: functional.spread_band(drawn(4), 4, 4, False, 1),
+    ):
+        with pytest.raises(errors.ShapeError, match="shape"):
             call()
 
 
 def test_shapes_that_no_mesh_and_no_frame_has_are_refused():
-    with pytest.raises(errors.ShapeError, match=r"brickwall needs matrices of shape \(\*, n, p\), got \(4,\)"):
-        functional.brickwall(drawn(4), drawn(6), layers=4)
-    for n in (0, 3, 6):
-        for call in (
-            lambda n=n: functional.butterfly_inverse(torch.eye(n, dtype=R)),
-            lambda n=n: functional.rotate_butterfly(drawn(2, n), drawn(4)),
-        ):
-            with pytest.raises(errors.ShapeError, match=f"needs n to be a power of two, got {n}"):
-                call()
-    with pytest.raises(errors.ShapeError, match="power of two, got 6"):
-        functional.butterfly(drawn(6), drawn(6), n=6)
-    for function in TALL.values():
-        for shape in ((4, 0), (0, 0)):
-            with pytest.raises(errors.ShapeError, match="n >= p >= 1"):
-                function(torch.empty(shape, dtype=R))
+    for call in (
+        lambda: functional.brickwall(drawn(4), drawn(6), layers=4),
+        lambda: functional.butterfly(drawn(6), drawn(6), n=6),
+        lambda: functional.butterfly_inverse(torch.eye(3, dtype=R)),
+        lambda: functional.rotate_butterfly(drawn(2, 0), drawn(4)),
+        *(lambda function=function: function(torch.empty(4, 0, dtype=R)) for function in TALL.values()),
+    ):
+        with pytest.raises(errors.ShapeError, match=r"needs .*, got"):
+            call()
 
 
 def test_a_precision_of_another_name_is_refused():
     v = drawn(6)
     for call in (
         lambda: functional.cayley(v, 4, 4, precision="exat"),
-        lambda: functional.matrix_exp(v, 4, 4, False, precision="fst"),
-        lambda: functional.householder(drawn(7), 4, 2, 4, precision="Exact"),
-        lambda: functional.householder_linear(drawn(2, 4), drawn(7), 4, 2, precision=""),
-        lambda: functional.msign(drawn(2, 2), precision="slow"),
+        lambda: functional.matrix_exp(v, 4, 4, False, precision="exat"),
+        lambda: functional.householder(drawn(7), 4, 2, 4, precision="exat"),
+        lambda: functional.householder_linear(drawn(2, 4), drawn(7), 4, 2, precision="exat"),
+        lambda: functional.msign(drawn(2, 2), precision="exat"),
     ):
-        with pytest.raises(errors.OptionError, match=r"needs precision in \('exact', 'fast'\)"):
+        with pytest.raises(errors.OptionError, match="precision"):
             call()
 
 

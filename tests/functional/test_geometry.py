@@ -70,12 +70,6 @@ def test_geodesics_equal_their_n_by_n_exponentials(metric, alpha, shape, dtype):
         assert (Stiefel(metric).expmap(w, u) - moved).norm() <= 1e-12
 
 
-@pytest.mark.parametrize("metric", METRICS)
-def test_square_geodesics_are_w_exp(metric):
-    w, u = drawn((5, 5), torch.complex128, 2.0)
-    assert (Stiefel(metric).expmap(w, u) - w @ exponential_of(w.mH @ u)).norm() <= 1e-13
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(9, 4), (6, 5), (12, 2)])
 def test_euclidean_geodesics_accelerate_along_the_normal(shape, dtype):
@@ -129,20 +123,9 @@ STEPS |= {"hessian": lambda w, u: functional.riemannian_hessian(w, u, u, u)} | R
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("retraction", RETRACTIONS)
-def test_the_manifold_moves_frames_as_the_functions_do(retraction, shape, dtype):
-    w, u, v = drawn(shape, dtype, 1.0, 2)
-    for mine, other in zip(
-        Stiefel(retraction=retraction).retr_transp(w, u, v), RETRACTIONS[retraction](w, u, v), strict=True
-    ):
-        torch.testing.assert_close(mine, other, atol=1e-13, rtol=0)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(6, 6), (9, 2), (2, 12, 3)])
 @pytest.mark.parametrize("metric", METRICS)
-def test_the_manifold_measures_as_the_functions_do(metric, shape, dtype):
+def test_the_manifold_moves_and_measures_as_the_functions_do(metric, shape, dtype):
     manifold, (w, u, v) = Stiefel(metric), drawn(shape, dtype, 1.0, 2)
     end, carried = functional.geodesic(w, u, v, metric=metric)
     back, joined = functional.geodesic_logarithm(w, end, metric)
@@ -155,6 +138,8 @@ def test_the_manifold_measures_as_the_functions_do(metric, shape, dtype):
         "ehess2rhess": (manifold.ehess2rhess(w, v, u, u), hessian),
         "proju": (manifold.proju(w, v), functional.tangent_part(w, v)),
     }
+    for name, step in RETRACTIONS.items():
+        pairs[name] = (torch.stack(Stiefel(retraction=name).retr_transp(w, u, v)), torch.stack(step(w, u, v)))
     for name, (mine, other) in pairs.items():
         torch.testing.assert_close(mine, other, atol=1e-12, rtol=0, msg=name)
 

@@ -1,7 +1,5 @@
 """The matrix sign by products: exact to the limit, soft where singular values are small, the same in batches."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -103,15 +101,12 @@ def test_the_coefficients_are_those_published_but_for_a_margin():
 
 
 def test_what_is_no_matrix_or_out_of_range_is_refused():
-    for wrong, error in [([1.0], errors.DtypeError), (torch.eye(2).long(), errors.DtypeError)]:
-        with pytest.raises(error):
-            msign(wrong)
+    with pytest.raises(errors.DtypeError):
+        msign(torch.eye(2).long())
     with pytest.raises(errors.ShapeError):
         msign(torch.ones(3))
-    wrong_options: list[Any] = [dict(lowest=0.0), dict(lowest=1), dict(lowest="1"), dict(precision="exakt")]
-    for options in wrong_options:
-        with pytest.raises(errors.OptionError):
-            msign(torch.eye(2), **options)
+    with pytest.raises(errors.OptionError):
+        msign(torch.eye(2), lowest=1)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16, torch.float16], ids=str)

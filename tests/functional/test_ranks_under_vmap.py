@@ -177,11 +177,3 @@ def test_an_ensemble_of_recurrent_layers_equals_the_loop(make, steps):
         for (name, _), g in zip(net.named_parameters(), wanted, strict=True):
             scale = g.abs().max().clamp(min=1)
             torch.testing.assert_close(gradients[name][i] / scale, g / scale, atol=2e-5, rtol=0)
-
-
-def test_products_under_vmap_have_gradients_by_backward():
-    a, b = torch.randn(3, 1, 4), torch.randn(3, 4, 6, requires_grad=True)
-    torch.vmap(lambda m: product(a, m))(b).square().sum().backward()
-    expected = torch.autograd.grad(torch.stack([(a @ m).square().sum() for m in b]).sum(), b)[0]
-    assert b.grad is not None
-    assert torch.allclose(b.grad, expected, rtol=1e-5, atol=1e-5)

@@ -1,7 +1,5 @@
 """The steepest tangent vector in the spectral norm: feasible after any iteration, and proved nearly the best."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -112,13 +110,9 @@ def test_the_polar_increment_leads_to_the_nearest_frame(dtype, step, is_tangent)
     assert torch.linalg.matrix_norm(increment) <= 2 * min(step * 2, 4)
 
 
-def test_what_makes_no_sense_is_refused():
+def test_no_iteration_and_gradients_of_another_shape_are_refused():
     w, g = problem(5, 3, torch.float64)
-    wrong: Any
-    for wrong in (0, 1.5, True):
-        with pytest.raises(errors.OptionError):
-            spectral_direction(w, g, iterations=wrong)
-    with pytest.raises(errors.ShapeError):
-        spectral_direction(w.mH, g.mH)
+    with pytest.raises(errors.OptionError):
+        spectral_direction(w, g, iterations=0)
     with pytest.raises(errors.ShapeError):
         spectral_direction(w, g[:, :2])

@@ -54,7 +54,7 @@ def test_orthonormal_ones_reflect_the_space_that_they_span():
 
 
 def test_zero_and_dependent_ones_are_refused():
-    with pytest.raises(NonFiniteError, match="needs finite vectors that are not zero"):
+    with pytest.raises(NonFiniteError, match="zero"):
         trapezoidal_reflectors(torch.zeros(4, 2))
-    with pytest.raises(RankError, match="needs independent vectors"):
+    with pytest.raises(RankError, match="independent"):
         trapezoidal_reflectors(torch.ones(4, 2), orthogonal=True)

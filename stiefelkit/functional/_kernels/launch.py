@@ -40,12 +40,9 @@ def takes(m: Tensor, n: int, parts: int) -> bool:
     if m.device.type != "cuda":
         return Interpreter.is_on and m.is_cpu and 0 < n * parts <= LARGEST and m.numel() > 0
     largest = LARGEST_IF_WEAK if float64_is_weak(m.device) else LARGEST
-    return 0 < n * parts <= largest and m.numel() > 0 and _is_able(m.device)
-
-
-def _is_able(device: torch.device) -> bool:
-    is_nvidia = torch.version.cuda is not None
-    return is_nvidia and torch.cuda.get_device_properties(device).major >= 8 and HAS_TRITON
+    if not 0 < n * parts <= largest or not m.numel() or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_properties(m.device).major >= 8 and HAS_TRITON
 
 
 def settings(n: int, parts: int, tensor_cores: bool = True) -> dict[str, Any]:

@@ -123,7 +123,10 @@ def _gradients(
         gx = z.reshape(y.shape) if with_x else gx
     else:
         k = _by_conjugation(mesh, rows, g, y)
-    k = _quartered(k, levels).movedim(0, -1)
+    for d in reversed(levels[:-1]):  # to K behind each rotation, (rotations, 2, 2)
+        order = _MatrixOrder.of(d.shape[-1] // 2, len(k))
+        k = order.quarter(order.store(k), d)
+    k = k.movedim(0, -1)
     g_angle = mesh.gather(k[1, 0].real if k.is_complex() else k[1, 0], angle)
     if phase is None:
         g_phase = g_angle.new_empty((*angle.shape[:-1], 0))
@@ -184,14 +187,6 @@ def _diamonds(angle: Tensor, phase: Tensor | None, mesh: MeshLayout, dtype: torc
         levels[-1] = order.store(levels[-1])
         levels.append(_flush(order.join(levels[-1])))
     return levels
-
-
-def _quartered(k: Tensor, levels: Sequence[Tensor]) -> Tensor:
-    """Takes K behind the largest of `_diamonds` to that behind each rotation, (rotations, 2, 2); overwrites K."""
-    for d in reversed(levels[:-1]):
-        order = _MatrixOrder.of(d.shape[-1] // 2, len(k))
-        k = order.quarter(order.store(k), d)
-    return k
 
 
 @dataclass(frozen=True)

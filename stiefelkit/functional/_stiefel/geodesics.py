@@ -78,18 +78,16 @@ def geodesic(w: Tensor, u: Tensor, *vectors: Tensor, metric: str = "canonical") 
         moved = (w @ left @ (w.mH @ z) for z in vectors)
         return w @ half, *(z if right is None else z @ right for z in moved)
     om, v = tangent_parts(w, u)
-    moved = _square(w, om, v, vectors, alpha) if n <= (2 + len(vectors)) * p else _thin(w, om, v, vectors, alpha)
+    if n <= (2 + len(vectors)) * p:  # exp(A), n x n, is the smaller matrix
+        left = v @ w.mH
+        factor = exponential(alpha * (w @ om @ w.mH) + left - left.mH, skew=True)
+        moved = tuple(factor @ z for z in (w, *vectors))
+    else:
+        moved = _thin(w, om, v, vectors, alpha)
     if alpha == 1:
         return moved
     right = exponential((1 - alpha) * om, skew=True)
     return tuple(z @ right for z in moved)
-
-
-def _square(w: Tensor, om: Tensor, v: Tensor, vectors: tuple[Tensor, ...], alpha: int) -> tuple[Tensor, ...]:
-    """Applies exp(A), n x n: the smaller matrix where p is large."""
-    left = v @ w.mH
-    factor = exponential(alpha * (w @ om @ w.mH) + left - left.mH, skew=True)
-    return tuple(factor @ z for z in (w, *vectors))
 
 
 def _thin(w: Tensor, om: Tensor, v: Tensor, vectors: tuple[Tensor, ...], alpha: int) -> tuple[Tensor, ...]:
