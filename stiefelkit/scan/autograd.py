@@ -102,7 +102,7 @@ class _Scan(_Fast):
         return (*(g if needed else None for g, needed in zip(gradients, needs, strict=True)), None, None)
 
     @staticmethod
-    def vmap(info: _VmapInfo, in_dims: Dims, *args: Any) -> tuple[Any, Dims]:
+    def vmap(info: _VmapInfo, in_dims: Dims, *args) -> tuple[Any, Dims]:
         names = (*TENSORS, "recurrence", "keep")
         if not _is_foldable(in_dims, names, args):
             return _one_by_one(_Scan.of, info, in_dims, args)
@@ -117,7 +117,7 @@ class _ScanBackward(_Once):
         return tuple(scan_backward(x, w, h0, u, bias, activation_bias, *recurrence, *states, needs))
 
     @staticmethod
-    def vmap(info: _VmapInfo, in_dims: Dims, *args: Any) -> tuple[Any, Dims]:
+    def vmap(info: _VmapInfo, in_dims: Dims, *args) -> tuple[Any, Dims]:
         recurrence: Recurrence = args[len(TENSORS)]
         if recurrence.structure or recurrence.last_only or not _is_foldable(in_dims, BACKWARD, args):
             return _one_by_one(_ScanBackward.of, info, in_dims, args)
@@ -140,7 +140,7 @@ class _Deltas(_Once):
         return scan_deltas(x, w, h0, u, bias, activation_bias, *recurrence, out, saved, g_out, g_last)
 
     @staticmethod
-    def vmap(info: _VmapInfo, in_dims: Dims, *args: Any) -> tuple[Any, Dims]:
+    def vmap(info: _VmapInfo, in_dims: Dims, *args) -> tuple[Any, Dims]:
         if not _is_foldable(in_dims, BACKWARD[:-1], args):
             return _one_by_one(_Deltas.of, info, in_dims, args)
         delta, dh0 = _Deltas.of(*_fold(info, in_dims, BACKWARD[:-1], args))
@@ -156,7 +156,7 @@ def _split(args: Arguments) -> tuple[Tensors, Recurrence, Arguments]:
     return Tensors(*args[: len(TENSORS)]), Recurrence(*args[len(TENSORS) : end]), args[end:]
 
 
-def _like_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _like_forward(*args) -> tuple[Tensor, Tensor, Tensor]:
     (x, w, h0, *_), recurrence, (keep,) = _split(args)
     n, rows = h0.shape[-1], x.shape[:-1]
     width, dtype = find_activation(recurrence.activation, w.is_complex()).saved_like(n, w.dtype)
@@ -182,7 +182,7 @@ def scan_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     return find_runner(recurrence).forward(Problem(recurrence, tensors), keep)
 
 
-def _like_backward(*args: Any) -> list[Tensor]:
+def _like_backward(*args) -> list[Tensor]:
     tensors, needs = args[: len(TENSORS)], args[-1]
     return _wanted(needs, tensors, [None if t is None else t.new_empty(t.shape) for t in tensors])
 
@@ -203,7 +203,7 @@ def scan_backward(*args: Any) -> list[Tensor]:
     return _wanted(needs, tensors, gradients)
 
 
-def _like_deltas(*args: Any) -> tuple[Tensor, Tensor]:
+def _like_deltas(*args) -> tuple[Tensor, Tensor]:
     tensors, _, (out, *_) = _split(args)
     return out.new_empty(out.shape), tensors.h0.new_empty(tensors.h0.shape)
 

@@ -1,10 +1,10 @@
 """The recurrence as an autograd loop: slow, differentiable any number of times, the yardstick of faster ones."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from stiefelkit.errors import OptionError
 from stiefelkit.functional._arithmetic.function import Function
@@ -78,16 +78,16 @@ class _HalfGradient(Function):
     """
 
     @staticmethod
-    def forward(row: Tensor, h: Tensor, wt: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(row: Tensor, h: Tensor, wt: Tensor) -> Tensor:
         return row + product(h, wt) if torch.compiler.is_compiling() else torch.addmm(row, h, wt)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         _, h, wt = inputs
         ctx.save_for_backward(h, wt)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def backward(ctx, g: Tensor) -> tuple[Tensor, ...]:
         return g, *_HalfGradientBackward.of(g, *ctx.saved_tensors)
 
     @staticmethod
@@ -99,7 +99,7 @@ class _HalfGradientBackward(Function):
     """Refuses to be differentiated; torch's once_differentiable gives zero under torch.func."""
 
     @staticmethod
-    def forward(g: Tensor, h: Tensor, wt: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(g: Tensor, h: Tensor, wt: Tensor) -> tuple[Tensor, Tensor]:
         real = h.real.mT
         return product(g, wt.mH), torch.complex(product(real, g.real), product(real, g.imag))
 

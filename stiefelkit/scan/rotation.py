@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from stiefelkit._torch import is_exported, is_traced
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean, shown
 from stiefelkit.functional._arithmetic.function import Function
 from stiefelkit.functional._arithmetic.product import opaque, product
-from stiefelkit.numbers import is_number
 from stiefelkit.scan.checks import DTYPES, check_shapes, lengths, row_counts
 from stiefelkit.scan.dispatch import scan
 from stiefelkit.scan.engines import planes
@@ -56,11 +56,6 @@ def rotation_scan(
     Returns:
         Outputs of the shape of x, and the last state of every sequence, (B, .), in the widest of the dtypes given.
 
-    Raises:
-        ShapeError: sizes do not fit together, or a real x has an odd width.
-        DtypeError: a tensor is of integers, an angle or a decay is complex, or h0 is and x is not.
-        UnknownNameError, OptionError: as `stiefelkit.scan.scan`.
-
     References:
         Biegun, Dolga, Cunningham, Barber, RotRNN: modelling long sequences with rotations, 2024.
         Orvieto, Smith, Gu, Fernando, Gulcehre, Pascanu, De, Resurrecting recurrent neural networks for long sequences,
@@ -71,36 +66,33 @@ def rotation_scan(
     tensor([[-1.,  1.]])
     """
     if backend not in ROTATION_BACKENDS:
-        raise UnknownNameError(
-            f"rotation_scan has no backend {shown(backend)}{did_you_mean(backend, ROTATION_BACKENDS)}"
-        )
-    g: Any = decay
-    if is_number(decay) and isinstance(angle, Tensor):
-        g = torch.full((), decay, dtype=torch.float64, device=angle.device)  # type: ignore[arg-type]
+        known = did_you_mean(backend, ROTATION_BACKENDS)
+        raise UnknownNameError(f"rotation_scan has no backend {shown(backend)}{known}")
+    g = decay
+    if not isinstance(g, Tensor):
+        g = torch.full((), g, dtype=torch.float64, device=angle.device)
     given = {"x": x, "angle": angle, "decay": g} | ({} if h0 is None else {"h0": h0})
     for name, tensor in given.items():
         kind = "floating or complex" if name == "x" or (name == "h0" and x.is_complex()) else "real floating"
-        got = tensor.dtype if isinstance(tensor, Tensor) else tensor
-        if not isinstance(got, torch.dtype) or got not in DTYPES or (got.is_complex and kind == "real floating"):
-            raise DtypeError(f"rotation_scan needs {name} of a {kind} dtype, got {shown(got)}.")
+        if tensor.dtype not in DTYPES or (tensor.is_complex() and kind == "real floating"):
+            raise DtypeError(f"rotation_scan needs {name} of a {kind} dtype, got {tensor.dtype}.")
     sizes = row_counts("rotation_scan", batch_sizes)
     count = _check_shapes(x, angle, g, h0, sizes)
     if is_exported():
         return _exported(x, angle, g, h0, batch_sizes=sizes, reverse=reverse, last_only=last_only)
     dtype = functools.reduce(torch.promote_types, (t.real.dtype for t in given.values() if t is not g or g is decay))
     real = DTYPES[dtype][1]
-    z, h = (None if t is None else _complex(t, real) for t in (x, h0))
-    assert z is not None
+    z, h = _complex(x, real), None if h0 is None else _complex(h0, real)
     shape = torch.broadcast_shapes(angle.shape, g.shape)
     angle, g = (torch.broadcast_to(t.to(real), (count,) if len(shape) < 2 else shape) for t in (angle, g))
     mask = None
     if sizes is not None:
         mask = torch.arange(sizes[0], device=x.device) < torch.tensor(sizes, device=x.device)[:, None]
         z, angle, g = (t if t.dim() == 1 else _padded(t, mask) for t in (z, angle, g))
-    out, last = _run(z, angle, g, h, mask, reverse, last_only, _chosen(backend, z))
+    out, last = _run(z, angle, g, h, mask, reverse, last_only, _find_backend(backend, z))
     if mask is not None and out is not None:
         out = out[mask]
-    return tuple(None if t is None else _like(t, x, dtype) for t in (out, last))  # type: ignore[return-value]
+    return None if out is None else _like(out, x, dtype), _like(last, x, dtype)
 
 
 def driven_last_state(x: Tensor, u: Tensor, angle: Tensor, decay: Tensor | float, h0: Tensor, reverse: bool) -> Tensor:
@@ -134,7 +126,7 @@ def _powers(factor: Tensor, count: int) -> Tensor:
     return powers
 
 
-def _chosen(backend: str, z: Tensor) -> str:
+def _find_backend(backend: str, z: Tensor) -> str:
     if backend not in ("auto", "triton"):
         return backend
     flaw = unsupported_device(z.device)
@@ -144,7 +136,7 @@ def _chosen(backend: str, z: Tensor) -> str:
 
 
 def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, sizes: Sequence[int] | None) -> int:
-    """Returns the number of planes; raises ShapeError where sizes do not fit together."""
+    """Returns the number of planes."""
     batch, _ = lengths("rotation_scan", x, sizes, ".")
     *rows, width = x.shape
     if width % 2 and not x.is_complex():
@@ -152,24 +144,33 @@ def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, si
     count = width if x.is_complex() else width // 2
     shapes = [(count,), (*rows, count)]
     for name, tensor in (("angle", angle), ("decay", decay)):
-        if tuple(tensor.shape) not in (shapes if name == "angle" else [(), *shapes]):
-            raise ShapeError(
-                f"rotation_scan needs {name} of shape {shapes[0]} or {shapes[1]}, got {tuple(tensor.shape)}."
-            )
+        shape = tuple(tensor.shape)
+        if shape not in (shapes if name == "angle" else [(), *shapes]):
+            raise ShapeError(f"rotation_scan needs {name} of shape {shapes[0]} or {shapes[1]}, got {shape}.")
     check_shapes("rotation_scan", h0=(h0, (batch, width)))
     return count
 
 
-def _exported(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, **steps: Any) -> tuple[Tensor | None, Tensor]:
+def _exported(
+    x: Tensor,
+    angle: Tensor,
+    decay: Tensor,
+    h0: Tensor | None,
+    *,
+    batch_sizes: Sequence[int] | None,
+    reverse: bool,
+    last_only: bool,
+) -> tuple[Tensor | None, Tensor]:
     """Runs a scan with the matrix of all rotations, which ONNX can express."""
     if x.is_complex() or angle.dim() > 1 or decay.dim() > 1:
         kind = "complex ones" if x.is_complex() else "factors of each step"
         raise OptionError(f"rotation_scan needs real planes and one angle and decay of each for ONNX, got {kind}.")
-    like: Any = {"dtype": angle.dtype, "device": angle.device}
-    quarter = torch.kron(torch.eye(len(angle), **like), torch.tensor([[0.0, -1.0], [1.0, 0.0]], **like))
-    c, s = ((decay.to(**like) * part).repeat_interleave(2)[:, None] for part in (angle.cos(), angle.sin()))
-    w = c * torch.eye(2 * len(angle), **like) + s * quarter
-    return scan(x, w, x.new_zeros(*x.shape[1:]) if h0 is None else h0, activation="identity", **steps)
+    cos, sin = (decay.to(angle) * part for part in (angle.cos(), angle.sin()))
+    eye, quarter = torch.eye(2).to(angle), torch.tensor([[0.0, -1.0], [1.0, 0.0]]).to(angle)
+    w = torch.kron(torch.diag(cos), eye) + torch.kron(torch.diag(sin), quarter)
+    first = x.new_zeros(*x.shape[1:]) if h0 is None else h0
+    steps = {"batch_sizes": batch_sizes, "reverse": reverse, "last_only": last_only}
+    return scan(x, w, first, activation="identity", **steps)
 
 
 def _complex(t: Tensor, real: torch.dtype) -> Tensor:
@@ -237,6 +238,19 @@ def _loop(z: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse
     return out.to(z.dtype), states[-1].to(z.dtype)
 
 
+class _Context(FunctionCtx):
+    """What a forward pass keeps for the backward pass."""
+
+    reverse: bool
+    last_only: bool
+    backend: str
+    saved_tensors: tuple[Any, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+    def save_for_forward(self, *tensors: Tensor | None) -> None: ...
+
+
 class _Scan(Function):
     """States z_t = f_t z_{t-1} + x_t with z_1 = x_1 + first, and the last of them; f_t = decay e^{i angle}.
 
@@ -247,13 +261,13 @@ class _Scan(Function):
     generate_vmap_rule = False
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         x: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool, last_only: bool, backend: str
     ) -> tuple[Tensor, Tensor]:
         return rotated_states(x, first, angle, decay, reverse, last_only, backend)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: _Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         x, first, angle, decay, ctx.reverse, ctx.last_only, ctx.backend = inputs
         out = output[0]
         # The backward pass needs the states, which x gives again.
@@ -264,7 +278,7 @@ class _Scan(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, g_out: Tensor | None, g_last: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: _Context, g_out: Tensor | None, g_last: Tensor | None) -> tuple[Any, ...]:
         x, z, first, angle, decay = ctx.saved_tensors
         if g_last is None and (g_out is None or ctx.last_only):
             return (None,) * 7
@@ -282,7 +296,7 @@ class _Scan(Function):
         return a, None if first is None else a_first, g_angle, g_decay, None, None, None
 
     @staticmethod
-    def tangent(ctx: Any, dx: Any, dfirst: Any, dangle: Any, ddecay: Any, *_: Any) -> Any:
+    def tangent(ctx, dx, dfirst, dangle, ddecay, *_) -> tuple[Tensor | None, Tensor]:
         x, first, angle, decay = ctx.saved_tensors
         z, _ = _Scan.of(x, first, angle, decay, ctx.reverse, False, ctx.backend)
         zero = torch.zeros_like(angle)
@@ -292,12 +306,12 @@ class _Scan(Function):
         return None if ctx.last_only else out, last
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:  # type: ignore[override]
+    def vmap(info, in_dims: tuple[int | None, ...], *args) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
         """Puts the new dimension among the planes."""
 
-        def folded(t: Any, dim: int | None) -> Any:
-            if not isinstance(t, Tensor):
-                return t
+        def folded(t: Tensor | None, dim: int | None) -> Tensor | None:
+            if t is None:
+                return None
             t = t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
             return t.movedim(0, -2).flatten(-2)
 

@@ -191,7 +191,7 @@ def own(monkeypatch):
     """Gives a test a table of names of its own."""
     monkeypatch.setattr(activations, "_activations", activations._activations.copy())
     monkeypatch.setattr(activations, "_by_name", {})
-    monkeypatch.setattr(activations, "_learnt", SimpleNamespace())
+    monkeypatch.setattr(activations, "_found", SimpleNamespace())
 
 
 @pytest.mark.parametrize("law", LAWS)

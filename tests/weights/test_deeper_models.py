@@ -41,7 +41,7 @@ def test_the_last_output_is_that_of_both_ends(name):
 
 @each_model
 def test_without_gradients_the_last_output_is_the_same_and_no_states_are_kept(name, monkeypatch):
-    monkeypatch.setattr(sequence, "MANY", 1)
+    monkeypatch.setattr(sequence, "MIN_DROPPED_STATES", 1)
     net: Any = sk.models.create(name, 3, 8, 5, num_layers=2)
     x = torch.randn(2, 6, 3)
     kept = []

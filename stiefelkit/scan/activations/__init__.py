@@ -10,13 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from stiefelkit._torch import constant_in_traced_code
-from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, shown
+from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, needs, shown
 from stiefelkit.registry import Registry
 
 __all__ = ["Activation", "Step", "find_activation", "names", "register"]
@@ -106,9 +106,9 @@ class Activation(ABC):
         return n // share, saved_dtype or dtype.to_real()
 
 
-def _check(target: Any) -> None:
-    if not (isinstance(target, type) and issubclass(target, Activation)):
-        raise OptionError(f"An activation needs to be a subclass of Activation, got {shown(target)}.")
+def _check(target: object) -> None:
+    is_one = isinstance(target, type) and issubclass(target, Activation)
+    needs(is_one, OptionError, "An activation", "to be a subclass of Activation", shown(target))
 
 
 _activations = Registry(
@@ -127,7 +127,7 @@ _activations = Registry(
     _check,
 )
 _by_name: dict[tuple[str, bool], Activation] = {}
-_learnt = SimpleNamespace()
+_found = SimpleNamespace()
 
 
 def names() -> list[str]:
@@ -135,31 +135,19 @@ def names() -> list[str]:
     return _activations.names()
 
 
-def register(name: str, target: "str | type[Activation]") -> None:
-    """Adds an activation.
-
-    Args:
-        name: the new name.
-        target: a subclass of `Activation`, or a dotted string `"package.module:Class"`.
-
-    Raises:
-        OptionError: the name is taken or is no plain word, or the class is no activation.
-    """
+def register(name: str, target: str | type[Activation]) -> None:
+    """Adds an activation: a subclass of `Activation`, or a dotted string `"package.module:Class"`."""
     if not isinstance(target, str):
         _activations.check(target)
     _activations.register(name, target)
 
 
 def find_activation(name: str, is_complex: bool) -> Activation:
-    """Looks an activation up: a name, or one with a number, "leaky_relu(0.2)".
-
-    Args:
-        name: as above.
-        is_complex: whether states are complex.
+    """Looks an activation up, of real or of complex states: a name, or one with a number, "leaky_relu(0.2)".
 
     Raises:
         UnknownNameError: nothing has this name.
-        OptionError: the number is not positive, or the activation has none; or it is none.
+        OptionError: the number is not positive, or the activation has none.
         DtypeError: it is not defined for complex states.
 
     >>> import torch
@@ -170,19 +158,19 @@ def find_activation(name: str, is_complex: bool) -> Activation:
         return _by_name[name, is_complex]
     except (KeyError, TypeError):
         pass
-    _learn(name, is_complex)
+    _remember(name, is_complex)
     # Traced code sees a dict as it was at the first look, and an attribute as it is.
-    return getattr(_learnt, f"{name} {is_complex}")
+    return getattr(_found, f"{name} {is_complex}")
 
 
 @constant_in_traced_code
-def _learn(name: str, is_complex: bool) -> None:
+def _remember(name: str, is_complex: bool) -> None:
     """Makes a name known, outside of traced code: a compiler would look into the registry's imports."""
     _by_name[name, is_complex] = activation = _parsed(name, is_complex)
-    setattr(_learnt, f"{name} {is_complex}", activation)
+    setattr(_found, f"{name} {is_complex}", activation)
 
 
-def _parsed(name: Any, is_complex: bool) -> Activation:
+def _parsed(name: str, is_complex: bool) -> Activation:
     kind, parenthesis, rest = name.partition("(") if isinstance(name, str) else ("", "", "")
     if kind not in names():
         raise UnknownNameError(f"No activation is named {shown(name)}{did_you_mean(name, names())}")

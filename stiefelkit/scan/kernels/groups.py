@@ -8,6 +8,7 @@ launched as a cooperative grid, which is refused where they do not fit. Products
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 from .parts import (
     activate_vector,
@@ -31,9 +32,9 @@ def _meet(counter, target):
 
 
 @inline
-def _blocks(matrix, column, BLOCKS: tl.constexpr, LONG: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
+def _blocks(matrix, column, BLOCKS: constexpr, LONG: constexpr, SIZE: constexpr, DEEP: constexpr):
     """Returns the blocks of SIZE columns of a matrix."""
-    STRIDE: tl.constexpr = start_of(BLOCKS, LONG)
+    STRIDE: constexpr = start_of(BLOCKS, LONG)
     blocks = ()
     for i in tl.static_range(BLOCKS):
         at = matrix + column * STRIDE + start_of(i, LONG)
@@ -42,7 +43,7 @@ def _blocks(matrix, column, BLOCKS: tl.constexpr, LONG: tl.constexpr, SIZE: tl.c
 
 
 @inline
-def _start(starts, lengths, begin, steps, batch, first, PACKED: tl.constexpr, FLIP: tl.constexpr, ROWS: tl.constexpr):
+def _start(starts, lengths, begin, steps, batch, first, PACKED: constexpr, FLIP: constexpr, ROWS: constexpr):
     """Lengths of a group's next sequences, and where their rows of the first step and of the one before it are."""
     counts = ()
     heres = ()
@@ -60,14 +61,14 @@ def _start(starts, lengths, begin, steps, batch, first, PACKED: tl.constexpr, FL
 
 
 @inline
-def _fresh(at, is_there, REST: tl.constexpr, LONG: tl.constexpr):
+def _fresh(at, is_there, REST: constexpr, LONG: constexpr):
     """Numbers that another multiprocessor may have written: from the GPU's cache, not from this one's."""
     k = tl.arange(0, LONG)
     return tl.load(at + k, mask=masked(k < REST, is_there), other=0.0, cache_modifier=".cg")
 
 
 @inline
-def _times(xs, befores, blocks, there, N: tl.constexpr, LONG: tl.constexpr, DEEP: tl.constexpr):
+def _times(xs, befores, blocks, there, N: constexpr, LONG: constexpr, DEEP: constexpr):
     """Returns X + h m for rows h at `befores`, where `there` says so: of all at once."""
     out = ()
     # Two by two: four states at once are more than there are registers.
@@ -76,7 +77,7 @@ def _times(xs, befores, blocks, there, N: tl.constexpr, LONG: tl.constexpr, DEEP
             FIRST = start_of(i, LONG)
             first = _fresh(befores[2 * pair] + FIRST, there[2 * pair], N - FIRST, LONG >> i)
             second = _fresh(befores[2 * pair + 1] + FIRST, there[2 * pair + 1], N - FIRST, LONG >> i)
-            more = product(blocks[i], spread(stacked(first, second), 2, LONG >> i, DEEP), False)
+            more = product(blocks[i], spread(stacked(first, second), 2, LONG >> i, DEEP))
             if i == 0:
                 y = more
             else:
@@ -101,17 +102,17 @@ def groups_forward(
     counters,
     first,
     last,
-    N: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    PAIRS: tl.constexpr,
-    PACKED: tl.constexpr,
-    REVERSE: tl.constexpr,
-    ROWS: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    LONG: tl.constexpr,
-    SIZE: tl.constexpr,
-    DEEP: tl.constexpr,
+    N: constexpr,
+    ACTIVATION: constexpr,
+    PAIRS: constexpr,
+    PACKED: constexpr,
+    REVERSE: constexpr,
+    ROWS: constexpr,
+    PARTS: constexpr,
+    BLOCKS: constexpr,
+    LONG: constexpr,
+    SIZE: constexpr,
+    DEEP: constexpr,
 ):
     """Turns projections z (rows, N) into states h_t = act(z_t + h_{t-1} m), in place.
 
@@ -120,8 +121,8 @@ def groups_forward(
     PAIRS in the order of pairs, and to columns of BLOCKS whole blocks, LONG rows in the first; `counters` are zeros, 32
     for each group. Steps from `first` on are taken, those before it are known, and `last` is not.
     """
-    KEPT: tl.constexpr = SIZE // 2 if PAIRS else SIZE
-    WIDTH: tl.constexpr = N // 2 if PAIRS else N
+    KEPT: constexpr = SIZE // 2 if PAIRS else SIZE
+    WIDTH: constexpr = N // 2 if PAIRS else N
     part = tl.program_id(0) % PARTS
     group = (tl.program_id(0) // PARTS).to(tl.int64)
     stride = tl.num_programs(0) // PARTS * ROWS
@@ -179,26 +180,26 @@ def groups_back(
     counters,
     first,
     last,
-    N: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    PAIRS: tl.constexpr,
-    PACKED: tl.constexpr,
-    REVERSE: tl.constexpr,
-    ROWS: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    LONG: tl.constexpr,
-    SIZE: tl.constexpr,
-    DEEP: tl.constexpr,
+    N: constexpr,
+    ACTIVATION: constexpr,
+    PAIRS: constexpr,
+    PACKED: constexpr,
+    REVERSE: constexpr,
+    ROWS: constexpr,
+    PARTS: constexpr,
+    BLOCKS: constexpr,
+    LONG: constexpr,
+    SIZE: constexpr,
+    DEEP: constexpr,
 ):
     """Writes the gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} m), shape (rows, N).
 
     Arguments mean what they mean for `groups_forward` and, besides, for `rows_back`; steps are counted from the last.
     """
-    KEPT: tl.constexpr = SIZE // 2 if PAIRS else SIZE
-    WIDTH: tl.constexpr = N // 2 if PAIRS else N
-    KEEPS: tl.constexpr = ACTIVATION == "abs" or ACTIVATION == "oplu" or ACTIVATION == "complex_modrelu"
-    STATES: tl.constexpr = not (ACTIVATION == "identity" or ACTIVATION == "abs" or ACTIVATION == "oplu")
+    KEPT: constexpr = SIZE // 2 if PAIRS else SIZE
+    WIDTH: constexpr = N // 2 if PAIRS else N
+    KEEPS: constexpr = ACTIVATION == "abs" or ACTIVATION == "oplu" or ACTIVATION == "complex_modrelu"
+    STATES: constexpr = not (ACTIVATION == "identity" or ACTIVATION == "abs" or ACTIVATION == "oplu")
     part = tl.program_id(0) % PARTS
     group = (tl.program_id(0) // PARTS).to(tl.int64)
     stride = tl.num_programs(0) // PARTS * ROWS

@@ -5,20 +5,21 @@ many of their imaginary parts. Real units that are activated in pairs stand side
 """
 
 import triton.language as tl
+from triton.language import constexpr
 
 from .products import inline, start_of
 
 # Powers of two, so that scaling by them is exact and squares neither overflow nor underflow.
-SMALL = tl.constexpr(2.0**-60)
-LARGE = tl.constexpr(2.0**60)
-UP = tl.constexpr(2.0**100)
-DOWN = tl.constexpr(2.0**-100)
-NOTHING = tl.constexpr((2.0**-126 * 2.0**100) ** 2)
-STEEPEST = tl.constexpr(1e18)
+SMALL = constexpr(2.0**-60)
+LARGE = constexpr(2.0**60)
+UP = constexpr(2.0**100)
+DOWN = constexpr(2.0**-100)
+NOTHING = constexpr((2.0**-126 * 2.0**100) ** 2)
+STEEPEST = constexpr(1e18)
 
 
 @inline
-def activate(x, y, b, slope, ACTIVATION: tl.constexpr):
+def activate(x, y, b, slope, ACTIVATION: constexpr):
     """Activates pre-activations x and, of pairs, their partners y; returns both, and what the derivative needs besides.
 
     `b` is the bias of modReLU, `slope` that of leaky ReLU; "complex_modrelu" takes real parts x and imaginary parts y.
@@ -78,7 +79,7 @@ def activate(x, y, b, slope, ACTIVATION: tl.constexpr):
 
 
 @inline
-def derive(c, d, x, y, kept, slope, ACTIVATION: tl.constexpr):
+def derive(c, d, x, y, kept, slope, ACTIVATION: constexpr):
     """Takes gradients c by states x, and for pairs d by y, back to those by pre-activations; `kept` is `activate`'s."""
     if ACTIVATION == "abs":
         c *= kept.to(tl.float32)
@@ -110,7 +111,7 @@ def derive(c, d, x, y, kept, slope, ACTIVATION: tl.constexpr):
 
 
 @inline
-def row_at(starts, row, batch, step, length, PACKED: tl.constexpr, FLIP: tl.constexpr):
+def row_at(starts, row, batch, step, length, PACKED: constexpr, FLIP: constexpr):
     """Where the row of a sequence at some step is; of no use for steps beyond its length. FLIP: the last one first."""
     if FLIP:
         t = length - 1 - step
@@ -124,7 +125,7 @@ def row_at(starts, row, batch, step, length, PACKED: tl.constexpr, FLIP: tl.cons
 
 
 @inline
-def row_after(place, starts, row, batch, step, length, PACKED: tl.constexpr, FLIP: tl.constexpr):
+def row_after(place, starts, row, batch, step, length, PACKED: constexpr, FLIP: constexpr):
     """`row_at`, from where the row of the step before is."""
     if PACKED:
         return row_at(starts, row, batch, step, length, PACKED, FLIP)
@@ -135,7 +136,7 @@ def row_after(place, starts, row, batch, step, length, PACKED: tl.constexpr, FLI
 
 
 @inline
-def _units(first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr):
+def _units(first, N: constexpr, SIZE: constexpr, PAIRS: constexpr):
     """Where the numbers of a vector stand in a row, and which of them do."""
     u = first + tl.arange(0, SIZE)
     if PAIRS:
@@ -151,14 +152,14 @@ def masked(fits, is_there):
 
 
 @inline
-def load_vector(at, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr):
+def load_vector(at, is_there, first, N: constexpr, SIZE: constexpr, PAIRS: constexpr):
     """Returns the numbers of a row from `first` on, zeros if it is not there."""
     u, fits = _units(first, N, SIZE, PAIRS)
     return tl.load(at + u, mask=masked(fits, is_there), other=0.0)
 
 
 @inline
-def store_vector(at, x, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr, DEEP: tl.constexpr):
+def store_vector(at, x, is_there, first, N: constexpr, SIZE: constexpr, PAIRS: constexpr, DEEP: constexpr):
     """Writes the numbers of a row from `first` on, if it is there; DEEP is 0 for a number a pair."""
     u, fits = _units(first, N, SIZE, PAIRS)
     if DEEP == 0:
@@ -174,7 +175,7 @@ def store_vector(at, x, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PA
 
 
 @inline
-def zeros(BLOCKS: tl.constexpr, SIZE: tl.constexpr, COMPLEX: tl.constexpr):
+def zeros(BLOCKS: constexpr, SIZE: constexpr, COMPLEX: constexpr):
     """Returns vectors of zeros."""
     parts = ()
     for i in tl.static_range(BLOCKS * (1 + COMPLEX)):
@@ -183,9 +184,7 @@ def zeros(BLOCKS: tl.constexpr, SIZE: tl.constexpr, COMPLEX: tl.constexpr):
 
 
 @inline
-def load_parts(
-    at, is_there, N: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr, COMPLEX: tl.constexpr
-):
+def load_parts(at, is_there, N: constexpr, BLOCKS: constexpr, SIZE: constexpr, PAIRS: constexpr, COMPLEX: constexpr):
     """Returns the vectors of a row, zeros if it is not there."""
     parts = ()
     for half in tl.static_range(1 + COMPLEX):
@@ -198,14 +197,7 @@ def load_parts(
 
 @inline
 def store_parts(
-    at,
-    parts,
-    N: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    SIZE: tl.constexpr,
-    DEEP: tl.constexpr,
-    PAIRS: tl.constexpr,
-    COMPLEX: tl.constexpr,
+    at, parts, N: constexpr, BLOCKS: constexpr, SIZE: constexpr, DEEP: constexpr, PAIRS: constexpr, COMPLEX: constexpr
 ):
     """Writes the vectors of a row."""
     for half in tl.static_range(1 + COMPLEX):
@@ -218,12 +210,12 @@ def store_parts(
 def load_states(
     at,
     is_there,
-    ACTIVATION: tl.constexpr,
-    N: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    SIZE: tl.constexpr,
-    PAIRS: tl.constexpr,
-    COMPLEX: tl.constexpr,
+    ACTIVATION: constexpr,
+    N: constexpr,
+    BLOCKS: constexpr,
+    SIZE: constexpr,
+    PAIRS: constexpr,
+    COMPLEX: constexpr,
 ):
     """Returns the vectors of a row of states, for activations whose derivative follows from them; else nothing."""
     if ACTIVATION == "identity" or ACTIVATION == "abs" or ACTIVATION == "oplu":
@@ -237,18 +229,18 @@ def load_kept(
     saved,
     row,
     is_there,
-    ACTIVATION: tl.constexpr,
-    N: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    SIZE: tl.constexpr,
-    PAIRS: tl.constexpr,
-    COMPLEX: tl.constexpr,
+    ACTIVATION: constexpr,
+    N: constexpr,
+    BLOCKS: constexpr,
+    SIZE: constexpr,
+    PAIRS: constexpr,
+    COMPLEX: constexpr,
 ):
     """What an activation kept of a row, vector by vector; nothing for those that keep nothing."""
     parts = ()
     if ACTIVATION == "abs" or ACTIVATION == "oplu" or ACTIVATION == "complex_modrelu":
-        WIDTH: tl.constexpr = N // 2 if PAIRS or COMPLEX else N
-        SHARE: tl.constexpr = SIZE // 2 if PAIRS else SIZE
+        WIDTH: constexpr = N // 2 if PAIRS or COMPLEX else N
+        SHARE: constexpr = SIZE // 2 if PAIRS else SIZE
         for i in tl.static_range(BLOCKS):
             x = load_vector(saved + row * WIDTH, is_there, start_of(i, SHARE), WIDTH, SHARE >> i, False)
             parts = parts + (x,)
@@ -256,19 +248,10 @@ def load_kept(
 
 
 @inline
-def store_kept(
-    saved,
-    row,
-    parts,
-    N: tl.constexpr,
-    SIZE: tl.constexpr,
-    DEEP: tl.constexpr,
-    PAIRS: tl.constexpr,
-    COMPLEX: tl.constexpr,
-):
+def store_kept(saved, row, parts, N: constexpr, SIZE: constexpr, DEEP: constexpr, PAIRS: constexpr, COMPLEX: constexpr):
     """Writes what an activation keeps of a row."""
-    WIDTH: tl.constexpr = N // 2 if PAIRS or COMPLEX else N
-    SHARE: tl.constexpr = SIZE // 2 if PAIRS else SIZE
+    WIDTH: constexpr = N // 2 if PAIRS or COMPLEX else N
+    SHARE: constexpr = SIZE // 2 if PAIRS else SIZE
     for i in tl.static_range(len(parts)):
         store_vector(
             saved + row * WIDTH, parts[i], True, start_of(i, SHARE), WIDTH, SHARE >> i, False, 0 if PAIRS else DEEP
@@ -285,19 +268,19 @@ def added(x, y):
 
 
 @inline
-def _halves(x, SIZE: tl.constexpr):
+def _halves(x, SIZE: constexpr):
     """Returns the first and the second units of all pairs."""
     return tl.split(tl.reshape(x, (SIZE // 2, 2)))
 
 
 @inline
-def _whole(x, y, SIZE: tl.constexpr):
+def _whole(x, y, SIZE: constexpr):
     """Undoes `_halves`."""
     return tl.reshape(tl.join(x, y), (SIZE,))
 
 
 @inline
-def activate_vector(x, b, slope, ACTIVATION: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr):
+def activate_vector(x, b, slope, ACTIVATION: constexpr, SIZE: constexpr, PAIRS: constexpr):
     """`activate` of a vector, whose numbers 2i and 2i + 1 are pairs with PAIRS: states, and what is kept."""
     if PAIRS:
         x0, x1 = _halves(x, SIZE)
@@ -309,7 +292,7 @@ def activate_vector(x, b, slope, ACTIVATION: tl.constexpr, SIZE: tl.constexpr, P
 
 
 @inline
-def derive_vector(c, h, kept, slope, ACTIVATION: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr):
+def derive_vector(c, h, kept, slope, ACTIVATION: constexpr, SIZE: constexpr, PAIRS: constexpr):
     """`derive` of a vector."""
     if PAIRS:
         c0, c1 = _halves(c, SIZE)
@@ -322,14 +305,12 @@ def derive_vector(c, h, kept, slope, ACTIVATION: tl.constexpr, SIZE: tl.constexp
 
 
 @inline
-def activate_parts(
-    x, b, slope, ACTIVATION: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr, COMPLEX: tl.constexpr
-):
+def activate_parts(x, b, slope, ACTIVATION: constexpr, SIZE: constexpr, PAIRS: constexpr, COMPLEX: constexpr):
     """`activate` of the vectors of a row: the states, and what is kept."""
     h = ()
     kept = ()
     if COMPLEX:
-        BLOCKS: tl.constexpr = len(x) // 2
+        BLOCKS: constexpr = len(x) // 2
         second = ()
         for i in tl.static_range(BLOCKS):
             re, im, more = activate(x[i], x[BLOCKS + i], b[i], slope, ACTIVATION)
@@ -346,15 +327,13 @@ def activate_parts(
 
 
 @inline
-def derive_parts(
-    c, h, kept, slope, ACTIVATION: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr, COMPLEX: tl.constexpr
-):
+def derive_parts(c, h, kept, slope, ACTIVATION: constexpr, SIZE: constexpr, PAIRS: constexpr, COMPLEX: constexpr):
     """`derive` of the vectors of a row, from those of its states and of what was kept, empty where not needed."""
     d = ()
     if ACTIVATION == "identity":
         d = c
     elif COMPLEX:
-        BLOCKS: tl.constexpr = len(c) // 2
+        BLOCKS: constexpr = len(c) // 2
         second = ()
         for i in tl.static_range(BLOCKS):
             re, im = derive(c[i], c[BLOCKS + i], h[i], h[BLOCKS + i], kept[i], slope, ACTIVATION)

@@ -8,6 +8,7 @@ barrier. States go through shared memory to all threads, two vectors at once whe
 import triton
 import triton.language as tl
 from triton import knobs
+from triton.language import constexpr
 
 # tl.sum is compiled code, which the interpreter does not call where triton was imported without it.
 from triton.language.standard import _sum_combine
@@ -30,7 +31,7 @@ def start_of(i, SIZE):
 
 
 @inline
-def load_block(at, stride: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):
+def load_block(at, stride: constexpr, ROWS: constexpr, COLUMNS: constexpr, DEEP: constexpr):
     """A block of a matrix whose columns are contiguous, each `stride` numbers behind the one before.
 
     The number in row k and column c is at [k // DEEP, k % 4, 0, c, k % DEEP // 4] of (ROWS / DEEP, 4, 1, COLUMNS,
@@ -47,9 +48,9 @@ def load_block(at, stride: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constex
 
 
 @inline
-def load_blocks(matrix, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
+def load_blocks(matrix, BLOCKS: constexpr, SIZE: constexpr, DEEP: constexpr):
     """The blocks of a square matrix that is transposed and padded; BLOCKS of them for each vector on the left."""
-    WIDTH: tl.constexpr = start_of(BLOCKS, SIZE)
+    WIDTH: constexpr = start_of(BLOCKS, SIZE)
     blocks = ()
     for i in tl.static_range(BLOCKS):
         for j in tl.static_range(BLOCKS):
@@ -71,29 +72,22 @@ def unstacked(stack):
 
 
 @inline
-def spread(h, COUNT: tl.constexpr, LENGTH: tl.constexpr, DEEP: tl.constexpr):
+def spread(h, COUNT: constexpr, LENGTH: constexpr, DEEP: constexpr):
     """A stack of COUNT vectors as they are multiplied with blocks: all go through shared memory at once."""
     return tl.trans(tl.reshape(h, (COUNT, LENGTH // DEEP, DEEP // 4, 4)), (1, 3, 0, 2))[:, :, :, None, :]
 
 
 @inline
-def total(p, AXIS: tl.constexpr):
+def total(p, AXIS: constexpr):
     """Returns the sum over an axis."""
     return tl.reduce(p, AXIS, _sum_combine)
 
 
 @inline
-def product(block, wide, IS_TIGHT: tl.constexpr):
-    """Vectors that are spread times a block, but for the sum over the last dimension: of a thread's own numbers.
-
-    IS_TIGHT: whether registers are so few that four sums of a thread are better than one, each of numbers that come
-    together from shared memory.
-    """
+def product(block, wide):
+    """Vectors that are spread times a block, but for the sum over the last dimension: of a thread's own numbers."""
     p = block * wide
-    if IS_TIGHT:
-        return total(total(p, 0), 0)
-    else:
-        return total(tl.reshape(p, (p.shape[0] * p.shape[1], p.shape[2], p.shape[3], p.shape[4])), 0)
+    return total(tl.reshape(p, (p.shape[0] * p.shape[1], p.shape[2], p.shape[3], p.shape[4])), 0)
 
 
 @inline
@@ -103,32 +97,17 @@ def _only(x):
 
 
 @inline
-def _add_products(
-    ys,
-    blocks,
-    h,
-    FIRST: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    LENGTH: tl.constexpr,
-    DEEP: tl.constexpr,
-    IS_TIGHT: tl.constexpr,
-):
-    """Adds a vector times the blocks from FIRST on, but for the sums over the last dimension; `ys` may be empty."""
-    # Vector after vector: each goes through shared memory, and waits in registers no longer than it is used.
-    wide = spread(h, 1, LENGTH, DEEP)
-    out = ()
-    for j in tl.static_range(BLOCKS):
-        y = _only(product(blocks[FIRST + j], wide, IS_TIGHT))
-        out = out + (ys[j] + y if len(ys) > 0 else y,)
-    return out
-
-
-@inline
-def times(x, h, blocks, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr, IS_TIGHT: tl.constexpr = False):
-    """Returns X + h m; h may be several rows one after the other, and m as many matrices on top of each other."""
+def times(x, h, blocks, BLOCKS: constexpr, SIZE: constexpr, DEEP: constexpr):
+    """Returns X + h m."""
     ys = ()
-    for i in tl.static_range(len(h)):
-        ys = _add_products(ys, blocks, h[i], i * BLOCKS, BLOCKS, SIZE >> (i % BLOCKS), DEEP, IS_TIGHT)
+    # Vector after vector: each goes through shared memory, and waits in registers no longer than it is used.
+    for i in tl.static_range(BLOCKS):
+        wide = spread(h[i], 1, SIZE >> i, DEEP)
+        sums = ()
+        for j in tl.static_range(BLOCKS):
+            y = _only(product(blocks[i * BLOCKS + j], wide))
+            sums = sums + (ys[j] + y if i > 0 else y,)
+        ys = sums
     out = ()
     for j in tl.static_range(BLOCKS):
         out = out + (x[j] + total(ys[j], 1),)
@@ -136,15 +115,15 @@ def times(x, h, blocks, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.const
 
 
 @inline
-def complex_times(x, h, a, b, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
+def complex_times(x, h, a, b, BLOCKS: constexpr, SIZE: constexpr, DEEP: constexpr):
     """Returns X + h [[a, b], [-b, a]]."""
     first = ()
     second = ()
     for j in tl.static_range(BLOCKS):
         for i in tl.static_range(BLOCKS):
             wide = spread(stacked(h[i], h[BLOCKS + i]), 2, SIZE >> i, DEEP)
-            re, im = tl.split(tl.trans(product(a[i * BLOCKS + j], wide, False), (1, 2, 0)))
-            re_b, im_b = tl.split(tl.trans(product(b[i * BLOCKS + j], wide, False), (1, 2, 0)))
+            re, im = tl.split(tl.trans(product(a[i * BLOCKS + j], wide), (1, 2, 0)))
+            re_b, im_b = tl.split(tl.trans(product(b[i * BLOCKS + j], wide), (1, 2, 0)))
             if i == 0:
                 y0, y1 = re - im_b, im + re_b
             else:

@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 
 @triton.jit(do_not_specialize=["steps", "chunk", "columns"])
@@ -16,10 +17,10 @@ def rotate_planes(
     chunk,
     columns,
     planes,
-    FIXED: tl.constexpr,
-    REVERSE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    AHEAD: tl.constexpr,
+    FIXED: constexpr,
+    REVERSE: constexpr,
+    BLOCK: constexpr,
+    AHEAD: constexpr,
 ):
     """Runs z_t = f_t z_{t-1} + x_t over the steps of each chunk, from f z + x with the state z before it.
 

@@ -7,6 +7,7 @@ waits for another. Products are exact float32.
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 from .parts import (
     activate_parts,
@@ -36,15 +37,15 @@ def rows_forward(
     slope,
     steps,
     batch,
-    N: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    PAIRS: tl.constexpr,
-    COMPLEX: tl.constexpr,
-    PACKED: tl.constexpr,
-    REVERSE: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    SIZE: tl.constexpr,
-    DEEP: tl.constexpr,
+    N: constexpr,
+    ACTIVATION: constexpr,
+    PAIRS: constexpr,
+    COMPLEX: constexpr,
+    PACKED: constexpr,
+    REVERSE: constexpr,
+    BLOCKS: constexpr,
+    SIZE: constexpr,
+    DEEP: constexpr,
 ):
     """Turns projections z (rows, N) into states h_t = act(z_t + h_{t-1} m), in place; program b takes sequence b.
 
@@ -110,15 +111,15 @@ def rows_back(
     slope,
     steps,
     batch,
-    N: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    PAIRS: tl.constexpr,
-    COMPLEX: tl.constexpr,
-    PACKED: tl.constexpr,
-    REVERSE: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    SIZE: tl.constexpr,
-    DEEP: tl.constexpr,
+    N: constexpr,
+    ACTIVATION: constexpr,
+    PAIRS: constexpr,
+    COMPLEX: constexpr,
+    PACKED: constexpr,
+    REVERSE: constexpr,
+    BLOCKS: constexpr,
+    SIZE: constexpr,
+    DEEP: constexpr,
 ):
     """Writes the gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} m), shape (rows, N).
 

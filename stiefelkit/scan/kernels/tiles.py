@@ -6,13 +6,14 @@ it has just written them itself: one barrier a step orders the two. Products are
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 from .parts import activate, derive
 from .products import inline
 
 
 @inline
-def _rows_of(starts, sizes, rows, step, steps, batch, PACKED: tl.constexpr, FLIP: tl.constexpr):
+def _rows_of(starts, sizes, rows, step, steps, batch, PACKED: constexpr, FLIP: constexpr):
     """Where a step and the one before it begin; the rows it has, goes on with, and begins. FLIP: the last one first."""
     if FLIP:
         t = steps - 1 - step
@@ -47,15 +48,15 @@ def tiles_forward(
     slope,
     steps,
     batch,
-    N: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    PAIRS: tl.constexpr,
-    PACKED: tl.constexpr,
-    REVERSE: tl.constexpr,
-    RESIDENT: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    N: constexpr,
+    ACTIVATION: constexpr,
+    PAIRS: constexpr,
+    PACKED: constexpr,
+    REVERSE: constexpr,
+    RESIDENT: constexpr,
+    BLOCK_B: constexpr,
+    BLOCK_K: constexpr,
+    BLOCK_N: constexpr,
 ):
     """Turns projections z (rows, N) into states h_t = act(z_t + h_{t-1} wt), in place.
 
@@ -64,9 +65,9 @@ def tiles_forward(
     step, with PACKED. A program takes BLOCK_B rows. RESIDENT: matrix and states stay on the chip, for a matrix of one
     tile without PAIRS.
     """
-    COLUMNS: tl.constexpr = N // 2 if PAIRS else N
-    PADDED: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N * BLOCK_N
-    WIDTH: tl.constexpr = 2 * PADDED if PAIRS else PADDED
+    COLUMNS: constexpr = N // 2 if PAIRS else N
+    PADDED: constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    WIDTH: constexpr = 2 * PADDED if PAIRS else PADDED
     rows = (tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)).to(tl.int64)
     if RESIDENT:
         units = tl.arange(0, BLOCK_N)
@@ -128,15 +129,15 @@ def tiles_back(
     slope,
     steps,
     batch,
-    N: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    PAIRS: tl.constexpr,
-    PACKED: tl.constexpr,
-    REVERSE: tl.constexpr,
-    RESIDENT: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    N: constexpr,
+    ACTIVATION: constexpr,
+    PAIRS: constexpr,
+    PACKED: constexpr,
+    REVERSE: constexpr,
+    RESIDENT: constexpr,
+    BLOCK_B: constexpr,
+    BLOCK_K: constexpr,
+    BLOCK_N: constexpr,
 ):
     """Writes the gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} w), shape (rows, N).
 
@@ -144,9 +145,9 @@ def tiles_back(
     transpose of its wt, padded in the same way, and REVERSE puts the first step first here. `g_out` is the gradient
     by the states (rows, N) or None, `g_last` that by the last state of each sequence (batch, N) or None.
     """
-    COLUMNS: tl.constexpr = N // 2 if PAIRS else N
-    PADDED: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N * BLOCK_N
-    WIDTH: tl.constexpr = 2 * PADDED if PAIRS else PADDED
+    COLUMNS: constexpr = N // 2 if PAIRS else N
+    PADDED: constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    WIDTH: constexpr = 2 * PADDED if PAIRS else PADDED
     rows = (tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)).to(tl.int64)
     if RESIDENT:
         units = tl.arange(0, BLOCK_N)

@@ -1,8 +1,7 @@
-"""Recurrent matrices that are applied in factors, one structure a file."""
+"""Recurrent matrices that are applied in factors."""
 
 from stiefelkit.scan.structures.brick import Brick
-from stiefelkit.scan.structures.fourier import FourierAndLowRank
-from stiefelkit.scan.structures.low_rank import DiagonalAndLowRank
+from stiefelkit.scan.structures.low_rank import DiagonalAndLowRank, FourierAndLowRank
 from stiefelkit.scan.structures.structure import Factored, Structure
 
 __all__ = ["STRUCTURES", "Factored", "Structure"]
