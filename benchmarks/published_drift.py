@@ -44,7 +44,7 @@ def main() -> int:
     with data.named(asked.data):
         for name, (model, optimizer) in RUNS.items():
             settings = Settings(hidden_size=asked.hidden_size, threads=1)
-            settings = settings.over(rows.get((asked.task, model, asked.hidden_size), settings))
+            settings = settings.with_defaults(rows.get((asked.task, model, asked.hidden_size), settings))
             config, run = Config.resolve(task, model, settings), asked.out / name
             steps = asked.epochs * task.batches_per_epoch(config.batch_size)
             config = dataclasses.replace(config, steps=steps, optimizer=optimizer or config.optimizer)

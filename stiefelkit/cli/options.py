@@ -51,7 +51,7 @@ def read(kind: Any, tokens: Sequence[Token] | Mapping[str, Any]) -> Any:
     return cyclopts.convert(kind, tokens)
 
 
-def _read_item(kind: Any, word: str) -> Any:
+def _read_item(kind: Any, word: str) -> object:
     try:
         if kind == tuple[int, int]:
             rows, tall, columns = word.partition("x")
@@ -61,7 +61,7 @@ def _read_item(kind: Any, word: str) -> Any:
         raise ValueError(f"{word!r} is no {'size, n or NxP' if kind == tuple[int, int] else kind.__name__}") from None
 
 
-def _read_entry(kind: Any, name: str, text: str) -> Any:
+def _read_entry(kind: object, name: str, text: str) -> object:
     if get_origin(kind) is dict:
         return tables_of({name: text})[name]
     value = literal(text)
@@ -79,7 +79,7 @@ def join_keys(app: App, commands: tuple[str, ...], arguments: ArgumentCollection
         ]
 
 
-def _shown(default: Any) -> str | None:
+def _shown(default: object) -> str | None:
     return None if default is None or default in ((), {}) else listed(default)
 
 
@@ -130,7 +130,7 @@ def words_of_file(path: Path, words: tuple[str, ...]) -> list[str]:
     return [f"--{key}={_word(value, is_entry='.' in key)}" for key, value in chosen.items()]
 
 
-def _word(value: Any, is_entry: bool) -> str:
+def _word(value: object, is_entry: bool) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) and not is_entry else written(value)
 
 

@@ -169,7 +169,7 @@ def _app(name: str, help: str, command: Callable[..., int]) -> App:
     _, *own = inspect.signature(command).parameters.values()
 
     def add(task: str, cls: type[Task]) -> None:
-        def run(**options: Any) -> int:
+        def run(**options: object) -> int:
             return command(cls, **options)
 
         given = Options[_options_of(cls)]

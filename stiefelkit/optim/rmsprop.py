@@ -95,6 +95,7 @@ class RMSprop(torch.optim.RMSprop):
         for group in self.param_groups:
             for key, value in self._own.items():
                 group.setdefault(key, value)
+            group.update(_checked(group))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns groups and states, with numbers that are Python's."""
@@ -106,8 +107,9 @@ class RMSprop(torch.optim.RMSprop):
         Raises:
             OptimizerError: torch's would not take a gradient, as a sparse one; no parameter is changed.
         """
-        for group in self.param_groups:
-            group.update(_checked(group))
+        for group in self.param_groups:  # schedulers change these two
+            group["lr"] = RATE.require("RMSprop", "lr", group["lr"])
+            group["momentum"] = MOMENTUM.require("RMSprop", "momentum", group["momentum"])
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -119,7 +119,7 @@ def _sealed(record: object) -> bytes:
     return json.dumps({"sha256": digest, "record": record}).encode()
 
 
-def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
+def pack(state: object) -> tuple[object, dict[str, Tensor]]:
     """Splits a nested state into a JSON tree and a flat dict of tensors.
 
     Every tensor is copied to the CPU, contiguous and unshared, as safetensors wants them. complex128, which
@@ -127,7 +127,7 @@ def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
     """
     tensors: dict[str, Tensor] = {}
 
-    def walk(value: Any, path: str) -> Any:
+    def walk(value: object, path: str) -> object:
         if isinstance(value, Tensor):
             value = value.detach().resolve_conj().resolve_neg()
             pairs = value.dtype == torch.complex128

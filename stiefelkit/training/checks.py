@@ -120,7 +120,7 @@ def words_of(listed: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word.strip() for word in listed.split(",") if word.strip()))
 
 
-def listed(values: Any) -> str:
+def listed(values: object) -> str:
     """Returns the words for a tuple, or another default, on the command line.
 
     >>> listed(((64, 64), (2048, 32))), listed((1.0, 0.5))
@@ -129,7 +129,7 @@ def listed(values: Any) -> str:
     return ",".join(map(_word, values)) if isinstance(values, tuple) else str(values)
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     if isinstance(value, tuple):
         n, p = value
         return str(n) if n == p else f"{n}x{p}"

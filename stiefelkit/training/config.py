@@ -10,7 +10,15 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stiefelkit.errors import OptimizerError, OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
+from stiefelkit.errors import (
+    OptimizerError,
+    OptionError,
+    RunError,
+    StiefelkitError,
+    UnknownNameError,
+    did_you_mean,
+    needs,
+)
 from stiefelkit.numbers import above, at_least, integer, validate_fields_
 from stiefelkit.optim import optimizers
 from stiefelkit.training.checks import SEED, THREADS, finite_tables, named_device, of_type, usable_device, within_memory
@@ -20,6 +28,7 @@ from stiefelkit.training.tasks import Task, create
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.optim import Optimizer
 
 SUBJECT = "Training"
 """The first words of error messages."""
@@ -32,6 +41,8 @@ BY_COORDINATE = ("rates", "optimizers")
 """Fields whose keys are names of coordinates."""
 HANDLED = ("params", "lr", "capturable", "differentiable", "foreach", "fused")
 """Arguments of optimizers that are no choice of a run: set here, or about how the step is carried out."""
+Group = dict[str, Any]
+"""A parameter group of an optimizer."""
 T = TypeVar("T")
 
 
@@ -43,10 +54,6 @@ class Config:
         task: registry name of the task.
         model: name of the model.
         task_options: the fields of the task.
-
-    Raises:
-        OptionError: a value is out of range.
-        UnknownNameError: the task, the model or the optimizer is unknown.
     """
 
     task: str
@@ -75,21 +82,20 @@ class Config:
         validate_fields_(
             self, SUBJECT, **SIZES, seed=SEED, threads=THREADS, lr=above(0), clip_norm=at_least(0), **KINDS
         )
-        finite_tables(SUBJECT, {name: getattr(self, name) for name in TABLES})
+        finite_tables(SUBJECT, {name: vars(self)[name] for name in TABLES})
         for coordinate, rate in self.rates.items():
             if coordinate in ("model", "lr", "weight_decay"):
                 raise UnknownNameError(f"{SUBJECT} needs the name of a coordinate in rates, got {coordinate!r}.")
             at_least(0).require(SUBJECT, f"rates.{coordinate}", rate)
         optimizers.get(self.optimizer)
         for coordinate, table in self.optimizers.items():
-            if not isinstance(table, Mapping) or not isinstance(table.get("optimizer"), str):
-                words = f'a table such as {{"optimizer": "rmsprop"}}, got {table!r}'
-                raise OptionError(f"{SUBJECT} needs optimizers.{coordinate} to be {words}.")
+            is_named = isinstance(table, Mapping) and isinstance(table.get("optimizer"), str)
+            example = f'optimizers.{coordinate} to be a table such as {{"optimizer": "rmsprop"}}'
+            needs(is_named, OptionError, SUBJECT, example, table)
             optimizers.get(table["optimizer"])
             if "lr" in table:
                 above(0).require(SUBJECT, f"optimizers.{coordinate}.lr", table["lr"])
-        if self.schedule not in SCHEDULES:
-            raise OptionError(f"{SUBJECT} needs a schedule out of {', '.join(SCHEDULES)}, got {self.schedule!r}.")
+        needs(self.schedule in SCHEDULES, OptionError, SUBJECT, f"a schedule out of {SCHEDULES}", self.schedule)
         named_device(SUBJECT, self.device)
         task = self.build_task()
         if task.train_size is not None:  # else the data say it, and a run is read where they are not
@@ -114,7 +120,7 @@ class Config:
         if not (asked.options or asked.rates or asked.optimizers) or not (config.rates or config.optimizers):
             return config  # the recipe is that of the model as it is
         names = config.coordinate_names()
-        tables = {table: of_coordinates(getattr(config, table), names) for table in BY_COORDINATE}
+        tables = {table: of_coordinates(vars(config)[table], names) for table in BY_COORDINATE}
         for table in BY_COORDINATE:
             for name in asked.given().get(table, {}):
                 if strict and name not in tables[table]:
@@ -122,16 +128,13 @@ class Config:
         return dataclasses.replace(config, **tables)
 
     @classmethod
-    def from_json(cls, data: Any, source: str) -> Config:
+    def from_json(cls, data: object, source: str) -> Config:
         """Returns the config that `dataclasses.asdict` wrote; raises RunError, which names `source`, if it is none.
 
         Fields, and options of the task, that are newer than it get their defaults.
         """
-        known = {item.name for item in dataclasses.fields(cls)}
-        if not (isinstance(data, dict) and {"task", "model"} <= set(data) <= known):
-            raise RunError(f"{source} needs the settings of a run, got something else; start a new run.")
         try:
-            return cls(**data)
+            return cls(**data)  # pyright: ignore[reportCallIssue]
         except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise RunError(f"{source} needs the settings of a run, got invalid ones: {error}") from error
 
@@ -200,24 +203,22 @@ class Config:
         OptimizerError where a weight is a frame itself, which it would take off its manifold.
         """
         from stiefelkit.optim import MixedOptimizer, parameter_groups
-        from stiefelkit.weights.find import coordinate_manifolds
 
-        tables = self.optimizers
-        given = {name: table["lr"] for name, table in tables.items() if "lr" in table}
-        shared: list[dict[str, Any]] = []
-        apart: dict[str, list[dict[str, Any]]] = {}
+        given = {name: table["lr"] for name, table in self.optimizers.items() if "lr" in table}
+        apart: dict[str, list[Group]] = {}
         for group in parameter_groups(model, lr=self.lr, **{**given, **self.rates}):
             name = str(group.get("name", ""))
-            key = next((key for key in (name, name.rpartition(".")[2]) if key in tables), None)
-            (shared if key is None else apart.setdefault(key, [])).append(group)
-        for name in [name for name in tables if name not in apart]:
-            raise OptionError(f"{SUBJECT} {self.model!r} needs a coordinate {name!r} for optimizers.{name}, got none.")
-        frames = list(coordinate_manifolds(model))
-        built = [_built(self, self.optimizer, self.optimizer_options, shared, frames)] if shared else []
-        for name, groups in apart.items():
-            options = {key: value for key, value in tables[name].items() if key not in ("optimizer", "lr")}
-            built.append(_built(self, tables[name]["optimizer"], options, groups, frames))
-        return MixedOptimizer(built) if tables else built[0]
+            keys = (key for key in (name, name.rpartition(".")[2]) if key in self.optimizers)
+            apart.setdefault(next(keys, ""), []).append(group)
+        for name in self.optimizers:
+            requirement = f"a coordinate {name!r} for optimizers.{name}"
+            needs(name in apart, OptionError, f"{SUBJECT} {self.model!r}", requirement, "none")
+        shared = {"optimizer": self.optimizer, **self.optimizer_options}
+        built = []
+        for name in sorted(apart, key=bool):  # what all share comes first
+            table = self.optimizers.get(name, shared)
+            built.append(_built(self, model, apart[name], **{key: item for key, item in table.items() if key != "lr"}))
+        return MixedOptimizer(built) if self.optimizers else built[0]
 
 
 def of_coordinates(rates: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
@@ -230,7 +231,7 @@ def of_coordinates(rates: Mapping[str, T], names: Collection[str]) -> dict[str, 
     return {name: rate for name, rate in rates.items() if name in known}
 
 
-def _pairs(label: str, begun: Any, value: Any, is_whole: bool) -> Iterator[tuple[str, Any, Any]]:
+def _pairs(label: str, begun: object, value: object, is_whole: bool) -> Iterator[tuple[str, object, object]]:
     """Yields what was and what is asked for, field by field; tables may name some keys only, unless they are whole."""
     if not isinstance(value, Mapping):
         yield label, begun, value
@@ -240,36 +241,36 @@ def _pairs(label: str, begun: Any, value: Any, is_whole: bool) -> Iterator[tuple
         yield from _pairs(f"{label}.{key}", table.get(key), value.get(key), is_whole)
 
 
-def _built(
-    config: Config, name: str, options: Mapping[str, Any], groups: list[dict[str, Any]], frames: list[str]
-) -> torch.optim.Optimizer:
-    factory = optimizers.get(name)
+def _built(config: Config, model: nn.Module, groups: list[Group], optimizer: str, **options: Any) -> Optimizer:
+    factory, who = optimizers.get(optimizer), f"Optimizer {optimizer!r}"
     parameters = inspect.signature(factory).parameters
     known = [key for key in parameters if key not in HANDLED]
     for option, value in options.items():
         if option not in known:
-            raise OptionError(f"Optimizer {name!r} has no option {option!r}{did_you_mean(option, known)}")
+            raise OptionError(f"{who} has no option {option!r}{did_you_mean(option, known)}")
         is_switch = parameters[option].annotation in (bool, bool | None, "bool", "bool | None")
-        if is_switch and not isinstance(value, bool | None):  # a word, "no" as well, would count as true
-            raise OptionError(f"Optimizer {name!r} needs {option} to be true or false, got {value!r}.")
+        # a word, "no" as well, would count as true
+        needs(not is_switch or isinstance(value, bool | None), OptionError, who, f"{option} to be true or false", value)
     bound = any("manifold" in group for group in groups)
     free = getattr(factory, "free_optimizer", None) or factory
     known = inspect.signature(free).parameters
     idle = [] if bound else [option for option in options if option not in known]
     if idle:
         raise OptionError(
-            f"Optimizer {name!r} needs a frame to act on for {', '.join(idle)}, got {config.model!r} "
-            f"without one; leave the option out, or name another --optimizer."
+            f"{who} needs a frame to act on for {', '.join(idle)}, got {config.model!r} without one; leave the option "
+            f"out, or name another --optimizer."
         )
     try:
-        optimizer = factory(groups, **options)
+        built = factory(groups, **options)
     except (TypeError, ValueError) as error:
         if isinstance(error, StiefelkitError):
             raise
-        raise OptionError(f"Optimizer {name!r} refuses its options: {error}.") from error
-    if bound and not getattr(optimizer, "moves_frames", False):
+        raise OptionError(f"{who} refuses its options: {error}.") from error
+    if bound and not getattr(built, "moves_frames", False):
+        from stiefelkit.weights.find import coordinate_manifolds
+
         raise OptimizerError(
-            f"{SUBJECT} {config.model!r} needs an optimizer that keeps {frames[0]} on its manifold, got "
-            f"{name!r}; name one with --optimizer, such as multiplicative_cayley."
+            f"{SUBJECT} {config.model!r} needs an optimizer that keeps {next(iter(coordinate_manifolds(model)))} on "
+            f"its manifold, got {optimizer!r}; name one with --optimizer, such as multiplicative_cayley."
         )
-    return optimizer
+    return built

@@ -1,8 +1,7 @@
-"""Files that are whole: a kill leaves the old one or the new one, and JSON is what it was written as, or refused.
+"""Reads and replaces files whole, in folders that may come from anybody.
 
-A folder may come from anybody. Its files are opened through the folder's descriptor and without following links, and
-are used only if they are regular ones: no link leads a writer elsewhere, and no pipe keeps a reader waiting. What works
-on a path takes a `root` and raises OSError, as `open_file` does.
+Files are opened through the descriptor of their folder, without following links, and only if they are regular: no link
+leads a writer elsewhere, and no pipe keeps a reader waiting. What takes a `root` raises OSError, as `open_file` does.
 """
 
 import contextlib
@@ -66,13 +65,9 @@ def open_file(path: Path, flags: int, root: Path | None = None) -> int:
     """Opens a regular file, and returns its descriptor.
 
     Args:
-        path: the file.
+        path: the file; one to write has no other name, by which it may be somebody else's.
         flags: as in `os.open`; with `os.O_RDWR`, which a pipe answers at once, to write.
         root: the folder that the user has named, which may be a link; below it nothing may. The file's own if None.
-
-    Raises:
-        OSError: as `os.open`, and where the file or a folder below the root is a link, or the file is no regular one,
-            or one to write has another name, by which it may be somebody else's.
     """
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     with _held(path, root) as (place, held):
@@ -189,7 +184,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         sync_directory(path.parent)
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: object) -> None:
     """Replaces a file by JSON in one step; NaN and infinity, for which JSON has no word, become null."""
     finite = json.loads(json.dumps(content), parse_constant=lambda word: None)
     write_atomically(path, (json.dumps(finite, indent=2) + "\n").encode())

@@ -84,7 +84,7 @@ class GradientPlan:
         """Maps a model to the run of its recipe, made as long as the last iteration if it is shorter."""
         fields = ("hidden_size", "batch_size", "lr", "clip_norm", "seed", "threads", "device")
         task, last = self.build_task(), max(self.iterations)
-        settings = Settings(**{name: getattr(self, name) for name in fields})
+        settings = Settings(**{name: vars(self)[name] for name in fields})
         configs = {name: Config.resolve(task, name, settings) for name in self.models}
         return {name: dataclasses.replace(config, steps=max(config.steps, last)) for name, config in configs.items()}
 

@@ -64,7 +64,7 @@ class Row:
         """Returns the config of a run, other settings over those of the paper."""
         from stiefelkit.training.config import Config
 
-        filled = (settings or Settings()).over(self.settings)
+        filled = (settings or Settings()).with_defaults(self.settings)
         return Config(task=self.task, model=self.model, task_options=self.build_task().options(), **filled.given())
 
     @property

@@ -1,8 +1,8 @@
 """The processes that train one model together: one alone, or those that torchrun has started.
 
 Each has the whole model and takes its share of every batch; gradients are averaged, so that all do the same step. The
-first has the run folder, the log and the evaluations. An error of one and a signal to one are told to all where they
-meet: at the gradients of each step, and before and after what `together` surrounds.
+first has the run folder, the log and the evaluations. All learn of an error or a signal of one where they meet: at the
+gradients of each step, and before and after what `together` surrounds.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from stiefelkit.errors import OptionError, RunError, StiefelkitError
+from stiefelkit.errors import OptionError, RunError, StiefelkitError, needs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ PATIENCE = datetime.timedelta(days=1)
 T = TypeVar("T")
 
 
-class _ToldError(RunError):
+class _ErrorElsewhere(RunError):
     """An error of another rank."""
 
 
@@ -123,19 +123,13 @@ class Ranks:
             return
         import torch
 
-        device = torch.device(config.device)
-        if device.type not in ("cpu", "cuda") or device.index is not None:
-            raise OptionError(f"Training on several ranks needs --device cpu or cuda, a GPU for each, got '{device}'.")
-        if device.type == "cuda" and _local_rank() >= torch.cuda.device_count():
-            raise OptionError(
-                f"Training on several ranks needs a GPU for each, got {torch.cuda.device_count()} for rank "
-                f"{_local_rank()} of this machine; lower --nproc-per-node."
-            )
-        if config.batch_size < self.size:
-            raise OptionError(
-                f"Training on {self.size} ranks needs a sequence for each in a batch, got batch_size "
-                f"{config.batch_size}; raise it, or start fewer."
-            )
+        device, who, gpus = torch.device(config.device), "Training on several ranks", torch.cuda.device_count()
+        has_own = device.type in ("cpu", "cuda") and device.index is None
+        needs(has_own, OptionError, who, "--device cpu or cuda, a GPU for each", f"'{device}'")
+        enough = device.type == "cpu" or _local_rank() < gpus
+        needs(enough, OptionError, who, "a GPU for each; lower --nproc-per-node", f"{gpus} for rank {_local_rank()}")
+        sequences = "a sequence for each in a batch; raise batch_size, or start fewer"
+        needs(config.batch_size >= self.size, OptionError, who, sequences, f"{config.batch_size} for {self.size}")
 
     def share(self, batch: Tensor) -> Tensor:
         """Returns the rows of a batch that are this rank's; those of all ranks differ by one at most."""
@@ -148,10 +142,10 @@ class Ranks:
         import torch.distributed as dist
 
         with self.together():
-            result: list[Any] = [work() if self.is_first else None]
+            result: list[object] = [work() if self.is_first else None]
         with _all_there():
             dist.broadcast_object_list(result, src=0)
-        return result[0]
+        return cast(T, result[0])
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -159,17 +153,15 @@ class Ranks:
         try:
             yield
         except Exception as error:
-            if self.size > 1 and not isinstance(error, _ToldError):
+            if self.size > 1 and not isinstance(error, _ErrorElsewhere):
                 self._meet(str(error) if isinstance(error, StiefelkitError) else repr(error), error)
             raise
         self._meet()
 
-    def same(self, what: str, value: Any) -> None:
+    def same(self, what: str, value: object) -> None:
         """Raises RunError unless all ranks have the same of something."""
-        values = self._gathered(value)
-        for rank, other in enumerate(values):
-            if other != values[0]:
-                raise RunError(f"Training on several ranks needs the same {what} on each, got others on rank {rank}.")
+        others = [other for other in self._gathered(value) if other != value]
+        needs(not others, RunError, "Training on several ranks", f"the same {what} on each", "others")
 
     def average_(self, gradients: Sequence[Tensor], count: float, sums: Sequence[float]) -> list[float]:
         """Makes gradients of a mean over `count` terms those of the mean over the terms of all ranks, in place.
@@ -211,14 +203,14 @@ class Ranks:
         rank = next(rank for rank, sentence in enumerate(failures) if sentence is not None)
         if rank != self.rank:
             who = "" if failures.count(failures[rank]) == self.size else f"Rank {rank} of {self.size} has failed: "
-            raise _ToldError(f"{who}{failures[rank]}") from error
+            raise _ErrorElsewhere(f"{who}{failures[rank]}") from error
 
-    def _gathered(self, value: Any) -> list[Any]:
+    def _gathered(self, value: T) -> list[T]:
         if self.size == 1:
             return [value]
         import torch.distributed as dist
 
-        values = [None] * self.size
+        values = [value] * self.size
         with _all_there():
             dist.all_gather_object(values, value)
         return values
@@ -231,7 +223,7 @@ def _all_there() -> Iterator[None]:
         yield
     except RuntimeError as error:
         reason = str(error).partition("\n")[0].rstrip(".")
-        raise _ToldError(
+        raise _ErrorElsewhere(
             f"Training on several ranks needs all of them to the end, got one that stopped ({reason}); "
             f"continue with --resume."
         ) from error

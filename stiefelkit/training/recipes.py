@@ -134,17 +134,17 @@ class Settings:
                 settings[name] = {key.replace("-", "_"): item for key, item in value.items()}
         return settings
 
-    def over(self, below: "Settings") -> "Settings":
-        """Returns these settings with the gaps filled from `below`.
+    def with_defaults(self, defaults: "Settings") -> "Settings":
+        """Returns these settings with the gaps filled from `defaults`.
 
         Dictionaries are merged key by key, but the options of one optimizer mean nothing to another: who names one
-        means it for all coordinates that get none of their own. A rate here goes before one in a table below, and one
-        in a table here before a rate below.
+        means it for all coordinates that get none of their own. A rate here goes before one in a table there, and one
+        in a table here before a rate there.
         """
-        merged, asked = below.given(), self.given()
+        merged, asked = defaults.given(), self.given()
         if self.optimizer is not None:
             merged.pop("optimizers", None)
-        if self.optimizer not in (None, below.optimizer):
+        if self.optimizer not in (None, defaults.optimizer):
             merged.pop("optimizer_options", None)
         tables = {coordinate: dict(table) for coordinate, table in merged.get("optimizers", {}).items()}
         for coordinate in asked.get("rates", {}):
@@ -179,7 +179,7 @@ class Recipe:
 
         The options here belong to the model's own parametrization: those of another are the user's alone.
         """
-        merged = settings.over(self.settings)
+        merged = settings.with_defaults(self.settings)
         if merged.hidden_size is None or "parametrization" in settings.options:
             return merged
         return dataclasses.replace(merged, options={**self.options(merged.hidden_size), **merged.options})

@@ -194,7 +194,7 @@ def _digest(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def flat(value: Any, label: str = "") -> dict[str, str]:
+def flat(value: object, label: str = "") -> dict[str, str]:
     """Returns the fields of nested dicts, as JSON, by their names with dots.
 
     >>> flat({"options": {"negative": 32}, "seed": 0})

@@ -42,8 +42,6 @@ def train(
         ranks: the processes that share the work, each of which calls this; one if left out.
 
     Raises:
-        RunError: the folder holds something, or another rank has failed.
-        DataError: its data are missing or damaged.
         DivergedError: the loss, a gradient or a weight became NaN or infinite; the last checkpoint is kept.
     """
     ranks = ranks or Ranks()
@@ -80,13 +78,6 @@ def resume(
         display: as for `train`, like the two below.
         tensorboard: write the log for TensorBoard too.
         ranks: the processes that share the work.
-
-    Raises:
-        RunError: there is no such run, it was started with other settings or data, its config or its log is not what
-            was written, no checkpoint is whole, or another rank has failed.
-        OptionError: it does not fit into memory.
-        DataError: its data are missing or damaged.
-        DivergedError: as in `train`.
     """
     display, ranks = display or Silent(), ranks or Ranks()
     with contextlib.ExitStack() as held:
@@ -207,7 +198,8 @@ def _run(session: Session, folder: RunFolder, kept: int, display: Silent, tensor
             if saved != session.step:
                 saved = save()
         except NonFiniteError as error:
-            found = getattr(error, "found", f"a number is not finite at step {session.step}")
+            is_told = isinstance(error, DivergedError)
+            found = error.found if is_told else f"a number is not finite at step {session.step}"
             raise DivergedError(f"{error}; the checkpoint of step {saved} is kept in {folder.path}.", found) from error
         finally:
             display.end()

@@ -329,7 +329,7 @@ def test_the_report_bears_a_log_without_training_and_notes_that_are_none(tmp_pat
 
 def test_a_report_names_what_it_leaves_out(tmp_path: Path) -> None:
     row = papers.find("tiny-copying-2")
-    other = dataclasses.replace(row, name="tiny-other", settings=Settings(lr=0.5).over(row.settings))
+    other = dataclasses.replace(row, name="tiny-other", settings=Settings(lr=0.5).with_defaults(row.settings))
     alone = dataclasses.replace(row, name="tiny-alone", task_options={**row.task_options, "T": 3})
     papers.tables.register("other", (other, dataclasses.replace(row, name="tiny-cut"), alone))
     for name in (row.name, "tiny-cut", "tiny-other", "tiny-alone"):
@@ -360,7 +360,7 @@ def test_what_a_run_was_begun_with_stays_and_a_refusal_makes_nothing(
     assert main([*other, "2"]) == 0
     assert RunFolder.open(tmp_path / "other" / "tiny-copying-2").config.seed == 7
     row = papers.find("tiny-copying-2")
-    falling = dataclasses.replace(row, settings=Settings(schedule="cosine").over(row.settings))
+    falling = dataclasses.replace(row, settings=Settings(schedule="cosine").with_defaults(row.settings))
     reproduce(falling, tmp_path / "falling", Reproduction(epochs=1))
     with pytest.raises(RunError, match="needs --epochs 1, over which its rates fall, got 3 epochs"):
         reproduce(falling, tmp_path / "falling")
@@ -419,7 +419,7 @@ def test_words_that_would_do_nothing_are_refused(words: str, sentence: str, caps
 
 def test_a_run_with_an_option_that_the_row_has_not_is_refused(tmp_path: Path) -> None:
     row = papers.find("tiny-copying-2")
-    other = dataclasses.replace(row, settings=Settings(options={"negative": 1}).over(row.settings))
+    other = dataclasses.replace(row, settings=Settings(options={"negative": 1}).with_defaults(row.settings))
     reproduce(other, tmp_path / "run", Reproduction(epochs=1))
     for epochs in (1, 2):
         with pytest.raises(RunError, match=r"options\.negative = 1"):
