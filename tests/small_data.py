@@ -7,7 +7,7 @@ import numpy as np
 import soundfile
 
 from stiefelkit.testing import seeds
-from stiefelkit.training.tasks.speech.corpus import CORE_TEST, DEVELOPMENT
+from stiefelkit.training.tasks.speech import CORE_TEST, DEVELOPMENT
 
 RATE = 8000
 

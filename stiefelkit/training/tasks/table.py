@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import functools
+import warnings
+import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from stiefelkit.errors import DataError
+from stiefelkit.errors import DataError, did_you_mean, needs
 from stiefelkit.numbers import integer, optional, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.checks import known_words, of_type
 from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes
-from stiefelkit.training.tasks.task import Parted, cross_entropy
+from stiefelkit.training.tasks.task import Parted, cross_entropy, generator
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
-
-    from stiefelkit.training.tasks.columns import Prepared, Stretches
 
 KINDS = ("classification", "regression")
 ENDINGS = (".csv", ".tsv", ".npy", ".npz")
+HELD_OUT = 0.15
+"""Share of the validation part, and of the test part."""
+MAX_CLASSES = 100
+"""Classes that integers, or words, may be without a word from the user."""
+WHO = "Task 'table'"
 
 _of = functools.partial(Recipe.of, steps=2000, batch_size=32)
 RECIPES = {
@@ -104,7 +111,7 @@ class Table(Parted):
         return len(self.classes) or 1
 
     @property
-    def classes(self) -> tuple[Any, ...]:
+    def classes(self) -> tuple[object, ...]:
         """The classes, in the order of the outputs; none for numbers."""
         return self._prepared.classes
 
@@ -169,35 +176,303 @@ class Table(Parted):
     @functools.cached_property
     def _prepared(self) -> Prepared:
         """The data as they are when they are first asked for."""
-        from stiefelkit.training.tasks.columns import prepared
-
         stamps = tuple((path.resolve(), path.stat().st_mtime_ns, path.stat().st_size) for path in self._paths())
         return prepared(stamps, self.target, self.features, self.series, self.window, self.ahead, self.kind)
 
     def _paths(self) -> list[Path]:
-        """Returns the file, and that of the targets of an .npy."""
-        path = self._path()
-        if path.suffix.lower() != ".npy" or not self.target:
-            return [path]
-        if not (path.parent / self.target).is_file():
-            raise DataError(f"Task 'table' needs a file of targets, got none named {self.target!r} beside {path}.")
-        return [path, path.parent / self.target]
+        """Returns the file, in the folder of data or where the path leads from here, and the targets of an .npy."""
+        homes = [data.folder(self.name)] if data.place() or not self.file else []
+        named = [home / self.file for home in (*homes, Path()) if self.file]
+        listed = (
+            [] if self.file else [path for path in sorted(homes[0].glob("[!.]*")) if path.suffix.lower() in ENDINGS]
+        )
+        found = [path for path in named if path.is_file()][:1] or listed
+        got = ", ".join(path.name for path in listed[:4]) or f"none named {self.file!r} in {', '.join(map(str, homes))}"
+        needs(len(found) == 1, DataError, WHO, f"one file ({', '.join(ENDINGS)})", f"{got}; name it with --file")
+        if found[0].suffix.lower() == ".npy" and self.target:
+            found.append(found[0].with_name(self.target))
+            got = f"none named {self.target!r} beside {found[0]}"
+            needs(found[1].is_file(), DataError, WHO, "a file of targets", got)
+        return found
 
-    def _path(self) -> Path:
-        """Returns the file, in the folder of data or where the path leads from here."""
-        if not self.file:
-            folder = data.folder(self.name)
-            paths = sorted(path for path in folder.glob("[!.]*") if path.is_file() and path.suffix.lower() in ENDINGS)
-            if len(paths) == 1:
-                return paths[0]
-            listed = ", ".join(path.name for path in paths[:4]) + (", ..." if len(paths) > 4 else "")
-            raise DataError(
-                f"Task 'table' needs one file ({', '.join(ENDINGS)}), got {listed or 'none'} in {folder}; name it with "
-                "--file."
+
+@dataclass(frozen=True, eq=False)
+class Stretches:
+    """Stretches of `length` rows: where each begins, and how far from there its target is; None for one at each row."""
+
+    x: Tensor
+    y: Tensor
+    starts: Tensor
+    length: int
+    offset: int | None
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns x, (B, length, features), and y, (B,) or (B, length), of some of them."""
+        import torch
+
+        starts = self.starts[rows]
+        inside = starts[:, None] + torch.arange(self.length, device="cpu")
+        return self.x[inside], self.y[inside if self.offset is None else starts + self.offset]
+
+    def all(self) -> tuple[Tensor, Tensor]:
+        """Returns x and y of all, in order."""
+        import torch
+
+        return self.read(torch.arange(len(self), device="cpu"))
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """The data of a task, read and cut: "train", "valid" and "test" to their stretches; the rest as in `Table`."""
+
+    parts: dict[str, Stretches]
+    classes: tuple[object, ...]
+    scales: dict[str, tuple[float, float]]
+    baseline: dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What a file says: x (R, features) and y (R,), series after series, with the lengths of these.
+
+    `names` are of the columns of x, and of y; `at_each` says whether a target is asked for at each row, `has_history`
+    whether the target is an input, too.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    lengths: np.ndarray
+    names: tuple[str, ...]
+    is_table: bool = True
+    at_each: bool = False
+    has_history: bool = False
+
+
+@functools.lru_cache(maxsize=2)
+def prepared(
+    files: tuple[tuple[Path, int, int], ...],
+    target: str,
+    features: str,
+    series: str,
+    window: int | None,
+    ahead: int,
+    kind: str,
+) -> Prepared:
+    """Reads a file and cuts it into stretches.
+
+    `files` are that of the table and, of an .npy, that of the targets, each with the time and the size of what is
+    there; the others are options of `Table`. Raises DataError if a file is of another kind, lacks a column, holds what
+    is no number, or is too short.
+    """
+    import numpy as np
+    import torch
+
+    path = files[0][0]
+    if path.suffix.lower() in (".npy", ".npz"):
+        needs(not (series or window or ahead), DataError, WHO, "a CSV for --series, --window and --ahead", str(path))
+        rows = arrays([file[0] for file in files], target, features)
+    else:
+        rows = columns(path, target, features, series, ahead, kind)
+    pieces, length = _pieces(rows, path), window or _common_length(rows, path) - ahead
+    reach, starts = length + ahead, {}
+    for part, ends in pieces.items():
+        starts[part] = np.concatenate([np.arange(first, max(first, end - reach + 1)) for first, end in ends])
+        most = max(end - first for first, end in ends)
+        words = f"--window and --ahead within the {most} rows that its {part} part has in a row in {path}"
+        needs(length >= 1 and len(starts[part]) > 0, DataError, WHO, words, f"{length} and {ahead}; lower them")
+    trained = np.concatenate([np.arange(*piece) for piece in pieces["train"]])
+    x, scales = _standardized(rows.x, trained)
+    if kind == KINDS[1] or (not kind and rows.y.dtype.kind == "f"):
+        known, classes = rows.y[trained], ()
+        is_number = known.dtype.kind in "iufb" and known.min() < known.max()
+        needs(is_number, DataError, WHO, "targets that are different numbers", f"{known[0]!r} in {path}")
+        y, more = _standardized(rows.y[:, None], trained)
+        y, scales = y[:, 0], scales + more
+    else:
+        values, codes = np.unique(rows.y, return_inverse=True)
+        got = f"{len(values)} different targets in {path}; --kind says whether they are classes"
+        words = f"2 to {MAX_CLASSES} classes"
+        needs(1 < len(values) <= (len(values) if kind else MAX_CLASSES), DataError, WHO, words, got)
+        y, classes = torch.from_numpy(codes), tuple(values.tolist())
+    offset = None if rows.at_each else reach - 1
+    parts = {part: Stretches(x, y, torch.from_numpy(first), length, offset) for part, first in starts.items()}
+    baseline = _baseline(parts["test"], len(classes), rows.has_history, path)
+    return Prepared(parts, classes, dict(zip(rows.names, scales, strict=False)), baseline)
+
+
+def columns(path: Path, target: str, features: str, series: str, ahead: int, kind: str) -> Rows:
+    """Reads the columns of a CSV that are asked for."""
+    import numpy as np
+
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise DataError(f'{WHO} needs pandas, got an installation without; pip install "stiefelkit[data]".') from error
+    try:
+        with path.open(encoding="utf-8-sig") as file, warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # of rows that are longer than the first
+            head = file.readline()
+            file.seek(0)
+            table = pd.read_csv(
+                file,
+                sep=max(",;\t", key=head.count),
+                index_col=False,
+                keep_default_na=False,
+                na_values=[""],
+                skipinitialspace=True,
             )
-        homes = [data.folder(self.name), Path()] if data.place() else [Path()]
-        for home in homes:
-            if (home / self.file).is_file():
-                return home / self.file
-        looked = " and ".join(str(home) if home.parts else "this folder" for home in homes)
-        raise DataError(f"Task 'table' needs a file, got none named {self.file!r} in {looked}; {data.REMEDY}.")
+    except OSError as error:
+        raise DataError(f"{WHO} needs a file that can be read, got {path}: {error.strerror}.") from error
+    except (ValueError, pd.errors.ParserWarning) as error:
+        raise DataError(f"{WHO} needs a CSV in UTF-8, got {path}: {str(error).strip().rstrip('.')}.") from error
+    table.columns = names = [str(name).strip() for name in table.columns]
+    is_head = len(names) > 1 and not all(map(_is_number, names))
+    needs(
+        is_head,
+        DataError,
+        WHO,
+        "a first line with the names of two columns or more",
+        f"{head.strip()[:60]!r} in {path}",
+    )
+    needs(len(table) > 0, DataError, WHO, "rows", f"none in {path}")
+    target = target or names[-1]
+    asked = [name.strip() for name in features.split(",")] if features else []
+    for name in (target, *asked, *([series] if series else [])):
+        if name not in names:
+            raise DataError(f"{WHO} finds no column {name!r} in {path}{did_you_mean(name, names)}")
+    is_apart = not (target in asked and not ahead) and target != series and series not in asked
+    words = f"features beside the target {target!r}, which is one with --ahead alone, and the series {series!r}"
+    needs(is_apart, DataError, WHO, words, features)
+    asked = asked or [name for name in names if name not in (target, series)]
+    x = np.stack([_numbers(table[name], name, path) for name in asked], 1) if asked else np.empty((len(table), 0))
+    y, found = np.asarray(table[target]), np.asarray(pd.to_numeric(table[target], errors="coerce"), np.float64)
+    are_numbers = np.isfinite(found)
+    if kind == KINDS[1] or np.asarray(table[target].isna()).any() or (not kind and are_numbers.any()):
+        _numbers(table[target], target, path)
+    if not are_numbers.all():
+        y = np.array([str(cell).strip() for cell in y])
+    has_history = ahead > 0 and (target in asked or not features) and y.dtype.kind in "if"
+    if has_history and target not in asked:
+        x, asked = np.column_stack([x, y]), [*asked, target]
+    needs(x.shape[1] > 0, DataError, WHO, f"a column to read beside the target {target!r}", f"none in {path}")
+    groups = pd.factorize(table[series], use_na_sentinel=False)[0] if series else np.zeros(len(table), np.int64)
+    order = np.argsort(groups, kind="stable")
+    return Rows(x[order], y[order], np.bincount(groups), (*asked, target), has_history=has_history)
+
+
+def _numbers(cells: Iterable[object], name: str, path: Path) -> np.ndarray:
+    """Returns a column of numbers; raises DataError for the first cell that is none."""
+    import numpy as np
+    import pandas as pd
+
+    held = np.asarray(cells)
+    numbers = np.asarray(pd.to_numeric(held, errors="coerce"), np.float64)
+    for row in np.flatnonzero(~np.isfinite(numbers))[:1]:
+        got = f"{held[row]!r} in row {row + 1} of {path}; fill it in or leave the row out, or name other --features"
+        raise DataError(f"{WHO} needs a finite number in each cell of column {name!r}, got {got}.")
+    return numbers
+
+
+def _is_number(word: str) -> bool:
+    try:
+        return bool(float(word)) or True
+    except ValueError:
+        return False
+
+
+def arrays(paths: list[Path], target: str, features: str) -> Rows:
+    """Reads sequences and targets from an .npz, or from two .npy."""
+    import numpy as np
+
+    path = paths[0]
+    try:
+        if path.suffix.lower() == ".npz":
+            with np.load(path, allow_pickle=False) as held:
+                target = target or ([*held] or [""])[-1]
+                others = [name for name in held if name != target]
+                features = features or (others[0] if len(others) == 1 else "")
+                for option, name in (("target", target), ("features", features)):
+                    got = f"{name!r}; it has {', '.join(held)}"
+                    needs(name in held, DataError, WHO, f"the name of an array in {path} with --{option}", got)
+                x, y = held[features], held[target]
+        else:
+            words = f"--target, the file of the targets beside {path}, and no --features"
+            needs(len(paths) == 2 and not features, DataError, WHO, words, f"{target!r} and {features!r}")
+            x, y = (np.load(file, allow_pickle=False) for file in paths)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{WHO} needs whole arrays of numbers or words, got {path}: {error}.") from error
+    x = x[..., None] if x.ndim == 2 else x
+    is_sequences = x.ndim == 3 and x.size > 0 and x.dtype.kind in "iufb"
+    words = f"{x.dtype} of {x.shape} in {path}"
+    needs(is_sequences, DataError, WHO, "numbers of shape (N, T, features) or (N, T)", words)
+    is_targets = y.shape in (x.shape[:1], x.shape[:2]) and y.dtype.kind in "iufbUS"
+    words = f"{y.dtype} of {y.shape} in {path}"
+    needs(is_targets, DataError, WHO, f"targets of shape {x.shape[:1]} or {x.shape[:2]}", words)
+    for what, held in (("inputs", x), ("targets", y)):
+        is_finite = held.dtype.kind != "f" or bool(np.isfinite(held).all())
+        needs(is_finite, DataError, WHO, f"finite {what}", f"NaN or infinity in {path}")
+    (n, steps), at_each = x.shape[:2], y.ndim == 2
+    y = y.reshape(-1) if at_each else np.repeat(y, steps)
+    names = (*map(str, range(x.shape[2])), target)
+    return Rows(x.reshape(n * steps, -1), y, np.full(n, steps), names, is_table=False, at_each=at_each)
+
+
+def _pieces(rows: Rows, path: Path) -> dict[str, list[tuple[int, int]]]:
+    """Returns where the stretches of rows of each part begin and end: shares of one series, or series as a whole."""
+    import numpy as np
+    import torch
+
+    ends = np.cumsum(rows.lengths)
+    if len(ends) == 1 and rows.is_table:
+        total = int(ends[0])
+        cuts = [0, int((1 - 2 * HELD_OUT) * total), int((1 - HELD_OUT) * total), total]
+        return {part: [(cuts[k], cuts[k + 1])] for k, part in enumerate(("train", "valid", "test"))}
+    needs(len(ends) > 2, DataError, WHO, "three sequences or more, one for each part", f"{len(ends)} in {path}")
+    order = torch.randperm(len(ends), generator=generator(0), device="cpu").numpy()
+    held = max(1, round(HELD_OUT * len(ends)))
+    parts = {"train": order[2 * held :], "valid": order[held : 2 * held], "test": order[:held]}
+    return {part: [(int(ends[k] - rows.lengths[k]), int(ends[k])) for k in sorted(ks)] for part, ks in parts.items()}
+
+
+def _common_length(rows: Rows, path: Path) -> int:
+    """Returns the length of all series; raises DataError if there is one series alone, or of several lengths."""
+    words = "--window, the rows to read, or --series, a column that tells series apart"
+    needs(len(rows.lengths) > 1, DataError, WHO, words, f"neither for {path}")
+    shortest, longest = int(rows.lengths.min()), int(rows.lengths.max())
+    got = f"{shortest} to {longest} rows in {path}; --window cuts them"
+    needs(shortest == longest, DataError, WHO, "series of one length", got)
+    return longest
+
+
+def _standardized(values: np.ndarray, trained: np.ndarray) -> tuple[Tensor, list[tuple[float, float]]]:
+    """Returns columns with mean 0 and deviation 1 over the rows of training, and what these were.
+
+    The deviation of a column that is constant there counts as 1.
+    """
+    import numpy as np
+    import torch
+
+    known = values[trained].astype(np.float64)
+    mean, deviation = known.mean(0), known.std(0)
+    deviation = np.where(known.max(0) > known.min(0), deviation, 1.0)
+    scaled = ((values - mean) / deviation).astype(np.float32)
+    return torch.from_numpy(scaled), list(zip(mean.tolist(), deviation.tolist(), strict=True))
+
+
+def _baseline(test: Stretches, classes: int, has_history: bool, path: Path) -> dict[str, float]:
+    """Returns the scores of the best constant answer, and of the last value that has been read if that is better."""
+    import torch
+
+    _, y = test.all()
+    if classes:
+        shares = torch.bincount(y.flatten(), minlength=classes).double() / y.numel()
+        return {"loss": float(torch.special.entr(shares).sum()), "accuracy": float(shares.max())}
+    loss = float(y.double().var(correction=0))
+    needs(loss > 0, DataError, WHO, "targets that differ in its test part", f"a single one in {path}")
+    still = float((test.y[test.starts + test.length - 1] - y).double().square().mean()) if has_history else 0.0
+    return {"loss": min(loss, still or loss)}
