@@ -42,65 +42,36 @@ def linked(name: str, moved: bool) -> Callable[[Path, Path], None]:
     return harm
 
 
-def piped(name: str) -> Callable[[Path, Path], None]:
-    def harm(run: Path, outside: Path) -> None:
-        (run / name).unlink(missing_ok=True)
-        os.mkfifo(run / name)
-
-    return harm
-
-
-def linked_folder(name: str) -> Callable[[Path, Path], None]:
-    def harm(run: Path, outside: Path) -> None:
-        (run / name).symlink_to(outside / "folder")
-
-    return harm
-
-
-def hard_linked(name: str) -> Callable[[Path, Path], None]:
-    """Gives something in the run a second name, outside."""
+def made(name: str, make: Callable[[Path, Path], object]) -> Callable[[Path, Path], None]:
+    """Puts something in the place of a file of the run, by a function of its path and the folder outside."""
 
     def harm(run: Path, outside: Path) -> None:
-        if not (run / name).exists():
+        if make is not os.link:
+            (run / name).unlink(missing_ok=True)
+        elif not (run / name).exists():
             (run / name).write_bytes(b"")
-        os.link(run / name, outside / "aside")
-
-    return harm
-
-
-def device(name: str) -> Callable[[Path, Path], None]:
-    def harm(run: Path, outside: Path) -> None:
-        (run / name).unlink(missing_ok=True)
         try:
-            os.mknod(run / name, 0o666 | stat.S_IFCHR, os.makedev(1, 5))  # /dev/zero, which has no end
-        except OSError:
+            make(run / name, outside / "aside")
+        except PermissionError:
             pytest.skip("needs the right to make devices")
 
     return harm
 
 
-def heard(name: str) -> Callable[[Path, Path], None]:
-    def harm(run: Path, outside: Path) -> None:
-        (run / name).unlink(missing_ok=True)
-        (run / name).symlink_to("/proc/self/fd/1")
-
-    return harm
+def pipe(place: Path, outside: Path) -> None:
+    os.mkfifo(place)
 
 
-def huge(name: str) -> Callable[[Path, Path], None]:
-    def harm(run: Path, outside: Path) -> None:
-        os.truncate(run / name, 2**43)
-
-    return harm
+def device(place: Path, outside: Path) -> None:
+    os.mknod(place, 0o666 | stat.S_IFCHR, os.makedev(1, 5))  # /dev/zero, which has no end
 
 
-def closed(name: str) -> Callable[[Path, Path], None]:
-    def harm(run: Path, outside: Path) -> None:
-        if os.geteuid() == 0:
-            pytest.skip("root may do anything")
-        (run / name).chmod(0)
+def open_output(place: Path, outside: Path) -> None:
+    place.symlink_to("/proc/self/fd/1")
 
-    return harm
+
+def link_to_folder(place: Path, outside: Path) -> None:
+    place.symlink_to(outside.parent / "folder")
 
 
 def crafted(change: Callable[[dict[str, Any], Path], Any], name: str) -> Callable[[Path, Path], None]:
@@ -119,6 +90,10 @@ def crafted(change: Callable[[dict[str, Any], Path], Any], name: str) -> Callabl
     return harm
 
 
+def configured(**fields: Any) -> Callable[[dict[str, Any], Path], Any]:
+    return lambda record, outside: record["config"].update(fields)
+
+
 def pointed_at(where: str) -> Callable[[dict[str, Any], Path], Any]:
     """Has each tensor of a state come from a place outside."""
 
@@ -134,43 +109,24 @@ def pointed_at(where: str) -> Callable[[dict[str, Any], Path], Any]:
     return change
 
 
-def as_task(name: str, **options: Any) -> Callable[[dict[str, Any], Path], Any]:
-    def change(record: dict[str, Any], outside: Path) -> None:
-        record["config"] |= {"task": name, "task_options": options}
-
-    return change
-
-
-def named(model: str) -> Callable[[dict[str, Any], Path], Any]:
-    def change(record: dict[str, Any], outside: Path) -> None:
-        record["config"]["model"] = model.format(outside=outside)
-
-    return change
-
-
 WAYS: dict[str, Callable[[Path, Path], None]] = {
     **{f"{name} is a link to another file": linked(name, moved=False) for name in FILES},
     **{f"{name} is a link to itself, moved": linked(name, moved=True) for name in (*FILES, STEP, "checkpoints")},
-    **{f"{name} is a pipe": piped(name) for name in FILES},
+    **{f"{name} is a pipe": made(name, pipe) for name in (*FILES, ".config.json.tmp")},
+    **{f"{name} is a hard link": made(name, os.link) for name in (*FILES, "learning.png", ".config.json.tmp")},
+    **{f"{name} is a device": made(name, device) for name in FILES},
+    **{f"{name} is what is open": made(name, open_output) for name in (*FILES, "learning.png")},
     "the temporary config is a link": linked(".config.json.tmp", moved=False),
-    "the temporary config is a pipe": piped(".config.json.tmp"),
-    "a temporary checkpoint is a link": linked_folder("checkpoints/.tmp-00000003"),
-    "a later checkpoint is a link": linked_folder("checkpoints/step-00000005"),
-    "the curves are a link": linked_folder("tensorboard"),
+    "a temporary checkpoint is a link": made("checkpoints/.tmp-00000003", link_to_folder),
+    "a later checkpoint is a link": made("checkpoints/step-00000005", link_to_folder),
+    "the curves are a link": made("tensorboard", link_to_folder),
     "a plot is a link": linked("learning.png", moved=False),
-    **{f"{name} is a hard link": hard_linked(name) for name in (*FILES, "learning.png", ".config.json.tmp")},
-    **{f"{name} is a device": device(name) for name in FILES},
-    **{f"{name} is what is open": heard(name) for name in (*FILES, "learning.png")},
-    **{f"{name} is huge": huge(name) for name in FILES[:2] + FILES[3:]},
-    **{f"{name} is closed": closed(name) for name in (*FILES[:2], STEP, "checkpoints", ".")},
+    "the config is huge": lambda run, outside: os.truncate(run / "config.json", 2**43),
     "a checkpoint reads ..": crafted(pointed_at("../../../outside/victim"), FILES[3]),
     "a checkpoint reads an absolute path": crafted(pointed_at("{outside}/victim"), FILES[3]),
-    "a model is a path": crafted(named("../outside/victim"), "config.json"),
-    "a model is an absolute path": crafted(named("{outside}/victim"), "config.json"),
-    "data lie outside": crafted(as_task("chars", file="../outside/*"), "config.json"),
-    "a table lies outside": crafted(as_task("table", file="../outside/victim"), "config.json"),
-    "a table has no end": crafted(as_task("table", file="/dev/zero"), "config.json"),
-    "a recording lies outside": crafted(as_task("waveform", file="/dev/zero"), "config.json"),
+    "a model is a path": crafted(configured(model="../outside/victim"), "config.json"),
+    "data lie outside": crafted(configured(task="chars", task_options={"file": "../outside/*"}), "config.json"),
+    "a table has no end": crafted(configured(task="table", task_options={"file": "/dev/zero"}), "config.json"),
 }
 SWEEP = """task = "copying"
 model = "scurnn"
@@ -332,7 +288,7 @@ def test_a_folder_that_is_swapped_for_a_link_meanwhile_leads_nowhere(tmp_path: P
     assert number > 20
 
 
-@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31mb", "$HOME", "[red]a", "a b", "-a", "a\u202eb", "\udcff"])
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31mb", "[red]a", "-a", "\udcff"])
 def test_a_run_of_any_name_is_resumed_plotted_and_spoken_of_in_a_line(
     run: Path, outside: Path, name: str, capsys: pytest.CaptureFixture[str]
 ):

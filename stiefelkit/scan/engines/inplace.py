@@ -5,6 +5,7 @@ one product and one multiplication, and the gradients by matrices take one produ
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -125,15 +126,16 @@ class _Loops:
         """Turns the projections of a chunk (k, batch, N) into states, from h (batch, N) on; returns the last one."""
         act = self.p.activation
         step, views = act.careful(h, self.p.activation_bias) if careful else self.p.step(h), act.views(z, saved)
+        add_product_ = self.product_adder()
         for row in reversed(views) if self.p.reverse else views:
-            self.add_product_(row[0], h)
+            add_product_(row[0], h)
             step(*row)
             h = row[0]
         return h
 
-    def add_product_(self, row: Tensor, h: Tensor) -> None:
-        """Adds the product of states with the matrix, both (batch, N)."""
-        row.addmm_(h, self.p.wt)
+    def product_adder(self) -> Callable[[Tensor, Tensor], object]:
+        """Returns what adds the product of states with the matrix to a row, both (batch, N)."""
+        return partial(Tensor.addmm_, mat2=self.p.wt)
 
     def back(self, delta: Tensor, g: Tensor | None, carry: Tensor, h: Tensor, saved: Tensor) -> Tensor:
         """Runs the steps of a chunk backwards; returns the gradient by the state before it.
@@ -175,8 +177,8 @@ class _StructuredLoops(_Loops):
         super().__init__(p)
         self.structure = structure
 
-    def add_product_(self, row: Tensor, h: Tensor) -> None:
-        self.structure.add_(row, h)
+    def product_adder(self) -> Callable[[Tensor, Tensor], object]:
+        return self.structure.add_
 
     def back(self, delta: Tensor, g: Tensor | None, carry: Tensor, h: Tensor, saved: Tensor) -> Tensor:
         factors, w = self.p.activation.factors(h, saved), self.structure
