@@ -118,33 +118,7 @@ def content(file: File, name: str) -> bytes:
         for candidate in (home / known, home / f"{known}.gz"):
             if candidate.is_file():
                 return _checked(file, candidate, "put a whole one there")
-    return _fetched(file, path)
-
-
-def _checked(file: File, path: Path, remedy: str) -> bytes:
-    try:
-        raw = path.read_bytes()
-        content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise DataError(f"{file.name} needs to be a file that can be read, got {path}: {reason}; {remedy}.") from error
-    except (EOFError, zlib.error) as error:
-        raise DataError(
-            f"{file.name} needs to be a whole file, got {path}, which cannot be unpacked ({error}); {remedy}."
-        ) from error
-    sha256 = hashlib.sha256(content).hexdigest()
-    if sha256 != file.sha256:
-        raise DataError(
-            f"{file.name} needs content with the sha256 {file.sha256[:16]}..., got {sha256[:16]}... of the "
-            f"{len(content)} bytes in {path}; {remedy}."
-        )
-    return content
-
-
-def _fetched(file: File, looked: Path | None) -> bytes:
-    where = f"none in {looked}" if looked else "no folder of data"
-    if not file.urls:
-        raise DataError(f"{file.name} needs to be in a folder of data, got {where}; {REMEDY}.")
+    where, reasons = f"none in {path}" if path else "no folder of data", []
     try:
         import pooch
     except ImportError as error:
@@ -153,18 +127,30 @@ def _fetched(file: File, looked: Path | None) -> bytes:
             f'"stiefelkit[data]", or {REMEDY}.'
         ) from error
     pooch.get_logger().setLevel("WARNING")  # or it tells the digest of each file, and what to do with it
-    reasons = []
     for url in file.urls:
         try:
             # the digest is that of the content: mirrors pack it each in their own way
-            path = Path(pooch.retrieve(url, None, url.rpartition("/")[2], pooch.os_cache("stiefelkit")))
+            fetched = Path(pooch.retrieve(url, None, url.rpartition("/")[2], pooch.os_cache("stiefelkit")))
+            try:
+                return _checked(file, fetched, REMEDY)
+            except DataError:
+                fetched.unlink()
+                raise
         except Exception as error:  # whatever the clients of the protocols raise
-            reasons.append(f"{url} ({type(error).__name__})")
-            continue
-        try:
-            return _checked(file, path, f"get it elsewhere, and {REMEDY}")
-        except DataError as error:
-            reasons.append(f"{url} ({str(error).rstrip('.')})")
-            with contextlib.suppress(OSError):
-                path.unlink()
+            reasons.append(f"{url} ({type(error).__name__}: {str(error).rstrip('.')})")
     raise DataError(f"{file.name} needs to be fetched, got {where} and nothing from {', '.join(reasons)}; {REMEDY}.")
+
+
+def _checked(file: File, path: Path, remedy: str) -> bytes:
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"{file.name} needs to be a whole file, got {path}: {reason}; {remedy}.") from error
+    sha256 = hashlib.sha256(content).hexdigest()
+    if sha256 != file.sha256:
+        raise DataError(
+            f"{file.name} needs content with the sha256 {file.sha256[:16]}..., got {sha256[:16]}... in {path}; {remedy}."
+        )
+    return content
