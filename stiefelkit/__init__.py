@@ -38,14 +38,11 @@ if TYPE_CHECKING:
     from stiefelkit.weights.coordinate_list import CoordinateList
     from stiefelkit.weights.grouped import group_, grouped, ungroup_
     from stiefelkit.weights.modules import check_state_dict
-    from stiefelkit.weights.owners import Link, Owners
 
 __all__ = [
     "CoordinateList",
     "Drift",
-    "Link",
     "OrthogonalParam",
-    "Owners",
     "StiefelkitError",
     "Traits",
     "__version__",
@@ -79,7 +76,7 @@ __all__ = [
 
 
 _HOMES = ("errors", "weights.attach", "weights.change", "weights.coordinate_list", "weights.grouped", "weights.modules")
-_HOMES += ("weights.owners", "param")
+_HOMES += ("param",)
 """Modules whose names of `__all__` stand here; `errors` first, which needs no torch."""
 
 if not TYPE_CHECKING:  # else a checker would believe that every name is here

@@ -7,7 +7,6 @@ each of these has to do, and so which one it was when torch renames or changes i
 import contextlib
 import functools
 import operator
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -22,7 +21,6 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _pop_mode as pop_mode
 from torch.utils._python_dispatch import _push_mode as push_mode
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 __all__ = [
     "CHECKPOINTED",
@@ -56,7 +54,6 @@ __all__ = [
     "is_intercepted",
     "is_jit_traced",
     "is_traced",
-    "is_transferring",
     "is_transformed",
     "is_view",
     "is_view_operator",
@@ -64,14 +61,10 @@ __all__ = [
     "lazy_conjugates",
     "levels_of_forward_mode",
     "load_pre_hooks",
-    "parameters_of_caller",
     "pop_mode",
     "pruned_name",
     "push_mode",
-    "registering",
     "step_inside",
-    "tree_flatten",
-    "tree_unflatten",
     "unbatched",
     "unhooked_step",
     "unwrapped",
@@ -129,27 +122,6 @@ def inside_checkpoint(module: nn.Module) -> nn.Module:
     """Returns the module inside a wrapper that checkpoints activations, any other as it is."""
     # Not by the class, whose import takes all of torch.distributed along.
     return module._modules.get(CHECKPOINTED) or module if CHECKPOINTED in module._modules else module
-
-
-def is_transferring() -> bool:
-    """Returns whether the calling function was called by torch's `transfer_parametrizations_and_params`."""
-    return sys._getframe(2).f_code is parametrize.transfer_parametrizations_and_params.__code__
-
-
-def parameters_of_caller() -> list[nn.Parameter]:
-    """Returns the parameters among the local variables of the function that called the calling one.
-
-    torch's `weight_norm` and `spectral_norm` have one there that they have removed from a module.
-    """
-    return [value for value in sys._getframe(2).f_locals.values() if isinstance(value, nn.Parameter)]
-
-
-def registering() -> tuple[nn.Module, str] | None:
-    """Returns the module and the name that torch's `register_parametrization` is at work on, None outside of it."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code is not parametrize.register_parametrization.__code__:
-        frame = frame.f_back
-    return frame and (frame.f_locals["module"], frame.f_locals["tensor_name"])
 
 
 def is_traced() -> bool:

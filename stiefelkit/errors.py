@@ -24,7 +24,6 @@ __all__ = [
     "NotAFrameError",
     "OptimizerError",
     "OptionError",
-    "PeerError",
     "PluginError",
     "RankError",
     "RunError",
@@ -100,10 +99,6 @@ class DataError(StiefelkitError, ValueError):
 
 class OptimizerError(StiefelkitError, RuntimeError, ValueError):
     """An optimizer holds parameters that it must not move."""
-
-
-class PeerError(StiefelkitError, RuntimeError):
-    """Another of the processes that work together has failed."""
 
 
 class PluginError(StiefelkitError, ImportError):

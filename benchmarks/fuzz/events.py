@@ -25,7 +25,6 @@ import stiefelkit as sk
 from benchmarks.fuzz.layers import is_own
 from benchmarks.fuzz.steps import Retaken, exact
 from benchmarks.fuzz.world import Ended, Finding, World, distance, require
-from stiefelkit.contract.protocols import return_bound
 from stiefelkit.errors import ImageError
 from stiefelkit.metrics import working_dtype
 from stiefelkit.testing.optimizer_cases import equal
@@ -242,7 +241,7 @@ def assign(world: World, how: str) -> str:
     except ImageError:
         require(not (param.traits.onto and param.traits.invertible), f"{name} does not take a frame of its own image")
         raise
-    bound = return_bound(param) + 100 * torch.finfo(value.dtype).eps * value.numel() ** 0.5
+    bound = param.return_bound + 100 * torch.finfo(value.dtype).eps * value.numel() ** 0.5
     bound, off = bound * max(1.0, value.abs().max().item()), distance(getattr(weight.host, weight.name), value)
     require(off <= bound, f"{name} is {off:.3g} from what was assigned, more than {bound:.3g}")
     return "any"

@@ -16,7 +16,6 @@ from benchmarks.fuzz.layers import Net, cast, field_of, inputs_of, is_own, made,
 from benchmarks.fuzz.steps import exact, off_by
 from stiefelkit.contract.composite import cores
 from stiefelkit.contract.param import each_frame
-from stiefelkit.contract.protocols import bare_frames
 from stiefelkit.errors import ImageError, StiefelkitError
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.testing.optimizer_cases import equal
@@ -243,7 +242,7 @@ class World:
         require(w.requires_grad == any(c.requires_grad for c in held), f"{name} loses its gradient, or gets one")
         for start, core in cores(one.param):
             own = held[start : start + len(core.coordinates)]
-            for q in each_frame(bare_frames(core, *own)):
+            for q in each_frame(core.bare(*own)):
                 error, bound = orthogonality_error(q).max().item(), core.error_bound(*own)
                 if core.manifolds:  # what optimizers leave, and what is read as it stands
                     coarse = max(q.dtype, *(c.dtype for c in own), key=lambda t: torch.finfo(t).eps)

@@ -11,7 +11,6 @@ from types import ModuleType
 import stiefelkit
 
 FURTHER = (
-    "stiefelkit.contract.protocols",
     "stiefelkit.nn.decoders",
     "stiefelkit.scan.activations",
     "stiefelkit.optim.batch",

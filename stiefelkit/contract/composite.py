@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from stiefelkit.contract.param import OrthogonalParam, Parametrization, Position, Traits, check_tensor, solve, title
-from stiefelkit.contract.protocols import bare_frames, frames_in, nearest_weight, projected, return_bound, takes_nearest
+from stiefelkit.contract.param import OrthogonalParam, Parametrization, Position, Traits, check_tensor
 from stiefelkit.contract.table import check_options, find_parametrization
 from stiefelkit.errors import OptionError
 from stiefelkit.tensors import computing_dtype
@@ -39,7 +38,7 @@ class Inner:
         options = {**defaults, **(self.options or {})}
         inner = self.cls(shape, dtype=computing_dtype(outer.dtype), device=device, **options)
         if inner.precision == "exact" and not inner.traits.exact:
-            raise OptionError(f"{title(outer)} needs inner maps whose weights are frames, got {title(inner)}.")
+            raise OptionError(f"{outer.title} needs inner maps whose weights are frames, got {inner.title}.")
         return inner
 
 
@@ -102,14 +101,14 @@ class Wrapper(OrthogonalParam):
     The shape is that of the weight, which need be no frame's.
     """
 
-    title = property(lambda self: title(self.inner))
+    title = property(lambda self: self.inner.title)
     traits = of_inner("traits")
     schemes = of_inner("schemes")
-    takes_nearest = property(lambda self: takes_nearest(self.inner))
+    takes_nearest = property(lambda self: self.inner.takes_nearest)
     coordinates = of_inner("coordinates")
     manifolds = of_inner("manifolds")
     chart = of_inner("chart")
-    return_bound = property(lambda self: return_bound(self.inner))
+    return_bound = property(lambda self: self.inner.return_bound)
     examples = made_elsewhere
     check_chart = of_inner("check_chart")
     initial = of_inner("initial")
@@ -130,10 +129,10 @@ class SideBySide(Parts):
 
     coordinate_names = ("*",)
     stacks = True
-    title = property(lambda self: title(self.parts[0]))
+    title = property(lambda self: self.parts[0].title)
     chart = property(lambda self: self._of_parts("chart"))
-    takes_nearest = property(lambda self: all(takes_nearest(part) for part in self.parts))
-    return_bound = property(lambda self: sum(return_bound(part) for part in self.parts))
+    takes_nearest = property(lambda self: all(part.takes_nearest for part in self.parts))
+    return_bound = property(lambda self: sum(part.return_bound for part in self.parts))
     examples = made_elsewhere
 
     def __init__(self, parts: Sequence[OrthogonalParam], blocks: Sequence[int], dim: int, axis: int):
@@ -176,19 +175,19 @@ class SideBySide(Parts):
 
     def bare(self, *coordinates: Tensor) -> Any:
         """Returns the frames of the parts, unscaled."""
-        return tuple(bare_frames(part, *own) for part, own in self._shares(coordinates))
+        return tuple(part.bare(*own) for part, own in self._shares(coordinates))
 
     def frames(self, weight: Tensor) -> Any:
         """Returns the frames in each part's share of a weight."""
-        return tuple(frames_in(part, own) for part, own in self._cut(weight))
+        return tuple(part.frames(own) for part, own in self._cut(weight))
 
     def nearest(self, weight: Tensor) -> Tensor:
         """Returns the nearest weight, part by part."""
-        return torch.cat([nearest_weight(part, own) for part, own in self._cut(weight)], self.axis)
+        return torch.cat([part.nearest(own) for part, own in self._cut(weight)], self.axis)
 
     def project(self, weight: Tensor) -> Tensor:
         """Returns the nearest weight that the parts may have."""
-        return torch.cat([projected(part, own) for part, own in self._cut(weight)], self.axis)
+        return torch.cat([part.project(own) for part, own in self._cut(weight)], self.axis)
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws every part."""
@@ -197,7 +196,7 @@ class SideBySide(Parts):
     def solve(self, w: Tensor) -> Position:
         """Returns every part's position at its share of a weight."""
         check_tensor(self, w)
-        return self._joined(solve(part, own) for part, own in self._cut(w))
+        return self._joined(part.solve(own) for part, own in self._cut(w))
 
     def error_bound(self, *coordinates: Tensor) -> float:
         """Returns the largest bound of the parts."""

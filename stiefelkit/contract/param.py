@@ -11,14 +11,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stiefelkit import init, tensors
-from stiefelkit.errors import DtypeError, ImageError, NonFiniteError, NotAFrameError, OptionError, ShapeError, shown
+from stiefelkit.errors import (
+    DtypeError,
+    ImageError,
+    NonFiniteError,
+    NotAFrameError,
+    OptionError,
+    ShapeError,
+    did_you_mean,
+    shown,
+)
 from stiefelkit.functional import nearest_frame
-from stiefelkit.metrics import frame_tolerance, orthogonality_error, permitted_error, scale_of
+from stiefelkit.functional._polar import nearest
+from stiefelkit.functional._polish import polished
+from stiefelkit.metrics import frame_tolerance, orthogonality_error, permitted_error, permitted_return, scale_of
 from stiefelkit.numbers import sizes
 
 Position = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 """Where a frame is: its coordinates, in order, and the whole chart by name."""
-
+Frames = Tensor | tuple[Tensor, ...]
+"""The type of the matrices in a weight that must have orthonormal columns: a tuple where their sizes differ."""
 
 Component = Literal["connected", "rotations", "chart", "coordinates"]
 
@@ -51,8 +63,9 @@ class OrthogonalParam(ABC, nn.Module):
 
     A subclass implements `traits`, `coordinates`, `forward`, `examples` and `invert`, or `initial` where it has no
     right inverse; it may add a chart (buffers that stay fixed while training), reject shapes or dtypes in `supports`
-    and apply W without forming it in `linear`. `contract.protocols` has what fewer maps add. It holds no trainable
-    tensor: those belong to the module that carries it, which hands them to `forward`.
+    and apply W without forming it in `linear`. What stands after `linear` only few maps override: those whose weights
+    are no frames, or come back less near, or that a recurrence applies in factors. A map holds no trainable tensor:
+    those belong to the module that carries it, which hands them to `forward`.
 
     Laws, checked by `stiefelkit.testing`: `forward` is pure (same coordinates and chart, same bits) and never
     branches on values; its frames are exact in their dtype; its gradients are; `invert` is a right inverse.
@@ -64,10 +77,6 @@ class OrthogonalParam(ABC, nn.Module):
         precision: "exact", the default: within 1.2 rounding limits of a frame. "fast", where there is such: without
             what that takes, within `error_bound`.
 
-    Raises:
-        ShapeError: the shape is no frame's.
-        DtypeError: the dtype is neither floating nor complex, or the map does not do its field.
-        OptionError: an option is out of range.
     """
 
     version: ClassVar[int] = 1
@@ -75,7 +84,19 @@ class OrthogonalParam(ABC, nn.Module):
     precisions: ClassVar[tuple[str, ...]] = ("exact",)
     coordinate_names: ClassVar[tuple[str, ...]]
     """Every name that `coordinates` may hold, over all fields and options."""
+    stacks: ClassVar[bool] = False
+    """True if `forward` takes one dimension more in front of coordinates and chart, and gives a stack of weights.
+
+    It holds for the class whose `forward` it is; a subclass with a `forward` of its own says it again. Weights of other
+    maps are grouped (`sk.grouped`) by `torch.vmap`.
+    """
+    frame_buffers: ClassVar[tuple[str, ...]] = ()
+    """Names of own buffers that hold frames, [Re, Im] last if complex: averaged and projected as frames are."""
+    are_frames: ClassVar[bool] = True
+    """True if the weights are frames themselves, neither scaled nor seen through a view: without an own `solve`."""
     dtype: torch.dtype
+    is_attached: bool = False
+    """True once a module carries the map."""
 
     def __init__(
         self,
@@ -96,11 +117,15 @@ class OrthogonalParam(ABC, nn.Module):
         tensors.check_dtype(name, dtype)
         if dtype == torch.complex32:
             raise DtypeError(f"{name} needs a complex dtype of complex64 at least, got {dtype}.")
-        if type(precision) is not str or precision not in self.precisions:
+        if precision not in self.precisions:
             raise OptionError(f"{name} needs a precision in {self.precisions}, got {shown(precision)}.")
         self.shape = frame
         self.dtype = dtype
         self.precision = precision
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.are_frames = cls.solve is OrthogonalParam.solve
 
     @property
     def is_complex(self) -> bool:
@@ -146,6 +171,12 @@ class OrthogonalParam(ABC, nn.Module):
         """Names that `initial` takes; the first is the default."""
         return tuple(init.SCHEMES)
 
+    def check_scheme(self, scheme: str) -> str:
+        """Returns the name of a scheme; raises OptionError unless the map has it."""
+        if scheme not in self.schemes:
+            raise OptionError(f"{self.title} has no init {shown(scheme)}{did_you_mean(scheme, self.schemes)}")
+        return scheme
+
     def options(self) -> dict[str, Any]:
         """Returns JSON-able options that change what the coordinates mean; a checkpoint with others is refused."""
         return {}
@@ -160,7 +191,7 @@ class OrthogonalParam(ABC, nn.Module):
         A map with schemes of its own, or without `invert`, overrides it.
         """
         if type(self).invert is OrthogonalParam.invert:
-            raise OptionError(f"{title(self)} needs a method initial(scheme, generator), since it has no invert.")
+            raise OptionError(f"{self.title} needs a method initial(scheme, generator), since it has no invert.")
         return self.invert(init.draw(scheme, self.shape, tensors.working_dtype(self.dtype), generator))
 
     def invert(self, w: Tensor) -> Position:
@@ -170,7 +201,7 @@ class OrthogonalParam(ABC, nn.Module):
             ImageError: W is outside the image, or the map has no right inverse.
         """
         raise ImageError(
-            f"{title(self)} needs an init scheme (sk.reset_), since it has no right inverse, got a frame to assign."
+            f"{self.title} needs an init scheme (sk.reset_), since it has no right inverse, got a frame to assign."
         )
 
     def error_bound(self, *coordinates: Tensor) -> float:
@@ -184,6 +215,65 @@ class OrthogonalParam(ABC, nn.Module):
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
         """Returns x @ W.mT for x of shape (*, p), overridden where W need not be formed."""
         return F.linear(x, self(*coordinates))
+
+    @property
+    def title(self) -> str:
+        """The map's name in messages; a wrapper has that of the map inside."""
+        return type(self).__name__
+
+    @property
+    def takes_nearest(self) -> bool:
+        """True if `sk.orthogonal` takes the weight nearest to the present one, instead of drawing.
+
+        Where the default scheme is "haar"; a map with an option that fixes the chart overrides that.
+        """
+        return self.schemes[0] == "haar"
+
+    @property
+    def return_bound(self) -> float:
+        """The largest Frobenius norm of `forward(right_inverse(W)) - W`, of a W that is a frame to rounding."""
+        return permitted_return(self.shape, self.dtype)
+
+    @property
+    def structure(self) -> str | None:
+        """The name in `stiefelkit.scan.structures` of what applies W from `factors`; None if there is none."""
+        return None
+
+    def factors(self, *coordinates: Tensor) -> Tensor:
+        """Returns the factors of W as the structure has them, in the dtype of W, each rounded once."""
+        raise OptionError(f"{self.title} needs a structure of the scan to have factors, got none.")
+
+    def prefers_factors(self, rows: int) -> bool:
+        """Returns whether a recurrence over so many rows a step is faster with factors than with W, on a CPU."""
+        return False
+
+    def nearest(self, weight: Tensor) -> Tensor:
+        """Returns the weight nearest to a given one whose frames are exact, in float64 or complex128."""
+        return nearest(weight.to(tensors.working_dtype(self.dtype)).resolve_conj()).contiguous()
+
+    def project(self, weight: Tensor) -> Tensor:
+        """Returns the nearest weight that the map can have, in float64 or complex128."""
+        return self.nearest(weight)
+
+    def frames(self, weight: Tensor) -> Frames:
+        """Returns the matrices in a weight that must have orthonormal columns; a tuple where their sizes differ."""
+        return weight
+
+    def bare(self, *coordinates: Tensor) -> Frames:
+        """Returns these frames at coordinates, without view and gain: what `sk.drift` measures."""
+        return self.frames(self(*coordinates))
+
+    def solve(self, w: Tensor) -> Position:
+        """Checks a weight and returns its coordinates and chart, as `right_inverse` does; writes nothing."""
+        coordinates, chart = self.invert(check_frame(self, w))
+        return rounded(self, coordinates), chart
+
+    def solve_nearest(self, weight: Tensor) -> Position:
+        """Returns coordinates, not rounded yet, and chart of the `nearest` weight; writes nothing."""
+        q = self.nearest(weight)
+        if self.are_frames and type(self).nearest is OrthogonalParam.nearest:
+            return self.invert(polished(q))  # as `check_frame` would have it
+        return self.solve(q)
 
     def right_inverse(self, w: Tensor) -> tuple[Tensor, ...]:
         """Finds coordinates whose image is W; checks W first, then writes the chart and nothing else.
@@ -202,7 +292,9 @@ class OrthogonalParam(ABC, nn.Module):
             NotAFrameError: the columns of W are not orthonormal.
             ImageError: W is outside the image, or the map has no right inverse.
         """
-        coordinates, chart = solve(self, w)
+        if self.is_attached:
+            raise OptionError(f"{self.title} needs to be assigned through the module that has it, got a direct call.")
+        coordinates, chart = self.solve(w)
         load_chart_(self, chart)
         return coordinates
 
@@ -212,9 +304,9 @@ class OrthogonalParam(ABC, nn.Module):
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Takes the chart; raises OptionError for what tools would add to it once there is a weight."""
-        if hasattr(self, "_is_attached") and name not in self._buffers:
+        if self.is_attached and name not in self._buffers:
             raise OptionError(
-                f"{title(self)} needs its buffers to be its chart, got another, {name}; give tools that register some "
+                f"{self.title} needs its buffers to be its chart, got another, {name}; give tools that register some "
                 "on every module sk.bake(copy.deepcopy(model))."
             )
         super().register_buffer(name, tensor, persistent)
@@ -223,7 +315,7 @@ class OrthogonalParam(ABC, nn.Module):
         """Follows `.to(dtype)` in the frame's dtype, while chart tensors keep float32 or better."""
         dtype = tensors.followed(fn, self.dtype)
         if dtype.is_complex and not self.is_complex:
-            raise DtypeError(f"{title(self)} needs a real dtype for its {self.dtype} weight, got {dtype}.")
+            raise DtypeError(f"{self.title} needs a real dtype for its {self.dtype} weight, got {dtype}.")
         if recurse:
             for child in self.children():
                 child._apply(fn)
@@ -235,11 +327,6 @@ class OrthogonalParam(ABC, nn.Module):
         """Returns shape, dtype and coordinate count."""
         size = sum(math.prod(shape) for shape in self.coordinates.values())
         return f"shape={self.shape}, dtype={self.dtype}, coordinates={size}"
-
-
-def title(param: OrthogonalParam) -> str:
-    """Returns a map's name in messages; a wrapper has that of the map inside."""
-    return param.title if hasattr(type(param), "title") else type(param).__name__  # type: ignore[attr-defined]
 
 
 def coordinate_dtypes(param: OrthogonalParam, names: Iterable[str] | None = None) -> dict[str, torch.dtype]:
@@ -262,27 +349,24 @@ def load_chart_(param: OrthogonalParam, chart: Mapping[str, Tensor]) -> None:
         held[name].copy_(value)
 
 
-def solve(param: OrthogonalParam, w: Tensor) -> Position:
-    """Returns coordinates and chart of a weight, as `right_inverse` does; writes nothing.
-
-    A map whose weights are no frames has a method of this name, see `contract.protocols.Weights`.
-    """
-    if hasattr(type(param), "solve"):
-        return param.solve(w)  # type: ignore[operator]
-    coordinates, chart = param.invert(check_frame(param, w))
-    return rounded(param, coordinates), chart
+def right_inverse_of(parametrization: nn.Module, who: str) -> Callable[[Tensor], Tensor]:
+    """Returns the method by which a weight or a coordinate is assigned through any parametrization of it."""
+    found = getattr(parametrization, "right_inverse", None)
+    if found is None:
+        needs = "a right_inverse in every parametrization to be assigned"
+        raise ImageError(f"{who} needs {needs}, got {type(parametrization).__name__}.")
+    return found
 
 
-def check_tensor(param: OrthogonalParam, w: Any) -> None:
-    """Raises unless W has the shape and field of a map and finite entries."""
-    if not isinstance(w, Tensor):
-        raise DtypeError(f"{title(param)} needs a tensor, got {type(w).__name__}.")
+def check_tensor(param: OrthogonalParam, w: Tensor) -> None:
+    """Raises unless W is a tensor with the shape and field of a map and finite entries."""
+    tensors.check_tensors(param.title, w)
     if tuple(w.shape) != param.shape:
-        raise ShapeError(f"{title(param)} needs a weight of shape {param.shape}, got {tuple(w.shape)}.")
+        raise ShapeError(f"{param.title} needs a weight of shape {param.shape}, got {tuple(w.shape)}.")
     if not (w.is_floating_point() or w.is_complex()) or (w.is_complex() and not param.is_complex):
-        raise DtypeError(f"{title(param)} needs a frame that converts to {param.dtype}, got {w.dtype}.")
+        raise DtypeError(f"{param.title} needs a frame that converts to {param.dtype}, got {w.dtype}.")
     if not torch.isfinite(w).all():
-        raise NonFiniteError(f"{title(param)} needs finite entries, got a matrix with NaN or infinity.")
+        raise NonFiniteError(f"{param.title} needs finite entries, got a matrix with NaN or infinity.")
 
 
 @torch.no_grad()
@@ -295,7 +379,7 @@ def check_frame(param: OrthogonalParam, w: Tensor) -> Tensor:
         scale = scale_of(w, dtype)
         hint = "" if scale is None else f", and gain={scale:.7g} of sk.orthogonal makes weights of this scale"
         raise NotAFrameError(
-            f"{title(param)} needs orthonormal columns (rows, if wide), ||W^H W - I||_F <= {permitted:.2g}, got "
+            f"{param.title} needs orthonormal columns (rows, if wide), ||W^H W - I||_F <= {permitted:.2g}, got "
             f"{error:.2g}; sk.functional.nearest_frame gives the nearest{hint}."
         )
     return nearest_frame(w.to(tensors.working_dtype(param.dtype)))
@@ -303,10 +387,6 @@ def check_frame(param: OrthogonalParam, w: Tensor) -> Tensor:
 
 Parametrization = str | type[OrthogonalParam]
 """The type of `parametrization=`: a registered name, or a class."""
-
-
-Frames = Tensor | tuple[Tensor, ...]
-"""The type of the matrices in a weight that must have orthonormal columns: a tuple where their sizes differ."""
 
 
 def each_frame(frames: Frames) -> tuple[Tensor, ...]:

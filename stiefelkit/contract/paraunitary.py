@@ -64,8 +64,8 @@ class Paraunitary(Composite):
         self.rows, self.columns = (columns, rows) if self.is_turned else (rows, columns)
         self.channels = m = max(self.columns, self.rows // patch)
         more = [taps - step for taps, step in zip(shape[2:], stride, strict=True)]
-        self.factors = [(axis, j % 2) for j in range(max(more)) for axis, most in enumerate(more) if j < most]
-        if self.factors and m < 2:
+        self.steps = [(axis, j % 2) for j in range(max(more)) for axis, most in enumerate(more) if j < most]
+        if self.steps and m < 2:
             raise ShapeError(
                 "An orthogonal convolution needs two channels a group or more where taps exceed the stride, got "
                 f"{shape[0] // groups} and {shape[1]}; sk.nn.CayleyConv2d takes one, as kernels within the stride do."
@@ -81,7 +81,7 @@ class Paraunitary(Composite):
         sides = (self.rows, m * patch)
         self.is_wide = sides[0] < sides[1]
         self.frame = build(groups, max(sides), min(sides))
-        self.projectors = build(groups, len(self.factors), m, m // 2) if self.factors else None
+        self.projectors = build(groups, len(self.steps), m, m // 2) if self.steps else None
 
     @property
     def traits(self) -> Traits:
@@ -124,7 +124,7 @@ class Paraunitary(Composite):
         x = x.expand(self.groups, -1, -1).reshape(self.groups, self.channels, self.columns, *(1,) * dims)
         if self.projectors is not None:
             q = polish(self.projectors(*coordinates[first:]).to(dtype)).unbind(1)
-            for (axis, is_swapped), each in zip(reversed(self.factors), reversed(q), strict=True):
+            for (axis, is_swapped), each in zip(reversed(self.steps), reversed(q), strict=True):
                 projected = (each @ (each.mH @ x.flatten(2))).view_as(x)
                 parts = (projected, x - projected)
                 x = _shifted_sum(parts[::-1] if is_swapped else parts, axis - dims)

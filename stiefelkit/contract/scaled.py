@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.contract.composite import Wrapper
-from stiefelkit.contract.param import Frames, OrthogonalParam, Position, Traits, check_tensor, solve, title
-from stiefelkit.contract.protocols import bare_frames, frames_in, nearest_weight, projected, return_bound
+from stiefelkit.contract.param import Frames, OrthogonalParam, Position, Traits, check_tensor
 from stiefelkit.errors import NotAFrameError, OptionError, shown
 from stiefelkit.metrics import scale_of
 from stiefelkit.numbers import Check, above
@@ -46,10 +45,10 @@ class Scaled(Wrapper):
 
     def __init__(self, inner: OrthogonalParam, gain: float | str, blocks: int = 1):
         super().__init__(inner, inner.shape)
-        gain = _GAIN.require(title(inner), "gain", gain)
+        gain = _GAIN.require(inner.title, "gain", gain)
         if gain == "learned" and GAIN in inner.coordinates:
             raise OptionError(
-                f"{title(inner)} needs a fixed gain, since it has a coordinate {GAIN!r} itself, got {shown(gain)}."
+                f"{inner.title} needs a fixed gain, since it has a coordinate {GAIN!r} itself, got {shown(gain)}."
             )
         self.gain: float | None = None if isinstance(gain, str) else float(gain)
         self.blocks = blocks
@@ -81,14 +80,14 @@ class Scaled(Wrapper):
 
     def bare(self, *coordinates: Tensor) -> Frames:
         """Returns the frames before they are scaled."""
-        return bare_frames(self.inner, *self._split(coordinates)[0])
+        return self.inner.bare(*self._split(coordinates)[0])
 
     def frames(self, weight: Tensor) -> Frames:
         """Returns the weight divided by its gain; by its own scale, if the gain is learned."""
         gain = self._gain_of(weight)
         if isinstance(gain, Tensor):
             gain = self._spread(gain.masked_fill(gain == 0, 1.0))
-        return frames_in(self.inner, (weight.to(working_dtype(weight.dtype)) / gain).to(weight.dtype))
+        return self.inner.frames((weight.to(working_dtype(weight.dtype)) / gain).to(weight.dtype))
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws as the inner map does, with gain 1 if it is learned."""
@@ -97,13 +96,13 @@ class Scaled(Wrapper):
 
     def nearest(self, weight: Tensor) -> Tensor:
         """Returns the nearest frame times the gain; a learned gain is the mean of the singular values."""
-        q = nearest_weight(self.inner, weight)
+        q = self.inner.nearest(weight)
         return q * (self.gain or self._gain_along(q, weight))
 
     def project(self, weight: Tensor) -> Tensor:
         """Returns the nearest weight that the inner map may have, times the gain."""
-        gain = self.gain or self._gain_along(nearest_weight(self.inner, weight), weight)
-        return gain * projected(self.inner, weight.to(working_dtype(self.dtype)) / gain)
+        gain = self.gain or self._gain_along(self.inner.nearest(weight), weight)
+        return gain * self.inner.project(weight.to(working_dtype(self.dtype)) / gain)
 
     @torch.no_grad()
     def solve(self, w: Tensor) -> Position:
@@ -116,14 +115,14 @@ class Scaled(Wrapper):
         gain = self._gain_of(w)
         if isinstance(gain, Tensor) and bool((gain == 0).any()):
             raise NotAFrameError(
-                f'{title(self)} with gain="learned" needs a frame times a number, got zero; sk.bake makes the weight a '
+                f'{self.title} with gain="learned" needs a frame times a number, got zero; sk.bake makes the weight a '
                 "plain one, which may be zero."
             )
         frame = w.to(working_dtype(w.dtype)) / self._spread(gain)
         if torch.finfo(w.dtype).eps > torch.finfo(self.dtype).eps:
             frame = frame.to(w.dtype)  # in which it is a frame, or is none
         try:
-            unscaled, chart = solve(self.inner, frame)
+            unscaled, chart = self.inner.solve(frame)
         except NotAFrameError as error:
             raise NotAFrameError(self._in_words(w)) from error
         return self._joined(unscaled, gain), chart
@@ -139,7 +138,7 @@ class Scaled(Wrapper):
     def return_bound(self) -> float:
         """The inner map's bound, and the rounding of gain and product, times a fixed gain."""
         rounding = torch.finfo(self.dtype).eps * math.sqrt(self.shape[-1])
-        return (return_bound(self.inner) + rounding) * (self.gain or 1.0)
+        return (self.inner.return_bound + rounding) * (self.gain or 1.0)
 
     def _split(self, coordinates: Sequence[Tensor]) -> tuple[Sequence[Tensor], Any]:
         """Returns the inner map's coordinates, and the gain."""
@@ -169,9 +168,9 @@ class Scaled(Wrapper):
         """Returns why a weight is refused: it is a frame times another number, or times none."""
         dtype = coarser(self.dtype, w.dtype)
         digits = 7 if torch.finfo(dtype).eps > 1e-9 else 15
-        needs = f'{title(self)} with gain="learned" needs a frame times a number'
+        needs = f'{self.title} with gain="learned" needs a frame times a number'
         if self.gain is not None:
-            needs = f"{title(self)} with gain={self.gain:.{digits}g} needs a frame times {self.gain:.{digits}g}"
+            needs = f"{self.title} with gain={self.gain:.{digits}g} needs a frame times {self.gain:.{digits}g}"
         scale = scale_of(w, dtype)
         if scale is not None and self.gain is not None:
             return (

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from stiefelkit.contract.composite import Wrapper
-from stiefelkit.contract.param import Frames, OrthogonalParam, Position, check_tensor, solve
-from stiefelkit.contract.protocols import bare_frames, frames_in, nearest_weight, projected
+from stiefelkit.contract.param import Frames, OrthogonalParam, Position, check_tensor
 from stiefelkit.errors import OptionError, ShapeError, did_you_mean, shown
 from stiefelkit.numbers import validate_fields_
 
@@ -243,23 +242,23 @@ class Viewed(Wrapper):
     def solve(self, w: Tensor) -> Position:
         """Hands the frames in the weight to the inner map; see `OrthogonalParam.right_inverse`."""
         check_tensor(self, w)
-        return solve(self.inner, self.view.to_frame(w))
+        return self.inner.solve(self.view.to_frame(w))
 
     def nearest(self, weight: Tensor) -> Tensor:
         """Returns the nearest weight whose frames are orthonormal."""
-        return self.view.from_frame(nearest_weight(self.inner, self.view.to_frame(weight)))
+        return self.view.from_frame(self.inner.nearest(self.view.to_frame(weight)))
 
     def project(self, weight: Tensor) -> Tensor:
         """Returns the nearest weight that the inner map may have."""
-        return self.view.from_frame(projected(self.inner, self.view.to_frame(weight)))
+        return self.view.from_frame(self.inner.project(self.view.to_frame(weight)))
 
     def frames(self, weight: Tensor) -> Frames:
         """Returns the weight read as the inner map's."""
-        return frames_in(self.inner, self.view.to_frame(weight))
+        return self.inner.frames(self.view.to_frame(weight))
 
     def bare(self, *coordinates: Tensor) -> Frames:
         """Returns those of the inner map."""
-        return bare_frames(self.inner, *coordinates)
+        return self.inner.bare(*coordinates)
 
     def extra_repr(self) -> str:
         """Returns the view and the weight's shape."""

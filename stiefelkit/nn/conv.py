@@ -70,7 +70,7 @@ class Convolution(TorchConvolution):
             )
         maps: dict[str, Any] = {"parametrization": parametrization, "options": given, "dtype": w.dtype}
         param = Paraunitary(w.shape, groups=self.groups, stride=self._patch, device=w.device, **maps)
-        attach.carry(self, "weight", param, init, generator)
+        attach.attach_map(self, "weight", param, init, generator)
 
     def _check_reach(self, image: tuple[int, ...], reach: Sequence[int]) -> None:
         """Raises ShapeError for circular images around which the kernel would go more than once."""

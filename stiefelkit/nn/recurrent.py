@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from stiefelkit._torch import class_name
-from stiefelkit.contract.param import Parametrization, title
-from stiefelkit.contract.protocols import prefers_factors, structure_of
+from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization, no_option, option_names, registered
 from stiefelkit.errors import (
     DtypeError,
@@ -191,9 +190,9 @@ class Recurrent(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.zeros(self._frame_shape, device=device, dtype=dtype)))
             orthogonal(self, name, self.parametrization, **options)
         coordinate_list = coordinate_list_of(self, name)
-        self._has_factors = coordinate_list is not None and structure_of(coordinate_list.param) is not None
+        self._has_factors = coordinate_list is not None and coordinate_list.param.structure is not None
         if self.factored and not self._has_factors:
-            kind = "a free W" if coordinate_list is None else f"{title(coordinate_list.param)} {self.hidden_size}"
+            kind = "a free W" if coordinate_list is None else f"{coordinate_list.param.title} {self.hidden_size}"
             raise OptionError(
                 f"{self._name} needs a map with factors, without gain= and view=, for factored=True, such as givens, "
                 f"householder and fourier, got {kind}."
@@ -249,7 +248,7 @@ class Recurrent(nn.Module):
 
     def _takes_factors(self, held: CoordinateList, x: Tensor, batch: int, batch_sizes: list[int] | None) -> bool:
         """Returns whether factors are asked for, or faster, and the scan runs in the one backend that takes them."""
-        if self.factored is False or (self.factored is None and not prefers_factors(held.param, batch)):
+        if self.factored is False or (self.factored is None and not held.param.prefers_factors(batch)):
             return False
         if self.backend != "auto":
             return self.backend == "inplace"

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from stiefelkit.contract.protocols import projected
 from stiefelkit.errors import (
     CheckpointError,
     DtypeError,
@@ -177,7 +176,7 @@ def fill_(who: str, rnn: nn.Module, source: TorchRNN, init: str | None) -> None:
             continue
         weight = weight.view(coordinate_list.param.shape)
         try:
-            coordinate_list.right_inverse(projected(coordinate_list.param, weight) if init == "project" else weight)
+            coordinate_list.right_inverse(coordinate_list.param.project(weight) if init == "project" else weight)
         except RankError as error:
             raise RankError(
                 f"{who} needs full rank in {key}, got a matrix without a nearest frame; torch.nn.init.orthogonal_ "

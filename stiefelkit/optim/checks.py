@@ -251,8 +251,8 @@ def ask_readers(group: Group) -> None:
     for p in group["params"]:
         if id(p) not in watched:
             watch_frame(p, group["manifold"])
-        elif watched[id(p)].coordinate_list is not None:
-            watched[id(p)].coordinate_list.gradient = group.get("gradient", "exact")
+        elif (coordinate_list := watched[id(p)].coordinate_list) is not None:
+            coordinate_list.gradient = group.get("gradient", "exact")
 
 
 def check_gradients(who: str, buckets: Sequence[Bucket]) -> None:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from stiefelkit.contract.composite import Composite, Inner, of_inner, prefixed, within
 from stiefelkit.contract.param import Parametrization, Position, Traits
-from stiefelkit.contract.protocols import projected, return_bound, takes_nearest
 from stiefelkit.errors import DtypeError, ImageError, needs
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import permitted_return, rounding_limit
@@ -110,7 +109,7 @@ class BlockDiagonal(Composite):
     @property
     def takes_nearest(self) -> bool:
         """The inner map's with one block; the frame nearest to a weight has no more blocks than that."""
-        return self.blocks == 1 and takes_nearest(self.inner)
+        return self.blocks == 1 and self.inner.takes_nearest
 
     def options(self) -> dict[str, Any]:
         """Returns those of the inner map, and how many blocks there are."""
@@ -128,7 +127,7 @@ class BlockDiagonal(Composite):
     @property
     def return_bound(self) -> float:
         """The bound of all blocks together."""
-        return max(permitted_return(self.shape, self.dtype), math.sqrt(self.blocks) * return_bound(self.inner))
+        return max(permitted_return(self.shape, self.dtype), math.sqrt(self.blocks) * self.inner.return_bound)
 
     def forward(self, *coordinates: Tensor) -> Tensor:
         """Maps the inner map's coordinates to frames of shape (*, n, p)."""
@@ -149,7 +148,7 @@ class BlockDiagonal(Composite):
 
     def project(self, weight: Tensor) -> Tensor:
         """Returns the nearest block-diagonal frame: each block's nearest that the inner map takes."""
-        return self._assembled(projected(self.inner, self._split(weight.to(working_dtype(self.dtype)))))
+        return self._assembled(self.inner.project(self._split(weight.to(working_dtype(self.dtype)))))
 
     def invert(self, w: Tensor) -> Position:
         """Inverts the inner map at all blocks; what is outside of them must be zero, to rounding."""

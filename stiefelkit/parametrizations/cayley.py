@@ -10,7 +10,6 @@ from torch import Tensor
 
 from stiefelkit import init
 from stiefelkit.contract.param import OrthogonalParam, Position, Traits
-from stiefelkit.contract.protocols import return_bound
 from stiefelkit.errors import DtypeError, ImageError, OptionError, needs, shown
 from stiefelkit.functional import (
     band_size,
@@ -282,7 +281,7 @@ class Cayley(OrthogonalParam):
         skew = skew.to(coordinate_dtype(self.dtype))
         rounded = cayley(skew if self.bound is None else self._within_bound(skew, self.bound), n, p, signs=signs)
         difference = torch.linalg.matrix_norm(rounded - w).max().item()
-        if not difference <= return_bound(self):
+        if not difference <= self.return_bound:
             got = f"that comes back {difference:.2g} away" if math.isfinite(difference) else "that has"
             if self.bound is not None:
                 raise ImageError(f"Cayley needs a frame within bound={self.bound:g} of the identity, got one {got}.")

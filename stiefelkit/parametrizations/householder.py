@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from stiefelkit.contract.param import OrthogonalParam, Position, Traits, rows_of
-from stiefelkit.contract.protocols import return_bound
 from stiefelkit.errors import ImageError, OptionError, needs
 from stiefelkit.functional import (
     diagonal,
@@ -214,7 +213,7 @@ class Householder(OrthogonalParam):
         signs, phase = (None, d.angle().to(real)) if self.is_complex else (d.sign(), None)
         dtype = dtype_of_parts(real, self.is_complex)
         back = householder(v.to(real), n, k, p, dtype=dtype, signs=signs, phase=phase).to(self.dtype)
-        return bool((torch.linalg.matrix_norm(back.to(w.dtype) - w) <= return_bound(self)).all())
+        return bool((torch.linalg.matrix_norm(back.to(w.dtype) - w) <= self.return_bound).all())
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame, or the reflectors themselves.

@@ -9,7 +9,6 @@ from torch import Tensor
 from stiefelkit.contract import table
 from stiefelkit.contract.composite import Composite, Inner, prefixed, within
 from stiefelkit.contract.param import Parametrization, Position, Traits, check_tensor, rounded
-from stiefelkit.contract.protocols import takes_nearest
 from stiefelkit.errors import DtypeError, NotAFrameError, needs
 from stiefelkit.functional import nearest_frame, product
 from stiefelkit.metrics import FRAME_TOLERANCE, rounding_limit
@@ -157,7 +156,7 @@ class Margin(Composite):
     @property
     def takes_nearest(self) -> bool:
         """The answer of U's map."""
-        return takes_nearest(self.u)
+        return self.u.takes_nearest
 
     def _singular_values(self, q: Tensor) -> Tensor:
         return 1 + 2 * self.margin * (torch.sigmoid(q) - 0.5)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit import init
-from stiefelkit.contract.param import OrthogonalParam, coordinate_dtypes, load_chart_, solve
-from stiefelkit.contract.protocols import return_bound
+from stiefelkit.contract.param import OrthogonalParam, coordinate_dtypes, load_chart_
 from stiefelkit.contract.table import rest_of
 from stiefelkit.errors import ImageError, StiefelkitError
 from stiefelkit.metrics import orthogonality_error, permitted_return, working_dtype
@@ -88,7 +87,7 @@ def require_purity(case: Case) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
     require(same, "inputs or chart changed by forward")
     _require_nothing_kept(param, held, "forward")
     if param.traits.invertible:
-        solve(param, case.drawn()[0](*case.drawn()[1]).detach())
+        param.solve(case.drawn()[0](*case.drawn()[1]).detach())
         _require_nothing_kept(param, held, "invert")
     return param, coordinates
 
@@ -232,7 +231,7 @@ def law_round_trip(case: Case) -> None:
     In float64 and complex128, with nothing finer to compute in, and where a map's `return_bound` says so, 100 limits
     for every 64 rows.
     """
-    limit = min(return_bound(case.build()), permitted_return(case.shape, case.dtype, unspared=True))
+    limit = min(case.build().return_bound, permitted_return(case.shape, case.dtype, unspared=True))
     if not case.build().traits.invertible:
         param, coordinates = case.drawn()
         w = param(*coordinates)

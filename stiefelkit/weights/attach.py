@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from stiefelkit._torch import Convolution
 from stiefelkit.contract import table
 from stiefelkit.contract.composite import SideBySide
-from stiefelkit.contract.param import OrthogonalParam, Parametrization, each_frame, title
-from stiefelkit.contract.protocols import frames_in, nearest_weight, projected, takes_nearest
+from stiefelkit.contract.param import OrthogonalParam, Parametrization
 from stiefelkit.contract.scaled import Scaled
 from stiefelkit.contract.table import check_options, find_parametrization, option_names
 from stiefelkit.contract.view import View, Viewed, axis_of, kernel_views, view_of, views_of_blocks
@@ -25,6 +25,7 @@ from stiefelkit.errors import (
     RankError,
     ShapeError,
     did_you_mean,
+    needs,
     shown,
 )
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
@@ -32,7 +33,7 @@ from stiefelkit.numbers import as_python_number, sizes
 from stiefelkit.tensors import coarser, working_dtype
 from stiefelkit.weights import find
 from stiefelkit.weights.coordinate_list import CoordinateList
-from stiefelkit.weights.find import Place, Where
+from stiefelkit.weights.find import WeightPath, Where
 from stiefelkit.weights.modules import attach_coordinate_list, check_loading_of
 
 __all__ = ["available", "orthogonal", "register"]
@@ -97,13 +98,9 @@ def orthogonal(
         The same module.
 
     Raises:
-        UnknownNameError: no parametrization or parameter has this name, or `where` matches none.
-        ShapeError: the weight is no matrix, is empty, is a kernel without `view`, or is not made of such blocks.
-        DtypeError: the weight is neither floating nor complex, or the parametrization does not do its field.
         OptionError: an option is unknown or out of range, or the weight is no plain parameter.
-        NonFiniteError, NotAFrameError, RankError, ImageError: `init` is a tensor, or "project", that the map cannot
-            take.
-        ImageError: the weight is a frame outside the map's image, and `init` is None.
+        NonFiniteError, NotAFrameError, RankError, ImageError: the map cannot take a tensor, or "project", as `init`; of
+            ImageError also if the weight is a frame that it does not reach, and `init` is None.
 
     >>> layer = orthogonal(nn.Linear(8, 4, bias=False), "weight", "cayley")
     >>> torch.dist(layer.weight @ layer.weight.mT, torch.eye(4)).item() < 1e-6
@@ -111,38 +108,36 @@ def orthogonal(
     """
     if not isinstance(module, nn.Module):
         find.check_module(module, "orthogonal")
-    if (name is None) == (where is None):
+    if (name is None) is (where is None):
         got = "neither" if name is None else f"name={shown(name)} and where={shown(where)}"
         known = did_you_mean("", [place.qualified for place in find.matrices_of(module)])
         raise OptionError(f"orthogonal needs a weight's name or where=, one of both, got {got}{known}")
-    if name is None or find.is_pattern(name):
-        chosen = find.choose(module, where if name is None else name)  # type: ignore[arg-type]
+    if isinstance(name, str) and {*name}.isdisjoint(find.WILDCARDS):
+        chosen = [find.find_path(module, name, takes_patterns=True)]
     else:
-        chosen = [find.find_place(module, name, takes_patterns=True)]  # type: ignore[arg-type]
-    tied: dict[nn.Parameter, list[Place]] = {}
+        chosen = find.choose(module, where if name is None else name)  # type: ignore[arg-type]
+    tied: dict[nn.Parameter, list[WeightPath]] = {}
     for place in chosen:
         tied.setdefault(find.plain_weight(place, takes_patterns=True), []).append(place)
     if len(tied) > 1 and isinstance(init, Tensor):
         raise OptionError(f"orthogonal needs init= as a name for {len(tied)} weights, got a tensor.")
     cls = table.registered.find(parametrization)
     if blocks is not None or dim is not None:
-        given = {key: value for key, value in (("blocks", blocks), ("dim", dim)) if value is not None}
-        own = {key: value for key, value in given.items() if key in option_names(cls)}
-        options, blocks, dim = options | own, None if "blocks" in own else blocks, None if "dim" in own else dim
-        if dim is not None and blocks is None:
-            raise OptionError(
-                f"orthogonal needs blocks= of its own beside dim=, got dim={shown(dim)} with {cls.__name__}."
-            )
+        taken = option_names(cls)
+        if blocks is not None and "blocks" in taken:
+            options["blocks"], blocks = blocks, None
+        if dim is not None and "dim" in taken:
+            options["dim"], dim = dim, None
+        needs(dim is None or blocks is not None, OptionError, "orthogonal", "blocks= of its own beside dim=", dim)
         blocks, dim = sizes(blocks) or as_python_number(blocks), as_python_number(dim)
     options = {"precision": precision, **(as_python_number(options) if options else {})}
-    is_rms = isinstance(gain, str) and gain == "rms"
-    plan = _Plan(cls, view, blocks, 0 if dim is None else dim, as_python_number(gain), is_rms, options, init, generator)
-    carried = []
-    for weight, places in tied.items():
-        carried.append((places, _carry(plan, places, weight)))
+    asked = _AttachOptions(cls, view, blocks, dim or 0, as_python_number(gain), options, init, generator)
+    made = []
+    for weight, paths in tied.items():
+        made.append((paths, _mapped(asked, paths, weight)))
     notes = find.notes_on(module, tied.values(), view, cls if blocks is None else None)
-    for places, coordinate_list in carried:
-        attach_coordinate_list(places, coordinate_list)
+    for paths, coordinate_list in made:
+        attach_coordinate_list(paths, coordinate_list)
     for place in chosen:
         if place.host is not module:
             check_loading_of(module, place.qualified)
@@ -174,7 +169,7 @@ def register(name: str, parametrization: type[OrthogonalParam] | str) -> None:
     table.registered.register(name, parametrization)
 
 
-class _Plan(NamedTuple):
+class _AttachOptions(NamedTuple):
     """The map of each weight, and its first values: what `orthogonal` was given."""
 
     cls: type[OrthogonalParam]
@@ -182,135 +177,137 @@ class _Plan(NamedTuple):
     blocks: int | Sequence[int] | None
     dim: int
     gain: float | str
-    is_rms: bool
     options: dict[str, Any]
     init: str | Tensor | None
     generator: torch.Generator | None
 
 
-def _carry(plan: _Plan, places: Sequence[Place], weight: nn.Parameter) -> CoordinateList:
+def _mapped(asked: _AttachOptions, places: Sequence[WeightPath], weight: nn.Parameter) -> CoordinateList:
     """Makes what will carry a weight, filled; the weight may stand in several places."""
     first, *others = places
-    views = _views(plan, first, weight)
+    views = _views(asked, first, weight)
     for other in others:
-        if _views(plan, other, weight) != views:
+        if _views(asked, other, weight) != views:
             raise OptionError(
                 f"orthogonal needs modules that read a weight in one way, got {first.title} and {other.title}, one "
                 "parameter whose outputs are rows in one and columns in the other; choose one, and tie the other to it."
             )
-    param = _build(plan, first, weight, views[0])
+    param = _build(asked, first, weight, views[0])
     if len(views) > 1:
-        parts = [param, *(_build(plan, first, weight, view) for view in views[1:])]
-        axis = axis_of(views[0].name, weight.shape, plan.dim) - weight.dim()
-        param = SideBySide(parts, plan.blocks, plan.dim, axis)  # type: ignore[arg-type]
-    coordinate_list, init = CoordinateList(param, weight.device, weight.requires_grad), plan.init
-    is_value = isinstance(init, Tensor) or (isinstance(init, str) and init == "project")
-    if init is not None and not is_value:
-        coordinate_list.scheme = coordinate_list.checked_scheme(init)
+        parts = [param, *(_build(asked, first, weight, view) for view in views[1:])]
+        axis = axis_of(views[0].name, weight.shape, asked.dim) - weight.dim()
+        param = SideBySide(parts, asked.blocks, asked.dim, axis)  # type: ignore[arg-type]
+    coordinate_list, init = CoordinateList(param, weight.device, weight.requires_grad), asked.init
+    is_scheme = not (init is None or isinstance(init, Tensor) or init == "project")
+    if is_scheme:
+        coordinate_list.scheme = param.check_scheme(init)  # type: ignore[arg-type]
     if not weight.is_meta:
-        _start(coordinate_list, param, weight.detach(), plan, first)
-    elif is_value:
-        raise OptionError(f"{title(param)} on the meta device needs an init scheme or None, got {shown(init, 40)}.")
+        _start(coordinate_list, param, weight.detach(), asked, first)
+    elif not (init is None or is_scheme):
+        raise OptionError(f"{param.title} on the meta device needs an init scheme or None, got {shown(init, 40)}.")
     return coordinate_list
 
 
-def carry(
+def attach_map(
     module: nn.Module, name: str, param: OrthogonalParam, init: str | None, generator: torch.Generator | None
 ) -> None:
     """Puts a map on a weight of its shape, drawn by one of its schemes; for layers that make the map themselves."""
-    weight: Any = getattr(module, name)
+    weight = module.get_parameter(name)
     coordinate_list = CoordinateList(param, weight.device, weight.requires_grad)
     if init is not None:
-        coordinate_list.scheme = coordinate_list.checked_scheme(init)
+        coordinate_list.scheme = param.check_scheme(init)
     if not weight.is_meta:
         coordinate_list.draw_(None, generator)
-    attach_coordinate_list([Place(name, module, name)], coordinate_list)
+    attach_coordinate_list([WeightPath(name, module, name)], coordinate_list)
 
 
 _WORDS = tuple(inspect.signature(orthogonal).parameters)
 
 
-def _views(plan: _Plan, place: Place, weight: Tensor) -> tuple[View, ...]:
+def _views(asked: _AttachOptions, place: WeightPath, weight: Tensor) -> tuple[View, ...]:
     """Returns how a weight is read, run by run of its blocks; checks that it is a matrix, or kernel, that can be."""
-    groups, flaw = find.groups_of(place), None
+    convolution = place.host if isinstance(place.host, Convolution) and place.name == "weight" else None
+    groups, flaw = 0 if convolution is None else convolution.groups, None
     if weight.dim() < 2:
         flaw = "a matrix or a batch of matrices"
     elif weight.numel() == 0:
         flaw = "at least one row and one column"
-    elif groups and plan.view is None:
+    elif groups and asked.view is None:
         *most, last = [f'"{key}"' for key in kernel_views(groups)]
         flaw = f"view={', '.join(most)} or {last} for a kernel"
     if flaw is not None:
-        raise ShapeError(f"{plan.cls.__name__} on {place.title} needs {flaw}, got shape {tuple(weight.shape)}.")
+        raise ShapeError(f"{asked.cls.__name__} on {place.title} needs {flaw}, got shape {tuple(weight.shape)}.")
     if not (weight.is_floating_point() or weight.is_complex()) or weight.itemsize == 1:
-        needs = "a floating or complex weight of 16 bits or more"
-        raise DtypeError(f"{plan.cls.__name__} on {place.title} needs {needs}, got {weight.dtype}.")
+        wanted = "a floating or complex weight of 16 bits or more"
+        raise DtypeError(f"{asked.cls.__name__} on {place.title} needs {wanted}, got {weight.dtype}.")
     # Of matrices only the gain depends on it, so that embeddings and heads may be one parameter without.
-    out_dim = int(place.host.transposed if groups else plan.is_rms and find.has_inputs_first(place.host))  # type: ignore[arg-type]
-    try:
-        view = view_of("matrix" if plan.view is None else plan.view, tuple(weight.shape), out_dim, groups or 1)
-    except TypeError:  # not hashable, so no name of a view
-        view = View(plan.view, tuple(weight.shape), out_dim, groups or 1)  # type: ignore[arg-type]
-    if plan.blocks is None:
+    if convolution is not None:
+        out_dim = int(convolution.transposed)
+    else:
+        out_dim = int(asked.gain == "rms" and find.has_inputs_first(place.host))
+    view = view_of("matrix" if asked.view is None else asked.view, tuple(weight.shape), out_dim, groups or 1)
+    if asked.blocks is None:
         return (view,)
     try:
-        return views_of_blocks(view, plan.blocks, plan.dim)
+        return views_of_blocks(view, asked.blocks, asked.dim)
     except ShapeError as error:
-        raise ShapeError(f"{plan.cls.__name__} on {place.title}: {error}") from None
+        raise ShapeError(f"{asked.cls.__name__} on {place.title}: {error}") from None
 
 
-def _build(plan: _Plan, place: Place, weight: Tensor, view: View) -> OrthogonalParam:
+def _build(asked: _AttachOptions, place: WeightPath, weight: Tensor, view: View) -> OrthogonalParam:
     """Makes the map of a weight that is read by a view, or of one run of its blocks."""
-    cls, shape = plan.cls, view.frame_shape
-    check_options(cls, plan.options, near=_WORDS)
-    reason = cls.supports(shape, weight.dtype, **plan.options)
+    cls, shape = asked.cls, view.frame_shape
+    check_options(cls, asked.options, near=_WORDS)
+    reason = cls.supports(shape, weight.dtype, **asked.options)
     if reason is not None:
-        takes_complex = cls.supports(shape, torch.complex64, **plan.options) is None
+        takes_complex = cls.supports(shape, torch.complex64, **asked.options) is None
         words = 'field="complex"' if hasattr(place.host, "field") else "dtype=torch.complex64"
         remedy = f"; make the layer with {words}" if takes_complex else ""
         raise DtypeError(
             f"{cls.__name__} on {place.title} needs {reason}, got shape {shape} and {weight.dtype}{remedy}."
         )
-    param = cls(shape, dtype=weight.dtype, device=weight.device, **plan.options)
-    gain = view.rms_gain if plan.is_rms else plan.gain
+    param = cls(shape, dtype=weight.dtype, device=weight.device, **asked.options)
+    gain = view.rms_gain if asked.gain == "rms" else asked.gain
     if type(gain) not in (int, float) or gain != 1:
         param = Scaled(param, gain, view.blocks)
     return param if view.is_plain else Viewed(param, view)
 
 
-def _start(coordinate_list: CoordinateList, param: OrthogonalParam, weight: Tensor, plan: _Plan, place: Place) -> None:
+def _start(
+    coordinate_list: CoordinateList, param: OrthogonalParam, weight: Tensor, asked: _AttachOptions, place: WeightPath
+) -> None:
     """Fills the coordinates of what was a weight, and logs once if they are not the weight's own."""
-    init = plan.init
+    init = asked.init
     if isinstance(init, Tensor):
         coordinate_list.right_inverse(init)
     elif init == "project":
         if not torch.isfinite(weight).all():
             raise NonFiniteError('init="project" needs a finite weight, got one with NaN or infinity.')
-        coordinate_list.right_inverse(projected(param, weight))
+        coordinate_list.right_inverse(param.project(weight))
     elif init is not None:
-        coordinate_list.draw_(init, plan.generator)
+        coordinate_list.draw_(init, asked.generator)
     elif not _keeps(coordinate_list, param, weight):
         why = "its map is drawn unless the weight fits"
-        if takes_nearest(param):
+        if param.takes_nearest:
             try:
-                coordinate_list.take_nearest(weight)
+                coordinate_list.take_position(param.solve_nearest(weight))
             except (ImageError, NonFiniteError, RankError) as error:
                 why = str(error).removesuffix(".")
             else:
                 return _log_change(coordinate_list, weight, place, "is the nearest one now", "")
-        coordinate_list.draw_(None, plan.generator)
+        coordinate_list.draw_(None, asked.generator)
         if torch.isfinite(weight).all() and bool((weight != 0).any()):
             _log_change(coordinate_list, weight, place, f"is drawn anew by {param.schemes[0]!r}", f": {why}")
 
 
 def _keeps(coordinate_list: CoordinateList, param: OrthogonalParam, weight: Tensor) -> bool:
     """Takes a weight that is a frame as it is; raises ImageError if the map does not reach it."""
-    if not (hasattr(type(param), "solve") or _is_frame(param, weight)):
+    if param.are_frames and not _is_frame(param, weight):
         return False
     try:
         is_double = weight.dtype == working_dtype(weight.dtype) and bool(torch.isfinite(weight).all())
         # One of float64 that is a frame to float32, and was cast up from there, is taken for one.
-        start = nearest_weight(param, weight) if is_double and _is_frame(param, weight) else weight
+        start = param.nearest(weight) if is_double and _is_frame(param, weight) else weight
         coordinate_list.right_inverse(start)
     except (NotAFrameError, NonFiniteError):
         return False
@@ -324,14 +321,15 @@ def _keeps(coordinate_list: CoordinateList, param: OrthogonalParam, weight: Tens
 
 def _is_frame(param: OrthogonalParam, weight: Tensor) -> bool:
     """Returns whether a finite weight is a frame in its own dtype, or to float32 and cast up from there."""
-    for q in each_frame(frames_in(param, weight)):
+    frames = param.frames(weight)
+    for q in frames if isinstance(frames, tuple) else (frames,):
         tolerance = frame_tolerance(q.shape[-1], coarser(q.dtype, torch.float32))
         if not orthogonality_error(q).max().item() <= tolerance:
             return False
     return True
 
 
-def _log_change(coordinate_list: CoordinateList, weight: Tensor, place: Place, became: str, end: str) -> None:
+def _log_change(coordinate_list: CoordinateList, weight: Tensor, place: WeightPath, became: str, end: str) -> None:
     """Logs that a weight has become another, and how far away it is, if anybody listens."""
     if _log.isEnabledFor(logging.INFO):
         now = coordinate_list.param(*coordinate_list.gathered())

@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from stiefelkit.contract.composite import cores
-from stiefelkit.contract.param import each_frame, load_chart_, title
-from stiefelkit.contract.protocols import bare_frames
+from stiefelkit.contract.param import each_frame, load_chart_
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, ShapeError
 from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
 from stiefelkit.weights import find
 from stiefelkit.weights.modules import attach_coordinate_list, check_loading_of, stop_checking
-from stiefelkit.weights.optimizer_hooks import retire
+from stiefelkit.weights.optimizer_hooks import mark_replaced
 
 __all__ = ["Drift", "assign_", "bake", "coordinates", "drift", "fully_shard_coordinates", "rebase_", "reset_", "tie"]
 
@@ -56,7 +55,7 @@ def reset_(module: nn.Module, name: str, init: str | None = None, generator: tor
         OptionError: the map has no such scheme, or the weight is on the meta device.
     """
     coordinate_list = find.find_weight(module, name, "reset_").coordinate_list
-    coordinate_list.draw_(None if init is None else coordinate_list.checked_scheme(init), generator)
+    coordinate_list.draw_(None if init is None else coordinate_list.param.check_scheme(init), generator)
 
 
 def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -83,7 +82,7 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
     whole = coordinate_list.param
     maps: list[Any] = [(p, slice(i, i + len(p.coordinates))) for i, p in cores(whole) if isinstance(p, rebased)]
     if not maps:
-        raise OptionError(f'rebase_ needs a weight with the map "rebased", got {title(whole)}.')
+        raise OptionError(f'rebase_ needs a weight with the map "rebased", got {whole.title}.')
     held = {id(c) for group in getattr(optimizer, "param_groups", ()) for c in group["params"]}
     own = list(coordinate_list.coordinates.values())
     moved = [c for _, share in maps for c in own[share]]
@@ -161,12 +160,12 @@ def _bake(weight: find.OrthogonalWeight, frame: nn.Parameter | None) -> nn.Param
         raise OptionError(f"bake needs a module that reads its weight, got {path} of a traced graph; bake, then trace.")
     trains = any(c.requires_grad for c in coordinate_list.coordinates.values())
     with torch.no_grad():
-        coordinate_list.mend(by_value=True)
+        coordinate_list.project_external_writes(by_value=True)
         frame = nn.Parameter(getattr(module, name).detach().clone(), trains) if frame is None else frame
     parametrize.remove_parametrizations(module, name, leave_parametrized=True)
     delattr(module, name)
     module.register_parameter(name, frame)
-    retire(coordinate_list.coordinates.values(), coordinate_list.weight, "sk.bake", frame, are_coordinates=True)
+    mark_replaced(coordinate_list.coordinates.values(), coordinate_list.weight, "sk.bake", frame, are_coordinates=True)
     return frame
 
 
@@ -197,7 +196,7 @@ def tie(module: nn.Module, name: str, other: nn.Module, other_name: str) -> None
     first = find.find_weight(module, name, "tie")
     coordinate_list = first.coordinate_list
     find.check_module(other, "tie")
-    second = find.find_place(other, other_name)
+    second = find.find_path(other, other_name)
     if (first.host, first.name) == (second.host, second.name):
         raise OptionError(f"tie needs two weights, got {coordinate_list.weight} twice.")
     present = find.coordinate_list_of(second.host, second.name)
@@ -253,7 +252,7 @@ def drift(model: nn.Module) -> dict[str, Drift]:
     drifts = {}
     for weight in find.orthogonal_weights(model):
         coordinate_list = weight.coordinate_list
-        frames = each_frame(bare_frames(coordinate_list.param, *coordinate_list.gathered()))
+        frames = each_frame(coordinate_list.param.bare(*coordinate_list.gathered()))
         drifts[weight.qualified] = max((_drift(q, weight.qualified) for q in frames), key=lambda d: d.error / d.limit)
     return drifts
 

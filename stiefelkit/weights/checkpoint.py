@@ -11,7 +11,6 @@ from torch.nn.parameter import is_lazy
 from stiefelkit.contract import table
 from stiefelkit.contract.composite import SideBySide
 from stiefelkit.contract.param import OrthogonalParam, coordinate_dtypes, each_frame
-from stiefelkit.contract.protocols import frames_in
 from stiefelkit.contract.scaled import Scaled
 from stiefelkit.contract.view import Viewed
 from stiefelkit.errors import CheckpointError, NonFiniteError
@@ -322,7 +321,7 @@ def _check_weight(param: OrthogonalParam, values: dict[str, Tensor], chart: dict
     device, dtypes = next(iter(gathered.values())).device, coordinate_dtypes(param)
     cast = tuple(c.to(device=device, dtype=dtypes[name]) for name, c in gathered.items())
     w = torch.func.functional_call(param, {name: choice.to(device) for name, choice in chart.items()}, cast)
-    for frames in each_frame(frames_in(param, w)):
+    for frames in each_frame(param.frames(w)):
         error = orthogonality_error(frames).max().item()
         bound = max(param.error_bound(*cast), frame_tolerance(frames.shape[-1], frames.dtype))
         if not error <= bound:

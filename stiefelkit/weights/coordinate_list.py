@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from stiefelkit import _torch
-from stiefelkit.contract.param import OrthogonalParam, coordinate_dtypes, load_chart_, title
-from stiefelkit.contract.protocols import solve_nearest, structure_of
-from stiefelkit.errors import DtypeError, ImageError, OptionError, UnfilledError, did_you_mean, shown
+from stiefelkit.contract.param import OrthogonalParam, Position, coordinate_dtypes, load_chart_, right_inverse_of
+from stiefelkit.errors import DtypeError, OptionError, UnfilledError
 from stiefelkit.functional._arithmetic.product import with_dense_gradient
 from stiefelkit.scan.structures import Factored
 from stiefelkit.tensors import (
@@ -26,13 +25,13 @@ from stiefelkit.tensors import (
 )
 from stiefelkit.weights import checkpoint, optimizer_hooks
 from stiefelkit.weights.checkpoint import EXTRA
-from stiefelkit.weights.group import Seat, leave_seat, saved_plainly
+from stiefelkit.weights.group import GroupSlot, leave_group, saved_plainly
 from stiefelkit.weights.outside_writes import Notes, check_given, frame_tensors, to_nearest_
-from stiefelkit.weights.transfer import Handed
 
 __all__ = ["CoordinateList"]
 
 _DTYPE_OF = operator.attrgetter("dtype")
+_Stamp = tuple[tuple[int, int], list[int], list[torch.dtype], list[int]]
 
 
 class CoordinateList(parametrize.ParametrizationList):
@@ -53,18 +52,24 @@ class CoordinateList(parametrize.ParametrizationList):
         weight: the weight's name in messages, "Linear.weight".
         gradient: the kind of dL/dW that an optimizer of frames has asked the module for, "exact" or "half".
         gradients: the kinds that the module can give: its class's `frame_gradients`, else "exact" alone.
+        stand_in: what the module reads in the weight's place while `reset_parameters` draws.
+        iterated: those whose parametrizations somebody goes through: what is registered elsewhere meanwhile is shared.
         is_sparse: whether the module's gradients of the weight may be sparse; those of coordinates are dense.
-        seat: its place among weights that `sk.grouped` maps together.
+        slot: its place among weights that `sk.grouped` maps together.
         fills: how often all coordinates were set: by assigning, drawing, rebasing.
     """
 
+    _parameters: dict[str, nn.Parameter]  # type: ignore[assignment]
+    _modules: dict[str, nn.Module]  # type: ignore[assignment]
     gradient: str = "exact"
     gradients: tuple[str, ...] = ("exact",)
     is_sparse: bool = False
-    seat: Seat | None = None
+    slot: GroupSlot | None = None
     fills: int = 0
-    _stamp: tuple[Any, ...] | None = None
-    _checked: tuple[Any, str] = (None, "")
+    stand_in: Tensor | None = None
+    iterated: ClassVar[list["CoordinateList"]] = []
+    _stamp: _Stamp | None = None
+    _checked: tuple[object, str] = (None, "")
 
     def __init__(
         self, param: OrthogonalParam, coordinates: Sequence[Tensor] | torch.device, requires_grad: bool = True
@@ -72,7 +77,7 @@ class CoordinateList(parametrize.ParametrizationList):
         nn.Module.__init__(self)
         self._modules["0"] = param
         for part in param.modules():
-            part._is_attached = True  # type: ignore[assignment]
+            part.is_attached = True  # type: ignore[assignment]
         self.unsafe, self.is_tensor = True, False
         shapes, self._key_of = param.coordinates, {}
         self._wanted = coordinate_dtypes(param, shapes)
@@ -90,9 +95,8 @@ class CoordinateList(parametrize.ParametrizationList):
         self.scheme: str | None = None
         self.weight = "the weight"
         self._emptied: list[tuple[nn.Parameter, int | None]] | None = None
-        self._dtypes: list[tuple[str, int, torch.dtype]] = []
         self._names = frozenset({*self._key_of, *param.chart} - self.__dict__.keys() - _OWN)
-        self._notes = Notes(param, self._parameters, self._key_of)  # type: ignore[arg-type]
+        self._notes = Notes(param, self._parameters, self._key_of)
         optimizer_hooks.watch(self, self._notes.are_of_frames)
         if not isinstance(coordinates, torch.device) or coordinates.type == "meta":
             self.note_written()
@@ -102,8 +106,20 @@ class CoordinateList(parametrize.ParametrizationList):
         return len(self._parametrizations())
 
     def __iter__(self) -> Iterator[nn.Module]:
-        """Yields the map and the parametrizations on top; during torch's transfer one module that stands for all."""
-        return iter([Handed(self)] if _torch.is_transferring() else self._parametrizations())
+        """Yields the map and the parametrizations on top.
+
+        A map that is registered elsewhere meanwhile, as by torch's `transfer_parametrizations_and_params`, stands for
+        the whole weight, and what is on top is not yielded any more.
+        """
+        first, *others = self._parametrizations()
+        self.iterated.append(self)
+        try:
+            yield first
+            is_shared = self not in self.iterated
+        finally:
+            if self in self.iterated:
+                self.iterated.remove(self)
+        yield from [] if is_shared else others
 
     def _parametrizations(self) -> list[nn.Module]:
         return [module for key, module in self._modules.items() if key.isdigit() and module is not None]
@@ -122,9 +138,9 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state for a copy, which will have other parameters."""
-        self.mend(by_value=True)
-        of_tensors = {"_emptied": [] if self._is_unfilled() else None, "_notes": None, "_dtypes": []}
-        return self.__dict__ | of_tensors | {"_stamp": None, "seat": None}
+        self.project_external_writes(by_value=True)
+        of_tensors = {"_emptied": [] if self._is_unfilled() else None, "_notes": None, "_stamp": None, "slot": None}
+        return self.__dict__ | of_tensors
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores a copied or unpickled list, and has its frames watched as those of the original are."""
@@ -132,9 +148,9 @@ class CoordinateList(parametrize.ParametrizationList):
         self._buffers.setdefault(EXTRA, None)
         if self._emptied is not None:
             self._remember_emptied()
-        self._notes = Notes(self.param, self._parameters, self._key_of)  # type: ignore[arg-type]
+        self._notes = Notes(self.param, self._parameters, self._key_of)
         optimizer_hooks.watch(self, self._notes.are_of_frames)
-        leave_seat(self)
+        leave_group(self)
         self.note_written()
 
     @property
@@ -147,21 +163,26 @@ class CoordinateList(parametrize.ParametrizationList):
         """Name to parameter of each coordinate; to what its own parametrization gives, where it has one."""
         held = self._parameters
         if len(held) == self.ntensors:
-            return dict(zip(self._key_of, map(held.__getitem__, self._originals), strict=True))  # type: ignore[arg-type]
+            return dict(zip(self._key_of, map(held.__getitem__, self._originals), strict=True))
         return dict(zip(self._key_of, self._values(), strict=True))
 
     @property
     def _own(self) -> dict[str, nn.Parameter]:
         """Name to parameter of the coordinates that have no parametrization of their own."""
         held = self._parameters
-        return {name: held[key] for name, key in self._key_of.items() if held.get(key) is not None}  # type: ignore[misc]
+        return {name: held[key] for name, key in self._key_of.items() if held.get(key) is not None}
 
     @property
     def leaves(self) -> dict[str, list[nn.Parameter]]:
         """Name to what trains of each coordinate: itself, or the parameters of a parametrization of its own."""
-        inner: Any = self._modules.get("parametrizations") or {}
-        keys, present = self._key_of, self.coordinates
-        return {name: [*inner[keys[name]].parameters()] if keys[name] in inner else [c] for name, c in present.items()}
+        inner, keys = self._of_coordinates(), self._key_of
+        present = self.coordinates.items()
+        return {name: [*inner[keys[name]].parameters()] if keys[name] in inner else [c] for name, c in present}
+
+    def _of_coordinates(self) -> nn.ModuleDict:
+        """Returns the parametrizations of coordinates, by their keys."""
+        held = self._modules.get("parametrizations")
+        return held if isinstance(held, nn.ModuleDict) else nn.ModuleDict()
 
     def replace(self, name: str, parameter: nn.Parameter) -> None:
         """Puts another parameter in the place of a coordinate, under the same key of state dicts."""
@@ -170,19 +191,25 @@ class CoordinateList(parametrize.ParametrizationList):
         if unfilled:
             self._remember_emptied()
         self.note_written()
-        leave_seat(self)
+        leave_group(self)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Takes coordinates; raises OptionError for what pruning and norms by hooks put into the place of one."""
+        """Takes coordinates; raises OptionError for what pruning and norms by hooks put into the place of one.
+
+        Norms take a coordinate off first, and hand it over under another name: it is put back.
+        """
         originals = self.__dict__.get("_originals")
         if originals is None or name in originals:
             super().register_parameter(name, param)
             if originals is not None:  # another one, which is checked before the next read
                 self._buffers[EXTRA] = self.get_extra_state()
-                leave_seat(self)
+                leave_group(self)
             return
-        missing = (key for key in self._originals if key not in self._parameters)
-        self._parameters.update(zip(missing, _torch.parameters_of_caller(), strict=False))  # which a norm has taken off
+        gone = [key for key in originals if key not in self._parameters and key not in self._of_coordinates()]
+        if gone and name == f"{gone[0]}_g":
+            return  # of torch's weight_norm, which hands over what it has taken off next
+        if gone and param is not None:
+            self._parameters[gone[0]] = param
         if name in (*self._key_of, *self.param.chart):
             raise self._refused(f"another tensor for {name}; copy_ into it, or sk.assign_ the weight")
         raise self._refused(f"{name}, as of pruning and norms by hooks; sk.bake makes a plain weight, which takes them")
@@ -201,16 +228,12 @@ class CoordinateList(parametrize.ParametrizationList):
         return OptionError(f"{self.weight} needs coordinates that are parameters of its own, got {got}.")
 
     def note_written(self) -> None:
-        """Records frames and chart as they are now; `mend` looks at later writes."""
+        """Records frames and chart as they are now; `project_external_writes` looks at later writes."""
         if self._notes.held is not self._parameters:  # those of another list, whose `__dict__` was copied
             return self.__setstate__({"_stamp": None})
-        self._notes.take()
-        self._dtypes = []
-        for key, dtype in zip(self._originals, self._wanted.values(), strict=True):
-            if self._parameters.get(key) is not None:
-                self._dtypes.append((key, id(self._parameters[key]), dtype))
+        self._notes.take(self._wanted)
 
-    def mend(self, by_value: bool | None = None) -> None:
+    def project_external_writes(self, by_value: bool | None = None) -> None:
         """Takes frames that were written to from outside, as averages of weights do, to their nearest.
 
         What optimizers, assignments and checkpoints write may stay, if it would load; what functional_call brings is
@@ -223,7 +246,7 @@ class CoordinateList(parametrize.ParametrizationList):
             RankError: a frame has become so dependent that none is nearest.
         """
         if not (_torch.is_traced() or _torch.dispatch_modes()):
-            check_given(self)
+            check_given(self.param, self.coordinates, self.weight)
         if torch.compiler.is_compiling() or _torch.is_transformed() or (self._emptied and self._is_unfilled()):
             return
         if self._notes.held is not self._parameters:
@@ -235,17 +258,13 @@ class CoordinateList(parametrize.ParametrizationList):
                 f"an attribute {min(self._names & self.__dict__.keys())} that hides one; del it, and copy_ into the "
                 "coordinate or sk.assign_ the weight"
             )
-        for key, noted, dtype in self._dtypes:
-            p = self._parameters.get(key)
-            # .data of a coarser dtype, or complex, as torch's vectors of parameters are where one parameter is
-            if p is not None and p.dtype is not dtype and id(p) == noted and coarser(p.dtype, dtype) is p.dtype:
-                self._settle()
-                break
         notes = self._notes
+        if notes.were_cast():
+            self._settle()
         written = notes.written(optimizer_hooks.was_moved)
         looks = by_value or (by_value is None and self.is_at_rest())
         if written or (looks and not _torch.is_intercepted() and (by_value or notes.may_be_wrong())):
-            is_strange = notes.mend_(self.param, self._own, written, self.weight, bool(by_value))
+            is_strange = notes.project_(self.param, self._own, written, self.weight, bool(by_value))
             self.note_written()
             notes.may_be_wrong()  # remembers what was looked at here
             if is_strange and not by_value and self.training and torch.is_grad_enabled():
@@ -279,50 +298,43 @@ class CoordinateList(parametrize.ParametrizationList):
             UnfilledError: the coordinates hold no values yet, or are sharded and not gathered.
             OptionError: `torch.onnx.export` is tracing; ONNX lacks what most maps need.
         """
-        if x is None and self._is_as_stamped():
-            return self._modules["0"](*map(self._parameters.get, self._originals)).contiguous()  # type: ignore[misc]
+        if x is None and not _torch.is_intercepted() and self._stamp and self.training and torch.is_grad_enabled():
+            # Where all that a read asks about is as the last one found it, W is the map's alone.
+            held, watched = self._parameters.values(), [*map(dict.get, *self._notes.places)]
+            seen = (len(self.__dict__), len(self._modules)), [*map(id, held), *map(id, watched)]
+            is_own = self.slot is self._emptied is self._buffers[EXTRA] is None and self._stamp[:2] == seen
+            if is_own and self._stamp[2:] == ([*map(_DTYPE_OF, held)], [*map(_torch.write_count, watched)]):
+                return self._modules["0"](*map(self._parameters.get, self._originals)).contiguous()
         if _torch.is_exported():
             raise OptionError(
-                f"torch.onnx.export needs plain weights, got {self.weight} of a {title(self.param)}; export "
+                f"torch.onnx.export needs plain weights, got {self.weight} of a {self.param.title}; export "
                 "sk.bake(copy.deepcopy(model))."
             )
-        seat = self.seat
-        if seat is None or any(seat.hooks) or (x is not None and seat.group.can_skip_weight):
+        slot = self.slot
+        if slot is None or any(slot.hooks) or (x is not None and slot.group.can_skip_weight):
             return self._evaluate(x)
-        traced: Any = seat.group.traced
-        w = (traced and traced[seat.index]) if torch.compiler.is_compiling() else seat.read(self)
-        if w is None or not seat.is_whole:
+        if torch.compiler.is_compiling():
+            w = None if slot.group.traced is None else slot.group.traced[slot.index]
+        else:
+            w = slot.read(self)
+        if w is None or not slot.is_whole:
             with saved_plainly():  # as groups do, so that a checkpoint finds the same when it computes anew
                 w = self._evaluate() if w is None else self._finished(w)
         return w if x is None else F.linear(x, w)
 
     def _evaluate(self, x: Tensor | None = None) -> Any:
         """Evaluates this weight by itself, or applies it to x."""
-        values: Any = self._values()
-        if values and isinstance(values[0], torch.fx.Proxy):
+        values = self._values()
+        first: object = values[0] if values else None
+        if isinstance(first, torch.fx.Proxy) and isinstance(first.tracer, torch.fx.Tracer):
             # One node of torch.fx.symbolic_trace, as torch's own lists are.
-            tracer = values[0].tracer
-            return tracer.create_proxy("call_module", tracer.path_of_module(self), () if x is None else (x,), {})
+            path = first.tracer.path_of_module(self)
+            return first.tracer.create_proxy("call_module", path, () if x is None else (x,), {})
         self._make_ready(values)
         return self.param.linear(x, *values) if x is not None else self._finished(self.param(*values))
 
-    def _is_as_stamped(self) -> bool:
-        """Returns whether all that a read asks about is as the last one found it, so that W is the map's alone."""
-        if _torch.is_intercepted() or self._stamp is None or not (self.training and torch.is_grad_enabled()):
-            return False
-        if not (self.seat is self._emptied is self._buffers[EXTRA] is None):
-            return False
-        sizes, ids, dtypes, counts = self._stamp
-        held, watched = self._parameters.values(), [*map(dict.get, *self._notes.places)]
-        return (
-            sizes == (len(self.__dict__), len(self._modules))
-            and ids == [*map(id, held), *map(id, watched)]
-            and dtypes == [*map(_DTYPE_OF, held)]
-            and counts == [*map(_torch.write_count, watched)]
-        )
-
     def _stamp_(self) -> None:
-        """Notes what was found for `_is_as_stamped`, where a read is of the map alone and looks at no value."""
+        """Notes what was found for the next read, where that is of the map alone and looks at no value."""
         held, watched = self._parameters.values(), [*map(dict.get, *self._notes.places)]
         is_plain = len(self._modules) == 1 and not self.is_sparse and len(self._parameters) == self.ntensors
         if not is_plain or self.is_at_rest() or any(t is None or t.is_inference() for t in [*held, *watched]):
@@ -330,7 +342,7 @@ class CoordinateList(parametrize.ParametrizationList):
         sizes, ids = (len(self.__dict__), 1), [*map(id, held), *map(id, watched)]
         self._stamp = sizes, ids, [*map(_DTYPE_OF, held)], [*map(_torch.write_count, watched)]
 
-    def _finished(self, w: Any) -> Tensor:
+    def _finished(self, w: Tensor) -> Tensor:
         """Returns what stands on top of the map makes of its weight."""
         for parametrization in self._parametrizations()[1:]:
             w = parametrization(w)
@@ -340,21 +352,20 @@ class CoordinateList(parametrize.ParametrizationList):
     def factored(self) -> Factored | None:
         """Returns the weight in factors, for a recurrence; None if it has none, or must be formed."""
         param, values = self.param, self._values()
-        structure = structure_of(param)
-        if structure is None or len(self._parametrizations()) > 1 or param.dtype.itemsize < 4:
-            return None
-        if _torch.is_exported() or any(isinstance(value, torch.fx.Proxy) for value in values):
+        structure = param.structure
+        is_traced = _torch.is_exported() or any(isinstance(value, torch.fx.Proxy) for value in values)
+        if structure is None or is_traced or len(self._parametrizations()) > 1 or param.dtype.itemsize < 4:
             return None
         self._make_ready(values)
-        return Factored(structure, param.factors(*values))  # type: ignore[operator]
+        return Factored(structure, param.factors(*values))
 
     def _make_ready(self, values: Sequence[Tensor]) -> None:
-        """Mends what was written to; raises UnfilledError unless the coordinates can be read."""
-        self.mend()
+        """Projects what was written to; raises UnfilledError unless the coordinates can be read."""
+        self.project_external_writes()
         self._check_filled()
         if is_sharded(*values):
             raise UnfilledError(
-                f"{title(self.param)} needs gathered coordinates outside forward, got sharded ones; call the module's "
+                f"{self.param.title} needs gathered coordinates outside forward, got sharded ones; call the module's "
                 "unshard() first and reshard() after, or use sk.drift."
             )
         if not _torch.is_intercepted():
@@ -369,36 +380,25 @@ class CoordinateList(parametrize.ParametrizationList):
     def right_inverse(self, value: Tensor) -> None:
         """Sets the coordinates so that the weight is `value`: checked first, copied, never aliased."""
         self.check_assignable()
-        values: Any = value
-        for on_top in reversed(self._parametrizations()):
-            if not hasattr(on_top, "right_inverse"):
-                kind = type(on_top).__name__
-                raise ImageError(f"Assigning needs a right_inverse in every parametrization, got {kind}.")
-            values = on_top.right_inverse(values)  # type: ignore[operator]
-        self.fill_(values)
+        for on_top in self._parametrizations()[:0:-1]:
+            value = right_inverse_of(on_top, self.weight)(value)
+        self.take_position(self.param.solve(value))
 
-    @torch.no_grad()
-    def take_nearest(self, weight: Tensor) -> None:
-        """Sets the coordinates so that the weight is the nearest one to another that its map can have."""
-        self.check_assignable()
-        param: Any = self._modules["0"]
-        coordinates, chart = solve_nearest(param, weight)
-        load_chart_(param, chart)
+    def take_position(self, position: Position) -> None:
+        """Copies coordinates and a chart."""
+        coordinates, chart = position
+        load_chart_(self.param, chart)
         self.fill_(coordinates)
 
     def check_assignable(self) -> None:
         """Raises OptionError on the meta device, ImageError if a parametrization of a coordinate cannot be assigned."""
-        parametrized: Any = self._modules.get("parametrizations") or {}
         held = [*self._parameters.values()]
-        for name, parametrizations in parametrized.items():
+        for name, parametrizations in self._of_coordinates().items():
             held += parametrizations.parameters()
-            for each in parametrizations:
-                if not hasattr(each, "right_inverse"):
-                    needs = f"a right_inverse in every parametrization of {name}"
-                    raise ImageError(f"Setting {self.weight} needs {needs}, got {type(each).__name__}.")
-        for c in held:
-            if c is not None and c.is_meta:
-                raise OptionError(f"{self.weight} needs a real device, got meta; call module.to_empty(device=...).")
+            for each in parametrizations.children():
+                right_inverse_of(each, f"{self.weight} ({name})")
+        if any([c is not None and c.is_meta for c in held]):
+            raise OptionError(f"{self.weight} needs a real device, got meta; call module.to_empty(device=...).")
 
     @torch.no_grad()
     def fill_(self, values: Sequence[Tensor]) -> None:
@@ -412,18 +412,6 @@ class CoordinateList(parametrize.ParametrizationList):
         self.fills += 1
         self.note_written()
 
-    def blank(self) -> Tensor:
-        """Returns a tensor like the weight, of zeros; on the meta device where a coordinate is."""
-        device = max((c.device for c in self._values()), key=lambda device: device.type == "meta")
-        return torch.zeros(self.param.shape, dtype=self.param.dtype, device=device)
-
-    def checked_scheme(self, init: Any) -> str:
-        """Returns the name of a scheme; raises OptionError unless the map has it."""
-        param = self.param
-        if not (isinstance(init, str) and init in param.schemes):
-            raise OptionError(f"{title(param)} has no init {shown(init)}{did_you_mean(init, param.schemes)}")
-        return init
-
     def draw_(self, init: str | None = None, generator: torch.Generator | None = None) -> None:
         """Draws the weight by a scheme, its own if None; ranks that share coordinates get the first one's draw."""
         self.check_assignable()
@@ -431,20 +419,23 @@ class CoordinateList(parametrize.ParametrizationList):
         # torch's default is that of the CPU, and draws there whatever the default device.
         source = torch.default_generator if generator is None else generator
         drawn, chart = param.initial(init or self.scheme or param.schemes[0], source)
-        load_chart_(param, {key: as_on_the_first(choice, like) for key, choice in chart.items()})
-        self.fill_([as_on_the_first(c, like) for c in drawn])
+        chart = {key: as_on_the_first(choice, like) for key, choice in chart.items()}
+        self.take_position((tuple(as_on_the_first(c, like) for c in drawn), chart))
 
     def get_extra_state(self) -> Tensor:
         """Returns what a checkpoint says of this weight: `checkpoint.describe` as JSON in a uint8 tensor."""
         return torch.tensor(checkpoint.written(checkpoint.describe(self.param)), dtype=torch.uint8, device="cpu")
 
-    def set_extra_state(self, state: Any) -> None:
+    def set_extra_state(self, state: object) -> None:
         """Takes what a loader that goes key by key hands over; it is checked, as the rest, before the next read."""
         if not isinstance(state, Tensor):
             checkpoint.read_description(state, self.weight)  # raises
-        self._buffers[EXTRA] = state
+        else:
+            self._buffers[EXTRA] = state
 
-    _extra_state = property(get_extra_state, doc="For loaders that ask for a buffer; `mend` finds theirs among these.")
+    _extra_state = property(
+        get_extra_state, doc="For loaders that ask for a buffer; `project_external_writes` finds theirs among these."
+    )
 
     def _check_taken(self) -> None:
         """Checks what a loader has put here key by key, once all is here, as `load_state_dict` does beforehand."""
@@ -456,7 +447,7 @@ class CoordinateList(parametrize.ParametrizationList):
             self._buffers[EXTRA] = None
             self._settle()
 
-    def check(self, state_dict: Mapping[str, Any], prefix: str, assign: bool = False, load: Any = None) -> bool:
+    def check(self, state_dict: Mapping[str, Any], prefix: str, assign: bool = False, load: object = None) -> bool:
         """Raises what `checkpoint.check_state` does of the entries under a prefix, "layer.parametrizations.weight.".
 
         Returns whether they are the description of the map and nothing more. `load` is an object that stands for the
@@ -466,7 +457,7 @@ class CoordinateList(parametrize.ParametrizationList):
             return False
         is_empty = checkpoint.check_state(self.param, self._own, state_dict, prefix, self.weight, assign)
         if "parametrizations" in self._modules:
-            checkpoint.check_inner(self._modules["parametrizations"], state_dict, f"{prefix}parametrizations.")  # type: ignore[arg-type]
+            checkpoint.check_inner(self._of_coordinates(), state_dict, f"{prefix}parametrizations.")
         self._checked = load, prefix
         return is_empty
 
@@ -497,8 +488,8 @@ class CoordinateList(parametrize.ParametrizationList):
                 self._refine_(c, False, before)
         self.note_written()
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        self.mend(by_value=True)
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        self.project_external_writes(by_value=True)
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CoordinateList":
@@ -515,7 +506,7 @@ class CoordinateList(parametrize.ParametrizationList):
         for (t, packed), dtype in zip(frame_tensors(self.param, self.coordinates), before, strict=True):
             self._refine_(t, packed, dtype)
         self.note_written()
-        leave_seat(self)
+        leave_group(self)
         return self
 
     def _refine_(self, frame: Tensor, packed: bool, before: torch.dtype) -> None:
@@ -543,7 +534,7 @@ class CoordinateList(parametrize.ParametrizationList):
     def _check_filled(self) -> None:
         if self._is_unfilled():
             raise UnfilledError(
-                f"{title(self.param)} needs filled coordinates, got a weight that was moved to or from the meta "
+                f"{self.param.title} needs filled coordinates, got a weight that was moved to or from the meta "
                 "device or through to_empty; call load_state_dict or sk.reset_ first."
             )
 

@@ -27,14 +27,14 @@ from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you
 from stiefelkit.weights.coordinate_list import CoordinateList
 
 
-def check_module(module: Any, who: str, remedy: str = "") -> None:
+def check_module(module: object, who: str, remedy: str = "") -> None:
     """Raises DtypeError unless it is a module; the remedy ends the sentence."""
     if not isinstance(module, nn.Module):
         raise DtypeError(f"{who} needs a torch.nn.Module, got {type(module).__name__}{remedy}.")
 
 
 class OrthogonalWeight(NamedTuple):
-    """An orthogonal weight of a model: where it stands, as `Place` has it, and what carries its coordinates."""
+    """An orthogonal weight of a model: where it stands, as `WeightPath` has it, and what carries its coordinates."""
 
     qualified: str
     host: nn.Module
@@ -83,10 +83,11 @@ def lists_of(host: nn.Module) -> list[tuple[str, CoordinateList]]:
     return [(name, child) for name, child in held_modules(held).items() if isinstance(child, CoordinateList)]
 
 
+WILDCARDS = "*?["
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 
 
-class Place(NamedTuple):
+class WeightPath(NamedTuple):
     """The place of a weight: its name in a model, "encoder.0.weight", the module that owns it, and its name there."""
 
     qualified: str
@@ -107,13 +108,13 @@ class Place(NamedTuple):
         return f"model.get_submodule({path!r})" if path else "model"
 
 
-def find_place(model: nn.Module, name: str, takes_patterns: bool = False) -> Place:
+def find_path(model: nn.Module, name: str, takes_patterns: bool = False) -> WeightPath:
     """Returns where a qualified name points to, "encoder.0.weight", whether or not there is a weight.
 
     Raises UnknownNameError if there is no such module inside; it offers patterns where the caller takes them.
     """
     if not isinstance(name, str):
-        return Place(shown(name), model, name)
+        return WeightPath(shown(name), model, name)
     path, _, last = name.rpartition(".")
     host: Any = inside_checkpoint(model)
     for part in path.split(".") if path else []:
@@ -125,7 +126,7 @@ def find_place(model: nn.Module, name: str, takes_patterns: bool = False) -> Pla
             near = nearest_of(name, names, takes_patterns=takes_patterns)
             raise UnknownNameError(f"{class_name(model)} has no module {path!r}{near}")
         host = inside_checkpoint(host)
-    return Place(name, host, last)
+    return WeightPath(name, host, last)
 
 
 def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
@@ -139,7 +140,7 @@ def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
             f"{who} needs the name of one orthogonal weight, got the pattern {name!r}, as sk.orthogonal takes; "
             "sk.drift(model) has the names."
         )
-    place = find_place(model, name)
+    place = find_path(model, name)
     coordinate_list = coordinate_list_of(place.host, place.name)
     if coordinate_list is None:
         is_plain = place.name in dict(place.host.named_parameters(recurse=False))
@@ -148,7 +149,7 @@ def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
     return OrthogonalWeight(*place, coordinate_list)
 
 
-def choose(model: nn.Module, where: Where) -> list[Place]:
+def choose(model: nn.Module, where: Where) -> list[WeightPath]:
     """Returns the weights that `where=` of `stiefelkit.orthogonal` means, in the model's order, each once.
 
     Raises:
@@ -176,13 +177,13 @@ def choose(model: nn.Module, where: Where) -> list[Place]:
     return [*{place[1:]: place for place in reversed(places) if place[1:] in meant}.values()][::-1]
 
 
-def matrices_of(model: nn.Module) -> list[Place]:
+def matrices_of(model: nn.Module) -> list[WeightPath]:
     """Returns every weight of a model that has two dimensions or more, or may have."""
     held = [(place, held_parameters(place.host).get(place.name)) for place in _weights(model)]
     return [place for place, p in held if p is None or is_lazy(p) or p.dim() >= 2]
 
 
-def plain_weight(place: Place, takes_patterns: bool = False) -> nn.Parameter:
+def plain_weight(place: WeightPath, takes_patterns: bool = False) -> nn.Parameter:
     """Returns the parameter at a place; raises OptionError or UnknownNameError if none there can be made orthogonal."""
     host, name = place.host, place.name
     if isinstance(host, torch.jit.ScriptModule):
@@ -190,11 +191,18 @@ def plain_weight(place: Place, takes_patterns: bool = False) -> nn.Parameter:
             f"An orthogonal weight needs a module in Python, got {place.title} of one by torch.jit.script, which takes "
             "no parametrized weights; sk.orthogonal first, and then torch.jit.trace, works."
         )
-    weight = held_parameters(host).get(name) if isinstance(name, str) else None
+    weight = held_parameters(host).get(name)
     if weight is None:
         _refuse_what_is_there(place)
         near = nearest_of(name, [other.qualified for other in matrices_of(host)], takes_patterns=takes_patterns)
         raise UnknownNameError(f"{class_name(host)} has no parameter {shown(name)}{near}")
+    check_takes_frames(place, weight)
+    return weight
+
+
+def check_takes_frames(place: WeightPath, weight: nn.Parameter) -> None:
+    """Raises OptionError unless a parameter has values, in rows, and a module that reads it as it is."""
+    host, name = place.host, place.name
     if is_lazy(weight):
         raise OptionError(
             f"An orthogonal weight needs a shape, got {place.title} of a lazy module; call the model on a batch first."
@@ -213,7 +221,6 @@ def plain_weight(place: Place, takes_patterns: bool = False) -> nn.Parameter:
     if weight.layout != torch.strided:
         dense = f"{place.expression}.{name} = torch.nn.Parameter({place.expression}.{name}.to_dense())"
         raise _not_plain(place, "a sparse tensor", f"{dense} makes it one")
-    return weight
 
 
 def instead_of(rnn: nn.RNNBase) -> str:
@@ -225,7 +232,7 @@ def instead_of(rnn: nn.RNNBase) -> str:
     return f"{model}, or torch.nn.{cell} with blocks={_GATES[cell]}"
 
 
-def _stacked_in(place: Place) -> tuple[str, str] | None:
+def _stacked_in(place: WeightPath) -> tuple[str, str] | None:
     """Returns what a layer is known to keep side by side in a weight, and the `blocks=` for it, or None.
 
     Known are torch's attention, its cells with gates, layers that are called by what they hold, and the `Conv1D` of
@@ -264,17 +271,17 @@ def has_inputs_first(host: nn.Module) -> bool:
 
 def is_pattern(name: object) -> bool:
     """Returns whether a name means several weights, as `where=` does: a pattern, several names, or a function."""
-    if isinstance(name, str):
-        return not {*name}.isdisjoint("*?[")
-    return callable(name) or isinstance(name, Sequence)
+    return not {*name}.isdisjoint(WILDCARDS) if isinstance(name, str) else callable(name) or isinstance(name, Sequence)
 
 
-def groups_of(place: Place) -> int:
+def groups_of(place: WeightPath) -> int:
     """Returns how many groups the convolution of torch has whose kernel a weight is, 0 for any other weight."""
     return place.host.groups if isinstance(place.host, Convolution) and place.name == "weight" else 0
 
 
-def notes_on(module: nn.Module, tied: Collection[list[Place]], view: str | None, unblocked: type | None) -> list[str]:
+def notes_on(
+    module: nn.Module, tied: Collection[list[WeightPath]], view: str | None, unblocked: type | None
+) -> list[str]:
     """Returns what is to be said of weights that are made orthogonal, each with all of its places.
 
     That they are frozen; that a convolution of several groups is no isometry by its view; that a parameter stands
@@ -332,7 +339,7 @@ _CALLED = re.compile("qkv|query_key_value|kv_proj|to_kv|c_attn|gate_up")
 """Names of layers whose outputs are cut into parts."""
 
 
-def _weights(module: nn.Module, prefix: str = "") -> list[Place]:
+def _weights(module: nn.Module, prefix: str = "") -> list[WeightPath]:
     """Returns every parameter of a model, and every parametrized weight, under each of its names."""
     module = inside_checkpoint(module)
     if isinstance(module, torch.jit.ScriptModule):
@@ -342,9 +349,9 @@ def _weights(module: nn.Module, prefix: str = "") -> list[Place]:
     held = list(parametrized) if isinstance(parametrized, nn.ModuleDict) else []
     for name, p in held_parameters(module).items():
         if p is not None:
-            places.append(Place(prefix + name, module, name))
+            places.append(WeightPath(prefix + name, module, name))
     for name in held:
-        places.append(Place(prefix + name, module, name))
+        places.append(WeightPath(prefix + name, module, name))
     for name, child in children.items():
         if child is not None and not (name == "parametrizations" and held):
             places += _weights(child, f"{prefix}{name}.")
@@ -374,16 +381,16 @@ def nearest_of(name: object, names: Sequence[str], near: Sequence[str] = (), tak
     return nearest_of(last[0], names, near, takes_patterns) if last and said.startswith("; known") else said
 
 
-def _no_match(model: nn.Module, which: str, pattern: str, matrices: Sequence[Place]) -> UnknownNameError:
+def _no_match(model: nn.Module, which: str, pattern: str, matrices: Sequence[WeightPath]) -> UnknownNameError:
     near = nearest_of(pattern, [place.qualified for place in matrices], takes_patterns=True)
     return UnknownNameError(f"{which} needs to match a weight of {class_name(model)}, got none{near}")
 
 
-def _not_plain(place: Place, what: str, remedy: str) -> OptionError:
+def _not_plain(place: WeightPath, what: str, remedy: str) -> OptionError:
     return OptionError(f"An orthogonal weight needs a plain parameter, got {place.title}, {what}; {remedy}.")
 
 
-def _refuse_what_is_there(place: Place) -> None:
+def _refuse_what_is_there(place: WeightPath) -> None:
     """Raises OptionError for a tensor of this name that is no parameter."""
     host, name = place.host, place.name
     if not isinstance(name, str):

@@ -1,13 +1,13 @@
-"""Weights of one kind, mapped by one batched call: their groups, and the seat that each weight has in its group."""
+"""Weights of one kind, mapped by one batched call: their groups, and the slot that each weight has in its group."""
 
 import copy
 import operator
 import threading
-from collections.abc import MutableMapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,23 +23,39 @@ from stiefelkit._torch import (
 )
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.contract.scaled import Scaled
-from stiefelkit.weights.outside_writes import Stacks, chart_places, warn_of_write
-
-Place = tuple[MutableMapping[str, Tensor | None], str]
-"""Where a tensor of a module is found: the dictionary that holds it, and its key."""
+from stiefelkit.weights.optimizer_hooks import WatchedWeight
+from stiefelkit.weights.outside_writes import Stacks, TensorSlot, chart_slots, warn_of_write
 
 
-Carrier = Any
-"""A `CoordinateList`, which stands a floor above."""
+class GroupMember(WatchedWeight, Protocol):
+    """An orthogonal weight as its group sees it: a `CoordinateList`."""
+
+    slot: "GroupSlot | None"
+    is_sparse: bool
+    ntensors: int
+
+    def __len__(self) -> int: ...
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Yields itself, its map, and what stands on top."""
+        ...
+
+    def is_at_rest(self) -> bool:
+        """Returns whether a read looks at values."""
+        ...
+
+    def project_external_writes(self, by_value: bool | None = None) -> None:
+        """Takes frames that were written to from outside to their nearest."""
+        ...
 
 
 structure = SimpleNamespace(count=0)
 """Counts what may change which weights belong together: new ones, casts, other parameters in their place."""
 
 
-def leave_seat(one: Carrier) -> None:
+def leave_group(member: GroupMember) -> None:
     """Removes a weight from its group, since it may be of another kind now."""
-    one.seat = None
+    member.slot = None
     structure.count += 1
 
 
@@ -57,7 +73,7 @@ class Backward:
     """The trace of a backward pass: whether there was one, and which frames had no part in it."""
 
     is_done: bool = False
-    unread: frozenset[int] = frozenset()
+    without_gradient: frozenset[int] = frozenset()
 
 
 class Reading(NamedTuple):
@@ -96,30 +112,32 @@ class Evaluation:
 class Group:
     """Weights whose maps differ in coordinates and charts alone, by what carries them; the opening is the model's."""
 
-    def __init__(self, lists: Sequence[Carrier], opening: Opening):
-        self.lists, self.opening = lists, opening
-        self.map = StackOfMaps(lists[0].param)
-        self.can_skip_weight = _applies_without_weight(lists[0].param)
-        self.is_bound = bool(lists[0].param.manifolds)
+    def __init__(self, members: Sequence[GroupMember], opening: Opening):
+        self.members, self.opening = members, opening
+        first = members[0]
+        self.map = StackOfMaps(first.param)
+        self.can_skip_weight = _applies_without_weight(first.param)
+        self.is_bound = bool(first.param.manifolds)
         rows = []
-        for one in lists:
-            places = [(held_parameters(one), f"original{i}") for i in range(one.ntensors)]
-            rows.append([*places, *(place[:2] for place in chart_places(one.param))])
-        self.size = lists[0].ntensors
-        self.columns = [tuple(zip(*column, strict=True)) for column in zip(*rows, strict=True)]
-        self.seats = [Seat(self, i, row) for i, row in enumerate(rows)]
+        for member in members:
+            coordinates = [TensorSlot(held_parameters(member), f"original{i}") for i in range(first.ntensors)]
+            rows.append([*coordinates, *chart_slots(member.param)])
+        self.size = first.ntensors
+        columns = zip(*rows, strict=True)
+        self.columns = [([slot.held for slot in column], [slot.key for slot in column]) for column in columns]
+        self.slots = [GroupSlot(self, i, row) for i, row in enumerate(rows)]
         self.latest: Evaluation | None = None
         self.traced: Sequence[Tensor] | None = None
         self._chart: Reading | None = None
-        self._stacks = Stacks(lists[0].param)
-        for one, seat in zip(lists, self.seats, strict=True):
-            one.seat = seat
+        self._stacks = Stacks(first.param)
+        for member, slot in zip(members, self.slots, strict=True):
+            member.slot = slot
 
     def read(self) -> Reading | None:
         """Returns what all weights are computed from; None if they cannot be together, and each has to say why."""
-        if any(map(_emptied, self.lists)):
+        if any(map(_emptied, self.members)):
             return None
-        columns: Any = [list(map(dict.get, *column)) for column in self.columns]
+        columns: list[list[Tensor]] = [list(map(dict.get, *column)) for column in self.columns]  # type: ignore[arg-type]
         for column in columns[: self.size]:
             if set(map(type, column)) - _PLAIN or len(set(map(_is_trained, column))) > 1:
                 structure.count += 1  # sharded, replaced, frozen since
@@ -127,17 +145,17 @@ class Group:
         if columns[0][0].is_meta:
             return None
         if self.is_bound:
-            self._mend()
+            self._project()
         try:
             counts = [list(map(write_count, column)) for column in columns]
         except RuntimeError:  # of inference_mode, whose tensors count no writes
             return None
         if not self._has_chart(columns, counts):
-            self._mend()
+            self._project()
             counts = [list(map(write_count, column)) for column in columns]
             self._chart = Reading(columns[self.size :], counts[self.size :])
-        if self.lists[0].is_at_rest() and self._stacks.may_be_wrong(columns):
-            self._mend(by_value=None)
+        if self.members[0].is_at_rest() and self._stacks.may_be_wrong(columns):
+            self._project(by_value=None)
             counts = [list(map(write_count, column)) for column in columns]
             self._stacks.may_be_wrong(columns, anew=True)  # so that the next read finds what was looked at here
         return Reading(columns, counts)
@@ -147,38 +165,33 @@ class Group:
         reading = self.read()
         if reading is None:
             return None
-        coordinates, stacked = self.map_rows(self.map, reading)
-        return self.evaluated(reading, stacked, coordinates)
-
-    def map_rows(self, stack_of_maps: "StackOfMaps", reading: Reading) -> tuple[list[Tensor], Tensor]:
-        """Returns the coordinates of all weights that were read, or of some, stacked, and the weights."""
-        columns = reading.columns
-        stack_of_maps.follow(columns[self.size :])
+        columns, backward = reading.columns, Backward()
+        self.map.follow(columns[self.size :])
         with saved_plainly():
             coordinates = [torch.stack(column) for column in columns[: self.size]]
-            return coordinates, stack_of_maps(coordinates)
-
-    def evaluated(self, reading: Reading, stacked: Tensor, coordinates: Sequence[Tensor] = ()) -> Evaluation:
-        """Caches the weights of a group; coordinates of weights that are not read receive no gradient."""
+            stacked = self.map(coordinates)
         weights = stacked.unbind()
-        backward = Backward()
         if stacked.requires_grad:
-            note_unread(weights, backward)
-            omit_unread(coordinates, backward)
+            _note_without_gradient(weights, backward)
+            _omit_gradients(coordinates, backward)
         return Evaluation(stacked, weights, reading, backward)
 
     def trace(self) -> None:
         """Maps all weights at once in compiled code, into `traced`."""
-        if all([one.seat is seat for one, seat in zip(self.lists, self.seats, strict=True)]):
-            rows = [list(one.coordinates.values()) for one in self.lists]
-            charts = [dict(one.param.named_buffers()) for one in self.lists]
+        if self.is_complete():
+            rows = [list(member.coordinates.values()) for member in self.members]
+            charts = [dict(member.param.named_buffers()) for member in self.members]
             chart = {name: torch.stack([held[name] for held in charts]) for name in charts[0]}
             coordinates = [torch.stack(column) for column in zip(*rows, strict=True)]
             self.traced = self.map.with_chart(chart, coordinates).unbind()
 
-    def _mend(self, by_value: bool | None = False) -> None:
-        for one in self.lists:
-            one.mend(by_value)
+    def is_complete(self) -> bool:
+        """Returns whether all members are still in the group."""
+        return all([member.slot is slot for member, slot in zip(self.members, self.slots, strict=True)])
+
+    def _project(self, by_value: bool | None = False) -> None:
+        for member in self.members:
+            member.project_external_writes(by_value)
 
     def _has_chart(self, columns: list[list[Tensor]], counts: list[list[int]]) -> bool:
         """Returns whether the map has the present chart."""
@@ -189,7 +202,7 @@ class Group:
         return noted == counts[self.size :] and all([all(map(operator.is_, *pair)) for pair in pairs])
 
 
-class Seat:
+class GroupSlot:
     """The place of a weight in its group: what the weight is read from while the group is open.
 
     Attributes:
@@ -199,17 +212,17 @@ class Seat:
 
     __slots__ = ("group", "held", "hooks", "index", "is_whole", "keys")
 
-    def __init__(self, group: Group, index: int, places: Sequence[Place]):
+    def __init__(self, group: Group, index: int, slots: Sequence[TensorSlot]):
         self.group, self.index = group, index
-        self.held, self.keys = zip(*places, strict=True)
-        one = group.lists[index]
-        self.is_whole = len(one) == 1 and not one.is_sparse
-        self.hooks = [table for part in (one, *one.param.modules()) for table in call_hooks(part)]
+        self.held, self.keys = [slot.held for slot in slots], [slot.key for slot in slots]
+        member = group.members[index]
+        self.is_whole = len(member) == 1 and not member.is_sparse
+        self.hooks = [table for part in member.modules() for table in call_hooks(part)]
 
-    def read(self, one: Carrier) -> Tensor | None:
+    def read(self, member: GroupMember) -> Tensor | None:
         """Returns the weight, of one evaluation of the group; None to evaluate it alone. Not in compiled code."""
         group = self.group
-        if is_intercepted() or group.lists[self.index] is not one:  # a copy of `__dict__` has the original's seat
+        if is_intercepted() or group.members[self.index] is not member:  # a copy of `__dict__` has the original's slot
             return None
         if is_in_backward():
             # A checkpoint computes anew what it saved, and has to find the same; the other kind wants a graph of its
@@ -253,8 +266,8 @@ class StackOfMaps:
             stacks = [torch.stack(list(column)) for column in columns]
         self.chart = dict(zip((name for name, _ in self.map.named_buffers()), stacks, strict=True))
         if not self.is_vmapped:
-            for held, key, _ in chart_places(self.map):
-                held[key] = stacks.pop(0)
+            for slot in chart_slots(self.map):
+                slot.held[slot.key] = stacks.pop(0)  # type: ignore[assignment]
 
     def __call__(self, coordinates: Sequence[Tensor]) -> Tensor:
         """Returns the weights, stacked."""
@@ -279,7 +292,7 @@ _is_trained = operator.attrgetter("requires_grad")
 def maps_stacks(param: OrthogonalParam) -> bool:
     """Returns whether `forward` of a map and of those inside takes stacks, as its class has to say."""
     kinds = {type(part) for part in param.modules() if isinstance(part, OrthogonalParam)}
-    return all(getattr(cls, "stacks", False) and _owner(cls, "stacks") is _owner(cls, "forward") for cls in kinds)
+    return all(cls.stacks and _owner(cls, "stacks") is _owner(cls, "forward") for cls in kinds)
 
 
 def _owner(cls: type, name: str) -> type:
@@ -293,30 +306,30 @@ def _applies_without_weight(param: OrthogonalParam) -> bool:
     return type(param).linear is not OrthogonalParam.linear
 
 
-def note_unread(weights: Sequence[Tensor], backward: Backward) -> None:
+def _note_without_gradient(weights: Sequence[Tensor], backward: Backward) -> None:
     """Makes a backward pass record the weights that no loss depends on."""
 
     def begin(gradients: Sequence[Tensor | None]) -> None:
         backward.is_done = True
-        backward.unread = frozenset(i for i, g in enumerate(gradients) if g is None)
+        backward.without_gradient = frozenset(i for i, g in enumerate(gradients) if g is None)
 
     weights[0].grad_fn.register_prehook(begin)  # type: ignore[union-attr]
 
 
-def omit_unread(coordinates: Sequence[Tensor], backward: Backward) -> None:
+def _omit_gradients(coordinates: Sequence[Tensor], backward: Backward) -> None:
     """Leaves the coordinates of those weights without gradients, as if each weight was read by itself."""
 
-    def leave_out(gradients: Sequence[Tensor | None], _: Sequence[Tensor | None]) -> Any:
-        if not backward.unread:
+    def leave_out(gradients: Sequence[Tensor | None], _: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
+        if not backward.without_gradient:
             return None
-        return tuple(None if i in backward.unread else g for i, g in enumerate(gradients))
+        return tuple(None if i in backward.without_gradient else g for i, g in enumerate(gradients))
 
     for c in coordinates:
         if c.grad_fn is not None:
-            c.grad_fn.register_hook(leave_out)
+            c.grad_fn.register_hook(leave_out)  # type: ignore[arg-type]
 
 
-def saved_plainly() -> Any:
+def saved_plainly() -> AbstractContextManager[object]:
     """Returns a context in which tensors are saved as they are, whatever outer hooks of checkpoints do."""
     is_hooked = not torch.compiler.is_compiling() and has_saved_tensor_hooks()
     return saved_tensors_hooks(lambda x: x, lambda x: x) if is_hooked else nullcontext()

@@ -4,10 +4,11 @@ import math
 import threading
 import weakref
 from collections.abc import Hashable
-from typing import Any, TypeVar
+from types import MethodType
+from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from stiefelkit._torch import call_hooks, forward_hooks, forward_pre_hooks, held_modules
 from stiefelkit.contract.param import OrthogonalParam
@@ -16,8 +17,6 @@ from stiefelkit.tensors import is_sharding_unit
 from stiefelkit.weights.coordinate_list import CoordinateList
 from stiefelkit.weights.find import check_module, orthogonal_weights
 from stiefelkit.weights.group import Group, Opening, structure
-from stiefelkit.weights.owners import Owners
-from stiefelkit.weights.rank_shares import Sharing, joined
 
 __all__ = ["group_", "grouped", "ungroup_"]
 
@@ -70,7 +69,7 @@ class grouped:
             _close()
 
 
-def group_(model: M, owners: Owners | None = None) -> M:
+def group_(model: M) -> M:
     """Runs every call of a model inside `grouped`, compiled ones too, and returns the model.
 
     Reads outside of `model(...)` evaluate a weight by itself. Copies and pickles of the model are grouped as well;
@@ -78,13 +77,9 @@ def group_(model: M, owners: Owners | None = None) -> M:
 
     Args:
         model: any module.
-        owners: the ranks of DDP, each of which is to map a share of the weights, if that is cheaper; all of them have
-            to make the call then. docs/distributed.md says when and how. The last call decides, and copies of the model
-            do without.
 
     Raises:
         DtypeError: the model is no module.
-        OptionError: the weights are not the same on all ranks, hold no values yet or are sharded.
 
     >>> import stiefelkit as sk
     >>> layers = [sk.orthogonal(nn.Linear(8, 8), "weight") for _ in range(3)]
@@ -93,128 +88,103 @@ def group_(model: M, owners: Owners | None = None) -> M:
     torch.Size([1, 8])
     """
     check_module(model, "group_")
-    if not _switches(model):
+    if not any(map(_switch_behind, forward_pre_hooks(model).values())):
         switch = _Switch()
-        switch.plan = _plan_of(model)
+        switch.layout = _layout_of(model)
         model.register_forward_pre_hook(switch.begin, prepend=True)
         model.register_forward_hook(switch.end, always_call=True)
-    pays = owners is not None and _plan_of(model).sharing(owners).pays()
-    for switch in _switches(model):
-        switch.owners = owners if pays else None
     return model
 
 
 def ungroup_(model: M) -> M:
     """Takes `group_` back, and returns the model."""
     check_module(model, "ungroup_")
-    for switch in _switches(model):
-        for hooks in (forward_pre_hooks(model), forward_hooks(model)):
-            for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is switch]:
-                del hooks[key]
+    for hooks in (forward_pre_hooks(model), forward_hooks(model)):
+        for key in [key for key, hook in hooks.items() if _switch_behind(hook)]:
+            del hooks[key]
     return model
 
 
-class _Plan:
+class _GroupLayout:
     """The groups of a model, as long as its weights are of the same kinds."""
 
     def __init__(self, model: nn.Module):
         self.opening = Opening()
         self.modules = {id(module) for module in model.modules()}
         self.parts = _parts(model)
-        if any(one.seat is not None for part in self.parts for one in part):
-            structure.count += 1  # another plan loses them
+        if any(one.slot is not None for part in self.parts for one in part):
+            structure.count += 1  # another layout loses them
         self.made_at = structure.count
         self.groups = [Group(part, self.opening) for part in self.parts if len(part) > 1]
-        self._sharing: Sharing | None = None
 
     def still_fits(self, model: nn.Module) -> bool:
         """Returns whether what has changed since was elsewhere; compiled code goes on with the same groups then."""
         now = structure.count
         if self.made_at != now:
-            is_seated = all(one.seat is seat for g in self.groups for one, seat in zip(g.lists, g.seats, strict=True))
-            if not (is_seated and _parts(model) == self.parts):
+            if not (all(group.is_complete() for group in self.groups) and _parts(model) == self.parts):
                 return False
             self.modules = {id(module) for module in model.modules()}
             self.made_at = now
         return True
 
-    def sharing(self, owners: Owners) -> Sharing:
-        """Returns the weights, those that are one of their kind too, as ranks share them."""
-        if self._sharing is None or self._sharing.owners is not owners:
-            if self._sharing is None:
-                self.groups += [Group(part, self.opening) for part in self.parts if len(part) == 1]
-            self._sharing = Sharing(self.groups, owners)
-        return self._sharing
-
 
 class _Switch:
-    """The hooks of a model that is grouped for good; a copy makes a plan of its own."""
+    """The hooks of a model that is grouped for good; a copy makes a layout of its own."""
 
-    plan: _Plan | None = None
-    owners: Owners | None = None
+    layout: _GroupLayout | None = None
 
-    def __init__(self) -> None:
-        self.tokens: list[Tensor | None] = []
-
-    def begin(self, model: nn.Module, args: Any) -> None:
+    def begin(self, model: nn.Module, args: object) -> None:
         if not torch.compiler.is_compiling():
-            plan = _open(model)
-            self.plan = plan or self.plan
-            if self.owners is not None:
-                trains = model.training and torch.is_grad_enabled()
-                self.tokens.append(plan.sharing(self.owners).evaluate() if plan is not None and trains else None)
-        elif self.plan is not None:
-            for group in self.plan.groups:
+            self.layout = _open(model) or self.layout
+        elif self.layout is not None:
+            for group in self.layout.groups:
                 group.trace()
 
-    def end(self, model: nn.Module, args: Any, output: Any) -> Any:
-        if torch.compiler.is_compiling():
-            for group in self.plan.groups if self.plan is not None else ():
-                group.traced = None
-            return None
-        _close()
-        token = self.tokens.pop() if self.tokens else None
-        return None if token is None else joined(token, output)
+    def end(self, model: nn.Module, args: object, output: object) -> None:
+        if not torch.compiler.is_compiling():
+            return _close()
+        for group in self.layout.groups if self.layout is not None else ():
+            group.traced = None
 
-    def __reduce__(self) -> tuple[Any, ...]:  # by which it is copied as well
+    def __reduce__(self) -> tuple[type["_Switch"], tuple[()]]:  # by which it is copied as well
         return _Switch, ()
 
 
 class _Opened(threading.local):
-    """The plans that are open in a thread, the last one last; None for a model inside another that is open."""
+    """The layouts that are open in a thread, the last one last; None for a model inside another that is open."""
 
     def __init__(self) -> None:
-        self.plans: list[_Plan | None] = []
+        self.layouts: list[_GroupLayout | None] = []
 
 
 _opened = _Opened()
-_plans: weakref.WeakKeyDictionary[nn.Module, _Plan] = weakref.WeakKeyDictionary()
-_planning = threading.Lock()
+_layouts: weakref.WeakKeyDictionary[nn.Module, _GroupLayout] = weakref.WeakKeyDictionary()
+_laying_out = threading.Lock()
 
 
-def _open(model: nn.Module) -> _Plan | None:
-    is_inside = any(plan is not None and id(model) in plan.modules for plan in _opened.plans)
-    plan = None if is_inside else _plan_of(model)
-    _opened.plans.append(plan)
-    if plan is not None:
-        plan.opening.depth += 1
-    return plan
+def _open(model: nn.Module) -> _GroupLayout | None:
+    is_inside = any(layout is not None and id(model) in layout.modules for layout in _opened.layouts)
+    layout = None if is_inside else _layout_of(model)
+    _opened.layouts.append(layout)
+    if layout is not None:
+        layout.opening.depth += 1
+    return layout
 
 
 def _close() -> None:
-    plan = _opened.plans.pop() if _opened.plans else None
-    if plan is not None:
-        plan.opening.depth -= 1
-        if not plan.opening.depth:
-            plan.opening.evaluations.clear()
+    layout = _opened.layouts.pop() if _opened.layouts else None
+    if layout is not None:
+        layout.opening.depth -= 1
+        if not layout.opening.depth:
+            layout.opening.evaluations.clear()
 
 
-def _plan_of(model: nn.Module) -> _Plan:
-    plan = _plans.get(model)
-    if plan is None or not plan.still_fits(model):
-        with _planning:
-            _plans[model] = plan = _Plan(model)
-    return plan
+def _layout_of(model: nn.Module) -> _GroupLayout:
+    layout = _layouts.get(model)
+    if layout is None or not layout.still_fits(model):
+        with _laying_out:
+            _layouts[model] = layout = _GroupLayout(model)
+    return layout
 
 
 def _parts(model: nn.Module) -> list[list[CoordinateList]]:
@@ -233,9 +203,9 @@ def _parts(model: nn.Module) -> list[list[CoordinateList]]:
     return parts
 
 
-def _switches(model: nn.Module) -> list[_Switch]:
-    owners = [getattr(hook, "__self__", None) for hook in forward_pre_hooks(model).values()]
-    return [owner for owner in owners if isinstance(owner, _Switch)]
+def _switch_behind(hook: object) -> _Switch | None:
+    owner = hook.__self__ if isinstance(hook, MethodType) else None
+    return owner if isinstance(owner, _Switch) else None
 
 
 def _kind(coordinate_list: CoordinateList) -> Hashable:

@@ -3,21 +3,20 @@
 import copy
 import functools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stiefelkit import _torch
-from stiefelkit.contract.param import title
 from stiefelkit.errors import CheckpointError, DtypeError, OptionError, shown
 from stiefelkit.tensors import is_sharding
 from stiefelkit.weights import find
 from stiefelkit.weights.coordinate_list import CoordinateList
-from stiefelkit.weights.find import Place, coordinate_list_of, held_parametrizations, lists_of, orthogonal_weights
-from stiefelkit.weights.group import leave_seat, saved_plainly
-from stiefelkit.weights.optimizer_hooks import retire
+from stiefelkit.weights.find import WeightPath, coordinate_list_of, held_parametrizations, lists_of, orthogonal_weights
+from stiefelkit.weights.group import leave_group, saved_plainly
+from stiefelkit.weights.optimizer_hooks import mark_replaced
 from stiefelkit.weights.outside_writes import Read, look_back, reads
 
 __all__ = ["check_state_dict"]
@@ -30,24 +29,29 @@ _RESETS = ("reset_parameters", "_reset_parameters")
 
 
 def attach_coordinate_list(
-    places: Sequence[Place], coordinate_list: CoordinateList, event: str = "sk.orthogonal"
+    places: Sequence[WeightPath], coordinate_list: CoordinateList, event: str = "sk.orthogonal"
 ) -> None:
     """Replaces weights, plain or orthogonal, by what one coordinate list evaluates to; it gets the first one's name.
 
     The event is who asked for it.
     """
-    for _, module, name in reversed(places):
-        held: Any = held_parametrizations(module)
+    for qualified, module, name in reversed(places):
+        held = held_parametrizations(module)
         plain = type(module).__bases__[0] if held else type(module)
-        if held is None:
+        if not isinstance(held, nn.ModuleDict):
             held = module.parametrizations = nn.ModuleDict()
         if name in held:
-            retire(held[name].coordinates.values(), held[name].weight, event, coordinate_list, are_coordinates=True)
+            old = held[name]
+            assert isinstance(old, CoordinateList)
+            mark_replaced(old.coordinates.values(), old.weight, event, coordinate_list, are_coordinates=True)
         else:
-            retire([_torch.held_parameters(module)[name]], f"{plain.__name__}.{name}", event, coordinate_list)
+            weight = qualified if "." in qualified else f"{plain.__name__}.{name}"
+            mark_replaced([vars(module)["_parameters"][name]], weight, event, coordinate_list)
             delattr(module, name)
         held[name] = coordinate_list.train(module.training)
         adopt_coordinate_list(module, name, coordinate_list, plain)
+        if "." in qualified:
+            coordinate_list.weight = qualified
 
 
 def adopt_coordinate_list(
@@ -64,33 +68,33 @@ def adopt_coordinate_list(
     present = vars(coordinate_list).get("gradients", own)
     coordinate_list.gradients = tuple(filter(own.__contains__, present))
     coordinate_list.is_sparse |= isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
-    leave_seat(coordinate_list)
+    leave_group(coordinate_list)
     if not (_torch.load_pre_hooks(module) and checks_loading(module)):
         module.register_load_state_dict_pre_hook(_check_before_loading)
-    held: Any = module.parametrizations
-    _inject(module, plain, {**held, name: coordinate_list})
+    _inject(module, plain, {**vars(module)["_modules"]["parametrizations"]._modules, name: coordinate_list})
 
 
-def _inject(module: nn.Module, plain: Any, held: Any) -> None:
+def _inject(module: nn.Module, plain: type[nn.Module], held: Mapping[str, nn.Module | None]) -> None:
     """Gives a parametrized module an injected class of its own, which can be copied and pickled.
 
     torch lets deep copies share one injected class: then changing one copy breaks the other, and
     `parametrize.cached()` hands one copy's weight to the other. `held` maps the names of weights to what carries them,
     or to None where that is not known yet.
     """
-    carried: dict[str, Any] = {name: weakref.ref(child) for name, child in held.items() if child is not None}
+    carried = {name: weakref.ref(child) for name, child in held.items() if isinstance(child, CoordinateList)}
+    copies: Callable[..., nn.Module] | None = getattr(plain, "__deepcopy__", None)
 
     def deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
-        if hasattr(plain, "__deepcopy__"):
-            replica = plain.__deepcopy__(self, memo)
-            _inject(replica, plain, _torch.held_modules(replica.parametrizations))
+        if copies is not None:
+            replica = copies(self, memo)
+            _inject(replica, plain, dict(lists_of(replica)))
             return replica
-        memo[id(self)] = replica = _rebuild(plain, list(self.parametrizations))  # type: ignore[arg-type]
+        memo[id(self)] = replica = _rebuild(plain, _names(self))
         replica.__setstate__(copy.deepcopy(plain.__getstate__(self), memo))
         return replica
 
-    def reduce_ex(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
-        return _rebuild, (plain, list(self.parametrizations)), plain.__getstate__(self)  # type: ignore[arg-type]
+    def reduce_ex(self: nn.Module, protocol: object) -> tuple[object, ...]:
+        return _rebuild, (plain, _names(self)), plain.__getstate__(self)
 
     def set_attribute(self: nn.Module, name: str, value: Any) -> None:
         # nn.Module would try to register a Parameter beside the property, and fail.
@@ -107,11 +111,11 @@ def _inject(module: nn.Module, plain: Any, held: Any) -> None:
             )
         plain.__setattr__(self, name, value)
 
-    def set_state(self: nn.Module, state: Any) -> None:
+    def set_state(self: nn.Module, state: dict[str, Any]) -> None:
         plain.__setstate__(self, state)
         carried.update({name: weakref.ref(coordinate_list) for name, coordinate_list in lists_of(self)})
 
-    def save(self: nn.Module, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def save(self: nn.Module, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         plain._save_to_state_dict(self, destination, prefix, keep_vars)
         for name, _ in lists_of(self):  # which a module that lists its own entries has read
             destination.pop(prefix + name, None)
@@ -127,10 +131,12 @@ def _inject(module: nn.Module, plain: Any, held: Any) -> None:
         if param is None or name not in carried or coordinate_list_of(self, name) is not None:
             return
         gone = carried.pop(name)()
-        if isinstance(gone, CoordinateList):  # torch.nn.utils.parametrize.remove_parametrizations leaves a parameter
-            retire(gone.coordinates.values(), gone.weight, "remove_parametrizations", param, are_coordinates=True)
+        if gone is not None:  # torch.nn.utils.parametrize.remove_parametrizations leaves a parameter
+            mark_replaced(
+                gone.coordinates.values(), gone.weight, "remove_parametrizations", param, are_coordinates=True
+            )
 
-    members: dict[str, Any] = {
+    members: dict[str, object] = {
         "__module__": plain.__module__,  # by which torch.fx knows the layers of torch, to call them whole
         "__deepcopy__": deepcopy,
         "__reduce_ex__": reduce_ex,
@@ -153,20 +159,23 @@ def _reading(name: str, plain: property) -> property:
 
     What is read is watched for writes, which groups do by themselves.
     """
+    evaluate: Callable[[nn.Module], Tensor] = plain.fget  # type: ignore[assignment]
 
-    def read(self: nn.Module) -> Any:
+    def read(self: nn.Module) -> Tensor:
         if torch.compiler.is_compiling():
-            return plain.fget(self)  # type: ignore[misc]
+            return evaluate(self)
         carrier = vars(vars(self)["_modules"]["parametrizations"])["_modules"][name]
         held = vars(carrier)
-        seat, weight = held.get("seat"), held.get("weight")
+        if (stand_in := held.get("stand_in")) is not None:
+            return stand_in
+        slot, weight = held.get("slot"), held.get("weight")
         try:
-            if seat is not None and seat.is_whole and not (_torch.is_cached() or any(seat.hooks)):
-                w = seat.read(carrier)
+            if slot is not None and slot.is_whole and not (_torch.is_cached() or any(slot.hooks)):
+                w = slot.read(carrier)
                 if w is not None:
                     return w
             is_kept = _torch.is_cached() and not _torch.is_jit_traced()  # torch refuses to trace what is cached
-            w = _kept(carrier, (id(plain), name)) if is_kept else plain.fget(self)  # type: ignore[misc]
+            w = _kept(carrier, (id(plain), name)) if is_kept else evaluate(self)
         except AttributeError as error:
             # From a property, nn.Module would take it for its own, and say that the module has no such weight.
             raise RuntimeError(f"{_torch.class_name(self)}.{name} cannot be computed: {error}") from error
@@ -187,7 +196,7 @@ def _kept(carrier: nn.Module, key: tuple[int, str]) -> Tensor:
     for a reader that wants gradients where none are kept, and in backward passes, by which the graph may be gone.
     """
     kept, is_backward = _torch.cached_weights(), _torch.is_in_backward()
-    w: Any = kept.get(key)
+    w = kept.get(key)
     lacks_graph = w is not None and torch.is_grad_enabled() and not w.requires_grad
     if w is None or is_backward or (lacks_graph and any(p.requires_grad for p in carrier.parameters())):
         with saved_plainly():
@@ -198,32 +207,43 @@ def _kept(carrier: nn.Module, key: tuple[int, str]) -> Tensor:
 
 
 @functools.lru_cache(256)
-def _resetting(plain: Any) -> Any:
+def _resetting(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Makes `reset_parameters` draw the orthogonal weights of a module too, by their own schemes.
 
     What it writes into those would go nowhere, or into coordinates, without being a frame: it is given other tensors in
     their place. Weights that it assigns or draws itself stay, and those on the meta device.
     """
 
-    def reset(self: nn.Module, *args: Any, **options: Any) -> Any:
-        held, attached = dict(lists_of(self)), type(self)
-        before = {name: (one.fills, one.blank()) for name, one in held.items()}
-        fakes = {name: property(lambda self, w=w: w, getattr(attached, name).fset) for name, (_, w) in before.items()}  # type: ignore[misc]
-        self.__class__ = type(attached.__name__, (attached,), fakes)
+    def reset(self: nn.Module, *args: object, **options: object) -> object:
+        before = [(one, one.fills, _blank(one)) for _, one in lists_of(self)]
+        for one, _, blank in before:
+            one.stand_in = blank
         try:
             out = plain(self, *args, **options)
         finally:
-            self.__class__ = attached
-        for name, one in held.items():
-            fills, w = before[name]
-            if one.fills == fills and not w.is_meta:
+            for one, _, _ in before:
+                one.stand_in = None
+        for one, fills, blank in before:
+            if one.fills == fills and not blank.is_meta:
                 one.draw_()
         return out
 
     return reset
 
 
-def _rebuild(plain: Any, names: Sequence[str]) -> nn.Module:
+def _blank(coordinate_list: CoordinateList) -> Tensor:
+    """Returns zeros in the shape of a weight; on the meta device where a coordinate is."""
+    param, devices = coordinate_list.param, [c.device for c in coordinate_list.coordinates.values()]
+    device = max(devices, key=lambda device: device.type == "meta")
+    return torch.zeros(param.shape, dtype=param.dtype, device=device)
+
+
+def _names(module: nn.Module) -> list[str]:
+    held = held_parametrizations(module)
+    return [] if held is None else [*_torch.held_modules(held)]
+
+
+def _rebuild(plain: type[nn.Module], names: Sequence[str]) -> nn.Module:
     module = plain.__new__(plain)
     _inject(module, plain, dict.fromkeys(names))
     return module
@@ -283,13 +303,13 @@ def _check_before_loading(
     metadata: Mapping[str, Any],
     strict: bool,
     missing_keys: list[str],
-    *args: Any,
+    *args: object,
 ) -> None:
     """Checks a load; its list of missing keys, one object for all modules of a load, identifies it."""
     check_tree(module, state_dict, prefix, bool(metadata.get("assign_to_params_buffers")), missing_keys)
 
 
-def _is_ours(hook: Any) -> bool:
+def _is_ours(hook: object) -> bool:
     return getattr(hook, "hook", None) is _check_before_loading
 
 
@@ -298,7 +318,7 @@ def check_tree(
     state_dict: Mapping[str, Any],
     prefix: str,
     assign: bool,
-    load: Any = None,
+    load: object = None,
     empty: dict[int, str | None] | None = None,
 ) -> None:
     """Checks what is under a module; `empty` has weights of which there is a description alone, so far."""
@@ -314,7 +334,7 @@ def check_tree(
     for name, coordinate_list in lists_of(module):
         if prefix + name in state_dict:
             raise CheckpointError(
-                f"{prefix}{name} needs the coordinates of {title(coordinate_list.param)}, got a plain weight; load it "
+                f"{prefix}{name} needs the coordinates of {coordinate_list.param.title}, got a plain weight; load it "
                 "before sk.orthogonal, or assign it with sk.assign_ (sk.check_state_dict checks a whole model at once)."
             )
         path, same_load = f"{prefix}parametrizations.{name}.", None if rewrites else load

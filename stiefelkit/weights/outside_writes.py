@@ -1,13 +1,13 @@
-"""Frames and charts that somebody else has written to, as averages of weights do: noticed, and mended or refused."""
+"""Frames and charts that somebody else has written to, as averages of weights do: noticed, and projected or refused."""
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stiefelkit._torch import held_buffers, is_transformed, unwrapped, write_count
 from stiefelkit.contract.param import OrthogonalParam
@@ -15,18 +15,27 @@ from stiefelkit.errors import NotAFrameError, OptionError, RankError, warn_calle
 from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit
-from stiefelkit.tensors import is_sharded, working_dtype
+from stiefelkit.tensors import coarser, is_sharded, working_dtype
 from stiefelkit.weights.optimizer_hooks import is_left_between_landings
 
-Place = tuple[MutableMapping[str, Tensor | None], str, bool | None]
-"""The dictionary that holds a tensor, its key, and for a frame whether it is complex and stored as [Re, Im]."""
-_MENDED_FROM = 32
-"""Rounding limits from which a frame is mended: what optimizers leave in precision "fast" is 30."""
+_PROJECTED_FROM = 32
+"""Rounding limits from which a frame is projected: what optimizers leave in precision "fast" is 30."""
 _SAMPLE = 1024
 """Entries of a frame that are added up to see whether it is still the one that was looked at."""
 
 
-class Read(weakref.ref):
+Held = dict[str, Tensor | None] | dict[str, Tensor] | dict[str, nn.Parameter]
+
+
+class TensorSlot(NamedTuple):
+    """The dictionary of a module that holds a tensor, and its key; for a frame whether it is stored as [Re, Im]."""
+
+    held: "Held"
+    key: str
+    packed: bool | None = None
+
+
+class Read(weakref.ref[Tensor]):
     """A weight that was read, until it is gone: an alias, which has its count of writes, that count, and the name."""
 
     __slots__ = ("alias", "count", "name")
@@ -103,7 +112,7 @@ class Values:
 class _Note:
     """A tensor as it was: where it is held, and how often it had been written to; None in inference mode."""
 
-    place: Place
+    slot: TensorSlot
     id: int
     count: int | None
     values: Values
@@ -121,32 +130,45 @@ class Notes:
     strange = 0
     """The number of reads in training that found a frame off its manifold, before an optimizer of frames moved it."""
 
-    def __init__(self, param: OrthogonalParam, held: MutableMapping[str, Tensor | None], keys: Mapping[str, str]):
+    def __init__(self, param: OrthogonalParam, held: Held, keys: Mapping[str, str]):
         self._noted: list[_Note] = []
-        self.held = held
-        self._all = chart_places(param)
+        self._dtypes: list[tuple[str, int, torch.dtype]] = []
+        self.held, self._keys = held, keys
+        self._all = chart_slots(param)
         for name in param.manifolds:
-            self._all.append((held, keys[name], False))
-        self.places: tuple[list[Any], list[str]] = ([], [])
+            self._all.append(TensorSlot(held, keys[name], False))
+        self.places: tuple[list[Held], list[str]] = ([], [])
         """The dictionaries that hold what is noted, and its keys."""
-        self.are_of_frames = any([packed is not None for _, _, packed in self._all])
+        self.are_of_frames = any([slot.packed is not None for slot in self._all])
         """True if any of them must stay a frame."""
 
-    def take(self) -> None:
-        """Notes all as it is now, and forgets what was before."""
-        self._noted, self.places = [], ([], [])
-        for place in self._all:
-            held, key, packed = place
+    def take(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        """Notes all as it is now, and the dtype that each coordinate should have; forgets what was before."""
+        self._noted, self.places, self._dtypes = [], ([], []), []
+        for name, dtype in dtypes.items():
+            c = self.held.get(self._keys[name])
+            if c is not None:
+                self._dtypes.append((self._keys[name], id(c), dtype))
+        for slot in self._all:
+            held, key, packed = slot
             t = held.get(key)
             if t is not None and not (t.is_meta or is_sharded(t)):
                 count = None if t.is_inference() else write_count(t)
-                self._noted.append(_Note(place, id(t), count, Values(t, packed)))
+                self._noted.append(_Note(slot, id(t), count, Values(t, packed)))
                 self.places[0].append(held)
                 self.places[1].append(key)
 
+    def were_cast(self) -> bool:
+        """Returns whether `.data` is coarser, or complex, as torch's vectors of parameters are where one of them is."""
+        for key, noted, dtype in self._dtypes:
+            c = self.held.get(key)
+            if c is not None and c.dtype is not dtype and id(c) == noted and coarser(c.dtype, dtype) is c.dtype:
+                return True
+        return False
+
     def _present(self) -> list[tuple[_Note, Tensor]]:
         """Notes and tensors; others in their place, as functional_call puts there, do not count."""
-        pairs = [(note, note.place[0].get(note.place[1])) for note in self._noted]
+        pairs = [(note, note.slot.held.get(note.slot.key)) for note in self._noted]
         return [(note, t) for note, t in pairs if t is not None and id(t) == note.id]
 
     def written(self, may_stay: Callable[[Tensor], bool]) -> list[Tensor]:
@@ -176,7 +198,7 @@ class Notes:
             )
 
     @torch.no_grad()
-    def mend_(
+    def project_(
         self,
         param: OrthogonalParam,
         coordinates: Mapping[str, Tensor],
@@ -188,9 +210,9 @@ class Notes:
 
         Returns whether a frame was one that trains, and that no optimizer of frames has moved yet.
 
-        Those that are known to have been written to are mended from 32 rounding limits on, others, which optimizers and
-        checkpoints may have left as they are, from where a checkpoint of them would be refused. `by_value`, they are
-        mended between landings, too.
+        Those that are known to have been written to are projected from 32 rounding limits on, others, which optimizers
+        and checkpoints may have left as they are, from where a checkpoint of them would be refused. `by_value`, they
+        are projected between landings, too.
 
         Raises:
             NotAFrameError: the chart's signs or permutations have become something else.
@@ -209,7 +231,7 @@ class Notes:
                 continue
             w = _as_frames(t, packed)
             p, dtype = w.shape[-1], w.dtype
-            own = _MENDED_FROM * rounding_limit(p, dtype) + torch.finfo(dtype).eps
+            own = _PROJECTED_FROM * rounding_limit(p, dtype) + torch.finfo(dtype).eps
             if orthogonality_error(w).max().item() > (own if id(t) in keys else frame_tolerance(p, dtype)):
                 is_strange |= t.requires_grad and not self.were_trained
                 try:
@@ -227,8 +249,8 @@ class Notes:
         return is_strange
 
 
-def check_given(one: Any) -> None:
-    """Raises an error for what somebody else has put into a coordinate list for a call, which is never mended.
+def check_given(param: OrthogonalParam, coordinates: Mapping[str, Tensor], weight: str) -> None:
+    """Raises an error for what somebody else has put in the place of coordinates for a call, which is never projected.
 
     On devices other than the CPU no frame is read.
 
@@ -236,24 +258,24 @@ def check_given(one: Any) -> None:
         NotAFrameError: a differentiable step, or an ensemble under torch.func, has left a frame that is none.
         OptionError: a frame in the chart requires a gradient, as where buffers are taken for parameters.
     """
-    for name in one.param.manifolds:
-        c = one.coordinates[name]
+    for name in param.manifolds:
+        c = coordinates[name]
         if not (c.grad_fn is not None or is_transformed()) or not may_sync_host(c):
             continue
         error = unwrapped(orthogonality_error(c.detach())).max().item()
         if error > frame_tolerance(c.shape[-1], c.dtype):
             raise NotAFrameError(
-                f"{one.weight} needs a frame in {name}, got a tensor {error:.2g} away from one, as a plain gradient "
+                f"{weight} needs a frame in {name}, got a tensor {error:.2g} away from one, as a plain gradient "
                 "step makes it; sk.manifolds.Stiefel().retr and optimizers given sk.optim.frames step along the "
                 "manifold, a flat map, such as cayley, takes any step."
             )
-    for part in one.param.modules():
-        for key in getattr(type(part), "frame_buffers", ()):
+    for part in param.modules():
+        for key in part.frame_buffers if isinstance(part, OrthogonalParam) else ():
             frame = getattr(part, key, None)  # some tools put it elsewhere than among buffers
             if frame is not None and unwrapped(frame).requires_grad:
                 raise OptionError(
-                    f"{one.weight} needs a chart that does not train, got {key} with requires_grad, which would leave "
-                    "its manifold; hand over buffers detached, and only parameters to an optimizer."
+                    f"{weight} needs a chart that does not train, got {key} with requires_grad, which would leave its "
+                    "manifold; hand over buffers detached, and only parameters to an optimizer."
                 )
 
 
@@ -276,7 +298,7 @@ class Stacks:
     def __init__(self, param: OrthogonalParam):
         names, bound = [*param.coordinates], param.manifolds
         self._kinds: list[tuple[int, bool | None]] = [(names.index(name), False) for name in bound]
-        self._kinds += [(i, packed) for i, (*_, packed) in enumerate(chart_places(param), len(names))]
+        self._kinds += [(i, slot.packed) for i, slot in enumerate(chart_slots(param), len(names))]
         self._values: list[Values] | None = None
 
     @torch.no_grad()
@@ -290,19 +312,23 @@ class Stacks:
         return any([values.may_be_wrong(t) for values, (t, _) in zip(self._values, stacks, strict=True)])
 
 
-def chart_places(param: OrthogonalParam) -> list[Place]:
+def chart_slots(param: OrthogonalParam) -> list[TensorSlot]:
     """Returns where the chart of a map is held, and which parts of it must stay frames."""
-    places: list[Place] = []
+    slots: list[TensorSlot] = []
     for part in param.modules():
-        frames, held = getattr(type(part), "frame_buffers", ()), held_buffers(part)
-        for key in held:
-            if held[key] is not None:
-                places.append((held, key, part.dtype.is_complex if key in frames else None))  # type: ignore[arg-type, union-attr]
-    return places
+        frames = part.frame_buffers if isinstance(part, OrthogonalParam) else ()
+        for key, t in held_buffers(part).items():
+            if t is not None:
+                packed = part.dtype.is_complex if key in frames else None
+                slots.append(TensorSlot(held_buffers(part), key, packed))  # type: ignore[union-attr]
+    return slots
 
 
 def frame_tensors(param: OrthogonalParam, coordinates: Mapping[str, Tensor]) -> list[tuple[Tensor, bool]]:
     """Returns coordinates and buffers that must stay frames, and whether each is stored as [Re, Im]."""
     bound = param.manifolds
-    tensors = [(c, False) for name, c in coordinates.items() if name in bound] if bound else []
-    return tensors + [(held[key], packed) for held, key, packed in chart_places(param) if packed is not None]  # type: ignore[misc]
+    found = [(c, False) for name, c in coordinates.items() if name in bound] if bound else []
+    for held, key, packed in chart_slots(param):
+        if packed is not None and (t := held.get(key)) is not None:
+            found.append((t, packed))
+    return found

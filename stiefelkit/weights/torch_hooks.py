@@ -8,25 +8,59 @@ checkpointing. Modules without our maps see no difference.
 import functools
 import inspect
 import weakref
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.utils import parametrize
 
-from stiefelkit._torch import class_name, held_modules, inside_checkpoint, load_pre_hooks, registering
-from stiefelkit.contract.param import OrthogonalParam, title
-from stiefelkit.errors import OptionError, warn_caller
+from stiefelkit._torch import class_name, held_modules, inside_checkpoint, load_pre_hooks
+from stiefelkit.contract.param import OrthogonalParam
+from stiefelkit.errors import OptionError, ShapeError, StiefelkitError, warn_caller
 from stiefelkit.weights.coordinate_list import CoordinateList
-from stiefelkit.weights.find import Place, lists_of, plain_weight
-from stiefelkit.weights.group import leave_seat
+from stiefelkit.weights.find import WeightPath, check_takes_frames, lists_of
+from stiefelkit.weights.group import leave_group
 from stiefelkit.weights.modules import adopt_coordinate_list, check_loading_of, checks_loading
-from stiefelkit.weights.optimizer_hooks import retire
-from stiefelkit.weights.transfer import Handed
+from stiefelkit.weights.optimizer_hooks import mark_replaced
 
-_hosts: weakref.WeakKeyDictionary[nn.ModuleDict, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
+_TRANSFER = "transfer_parametrizations_and_params"
+_hosts: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
 """To each `module.parametrizations` the module: torch makes the one first, and then tells of the other alone."""
+
+
+class TransferPlaceholder(nn.Module):
+    """Stands in a list of torch's for a map, or for a weight that is to be shared, until our list takes its place.
+
+    `replaced` is the tensor that torch parametrizes, None before torch has asked for coordinates.
+    """
+
+    source: OrthogonalParam | CoordinateList
+    replaced: Tensor | None
+
+    def __init__(self, source: OrthogonalParam | CoordinateList):
+        super().__init__()
+        self.__dict__.update(source=source, replaced=None)  # neither is to be registered
+
+    def right_inverse(self, present: Tensor) -> tuple[Tensor, ...]:
+        """Returns the coordinates of a plain parameter; those of a weight that is shared as they are."""
+        source = self.source
+        who = source.title if isinstance(source, OrthogonalParam) else _TRANSFER
+        if not isinstance(present, nn.Parameter) or present.layout != torch.strided:
+            kind = str(present.layout) if isinstance(present, nn.Parameter) else "a buffer"
+            raise OptionError(f"{who} needs a plain parameter, got {kind}; sk.orthogonal says what makes it one.")
+        self.__dict__["replaced"] = present
+        if isinstance(source, OrthogonalParam):
+            return source.right_inverse(present)
+        shape = tuple(source.param.shape)
+        if tuple(present.shape) != shape:
+            raise ShapeError(
+                f"{who} needs a weight of shape {shape} to be replaced by {source.weight}, got {tuple(present.shape)}."
+            )
+        return tuple(c.detach() for c in source.coordinates.values())
+
+    def forward(self, *coordinates: Tensor) -> Tensor:
+        """Returns the weight."""
+        return self.source(*coordinates) if isinstance(self.source, OrthogonalParam) else self.source()
 
 
 @functools.cache
@@ -42,7 +76,7 @@ def _take_in(parent: nn.Module, name: str, child: nn.Module | None) -> nn.Module
     present = vars(parent)["_modules"].get(name)
     if child is present:
         return None  # put back where it was
-    if getattr(present, "base_layer", None) is child:
+    if present is not None and vars(present).get("_modules", {}).get("base_layer") is child:
         _check_merged(present)
     elif present is not None and "_is_hf_initialized" in vars(child) and parametrize.is_parametrized(present):
         is_resized = vars(child).get("out_features") != vars(present).get("out_features")
@@ -51,8 +85,8 @@ def _take_in(parent: nn.Module, name: str, child: nn.Module | None) -> nn.Module
                 f"{name} was orthogonal and is a plain copy of another size now, as transformers makes it; "
                 "sk.orthogonal draws an orthogonal weight."
             )
-    if isinstance(parent, parametrize.ParametrizationList):
-        _check_place(parent, name, child)
+    if isinstance(parent, parametrize.ParametrizationList) and (placeholder := _put_into(parent, name, child)):
+        return placeholder
     if type(child) is nn.ModuleDict and name == "parametrizations":
         _hosts[child] = weakref.ref(parent)
     elif type(child) is parametrize.ParametrizationList:
@@ -66,65 +100,80 @@ def _take_in(parent: nn.Module, name: str, child: nn.Module | None) -> nn.Module
     return None
 
 
-def _check_merged(layer: Any, args: Any = ()) -> None:
+def _check_merged(layer: nn.Module, args: object = ()) -> None:
     """Raises OptionError if a layer of PEFT has merged into an orthogonal weight, which is computed at each read."""
-    if getattr(layer, "merged", False) and (lost := [one.weight for _, one in lists_of(layer.base_layer)]):
+    base = held_modules(layer)["base_layer"]
+    if base is not None and getattr(layer, "merged", False) and (lost := [one.weight for _, one in lists_of(base)]):
         raise OptionError(
             f"{class_name(layer)} needs a plain weight to be merged into, got {lost[0]}, an orthogonal one, which "
             "stays as it is; unmerge_adapter() goes back, and sk.bake(model) makes a plain weight of it."
         )
 
 
-def _check_place(parent: parametrize.ParametrizationList, name: str, child: nn.Module) -> None:
-    """Raises OptionError unless a parametrization may stand where torch puts it: maps first, others on top of them.
-
-    A map is asked for what `sk.orthogonal` needs, before torch has written anything.
-    """
-    is_first = isinstance(child, OrthogonalParam | Handed) and not isinstance(parent, CoordinateList)
-    place = registering() if is_first and name == "0" else None
-    if place is not None:
-        module, weight = place
-        plain_weight(Place(weight, module, weight))
-    if isinstance(child, OrthogonalParam) and name != "0":
-        raise OptionError(
-            f"{title(child)} needs to be the first parametrization of a weight, got one on top of "
-            f"{type(parent[0]).__name__}; parametrize.remove_parametrizations first."
-        )
-    if isinstance(child, OrthogonalParam) and hasattr(child, "_is_attached"):
-        raise OptionError(
-            f"{title(child)} needs to be a new map for each weight, got that of another; make one, or share the weight "
-            "by parametrize.transfer_parametrizations_and_params."
-        )
-    if isinstance(parent, CoordinateList) and name.isdigit() and name != "0":
+def _put_into(parent: parametrize.ParametrizationList, name: str, child: nn.Module) -> nn.Module | None:
+    """Returns what stands for a map in a list of torch's: maps are first, and others on top of them."""
+    if isinstance(child, OrthogonalParam):
+        if name != "0":
+            raise OptionError(
+                f"{child.title} needs to be the first parametrization of a weight, got one on top of "
+                f"{type(parent[0]).__name__}; parametrize.remove_parametrizations first."
+            )
+        shared = next((one for one in CoordinateList.iterated if one.param is child), None)
+        if child.is_attached and shared is None:
+            raise OptionError(
+                f"{child.title} needs to be a new map for each weight, got that of another; make one, or share the "
+                f"weight by parametrize.{_TRANSFER}."
+            )
+        if shared is not None:
+            CoordinateList.iterated.remove(shared)
+        return TransferPlaceholder(child if shared is None else shared)
+    if isinstance(parent, CoordinateList) and name.isdigit():
         try:
             inspect.signature(child.forward).bind(None)
         except TypeError as error:
             raise OptionError(
-                f"{parent.weight}, a {title(parent.param)}'s, needs parametrizations on top that take one tensor, got "
+                f"{parent.weight}, a {parent.param.title}'s, needs parametrizations on top that take one tensor, got "
                 f"{type(child).__name__}; gain= of sk.orthogonal scales a frame, and sk.bake makes it a plain weight."
             ) from error
-        leave_seat(parent)
+        leave_group(parent)
+    return None
 
 
 def _adopted(parent: nn.Module, name: str, child: parametrize.ParametrizationList) -> CoordinateList | None:
     """Returns the coordinate list that takes the place of torch's list with one of our maps, None for other lists."""
-    param = next(iter(child), None)
-    host = _hosts[parent]() if parent in _hosts else None  # type: ignore[index, operator]
-    if isinstance(param, Handed):
-        coordinate_list = param.coordinate_list
-    elif isinstance(param, OrthogonalParam):
-        values = [getattr(child, f"original{i}") for i in range(child.ntensors)]
-        coordinate_list = CoordinateList(param, values, any(value.requires_grad for value in values))
-    else:
+    first = next(iter(child), None)
+    if not isinstance(first, TransferPlaceholder):
         return None
-    if host is not None and held_modules(host).get("parametrizations") is parent:
+    host = _hosts[parent]() if parent in _hosts else None
+    host = host if host is not None and held_modules(host).get("parametrizations") is parent else None
+    if host is not None and isinstance(first.replaced, nn.Parameter):
+        try:
+            check_takes_frames(WeightPath(name, host, name), first.replaced)
+        except StiefelkitError:
+            _undo_registration(host, name, first.replaced)
+            raise
+    if isinstance(first.source, CoordinateList):
+        coordinate_list = first.source
+    else:
+        values = [getattr(child, f"original{i}") for i in range(child.ntensors)]
+        coordinate_list = CoordinateList(first.source, values, any(value.requires_grad for value in values))
+    if host is not None:
         adopt_coordinate_list(host, name, coordinate_list)
     else:
         coordinate_list.is_sparse = True  # for all that is known here
-        leave_seat(coordinate_list)
-    if isinstance(param, Handed) and param.replaced is not None:
-        retire([param.replaced], coordinate_list.weight, "transfer_parametrizations_and_params", coordinate_list)
-    return coordinate_list.train(param.training)
+        leave_group(coordinate_list)
+    if isinstance(first.source, CoordinateList) and first.replaced is not None:
+        mark_replaced([first.replaced], coordinate_list.weight, _TRANSFER, coordinate_list)
+    return coordinate_list.train(coordinate_list.param.training)
+
+
+def _undo_registration(host: nn.Module, name: str, weight: nn.Parameter) -> None:
+    """Takes back what torch's `register_parametrization` has done to a module when the last step is refused."""
+    delattr(type(host), name)
+    if not parametrize.is_parametrized(host):
+        delattr(host, "parametrizations")
+        host.__class__ = type(host).__bases__[0]
+    setattr(host, name, weight)
 
 
 def _is_inside_a_weight(parent: nn.Module, name: str, present: nn.Module) -> bool:

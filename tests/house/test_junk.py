@@ -229,13 +229,6 @@ def test_what_is_no_size_is_refused_in_a_sentence(door: str, wrong: Any) -> None
         SIZES[door](wrong)
 
 
-@pytest.mark.parametrize("wrong", [True, math.nan, "4", -1], ids=repr)
-def test_a_link_has_numbers(wrong: Any) -> None:
-    for options in ({"latency": wrong, "bandwidth": 1e9}, {"latency": 0, "bandwidth": wrong}):
-        with pytest.raises(errors.OptionError, match=r"^Link needs "):
-            sk.Link(**options)
-
-
 @pytest.mark.parametrize("wrong", [5.0, 16.0, Decimal(5), np.float64(5)], ids=repr)
 def test_a_size_that_no_function_takes_is_not_remembered_for_those_that_are_equal(wrong: Any) -> None:
     n, v = int(wrong), torch.zeros(2 * int(wrong) ** 2)

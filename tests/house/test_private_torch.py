@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -30,12 +30,6 @@ def test_is_transformed_inside_vmap_and_grad() -> None:
 def test_is_view_of_what_shares_memory() -> None:
     x = torch.ones(2, 2)
     assert [_torch.is_view(t) for t in (x, x[0], x[0].clone())] == [False, True, False]
-
-
-def test_trees_of_tensors_are_taken_apart_and_put_together() -> None:
-    tree = {"a": [1, (2, None)], "b": torch.ones(1)}
-    leaves, kind = _torch.tree_flatten(tree)
-    assert _torch.tree_unflatten(leaves, kind) == tree
 
 
 def test_write_count_grows_with_what_is_written_in_place() -> None:
@@ -77,36 +71,6 @@ def test_a_module_holds_its_hooks() -> None:
     net.register_full_backward_pre_hook(lambda *args: None)
     net.register_full_backward_hook(lambda *args: None)
     assert [len(hooks) for hooks in _torch.call_hooks(net)] == [1, 1, 1, 1]
-
-
-def test_registering_tells_module_and_name_while_torch_registers_a_parametrization() -> None:
-    class Looking(nn.Module):
-        def right_inverse(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append(_torch.registering())
-            return x
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x
-
-    layer, seen = nn.Linear(2, 2), []
-    parametrize.register_parametrization(layer, "weight", Looking())
-    assert seen == [(layer, "weight")]
-    assert _torch.registering() is None
-
-
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
-@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
-def test_norms_by_hooks_have_what_they_took_off_as_a_parameter_at_hand(norm: Any) -> None:
-    class Looking(nn.Linear):
-        def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-            seen.append(_torch.parameters_of_caller())
-            super().register_parameter(name, param)
-
-    seen: list[list[nn.Parameter]] = []
-    layer = Looking(2, 2, bias=False)
-    weight, seen[:] = layer.weight, []
-    norm(layer)
-    assert [p is weight for p in seen[0]] == [True]
 
 
 def test_is_traced_by_make_fx_jit_compile_and_export() -> None:
@@ -369,23 +333,6 @@ def test_wrappers_of_activation_checkpointing_hold_a_module_under_one_name() -> 
         wrapped = wrap(layer)
         assert list(_torch.held_modules(wrapped)) == [_torch.CHECKPOINTED]
         assert _torch.inside_checkpoint(wrapped) is layer
-
-
-def test_a_transfer_is_seen_by_what_it_walks_through() -> None:
-    layer: Any = parametrize.register_parametrization(nn.Linear(2, 2), "weight", nn.Tanh())
-    list_of: Any = layer.parametrizations.weight
-    list_of.__class__ = Asking
-    parametrize.transfer_parametrizations_and_params(layer, nn.Linear(2, 2), "weight")
-    assert Asking.seen == [True]
-    assert [len(list(list_of)), Asking.seen] == [1, [True, False]]
-
-
-class Asking(parametrize.ParametrizationList):
-    seen: ClassVar[list[bool]] = []
-
-    def __iter__(self) -> Any:
-        self.seen.append(_torch.is_transferring())
-        return super().__iter__()
 
 
 def test_every_name_of_the_room_is_tried_here() -> None:

@@ -11,7 +11,6 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit import errors, init
 from stiefelkit.contract import table
-from stiefelkit.contract.param import solve
 from stiefelkit.parametrizations import View
 from stiefelkit.registry import Registry
 from stiefelkit.testing import check_parametrization, random_coordinates, seeds
@@ -63,7 +62,7 @@ def test_to_solve_writes_nothing_and_to_assign_writes_what_was_solved(name, shap
         frame[:, 0] *= torch.linalg.det(frame).sign()
     w = (frame if shape[0] >= shape[1] else frame.mT) * (1.0 if gain == 1.0 else 2.0)
     before = {key: value.clone() for key, value in param.chart.items()}
-    coordinates, chart = solve(param, w)
+    coordinates, chart = param.solve(w)
     assert all(torch.equal(value, before[key]) for key, value in param.chart.items())
     layer.weight = w
     for own, c in zip(layer.parametrizations.weight.coordinates.values(), coordinates, strict=True):

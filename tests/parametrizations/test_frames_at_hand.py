@@ -9,7 +9,6 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.contract.param import load_chart_
-from stiefelkit.contract.protocols import return_bound
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.parametrizations import Cayley
 from stiefelkit.testing.seeds import generator
@@ -53,7 +52,7 @@ def test_what_fixed_signs_draw_they_take_back(n, p, count, dtype):
         donor = nn.Linear(p, n, bias=False, dtype=dtype)
         own = sk.orthogonal(donor, "weight", "cayley", negative=p // 2, generator=generator(number)).weight.detach()
         layer: Any = sk.orthogonal(linear(own), "weight", "cayley", negative=p // 2)
-        bound = return_bound(layer.parametrizations.weight.param) + orthogonality_error(own).item()
+        bound = layer.parametrizations.weight.param.return_bound + orthogonality_error(own).item()
         assert distance(layer.weight, own) <= bound
 
 

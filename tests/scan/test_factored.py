@@ -11,7 +11,6 @@ from torch.nn.utils.rnn import pack_sequence
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.contract.param import coordinate_dtypes, load_chart_
-from stiefelkit.contract.protocols import prefers_factors
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.nn import GORU, LinearTransitionRNN, OrthogonalRNN, OrthogonalRNNCell
 from stiefelkit.scan import Factored, activations, scan
@@ -323,7 +322,7 @@ def test_forward_mode_and_few_steps_take_the_matrix(monkeypatch):
 )
 def test_factors_are_taken_where_they_were_measured_to_be_faster(name, is_complex, options, n, rows, is_factored):
     dtype = torch.complex64 if is_complex else torch.float32
-    assert prefers_factors(find_parametrization(name)((n, n), dtype=dtype, **options), rows) is is_factored
+    assert find_parametrization(name)((n, n), dtype=dtype, **options).prefers_factors(rows) is is_factored
 
 
 @pytest.mark.parametrize(("n", "is_factored"), [(16, False), (192, True)])

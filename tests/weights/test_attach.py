@@ -274,7 +274,6 @@ def test_a_kernel_is_orthogonal_as_its_view_says(layer, view, matrix):
         (*SQUARE, {"precision": "sloppy"}, errors.OptionError, "sloppy"),
         *((*SQUARE, {"view": view}, errors.OptionError, "No view") for view in ("rows", 3)),
         (*SQUARE, {"init": 3}, errors.OptionError, "no init 3"),
-        (SQUARE[0], 5, {}, errors.UnknownNameError, "parameter 5"),
         (lambda: nn.Linear(3, 3, dtype=torch.complex64), "weight", {"negative": 1}, errors.DtypeError, "real dtype"),
         (lambda: nn.Conv2d(3, 3, 3), "weight", {}, errors.ShapeError, '"in_by_rest" or "per_tap" for a kernel'),
         (lambda: with_weight(torch.eye(4)), "weight", {"negative": 2}, errors.ImageError, "got one that has; without"),

@@ -163,7 +163,8 @@ def run_frames_that_are_sharded(rank):
         fully_shard(net, mesh=mesh)
         assert torch.equal(net(x), expected)
         net(x[rank::2]).abs().square().sum().backward()
-        found = {coordinate_list.weight: manifold for coordinate_list, _, manifold in optimizer_hooks.frames().values()}
+        frames: Any = optimizer_hooks.frames().values()
+        found = {coordinate_list.weight: manifold for coordinate_list, _, manifold in frames}
         assert found == {"Linear.weight": "stiefel:canonical"}
         with pytest.raises(errors.OptimizerError, match=r"Linear\.weight \(8 x 8\)"):
             torch.optim.SGD(net.parameters(), lr=0.1).step()

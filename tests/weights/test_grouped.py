@@ -60,7 +60,7 @@ def evaluations(net, monkeypatch):
     """Has the list that is returned grow by one with each evaluation of a group."""
     seen: list[int] = []
     plain = group.Group.evaluate
-    monkeypatch.setattr(group.Group, "evaluate", lambda self: (seen.append(len(self.lists)), plain(self))[1])
+    monkeypatch.setattr(group.Group, "evaluate", lambda self: (seen.append(len(self.members)), plain(self))[1])
     return seen
 
 
@@ -78,7 +78,7 @@ def test_frames_and_gradients_are_those_of_weights_by_themselves(name, dtype, sh
 @over_all_maps
 def test_built_in_maps_take_stacks_themselves(name, dtype):
     param = make(name, dtype).parametrizations.weight.param
-    assert group.maps_stacks(param), f"{name} needs stacks = True, see contract.protocols.Stacks"
+    assert group.maps_stacks(param), f"{name} needs stacks = True, see OrthogonalParam.stacks"
 
 
 OPTIONS: dict[str, Any] = {

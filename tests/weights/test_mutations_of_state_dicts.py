@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 import stiefelkit as sk
-from stiefelkit.contract.protocols import frames_in
 from stiefelkit.errors import StiefelkitError
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.testing.seeds import reseed, seed
@@ -209,7 +208,7 @@ def require_sound(model: nn.Module, what: str) -> None:
     """Every orthogonal weight is finite and a frame, or as near to one as its map promises."""
     for name, coordinate_list in ((weight.qualified, weight.coordinate_list) for weight in orthogonal_weights(model)):
         w = coordinate_list.param(*coordinate_list.gathered()).detach()
-        frames: Any = frames_in(coordinate_list.param, w)
+        frames: Any = coordinate_list.param.frames(w)
         bound = max(
             coordinate_list.param.error_bound(*coordinate_list.gathered()),
             frame_tolerance(frames.shape[-1], frames.dtype),

