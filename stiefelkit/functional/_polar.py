@@ -185,8 +185,9 @@ def _by_singular_vectors(w: Tensor, who: str) -> Tensor:
     n, p = w.shape[-2:]
     ranks = (s > n * torch.finfo(s.dtype).eps * s[..., :1]).sum(-1)
     rank = int(ranks.min())
-    got = f"a matrix of rank {rank}, to which many frames are equally near; draw one by an init scheme"
-    needs(rank >= p, RankError, who, f"{p} linearly independent columns (rows, if wide)", got)
+    if rank < p:
+        got = f"a matrix of rank {rank}, to which many frames are equally near; draw one by an init scheme"
+        needs(False, RankError, who, f"{p} linearly independent columns (rows, if wide)", got)
     return u @ vh
 
 

@@ -186,7 +186,7 @@ def _block_shape(shape: Sequence[int], blocks: int) -> tuple[int, ...]:
     return (*batch, blocks, n // blocks, p // blocks)
 
 
-def _require_blocks(blocks: Any, shape: Sequence[int]) -> int:
+def _require_blocks(blocks: object, shape: Sequence[int]) -> int:
     """Returns the number of blocks; raises OptionError unless the frame is made of so many."""
     n, p = shape[-2:]
     divides = Check(f"{{key}} that divide n = {n} and p = {p}", lambda k: integer(1).holds(k) and not (n % k or p % k))

@@ -113,7 +113,7 @@ class Cayley(OrthogonalParam):
             self.register_buffer("signs", self._first_signs(device))
 
     @classmethod
-    def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
+    def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: object) -> str | None:
         """Refuses signs and bounds for complex frames."""
         if dtype.is_complex and options.get("negative") is not None:
             return "a real dtype for negative= (complex frames train phases instead)"

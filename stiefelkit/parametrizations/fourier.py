@@ -61,7 +61,7 @@ class Fourier(OrthogonalParam):
         self.register_buffer("permutation", torch.arange(n, device=device).expand(*batch, n).clone())
 
     @classmethod
-    def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
+    def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: object) -> str | None:
         """Refuses frames that are not square and complex."""
         if not dtype.is_complex:
             return "a complex weight"

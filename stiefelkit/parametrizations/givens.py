@@ -184,7 +184,7 @@ class Givens(OrthogonalParam):
             self.register_buffer("signs", unit_signs(self.shape[:-1], device))
 
     @classmethod
-    def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
+    def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: object) -> str | None:
         """Refuses layout "fft" unless n is a power of two."""
         if one_of("fft").holds(options.get("layout")) and shape[-2] & (shape[-2] - 1):
             return 'a power of two of rows for layout "fft"'

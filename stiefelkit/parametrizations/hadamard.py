@@ -64,7 +64,7 @@ class Hadamard(OrthogonalParam):
             self.register_buffer("signs", torch.ones(*batch, 2, n, dtype=torch.int8, device=device))
 
     @classmethod
-    def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
+    def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: object) -> str | None:
         """Refuses frames that are not square, or of no known order."""
         if shape[-1] != shape[-2]:
             return "a square weight"

@@ -245,18 +245,18 @@ def test_one_frame_is_joined_with_many_and_none_with_none():
     assert Stiefel().dist(w[:0, :2], y[:0, :2]).shape == (0,)
 
 
-def test_the_error_names_the_members_without_a_logarithm():
+def test_the_error_counts_the_members_without_a_logarithm():
     w = init.haar((2, 3, 4, 4), REAL, generator())
     y = w.clone()
     y[1, 2, :, 0] *= -1
     y[0, 1, :, 0] *= -1
-    with pytest.raises(errors.ImageError, match=r"\(0, 1\), \(1, 2\)"):
+    with pytest.raises(errors.ImageError, match="2 of 6"):
         Stiefel("euclidean").logmap(w, y)
     y[..., 0] = -w[..., 0]
     with pytest.raises(errors.ImageError, match="determinants"):
         Stiefel().logmap(w[0, 0], y[0, 0])
     many = w[:1].expand(4, 3, 4, 4)
-    with pytest.raises(errors.ImageError, match="and 4 more"):
+    with pytest.raises(errors.ImageError, match="of 12"):
         Stiefel().dist(many, y[:1].expand(4, 3, 4, 4))
 
 
@@ -287,7 +287,7 @@ def test_what_is_no_frame_has_no_logarithm_and_spoils_no_other(shape, wrong, man
     w, u = directed((3, *shape), COMPLEX, 1.0, manifold=manifold)
     y = manifold.expmap(w, u)
     y[1, 0] = wrong
-    with pytest.raises(errors.ImageError, match=r"\(1,\)"):
+    with pytest.raises(errors.ImageError, match="1 of 3"):
         manifold.logmap(w, y)
     found = manifold.logmap(w, y, missing="nan")
     assert found[1].isnan().all()

@@ -48,7 +48,7 @@ def test_a_cayley_curve_goes_through_the_points_of_the_retraction_and_carries_as
     point = cayley_curve(w, u).at(0.7)
     moved, *carried = cayley_retraction(w, 0.7 * u, *z)
     torch.testing.assert_close(point.frame, moved)
-    torch.testing.assert_close(point.carry(z), torch.stack(carried))
+    torch.testing.assert_close(point.transport(z), torch.stack(carried))
 
 
 @each_shape
@@ -75,7 +75,7 @@ def test_flat_vectors_have_the_inner_product_and_the_hessian_of_the_metric(shape
     (along,) = space.directions([w], space.hessian(space.bends([w], [g]), [h], [u]))
     torch.testing.assert_close(along, riemannian_hessian(w, g, h, u, metric))
     moved = space.path([w], x).at(0.7)
-    torch.testing.assert_close(torch.dot(moved.carry(x), moved.carry(y)), torch.dot(x, y))
+    torch.testing.assert_close(torch.dot(moved.transport(x), moved.transport(y)), torch.dot(x, y))
 
 
 def norms(optimizer, loss, most=40):

@@ -123,7 +123,7 @@ class _Square(Function):
         if v.dtype == torch.float64:
             # What the inverse leaves in float64, a Newton step takes away.
             m = m + m @ (torch.eye(n, dtype=m.dtype, device=m.device) - a @ m)
-        if is_exporting():
+        if torch.compiler.is_compiling() and is_exporting():
             m = m.clone()  # an exported program trains by the derivative of the inverse, which needs it as it is
         d = (diagonal(phase=phase) if d is None else d).to(m.dtype)
         if is_split:

@@ -85,7 +85,7 @@ class _Skew(Function):
     @staticmethod
     def forward(v: Tensor, n: int, p: int, is_complex: bool) -> Tensor:
         a11, a21 = unpack_skew(v, n, p, is_complex)
-        return a11 if n == p else whole(a11, a21)
+        return a11 if n == p else join_blocks(a11, a21)
 
     @staticmethod
     def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -113,7 +113,7 @@ def _tall(v: Tensor, n: int, p: int, is_complex: bool, truncation: float | None)
     return torch.cat([columns[..., :p, :], times(z, columns[..., p:, :])], dim=-2)
 
 
-def whole(a11: Tensor, a21: Tensor) -> Tensor:
+def join_blocks(a11: Tensor, a21: Tensor) -> Tensor:
     """Joins A, shape (*, n, n), from its blocks of shape (*, p, p) and (*, n - p, p)."""
     zero = a11.new_zeros(*a11.shape[:-2], a21.shape[-2], a21.shape[-2])
     return torch.cat([torch.cat([a11, a21], dim=-2), torch.cat([-a21.mH, zero], dim=-2)], dim=-1)

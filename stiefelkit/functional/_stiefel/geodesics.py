@@ -27,7 +27,7 @@ from torch import Tensor
 
 from stiefelkit import init
 from stiefelkit.functional._arithmetic.function import Context, Function
-from stiefelkit.functional._exponential.packed import on_span, skew_logarithm, whole
+from stiefelkit.functional._exponential.packed import join_blocks, on_span, skew_logarithm
 from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._packing import check_alike
 from stiefelkit.functional._polish import polished
@@ -290,7 +290,7 @@ class _End:
         p = x.shape[-1]
         self.p, self.alpha = p, alpha[:, None, None]
         a = x[..., :p, :]
-        self.left = _Exponential(whole(self.alpha * a, x[..., p:, :]))
+        self.left = _Exponential(join_blocks(self.alpha * a, x[..., p:, :]))
         self.right = _Exponential((1 - self.alpha) * a)
 
     def only(self, which: Tensor) -> "_End":
@@ -309,7 +309,7 @@ class _End:
     def derivative(self, x: Tensor) -> Tensor:
         """Returns the derivative of the end along X, as seen from the end."""
         a = x[..., : self.p, :]
-        moved = self.left.turned(whole(self.alpha * a, x[..., self.p :, :]))[..., : self.p]
+        moved = self.left.turned(join_blocks(self.alpha * a, x[..., self.p :, :]))[..., : self.p]
         # exp(-B) dexp(B) on the left becomes the same of -B on the right.
         turn = self.right.value @ self.right.turned((1 - self.alpha) * a) @ self.right.value.mH
         return torch.cat([moved[..., : self.p, :] + turn, moved[..., self.p :, :]], dim=-2)

@@ -168,7 +168,7 @@ class CayleyPoint:
             y = g.mH @ curve.rest + along @ (0.5 * curve.rotation - 0.5 * self.t * curve.gram)
         return (y * self.inverse.mT).sum(dim=(-2, -1)).real
 
-    def carry(self, z: Tensor) -> Tensor:
+    def transport(self, z: Tensor) -> Tensor:
         """Transports tangent vectors (*, n, p), or a stack (k, *, n, p), isometrically in either metric."""
         curve = self.curve
         s = curve.w.mH @ z

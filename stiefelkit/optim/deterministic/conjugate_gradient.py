@@ -65,7 +65,7 @@ class ConjugateGradient(Minimizer):
         if trial is None:
             return None
         there = objective.settled(trial.place, trial.position)
-        carried_g, carried_d = trial.place.carry(torch.stack([g, d]))
+        carried_g, carried_d = trial.place.transport(torch.stack([g, d]))
         direction = self._next(settings["rule"], here, there, carried_g, carried_d, slope)
         memory.update(direction=direction, bend=(trial.slope - slope) / (trial.t * dd))
         return there

@@ -60,7 +60,7 @@ class LBFGS(Minimizer):
             memory.clear()
             return here
         there = objective.settled(trial.place, trial.position)
-        carried = trial.place.carry(torch.cat([g[None], trial.t * d[None], *kept]))
+        carried = trial.place.transport(torch.cat([g[None], trial.t * d[None], *kept]))
         s, y = carried[1], there.gradient - carried[0]
         steps, changes = carried[2:].tensor_split(2)
         if dot(s, y) > _CAUTION * (dot(s, s) * dot(y, y)) ** 0.5:

@@ -29,7 +29,7 @@ class LineSpot:
         """<G, U>."""
         return (g.conj() * self.u).real
 
-    def carry(self, z: Tensor) -> Tensor:
+    def transport(self, z: Tensor) -> Tensor:
         """Z itself."""
         return z
 
@@ -215,7 +215,7 @@ class Place:
         """Returns the derivative, in t, of a function with these Euclidean gradients."""
         return sum(spot.slope(g).sum().item() for spot, g in zip(self.spots, gs, strict=True))
 
-    def carry(self, u: Tensor) -> Tensor:
+    def transport(self, u: Tensor) -> Tensor:
         """Returns a flat vector, or a stack of them (k, size), brought along."""
         parts = self.space._parts(u)
-        return self.space._flat([spot.carry(z) for spot, z in zip(self.spots, parts, strict=True)])
+        return self.space._flat([spot.transport(z) for spot, z in zip(self.spots, parts, strict=True)])
