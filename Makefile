@@ -79,7 +79,6 @@ MACHINE := here
 bench: MODE := quick
 bench-full: MODE := full
 bench bench-full: $(VENV)/.bench
-	STIEFELKIT_BENCH=$(MODE) $(BIN)/python -m benchmarks.plan
 	$(ASV) machine $(ASV_CONFIG) --yes --machine $(MACHINE) >/dev/null
 	STIEFELKIT_BENCH=$(MODE) $(ASV) run $(ASV_CONFIG) --machine $(MACHINE) --python=same \
 	  --set-commit-hash $$(git rev-parse HEAD)

@@ -7,13 +7,6 @@ prints, for blocks of some sizes and for reflectors, process CPU time over that 
 and beyond that of the frozen layer alone (medians of interleaved calls in one process), and the largest
 ||R^T R - I||_F of a block, or of the product of reflectors, in rounding limits, for skew parts of about the norms that
 are asked for.
-
-    pip install peft transformers
-    python -m benchmarks.adapters --decoder --rounds 3
-
-races steps of a whole decoder of 100 million parameters, as the model takes them: process CPU time over that of the
-frozen decoder, the memory that a step needs beyond it, orthogonality in rounding limits after the race, and the
-relative error of the logits when the adapters are merged.
 """
 
 import argparse
@@ -27,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 import stiefelkit as sk
-from benchmarks.decoder_adapters import PROJECTIONS, decoder, race_decoders
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 
 
@@ -118,21 +110,11 @@ def main() -> None:
     parser.add_argument("--reflectors", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--norms", type=float, nargs="+", default=[0.1, 0.3, 1.0])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--decoder", action="store_true", help="race a whole decoder")
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--projections", nargs="+", choices=PROJECTIONS, default=PROJECTIONS)
-    parser.add_argument("--batch", type=int, nargs=2, default=[2, 128], help="sequences and tokens of each")
     chosen = parser.parse_args()
     if importlib.util.find_spec("peft") is None:
         print("PEFT is not installed (`pip install peft`): its adapters are left out.")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if chosen.decoder:
-        sizes = {"block": chosen.blocks[0], "reflectors": chosen.reflectors[0], "rank": 16}
-        base = decoder(chosen.layers, chosen.width, vocabulary=16_384)
-        race_decoders(base, chosen.projections, chosen.batch, chosen.rounds, sizes)
-        return
     x = torch.randn(chosen.tokens, chosen.n, requires_grad=True)
     for i in range(max(len(chosen.blocks), len(chosen.reflectors))):
         block = chosen.blocks[min(i, len(chosen.blocks) - 1)]

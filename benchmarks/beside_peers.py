@@ -11,10 +11,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stiefelkit.measuring.drift.plan import DriftPlan
-from stiefelkit.measuring.drift.run import DriftCurve, outcomes
-from stiefelkit.measuring.races.frames import races
-from stiefelkit.measuring.races.plan import ParametrizationRace
+from stiefelkit.measuring.contest import DriftCurve
+from stiefelkit.measuring.drift import outcomes
+from stiefelkit.measuring.frames import races
+from stiefelkit.measuring.plans import DriftPlan, ParametrizationRace
 
 DOCS = Path(__file__).parent.parent / "docs"
 FIGURES, PLOT = DOCS.parent / "benchmarks" / "results" / "beside-peers.json", DOCS / "images" / "beside-peers.svg"
@@ -25,15 +25,10 @@ PEERS = {"geoopt_sgd_euclidean": "geoopt SGD, QR", "geoopt_adam_canonical": "geo
 
 
 def measure(sizes: tuple[int, ...], steps: int) -> dict[str, Any]:
-    """Races every map that does real frames beside its peers, the others in complex64, then takes frames for a turn."""
+    """Races every map beside its peers, then takes frames for a turn."""
     squares = tuple((n, n) for n in sizes)
-    plans = (
-        ParametrizationRace(sizes=squares, operations=("forward_backward",), peers=True, seconds=0.5),
-        ParametrizationRace(
-            sizes=squares, operations=("forward_backward",), dtype="complex64", parametrizations=("fourier",)
-        ),
-    )
-    rows = [row.figures for plan in plans for race in races(plan) for row in race.rows]
+    maps = ParametrizationRace(sizes=squares, operations=("forward_backward",), peers=True, seconds=0.5)
+    rows = [row.figures for race in races(maps) for row in race.rows]
     plan = DriftPlan(steps=steps, methods=(*OURS, *PEERS), gradients="rotation", step_length=0.1)
     curves = [curve for curve in outcomes(plan) if isinstance(curve, DriftCurve)]
     drift = [{"method": curve.method, "steps": curve.steps, "ratios": curve.ratios} for curve in curves]

@@ -12,11 +12,9 @@ import torch
 from torch import nn
 
 import stiefelkit as sk
-from benchmarks.suite import PLACES, START, Suite, of_race, patience
-from stiefelkit.measuring.races.clock import Run, clock_of, peak_bytes, race
+from benchmarks.suite import PLACES, Suite, patience
+from stiefelkit.measuring.clock import Run, clock_of, peak_bytes, race
 from stiefelkit.training.memory import threads
-
-__all__ = ["CHANNELS", "CONTENDERS", "UNIT", "Isometry", "Memory", "Times", "distance", "forward_backward", "layer"]
 
 CHANNELS = 16
 UNIT = "torch.nn.Conv2d"
@@ -73,18 +71,11 @@ class _Convolutions(Suite):
     def level(self, *cell: str) -> str:
         return "quick" if cell[1] == "28" else "full"
 
-    def predicted(self, named: str, *cell: str) -> float:
-        return START + 0.3
-
 
 class Times(_Convolutions):
     """Forward and backward of a batch of 32, over those of torch.nn.Conv2d in the same process."""
 
     unit = "ratio"
-
-    def predicted(self, named: str, *cell: str) -> float:
-        call = 3e-5 * int(cell[1]) ** 2
-        return of_race(named, [call, 2 * call])
 
     def measure(self, *cell: str) -> float:
         contender, size, device = cell

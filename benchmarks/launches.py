@@ -1,21 +1,61 @@
-"""How many operators a device launches for a parametrization, or for a step of an optimizer of frames."""
+"""How many operators a device launches for a parametrization, or for a step of an optimizer of frames.
+
+    python -m benchmarks.launches
+
+prints launches and reads, the operators that are waited for. They are counted on a CPU, by the road of a device.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
 
 import stiefelkit as sk
-from benchmarks.suite import Suite, row_of, size_of
-from stiefelkit.measuring.races import frames
-from stiefelkit.measuring.races.contenders import our_contenders
-from stiefelkit.measuring.races.plan import OptimizerRace, ParametrizationRace
+from benchmarks.suite import Suite, size_of
+from stiefelkit.errors import StiefelkitError
+from stiefelkit.measuring.clock import Run
+from stiefelkit.measuring.frames import counts_of
+from stiefelkit.measuring.implementations import (
+    OPERATIONS,
+    FrameProblem,
+    Implementation,
+    dtype_of,
+    own_implementations,
+    peers,
+)
+from stiefelkit.measuring.moved_frames import peer_optimizers, start
+from stiefelkit.measuring.plans import OptimizerRace
 
 SIZES = ("64x64", "128x32")
+DTYPES = {"float32": torch.float32, "complex64": torch.complex64}
 DEVICES = ("cpu",)
-"""Counted on a CPU, by the road of a device: where no GPU is at hand as well."""
+
+
+MAPS = own_implementations(sk.available(), (), {})
+OPTIMIZERS = OptimizerRace().implementations()
+
+
+def of_map(entrant: Implementation, size: str, dtype: str) -> Run:
+    """Forward and backward; in the complex dtype of that size where it has to be."""
+    problem = FrameProblem(*size_of(size), dtype=DTYPES[dtype])
+    entry = entrant.enter(problem)
+    problem.dtype = entry.dtype or problem.dtype
+    return OPERATIONS["forward_backward"](entry, problem.gradient())
+
+
+def of_optimizer(method: str, size: str, dtype: str) -> Run:
+    """One step."""
+    problem = FrameProblem(*size_of(size), dtype=DTYPES[dtype])
+    frame, gradient = problem.exact_frame(), problem.gradient()
+    moved = start(method, frame, gradient, 0.1, problem.dtype)
+    return lambda: moved.step(gradient.clone())
 
 
 class Parametrizations(Suite):
     """Forward and backward."""
 
     unit = "launches"
-    axes = (tuple(our_contenders(sk.available(), (), {})), SIZES, ("float32", "complex64"), DEVICES)
+    axes = (tuple(MAPS), SIZES, tuple(DTYPES), DEVICES)
     param_names = ("contender", "size", "dtype", "device")
 
     def level(self, *cell: str) -> str:
@@ -23,17 +63,9 @@ class Parametrizations(Suite):
 
     def measure(self, *cell: str) -> float:
         contender, size, dtype, _ = cell
-        name, precision = contender.removesuffix(")").split(" (")
-        plan = ParametrizationRace(
-            parametrizations=(name,),
-            precisions=(precision,),
-            operations=("forward_backward",),
-            sizes=(size_of(size),),
-            dtype=dtype,
-            launches=True,
-        )
-        (race,) = frames.races(plan)
-        return row_of(race, contender)["launches"]
+        if dtype_of(sk.available()[contender.partition(" ")[0]], DTYPES[dtype]) != DTYPES[dtype]:
+            raise NotImplementedError(f"{contender} needs a complex weight")
+        return counts_of(of_map(MAPS[contender], size, dtype))[0]
 
     def track_launches(self, *cell: str) -> float:
         return self.figure
@@ -43,20 +75,37 @@ class Optimizers(Suite):
     """One step."""
 
     unit = "launches"
-    axes = (tuple(OptimizerRace().contenders()), SIZES, ("float32", "complex64"), DEVICES)
+    axes = (tuple(OPTIMIZERS), SIZES, tuple(DTYPES), DEVICES)
     param_names = ("optimizer", "size", "dtype", "device")
 
     def level(self, *cell: str) -> str:
         return "quick"
 
     def measure(self, *cell: str) -> float:
-        optimizer, size, dtype, _ = cell
-        name, precision = optimizer.removesuffix(")").split(" (")
-        plan = OptimizerRace(
-            optimizers=(name,), precisions=(precision,), sizes=(size_of(size),), dtype=dtype, launches=True
-        )
-        (race,) = frames.races(plan)
-        return row_of(race, optimizer)["launches"]
+        return counts_of(of_optimizer(OPTIMIZERS[cell[0]], *cell[1:3]))[0]
 
     def track_launches(self, *cell: str) -> float:
         return self.figure
+
+
+def main() -> None:
+    """Prints the table, ours and others'."""
+    print(f"{'launches / reads, float32':36}" + "".join(f"{size:>12}" for size in SIZES))
+    others = {name: peer for name, peer in peers.items() if "forward_backward" in peer.operations}
+    rows: dict[str, Callable[[str], Run]] = {
+        **{name: partial(of_map, each, dtype="float32") for name, each in (MAPS | others).items()},
+        **{name: partial(of_optimizer, method, dtype="float32") for name, method in OPTIMIZERS.items()},
+        **{name: partial(of_optimizer, name, dtype="float32") for name in peer_optimizers},
+    }
+    for name, make in rows.items():
+        cells = []
+        for size in SIZES:
+            try:
+                cells.append("{} / {}".format(*counts_of(make(size))))
+            except (ImportError, StiefelkitError):
+                cells.append("-")
+        print(f"{name:36}" + "".join(f"{cell:>12}" for cell in cells))
+
+
+if __name__ == "__main__":
+    main()

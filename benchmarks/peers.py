@@ -1,15 +1,14 @@
 """Our time over that of the best peer in the same process: 0.5 is twice as fast, and a noisy machine slows both."""
 
+from typing import Any
+
 import stiefelkit as sk
-from benchmarks.scan import forward_backward
-from benchmarks.suite import PLACES, Suite, of_race, patience, row_of, seconds_of, size_of
+from benchmarks.suite import PLACES, Suite, named, patience, row_of, size_of
+from stiefelkit.measuring import frames, scan
+from stiefelkit.measuring.implementations import own_implementations, peers
 from stiefelkit.measuring.moved_frames import peer_optimizers
-from stiefelkit.measuring.races import frames, scan
-from stiefelkit.measuring.races.contenders import our_contenders
-from stiefelkit.measuring.races.peers import peers
-from stiefelkit.measuring.races.plan import OptimizerRace, ParametrizationRace, ScanRace
-from stiefelkit.measuring.races.recurrences import recurrence_peers
-from stiefelkit.measuring.races.scan_cases import CASES
+from stiefelkit.measuring.plans import CASES, OptimizerRace, ParametrizationRace, ScanRace
+from stiefelkit.measuring.recurrences import recurrence_peers
 
 SIZES = {
     "64x64": "quick",
@@ -19,13 +18,11 @@ SIZES = {
     "1024x1024": "full",
     "2048x32": "full",  # peers fill tall frames up to square ones, and take minutes
 }
-SLOWER = 5
-"""Times of our time: a peer."""
 
 
 def _families() -> list[str]:
     """Members that have a peer of the map; those of frames that are moved have a table of their own."""
-    raced = {peer.family for peer in peers.available().values() if "forward_backward" in peer.operations}
+    raced = {peer.family for peer in peers.values() if "forward_backward" in peer.operations}
     return [name for name in sk.available() if name in raced]
 
 
@@ -33,7 +30,7 @@ class Parametrizations(Suite):
     """A parametrization beside torch, geotorch and the other peers of its family."""
 
     unit = "ratio"
-    axes = (tuple(our_contenders(_families(), (), {})), ("forward_backward", "step"), tuple(SIZES), tuple(PLACES))
+    axes = (tuple(own_implementations(_families(), (), {})), ("forward_backward", "step"), tuple(SIZES), tuple(PLACES))
     param_names = ("contender", "operation", "size", "device")
 
     def level(self, *cell: str) -> str:
@@ -42,28 +39,15 @@ class Parametrizations(Suite):
             return "full"
         return SIZES[size]
 
-    def predicted(self, named: str, *cell: str) -> float:
-        name = cell[0].partition(" ")[0]
-        ours = seconds_of(name, *size_of(cell[2]))
-        of_peers = [SLOWER * ours for peer in peers.available().values() if peer.family == name]
-        return of_race(named, [ours, ours / 15, *of_peers])
-
     def measure(self, *cell: str) -> float:
         contender, operation, size, device = cell
-        name, precision = contender.removesuffix(")").split(" (")
-        plan = ParametrizationRace(
-            parametrizations=(name,),
-            precisions=(precision,),
-            operations=(operation,),
-            sizes=(size_of(size),),
-            peers=True,
-            device=device,
-            **patience(),
-        )
-        missing = plan.missing_peers()
-        if missing:
-            raise NotImplementedError(f"the best peer is known only with {' and '.join(missing)}; install it")
+        where: dict[str, Any] = {"sizes": (size_of(size),), "device": device, "peers": True, **patience()}
+        names, precisions = named(contender)
+        plan = ParametrizationRace(parametrizations=names, precisions=precisions, operations=(operation,), **where)
         (race,) = frames.races(plan)
+        missing = [reason for reason in race.left_out.values() if "not installed" in reason]
+        if missing:
+            raise NotImplementedError(f"the best peer is known only with all: {missing[0]}")
         return _inverse(row_of(race, contender)["ratio_to_best_peer"])
 
     def track_ratio(self, *cell: str) -> float:
@@ -74,7 +58,7 @@ class Optimizers(Suite):
     """A step of an optimizer of frames beside geoopt's Riemannian SGD."""
 
     unit = "ratio"
-    axes = (tuple(OptimizerRace().contenders()), tuple(SIZES), tuple(PLACES))
+    axes = (tuple(OptimizerRace().implementations()), tuple(SIZES), tuple(PLACES))
     param_names = ("optimizer", "size", "device")
 
     def level(self, *cell: str) -> str:
@@ -83,22 +67,12 @@ class Optimizers(Suite):
             return SIZES[size]
         return "full" if SIZES[size] == "full" or "(exact)" not in optimizer else "quick"
 
-    def predicted(self, named: str, *cell: str) -> float:
-        ours = seconds_of(cell[0].partition(" ")[0], *size_of(cell[1]))
-        return of_race(named, [ours, ours / 15, SLOWER * ours, SLOWER * ours])
-
     def measure(self, *cell: str) -> float:
         optimizer, size, device = cell
-        name, precision = optimizer.removesuffix(")").split(" (")
-        yardsticks = [peer for peer, found in peer_optimizers.available().items() if found.yardstick]
-        plan = OptimizerRace(
-            optimizers=(name, *yardsticks),
-            precisions=(precision,),
-            sizes=(size_of(size),),
-            device=device,
-            **patience(),
-        )
-        (race,) = frames.races(plan)
+        names, precisions = named(optimizer)
+        yardsticks = [peer for peer, found in peer_optimizers.items() if found.yardstick]
+        where: dict[str, Any] = {"sizes": (size_of(size),), "device": device, **patience()}
+        (race,) = frames.races(OptimizerRace(optimizers=(*names, *yardsticks), precisions=precisions, **where))
         return _inverse(row_of(race, optimizer)["ratio_to_best_peer"])
 
     def track_ratio(self, *cell: str) -> float:
@@ -109,18 +83,14 @@ class Scan(Suite):
     """The scan beside one other recurrence; torch's layers are of another kind, and have as many units."""
 
     unit = "ratio"
-    axes = (tuple(CASES), tuple(recurrence_peers.names()), tuple(PLACES))
+    axes = (tuple(CASES), tuple(recurrence_peers), tuple(PLACES))
     param_names = ("case", "peer", "device")
 
     def level(self, *cell: str) -> str:
         case, peer, _ = cell
         if case == "A" and peer == "eager_loop":
             return "smoke"
-        return "quick" if peer in ("eager_loop", "torch_lstm") else "full"
-
-    def predicted(self, named: str, *cell: str) -> float:
-        case, peer, _ = cell
-        return of_race(named, [forward_backward(case), *(forward_backward(case, of) for of in ("ours", "last", peer))])
+        return "quick" if case in "BCD" and peer in ("eager_loop", "torch_lstm") else "full"
 
     def measure(self, *cell: str) -> float:
         case, peer, device = cell

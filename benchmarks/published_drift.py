@@ -10,9 +10,12 @@ row of a paper's table that has the size, else the recipe of the task. Runs go o
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import Any
 
-from benchmarks.uncorrected import NAME, UncorrectedCayley
-from stiefelkit.optim import register
+from stiefelkit.functional import cayley_increment
+from stiefelkit.optim import MultiplicativeCayley, register
+from stiefelkit.optim.batch import Bucket
+from stiefelkit.optim.steps import as_factor
 from stiefelkit.training import data, papers
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import Terminal
@@ -21,6 +24,21 @@ from stiefelkit.training.recipes import Settings
 from stiefelkit.training.run_folder import is_run
 from stiefelkit.training.tasks import create
 from stiefelkit.training.train import resume, train
+
+NAME = "uncorrected_cayley"
+
+
+class UncorrectedCayley(MultiplicativeCayley):
+    """The multiplicative Cayley update as its authors' code makes it, in working precision: rounding errors add up."""
+
+    def move(self, group: dict[str, Any], bucket: Bucket) -> None:
+        """See `FrameOptimizer`."""
+        bucket.refresh(False)
+        w = bucket.frames()
+        direction, steps = self.direction(group, bucket, w, bucket.gradients())
+        bucket.commit()
+        bucket.add(cayley_increment(w, direction, as_factor(steps, w)))
+
 
 RUNS = {  # of each run, by its folder: the model, and what moves the frame
     "full_urnn": ("full_urnn", "multiplicative_cayley"),

@@ -2,36 +2,25 @@
 
 import itertools
 import os
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
 import torch._dynamo  # optimizers import it at their first step: done here, the processes of all cells have it
 
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.measuring.races.clock import predicted
-from stiefelkit.measuring.races.field import Race, Row
+from stiefelkit.measuring.contest import Race, Row
 
 MODES = ("smoke", "quick", "full")
 """Each measures more cells than the one before, and none measures a cell in another way."""
 VARIABLE = "STIEFELKIT_BENCH"
 PLACES: dict[str, dict[str, Any]] = {"cpu": {}, "cuda": {"device": "cuda"}}
 """Name of a device to the options that a plan gets for it."""
-BUDGET = 8.0
-"""Seconds: a cell that is predicted to take longer on the machine of `PRODUCTS` belongs to full."""
-PRODUCTS = 4e10
-"""Floating-point operations a second of float32 products that predictions count with; the machine they were made on is
-near twice as fast, when idle."""
-START = 0.05
-"""Seconds for the process of a cell, and for what it draws."""
-RACE = 0.3
-"""Seconds for what a race imports, and for the garbage that it collects first."""
 PATIENCE: dict[str, dict[str, Any]] = {
     "smoke": {"repeats": 30, "seconds": 0.25},
     "quick": {"repeats": 30, "seconds": 0.25},
     "full": {"repeats": 100, "seconds": 1.0},
 }
-"""How long the contenders of a race are sampled, mode by mode."""
+"""How long the implementations of a race are sampled, mode by mode."""
 
 
 def mode() -> str:
@@ -76,12 +65,8 @@ class Suite:
         ]
 
     def level(self, *cell: str) -> str:
-        """The smallest mode that measures a cell, as long as its budget lasts."""
+        """The smallest mode that measures a cell."""
         raise NotImplementedError
-
-    def predicted(self, named: str, *cell: str) -> float:
-        """Seconds of CPU time that a cell takes in a mode, on one core of the machine of `PRODUCTS`."""
-        return START
 
     def measure(self, *cell: str) -> float:
         """The figure of a cell.
@@ -96,8 +81,6 @@ class Suite:
         named = mode()
         if MODES.index(self.level(*cell)) > MODES.index(named):
             return f"the mode {named} leaves it out"
-        if named != "full" and (seconds := self.predicted(named, *cell)) > BUDGET:
-            return f"the mode {named} leaves it out: it would take about {seconds:.0f} s of the {BUDGET:.0f} of a cell"
         wanted = cell[self.param_names.index("device")]
         return "there is no CUDA device" if wanted.startswith("cuda") and not torch.cuda.is_available() else None
 
@@ -112,35 +95,23 @@ class Suite:
             raise NotImplementedError(str(error)) from error
 
 
-def row_of(race: Race, contender: str) -> Row:
-    """The row of a contender.
-
-    Raises:
-        NotImplementedError: it was left out of the race; the message says why.
-    """
+def row_of(race: Race, contender: str, dtype: str = "float32") -> Row:
+    """The row of a contender, or NotImplementedError with the reason why there is none in this dtype."""
     for row in race.rows:
-        if row.contender == contender:
+        if row.name == contender and row["dtype"] == dtype:
             return row
-    raise NotImplementedError(race.left_out.get(contender, f"{contender} does not race here"))
+    raise NotImplementedError(race.left_out.get(contender, f"{contender} does not race in {dtype}"))
 
 
 def patience() -> dict[str, Any]:
-    """How long the contenders of a race are sampled, as options of its plan."""
+    """How long the implementations of a race are sampled, as options of its plan."""
     return PATIENCE[mode()]
 
 
-def of_race(named: str, calls: Iterable[float]) -> float:
-    """Predicted seconds of a cell that races versions in a mode, by the seconds of one call of each."""
-    return START + RACE + sum(call + predicted(call, **PATIENCE[named]) for call in calls)
-
-
-def seconds_of(name: str, n: int, p: int, is_complex: bool = False) -> float:
-    """Predicted seconds of a gradient by a map, or of a step of an optimizer, of an n x p frame, by its name."""
-    products = 2 * n * p * p * (4 if is_complex else 1) / PRODUCTS
-    if name == "givens":
-        # a layer of rotations is a call of its own, and slow where all layers together do not fit the cache
-        return n * (1e-4 if n * n * p < 1 << 25 else 1.5e-3)
-    return 1e-3 + 15 * products
+def named(contender: str) -> tuple[tuple[str], tuple[str]]:
+    """From "cayley (exact)" to (("cayley",), ("exact",))."""
+    name, precision = contender.removesuffix(")").split(" (")
+    return (name,), (precision,)
 
 
 def size_of(words: str) -> tuple[int, int]:

@@ -63,7 +63,7 @@ def main():
     for file in (
         "cli/skeletons/parametrization/module.py.in",
         "cli/skeletons/pyproject.toml.in",
-        "measuring/report/report.html",
+        "measuring/page.html",
     ):
         assert (Path(sk.__file__).parent / file).exists()
     for name in sk.__all__:

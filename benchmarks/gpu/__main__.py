@@ -5,21 +5,34 @@
     python -m benchmarks.gpu --dry-run --device cpu     # all of them in small steps, minutes on two cores
     python -m benchmarks.gpu --smoke --device cpu       # in seconds
 
-needs torch and this checkout, and no network; peers that are not installed are left out, and said to be. OUT/gpu.json
-is rewritten after every cell, OUT/gpu.html at the end; `stiefelkit report --from OUT/gpu.json` draws the page again.
-Ends with 1 if a law is broken or a part fails.
+needs torch and this checkout, and no network; peers that are not installed are left out, and said to be. Each part has
+a process of its own with a time limit. OUT/gpu.json is rewritten after every table, OUT/gpu.html at the end;
+`stiefelkit report --from OUT/gpu.json` draws the page again. Ends with 1 if a law is broken or a part fails.
 """
 
 import argparse
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, Any
 
 import torch
 
-from benchmarks.gpu.driver import measure
 from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.scale import SCALES
+from stiefelkit.measuring.report import Part, Record, machine, race_of
 from stiefelkit.training.files import write_atomically
 
-__all__ = ["main"]
+ROOT = Path(__file__).resolve().parents[2]
+GRACE = 15.0
+"""Seconds that a part has beyond its limit for the table at work, before its process is ended."""
 
 
 def main(words: list[str] | None = None) -> int:
@@ -47,20 +60,81 @@ def main(words: list[str] | None = None) -> int:
     form_words = {"full": "", "dry": " --dry-run", "smoke": " --smoke"}[scale]
     command = f"python -m benchmarks.gpu{form_words} --device {asked.device}"
     record = measure(names, scale, asked.device, asked.out / "gpu.json", command, lambda line: print(line, flush=True))
-    for part, reasons in record.left_out.items():
-        for what, reason in reasons.items():
-            print(f"left out of {part}: {what}: {reason}")
+    for part in record.parts:
+        for what, reason in part.left_out.items():
+            print(f"left out of {part.name}: {what}: {reason}")
     try:
-        from stiefelkit.measuring.report.page import record_page
+        write_atomically(asked.out / "gpu.html", record.page().encode())
+        print(f"Page: {asked.out / 'gpu.html'}")
     except ModuleNotFoundError as error:
         print(f"No page: {error.name} is not installed; stiefelkit report --from draws it elsewhere.")
-    else:
-        write_atomically(asked.out / "gpu.html", record_page(record).encode())
-        print(f"Page: {asked.out / 'gpu.html'}")
     print(f"Data: {asked.out / 'gpu.json'}")
     for line in record.broken:
         print(f"BROKEN {line}")
     return 1 if record.broken else 0
+
+
+def measure(names: list[str], scale: str, device: str, path: Path, command: str, say: Callable[[str], None]) -> Record:
+    """Measures parts in their order, and rewrites the file of figures after every table."""
+    record = Record(machine(device, 1, "float32"), command)
+    for name in names:
+        limit = PARTS[name].seconds * SCALES[scale].time
+        part, start = Part(name, limit=limit), time.monotonic()
+        record.parts.append(part)
+        words = [sys.executable, "-m", "benchmarks.gpu.worker", name, scale, device, str(limit)]
+        for said_of in said(words, limit, path.with_name(f"{name}.log")):
+            if "race" in said_of:
+                part.races.append(race_of(said_of["race"]))
+            part.error = said_of.get("error", part.error)
+            part.left_out |= said_of.get("left_out", {})
+            part.seconds = time.monotonic() - start
+            record.write(path)
+        rows = sum(len(race.rows) for race in part.races)
+        say(f"{name}: {rows} rows, {part.seconds:.0f} of {limit:.0f} s{': ' * bool(part.error)}{part.error}")
+    record.finished = True
+    record.write(path)
+    return record
+
+
+def said(command: list[str], seconds: float, log: Path) -> Iterator[dict[str, Any]]:
+    """What a process says, a line of JSON each, and at the end {"error": ...} if it did not end well or in time."""
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    lines: queue.Queue[str | None] = queue.Queue()
+    end = time.monotonic() + seconds + GRACE
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": paths},
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
+        try:
+            while (line := lines.get(timeout=max(end - time.monotonic(), 0.0))) is not None:
+                yield json.loads(line)
+            if process.wait():
+                yield {"error": f"its process ended with {process.returncode}: {_last(log)}"}
+        except queue.Empty:
+            yield {"error": f"it took more than {seconds + GRACE:.0f} seconds and was ended."}
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _read(stream: IO[str], lines: queue.Queue[str | None]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(None)
+
+
+def _last(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "nothing was said."
 
 
 if __name__ == "__main__":

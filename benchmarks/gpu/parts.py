@@ -1,60 +1,336 @@
-"""The parts in their order, where each is measured, and how many seconds it has."""
+"""The parts in their order, what each measures with `stiefelkit.measuring`, and how many seconds it has."""
 
-import importlib
-import importlib.util
+import contextlib
+import copy
+import statistics
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import stiefelkit as sk
+from benchmarks import convolutions
 from benchmarks.gpu.scale import Scale
-from stiefelkit.measuring.report.record import Figure
+from benchmarks.published_drift import NAME, UncorrectedCayley
+from stiefelkit import models
+from stiefelkit.measuring import drift, frames, scan
+from stiefelkit.measuring.clock import WARM_UPS, Run, clock_of, peak_bytes, replayed
+from stiefelkit.measuring.clock import race as race_versions
+from stiefelkit.measuring.contest import Contest, Race, Row, Schedule, finite, scatter
+from stiefelkit.measuring.moved_frames import own_optimizers
+from stiefelkit.measuring.plans import DriftPlan, OptimizerRace, ParametrizationRace, ScanRace
+from stiefelkit.scan import rotation_scan
+from stiefelkit.testing import LawBroken, check_optimizer, check_parametrization
+from stiefelkit.training import data
+from stiefelkit.training.tasks.adding import Adding
+from stiefelkit.training.tasks.mnist import FILES, Mnist
+from stiefelkit.training.tasks.task import Task
 
-__all__ = ["PARTS", "Cells", "LeftOut", "Part", "absent_peers"]
+UNDER_LOWERED = ("frames", "gradients", "precision")
+"""The laws that are asked for once more with products lowered."""
+COLD_BYTES = 1 << 22
+"""From this size of a batch of frames on, a map moves more than it computes, and the cache is flushed."""
+TOLERANCE = 1e-5
+"""What parameters may be off, of their length, after the same steps by a graph: sums may be in another order."""
+STEPS = 5
+UNITS, BATCH = 170, 128
+MOST_SECONDS, EVERY = 15.0, 20
+"""Batches of an epoch end here, from which the time of all follows; and those between two looks at the clock."""
+EPS = torch.finfo(torch.float32).eps
+Races = Iterator[Race]
+
+
+@contextlib.contextmanager
+def lowered(allowed: bool) -> Iterator[None]:
+    """Lets cuDNN and products lower float32, or neither."""
+    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    torch.backends.cudnn.allow_tf32 = allowed
+    torch.set_float32_matmul_precision("medium" if allowed else "highest")
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, precision = before
+        torch.set_float32_matmul_precision(precision)
+
+
+def laws(scale: Scale, device: str, schedule: Schedule) -> Races:
+    """Law by law of each map and optimizer: whether it holds, and how long that took."""
+    kinds: list[tuple[str, tuple[str, ...], dict[str, Any], Callable[..., None]]] = [
+        ("maps", scale.laws, dict(sk.available()), check_parametrization),
+        ("optimizers", scale.steps_laws, dict(own_optimizers()), check_optimizer),
+    ]
+    for is_lowered in (False, True):
+        for (kind, names, members, check), chosen in zip(kinds, (scale.maps, scale.optimizers), strict=True):
+            for law in (law for law in names if not is_lowered or law in UNDER_LOWERED):
+                with lowered(is_lowered):
+                    rows = [
+                        _law(name, partial(check, cls, [law], device=device))
+                        for name, cls in members.items()
+                        if name in (chosen or members)
+                    ]
+                yield Race(f"{kind}: {law}" + ", products lowered" * is_lowered, "law", rows)
+
+
+def _law(name: str, check: Callable[[], None]) -> Row:
+    start, words = time.monotonic(), ""
+    try:
+        check()
+    except LawBroken as broken:
+        words = "; ".join(str(failure).partition("\n")[0] for failure in broken.failures)
+    except RuntimeError as error:
+        words = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return _held(name, not words, words, seconds=time.monotonic() - start)
+
+
+def _held(name: str, holds: bool, words: str = "", **figures: float) -> Row:
+    return Row({"contender": name, "holds": holds, "words": words, **figures})
+
+
+def drifts(scale: Scale, device: str, schedule: Schedule) -> Races:
+    """All maps and optimizers over many steps, and the update without correction."""
+    sk.optim.register(NAME, UncorrectedCayley)
+    yield from drift.races(DriftPlan(device=device, gradients="rotation", **scale.drift), schedule=schedule)
+
+
+def maps(scale: Scale, device: str, schedule: Schedule) -> Races:
+    """Forward and backward of each map and its peers, size by size."""
+    for n, p, batch in scale.sizes:
+        is_cold = batch > 1 and 4 * n * p * batch >= COLD_BYTES
+        yield from _of_maps(scale, device, schedule, (n, p, batch), cold=is_cold)
+
+
+def replays(scale: Scale, device: str, schedule: Schedule) -> Races:
+    """The same as one graph; on a CPU, which has none, as it is."""
+    for size in scale.replays:
+        is_cuda = device.startswith("cuda")
+        yield from _of_maps(scale, device, schedule, size, precisions=("exact",), replay=is_cuda)
+
+
+def memory(scale: Scale, device: str, schedule: Schedule) -> Races:
+    """Most memory that is held at once: by maps forward and backward, and by the recurrence."""
+    size = (scale.memory_size, scale.memory_size, 1)
+    yield from _of_maps(scale, device, schedule, size, precisions=("exact",), memory=True, peers=False)
+    plan = ScanRace(cases=scale.cases[:1], device=device, memory=True, named_peers=("eager_loop",), **scale.race)
+    yield from scan.races(plan, schedule=schedule)
+
+
+def _of_maps(scale: Scale, device: str, schedule: Schedule, size: tuple[int, int, int], **fields: Any) -> Races:
+    n, p, batch = size
+    fields = {"peers": True, "operations": ("forward_backward",), "parametrizations": scale.maps, **fields}
+    plan = ParametrizationRace(sizes=((n, p),), batch=batch, device=device, **{**scale.race, **fields})
+    yield from frames.races(plan, schedule=schedule)
+
+
+def steps(scale: Scale, device: str, schedule: Schedule) -> Races:
+    """One step of each optimizer and its peers, size by size."""
+    for n, p, batch in scale.step_sizes:
+        names = {"optimizers": scale.optimizers, "peers": True}
+        plan = OptimizerRace(sizes=((n, p),), batch=batch, device=device, **names, **scale.race)
+        yield from frames.races(plan, schedule=schedule)
+
+
+def scans(scale: Scale, device: str, schedule: Schedule) -> Races:
+    """The recurrence in its cases, each backend, beside torch's loop and cuDNN's layers, with TF32 off and on."""
+    config = {**scale.race, "seconds": 6 * scale.race["seconds"]}
+    for tf32 in (False, True) if device.startswith("cuda") else (False,):
+        with lowered(tf32):
+            for race in scan.races(ScanRace(cases=scale.cases, peers=True, device=device, **config), schedule=schedule):
+                yield replace(race, subject=race.subject + ", TF32" * tf32)
+
+
+def linear(scale: Scale, device: str, schedule: Schedule) -> Races:
+    """Linear recurrences beside a copy of the states, which is the roofline, and convolutions; errors of both."""
+    place = torch.device(device)
+    with lowered(False):
+        for steps, batch, units in scale.rotations:
+            torch.manual_seed(0)
+            subject = f"T = {steps}, B = {batch}, n = {units}"
+            states = torch.randn(steps, batch, units, device=place, requires_grad=True)
+            angle = torch.rand(units // 2, device=place, requires_grad=True)
+            yield Race(f"states of a scan, {subject}", "law", [_scan_error(states, angle, g) for g in (0.999, 1.0)])
+            yield _timed(scale, f"forward and backward, {subject}", _recurrences(states, angle), place)
+        contest, size = Contest("convolutions"), scale.image
+        words = f"{convolutions.CHANNELS} channels, {size} x {size}, 32 images"
+        runs: dict[str, Run] = {}
+        for name in convolutions.CONTENDERS:
+            try:
+                runs[name] = convolutions.forward_backward(name, size, device)
+            except NotImplementedError as error:
+                contest.left_out[name] = str(error)
+        yield replace(_timed(scale, f"convolutions, {words}", runs, place), left_out=contest.left_out)
+        errors = {name: convolutions.distance(name, size, device) for name in runs if name != convolutions.UNIT}
+        rows = [_held(name, error < 16, f"{error:.3g} eps", eps=error) for name, error in errors.items()]
+        yield Race(f"singular values of convolutions are one, {words}", "law", rows)
+
+
+def _scan_error(x: Tensor, angle: Tensor, decay: float) -> Row:
+    """Whether states are within 16 eps of the largest, those in float64 being exact."""
+    x, angle = x.detach(), angle.detach()
+    found, exact = (rotation_scan(*both, decay)[0] for both in ((x, angle), (x.double(), angle.double())))
+    assert found is not None
+    assert exact is not None
+    error = float((found - exact).abs().max() / exact.abs().max()) / EPS
+    return _held(f"rotation_scan, g = {decay:g}", error < 16, f"{error:.3g} eps", eps=error)
+
+
+def _recurrences(states: Tensor, angle: Tensor) -> dict[str, Run]:
+    length, batch, units = states.shape
+    x, g = (torch.randn(length, batch, width, device=states.device) for width in (units // 2, units))
+    layers = {
+        "RotationRNN": sk.nn.RotationRNN(units // 2, units),
+        "OrthogonalRNN": sk.nn.OrthogonalRNN(units // 2, units),
+        "torch.nn.LSTM": nn.LSTM(units // 2, units),
+    }
+    runs: dict[str, Run] = {
+        "copy": g.clone,
+        "rotation_scan": lambda: torch.autograd.grad(rotation_scan(states, angle, 0.999)[0], [states, angle], g),  # type: ignore[arg-type]
+    }
+    for name, layer in layers.items():
+        leaves = list(layer.to(states.device).parameters())
+        runs[name] = lambda layer=layer, leaves=leaves: torch.autograd.grad(layer(x)[0], leaves, g)
+    return runs
+
+
+def _timed(scale: Scale, subject: str, runs: dict[str, Run], device: torch.device) -> Race:
+    found = race_versions(runs, clock_of(device), **scale.race)
+    first = next(iter(found.values())).median
+    rows = [
+        Row(
+            {"contender": name, "seconds": timing.median, "/ first": timing.median / first}
+            | {"bytes": peak_bytes(runs[name], device), **scatter(timing)}
+        )
+        for name, timing in found.items()
+    ]
+    return Race(subject, "times", rows)
+
+
+def capture(scale: Scale, device: str, schedule: Schedule) -> Races:
+    """Whole training steps as one graph, by every optimizer of frames, and of maps by Adam: is it the same step?"""
+    n, place = scale.sizes[0][0], torch.device(device)
+    own = {name: cls for name, cls in own_optimizers().items() if name in (scale.optimizers or own_optimizers())}
+    methods = {f"{name}, frames": ("stiefel", cls) for name, cls in own.items()}
+    chosen = scale.maps or ("cayley", "householder", "matrix_exp")
+    methods |= {f"{name}, Adam": (name, torch.optim.Adam) for name in chosen}
+    contest, law, times = Contest("capture", schedule=schedule), [], []
+    for name, (parametrization, cls) in methods.items():
+        act = partial(_stepped, n, parametrization, cls, place)
+        try:
+            found = contest.attempt("capturing", [name], lambda _, act=act: act())
+        except (RuntimeError, TypeError) as error:
+            law.append(_held(name, False, str(error).partition("\n")[0]))
+            continue
+        for runs, off in found.values():
+            law.append(_held(name, off <= TOLERANCE, f"a parameter is off by {off:.3g} of its length"))
+            rows = _timed(scale, "", runs, place).rows
+            times += [replace(row, figures={**row.figures, "contender": f"{name}, {row.name}"}) for row in rows]
+    yield Race("a replay makes the same step", "law", law, contest.left_out)
+    yield Race(f"one training step, n = {n}", "times", times)
+
+
+def _stepped(
+    n: int, parametrization: str, cls: Callable[..., torch.optim.Optimizer], device: torch.device
+) -> tuple[dict[str, Run], float]:
+    """Returns the steps of a net and of its copy by a graph, and how far apart they are after some."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(n, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, n))
+        for layer in (net[0], net[2]):
+            sk.orthogonal(layer, "weight", parametrization, init="haar")
+    nets, is_cuda = [net.to(device), copy.deepcopy(net).to(device)], device.type == "cuda"
+    x, y = (torch.randn(32, n, generator=torch.Generator().manual_seed(1)).to(device) for _ in range(2))
+
+    def step(net: nn.Module) -> Run:
+        groups = sk.optim.parameter_groups(net, lr=1e-3)
+        # On a CPU torch's own optimizers refuse it.
+        optimizer = cls(groups, lr=1e-3, **({"capturable": True} if is_cuda else {}))
+
+        def run() -> None:
+            optimizer.zero_grad(set_to_none=not is_cuda)
+            F.mse_loss(net(x), y).backward()
+            optimizer.step()
+
+        return run
+
+    plain, graphed = map(step, nets)
+    graphed = replayed(graphed, device) if is_cuda else graphed
+    for number in range(STEPS + WARM_UPS * is_cuda):  # the capture has made as many as it warms up by
+        plain()
+        if number < STEPS:
+            graphed()
+    pairs = zip(*(net.parameters() for net in nets), strict=True)
+    off = max((torch.dist(a, b) / torch.linalg.vector_norm(a).clamp_min(1e-30)).item() for a, b in pairs)
+    return {"step by step": plain, "replayed": graphed}, off
+
+
+def epoch(scale: Scale, device: str, schedule: Schedule) -> Races:
+    """An epoch of scoRNN on MNIST pixel by pixel, where the data are; a dry run draws short sequences itself."""
+    place = data.place()
+    folders = [] if place is None else [place, place / Mnist.name]
+    if scale.epoch:
+        yield _epoch(Adding(T=12, train_size=4 * BATCH), 8, scale.epoch, device)
+    elif any(all(_has(folder, file.name) for file in FILES) for folder in folders):
+        yield _epoch(Mnist(), UNITS, Mnist().batches_per_epoch(BATCH), device)
+    else:
+        reason = f"MNIST was not found; name its folder with {data.VARIABLE}."
+        yield Race("MNIST", "epoch", [], {"scornn": reason})
+
+
+def _has(folder: Path, name: str) -> bool:
+    return (folder / name).is_file() or (folder / f"{name}.gz").is_file()
+
+
+def _epoch(task: Task, units: int, batches: int, device: str) -> Race:
+    torch.manual_seed(0)
+    net = models.create("scornn", task.input_size, units, task.output_size, negative=units // 10).to(device)
+    optimizer = torch.optim.RMSprop(sk.optim.parameter_groups(net, lr=1e-3, skew={"lr": 1e-4}), alpha=0.9)
+    losses, seconds, done, begun = [], [], 0, time.monotonic()
+    with data.on(device):
+        task.batch(0, BATCH, 0)  # what is read once only
+        while done < batches and time.monotonic() - begun < MOST_SECONDS:
+            start, numbers = time.monotonic(), range(done, min(done + EVERY, batches))
+            for number in numbers:
+                x, y = (t.to(device) for t in task.batch(number, BATCH, 0))
+                optimizer.zero_grad()
+                loss = task.loss(net(x, last_only=True), y)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+            done += len(numbers)
+            losses[-1].item()
+            seconds.append((time.monotonic() - start) / len(numbers))
+    (found,) = sk.drift(net).values()
+    figures = {
+        **{"contender": "scornn", "seconds": statistics.median(seconds), "batches": float(done)},
+        **{"s / epoch": statistics.median(seconds) * batches, "loss": torch.stack(losses[-EVERY:]).mean().item()},
+        "error / limit": finite(found.error / found.limit),
+    }
+    return Race(f"{type(task).__name__}, {units} units, batches of {BATCH}: one batch", "epoch", [Row(figures)])
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """What was not measured, and the reason."""
+class GpuPart:
+    """A part: what it measures, and its seconds."""
 
-    what: str
-    reason: str
-
-
-def absent_peers() -> Iterator[LeftOut]:
-    """Other packages whose optimizers of frames are compared with, where they are not installed."""
-    for module, package in (("geoopt", "geoopt"), ("pogo", "pogo-torch")):
-        if importlib.util.find_spec(module) is None:
-            yield LeftOut(f"optimizers of {package}", f"{package} is not installed.")
-
-
-Cells = Iterator[Figure | LeftOut]
-"""What a part yields, cell by cell."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part: what is in it, the function "module:name" from a scale and a device to its cells, and its seconds."""
-
-    words: str
-    where: str
+    measure: Callable[[Scale, str, Schedule], Races]
     seconds: float
-
-    def cells(self, scale: Scale, device: str) -> Cells:
-        """Measures, and yields each cell when it is over."""
-        module, _, name = self.where.partition(":")
-        measure: Callable[[Scale, str], Cells] = getattr(importlib.import_module(module), name)
-        return measure(scale, device)
 
 
 PARTS = {
-    "laws": Part("laws and gradients of maps and optimizers", "benchmarks.gpu.laws:of_everything", 110),
-    "drift": Part("drift over many steps", "benchmarks.gpu.drifts:of_every_method", 110),
-    "maps": Part("forward and backward of maps", "benchmarks.gpu.times:of_maps", 90),
-    "steps": Part("steps of optimizers of frames", "benchmarks.gpu.times:of_steps", 50),
-    "replays": Part("maps replayed as graphs", "benchmarks.gpu.times:of_replays", 20),
-    "scan": Part("the recurrence", "benchmarks.gpu.recurrences:of_cases", 80),
-    "linear": Part("linear recurrences and convolutions", "benchmarks.gpu.linear:of_scans_and_convolutions", 14),
-    "capture": Part("whole training steps as one graph", "benchmarks.gpu.captured:of_training_steps", 15),
-    "memory": Part("memory", "benchmarks.gpu.memories:of_maps_and_scan", 25),
-    "epoch": Part("an epoch of scoRNN on MNIST", "benchmarks.gpu.epoch:of_scornn", 25),
+    "laws": GpuPart(laws, 110),
+    "drift": GpuPart(drifts, 110),
+    "maps": GpuPart(maps, 90),
+    "steps": GpuPart(steps, 50),
+    "replays": GpuPart(replays, 20),
+    "scan": GpuPart(scans, 80),
+    "linear": GpuPart(linear, 14),
+    "capture": GpuPart(capture, 15),
+    "memory": GpuPart(memory, 25),
+    "epoch": GpuPart(epoch, 25),
 }
 """Name to part; together less than nine minutes."""

@@ -20,7 +20,7 @@ FURTHER = (
     "stiefelkit.registry",
     "stiefelkit.training.tasks",
     "stiefelkit.training.recipes",
-    "stiefelkit.measuring.races.contenders",
+    "stiefelkit.measuring.implementations",
     "stiefelkit.measuring.moved_frames",
 )
 """Modules that stand in no `__all__`, but in the guides: what those build on who add something of their own."""

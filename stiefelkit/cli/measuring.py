@@ -1,31 +1,35 @@
 """`stiefelkit drift`, `stiefelkit bench RACE` and `stiefelkit report`: they measure, and print tables of it."""
 
-import contextlib
-import dataclasses
 import math
 import shlex
-import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import App, Parameter
 from rich.table import Table
 
 from stiefelkit.cli.options import DEFAULTS, Options, asked, began
-from stiefelkit.errors import OptionError, RunError, StiefelkitError
-from stiefelkit.measuring.drift.plan import DriftPlan
-from stiefelkit.measuring.races import SUBJECT
-from stiefelkit.measuring.races.plan import GrowthPlan, NormPlan, OptimizerRace, ParametrizationRace, ScanRace
-from stiefelkit.measuring.report.plan import ReportPlan
+from stiefelkit.errors import OptionError
+from stiefelkit.measuring.plans import (
+    SUBJECT,
+    DriftPlan,
+    FramePlan,
+    GrowthPlan,
+    OptimizerRace,
+    ParametrizationRace,
+    ReportPlan,
+    ScanRace,
+)
 from stiefelkit.training.display import Bar, Screen
 from stiefelkit.training.figure import Figures
 
 if TYPE_CHECKING:
-    from stiefelkit.measuring.races.schedule import Course, Deadline
+    from stiefelkit.measuring.contest import ProgressCallback, Race, Schedule
     from stiefelkit.measuring.tables import Table as Measured
 
+P = TypeVar("P", bound=FramePlan | ScanRace)
 RowsFile = Annotated[Path | None, Parameter(help="file for the rows, overwritten.")]
 
 app = App(name="bench", help="Race implementations on this machine.", default_parameter=DEFAULTS)
@@ -54,7 +58,9 @@ def scan(*, plan: Options[ScanRace] = None, json: RowsFile = None) -> int:
 
     "ours x" is the time over that of our scan: 2 means that ours is twice as fast.
     """
-    return _raced(plan or ScanRace(), json)
+    from stiefelkit.measuring.scan import races
+
+    return _raced(plan or ScanRace(), races, json)
 
 
 @app.command
@@ -78,14 +84,10 @@ def parametrizations(*, plan: Options[ParametrizationRace] = None, json: RowsFil
 
     The ratio compares with the fastest peer of the same map in the same table: 2 means twice as fast as it. The error
     is ||W^H W - I||_F, computed in float64, over what rounding an exact frame costs.
-
-    --launches times nothing: it counts the operators that a GPU would launch, and those that it would be waited for.
     """
-    plan = plan or ParametrizationRace()
-    for package, names in plan.missing_peers().items():
-        words = f'{", ".join(names)}; {package} is not installed: pip install "stiefelkit[peers]"'
-        print(f"Left out: {words}", file=sys.stderr)
-    return _raced(plan, json)
+    from stiefelkit.measuring.frames import races
+
+    return _raced(plan or ParametrizationRace(), races, json)
 
 
 @app.command
@@ -101,153 +103,100 @@ def optimizers(*, plan: Options[OptimizerRace] = None, json: RowsFile = None) ->
     multiplicative Cayley update, and what is as long as that for the others, found by a tiny step in float64. Our
     optimizers have no momentum here but Adam's, as geoopt's have none.
 
-    With --apart the frames of the batch race also as parameters of their own, in one group of one optimizer; "/ batch"
-    is the time over that of the batch as one parameter.
-
     The ratio compares with the faster of geoopt's RiemannianSGD, in the canonical and the Euclidean metric: 2 means
     twice as fast as it. "exact/fast" is the time of the exact optimizer over that of the same in precision fast. The
     error is ||W^H W - I||_F, computed in float64, after all steps of the race, over what rounding an exact frame costs.
     """
-    return _raced(plan or OptimizerRace(), json)
+    from stiefelkit.measuring.frames import races
+
+    plan = plan or OptimizerRace()
+    return _raced(plan, races, json, shares=len(plan.precisions) != 1)
 
 
 @app.command
 def growth(*, plan: Options[GrowthPlan] = None, json: RowsFile = None) -> int:
-    """Fits how time and memory of the parametrizations grow, and compares it with what they declare.
-
-    Against n, and against the number of matrices (64 x 64), it is the forward and backward of the map. Against T
-    (16 sequences) and the batch (64 steps) it is that of OrthogonalRNN(8, 64) with that map in it; against reflections
-    (one sequence, 128 steps) that of OrthogonalRNN(8, 1024), where W stays a product of reflectors.
+    """Fits how time and memory of the parametrizations grow with n, and compares it with what they declare.
 
     The exponent is that of the least-squares line through log time, or log memory, over log n; +- is its standard
     error. Points at the low end from which the next costs less than half of what the expected exponent says are
     overhead, and left out; the table names the range of the fit, and up to where overhead dominates.
 
-    "expected" is the cost exponent in its traits for time against n, 2 for memory against n, else 1.
+    "expected" is the cost exponent in its traits for time, 2 for memory.
     "faster": yes where it grows faster than that by more than twice the spread and what a factor log n could add.
 
-    Time is measured as in the other races. Memory is the most that torch has allocated at once, beyond what was there
-    before.
+    The figures are those of the race of parametrizations. Memory is the most that torch has allocated at once, beyond
+    what was there before.
     """
-    return _raced(plan or GrowthPlan(), json)
+    from stiefelkit.measuring.frames import races
+    from stiefelkit.measuring.growth import growth
+
+    def fitted(plan: ParametrizationRace, watch: "ProgressCallback", schedule: "Schedule | None") -> "Iterator[Race]":
+        found = list(races(plan, watch, schedule))
+        yield from growth(found) or found
+
+    return _raced(plan or GrowthPlan(), fitted, json)
 
 
-@app.command
-def norms(*, plan: Options[NormPlan] = None, json: RowsFile = None) -> int:
-    """Shows how orthogonal frames are where coordinates are large.
-
-    The coordinates are drawn as in the race of the parametrizations, then multiplied by each factor. Shown is
-    ||W^H W - I||_F, computed in float64, over what rounding an exact frame costs. Where the coordinate is the frame
-    itself there is nothing to multiply.
-    """
-    return _raced(plan or NormPlan(), json)
-
-
-class _Progress(Bar):
-    """A bar that says how long a plan takes before it begins, and how much time is left while it goes on."""
-
-    def __init__(self, console: Screen, is_quick: bool):
-        from stiefelkit.measuring.races import schedule
-
-        super().__init__(console)
-        self._in_words = schedule.in_words
-        self.course: Course | None = None
-        self.deadline: Deadline | None = None
-        if is_quick:
-            # What is drawn at the end may take as long as the start did.
-            startup = monotonic() - began.get(monotonic())
-            self.deadline = schedule.Deadline(max(schedule.QUICK - startup - min(startup, 5.0), 0.0))
-            console.print("Quick form: it ends in under a minute, and names what it has no time for.", soft_wrap=True)
-
-    def begin(self, course: "Course") -> None:
-        """Takes the parts of a measurement, and says how long they take if that is known."""
-        self.course = course
-        if course.total:
-            shorter = "; --quick ends in under a minute" if self.deadline is None and course.total > 45 else ""
-            self._console.print(f"About {self._in_words(course.total)} on this machine{shorter}.", soft_wrap=True)
-
-    def watch(self, what: str, done: int, rounds: int) -> None:
-        """Moves the bar, with the time that is left."""
-        left = self.course.left(done / max(rounds, 1)) if self.course else math.inf
-        if self.deadline is not None:
-            left = self.deadline.left
-        words = [f"about {self._in_words(left)} left"] if math.isfinite(left) else []
-        self.show(what, done, rounds, words)
-
-
-def _say_left_out(console: Screen, places: "Iterable[tuple[str, list[str]]]", command: str) -> None:
-    """Names what a quick form had no time for, place by place, and the command that measures it."""
-    from stiefelkit.measuring.races.schedule import NO_TIME
-
-    for place, names in places:
-        console.print(f"Left out of {place}: {'; '.join(names)}: {NO_TIME}", soft_wrap=True)
-    console.print(f"To measure what was left out: {command}", soft_wrap=True)
-
-
-def _say_complex(console: Screen, words: str, plan: Any, names: Iterable[str], out: Path | None = None) -> None:
-    """Names the command that measures the parametrizations which were left out because they need a complex weight."""
-    import torch
-
-    from stiefelkit.measuring.races.contenders import dtype_of
-    from stiefelkit.measuring.report.plan import command
-    from stiefelkit.weights.attach import available
-
-    known, own = available(), getattr(torch, plan.dtype)
-    apart = tuple(name for name in dict.fromkeys(names) if name in known and dtype_of(known[name], own) != own)
-    if not apart:
-        return
-    dtype, which = str(own.to_complex()).removeprefix("torch."), "methods" if words == "drift" else "parametrizations"
-    with contextlib.suppress(StiefelkitError):  # of options that none of them has
-        there = dataclasses.replace(plan, dtype=dtype, **{which: apart})
-        line = command(words, there, **({"out": f"{out}-{dtype}"} if out else {}))
-        console.print(f"To measure {', '.join(apart)}: {line}", soft_wrap=True)
-
-
-def _raced(plan: Any, json: Path | None) -> int:
+def _raced(
+    plan: P,
+    races: "Callable[[P, ProgressCallback, Schedule | None], Iterator[Race]]",
+    json: Path | None,
+    shares: bool = False,
+) -> int:
     """Races, prints each table when its race is over, and writes the rows."""
-    from stiefelkit.measuring.races import frames, growth, scan
-    from stiefelkit.measuring.races.field import by_reason, check_place
-    from stiefelkit.measuring.races.schedule import NO_TIME, Course, planned
+    from stiefelkit.measuring.contest import NO_TIME, by_reason, check_place
     from stiefelkit.measuring.tables import of_race
     from stiefelkit.training.files import write_json
 
     if json is not None:
         check_place(json)
-    room: Any = scan if isinstance(plan, ScanRace) else growth if isinstance(plan, GrowthPlan) else frames
-    console, rows, said, late, apart = Screen(), [], {}, {}, []
-    with _Progress(console, plan.quick) as progress:
-        course = Course([] if plan.quick else planned(plan))
-        progress.begin(course)
-        for race in room.races(plan, progress.watch, progress.deadline):
-            course.finished()
-            progress.hide()
+    console, rows, said = Screen(), [], {}
+    late: dict[str, list[str]] = {}
+    with Bar(console) as bar:
+        for race in races(plan, bar.show, _deadline(console, plan.quick)):
+            bar.hide()
             if race.rows:
-                has_shares = isinstance(plan, OptimizerRace) and len(plan.precisions) != 1
-                console.print(*map(_rendered, of_race(race, plan.dtype, has_shares)), sep="\n")
+                console.print(*map(_rendered, of_race(race, plan.dtype, shares)), sep="\n")
             for reason, names in by_reason(race.left_out).items():
                 if reason == NO_TIME:
                     late[f"{race.operation}, {race.subject}"] = names
-                    continue
-                apart += [name.partition(" (")[0] for name in names]
-                words = f"Left out: {', '.join(names)}: {reason}"
-                if words not in said:
+                elif (words := f"Left out: {', '.join(names)}: {reason}") not in said:
                     console.print(words, soft_wrap=True)
-                said[words] = reason
+                    said[words] = reason
             rows += race.rows
             if json is not None and rows:
                 write_json(json, [row.figures for row in rows])
-    if isinstance(plan, ParametrizationRace | NormPlan):
-        words = "bench norms" if isinstance(plan, NormPlan) else "bench parametrizations"
-        _say_complex(console, words, plan, apart)
-    if late:
-        words = [word for word in asked.get() if word != "--quick"]
-        _say_left_out(console, late.items(), shlex.join(["stiefelkit", *words]))
+    _say_late(console, late.items())
     if not rows and not late:
         why = f"; {next(iter(said.values()))}" if said else "."
-        raise OptionError(f"{SUBJECT} needs a contender for these options in {plan.dtype}, got none{why}")
+        raise OptionError(f"{SUBJECT} needs something that can do this in {plan.dtype}, got nothing{why}")
     if json is not None and rows:
         console.print(f"Data: {json}", soft_wrap=True)
     return 0
+
+
+def _deadline(console: Screen, is_quick: bool) -> "Schedule | None":
+    """Returns the schedule of a quick form, which began with the command."""
+    from stiefelkit.measuring import contest
+
+    if not is_quick:
+        return None
+    console.print("Quick form: it ends in under a minute, and names what it has no time for.", soft_wrap=True)
+    # What is drawn at the end may take as long as the start did.
+    startup = monotonic() - began.get(monotonic())
+    return contest.Schedule(max(contest.QUICK - startup - min(startup, 5.0), 0.0))
+
+
+def _say_late(console: Screen, places: Iterable[tuple[str, list[str]]]) -> None:
+    """Names what a quick form had no time for, place by place, and the command that measures it."""
+    from stiefelkit.measuring.contest import NO_TIME
+
+    late = [(place, names) for place, names in places if names]
+    for place, names in late:
+        console.print(f"Left out of {place}: {'; '.join(names)}: {NO_TIME}", soft_wrap=True)
+    if late:
+        words = [word for word in asked.get() if word != "--quick"]
+        console.print(f"To measure all: {shlex.join(['stiefelkit', *words])}", soft_wrap=True)
 
 
 def _rendered(table: "Measured") -> Table:
@@ -276,33 +225,22 @@ def drift(*, plan: Options[DriftPlan] = None, out: Path = Path("runs/drift"), fi
     geoopt_adam_euclidean). Optimizers of frames have no momentum here, and a learning rate for which the first step has
     the length --step-length.
 
-    It says first how long it takes on this machine; with --quick, which makes fewer steps, that is under a minute.
-
     The table shows the largest ||W^H W - I||_F, computed in float64, up to a step, over the error of rounding an exact
     frame; the figure shows the largest between two of its points. drift.json is replaced after each method, so Ctrl-C
-    loses only the current one.
+    loses only the current one. With --quick it makes as many steps as fit into a minute.
 
     Args:
         plan: what to measure.
         out: folder for drift.json and drift.png; one that has a drift.json is refused.
         figures: how the figure is written.
     """
-    from stiefelkit.measuring.drift.run import measure
-    from stiefelkit.measuring.races.schedule import NO_TIME
-    from stiefelkit.measuring.report.plan import command
+    from stiefelkit.measuring.contest import NO_TIME
+    from stiefelkit.measuring.drift import measure
     from stiefelkit.measuring.tables import of_drift
 
-    plan, figures = plan or DriftPlan(), figures or Figures()
-    console = Screen()
-    with _Progress(console, plan.quick) as progress:
-
-        def begin(chosen: DriftPlan, course: "Course") -> None:
-            if chosen.steps < plan.steps:
-                words = f"{chosen.steps} steps of {plan.steps}, as many as fit"
-                console.print(f"{words}; for all: {command('drift', plan, out=f'{out}-all')}", soft_wrap=True)
-            progress.begin(course)
-
-        outcome = measure(plan, out, progress.watch, figures, progress.deadline, begin)
+    plan, console = plan or DriftPlan(), Screen()
+    with Bar(console) as bar:
+        outcome = measure(plan, out, bar.show, figures, _deadline(console, plan.quick))
     if outcome.curves:
         note = f"parametrizations: {plan.optimizer} at {plan.lr:g}; frames: steps of {plan.step_length:g}"
         console.print(_rendered(of_drift(outcome.curves, f"{plan.gradients} gradients", note)))
@@ -310,21 +248,13 @@ def drift(*, plan: Options[DriftPlan] = None, out: Path = Path("runs/drift"), fi
         lost = next((s for s, e in zip(curve.steps, curve.errors, strict=True) if not math.isfinite(e)), None)
         if lost is not None:
             console.print(f"{curve.method} at {curve.n} x {curve.p} is NaN or infinite from step {lost} on.")
-    late: dict[str, list[str]] = {}
-    apart: list[str] = []
+    late = [skipped for skipped in outcome.skipped if skipped.reason == NO_TIME]
     for skipped in outcome.skipped:
-        if skipped.reason == NO_TIME:
-            late.setdefault(f"{skipped.n} x {skipped.p}", []).append(skipped.method)
-            continue
-        console.print(f"Skipped {skipped.method} at {skipped.n} x {skipped.p}: {skipped.reason}", soft_wrap=True)
-        apart.append(skipped.method)
-    _say_complex(console, "drift", plan, apart, out)
-    if apart and not (outcome.curves or late):
-        raise OptionError(f"The drift experiment needs a method that can do this in {plan.dtype}, got none.")
-    if late:
-        methods = tuple(dict.fromkeys(name for names in late.values() for name in names))
-        rest = dataclasses.replace(plan, methods=methods)
-        _say_left_out(console, late.items(), command("drift", rest, out=f"{out}-rest"))
+        if skipped not in late:
+            console.print(f"Skipped {skipped.method} at {skipped.n} x {skipped.p}: {skipped.reason}", soft_wrap=True)
+    if not (outcome.curves or late):
+        raise OptionError(f"{plan.subject} needs a method that can do this in {plan.dtype}, got none.")
+    _say_late(console, [("drift", [f"{each.method} at {each.n} x {each.p}" for each in late])])
     for file in outcome.files:
         console.print(f"{'Data' if file.suffix == '.json' else 'Figure'}: {file}", soft_wrap=True)
     return 0
@@ -340,64 +270,42 @@ def report(
     """Measure this machine, and write one page about it.
 
     The page is one file of HTML that needs no network: the machine; drift against optimizer steps; time against n, with
-    the time of one matrix product, and its ratio to other implementations; how time and memory grow; errors against the
-    norm of the coordinates; and the scan's four cases. Each part names the command that makes it alone.
+    the time of one matrix product, its ratio to other implementations, and how it grows; and the scan's four cases.
 
-    It says first how long it takes on this machine: a few minutes, most of an hour with --full, and under a minute with
-    --quick, which names what it has no time for.
+    It takes a few minutes, most of an hour with --full, and under a minute with --quick, which names what it has no
+    time for.
 
     The page is written when everything is measured, the file of --json after each part. A command stopped by Ctrl-C
-    leaves an older page unchanged. --from FILE measures nothing, and draws what `python -m benchmarks.gpu` has measured
-    on a GPU.
+    leaves an older page unchanged. --from FILE measures nothing, and draws what --json or `python -m benchmarks.gpu`
+    has written.
 
     Args:
         plan: what to measure.
         out: the page, overwritten.
         json: file for the figures, overwritten after each section; its "finished" says whether all are there.
-        from_: draw the page of a file that `python -m benchmarks.gpu` has written, and measure nothing.
+        from_: draw the page of a file that --json or `python -m benchmarks.gpu` has written, and measure nothing.
     """
-    from stiefelkit.measuring.races.field import by_reason, check_place
-    from stiefelkit.measuring.races.schedule import NO_TIME, Course
-    from stiefelkit.measuring.report.findings import course_of, gather
-    from stiefelkit.measuring.report.page import page, record_page
-    from stiefelkit.training.files import write_atomically, write_json
+    from stiefelkit.measuring.contest import check_place
+    from stiefelkit.measuring.report import gather, late, read_record
+    from stiefelkit.training.files import write_atomically
 
     for place in filter(None, (out, json)):
         check_place(place)
-    console = Screen()
+    plan, console = plan or ReportPlan(), Screen()
     if from_ is not None:
-        from jinja2 import TemplateError
-
-        from stiefelkit.measuring.report.record import SUBJECT, read_record
-
         if json is not None:
             raise OptionError("--from measures nothing that --json could store; leave --json out.")
         record = read_record(from_)
-        try:
-            drawn = record_page(record)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError) as error:
-            raise RunError(
-                f"{SUBJECT} needs a file as benchmarks.gpu wrote it, got {from_}: {error!r:.200}."
-            ) from error
-        write_atomically(out, drawn.encode())
-        console.print(f"Page: {out}", soft_wrap=True)
-        return 0
-    plan, findings = plan or ReportPlan(), None
-    with _Progress(console, plan.quick) as progress:
-        course = Course([]) if plan.quick else course_of(plan)
-        progress.begin(course)
-        for findings in gather(plan, progress.watch, progress.deadline, course):
-            progress.hide()
-            section, seconds = list(findings.seconds.items())[-1]
-            console.print(f"{section}: {seconds:.0f} s")
-            if json is not None:
-                write_json(json, findings.json())
-    assert findings is not None
-    for section, left_out in findings.left_out.items():
-        late = by_reason(left_out).get(NO_TIME, [])
-        if late:
-            _say_left_out(console, [(section, late)], "; ".join(plan.commands(section)))
-    write_atomically(out, page(findings).encode())
+    else:
+        command = shlex.join(["stiefelkit", *asked.get()])
+        with Bar(console) as bar:
+            for record in gather(plan, command, bar.show, _deadline(console, plan.quick)):
+                bar.hide()
+                console.print(f"{record.parts[-1].name}: {record.parts[-1].seconds:.0f} s")
+                if json is not None:
+                    record.write(json)
+        _say_late(console, [(part.name, late(part)) for part in record.parts])
+    write_atomically(out, record.page().encode())
     console.print(f"Page: {out}", soft_wrap=True)
     if json is not None:
         console.print(f"Data: {json}", soft_wrap=True)

@@ -30,7 +30,7 @@ def plot(*runs: Path, out: Path | None = None, data: Path | None = None, figures
 
     figures, folder = figures or Figures(), out or (runs[0] if len(runs) == 1 else Path("plots"))
     if len(runs) == 1 and (record := runs[0] / "drift.json").is_file():
-        from stiefelkit.measuring.drift.run import redraw
+        from stiefelkit.measuring.drift import redraw
 
         say(f"Figure: {redraw(record, folder, figures)}")
         return 0

@@ -11,22 +11,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from stiefelkit.errors import OptionError, PluginError, UnknownNameError, did_you_mean
+from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import PRECISIONS
 from stiefelkit.optim import optimizers
-from stiefelkit.registry import Registry
 
-__all__ = [
-    "MovedApart",
-    "MovedFrame",
-    "PeerOptimizer",
-    "check_method",
-    "own_optimizers",
-    "peer_optimizers",
-    "start",
-    "start_apart",
-]
+__all__ = ["MovedFrame", "PeerOptimizer", "check_method", "own_optimizers", "peer_optimizers", "start"]
 
 MANIFOLD = "stiefel:canonical"
 TRIAL = 1e-6
@@ -43,27 +33,6 @@ class MovedFrame:
     def step(self, gradient: Tensor) -> None:
         """Makes a step with that gradient, which belongs to the frame from then on."""
         self.frame.grad = gradient
-        self.optimizer.step()
-
-
-class MovedApart:
-    """The frames of a batch as parameters of their own, in one group of one optimizer."""
-
-    def __init__(self, params: list[Tensor], optimizer: torch.optim.Optimizer):
-        self.optimizer, self._params = optimizer, params
-        optimizer.param_groups[0]["params"] = params
-        self._gradient = torch.empty_like(self.frame)
-        for p, g in zip(self._params, self._gradient.unbind(), strict=True):
-            p.grad = g
-
-    @property
-    def frame(self) -> Tensor:
-        """All of them, in a copy."""
-        return torch.stack([p.detach() for p in self._params])
-
-    def step(self, gradient: Tensor) -> None:
-        """Makes a step with that gradient of the batch."""
-        self._gradient.copy_(gradient)
         self.optimizer.step()
 
 
@@ -103,19 +72,17 @@ def _pogo(frame: Tensor, lr: float) -> MovedFrame:
     return MovedFrame(point, pogo.POGO([point], SGD(), lr, flatten_fn=stacked, rows=False))
 
 
-PEERS = {  # each name begins with that of its package
+_PEERS = {  # each name begins with that of its package
     "geoopt_adam_canonical": PeerOptimizer(partial(_geoopt, "RiemannianAdam", True)),
     "geoopt_adam_euclidean": PeerOptimizer(partial(_geoopt, "RiemannianAdam", False)),
     "geoopt_sgd_canonical": PeerOptimizer(partial(_geoopt, "RiemannianSGD", True), yardstick=True),
     "geoopt_sgd_euclidean": PeerOptimizer(partial(_geoopt, "RiemannianSGD", False), yardstick=True),
     "pogo_torch": PeerOptimizer(_pogo),
 }
-peer_optimizers = Registry(
-    "stiefelkit.peer_optimizers",
-    "peer optimizer",
-    {name: peer for name, peer in PEERS.items() if importlib.util.find_spec(name.partition("_")[0]) is not None},
-)
-"""Name to `PeerOptimizer`; plugins enter theirs by an entry point."""
+peer_optimizers = {
+    name: peer for name, peer in _PEERS.items() if importlib.util.find_spec(name.partition("_")[0]) is not None
+}
+"""Name to `PeerOptimizer`, of those whose package is installed."""
 
 
 def own_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
@@ -142,26 +109,9 @@ def start(method: str, frame: Tensor, gradient: Tensor, length: float, dtype: to
         gradient: the first one, of the same shape.
         length: of the first step; in a batch, that of the first frame.
         dtype: that the frame is rounded to; its own if left out.
-
-    Raises:
-        UnknownNameError, OptionError: as `check_method` says.
     """
     make = _maker(method)
     return make(frame.to(dtype or frame.dtype, copy=True), _rate(make, frame, gradient, length))
-
-
-def start_apart(
-    method: str, batch: Tensor, gradient: Tensor, length: float, dtype: torch.dtype | None = None
-) -> MovedApart:
-    """Gets the frames of a batch, shape (b, n, p), ready as parameters of their own."""
-    make = _maker(method)
-    lr = _rate(make, batch, gradient, length)
-    first, *rest = batch.to(dtype or batch.dtype).unbind()
-    moved = make(first.clone(), lr)
-    is_ours = method.partition(":")[0] in own_optimizers()
-    # A peer says itself what its parameters are.
-    others = [nn.Parameter(w.clone()) if is_ours else make(w.clone(), lr).frame for w in rest]
-    return MovedApart([moved.frame, *others], moved.optimizer)
 
 
 def _rate(make: Make, frame: Tensor, gradient: Tensor, length: float) -> float:
@@ -187,13 +137,10 @@ def _maker(method: str) -> Make:
         if precision not in (PRECISIONS if has_several else PRECISIONS[:1]):
             raise OptionError(f"{method!r} has no precision {precision!r}{did_you_mean(precision, PRECISIONS)}")
         return partial(_ours, ours[name], {"precision": precision} if has_several else {})
-    if method not in peer_optimizers.names():
-        methods = [*ours, *peer_optimizers.names()]
+    if method not in peer_optimizers:
+        methods = [*ours, *peer_optimizers]
         raise UnknownNameError(f"No optimizer of frames is named {method!r}{did_you_mean(method, methods)}")
-    peer = peer_optimizers.get(method)
-    if not isinstance(peer, PeerOptimizer):
-        raise PluginError(f"The peer optimizer {method!r} needs to be a PeerOptimizer, got {peer!r}.")
-    return peer.make
+    return peer_optimizers[method].make
 
 
 def _ours(cls: Callable[..., torch.optim.Optimizer], options: dict[str, Any], frame: Tensor, lr: float) -> MovedFrame:

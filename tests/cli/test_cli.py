@@ -155,7 +155,7 @@ def test_list_of_a_name_shows_its_signature_and_what_it_is(capsys: pytest.Captur
 def test_help_of_drift_says_what_methods_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drift", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for name in (*own_optimizers(), *peer_optimizers.names(), "multiplicative_cayley:fast", '"unconstrained"'):
+    for name in (*own_optimizers(), *peer_optimizers, "multiplicative_cayley:fast", '"unconstrained"'):
         assert name in shown
 
 

@@ -15,10 +15,15 @@ import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.contract import table
-from stiefelkit.measuring.drift.plan import DriftPlan
-from stiefelkit.measuring.races.field import Race, Row
-from stiefelkit.measuring.races.plan import GrowthPlan, NormPlan, OptimizerRace, ParametrizationRace, ScanRace
-from stiefelkit.measuring.report.plan import ReportPlan
+from stiefelkit.measuring.contest import Race, Row
+from stiefelkit.measuring.plans import (
+    DriftPlan,
+    GrowthPlan,
+    OptimizerRace,
+    ParametrizationRace,
+    ReportPlan,
+    ScanRace,
+)
 from stiefelkit.measuring.tables import of_race
 from stiefelkit.training.gradients import GradientPlan
 from stiefelkit.training.tasks import tasks
@@ -30,7 +35,6 @@ PLANS = {
     "report": ReportPlan,
     "plot gradients": GradientPlan,
     "bench growth": GrowthPlan,
-    "bench norms": NormPlan,
     "bench optimizers": OptimizerRace,
     "bench parametrizations": ParametrizationRace,
     "bench scan": ScanRace,

@@ -1,7 +1,6 @@
 """What is done where no value is read: on devices beside CPUs, and with capturable=True."""
 
 import copy
-import json
 import math
 
 import pytest
@@ -10,10 +9,11 @@ from optimizers_at_hand import OPTIMIZERS, STATEFUL, every_optimizer, excess, fr
 from torch import nn
 
 import stiefelkit as sk
+from benchmarks import launches
 from stiefelkit.errors import NonFiniteError
 from stiefelkit.functional import exponential, norms_of
 from stiefelkit.functional._arithmetic.reads import may_sync_host, without_reads
-from stiefelkit.measuring.races.frames import counts_of
+from stiefelkit.measuring.frames import counts_of
 from stiefelkit.testing import LawBroken, refusing_reads, seeds
 
 GRADIENTS = [gradient((8, 5), seed=seed) for seed in range(6)]
@@ -161,16 +161,13 @@ def test_what_launches_is_counted_and_what_only_looks_is_not():
     assert counts_of(lambda: (a + b).sum().item()) == (2, 1)
 
 
-@pytest.mark.parametrize("race", ["parametrizations", "optimizers"])
-def test_bench_launches_counts_and_none_of_ours_reads(race, tmp_path):
-    from stiefelkit.cli import main
-
-    file = tmp_path / "rows.json"
-    words = ["--operations", "forward_backward"] if race == "parametrizations" else []
-    assert main(["bench", race, "--launches", "--sizes", "8x4,8", "--json", str(file), *words]) == 0
-    rows = json.loads(file.read_text())
-    assert len(rows) > 16
-    assert all(row["launches"] > 0 and row["reads"] == 0 for row in rows)
+def test_benchmarks_launches_counts_and_none_of_ours_reads():
+    runs = [launches.of_map(each, "8x8", "float32") for each in launches.MAPS.values()]
+    methods = launches.OPTIMIZERS.values()
+    runs += [launches.of_optimizer(each, size, "float32") for each in methods for size in ("8x4", "8x8")]
+    for count, reads in map(counts_of, runs):
+        assert count > 0
+        assert reads == 0
 
 
 @every_optimizer

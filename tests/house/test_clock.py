@@ -6,8 +6,8 @@ import itertools
 import pytest
 import torch
 
-from stiefelkit.measuring.races import clock
-from stiefelkit.measuring.races.clock import WARM_UPS, Timing, predicted, race
+from stiefelkit.measuring import clock
+from stiefelkit.measuring.clock import WARM_UPS, Timing, race
 
 
 class Watch:
@@ -68,10 +68,9 @@ def test_a_version_beyond_its_seconds_is_called_once_to_warm_up_and_once_for_its
 
 @pytest.mark.parametrize("call", [2e-6, 3e-4, 0.01, 0.1, 0.2, 35.0])
 @pytest.mark.parametrize(("repeats", "seconds"), [(1, 0.1), (30, 0.25), (200, 4.0)])
-def test_a_race_takes_what_is_predicted_and_its_samples_no_more_than_their_seconds_or_one_call(call, repeats, seconds):
+def test_samples_of_a_race_take_no_more_than_their_seconds_or_one_call(call, repeats, seconds):
     watch = Watch(one=call)
     race(watch.versions, watch, repeats=repeats, seconds=seconds)
-    assert call * len(watch.ran) == pytest.approx(predicted(call, repeats=repeats, seconds=seconds))
     assert call * (len(watch.ran) - WARM_UPS) <= max(seconds, call) * (1 + 1e-9)
 
 

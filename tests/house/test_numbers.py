@@ -22,10 +22,15 @@ import stiefelkit as sk
 from stiefelkit import errors, models
 from stiefelkit.contract.table import option_names, registered
 from stiefelkit.functional import msign, spectral_direction
-from stiefelkit.measuring.drift.plan import DriftPlan
-from stiefelkit.measuring.races.plan import GrowthPlan, NormPlan, OptimizerRace, ParametrizationRace, ScanRace
-from stiefelkit.measuring.races.scan_cases import ScanCase
-from stiefelkit.measuring.report.plan import ReportPlan
+from stiefelkit.measuring.plans import (
+    DriftPlan,
+    GrowthPlan,
+    OptimizerRace,
+    ParametrizationRace,
+    ReportPlan,
+    ScanCase,
+    ScanRace,
+)
 from stiefelkit.numbers import Check, above, as_python_number, at_least, integer, one_of, optional, sizes
 from stiefelkit.optim import minimizers, optimizers
 from stiefelkit.testing import seeds
@@ -426,7 +431,6 @@ PLANS: dict[str, Callable[..., Any]] = {
     "growth": GrowthPlan,
     "parametrizations": ParametrizationRace,
     "optimizers": OptimizerRace,
-    "norms": NormPlan,
     "case": lambda **options: ScanCase("x", **{"T": 2, "n": 3, "B": 4, **options}),
     "scan": ScanRace,
     "report": ReportPlan,

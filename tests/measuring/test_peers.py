@@ -1,5 +1,6 @@
 """Peers compute the maps that they are compared with, from the draws that ours get."""
 
+import importlib.util
 from collections import Counter
 
 import pytest
@@ -8,21 +9,13 @@ import torch
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.functional import cayley, pack_skew
-from stiefelkit.measuring.races import contenders, peers
-from stiefelkit.measuring.races.contenders import OPERATIONS, FrameProblem
-from stiefelkit.measuring.races.plan import ParametrizationRace
+from stiefelkit.measuring.implementations import OPERATIONS, FrameProblem, own_implementations, peers
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing import seeds
 
 
-def plan(**changes) -> ParametrizationRace:
-    return ParametrizationRace(
-        **{"seed": seeds.seed(), "sizes": ((4, 4),), "repeats": 2, "seconds": 1e-3, "peers": True, **changes}
-    )
-
-
 def test_peers_stand_under_the_family_of_the_map_that_they_compute():
-    families = {name: peer.family for name, peer in peers.peers.available().items()}
+    families = {name: peer.family for name, peer in peers.items()}
     for name, family in families.items():
         named = [known for known in ("cayley", "householder", "matrix_exp") if known in name]
         assert named in ([family], [])
@@ -39,11 +32,11 @@ def test_peers_give_frames_and_gradients_of_what_they_train(dtype, size, batch):
     n, p = size
     problem = FrameProblem(n, p, batch, dtype, seed=seeds.seed())
     g = problem.gradient()
-    missing = {name for names in peers.missing_packages(peers.peers.available()).values() for name in names}
-    for name, peer in peers.peers.available().items():
-        if name in missing:
+    for name, peer in peers.items():
+        package = name.partition("_")[0]
+        if package != "layer" and importlib.util.find_spec(package) is None:
             continue
-        if dtype.is_complex and (peer.family in ("householder", "stiefel") or peer.package):
+        if dtype.is_complex and (peer.family in ("householder", "stiefel") or package == "geotorch"):
             with pytest.raises(errors.DtypeError, match="real dtype"):
                 peer.enter(problem)
             continue
@@ -70,7 +63,7 @@ def test_our_cayley_and_the_peers_map_the_same_skew_matrix(dtype, size):
     phase = torch.zeros(p, dtype=torch.float64) if dtype.is_complex else None
     ours = cayley(pack_skew(a[:p], a[p:]), n, p, phase=phase)
     found = {
-        name: peers.peers.get(name).enter(FrameProblem(n, p, seed=seeds.seed(), dtype=dtype)).weight()
+        name: peers[name].enter(FrameProblem(n, p, seed=seeds.seed(), dtype=dtype)).weight()
         for name in ("torch_solve", "torch_orthogonal_cayley")
     }
     assert torch.allclose(found["torch_solve"], ours, atol=1e-12)
@@ -85,7 +78,7 @@ def test_the_skew_matrix_has_norm_two_and_members_get_the_same(dtype):
     problem, twin = (FrameProblem(n, n, seed=seeds.seed(), dtype=dtype) for _ in range(2))
     x = twin.tangent()
     peer = torch.linalg.matrix_norm(x - x.mH, 2)
-    layer = contenders.our_contenders(["cayley"], ["exact"], {})["cayley (exact)"].enter(problem)
+    layer = own_implementations(["cayley"], ["exact"], {})["cayley (exact)"].enter(problem)
     a, _ = sk.functional.unpack_skew(layer.parameters[0].detach(), n, n, dtype.is_complex)
     assert 1.8 < peer < 2.2
     assert 1.8 < torch.linalg.matrix_norm(a, 2) < 2.2
@@ -94,12 +87,12 @@ def test_the_skew_matrix_has_norm_two_and_members_get_the_same(dtype):
 def test_both_householder_peers_multiply_the_same_reflectors():
     names = ("torch_householder_product", "torch_orthogonal_householder")
     problems = [FrameProblem(6, 4, seed=seeds.seed(), dtype=torch.float64) for _ in names]
-    one, other = (peers.peers.get(name).enter(p).weight() for name, p in zip(names, problems, strict=True))
+    one, other = (peers[name].enter(p).weight() for name, p in zip(names, problems, strict=True))
     assert torch.allclose(one, other, atol=1e-12)
 
 
 def test_the_product_of_fewer_reflectors_is_theirs():
-    entry = peers.peers.get("torch_householder_product").enter(
+    entry = peers["torch_householder_product"].enter(
         FrameProblem(6, 4, seed=seeds.seed(), dtype=torch.float64, options={"reflections": 2})
     )
     below = entry.parameters[0].detach().tril(-1)
@@ -110,7 +103,7 @@ def test_the_product_of_fewer_reflectors_is_theirs():
 
 
 def test_the_layer_loop_is_the_product_of_its_rotations():
-    loop = peers.peers.get("layer_loop").enter(FrameProblem(3, 3, seed=seeds.seed(), dtype=torch.float64))
+    loop = peers["layer_loop"].enter(FrameProblem(3, 3, seed=seeds.seed(), dtype=torch.float64))
     (theta,) = loop.parameters
 
     def rotation(i, t):
@@ -126,7 +119,7 @@ def test_the_layer_loop_is_the_product_of_its_rotations():
 
 
 def test_the_layer_loop_leaves_other_meshes_and_too_much_memory_alone():
-    loop = peers.peers.get("layer_loop")
+    loop = peers["layer_loop"]
     with pytest.raises(errors.OptionError, match="brickwall"):
         loop.enter(FrameProblem(4, 4, options={"layout": "fft"}))
     with pytest.raises(errors.OptionError, match="2 GiB"):

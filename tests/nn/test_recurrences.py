@@ -8,8 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stiefelkit import errors
-from stiefelkit.measuring.races.plan import ScanRace
-from stiefelkit.measuring.races.recurrences import (
+from stiefelkit.measuring.plans import ScanCase, ScanRace
+from stiefelkit.measuring.recurrences import (
     LOOP,
     Sequences,
     backward,
@@ -18,8 +18,7 @@ from stiefelkit.measuring.races.recurrences import (
     ours,
     recurrence_peers,
 )
-from stiefelkit.measuring.races.scan import LOSSES, races
-from stiefelkit.measuring.races.scan_cases import ScanCase
+from stiefelkit.measuring.scan import LOSSES, races
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.scan import activations, find_activation
 from stiefelkit.testing import seeds
@@ -58,7 +57,7 @@ def test_our_scan_and_the_loop_compute_the_same_states_and_gradients(case, activ
         return
     drawn = float64(case, activation)
     entries = {name: enter(drawn) for name, enter in ours(["reference", *fast_backends(drawn)]).items()}
-    entries[LOOP] = recurrence_peers.get(LOOP)(drawn)
+    entries[LOOP] = recurrence_peers[LOOP](drawn)
     for loss in LOSSES:
         found = {name: backward(entry, drawn, loss)() for name, entry in entries.items()}
         for name, gradients in found.items():
@@ -76,20 +75,20 @@ def test_torchs_layers_have_as_many_units_as_a_state_has_numbers_or_as_the_paper
     widths = {"torch_rnn": 4, "torch_lstm": 4} if case is REAL else {"torch_rnn": 8, "torch_lstm": 8}
     widths |= {"torch_lstm_matched": 5} if case is REAL else {}
     for name, width in widths.items():
-        entry = recurrence_peers.get(name)(drawn)
+        entry = recurrence_peers[name](drawn)
         assert (entry.width, entry.dtype) == (width, torch.float64)
         assert entry.sequence().shape == (case.T, case.B, width)
         assert torch.equal(entry.sequence()[-1], entry.last_state())
         assert all(g.isfinite().all() for loss in LOSSES for g in backward(entry, drawn, loss)())
     if case is COMPLEX:
         with pytest.raises(errors.OptionError, match="no LSTM with case complex"):
-            recurrence_peers.get("torch_lstm_matched")(drawn)
+            recurrence_peers["torch_lstm_matched"](drawn)
 
 
 def test_torchs_rnn_takes_the_activation_if_it_has_it():
     for activation, nonlinearity in (("relu", torch.relu), ("tanh", torch.tanh), ("modrelu", torch.tanh)):
         drawn = float64(dataclasses.replace(REAL, T=1), activation)
-        entry = recurrence_peers.get("torch_rnn")(drawn)
+        entry = recurrence_peers["torch_rnn"](drawn)
         u, _, b, c = entry.parameters
         assert torch.allclose(entry.sequence()[0], nonlinearity(drawn.x[0] @ u.mT + b + c))
 
@@ -122,7 +121,7 @@ def test_the_limit_is_the_products_that_no_scan_can_do_without(case):
 def test_the_backends_that_race_are_the_fast_ones_that_can():
     assert fast_backends(Sequences(REAL)) == ["inplace"]
     (race,) = races(plan(backends=("reference", "triton", "inplace"), peers=False))
-    assert {row.contender for row in race.rows} == {
+    assert {row.name for row in race.rows} == {
         "scan (reference)",
         "scan (reference), last state",
         "scan (inplace)",

@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.measuring.races.clock import peak_bytes
+from stiefelkit.measuring.clock import peak_bytes
 from stiefelkit.testing import seeds
 
 N = 8

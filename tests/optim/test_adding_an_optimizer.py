@@ -11,8 +11,8 @@ from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.functional import riemannian_gradient
 from stiefelkit.measuring.drift import run
-from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.moved_frames import own_optimizers
+from stiefelkit.measuring.plans import DriftPlan
 from stiefelkit.optim import CayleyStep, FrameOptimizer, PolarStep, Retraction, Setting, TangentOptimizer, optimizers
 from stiefelkit.optim.settings import RATE, SHARED, WEIGHT_DECAY, at_least
 from stiefelkit.testing import check_optimizer, seeds
@@ -69,7 +69,7 @@ def test_runs_take_it_and_its_settings(tmp_path, capsys):
 
 def test_tables_of_tests_and_measurements_have_it():
     assert own_optimizers()["descent"] is Descent
-    curve = run.run(DriftPlan(seed=seeds.seed(), steps=6), "descent", 3, 3)
+    curve = run(DriftPlan(seed=seeds.seed(), steps=6), "descent", 3, 3)
     assert len(curve.errors) > 0
 
 

@@ -1,6 +1,7 @@
 """A model, a task and a contender of a race cost one new file and one line, which registers what the file holds."""
 
 import copy
+import importlib
 import sys
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 import stiefelkit as sk
 from stiefelkit import models
 from stiefelkit.cli import main
-from stiefelkit.measuring import moved_frames
-from stiefelkit.measuring.races import frames, peers, plan, recurrences, scan
-from stiefelkit.measuring.races.plan import ScanRace
-from stiefelkit.measuring.races.scan_cases import ScanCase
+from stiefelkit.measuring import frames, scan
+from stiefelkit.measuring.implementations import peers
+from stiefelkit.measuring.moved_frames import peer_optimizers
+from stiefelkit.measuring.plans import OptimizerRace, ParametrizationRace, ScanCase, ScanRace
+from stiefelkit.measuring.recurrences import recurrence_peers
 from stiefelkit.testing import seeds
 from stiefelkit.training import train
 from stiefelkit.training.config import Config
@@ -74,8 +76,8 @@ CONTENDERS = '''
 """Others who do the same."""
 import torch
 from stiefelkit.measuring.moved_frames import MovedFrame, PeerOptimizer
-from stiefelkit.measuring.races.contenders import Contender, Entry
-from stiefelkit.measuring.races.recurrences import SequenceEntry
+from stiefelkit.measuring.implementations import Entry, Implementation
+from stiefelkit.measuring.recurrences import SequenceEntry
 
 def _enter(problem):
     w = problem.frame().requires_grad_()
@@ -89,7 +91,7 @@ def sum_of_inputs(drawn):
     u = drawn.u.clone().requires_grad_()
     return SequenceEntry(len(u), u.dtype, [u], lambda: (drawn.x @ u.mT).cumsum(0), lambda: drawn.x.sum(0) @ u.mT)
 
-still = Contender("cayley", _enter)
+still = Implementation("cayley", _enter)
 keeper = PeerOptimizer(_keep)
 '''
 
@@ -98,7 +100,7 @@ keeper = PeerOptimizer(_keep)
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Writes the one new file, where Python finds it."""
     monkeypatch.syspath_prepend(tmp_path)
-    for registry in (models._models, tasks, peers.peers, moved_frames.peer_optimizers, recurrences.recurrence_peers):
+    for registry in (models._models, tasks):
         for part in ("_targets", "_loaded"):
             monkeypatch.setattr(registry, part, copy.copy(getattr(registry, part)))
     yield lambda name, content: (tmp_path / f"{name}.py").write_text(content)
@@ -135,16 +137,17 @@ SIZE = {"sizes": ((4, 4),), **QUICK}
 
 
 @pytest.mark.slow
-def test_a_contender_of_each_race_is_one_entry_and_one_line(file) -> None:
+def test_a_contender_of_each_race_is_one_entry_and_one_line(file, monkeypatch) -> None:
     file("my_contenders", CONTENDERS)
-    peers.peers.register("still", "my_contenders:still")
-    moved_frames.peer_optimizers.register("keeper", "my_contenders:keeper")
-    recurrences.recurrence_peers.register("sum_of_inputs", "my_contenders:sum_of_inputs")
+    mine = importlib.import_module("my_contenders")
+    monkeypatch.setitem(peers, "still", mine.still)
+    monkeypatch.setitem(peer_optimizers, "keeper", mine.keeper)
+    monkeypatch.setitem(recurrence_peers, "sum_of_inputs", mine.sum_of_inputs)
 
     (of_maps,) = frames.races(
-        plan.ParametrizationRace(parametrizations=("cayley",), operations=("forward_backward",), **SIZE)
+        ParametrizationRace(parametrizations=("cayley",), operations=("forward_backward",), **SIZE)
     )
-    (of_steps,) = frames.races(plan.OptimizerRace(optimizers=("cayley_sgd", "keeper"), **SIZE))
+    (of_steps,) = frames.races(OptimizerRace(optimizers=("cayley_sgd", "keeper"), **SIZE))
     (of_scans,) = scan.races(ScanRace(cases=(ScanCase("tiny", T=3, n=2, B=2),), backends=("inplace",), **QUICK))
     for race, name in ((of_maps, "still"), (of_steps, "keeper"), (of_scans, "sum_of_inputs")):
-        assert name in [row.contender for row in race.rows], race.left_out
+        assert name in [row.name for row in race.rows], race.left_out

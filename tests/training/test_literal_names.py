@@ -13,7 +13,7 @@ from tiny_runs import small
 from stiefelkit import models
 from stiefelkit.cli import main, reproduce
 from stiefelkit.errors import printable
-from stiefelkit.measuring.report.page import environment
+from stiefelkit.measuring.report import environment
 from stiefelkit.training import papers, train
 from stiefelkit.training.display import Screen
 from stiefelkit.training.figure import literal

@@ -192,7 +192,9 @@ def test_what_is_no_regular_file_is_not_replaced(kind: str, tmp_path: Path) -> N
     before = place.lstat()
     with pytest.raises(RunError, match="it is no regular file"):
         files.write_atomically(place, b"new")
-    assert main(["bench", "norms", "--parametrizations", "cayley", "--sizes", "4", "--json", str(place)]) == 2
+    assert (
+        main(["bench", "parametrizations", "--parametrizations", "cayley", "--sizes", "4", "--json", str(place)]) == 2
+    )
     assert main(["report", "--out", str(place)]) == 2
     assert (place.lstat().st_ino, place.lstat().st_mode) == (before.st_ino, before.st_mode)
     assert [*tmp_path.iterdir()] == [place]

@@ -176,16 +176,6 @@ def race(
     return {name: Timing(tuple(samples[name] or [call])) for name, call in fastest.items()}
 
 
-def predicted(call: float, *, repeats: int, seconds: float) -> float:
-    """Returns the seconds that `race` spends on a version, warm-up included, if each call of it takes `call` seconds.
-
-    >>> predicted(35.0, repeats=30, seconds=0.25)  # one call to warm up, and one sample
-    70.0
-    """
-    calls, samples = _samples(call, repeats, seconds)
-    return call * (min(WARM_UPS, math.ceil(seconds / call)) + calls * samples)
-
-
 def _samples(call: float, repeats: int, seconds: float) -> tuple[int, int]:
     """Returns the calls in a sample, and the number of samples, of a version that takes `call` seconds."""
     calls = math.ceil(SMALLEST_SAMPLE / call)

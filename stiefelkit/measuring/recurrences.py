@@ -1,8 +1,4 @@
-"""The contenders of a race of recurrences, and their sequences: our scan, backend by backend, and others.
-
-A plugin enters a peer by an entry point of the group `stiefelkit.recurrence_peers` that gives a function from
-`Sequences` to a `SequenceEntry`.
-"""
+"""Implementations of recurrences, and their sequences: our scan, backend by backend, and others."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
@@ -18,22 +14,19 @@ from stiefelkit import init
 from stiefelkit.contract.param import load_chart_
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import OptionError
-from stiefelkit.measuring.races.clock import Run
-from stiefelkit.measuring.races.scan_cases import ScanCase
+from stiefelkit.measuring.clock import Run
+from stiefelkit.measuring.plans import FACTORS, ScanCase
 from stiefelkit.nn.lru import LRU
 from stiefelkit.nn.rotation_rnn import RotationRNN
-from stiefelkit.registry import Registry
 from stiefelkit.scan import BACKENDS, Factored, find_activation, scan, scan_backend
 
 LOOP = "eager_loop"
 """The peer that peak memory is compared with."""
-FACTORS = "factors"
-"""The name under which W in factors races beside the backends."""
 
 
 @dataclass
 class Sequences:
-    """One case with its tensors, the same for all contenders of equal width.
+    """One case with its tensors, the same for all of equal width.
 
     Drawn: x normal; W a Haar frame, or what the case's map draws, then also in factors, `factored`; U Glorot-uniform;
     modReLU's bias U(-0.01, 0) for real states, as trained nets have it, and U(-0.01, 0.01), which is slower, for
@@ -102,7 +95,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class SequenceEntry:
-    """A contender that is ready to run.
+    """An implementation that is ready to run.
 
     Attributes:
         width: of its states.
@@ -238,55 +231,19 @@ def _module(
     return SequenceEntry(width, drawn.dtype, list(layer.parameters()), lambda: layer(drawn.x)[0], last_state)
 
 
-def fft_scan(x: Tensor, angle: Tensor, decay: Tensor) -> Tensor:
-    """Returns the states of `rotation_scan` by a convolution with the powers of each plane's factor, by FFT.
-
-    Inputs x are (T, B, 2 planes), angle and decay (planes,).
-    """
-    steps, length = len(x), 2 * len(x)
-    t = torch.arange(steps, dtype=x.dtype, device=x.device)[:, None]
-    powers = torch.polar(decay**t, angle * t)
-    driven = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-    product = torch.fft.fft(driven, length, dim=0) * torch.fft.fft(powers, length, dim=0)[:, None]
-    return torch.view_as_real(torch.fft.ifft(product, dim=0)[:steps]).flatten(-2)
-
-
-class FftRNN(nn.Module):
-    """A layer like `RotationRNN` without a basis, whose recurrence is an FFT of twice the length."""
-
-    def __init__(self, inputs: int, units: int, device: torch.device | None = None, dtype: torch.dtype | None = None):
-        super().__init__()
-        if units % 2:
-            raise OptionError(f"an even number of units, two a plane, got {units}.")
-        like: Any = {"device": device, "dtype": dtype}
-        self.weight = nn.Parameter(torch.randn(units, inputs, **like) / inputs**0.5)
-        self.angle = nn.Parameter(2 * torch.pi * torch.rand(units // 2, **like))
-        self.decay = nn.Parameter(0.9 + 0.099 * torch.rand(units // 2, **like))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns all states, and the last."""
-        out = fft_scan(x @ self.weight.mT, self.angle, self.decay)
-        return out, out[-1:]
-
-
 def _torch_lstm_matched(drawn: Sequences) -> SequenceEntry:
     if drawn.case.matched is None:
         raise OptionError(f"the papers match no LSTM with case {drawn.case.name}.")
     return _module(nn.LSTM, drawn, drawn.case.matched)
 
 
-recurrence_peers = Registry(
-    "stiefelkit.recurrence_peers",
-    "peer",
-    {
-        LOOP: _eager_loop,
-        "rotation_rnn": partial(_module, RotationRNN),
-        "lru": partial(_module, LRU),
-        "fft": partial(_module, FftRNN),
-        "torch_rnn": lambda case: _module(nn.RNN, case, nonlinearity="relu" if case.activation == "relu" else "tanh"),
-        "torch_gru": partial(_module, nn.GRU),
-        "torch_lstm": partial(_module, nn.LSTM),
-        "torch_lstm_matched": _torch_lstm_matched,
-    },
-)
-"""Name to what gets ready."""
+recurrence_peers: dict[str, Enter] = {
+    LOOP: _eager_loop,
+    "rotation_rnn": partial(_module, RotationRNN),
+    "lru": partial(_module, LRU),
+    "torch_rnn": lambda case: _module(nn.RNN, case, nonlinearity="relu" if case.activation == "relu" else "tanh"),
+    "torch_gru": partial(_module, nn.GRU),
+    "torch_lstm": partial(_module, nn.LSTM),
+    "torch_lstm_matched": _torch_lstm_matched,
+}
+"""Name to what gets ready, of those of others."""

@@ -1,0 +1,312 @@
+"""Orthogonality under many optimizer steps: one weight under one gradient after the other."""
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stiefelkit import init
+from stiefelkit.errors import RunError, StiefelkitError
+from stiefelkit.measuring import charts
+from stiefelkit.measuring.contest import Contest, DriftCurve, ProgressCallback, Race, Row, Schedule, quiet
+from stiefelkit.measuring.implementations import dtype_of
+from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers, start
+from stiefelkit.measuring.plans import UNCONSTRAINED, DriftPlan, torch_dtype
+from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.optim import optimizers, parameter_groups
+from stiefelkit.training.figure import Figures
+from stiefelkit.training.files import parse_json, writable, write_json
+from stiefelkit.training.memory import threads
+from stiefelkit.training.tasks import create
+from stiefelkit.weights.attach import available, orthogonal
+
+PIXELS, CLASSES, IMAGES = 64, 10, 64
+"""Sizes of the handwritten digits: numbers in an image, kinds, and images for each gradient."""
+FRAME_OPTIMIZER = "multiplicative_cayley"
+"""Trains a parametrization with a frame as a coordinate, where the optimizer of the plan moves none."""
+MARGIN = 0.8
+"""The part of the time left that the steps of a quick form are to take."""
+PILOT = 3
+"""Steps by which a pace is measured."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A method that cannot do what was asked of an n x p weight, and the reason."""
+
+    method: str
+    n: int
+    p: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class DriftOutcome:
+    """A curve for each method and size in the order of measurement; what was skipped; drift.json and the figure."""
+
+    curves: list[DriftCurve] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+
+
+def measure(
+    plan: DriftPlan,
+    out: Path,
+    watch: ProgressCallback = quiet,
+    figures: Figures | None = None,
+    schedule: Schedule | None = None,
+) -> DriftOutcome:
+    """Takes every method through the steps at every size, and writes `drift.json` and `drift.png`.
+
+    `drift.json` is replaced as a whole after each curve, so that an interruption loses only the one at work; its entry
+    "finished" says whether all are there. Without a curve there is none.
+
+    The folder `out` is made if missing. After the end of the schedule, by default that of the plan from now on, methods
+    are left out. `watch` is called after each look, with the method and the steps done.
+
+    Raises:
+        RunError: there is a `drift.json` already, which is not overwritten, or the folder cannot be written.
+    """
+    record, done, figures = out / "drift.json", DriftOutcome(), figures or Figures()
+    if record.exists():
+        raise RunError(f"{plan.subject} needs a folder without drift.json, got {out}; choose another --out.")
+    with writable(plan.subject, out):
+        out.mkdir(parents=True, exist_ok=True)
+    try:
+        for count, outcome in enumerate(outcomes(plan, watch, schedule), 1):
+            (done.curves if isinstance(outcome, DriftCurve) else done.skipped).append(outcome)  # pyright: ignore
+            content = {
+                "plan": dataclasses.asdict(plan),
+                "finished": count == len(plan.sizes) * len(plan.methods),
+                "curves": [curve.figures for curve in done.curves],
+                "skipped": [dataclasses.asdict(method) for method in done.skipped],
+            }
+            if done.curves:
+                write_json(record, content)
+    finally:
+        if done.curves:
+            done.files[:] = [record, figures.path(out, "drift")]
+            charts.draw_drift(done.files[-1], done.curves, f"{plan.gradients} gradients", figures.dpi)
+    return done
+
+
+def races(plan: DriftPlan, watch: ProgressCallback = quiet, schedule: Schedule | None = None) -> Iterator[Race]:
+    """Yields the curves of each size, whose rows have what `drift.json` has of them, when the last is there."""
+    left_out: dict[str, str] = {}
+    rows: list[Row] = []
+    for count, found in enumerate(outcomes(plan, watch, schedule), 1):
+        if isinstance(found, DriftCurve):
+            rows.append(Row({"contender": found.method, **found.figures}, is_peer=found.method in peer_optimizers))
+        else:
+            left_out[found.method] = found.reason
+        if count % len(plan.methods) == 0:
+            yield Race(f"{found.n} x {found.p}, {plan.gradients} gradients", "drift", rows, left_out)
+            rows, left_out = [], {}
+
+
+def outcomes(
+    plan: DriftPlan, watch: ProgressCallback = quiet, schedule: Schedule | None = None
+) -> Iterator[DriftCurve | Skipped]:
+    """Takes every method through the steps at every size, and yields what became of it; writes nothing.
+
+    In a quick form all make as many steps as fit.
+    """
+    schedule = schedule or Schedule.of(plan)
+    if plan.quick:
+        plan = fitted(plan, pace(plan, schedule.part(1 / 3)), schedule)
+
+    def measured(n: int, p: int, method: str) -> DriftCurve:
+        def looked(step: int) -> None:
+            schedule.check()
+            watch(f"{method}, {n} x {p}", step, plan.steps)
+
+        return run(plan, method, n, p, looked)
+
+    for (n, p), method in itertools.product(plan.sizes, plan.methods):
+        contest = Contest(f"{n} x {p}", peer_optimizers, schedule=schedule)
+        with threads(plan.threads):
+            found = contest.attempt("drift of", [method], partial(measured, n, p))
+        yield found[method] if found else Skipped(method, n, p, contest.left_out[method])
+
+
+def pace(plan: DriftPlan, schedule: Schedule) -> list[tuple[float, float]]:
+    """Measures the seconds of the start and of a step of every method at every size, by a few steps."""
+    trial, found = dataclasses.replace(plan, steps=min(PILOT, plan.steps), look_every=1), []
+    for (n, p), method in itertools.product(plan.sizes, plan.methods):
+        looks = [time.monotonic()]
+        with contextlib.suppress(StiefelkitError, RuntimeError, TypeError, ValueError, AttributeError):
+            schedule.check()
+            with threads(plan.threads):
+                run(trial, method, n, p, lambda step, looks=looks: looks.append(time.monotonic()))
+        start, *ends = looks
+        step = min((after - before for before, after in itertools.pairwise(ends)), default=0.0)
+        found += [(ends[0] - start, step)] if ends else []
+    return found
+
+
+def fitted(plan: DriftPlan, found: list[tuple[float, float]], schedule: Schedule) -> DriftPlan:
+    """Returns the plan with 1, 2 or 5 times a power of ten steps, the most that fit into a schedule, at most its own.
+
+    >>> plan = DriftPlan(steps=1000, methods=("cayley",))
+    >>> fitted(plan, [(0.1, 0.01)], Schedule(5.0)).steps
+    200
+    """
+    starts, step = (sum(seconds) for seconds in zip(*found, strict=True)) if found else (0.0, 0.0)
+    if not step or starts + plan.steps * step <= MARGIN * schedule.left:
+        return plan
+    most = max((MARGIN * schedule.left - starts) / step, 1.0)
+    power = 10 ** math.floor(math.log10(most))
+    return dataclasses.replace(plan, steps=min(plan.steps, max(k for k in (1, 2, 5) if k * power <= most) * power))
+
+
+def log_grid(steps: int, per_decade: int = 8) -> list[int]:
+    """Returns log-spaced step numbers from 0 to `steps`, both included.
+
+    >>> log_grid(10, per_decade=2)
+    [0, 1, 3, 10]
+    """
+    inner = (round(10 ** (k / per_decade)) for k in range(math.ceil(per_decade * math.log10(max(steps, 1)))))
+    return sorted({0, steps, *(step for step in inner if step < steps)})
+
+
+def run(plan: DriftPlan, method: str, n: int, p: int, watch: Callable[[int], None] = lambda step: None) -> DriftCurve:
+    """Takes an n x p weight through the steps of a plan, and calls `watch` with their number after each look."""
+    if method in available():
+        own = str(dtype_of(available()[method], torch_dtype(plan.dtype))).removeprefix("torch.")
+        plan = plan if own == plan.dtype else dataclasses.replace(plan, methods=(method,), dtype=own)
+    dtype = torch_dtype(plan.dtype)
+    torch.manual_seed(plan.seed)
+    gradient = _gradients(plan, n, p, torch.Generator().manual_seed(plan.seed))
+    weight, step = _started(plan, method, n, p, gradient)
+
+    def error() -> float:
+        with torch.no_grad():
+            with _surroundings(plan):
+                w = weight()
+            return float(orthogonality_error(w))
+
+    grid, errors, seen = log_grid(plan.steps), [error()], []
+    # At regular looks, what an optimizer does every so many steps would always be seen, or never.
+    source, look = random.Random(plan.seed), 0
+    for done in range(1, plan.steps + 1):
+        if done % plan.look_every == 1 % plan.look_every:
+            look = done + source.randrange(plan.look_every)
+        with _surroundings(plan):
+            with torch.no_grad():
+                g = gradient(weight())
+            step(g)
+        is_due = done == grid[len(errors)]
+        if is_due or done == look:
+            seen.append(error())
+            watch(done)
+            if not math.isfinite(seen[-1]):
+                errors += [math.nan] * (len(grid) - len(errors))
+                break
+        if is_due:
+            errors.append(max(seen))
+            seen = []
+    return DriftCurve(method, n, p, rounding_limit(p, dtype), grid, errors, plan.dtype)
+
+
+@contextlib.contextmanager
+def _surroundings(plan: DriftPlan) -> Iterator[None]:
+    """Context with autocast and TF32, where the plan asks for them."""
+    flags = torch.backends.cuda.matmul
+    with contextlib.ExitStack() as stack:
+        if plan.tf32:
+            stack.callback(setattr, flags, "fp32_precision", flags.fp32_precision)
+            flags.fp32_precision = "tf32"
+        stack.enter_context(torch.autocast(torch.device(plan.device).type, torch.bfloat16, enabled=plan.autocast))
+        yield
+
+
+def _gradients(plan: DriftPlan, n: int, p: int, source: torch.Generator) -> Callable[[Tensor], Tensor]:
+    dtype = torch_dtype(plan.dtype)
+
+    def drawn(columns: int = p, rows: int = n, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.randn(rows, columns, dtype=dtype, generator=source).to(plan.device)
+
+    if plan.gradients == "random":
+        return lambda w: drawn()
+    if plan.gradients == "fixed":
+        g = drawn()
+        return lambda w: g.clone()
+    if plan.gradients == "digits":
+        real = dtype.to_real() if dtype.is_complex else dtype
+        return _of_digits(drawn(rows=PIXELS) / PIXELS**0.5, drawn(CLASSES, dtype=real) / n**0.5, plan.seed)
+    x = drawn(n)
+    a = x - x.mH
+    return lambda w: a @ w
+
+
+def _of_digits(before: Tensor, after: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
+    """Returns the gradient of the cross-entropy of |x R W^T| V by W, a batch of images after the other.
+
+    The weight W is the only layer that is trained; R, shape (PIXELS, p), and V, real, shape (n, CLASSES), stay as they
+    are. The modulus makes logits real where the weight is complex.
+    """
+    task, steps = create("digits", {}), itertools.count()
+
+    def gradient(w: Tensor) -> Tensor:
+        x, y = (tensor.to(w.device) for tensor in task.batch(next(steps), IMAGES, seed))
+        leaf = w.detach().requires_grad_()
+        with torch.enable_grad():
+            hidden = F.linear(x.flatten(1).to(before.dtype) @ before, leaf).abs()
+            loss = F.cross_entropy((hidden @ after.to(hidden.dtype)).float(), y)
+            return torch.autograd.grad(loss, leaf)[0]
+
+    return gradient
+
+
+def _started(
+    plan: DriftPlan, method: str, n: int, p: int, gradient: Callable[[Tensor], Tensor]
+) -> tuple[Callable[[], Tensor], Callable[[Tensor], None]]:
+    """Returns what reads the weight, and what makes a step with a gradient."""
+    dtype = torch_dtype(plan.dtype)
+    if method not in (*available(), UNCONSTRAINED):
+        frame = init.haar((n, p), working_dtype(dtype)).to(plan.device)
+        moved = start(method, frame, gradient(frame.to(dtype)), plan.step_length, dtype)
+        return lambda: moved.frame, moved.step
+    layer = nn.Linear(p, n, bias=False, dtype=dtype, device=plan.device)
+    name = plan.optimizer
+    if method == UNCONSTRAINED:
+        layer.weight.data.copy_(init.haar((n, p), working_dtype(dtype)))
+    else:
+        param = available()[method]((n, p), dtype=dtype)
+        if param.manifolds and plan.optimizer not in own_optimizers():
+            name = FRAME_OPTIMIZER
+        orthogonal(layer, "weight", method, init=param.schemes[0])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* holds no frame")  # as of most maps, on purpose
+        optimizer = optimizers.get(name)(parameter_groups(layer, lr=plan.lr))
+
+    def step(g: Tensor) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        (layer.weight * g.conj()).real.sum().backward()
+        optimizer.step()
+
+    return lambda: layer.weight, step
+
+
+def redraw(record: Path, out: Path, figures: Figures) -> Path:
+    """Draws the figure of a `drift.json` again, in another format or elsewhere; returns where."""
+    try:
+        content = parse_json(record.read_bytes())
+        curves = [DriftCurve.of(curve) for curve in content["curves"]]
+        words = f"{content['plan']['gradients']} gradients"
+        path = figures.path(out, "drift")
+        charts.draw_drift(path, curves, words, figures.dpi)
+    except (LookupError, TypeError, ValueError) as error:
+        raise RunError(f"The figure of drift needs a file as stiefelkit drift writes it, got {record}.") from error
+    return path

@@ -1,1 +1,0 @@
-"""Orthogonality under many optimizer steps."""

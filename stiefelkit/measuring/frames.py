@@ -1,0 +1,182 @@
+"""The races of frames: of parametrizations, and of optimizers that move frames."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from stiefelkit._torch import TorchDispatchMode, is_view_operator
+from stiefelkit.errors import DtypeError, OptionError
+from stiefelkit.functional._arithmetic.reads import without_reads
+from stiefelkit.measuring.clock import Run, clock_of, peak_bytes, product_of
+from stiefelkit.measuring.contest import Contest, ProgressCallback, Race, Row, Schedule, finite, quiet, scatter, seeded
+from stiefelkit.measuring.implementations import OPERATIONS, Entry, FrameProblem
+from stiefelkit.measuring.moved_frames import MovedFrame, peer_optimizers, start
+from stiefelkit.measuring.plans import FramePlan, OptimizerRace, ParametrizationRace, torch_dtype
+from stiefelkit.metrics import orthogonality_error, rounding_limit
+from stiefelkit.testing.portable import READS
+from stiefelkit.training.memory import threads
+
+GRADIENTS = 16
+"""Gradients that an optimizer gets in turns: with a single one it would soon be where there is no step left to make."""
+LONGEST = 20.0
+"""Seconds: an optimizer that takes longer for one step is left out."""
+_IDLE = frozenset(
+    "_record_function_enter_new _record_function_exit alias detach empty empty_like empty_strided lift_fresh new_empty "
+    "new_empty_strided resize_ scalar_tensor set_".split()
+)
+"""Operators that take memory or make a number of the host's a tensor, and launch nothing."""
+
+
+def races(
+    plan: ParametrizationRace | OptimizerRace, watch: ProgressCallback = quiet, schedule: Schedule | None = None
+) -> Iterator[Race]:
+    """Races size by size, parametrizations operation by operation too, and yields each race when it is over.
+
+    After the end of the schedule, by default that of the plan from now on, implementations are left out, as in all
+    measurements; `watch` is called now and then.
+    """
+    schedule = schedule or Schedule.of(plan)
+    for done, (n, p) in enumerate(plan.sizes):
+        problem = FrameProblem(n, p, plan.batch, torch_dtype(plan.dtype), torch.device(plan.device), {}, plan.seed)
+        contest = Contest(str(problem), plan.racing_peers(), watch, {}, schedule, 1 / (len(plan.sizes) - done))
+        with threads(plan.threads):
+            if isinstance(plan, OptimizerRace):
+                yield _of_optimizers(plan, problem, contest)
+            else:
+                problem = dataclasses.replace(problem, options=dict(plan.options), scale=plan.scale)
+                yield from _of_maps(plan, problem, contest)
+
+
+def _of_maps(plan: ParametrizationRace, problem: FrameProblem, contest: Contest) -> Iterator[Race]:
+    entrants = {**plan.implementations(), **plan.racing_peers()}
+    families = {name: entrant.family for name, entrant in entrants.items()}
+    with seeded(plan.seed):
+        g = problem.gradient()
+        entries = contest.attempt("preparing", entrants, lambda name: entrants[name].enter(problem))
+
+    def running(operation: str, entry: Entry) -> Run:
+        if entry.dtype in (None, problem.dtype):
+            return OPERATIONS[operation](entry, g)
+        return OPERATIONS[operation](entry, dataclasses.replace(problem, dtype=entry.dtype).gradient())
+
+    def error(name: str) -> float:
+        with torch.no_grad():
+            return float(orthogonality_error(entries[name].weight()).max())
+
+    ahead = [name for name in OPERATIONS if name in plan.operations]  # since "step" moves the coordinates
+    for done, operation in enumerate(ahead):
+        able = [name for name in entries if operation in entrants[name].operations]
+        runs = {name: running(operation, entries[name]) for name in able}
+        own = dataclasses.replace(contest, left_out=dict(contest.left_out), share=contest.share / (len(ahead) - done))
+        runs = own.tried(runs)
+        errors = {name: error(name) for name in runs}
+        race = _timed(plan, problem, operation, own, runs, errors.__getitem__, families, dtypes=entries)
+        for row in race.rows if plan.memory else ():
+            row.figures["bytes"] = peak_bytes(runs[row.name], problem.device)
+        yield race
+
+
+def _of_optimizers(plan: OptimizerRace, problem: FrameProblem, contest: Contest) -> Race:
+    """Moves a frame of each optimizer's own from the same start, by the same gradients in turns.
+
+    The learning rate of each gives the first step the same length.
+    """
+    peers = plan.racing_peers()
+    methods = {**plan.implementations(), **{name: name for name in peers}}
+    frame, gradients = problem.exact_frame(), [problem.gradient() for _ in range(GRADIENTS)]
+
+    def entered(name: str) -> MovedFrame:
+        if problem.dtype.is_complex and name in peers and not peer_optimizers[methods[name]].complex:
+            raise DtypeError(f"it needs a real dtype, got {plan.dtype}.")
+        return start(methods[name], frame, gradients[0], plan.step_length, problem.dtype)
+
+    def running(name: str) -> Run:
+        step = entries[name].step
+        # peers may write into gradients, ours do not
+        turns = itertools.cycle([g.clone() for g in gradients] if name in peers else gradients)
+        return lambda: step(next(turns))
+
+    def tried(name: str) -> None:
+        took = clock(runs[name], 1)
+        if took > LONGEST:
+            raise OptionError(f"a step takes {took:.0f} s, more than {LONGEST:.0f}.")
+
+    entries = contest.attempt("preparing", methods, entered)
+    runs, clock = {name: running(name) for name in entries}, clock_of(problem.device)
+    able = {name: runs[name] for name in contest.attempt("trying", runs, tried)}
+    yardsticks = [name for name in peers if peer_optimizers[name].yardstick]
+    families = {name: "peer" if name in peers else "ours" for name in methods}
+
+    def error(name: str) -> float:
+        return float(orthogonality_error(entries[name].frame).max())
+
+    return _timed(plan, problem, "step", contest, able, error, families, yardsticks)
+
+
+def _timed(
+    plan: ParametrizationRace | OptimizerRace,
+    problem: FrameProblem,
+    operation: str,
+    contest: Contest,
+    runs: Mapping[str, Run],
+    error: Callable[[str], float],
+    families: Mapping[str, str],
+    yardsticks: Collection[str] | None = None,
+    dtypes: Mapping[str, Entry] | None = None,
+) -> Race:
+    """Times implementations; the rows go family by family, peers after ours, the fastest first.
+
+    `error` gives ||W^H W - I||_F of one after the race; each is compared with `yardsticks`, or else with the peers of
+    its family.
+    """
+    product = product_of(problem.n, problem.p, problem.batch, problem.dtype, problem.device)
+    unit, timings = contest.timed(plan, product, runs, operation)
+    error_of, limit = {name: error(name) for name in timings}, rounding_limit(problem.p, problem.dtype)
+    seconds = {name: timing.median for name, timing in timings.items()}
+    sound = [name for name in seconds if name in contest.peers and finite(error_of[name]) is not None]
+    rows = []
+    for name in sorted(seconds, key=lambda name: (families[name], name in contest.peers, seconds[name])):
+        kin = [peer for peer in sound if families[peer] == families[name]] if yardsticks is None else yardsticks
+        best = min((seconds[peer] for peer in sound if peer in kin), default=None)
+        figures = {
+            **{"operation": operation, "contender": name, **_sizes(plan, problem, (dtypes or {}).get(name))},
+            **{"device": plan.device, "seconds": seconds[name], "gemm_units": seconds[name] / unit},
+            "ratio_to_best_peer": None if best is None else best / seconds[name],
+            "error_over_limit": finite(error_of[name] / limit),
+            **scatter(timings[name]),
+        }
+        rows.append(Row(figures, families[name], name in contest.peers))
+    return Race(str(problem), operation, rows, contest.left_out, unit)
+
+
+def _sizes(plan: FramePlan, problem: FrameProblem, entry: Entry | None = None) -> dict[str, int | str]:
+    own = entry.dtype if entry else None
+    dtype = str(own).removeprefix("torch.") if own else plan.dtype
+    return {"n": problem.n, "p": problem.p, "batch": problem.batch, "dtype": dtype}
+
+
+class _Counter(TorchDispatchMode):
+    launches = reads = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        name = func.overloadpacket.__name__
+        self.reads += name in READS
+        self.launches += not (name in _IDLE or name in READS or is_view_operator(func))
+        return func(*args, **(kwargs or {}))
+
+
+def counts_of(run: Run) -> tuple[int, int]:
+    """Counts the operators that are no views, and those that read a value, of one run, as on a device.
+
+    Some operators are several kernels; how many depends on the device.
+    """
+    with without_reads():
+        run()  # what is made at first use
+        with _Counter() as counter:
+            run()
+    return counter.launches, counter.reads

@@ -1,0 +1,98 @@
+"""Exponents by which time and memory of maps grow with n, fitted to what a race has measured."""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from stiefelkit.errors import StiefelkitError
+from stiefelkit.measuring.contest import Race, Row
+from stiefelkit.measuring.plans import torch_dtype
+from stiefelkit.weights.attach import available
+
+PRODUCT = "one product"
+"""Name of the yardstick, the matrix product of that size."""
+LOGARITHM = 0.25
+"""The most by which a factor log x raises an exponent fitted beyond x = 55."""
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """y = c x^k over a range.
+
+    Attributes:
+        exponent: k; None from fewer than two points.
+        spread: standard error of k; None from two points, which any law fits.
+        first, last: smallest and largest x of the fit.
+        overhead_until: from the smallest x measured up to this one y hardly grows, and the fit leaves it out; None if
+            it grows from the start.
+    """
+
+    exponent: float | None = None
+    spread: float | None = None
+    first: float | None = None
+    last: float | None = None
+    overhead_until: float | None = None
+
+    def faster_than(self, expected: float) -> bool:
+        """Returns whether k is above what was expected by more than twice its spread and what a factor log x adds."""
+        return self.exponent is not None and self.exponent - 2 * (self.spread or 0.0) > expected + LOGARITHM
+
+
+def fit(xs: Sequence[float], ys: Sequence[float], expected: float) -> PowerLaw:
+    """Fits log y = log c + k log x by least squares.
+
+    Points at the low end, from which y grows to the next point by less than half of the expected exponent, are
+    overhead: what is paid whatever the size. They are left out, but for the last two points. The xs are growing, and
+    all are positive.
+
+    >>> fit([1, 2, 4, 8], [5, 5, 20, 80], expected=2).overhead_until
+    1
+    """
+    if len(xs) < 2:
+        return PowerLaw()
+    u, v = [math.log(x) for x in xs], [math.log(y) for y in ys]
+    start = 0
+    while start < len(xs) - 2 and v[start + 1] - v[start] < expected / 2 * (u[start + 1] - u[start]):
+        start += 1
+    u, v = torch.tensor([u[start:], v[start:]], dtype=torch.float64)
+    u, v = u - u.mean(), v - v.mean()
+    width = float(u @ u)
+    k = float(u @ v) / width
+    spread = math.sqrt(float((v - k * u).square().sum()) / (len(u) - 2) / width) if len(u) > 2 else None
+    return PowerLaw(k, spread, xs[start], xs[-1], xs[start - 1] if start else None)
+
+
+def growth(races: Sequence[Race]) -> list[Race]:
+    """Returns the exponents of time, and of memory where it was measured, of races of ours at growing n."""
+    found = []
+    for what, figure in (("time", "seconds"), ("memory", "bytes")):
+        series: dict[str, list[tuple[Row, float]]] = {}
+        for race in races:
+            # a map to a point that is its own coordinate allocates nothing, which has no logarithm
+            rows = [row for row in race.rows if not row.is_peer and row.figures.get(figure)]
+            if rows and what == "time":
+                product = Row({**rows[0].figures, "contender": PRODUCT})
+                series.setdefault(PRODUCT, []).append((product, race.unit or math.nan))
+            for row in rows:
+                series.setdefault(row.name.replace(" (exact)", ""), []).append((row, row[figure]))
+        if series:
+            rows = [_row(what, name, *zip(*points, strict=True)) for name, points in series.items()]
+            found.append(Race("n", what, rows))
+    return found
+
+
+def _row(what: str, name: str, rows: Sequence[Row], values: Sequence[float]) -> Row:
+    row, expected = rows[-1], 2.0 if what == "memory" else 3.0
+    cls = available().get(row.member)
+    if cls and what == "time":
+        with contextlib.suppress(StiefelkitError):  # what its traits declare, at one size
+            expected = cls((4, 4), dtype=torch_dtype(row["dtype"])).traits.cost_exponent
+    points = [row["n"] for row in rows]
+    law = fit(points, values, expected)
+    figures = {"contender": name, "dtype": row["dtype"], "device": row["device"]}
+    figures |= {"what": what, "against": "n", "points": points, "values": list(values), "expected": expected}
+    return Row(figures | dataclasses.asdict(law) | {"faster": law.faster_than(expected)})

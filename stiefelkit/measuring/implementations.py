@@ -1,0 +1,411 @@
+"""Implementations of maps, ours and those of other libraries; the problem that each gets, and what is timed."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+from stiefelkit import init
+from stiefelkit.contract.param import OrthogonalParam
+from stiefelkit.contract.table import option_names
+from stiefelkit.errors import DtypeError, OptimizerError, OptionError, StiefelkitError
+from stiefelkit.measuring.moved_frames import peer_optimizers
+from stiefelkit.metrics import working_dtype
+from stiefelkit.optim import parameter_groups
+from stiefelkit.weights.attach import available, orthogonal
+from stiefelkit.weights.change import coordinates
+from stiefelkit.weights.find import coordinate_manifolds
+from stiefelkit.weights.grouped import grouped
+
+__all__ = ["Entry", "FrameProblem", "Implementation", "dtype_of", "own_implementations", "peers"]
+
+APART = ", apart"
+"""Behind the name of an implementation that maps the frames of a batch one by one."""
+GROUPED = ", grouped"
+"""Behind the name of one that maps the frames of a batch, weights of their own, by `sk.grouped`."""
+
+LARGEST_LOOP = 1 << 31
+"""Bytes that the layers of `layer_loop` may keep for their backward."""
+LEARNING_RATE = 1e-4
+"""The learning rate of the plain SGD in "step": so small that the coordinates stay what was drawn."""
+
+
+@dataclass
+class FrameProblem:
+    """One size of a race.
+
+    The draws, the same for ours and for peers, come from one seed; two implementations get different tensors of
+    one distribution.
+
+    Args:
+        n: rows of the frame.
+        p: columns, :math:`p ≤ n`.
+        batch: number of frames; 1 means a plain matrix.
+        dtype: of the frame.
+        device: where it lives.
+        options: of the parametrizations that have them; peers that do the same work read them here.
+        seed: fixes the draws.
+        scale: what the coordinates that are drawn are multiplied by.
+    """
+
+    n: int
+    p: int
+    batch: int = 1
+    dtype: torch.dtype = torch.float32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    options: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(self.seed)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The batch dimensions."""
+        return () if self.batch == 1 else (self.batch,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the frame."""
+        return (*self.lead, self.n, self.p)
+
+    def __str__(self) -> str:
+        size = f"{self.n} x {self.p}"
+        return size if self.batch == 1 else f"{self.batch} of {size}"
+
+    def normal(self, *shape: int, size: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
+        """Draws normal entries with :math:`E |x|^2 = (scale size)^2`, on the device; complex ones if the dtype is."""
+        dtype = dtype or self.dtype
+        x = torch.randn(*shape, dtype=working_dtype(dtype), generator=self.generator)
+        return (x * (size * self.scale)).to(self.device, dtype)
+
+    def angles(self, *shape: int) -> Tensor:
+        """Draws angles uniform on (-pi, pi), times the scale, float64."""
+        unit = torch.rand(*shape, dtype=torch.float64, generator=self.generator)
+        return ((2 * unit - 1) * (math.pi * self.scale)).to(self.device)
+
+    def tangent(self) -> Tensor:
+        """Draws a lower trapezoidal X, :math:`E |a|^2 = scale^2 / n` in :math:`A = X - X^H` of norm about 2 scale."""
+        x = self.normal(*self.shape, size=self.n**-0.5).tril()
+        diagonal = x.diagonal(dim1=-2, dim2=-1)
+        diagonal.copy_(0.5j * diagonal.imag if x.is_complex() else torch.zeros_like(diagonal))
+        return x
+
+    def frame(self) -> Tensor:
+        """Draws a Haar frame and rounds it once."""
+        return self.exact_frame().to(self.dtype)
+
+    def exact_frame(self) -> Tensor:
+        """Draws a Haar frame in float64 or complex128."""
+        return init.haar(self.shape, working_dtype(self.dtype), self.generator).to(self.device)
+
+    def gradient(self) -> Tensor:
+        """Draws dL/dW, with normal entries of :math:`E |g|^2 = 1 / n`."""
+        return self.normal(*self.shape, size=self.n**-0.5 / self.scale)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An implementation that is ready to run.
+
+    Attributes:
+        weight: computes the frame.
+        parameters: what is trained.
+        optimizer: makes one step after a backward; None where plain SGD may not.
+        dtype: of the frame, if it is not that of the problem.
+    """
+
+    weight: Callable[[], Tensor]
+    parameters: Sequence[Tensor]
+    optimizer: torch.optim.Optimizer | None
+    dtype: torch.dtype | None = None
+
+
+def _step(entry: Entry, g: Tensor) -> None:
+    if entry.optimizer is None:
+        raise OptimizerError("it needs an optimizer along the manifold; stiefelkit bench optimizers races those.")
+    entry.optimizer.zero_grad()
+    entry.weight().backward(g)
+    entry.optimizer.step()
+
+
+OPERATIONS: dict[str, Callable[[Entry, Tensor], Callable[[], Any]]] = {
+    "forward": lambda entry, g: torch.no_grad()(entry.weight),
+    "forward_backward": lambda entry, g: lambda: torch.autograd.grad(entry.weight(), entry.parameters, g),
+    "step": lambda entry, g: partial(_step, entry, g),
+}
+"""Name to what is timed, given the entry and dL/dW; in this order, since "step" moves the coordinates."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One implementation in the race.
+
+    Args:
+        family: the map it computes, by its name in the registry; implementations of one family are compared.
+        enter: gets ready; raises a `StiefelkitError` that says what it needs, if it cannot do the problem.
+        operations: what it does.
+    """
+
+    family: str
+    enter: Callable[[FrameProblem], Entry]
+    operations: tuple[str, ...] = tuple(OPERATIONS)
+
+
+class Holder(nn.Module):
+    """A module with nothing but a weight."""
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self.weight: Tensor = nn.Parameter(weight)
+        self.dtype = weight.dtype
+
+
+def own_implementations(
+    names: Collection[str], precisions: Collection[str], options: Mapping[str, object], apart: bool = False
+) -> dict[str, Implementation]:
+    """Returns "name (precision)" to implementation, for parametrizations in each precision that they have.
+
+    All names, and all precisions, if none are given. Options go to those parametrizations that have them, and are named
+    with the precision. With `apart` also "name (precision), apart" and "..., grouped": the batch as so many weights of
+    their own, mapped one by one, or by `sk.grouped`.
+    """
+    enters: dict[str, Callable[..., Entry]] = {"": _enter}
+    if apart:
+        enters |= {APART: partial(_enter_apart, nullcontext), GROUPED: partial(_enter_apart, grouped)}
+    classes, found = available(), {}
+    for name in names or classes:
+        taken = {key: value for key, value in options.items() if key in options_of(classes[name])}
+        for precision in (one for one in classes[name].precisions if not precisions or one in precisions):
+            words = ", ".join([precision, *(f"{key}={value}" for key, value in taken.items())])
+            layer = partial(_layer, name, precision, taken)
+            found |= {f"{name} ({words}){way}": Implementation(name, partial(enters[way], layer)) for way in enters}
+    return found
+
+
+def dtype_of(cls: type[OrthogonalParam], dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype that a parametrization is measured in: the complex one of that size where it has to be."""
+    if dtype.is_complex or cls.supports((4, 4), dtype) is None or dtype.itemsize == 2:
+        return dtype
+    return dtype.to_complex()
+
+
+def near_orthogonal() -> list[str]:
+    """Returns the maps whose weights are not frames, and not meant to be, by their traits."""
+    names = []
+    for name, cls in available().items():
+        with suppress(StiefelkitError):
+            names += [] if cls((4, 4), dtype=dtype_of(cls, torch.float32)).traits.exact else [name]
+    return names
+
+
+def options_of(cls: type[OrthogonalParam]) -> list[str]:
+    """Returns the names of the options that a parametrization has besides those of the contract."""
+    return [name for name in option_names(cls) if name != "precision"]
+
+
+def _enter(make: Callable[[FrameProblem], Holder], problem: FrameProblem) -> Entry:
+    layer = make(problem)
+    return _entry(layer, lambda: layer.weight, layer.dtype)
+
+
+def _enter_apart(
+    context: Callable[[nn.Module], AbstractContextManager[object]],
+    make: Callable[[FrameProblem], Holder],
+    problem: FrameProblem,
+) -> Entry:
+    one = dataclasses.replace(problem, batch=1)
+    layers = [make(one) for _ in range(problem.batch)]
+    net = nn.ModuleList(layers)
+
+    def weights() -> Tensor:
+        with context(net):
+            return torch.stack([layer.weight for layer in layers])
+
+    return _entry(net, weights, layers[0].dtype)
+
+
+def _entry(module: nn.Module, weight: Callable[[], Tensor], dtype: torch.dtype) -> Entry:
+    groups = parameter_groups(module, lr=LEARNING_RATE)
+    optimizer = None if coordinate_manifolds(module) else torch.optim.SGD(groups, lr=LEARNING_RATE)
+    return Entry(weight, list(module.parameters()), optimizer, dtype)
+
+
+def _layer(name: str, precision: str, options: dict[str, Any], problem: FrameProblem) -> Holder:
+    cls = available()[name]
+    dtype = dtype_of(cls, problem.dtype)
+    problem = problem if dtype == problem.dtype else dataclasses.replace(problem, dtype=dtype)
+    reason = cls.supports(problem.shape, dtype, **options)
+    if reason is not None:
+        raise DtypeError(f"it needs {reason}.")
+    blank = torch.full(problem.shape, float("nan"), dtype=dtype, device=problem.device)
+    layer = orthogonal(Holder(blank), "weight", name, precision=precision, **options)
+    with torch.no_grad():
+        for coordinate, c in coordinates(layer, "weight").items():
+            c.copy_(_drawn(coordinate, c, problem))
+    return layer
+
+
+def _drawn(coordinate: str, c: Tensor, problem: FrameProblem) -> Tensor:
+    """Draws coordinates of the kind that peers get; of another kind it takes the initial value times the scale."""
+    kind = coordinate.rpartition(".")[2]
+    if kind == "skew":
+        size = (2 * problem.n if problem.dtype.is_complex else problem.n) ** -0.5
+        return problem.normal(*c.shape, size=size, dtype=c.dtype)
+    if kind == "reflectors":
+        return problem.normal(*c.shape, dtype=c.dtype)
+    return problem.angles(*c.shape) if kind in ("angle", "phase") else c * problem.scale
+
+
+# Those of other libraries
+
+
+def _plain(weight: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Entry:
+    return Entry(weight, parameters, torch.optim.SGD(parameters, lr=LEARNING_RATE))
+
+
+def _function(compute: Callable[..., Tensor], *parameters: Tensor) -> Entry:
+    """Enters a bare function of leaf tensors, with torch's autograd behind it."""
+    leaves = [parameter.requires_grad_() for parameter in parameters]
+    return _plain(lambda: compute(*leaves), leaves)
+
+
+def _filled(layer: nn.Module, x: Tensor) -> Entry:
+    """Enters a module with one parametrized weight, whose tensor is set to X."""
+    coordinate_list = cast(Any, layer).parametrizations.weight
+    with torch.no_grad():
+        coordinate_list.original.copy_(x)
+    return _plain(lambda: cast(Tensor, layer.weight), [coordinate_list.original])
+
+
+def _skew(x: Tensor) -> Tensor:
+    """Returns A = L - L^H, L the lower trapezoid of X, filled up with zeros to n x n."""
+    square = F.pad(x.tril(), (0, x.shape[-2] - x.shape[-1]))
+    return square - square.mH
+
+
+def _solve(x: Tensor) -> Tensor:
+    a = _skew(x)
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    return torch.linalg.solve(eye + a, eye - a)[..., : x.shape[-1]]
+
+
+def _matrix_exp(x: Tensor) -> Tensor:
+    return torch.matrix_exp(_skew(x))[..., : x.shape[-1]]
+
+
+def _torch_orthogonal(name: str, based: bool, problem: FrameProblem) -> Entry:
+    """Enters torch.nn.utils.parametrizations.orthogonal; `based` is its trivialization, a product with a base."""
+    if name == "householder":
+        x = _reflectors(problem, problem.p) + torch.eye(problem.n, problem.p, dtype=problem.dtype).to(problem.device)
+        count = problem.options.get("reflections", problem.p)
+        if count != problem.p:
+            raise OptionError(f"torch's Householder map needs as many reflectors as columns, got {count}.")
+    else:
+        # torch's Cayley map takes A / 2
+        x = problem.tangent() * (2 if name == "cayley" else 1)
+    layer = parametrizations.orthogonal(Holder(problem.frame()), "weight", name, use_trivialization=based)
+    return _filled(layer, x)
+
+
+def _geotorch(trivialization: str, problem: FrameProblem) -> Entry:
+    import geotorch  # pyright: ignore[reportMissingImports]
+
+    if problem.dtype.is_complex:
+        raise DtypeError(f"geotorch needs a real dtype, got {problem.dtype}.")
+    layer = Holder(problem.frame())
+    manifold = (geotorch.SO if problem.n == problem.p else geotorch.Stiefel)(problem.shape, triv=trivialization)
+    parametrize.register_parametrization(layer, "weight", manifold.to(layer.weight), unsafe=True)
+    # geotorch's Cayley map takes A / 2 as well
+    return _filled(layer, problem.tangent() * (2 if trivialization == "cayley" else 1))
+
+
+def _householder_product(problem: FrameProblem) -> Entry:
+    """Enters p columns of a product of reflectors whose leading entry is 1, so that tau is a function of them."""
+    p = problem.p
+
+    def compute(x: Tensor) -> Tensor:
+        below = x.tril(-1)
+        tau = 2 / (1 + below.square().sum(-2))
+        return torch.linalg.householder_product(F.pad(below, (0, p - below.shape[-1])), tau)
+
+    return _function(compute, _reflectors(problem, problem.options.get("reflections", p)))
+
+
+def _reflectors(problem: FrameProblem, count: int) -> Tensor:
+    if problem.dtype.is_complex:
+        raise DtypeError(f"torch's Householder maps need a real dtype, got {problem.dtype}.")
+    return problem.normal(*problem.lead, problem.n, count).tril(-1)
+
+
+def _layer_loop(problem: FrameProblem) -> Entry:
+    """Enters rotations of neighbouring wires, one layer after the other on an n x p matrix, with autograd.
+
+    Layer l rotates the pairs (i, i + 1) with i = l mod 2, l mod 2 + 2, ...; a complex one turns the phase of wire i
+    first, and phases of all wires follow the last layer.
+    """
+    if problem.options.get("layout", "brickwall") != "brickwall":
+        raise OptionError(f"layer_loop needs the layout brickwall, got {problem.options['layout']!r}.")
+    n, layers = problem.n, problem.options.get("layers") or problem.n
+    size = layers * math.prod(problem.shape) * problem.dtype.itemsize
+    if size > LARGEST_LOOP:
+        raise OptionError(
+            f"layer_loop keeps a matrix for each layer and needs at most 2 GiB for them, got {size:.2g} B."
+        )
+    counts = [(n - layer % 2) // 2 for layer in range(layers)]
+    angles = [problem.angles(*problem.lead, sum(counts)).to(problem.dtype.to_real())]
+    if problem.dtype.is_complex:
+        angles += [problem.angles(*problem.lead, size).to(angles[0].dtype) for size in (sum(counts), n)]
+    start = torch.eye(n, problem.p, dtype=problem.dtype, device=problem.device).expand(problem.shape)
+
+    def compute(theta: Tensor, phi: Tensor | None = None, last: Tensor | None = None) -> Tensor:
+        w = start
+        cosines, sines = theta.cos().split(counts, -1), theta.sin().split(counts, -1)
+        turns = [None] * layers if phi is None else torch.exp(1j * phi).split(counts, -1)
+        for layer, (c, s, turn) in enumerate(zip(cosines, sines, turns, strict=True)):
+            first, pairs = layer % 2, c.shape[-1]
+            c, s = c.unsqueeze(-1), s.unsqueeze(-1)
+            upper, lower = (w[..., first + i : first + i + 2 * pairs - 1 : 2, :] for i in (0, 1))
+            if turn is not None:
+                upper = upper * turn.unsqueeze(-1)
+            turned = torch.stack([c * upper - s * lower, s * upper + c * lower], dim=-2).flatten(-3, -2)
+            w = torch.cat([w[..., :first, :], turned, w[..., first + 2 * pairs :, :]], dim=-2)
+        return w if last is None else torch.exp(1j * last).unsqueeze(-1) * w
+
+    return _function(compute, *angles)
+
+
+def _geoopt(optimizer: str, problem: FrameProblem) -> Entry:
+    """Enters the frame itself, moved by geoopt's Riemannian SGD: along the Cayley map if canonical, else by QR."""
+    if problem.dtype.is_complex:
+        raise DtypeError(f"geoopt's Stiefel manifold needs a real dtype, got {problem.dtype}.")
+    moved = peer_optimizers[optimizer].make(problem.frame(), LEARNING_RATE)
+    return Entry(lambda: moved.frame, [moved.frame], moved.optimizer)
+
+
+peers: dict[str, Implementation] = {
+    "torch_solve": Implementation("cayley", lambda problem: _function(_solve, problem.tangent())),
+    "torch_orthogonal_cayley": Implementation("cayley", partial(_torch_orthogonal, "cayley", False)),
+    "torch_orthogonal_cayley_base": Implementation("cayley", partial(_torch_orthogonal, "cayley", True)),
+    "geotorch_cayley": Implementation("cayley", partial(_geotorch, "cayley")),
+    "torch_householder_product": Implementation("householder", _householder_product),
+    "torch_orthogonal_householder": Implementation("householder", partial(_torch_orthogonal, "householder", False)),
+    "torch_orthogonal_householder_base": Implementation("householder", partial(_torch_orthogonal, "householder", True)),
+    "torch_matrix_exp": Implementation("matrix_exp", lambda problem: _function(_matrix_exp, problem.tangent())),
+    "torch_orthogonal_matrix_exp": Implementation("matrix_exp", partial(_torch_orthogonal, "matrix_exp", False)),
+    "torch_orthogonal_matrix_exp_base": Implementation("matrix_exp", partial(_torch_orthogonal, "matrix_exp", True)),
+    "geotorch_matrix_exp": Implementation("matrix_exp", partial(_geotorch, "expm")),
+    "layer_loop": Implementation("givens", _layer_loop),
+    "geoopt_canonical": Implementation("stiefel", partial(_geoopt, "geoopt_sgd_canonical"), ("step",)),
+    "geoopt_euclidean": Implementation("stiefel", partial(_geoopt, "geoopt_sgd_euclidean"), ("step",)),
+}
+"""Name to implementation; its family says with whom it is compared."""

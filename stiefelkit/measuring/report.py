@@ -1,0 +1,225 @@
+"""Everything that was measured on a machine as one record: what it is, section by section, as a file and as a page."""
+
+import dataclasses
+import datetime
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stiefelkit._version import __version__
+from stiefelkit.errors import RunError, needs, printable
+from stiefelkit.measuring import drift, frames, scan
+from stiefelkit.measuring.charts import charts
+from stiefelkit.measuring.contest import NO_TIME, ProgressCallback, Race, Row, Schedule, by_reason, quiet
+from stiefelkit.measuring.growth import growth
+from stiefelkit.measuring.plans import DriftPlan, ReportPlan
+from stiefelkit.measuring.tables import of_race, three_digits
+from stiefelkit.training.files import parse_json, write_json
+from stiefelkit.training.memory import cpu
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+KIND = "stiefelkit measurements, 2"
+"""The kind that a file says it is of."""
+SUBJECT = "A page of figures"
+"""The first words of error messages."""
+RACES: dict[str, Callable[[Any, ProgressCallback, Schedule], Iterator[Race]]] = {
+    "drift": drift.races,
+    "time": frames.races,
+    "scan": scan.races,
+}
+
+
+@dataclass
+class Part:
+    """A section: its races, what was left out of it and why, and how long it took.
+
+    Args:
+        limit: the seconds that it had.
+        error: what ended it before its time, if anything.
+    """
+
+    name: str
+    seconds: float = 0.0
+    limit: float | None = None
+    races: list[Race] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def broken(self) -> list[str]:
+        """The laws that do not hold, and what ended it."""
+        laws = [f"{self.name}: {race.subject}, {row.name}" for race in self.races for row in race.rows if _broke(row)]
+        return laws + [f"{self.name}: {self.error}"] * bool(self.error)
+
+
+def _broke(row: Row) -> bool:
+    return row.figures.get("holds") is False
+
+
+@dataclass
+class Record:
+    """All that was measured on a machine.
+
+    Attributes:
+        machine: words to facts about it and what runs on it.
+        date: ISO 8601.
+        command: what measured it.
+    """
+
+    machine: dict[str, str]
+    command: str
+    date: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"))
+    parts: list[Part] = field(default_factory=list)
+    finished: bool = False
+    kind: str = KIND
+
+    @property
+    def broken(self) -> list[str]:
+        """The laws that do not hold, and the parts that failed."""
+        return [line for part in self.parts for line in part.broken]
+
+    def write(self, path: Path) -> None:
+        """Replaces a file as a whole."""
+        write_json(path, dataclasses.asdict(self))
+
+    def page(self) -> str:
+        """Returns the page: every table and chart of every part, and what was left out."""
+        sections = []
+        for part in self.parts:
+            races = [race for race in part.races if race.rows]
+            races += growth(races) if part.name == "time" and len(races) > 1 else []
+            tables = [table for race in races for table in of_race(race)]
+            left_out = {name: why for race in part.races for name, why in race.left_out.items()} | part.left_out
+            sections.append((part, tables, charts(part.name, part.races), by_reason(left_out)))
+        style = files("stiefelkit.measuring").joinpath("page.css").read_text(encoding="utf-8")
+        return environment().get_template("page.html").render(record=self, sections=sections, style=style)
+
+
+def read_record(path: Path) -> Record:
+    """Reads what `Record.write` has written; raises RunError if there is no such file, or it is another."""
+    try:
+        content: Any = parse_json(path.read_bytes())
+        needs(content["kind"] == KIND, RunError, SUBJECT, "a file of measurements", str(path))
+        record = Record(**content)
+        needs({"CPU", "device", "stiefelkit"} <= set(record.machine), RunError, SUBJECT, "a machine", str(path))
+        record.parts = [Part(**part) for part in content["parts"]]
+        for part in record.parts:
+            part.races = [race_of(race) for race in part.races]
+        return record
+    except OSError as error:
+        raise RunError(f"{SUBJECT} needs a file that can be read, got {path}: {error.strerror}.") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{SUBJECT} needs a whole file of measurements, got {path}: {error!r:.200}.") from error
+
+
+def race_of(content: Any) -> Race:
+    """Returns the race of what a file has of one."""
+    return Race(**{**content, "rows": [Row(**row) for row in content["rows"]]})
+
+
+def gather(
+    plan: ReportPlan, command: str, watch: ProgressCallback = quiet, schedule: Schedule | None = None
+) -> Iterator[Record]:
+    """Measures section by section, and yields what is there, the same record each time, when one is over.
+
+    Each section has a share of the time until the end of the schedule.
+    """
+    schedule = schedule or Schedule.of(plan)
+    record = Record(machine(plan.device, plan.threads, plan.dtype), command)
+    for number, section in enumerate(plan.sections):
+        start, place = time.monotonic(), f"{section} ({number + 1}/{len(plan.sections)})"
+        part = Part(section)
+        record.parts.append(part)
+        share = schedule.part(1 / (len(plan.sections) - number))
+
+        def watch_section(what: str, done: int, rounds: int, place: str = place) -> None:
+            watch(f"{place}: {what}", done, rounds)
+
+        measured = plan.plan(section)
+        if isinstance(measured, DriftPlan) and plan.quick:
+            measured = drift.fitted(measured, drift.pace(measured, share.part(1 / 3)), share)
+        part.races += RACES[section](measured, watch_section, share)
+        part.seconds = time.monotonic() - start
+        record.finished = number + 1 == len(plan.sections)
+        yield record
+
+
+def late(part: Part) -> list[str]:
+    """Returns what a quick form had no time for."""
+    found = [name for race in part.races for name, why in race.left_out.items() if why == NO_TIME]
+    return list(dict.fromkeys(found))
+
+
+@cache
+def environment() -> "Environment":
+    """Returns what the template of pages is read by."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=PackageLoader("stiefelkit", "measuring"),
+        autoescape=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["figure"] = figure_of
+    return made
+
+
+def figure_of(value: float | str | None) -> str:
+    """Returns three digits; large and small numbers by an exponent, and words as they are.
+
+    >>> figure_of(0.1234), figure_of(12345.6), figure_of(2.8e7), figure_of(None)
+    ('0.123', '12,346', '2.8e+07', '-')
+    """
+    if isinstance(value, str) or value is None or value == 0 or 1e-3 <= abs(value) < 1e6:
+        return three_digits(value)
+    return f"{value:.2g}"
+
+
+def machine(device: str, threads: int, dtype: str) -> dict[str, str]:
+    """Returns words to facts about the machine that times depend on, and what runs on it: no names, no paths."""
+    blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    facts = {
+        "CPU": cpu(),
+        "cores": f"{os.cpu_count() or 1}",
+        "threads": str(threads),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "BLAS": "MKL" if torch.backends.mkl.is_available() else blas[1] if blas else "",
+    }
+    if torch.device(device).type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts |= {
+            "GPU": properties.name,
+            "multiprocessors": str(properties.multi_processor_count),
+            "compute capability": f"{properties.major}.{properties.minor}",
+            "GPU memory": f"{properties.total_memory / 2**30:.0f} GiB",
+            "L2 cache": f"{properties.L2_cache_size / 2**20:.0f} MiB",
+            "CUDA": str(torch.version.cuda),
+            "cuDNN": str(torch.backends.cudnn.version() or ""),
+            "float32 products": "TF32 allowed" if torch.backends.cuda.matmul.allow_tf32 else "float32",
+        }
+    facts |= {
+        "device": device,
+        "dtype": dtype,
+        "torch": torch.__version__,
+        "triton": (importlib.util.find_spec("triton") and importlib.metadata.version("triton")) or "",
+        "stiefelkit": __version__,
+        "Python": platform.python_version(),
+        "system": f"{platform.system()} on {platform.machine()}",
+    }
+    return {name: fact for name, fact in facts.items() if fact}
