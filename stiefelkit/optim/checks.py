@@ -119,7 +119,7 @@ def read_arguments(
         near = did_you_mean(unknown[0], call.parameters) if unknown else ""
         raise TypeError(f"{name}.__init__() {error}{near}") from None
     bound.apply_defaults()
-    chosen = {each.name: each.check.as_plain(bound.arguments[each.name]) for each in known}
+    chosen = {each.name: each.check.convert(bound.arguments[each.name]) for each in known}
     return params if isinstance(params, Tensor) else listed(name, params), chosen  # a tensor, which torch refuses
 
 
