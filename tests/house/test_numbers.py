@@ -106,7 +106,8 @@ def stepped(cls: Any, **settings: Any) -> Any:
     groups = [*sk.optim.frames(w), {"params": [b]}] if getattr(cls, "moves_frames", False) else [b]
     optimizer = cls(groups, **settings)
     if not isinstance(optimizer, sk.optim.Minimizer):
-        optimizer.param_groups[0].update(settings)  # as a scheduler does
+        for key, value in settings.items():  # as a scheduler does
+            optimizer.param_groups[0][key] = value[()] if isinstance(value, np.ndarray) else value
         w.grad, b.grad = torch.ones_like(w), torch.ones_like(b)
     optimizer.step(lambda: (w[0].sum() - 1) ** 2 + (b - 2).square().sum())
     return optimizer
