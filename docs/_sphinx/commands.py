@@ -30,7 +30,7 @@ def explained(path):
     finally:
         os.environ.clear()
         os.environ.update(before)
-    return printed.getvalue()
+    return "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
 
 
 def page():
