@@ -16,8 +16,7 @@ from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.clock import Run
 from stiefelkit.measuring.plans import FACTORS, ScanCase
-from stiefelkit.nn.lru import LRU
-from stiefelkit.nn.rotation_rnn import RotationRNN
+from stiefelkit.nn.rotation_rnn import LRU, RotationRNN
 from stiefelkit.scan import BACKENDS, Factored, find_activation, scan, scan_backend
 
 LOOP = "eager_loop"

@@ -126,11 +126,11 @@ class FrameGates(nn.Module):
         `OrthogonalRNN.from_torch`.
 
         Args:
-            source: a torch.nn.LSTM or GRU, or its state dict, which does not hold batch_first and dropout.
+            source: a torch.nn.LSTM or GRU, or its state dict.
             init: "project" takes the nearest frames; None refuses blocks that are none.
             parametrization: of each block, a registered name or a class.
-            batch_first: another order of dimensions; None is the source's, False of a state dict.
-            dropout: another one; None is the source's, 0 of a state dict.
+            batch_first: another order of dimensions than the source's; a state dict has torch's.
+            dropout: another one; a state dict has none.
             **options: of the parametrization.
 
         >>> net = FrameGates.from_torch(nn.LSTM(3, 8, num_layers=2, bidirectional=True))

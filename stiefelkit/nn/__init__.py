@@ -22,12 +22,11 @@ from stiefelkit.nn.goru import GORU
 from stiefelkit.nn.hadamard_linear import HadamardLinear
 from stiefelkit.nn.linear import OrthogonalLinear
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
-from stiefelkit.nn.lru import LRU, LRUBlock
 from stiefelkit.nn.peft_files import load_peft, save_peft
 from stiefelkit.nn.rnn import LinearTransitionRNN, OrthogonalRNN, OrthogonalRNNCell
 from stiefelkit.nn.rotated_decoder import Rotated, fake_quantize, rotated
 from stiefelkit.nn.rotation import absorb_norm_, absorb_norms_, rotate_
-from stiefelkit.nn.rotation_rnn import RotationBlock, RotationRNN
+from stiefelkit.nn.rotation_rnn import LRU, LRUBlock, RotationBlock, RotationRNN
 
 __all__ = [
     "GORU",

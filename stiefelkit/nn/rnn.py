@@ -44,9 +44,8 @@ class OrthogonalRNN(_Scanned, Layers):
     direction. With modReLU the bias stands inside the activation, as in the papers; with others it is added to the
     input projection. W is evaluated once a forward.
 
-    As in torch, time comes first, (T, B, .), unless `batch_first=True`. An input in the wrong order raises no error:
-    the output has the shape of its input and wrong numbers. The repr always states the order. (The models of
-    `stiefelkit.models` always read the batch first.)
+    As in torch, time comes first, (T, B, .), unless `batch_first=True`; an input in the wrong order raises no error.
+    (The models of `stiefelkit.models` always read the batch first.)
 
     With `field="complex"` states and outputs are complex, of `hidden_size` complex numbers, while every parameter is
     real: U as [Re; Im] of shape (2n, m), a trained h0 as [Re | Im] of shape (2n,), W by its coordinates, or as
@@ -102,13 +101,13 @@ class OrthogonalRNN(_Scanned, Layers):
         are added up. Dtype, device, mode and which weights are trained stay as they are; nothing is shared.
 
         Args:
-            source: a torch.nn.RNN, or its state dict, which does not hold nonlinearity, batch_first and dropout.
+            source: a torch.nn.RNN, or its state dict.
             init: "project" takes the nearest frame (of the map "margin", the nearest near-frame); None refuses a W that
                 is none.
             parametrization: of W, a registered name or a class; None for a free one, which is taken as it is.
-            nonlinearity: another activation; None is the source's, "tanh" of a state dict.
-            batch_first: another order of dimensions; None is the source's, False of a state dict.
-            dropout: another one; None is the source's, 0 of a state dict.
+            nonlinearity: another activation than the source's; a state dict has torch's default.
+            batch_first: another order of dimensions; a state dict has torch's.
+            dropout: another one; a state dict has none.
             **options: `trainable_h0`, `backend`, and options of the parametrization.
 
         Raises:

@@ -99,15 +99,8 @@ def driven_last_state(x: Tensor, u: Tensor, angle: Tensor, decay: Tensor | float
     """Returns the last state of `rotation_scan` over x U, by one product over time and no states in between.
 
     The sum of f^(T - t) x_t U over t is taken over time first: as many operations as in x U, with no tensor of
-    size T B m. Powers of the factors are worked out in float64.
-
-    Args:
-        x: (T, B, k) of U's dtype.
-        u: (k, .), as real or complex as states are.
-        angle: one for each plane, (m,).
-        decay: the same, or a number for all.
-        h0: (B, .).
-        reverse: as in `rotation_scan`.
+    size T B m. Powers of the factors are worked out in float64. x is (T, B, k) and U (k, .), as real or complex as
+    states are; there is one angle for each plane, and a decay for each or for all.
     """
     real = u.real.dtype
     powers = _powers(_factor(torch.as_tensor(decay, device=angle.device).double(), angle.double()), len(x) + 1)

@@ -20,7 +20,6 @@ class ModReLU(Activation):
 
     @classmethod
     def of_complex(cls) -> type[Activation]:
-        """Shifts the modulus."""
         return ComplexModReLU
 
     def step(self, like: Tensor, bias: Tensor | None) -> Step:
@@ -41,11 +40,9 @@ class ModReLU(Activation):
         return apply
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """Returns 1 where h is not 0."""
         return (h.sign().abs_(),)
 
     def bias_gradient(self, h: Tensor, delta: Tensor) -> Tensor:
-        """Returns the gradient in the direction of h."""
         return h.sign().mul_(delta)
 
 
@@ -55,7 +52,6 @@ class _OfPairs(Activation):
     is_paired = True
 
     def views(self, z: Tensor, saved: Tensor) -> list[tuple[Tensor, ...]]:
-        """With the halves, and with pairs beside their scale."""
         parts = (z, saved, *z.chunk(2, -1), z.unflatten(-1, (2, -1)), saved.unsqueeze(-2))
         return list(zip(*(part.unbind(0) for part in parts), strict=True))
 
@@ -70,7 +66,6 @@ class ComplexModReLU(_OfPairs):
 
     @staticmethod
     def of_rows(z: Tensor, b: Tensor) -> Tensor:
-        """ModReLU of [Re z | Im z]."""
         pairs = z.unflatten(-1, (2, -1))
         # ONNX has no hypot: of the pair divided by the larger one the squares neither overflow nor vanish.
         largest = pairs.abs().amax(-2, keepdim=True)
@@ -101,7 +96,6 @@ class ComplexModReLU(_OfPairs):
         return apply
 
     def careful(self, like: Tensor, bias: Tensor | None) -> Step:
-        """By the modulus itself."""
         assert bias is not None
         tiny = torch.finfo(like.dtype).tiny
 
@@ -166,11 +160,9 @@ class ModReLUEpsilon(Activation):
 
     @classmethod
     def of_complex(cls) -> type[Activation]:
-        """Of the modulus."""
         return _ComplexEpsilon
 
     def function(self, z: Tensor, b: Tensor) -> Tensor:
-        """With this epsilon."""
         return modrelu(z, b, self.slope)
 
     def step(self, like: Tensor, bias: Tensor | None) -> Step:

@@ -14,11 +14,9 @@ class ReLU(Activation):
     function = staticmethod(torch.relu)  # type: ignore[assignment]
 
     def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        """Returns one call."""
         return lambda z, saved: z.clamp_min_(0)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """Returns 1 where h > 0."""
         return (h.sign(),)
 
 
@@ -29,11 +27,9 @@ class Tanh(Activation):
     function = staticmethod(torch.tanh)  # type: ignore[assignment]
 
     def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        """Returns one call."""
         return lambda z, saved: torch.tanh(z, out=z)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """Returns 1 - h^2."""
         return ((h * h).neg_().add_(1),)
 
 
@@ -45,7 +41,6 @@ class Abs(Activation):
     function = staticmethod(torch.abs)  # type: ignore[assignment]
 
     def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        """Keeps the sign."""
         sign = torch.empty_like(like)
 
         def apply(z: Tensor, saved: Tensor) -> None:
@@ -56,7 +51,6 @@ class Abs(Activation):
         return apply
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """Returns the sign."""
         return (saved.to(h.dtype),)
 
 
@@ -67,20 +61,16 @@ class Identity(Activation):
 
     @classmethod
     def of_complex(cls) -> type[Activation]:
-        """Itself."""
         return cls
 
     @staticmethod
     def function(z: Tensor) -> Tensor:
-        """Returns z itself."""
         return z
 
     def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        """Leaves z as it is."""
         return lambda z, saved: None
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """None."""
         return ()
 
 
@@ -91,15 +81,12 @@ class LeakyReLU(Activation):
     default_slope = 0.1
 
     def function(self, z: Tensor) -> Tensor:
-        """With this slope."""
         return leaky_relu(z, self.slope)
 
     def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        """Returns one call."""
         return lambda z, saved: torch.nn.functional.leaky_relu_(z, self.slope)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """Returns 1 where h > 0, else the slope."""
         return (torch.where(h > 0, h.new_ones(()), h.new_full((), self.slope)),)
 
 
@@ -112,7 +99,6 @@ class OPLU(Activation):
     function = staticmethod(oplu)  # type: ignore[assignment]
 
     def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        """Keeps whether a pair was turned."""
         larger = like.new_empty(like.shape[0], like.shape[1] // 2)
 
         def apply(z: Tensor, saved: Tensor, first: Tensor, second: Tensor) -> None:
@@ -124,10 +110,8 @@ class OPLU(Activation):
         return apply
 
     def views(self, z: Tensor, saved: Tensor) -> list[tuple[Tensor, ...]]:
-        """With both halves."""
         return list(zip(*(part.unbind(0) for part in (z, saved, *z.chunk(2, -1))), strict=True))
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """Returns a permutation of each pair."""
         turned = saved.to(h.dtype)
         return (1 - turned).repeat(1, 1, 2), turned

@@ -19,7 +19,6 @@ class InPlace:
     """The recurrence chunk by chunk; see `Engine`."""
 
     def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns all states, the last of each sequence, and (with `keep`) what the derivative needs besides."""
         # Rows of sequences that are not alive in a chunk stay: they have ended, or wait for their first step.
         out, state = p.states_like(), p.first.clone()
         saved = p.saved_like(keep)
@@ -44,7 +43,6 @@ class InPlace:
         return out, p.row_gradient(state), saved
 
     def backward(self, p: Problem, outcome: Outcome, needs: Sequence[bool]) -> Gradients:
-        """Returns the gradients from those by the states (like `out`) and by the last ones (B, n); see `Engine`."""
         sums = _Sums(p, needs)
         dx = torch.empty_like(p.x, memory_format=torch.contiguous_format) if needs[0] else None
         # Without an input matrix, the gradient by pre-activations is that by the inputs.
@@ -62,7 +60,6 @@ class InPlace:
         return sums.gradients(dx, carry)
 
     def deltas(self, p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor]:
-        """Returns the gradients by all pre-activations, like `out`, and by the first states."""
         deltas = torch.empty_like(outcome.out, memory_format=torch.contiguous_format)
         rows = p.buffer(p.width) if p.is_complex else None
 

@@ -4,7 +4,6 @@ import copy
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -23,16 +22,8 @@ GPU_STEPS = 32
 """Steps of a chunk on a GPU."""
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Consecutive steps with the same number of rows.
-
-    Args:
-        time: the first step.
-        start: its first row among the packed rows.
-        steps: how many steps.
-        batch: rows of each step.
-    """
+class Chunk(NamedTuple):
+    """Consecutive steps with the same number of rows: the first step, its first row among packed ones, and sizes."""
 
     time: int
     start: int
@@ -41,13 +32,7 @@ class Chunk:
 
 
 def cut(sizes: Sequence[int], row_bytes: int, is_cached: bool = True) -> list[Chunk]:
-    """Cuts steps into chunks, in the order of time.
-
-    Args:
-        sizes: rows of each step.
-        row_bytes: of a row of states.
-        is_cached: whether to cut for a CPU's cache; if not, for launches on a GPU.
-    """
+    """Cuts steps of so many rows into chunks, in the order of time, for a CPU's cache or for launches on a GPU."""
     chunks, time, start = [], 0, 0
     for batch, run in itertools.groupby(sizes):
         length = len(list(run))
@@ -78,14 +63,7 @@ class Gradients(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a way forward has left, and the gradients by it: where the way back starts.
-
-    Attributes:
-        out: the states; or the checkpoints, if these alone were kept.
-        saved: what the derivative needs besides them.
-        g_out: gradient by the states, or None.
-        g_last: gradient by the last state of each sequence (B, n), or None.
-    """
+    """The states that were kept, what the derivative needs besides, and gradients by states and by the last (B, n)."""
 
     out: Tensor
     saved: Tensor
@@ -116,7 +94,7 @@ class Problem:
             self.chunks = self.chunks[::-1]
 
     def segment(self, part: slice, h: Tensor) -> "Problem":
-        """Returns the problem of some steps, from the states (B, n) before them; shares the matrices."""
+        """Returns the problem of some steps, from the states (B, n) before them, with the same matrices."""
         # Worked out before the copy is made, and so once.
         _ = self.ut, self.row_bias
         if self.structure is None:

@@ -126,17 +126,12 @@ def unsupported_device(device: torch.device) -> str | None:
 
 
 class Triton:
-    """The recurrence as two kernels; see `Engine`.
-
-    Args:
-        layout: of the work; that of the table when None.
-    """
+    """The recurrence as two kernels, in a layout of the work or that of the table; see `Engine`."""
 
     def __init__(self, layout: KernelLayout | None = None):
         self.layout = layout
 
     def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns all states, the last of each sequence, and (with `keep`) what the derivative needs besides."""
         z, saved, last = _projected(p), p.saved_like(keep), p.first
         if len(last):
             bias = None if p.activation_bias is None else p.activation_bias.contiguous()
@@ -147,7 +142,6 @@ class Triton:
         return p.row_gradient(z).view(*p.x.shape[:-1], p.n), p.row_gradient(last.clone()), saved
 
     def backward(self, p: Problem, outcome: Outcome, needs: Sequence[bool]) -> Gradients:
-        """Returns the gradients from those by the states (like `out`) and by the last ones (B, n)."""
         needs_x, needs_w, _, needs_u, needs_bias, needs_inner = needs
         delta, dh0, h = self._back(p, outcome)
         w = p.matrix_gradient(_by_states(p, delta, h), True, p.half) if needs_w else None
@@ -164,7 +158,6 @@ class Triton:
         return Gradients(x, w, p.row_gradient(dh0), u, bias, inner)
 
     def deltas(self, p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor]:
-        """Returns the gradients by all pre-activations, like `out`, and by the first states (B, n)."""
         delta, dh0, _ = self._back(p, outcome)
         return p.row_gradient(delta).view(outcome.out.shape), p.row_gradient(dh0)
 
@@ -219,12 +212,7 @@ def _states_before(p: Problem, h: Tensor) -> Tensor:
 
 
 class _Steps:
-    """Where the rows of all steps are.
-
-    Args:
-        p: the problem, of at least one sequence.
-        rows: all rows, (rows, N).
-    """
+    """Where the rows of all steps, (rows, N), are, of at least one sequence."""
 
     def __init__(self, p: Problem, rows: Tensor):
         self.batch = batch = len(p.first)
@@ -288,17 +276,14 @@ def _tiles(width: int, is_paired: bool) -> dict[str, Any]:
 
 
 def _power(length: int) -> int:
-    """Returns the next power of two, and at least what a tensor product takes."""
+    """Returns the next power of two that a tensor product takes."""
     return max(16, 1 << (length - 1).bit_length())
 
 
 def _run(
     way: str, p: Problem, layout: KernelLayout | None, rows: Tensor, matrix: Tensor, args: Sequence[Tensor | None]
 ) -> _Steps:
-    """Runs a program of the plain recurrence: on rows of all steps, a matrix and its own arguments; returns the steps.
-
-    Without `layout` that of the table is taken.
-    """
+    """Runs a program on rows of all steps, a matrix and its own arguments; returns the steps."""
     steps = _Steps(p, rows)
     layout = layout or find_layout(
         "complex" if p.is_complex else "real", p.n, steps.batch, multiprocessors(rows.device)

@@ -71,7 +71,6 @@ class Brick(Structure):
 
     @staticmethod
     def matrix(factors: Tensor) -> Tensor:
-        """Applies layer by layer to the identity."""
         layers, n = len(factors) // 2, factors.shape[-1]
         first, second, d = factors.split([layers, layers, 1])
         w = torch.eye(n, dtype=factors.dtype, device=factors.device)
@@ -144,7 +143,6 @@ class Brick(Structure):
         return rows.view(len(rows), self.parts, self.n)
 
     def add_(self, z: Tensor, h: Tensor) -> None:
-        """Layer by layer, and the diagonal in the sum."""
         x, rooms = self._view(h), self._room(len(h))
         for i in range(self.layers):
             room = rooms[i % 2]
@@ -154,7 +152,6 @@ class Brick(Structure):
         self.d.plus_times(x, self._view(z))
 
     def start(self, steps: int, batch: int) -> None:
-        """Room for the gradients behind the phases of every layer, and in front of the diagonal."""
         shape = (self.layers + 1, steps, batch)
         if self.stages.shape[:3] != shape:
             self.stages = self._memory(*shape)
@@ -165,7 +162,6 @@ class Brick(Structure):
             self.first = self.d.re.new_empty(steps, batch, self.parts, self.n)
 
     def back(self, d: Tensor, t: int) -> Tensor:
-        """Returns the diagonal first."""
         stages = self.views[t]
         self.d.times(self._view(d), stages[-1].rows, True)
         g = stages[-1].rows
@@ -181,7 +177,7 @@ class Brick(Structure):
         return self.first[t].flatten(1)
 
     def accumulate(self, h: Tensor, d: Tensor) -> None:
-        """The way forward once more. The gradient by an angle is a product of rows on one side of its rotation."""
+        # Recomputes the forward pass: the gradient by an angle is a product of rows on one side of its rotation.
         stages, rows = self.stages.flatten(1, 2), self._view(h.flatten(0, 1))
         for start in range(0, len(rows), self.block):
             part = slice(start, start + self.block)
@@ -207,7 +203,6 @@ class Brick(Structure):
             phased.addcmul_(g_re, im, value=-1)
 
     def gradient(self) -> Tensor:
-        """Along the circle; signs have none."""
         turned = [turned.sum((0, 1)).imag for turned in self.turned]
         turned = torch.stack([torch.nn.functional.pad(row, (0, self.n - len(row))) for row in turned])
         if self.parts == 1:

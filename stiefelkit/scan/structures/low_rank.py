@@ -55,24 +55,20 @@ class LowRank(Structure):
         """Returns the gradients by the factors of M, (heads, n), since the last call."""
 
     def add_(self, z: Tensor, h: Tensor) -> None:
-        """M and the two thin products."""
         self.add_main_(z, h)
         z.addmm_(torch.mm(h, self.into), self.out)
 
     def back(self, d: Tensor, t: int) -> Tensor:
-        """Returns the adjoint of that."""
         rows = self.back_main(d, t)
         return rows.addmm_(torch.mm(d, self.back_into), self.back_out)
 
     def accumulate(self, h: Tensor, d: Tensor) -> None:
-        """Four thin products over all rows, and M's share."""
         self.accumulate_main(h, d)
         h, d = h.flatten(0, 1), d.flatten(0, 1)
         self.g_out.addmm_(torch.mm(h, self.into).mT, d)
         self.g_into.addmm_(torch.mm(d, self.back_into).mT, h)
 
     def gradient(self) -> Tensor:
-        """Returns rows as those of the factors."""
         is_complex = self.factors.is_complex()
         g_a = fold(self.g_out.mT) if is_complex else self.g_out.mT
         g_b = (fold(self.g_into) if is_complex else self.g_into).mH
@@ -87,7 +83,6 @@ class DiagonalAndLowRank(LowRank):
 
     @staticmethod
     def matrix(factors: Tensor) -> Tensor:
-        """Returns the sum."""
         a, b = DiagonalAndLowRank.columns(factors)
         return torch.diag(factors[0]) + a @ b.mH
 
@@ -102,12 +97,10 @@ class DiagonalAndLowRank(LowRank):
         self.room = self.into.new_empty(0, len(self.into))
 
     def start(self, steps: int, batch: int) -> None:
-        """One step's worth."""
         if len(self.room) != batch:
             self.room = self.into.new_empty(batch, len(self.into))
 
     def add_main_(self, z: Tensor, h: Tensor) -> None:
-        """Diagonal."""
         if not self.factors.is_complex():
             z.addcmul_(h, self.cos)
             return
@@ -134,7 +127,6 @@ class DiagonalAndLowRank(LowRank):
         self.turned += self.cos * along - self.sin * across
 
     def gradient_main(self) -> Tensor:
-        """Signs have none."""
         if not self.factors.is_complex():
             return torch.zeros_like(self.factors[:1])
         g = along_circle(self.factors[:1], self.turned)
@@ -152,7 +144,6 @@ class FourierAndLowRank(LowRank):
 
     @staticmethod
     def matrix(factors: Tensor) -> Tensor:
-        """Column by column of the identity."""
         d1, d2, d3, order = factors[:4]
         a, b = FourierAndLowRank.columns(factors)
         eye = torch.eye(factors.shape[-1], dtype=factors.dtype, device=factors.device)
@@ -171,7 +162,6 @@ class FourierAndLowRank(LowRank):
         self.stages = factors.new_empty(3, 0, 0, self.n)
 
     def start(self, steps: int, batch: int) -> None:
-        """Room for the gradients behind D3, at D2 and at D1."""
         if self.stages.shape[1] < steps or self.stages.shape[2] != batch:
             self.stages = self.factors.new_empty(3, steps, batch, self.n)
             self.rows = self.into.new_empty(batch, 2 * self.n)
@@ -182,7 +172,6 @@ class FourierAndLowRank(LowRank):
         return self.rooms
 
     def add_main_(self, z: Tensor, h: Tensor) -> None:
-        """Two transforms, a gather, three products and a sum."""
         one, two = self._room(len(h))
         d1, d2, d3 = self.d
         torch.complex(*h.chunk(2, -1), out=one)
@@ -191,7 +180,6 @@ class FourierAndLowRank(LowRank):
         z.add_(read_blocks(two.mul_(d3), torch.view_as_real(one).view(z.shape)))
 
     def back_main(self, d: Tensor, t: int) -> Tensor:
-        """Returns the same from the right to the left, with conjugates."""
         one, _ = self._room(len(d))
         behind, middle, front = self.stages[:, t]
         c1, c2, c3 = self.conjugate
@@ -202,7 +190,7 @@ class FourierAndLowRank(LowRank):
         return read_blocks(torch.mul(front, c1, out=one), self.rows)
 
     def accumulate_main(self, h: Tensor, d: Tensor) -> None:
-        """The way forward once more, and at each diagonal Im(conj(x) g) of what is behind it."""
+        # Recomputes the forward pass, with Im(conj(x) g) of what is behind each diagonal.
         d1, d2, d3 = self.d
         behind, middle, front = self.stages[:, : len(h)].flatten(1, 2).unbind()
         x = torch.complex(*h.flatten(0, 1).chunk(2, -1)).mul_(d1)
@@ -214,7 +202,6 @@ class FourierAndLowRank(LowRank):
         self.turned[2] += _angle_gradient(x, behind)
 
     def gradient_main(self) -> Tensor:
-        """Along the circle; the permutation has none."""
         g = along_circle(self.factors[:3], self.turned)
         self.turned = torch.zeros_like(self.turned)
         return torch.cat([g, torch.zeros_like(g[:1])])

@@ -13,7 +13,7 @@ class Factored:
 
     Args:
         structure: which of `stiefelkit.scan.structures` makes W of the factors.
-        factors: all of them in one tensor, real or complex as W is; the structure says how they are laid out.
+        factors: all of them in one tensor, real or complex as W is, laid out as the structure says.
     """
 
     structure: str
@@ -24,10 +24,7 @@ class Structure(ABC):
     """W in factors, as rows of real numbers meet it: complex states are [Re h | Im h].
 
     One chunk of steps is gone back through at a time: `start`, then `back` for every step, then `accumulate`, which
-    finds what `back` has left.
-
-    Args:
-        factors: laid out as the subclass says, in rows of as many as there are units.
+    finds what `back` has left. Factors are rows of as many numbers as there are units.
     """
 
     @staticmethod
