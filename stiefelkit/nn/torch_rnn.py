@@ -65,7 +65,7 @@ def read(who: str, source: object, init: object, *kinds: type[nn.RNNBase]) -> To
 
     Raises:
         OptionError: it is neither, or its weights are on the meta device; or `init` is another.
-        CheckpointError: a key is missing, or is none of such a net, as under a norm, a mask or a parametrization.
+        CheckpointError: a key is missing, or another net's, as under a norm, a mask or a parametrization.
         ShapeError: the shapes do not belong together, or are those of another kind.
         DtypeError: the weights are not of one real dtype.
         NonFiniteError: a recurrent weight holds NaN or infinity.
