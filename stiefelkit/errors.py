@@ -1,8 +1,7 @@
 """The errors of stiefelkit, one small type per family, all children of `StiefelkitError`; warnings of what is no error.
 
-Each message is one sentence of the form "{who} needs {requirement}, got {value}", with the remedy where there
-is one. Every type also derives from the built-ins that torch raises in its place, so that what catches those of torch
-catches ours.
+Each message is one sentence "{who} needs {requirement}, got {value}", with the remedy if there is one. Every type also
+derives from the built-ins that torch raises in its place, so that handlers of torch's errors catch ours.
 """
 
 import difflib
@@ -14,31 +13,11 @@ from types import ModuleType
 from typing import NoReturn
 
 __all__ = [
-    "CheckpointError",
-    "DataError",
-    "DivergedError",
-    "DtypeError",
-    "ImageError",
-    "NoAttributeError",
-    "NonFiniteError",
-    "NotAFrameError",
-    "OptimizerError",
-    "OptionError",
-    "PluginError",
-    "RankError",
-    "RunError",
-    "ShapeError",
-    "StiefelkitError",
-    "UnfilledError",
-    "UnknownNameError",
-    "did_you_mean",
-    "needs",
-    "no_attribute",
-    "printable",
-    "shown",
-    "suggest_names",
-    "warn_caller",
-]
+    "CheckpointError", "DataError", "DivergedError", "DtypeError", "ImageError", "NoAttributeError", "NonFiniteError",
+    "NotAFrameError", "OptimizerError", "OptionError", "PluginError", "RankError", "RunError", "ShapeError",
+    "StiefelkitError", "UnfilledError", "UnknownNameError", "did_you_mean", "needs", "no_attribute", "printable",
+    "shown", "suggest_names", "warn_caller",
+]  # fmt: skip
 
 
 _LISTED, _MEANT = 32, 4
@@ -46,7 +25,6 @@ _LISTED, _MEANT = 32, 4
 _NEAR = 0.65
 """Below this ratio of difflib a name is another word, "precision" for "reflections", and no slip."""
 _SYNONYMS = {"unitary": "orthogonal", "riemannian": "stiefel", "nonlinearity": "activation"}
-"""Words of others to ours."""
 
 
 class StiefelkitError(Exception):

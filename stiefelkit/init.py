@@ -55,8 +55,7 @@ def henaff(
 ) -> Tensor:
     """Rotates consecutive pairs of axes by angles uniform on :math:`(-π, π)` (Henaff, Szlam, LeCun 2016).
 
-    An odd last axis stays where it is. The eigenvalues :math:`e^{it}, e^{-it}` are uniform on the unit circle. Takes
-    shape, dtype and generator as `haar`.
+    Eigenvalues are uniform on the unit circle. Takes shape, dtype and generator as `haar`.
     """
     shape = _check("henaff", shape, dtype)
     *batch, n, p = shape

@@ -12,19 +12,9 @@ from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_dtype, check_tensors, working_dtype
 
 __all__ = [
-    "FRAME_TOLERANCE",
-    "Lipschitz",
-    "bits_lost",
-    "defect",
-    "frame_tolerance",
-    "lipschitz",
-    "orthogonality_error",
-    "permitted_error",
-    "permitted_return",
-    "rounding_limit",
-    "scale_of",
-    "working_dtype",
-]
+    "FRAME_TOLERANCE", "Lipschitz", "bits_lost", "defect", "frame_tolerance", "lipschitz", "orthogonality_error",
+    "permitted_error", "permitted_return", "rounding_limit", "scale_of", "working_dtype",
+]  # fmt: skip
 suggest_names(__name__)
 
 FRAME_TOLERANCE = 100

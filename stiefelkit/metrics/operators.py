@@ -21,8 +21,7 @@ class Lipschitz(NamedTuple):
     """Singular values of a linear layer as an operator: how far it stretches, and shrinks, differences of inputs.
 
     Attributes:
-        largest: the largest singular value, the layer's Lipschitz constant in the Euclidean norm; the largest stretch
-            found, if not exact.
+        largest: the largest singular value, the layer's Lipschitz constant; the largest stretch found, if not exact.
         smallest: the smallest of min(inputs, outputs) singular values; the smallest found, if not exact.
         bound: of the stretch of every input: `largest` if exact. Else it is certain for torch's convolutions; for other
             layers it fails for one in 1e10 of the directions that the search may start from.
@@ -103,7 +102,6 @@ def lipschitz(
 
 
 def _input_shape(layer: nn.Module, input_size: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Returns the shape of one input, with the channels of a convolution."""
     size = getattr(layer, "in_features", None) if input_size is None else input_size
     needs(size is not None, OptionError, "lipschitz", f"the input_size of a {type(layer).__name__}", "none")
     shape = sizes([size] if isinstance(as_python_number(size), int) else size)
@@ -221,8 +219,8 @@ def _by_frequency(
 ) -> Tensor:
     """Returns the singular values of an operator that commutes with the shifts of a grid, min(n, m) a frequency.
 
-    The rows of the operator in one cell of the grid, which has one if it is (), say all: their Fourier transform over
-    the grid is a matrix for each frequency. `adjoint` is that of a batch of outputs, of the dtype and device of `like`.
+    The rows of the operator in one cell of the grid, the only one of (), determine it: their Fourier transform over the
+    grid is a matrix for each frequency. `adjoint` takes batches of outputs, of the dtype and device of `like`.
     """
     cell = [m // g for m, g in zip(out_shape, grid, strict=True)] if grid else list(out_shape)
     count = math.prod(cell)
