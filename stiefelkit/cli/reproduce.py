@@ -7,7 +7,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from stiefelkit.cli.options import Options
-from stiefelkit.errors import DivergedError, OptionError, RunError
+from stiefelkit.errors import DivergedError, OptionError, RunError, needs
 from stiefelkit.training.data import named
 from stiefelkit.training.display import Screen, say
 from stiefelkit.training.figure import Figures
@@ -50,14 +50,11 @@ def reproduce(
     """
     plan, figures = plan or Reproduction(), figures or Figures()
     modes = [word for word in (name, list and "--list", report and "--report") if word]
-    if len(modes) > 1:
-        raise OptionError(
-            f"Reproducing takes the name of an experiment, --list or --report, got {' and '.join(modes)}."
-        )
-    if page is not None and not report:
-        raise OptionError("--page needs --report, which writes that page, got no --report.")
-    if (list or report) and plan != Reproduction():
-        raise OptionError(f"{modes[0]} runs nothing and takes no epochs, seed, threads or device, got some.")
+    words = "the name of an experiment, --list or --report"
+    needs(len(modes) == 1, OptionError, "Reproducing", words, " and ".join(modes) or "none; --list has all names")
+    needs(page is None or report, OptionError, "--page", "--report, which writes that page", "no --report")
+    is_idle = (list or report) and plan != Reproduction()
+    needs(not is_idle, OptionError, modes[0], "no epochs, seed, threads or device, since it runs nothing", "some")
     with named(data):
         if list:
             _list(out)
@@ -74,11 +71,7 @@ def reproduce(
                 say(f"Figure: {path}")
             say(f"Page: {written}")
             return 0
-        if name is None:
-            raise OptionError(
-                "Reproducing needs the name of an experiment, got none; stiefelkit reproduce --list has all."
-            )
-        return _run(name, out, plan, tensorboard)
+        return _run(str(name), out, plan, tensorboard)
 
 
 def _run(name: str, out: Path, plan: Reproduction, tensorboard: bool) -> int:

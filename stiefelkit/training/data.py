@@ -146,11 +146,11 @@ def _checked(file: File, path: Path, remedy: str) -> bytes:
         content = path.read_bytes()
         content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
     except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise DataError(f"{file.name} needs to be a whole file, got {path}: {reason}; {remedy}.") from error
     sha256 = hashlib.sha256(content).hexdigest()
     if sha256 != file.sha256:
         raise DataError(
-            f"{file.name} needs content with the sha256 {file.sha256[:16]}..., got {sha256[:16]}... in {path}; {remedy}."
+            f"{file.name} needs the sha256 {file.sha256[:16]}..., got {sha256[:16]}... in {path}; {remedy}."
         )
     return content

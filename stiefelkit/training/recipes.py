@@ -61,7 +61,7 @@ def literal(word: str) -> Option:
     return {"true": True, "false": False}.get(word.lower(), word)
 
 
-def written(value: Any) -> str:
+def written(value: object) -> str:
     """Returns the word of a value on the command line, as `literal` reads it, or of a table as `tables_of` does.
 
     >>> written({"optimizer": "adam", "lr": 1e-4, "betas": [0.9, 0.99], "amsgrad": True})

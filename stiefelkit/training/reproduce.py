@@ -66,8 +66,8 @@ def reproduce(
             f"Run {out} needs --epochs {begun.steps // row.epoch}, over which its rates fall, got "
             f"{config.steps // row.epoch} epochs; start another run with another --out."
         )
-    kept = [name for name in ("seed", "threads", "device") if getattr(named, name) is None]
-    asked = dataclasses.replace(config, **{name: getattr(begun, name) for name in kept})
+    kept = {name: vars(begun)[name] for name in ("seed", "threads", "device") if vars(named)[name] is None}
+    asked = dataclasses.replace(config, **kept)
     if done >= config.steps:
         begun.continued(dataclasses.replace(asked, steps=begun.steps), str(out))
         return RunOutcome(out, done, already=True)
@@ -77,7 +77,7 @@ def reproduce(
 def opened(path: Path, row: Row) -> RunFolder:
     """Returns the folder of a run; raises RunError unless it is the row but for seed, length, threads and device."""
     folder = RunFolder.open(path)
-    free = {name: getattr(folder.config, name) for name in ("seed", "steps", "threads", "device")}
+    free = {name: vars(folder.config)[name] for name in ("seed", "steps", "threads", "device")}
     begun, wanted = (vars(config) for config in (folder.config, dataclasses.replace(row.config(), **free)))
     for name, value in wanted.items():
         if begun[name] != value:
@@ -92,7 +92,7 @@ def finding(path: Path) -> Finding:
     """Returns what came of a run; raises RunError if it is missing, damaged or has not been evaluated yet."""
     folder = RunFolder.open(path)
     task, records = folder.config.build_task(), by_kind(folder)
-    best: Any = max if task.headline == "accuracy" else min
+    best = max if task.headline == "accuracy" else min
     test, validation = ({line["step"]: line[task.headline] for line in records[k]} for k in ("test", "validation"))
     if not test:
         raise RunError(f"Run {path} needs an evaluation in its log, got none yet; continue it.")

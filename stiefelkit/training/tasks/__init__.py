@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from stiefelkit.errors import OptionError, did_you_mean
+from stiefelkit.errors import OptionError, did_you_mean, needs
 from stiefelkit.registry import Registry
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.tasks.task import Task
@@ -15,24 +15,20 @@ PARTS = ("name", "input_size", "output_size", "last_only", "headline", "loss_lab
 """What a task says of itself beside its methods."""
 
 
-def _check(task: Any) -> None:
-    if not (isinstance(task, type) and issubclass(task, Task)):
-        raise OptionError(f"A task needs to be a subclass of stiefelkit.training.tasks.Task, got {task!r}.")
-    who = task.__name__
-    if "__dataclass_params__" not in vars(task) or not task.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        raise OptionError(f"A task needs to be a dataclass of its options, @dataclass(frozen=True), got {who}.")
-    missing = [part for part in PARTS if not hasattr(task, part)]
-    if missing:
-        raise OptionError(f"A task needs {', '.join(missing)}, got {who} without; write each as a ClassVar.")
-    options = [option.name for option in dataclasses.fields(task)]  # type: ignore[arg-type]
-    inside = [part for part in PARTS if part in options]
-    if inside:
-        raise OptionError(f"A task needs {', '.join(inside)} as a ClassVar, got an option of {who}.")
-    if "train_size" not in options and not hasattr(task, "train_size"):
-        raise OptionError(f"A task needs an option train_size, got {who} with {', '.join(options) or 'no option'}.")
-    recipes: Any = task.recipes
-    if not (isinstance(recipes, Mapping) and all(isinstance(recipe, Recipe) for recipe in recipes.values())):
-        raise OptionError(f"A task needs recipes, a Recipe for each of some models, got {recipes!r:.80} in {who}.")
+def _check(task: object) -> None:
+    """Raises OptionError unless a plugin is a task that can be trained on."""
+    if not (isinstance(task, type) and issubclass(task, Task) and dataclasses.is_dataclass(task)):
+        raise OptionError(f"A task needs to be a dataclass of its options and a subclass of Task, got {task!r}.")
+    who, options = task.__name__, {option.name for option in dataclasses.fields(task)}
+    needs(task.__hash__ is not None, OptionError, "A task", "@dataclass(frozen=True)", who)
+    missing = [part for part in PARTS if part in options or part not in dir(task)]
+    words = f"{', '.join(missing)}, each as a ClassVar"
+    needs(not missing, OptionError, "A task", words, f"{who} without")
+    has_size = "train_size" in {*options, *dir(task)}
+    needs(has_size, OptionError, "A task", "an option train_size", f"{who} with {', '.join(sorted(options)) or 'none'}")
+    recipes = vars(task).get("recipes", {})
+    is_recipes = isinstance(recipes, Mapping) and all(isinstance(recipe, Recipe) for recipe in recipes.values())
+    needs(is_recipes, OptionError, "A task", "recipes, a Recipe for each of some models", f"{recipes!r:.80} in {who}")
 
 
 tasks = Registry(

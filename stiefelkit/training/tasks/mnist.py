@@ -52,11 +52,11 @@ OF_SCURNN = {
 """That of its authors: as TensorFlow's, but A's mean squares begin at zero."""
 
 
-def _of(*sizes: Any, batch_size: int = 50, **rest: Any) -> Recipe:
+def _of(hidden_size: int, lr: float = 1e-3, batch_size: int = 50, **rest: Any) -> Recipe:
     epoch = ALL_TRAIN // batch_size
     every = {"eval_every": epoch, "log_every": 100, "checkpoint_every": epoch // 2}
     rest = {"optimizer": "rmsprop", "optimizer_options": TENSORFLOW_RMSPROP, **rest, **every}
-    return Recipe.of(*sizes, batch_size=batch_size, steps=70 * epoch, seed=5544, **rest)
+    return Recipe.of(hidden_size, lr, batch_size=batch_size, steps=70 * epoch, seed=5544, **rest)
 
 
 def _recipes(share: int) -> dict[str, Recipe]:

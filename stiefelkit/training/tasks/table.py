@@ -276,7 +276,13 @@ def prepared(
         rows = arrays([file[0] for file in files], target, features)
     else:
         rows = columns(path, target, features, series, ahead, kind)
-    pieces, length = _pieces(rows, path), window or _common_length(rows, path) - ahead
+    shortest, longest = int(rows.lengths.min()), int(rows.lengths.max())
+    is_cut = window is not None or (len(rows.lengths) > 1 and shortest == longest)
+    got = (
+        f"{len(rows.lengths)} of {shortest} to {longest} rows in {path}; --window cuts them, --series tells them apart"
+    )
+    needs(is_cut, DataError, WHO, "--window, or several series of one length", got)
+    pieces, length = _pieces(rows, path), window or longest - ahead
     reach, starts = length + ahead, {}
     for part, ends in pieces.items():
         starts[part] = np.concatenate([np.arange(first, max(first, end - reach + 1)) for first, end in ends])
@@ -437,16 +443,6 @@ def _pieces(rows: Rows, path: Path) -> dict[str, list[tuple[int, int]]]:
     held = max(1, round(HELD_OUT * len(ends)))
     parts = {"train": order[2 * held :], "valid": order[held : 2 * held], "test": order[:held]}
     return {part: [(int(ends[k] - rows.lengths[k]), int(ends[k])) for k in sorted(ks)] for part, ks in parts.items()}
-
-
-def _common_length(rows: Rows, path: Path) -> int:
-    """Returns the length of all series; raises DataError if there is one series alone, or of several lengths."""
-    words = "--window, the rows to read, or --series, a column that tells series apart"
-    needs(len(rows.lengths) > 1, DataError, WHO, words, f"neither for {path}")
-    shortest, longest = int(rows.lengths.min()), int(rows.lengths.max())
-    got = f"{shortest} to {longest} rows in {path}; --window cuts them"
-    needs(shortest == longest, DataError, WHO, "series of one length", got)
-    return longest
 
 
 def _standardized(values: np.ndarray, trained: np.ndarray) -> tuple[Tensor, list[tuple[float, float]]]:

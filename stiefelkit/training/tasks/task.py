@@ -12,9 +12,9 @@ import functools
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from stiefelkit.errors import DataError, OptionError
+from stiefelkit.errors import DataError, OptionError, needs
 from stiefelkit.training import data
 from stiefelkit.training.recipes import Recipe
 
@@ -93,6 +93,7 @@ class Task(ABC):
     * `evaluate` returns the keys of `baseline`, and a model that knows nothing cannot beat the baseline.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     name: ClassVar[str]
     """The registry name."""
     input_size: ClassVar[int]
@@ -152,26 +153,14 @@ class Task(ABC):
         return self.train_size
 
     def data_digest(self) -> str | None:
-        """Returns what the user's files are known by, so that a run does not go on with others; None without files.
-
-        Raises:
-            DataError: they are missing or damaged.
-        """
+        """Returns what the user's files are known by, so that a run does not go on with others; None without files."""
         return None
 
     def batches_per_epoch(self, batch_size: int) -> int:
-        """Returns how many whole batches the training set holds.
-
-        Raises:
-            OptionError: the training set is smaller than one batch.
-        """
-        sequences = self.sequences
-        if not 1 <= batch_size <= sequences:
-            raise OptionError(
-                f"Task {self.name!r} needs a batch size between 1 and its {sequences} training sequences, "
-                f"got {batch_size}."
-            )
-        return sequences // batch_size
+        """Returns how many whole batches the training set holds; raises OptionError if there is none."""
+        words = f"a batch size between 1 and its {self.sequences} training sequences"
+        needs(1 <= batch_size <= self.sequences, OptionError, f"Task {self.name!r}", words, batch_size)
+        return self.sequences // batch_size
 
     def evaluate(
         self, model: nn.Module, chunk: int | None = None, examples: tuple[Tensor, Tensor] | None = None
@@ -221,7 +210,21 @@ class Task(ABC):
 
     def options(self) -> dict[str, Any]:
         """Returns the options by name, as they are written into a run folder."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {field.name: vars(self)[field.name] for field in dataclasses.fields(self)}
+
+
+class Sequences(Protocol):
+    """The sequences of a part of some data."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, rows: Tensor, /) -> tuple[Tensor, Tensor]:
+        """Returns x and y of some of them."""
+        ...
+
+    def all(self) -> tuple[Tensor, Tensor]:
+        """Returns x and y of all, in order."""
+        ...
 
 
 class Parted(Task):
@@ -230,8 +233,8 @@ class Parted(Task):
     train_size: int | None
 
     @abstractmethod
-    def _split(self, name: str) -> Any:
-        """Returns the sequences of a part, which have a length, `read` for x and y of some, and `all` for all."""
+    def _split(self, name: str) -> Sequences:
+        """Returns the sequences of a part."""
 
     @property
     def sequences(self) -> int:
@@ -241,11 +244,8 @@ class Parted(Task):
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns some sequences of the epoch's own shuffle, which is drawn from (seed, epoch)."""
         train = self._split("train")
-        if self.sequences > len(train):
-            raise OptionError(
-                f"{type(self).__name__} needs train_size <= {len(train)}, the sequences that there are, got "
-                f"{self.sequences}."
-            )
+        words = f"train_size <= {len(train)}, the sequences that there are"
+        needs(self.sequences <= len(train), OptionError, type(self).__name__, words, self.sequences)
         return train.read(self._visited(step, batch_size, seed))
 
     def held_out(self) -> tuple[Tensor, Tensor]:
