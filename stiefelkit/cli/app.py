@@ -1,13 +1,12 @@
 """The table of commands, each imported when it is called or when all are listed."""
 
 from pathlib import Path
-from time import monotonic
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
 from stiefelkit._version import __version__
-from stiefelkit.cli.options import DEFAULTS, began, join_keys, words_of_file
+from stiefelkit.cli.options import DEFAULTS, join_keys, words_of_file
 from stiefelkit.errors import OptionError
 from stiefelkit.training.ranks import launched
 
@@ -45,7 +44,6 @@ def launch(
     config: Annotated[Path | None, Parameter(help=CONFIG)] = None,
 ) -> Any:
     """Reads the options of a file, then runs the command with both."""
-    began.set(monotonic())
     if words[:1] and words[0] in ALONE and launched():
         raise OptionError(f"stiefelkit {words[0]} needs one process, got several of torchrun; start it without.")
     more = words_of_file(config, words) if config is not None else []

@@ -4,13 +4,12 @@ import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import App, Parameter
 from rich.table import Table
 
-from stiefelkit.cli.options import DEFAULTS, Options, asked, began
+from stiefelkit.cli.options import DEFAULTS, Options, asked
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.plans import (
     SUBJECT,
@@ -26,7 +25,7 @@ from stiefelkit.training.display import Bar, Screen
 from stiefelkit.training.figure import Figures
 
 if TYPE_CHECKING:
-    from stiefelkit.measuring.contest import ProgressCallback, Race, Schedule
+    from stiefelkit.measuring.contest import ProgressCallback, Race
     from stiefelkit.measuring.tables import Table as Measured
 
 P = TypeVar("P", bound=FramePlan | ScanRace)
@@ -40,10 +39,8 @@ def scan(*, plan: Options[ScanRace] = None, json: RowsFile = None) -> int:
     """Races the scan h_t = act(x_t U^T + h_{t-1} W^T), forward and backward, on this machine.
 
     Timed is the forward, and the backward to W, U and the bias from a dense dL/dh at every step; "last state" has
-    dL/dh_T alone, and does not return the other states (last_only=True). W is given: the map to it is not in here.
-    All run in turns in one process, after a warm-up; medians are shown. Time is process CPU time, or that between CUDA
-    events on a GPU. Unit: LIMIT, the matrix products that no scan can do without, working in the cache: T of (B, n) by
-    (n, n) forward, T backward, and one (n, TB) by (TB, n); complex states count as 2n real numbers.
+    dL/dh_T alone. All run in turns in one process, after a warm-up; medians are shown. Unit: LIMIT, the matrix products
+    that no scan can do without: T of (B, n) by (n, n) forward, T backward, and one (n, TB) by (TB, n).
 
     The cases, T steps of B sequences: A, T=784, n=170, B=128, m=1; B, T=1020, n=190, B=20, m=10; C, T=200, n=512, B=50,
     m=129; D, complex, T=784, n=116, B=50, m=1. On request, with "scan (factors)", which never forms W: E, complex,
@@ -51,12 +48,7 @@ def scan(*, plan: Options[ScanRace] = None, json: RowsFile = None) -> int:
     householder of 32 reflections.
 
     Drawn: input normal, W a Haar frame, U Glorot-uniform, modReLU's bias U(-0.01, 0), for complex states
-    U(-0.01, 0.01), dL/dh normal.
-
-    Peers: the same cell as a loop with autograd, step by step; torch's RNN (tanh, or relu if that is --activation) and
-    LSTM, of as many units as a state has real numbers; and the LSTM that the papers match by its number of parameters.
-
-    "ours x" is the time over that of our scan: 2 means that ours is twice as fast.
+    U(-0.01, 0.01), dL/dh normal. "ours x" is the time over that of our scan: 2 means that ours is twice as fast.
     """
     from stiefelkit.measuring.scan import races
 
@@ -67,23 +59,16 @@ def scan(*, plan: Options[ScanRace] = None, json: RowsFile = None) -> int:
 def parametrizations(*, plan: Options[ParametrizationRace] = None, json: RowsFile = None) -> int:
     """Races the parametrizations of the registry, and other implementations of the same maps, on this machine.
 
-    All versions run in turns in one process, after a warm-up; medians are shown. Time is process CPU time, or that
-    between CUDA events on a GPU. Unit: g is one product of an n x p with a p x p matrix of that dtype (a batch of them,
-    if there is one), measured in the same turns.
+    All run in turns in one process, after a warm-up; medians are shown. Time is process CPU time, or that between CUDA
+    events. Unit: g is one product of an n x p with a p x p matrix of that dtype, measured in the same turns.
 
-    "forward" computes the frame without gradients; "forward_backward" gives the gradient of its coordinates for a
-    fixed random dL/dW; "step" is zero_grad, the same, and a step of torch.optim.SGD, or of geoopt's RiemannianSGD on
-    the frame itself. Nothing is cached.
-
-    Drawn, for ours and peers alike: skew A with entries of E |a|^2 = 1/n, so that ||A||_2 is about 2 (torch and
-    geotorch map A / 2 by Cayley, and get 2 A); entries of reflectors N(0, 1), those of peers with 1 on top; angles and
-    phases uniform on (-pi, pi); other coordinates by the parametrization's default init; dL/dW with E |g|^2 = 1/n.
+    "forward" computes the frame without gradients; "forward_backward" gives the gradient of its coordinates for a fixed
+    random dL/dW; "step" is zero_grad, the same, and a step of torch.optim.SGD, or of geoopt's on the frame itself.
 
     With --apart the batch races also as so many weights of their own, "apart" one by one, "grouped" inside sk.grouped;
-    "/ batch" is the time over that of the batch as one weight.
-
-    The ratio compares with the fastest peer of the same map in the same table: 2 means twice as fast as it. The error
-    is ||W^H W - I||_F, computed in float64, over what rounding an exact frame costs.
+    "/ batch" is the time over that of the batch as one weight. The ratio compares with the fastest peer of the same map
+    in the same table: 2 means twice as fast as it. The error is ||W^H W - I||_F over what rounding an exact frame
+    costs. docs/benchmarks.md says what is drawn.
     """
     from stiefelkit.measuring.frames import races
 
@@ -95,17 +80,12 @@ def optimizers(*, plan: Options[OptimizerRace] = None, json: RowsFile = None) ->
     """Races the optimizers that move a frame itself, and geoopt's, on this machine.
 
     Timed is one optimizer.step() on one frame, or on one batch of frames. All move frames of their own from the same
-    Haar draw, in turns in one process, after a warm-up; medians are shown. Time and unit are those of the race of
-    parametrizations.
+    Haar draw by the same 16 gradients in turns, without momentum but Adam's. The learning rate makes the first step
+    turn the frame by --step-length: lr ||B||_2, B = G W^H - W G^H, for the multiplicative Cayley update, and what is as
+    long as that for the others. Time and unit are those of the race of parametrizations.
 
-    16 gradients with E |g|^2 = 1/n, the same for all, take turns, so that the steps stay as long as they are. The
-    learning rate makes the first one turn the frame by --step-length: lr ||B||_2, B = G W^H - W G^H, for the
-    multiplicative Cayley update, and what is as long as that for the others, found by a tiny step in float64. Our
-    optimizers have no momentum here but Adam's, as geoopt's have none.
-
-    The ratio compares with the faster of geoopt's RiemannianSGD, in the canonical and the Euclidean metric: 2 means
-    twice as fast as it. "exact/fast" is the time of the exact optimizer over that of the same in precision fast. The
-    error is ||W^H W - I||_F, computed in float64, after all steps of the race, over what rounding an exact frame costs.
+    The ratio compares with the faster of geoopt's RiemannianSGD: 2 means twice as fast as it. "exact/fast" is the time
+    of the exact optimizer over that of the same in precision fast. The error is that after all steps of the race.
     """
     from stiefelkit.measuring.frames import races
 
@@ -119,19 +99,14 @@ def growth(*, plan: Options[GrowthPlan] = None, json: RowsFile = None) -> int:
 
     The exponent is that of the least-squares line through log time, or log memory, over log n; +- is its standard
     error. Points at the low end from which the next costs less than half of what the expected exponent says are
-    overhead, and left out; the table names the range of the fit, and up to where overhead dominates.
-
-    "expected" is the cost exponent in its traits for time, 2 for memory.
-    "faster": yes where it grows faster than that by more than twice the spread and what a factor log n could add.
-
-    The figures are those of the race of parametrizations. Memory is the most that torch has allocated at once, beyond
-    what was there before.
+    overhead, and left out. "expected" is the cost exponent in its traits for time, 2 for memory. "faster": yes where it
+    grows faster than that by more than twice the spread and what a factor log n could add.
     """
     from stiefelkit.measuring.frames import races
     from stiefelkit.measuring.growth import growth
 
-    def fitted(plan: ParametrizationRace, watch: "ProgressCallback", schedule: "Schedule | None") -> "Iterator[Race]":
-        found = list(races(plan, watch, schedule))
+    def fitted(plan: ParametrizationRace, watch: "ProgressCallback") -> "Iterator[Race]":
+        found = list(races(plan, watch))
         yield from growth(found) or found
 
     return _raced(plan or GrowthPlan(), fitted, json)
@@ -139,7 +114,7 @@ def growth(*, plan: Options[GrowthPlan] = None, json: RowsFile = None) -> int:
 
 def _raced(
     plan: P,
-    races: "Callable[[P, ProgressCallback, Schedule | None], Iterator[Race]]",
+    races: "Callable[[P, ProgressCallback], Iterator[Race]]",
     json: Path | None,
     shares: bool = False,
 ) -> int:
@@ -153,7 +128,7 @@ def _raced(
     console, rows, said = Screen(), [], {}
     late: dict[str, list[str]] = {}
     with Bar(console) as bar:
-        for race in races(plan, bar.show, _deadline(console, plan.quick)):
+        for race in races(plan, bar.show):
             bar.hide()
             if race.rows:
                 console.print(*map(_rendered, of_race(race, plan.dtype, shares)), sep="\n")
@@ -173,18 +148,6 @@ def _raced(
     if json is not None and rows:
         console.print(f"Data: {json}", soft_wrap=True)
     return 0
-
-
-def _deadline(console: Screen, is_quick: bool) -> "Schedule | None":
-    """Returns the schedule of a quick form, which began with the command."""
-    from stiefelkit.measuring import contest
-
-    if not is_quick:
-        return None
-    console.print("Quick form: it ends in under a minute, and names what it has no time for.", soft_wrap=True)
-    # What is drawn at the end may take as long as the start did.
-    startup = monotonic() - began.get(monotonic())
-    return contest.Schedule(max(contest.QUICK - startup - min(startup, 5.0), 0.0))
 
 
 def _say_late(console: Screen, places: Iterable[tuple[str, list[str]]]) -> None:
@@ -219,11 +182,9 @@ def _rendered(table: "Measured") -> Table:
 def drift(*, plan: Options[DriftPlan] = None, out: Path = Path("runs/drift"), figures: Options[Figures] = None) -> int:
     """Measure how weights keep orthogonality.
 
-    Each weight is taken through many optimizer steps. Methods are parametrizations, trained by --optimizer;
-    "unconstrained", a plain weight; optimizers that move the frame itself, in precision exact, or fast as in
-    multiplicative_cayley:fast; and geoopt's (geoopt_sgd_canonical, geoopt_sgd_euclidean, geoopt_adam_canonical,
-    geoopt_adam_euclidean). Optimizers of frames have no momentum here, and a learning rate for which the first step has
-    the length --step-length.
+    Each weight is taken through many optimizer steps: parametrizations by --optimizer; "unconstrained", a plain weight;
+    optimizers that move the frame itself, in precision exact, or fast as in multiplicative_cayley:fast, and geoopt's
+    (geoopt_sgd_canonical, geoopt_sgd_euclidean, geoopt_adam_canonical, geoopt_adam_euclidean), without momentum.
 
     The table shows the largest ||W^H W - I||_F, computed in float64, up to a step, over the error of rounding an exact
     frame; the figure shows the largest between two of its points. drift.json is replaced after each method, so Ctrl-C
@@ -240,7 +201,7 @@ def drift(*, plan: Options[DriftPlan] = None, out: Path = Path("runs/drift"), fi
 
     plan, console = plan or DriftPlan(), Screen()
     with Bar(console) as bar:
-        outcome = measure(plan, out, bar.show, figures, _deadline(console, plan.quick))
+        outcome = measure(plan, out, bar.show, figures)
     if outcome.curves:
         note = f"parametrizations: {plan.optimizer} at {plan.lr:g}; frames: steps of {plan.step_length:g}"
         console.print(_rendered(of_drift(outcome.curves, f"{plan.gradients} gradients", note)))
@@ -299,7 +260,7 @@ def report(
     else:
         command = shlex.join(["stiefelkit", *asked.get()])
         with Bar(console) as bar:
-            for record in gather(plan, command, bar.show, _deadline(console, plan.quick)):
+            for record in gather(plan, command, bar.show):
                 bar.hide()
                 console.print(f"{record.parts[-1].name}: {record.parts[-1].seconds:.0f} s")
                 if json is not None:

@@ -24,8 +24,6 @@ Options = Annotated[T | None, Parameter(name="*")]
 
 asked: ContextVar[tuple[str, ...]] = ContextVar("asked", default=())
 """The words of the command line."""
-began: ContextVar[float] = ContextVar("began")
-"""The time of `time.monotonic` when the command began."""
 
 
 def read_integer(text: str) -> int:

@@ -70,23 +70,20 @@ def cuda_seconds(run: Run, calls: int, device: torch.device | str = "cuda") -> f
 
 
 def clock_of(device: torch.device, cold: bool = False) -> Clock:
-    """Returns the clock for work on a device: CUDA events on a GPU, else CPU time.
-
-    A cold one writes over the last cache of the device before every call, which is not timed.
-    """
+    """Returns the clock for a device; a cold one writes over its last cache before every call, which is not timed."""
     is_cuda = device.type == "cuda"
     if not cold:
         return functools.partial(cuda_seconds, device=device) if is_cuda else cpu_seconds
     size = 2 * torch.cuda.get_device_properties(device).L2_cache_size if is_cuda else CPU_CACHE
     buffer = torch.empty(size, dtype=torch.int8, device=device)
 
+    def flushed(run: Run) -> float:
+        buffer.zero_()
+        return cpu_seconds(run, 1)
+
     def seconds(run: Run, calls: int) -> float:
         if not is_cuda:
-            total = 0.0
-            for _ in range(calls):
-                buffer.zero_()
-                total += cpu_seconds(run, 1)
-            return total
+            return sum(flushed(run) for _ in range(calls))
         # Nothing is waited for in between: the host is ahead while the device writes.
         with torch.cuda.device(device):
             pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(calls)]
@@ -111,10 +108,7 @@ def indexed_device(device: torch.device | str) -> torch.device:
 
 
 def replayed(run: Run, device: torch.device) -> Run:
-    """Returns what launches again all that a function launches on a GPU, captured in a graph after `WARM_UPS` runs.
-
-    What cannot be captured is a RuntimeError of torch.
-    """
+    """Returns the replay of a graph of all that a function launches on a GPU, captured after `WARM_UPS` runs."""
     with torch.cuda.device(device):
         current, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(current)
@@ -144,17 +138,8 @@ def race(
     `repeats` samples would take longer than `seconds` gets fewer, one at least, spread evenly from the first round on.
     The garbage collector is off while the clock runs.
 
-    Args:
-        versions: name to function.
-        clock: how to time.
-        repeats: samples of each version at most.
-        seconds: how long to sample each version, about.
-        watch: called before each round with the number of rounds done and of all.
-        is_over: asked before each sample; no more are taken once it says so.
-
-    Returns:
-        Name to timing, in the order given, of those that ran; one that was over after its warm-up has the fastest run
-        of that as its sample.
+    `watch` is called before each round with the number of rounds done and of all; once `is_over` says so, no more
+    samples are taken, and what has none has the fastest run of its warm-up as one. What did not run is left out.
     """
     samples: dict[str, list[float]] = {name: [] for name in versions}
     with _without_collector():

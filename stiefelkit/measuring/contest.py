@@ -18,8 +18,8 @@ from stiefelkit.measuring.plans import SUBJECT, Machine, TimingConfig
 from stiefelkit.training.files import refuse_special, writable
 
 UNIT = "the unit"
-QUICK = 50.0
-"""Seconds from the start of a command to the end of what its quick form measures."""
+QUICK = 45.0
+"""Seconds that a quick form measures."""
 NO_TIME = "the quick form had no time left for it."
 """The reason for what a quick form leaves out."""
 
@@ -70,13 +70,9 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Row:
-    """The figures of one implementation; `row["seconds"]` is one of its figures.
+    """The figures of one implementation as a file has them (docs/benchmark-files.md), its name as "contender".
 
-    Attributes:
-        figures: as a file has them, "contender", its name, among them; docs/benchmark-files.md lists those of each
-            race.
-        family: the map that it computes; implementations of one family are compared.
-        is_peer: whether it is of another library.
+    Implementations of one family, that of the map that they compute, are compared; a peer is of another library.
     """
 
     figures: dict[str, Any]
@@ -150,14 +146,9 @@ class DriftCurve:
 
 @dataclass(frozen=True)
 class Race:
-    """One table of a measurement.
+    """One table of a measurement: of which size or case, what was done, and who was left out for what reason.
 
-    Attributes:
-        subject: the size, the case or the axis that was measured.
-        operation: what was done, and timed or counted.
-        left_out: name to the reason why it could not take part.
-        unit: seconds of the unit, where times have one.
-        clocks: what a GPU says of itself after it.
+    The unit is that of times, in seconds.
     """
 
     subject: str
@@ -165,19 +156,11 @@ class Race:
     rows: list[Row]
     left_out: dict[str, str] = field(default_factory=dict)
     unit: float | None = None
-    clocks: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
 class Contest:
-    """The implementations of one size.
-
-    Args:
-        subject: the size, in words.
-        peers: names of the peers, which may fail as they like.
-        schedule: the end, after which implementations are left out.
-        share: the part of the time until then that samples are to take.
-    """
+    """The implementations of one size: peers may fail as they like, and samples take a share of the time left."""
 
     subject: str
     peers: Container[str] = ()
@@ -187,10 +170,7 @@ class Contest:
     share: float = 1.0
 
     def attempt(self, what: str, names: Iterable[str], act: Callable[[str], T]) -> dict[str, T]:
-        """Returns name to what `act` returns, for those that do not fail; the others go to `left_out`.
-
-        What is ours says by an error of ours what it cannot do.
-        """
+        """Returns name to what `act` returns; those that fail, ours by an error of ours, are left out."""
         results = {}
         for name in names:
             self.watch(f"{self.subject}: {what} {name}", 0, 1)
@@ -217,10 +197,7 @@ class Contest:
     def timed(
         self, config: TimingConfig, unit: Run, runs: Mapping[str, Run], operation: str
     ) -> tuple[float, dict[str, Timing]]:
-        """Times the unit and each implementation; for replays, those that can be captured.
-
-        The unit of a race without timings is NaN.
-        """
+        """Times the unit, NaN where nothing is timed, and each implementation that can do what is asked for."""
         device = torch.device(config.device)
         if config.replay:
             unit = replayed(unit, device)

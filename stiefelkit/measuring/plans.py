@@ -443,7 +443,9 @@ USUAL: Scale = {
     "scan": {"repeats": 3, "seconds": 0.3},
 }
 """A few minutes on two cores."""
-QUICK: Scale = USUAL | {"time": {**USUAL["time"], "sizes": SQUARES[:3]}, "scan": {**USUAL["scan"], "quick": True}}
+QUICK: Scale = {name: {**fields, "quick": True} for name, fields in USUAL.items()} | {
+    "time": {**USUAL["time"], "sizes": SQUARES[:3]}
+}
 """Under a minute: as much of it as fits."""
 FULL: Scale = {
     "drift": {"steps": 10_000, "look_every": 10},

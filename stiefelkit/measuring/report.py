@@ -23,7 +23,7 @@ from stiefelkit.measuring import drift, frames, scan
 from stiefelkit.measuring.charts import charts
 from stiefelkit.measuring.contest import NO_TIME, ProgressCallback, Race, Row, Schedule, by_reason, quiet
 from stiefelkit.measuring.growth import growth
-from stiefelkit.measuring.plans import DriftPlan, ReportPlan
+from stiefelkit.measuring.plans import ReportPlan
 from stiefelkit.measuring.tables import of_race, three_digits
 from stiefelkit.training.files import parse_json, write_json
 from stiefelkit.training.memory import cpu
@@ -148,10 +148,7 @@ def gather(
         def watch_section(what: str, done: int, rounds: int, place: str = place) -> None:
             watch(f"{place}: {what}", done, rounds)
 
-        measured = plan.plan(section)
-        if isinstance(measured, DriftPlan) and plan.quick:
-            measured = drift.fitted(measured, drift.pace(measured, share.part(1 / 3)), share)
-        part.races += RACES[section](measured, watch_section, share)
+        part.races += RACES[section](plan.plan(section), watch_section, share)
         part.seconds = time.monotonic() - start
         record.finished = number + 1 == len(plan.sections)
         yield record

@@ -129,13 +129,6 @@ def test_the_command_prints_tables_and_writes_rows(capsys):
     assert f"{share:.2f}"[:3] in shown
 
 
-def test_one_precision_has_nothing_to_compare_with(capsys):
-    assert bench("--sizes 4 --precisions exact --optimizers pogo", *QUICK) == 0
-    shown = capsys.readouterr().out
-    assert "pogo (exact)" in shown
-    assert "fast)" not in shown
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -155,13 +148,6 @@ def test_an_error_of_the_user_is_one_sentence(words, says, capsys):
     assert len(err.splitlines()) == 1
     assert says in err
     assert not list(Path().iterdir())
-
-
-@pytest.mark.parametrize("dtype", ["float32", "complex64"])
-def test_the_longest_step_that_is_taken_ends_no_race(dtype):
-    (race,) = races(plan(step_length=100.0, dtype=dtype))
-    ours = {f"{name} ({precision})" for name in own_optimizers() for precision in ("exact", "fast")}
-    assert {row.name for row in race.rows} | set(race.left_out) == {*ours, *peer_optimizers}
 
 
 @pytest.mark.slow

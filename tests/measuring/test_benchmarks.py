@@ -13,15 +13,11 @@ from pathlib import Path
 
 import pytest
 
-import stiefelkit as sk
 from benchmarks import convolutions, drift, gate, launches, memory, peers, scan, step_time
-from benchmarks.suite import VARIABLE, Suite, mode, row_of, size_of
-from stiefelkit import errors, models
-from stiefelkit.measuring.contest import Race
-from stiefelkit.measuring.moved_frames import own_optimizers
+from benchmarks.suite import VARIABLE, Suite
+from stiefelkit import errors
 from stiefelkit.measuring.plans import CASES, ScanCase
 from stiefelkit.parametrizations.cayley import Cayley
-from stiefelkit.scan import BACKENDS
 
 ROOT = Path(__file__).parents[2]
 MODULES = (convolutions, drift, launches, memory, peers, scan, step_time)
@@ -79,15 +75,6 @@ def test_tables_name_their_axes_keep_a_version_and_have_cells_of_quick_mode(suit
     assert "quick" in levels
 
 
-def test_tables_have_a_row_for_everything_registered():
-    assert set(drift.Frames.axes[0]) == {*sk.available(), *own_optimizers()}
-    assert set(drift.Models.axes[0]) == set(models.names())
-    named = {name.partition(" (")[0] for name in step_time.Parametrizations.axes[0]}
-    assert named == set(sk.available())
-    assert {name.partition(" (")[0] for name in step_time.Optimizers.axes[0]} == set(own_optimizers())
-    assert scan.Scan.axes[:2] == (tuple(CASES), BACKENDS)
-
-
 @pytest.mark.slow
 def test_tables_have_a_row_for_what_a_plugin_registers(tmp_path):
     folder = tmp_path / "plugin-1.0.dist-info"
@@ -110,11 +97,6 @@ def test_tables_have_a_row_for_what_a_plugin_registers(tmp_path):
     done = run("-c", script)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 0.5
-
-
-def test_memory_is_that_of_large_frames_and_long_sequences():
-    assert all(size_of(size)[0] >= 1024 for size in memory.Parametrizations.axes[1])
-    assert all(CASES[case].T >= 784 for case in memory.Scan.axes[0])
 
 
 @pytest.mark.usefixtures("smoke")
@@ -141,18 +123,6 @@ def test_cells_that_a_member_refuses_are_left_out_with_its_reason():
         memory.Parametrizations().setup("fourier (exact)", "1024x1024", "cpu")
     with pytest.raises(NotImplementedError, match="no orthogonal weight"):
         drift.Models().setup("lstm", "cpu")
-
-
-def test_a_row_that_is_missing_says_why():
-    race = Race("A", "forward_backward", [], {"loop": "it is too slow."})
-    with pytest.raises(NotImplementedError, match="it is too slow"):
-        row_of(race, "loop")
-
-
-def test_a_mode_that_does_not_exist_is_refused(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "quik")
-    with pytest.raises(ValueError, match="needs to be one of smoke, quick, full, got 'quik'"):
-        mode()
 
 
 # Figures, at sizes that take no time

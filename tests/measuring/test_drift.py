@@ -90,12 +90,6 @@ def test_contenders_get_frames_of_their_own_and_leave_what_they_start_from_alone
     assert len({moved.frame.data_ptr() for moved in started}) == len(METHODS)
 
 
-def test_others_move_frames_under_their_own_names(monkeypatch):
-    monkeypatch.setitem(peer_optimizers, "theirs", peer_optimizers["geoopt_sgd_euclidean"])
-    w, g = drawn(3, 3)
-    start("theirs", w, g, 0.1).step(g)
-
-
 # What is seen
 
 
@@ -139,12 +133,6 @@ def test_a_run_ends_where_an_error_is_not_finite_and_the_rest_is_nan(monkeypatch
     assert math.isnan(curve.errors[-1])
     assert math.isnan(curve.worst)
     assert curve.worst_until(0) < 2
-
-
-def test_a_curve_that_is_repeated_is_the_same():
-    plan = DriftPlan(seed=seeds.seed(), steps=20)
-    one, other = (run.run(plan, "cayley_sgd", 6, 3) for _ in range(2))
-    assert one == other
 
 
 def test_gradients_are_as_named():

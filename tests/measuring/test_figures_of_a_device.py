@@ -47,10 +47,6 @@ def test_the_parts_are_there_in_their_order_and_fit_into_nine_minutes():
     assert SCALES["full"].time == 1
 
 
-def test_what_a_process_says_is_taken_line_by_line(tmp_path):
-    assert list(command.said(says({"a": 1}, {"b": 2}), 1e6, tmp_path / "log")) == [{"a": 1}, {"b": 2}]
-
-
 def test_a_process_that_fails_or_hangs_loses_no_line_before_and_is_said_to(tmp_path, monkeypatch):
     lines = list(command.said(says({"a": 1}, code="raise ValueError('too much')"), 1e6, tmp_path / "log"))
     assert lines[0] == {"a": 1}
