@@ -58,10 +58,7 @@ class FrameGates(nn.Module):
         kind: nn.LSTM or nn.GRU.
         input_size, hidden_size: m and n.
         parametrization: of each block, a registered name or a class.
-        num_layers: how many layers are stacked.
-        bidirectional: whether a second direction runs from the end.
-        dropout: probability with which outputs between layers are zeroed in training.
-        batch_first: whether input and output are (B, T, .) rather than (T, B, .).
+        num_layers, bidirectional, dropout, batch_first: as in torch's layers.
         second_bias: whether there is torch's second bias, too: that of a GRU's candidate stands inside of a gate.
         **options: of the parametrization, and `init=`.
 

@@ -102,7 +102,7 @@ class OrthogonalRNN(_Scanned, Layers):
 
         Args:
             source: a torch.nn.RNN, or its state dict.
-            init: "project" takes the nearest frame (of the map "margin", the nearest near-frame); None refuses any other W.
+            init: "project" takes the nearest frame (of the map "margin", the nearest near-frame); None refuses others.
             parametrization: of W, a registered name or a class; None for a free one, which is taken as it is.
             nonlinearity: another activation than the source's; a state dict has torch's default.
             batch_first: another order of dimensions; a state dict has torch's.

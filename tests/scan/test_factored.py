@@ -12,7 +12,7 @@ import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.contract.param import coordinate_dtypes, load_chart_
 from stiefelkit.contract.table import find_parametrization
-from stiefelkit.nn import GORU, LinearTransitionRNN, OrthogonalRNN, OrthogonalRNNCell
+from stiefelkit.nn import GORU, LinearTransitionRNN, OrthogonalRNN
 from stiefelkit.scan import Factored, activations, scan
 from stiefelkit.scan.engines import problem
 from stiefelkit.scan.structures import STRUCTURES, brick
@@ -124,9 +124,6 @@ def test_other_roads_form_the_matrix(backend):
         torch.testing.assert_close(value, theirs, rtol=1e-10, atol=1e-10)
 
 
-# What rounding does
-
-
 @pytest.mark.parametrize(
     ("name", "dtype", "options", "rounding"),
     [
@@ -169,9 +166,6 @@ def test_float32_gradients_are_those_of_float64_to_rounding(name, dtype, options
         assert torch.linalg.vector_norm(value - theirs) <= 2e-5 * torch.linalg.vector_norm(theirs)
 
 
-# Transforms of torch
-
-
 def test_a_second_derivative_is_refused_as_with_the_matrix():
     map, coordinates = placed("givens", COMPLEX, {"layers": 2})
     loss = run(factored(map, coordinates), drawn(map))[1].abs().sum()
@@ -206,9 +200,6 @@ def test_compiled_layers_take_factors():
         results.append([out.detach(), *torch.autograd.grad(out.abs().sum(), list(rnn.parameters()))])
     for theirs, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-# Layers
 
 
 def layers(kind: type = OrthogonalRNN, **options: Any) -> tuple[Any, Any]:
@@ -250,24 +241,19 @@ def test_factors_change_nothing_that_is_saved_or_baked():
     assert "factored=True" in repr(ours)
 
 
-def test_a_gain_keeps_the_matrix():
-    with pytest.raises(errors.OptionError, match=r"without gain= and view=, for factored=True.* got"):
-        OrthogonalRNN(3, 8, parametrization="householder", reflections=2, gain=0.9, factored=True)
-
-
 @pytest.mark.parametrize(
-    ("make", "text"),
+    ("make", "word"),
     [
         (lambda: OrthogonalRNN(3, 8, factored=True), "Cayley"),
         (lambda: OrthogonalRNN(3, 8, parametrization=None, factored=True), "a free W"),
         (lambda: OrthogonalRNN(3, 8, parametrization="givens", layout="fft", factored=True), "Givens"),
         (lambda: OrthogonalRNN(3, 8, parametrization="givens", backend="reference", factored=True), "reference"),
-        (lambda: OrthogonalRNNCell(3, 8, factored="yes"), "'yes'"),  # type: ignore[arg-type]
-        (lambda: GORU(3, 8, factored=True), "no option 'factored'"),
+        (lambda: GORU(3, 8, factored=True), "matrix"),
+        (lambda: OrthogonalRNN(3, 8, parametrization="householder", gain=0.9, factored=True), "gain"),
     ],
 )
-def test_what_cannot_be_in_factors_is_said_in_one_sentence(make, text):
-    with pytest.raises(errors.OptionError, match=text):
+def test_what_cannot_be_in_factors_is_refused(make, word):
+    with pytest.raises(errors.OptionError, match=word):
         make()
 
 
@@ -283,40 +269,21 @@ def test_forward_mode_and_few_steps_take_the_matrix(monkeypatch):
         rnn(x)
 
 
-# The choice
-
-
 @pytest.mark.parametrize(
     ("name", "is_complex", "options", "n", "rows", "is_factored"),
     [
         ("fourier", True, {}, 512, 50, True),
-        ("fourier", True, {}, 512, 1, True),
         ("fourier", True, {}, 256, 128, False),
         ("givens", True, {"layers": 2}, 256, 20, True),
-        ("givens", True, {"layers": 2}, 1024, 1, True),
         ("givens", True, {"layers": 2}, 224, 1, False),
-        ("givens", True, {"layers": 2}, 192, 20, False),
         ("givens", True, {"layers": 8}, 256, 20, False),
-        ("givens", True, {"layers": 8}, 512, 1, True),
-        ("givens", False, {"layers": 8}, 512, 1, False),
-        ("givens", False, {"layers": 8}, 1024, 1, True),
-        ("givens", True, {"layers": 8}, 1024, 128, True),
         ("givens", False, {"layers": 2}, 512, 20, True),
-        ("givens", False, {"layers": 2}, 512, 1, True),
-        ("givens", False, {"layers": 2}, 384, 2, False),
         ("givens", False, {"layers": 2}, 256, 20, False),
         ("givens", True, {}, 256, 128, False),
         ("householder", False, {"reflections": 32}, 256, 50, True),
         ("householder", False, {"reflections": 128}, 256, 128, False),
-        ("householder", False, {"reflections": 64}, 256, 1, False),
-        ("householder", False, {"reflections": 32}, 1024, 1, True),
-        ("householder", False, {"reflections": 16}, 512, 1, True),
-        ("householder", False, {"reflections": 32}, 512, 4, True),
-        ("householder", False, {"reflections": 128}, 512, 1, True),
         ("householder", False, {"reflections": 32}, 192, 1, False),
         ("householder", True, {"reflections": 32}, 256, 1, True),
-        ("householder", True, {"reflections": 4}, 192, 1, False),
-        ("householder", False, {"reflections": 16}, 128, 128, False),
         ("householder", False, {"reflections": 16}, 256, 0, True),
     ],
 )

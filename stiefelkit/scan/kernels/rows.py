@@ -56,19 +56,14 @@ def rows_forward(
         h0: first states (batch, N).
         bias: of modReLU, one number a unit.
         saved: what the derivative needs besides the states, if any.
-        starts: first row of each step, with PACKED.
-        lengths: steps of each sequence, with PACKED.
+        starts, lengths: first row of each step and steps of each sequence, with PACKED.
         slope: of leaky ReLU.
-        steps: how many, without PACKED.
-        batch: rows of each step, without PACKED.
+        steps, batch: how many, and rows of each, without PACKED.
         N: width of a row.
         ACTIVATION: its name; "complex_modrelu" for rows [Re | Im].
-        PAIRS: whether the activation joins units i and i + N/2.
-        COMPLEX: whether rows are [Re | Im].
-        PACKED: whether the number of rows falls from step to step.
-        REVERSE: whether the last step comes first.
-        BLOCKS: vectors of a row, or of its real parts.
-        SIZE: numbers of the first vector.
+        PAIRS, COMPLEX: whether the activation joins units i and i + N/2; whether rows are [Re | Im].
+        PACKED, REVERSE: whether the number of rows falls from step to step; whether the last step comes first.
+        BLOCKS, SIZE: vectors of a row, or of its real parts, and numbers of the first of them.
         DEEP: rows of a block side by side; see `load_block`.
     """
     row = tl.program_id(0).to(tl.int64)
