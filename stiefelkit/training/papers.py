@@ -164,10 +164,10 @@ def find(name: str) -> Row:
     return known[name]
 
 
-def _over(own: dict[str, Any], below: dict[str, Any]) -> dict[str, Any]:
-    """Returns the keys of both, those of `own` before those of `below`, in tables of tables, too."""
-    both = {key: value for key, value in own.items() if isinstance(value, dict) and key in below}
-    return below | own | {key: _over(value, below[key]) for key, value in both.items()}
+def _with_defaults(own: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Returns the keys of both, those of `own` before the defaults, in tables of tables, too."""
+    both = {key: value for key, value in own.items() if isinstance(value, dict) and key in defaults}
+    return defaults | own | {key: _with_defaults(value, defaults[key]) for key, value in both.items()}
 
 
 def _row(fields: dict[str, Any], inventors: Mapping[str, str]) -> Row:
@@ -194,7 +194,9 @@ def __getattr__(name: str) -> tuple[Row, ...]:
     if table not in file.get("common", ()):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     common, inventors = file["common"][table], file["inventors"]
-    blocks = [_over(own, _over(block, common)) for block in file[table] for own in block.get("each", [{}])]
+    blocks = [
+        _with_defaults(own, _with_defaults(block, common)) for block in file[table] for own in block.get("each", [{}])
+    ]
     read = []
     for block in blocks:
         lists = {key: block[key] for key in ("model", "task", "T") if isinstance(block.get(key), list)}

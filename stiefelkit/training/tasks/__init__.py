@@ -17,7 +17,7 @@ PARTS = ("name", "input_size", "output_size", "last_only", "headline", "loss_lab
 
 def _check(task: object) -> None:
     """Raises OptionError unless a plugin is a task that can be trained on."""
-    if not (isinstance(task, type) and issubclass(task, Task) and dataclasses.is_dataclass(task)):
+    if not (isinstance(task, type) and issubclass(task, Task) and "__dataclass_fields__" in vars(task)):
         raise OptionError(f"A task needs to be a dataclass of its options and a subclass of Task, got {task!r}.")
     who, options = task.__name__, {option.name for option in dataclasses.fields(task)}
     needs(task.__hash__ is not None, OptionError, "A task", "@dataclass(frozen=True)", who)

@@ -187,7 +187,10 @@ class Table(Parted):
             [] if self.file else [path for path in sorted(homes[0].glob("[!.]*")) if path.suffix.lower() in ENDINGS]
         )
         found = [path for path in named if path.is_file()][:1] or listed
-        got = ", ".join(path.name for path in listed[:4]) or f"none named {self.file!r} in {', '.join(map(str, homes))}"
+        got = (
+            ", ".join(path.name for path in listed[:4])
+            or f"none named {self.file!r} in {homes[0] if homes else 'this folder'}"
+        )
         needs(len(found) == 1, DataError, WHO, f"one file ({', '.join(ENDINGS)})", f"{got}; name it with --file")
         if found[0].suffix.lower() == ".npy" and self.target:
             found.append(found[0].with_name(self.target))

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stiefelkit.errors import DataError
+from stiefelkit.errors import DataError, needs
 from stiefelkit.training.data import REMEDY, digest
 
+WHO = "Task 'chars'"
 SHARES = {"train": 0.9, "valid": 0.95, "test": 1.0}
 """Where each part of a single text ends."""
 NO_TARGET = -100
@@ -75,8 +76,7 @@ class Text:
         pieces = {name: [*map(str.rstrip, part.split("\n"))] if by_line else [part] for name, part in parts.items()}
         joined = {name: "".join(part) for name, part in pieces.items()}
         for name, part in joined.items():
-            if not part.strip():
-                raise DataError(f"Task 'chars' needs characters in its {name} part, got none in {source}.")
+            needs(bool(part.strip()), DataError, WHO, f"characters in its {name} part", f"none in {source}")
         self.digest = digest(part.encode("utf-8", "surrogatepass") for part in parts.values())
         self.alphabet = sorted(set(joined["train"]))
         self._codes = {name: self._coded(name, part) for name, part in joined.items()}
@@ -91,10 +91,8 @@ class Text:
         codes = np.searchsorted(letters, points).clip(max=len(letters) - 1)
         known = letters[codes] == points
         if (~known).mean() > UNSEEN:
-            raise DataError(
-                f"Task 'chars' needs a {name} part in the characters of its training part, got {(~known).mean():.0%} "
-                f"others in {self._source}, such as {chr(points[~known][0])!r}."
-            )
+            got = f"{(~known).mean():.0%} others in {self._source}, such as {chr(points[~known][0])!r}"
+            raise DataError(f"{WHO} needs a {name} part in the characters of its training part, got {got}.")
         return torch.from_numpy(np.where(known, codes, len(letters)).astype(np.int32))
 
     def _cut(self, split: str, length: int, ahead: int) -> Sequences:
@@ -107,11 +105,8 @@ class Text:
             starts = torch.arange(0, len(codes), min(length, len(codes)), device="cpu")
             ends = (starts + min(length, len(codes)) + min(ahead, len(codes))).clamp_max(len(codes))
         steps = ends - starts - min(ahead, len(codes))
-        if not (steps > 0).any():
-            raise DataError(
-                f"Task 'chars' needs a line or a window of more than {ahead} characters in its {split} part, got none "
-                f"in {self._source}; lower --ahead."
-            )
+        words = f"a line or a window of more than {ahead} characters in its {split} part"
+        needs(bool((steps > 0).any()), DataError, WHO, words, f"none in {self._source}; lower --ahead")
         return Sequences(codes, starts[steps > 0], steps[steps > 0], ahead, len(self.alphabet))
 
     def _frequencies(self, length: int, ahead: int) -> dict[str, float]:
@@ -135,17 +130,15 @@ def text(folder: Path, file: str, by_line: bool) -> Text:
         paths = []
     source = str(folder / (file or "*.txt"))
     if len(paths) == 1:
-        whole = _read(paths[0])
-        ends = [0, *(int(share * len(whole)) for share in SHARES.values())]
-        parts = {name: whole[ends[i] : ends[i + 1]] for i, name in enumerate(SHARES)}
+        content = _read(paths[0])
+        ends = [0, *(int(share * len(content)) for share in SHARES.values())]
+        parts = {name: content[ends[i] : ends[i + 1]] for i, name in enumerate(SHARES)}
         return Text(parts, by_line, source)
     named = {name: [path for path in paths if name in path.name.lower()] for name in SHARES}
     if len(paths) != 3 or any(len(parts) != 1 for parts in named.values()):
         listed = ", ".join(path.name for path in paths[:4]) + (", ..." if len(paths) > 4 else "")
-        raise DataError(
-            f"Task 'chars' needs one text, or three with train, valid and test in their names, got {listed or 'none'} "
-            f"for {source}; {REMEDY}, and the text with --file."
-        )
+        got = f"{listed or 'none'} for {source}; {REMEDY}, and the text with --file"
+        raise DataError(f"{WHO} needs one text, or three with train, valid and test in their names, got {got}.")
     return Text({name: _read(path) for name, (path,) in named.items()}, by_line, source)
 
 
@@ -153,6 +146,6 @@ def _read(path: Path) -> str:
     try:
         return path.read_text("utf-8-sig")  # the mark of byte order that some editors write is no character
     except OSError as error:
-        raise DataError(f"Task 'chars' needs a file that can be read, got {path}: {error.strerror}.") from error
+        raise DataError(f"{WHO} needs a file that can be read, got {path}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"Task 'chars' needs a text in UTF-8, got {path}, none at byte {error.start}.") from error
+        raise DataError(f"{WHO} needs a text in UTF-8, got {path}, none at byte {error.start}.") from error

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from stiefelkit.errors import DataError
+from stiefelkit.errors import DataError, needs
 from stiefelkit.numbers import at_least, integer, validate_fields_
 from stiefelkit.training import data
+from stiefelkit.training.audio import ENDINGS, read
 from stiefelkit.training.checks import of_type
 from stiefelkit.training.recipes import Recipe, of_planes
 from stiefelkit.training.tasks.task import Task
@@ -107,25 +108,20 @@ class Waveform(Task):
 def _excerpt(folder: Path, file: str, start: float, excerpt: int, length: int) -> Tensor:
     import torch
 
-    from stiefelkit.training.audio import read
-
     path = _recording(folder, file)
     samples, rate = read(path)
     first = round(start * rate) + excerpt * length
     y = torch.from_numpy(samples[first : first + length])
-    if len(y) < length or y.min() == y.max():
-        lacks = "one that is constant" if len(y) == length else f"the end after {len(samples)}"
-        raise DataError(
-            f"Task 'waveform' needs an excerpt of {length} samples from {first} on, got {lacks} in {path}; set "
-            f"--start, --excerpt or --file."
-        )
+    lacks = "one that is constant" if len(y) == length else f"the end after {len(samples)}"
+    words = f"an excerpt of {length} samples from {first} on"
+    got = f"{lacks} in {path}; set --start, --excerpt or --file"
+    needs(len(y) == length and bool(y.min() < y.max()), DataError, "Task 'waveform'", words, got)
     return (y / y.abs().max()).unsqueeze(0)
 
 
 def _recording(folder: Path, file: str) -> Path:
-    from stiefelkit.training.audio import ENDINGS
-
     paths = [folder / file] if file else sorted(p for p in folder.rglob("[!.]*") if p.name.lower().endswith(ENDINGS))
-    if not paths or not paths[0].is_file():
-        raise DataError(f"Task 'waveform' needs a recording ({', '.join(ENDINGS)}), got none in {folder / file}.")
+    is_there = bool(paths) and paths[0].is_file()
+    words = f"a recording ({', '.join(ENDINGS)})"
+    needs(is_there, DataError, "Task 'waveform'", words, f"none in {folder / file}")
     return paths[0]
