@@ -92,8 +92,6 @@ def charts(section: str, races: Sequence[Race]) -> list[Chart]:
         return [_drift(race) for race in drawn]
     if section == "scan":
         return [_scan(race) for race in drawn if "limit_units" in race.rows[0].figures]
-    if section == "time" and drawn:
-        return [_times(drawn)]
     return []
 
 
@@ -127,26 +125,6 @@ def _drift(race: Race) -> Chart:
         axes.set_ylabel(ERROR)
 
     return _chart(race.subject, words, draw)
-
-
-def _times(races: Sequence[Race]) -> Chart:
-    curves: dict[str, dict[int, float]] = {}
-    for row in (row for race in races for row in race.rows if not row.is_peer and not row.is_fast):
-        curves.setdefault(row.member, {})[row["n"]] = 1e3 * row["seconds"]
-    units = {race.rows[0]["n"]: 1e3 * (race.unit or math.nan) for race in races}
-
-    def draw(axes: "Axes") -> None:
-        for (name, points), style in zip(curves.items(), styles(len(curves)), strict=True):
-            axes.plot(list(points), list(points.values()), label=literal(name), **style)
-        axes.plot(list(units), list(units.values()), "0.2", linewidth=2.5, label="one product")
-        axes.set_xscale("log")
-        axes.set_xticks(list(units), [str(n) for n in units], minor=False)
-        axes.minorticks_off()
-        axes.set(xlabel="n", ylabel="ms")
-        axes.set_yscale("log")
-
-    words = "; ".join(f"{name} {points[max(points)]:.3g} ms at {max(points)}" for name, points in curves.items())
-    return _chart("Time against n", words, draw)
 
 
 def _scan(race: Race) -> Chart:

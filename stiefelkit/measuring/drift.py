@@ -67,16 +67,10 @@ def measure(
     figures: Figures | None = None,
     schedule: Schedule | None = None,
 ) -> DriftOutcome:
-    """Takes every method through the steps at every size, and writes `drift.json` and `drift.png`.
+    """Takes every method through the steps at every size, and writes `drift.json` and `drift.png`, if there is a curve.
 
     `drift.json` is replaced as a whole after each curve, so that an interruption loses only the one at work; its entry
-    "finished" says whether all are there. Without a curve there is none.
-
-    The folder `out` is made if missing. After the end of the schedule, by default that of the plan from now on, methods
-    are left out. `watch` is called after each look, with the method and the steps done.
-
-    Raises:
-        RunError: there is a `drift.json` already, which is not overwritten, or the folder cannot be written.
+    "finished" says whether all are there. One that is there already is not overwritten.
     """
     record, done, figures = out / "drift.json", DriftOutcome(), figures or Figures()
     if record.exists():
@@ -102,7 +96,7 @@ def measure(
 
 
 def races(plan: DriftPlan, watch: ProgressCallback = quiet, schedule: Schedule | None = None) -> Iterator[Race]:
-    """Yields the curves of each size, whose rows have what `drift.json` has of them, when the last is there."""
+    """Yields the curves of each size as the rows of a race."""
     left_out: dict[str, str] = {}
     rows: list[Row] = []
     for count, found in enumerate(outcomes(plan, watch, schedule), 1):
@@ -118,10 +112,7 @@ def races(plan: DriftPlan, watch: ProgressCallback = quiet, schedule: Schedule |
 def outcomes(
     plan: DriftPlan, watch: ProgressCallback = quiet, schedule: Schedule | None = None
 ) -> Iterator[DriftCurve | Skipped]:
-    """Takes every method through the steps at every size, and yields what became of it; writes nothing.
-
-    In a quick form all make as many steps as fit.
-    """
+    """Takes every method through the steps at every size, in a quick form as many as fit, and yields its curve."""
     schedule = schedule or Schedule.of(plan)
     if plan.quick:
         plan = fitted(plan, pace(plan, schedule.part(1 / 3)), schedule)
@@ -251,11 +242,7 @@ def _gradients(plan: DriftPlan, n: int, p: int, source: torch.Generator) -> Call
 
 
 def _of_digits(before: Tensor, after: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
-    """Returns the gradient of the cross-entropy of |x R W^T| V by W, a batch of images after the other.
-
-    The weight W is the only layer that is trained; R, shape (PIXELS, p), and V, real, shape (n, CLASSES), stay as they
-    are. The modulus makes logits real where the weight is complex.
-    """
+    """Returns the gradient by W of the cross-entropy of |x R W^T| V, R and V fixed, batch after batch."""
     task, steps = create("digits", {}), itertools.count()
 
     def gradient(w: Tensor) -> Tensor:

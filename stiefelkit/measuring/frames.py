@@ -35,8 +35,7 @@ def races(
 ) -> Iterator[Race]:
     """Races size by size, parametrizations operation by operation too, and yields each race when it is over.
 
-    After the end of the schedule, by default that of the plan from now on, implementations are left out, as in all
-    measurements; `watch` is called now and then.
+    After the end of the schedule, by default that of the plan from now on, implementations are left out.
     """
     schedule = schedule or Schedule.of(plan)
     for done, (n, p) in enumerate(plan.sizes):

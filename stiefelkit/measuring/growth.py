@@ -21,14 +21,9 @@ LOGARITHM = 0.25
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """y = c x^k over a range.
+    """y = c x^k from a first to a last x, with the standard error of k; up to `overhead_until` y hardly grows.
 
-    Attributes:
-        exponent: k; None from fewer than two points.
-        spread: standard error of k; None from two points, which any law fits.
-        first, last: smallest and largest x of the fit.
-        overhead_until: from the smallest x measured up to this one y hardly grows, and the fit leaves it out; None if
-            it grows from the start.
+    None where there are too few points for it.
     """
 
     exponent: float | None = None

@@ -96,12 +96,8 @@ class Sequences:
 class SequenceEntry:
     """An implementation that is ready to run.
 
-    Attributes:
-        width: of its states.
-        dtype: of its states.
-        parameters: what gradients are taken of.
-        sequence: computes the states of all steps, (T, B, width).
-        last_state: computes the last one only, (B, width), in whatever way is best for that.
+    `sequence` computes the states of all steps, (T, B, width), `last_state` the last one only, (B, width), in whatever
+    way is best for that; gradients are taken of the parameters.
     """
 
     width: int
@@ -127,8 +123,7 @@ def backward(entry: SequenceEntry, drawn: Sequences, loss: str) -> Run:
 def limit(drawn: Sequences) -> Run:
     """Returns what no scan can do without: T products (B, n) x (n, n) forward, T backward, one (n, TB) x (TB, n).
 
-    The products of one step work in place on tensors that stay in the cache: no activation, no memory traffic. Complex
-    states count as 2n real numbers.
+    They work in place on tensors that stay in the cache. Complex states count as 2n real numbers.
     """
     case = drawn.case
     n, steps = case.n * (1 + case.is_complex), 2 * case.T

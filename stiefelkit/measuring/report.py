@@ -44,12 +44,7 @@ RACES: dict[str, Callable[[Any, ProgressCallback, Schedule], Iterator[Race]]] = 
 
 @dataclass
 class Part:
-    """A section: its races, what was left out of it and why, and how long it took.
-
-    Args:
-        limit: the seconds that it had.
-        error: what ended it before its time, if anything.
-    """
+    """A section: its races, what was left out and why, the seconds it took and had, and what ended it, if anything."""
 
     name: str
     seconds: float = 0.0
@@ -71,13 +66,7 @@ def _broke(row: Row) -> bool:
 
 @dataclass
 class Record:
-    """All that was measured on a machine.
-
-    Attributes:
-        machine: words to facts about it and what runs on it.
-        date: ISO 8601.
-        command: what measured it.
-    """
+    """All that was measured on a machine, whose facts have words, by a command, on a date in ISO 8601."""
 
     machine: dict[str, str]
     command: str
@@ -133,10 +122,7 @@ def race_of(content: Any) -> Race:
 def gather(
     plan: ReportPlan, command: str, watch: ProgressCallback = quiet, schedule: Schedule | None = None
 ) -> Iterator[Record]:
-    """Measures section by section, and yields what is there, the same record each time, when one is over.
-
-    Each section has a share of the time until the end of the schedule.
-    """
+    """Measures section by section, and yields the same record each time, when one is over."""
     schedule = schedule or Schedule.of(plan)
     record = Record(machine(plan.device, plan.threads, plan.dtype), command)
     for number, section in enumerate(plan.sections):
