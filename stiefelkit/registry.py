@@ -100,11 +100,7 @@ class Registry:
         return twin
 
     def register(self, name: str, target: Any) -> None:
-        """Adds a name of an object, or of a dotted string `"package.module:attribute"`.
-
-        Raises:
-            OptionError: the name is taken by something else, or is no plain word.
-        """
+        """Adds a name of an object, or of a dotted string `"package.module:attribute"`."""
         if not isinstance(name, str) or not name or not name.replace("_", "a").replace("-", "a").isalnum():
             raise OptionError(f"A {self.kind} name needs letters, digits, - and _ only, got {shown(name)}.")
         self._read_plugins()
@@ -121,11 +117,7 @@ class Registry:
         return sorted(self._targets)
 
     def get(self, name: str) -> Any:
-        """Returns the object behind a name.
-
-        Raises:
-            UnknownNameError: nothing has this name; the nearest one is suggested.
-        """
+        """Returns the object behind a name."""
         self._read_plugins()
         self._require(name)
         if name in self._contested:
@@ -140,11 +132,7 @@ class Registry:
         return self._loaded.get(name, target)
 
     def origin(self, name: str) -> str | None:
-        """Returns the distribution that a name comes from, and its version, "mypackage 1.2"; None if it is not known.
-
-        Raises:
-            UnknownNameError: nothing has this name.
-        """
+        """Returns the distribution that a name comes from, and its version, "mypackage 1.2"; None if it is not known."""
         self._read_plugins()
         self._require(name)
         return self._origins.get(name)
@@ -159,12 +147,7 @@ class Registry:
             self._check_kind(target)
 
     def find(self, target: Any) -> Any:
-        """Returns the object that a name stands for, or the object itself, either checked.
-
-        Raises:
-            UnknownNameError: nothing has this name.
-            OptionError: the object is not of this kind, or lacks something that each must have.
-        """
+        """Returns the object that a name stands for, or the object itself, either checked."""
         if isinstance(target, str):
             target = self._loaded[target] if target in self._loaded else self.get(target)
         if id(target) not in self._checked:

@@ -36,10 +36,6 @@ class Paraunitary(Composite):
         parametrization: of :math:`Q_i` and R, a registered name or a class.
         options: of both maps.
         dtype, device: of the kernel, and where charts live.
-
-    Raises:
-        DtypeError, OptionError: the inner map does not do such frames.
-        ShapeError: a kernel larger than the stride with one channel a group, which only shifts.
     """
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("frame.*", "projectors.*")

@@ -35,9 +35,6 @@ class Scaled(Wrapper):
         inner: the map of the frames.
         gain: g, or "learned".
         blocks: k, the first dimension of the frames, where each of these has a learned gain of its own.
-
-    Raises:
-        OptionError: the gain is neither, or the map has a coordinate of that name.
     """
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("*", GAIN)
@@ -106,11 +103,7 @@ class Scaled(Wrapper):
 
     @torch.no_grad()
     def solve(self, w: Tensor) -> Position:
-        """Hands the weight divided by its gain to the inner map; see `OrthogonalParam.right_inverse`.
-
-        Raises:
-            NotAFrameError: the weight divided by its gain is no frame.
-        """
+        """Hands the weight divided by its gain to the inner map; see `OrthogonalParam.right_inverse`."""
         check_tensor(self, w)
         gain = self._gain_of(w)
         if isinstance(gain, Tensor) and bool((gain == 0).any()):

@@ -46,10 +46,6 @@ class View:
             transposed, of input channels.
         blocks: how many weights of one shape stand side by side in this one, each read by itself.
         dim: along which dimension of the matrix, or of the kernel, they do: 0 or 1.
-
-    Raises:
-        OptionError: no view has this name, or it is one of groups and there are blocks.
-        ShapeError: the weight has too few dimensions for it, or is not made of so many groups or blocks.
     """
 
     name: str
@@ -217,9 +213,6 @@ class Viewed(Wrapper):
     Args:
         inner: the map of the frames.
         view: which matrix of the weight is the frame.
-
-    Raises:
-        ShapeError: the map is of another shape than the view's frames.
     """
 
     coordinate_names: ClassVar[tuple[str, ...]] = ()

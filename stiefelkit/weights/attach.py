@@ -160,9 +160,6 @@ def register(name: str, parametrization: type[OrthogonalParam] | str) -> None:
     Args:
         name: the new name.
         parametrization: the class, or the dotted string.
-
-    Raises:
-        OptionError: the name is taken, or the object is no subclass of `OrthogonalParam`.
     """
     if not isinstance(parametrization, str):
         find_parametrization(parametrization)

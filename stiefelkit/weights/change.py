@@ -32,10 +32,6 @@ def assign_(module: nn.Module, name: str, weight: Tensor) -> None:
         module: the module that owns the weight, or a model that contains it.
         name: the weight's name.
         weight: of the weight's shape, (*, n, p), (*, p, n) if wide, or a kernel's; columns (rows, if wide) orthonormal.
-
-    Raises:
-        ShapeError, DtypeError, NonFiniteError, NotAFrameError, ImageError: what the map cannot take; nothing changes.
-        OptionError: the weight is on the meta device.
     """
     find.find_weight(module, name, "assign_").coordinate_list.right_inverse(weight)
 
@@ -50,9 +46,6 @@ def reset_(module: nn.Module, name: str, init: str | None = None, generator: tor
         name: the weight's name.
         init: a scheme.
         generator: source of randomness; torch's default when None.
-
-    Raises:
-        OptionError: the map has no such scheme, or the weight is on the meta device.
     """
     coordinate_list = find.find_weight(module, name, "reset_").coordinate_list
     coordinate_list.draw_(None if init is None else coordinate_list.param.check_scheme(init), generator)
@@ -68,10 +61,6 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
         module: the module that owns the weight, or a model that contains it.
         name: the weight's name.
         optimizer: one that trains the coordinates, if its moments shall begin anew.
-
-    Raises:
-        OptionError: the weight's map is not `Rebased`, or the optimizer does not hold its coordinates.
-        NonFiniteError: the weight holds NaN or infinity; nothing changes.
 
     >>> from stiefelkit import orthogonal
     >>> layer = orthogonal(nn.Linear(4, 4), "weight", "rebased", inner="matrix_exp")
@@ -112,9 +101,6 @@ def coordinates(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
     Args:
         module: the module that owns the weight, or a model that contains it.
         name: the weight's name, "weight" or "encoder.0.weight".
-
-    Raises:
-        UnknownNameError: there is no orthogonal weight of this name.
     """
     return find.find_weight(module, name, "coordinates").coordinate_list.coordinates
 
@@ -129,9 +115,6 @@ def bake(module: M, name: str | None = None) -> M:
         module: the module.
         name: the weight's name; None bakes every orthogonal weight of the module and of those inside it, as
             `torch.onnx.export` needs.
-
-    Raises:
-        UnknownNameError: the module has no orthogonal weight of this name.
 
     >>> from stiefelkit import orthogonal
     >>> type(bake(orthogonal(nn.Linear(4, 4), "weight"))).__name__
@@ -180,11 +163,6 @@ def tie(module: nn.Module, name: str, other: nn.Module, other_name: str) -> None
         name: its name there; "encoder.weight" of a module inside.
         other: the module that shall read it as well.
         other_name: the name of the weight that it takes the place of, plain or orthogonal, of the same shape.
-
-    Raises:
-        UnknownNameError: the module has no orthogonal weight of this name, or the other no weight of its name.
-        ShapeError, DtypeError: the two weights differ in shape, in dtype or in where they are.
-        OptionError: the other weight has a parametrization of another kind.
 
     >>> import torch
     >>> from stiefelkit import orthogonal
@@ -243,10 +221,6 @@ def drift(model: nn.Module) -> dict[str, Drift]:
     What is measured is the map's own frame, without its gain and without parametrizations that were put on top of it,
     of the coordinates as they are stored: a mean that was written into a frame shows its error until the next read
     replaces it. Weights without a map are not measured; `sk.metrics.orthogonality_error` measures any matrix.
-
-    Raises:
-        DtypeError: the model is no module.
-        NonFiniteError: a weight holds NaN or infinity.
     """
     find.check_module(model, "drift", "; sk.metrics.orthogonality_error measures a tensor")
     drifts = {}
@@ -275,10 +249,6 @@ def fully_shard_coordinates(model: nn.Module, mesh: Any = None, **options: Any) 
     Call it once. A mixed-precision policy with `param_dtype` belongs to none of the units, since frames are computed
     from coordinates as they are: make the model bfloat16 instead. FSDP2 takes no weight without coordinates (1 x 1).
     The device mesh and the options are those of `fully_shard`.
-
-    Raises:
-        DtypeError: the model is no module.
-        OptionError: `mp_policy` would cast the coordinates.
     """
     from torch.distributed.fsdp import fully_shard
 

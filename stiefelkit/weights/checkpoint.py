@@ -93,28 +93,6 @@ def read_description(state: Any, weight: str, own: Any = None) -> dict[str, Any]
 
 def _check_description(theirs: dict[str, Any], ours: dict[str, Any], weight: str) -> None:
     """Raises CheckpointError unless a checkpoint's description is that of the weight it is loaded into."""
-    if not _is_same(there := _blocks(theirs), here := _blocks(ours)):
-        raise CheckpointError(
-            f"{weight} needs a checkpoint {here}, got one {there}; a weight that sk.orthogonal makes {there} takes it, "
-            "and made plain by sk.bake it becomes the nearest one of this kind."
-        )
-    (gain, rest), (wanted, bare) = _split_gain(theirs), _split_gain(ours)
-    _check_same(rest, bare, weight)
-    if not _is_same(gain, wanted):
-        got, needs = ("without a gain" if g is None else f"with gain={json.dumps(g):.40}" for g in (gain, wanted))
-        remedy = f"a weight that sk.orthogonal makes {got} takes it"
-        if gain in (None, "learned") or isinstance(gain, float):
-            steps = []
-            if gain is not None and wanted != "learned":
-                steps.append("divided by its gain" if gain == "learned" else f"divided by {gain!r}")
-            if isinstance(wanted, float):
-                steps.append(f"multiplied by {wanted!r}")
-            remedy += f", and sk.assign_ hands that on to this one{', ' if steps else ''}{' and '.join(steps)}"
-        raise CheckpointError(f"{weight} needs a checkpoint {needs}, got one {got}; {remedy}.")
-    _check_same(theirs, ours, weight)
-
-
-def _check_same(theirs: dict[str, Any], ours: dict[str, Any], weight: str) -> None:
     for key, mine in ours.items():
         fits = _is_same_map(theirs.get(key), mine) if key == "map" else _is_same(theirs.get(key), mine)
         if not fits:
@@ -122,38 +100,6 @@ def _check_same(theirs: dict[str, Any], ours: dict[str, Any], weight: str) -> No
                 f"{weight} needs a checkpoint with {key} {in_words(mine)}, got {in_words(theirs.get(key))}"
                 f"{'' if key in _FIXED else _REMEDY}."
             )
-
-
-def _split_gain(description: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Returns the gain that a description has, None without one, and the description of the same weight without it."""
-    outer, options = description.get("map"), description.get("options")
-    bare = _unscaled(outer)
-    if bare is outer or not isinstance(options, dict):
-        return None, description
-    gain, coordinates = options.get("gain"), description.get("coordinates")
-    if gain == "learned" and isinstance(coordinates, list):
-        coordinates = coordinates[:-1]
-    others = {key: value for key, value in options.items() if key != "gain"}
-    return gain, {**description, "map": bare, "options": others, "coordinates": coordinates}
-
-
-def _unscaled(described: Any, depth: int = 1) -> Any:
-    """Returns the description of a map with what multiplies it by a gain, below a view at most, left out."""
-    inner = described.get("inner") if isinstance(described, dict) else None
-    if not isinstance(inner, list) or len(inner) != 1:
-        return described
-    if described.get("class") == _SCALED:
-        return inner[0]
-    below = _unscaled(inner[0], depth - 1) if depth else inner[0]
-    return described if below is inner[0] else {**described, "inner": [below]}
-
-
-def _blocks(description: dict[str, Any]) -> str:
-    """Returns in words the blocks of which a weight consists, by its options."""
-    options = description.get("options")
-    if not (isinstance(options, dict) and {"blocks", "dim"} <= options.keys()):
-        return "without blocks"
-    return f"with blocks={in_words(options['blocks'])}, dim={in_words(options['dim'])}"
 
 
 def _is_same(theirs: Any, ours: Any) -> bool:

@@ -238,12 +238,6 @@ class CoordinateList(parametrize.ParametrizationList):
 
         What optimizers, assignments and checkpoints write may stay, if it would load; what functional_call brings is
         the caller's. Of writes through `.data` no count tells: values are looked at, all (`by_value`) or few (None).
-
-        Raises:
-            NotAFrameError: the chart's signs or permutations have become something else, or a frame that somebody
-                else has computed is none.
-            OptionError: a frame in the chart trains, or an attribute hides a coordinate.
-            RankError: a frame has become so dependent that none is nearest.
         """
         if not (_torch.is_traced() or _torch.dispatch_modes()):
             check_given(self.param, self.coordinates, self.weight)
@@ -292,12 +286,7 @@ class CoordinateList(parametrize.ParametrizationList):
             raise
 
     def forward(self, x: Tensor | None = None) -> Tensor:
-        """Evaluates the weight, in row-major order; of an x returns x @ W.mT, without forming W where the map can.
-
-        Raises:
-            UnfilledError: the coordinates hold no values yet, or are sharded and not gathered.
-            OptionError: `torch.onnx.export` is tracing; ONNX lacks what most maps need.
-        """
+        """Evaluates the weight, in row-major order; of an x returns x @ W.mT, without forming W where the map can."""
         if x is None and not _torch.is_intercepted() and self._stamp and self.training and torch.is_grad_enabled():
             # Where all that a read asks about is as the last one found it, W is the map's alone.
             held, watched = self._parameters.values(), [*map(dict.get, *self._notes.places)]

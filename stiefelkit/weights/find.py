@@ -150,12 +150,7 @@ def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
 
 
 def choose(model: nn.Module, where: Where) -> list[WeightPath]:
-    """Returns the weights that `where=` of `stiefelkit.orthogonal` means, in the model's order, each once.
-
-    Raises:
-        OptionError: `where` is nothing of the kind.
-        UnknownNameError: a pattern, or the predicate, matches nothing.
-    """
+    """Returns the weights that `where=` of `stiefelkit.orthogonal` means, in the model's order, each once."""
     places, matrices, chosen = _weights(model), matrices_of(model), []
     if callable(where):
         chosen = [place for place in matrices if where(place.qualified, place.host)]

@@ -45,9 +45,6 @@ class grouped:
     Args:
         model: any module.
 
-    Raises:
-        DtypeError: it is none.
-
     >>> import stiefelkit as sk
     >>> net = nn.Sequential(*(sk.orthogonal(nn.Linear(8, 8), "weight") for _ in range(3)))
     >>> with grouped(net):
@@ -77,9 +74,6 @@ def group_(model: M) -> M:
 
     Args:
         model: any module.
-
-    Raises:
-        DtypeError: the model is no module.
 
     >>> import stiefelkit as sk
     >>> layers = [sk.orthogonal(nn.Linear(8, 8), "weight") for _ in range(3)]

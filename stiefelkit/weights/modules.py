@@ -262,11 +262,6 @@ def check_state_dict(module: nn.Module, state_dict: Mapping[str, Any], *, assign
         module: the model.
         state_dict: what will be loaded, with the model's own keys.
         assign: as in `load_state_dict`: tensors take the place of those that are there, dtype included.
-
-    Raises:
-        CheckpointError: an entry belongs to another map, shape, field or version, or is a plain weight.
-        DtypeError: the model is no module.
-        NonFiniteError: coordinates hold NaN or infinity, or a weight would.
     """
     find.check_module(module, "check_state_dict")
     if not isinstance(state_dict, Mapping):

