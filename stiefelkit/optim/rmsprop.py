@@ -118,11 +118,11 @@ class RMSprop(torch.optim.RMSprop):
         with torch.set_grad_enabled(self.defaults["differentiable"]):
             for group in self.param_groups:
                 members = [p for p in group["params"] if p.grad is not None]
+                asked = {"step": True, "momentum_buffer": group["momentum"] > 0, "grad_avg": group["centered"]}
+                keys = {key for key, is_asked in asked.items() if is_asked}
                 for p in members:
-                    state = self.state[p]
-                    asked = [("momentum_buffer", group["momentum"] > 0), ("grad_avg", group["centered"])]
-                    if not state or any(is_asked and key not in state for key, is_asked in asked):
-                        self.state[p] = {**_begun(p, group), **state}
+                    if not keys <= self.state[p].keys():
+                        self.state[p] = {**_begun(p, group), **self.state[p]}
                 if group["eps_inside"]:
                     for p in members:
                         _move(p, group, self.state[p])
@@ -186,7 +186,7 @@ def _move_as_torch(members: list[Tensor], group: dict[str, Any], states: list[di
         [state["grad_avg"] for state in states if group["centered"]],
         [state["momentum_buffer"] for state in states if group["momentum"] > 0],
         [state["step"] for state in states],
-        has_complex=any(p.is_complex() for p in members),
+        has_complex=any(map(torch.is_complex, members)),
         centered=group["centered"],
         **{key: group[key] for key in keys},
     )

@@ -54,7 +54,6 @@ Refused = Callable[[str], str]
         ("train digits --resume --out nowhere", "does not exist"),
         ("train digits --config none.toml --model scornn", "none.toml"),
         ("compare digits --models scornn,lsmt", '"lstm"'),
-        ("compare digits --models scornn,scornn", "different"),
         ("compare digits --models ,", "models"),
         ("compare digits", "--models"),
         ("compare digits --models scornn,lstm --options.negative 3", "negative"),
