@@ -14,7 +14,6 @@ from stiefelkit.cli import main
 from stiefelkit.errors import DataError
 from stiefelkit.testing import seeds
 from stiefelkit.training import data
-from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import create, mnist
 
 TRAIN, TEST, VALIDATION = 60, 20, 10
@@ -153,12 +152,3 @@ def test_a_run_on_data_that_are_not_whole_ends_before_it_begins(
     assert said.startswith("Error: t10k-labels-idx1-ubyte needs")
     assert str(tmp_path) in said
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("name", ["mnist", "pmnist"])
-def test_recipes_are_seventy_epochs_of_sixteen_thousand_parameters(name: str) -> None:
-    task = create(name)
-    for model in ("scornn", "scurnn"):
-        settings = task.recipe(model).filled(Settings())
-        assert (settings.steps, settings.batch_size, settings.eval_every, settings.seed) == (77_000, 50, 1_100, 5544)
-    assert task.recipe("scornn").filled(Settings()).options == {"negative": 17 if name == "mnist" else 85}

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -220,26 +219,6 @@ def test_the_command_ends_with_both_figures_and_writes_down_how_it_was_made(
     assert "--list" in capsys.readouterr().err
 
 
-def test_the_list_is_a_table_for_each_table_of_a_paper_and_a_line_for_each_experiment(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    path = tmp_path / "tiny-copying-2"
-    assert main(["reproduce", "tiny-copying-2", "--out", str(tmp_path), "--epochs", "1"]) == 0
-    capsys.readouterr()
-    assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    entries = [line.strip("│").split("│")[0].strip() for line in lines if line.startswith("│")]
-    assert sorted(entries) == sorted(row.name for row in papers.rows())
-    titles = [line.strip() for line in lines[:-1] if line[0].isalpha()]
-    assert sorted(titles) == sorted({row.paper for row in papers.rows()})
-    authors = [row.authors for title in titles for row in papers.rows() if row.paper == title]
-    assert [one for one, _ in itertools.groupby(authors)] == list(dict.fromkeys(authors))
-    (line,) = [line for line in lines if path.name in line]
-    assert "1 of 3" in line
-
-
 def test_the_report_has_all_runs_with_their_figures_and_how_they_were_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -312,16 +291,6 @@ def test_what_a_run_was_begun_with_stays_and_a_refusal_makes_nothing(
     reproduce(falling, tmp_path / "falling", Reproduction(epochs=1))
     with pytest.raises(RunError, match="rates"):
         reproduce(falling, tmp_path / "falling")
-
-
-@pytest.mark.parametrize(("goal", "reached"), [(1e3, "at step 2"), (0.0, "not yet")])
-def test_the_report_says_when_a_goal_was_reached(tmp_path: Path, goal: float, reached: str) -> None:
-    row = dataclasses.replace(papers.find("tiny-copying-2"), name="tiny-goal", goal=goal)
-    papers.tables.register("goal", (row,))
-    reproduce(row, tmp_path / "tiny-goal", Reproduction(epochs=1))
-    page, _ = write_page(tmp_path, tmp_path / "page", Figures(dpi=40))
-    assert f"first below {goal:g} |" in page.read_text()
-    assert f"| {reached} |" in page.read_text()
 
 
 def test_figures_are_shown_without_the_baseline_where_the_data_are_not(

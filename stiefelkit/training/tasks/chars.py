@@ -16,7 +16,7 @@ from stiefelkit.training.tasks.task import Parted, cross_entropy
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from stiefelkit.training.tasks.texts import Sequences, Text
+    from stiefelkit.training.tasks.texts import Pieces, Text
 
 RESETS = ("window", "line")
 
@@ -102,7 +102,7 @@ class Chars(Parted):
         """The frequencies of the training part, and its commonest character."""
         return dict(self._text().unigram(self.T, self.ahead))
 
-    def _split(self, name: str) -> Sequences:
+    def _split(self, name: str) -> Pieces:
         """Returns the windows, or the lines, of a part of the text."""
         return self._text().sequences(name, self.T, self.ahead)
 

@@ -14,7 +14,7 @@ from stiefelkit.numbers import FLAG, integer, optional, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.audio import ENDINGS, read
 from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes
-from stiefelkit.training.tasks.task import Parted
+from stiefelkit.training.tasks.task import Parted, Sequences
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -152,7 +152,7 @@ class Speech(Parted):
 
 
 @dataclass(frozen=True, eq=False)
-class Recordings:
+class Recordings(Sequences):
     """Files and levels of each recording, (frames, 129) in decibels."""
 
     paths: list[Path]
@@ -171,12 +171,6 @@ class Recordings:
         frames = [self.frames[i] for i in rows.tolist()]
         x = pad_sequence([recording[:-1] for recording in frames], batch_first=True)
         return x, pad_sequence([recording[1:] for recording in frames], batch_first=True, padding_value=float("inf"))
-
-    def all(self) -> tuple[Tensor, Tensor]:
-        """Returns x and y of all."""
-        import torch
-
-        return self.read(torch.arange(len(self), device="cpu"))
 
 
 @functools.lru_cache(maxsize=2)

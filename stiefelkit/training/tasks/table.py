@@ -15,7 +15,7 @@ from stiefelkit.numbers import integer, optional, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.checks import known_words, of_type
 from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes
-from stiefelkit.training.tasks.task import Parted, cross_entropy, generator
+from stiefelkit.training.tasks.task import Parted, Sequences, cross_entropy, generator
 
 if TYPE_CHECKING:
     import numpy as np
@@ -156,7 +156,6 @@ class Table(Parted):
         return dict(self._prepared.baseline)
 
     def _split(self, name: str) -> Stretches:
-        """Returns the windows, or the series, of a part of the rows."""
         return self._prepared.parts[name]
 
     def data_digest(self) -> str:
@@ -175,22 +174,20 @@ class Table(Parted):
 
     @functools.cached_property
     def _prepared(self) -> Prepared:
-        """The data as they are when they are first asked for."""
+        # as the data are when they are first asked for
         stamps = tuple((path.resolve(), path.stat().st_mtime_ns, path.stat().st_size) for path in self._paths())
         return prepared(stamps, self.target, self.features, self.series, self.window, self.ahead, self.kind)
 
     def _paths(self) -> list[Path]:
         """Returns the file, in the folder of data or where the path leads from here, and the targets of an .npy."""
-        homes = [data.folder(self.name)] if data.place() or not self.file else []
-        named = [home / self.file for home in (*homes, Path()) if self.file]
-        listed = (
-            [] if self.file else [path for path in sorted(homes[0].glob("[!.]*")) if path.suffix.lower() in ENDINGS]
-        )
-        found = [path for path in named if path.is_file()][:1] or listed
-        got = (
-            ", ".join(path.name for path in listed[:4])
-            or f"none named {self.file!r} in {homes[0] if homes else 'this folder'}"
-        )
+        if self.file:
+            homes = [data.folder(self.name), Path()] if data.place() else [Path()]
+            found = [home / self.file for home in homes if (home / self.file).is_file()][:1]
+            got = f"none named {self.file!r} in {homes[0]}"
+        else:
+            folder = data.folder(self.name)
+            found = [path for path in sorted(folder.glob("[!.]*")) if path.suffix.lower() in ENDINGS]
+            got = ", ".join(path.name for path in found[:4]) or f"none in {folder}"
         needs(len(found) == 1, DataError, WHO, f"one file ({', '.join(ENDINGS)})", f"{got}; name it with --file")
         if found[0].suffix.lower() == ".npy" and self.target:
             found.append(found[0].with_name(self.target))
@@ -200,7 +197,7 @@ class Table(Parted):
 
 
 @dataclass(frozen=True, eq=False)
-class Stretches:
+class Stretches(Sequences):
     """Stretches of `length` rows: where each begins, and how far from there its target is; None for one at each row."""
 
     x: Tensor
@@ -219,12 +216,6 @@ class Stretches:
         starts = self.starts[rows]
         inside = starts[:, None] + torch.arange(self.length, device="cpu")
         return self.x[inside], self.y[inside if self.offset is None else starts + self.offset]
-
-    def all(self) -> tuple[Tensor, Tensor]:
-        """Returns x and y of all, in order."""
-        import torch
-
-        return self.read(torch.arange(len(self), device="cpu"))
 
 
 @dataclass(frozen=True, eq=False)

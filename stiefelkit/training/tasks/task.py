@@ -12,7 +12,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from stiefelkit.errors import DataError, OptionError, needs
 from stiefelkit.training import data
@@ -213,18 +213,21 @@ class Task(ABC):
         return {field.name: vars(self)[field.name] for field in dataclasses.fields(self)}
 
 
-class Sequences(Protocol):
+class Sequences(ABC):
     """The sequences of a part of some data."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
-    def read(self, rows: Tensor, /) -> tuple[Tensor, Tensor]:
+    @abstractmethod
+    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Returns x and y of some of them."""
-        ...
 
     def all(self) -> tuple[Tensor, Tensor]:
         """Returns x and y of all, in order."""
-        ...
+        import torch
+
+        return self.read(torch.arange(len(self), device="cpu"))
 
 
 class Parted(Task):

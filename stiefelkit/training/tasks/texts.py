@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from stiefelkit.errors import DataError, needs
 from stiefelkit.training.data import REMEDY, digest
+from stiefelkit.training.tasks.task import Sequences
 
 WHO = "Task 'chars'"
 SHARES = {"train": 0.9, "valid": 0.95, "test": 1.0}
@@ -23,7 +24,7 @@ UNSEEN = 0.01
 
 
 @dataclass(frozen=True, eq=False)
-class Sequences:
+class Pieces(Sequences):
     """Pieces of a text, read one by one: where each begins, and how many inputs, and targets `ahead` of them, it has.
 
     `codes` has `size`, the number of characters that are known, for those that the training part lacks.
@@ -47,10 +48,6 @@ class Sequences:
         x = torch.where(inside, self.codes[places], self.size).long()
         y = self.codes[torch.where(inside, places + self.ahead, 0)].long()
         return F.one_hot(x, self.size + 1)[..., :-1].float(), torch.where(inside & (y < self.size), y, NO_TARGET)
-
-    def all(self) -> tuple[Tensor, Tensor]:
-        """Returns x and y of all pieces, in order."""
-        return self.read(torch.arange(len(self), device="cpu"))
 
     def targets(self) -> Tensor:
         """Returns the codes of all targets that are known."""
@@ -95,7 +92,7 @@ class Text:
             raise DataError(f"{WHO} needs a {name} part in the characters of its training part, got {got}.")
         return torch.from_numpy(np.where(known, codes, len(letters)).astype(np.int32))
 
-    def _cut(self, split: str, length: int, ahead: int) -> Sequences:
+    def _cut(self, split: str, length: int, ahead: int) -> Pieces:
         """Returns the pieces of a part: its lines, or windows of `length` inputs, the last one shorter."""
         codes = self._codes[split]
         if self._by_line:
@@ -107,7 +104,7 @@ class Text:
         steps = ends - starts - min(ahead, len(codes))
         words = f"a line or a window of more than {ahead} characters in its {split} part"
         needs(bool((steps > 0).any()), DataError, WHO, words, f"none in {self._source}; lower --ahead")
-        return Sequences(codes, starts[steps > 0], steps[steps > 0], ahead, len(self.alphabet))
+        return Pieces(codes, starts[steps > 0], steps[steps > 0], ahead, len(self.alphabet))
 
     def _frequencies(self, length: int, ahead: int) -> dict[str, float]:
         """Returns the cross-entropy in bits, and the accuracy, of the training part's frequencies on the test part."""
