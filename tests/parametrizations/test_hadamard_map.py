@@ -65,7 +65,7 @@ def test_a_hadamard_matrix_with_any_signs_is_kept_and_another_frame_refused(dtyp
     layer.weight.data = w.clone()
     sk.orthogonal(layer, "weight", "hadamard")
     assert torch.allclose(layer.weight, w, atol=1e-6)
-    with pytest.raises(errors.ImageError, match="D2 H D1 that can be read off"):
+    with pytest.raises(errors.ImageError, match="D2 H D1"):
         layer.weight = sk.init.haar((24, 24), dtype)
     assert torch.allclose(layer.weight, w, atol=1e-6)
 
@@ -73,7 +73,7 @@ def test_a_hadamard_matrix_with_any_signs_is_kept_and_another_frame_refused(dtyp
 def test_a_real_frame_of_an_order_without_a_factor_two_is_drawn_and_not_assigned():
     layer = sk.orthogonal(torch.nn.Linear(12, 12), "weight", "hadamard")
     assert sk.drift(layer)["weight"].error <= sk.drift(layer)["weight"].limit * 1.2 + 1e-7
-    with pytest.raises(errors.ImageError, match="got another of order 12; cayley takes any"):
+    with pytest.raises(errors.ImageError, match="cayley"):
         layer.weight = sk.init.hadamard(12).float()
 
 
@@ -88,13 +88,7 @@ def test_training_moves_a_real_weight_away_from_signs():
     assert sum(c.numel() for c in sk.coordinates(layer, "weight").values()) == 8
 
 
-@pytest.mark.parametrize(
-    ("shape", "match"),
-    [
-        ((6, 6), r"needs an order like 2\^k or 12, 20, 28, \.\.\. \(4 and 8 are near\)"),
-        ((8, 4), "needs a square weight"),
-    ],
-)
+@pytest.mark.parametrize(("shape", "match"), [((6, 6), "order"), ((8, 4), "square")])
 def test_other_orders_and_tall_weights_are_refused(shape, match):
     with pytest.raises(errors.ShapeError, match=match):
         Hadamard(shape)
