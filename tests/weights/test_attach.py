@@ -304,12 +304,6 @@ def test_an_integer_weight_or_one_of_8_bits_is_refused(dtype):
         sk.orthogonal(module, "weight")
 
 
-def test_a_second_map_on_the_same_weight_is_refused():
-    layer = sk.orthogonal(nn.Linear(3, 3), "weight", "cayley")
-    with pytest.raises(errors.OptionError, match="bake"):
-        sk.orthogonal(layer, "weight", "cayley")
-
-
 def test_coordinates_and_chart_are_found_by_name():
     layer: Any = sk.orthogonal(nn.Linear(5, 3), "weight", "cayley")
     coordinate_list = layer.parametrizations.weight

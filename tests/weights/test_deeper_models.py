@@ -99,25 +99,6 @@ def test_the_repr_of_a_model_says_that_the_batch_comes_first(name):
     assert "batch_first=True" in said
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "text"),
-    [
-        ("scornn", {"num_layers": 1.0}, "needs an integer num_layers >= 1, got 1.0"),
-        ("scornn", {"num_layers": 0}, "needs an integer num_layers >= 1, got 0"),
-        ("lstm", {"num_layers": 0}, "LSTM needs an integer num_layers >= 1, got 0"),
-        ("gru", {"bidirectional": 1, "parametrization": "cayley"}, "GRU needs bidirectional to be True or False"),
-        ("gru", {"dropout": 2.0}, "GRU needs dropout >= 0 and <= 1"),
-        ("scornn", {"num_layer": 2}, 'did you mean "num_layers"'),
-        ("scornn", {"bidirectionl": True}, 'did you mean "bidirectional"'),
-        ("scornn", {"batch_first": False}, "scornn reads (batch, time, features) always, got batch_first=False"),
-    ],
-)
-def test_what_does_not_stack_is_refused_in_one_sentence(name, options, text):
-    with pytest.raises(errors.OptionError) as caught:
-        sk.models.create(name, 3, 4, 2, **options)
-    assert text in str(caught.value)
-
-
 @pytest.mark.parametrize("kind", [OrthogonalRNN, nn.RNN, nn.LSTM])
 def test_a_layer_that_reads_time_first_is_no_part_of_a_model(kind):
     with pytest.raises(errors.OptionError, match=r"batch_first=True, got one that reads \(T, B, m\)"):
@@ -129,10 +110,3 @@ class LastStates(nn.RNN):
     def forward(self, x, h=None):
         states, last = super().forward(x, h)
         return states, last[-1]
-
-
-def test_last_states_without_the_dimension_of_layers_are_refused_by_name():
-    model = SequenceModel(LastStates(3, 4, batch_first=True), nn.Linear(4, 2))
-    with pytest.raises(errors.ShapeError, match=r"shape \(layers, B, n\) .*, got \(2, 4\) of LastStates"):
-        model(torch.zeros(2, 5, 3), last_only=True)
-    assert model(torch.zeros(2, 5, 3)).shape == (2, 5, 2)

@@ -12,7 +12,7 @@ from torch import nn
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.contract.param import OrthogonalParam, check_frame, load_chart_
+from stiefelkit.contract.param import check_frame, load_chart_
 from stiefelkit.parametrizations import Cayley, Householder, Margin, Scaled
 from stiefelkit.testing import check_parametrization, seeds
 
@@ -318,17 +318,6 @@ def test_a_recurrent_layer_takes_a_gain():
     unitary: Any = sk.nn.OrthogonalRNN(3, 8, field="complex", **LEARNED)
     unitary(torch.randn(4, 2, 3))[0].abs().sum().backward()
     assert unitary.parametrizations.weight_hh_l0.gain.grad.abs() > 0
-
-
-def test_a_map_that_has_a_coordinate_of_that_name_is_told():
-    class Named(Cayley):
-        @property
-        def coordinates(self):
-            return {"gain": super().coordinates["skew"]}
-
-    assert issubclass(Named, OrthogonalParam)
-    with pytest.raises(errors.OptionError, match="has a coordinate 'gain' itself"):
-        sk.orthogonal(nn.Linear(3, 3), "weight", Named, **LEARNED)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

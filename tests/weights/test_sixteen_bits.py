@@ -81,20 +81,3 @@ class Elsewhere(torch.optim.Adam):
 
     def step(self, closure: Any = None) -> Any:
         return closure
-
-
-def test_nothing_is_said_where_no_step_divides_by_0():
-    made: list[tuple[Any, Any]] = [
-        (net(), lambda ps: torch.optim.SGD(ps, lr=1e-3)),
-        (net(), lambda ps: torch.optim.Adadelta(ps, lr=1e-3)),
-        (net(), lambda ps: torch.optim.Adam(ps, lr=1e-3, fused=True)),
-        (net(torch.float32), lambda ps: torch.optim.Adam(ps, lr=1e-3)),
-        (net(), Elsewhere),
-        (sk.bake(net()), lambda ps: torch.optim.Adam(ps, lr=1e-3)),
-    ]
-    for model, make in made:
-        assert said(model, make(list(model.parameters()))) == []
-    model = net()
-    coordinates = list(sk.coordinates(model[0], "weight").values())
-    assert said(model, torch.optim.Adam(coordinates, lr=1e-3)) == []
-    assert is_finite(model)
