@@ -6,7 +6,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from stiefelkit.errors import OptionError, no_attribute, shown
+from stiefelkit.errors import OptionError, needs, no_attribute
 from stiefelkit.optim.deterministic import minimizers
 from stiefelkit.registry import Registry
 
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from stiefelkit.optim.clip import clip_grad_norm_
     from stiefelkit.optim.deterministic.minimize import Minimum, minimize
     from stiefelkit.optim.deterministic.minimizer import Minimizer, Progress
-    from stiefelkit.optim.for_geoopt import geoopt_parameters
     from stiefelkit.optim.frame_optimizer import FrameOptimizer
-    from stiefelkit.optim.groups import frames, parameter_groups
+    from stiefelkit.optim.groups import frames, geoopt_parameters, parameter_groups
     from stiefelkit.optim.manifold_muon import PolarStep
     from stiefelkit.optim.mixed import MixedOptimizer
     from stiefelkit.optim.rmsprop import RMSprop
@@ -52,13 +51,11 @@ __all__ = [
 ]
 
 
-def _check(optimizer: Any) -> None:
+def _check(optimizer: object) -> None:
     from torch.optim import Optimizer
 
-    if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer)):
-        raise OptionError(
-            f"An optimizer needs to be a name or a subclass of torch.optim.Optimizer, got {shown(optimizer)}."
-        )
+    is_one = isinstance(optimizer, type) and issubclass(optimizer, Optimizer)
+    needs(is_one, OptionError, "An optimizer", "a name or a subclass of torch.optim.Optimizer", optimizer)
 
 
 FREE = {
@@ -102,12 +99,7 @@ def available() -> "dict[str, type[Optimizer]]":
 def register(name: str, optimizer: "type[Optimizer] | str") -> None:
     """Adds a class, or a dotted string "package.module:Class" that is imported at first use, to those known by name.
 
-    Args:
-        name: the new name.
-        optimizer: the class, or the dotted string.
-
-    Raises:
-        OptionError: the name is taken, or the object is no subclass of `torch.optim.Optimizer`.
+    A name that is taken, and what is no subclass of `torch.optim.Optimizer`, raises OptionError.
     """
     if not isinstance(optimizer, str):
         optimizers.check(optimizer)
@@ -119,9 +111,8 @@ _HOMES = {
     "clip": ("clip_grad_norm_",),
     "deterministic.minimize": ("Minimum", "minimize"),
     "deterministic.minimizer": ("Minimizer", "Progress"),
-    "for_geoopt": ("geoopt_parameters",),
     "frame_optimizer": ("FrameOptimizer",),
-    "groups": ("frames", "parameter_groups"),
+    "groups": ("frames", "geoopt_parameters", "parameter_groups"),
     "mixed": ("MixedOptimizer",),
     "rmsprop": ("RMSprop",),
     "settings": ("Check", "Setting"),

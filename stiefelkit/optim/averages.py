@@ -1,7 +1,6 @@
 """Averages of weights that stay frames: for `torch.optim.swa_utils.AveragedModel`."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +13,11 @@ from stiefelkit.tensors import full_tensor, local_part, placed_like
 from stiefelkit.weights import optimizer_hooks
 from stiefelkit.weights.outside_writes import frame_tensors
 
+Memory = tuple[torch.device, int, tuple[int, ...]]
+"""Where a tensor lies: its device, its address and its shape."""
 
-def multi_avg_fn(decay: float | None = None) -> Callable[[Sequence[Tensor], Sequence[Tensor], Any], None]:
+
+def multi_avg_fn(decay: float | None = None) -> Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | int], None]:
     """Returns the `multi_avg_fn` of an `AveragedModel` whose frames stay frames.
 
     The mean of frames is none. Here every frame that is a coordinate (`"stiefel"`, or without a module) and every base
@@ -28,9 +30,7 @@ def multi_avg_fn(decay: float | None = None) -> Callable[[Sequence[Tensor], Sequ
     Args:
         decay: of the exponential mean, in [0, 1]; None for the mean of all with equal weights.
 
-    Raises:
-        OptionError: the decay is out of range.
-        RankError: when it is called: a mean has dependent columns (that of W and -W), to which no frame is nearest.
+    A mean with dependent columns (that of W and -W), to which no frame is nearest, raises RankError when it is made.
 
     >>> import torch, stiefelkit as sk
     >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
@@ -41,9 +41,9 @@ def multi_avg_fn(decay: float | None = None) -> Callable[[Sequence[Tensor], Sequ
     mean = _mean(decay)
 
     @torch.no_grad()
-    def update(averaged: Sequence[Tensor], current: Sequence[Tensor], count: Any) -> None:
-        places, pairs = _places(), list(zip(averaged, current, strict=True))
-        bound = [_bound(mean, a, c, count, places) for a, c in pairs]
+    def update(averaged: Sequence[Tensor], current: Sequence[Tensor], count: Tensor | int) -> None:
+        kept, pairs = _kept_frames(), list(zip(averaged, current, strict=True))
+        bound = [_bound(mean, a, c, count, kept) for a, c in pairs]
         free = [pair for pair, after in zip(pairs, bound, strict=True) if after is None]
         if free:
             mean([a for a, _ in free], [c for _, c in free], count)
@@ -54,7 +54,7 @@ def multi_avg_fn(decay: float | None = None) -> Callable[[Sequence[Tensor], Sequ
     return update
 
 
-def average_fn(decay: float | None = None) -> Callable[[Tensor, Tensor, Any], Tensor]:
+def average_fn(decay: float | None = None) -> Callable[[Tensor, Tensor, Tensor | int], Tensor]:
     """Returns the `avg_fn` of an `AveragedModel` whose frames stay frames; all else as `multi_avg_fn`, which is faster.
 
     Args:
@@ -69,8 +69,8 @@ def average_fn(decay: float | None = None) -> Callable[[Tensor, Tensor, Any], Te
     mean = _mean(decay)
 
     @torch.no_grad()
-    def averaged_with(averaged: Tensor, current: Tensor, count: Any) -> Tensor:
-        updated = _bound(mean, averaged, current, count, _places())
+    def averaged_with(averaged: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
+        updated = _bound(mean, averaged, current, count, _kept_frames())
         if updated is None:
             updated = averaged.clone()
             mean([updated], [current], count)
@@ -86,12 +86,12 @@ def _mean(decay: float | None) -> Callable[..., None]:
 
 
 def _bound(
-    mean: Callable[..., None], averaged: Tensor, current: Tensor, count: Any, places: dict[tuple[Any, ...], bool]
+    mean: Callable[..., None], averaged: Tensor, current: Tensor, count: Tensor | int, kept: dict[Memory, bool]
 ) -> Tensor | None:
     """Returns the current integers, or the frame nearest to the mean of two; None for free numbers."""
     if not (averaged.is_floating_point() or averaged.is_complex()):
         return current.clone()
-    packed = places.get(_place(averaged), places.get(_place(current)))
+    packed = kept.get(_memory_of(averaged), kept.get(_memory_of(current)))
     if packed is None:
         return None
     total = full_tensor(averaged).to(working_dtype(averaged.dtype), copy=True)
@@ -100,13 +100,13 @@ def _bound(
     return placed_like(nearest.to(averaged.dtype), averaged)
 
 
-def _places() -> dict[tuple[Any, ...], bool]:
+def _kept_frames() -> dict[Memory, bool]:
     """Returns where each tensor alive that must stay a frame lies, and whether it is complex stored as real."""
     held = [frame_tensors(one.param, one.coordinates) for one in optimizer_hooks.coordinate_lists()]
-    alone = {_place(p): False for p in optimizer_hooks.frames_alone()}
-    return {_place(c): packed for pairs in held for c, packed in pairs} | alone
+    alone = {_memory_of(p): False for p in optimizer_hooks.frames_alone()}
+    return {_memory_of(c): packed for pairs in held for c, packed in pairs} | alone
 
 
-def _place(t: Tensor) -> tuple[Any, ...]:
+def _memory_of(t: Tensor) -> Memory:
     local = local_part(t)
     return (local.device, local.data_ptr(), tuple(local.shape))

@@ -60,9 +60,8 @@ class Bucket:
     Several frames, unless they are sharded, are copied together once a step and written back at its end; what is kept
     of them are the rows of one tensor for each key, and is not copied. Where no value is read, `frames` and
     `remainders` are what `add` has made of them, and the tensors are written at the end of the step, if it was finite.
-
-    While a step runs, `w` and `g` are frames and gradients, and `lo` the remainders; `w` and `lo` show what `add` has
-    done if `is_current`.
+    While a step runs, `w` and `g` are frames and gradients, and `lo` the remainders; `is_current` tells whether `w` and
+    `lo` show what `add` has done.
     """
 
     def __init__(self, params: list[Tensor], states: list[State], is_free: bool = True):
@@ -328,9 +327,8 @@ class Bucket:
             copy_each(self._detached, self._frames.rows)
         self._is_ahead = False
         self._gathered_gradients = self._moved = None
-        self.__dict__.pop("w", None)
-        self.__dict__.pop("lo", None)
-        self.__dict__.pop("g", None)
+        for name in ("w", "lo", "g"):
+            vars(self).pop(name, None)
         if self.params[0].numel() > _SMALL:
             self._frames = None
         # FSDP2 writes to the tensors of sharded parameters without changing their values.
@@ -359,10 +357,7 @@ class Bucket:
     def state(self, key: str, *, is_real: bool = False, of_columns: bool = False) -> Tensor:
         """Returns a state of every frame, zero at first, and cast if the frame was; not to be written to.
 
-        Args:
-            key: what it is called.
-            is_real: whether it is real for complex frames as well.
-            of_columns: whether its shape is (*, p, p), on all ranks, and not that of the frame.
+        It is of the frame's shape, or (*, p, p) if it is `of_columns`, and of its dtype, or real.
         """
         dtype = self.params[0].dtype
         dtype = dtype.to_real() if is_real else dtype
@@ -382,9 +377,7 @@ class Bucket:
     def numbers(self, key: str, *, of_frames: bool = False) -> Tensor:
         """Returns a real number of each matrix, zero at first; where no value is read, the tensor that is kept itself.
 
-        Args:
-            key: what it is called.
-            of_frames: whether there is one of each frame instead, (b,), in float32.
+        Or one of each frame, (b,), in float32.
         """
         stack = self._held(key)
         if stack is None:

@@ -145,9 +145,6 @@ def by_manifold(name: str, group: Any) -> list[Any]:
     """Splits a group that names no manifold by those that its tensors say they are on, as geoopt's do.
 
     Frames get no weight decay, since they cannot shrink.
-
-    Raises:
-        OptimizerError: a tensor is on a manifold that no optimizer here knows.
     """
     if not isinstance(group, dict) or isinstance(group.get("params"), set):
         return [group]  # which torch refuses
@@ -175,12 +172,7 @@ def by_manifold(name: str, group: Any) -> list[Any]:
 
 
 def check_members(name: str, manifold: str | None, params: Sequence[Tensor]) -> None:
-    """Raises unless the frames of a group are frames, and a group without a manifold holds none.
-
-    Raises:
-        OptimizerError: a group without a manifold holds a frame of some module.
-        ShapeError, OptionError, NotAFrameError: a parameter of a manifold is no frame.
-    """
+    """Accepts frames in a group with a manifold, and refuses them in one without."""
     if manifold is None:
         watched = frames()
         for p in params:
@@ -201,17 +193,13 @@ def check_members(name: str, manifold: str | None, params: Sequence[Tensor]) -> 
             wide = p.dim() >= 2 and p.shape[-2] < p.shape[-1] and p.numel() > 0
             remedy = "; make the frame its adjoint, torch.nn.Parameter(w.detach().mH.contiguous())" if wide else ""
             raise ShapeError(f"{name} needs frames of shape (*, n, p) with n >= p, got {tuple(p.shape)}{remedy}.")
-        if p.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
-            raise OptionError(f"{name} needs frames in float32 or better, got {p.dtype}.")
-        if 0 in p.stride():
-            raise OptionError(f"{name} needs frames with memory of their own, got an expanded one; .clone() it.")
+        is_single = p.dtype in (torch.float32, torch.float64, torch.complex64, torch.complex128)
+        needs(is_single, OptionError, name, "frames in float32 or better", p.dtype)
+        needs(0 not in p.stride(), OptionError, name, "frames with memory of their own, as clone() gives it", "a view")
         permitted = FRAME_TOLERANCE * limit_of(p.shape[-1], p.dtype)
         error = orthogonality_error(p).max().item()
-        if not error <= permitted:
-            raise NotAFrameError(
-                f"{name} needs frames, ||W^H W - I||_F <= {permitted:.2g}, got {error:.2g}; "
-                "sk.functional.nearest_frame gives the nearest."
-            )
+        words = f"frames, ||W^H W - I||_F <= {permitted:.2g}, as sk.functional.nearest_frame gives them"
+        needs(error <= permitted, NotAFrameError, name, words, f"{error:.2g}")
 
 
 def loss_of(name: str, closure: Callable[[], T]) -> T:
@@ -271,26 +259,17 @@ def are_finite(buckets: Sequence[Bucket]) -> Tensor:
 
 
 def not_finite(who: str, buckets: Sequence[Bucket]) -> NonFiniteError:
-    """Returns the error for gradients that are not finite, or too large, and names theirs."""
-    watched = frames()
-    bad, overflows, sharded = [], [], False
+    """Returns the error for gradients that are not finite, or whose squares are not, and names theirs."""
+    watched, bad = frames(), []
     for bucket in buckets:
         for p, grad, share in zip(bucket.params, bucket.local_gradients(), bucket.shares_of_overflow(), strict=True):
             coordinate_list = watched[id(p)].coordinate_list if id(p) in watched else None
             name = f"a frame of shape {tuple(p.shape)}" if coordinate_list is None else coordinate_list.weight
-            sharded = sharded or is_sharded(p)
             if not torch.isfinite(grad).all():
-                bad.append(name)
+                bad.append(f"NaN or infinity in that of {name}")
             elif not share < 1:
-                overflows.append(f"{name}, with an entry of modulus {grad.abs().max().item():.3g}")
-    start = f"{who} needs finite gradients, got"
-    if bad or (sharded and not overflows):
-        where = ", ".join(bad) or "a frame on another rank"
-        return NonFiniteError(f"{start} NaN or infinity in that of {where}; nothing was changed.")
-    return NonFiniteError(
-        f"{start} one so large that its norm or its mean square overflows, of {'; '.join(overflows) or 'a frame'}; "
-        "nothing was changed."
-    )
+                bad.append(f"one so large that its square overflows in that of {name}")
+    return NonFiniteError(f"{who} needs finite gradients, got {'; '.join(bad) or 'another one'}; nothing was changed.")
 
 
 def too_long(who: str, group: Group, bucket: Bucket, length: float) -> NonFiniteError:

@@ -44,10 +44,6 @@ def clip_grad_norm_(
         error_if_nonfinite: raise if the norm is NaN or infinite; else the gradients get a factor of 0 or NaN, as from
             torch.nn.utils.clip_grad_norm_.
 
-    Raises:
-        OptionError: `max_norm` is negative or NaN.
-        NonFiniteError: the norm is not finite, and that was asked to be an error; nothing has been scaled.
-
     >>> import stiefelkit as sk
     >>> layer = sk.orthogonal(nn.Linear(4, 4, bias=False), "weight", "stiefel")
     >>> (layer.weight.square().sum()).backward()  # constant on the manifold
@@ -56,24 +52,23 @@ def clip_grad_norm_(
     """
     error_if_nonfinite = FLAG.require("clip_grad_norm_", "error_if_nonfinite", error_if_nonfinite)
     max_norm = _MOST.require("clip_grad_norm_", "max_norm", max_norm)
-    plain, by_manifold = _sorted(parameters)
-    norms = [_norm(full_tensor(p.grad)) for p in plain]  # type: ignore[arg-type]
+    free, by_manifold = _sorted(parameters)
+    norms = [_norm(full_tensor(p.grad)) for p in free if p.grad is not None]
     for manifold, members in by_manifold.items():
         for bucket in buckets(members, {p: {} for p in members}):
             metric = manifold.partition(":")[2]
             with FullPrecision(bucket.params[0].device):
                 w, g = bucket.frames(), bucket.gradients()
+                # In units of the largest entry, since products may overflow; by less no complex number can be divided.
+                least, largest = _SMALLEST * torch.finfo(g.dtype).tiny, g.abs().amax()
                 if not bucket.may_sync_host:
-                    size = g.abs().amax()
-                    unit = size.clamp(min=_SMALLEST * torch.finfo(g.dtype).tiny)
+                    unit = largest.clamp(min=least)
                     (norm,) = riemannian_gradient(w, g / unit, metric).norms(metric)
                     norms.append(_norm(norm) * unit)
                     continue
-                largest = g.abs().amax().item()
-                # In units of the largest entry, since products may overflow; by less no complex number can be divided.
-                unit = max(largest, _SMALLEST * torch.finfo(g.dtype).tiny)
-                lengths = riemannian_gradient(w, g / unit, metric).norms(metric)
-            size = unit * math.hypot(*lengths) if largest < math.inf else largest
+                largest = largest.item()
+                lengths = riemannian_gradient(w, g / max(largest, least), metric).norms(metric)
+            size = max(largest, least) * math.hypot(*lengths) if largest < math.inf else largest
             norms.append(torch.tensor(size, dtype=torch.float64, device="cpu"))
     where = next((norm.device for norm in norms if not norm.is_cpu), torch.device("cpu"))
     total = _norm(torch.stack([norm.to(where) for norm in norms])) if norms else torch.zeros((), device="cpu").double()
@@ -81,10 +76,10 @@ def clip_grad_norm_(
         raise NonFiniteError(f"clip_grad_norm_ needs finite gradients, got a norm of {total.item()}.")
     # an infinite norm stays unscaled if it is only to be measured
     if max_norm < math.inf and not (may_sync_host(total) and max_norm >= total.item() + 1e-6):
-        scaled = [*plain, *itertools.chain(*by_manifold.values())]
+        scaled = [*free, *itertools.chain(*by_manifold.values())]
         for p in scaled:  # the gradient of one that was read as its adjoint is a lazy conjugate, which foreach refuses
-            if p.is_complex() and p.grad.is_conj():  # type: ignore[union-attr]
-                p.grad = p.grad.resolve_conj()  # type: ignore[union-attr]
+            if p.grad is not None and p.grad.is_conj():
+                p.grad = p.grad.resolve_conj()
         nn.utils.clip_grads_with_norm_(scaled, max_norm, total)
     return total
 
@@ -94,14 +89,14 @@ def _norm(x: Tensor) -> Tensor:
     return norms_without_sync(x.reshape(1, 1, -1)).squeeze(0).double()
 
 
-def _sorted(parameters: Any) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
+def _sorted(parameters: object) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
     """Returns the parameters that have a gradient, each once: free ones, and frames by their manifold."""
     manifolds = {key: frame.manifold for key, frame in frames().items()}
     if isinstance(parameters, torch.optim.Optimizer):
         parameters = parameters.param_groups
     elif isinstance(parameters, nn.Module):
         parameters = parameters.parameters()
-    plain: list[Tensor] = []
+    free: list[Tensor] = []
     by_manifold: dict[str, list[Tensor]] = {}
     seen: set[int] = set()
     for entry in listed("clip_grad_norm_", parameters):
@@ -114,5 +109,5 @@ def _sorted(parameters: Any) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
                 continue
             seen.add(id(p))
             manifold = group.get("manifold") or manifolds.get(id(p)) or manifold_of(p)
-            (plain if manifold not in MANIFOLDS else by_manifold.setdefault(manifold, [])).append(p)
-    return plain, by_manifold
+            (free if manifold not in MANIFOLDS else by_manifold.setdefault(manifold, [])).append(p)
+    return free, by_manifold

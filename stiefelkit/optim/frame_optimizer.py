@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import check_capture, unhooked_step
-from stiefelkit.errors import CheckpointError
+from stiefelkit.errors import CheckpointError, needs
 from stiefelkit.functional._arithmetic.reads import may_sync_host, without_reads
 from stiefelkit.numbers import as_python_number
 from stiefelkit.optim import checks
@@ -33,12 +33,6 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     A subclass is data, its settings and the torch optimizer of all other groups, and `move`, how frames go. Those that
     go along a tangent vector derive from `TangentOptimizer`, which has that. It is called with groups, as
     `sk.optim.parameter_groups` gives them: those of frames have "manifold"; with the rate, and other settings by name.
-
-    Raises:
-        TypeError: a setting is given that there is not, or without its name.
-        OptionError: a setting is out of range, or no such manifold is known.
-        OptimizerError: a group of frames names no manifold.
-        NotAFrameError, ShapeError: a parameter of a group with a manifold is no frame.
     """
 
     moves_frames: ClassVar[bool] = True
@@ -98,13 +92,6 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
 
         Of a group that names no manifold, tensors that say which one they are on, as `geoopt.ManifoldParameter` does,
         become a group of their own.
-
-        Raises:
-            OptionError: a setting is out of range, or nearly spelled like another.
-            ShapeError: a parameter of a manifold is no tall or square matrix.
-            NotAFrameError: a parameter of a manifold is no frame.
-            OptimizerError: a group without a manifold holds a frame of some module, one with gradient="half" a frame
-                whose gradient cannot be halved, or a tensor is on a manifold that is not known here.
         """
         name = type(self).__name__
         groups = checks.by_manifold(name, param_group)
@@ -138,14 +125,10 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` gave, after all of it was checked; what is refused changes nothing.
 
-        Raises:
-            CheckpointError: a group names another manifold, or none, as that of another kind of optimizer; or a state
-                is missing, or of another type, shape or field than this optimizer gives it.
-            NonFiniteError: a state holds NaN or infinity.
-            OptionError: a setting is out of range.
+        CheckpointError is raised if a group names another manifold, or none, as that of another kind of optimizer; or a
+        state is missing, or of another type, shape or field than this optimizer gives it.
         """
-        if not isinstance(state_dict, Mapping):
-            raise CheckpointError(f"{type(self).__name__} needs a state dict, got {type(state_dict).__name__}.")
+        needs(isinstance(state_dict, Mapping), CheckpointError, type(self).__name__, "a state dict", state_dict)
         # As the last of the hooks, since those before it may mend what they are given.
         check = self.register_load_state_dict_pre_hook(lambda _, loaded: self._check_state_dict(loaded))
         try:
@@ -154,7 +137,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             check.remove()
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Returns a state dict with settings as they are called here; raises what `load_state_dict` lists."""
+        """Returns a state dict with settings as they are called here."""
         state_dict = as_python_number(dict(state_dict), keep=Tensor)
         check_states(self, state_dict, self.free_optimizer)
         # None stands for what is not there, as torch.optim.SGD has it.
@@ -194,8 +177,6 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         """Does one step, after a closure that computes the loss and the gradients again, and returns what that does.
 
         Raises:
-            OptionError: a learning rate is negative or not finite.
-            OptimizerError: the torch optimizer would not take a sparse gradient; nothing is changed.
             NonFiniteError: the gradient of a frame holds NaN or infinity, or its norm overflows; nothing is changed. Or
                 the step is so long that nothing finite comes of it; then that frame is not changed.
             NotAFrameError: a frame was changed from outside and is none any more.
@@ -272,8 +253,4 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         The gradients of several buckets are known to be finite, those of a single one are not. Where no value may be
         read, on devices beside CPUs and with `capturable=True`, `bucket.may_sync_host` is False: norms are tensors
         then, and what has to hold, told to `bucket.require`, is no error but decides whether anything is written.
-
-        Raises:
-            NonFiniteError: a gradient is not finite, or what would come of the step.
-            NotAFrameError: a frame was changed from outside and is none any more.
         """

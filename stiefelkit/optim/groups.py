@@ -1,4 +1,4 @@
-"""Parameter groups: of frames without a module, and one per coordinate of a model, each with a rate of its own."""
+"""Parameter groups: of frames without a module, one per coordinate of a model, and geoopt's parameters."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,10 +6,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from stiefelkit.contract.scaled import GAIN
-from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, shown
+from stiefelkit.errors import DtypeError, OptimizerError, OptionError, UnknownNameError, did_you_mean, needs, shown
 from stiefelkit.numbers import as_python_number, at_least, is_number
 from stiefelkit.optim.checks import check_manifold, check_members, listed
 from stiefelkit.optim.settings import RATE
+from stiefelkit.tensors import is_sharded
 from stiefelkit.weights import optimizer_hooks
 from stiefelkit.weights.attach import available
 from stiefelkit.weights.find import check_module, orthogonal_weights
@@ -33,13 +34,6 @@ def frames(params: Tensor | Iterable[Tensor], *, manifold: str | None = None, **
             which a `geoopt.ManifoldParameter` says it is, and canonical for any other.
         **settings: the group's, `lr=0.01`.
 
-    Raises:
-        NotAFrameError: the columns of a tensor are not orthonormal.
-        ShapeError: a tensor is no tall or square matrix.
-        OptionError: there is no tensor, no manifold has this name, a tensor is no leaf that requires grad, is given
-            twice, is in half precision or shares its memory.
-        DtypeError: something is no tensor.
-
     >>> import torch, stiefelkit as sk
     >>> w = torch.nn.Parameter(sk.init.identity((4, 2)))
     >>> optimizer = sk.optim.CayleySGD(frames(w), lr=0.1)
@@ -48,25 +42,19 @@ def frames(params: Tensor | Iterable[Tensor], *, manifold: str | None = None, **
     >>> sk.metrics.orthogonality_error(w).item() < 1e-14
     True
     """
-    members: list[Any] = [params]
-    if isinstance(params, Iterable) and not isinstance(params, Tensor | str | nn.Module):
-        members = listed("sk.optim.frames", params)
-    if not members:
-        raise OptionError("sk.optim.frames needs a frame or several, got none.")
+    who = "sk.optim.frames"
+    members = [params] if isinstance(params, Tensor | nn.Module) else listed(who, params)
+    needs(bool(members), OptionError, who, "a frame or several", "none")
     for p in members:
-        if not isinstance(p, Tensor):
-            raise DtypeError(
-                f"sk.optim.frames needs tensors, got {type(p).__name__}; a model's come from parameter_groups."
-            )
+        kind = type(p).__name__
+        needs(isinstance(p, Tensor), DtypeError, who, "tensors, as parameter_groups gives those of a model", kind)
     if manifold is not None:
-        check_manifold("sk.optim.frames", manifold)
-    check_members("sk.optim.frames", manifold or MANIFOLDS[0], members)
+        check_manifold(who, manifold)
+    check_members(who, manifold or MANIFOLDS[0], members)
     for p in members:
-        if not (p.is_leaf and p.requires_grad):
-            got = "one that does not require grad" if p.is_leaf else "one that was computed"
-            raise OptionError(
-                f"sk.optim.frames needs tensors to train, got {got}; torch.nn.Parameter(w.detach()) does."
-            )
+        got = "one that does not require grad" if p.is_leaf else "one that was computed"
+        is_trained = p.is_leaf and p.requires_grad
+        needs(is_trained, OptionError, who, "tensors to train, as torch.nn.Parameter(w.detach()) makes them", got)
     watched = optimizer_hooks.frames()
     groups: dict[str, list[Tensor]] = {}
     for p in members:
@@ -101,12 +89,6 @@ def parameter_groups(
     Returns:
         Groups with "params", "lr" and, for coordinates, "name", "weight_decay" and, on a manifold, "manifold"; each
         parameter stands in one.
-
-    Raises:
-        DtypeError: the model is no module.
-        UnknownNameError: no parametrization has a coordinate of that name.
-        OptionError: a learning rate is negative, settings are neither a mapping nor a number, or a manifold is unknown
-            or given to coordinates that are free.
 
     >>> import torch, stiefelkit as sk
     >>> layer = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley")
@@ -146,20 +128,57 @@ def parameter_groups(
     for (name, manifold), members in by_name.items():
         chosen = settings.get(name, settings.get(name.rpartition(".")[2], {}))
         bound = {} if manifold is None else {"manifold": manifold}
-        if "manifold" in chosen and not bound:
-            raise OptionError(
-                f"parameter_groups needs {name}= without a manifold, since its tensors are free, got {chosen}."
-            )
+        is_bound = bool(bound) or "manifold" not in chosen
+        needs(is_bound, OptionError, "parameter_groups", f"{name}= without a manifold, for it is free", chosen)
         groups.append({"params": members, "name": name, "lr": lr, "weight_decay": 0.0, **bound, **chosen})
     return groups
+
+
+def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Parameter]:
+    """Makes every frame that is a coordinate (`"stiefel"`) a `geoopt.ManifoldParameter`, and returns all parameters.
+
+    geoopt's optimizers know a manifold by the class of the tensor. The frame stays in place, with its values, its
+    `requires_grad` and its key in state dicts; only the parameter is a new object, so make the optimizer afterwards:
+
+        optimizer = geoopt.optim.RiemannianAdam(sk.optim.geoopt_parameters(model), lr=1e-3)
+
+    A second call changes nothing but the metric, "canonical" or "euclidean", that of the coordinate when None. Not
+    under FSDP2, which replaces the tensors by its own, nor where the optimizers of this package do: those need no such
+    parameters, and hold frames closer.
+
+    >>> import stiefelkit as sk
+    >>> layer = sk.orthogonal(nn.Linear(4, 4, bias=False), "weight", "stiefel")
+    >>> [type(p).__name__ for p in geoopt_parameters(layer)]
+    ['ManifoldParameter']
+    """
+    remedy = "; a frame without one is geoopt.ManifoldParameter(w, sk.manifolds.Stiefel())"
+    check_module(model, "geoopt_parameters", remedy)
+    found = [(w, name) for w in orthogonal_weights(model) for name in w.coordinate_list.param.manifolds]
+    for weight, name in found:
+        if is_sharded(weight.coordinate_list.coordinates[name]):
+            raise OptimizerError(
+                f"geoopt_parameters needs whole frames, got a sharded one in {weight.qualified}; the optimizers of "
+                "stiefelkit.optim take sharded frames."
+            )
+    import geoopt
+
+    from stiefelkit.manifolds import Stiefel
+
+    for (*_, coordinate_list), name in found:
+        c = coordinate_list.coordinates[name]
+        coordinate_list.gradient = "exact"
+        manifold = Stiefel(metric or coordinate_list.param.manifolds[name].partition(":")[2])
+        if not isinstance(c, geoopt.ManifoldParameter) or c.manifold != manifold:
+            bound: Any = geoopt.ManifoldParameter
+            coordinate_list.replace(name, bound(c.detach(), manifold=manifold, requires_grad=c.requires_grad))
+    return list(model.parameters())
 
 
 def _settings(key: str, value: Mapping[str, Any] | float) -> dict[str, Any]:
     if isinstance(value, Mapping):
         check_manifold("parameter_groups", value.get("manifold", MANIFOLDS[0]))
-        for word in ("params", "name"):
-            if word in value:
-                raise OptionError(f"parameter_groups needs settings for {key}= without {word!r}, got {shown(value)}.")
+        has_own = not {"params", "name"} & value.keys()
+        needs(has_own, OptionError, "parameter_groups", f"{key}= without params or name", value)
         settings: dict[str, Any] = as_python_number(dict(value), keep=Tensor)
         if "lr" in settings:
             settings["lr"] = RATE.require("parameter_groups", f"learning rate of {key}", settings["lr"])

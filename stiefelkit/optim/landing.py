@@ -21,7 +21,6 @@ from stiefelkit.optim.steps import (
     fit_float32_range,
     is_still,
     land,
-    largest_root,
     metric_of,
     rate,
     units_of,
@@ -89,7 +88,7 @@ class Landing(FrameOptimizer):
             bucket.stage("momentum_buffer", plus_product(g, w, s + s.mH, -0.5))
         field = _field(group, w, g, s, off, attraction * off)
         distances, lengths, normal = norms_of(off, field, s)
-        finite = sum(lengths) < largest_root(w.dtype) if on_host else (lengths[0] < math.inf).all()
+        finite = sum(lengths) < torch.finfo(w.dtype).max ** 0.5 if on_host else (lengths[0] < math.inf).all()
         bucket.require(finite, lambda: not_finite(who, [bucket]))  # nor where it is NaN
         furthest = max(distances) if on_host else distances[0].amax()
         bucket.require(
@@ -146,7 +145,7 @@ def _safe(lr: float, d: float, f: float, attraction: float, noise: float) -> flo
 
 
 def _safe_on_device(lr: float | Tensor, d: Tensor, f: Tensor, attraction: float, noise: Tensor) -> Tensor:
-    """Returns the same for all matrices of a batch, where no value is read."""
+    """Returns the same of all matrices of a batch."""
     pull = attraction * d * (1 - d) - noise
     room = (FURTHEST - d).clamp(min=0)
     root = torch.hypot(pull, f * room.sqrt())

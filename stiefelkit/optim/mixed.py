@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import CheckpointError, OptionError, shown
+from stiefelkit.errors import CheckpointError, OptionError, needs, shown
 from stiefelkit.numbers import as_python_number
+from stiefelkit.optim.batch import Group
 from stiefelkit.optim.checks import listed, loss_of
 
 
@@ -20,9 +21,6 @@ class MixedOptimizer(torch.optim.Optimizer):
     Args:
         optimizers: one or more, no two of which hold the same parameter.
 
-    Raises:
-        OptionError: there is none, or two hold the same parameter.
-
     >>> import stiefelkit as sk
     >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "cayley")
     >>> plain, skew = sk.optim.parameter_groups(layer, lr=1e-3, skew=1e-4)
@@ -34,22 +32,22 @@ class MixedOptimizer(torch.optim.Optimizer):
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]):
         self.optimizers = listed("MixedOptimizer", optimizers)
         for optimizer in self.optimizers:
-            if not isinstance(optimizer, torch.optim.Optimizer):
-                raise OptionError(f"MixedOptimizer needs optimizers of torch's kind, got {shown(optimizer)}.")
+            is_torchs = isinstance(optimizer, torch.optim.Optimizer)
+            needs(is_torchs, OptionError, "MixedOptimizer", "optimizers of torch's kind", optimizer)
         members = [id(p) for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
         if not members or len(set(members)) < len(members):
             got = "one parameter in two of them" if members else "none"
             raise OptionError(f"MixedOptimizer needs optimizers with parameters of their own, got {got}.")
-        self.moves_frames = any(getattr(optimizer, "moves_frames", False) for optimizer in self.optimizers)
+        self.moves_frames = any(map(_moves_frames, self.optimizers))
         super().__init__(self.param_groups, {})
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[Group]:  # type: ignore[override]
         """The groups of the optimizers as they are now: some are added and loaded later."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:  # torch's __init__ begins with none
+    def param_groups(self, groups: list[Group]) -> None:  # torch's __init__ begins with none
         for group in groups:
             self.add_param_group(group)
 
@@ -59,12 +57,8 @@ class MixedOptimizer(torch.optim.Optimizer):
         del held["param_groups"]
         return held
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuses a group that none of its optimizers has.
-
-        Raises:
-            OptionError: none of the optimizers would move its parameters.
-        """
+    def add_param_group(self, param_group: Group) -> None:
+        """Refuses a group that none of its optimizers has, which none would move."""
         if all(param_group is not group for group in self.param_groups):
             raise OptionError("MixedOptimizer needs groups of its optimizers, got another; add it to one of them.")
 
@@ -75,7 +69,7 @@ class MixedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = loss_of("MixedOptimizer", closure)
         # those of frames first, since they may refuse a step
-        for optimizer in sorted(self.optimizers, key=lambda optimizer: not getattr(optimizer, "moves_frames", False)):
+        for optimizer in sorted(self.optimizers, key=_moves_frames, reverse=True):
             optimizer.step()
         return loss
 
@@ -84,11 +78,7 @@ class MixedOptimizer(torch.optim.Optimizer):
         return {"optimizers": [as_python_number(optimizer.state_dict(), keep=Tensor) for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what `state_dict` gave; what one of the optimizers refuses leaves all as they were.
-
-        Raises:
-            CheckpointError: it is not that of so many optimizers.
-        """
+        """Loads what `state_dict` gave; what one of the optimizers refuses leaves all as they were."""
         states = state_dict.get("optimizers") if isinstance(state_dict, Mapping) else None
         if not isinstance(states, list) or len(states) != len(self.optimizers):
             got = f"one of {len(states)}" if isinstance(states, list) else "one of a single optimizer"
@@ -104,3 +94,7 @@ class MixedOptimizer(torch.optim.Optimizer):
             for optimizer, state in zip(self.optimizers, before, strict=True):
                 optimizer.load_state_dict(state)
             raise
+
+
+def _moves_frames(optimizer: torch.optim.Optimizer) -> bool:
+    return getattr(optimizer, "moves_frames", False)

@@ -11,6 +11,16 @@ from stiefelkit.optim.batch import Bucket, Group
 from stiefelkit.optim.settings import MOMENTUM, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
 from stiefelkit.optim.steps import TangentOptimizer, gradient_with_momentum, rate
 
+_PRECONDITION = """"rmsprop" divides each entry of G by the root of its mean square before it is projected, real and
+imaginary parts apart, as the paper does on pixel-by-pixel MNIST; where dL/dW is normal to the manifold and not zero,
+as at principal components, that leads away from an optimum. None does not."""
+_GRADIENT = """"exact", or "half": the part of it that the authors' code uses, the sum over time of
+:math:`∂L/∂y_t Re(h_t)^T` instead of :math:`∂L/∂y_t h_t^H`, :math:`y_t = W h_t`. The complex `sk.nn.OrthogonalRNN` that
+the frame is the recurrent weight of leaves out the other half from then on, until another optimizer takes the frame."""
+_SIDE = """"left" is the formula above. "right" is :math:`W ← W (I + lr/2 B)^{-1} (I - lr/2 B)`,
+:math:`B = W^H G - G^H W`: the same step for a square frame, and for a tall one a rotation within the span of its
+columns."""
+
 
 class MultiplicativeCayley(TangentOptimizer):
     r"""Moves frames by :math:`W ← (I + lr B / 2)^{-1} (I - lr B / 2) W`, other groups by RMSprop.
@@ -36,36 +46,14 @@ class MultiplicativeCayley(TangentOptimizer):
 
     settings = (
         Setting("lr", 1e-3, RATE, "learning rate; frames are best given one of their own, `stiefel=dict(lr=1e-4)`."),
-        Setting(
-            "precondition",
-            None,
-            one_of(None, "rmsprop"),
-            '"rmsprop" divides each entry of G by the root of its mean square before it is projected, real and '
-            "imaginary parts apart, as the paper does on pixel-by-pixel MNIST; where dL/dW is normal to the manifold "
-            "and not zero, as at principal components, that leads away from an optimum. None does not.",
-        ),
+        Setting("precondition", None, one_of(None, "rmsprop"), _PRECONDITION),
         Setting("alpha", 0.9, at_least(0, below=1.0), "decay of the mean squares, for frames and others."),
         Setting("eps", 1e-8, at_least(0), "added to their roots."),
         Setting("momentum", 0.0, MOMENTUM, "factor of the last direction, of frames projected on each tangent space."),
         WEIGHT_DECAY,
         Setting("centered", False, SWITCH, "of the groups without a manifold, as in torch.optim.RMSprop."),
-        Setting(
-            "gradient",
-            "exact",
-            one_of("exact", "half"),
-            '"exact", or "half": the part of it that the authors\' code uses, the sum over time of '
-            ":math:`∂L/∂y_t Re(h_t)^T` instead of :math:`∂L/∂y_t h_t^H`, :math:`y_t = W h_t`. The complex "
-            "`sk.nn.OrthogonalRNN` that the frame is the recurrent weight of leaves out the other half from then on, "
-            "until another optimizer takes the frame; any other frame is refused (OptimizerError).",
-        ),
-        Setting(
-            "side",
-            "left",
-            one_of(*SIDES),
-            '"left" is the formula above. "right" is :math:`W ← W (I + lr/2 B)^{-1} (I - lr/2 B)`, '
-            ":math:`B = W^H G - G^H W`: the same step for a square frame, and for a tall one a rotation within the "
-            "span of its columns.",
-        ),
+        Setting("gradient", "exact", one_of("exact", "half"), _GRADIENT),
+        Setting("side", "left", one_of(*SIDES), _SIDE),
         *SHARED,
     )
     examples = (

@@ -93,18 +93,9 @@ class POGO(TangentOptimizer):
 
     settings = (
         Setting("lr", 1e-3, RATE, "learning rate."),
-        Setting(
-            "base", "sgd", one_of("sgd", "adam"), 'of the frames: "sgd", momentum on R\'s Euclidean source, or "adam".'
-        ),
-        Setting(
-            "betas",
-            (0.9, 0.999),
-            BETAS,
-            'decays of the moments: the first is the momentum of either base, dampened in "adam" only.',
-        ),
-        Setting(
-            "moment", "tangent", one_of("tangent", "ambient"), 'of the frames: "tangent", or "ambient" as published.'
-        ),
+        Setting("base", "sgd", one_of("sgd", "adam"), 'of frames: "sgd", momentum on the source of R, or "adam".'),
+        Setting("betas", (0.9, 0.999), BETAS, 'decays: the first is the momentum, dampened in "adam" only.'),
+        Setting("moment", "tangent", one_of("tangent", "ambient"), 'of frames: "ambient" as published, or "tangent".'),
         Setting("eps", 1e-8, at_least(0), "added to the roots of second moments."),
         WEIGHT_DECAY,
         Setting("amsgrad", False, SWITCH, OF_FREE),

@@ -1,14 +1,15 @@
 """RMSprop as others define it: an accumulator that does not start at zero, epsilon inside the root."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.rmsprop import rmsprop
 
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import OptionError, needs
 from stiefelkit.numbers import FLAG, as_python_number, at_least
+from stiefelkit.optim.batch import Group
 from stiefelkit.optim.checks import check_free_gradients
 from stiefelkit.optim.settings import MOMENTUM, OF_TORCH, RATE, SWITCH
 
@@ -44,9 +45,6 @@ class RMSprop(torch.optim.RMSprop):
         init_acc: what v is at first, >= 0.
         eps_inside: add `eps` under the root.
 
-    Raises:
-        OptionError: a setting is out of range, or does not go with another.
-
     >>> p = torch.nn.Parameter(torch.ones(1))
     >>> optimizer = RMSprop([p], 0.1, alpha=0.9, eps=1e-10, init_acc=1.0, eps_inside=True)
     >>> p.grad = torch.full((1,), 1e-3)
@@ -57,7 +55,7 @@ class RMSprop(torch.optim.RMSprop):
 
     def __init__(
         self,
-        params: Any,
+        params: Iterable[Any],
         lr: float | Tensor = 1e-2,
         alpha: float = 0.99,
         eps: float = 1e-8,
@@ -78,20 +76,19 @@ class RMSprop(torch.optim.RMSprop):
         super().__init__(params, **_checked(rates | flags | {"maximize": maximize}))
         self.defaults.update(self._own)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: Group) -> None:
         """Adds a group after its settings were checked."""
-        param_group = _checked({**param_group})
-        full = {**self.defaults, **self._own, **param_group}
-        if full["eps_inside"] and (full["capturable"] or full["differentiable"]):
-            raise OptionError("RMSprop needs eps_inside=False with capturable or differentiable, got True.")
+        param_group = {**self._own, **_checked(param_group)}
+        full = {**self.defaults, **param_group}
+        is_torchs = not full["eps_inside"] or not (full["capturable"] or full["differentiable"])
+        needs(is_torchs, OptionError, "RMSprop", "eps_inside=False with capturable or differentiable", "True")
         super().add_param_group(param_group)
-        for key, value in self._own.items():
-            self.param_groups[-1].setdefault(key, value)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also what loads a state dict, of torch's RMSprop as well."""
         super().__setstate__(state)
-        self._own = {key: self.defaults.get(key, value) for key, value in (("init_acc", 0.0), ("eps_inside", False))}
+        self._own = {"init_acc": 0.0, "eps_inside": False}
+        self._own = {key: self.defaults.get(key, value) for key, value in self._own.items()}
         for group in self.param_groups:
             for key, value in self._own.items():
                 group.setdefault(key, value)
@@ -131,14 +128,14 @@ class RMSprop(torch.optim.RMSprop):
         return loss
 
 
-def _checked(settings: dict[str, Any]) -> dict[str, Any]:
+def _checked(settings: Group) -> dict[str, Any]:
     """Returns the same with Python's numbers; raises OptionError unless they are in range."""
     return {
         key: _CHECKS[key].require("RMSprop", key, value) if key in _CHECKS else value for key, value in settings.items()
     }
 
 
-def _begun(p: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+def _begun(p: Tensor, group: Group) -> dict[str, Any]:
     """Returns the state that torch's RMSprop begins with, but for the accumulator."""
     zeros = torch.zeros_like(p, memory_format=torch.preserve_format)
     start = complex(group["init_acc"], group["init_acc"]) if p.is_complex() else group["init_acc"]
@@ -151,7 +148,7 @@ def _begun(p: Tensor, group: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def _move(p: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+def _move(p: Tensor, group: Group, state: dict[str, Any]) -> None:
     """One step of one parameter; real and imaginary parts of a complex one each for itself, as torch's."""
     assert p.grad is not None
     state["step"] += 1
@@ -176,7 +173,7 @@ def _move(p: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         p.addcdiv_(g, root, value=-lr)
 
 
-def _move_as_torch(members: list[Tensor], group: dict[str, Any], states: list[dict[str, Any]]) -> None:
+def _move_as_torch(members: list[Tensor], group: Group, states: list[dict[str, Any]]) -> None:
     # not super().step(), which would run the hooks of the step twice
     keys = ("foreach", "maximize", "differentiable", "capturable", "lr", "alpha", "eps", "weight_decay", "momentum")
     rmsprop(

@@ -12,13 +12,21 @@ from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.numbers import as_python_number, optional
 from stiefelkit.optim.batch import Bucket, Group
-from stiefelkit.optim.settings import BOUND, MOMENTUM, OF_SGD, RATE, SHARED, WEIGHT_DECAY, Setting, at_least, one_of
+from stiefelkit.optim.settings import (
+    BOUND,
+    MOMENTUM,
+    OF_FREE,
+    OF_SGD,
+    RATE,
+    SHARED,
+    WEIGHT_DECAY,
+    Setting,
+    at_least,
+    one_of,
+)
 from stiefelkit.optim.steps import TangentOptimizer, as_factor, gradient_with_momentum, rate, shares
 
-_ACCEPTED = replace(
-    WEIGHT_DECAY,
-    words="of the groups without a manifold; without effect on frames with stiefel=True, refused for others.",
-)
+_ACCEPTED = replace(WEIGHT_DECAY, words=f"{OF_FREE[:-1]}; without effect on frames with stiefel=True.")
 
 
 class SGDG(TangentOptimizer):
@@ -53,21 +61,9 @@ class SGDG(TangentOptimizer):
         Setting("lr", 1.5, RATE, "learning rate; the published class has no default."),
         Setting("momentum", 0.0, MOMENTUM, "factor of the last direction."),
         *(setting if setting is not WEIGHT_DECAY else _ACCEPTED for setting in OF_SGD),
-        Setting(
-            "stiefel",
-            False,
-            one_of(False, True),
-            'whether a group that names no manifold is one of frames, on "stiefel:euclidean", without weight decay.',
-        ),
-        Setting(
-            "omega", 0.0, at_least(0), "factor of a penalty on :math:`W^H W - I`: accepted, without effect on a frame."
-        ),
-        Setting(
-            "grad_clip",
-            None,
-            optional(BOUND),
-            "bounds :math:`‖G‖_F` of each frame; the published code accepts it without effect.",
-        ),
+        Setting("stiefel", False, one_of(False, True), 'whether groups are of frames, on "stiefel:euclidean".'),
+        Setting("omega", 0.0, at_least(0), "factor of a penalty: accepted, without effect on a frame."),
+        Setting("grad_clip", None, optional(BOUND), "bounds :math:`‖G‖_F` of each frame; without effect as published."),
         Setting("q", 0.5, BOUND, "bounds the step of a frame, :math:`a ‖A‖_1 ≤ 2 q`; infinity for no bound."),
         *SHARED,
     )

@@ -181,10 +181,8 @@ class TangentOptimizer(FrameOptimizer):
     def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """Returns a tangent vector, and how far against it each matrix of the batch goes; stages what it keeps.
 
-        w and g, of shape (*, n, p), are the frames and the gradients of the objective that is minimized.
-
-        Raises:
-            OverflowError: a gradient or a moment is so large that its square overflows; nothing is written then.
+        w and g, of shape (*, n, p), are the frames and the gradients of the objective that is minimized. May raise
+        OverflowError where a square overflows; nothing is written then.
         """
 
     def transport(
@@ -239,17 +237,13 @@ class TangentOptimizer(FrameOptimizer):
                 )
             before += left_behind(defect, norm, direction, steps) / limit_of(p, w.dtype)
         shorter = self._increment(group, bucket, w, direction, steps, defect)
-        bucket.accumulated_error = before + max(added, 0.0 if with_remainder else rounding_of_any_step(n, p, precision))
+        if not with_remainder:  # so that a polish comes in time
+            added = max(added, threshold / ((_ROUNDS[precision] if n >= 32 else _ROUNDS_OF_SMALL) - 0.5))
+        bucket.accumulated_error = before + added
         self.retraction.finish(group, bucket, length if shorter is None else shorter)
 
     def _increment(
-        self,
-        group: Group,
-        bucket: Bucket,
-        w: Tensor,
-        direction: Tangent,
-        steps: Norms,
-        defect: Tensor | None,
+        self, group: Group, bucket: Bucket, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
     ) -> float | None:
         """Adds the retraction's increment, and returns how long it is, None for as long as the step."""
         increment, shorter = self.retraction.increment(group, w, direction, steps, defect)
@@ -315,10 +309,7 @@ def gradient_with_momentum(group: Group, bucket: Bucket, w: Tensor, g: Tensor, *
 def second_moments(bucket: Bucket, norms: Norms, decay: float) -> list[tuple[Number, Number]]:
     """Stages the next count of steps and :math:`v ← decay v + (1 - decay) ‖G‖^2`; returns both for each matrix.
 
-    Where no value is read, one pair of tensors of all of them.
-
-    Raises:
-        OverflowError: a moment is not finite in the dtype of the frame.
+    Where no value is read, one pair of tensors of all of them. A moment that is not finite raises OverflowError.
     """
     p, moments = bucket.params[0], bucket.numbers("exp_avg_sq")
     if not bucket.may_sync_host:
@@ -413,11 +404,6 @@ def step_length_and_error(
     return longest, added, grown
 
 
-def largest_root(dtype: torch.dtype) -> float:
-    """Returns the root of the largest number of a floating dtype, or of the parts of a complex one."""
-    return torch.finfo(dtype).max ** 0.5
-
-
 def have_squares(direction: Tangent, dtype: torch.dtype) -> bool:
     """Returns whether the squares of a direction's norms are finite in a dtype; not where one is NaN."""
     size = sum(direction.rotation_norms) + sum(direction.rest_norms)
@@ -443,11 +429,10 @@ def divided(x: Tensor, units: Norms) -> Tensor:
 
 
 def in_units(w: Tensor, direction: Tangent, steps: Norms) -> tuple[Tangent, Norms]:
-    """Returns the same steps along directions of length 1 or so, where powers of these leave the range of their dtype.
+    """Returns the same steps along directions of length 1 or so, where the factors are extreme, as of a rate of 1e30.
 
-    That is where the factors are extreme, as a rate of 1e30 is with a gradient of 1e-30. The units are powers of 2, so
-    that nothing is rounded, and what rounding below the normal numbers has put into :math:`W^H P` is taken away. Where
-    there is no direction, there is no step.
+    Units are powers of 2, so that nothing is rounded; what rounding below the normal numbers has put into
+    :math:`W^H P` is taken away. Where there is no direction, there is no step.
     """
     if isinstance(direction.rotation_norms[0], Tensor) or fit_float32_range(steps):
         return direction, steps
@@ -502,16 +487,10 @@ def polish_threshold(n: int, p: int, precision: str) -> float:
     return min(_THRESHOLD[precision], _THRESHOLD_OF_SMALL[precision] * math.sqrt(p) * min(2.0, math.sqrt(n / p)))
 
 
-def rounding_of_any_step(n: int, p: int, precision: str) -> float:
-    """Returns what any step adds where there is no remainder, shared out so that a polish comes in time."""
-    return polish_threshold(n, p, precision) / ((_ROUNDS[precision] if n >= 32 else _ROUNDS_OF_SMALL) - 0.5)
-
-
 def left_behind(defect: Tensor, norm: float, direction: Tangent, steps: Norms) -> float:
-    """Bounds what an increment leaves of a defect D which it shall take away, ||D Y||_F, or estimates it for large D.
+    """Bounds what an increment leaves of a defect D which it takes away, ||D Y||_F with Y = t Omega + t^2 P^H P / 2.
 
-    Y, what it does within the columns of W, is t Omega + t^2 P^H P / 2. The estimate, and half more, is by what 8 rows
-    times D Y are.
+    For large D that is estimated by what 8 rows times D Y are, and half more.
     """
     p = defect.shape[-1]
     if p < _SMALLEST_PROBED or defect.dim() > 2:

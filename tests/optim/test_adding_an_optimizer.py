@@ -136,15 +136,6 @@ def test_an_increment_of_another_shape_is_refused_before_anything_moves(capturab
     assert torch.equal(w, before)
 
 
-def test_what_an_iteration_returns_is_checked_before_anything_moves():
-    w = nn.Parameter(sk.init.haar((4, 2), torch.float64, seeds.generator()))
-    before = w.detach().clone()
-    wrong = type("Wrong", (sk.optim.LBFGS,), {"iterate": lambda self, objective, here, memory: here.points})
-    with pytest.raises(errors.OptimizerError, match=r"Wrong.iterate needs to return a Position or None, got list"):
-        wrong(sk.optim.frames([w])).step(lambda: (w * torch.ones(4, 2)).sum())
-    assert torch.equal(w, before)
-
-
 class Pulled(FrameOptimizer):
     """Goes straight, and back by a QR decomposition: written once, for values that are read and others."""
 

@@ -132,23 +132,6 @@ def test_a_frame_that_landing_finds_far_off_was_changed_by_something_else():
         run(optimizer, w, [gradient((6, 6))])
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("ManifoldMuon", dict(iterations=0)),
-        ("ManifoldMuon", dict(momentum=1.0)),
-        ("SPEL", dict(momentum=-0.1)),
-        ("StiefelSGD", dict(momentum=-1.0)),
-        ("StiefelAdam", dict(betas=(0.9, 1.0))),
-        ("Landing", dict(every=0)),
-        ("Landing", dict(attraction=-1.0)),
-    ],
-)
-def test_settings_are_checked(name, options):
-    with pytest.raises(errors.OptionError):
-        getattr(sk.optim, name)(group(frame((4, 4))), **options)
-
-
 @pytest.mark.parametrize("name", ["ManifoldMuon", "SPEL", "StiefelAdam"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
 def test_a_gradient_that_is_normal_to_the_manifold_moves_nothing(name, dtype):

@@ -364,8 +364,8 @@ class Leaping(ConjugateGradient):
     """Goes a fixed step, downhill or not."""
 
     def iterate(self, objective, here, memory):
-        place = objective.space.path(here.points, -here.gradient).at(1.0)
-        return objective.settled(place, objective.at(place.points))
+        place = objective.space.path(here.points, -here.gradient)(1.0)
+        return objective.on_manifold(objective.at(place.points))
 
 
 class Leaving(LBFGS):

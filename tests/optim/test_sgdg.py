@@ -4,7 +4,6 @@ import inspect
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from optimizers_at_hand import excess, frame, gradient
@@ -110,9 +109,3 @@ def test_what_it_cannot_move_is_refused():
         sk.optim.SGDG([nn.Parameter(torch.eye(4)[:2])], lr=0.1, stiefel=True)
     with pytest.raises(errors.OptionError, match="grad_clip"):
         sk.optim.SGDG([frame((3, 3))], lr=0.1, stiefel=True, grad_clip=0)
-
-
-def test_a_switch_of_numpy_is_a_switch():
-    w = nn.Parameter(torch.eye(4))
-    optimizer = sk.optim.SGDG([{"params": [w], "stiefel": np.True_}], lr=0.1)
-    assert optimizer.param_groups[0]["manifold"] == "stiefel:euclidean"

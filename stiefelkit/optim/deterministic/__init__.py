@@ -1,21 +1,16 @@
 """Optimizers of deterministic losses, and their table."""
 
-from typing import Any
-
-from stiefelkit.errors import OptionError, shown
+from stiefelkit.errors import OptionError, needs
 from stiefelkit.registry import Registry
 
 __all__ = ["minimizers"]
 
 
-def _check(minimizer: Any) -> None:
+def _check(minimizer: object) -> None:
     from stiefelkit.optim.deterministic.minimizer import Minimizer
 
-    if not (isinstance(minimizer, type) and issubclass(minimizer, Minimizer)):
-        known = ", ".join(minimizers.names())
-        raise OptionError(
-            f"A minimizer needs to be a name, of {known}, or a subclass of sk.optim.Minimizer, got {shown(minimizer)}."
-        )
+    is_one = isinstance(minimizer, type) and issubclass(minimizer, Minimizer)
+    needs(is_one, OptionError, "A minimizer", "a name or a subclass of sk.optim.Minimizer", minimizer)
 
 
 minimizers = Registry(

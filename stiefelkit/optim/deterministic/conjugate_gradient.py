@@ -1,13 +1,13 @@
 """Conjugate gradients along frames, transported by the Cayley transform."""
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from stiefelkit.optim.deterministic.line_search import Wolfe, search
-from stiefelkit.optim.deterministic.minimizer import OF_ALL, Minimizer
+from stiefelkit.optim.deterministic.minimizer import OF_ALL, Memory, Minimizer
 from stiefelkit.optim.deterministic.objective import Objective, Position, dot
 from stiefelkit.optim.settings import Setting, at_least, one_of
 
@@ -16,14 +16,14 @@ RULES = ("hager_zhang", "hestenes_stiefel", "polak_ribiere")
 _STEEP = 1e-8
 """Cosine between a direction and the gradient below which it is given up."""
 _FIRST = 0.1
-"""Length of the first step, over the reach of the frames."""
+"""Length of the first step, over the diameter of the space."""
 
 
 class ConjugateGradient(Minimizer):
     r"""Searches along :math:`d = -g + β d'`, d' the last direction transported, by the strong Wolfe conditions.
 
-    Costs two gradients an iteration, nearly, three vectors, and carrying two. For losses whose gradient is cheap; where
-    Hessians can be had, `TrustRegion` ends sooner, and `LBFGS` where a gradient is what costs.
+    Costs two gradients an iteration, nearly, three vectors, and two transports. For losses whose gradient is cheap;
+    where Hessians can be had, `TrustRegion` ends sooner, and `LBFGS` where a gradient is what costs.
 
     References:
         Hager, Zhang, A survey of nonlinear conjugate gradient methods, Pacific J. Optim. 2, 2006.
@@ -47,7 +47,7 @@ class ConjugateGradient(Minimizer):
     kept: ClassVar = {"direction": 1, "bend": 0}
     examples: ClassVar = ({}, {"rule": "hager_zhang", "curvature": 0.1}, {"rule": "polak_ribiere"})
 
-    def iterate(self, objective: Objective, here: Position, memory: dict[str, Any]) -> Position | None:
+    def iterate(self, objective: Objective, here: Position, memory: Memory) -> Position | None:
         """See `Minimizer`."""
         settings = self.param_groups[0]
         wolfe = Wolfe(min(0.1, settings["curvature"] / 2), settings["curvature"])
@@ -57,21 +57,21 @@ class ConjugateGradient(Minimizer):
             d, dd = -g, here.norm**2
             slope = -dd
         bend = abs(memory.get("bend", 0.0))
-        t = -slope / (bend * dd) if bend > 0 else _FIRST * objective.space.reach / here.norm
+        t = -slope / (bend * dd) if bend > 0 else _FIRST * objective.space.diameter / here.norm
         trial = search(objective, here, d, slope, t, wolfe)
         if trial is None and "direction" in memory:
             memory.clear()
             return here
         if trial is None:
             return None
-        there = objective.settled(trial.place, trial.position)
-        carried_g, carried_d = trial.place.transport(torch.stack([g, d]))
-        direction = self._next(settings["rule"], here, there, carried_g, carried_d, slope)
+        there = objective.on_manifold(trial.position)
+        old_g, old_d = trial.on_curve.transport(torch.stack([g, d]))
+        direction = self._next(settings["rule"], here, there, old_g, old_d, slope)
         memory.update(direction=direction, bend=(trial.slope - slope) / (trial.t * dd))
         return there
 
     def _next(self, rule: str, here: Position, there: Position, old: Tensor, d: Tensor, slope: float) -> Tensor:
-        """Returns beta d - g, from the last gradient and direction as they were carried."""
+        """Returns beta d - g, from the last gradient and direction as they were transported."""
         g = there.gradient
         gg, with_old, gd = there.norm**2, dot(g, old), dot(g, d)
         gy, dy = gg - with_old, gd - slope

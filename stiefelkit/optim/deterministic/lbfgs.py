@@ -1,12 +1,12 @@
-"""L-BFGS along frames, with a memory that is carried by the Cayley transform."""
+"""L-BFGS along frames, with a memory that is transported by the Cayley transform."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from stiefelkit.optim.deterministic.line_search import Wolfe, search
-from stiefelkit.optim.deterministic.minimizer import OF_ALL, Minimizer
+from stiefelkit.optim.deterministic.minimizer import OF_ALL, Memory, Minimizer
 from stiefelkit.optim.deterministic.objective import Objective, Position, dot
 from stiefelkit.optim.settings import Setting, at_least, integer
 
@@ -17,7 +17,7 @@ _CAUTION = 1e-8
 class LBFGS(Minimizer):
     r"""Searches along :math:`d = -H g`, H an inverse Hessian estimated from the last steps and changes of the gradient.
 
-    Steps and changes are carried along to each new point, isometrically, so that what they tell stays true: all in one
+    Steps and changes are transported to each new point, isometrically, so that what they tell stays true: all in one
     call, at the cost of 2 `history_size` + 2 transports. The step is a point of the strong Wolfe conditions, mostly the
     first that is tried. For losses whose gradient is what costs.
 
@@ -44,12 +44,12 @@ class LBFGS(Minimizer):
     kept: ClassVar = {"steps": 2, "changes": 2}
     examples: ClassVar = ({}, {"history_size": 3})
 
-    def iterate(self, objective: Objective, here: Position, memory: dict[str, Any]) -> Position | None:
+    def iterate(self, objective: Objective, here: Position, memory: Memory) -> Position | None:
         """See `Minimizer`."""
         settings, g = self.param_groups[0], here.gradient
         wolfe = Wolfe(min(1e-4, settings["curvature"] / 2), settings["curvature"])
         kept = [memory["steps"], memory["changes"]] if {"steps", "changes"} <= memory.keys() else []
-        d, t = (-_two_loops(g, *kept), 1.0) if kept else (-g, 0.1 * objective.space.reach / here.norm)
+        d, t = (-_two_loops(g, *kept), 1.0) if kept else (-g, 0.1 * objective.space.diameter / here.norm)
         slope = dot(g, d)
         trial = None
         if slope < -1e-8 * here.norm * torch.linalg.vector_norm(d).item():
@@ -59,10 +59,10 @@ class LBFGS(Minimizer):
                 return None
             memory.clear()
             return here
-        there = objective.settled(trial.place, trial.position)
-        carried = trial.place.transport(torch.cat([g[None], trial.t * d[None], *kept]))
-        s, y = carried[1], there.gradient - carried[0]
-        steps, changes = carried[2:].tensor_split(2)
+        there = objective.on_manifold(trial.position)
+        transported = trial.on_curve.transport(torch.cat([g[None], trial.t * d[None], *kept]))
+        s, y = transported[1], there.gradient - transported[0]
+        steps, changes = transported[2:].tensor_split(2)
         if dot(s, y) > _CAUTION * (dot(s, s) * dot(y, y)) ** 0.5:
             first = max(len(steps) + 1 - settings["history_size"], 0)
             steps, changes = torch.cat([steps[first:], s[None]]), torch.cat([changes[first:], y[None]])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from stiefelkit.optim.deterministic.objective import Objective, Position
-from stiefelkit.optim.deterministic.space import Place
+from stiefelkit.optim.deterministic.space import CurvePoint
 
 _MOST = 30
 """Points that are asked for at most."""
@@ -21,7 +21,7 @@ class Trial:
     """A point of a curve, and what the closure says there."""
 
     t: float
-    place: Place
+    on_curve: CurvePoint
     position: Position
     slope: float
 
@@ -64,9 +64,9 @@ def search(objective: Objective, start: Position, u: Tensor, slope: float, t: fl
     left, left_slope, right, right_slope = 0.0, slope, math.inf, math.nan
     width, best = math.inf, None
     for _ in range(_MOST):
-        place = path.at(t)
-        position = objective.at(place.points)
-        trial = Trial(t, place, position, place.slope(position.gradients))
+        on_curve = path(t)
+        position = objective.at(on_curve.points)
+        trial = Trial(t, on_curve, position, on_curve.slope(position.gradients))
         is_low = objective.allows(position, start.noise)
         if wolfe.holds(start, slope, trial, is_low):
             return trial

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stiefelkit.errors import DtypeError, OptionError, shown
+from stiefelkit.errors import DtypeError, OptionError, needs, shown
 from stiefelkit.optim.checks import check_manifold, listed
 from stiefelkit.optim.deterministic import minimizers
 from stiefelkit.optim.deterministic.minimizer import Minimizer
@@ -19,7 +19,7 @@ from stiefelkit.optim.groups import frames
 
 @dataclass(frozen=True)
 class Minimum:
-    """Where `minimize` has ended, and why there.
+    """Where `minimize` has ended, and why there; see `Progress` for the numbers.
 
     Attributes:
         point: the frame, of the shape and dtype of the start; of several points a tuple. Not shown by `print`.
@@ -29,7 +29,7 @@ class Minimum:
         evaluations: how often the loss and its gradient were computed.
         products: how many products with the Hessian were.
         is_converged: whether the gradient is as short as was asked for, or as rounding lets it be.
-        stopped: "gradient" or "rounding" if it is so, else "max_iter" or "no_descent"; see `Progress`.
+        stopped: "gradient" or "rounding" if it is so, else "max_iter" or "no_descent".
         reflected: for square real frames, whose determinant no step changes: a point like this one with the other
             determinant, where the loss is lower already. None where none was found, which does not rule one out.
     """
@@ -71,22 +71,13 @@ def minimize(
         max_iter: iterations at most.
         **settings: of the method, as `tolerance_grad=1e-8`.
 
-    Raises:
-        NotAFrameError, ShapeError: x0 is no frame.
-        OptionError: no manifold has that name, there are not as many of them as points, or the class is no minimizer.
-        UnknownNameError: no method has that name.
-        DtypeError: x0 is no tensor, no array of numbers, and no tuple of them.
-        NonFiniteError: the value or the gradient at x0 is not finite.
-        OptimizerError: f does not return one real number, a tensor that depends on its argument.
-
     >>> import torch, stiefelkit as sk
     >>> a = torch.diag(torch.arange(1.0, 7.0, dtype=torch.float64))
     >>> result = minimize(lambda w: -torch.trace(w.mT @ a @ w), sk.init.haar((6, 2)))
     >>> round(result.value, 12), result.is_converged
     (-11.0, True)
     """
-    if not callable(f):
-        raise OptionError(f"sk.optim.minimize needs a function of the point, got {shown(f)}.")
+    needs(callable(f), OptionError, "sk.optim.minimize", "a function of the point", f)
     are_several = isinstance(x0, tuple | list)
     points = [_parameter(x) for x in (x0 if are_several else [x0])]
     manifolds: list[Any] = [manifold] * len(points)
@@ -106,10 +97,6 @@ def minimize(
     optimizer.step(lambda: f(*points))
     end = optimizer.progress
     assert end is not None
-
-    def given(ws: Sequence[Tensor]) -> Any:
-        return tuple(ws) if are_several else ws[0]
-
     are_frames = [name is not None for name in manifolds]
     found = None if end.stopped == "max_iter" else _reflected(f, points, are_frames, end.loss)
     if found is not None:
@@ -119,7 +106,7 @@ def minimize(
             stacklevel=2,
         )
     return Minimum(
-        point=given([w.detach() for w in points]),
+        point=tuple(w.detach() for w in points) if are_several else points[0].detach(),
         value=end.loss,
         gradient_norm=end.gradient_norm,
         iterations=end.iterations,
@@ -127,21 +114,16 @@ def minimize(
         products=end.products,
         is_converged=end.is_done,
         stopped=end.stopped,
-        reflected=None if found is None else given(found),
+        reflected=None if found is None else tuple(found) if are_several else found[0],
     )
 
 
 def _parameter(x: Any) -> nn.Parameter:
     """Returns a copy of a tensor or an array, to be moved."""
-    if not isinstance(x, Tensor):
-        if not isinstance(x, np.ndarray) or x.dtype.kind not in "fc":
-            got = f"an array of {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
-            raise DtypeError(f"sk.optim.minimize needs a tensor or an array of numbers to start from, got {got}.")
+    if isinstance(x, np.ndarray) and x.dtype.kind in "fc":
         x = torch.from_numpy(np.array(x, dtype=x.dtype.newbyteorder("=")))
-    if not (x.is_floating_point() or x.is_complex()):
-        raise DtypeError(f"sk.optim.minimize needs floating-point numbers to start from, got {x.dtype}.")
-    if x.is_meta:
-        raise OptionError("sk.optim.minimize needs values to start from, got a tensor on the meta device.")
+    if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()) or x.is_meta:
+        raise DtypeError(f"sk.optim.minimize needs a tensor or array of floating-point numbers, got {shown(x)}.")
     return nn.Parameter(x.detach().clone(memory_format=torch.contiguous_format))
 
 

@@ -1,6 +1,7 @@
 """What optimizers of deterministic losses share: parameters, settings, the closure, when to stop, checkpoints."""
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,19 +11,13 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import write_count
-from stiefelkit.errors import CheckpointError, NonFiniteError, OptimizerError, OptionError, shown
+from stiefelkit.errors import CheckpointError, NonFiniteError, OptimizerError, OptionError, needs, shown
 from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import as_python_number
+from stiefelkit.optim import checks
+from stiefelkit.optim.batch import Group
 from stiefelkit.optim.checkpoint import check_states
-from stiefelkit.optim.checks import (
-    ask_readers,
-    by_manifold,
-    check_manifold,
-    check_members,
-    check_spelling,
-    read_arguments,
-)
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.deterministic.space import Space
 from stiefelkit.optim.settings import Setting, at_least, document_settings, integer, is_number, signature
@@ -33,6 +28,8 @@ OF_ALL = (
     Setting("tolerance_grad", 1e-10, at_least(0), "length of the Riemannian gradient at which a step ends."),
 )
 """What every minimizer has."""
+Memory = dict[str, Any]
+"""What `Minimizer.iterate` keeps: numbers, and real tensors whose last axis is that of flat vectors."""
 _IDLE = 20
 """Iterations without a lower loss or a shorter gradient after which rounding is measured; twice as many next time."""
 _KEPT = ("manifold", "name", "params", "param_names", "weight_decay", "lr")
@@ -76,11 +73,6 @@ class Minimizer(torch.optim.Optimizer, ABC):
 
     A subclass has settings, and `iterate`. Losses are read on the host, on every device; this is no optimizer for
     batches that are drawn anew, for frames that are sharded (FSDP2), or for graphs that are captured.
-
-    Raises:
-        TypeError: a setting is given that there is not.
-        OptionError: a setting is out of range; parameters are sharded, or of several precisions or devices.
-        OptimizerError: `step` is called without a closure.
     """
 
     moves_frames: ClassVar[bool] = True
@@ -97,92 +89,72 @@ class Minimizer(torch.optim.Optimizer, ABC):
     """How far the last step has come."""
     _call: ClassVar[inspect.Signature]
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         cls.__signature__ = cls._call = signature(cls.settings)
         document_settings(cls, cls.settings)
 
     def __init__(self, params: Iterable[Any], *args: Any, **settings: Any):
         self._versions: dict[int, int] = {}
-        params, chosen = read_arguments(type(self).__name__, self.settings, self._call, params, *args, **settings)
+        name = type(self).__name__
+        params, chosen = checks.read_arguments(name, self.settings, self._call, params, *args, **settings)
         super().__init__(params, {"manifold": None, **chosen})
 
     @abstractmethod
-    def iterate(self, objective: Objective, here: Position, memory: dict[str, Any]) -> Position | None:
+    def iterate(self, objective: Objective, here: Position, memory: Memory) -> Position | None:
         """Goes on to the next point, or returns `here` where a step was refused, or None if nothing is to be gained.
 
-        `memory` is what this method has kept, empty at first: numbers, and real tensors whose last axis is that of flat
-        vectors, tangent where `here` is.
+        `memory` is what this method has kept, empty at first; its vectors are tangent where `here` is.
         """
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group after its manifold, its settings and its frames were checked.
+    def add_param_group(self, param_group: Group) -> None:
+        """Adds a group after its manifold, its settings and its frames were checked, as `FrameOptimizer` does.
 
-        Raises:
-            OptionError: a setting is out of range, or another one than in the other groups; parameters are of several
-                precisions or devices, or sharded.
-            ShapeError, NotAFrameError: a parameter of a manifold is no frame.
-            OptimizerError: a frame stands in a group without a manifold.
+        All groups need the same settings, and parameters of one precision on one device.
         """
-        for group in by_manifold(type(self).__name__, param_group):
-            self._add_group(group)
-
-    def _add_group(self, param_group: dict[str, Any]) -> None:
         name = type(self).__name__
-        if isinstance(param_group, dict):
-            check_spelling(name, set(param_group), [*self.defaults, *_KEPT])
-            full = {**self.defaults, **param_group}
-            self._check_group(full)
-            param_group = {key: full[key] for key in param_group}
-            entries = full["params"] if isinstance(full["params"], list) else [full["params"]]
-            check_members(name, full["manifold"], [p[1] if isinstance(p, tuple) else p for p in entries])
-        super().add_param_group(param_group)
-        kinds = {(working_dtype(p.dtype).to_real(), p.dtype.to_real(), p.device) for p in self._params()}
-        if len(kinds) > 1 or any(is_sharded(p) for p in self._params()):
-            self.param_groups.pop()
-            got = f"{len(kinds)} of them" if len(kinds) > 1 else "sharded ones"
-            raise OptionError(f"{name} needs whole parameters of one precision on one device, got {got}.")
-        ask_readers(self.param_groups[-1])
+        for group in checks.by_manifold(name, param_group):
+            if isinstance(group, dict):
+                checks.check_spelling(name, set(group), [*self.defaults, *_KEPT])
+                full = {**self.defaults, **group}
+                self._check_group(full, self.param_groups[0] if self.param_groups else full)
+                group = {key: full[key] for key in group}
+                checks.check_members(name, full["manifold"], checks.members_of(full))
+            super().add_param_group(group)
+            kinds = {(working_dtype(p.dtype).to_real(), p.dtype.to_real(), p.device) for p in self._params()}
+            if len(kinds) > 1 or any(map(is_sharded, self._params())):
+                self.param_groups.pop()
+                got = f"{len(kinds)} of them" if len(kinds) > 1 else "sharded ones"
+                raise OptionError(f"{name} needs whole parameters of one precision on one device, got {got}.")
+            checks.ask_readers(self.param_groups[-1])
 
-    def _check_group(self, group: dict[str, Any], first: Mapping[str, Any] | None = None) -> None:
+    def _check_group(self, group: Group, first: Mapping[str, Any]) -> None:
         """Makes the numbers of a group Python's; raises OptionError unless in range and those of the first group."""
         name = type(self).__name__
-        first = first or (self.param_groups[0] if self.param_groups else group)
         for setting in self.settings:
-            group[setting.name] = setting.check.require(name, setting.name, group[setting.name])
-            others = first[setting.name]
-            if others != group[setting.name]:
-                raise OptionError(
-                    f"{name} needs one {setting.name} for all groups, got {shown(others)} and "
-                    f"{shown(group[setting.name])}."
-                )
+            key = setting.name
+            group[key] = setting.check.require(name, key, group[key])
+            got = f"{shown(first[key])} and {shown(group[key])}"
+            needs(first[key] == group[key], OptionError, name, f"one {key} for all groups", got)
         if group["manifold"] is not None:
-            check_manifold(name, group["manifold"])
-        if group.get("weight_decay"):
-            raise OptionError(f"{name} needs weight_decay=0, got {shown(group['weight_decay'])}; add it to the loss.")
+            checks.check_manifold(name, group["manifold"])
+        decay = group.get("weight_decay")
+        needs(not decay, OptionError, name, "weight_decay=0, for it belongs to the loss", decay)
 
     def _params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Takes iterations, and returns what the closure returned at first.
+        """Takes iterations, and returns what the closure, which computes the loss, returned at first.
 
-        Args:
-            closure: computes the loss of the parameters as they are, the same each time, and returns it.
-
-        Raises:
-            OptimizerError: there is no closure, or it returns nothing that can be differentiated.
-            NonFiniteError: the loss or a gradient is not finite at the start; nothing is changed.
+        Raises NonFiniteError if the loss or a gradient is not finite at the start; nothing is changed then.
         """
         name = type(self).__name__
-        if not callable(closure):
-            got = "none" if closure is None else shown(closure)
-            raise OptimizerError(
-                f"{name} needs a closure that computes the loss, as torch.optim.LBFGS does, got {got}."
-            )
+        if closure is None or not callable(closure):
+            raise OptimizerError(f"{name} needs a closure that computes the loss, got {shown(closure)}.")
         for group in self.param_groups:
-            self._check_group(group)
+            self._check_group(group, self.param_groups[0])
         params, settings = self._params(), self.param_groups[0]
         before = [p.detach().clone() for p in params]
         manifolds = [group["manifold"] for group in self.param_groups for _ in group["params"]]
@@ -201,9 +173,6 @@ class Minimizer(torch.optim.Optimizer, ABC):
                         break
                     best, objective.reached = objective.best, min(objective.reached, here.loss)
                     there = self.iterate(objective, here, memory)
-                    if not isinstance(there, Position | None):
-                        got = type(there).__name__
-                        raise OptimizerError(f"{name}.iterate needs to return a Position or None, got {got}.")
                     idle = idle + 1 if objective.best is best else 0
                     if there is not None and idle < patience:
                         here = there
@@ -242,13 +211,13 @@ class Minimizer(torch.optim.Optimizer, ABC):
         )
         return first.returned
 
-    def _recall(self, params: list[Tensor]) -> dict[str, Any]:
+    def _recall(self, params: list[Tensor]) -> Memory:
         """Returns what was kept at the last step, unless somebody else has moved the parameters since."""
         if any(write_count(p) != self._versions.get(id(p), write_count(p)) for p in params):
             return {}
         return _cast(self.state.get(params[0], {}), working_dtype(params[0].dtype).to_real())
 
-    def _keep(self, params: list[Tensor], memory: dict[str, Any]) -> None:
+    def _keep(self, params: list[Tensor], memory: Memory) -> None:
         # torch casts what it loads to the dtype of the parameter.
         self.state[params[0]] = _cast(memory, params[0].dtype.to_real())
         self._versions = {id(p): write_count(p) for p in params}
@@ -258,13 +227,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
         return as_python_number(super().state_dict(), keep=Tensor)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what `state_dict` gave, after all of it was checked; what is refused changes nothing.
-
-        Raises:
-            CheckpointError: it has other groups, manifolds or parameters, or what was kept is of another size.
-            NonFiniteError: what was kept holds NaN or infinity.
-            OptionError: a setting is out of range, or another one than in the other groups.
-        """
+        """Loads what `state_dict` gave, after all of it was checked; what is refused changes nothing."""
         state_dict = as_python_number(state_dict, keep=Tensor)
         check_states(self, state_dict, torch.optim.LBFGS)
         name = type(self).__name__
@@ -275,16 +238,13 @@ class Minimizer(torch.optim.Optimizer, ABC):
         ]
         for group in groups:
             self._check_group(group, groups[0])
-        state_dict = {**state_dict, "param_groups": groups}
         size = sum(p.numel() * (1 + p.is_complex()) for p in self._params())
         for entry in state_dict["state"].values():
             for key, value in entry.items():
                 _check_kept(f"{name}: {key}", value, size, self.kept.get(key))
-            if len({len(value) for value in entry.values() if isinstance(value, Tensor) and value.dim() == 2}) > 1:
-                raise CheckpointError(
-                    f"{name} needs a state whose vectors belong together, got unlike numbers of them."
-                )
-        super().load_state_dict(state_dict)
+            lengths = {len(value) for value in entry.values() if isinstance(value, Tensor) and value.dim() == 2}
+            needs(len(lengths) <= 1, CheckpointError, name, "as many steps as changes", sorted(lengths))
+        super().load_state_dict({**state_dict, "param_groups": groups})
         self._versions = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -292,10 +252,10 @@ class Minimizer(torch.optim.Optimizer, ABC):
         super().__setstate__(state)
         self._versions = {}
         for group in self.param_groups:
-            ask_readers(group)
+            checks.ask_readers(group)
 
 
-def _cast(kept: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+def _cast(kept: Mapping[str, Any], dtype: torch.dtype) -> Memory:
     return {key: value.to(dtype) if isinstance(value, Tensor) else value for key, value in kept.items()}
 
 
@@ -304,17 +264,14 @@ def _verdict(here: Position, tolerance: float) -> str:
     return "gradient" if here.norm <= tolerance else "rounding" if here.norm <= here.floor else ""
 
 
-def _check_kept(who: str, value: Any, size: int, dims: int | None) -> None:
+def _check_kept(who: str, value: object, size: int, dims: int | None) -> None:
     """Raises unless a value is a finite number, or a real tensor (*, size) of so many dimensions, if any are asked."""
-    if dims is not None and dims != (value.dim() if isinstance(value, Tensor) else 0):
-        kind = f"a tensor of {dims} dimension{'s' * (dims > 1)}" if dims else "a number"
-        raise CheckpointError(f"{who} needs {kind}, got {shown(value)}.")
     if isinstance(value, Tensor):
-        if not value.is_floating_point() or value.dim() == 0 or value.shape[-1] != size or value.is_meta:
-            raise CheckpointError(
-                f"{who} needs a real tensor whose last axis is {size}, got {tuple(value.shape)} in {value.dtype}."
-            )
-    elif not is_number(value):
-        raise CheckpointError(f"{who} needs a number or a tensor, got {type(value).__name__}.")
-    if not bool(torch.isfinite(torch.as_tensor(value, device="cpu")).all()):
-        raise NonFiniteError(f"{who} needs finite numbers, got NaN or infinity.")
+        fits = value.is_floating_point() and value.dim() == (dims or value.dim() or 1) and not value.is_meta
+        fits = fits and value.shape[-1] == size and dims != 0
+        got = f"{tuple(value.shape)} in {value.dtype}"
+        needs(fits, CheckpointError, who, f"a real tensor of {dims} dimensions, the last {size}", got)
+        needs(bool(torch.isfinite(value).all()), NonFiniteError, who, "finite numbers", "NaN or infinity")
+    else:
+        needs(is_number(value) and not dims, CheckpointError, who, f"a number, or {dims} dimensions", shown(value))
+        needs(is_number(value) and math.isfinite(value), NonFiniteError, who, "finite numbers", shown(value))

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from stiefelkit.errors import NonFiniteError, OptimizerError, shown
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import as_python_number
 from stiefelkit.optim.checks import loss_of
-from stiefelkit.optim.deterministic.space import Place, Space
+from stiefelkit.optim.deterministic.space import Space
 
 __all__ = ["Objective", "Position", "dot"]
 
@@ -38,18 +37,10 @@ def dot(u: Tensor, v: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Position:
-    """A point, and what the closure says there.
+    """A point, in float64 or complex128, and what the closure says there.
 
-    Attributes:
-        points: of each parameter, in float64 or complex128.
-        loss: the value.
-        gradients: the Euclidean ones.
-        gradient: the flat one.
-        norm: its length.
-        noise: what rounding may do to the loss.
-        floor: the length below which a gradient is rounding.
-        graph: gradients that can be differentiated, None where the closure gives no such.
-        returned: what the closure returned.
+    Gradients are the Euclidean ones, the flat one and its length. `noise` is what rounding may do to the loss, `floor`
+    the length below which a gradient is rounding; `graph` has gradients that can be differentiated, if there are such.
     """
 
     points: list[Tensor]
@@ -60,25 +51,21 @@ class Position:
     noise: float
     floor: float
     graph: list[Tensor] | None
-    returned: Any
+    returned: object
 
 
 class Objective:
     """A closure that computes a loss of some parameters: with their gradients, as torch's optimizers ask, or without.
 
-    Args:
-        who: the optimizer's name, for errors.
-        closure: returns the loss; what it does not differentiate itself is differentiated here.
-        params: the parameters, which are written to.
-        space: the product of their manifolds.
-        is_curved: whether gradients shall be such that they can be differentiated, if the closure leaves them to us.
-        unit: what losses and gradients are divided by, a power of 2; None to choose one by the first gradient.
+    `who` is the optimizer's name, for errors; `space` the product of the parameters' manifolds. With `is_curved`
+    gradients can be differentiated, if the closure leaves them to us. Losses and gradients are divided by `unit`, a
+    power of 2; None chooses one by the first gradient.
     """
 
     def __init__(
         self,
         who: str,
-        closure: Callable[[], Any],
+        closure: Callable[[], object],
         params: Sequence[Tensor],
         space: Space,
         is_curved: bool = False,
@@ -87,10 +74,8 @@ class Objective:
         self.who, self.space, self.evaluations, self.products = who, space, 0, 0
         self._closure, self._params, self._is_curved = closure, params, is_curved
         self.eps, self.unit = torch.finfo(params[0].dtype).eps, unit
-        self.lowest = math.inf
-        """The least loss of all positions so far."""
-        self.reached = math.inf
-        """The least loss of those from which iterations began."""
+        self.lowest = self.reached = math.inf
+        """The least losses: of all positions so far, and of those from which iterations began."""
         self.best: Position | None = None
         """The position with the shortest gradient of those whose losses differ from the least by rounding only."""
         self._noise, self._steepest = NOISE, 0.0
@@ -111,12 +96,8 @@ class Objective:
         return self._asked(points)
 
     def start(self) -> Position:
-        """Asks the closure where the parameters are, after frames were taken to the nearest ones.
-
-        Raises:
-            NonFiniteError: the loss or a gradient is not finite.
-        """
-        points = self.space.settled([p.detach().to(working_dtype(p.dtype), copy=True) for p in self._params])
+        """Asks the closure where the parameters are, after frames were taken to the nearest ones."""
+        points = self.space.on_manifold([p.detach().to(working_dtype(p.dtype), copy=True) for p in self._params])
         here = self._asked(points)
         if not math.isfinite(here.loss + here.norm):
             raise NonFiniteError(
@@ -125,13 +106,9 @@ class Objective:
             )
         return here
 
-    def settled(self, place: Place, there: Position) -> Position:
-        """Returns a position at a place, once it is the next: without what rounding has put beside the manifold."""
-        return self.on_manifold(replace(there, points=place.points))
-
     def on_manifold(self, there: Position) -> Position:
         """Returns a position without what rounding has put beside the manifold."""
-        return replace(there, points=self.space.settled(there.points))
+        return replace(there, points=self.space.on_manifold(there.points))
 
     def allows(self, there: Position, noise: float) -> bool:
         """Returns whether a loss is no higher, up to rounding, than where any iteration began."""
@@ -142,18 +119,15 @@ class Objective:
 
         Needed where a closure rounds more than the norm of its gradient tells: it takes differences of large numbers,
         or its gradient vanishes at a minimum while the Hessian does not. Gradients that differ in more than half of
-        their digits are those at a kink of the loss, which is no rounding.
-
-        Returns:
-            The position with the floor that was measured, and whether losses have more noise than was assumed, which
-            is then assumed of the positions that follow.
+        their digits are those at a kink of the loss, which is no rounding. Returns the position with the floor that was
+        measured, and whether losses have more noise than was assumed; it is assumed of the positions that follow.
         """
         draws = torch.Generator().manual_seed(0)
         floor = noise = 0.0
         for _ in range(_PROBES):
             signs = [torch.randint(2, w.shape, generator=draws, device="cpu").to(w.device) * 2 - 1 for w in here.points]
             near = [w * (1 + self.eps * sign) for w, sign in zip(here.points, signs, strict=True)]
-            there = self.at(self.space.settled(near))
+            there = self.at(self.space.on_manifold(near))
             floor = max(floor, torch.dist(there.gradient, here.gradient).item())
             noise = max(noise, abs(there.loss - here.loss))
         if floor < math.inf:
@@ -169,7 +143,7 @@ class Objective:
         It comes from the graph of the gradients; where there is none from their differences.
         """
         space = self.space
-        bends = space.bends(here.points, here.gradients)
+        hessian = space.hessian(here.points, here.gradients)
 
         def product(u: Tensor) -> Tensor:
             self.products += 1
@@ -177,10 +151,10 @@ class Objective:
             if here.graph is not None:
                 hs = [h / self.scale for h in self._differentiated(here.graph, us)]
             else:
-                step = math.sqrt(self.eps) * space.reach / max(torch.linalg.vector_norm(u).item(), 1e-300)
-                there = self.at(space.path(here.points, step * u).at(1.0).points)
+                step = math.sqrt(self.eps) * space.diameter / max(torch.linalg.vector_norm(u).item(), 1e-300)
+                there = self.at(space.path(here.points, step * u)(1.0).points)
                 hs = [(b - a) / step for a, b in zip(here.gradients, there.gradients, strict=True)]
-            return space.hessian(bends, hs, us)
+            return hessian(us, hs)
 
         return product
 
@@ -192,7 +166,9 @@ class Objective:
         hs = self._derivatives(grads, along, retain_graph=True)
         return [h.to(u.dtype) for h, u in zip(hs, us, strict=True)]
 
-    def _derivatives(self, values: Any, along: Any = None, **options: bool) -> list[Tensor]:
+    def _derivatives(
+        self, values: Tensor | Sequence[Tensor], along: Sequence[Tensor] | None = None, **options: bool
+    ) -> list[Tensor]:
         """Returns the gradients by all parameters, zeros by those that are frozen."""
         trained = [p for p in self._params if p.requires_grad]
         found = iter(torch.autograd.grad(values, trained, along, materialize_grads=True, **options))
@@ -225,7 +201,7 @@ class Objective:
             gradient=flat,
             norm=norm,
             noise=self._noise * self.eps * max(abs(loss), size * self.space.length(points)),
-            floor=UNREACHED * self.eps * self.space.reach * size,
+            floor=UNREACHED * self.eps * self.space.diameter * size,
             graph=graph if is_curved else None,
             returned=returned,
         )
@@ -240,19 +216,18 @@ class Objective:
         if best is None or position.loss < best.loss - noise or (is_low and position.norm < best.norm):
             self.best = replace(position, graph=None, returned=None)
 
-    def _value(self, returned: Any) -> float:
+    def _value(self, returned: object) -> float:
         """Returns a loss as a number; raises OptimizerError for what is no real number."""
         value = as_python_number(returned.detach() if isinstance(returned, Tensor) else returned)
         if isinstance(value, Tensor) and value.numel() == 1:
             value = value.item()
         if not isinstance(value, int | float):
             got = f"a tensor of shape {tuple(returned.shape)}" if isinstance(returned, Tensor) else shown(returned)
-            if isinstance(value, complex):
-                got = "a complex one; return its real part, loss.real"
-            raise OptimizerError(f"{self.who} needs a closure that returns the loss, one real number, got {got}.")
+            requirement = "one real number, as loss.real of a complex one"
+            raise OptimizerError(f"{self.who} needs a closure that returns the loss, {requirement}, got {got}.")
         return float(value)
 
-    def _graph(self, returned: Any) -> tuple[list[Tensor], bool]:
+    def _graph(self, returned: object) -> tuple[list[Tensor], bool]:
         """Returns the gradients that the closure left, or the loss's, and whether they can be differentiated."""
         left = [p.grad for p in self._params]
         if any(g is not None for g in left):

@@ -2,13 +2,13 @@
 
 A tangent vector is one flat real vector, in coordinates in which the metrics are the dot product: of a frame it holds
 W Om / s + V instead of U = W Om + V, with s = sqrt(2 / alpha), of a free parameter U itself. The Cayley transform
-carries such vectors along isometrically, whatever s is, so that textbook algorithms need to know no manifold.
+transports such vectors isometrically, whatever s is, so that textbook algorithms need to know no manifold.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,48 +17,68 @@ from stiefelkit.functional import METRICS, tangent_part
 from stiefelkit.functional._stiefel.retractions import cayley_curve
 from stiefelkit.metrics import defect
 
+Hessian = Callable[[Tensor, Tensor], Tensor]
+"""The flat Hessian along a direction U, from U and the Euclidean Hessian along it."""
+
+
+class PointOnCurve(Protocol):
+    """A point of a curve of one parameter."""
+
+    @property
+    def frame(self) -> Tensor:
+        """Returns the point."""
+        ...
+
+    def slope(self, g: Tensor) -> Tensor:
+        """Returns the derivative of a function with a Euclidean gradient along the curve."""
+        ...
+
+    def transport(self, z: Tensor) -> Tensor:
+        """Returns tangent vectors of the start, brought along."""
+        ...
+
 
 @dataclass(frozen=True)
-class LineSpot:
-    """A point of a straight line along U, as `CayleyPoint` is one of a curve; tangent vectors stay what they are."""
+class PointOnLine:
+    """A point of a straight line along U, where tangent vectors stay what they are."""
 
     frame: Tensor
     u: Tensor
 
     def slope(self, g: Tensor) -> Tensor:
-        """<G, U>."""
+        """See `PointOnCurve`."""
         return (g.conj() * self.u).real
 
     def transport(self, z: Tensor) -> Tensor:
-        """Z itself."""
+        """See `PointOnCurve`."""
         return z
 
 
 class Free:
-    """A parameter that moves freely."""
+    """A parameter that moves freely: vectors, gradients and Hessians are the Euclidean ones."""
 
     def stretched(self, w: Tensor, u: Tensor) -> Tensor:
-        """U itself."""
+        """Returns the direction of flat coordinates."""
         return u
 
     def gradient(self, w: Tensor, g: Tensor) -> Tensor:
-        """G itself."""
+        """Returns the flat gradient of a Euclidean one."""
         return g
 
     def tangent(self, w: Tensor, u: Tensor) -> Tensor:
-        """Returns a flat vector without what rounding has put beside the tangent space: U itself."""
+        """Returns a flat vector without what rounding has put beside the tangent space."""
         return u
 
-    def bend(self, w: Tensor, g: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """Returns the flat Hessian along U, from U and the Euclidean one H: H itself."""
+    def hessian(self, w: Tensor, g: Tensor) -> Hessian:
+        """Returns the flat Hessian where G is the Euclidean gradient."""
         return lambda u, h: h
 
-    def curve(self, w: Tensor, u: Tensor) -> Callable[[float], Any]:
-        """Returns the straight line along U, by its points."""
-        return lambda t: LineSpot(torch.add(w, u, alpha=t), u)
+    def curve(self, w: Tensor, u: Tensor) -> Callable[[float], PointOnCurve]:
+        """Returns the curve along U, by its points."""
+        return lambda t: PointOnLine(torch.add(w, u, alpha=t), u)
 
-    def settled(self, w: Tensor) -> Tensor:
-        """W itself."""
+    def on_manifold(self, w: Tensor) -> Tensor:
+        """Returns W without what rounding has put beside the manifold."""
         return w
 
 
@@ -69,20 +89,20 @@ class Frames(Free):
         self.metric, self.scale = metric, math.sqrt(2 / METRICS[metric])
 
     def stretched(self, w: Tensor, u: Tensor) -> Tensor:
-        """W Om s + V of W Om + V: the direction of flat coordinates."""
+        """Returns W Om s + V of W Om + V."""
         return u if self.scale == 1 else torch.add(u, w @ (w.mH @ u), alpha=self.scale - 1)
 
     def gradient(self, w: Tensor, g: Tensor) -> Tensor:
-        """Returns the flat gradient of a Euclidean one: W (S - S^H) s / 2 + G - W S, S = W^H G."""
+        """Returns W (S - S^H) s / 2 + G - W S, S = W^H G."""
         s = w.mH @ g
         return g - w @ torch.add((1 - self.scale / 2) * s, s.mH, alpha=self.scale / 2)
 
     def tangent(self, w: Tensor, u: Tensor) -> Tensor:
-        """U - W sym(W^H U)."""
+        """Returns U - W sym(W^H U)."""
         return tangent_part(w, u)
 
-    def bend(self, w: Tensor, g: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """Returns the flat Hessian along U from the Euclidean one, H: `riemannian_hessian` with G put in before."""
+    def hessian(self, w: Tensor, g: Tensor) -> Hessian:
+        """Returns `riemannian_hessian` with G put in before."""
         s, a = w.mH @ g, 1 - METRICS[self.metric] / 2
         normal = (s + s.mH) / 2
         beside = g - w @ s
@@ -101,12 +121,12 @@ class Frames(Free):
 
         return along
 
-    def curve(self, w: Tensor, u: Tensor) -> Callable[[float], Any]:
-        """Returns the curve along U, by its points."""
+    def curve(self, w: Tensor, u: Tensor) -> Callable[[float], PointOnCurve]:
+        """Returns the curve of the Cayley transform."""
         return cayley_curve(w, u).at
 
-    def settled(self, w: Tensor) -> Tensor:
-        """W after a Newton step towards the nearest frame."""
+    def on_manifold(self, w: Tensor) -> Tensor:
+        """Returns W after a Newton step towards the nearest frame."""
         return w - w @ defect(w).mul_(0.5)
 
 
@@ -127,7 +147,7 @@ class Space:
         self.is_bounded = None not in manifolds
         within = [like.numel() // like.shape[-2] for like, name in zip(likes, manifolds, strict=True) if name]
         self._columns = math.sqrt(sum(within))
-        self.reach = self._columns or 1.0
+        self.diameter = self._columns or 1.0
         """How far apart points are: the square root of how many columns the frames have."""
 
     def gradient(self, ws: Sequence[Tensor], gs: Sequence[Tensor]) -> Tensor:
@@ -142,41 +162,34 @@ class Space:
         """Returns where a flat vector points, for each parameter."""
         return [f.stretched(w, x) for f, w, x in zip(self._factors, ws, self._parts(u), strict=True)]
 
-    def bends(self, ws: Sequence[Tensor], gs: Sequence[Tensor]) -> list[Callable[[Tensor, Tensor], Tensor]]:
-        """Returns what `hessian` needs to know of a point and its Euclidean gradients."""
-        return [f.bend(w, g) for f, w, g in zip(self._factors, ws, gs, strict=True)]
-
-    def hessian(
-        self, bends: Sequence[Callable[[Tensor, Tensor], Tensor]], hs: Sequence[Tensor], us: Sequence[Tensor]
-    ) -> Tensor:
-        """Returns the flat Hessian along directions, from the Euclidean one."""
-        return self._flat([bend(u, h) for bend, u, h in zip(bends, us, hs, strict=True)])
+    def hessian(self, ws: Sequence[Tensor], gs: Sequence[Tensor]) -> Callable[[Sequence[Tensor], list[Tensor]], Tensor]:
+        """Returns the flat Hessian at a point with Euclidean gradients, from directions and the Euclidean Hessian."""
+        factors = [f.hessian(w, g) for f, w, g in zip(self._factors, ws, gs, strict=True)]
+        return lambda us, hs: self._flat([hessian(u, h) for hessian, u, h in zip(factors, us, hs, strict=True)])
 
     def length(self, ws: Sequence[Tensor]) -> float:
         """Returns the Frobenius norm of a point."""
-        loose = (torch.linalg.vector_norm(w).item() for f, w in zip(self._factors, ws, strict=True) if type(f) is Free)
-        return math.hypot(self._columns, *loose)
+        free = (torch.linalg.vector_norm(w).item() for f, w in zip(self._factors, ws, strict=True) if type(f) is Free)
+        return math.hypot(self._columns, *free)
 
-    def path(self, ws: Sequence[Tensor], u: Tensor) -> "Path":
-        """Returns the curves along a flat vector."""
-        return Path(self, [f.curve(w, x) for f, w, x in zip(self._factors, ws, self.directions(ws, u), strict=True)])
+    def path(self, ws: Sequence[Tensor], u: Tensor) -> Callable[[float], "CurvePoint"]:
+        """Returns the curves along a flat vector, by their points."""
+        curves = [f.curve(w, x) for f, w, x in zip(self._factors, ws, self.directions(ws, u), strict=True)]
+        return lambda t: CurvePoint(self, [curve(t) for curve in curves])
 
-    def settled(self, ws: Sequence[Tensor]) -> list[Tensor]:
-        """Points without what rounding has put beside the manifolds."""
-        return [f.settled(w) for f, w in zip(self._factors, ws, strict=True)]
+    def on_manifold(self, ws: Sequence[Tensor]) -> list[Tensor]:
+        """Returns points without what rounding has put beside the manifolds."""
+        return [f.on_manifold(w) for f, w in zip(self._factors, ws, strict=True)]
 
     def _flat(self, parts: Sequence[Tensor]) -> Tensor:
         """Returns one flat vector of a part for each parameter; of stacks of them one stack."""
-        rows = [
-            (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).reshape(
-                *x.shape[: x.dim() - len(shape)], -1
-            )
-            for x, shape in zip(parts, self._shapes, strict=True)
-        ]
+        real = [torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in parts]
+        leads = [x.shape[: x.dim() - len(shape)] for x, shape in zip(parts, self._shapes, strict=True)]
+        rows = [x.reshape(*lead, -1) for x, lead in zip(real, leads, strict=True)]
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
 
     def _parts(self, u: Tensor) -> list[Tensor]:
-        """Of a flat vector, or a stack of them, the part of each parameter."""
+        """Returns the part of each parameter of a flat vector, or of a stack of them."""
         parts, lead = [], u.shape[:-1]
         for x, shape, is_complex in zip(u.split(self._sizes, dim=-1), self._shapes, self._complex, strict=True):
             if is_complex:  # which no view shows if a real part of odd size stands before it
@@ -188,34 +201,22 @@ class Space:
 
 
 @dataclass(frozen=True)
-class Path:
-    """Curves of all parameters at once."""
+class CurvePoint:
+    """The points of the curves of all parameters at one t."""
 
     space: Space
-    curves: list[Callable[[float], Any]]
-
-    def at(self, t: float) -> "Place":
-        """Their points at t."""
-        return Place(self.space, [curve(t) for curve in self.curves])
-
-
-@dataclass(frozen=True)
-class Place:
-    """The points of all curves at one t."""
-
-    space: Space
-    spots: list[Any]
+    parts: list[PointOnCurve]
 
     @property
     def points(self) -> list[Tensor]:
-        """Of each parameter."""
-        return [spot.frame for spot in self.spots]
+        """Returns the points."""
+        return [part.frame for part in self.parts]
 
     def slope(self, gs: Sequence[Tensor]) -> float:
         """Returns the derivative, in t, of a function with these Euclidean gradients."""
-        return sum(spot.slope(g).sum().item() for spot, g in zip(self.spots, gs, strict=True))
+        return sum(part.slope(g).sum().item() for part, g in zip(self.parts, gs, strict=True))
 
     def transport(self, u: Tensor) -> Tensor:
         """Returns a flat vector, or a stack of them (k, size), brought along."""
         parts = self.space._parts(u)
-        return self.space._flat([spot.transport(z) for spot, z in zip(self.spots, parts, strict=True)])
+        return self.space._flat([part.transport(z) for part, z in zip(self.parts, parts, strict=True)])

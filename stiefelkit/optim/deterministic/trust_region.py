@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from stiefelkit.numbers import optional
-from stiefelkit.optim.deterministic.minimizer import OF_ALL, Minimizer
+from stiefelkit.optim.deterministic.minimizer import OF_ALL, Memory, Minimizer
 from stiefelkit.optim.deterministic.objective import Objective, Position, dot
 from stiefelkit.optim.settings import Setting, at_least, integer
 
@@ -51,10 +51,10 @@ class TrustRegion(Minimizer):
     )
     examples: ClassVar = ({}, {"max_inner": 8}, {"kappa": 0.01, "theta": 0.5})
 
-    def iterate(self, objective: Objective, here: Position, memory: dict[str, Any]) -> Position | None:
+    def iterate(self, objective: Objective, here: Position, memory: Memory) -> Position | None:
         """See `Minimizer`."""
         settings, space = self.param_groups[0], objective.space
-        radius = memory.get("radius", space.reach / 8)
+        radius = memory.get("radius", space.diameter / 8)
         model = truncated(
             here.gradient,
             objective.hessian(here),
@@ -66,11 +66,11 @@ class TrustRegion(Minimizer):
         )
         if not model.gain > 0:
             return None
-        place = space.path(here.points, model.u).at(1.0)
-        there = objective.at(place.points)
+        on_curve = space.path(here.points, model.u)(1.0)
+        there = objective.at(on_curve.points)
         if model.gain <= here.noise:
             # The losses differ by rounding only: what is gained is the mean of the slopes, exactly so of a parabola.
-            ratio = (dot(here.gradient, model.u) + place.slope(there.gradients)) / (-2 * model.gain)
+            ratio = (dot(here.gradient, model.u) + on_curve.slope(there.gradients)) / (-2 * model.gain)
         else:
             ratio = (here.loss - there.loss + here.noise) / (model.gain + here.noise)
         if not (math.isfinite(there.loss + there.norm) and objective.allows(there, here.noise)):
@@ -78,11 +78,11 @@ class TrustRegion(Minimizer):
         if ratio < 0.25:
             radius *= 0.25
         elif ratio > 0.75 and model.is_at_boundary:
-            radius = min(2 * radius, space.reach) if space.is_bounded else 2 * radius
+            radius = min(2 * radius, space.diameter) if space.is_bounded else 2 * radius
         memory["radius"] = radius
         if ratio > _ACCEPTED:
-            return objective.settled(place, there)
-        if radius < objective.eps * space.reach:
+            return objective.on_manifold(there)
+        if radius < objective.eps * space.diameter:
             return None
         return objective.at(here.points)  # its graph was of parameters that have been written to
 
@@ -104,16 +104,10 @@ def truncated(
     most: int,
     least: float = 0.0,
 ) -> Model:
-    """Minimizes <g, u> + <u, H u> / 2 within a radius by conjugate gradients, as far as is worth while.
+    """Minimizes <g, u> + <u, H u> / 2 within a radius by conjugate gradients, by so many products at most.
 
-    Args:
-        g: gradient, a vector.
-        hessian: gives H u of u.
-        radius: length of u at most.
-        kappa: share of g that ||g + H u|| may be.
-        theta: power of the length of the first step in that.
-        most: products at most.
-        least: share of g that is not gone below, since what is left then is rounding, and no tangent vector.
+    Until ||g + H u|| is the share `kappa` of ||g||, times the power `theta` of the first step's length, but no less
+    than the share `least`, below which what is left is rounding.
 
     References:
         Steihaug, The conjugate gradient method and trust regions in large scale optimization, SIAM J. Numer. Anal. 20,
