@@ -53,7 +53,7 @@ def _summary(target: object) -> str:
 
 
 def _doc(target: object) -> str:
-    return re.sub(r":math:`([^`]*)`", r"\1", inspect.getdoc(target) or "")
+    return re.sub(":math:" + r"`([^`]*)`", r"\1", inspect.getdoc(target) or "")
 
 
 def _describe(name: str, registries: Mapping[str, Registry], console: Screen) -> None:

@@ -108,7 +108,12 @@ def available() -> dict[str, Callable[..., nn.Module]]:
 
 
 def register(name: str, factory: Callable[..., nn.Module] | str) -> None:
-    """Adds a model: a function of (input_size, hidden_size, output_size, **options), or a dotted string."""
+    """Adds a model under a name: a function of (input_size, hidden_size, output_size, **options), or a dotted string.
+
+    Args:
+        name: by which `create` finds it.
+        factory: the function, or "package.module:function", which is imported at first use.
+    """
     if not isinstance(factory, str):
         _models.check(factory)
     _models.register(name, factory)

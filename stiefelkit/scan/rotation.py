@@ -159,7 +159,7 @@ def _exported(
         kind = "complex ones" if x.is_complex() else "factors of each step"
         raise OptionError(f"rotation_scan needs real planes and one angle and decay of each for ONNX, got {kind}.")
     cos, sin = (decay.to(angle) * part for part in (angle.cos(), angle.sin()))
-    eye, quarter = torch.eye(2).to(angle), torch.tensor([[0.0, -1.0], [1.0, 0.0]]).to(angle)
+    eye, quarter = angle.new_ones(2).diag(), angle.new_tensor([[0.0, -1.0], [1.0, 0.0]])
     w = torch.kron(torch.diag(cos), eye) + torch.kron(torch.diag(sin), quarter)
     first = x.new_zeros(*x.shape[1:]) if h0 is None else h0
     steps = {"batch_sizes": batch_sizes, "reverse": reverse, "last_only": last_only}

@@ -216,7 +216,7 @@ class Drift:
 
 @torch.no_grad()
 def drift(model: nn.Module) -> dict[str, Drift]:
-    """Returns qualified name, "rnn.weight_hh_l0", to `Drift` of every orthogonal weight, under FSDP2 on every rank.
+    """Returns qualified name, "rnn.weight_hh_l0", to `Drift` of every orthogonal weight of a model, on every rank.
 
     What is measured is the map's own frame, without its gain and without parametrizations that were put on top of it,
     of the coordinates as they are stored: a mean that was written into a frame shows its error until the next read

@@ -180,7 +180,7 @@ DIFFERENCES = (
         "it would be moved twice, the second time from an old place",
         _twice,
         errors.OptionError,
-        r"^CayleyAdam needs each frame once in a group, got one of them twice\.$",
+        "once in a group",
     ),
     Difference(
         "geoopt",
@@ -218,7 +218,7 @@ DIFFERENCES = (
         "no step from it gives a frame; `projx` gives the nearest",
         lambda: sk.manifolds.Stiefel().retr(torch.ones(3, 2), torch.ones(3, 2)),
         errors.NotAFrameError,
-        r"^Stiefel needs a frame to move, .* projx gives the nearest\.$",
+        "projx gives the nearest",
         tests=r"test_sampling_manifold",
     ),
     Difference(

@@ -143,7 +143,7 @@ def register(name: str, target: str | type[Activation]) -> None:
 
 
 def find_activation(name: str, is_complex: bool) -> Activation:
-    """Looks an activation up, of real or of complex states: a name, or one with a number, "leaky_relu(0.2)".
+    """Looks an activation up by a name, or one with a number, "leaky_relu(0.2)"; of complex states if `is_complex`.
 
     Raises:
         UnknownNameError: nothing has this name.
