@@ -15,12 +15,9 @@ from stiefelkit.scan.reference import Step
 
 def exported_scan(recurrence: Recurrence, tensors: Tensors) -> tuple[Tensor | None, Tensor]:
     """Runs a recurrence; see `scan` for the tensors, which are checked there. Complex states go as [Re h | Im h]."""
-    x, w, h0, u, bias, inner = (t if t is None else t.detach() for t in tensors)
+    x, w, h0, u, bias, inner = tensors
     if recurrence.sizes is not None:  # which a graph cannot hold
         raise OptionError("scan needs sequences of one length for ONNX, got batch_sizes.")
-    assert x is not None
-    assert w is not None
-    assert h0 is not None
     is_complex = w.is_complex()
     function = find_activation(recurrence.activation, is_complex).of_rows
     if is_complex:
@@ -28,7 +25,9 @@ def exported_scan(recurrence: Recurrence, tensors: Tensors) -> tuple[Tensor | No
         x, h0, bias = _parts(x), _parts(h0), None if bias is None else _parts(bias)
     rows = x if u is None else x @ u.mT
     rows = rows if bias is None else rows + bias
-    wt, biases = w.mT.contiguous(), () if inner is None else (inner,)
+    # Detached as real numbers, since ONNX detaches no complex ones.
+    rows, wt, h0 = rows.detach(), w.mT.contiguous().detach(), h0.detach()
+    biases = () if inner is None else (inner.detach(),)
 
     def step(row: Tensor, h: Tensor) -> Tensor:
         return function(row + h @ wt, *biases)
