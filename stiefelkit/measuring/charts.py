@@ -12,15 +12,7 @@ from stiefelkit.measuring.contest import DriftCurve, Race
 from stiefelkit.measuring.implementations import near_orthogonal
 from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.plans import UNCONSTRAINED
-from stiefelkit.training.figure import (
-    COLOURS,
-    DPI,
-    STYLE,
-    figure,
-    literal,
-    reference_line,
-    styles,
-)
+from stiefelkit.training.figure import figure, literal, reference_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,16 +22,15 @@ HIGHEST = 1e9
 """The largest error that is shown: beyond it a weight is lost, and would only squeeze the others."""
 
 
-def draw_drift(path: Path, curves: Sequence[DriftCurve], words: str, dpi: int = DPI) -> None:
+def draw_drift(path: Path, curves: Sequence[DriftCurve], words: str, dpi: int = 200) -> None:
     """Draws errors over the limit against steps, a panel for each size, with `words` in the titles."""
     sizes = list(dict.fromkeys((curve.n, curve.p) for curve in curves))
-    with figure(path, len(sizes), width=3.8 + 2.0 / len(sizes), height=3.4, dpi=dpi) as panels:
+    with figure(path, len(sizes), dpi) as panels:
         for axes, (n, p) in zip(panels, sizes, strict=True):
             draw_panel(axes, [curve for curve in curves if (curve.n, curve.p) == (n, p)])
             axes.set(title=f"{n} x {p}, {words}")
+            axes.legend(fontsize="small")
         panels[0].set_ylabel(ERROR)
-        shown = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-        panels[-1].legend(shown.values(), shown.keys(), loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def draw_panel(axes: "Axes", curves: Sequence[DriftCurve]) -> None:
@@ -53,16 +44,15 @@ def draw_panel(axes: "Axes", curves: Sequence[DriftCurve]) -> None:
     ours = ours if len(ours) < len(curves) and any(curve.method in peer_optimizers for curve in curves) else []
     for number, curve in enumerate(ours):
         label = f"stiefelkit, {len(ours)} methods" if number == 0 else None
-        axes.plot(curve.steps, curve.ratios, color=COLOURS[0], linewidth=1.0, label=label)
+        axes.plot(curve.steps, curve.ratios, color="C0", label=label)
     alone = [curve for curve in curves if curve not in ours]
-    for curve, style in zip(alone, styles(len(alone) + 1)[1:], strict=True):
-        style |= {"color": "0.55"} if curve.method == UNCONSTRAINED else {}
-        style |= {"linestyle": "--" if curve.method in peer_optimizers else "-"}
-        axes.plot(curve.steps, curve.ratios, label=literal(curve.method), **style)
+    for number, curve in enumerate(alone, 1):
+        colour = "0.55" if curve.method == UNCONSTRAINED else f"C{number % 10}"
+        line = "--" if curve.method in peer_optimizers else "-"
+        axes.plot(curve.steps, curve.ratios, color=colour, linestyle=line, label=literal(curve.method))
     axes.set_xscale("symlog", linthresh=1)
     axes.set(xlabel="optimizer step")
-    axes.set_xlim(0, max(curve.steps[-1] for curve in curves))
-    reference_line(axes, 1.0, "rounding limit", below=True)
+    reference_line(axes, 1.0, "rounding limit")
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, 0.1), min(max(high, 10), HIGHEST))
@@ -101,7 +91,7 @@ def _chart(title: str, words: str, draw: Callable[["Axes"], None], height: float
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context({"svg.hashsalt": "stiefelkit"}):
         drawing = Figure(layout="constrained")
         FigureCanvasSVG(drawing)
         axes = drawing.subplots()
@@ -129,7 +119,7 @@ def _drift(race: Race) -> Chart:
 
 def _scan(race: Race) -> Chart:
     def draw(axes: "Axes") -> None:
-        colours = ["0.6" if row.is_peer else COLOURS[0] for row in race.rows]
+        colours = ["0.6" if row.is_peer else "C0" for row in race.rows]
         values = [row["limit_units"] for row in race.rows]
         bars = axes.barh([literal(row.name) for row in race.rows], values, color=colours)
         axes.bar_label(bars, fmt="%.3g", padding=3, fontsize="small")

@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from stiefelkit.errors import OptionError, needs
 from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training.config import Config
-from stiefelkit.training.figure import DPI, Figures, figure, literal, styles
+from stiefelkit.training.figure import Figures, figure, literal
 from stiefelkit.training.files import writable, write_json
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, tasks
@@ -196,24 +196,18 @@ def _step_by_step(model: nn.Module) -> Iterator[list[Tensor]]:
         del rnn.forward
 
 
-def draw(path: Path, plan: GradientPlan, curves: Sequence[GradientCurve], dpi: int = DPI) -> Path:
+def draw(path: Path, plan: GradientPlan, curves: Sequence[GradientCurve], dpi: int = 200) -> Path:
     """Draws norms against steps, a panel for each iteration, on one logarithmic scale."""
     iterations = sorted(set(plan.iterations))
-    look = dict(zip(plan.models, styles(len(plan.models)), strict=True))
     positive = [norm for curve in curves for norm in curve.norms if norm > 0]
-    length = max(len(curve.norms) for curve in curves)
-    every = max(1, length // 10)
-    with figure(path, len(iterations), dpi=dpi) as panels:
+    with figure(path, len(iterations), dpi) as panels:
         for axes, iteration in zip(panels, iterations, strict=True):
             for curve in (curve for curve in curves if curve.iteration == iteration):
-                steps = range(1, len(curve.norms) + 1)
-                look_of = {"label": literal(curve.model), **look[curve.model]}
-                axes.plot(steps, curve.norms, markevery=(every // 2, every), **look_of)
-            axes.set(title=f"{literal(plan.task)}, {length} steps, iteration {iteration}", xlabel="step t")
-            axes.set_xlim(0, length)
+                axes.plot(range(1, len(curve.norms) + 1), curve.norms, marker=".", label=literal(curve.model))
+            axes.set(title=f"{literal(plan.task)}, iteration {iteration}", xlabel="step t")
             if positive:
-                axes.set_ylim(max(min(positive), max(positive) * 10.0**-DECADES) / 2, 2 * max(positive))
-                axes.set_yscale("log")
+                lowest = max(min(positive), max(positive) * 10.0**-DECADES)
+                axes.set(yscale="log", ylim=(lowest / 2, 2 * max(positive)))
         panels[0].set_ylabel(r"$\Vert\partial L / \partial h_t\Vert_2$, mean over the batch")
-        panels[-1].legend(loc="best")
+        panels[-1].legend()
     return path

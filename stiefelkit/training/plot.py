@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import os
-import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from stiefelkit.numbers import above
 from stiefelkit.scan.activations import find_activation
 from stiefelkit.training import checkpoint
 from stiefelkit.training.display import worst_ratio
-from stiefelkit.training.figure import Figures, figure, legend, literal, reference_line, step_scale, styles
+from stiefelkit.training.figure import Figures, figure, literal, reference_line
 from stiefelkit.training.files import reachable
 from stiefelkit.training.run_folder import RunFolder, by_kind, flat, is_run
 from stiefelkit.training.tasks import Task
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
 
 Value = Callable[[dict[str, Any]], float | None]
 """Reads the value of a curve from one record of a log; None where the record has none."""
+Records = dict[str, list[dict[str, Any]]]
+"""Lines of a log by their kind."""
 Scored = tuple[float, RunFolder]
 """The best held-out score of a run, and the run."""
 OF_A_BOX = ("seed", "task_options.excerpt", "threads", "device")
 """Settings in which the runs of one box differ."""
-MOST = 6
-"""Panels of generated sequences."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Curve:
 
     label: str
     task: Task
-    records: dict[str, list[dict[str, Any]]]
+    records: Records
     unit: float = 1.0
 
     def points(self, kind: str, value: Value) -> list[tuple[float, float]]:
@@ -52,13 +51,13 @@ class Curve:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Returns the runs among some paths; a folder that holds runs stands for all of them, and no other is taken."""
+    """Returns the runs among some paths; a folder that holds runs stands for all of them."""
     runs: list[Path] = []
     for path in paths:
         with reachable("Plotting", path):
             inner = [path] if is_run(path) else sorted(child for child in path.glob("*") if is_run(child))
         if not inner:
-            lacks = "holds no run" if path.is_dir() else "is a file" if path.exists() else "does not exist"
+            lacks = "holds no run" if path.exists() else "does not exist"
             raise RunError(f"Plotting needs run folders, got {path}, which {lacks}.")
         runs += [run for run in inner if run not in runs]
     return runs
@@ -67,24 +66,38 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> list[Path]:
     """Draws `learning.png`, `orthogonality.png` if a run has frames, and the figures of `draw_runs` that there are.
 
-    They are drawn anew if they exist, and `out` is made if missing. Raises RunError if a run is missing or damaged, or
-    the runs are of different tasks, or of one task with different scores.
+    Raises RunError if a run is missing or damaged, or the runs are of different tasks, or of one task with different
+    scores.
     """
     folders, figures = [RunFolder.open(run) for run in runs], figures or Figures()
     _same("runs of one task", {folder.config.task for folder in folders})
-    curves = [
-        Curve(label, folder.config.build_task(), by_kind(folder))
-        for folder, label in zip(folders, _labels(folders), strict=True)
-    ]
-    for folder, curve in zip(folders, curves, strict=True):
-        if not curve.records["train"]:
-            raise RunError(f"Run {folder.path} needs lines in its log to be drawn, got none yet; train it further.")
+    logs = [(folder, by_kind(folder)) for folder in folders]
+    for folder, records in logs:
+        needs(bool(records["train"]), RunError, f"A figure of {folder.path}", "lines in its log", "none yet")
+    labels = zip(_labels(folders), logs, strict=True)
+    curves = [Curve(label, folder.config.build_task(), records) for label, (folder, records) in labels]
     _same("runs with one score and one loss", {f"{curve.task.headline}, {curve.task.loss_label}" for curve in curves})
-    height = max(2.9, 0.175 * len(curves))
-    drawn = [_draw_learning(curves, figures.path(out, "learning"), height, figures.dpi)]
+    drawn = [figures.path(out, "learning")]
+    with figure(drawn[0], 2, figures.dpi) as (left, right):
+        headline = curves[0].task.headline
+        draw(left, curves, "train", lambda record: record["loss"])
+        draw(right, curves, "test", lambda record: record[headline])
+        known = [curve.task.known_baseline for curve in curves]
+        for axes, key in ((left, "loss"), (right, headline)):
+            for value in {baseline[key] for baseline in known if baseline}:
+                reference_line(axes, value, "baseline")
+            axes.set_yscale("linear" if key == "accuracy" else "log")
+        left.set(title="training", xlabel="step", ylabel=curves[0].task.loss_label)
+        right.set(title="held out", xlabel="step", ylabel=_score_label(curves[0].task))
+        right.legend()
     if any(curve.points("train", worst_ratio) for curve in curves):
-        drawn.append(_draw_orthogonality(curves, figures.path(out, "orthogonality"), height, figures.dpi))
-    logs = [(folder, curve.records) for folder, curve in zip(folders, curves, strict=True)]
+        drawn.append(figures.path(out, "orthogonality"))
+        with figure(drawn[1], dpi=figures.dpi) as (axes,):
+            draw(axes, curves, "train", worst_ratio)
+            reference_line(axes, 1.0, "rounding limit")
+            label = r"$\Vert W^H W - I\Vert_F$ / rounding limit"
+            axes.set(title="orthogonality", xlabel="step", ylabel=label, yscale="log")
+            axes.legend()
     return [*drawn, *draw_runs(logs, out, figures).values()]
 
 
@@ -92,58 +105,29 @@ def _same(what: str, found: set[str]) -> None:
     needs(len(found) == 1, RunError, "A figure", what, f"those of {', '.join(sorted(found)) or 'none'}")
 
 
-def _draw_learning(curves: Sequence[Curve], path: Path, height: float, dpi: int) -> Path:
-    task = curves[0].task
-    by_accuracy = task.headline == "accuracy"
-    scale = 100.0 if by_accuracy else 1.0
-    with figure(path, 2, height=height, dpi=dpi) as (left, right):
-        draw(left, curves, "train", lambda record: record["loss"], marked=False)
-        draw(right, curves, "test", lambda record: scale * record[task.headline])
-        known = [curve.task.known_baseline for curve in curves]
-        for axes, key, unit in ((left, "loss", 1.0), (right, task.headline, scale)):
-            for value in {baseline[key] for baseline in known if baseline}:
-                reference_line(axes, unit * value, "baseline")
-            step_scale(axes)
-        left.set(title="training", xlabel="step", ylabel=task.loss_label, yscale="log")
-        right.set(title="held out", xlabel="step", ylabel="accuracy (%)" if by_accuracy else task.loss_label)
-        right.set(**({"ylim": (0, 102)} if by_accuracy else {"yscale": "log"}))
-        legend(right)
-    return path
+def _score_label(task: Task) -> str:
+    return "accuracy" if task.headline == "accuracy" else task.loss_label
 
 
-def _draw_orthogonality(curves: Sequence[Curve], path: Path, height: float, dpi: int) -> Path:
-    with figure(path, 1, width=4.2, height=height, dpi=dpi) as (axes,):
-        draw(axes, curves, "train", worst_ratio)
-        reference_line(axes, 1.0, "rounding limit", below=True)
-        label = r"$\Vert W^H W - I\Vert_F$ / rounding limit"
-        axes.set(xlabel="step", ylabel=label, title="orthogonality", yscale="log")
-        step_scale(axes)
-        low, high = axes.get_ylim()
-        axes.set_ylim(min(low, 0.1), max(high, 10))  # so that noise at the limit looks like noise
-        legend(axes)
-    return path
-
-
-def draw(axes: "Axes", curves: Sequence[Curve], kind: str, value: Value, marked: bool = True) -> None:
-    """Draws something of the lines of a kind over their steps, for the runs that have any."""
-    for curve, look in zip(curves, styles(len(curves)), strict=True):
+def draw(axes: "Axes", curves: Sequence[Curve], kind: str, value: Value) -> None:
+    """Draws something of the lines of a kind over their steps; a run that has none keeps its colour to itself."""
+    for curve in curves:
         points = curve.points(kind, value)
-        if points:
-            every = max(1, len(points) // 12) if kind == "train" else 1
-            shown = {"label": literal(curve.label), "markevery": every, **look} if marked else {"color": look["color"]}
-            axes.plot(*zip(*points, strict=True), **shown)
+        label = literal(curve.label) if points else None
+        axes.plot([step for step, _ in points], [number for _, number in points], marker=".", label=label)
 
 
 def _labels(folders: list[RunFolder]) -> list[str]:
+    """Returns the models, or where one comes twice what the paths do not share."""
     models = [folder.config.model for folder in folders]
     if len(set(models)) == len(models):
         return models
     paths = [folder.path.absolute() for folder in folders]
     try:
-        above = os.path.commonpath([path.parent for path in paths])
+        shared = os.path.commonpath([path.parent for path in paths])
     except ValueError:  # on several drives
         return [str(path) for path in paths]
-    return [os.path.relpath(path, above) for path in paths]
+    return [os.path.relpath(path, shared) for path in paths]
 
 
 def draw_surfaces(out: Path, bias: float = 0.5, activation: str = "modrelu", figures: Figures | None = None) -> Path:
@@ -156,68 +140,58 @@ def draw_surfaces(out: Path, bias: float = 0.5, activation: str = "modrelu", fig
     side = torch.linspace(-3 * bias, 3 * bias, 80, dtype=torch.float64)  # an even number, so that z = 0 is left out
     x, y = torch.meshgrid(side, side, indexing="xy")
     path = look.path(out, "activation")
-    with figure(path, 4, width=2.6, dpi=look.dpi, projection="3d") as panels:
+    with figure(path, 4, look.dpi, "3d") as panels:
         surfaces: Any = iter(panels)
         for b in (-bias, bias):
             f = function(torch.complex(x, y), torch.tensor(b, dtype=torch.float64))
             for name, part in (("Re f(z)", f.real), ("|f(z)|", f.abs())):
                 axes = next(surfaces)
-                axes.plot_surface(x.numpy(), y.numpy(), part.numpy(), cmap="viridis", rcount=40, ccount=40)
+                axes.plot_surface(x.numpy(), y.numpy(), part.numpy(), cmap="viridis")
                 axes.set(title=f"{name}, b = {b:g}", xlabel="Re z", ylabel="Im z")
     return path
 
 
-def draw_runs(
-    runs: Sequence[tuple[RunFolder, dict[str, list[dict[str, Any]]]]], out: Path, look: Figures, stem: str = ""
-) -> dict[str, Path]:
+def draw_runs(runs: Sequence[tuple[RunFolder, Records]], out: Path, look: Figures, stem: str = "") -> dict[str, Path]:
     """Draws what runs of one task and their logs have besides curves, and returns the files by name.
 
     * `boxes`: the best held-out score of each run, a box for those that differ by seed or excerpt alone;
-    * `reflections`: that score against the number of reflectors, for models of one size that have several;
+    * `reflections`: the mean of that score against the number of reflectors, for models of one size that have several;
     * `generated`: where the target is a sequence of numbers, the target, and what the best run of each box makes of it
       after its last checkpoint; left out where checkpoints or data are not at hand.
     """
-    task, scored = runs[0][0].config.build_task(), []
-    by_accuracy = task.headline == "accuracy"
-    for folder, records in runs:
-        scores = [record[task.headline] for record in records["test"]]
-        if scores:
-            scored.append((100 * max(scores) if by_accuracy else min(scores), folder))
-    labels = {"ylabel": "accuracy (%)" if by_accuracy else task.loss_label, "title": "best, held out"}
+    task = runs[0][0].config.build_task()
+    best_of = max if task.headline == "accuracy" else min
+    scores = [([record[task.headline] for record in records["test"]], folder) for folder, records in runs]
+    scored = [(best_of(found), folder) for found, folder in scores if found]
     boxes, drawn = _boxes(scored), {}
     draws = [{(run.config.seed, run.config.task_options.get("excerpt")) for _, run in box} for box in boxes.values()]
+    labels = {"ylabel": _score_label(task), "title": "best, held out"}
+    scale = "linear" if task.headline == "accuracy" else "log"
     if any(len(box) > 1 for box in draws):
         drawn["boxes"] = look.path(out, f"{stem}boxes")
-        width = 0.3 + 0.075 * max(len(line) for label in boxes for line in label.splitlines())
-        with figure(drawn["boxes"], 1, width=max(3.6, width * len(boxes)), dpi=look.dpi) as (axes,):
-            axes.boxplot([[score for score, _ in box] for box in boxes.values()], widths=0.6)
-            axes.set_xticks(range(1, len(boxes) + 1), [literal(label) for label in boxes])
-            axes.set(**labels)
-            axes.set_yscale("linear" if by_accuracy else "log")
+        with figure(drawn["boxes"], dpi=look.dpi) as (axes,):
+            axes.boxplot([[score for score, _ in box] for box in boxes.values()])
+            axes.set_xticks(range(1, len(boxes) + 1), [literal(label) for label in boxes], rotation=45)
+            axes.set(**labels, yscale=scale)
     lines = _by_reflections(scored)
     if lines:
         drawn["reflections"] = look.path(out, f"{stem}reflections")
-        with figure(drawn["reflections"], 1, width=4.2, dpi=look.dpi) as (axes,):
-            for (label, points), style in zip(lines.items(), styles(len(lines)), strict=True):
-                counts = sorted(points)
-                means = {m: statistics.fmean(points[m]) for m in counts}
-                ends = [[abs(end(points[m]) - means[m]) for m in counts] for end in (min, max)]
-                axes.errorbar(counts, list(means.values()), yerr=ends, label=literal(label), capsize=3, **style)
-            axes.set(xlabel="reflections m", **labels)
-            axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_formatter("{x:g}")
-            legend(axes)
-    best = {label: (max if by_accuracy else min)(box, key=lambda run: run[0]) for label, box in boxes.items()}
-    found = {label: sequences for label, run in best.items() if (sequences := _sequences(run[1])) is not None}
+        with figure(drawn["reflections"], dpi=look.dpi) as (axes,):
+            for label, points in lines.items():
+                means = [statistics.fmean(points[m]) for m in sorted(points)]
+                axes.plot(sorted(points), means, marker="o", label=literal(label))
+            axes.set(xlabel="reflections m", xscale="log", **labels)
+            axes.legend()
+    best = {label: best_of(box, key=lambda run: run[0])[1] for label, box in boxes.items()}
+    found = {label: sequences for label, run in best.items() if (sequences := _sequences(run)) is not None}
     if found:
         drawn["generated"] = look.path(out, f"{stem}generated")
-        shown = list(found.items())[:MOST]
-        with figure(drawn["generated"], len(shown), dpi=look.dpi) as panels:
-            for axes, (label, (target, output, error)) in zip(panels, shown, strict=True):
-                axes.plot(target, color="0.7", linewidth=2.5, label="true")
-                axes.plot(output, color=styles(1)[0]["color"], linewidth=1.0, label="generated")
+        with figure(drawn["generated"], len(found), look.dpi) as panels:
+            for axes, (label, (target, output, error)) in zip(panels, found.items(), strict=True):
+                axes.plot(target, color="0.7", label="true")
+                axes.plot(output, color="C0", label="generated")
                 axes.set(title=f"{literal(label)}: {error:.3g}", xlabel="step")
-            legend(panels[-1])
+                axes.legend()
     return drawn
 
 
@@ -233,8 +207,7 @@ def _boxes(runs: list[Scored]) -> dict[str, list[Scored]]:
         for facts, box in settings.items():
             own = (f"{name.rpartition('.')[2]}={value}" for name, value in facts if (name, value) not in common)
             boxes["\n".join([size, *own])] = box
-    numbered = {label: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", label)] for label in boxes}
-    return {label: boxes[label] for label in sorted(boxes, key=numbered.__getitem__)}
+    return dict(sorted(boxes.items()))
 
 
 def _size(folder: RunFolder) -> str:

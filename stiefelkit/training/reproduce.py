@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import RunError, StiefelkitError, printable
 from stiefelkit.training.display import Silent
-from stiefelkit.training.figure import Figures, accuracy_scale, figure, legend, reference_line, styles
+from stiefelkit.training.figure import Figures, figure, reference_line
 from stiefelkit.training.files import parse_json, read_file, write_atomically, write_json
 from stiefelkit.training.memory import processor
 from stiefelkit.training.papers import Reproduction, Row, rows
@@ -237,17 +237,14 @@ def _drawn(runs: list[Run], look: Figures, place: Path, stem: str) -> dict[str, 
         if not any(curve.points(kind, value) for curve in curves):
             continue
         drawn[name] = look.path(place, f"{stem}-{name}")
-        with figure(drawn[name], 1, width=5.4, dpi=look.dpi) as (axes,):
+        with figure(drawn[name], dpi=look.dpi) as (axes,):
             draw(axes, curves, kind, value)
             axes.set_xlabel("epoch")
             if name == "scores":
                 _finish_scores(axes, runs)
             else:
-                axes.set(**LABELS[name], yscale="log", xlim=(0, None))
-                low, high = axes.get_ylim()
-                axes.set_ylim(low / 2, high * 2)  # so that noise looks like noise
-                axes.set_yscale("log")
-            legend(axes)
+                axes.set(**LABELS[name], yscale="log")
+            axes.legend()
     logs = [(found.folder, found.records) for _, found in runs]
     return drawn | draw_runs(logs, place, look, f"{stem}-")
 
@@ -255,16 +252,12 @@ def _drawn(runs: list[Run], look: Figures, place: Path, stem: str) -> dict[str, 
 def _finish_scores(axes: "Axes", runs: list[Run]) -> None:
     """Adds what guessing scores, and the papers' figures, to curves of held-out scores."""
     task = runs[0][0].build_task()
-    for (row, _), look in zip(runs, styles(len(runs)), strict=True):
+    for number, (row, _) in enumerate(runs):
         if row.figure is not None:
-            axes.axhline(row.figure, color=look["color"], linestyle=":", linewidth=1.0)
+            axes.axhline(row.figure, color=f"C{number % 10}", linestyle=":")
     if task.headline == "accuracy":  # runs of two epochs stand beside others of fifty
-        axes.set(title="held out; dotted: the papers", ylabel="accuracy (%)")
-        accuracy_scale(axes)
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set(title="held out; dotted: the papers", ylabel="accuracy", xscale="log")
         return
     if task.known_baseline:  # a guess at ten classes would press the curves together
         reference_line(axes, task.known_baseline[task.headline], "without memory")
-    axes.set(title="held out", ylabel=task.loss_label, xlim=(0, None))
-    axes.set_yscale("log")
+    axes.set(title="held out", ylabel=task.loss_label, yscale="log")

@@ -127,7 +127,7 @@ def test_accuracies_are_drawn_against_the_number_of_reflectors_in_a_report(
         runs.append((RunFolder(tmp_path, config, 1, {}), records))
     assert list(plotting.draw_runs(runs, tmp_path, Figures(dpi=40), "mnist-")) == ["reflections"]
     ((axes,),) = axes_of.values()
-    assert list(axes.get_lines()[0].get_ydata()) == [50, 75]
+    assert list(axes.get_lines()[0].get_ydata()) == [0.5, 0.75]
     same = dataclasses.replace(runs[0][0].config, options={"reflections": 8})
     runs[0] = (dataclasses.replace(runs[0][0], config=same), runs[0][1])
     assert plotting.draw_runs(runs, tmp_path, Figures(dpi=40)) == {}

@@ -17,7 +17,7 @@ from stiefelkit.training import plot as plotting
 from stiefelkit.training.config import Config
 from stiefelkit.training.plot import find_runs, plot
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.run_folder import read_log, summarise
+from stiefelkit.training.run_folder import RunFolder, read_log, summarise
 from stiefelkit.training.session import Session
 
 
@@ -236,15 +236,12 @@ def test_figures_are_drawn_from_logs_alone(whole: Path, tmp_path: Path) -> None:
 def test_runs_of_one_model_are_told_apart_in_a_figure_by_what_their_paths_do_not_share(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    labels = []
-    monkeypatch.setattr(plotting, "legend", lambda axes: labels.append(axes.get_legend_handles_labels()[1]))
     for name in ("runs/a", "runs/sweep/b"):
         shutil.copytree(whole, tmp_path / name, ignore=shutil.ignore_patterns("checkpoints"))
     monkeypatch.chdir(tmp_path)
-    plot([Path("runs/a"), tmp_path / "runs/sweep/b"], tmp_path)
-    assert labels == 2 * [["a", str(Path("sweep/b"))]]
-    plot([Path("runs/a")], tmp_path)
-    assert labels[2:] == 2 * [["scurnn"]]
+    folders = [RunFolder.open(path) for path in (Path("runs/a"), tmp_path / "runs/sweep/b")]
+    assert plotting._labels(folders) == ["a", str(Path("sweep/b"))]
+    assert plotting._labels(folders[:1]) == ["scurnn"]
 
 
 @pytest.mark.parametrize(
