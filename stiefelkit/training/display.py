@@ -1,4 +1,4 @@
-"""The view of a run: a bar on a terminal, a line now and then elsewhere, and the curves of TensorBoard."""
+"""The view of a run: a bar on a terminal, a line for each evaluation elsewhere, and the curves of TensorBoard."""
 
 import contextlib
 import time
@@ -6,24 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from stiefelkit.errors import OptionError, printable
 from stiefelkit.training.files import refuse_links, remove, writable
 
-FOLDER = "tensorboard"
 REDRAW_SECONDS = 0.1
-FIGURES = {
-    "loss": "loss {:.4g}",
-    "accuracy": "accuracy {:.1%}",
-    "test_loss": "test loss {:.4f}",
-    "test_accuracy": "test {:.1%}",
-    "speed": "{:.0f} steps/s",
-    "ratio": "orthogonality {:.2f} x limit",
-}
-"""Figures under the bar, in words."""
 Record = Mapping[str, Any]
 """A line of the log."""
 
@@ -70,16 +60,13 @@ class Silent:
 
 
 class Bar:
-    """Progress on a terminal, drawn when told of it and in no thread of its own, whose time would count.
-
-    Args:
-        console: where to; nothing is drawn where it is no terminal.
-        stays: whether its last state is left on the screen, and the time that remains is shown.
-    """
+    """Progress on a terminal, drawn when told of it and in no thread of its own, whose time would count."""
 
     def __init__(self, console: Console, stays: bool = False):
-        self._console, self._stays, self._drawn = console, stays, 0.0
-        self._progress: _Progress | None = None
+        texts = [TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[words]")]
+        columns = texts[0], BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn(compact=True), texts[1]
+        self._progress = Progress(*columns, console=console, auto_refresh=False, transient=not stays, expand=True)
+        self._task, self._drawn = self._progress.add_task("", words=""), 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -87,68 +74,46 @@ class Bar:
     def __exit__(self, *exception: object) -> None:
         self.hide()
 
-    def show(self, what: str, done: int, rounds: int, words: Iterable[str] = (), at_once: bool = False) -> None:
-        """Moves the bar, with words under it, ten times a second at most unless it is to be at once."""
-        if not self._console.is_terminal or (not at_once and time.monotonic() - self._drawn < REDRAW_SECONDS):
-            return
-        if self._progress is None:
-            columns = TextColumn("{task.description}", markup=False), BarColumn(None), MofNCompleteColumn()
-            columns += (TimeRemainingColumn(compact=True),) if self._stays else ()
-            self._progress = _Progress(
-                *columns, console=self._console, auto_refresh=False, transient=not self._stays, expand=self._stays
-            )
-            self._progress.add_task("")
+    def show(self, what: str, done: int, rounds: int, words: str = "", at_once: bool = False) -> None:
+        """Moves the bar, with words beside it, ten times a second at most unless it is to be at once."""
+        if self._progress.console.is_terminal and (at_once or time.monotonic() - self._drawn > REDRAW_SECONDS):
+            self._progress.update(self._task, description=printable(what), completed=done, total=rounds, words=words)
             self._progress.start()
-        self._progress.words = "  ".join(words)
-        self._progress.update(TaskID(0), description=printable(what), completed=done, total=rounds, refresh=True)
-        self._drawn = time.monotonic()
+            self._progress.refresh()
+            self._drawn = time.monotonic()
 
     def hide(self) -> None:
         """Ends the bar, so that something can be printed."""
-        if self._progress is not None:
+        if self._progress.live.is_started:
             self._progress.stop()
-            self._progress = None
-
-
-class _Progress(Progress):
-    """A bar with words under it."""
-
-    words = ""
-
-    def get_renderables(self) -> Iterator[RenderableType]:
-        yield from super().get_renderables()
-        if self.words:
-            yield Text(self.words)
 
 
 class Terminal(Silent):
-    """A bar with the figures under it on an interactive console; elsewhere a plain line for every evaluation."""
+    """A bar with loss and scores on an interactive console; elsewhere a plain line for every evaluation."""
 
     def __init__(self, console: Console | None = None):
         self._console = console or Screen()
-        self._bar = Bar(self._console, stays=True)
-        self._title, self._steps, self._step, self._since = "", 0, 0, (0, 0.0)
-        self._last: dict[str, float | None] = {}
+        self._bar, self._title, self._step, self._steps = Bar(self._console, stays=True), "", 0, 0
+        self._words: dict[str, str] = {}
 
     def begin(self, title: str, step: int, steps: int) -> None:
         """Draws the empty bar."""
-        self._title, self._steps, self._step, self._last = title, steps, step, {}
-        self._since = (step, time.monotonic())
+        self._bar, self._title, self._step, self._steps = Bar(self._console, stays=True), title, step, steps
+        self._words = {}
         self._draw(at_once=True)
 
     def stepped(self, step: int, loss: float) -> None:
         """Moves the bar."""
-        self._step, self._last["loss"] = step, loss
+        self._step, self._words["loss"] = step, f"loss {loss:.4g}"
         self._draw()
 
     def record(self, record: Record) -> None:
-        """Takes the figures over; without a bar, prints them at an evaluation."""
-        if record["kind"] == "train":
-            self._last |= {"accuracy": record.get("accuracy"), "ratio": worst_ratio(record)}
-        elif record["kind"] == "test":
-            self._last |= {"test_loss": record["loss"], "test_accuracy": record.get("accuracy")}
+        """Takes the scores over; without a bar, prints them."""
+        if record["kind"] == "test":
+            accuracy = f", {record['accuracy']:.1%}" if "accuracy" in record else ""
+            self._words["test"] = f"test {record['loss']:.4f}{accuracy}"
             if not self._console.is_terminal:
-                self.note("  ".join([self._title, f"{record['step']}/{self._steps}", *self._words()]))
+                self.note("  ".join([self._title, f"{record['step']}/{self._steps}", *self._words.values()]))
 
     def note(self, sentence: str) -> None:
         """Prints a sentence above the bar."""
@@ -163,7 +128,7 @@ class Terminal(Silent):
 
     def _draw(self, at_once: bool = False) -> None:
         with self._going_on():
-            self._bar.show(self._title, self._step, self._steps, self._words(), at_once)
+            self._bar.show(self._title, self._step, self._steps, "  ".join(self._words.values()), at_once)
 
     @contextlib.contextmanager
     def _going_on(self) -> Iterator[None]:
@@ -172,13 +137,6 @@ class Terminal(Silent):
             yield
         except OSError:
             self._console.quiet = True
-
-    def _words(self) -> Iterator[str]:
-        start, clock = self._since
-        known = self._last | {"speed": (self._step - start) / max(time.monotonic() - clock, 1e-9)}
-        for name, form in FIGURES.items():
-            if known.get(name) is not None:
-                yield form.format(known[name])
 
 
 def require_tensorboard() -> None:
@@ -197,7 +155,7 @@ class Curves:
     def __init__(self, run: Path, before: Iterable[Record] = ()):
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = run / FOLDER
+        folder = run / "tensorboard"
         with writable("A run with curves", folder):
             refuse_links(folder, run)
             remove(folder, run)
