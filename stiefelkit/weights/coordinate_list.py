@@ -1,5 +1,6 @@
 """The module that holds the coordinates of a parametrized weight: `CoordinateList`."""
 
+import gc
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -55,7 +56,6 @@ class CoordinateList(parametrize.ParametrizationList):
         stand_in: what the module reads in the weight's place while `reset_parameters` draws.
         iterated: those whose parametrizations somebody goes through: what is registered elsewhere meanwhile is shared.
         is_sparse: whether the module's gradients of the weight may be sparse; those of coordinates are dense.
-        slot: its place among weights that `sk.grouped` maps together.
         fills: how often all coordinates were set: by assigning, drawing, rebasing.
     """
 
@@ -64,7 +64,7 @@ class CoordinateList(parametrize.ParametrizationList):
     gradient: str = "exact"
     gradients: tuple[str, ...] = ("exact",)
     is_sparse: bool = False
-    slot: GroupSlot | None = None
+    _slot: GroupSlot | None = None
     fills: int = 0
     stand_in: Tensor | None = None
     iterated: ClassVar[list["CoordinateList"]] = []
@@ -139,7 +139,7 @@ class CoordinateList(parametrize.ParametrizationList):
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state for a copy, which will have other parameters."""
         self.project_external_writes(by_value=True)
-        of_tensors = {"_emptied": [] if self._is_unfilled() else None, "_notes": None, "_stamp": None, "slot": None}
+        of_tensors = {"_emptied": [] if self._is_unfilled() else None, "_notes": None, "_stamp": None, "_slot": None}
         return self.__dict__ | of_tensors
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -196,7 +196,7 @@ class CoordinateList(parametrize.ParametrizationList):
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Takes coordinates; raises OptionError for what pruning and norms by hooks put into the place of one.
 
-        Norms take a coordinate off first, and hand it over under another name: it is put back.
+        Norms take a coordinate off first: the very same parameter is put back, which optimizers hold.
         """
         originals = self.__dict__.get("_originals")
         if originals is None or name in originals:
@@ -205,11 +205,16 @@ class CoordinateList(parametrize.ParametrizationList):
                 self._buffers[EXTRA] = self.get_extra_state()
                 leave_group(self)
             return
-        gone = [key for key in originals if key not in self._parameters and key not in self._of_coordinates()]
-        if gone and name == f"{gone[0]}_g":
-            return  # of torch's weight_norm, which hands over what it has taken off next
+        held = self._parameters
+        gone = [key for key in originals if key not in held and key not in self._of_coordinates()]
+        if gone and name == f"{gone[0]}_g":  # of torch's weight_norm, which has taken it out of the table
+            number = self._notes.ids.get(gone[0])
+            param = next((p for p in gc.get_objects() if id(p) == number and isinstance(p, nn.Parameter)), None)
+            if param is None:
+                return  # a copy follows
         if gone and param is not None:
-            self._parameters[gone[0]] = param
+            held[gone[0]] = param
+            held |= {key: held.pop(key) for key in originals if key in held}  # in their order
         if name in (*self._key_of, *self.param.chart):
             raise self._refused(f"another tensor for {name}; copy_ into it, or sk.assign_ the weight")
         raise self._refused(f"{name}, as of pruning and norms by hooks; sk.bake makes a plain weight, which takes them")
@@ -291,7 +296,7 @@ class CoordinateList(parametrize.ParametrizationList):
             # Where all that a read asks about is as the last one found it, W is the map's alone.
             held, watched = self._parameters.values(), [*map(dict.get, *self._notes.places)]
             seen = (len(self.__dict__), len(self._modules)), [*map(id, held), *map(id, watched)]
-            is_own = self.slot is self._emptied is self._buffers[EXTRA] is None and self._stamp[:2] == seen
+            is_own = self._slot is self._emptied is self._buffers[EXTRA] is None and self._stamp[:2] == seen
             if is_own and self._stamp[2:] == ([*map(_DTYPE_OF, held)], [*map(_torch.write_count, watched)]):
                 return self._modules["0"](*map(self._parameters.get, self._originals)).contiguous()
         if _torch.is_exported():
@@ -299,7 +304,7 @@ class CoordinateList(parametrize.ParametrizationList):
                 f"torch.onnx.export needs plain weights, got {self.weight} of a {self.param.title}; export "
                 "sk.bake(copy.deepcopy(model))."
             )
-        slot = self.slot
+        slot = self._slot
         if slot is None or any(slot.hooks) or (x is not None and slot.group.can_skip_weight):
             return self._evaluate(x)
         if torch.compiler.is_compiling():

@@ -30,7 +30,7 @@ from stiefelkit.weights.outside_writes import Stacks, TensorSlot, chart_slots, w
 class GroupMember(WatchedWeight, Protocol):
     """An orthogonal weight as its group sees it: a `CoordinateList`."""
 
-    slot: "GroupSlot | None"
+    _slot: "GroupSlot | None"
     is_sparse: bool
     ntensors: int
 
@@ -55,7 +55,7 @@ structure = SimpleNamespace(count=0)
 
 def leave_group(member: GroupMember) -> None:
     """Removes a weight from its group, since it may be of another kind now."""
-    member.slot = None
+    member._slot = None
     structure.count += 1
 
 
@@ -131,7 +131,7 @@ class Group:
         self._chart: Reading | None = None
         self._stacks = Stacks(first.param)
         for member, slot in zip(members, self.slots, strict=True):
-            member.slot = slot
+            member._slot = slot
 
     def read(self) -> Reading | None:
         """Returns what all weights are computed from; None if they cannot be together, and each has to say why."""
@@ -187,7 +187,7 @@ class Group:
 
     def is_complete(self) -> bool:
         """Returns whether all members are still in the group."""
-        return all([member.slot is slot for member, slot in zip(self.members, self.slots, strict=True)])
+        return all([member._slot is slot for member, slot in zip(self.members, self.slots, strict=True)])
 
     def _project(self, by_value: bool | None = False) -> None:
         for member in self.members:

@@ -106,7 +106,7 @@ class _GroupLayout:
         self.opening = Opening()
         self.modules = {id(module) for module in model.modules()}
         self.parts = _parts(model)
-        if any(one.slot is not None for part in self.parts for one in part):
+        if any(one._slot is not None for part in self.parts for one in part):
             structure.count += 1  # another layout loses them
         self.made_at = structure.count
         self.groups = [Group(part, self.opening) for part in self.parts if len(part) > 1]

@@ -168,7 +168,7 @@ def _reading(name: str, plain: property) -> property:
         held = vars(carrier)
         if (stand_in := held.get("stand_in")) is not None:
             return stand_in
-        slot, weight = held.get("slot"), held.get("weight")
+        slot, weight = held.get("_slot"), held.get("weight")
         try:
             if slot is not None and slot.is_whole and not (_torch.is_cached() or any(slot.hooks)):
                 w = slot.read(carrier)

@@ -158,6 +158,11 @@ class Notes:
                 self.places[0].append(held)
                 self.places[1].append(key)
 
+    @property
+    def ids(self) -> dict[str, int]:
+        """Key to id of each coordinate as it was noted."""
+        return {key: noted for key, noted, _ in self._dtypes}
+
     def were_cast(self) -> bool:
         """Returns whether `.data` is coarser, or complex, as torch's vectors of parameters are where one of them is."""
         for key, noted, dtype in self._dtypes:

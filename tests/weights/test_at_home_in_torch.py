@@ -290,13 +290,6 @@ def test_casts_and_loading_work_with_torchs_swapping_of_tensors(swaps):
         torch.__future__.set_swap_module_params_on_conversion(before)
 
 
-def test_torchs_orthogonal_on_top_fails_as_over_its_own():
-    for first in (sk.orthogonal(nn.Linear(4, 4), "weight"), nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))):
-        layer = nn.utils.parametrizations.orthogonal(first)
-        with pytest.raises(TypeError, match="NoneType"):
-            layer(torch.ones(4))
-
-
 RESET: Any = {
     "Linear": (lambda dtype: nn.Linear(4, 4, dtype=dtype), ["weight"], {}),
     "Embedding": (lambda dtype: nn.Embedding(4, 4, dtype=dtype), ["weight"], {}),

@@ -8,7 +8,6 @@ import torch
 from every_map import OwnLinear, close, make, over_all_maps, squares
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.utils import parametrizations
 
 import stiefelkit as sk
 from stiefelkit import errors
@@ -86,15 +85,6 @@ def test_ensembles_by_torchs_recipe(name, dtype):
         squares(model(x)).backward()
         for key, p in model.named_parameters():
             assert close(parameters[key].grad[i], p.grad, 1e-4)
-
-
-def test_an_ensemble_of_bare_layers_is_refused_by_torch_as_for_its_own():
-    for pair in (
-        [make("cayley", torch.float32) for _ in range(2)],
-        [parametrizations.orthogonal(nn.Linear(4, 4)) for _ in range(2)],
-    ):
-        with pytest.raises(RuntimeError, match="same class"):
-            torch.func.stack_module_state(pair)
 
 
 def moved(layer):

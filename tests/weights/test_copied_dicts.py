@@ -71,7 +71,7 @@ def test_a_plain_step_of_a_frame_is_refused_and_one_along_the_manifold_is_not():
     layer, x = make("stiefel", torch.float32), torch.ones(2, 4)
     other = copied(layer)
     replaced(other, stepped(other, x))
-    with pytest.raises(errors.NotAFrameError, match=r"Linear\.weight needs a frame in stiefel, .*manifolds\.Stiefel"):
+    with pytest.raises(errors.NotAFrameError, match="manifolds"):
         other(x)
     other, manifold = copied(layer), sk.manifolds.Stiefel()
     held = other.parametrizations.weight
@@ -103,8 +103,8 @@ def test_a_frame_in_a_chart_that_trains_is_refused(name):
     trained = {key: b.clone().requires_grad_() for key, b in chart.items() if key.endswith((".rotation", ".base"))}
     assert trained
     assert torch.equal(torch.func.functional_call(layer, chart, (x,)), layer(x))
-    with pytest.raises(errors.OptionError, match="needs a chart that does not train"):
+    with pytest.raises(errors.OptionError, match="chart"):
         torch.func.functional_call(layer, chart | trained, (x,))
     stacks = {key: torch.stack([b, b]) for key, b in trained.items()}
-    with pytest.raises(errors.OptionError, match="needs a chart that does not train"):
+    with pytest.raises(errors.OptionError, match="chart"):
         torch.vmap(lambda frames: torch.func.functional_call(layer, chart | frames, (x,)))(stacks)

@@ -92,16 +92,9 @@ def test_stacked_frame_gates_are_torchs_kernel(name):
     assert len(sk.drift(net)) == 4
 
 
-@each_model
-def test_the_repr_of_a_model_says_that_the_batch_comes_first(name):
-    said = repr(sk.models.create(name, 3, 8, 5))
-    assert "(batch, time, features)" in said
-    assert "batch_first=True" in said
-
-
 @pytest.mark.parametrize("kind", [OrthogonalRNN, nn.RNN, nn.LSTM])
 def test_a_layer_that_reads_time_first_is_no_part_of_a_model(kind):
-    with pytest.raises(errors.OptionError, match=r"batch_first=True, got one that reads \(T, B, m\)"):
+    with pytest.raises(errors.OptionError, match="batch_first"):
         SequenceModel(kind(3, 4), nn.Linear(4, 2))
     assert SequenceModel(kind(3, 4, batch_first=True), nn.Linear(4, 2))(torch.zeros(2, 5, 3)).shape == (2, 5, 2)
 

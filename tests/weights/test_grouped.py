@@ -387,13 +387,6 @@ def test_casts_are_followed():
             assert error <= permitted_error(4, w.dtype) + 1e-12
 
 
-def test_only_modules_are_grouped():
-    functions: list[Any] = [sk.grouped, sk.group_, sk.ungroup_]
-    for function in functions:
-        with pytest.raises(errors.DtypeError, match=r"torch\.nn\.Module"):
-            function(torch.ones(2, 2))
-
-
 def test_a_parametrization_on_top_of_a_grouped_weight_is_in_force_at_once():
     class Double(nn.Module):
         def forward(self, w):
@@ -416,14 +409,6 @@ def test_hooks_of_a_weight_in_a_group_are_its_own():
         together, found = weights(net), gradients(net, weights)
     for one, other in zip([*alone, *expected], [*together, *found], strict=True):
         assert torch.dist(one, other) <= 1e-5
-
-
-def test_a_hook_put_on_the_map_of_a_grouped_weight_is_in_force_at_once():
-    net = sk.group_(several())
-    before = weights(net)
-    net[1].parametrizations.weight.param.register_forward_hook(lambda module, args, out: 2 * out)
-    for w, start, factor in zip(weights(net), before, (1, 2, 1), strict=True):
-        assert torch.dist(w, factor * start) <= 1e-5
 
 
 def test_a_hook_put_on_the_map_of_a_grouped_weight_runs_in_calls_of_the_model_too():

@@ -82,13 +82,6 @@ def test_one_matrix_of_all_groups_is_warned_about_once_with_the_remedy(view):
         sk.orthogonal(net(), where="*", view=f"group_{view}")
 
 
-def test_a_kernel_without_a_view_is_told_those_of_groups():
-    with pytest.raises(errors.ShapeError, match=r"group_out_by_rest.*group_per_tap"):
-        sk.orthogonal(nn.Conv1d(4, 4, 3, groups=2), "weight")
-    with pytest.raises(errors.ShapeError, match="3 groups of equal size"):
-        View("group_per_tap", (4, 4, 3), 0, 3)
-
-
 def test_kernels_of_other_groups_do_not_load():
     one, two = nn.Conv1d(2, 8, 3), nn.Conv1d(4, 8, 3, groups=2)
     assert one.weight.shape == two.weight.shape

@@ -105,38 +105,6 @@ def test_weight_decay_of_coordinates():
     assert "sk.optim.parameter_groups" in text
 
 
-class Convolutions(nn.Module):
-    def __init__(self, count):
-        super().__init__()
-        for i in range(count):
-            setattr(self, f"c{i}", nn.Conv1d(4, 4, 1))
-
-    def forward(self, x):
-        x = x.unsqueeze(-1)
-        for layer in self.children():
-            x = layer(x)
-        return x
-
-
-def convolutions(count: int, **options: Any) -> nn.Module:
-    return sk.orthogonal(Convolutions(count), where="*.weight", view="per_tap", **options)
-
-
-@pytest.mark.parametrize(
-    ("count", "named"),
-    [
-        (1, "c0.weight by"),
-        (3, "c0.weight, c1.weight, c2.weight by"),
-        (5, "c0.weight, c1.weight, c2.weight and 2 more by"),
-    ],
-)
-def test_weights_are_named_as_drift_prints_them(count, named):
-    net = convolutions(count)
-    (text,) = said(net, torch.optim.AdamW(net.parameters(), lr=0.1), 3)
-    assert f"AdamW shrinks 'skew' of {named} weight_decay=0.01" in text
-    assert set(named.removesuffix(" by").split(" and ")[0].split(", ")) <= set(sk.drift(net))
-
-
 def test_several_coordinates_and_decays_are_one_warning_and_a_gain_may_shrink():
     net = nn.Sequential(linear("cayley", gain="learned"), linear("householder"))
     groups = [dict(params=net[0].parameters(), weight_decay=0.1), dict(params=net[1].parameters())]
@@ -144,18 +112,6 @@ def test_several_coordinates_and_decays_are_one_warning_and_a_gain_may_shrink():
     assert "AdamW shrinks 'skew', 'reflectors' of Linear.weight by weight_decay up to 0.1, which moves the f" in text
     gain = sk.coordinates(net, "0.weight")["gain"]
     assert said(net, torch.optim.AdamW([gain], lr=0.1)) == []
-
-
-def test_several_stale_weights_are_one_warning():
-    net = Convolutions(5)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    sk.orthogonal(net, where="*.weight", view="per_tap")
-    (text,) = said(net, optimizer, 3)
-    assert "SGD holds c0.weight, c1.weight, c2.weight and 2 more as they were before sk.orthogonal" in text
-    optimizer = torch.optim.SGD(sk.optim.parameter_groups(net, lr=0.1))
-    sk.bake(net)
-    (text,) = said(net, optimizer, 3)
-    assert "the coordinates of c0.weight, c1.weight, c2.weight and 2 more as they were before sk.bake" in text
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
