@@ -16,7 +16,7 @@ from stiefelkit.testing import seeds
 
 def law_known(name: str, model: nn.Module) -> None:
     """The model has one base, of a class of the family, and heads."""
-    classes = decoders.get(name).classes
+    classes = decoders[name].classes
     assert sum(type(module).__name__ in classes for module in model.modules()) == 1
     sites = rotation_sites(model)
     assert sites.model is model

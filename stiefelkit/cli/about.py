@@ -41,10 +41,9 @@ def tables() -> dict[str, Registry]:
     """Returns the registries, by kind."""
     from stiefelkit import models
     from stiefelkit.contract import table
-    from stiefelkit.nn.decoders import decoders
     from stiefelkit.scan import activations
 
-    nets = activations._activations, models._models, decoders
+    nets = activations._activations, models._models
     return {known.kind: known for known in (table.registered, optimizers, minimizers, *nets, tasks)}
 
 

@@ -19,8 +19,7 @@ from stiefelkit.nn.cayley_conv import CayleyConv1d, CayleyConv2d
 from stiefelkit.nn.conv import OrthogonalConv1d, OrthogonalConv2d, OrthogonalConvTranspose1d, OrthogonalConvTranspose2d
 from stiefelkit.nn.decoders import RotationSites, rotation_sites
 from stiefelkit.nn.goru import GORU
-from stiefelkit.nn.hadamard_linear import HadamardLinear
-from stiefelkit.nn.linear import OrthogonalLinear
+from stiefelkit.nn.linear import HadamardLinear, OrthogonalLinear
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
 from stiefelkit.nn.peft_files import load_peft, save_peft
 from stiefelkit.nn.rnn import LinearTransitionRNN, OrthogonalRNN, OrthogonalRNNCell

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from stiefelkit._torch import call_hooks, held_modules, is_cached
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization
-from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, shown
+from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, needs
 from stiefelkit.nn.frozen import (
     PASSED_ON,
     Layout,
@@ -31,7 +31,7 @@ from stiefelkit.nn.frozen import (
     size_of,
 )
 from stiefelkit.nn.recurrent import require_options
-from stiefelkit.numbers import FLAG, Check, above, as_python_number, at_least, integer, one_of
+from stiefelkit.numbers import above, as_python_number, at_least, integer, one_of
 from stiefelkit.parametrizations.block_diagonal import BlockDiagonal
 from stiefelkit.parametrizations.cayley import Cayley
 from stiefelkit.parametrizations.householder import Householder
@@ -41,7 +41,6 @@ from stiefelkit.weights.find import coordinate_list_of
 
 _BLOCK = 32
 """Rows of a block where nothing else is asked for."""
-_SIDES = ("in", "out", "patches")
 _OF_THE_LAYER = frozenset(("weight", "bias", "in_features", "out_features"))
 """Attributes that a replacement reads from its layer."""
 
@@ -98,17 +97,15 @@ class Replacement(nn.Module, ABC):
 
     def __init__(self, layer: nn.Module, name: str):
         super().__init__()
-        self.layer, self.name, self.is_on = layer, _NAME.require(type(self).__name__, "name", name), True
+        self.layer, self.name, self.is_on = layer, name, True
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in _OF_THE_LAYER:
             return super().__setattr__(name, value)  # type: ignore[arg-type]
         held = getattr(self.base, name, None)  # libraries that tie weights assign the one that is there
-        if value is not held and not (type(value) is int and value == held):
-            raise OptionError(
-                f"{type(self).__name__} needs {name} set on its layer, `base`, got it set on itself; to resize or "
-                "tie the layer, fold or delete_adapter first."
-            )
+        is_same = value is held or (type(value) is int and value == held)
+        wanted = f"{name} set on its layer, `base` (to resize or tie that, fold or delete_adapter first)"
+        needs(is_same, OptionError, type(self).__name__, wanted, "it set on itself")
 
     @property
     def base(self) -> Any:
@@ -151,10 +148,8 @@ class Adapter(Replacement):
 
     def __init__(self, layer: nn.Module, name: str):
         kind = type(self).__name__
-        if not isinstance(layer, nn.Module):
-            raise DtypeError(f"{kind} needs a layer, got {shown(layer)}.")
-        if any(map(is_lazy, layer.parameters())):
-            raise DtypeError(f"{kind} needs a layer with a size, got a lazy one; call the model on a batch.")
+        is_lazy_layer = any(map(is_lazy, layer.parameters()))
+        needs(not is_lazy_layer, DtypeError, kind, "a layer with a size", "a lazy one; call the model on a batch")
         super().__init__(layer, name)
         found = layout_of(self.base)
         if found is None:
@@ -196,11 +191,8 @@ class Adapter(Replacement):
     def features(self, side: str) -> int:
         """Returns how many features a layer reads, "in", or gives, "out"."""
         key = self._layout.inputs if side == "in" else self._layout.outputs
-        if key is None:
-            raise OptionError(
-                f'{type(self).__name__} needs side="out" for {type(self.base).__name__}, which reads indices, got '
-                f"side={side!r}."
-            )
+        wanted = f'side="out" for {type(self.base).__name__}, which reads indices'
+        needs(key is not None, OptionError, type(self).__name__, wanted, f"side={side!r}")
         return size_of(inside_peft(self.base), key) or 0
 
     @property
@@ -212,10 +204,7 @@ class Adapter(Replacement):
         return self._product("weight")
 
     def merge(self) -> None:
-        """Makes the layer read `weight`, computed once; a merged layer stays merged.
-
-        Raises OptionError for a layer that computes more than W x + b, NonFiniteError for NaN or infinity in `weight`.
-        """
+        """Makes the layer read `weight`, computed once; refused where the layer computes more than W x + b."""
         if self.merged is None:
             self.merged = self._finite_product("merge")
 
@@ -279,9 +268,8 @@ class Adapter(Replacement):
 
     def _refuse(self, found: str | None, who: str) -> None:
         """Raises OptionError if anything was found beside the layer's weight and bias."""
-        if found is not None:
-            kind = type(self).__name__
-            raise OptionError(f"{kind}.{who} needs a layer of one weight and a bias, W x + b, got {found}.")
+        who = f"{type(self).__name__}.{who}"
+        needs(found is None, OptionError, who, "a layer of one weight and a bias, W x + b", found)
 
     def extra_repr(self) -> str:
         """Returns the name, if it is not the default one, and what the adapter does at present."""
@@ -322,10 +310,6 @@ class OrthogonalAdapter(Adapter):
     Shape:
         that of the layer.
 
-    Raises:
-        DtypeError: the layer has no features that are known, or a complex dtype.
-        OptionError: an option is unknown or out of range.
-
     References:
         Qiu et al., Controlling text-to-image diffusion by orthogonal finetuning, NeurIPS 2023.
         Yuan, Liu, Xu, Bridging the gap between low-rank and orthogonal adaptation via Householder reflection
@@ -354,21 +338,18 @@ class OrthogonalAdapter(Adapter):
         **options: Any,
     ):
         super().__init__(layer, name)
-        if not one_of(*_SIDES).holds(side):
-            raise OptionError(f"OrthogonalAdapter needs a side in {_SIDES}, got {shown(side)}.")
+        self.side = one_of("in", "out", "patches").require("OrthogonalAdapter", "side", side)
         if side == "patches":
             is_conv = isinstance(self.base, nn.Conv1d | nn.Conv2d | nn.Conv3d)
             other = f"{type(self.base).__name__}, no convolution"
             self._refuse(beyond_affine(self.base) if is_conv else other, "patches")
-        self.side, cls = side, find_parametrization(parametrization)
+        cls = find_parametrization(parametrization)
         n = self.base.weight[0].numel() if side == "patches" else self.features(side)
         options = _with_defaults(cls, n, block_size, as_python_number(options))
         require_options(OrthogonalAdapter, cls, options)
         like = reference_tensor(layer, "OrthogonalAdapter")
-        if not (self.bias is None or isinstance(self.bias, Tensor)):
-            raise OptionError(
-                f'OrthogonalAdapter needs side="in" for a layer without a bias to add last, got {type(layer).__name__}.'
-            )
+        has_plain_bias = self.bias is None or isinstance(self.bias, Tensor)
+        needs(has_plain_bias, OptionError, "OrthogonalAdapter", "a layer whose bias is a tensor", type(layer).__name__)
         init = identity_scheme(cls, options) if init is None else init
         self.rotation = _rotation(n, cls, init, like, options, shared, bound)
         self.rotation.dropout = at_least(0, 1).require("OrthogonalAdapter", "dropout", dropout)
@@ -422,7 +403,8 @@ def trained_as_before(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
         yield
     except Exception:
         for p, was in before:
-            p.requires_grad_(was)
+            if p.requires_grad != was:
+                p.requires_grad_(was)
         raise
 
 
@@ -431,50 +413,38 @@ def is_itself(module: nn.Module) -> bool:
     return not any(call_hooks(module)) and "forward" not in vars(module)
 
 
-_NAME = Check("a {key} of one character at least", lambda name: isinstance(name, str) and name != "")
-
-
 def _rotation(
     n: int, cls: type, init: str, like: Tensor, options: dict[str, Any], shared: bool, bound: float | None
 ) -> Rotation:
     """Makes R of n features."""
-    blocks = options.get("blocks", 1) if cls is BlockDiagonal else 1
+    who, has_blocks = "OrthogonalAdapter", cls is BlockDiagonal
+    needs(has_blocks or not shared, OptionError, who, "block_diagonal for shared=True", cls.__name__)
+    blocks = options.get("blocks", 1) if has_blocks else 1
     if bound is not None:
-        each = above(0).require("OrthogonalAdapter", "bound", bound) / math.sqrt(blocks)
-        inner = find_parametrization(options.get("inner", "cayley")) if cls is BlockDiagonal else cls
-        if inner is not Cayley:
-            raise OptionError(f"OrthogonalAdapter needs Cayley transforms for bound=, got {inner.__name__}.")
-        if cls is Cayley:
-            options = {**options, "bound": each}
-        else:
-            options = {**options, "inner_options": {**(options.get("inner_options") or {}), "bound": each}}
-    if not FLAG.require("OrthogonalAdapter", "shared", shared):
-        rotation = Rotation((n, n), cls, init, like, options)
-    elif cls is not BlockDiagonal:
-        raise OptionError(f"OrthogonalAdapter needs block_diagonal for shared=True, got {cls.__name__}.")
-    else:
-        _divides(n).require("OrthogonalAdapter", "blocks", blocks)
+        each = {"bound": above(0).require(who, "bound", bound) / math.sqrt(blocks)}
+        inner = find_parametrization(options.get("inner", "cayley")) if has_blocks else cls
+        needs(inner is Cayley, OptionError, who, "Cayley transforms for bound=", inner.__name__)
+        options = options | ({"inner_options": (options.get("inner_options") or {}) | each} if has_blocks else each)
+    if shared:
+        needs(blocks > 0 and n % blocks == 0, OptionError, who, f"blocks that divide {n}", blocks)
         own = {key: value for key, value in options.items() if key not in ("blocks", "inner", "inner_options")}
         own |= options.get("inner_options") or {}
         rotation = Rotation((n // blocks,) * 2, options.get("inner", "cayley"), init, like, own)
         rotation.copies = blocks
+    else:
+        rotation = Rotation((n, n), cls, init, like, options)
     rotation.blocks = blocks
     return rotation
 
 
-def _divides(n: int) -> Check:
-    return Check(f"a {{key}} that divides {n}", lambda size: integer(1).holds(size) and n % size == 0)
-
-
 def _with_defaults(cls: type, n: int, block_size: int | None, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options of the map of R, with those that are left out."""
-    if block_size is not None and (cls is not BlockDiagonal or "blocks" in options):
-        raise OptionError(
-            f"OrthogonalAdapter needs block_size= for block_diagonal without blocks=, got it with {cls.__name__}."
-        )
+    has_size = cls is BlockDiagonal and "blocks" not in options
+    wanted = "block_size= for block_diagonal without blocks="
+    needs(has_size or block_size is None, OptionError, "OrthogonalAdapter", wanted, f"it with {cls.__name__}")
     if cls is Householder:
         return {"reflections": min(8, n), **options}
-    if cls is not BlockDiagonal or "blocks" in options:
+    if not has_size:
         return options
     if block_size is None:
         block_size = max(b for b in range(1, min(n, _BLOCK) + 1) if n % b == 0)
@@ -483,7 +453,9 @@ def _with_defaults(cls: type, n: int, block_size: int | None, options: dict[str,
                 f"OrthogonalAdapter needs block_size= where no number from 2 to {_BLOCK} divides the features, got {n} "
                 f'features; block_size={n} rotates all of them, and parametrization="householder" takes any number.'
             )
-    return {**options, "blocks": n // _divides(n).require("OrthogonalAdapter", "block_size", block_size)}
+    size: int = integer(1).require("OrthogonalAdapter", "block_size", block_size)
+    needs(n % size == 0, OptionError, "OrthogonalAdapter", f"a block_size that divides {n}", size)
+    return {**options, "blocks": n // size}
 
 
 def _merge_anew(adapter: Adapter, _: object) -> None:

@@ -7,21 +7,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
-from stiefelkit._torch import CHECKPOINTED, held_modules, held_parameters, inside_checkpoint
+from stiefelkit._torch import CHECKPOINTED, held_modules, inside_checkpoint
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization, registered
-from stiefelkit.errors import CheckpointError, DtypeError, OptionError, UnknownNameError, did_you_mean, shown
+from stiefelkit.errors import CheckpointError, DtypeError, OptionError, UnknownNameError, did_you_mean, needs, shown
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter, Replacement, replaced, trained_as_before
 from stiefelkit.nn.butterfly import ButterflyAdapter
 from stiefelkit.nn.frozen import OF_PEFT, in_other_adapters, layout_of, weight_of
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
-from stiefelkit.weights.find import Where, check_module, choose, matches, nearest_of, orthogonal_weights
+from stiefelkit.weights.find import Where, check_module, choose, matches, nearest_of
 
 KINDS = {"butterfly": ButterflyAdapter, "low_rank": LowRankAdapter, "principal": PrincipalAdapter}
 """Adapters by the word that `adapt` takes in place of the map of a rotation."""
-_PUBLISHED = {"oft": "block_diagonal", "boft": "butterfly", "hra": "householder", "psoft": "principal"}
 
 
 class TrainedCopy(Replacement):
@@ -97,61 +95,38 @@ def adapt(
         modules_to_save: patterns of modules that are trained as a whole, a copy of each in its place.
         **options: as in the class of the adapter.
 
-    Raises:
-        UnknownNameError: no layer is meant, or no adapter or map has the name.
-        DtypeError, OptionError: what the class of the adapter raises; all layers that are meant have adapters; one is
-            inside a layer of PEFT, which would merge into a weight that is computed; or one shares a parameter with a
-            module that trains it. Nothing is changed then.
+    Refused are layers inside a layer of PEFT, which would merge into a weight that is computed, and layers that share
+    a parameter with a module that trains it; nothing is changed then.
 
     >>> net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> list(adapters(adapt(net, "*.weight", block_size=4)))
     ['0', '2']
     """
     check_module(model, "adapt")
-    _check_name(parametrization)
-    chosen = _chosen(model, where)
-    fresh = {id(site.layer): site for site in chosen if all(other.name != name for other in site.around)}
-    if not fresh:
-        raise OptionError(
-            f"adapt needs layers without an adapter of this name, got {chosen[0].title}, which has one; another "
-            "name= adds one more."
-        )
-    saved = to_save(model, modules_to_save, name, fresh.values())
     kind = KINDS.get(parametrization) if isinstance(parametrization, str) else None
     if kind is None:
         kind, options = OrthogonalAdapter, {"parametrization": parametrization, **options}
+        try:
+            find_parametrization(parametrization)
+        except UnknownNameError:
+            near = did_you_mean(str(parametrization), [*KINDS, *registered.names()])
+            raise UnknownNameError(f"adapt needs an adapter or a map, got {parametrization!r}{near}") from None
+    chosen = _chosen(model, where)
+    fresh = {id(site.layer): site for site in chosen if all(other.name != name for other in site.around)}
+    got = f"{chosen[0].title}, which has one; another name= adds one more"
+    needs(len(fresh) > 0, OptionError, "adapt", "layers without an adapter of this name", got)
+    saved = to_save(model, modules_to_save, name, fresh.values())
     return put_on(model, fresh, saved, name, lambda site: kind(site.layer, name=name, **options))
-
-
-def _check_name(parametrization: Parametrization) -> None:
-    """Raises UnknownNameError for a name that neither an adapter nor a map has."""
-    if not isinstance(parametrization, str) or parametrization in KINDS:
-        return
-    try:
-        find_parametrization(parametrization)
-    except UnknownNameError:
-        word = _PUBLISHED.get(parametrization.lower())
-        hint = f'; {parametrization.upper()} is "{word}"' if word else ""
-        near = did_you_mean("" if word else parametrization, [*KINDS, *registered.names()])
-        raise UnknownNameError(
-            f"adapt needs the name of an adapter or of a map, got {parametrization!r}{hint}{near}"
-        ) from None
 
 
 def put_on(
     model: nn.Module, fresh: dict[int, Site], saved: dict[int, Site], name: str, made_for: Callable[[Site], Adapter]
 ) -> nn.Module:
     """Puts new adapters around layers, and copies in the place of modules, by the ids of both; returns the model."""
-    lazy = [site.title for site in fresh.values() if any(map(is_lazy, site.layer.parameters()))]
-    if lazy:
-        raise DtypeError(f"adapt needs layers with a size, got {', '.join(lazy)}; call the model on a batch first.")
     others = in_other_adapters(model)
     for key, site in (fresh | saved).items():
-        if key in others:
-            raise OptionError(
-                f"adapt needs layers of the model itself, got {site.title}, inside {others[key]}, which merges into "
-                "it; adapt first, so that PEFT finds a plain layer in each adapter, or merge_and_unload first."
-            )
+        got = f"{site.title}, inside {others.get(key)}, which merges into it; adapt first, or merge_and_unload"
+        needs(key not in others, OptionError, "adapt", "layers of the model itself", got)
     _refuse_trained_elsewhere(model, fresh | saved)
     with trained_as_before(p for site in (fresh | saved).values() for p in site.layer.parameters()):
         made: dict[int, Replacement] = {key: made_for(site) for key, site in fresh.items()}
@@ -178,8 +153,7 @@ def fold(model: nn.Module) -> nn.Module:
     What is off is left out; a module of `modules_to_save` is replaced by its copy.
     """
     held = replacements(model, "fold")
-    if not any(other.is_on for other in held):
-        raise OptionError("fold needs an adapter that is on, got all of them off; delete_adapter drops adapters.")
+    needs(any(other.is_on for other in held), OptionError, "fold", "an adapter that is on", "all of them off")
     inside = {id(other.layer) for other in held}
     return replaced(model, {id(other): other.folded() for other in held if id(other) not in inside})
 
@@ -258,20 +232,17 @@ def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor], name: str 
         name: of the adapters.
     """
     replacements(model, "load_adapter_state", name)
-    if not isinstance(state, Mapping):
-        raise CheckpointError(f"load_adapter_state needs a mapping of names to tensors, got {shown(state)}.")
     present = model.state_dict()
     keys = {short: key for key, (owner, short) in _owners(model, present).items() if owner == name}
     for key in [*keys, *state]:
-        if key not in keys or key not in state:
-            what = "missing" if key in keys else "left over"
-            raise CheckpointError(
-                f"load_adapter_state needs the keys of the adapters {name!r}, got {shown(key)} {what}."
-            )
+        got = f"{shown(key)} {'missing' if key in keys else 'left over'}"
+        wanted = f"the keys of the adapters {name!r}"
+        needs(key in keys and key in state, CheckpointError, "load_adapter_state", wanted, got)
     for key, value in state.items():
-        there, got = present[keys[key]], tuple(value.shape) if isinstance(value, Tensor) else shown(value)
-        if got != tuple(there.shape) and not (isinstance(value, Tensor) and there.dtype == torch.uint8):
-            raise CheckpointError(f"load_adapter_state needs {key} of shape {tuple(there.shape)}, got {got}.")
+        there = present[keys[key]]
+        fits = value.shape == there.shape or there.dtype == torch.uint8
+        wanted = f"{key} of shape {tuple(there.shape)}"
+        needs(fits, CheckpointError, "load_adapter_state", wanted, tuple(value.shape))
     model.load_state_dict({keys[key]: value for key, value in state.items()}, strict=False)
 
 
@@ -280,14 +251,10 @@ def replacements(model: nn.Module, who: str, *names: object) -> list[Replacement
     check_module(model, who)
     held = [module for module in model.modules() if isinstance(module, Replacement)]
     if not held:
-        remedy = "; its orthogonal weights are no adapters: model.state_dict() has their coordinates, and "
-        remedy += "sk.bake(model) makes them plain parameters, for files of any library"
-        remedy = remedy if any(orthogonal_weights(model)) else ""
-        raise UnknownNameError(f"{who} needs a model with an adapter, got {type(model).__name__} without{remedy}.")
+        raise UnknownNameError(f"{who} needs a model with an adapter, got {type(model).__name__} without.")
     known = sorted({other.name for other in held})
     for name in names:
-        if name not in known:
-            raise UnknownNameError(f"{who} needs the name of an adapter, one of {known}, got {shown(name)}.")
+        needs(name in known, UnknownNameError, who, f"the name of an adapter, one of {known}", shown(name))
     return held
 
 
@@ -340,8 +307,6 @@ def _chosen(model: nn.Module, where: Where) -> list[Site]:
         meant = [site for site in sites if where(keys[site.name], site.layer)]
     else:
         patterns = [where] if isinstance(where, str) else where
-        if not (isinstance(patterns, Sequence) and patterns and all(isinstance(p, str) for p in patterns)):
-            _refuse_others(model, where, sites)
         of_each = [[s for s in sites if matches(s.name, p) or matches(keys[s.name], p)] for p in patterns]
         for pattern, found in zip(patterns, of_each, strict=True):
             if not found:
@@ -365,12 +330,10 @@ def _refuse_others(model: nn.Module, where: Where, sites: Sequence[Site]) -> Non
         raise UnknownNameError(f"{which} needs to match a layer of {type(model).__name__}, got none{near}") from None
     inside = {id(m) for other in model.modules() if isinstance(other, Replacement) for m in other.modules()}
     for place in places:
-        if id(place.host) in inside:
-            raise OptionError(f"adapt needs layers without an adapter, got {place.qualified}, which has one.")
-    raise DtypeError(
-        f"adapt needs weights of layers with in_features and out_features, got {places[0].qualified} of "
-        f"{type(places[0].host).__name__}."
-    )
+        got = f"{place.qualified}, which has one"
+        needs(id(place.host) not in inside, OptionError, "adapt", "layers without an adapter", got)
+    got = f"{places[0].qualified} of {type(places[0].host).__name__}"
+    raise DtypeError(f"adapt needs weights of layers with in_features and out_features, got {got}.")
 
 
 def to_save(model: nn.Module, patterns: str | Sequence[str], name: str, fresh: Iterable[Site]) -> dict[int, Site]:
@@ -378,17 +341,15 @@ def to_save(model: nn.Module, patterns: str | Sequence[str], name: str, fresh: I
     found: dict[int, Site] = {}
     adapted, sites = {id(site.layer) for site in fresh}, list(sites_of(model))
     for pattern in _listed(patterns):
-        matched = [site for site in sites if site.name and matches(site.name, str(pattern))]
+        matched = [site for site in sites if site.name and matches(site.name, pattern)]
         if not matched:
             near = nearest_of(pattern, [site.name for site in sites if site.name], takes_patterns=True)
             raise UnknownNameError(f"modules_to_save={shown(pattern)} matches no module{near}")
         for site in matched:
             inner = [m for m in site.layer.modules() if isinstance(m, Replacement) or id(m) in adapted]
-            if inner or any(isinstance(other, Adapter) for other in site.around):
-                raise OptionError(
-                    f"adapt needs modules_to_save without adapters in them, got {site.name}; leave its layers out of "
-                    "where=."
-                )
+            is_free = not (inner or any(isinstance(other, Adapter) for other in site.around))
+            got = f"{site.name}; leave its layers out of where="
+            needs(is_free, OptionError, "adapt", "modules_to_save without adapters in them", got)
             if all(other.name != name for other in site.around):
                 found[id(site.layer)] = site
     return found
@@ -399,19 +360,9 @@ def _refuse_trained_elsewhere(model: nn.Module, sites: Mapping[int, Site]) -> No
     names: dict[int, str] = {}
     for site in sites.values():
         names |= {id(p): f"{site.name}.{k}".lstrip(".") for k, p in site.layer.named_parameters() if p.requires_grad}
-    for name, p in _held_outside(model, sites):
-        if id(p) in names:
-            raise OptionError(
-                f"adapt needs parameters that it may freeze, got {names[id(p)]}, which is {name} too and trained "
-                "there; model.requires_grad_(False) first, or untie them."
-            )
-
-
-def _held_outside(module: nn.Module, sites: Mapping[int, Any], prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
-    """Yields the parameters of a model that are not inside of some of its modules, under all of their names."""
-    if id(module) in sites:
-        return
-    yield from ((prefix + name, p) for name, p in held_parameters(module).items() if p is not None)
-    for name, child in held_modules(module).items():
-        if child is not None:
-            yield from _held_outside(child, sites, f"{prefix}{name}.")
+    modules = model.named_modules(remove_duplicate=False)
+    inside = tuple(f"{path}.".lstrip(".") for path, module in modules if id(module) in sites)
+    for name, p in model.named_parameters(remove_duplicate=False):
+        got = f"{names.get(id(p))}, which {name} trains; model.requires_grad_(False) first, or untie them"
+        is_free = id(p) not in names or name.startswith(inside)
+        needs(is_free, OptionError, "adapt", "parameters that it may freeze", got)

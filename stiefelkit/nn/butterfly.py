@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.errors import OptionError, shown
+from stiefelkit.errors import OptionError, needs
 from stiefelkit.nn.adapter import OrthogonalAdapter, Rotation, trained_as_before
 from stiefelkit.nn.frozen import reference_tensor
 from stiefelkit.nn.recurrent import require_options
-from stiefelkit.numbers import Check, as_python_number, integer
+from stiefelkit.numbers import as_python_number, integer
 from stiefelkit.tensors import computing_dtype
 
 
@@ -83,12 +83,14 @@ class ButterflyAdapter(OrthogonalAdapter):
     ):
         options = as_python_number(options)
         require_options(ButterflyAdapter, inner, options)
-        if side == "out":
-            raise OptionError(f"ButterflyAdapter needs a side of 'in' or 'patches', got {shown(side)}.")
-        with trained_as_before(layer.parameters() if isinstance(layer, nn.Module) else ()):
+        needs(side != "out", OptionError, "ButterflyAdapter", "a side of 'in' or 'patches'", side)
+        with trained_as_before(layer.parameters()):
             super().__init__(layer, side=side, block_size=block_size, name=name, dropout=dropout)
             n = self.base.weight[0].numel() if side == "patches" else self.features(side)
-            factors = _factors(n, block_size).require("ButterflyAdapter", "factors", factors)
+            factors = integer(1).require("ButterflyAdapter", "factors", factors)
+            fits = factors == 1 or (block_size % 2 == 0 and n // block_size % 2 ** (factors - 1) == 0)
+            wanted = f"{n // block_size} blocks of {block_size} to be a multiple of 2^(factors - 1) even blocks"
+            needs(fits, OptionError, "ButterflyAdapter", wanted, f"factors={factors}")
             like = reference_tensor(layer, "ButterflyAdapter")
             rotation = Butterfly(n, block_size, factors, inner, like, **options)
         rotation.dropout, self.rotation = self.rotation.dropout, rotation
@@ -119,12 +121,3 @@ def _halves_swapped(x: Tensor, block_size: int, factor: int, *sizes: int) -> Ten
     if factor == 0:
         return x
     return x.unflatten(-1, (-1, *sizes, block_size // 2)).transpose(-3, -2).flatten(-4)
-
-
-def _factors(n: int, block_size: int) -> Check:
-    blocks = n // block_size
-
-    def holds(m: Any) -> bool:
-        return integer(1).holds(m) and (m == 1 or (block_size % 2 == 0 and blocks % 2 ** (m - 1) == 0))
-
-    return Check(f"{{key}} m with {blocks} blocks of {block_size} a multiple of 2^(m-1), even blocks if m > 1", holds)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from stiefelkit._torch import is_exported
 from stiefelkit.errors import DtypeError, OptionError, ShapeError
 from stiefelkit.functional import cayley, cayley_inverse
 from stiefelkit.nn.conv import channels, each_axis
-from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import one_of
 from stiefelkit.tensors import coordinate_dtype
 
@@ -21,11 +20,6 @@ class _CayleyConv(nn.Module):
     """The layer for images of `dims` axes; see `CayleyConv2d`."""
 
     dims: ClassVar[int]
-    _refused: ClassVar[dict[str, str]] = {
-        "padding": "its images are circular",
-        "stride": "put torch.nn.PixelUnshuffle, an isometry, in front of it",
-        "parametrization": "it is a Cayley transform; sk.nn.OrthogonalConv2d takes any",
-    }
     signs: Tensor
 
     def __init__(
@@ -40,10 +34,8 @@ class _CayleyConv(nn.Module):
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options: Any,
     ):
         super().__init__()
-        require_options(type(self), None, options)
         name = type(self).__name__
         found = channels(name, in_channels=in_channels, out_channels=out_channels, groups=groups, bias=bias)
         self.in_channels, self.out_channels, self.groups, has_bias = found.values()

@@ -62,12 +62,9 @@ class Convolution(TorchConvolution):
         w, generator, given = self.weight, options.pop("generator", None), as_python_number(options)
         rows, columns = w.shape[0] // self.groups, w.shape[1]
         most = columns * math.prod(self._patch)
-        if self._patch != self.stride and rows > most:
-            raise OptionError(
-                f"{type(self).__name__} needs at most {most} channels for each {columns} of the larger image, where "
-                f"strides leave pixels out, got {rows}; take a kernel at least as large as the stride, and a dilation "
-                "without common factor with it."
-            )
+        wanted = f"at most {most} channels for each {columns} of the larger image, where strides leave pixels out"
+        got = f"{rows}; take a kernel as large as the stride, and a dilation without common factor with it"
+        needs(self._patch == self.stride or rows <= most, OptionError, type(self).__name__, wanted, got)
         maps: dict[str, Any] = {"parametrization": parametrization, "options": given, "dtype": w.dtype}
         param = Paraunitary(w.shape, groups=self.groups, stride=self._patch, device=w.device, **maps)
         attach.attach_map(self, "weight", param, init, generator)
@@ -75,10 +72,8 @@ class Convolution(TorchConvolution):
     def _check_reach(self, image: tuple[int, ...], reach: Sequence[int]) -> None:
         """Raises ShapeError for circular images around which the kernel would go more than once."""
         if any(n < ends for n, ends in zip(image, reach, strict=False)):
-            raise ShapeError(
-                f"{class_name(self)} needs circular images of at least {tuple(reach)}, which its kernel reaches over "
-                f"an end, got {tuple(image)}; sk.nn.CayleyConv2d takes any."
-            )
+            wanted = f"circular images of at least {tuple(reach)}, which its kernel reaches over an end"
+            raise ShapeError(f"{class_name(self)} needs {wanted}, got {tuple(image)}; sk.nn.CayleyConv2d takes any.")
 
     @property
     def _patch(self) -> tuple[int, ...]:
@@ -230,9 +225,6 @@ class OrthogonalConv2d(_Forward, nn.Conv2d):
 
     Shape:
         (B, in_channels, H, W) to (B, out_channels, H / stride, W / stride) with padding="same".
-
-    Raises:
-        OptionError, ShapeError: no kernel of this shape is orthogonal.
 
     References:
         Li, Haque, Anil, Lucas, Grosse, Jacobsen, Preventing gradient attenuation in Lipschitz constrained convolutional

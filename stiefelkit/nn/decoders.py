@@ -7,8 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from stiefelkit.errors import OptionError, ShapeError, shown
-from stiefelkit.registry import Registry
+from stiefelkit.errors import OptionError, ShapeError, needs
 
 __all__ = ["Decoder", "Heads", "RotationSites", "decoders", "rotation_sites"]
 
@@ -104,22 +103,14 @@ class RotationSites:
         self.heads = [replace(one, value=new(one.value), output=new(one.output)) for one in self.heads]
 
 
-def check_sites(sites: Any, who: str) -> None:
-    """Raises OptionError for what are no sites, or the sites of a model in which a layer was replaced since."""
+def check_sites(sites: RotationSites, who: str) -> None:
+    """Raises OptionError for the sites of a model in which a layer was replaced since."""
     if not isinstance(sites, RotationSites):
         raise OptionError(f"{who} needs sites, which rotation_sites(model) returns, got {type(sites).__name__}.")
     held = {*sites.model.modules()}
     for layer in (*sites.norms, *sites.writers, *(layer for read in sites.norms.values() for layer in read)):
-        if layer not in held:
-            raise OptionError(
-                f"{who} needs sites whose layers are in the model, got {type(layer).__name__}, which is not, or no "
-                "longer; rotation_sites(model) finds them as they are."
-            )
-
-
-def _check(decoder: Any) -> None:
-    if not isinstance(decoder, Decoder):
-        raise OptionError(f"A decoder needs to be a stiefelkit.nn.decoders.Decoder, got {shown(decoder)}.")
+        got = f"{type(layer).__name__}, which is not, or no longer; rotation_sites(model) finds them"
+        needs(layer in held, OptionError, who, "sites whose layers are in the model", got)
 
 
 GPT2 = Decoder(
@@ -163,31 +154,16 @@ LLAMA = Decoder(
     downs=("mlp.down_proj",),
 )
 """Llama and its like: separate projections, root mean squares, gated MLPs."""
-PHI3 = Decoder(
+PHI3 = replace(
+    LLAMA,
     classes=("Phi3Model",),
-    embeddings=("embed_tokens",),
-    blocks="layers",
     norms={"input_layernorm": ("self_attn.qkv_proj",), "post_attention_layernorm": ("mlp.gate_up_proj",)},
-    writers=("self_attn.o_proj", "mlp.down_proj"),
-    final="norm",
     value="self_attn.qkv_proj",
-    output="self_attn.o_proj",
     values="last",
-    downs=("mlp.down_proj",),
 )
 """Phi-3: one layer for queries, keys and values, one for gate and up."""
-decoders = Registry(
-    "",
-    "decoder",
-    {
-        "gpt2": "stiefelkit.nn.decoders:GPT2",
-        "gpt_neox": "stiefelkit.nn.decoders:GPT_NEOX",
-        "llama": "stiefelkit.nn.decoders:LLAMA",
-        "phi3": "stiefelkit.nn.decoders:PHI3",
-    },
-    _check,
-)
-"""Families of decoders by name: built-ins and registered ones."""
+decoders = {"gpt2": GPT2, "gpt_neox": GPT_NEOX, "llama": LLAMA, "phi3": PHI3}
+"""Families of decoders by name; another `Decoder` that is put here is known in this process."""
 _NORMED_OUTPUTS = {"Gemma2Model", "Gemma3Model", "Gemma3TextModel"}
 
 
@@ -195,29 +171,20 @@ def rotation_sites(model: nn.Module) -> RotationSites:
     """Finds the layers of a decoder that a rotation of its residual stream, or of its heads, is folded into.
 
     Known are models of transformers with a head: Llama, Mistral, Qwen2, Qwen3, Gemma, Phi-3, GPT-2, GPT-NeoX, and what
-    is registered as a `Decoder`. Others are described by a `RotationSites` of one's own. Models that norm what a
+    is put into `decoders`. Others are described by a `RotationSites` of one's own. Models that norm what a
     block adds to the stream (Gemma 2 and 3) have no such rotation.
 
     Args:
         model: the model, with its head.
-
-    Raises:
-        OptionError: the model is not of a known family, has no such rotation, or has no head.
-        ShapeError: the layer of values has not the rows that the configuration says.
     """
     found = sorted(_NORMED_OUTPUTS & {type(module).__name__ for module in model.modules()})
-    if found:
-        raise OptionError(
-            "rotation_sites needs a model that adds to its stream what blocks write, got "
-            f"{type(model).__name__} with {found[0]}, which norms it first: no rotation passes the scale of that norm."
-        )
-    known = {name: decoder for decoder in decoders.available().values() for name in decoder.classes}
+    got = f"{', '.join(found)}, which norms it first: no rotation passes the scale of that norm"
+    needs(not found, OptionError, "rotation_sites", "a model that adds to its stream what blocks write", got)
+    known = {name: decoder for decoder in decoders.values() for name in decoder.classes}
     bases = [(module, known[type(module).__name__]) for module in model.modules() if type(module).__name__ in known]
-    if len(bases) != 1:
-        raise OptionError(
-            f"rotation_sites needs a model with one base of a known class ({', '.join(sorted(known))}), got "
-            f"{type(model).__name__}{' with several' if bases else ''}; describe it by a RotationSites."
-        )
+    got = f"{type(model).__name__}{' with several' if bases else ''}; describe it by a RotationSites"
+    wanted = f"a model with one base of a known class ({', '.join(sorted(known))})"
+    needs(len(bases) == 1, OptionError, "rotation_sites", wanted, got)
     (base, decoder), find = bases[0], getattr(model, "get_output_embeddings", None)
     head = find() if callable(find) else None
     if not isinstance(head, nn.Module):
@@ -244,9 +211,7 @@ def _heads(base: nn.Module, decoder: Decoder, blocks: Sequence[nn.Module]) -> It
     for block in blocks:
         value: Any = block.get_submodule(decoder.value)
         got = getattr(value, "out_features", getattr(value, "nf", None))
-        if got not in (None, (before + groups) * size):
-            raise ShapeError(
-                f"rotation_sites needs {(before + groups) * size} rows in {decoder.value}, by {count} heads of queries "
-                f"and {groups} of keys and values, of {size}, got {got}; describe it by a RotationSites."
-            )
+        wanted = f"{(before + groups) * size} rows in {decoder.value}, by {count} and {groups} heads of {size}"
+        is_known = got in (None, (before + groups) * size)
+        needs(is_known, ShapeError, "rotation_sites", wanted, f"{got}; describe it by a RotationSites")
         yield Heads(value, block.get_submodule(decoder.output), count, groups, rows)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from stiefelkit._torch import held_modules, held_parameters
-from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnfilledError
+from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnfilledError, needs
 from stiefelkit.nn.adapter import Replacement
 from stiefelkit.nn.frozen import inside_peft
 from stiefelkit.tensors import working_dtype
@@ -15,17 +15,11 @@ from stiefelkit.tensors import working_dtype
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """A linear map of the outputs or the inputs of a layer, as it acts on the rows of a matrix.
+    """A linear map of the outputs or the inputs of a layer, as it acts on the rows of a matrix."""
 
-    Attributes:
-        word: the factor in messages, on the left of W.
-        size: the number of rows that it takes.
-        apply: maps matrices (size, columns) in float64.
-    """
-
-    word: str
-    size: int
-    apply: Callable[[Tensor], Tensor]
+    word: str  # in messages, on the left of W
+    size: int  # the number of rows that it takes
+    apply: Callable[[Tensor], Tensor]  # maps matrices (size, columns) in float64
 
 
 @dataclass
@@ -71,7 +65,7 @@ class Change(NamedTuple):
         return f"{''.join(f'{f.word} ' for f in reversed(left))}W{ends}"
 
     @property
-    def key(self) -> Any:
+    def key(self) -> tuple[object, ...]:
         """Equal for layers that want the same of a tensor."""
         return *(tuple(map(id, along)) for along in self.factors), id(self.shift)
 
@@ -79,7 +73,13 @@ class Change(NamedTuple):
         """Returns the new values in float64, of a tensor that was not written to yet."""
         left, right = self.factors
         if self.name == "bias":
-            return _new_bias(self)
+            w, b = weight_and_bias_of(self.site.layer)
+            wide = w.to(working_dtype(w.dtype))
+            b = wide.new_zeros(len(wide)) if b is None else b.to(wide.dtype)
+            b = b if self.shift is None else b + wide @ self.shift.to(wide)
+            for factor in left:
+                b = factor.apply(b[:, None])[:, 0]
+            return b
         assert self.tensor is not None
         m = self.tensor.to(working_dtype(self.tensor.dtype))
         for factor in right:
@@ -89,29 +89,25 @@ class Change(NamedTuple):
         return m
 
 
-def matrix_of(layer: nn.Module, sizes: Collection[int] = ()) -> tuple[nn.Parameter, int, bool]:
-    """Returns the weight of a layer, the dimension of its outputs, and whether it has inputs that may be changed.
-
-    An error about a norm of one of some sizes says what folds it.
-    """
-    has_outputs_last = is_turned(layer)
-    is_known = isinstance(layer, nn.Linear | nn.Embedding) or has_outputs_last
-    w = held_parameters(layer).get("weight") if is_known else None
+def matrix_of(layer: nn.Module, sizes: Collection[int] = ()) -> tuple[nn.Parameter, int]:
+    """Returns the weight of a layer, and the dimension of its outputs; `sizes` are those of norms, for the error."""
+    has_outputs_last = isinstance(layer, nn.Embedding) or is_turned(layer)
+    w = held_parameters(layer).get("weight") if isinstance(layer, nn.Linear) or has_outputs_last else None
     if w is None:
-        remedy = "; norms={norm: readers} folds its scale" if any(is_norm(layer, n) for n in sizes) else _remedy(layer)
-        raise DtypeError(
-            "Folding needs layers of torch.nn.Linear, or Embedding among writers, with plain weights, got "
-            f"{kind_of(layer)}{remedy}."
-        )
-    if w.is_meta:
-        raise UnfilledError(f"Folding needs weights that hold values, got {kind_of(layer)} on the meta device.")
-    is_embedding = isinstance(layer, nn.Embedding)
-    return w, int(is_embedding or has_outputs_last), not is_embedding
+        remedy = "; norms={norm: readers} folds its scale" if any(is_norm(layer, n) for n in sizes) else ""
+        if isinstance(layer, Replacement):
+            remedy = "; fold(model) first, or rotate before adapting"
+        elif inside_peft(layer) is not layer:
+            remedy = "; merge_and_unload() first"
+        wanted = "layers of torch.nn.Linear, or Embedding among writers, with plain weights"
+        raise DtypeError(f"Folding needs {wanted}, got {kind_of(layer)}{remedy}.")
+    needs(not w.is_meta, UnfilledError, "Folding", "weights that hold values", f"{kind_of(layer)} on the meta device")
+    return w, int(has_outputs_last)
 
 
 def weight_and_bias_of(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Returns the weight of a linear layer, outputs by inputs, and its bias."""
-    w, dim, _ = matrix_of(layer)
+    w, dim = matrix_of(layer)
     return (w if dim == 0 else w.mT), held_parameters(layer).get("bias")
 
 
@@ -135,50 +131,26 @@ def changes_of(sites: Sequence[Site], may_untie: bool) -> list[Change]:
             elif other.key != change.key and may_untie:
                 untied.append(change)
             elif other.key != change.key:
-                raise OptionError(
-                    f"Folding needs one change of a weight that layers share, got {kind_of(other.site.layer)}, which "
-                    f"needs {other}, and {kind_of(site.layer)}, which needs {change}; untie them first: layer."
-                    f"{change.name} = torch.nn.Parameter(layer.{change.name}.clone())."
-                )
+                got = f"{other} of {kind_of(other.site.layer)} and {change} of {kind_of(site.layer)}; untie them first"
+                raise OptionError(f"Folding needs one change of a weight that layers share, got {got}.")
     return untied + changes
-
-
-def _remedy(layer: nn.Module) -> str:
-    """Returns what takes the adapters off a layer, as the end of a sentence."""
-    if isinstance(layer, Replacement):
-        return "; fold(model) first, or rotate before adapting"
-    return "" if inside_peft(layer) is layer else "; merge_and_unload() first"
 
 
 def _of_site(site: Site) -> list[Change]:
     layer, outputs, inputs = site.layer, tuple(site.outputs), tuple(site.inputs)
-    w, dim, has_inputs = matrix_of(layer, {factor.size for factor in inputs + outputs})
-    if inputs and not has_inputs:
-        raise DtypeError(f"Folding needs readers of torch.nn.Linear with plain weights, got {kind_of(layer)}.")
+    w, dim = matrix_of(layer, {factor.size for factor in inputs + outputs})
+    has_inputs = not (inputs and isinstance(layer, nn.Embedding))
+    needs(has_inputs, DtypeError, "Folding", "readers of torch.nn.Linear with plain weights", kind_of(layer))
     for along, factors in ((dim, outputs), (1 - dim, inputs)):
         for factor in factors:
-            if w.shape[along] != factor.size:
-                raise ShapeError(
-                    f"Folding needs weights with {factor.size} features along dimension {along}, got {tuple(w.shape)}."
-                )
+            wanted = f"weights with {factor.size} features along dimension {along}"
+            needs(w.shape[along] == factor.size, ShapeError, "Folding", wanted, tuple(w.shape))
     changes = [Change(site, "weight", w, (outputs, inputs) if dim == 0 else (inputs, outputs))]
     bias = held_parameters(layer).get("bias")
     shift = site.shift if site.shift is not None and bool(site.shift.any()) else None
     if shift is not None or (bias is not None and outputs):
         changes.append(Change(site, "bias", bias, (outputs, ()), shift))
     return changes
-
-
-def _new_bias(change: Change) -> Tensor:
-    """Returns the bias of a layer: what it was and W times the norm's bias, with the factors of outputs."""
-    w, b = weight_and_bias_of(change.site.layer)
-    wide = w.to(working_dtype(w.dtype))
-    b = wide.new_zeros(len(wide)) if b is None else b.to(wide.dtype)
-    if change.shift is not None:
-        b = b + wide @ change.shift.to(wide)
-    for factor in change.factors[0]:
-        b = factor.apply(b[:, None])[:, 0]
-    return b
 
 
 def write(

@@ -10,34 +10,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stiefelkit._torch import call_hooks
-from stiefelkit.errors import DtypeError
+from stiefelkit.errors import DtypeError, needs
 from stiefelkit.tensors import is_sharded, working_dtype
 
 
 class Layout(NamedTuple):
-    """The features of a kind of layers.
+    """The features of a kind of layers: attributes that hold their numbers, and their dimensions."""
 
-    Args:
-        inputs, outputs: attributes that hold how many inputs and outputs there are; `inputs` is None for indices.
-        axes: dimensions of inputs and of outputs in the weight.
-        dim: the dimension of features in what the layer reads and gives, counted from the last.
-    """
-
-    inputs: str | None = "in_features"
+    inputs: str | None = "in_features"  # None for indices
     outputs: str = "out_features"
-    axes: tuple[int, int] = (1, 0)
-    dim: int = -1
+    axes: tuple[int, int] = (1, 0)  # of inputs and of outputs in the weight
+    dim: int = -1  # of features in what the layer reads and gives
 
 
 _TABLE = Layout(None, "embedding_dim", (0, 1))
-_CHANNELS = {d: Layout("in_channels", "out_channels", dim=-1 - d) for d in (1, 2, 3)}
 LAYOUTS: Mapping[str, Layout] = {
     "Linear": Layout(),
     "Conv1D": Layout("nx", "nf", (0, 1)),  # of transformers
     "Embedding": _TABLE,
     "EmbeddingBag": _TABLE,
-    **{f"Conv{d}d": layout for d, layout in _CHANNELS.items()},
-    **{f"ConvTranspose{d}d": layout for d, layout in _CHANNELS.items()},
+    **{f"Conv{t}{d}d": Layout("in_channels", "out_channels", dim=-1 - d) for d in (1, 2, 3) for t in ("", "Transpose")},
 }
 """Layouts by the name of a layer's class, or of one that it derives from; any other layer may have `Linear`'s."""
 _OF_CONVOLUTIONS = "in_channels out_channels kernel_size stride padding dilation groups padding_mode"
@@ -62,8 +54,7 @@ def inside_peft(layer: nn.Module) -> nn.Module:
 
 def weight_of(layer: nn.Module) -> Tensor | None:
     """Returns the weight of a layer, if it is a tensor."""
-    w = getattr(layer, "weight", None)
-    return w if isinstance(w, Tensor) else None
+    return _tensor_of(layer, "weight")
 
 
 def required_weight(layer: nn.Module) -> Tensor:
@@ -73,10 +64,9 @@ def required_weight(layer: nn.Module) -> Tensor:
     return w
 
 
-def bias_of(layer: nn.Module) -> Tensor | None:
-    """Returns the bias of a layer, if it is a tensor."""
-    b = getattr(layer, "bias", None)
-    return b if isinstance(b, Tensor) else None
+def _tensor_of(layer: nn.Module, name: str) -> Tensor | None:
+    found = getattr(layer, name, None)
+    return found if isinstance(found, Tensor) else None
 
 
 def size_of(layer: nn.Module, key: str | None) -> int | None:
@@ -98,8 +88,8 @@ def layout_of(layer: nn.Module) -> Layout | None:
 def reference_tensor(layer: nn.Module, who: str) -> Tensor:
     """Returns a tensor of the dtype and on the device that an adapter of a layer computes by."""
     held = [t for t in [weight_of(layer), *layer.parameters(), *layer.buffers()] if t is not None]
-    if any(t.is_complex() for t in held):
-        raise DtypeError(f"{who} needs a layer of a real dtype, got {type(layer).__name__} with complex numbers.")
+    is_real = not any(t.is_complex() for t in held)
+    needs(is_real, DtypeError, who, "a layer of a real dtype", f"{type(layer).__name__} with complex numbers")
     floating = [t for t in held if t.is_floating_point()]
     return floating[0] if floating else torch.empty(0, device=held[0].device if held else None)
 
@@ -113,7 +103,7 @@ def applied(layer: nn.Module, weight: Tensor, x: Tensor) -> Tensor:
     """Returns what a layer that computes W x + b gives with another weight."""
     layout = layout_of(layer)
     if layout is not None and layout.inputs is not None and layout.dim == -1:
-        return F.linear(x, weight if layout.axes == (1, 0) else weight.mT, bias_of(layer))
+        return F.linear(x, weight if layout.axes == (1, 0) else weight.mT, _tensor_of(layer, "bias"))
     return torch.func.functional_call(layer, {"weight": weight}, (x,))
 
 
@@ -147,7 +137,7 @@ def beyond_affine(layer: nn.Module) -> str | None:
     found = obstacle(layer) or beyond_one_matrix(layer)
     if found is not None or not has_own_forward(layer):
         return found
-    layout, w, b = layout_of(layer), weight_of(layer), bias_of(layer)
+    layout, w, b = layout_of(layer), weight_of(layer), _tensor_of(layer, "bias")
     if layout is None or layout.inputs is None or w is None or w.dim() != 2:
         return f"{type(layer).__name__}, whose forward is not torch's"
     w = w if layout.axes == (1, 0) else w.mT
@@ -212,9 +202,7 @@ def probes(n: int, device: torch.device) -> Tensor:
 
 
 def agree(one: Tensor, other: Tensor, n: int) -> bool:
-    """Returns whether results on n features are the same but for rounding in float32, in which many modules compute.
-
-    A sum of n numbers by halves has at most log2 n roundings.
-    """
+    """Returns whether results on n features are the same but for rounding in float32, in which many modules compute."""
+    # A sum of n numbers by halves has at most log2 n roundings.
     bound = _ROUNDINGS * (math.log2(n) + 4) * torch.finfo(torch.float32).eps
     return bool(torch.dist(one.double(), other.double()) <= bound * torch.linalg.vector_norm(other.double()))

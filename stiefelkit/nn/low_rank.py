@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization
-from stiefelkit.errors import NonFiniteError, OptionError
+from stiefelkit.errors import NonFiniteError, OptionError, needs
 from stiefelkit.nn.adapter import Adapter, Rotation, identity_scheme
 from stiefelkit.nn.frozen import Layout, beyond_one_matrix, inside_peft, reference_tensor, required_weight
 from stiefelkit.nn.recurrent import require_options
-from stiefelkit.numbers import FLAG, as_python_number, integer
+from stiefelkit.numbers import as_python_number, integer
 from stiefelkit.tensors import computing_dtype, working_dtype
 
 
@@ -23,8 +23,8 @@ class _LowRank(Adapter):
     def __init__(self, layer: nn.Module, name: str, rank: int):
         super().__init__(layer, name)
         kind = type(self).__name__
-        if self._layout.inputs is None or self._layout.dim != -1:
-            raise OptionError(f"{kind} needs a layer that multiplies by a matrix, got {type(layer).__name__}.")
+        is_product = self._layout.inputs is not None and self._layout.dim == -1
+        needs(is_product, OptionError, kind, "a layer that multiplies by a matrix", type(layer).__name__)
         n = min(self.in_features, self.out_features)
         self.rank = integer(1, n, "min(in_features, out_features)").require(kind, "rank", rank)
         like = reference_tensor(self.base, kind)
@@ -70,11 +70,6 @@ class PrincipalAdapter(_LowRank):
     Shape:
         that of the layer.
 
-    Raises:
-        DtypeError: the layer has no features that are known, or a complex dtype.
-        OptionError: its weight is no matrix of real numbers; or an option is unknown or out of range.
-        NonFiniteError: its weight holds NaN or infinity.
-
     References:
         Wu, Hu, Min, Wang, Efficient orthogonal fine-tuning with principal subspace adaptation, ICLR 2026.
 
@@ -100,11 +95,10 @@ class PrincipalAdapter(_LowRank):
         cls, given = find_parametrization(inner), as_python_number(options)
         require_options(PrincipalAdapter, cls, given)
         found = beyond_one_matrix(inside_peft(self.base))
-        if found is not None:
-            raise OptionError(f"PrincipalAdapter needs singular vectors of a weight, got {found}.")
+        needs(found is None, OptionError, "PrincipalAdapter", "singular vectors of a weight", found)
         w = required_weight(layer)
-        if not w.is_meta and not w.isfinite().all():
-            raise NonFiniteError("PrincipalAdapter needs a finite weight, got NaN or infinity in it.")
+        is_finite = w.is_meta or bool(w.isfinite().all())
+        needs(is_finite, NonFiniteError, "PrincipalAdapter", "a finite weight", "NaN or infinity in it")
         with torch.no_grad():
             wide = w.detach().to(working_dtype(w.dtype))
             u, s, vh = torch.linalg.svd(wide if self._layout.axes == Layout().axes else wide.mT, full_matrices=False)
@@ -113,9 +107,8 @@ class PrincipalAdapter(_LowRank):
         self.register_buffer("right", right.contiguous().to(**self.factory))
         self.rotation = Rotation((self.rank, self.rank), cls, identity_scheme(cls, given), self.left, given)
         ones = torch.ones(self.rank, **self.factory)
-        is_scaled = FLAG.require("PrincipalAdapter", "diagonals", diagonals)
-        self.after = nn.Parameter(ones) if is_scaled else None
-        self.before = nn.Parameter(ones.clone()) if is_scaled else None
+        self.after = nn.Parameter(ones) if diagonals else None
+        self.before = nn.Parameter(ones.clone()) if diagonals else None
         self.layer.requires_grad_(False)
 
     def added(self, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.contract.param import load_chart_
-from stiefelkit.errors import CheckpointError, OptionError
+from stiefelkit.errors import CheckpointError, OptionError, needs
 from stiefelkit.functional import cayley, cayley_inverse, pack_skew, pack_trapezoid, unpack_skew, unpack_trapezoid
 from stiefelkit.functional._householder import trapezoidal_reflectors
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter
@@ -23,17 +23,11 @@ from stiefelkit.weights.find import coordinate_list_of
 
 
 class Format(NamedTuple):
-    """A method of PEFT.
+    """A method of PEFT: what its tensors and the entries of its configuration are."""
 
-    Args:
-        keys: ends of the keys of tensors, and the layers that PEFT has them for.
-        sizes: entries of the configuration that give all layers one size: one of them, the others are 0.
-        settings: the other entries that say what is computed, with PEFT's defaults.
-    """
-
-    keys: Mapping[str, tuple[type[nn.Module], ...]]
-    sizes: tuple[str, ...]
-    settings: Mapping[str, Any]
+    keys: Mapping[str, tuple[type[nn.Module], ...]]  # ends of the keys of tensors, and the layers that have them
+    sizes: tuple[str, ...]  # entries that give all layers one size: one of them, the others are 0
+    settings: Mapping[str, Any]  # the other entries that say what is computed, with PEFT's defaults
 
 
 _MATRICES = (nn.Linear, nn.Conv2d)
@@ -55,15 +49,12 @@ FORMATS: Mapping[str, Format] = {
 
 
 class AdapterSpec(NamedTuple):
-    """An adapter to be made: its class and options, coordinates, signs of D, scale, and blocks as PEFT computes them.
-
-    Signs are ones where there are none.
-    """
+    """An adapter to be made: class and options, coordinates, signs of D, scale, and blocks as PEFT computes them."""
 
     kind: type[OrthogonalAdapter]
     options: Mapping[str, Any]
     coordinates: Tensor
-    signs: Tensor | None = None
+    signs: Tensor | None = None  # ones where there are none
     scale: Tensor | None = None
     computed: Tensor | None = None
 
@@ -157,17 +148,15 @@ def _series(q: Tensor, terms: int) -> Tensor:
 def written(adapter: Adapter) -> Written:
     """Returns an adapter as PEFT has it."""
     if not isinstance(adapter, OrthogonalAdapter):
-        raise _refused(f"a rotation of inputs, which OFT, BOFT and HRA are, got {type(adapter).__name__}")
+        raise OptionError(f"save_peft needs a rotation, as OFT, BOFT and HRA are, got {type(adapter).__name__}.")
     held, layer, dropout = _coordinates(adapter), adapter.base, adapter.rotation.dropout
     of_map = "HRA" if isinstance(held.param, Householder) else "OFT"
     kind = "BOFT" if isinstance(adapter, ButterflyAdapter) else of_map
     end = [*FORMATS[kind].keys][kind == "OFT" and isinstance(layer, nn.Embedding)]
-    if not isinstance(layer, FORMATS[kind].keys[end]):
-        kinds = sorted({cls.__name__ for classes in FORMATS[kind].keys.values() for cls in classes})
-        raise _refused(f"a layer for which PEFT has {kind} ({', '.join(kinds)}), got {type(layer).__name__}")
+    is_known, of_layer = isinstance(layer, FORMATS[kind].keys[end]), f"{kind} of {type(layer).__name__}"
+    needs(is_known, OptionError, "save_peft", "a layer for which PEFT has the method", of_layer)
     side = "patches" if isinstance(layer, nn.Conv2d) else "out" if isinstance(layer, nn.Embedding) else "in"
-    if adapter.side != side:
-        raise _refused(f'side="{side}" for {kind} of {type(layer).__name__}, got side="{adapter.side}"')
+    needs(adapter.side == side, OptionError, "save_peft", f'side="{side}" for {of_layer}', f'side="{adapter.side}"')
     try:
         _check_layer(kind, layer, end)
     except CheckpointError as error:
@@ -191,24 +180,21 @@ def written(adapter: Adapter) -> Written:
 
 
 def _coordinates(adapter: OrthogonalAdapter) -> CoordinateList:
-    """Returns the coordinates of the rotation of an adapter."""
     held = coordinate_list_of(adapter.rotation, "weight")
     if held is None or len(held) > 1:
-        raise _refused("a rotation with coordinates, got one that is baked, or changed by a parametrization on top")
+        raise OptionError("save_peft needs a rotation with coordinates, got a baked or further parametrized one.")
     return held
 
 
 def _written_hra(held: CoordinateList, dropout: float) -> Written:
-    """Returns reflectors; those of single axes stand for the signs that are -1."""
-    if dropout:
-        raise _refused(f"an adapter without dropout for HRA, got dropout={dropout}")
+    needs(not dropout, OptionError, "save_peft", "an adapter without dropout for HRA", f"dropout={dropout}")
     param = held.param
     assert isinstance(param, Householder)
     u = unpack_trapezoid(held.coordinates["reflectors"], param.shape[0], param.reflections, False)
+    # The signs that are -1 are reflectors of single axes.
     axes = torch.eye(len(u), dtype=u.dtype, device=u.device)[:, param.chart["signs"] < 0]
     u = torch.cat([u, axes], dim=1)
-    if not u.any(0).all():
-        raise _refused("reflectors that are not zero for HRA, got one that is; PEFT divides by its norm")
+    needs(bool(u.any(0).all()), OptionError, "save_peft", "reflectors that are not zero for HRA", "one that is")
     return Written("HRA", {"hra_u": u}, (u.shape[1],), {"apply_GS": False})
 
 
@@ -220,13 +206,12 @@ def _skew(held: CoordinateList) -> tuple[Tensor, float | None]:
         return unpack_skew(held.skew, b, b, False)[0], inner.bound
     w = _blocks(held)
     v = cayley_inverse(w.double(), torch.ones(b, dtype=torch.float64, device=w.device))[0].to(w.dtype)
-    if not torch.dist(cayley(v, b, b), w) <= 64 * torch.finfo(w.dtype).eps * math.sqrt(w.shape[-3:].numel()):
-        raise _refused("rotations without the eigenvalue -1, as Cayley transforms are, got another or a reflection")
+    is_near = bool(torch.dist(cayley(v, b, b), w) <= 64 * torch.finfo(w.dtype).eps * math.sqrt(w.shape[-3:].numel()))
+    needs(is_near, OptionError, "save_peft", "rotations without the eigenvalue -1", "another or a reflection")
     return unpack_skew(v, b, b, False)[0], None
 
 
 def _blocks(held: CoordinateList) -> Tensor:
-    """Returns the blocks of a rotation."""
     inner = held.param.inner if isinstance(held.param, BlockDiagonal) else held.param
     w = inner(*held.coordinates.values())
     return w if w.dim() > 2 else w.unsqueeze(0)
@@ -240,21 +225,12 @@ def _check_layer(kind: str, layer: nn.Module, end: str) -> None:
     is_square = all(isinstance(s, tuple) and s[0] == s[1] for s in sizes)
     is_plain = layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros"
     if not (is_square and is_plain):
-        raise CheckpointError(
-            f"needs a Conv2d of square kernel, stride and padding by zeros, without dilation and groups for {kind}, "
-            "got another, on which PEFT computes something else."
-        )
-    if end == "oft_R.weight" and layer.kernel_size != (1, 1):
-        raise CheckpointError(
-            f"needs a Conv2d of kernel 1 x 1 for OFT, got {layer.kernel_size}, on which PEFT's forward differs from "
-            "what it merges."
-        )
+        wanted = "square kernel, stride and padding by zeros, without dilation and groups"
+        raise CheckpointError(f"needs a Conv2d of {wanted} for {kind}, where PEFT computes the same, got another.")
+    if end == "oft_R.weight" and layer.kernel_size != (1, 1):  # PEFT's forward differs from what it merges
+        raise CheckpointError(f"needs a Conv2d of kernel 1 x 1 for OFT, got {layer.kernel_size}.")
 
 
 def _check_shape(end: str, value: Tensor, is_fit: bool, wanted: str) -> None:
     if not is_fit:
         raise CheckpointError(f"needs {end} of shape {wanted}, got {tuple(value.shape)}.")
-
-
-def _refused(text: str) -> OptionError:
-    return OptionError(f"save_peft needs {text}.")

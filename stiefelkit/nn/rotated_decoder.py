@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stiefelkit import init as first_frames
-from stiefelkit.errors import OptionError, ShapeError, shown
+from stiefelkit.errors import OptionError, ShapeError, needs, shown
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.nn.decoders import RotationSites, check_sites, rotation_sites
 from stiefelkit.nn.folding import Site, kind_of, weight_and_bias_of
-from stiefelkit.nn.hadamard_linear import HadamardLinear
+from stiefelkit.nn.linear import HadamardLinear
 from stiefelkit.nn.rotation import absorb_norms_, check_downs, of_hadamard, of_stream, rotate_, site_of, turn_heads
 from stiefelkit.numbers import integer, optional
 from stiefelkit.weights import attach
@@ -63,10 +63,6 @@ class Rotated(nn.Module):
     Attributes:
         rotation: a module whose `weight` is R.
         head_rotations: modules, one for each block, whose `weight` is of shape (groups, d, d).
-
-    Raises:
-        OptionError, ShapeError: an option is out of range, or what `rotate_` raises; at a call, a layer runs inside of
-            a reentrant checkpoint, or another library has given it a forward.
     """
 
     def __init__(
@@ -94,11 +90,9 @@ class Rotated(nn.Module):
         elif start in ("haar", "identity"):
             r = first_frames.draw(start, (n, n), generator=generator)
         else:
-            raise OptionError(
-                f'Rotated needs start= as a matrix, "hadamard", "haar" or "identity", got {shown(start)}.'
-            )
-        if tuple(r.shape) != (n, n):
-            raise ShapeError(f"Rotated needs start= of shape ({n}, {n}), got {tuple(r.shape)}.")
+            wanted = 'start= as a matrix, "hadamard", "haar" or "identity"'
+            raise OptionError(f"Rotated needs {wanted}, got {shown(start)}.")
+        needs(tuple(r.shape) == (n, n), ShapeError, "Rotated", f"start= of shape {(n, n)}", tuple(r.shape))
         absorb_norms_(sites)
         self.model, self.sites, self.online = sites.model.requires_grad_(False), sites, online
         device = sites.writers[0].get_parameter("weight").device
@@ -130,11 +124,9 @@ class Rotated(nn.Module):
         r, *heads = (frame.weight for frame in self._frames())
         forwards = [(site.layer, self._forward_of(site, r)) for site in self._sites(r, heads)]
         for layer, _ in forwards:
-            if getattr(layer.forward, "__func__", None) is not type(layer).forward:
-                raise OptionError(
-                    f"Rotated needs layers with the forward of their class, got {kind_of(layer)} with another one; "
-                    "accelerate's remove_hook_from_submodules takes one of its hooks off."
-                )
+            got = f"{kind_of(layer)} with another; accelerate's remove_hook_from_submodules takes its hooks off"
+            is_own = getattr(layer.forward, "__func__", None) is type(layer).forward
+            needs(is_own, OptionError, "Rotated", "layers with the forward of their class", got)
         try:
             for layer, forward in forwards:
                 vars(layer)["forward"] = forward
@@ -176,10 +168,8 @@ class Rotated(nn.Module):
 
         def forward(x: Tensor) -> Tensor:
             if has_gradients and not torch.is_grad_enabled():
-                raise OptionError(
-                    f"Rotated needs {kind_of(layer)} to run with gradients, as the model does, got it inside of a "
-                    "reentrant checkpoint; switch the model's own gradient checkpointing off: layers have theirs here."
-                )
+                got = "a reentrant checkpoint; switch the model's own gradient checkpointing off: layers have theirs"
+                raise OptionError(f"Rotated needs {kind_of(layer)} to run with gradients, got {got}.")
             return checkpoint(run, x, use_reentrant=False) if torch.is_grad_enabled() else run(x)  # type: ignore[return-value]
 
         return forward
@@ -195,8 +185,7 @@ def rotated(model: nn.Module, sites: RotationSites | None = None, **options: Any
     """
     sites = rotation_sites(model) if sites is None else sites
     check_sites(sites, "rotated")
-    if sites.model is not model:
-        raise OptionError(f"rotated needs the sites of its model, got those of another {type(sites.model).__name__}.")
+    needs(sites.model is model, OptionError, "rotated", "the sites of its model", "those of another")
     return Rotated(sites, **options)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit._torch import call_hooks, held_parameters
-from stiefelkit.errors import NotAFrameError, OptionError, ShapeError
+from stiefelkit.errors import NotAFrameError, OptionError, ShapeError, needs
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.nn import folding
@@ -14,7 +14,7 @@ from stiefelkit.nn.adapter import Replacement, replaced
 from stiefelkit.nn.decoders import Heads, RotationSites, check_sites
 from stiefelkit.nn.folding import Affine, Factor, Site, config_of, kind_of
 from stiefelkit.nn.frozen import agree, has_own_forward, in_other_adapters, probes, twin
-from stiefelkit.nn.hadamard_linear import HadamardLinear
+from stiefelkit.nn.linear import HadamardLinear
 from stiefelkit.tensors import working_dtype
 
 
@@ -56,13 +56,8 @@ def rotate_(
             that shares a weight with these, and an adapter around one of these. A layer that was left out, and a
             parameter added to h, are not seen.
 
-    Raises:
-        ShapeError: R is not square, or a layer has another size.
-        NotAFrameError: R is not orthogonal.
-        UnfilledError: a weight is on the meta device.
-        DtypeError: a layer is neither linear nor, among the writers, an embedding; or its weight is no plain parameter.
-        OptionError: layers share a weight and want different changes of it; a norm is no root mean square with a
-            scale, nor a layer norm in a model; a layer has hooks, or its own forward does not commute with R.
+    Layers that share a weight and want different changes of it are refused, as are layers with hooks, and those whose
+    own forward does not commute with R.
 
     >>> first, last = nn.Linear(3, 4), nn.Linear(4, 2)
     >>> x = torch.randn(5, 3)
@@ -71,15 +66,12 @@ def rotate_(
     >>> torch.allclose(last(first(x)), before, atol=1e-6)
     True
     """
-    if norms is not None and not isinstance(norms, Mapping):
-        raise OptionError(f"rotate_ needs norms= as a mapping, norm: its readers, got {type(norms).__name__}.")
-    if sites is None and (heads is not None or online):
-        raise OptionError("rotate_ needs sites= beside heads= and online=, got none; rotation_sites(model) finds them.")
+    has_sites = sites is not None or (heads is None and not online)
+    needs(has_sites, OptionError, "rotate_", "sites=rotation_sites(model) beside heads= and online=", "none")
     given = [*readers], [*writers], {norm: [*read] for norm, read in (norms or {}).items()}
     if sites is not None:
         check_sites(sites, "rotate_")
-        if any(given):
-            raise OptionError("rotate_ needs either sites= or readers=, writers= and norms=, got both.")
+        needs(not any(given), OptionError, "rotate_", "either sites= or readers=, writers= and norms=", "both")
         model, given = sites.model, ([], [*sites.writers], {norm: [*read] for norm, read in sites.norms.items()})
     found: dict[int, Site] = {}
     r = None if rotation is None else _checked(rotation, "a rotation")
@@ -87,7 +79,11 @@ def rotate_(
     if sites is not None and heads is not None:
         _turn_heads(found, sites.heads, heads)
     if online and sites is not None:
-        _transform_downs(found, sites.downs)
+        check_downs(sites.downs)
+        for layer in sites.downs:
+            w, _ = folding.weight_and_bias_of(layer)
+            hadamard_transform(torch.zeros_like(w[:1]))  # raises where there is no such matrix
+            site_of(found, layer).inputs.append(of_hadamard(w.shape[1]))
     _fold(found, affine, model, sites, r, online)
 
 
@@ -120,11 +116,8 @@ def _fold(
     """Checks all layers, then writes, and puts new norms and layers into the model and the sites."""
     changes = folding.changes_of(list(found.values()), sites is not None)
     for module in [*affine, *(site.layer for site in found.values())]:
-        if any(call_hooks(module)):
-            raise OptionError(
-                f"Folding needs layers and norms without hooks, which may do more, got {kind_of(module)} with hooks; "
-                "remove them first."
-            )
+        got = f"{kind_of(module)} with hooks; remove them first"
+        needs(not any(call_hooks(module)), OptionError, "Folding", "layers and norms without hooks", got)
     for site in found.values():
         if has_own_forward(site.layer) and not folding.is_turned(site.layer):
             _check_own_forward(site, {c.name: c.value() for c in changes if c.site is site and c.tensor is not None})
@@ -154,11 +147,6 @@ def absorb_norm_(norm: nn.Module, readers: Iterable[nn.Module]) -> None:
         norm: the norm.
         readers: the linear layers that read it, all of them.
 
-    Raises:
-        OptionError: the norm is not a scale and a bias after what it does without them, or a layer has hooks.
-        DtypeError: a reader is no linear layer with a plain weight.
-        ShapeError: a reader has another number of inputs.
-
     >>> norm, layer = nn.LayerNorm(4), nn.Linear(4, 2)
     >>> torch.nn.init.normal_(norm.bias).shape
     torch.Size([4])
@@ -170,21 +158,20 @@ def absorb_norm_(norm: nn.Module, readers: Iterable[nn.Module]) -> None:
     """
     found: dict[int, Site] = {}
     affine = _on_stream(found, [], None, [], [], {norm: readers}, None)
-    if norm not in affine or affine[norm].values is None:
-        raise OptionError(f"absorb_norm_ needs a norm with a scale of its own, got {kind_of(norm)}.")
+    has_scale = norm in affine and affine[norm].values is not None
+    needs(has_scale, OptionError, "absorb_norm_", "a norm with a scale of its own", kind_of(norm))
     _fold(found, affine, None, None, None)
 
 
 def _checked(rotation: Tensor, what: str) -> Tensor:
     """Returns a square orthogonal matrix, or a stack of such, in float64."""
-    if rotation.dim() < 2 or rotation.shape[-2] != rotation.shape[-1] or (what == "a rotation" and rotation.dim() > 2):
-        raise ShapeError(f"rotate_ needs a square matrix, got shape {tuple(rotation.shape)}.")
+    is_square = rotation.dim() >= 2 and rotation.shape[-2] == rotation.shape[-1]
+    is_square &= what != "a rotation" or rotation.dim() == 2
+    needs(is_square, ShapeError, "rotate_", "a square matrix", tuple(rotation.shape))
     error = orthogonality_error(rotation).max().item()
-    if not error <= frame_tolerance(rotation.shape[-1], rotation.dtype):
-        raise NotAFrameError(
-            f"rotate_ needs an orthogonal matrix, got one with ||R^H R - I||_F = {error:.2g}; "
-            "sk.functional.nearest_frame gives the nearest."
-        )
+    got = f"one with ||R^H R - I||_F = {error:.2g}; sk.functional.nearest_frame gives the nearest"
+    is_frame = error <= frame_tolerance(rotation.shape[-1], rotation.dtype)
+    needs(is_frame, NotAFrameError, "rotate_", "an orthogonal matrix", got)
     return rotation.detach().to(working_dtype(rotation.dtype))
 
 
@@ -219,8 +206,8 @@ def _on_stream(
         shift = None if own.bias is None else own.bias.detach().double()
         for layer in read:
             site = site_of(found, layer)
-            if site.norm not in (None, norm):
-                raise OptionError(f"Folding needs one norm in front of a layer, got {kind_of(layer)} behind two.")
+            got = f"{kind_of(layer)} behind two"
+            needs(site.norm in (None, norm), OptionError, "Folding", "one norm in front of a layer", got)
             site.norm, site.shift = norm, shift
             site.inputs[:] = [*scale, *turn]
     return affine
@@ -229,22 +216,21 @@ def _on_stream(
 def _turn_heads(found: dict[int, Site], attentions: Sequence[Heads], heads: Tensor | Sequence[Tensor]) -> None:
     """Adds the factors of the rotations of heads to value and output layers."""
     each = [heads] * len(attentions) if isinstance(heads, Tensor) else [*heads]
-    if len(each) != len(attentions):
-        raise OptionError(f"rotate_ needs heads= for {len(attentions)} attentions, got {len(each)}.")
+    needs(len(each) == len(attentions), OptionError, "rotate_", f"heads= for {len(attentions)} attentions", len(each))
     for one, given in zip(attentions, each, strict=True):
         stack = _checked(given, "heads")
-        if stack.shape not in [(one.size, one.size), (one.groups, one.size, one.size)]:
-            raise ShapeError(
-                f"rotate_ needs heads= of shape ({one.size}, {one.size}) or ({one.groups}, {one.size}, {one.size}), "
-                f"got {tuple(stack.shape)}."
-            )
+        shapes = (one.size, one.size), (one.groups, one.size, one.size)
+        needs(
+            stack.shape in shapes,
+            ShapeError,
+            "rotate_",
+            f"heads= of shape {shapes[0]} or {shapes[1]}",
+            tuple(stack.shape),
+        )
         stack = stack.expand(one.groups, one.size, one.size)
-        w, dim, _ = folding.matrix_of(one.value)
-        if int(one.rows.max()) >= w.shape[dim]:
-            raise ShapeError(
-                f"rotate_ needs value layers with the rows of {one.groups} heads of {one.size}, up to "
-                f"{int(one.rows.max())}, got {kind_of(one.value)} with {w.shape[dim]}."
-            )
+        most, rows = int(one.rows.max()), len(folding.weight_and_bias_of(one.value)[0])
+        got = f"{kind_of(one.value)} with {rows}"
+        needs(most < rows, ShapeError, "rotate_", f"value layers with the rows of all heads, up to {most}", got)
         turn_heads(found, one, stack)
 
 
@@ -275,19 +261,10 @@ def of_hadamard(n: int) -> Factor:
     return Factor("H", n, lambda m: hadamard_transform(m.mT).mT)
 
 
-def _transform_downs(found: dict[int, Site], downs: Sequence[nn.Module]) -> None:
-    check_downs(downs)
-    for layer in downs:
-        w, dim, _ = folding.matrix_of(layer)
-        n = w.shape[1 - dim]
-        hadamard_transform(w.new_zeros(1, n))  # raises where there is no such matrix
-        site_of(found, layer).inputs.append(of_hadamard(n))
-
-
 def check_downs(downs: Iterable[nn.Module]) -> None:
     """Raises OptionError for a layer that transforms its input already, which would be lost in another."""
-    if any(isinstance(layer, HadamardLinear) for layer in downs):
-        raise OptionError("rotate_ needs online=True once at most, got a HadamardLinear among downs; leave it out.")
+    is_plain = not any(isinstance(layer, HadamardLinear) for layer in downs)
+    needs(is_plain, OptionError, "rotate_", "online=True once at most", "a HadamardLinear among downs; leave it out")
 
 
 def _scale_of(values: Tensor) -> Factor:
@@ -301,10 +278,9 @@ def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool = False) -> Affi
     are, so that a layer norm is a root mean square.
     """
     weight, bias = held_parameters(norm).get("weight"), held_parameters(norm).get("bias")
-    if r is not None and weight is not None and weight.shape != (len(r),):
-        raise ShapeError(
-            f"Folding needs norms of {len(r)} features, got {kind_of(norm)} of shape {tuple(weight.shape)}."
-        )
+    if r is not None and weight is not None:
+        got = f"{kind_of(norm)} of shape {tuple(weight.shape)}"
+        needs(weight.shape == (len(r),), ShapeError, "Folding", f"norms of {len(r)} features", got)
     if r is not None and _commutes(norm, r):
         return None
     is_layer_norm = isinstance(norm, nn.LayerNorm) and (is_centred or r is None)
@@ -354,10 +330,7 @@ def _check_own_forward(site: Site, values: dict[str, Tensor]) -> None:
     try:
         y, changed = twin(layer)(before), twin(layer, **values)(x)
     except Exception as cause:  # whatever a stranger's forward raises; one put on the instance runs the layer itself
-        raise OptionError(
-            f"Folding needs layers of which a copy runs in float64, got {kind_of(layer)}, which raises "
-            f"{type(cause).__name__}."
-        ) from cause
+        raise OptionError(f"Folding needs layers of which a copy runs in float64, got {kind_of(layer)}.") from cause
     for factor in site.outputs:
         y = factor.apply(y.mT).mT
     if not agree(changed, y, max(y.shape[-1], w.shape[1])):
@@ -373,17 +346,14 @@ def _check_model(
     others |= {id(a.layer): type(a).__name__ for a in model.modules() if isinstance(a, Replacement)}
     for name, module in model.named_modules():
         if id(module) in named:
-            if id(module) in others:
-                raise OptionError(
-                    f"Folding needs layers that nothing else adds to, got {name} inside {others[id(module)]}; "
-                    "fold or merge_and_unload it first."
-                )
+            got = f"{name} inside {others.get(id(module))}; fold or merge_and_unload it first"
+            needs(id(module) not in others, OptionError, "Folding", "layers that nothing else adds to", got)
             continue
         for parameter in held_parameters(module).values():
-            if parameter is not None and parameter.data_ptr() in changed:
-                raise OptionError(f"Folding needs all layers that share a weight, got {name} left out, which reads it.")
-        if r is not None and folding.is_norm(module, len(r)) and not _commutes(module, r):
-            raise OptionError(
-                f"Folding needs norms that commute with R, got {name}, {kind_of(module)}, left out; norms={{norm: "
-                "readers}} folds a scale into what reads it."
+            is_named = parameter is None or parameter.data_ptr() not in changed
+            needs(
+                is_named, OptionError, "Folding", "all layers that share a weight", f"{name} left out, which reads it"
             )
+        if r is not None and folding.is_norm(module, len(r)):
+            got = f"{name}, {kind_of(module)}, left out; norms={{norm: readers}} folds a scale into what reads it"
+            needs(_commutes(module, r), OptionError, "Folding", "norms that commute with R", got)

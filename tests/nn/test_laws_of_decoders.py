@@ -86,9 +86,7 @@ def registered(monkeypatch):
     """Registers a family for one test."""
 
     def register(**changes):
-        for held in ("_targets", "_loaded"):
-            monkeypatch.setattr(decoders, held, dict(getattr(decoders, held)))
-        decoders.register("mine", dataclasses.replace(FAMILY, **changes))
+        monkeypatch.setitem(decoders, "mine", dataclasses.replace(FAMILY, **changes))
 
     return register
 
