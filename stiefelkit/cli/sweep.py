@@ -24,12 +24,9 @@ def sweep(
 ) -> int:
     """Train over lists and ranges of settings, in an optuna study.
 
-    The file holds options of stiefelkit train, task and model among them, and a table `[vary]` with a list, `seed = [1,
-    2, 3]`, or a range, `lr = {low = 1e-4, high = 1e-2, log = true}`, for each option that varies. Lists alone are a
-    grid; with a range optuna searches, and stops bad runs.
-
-    Each trial is a run in a folder of its own. The same command resumes, and shares the work with others of its kind
-    that are running. A table shows the best trials.
+    A list, `seed = [1, 2, 3]`, and a range, `lr = {low = 1e-4, high = 1e-2, log = true}`, say how an option varies. Lists
+    alone are a grid; with a range optuna searches, and stops bad runs. Each trial is a run in a folder of its own. The
+    same command resumes, and shares the work with others of its kind that are running.
 
     Args:
         file: TOML: task and model, options of stiefelkit train, and a table [vary] of lists and ranges.
@@ -39,28 +36,25 @@ def sweep(
         data: folder of the data; that of STIEFELKIT_DATA if left out.
     """
     try:
-        from stiefelkit.training.sweep import DONE, SUBJECT, Sweep, run_trials, study_of
+        from stiefelkit.training.sweep import DONE, SUBJECT, Sweep, load_study, run_trials
     except ImportError as error:
         raise OptionError(f'stiefelkit sweep needs optuna, got {error}; pip install "stiefelkit[sweep]".') from error
     needs(trials is None or trials > 0, OptionError, SUBJECT, "--trials >= 1", trials)
     out = out or Path("runs") / file.stem
     with named(data):
         plan = Sweep(read_toml(SUBJECT, file))
-        study = study_of(plan, file.stem, out, storage)
+        study = load_study(plan, file.stem, out, storage or f"sqlite:///{out / 'sweep.db'}")
         signal = run_trials(plan, study, out, trials or (None if plan.grid else SEARCHED))
     done = [trial for trial in study.get_trials(states=DONE) if "run" in trial.user_attrs]
     sign = -1 if plan.headline == "accuracy" else 1
     done.sort(key=lambda trial: (trial.state.name == "PRUNED", sign * (trial.value or 0.0)))
-    heads = (Column(title, justify="right") for title in (f"{plan.headline} to choose by", f"test {plan.headline}"))
-    table = Table(Column("run", overflow="fold"), *heads, title=f"best of {len(done)} trials")
+    titles = (f"{plan.headline} to choose by", f"test {plan.headline}")
+    table = Table(Column("run", overflow="fold"), *titles, title=f"best of {len(done)} trials")
     for trial in done[:ROWS]:
-        shown = (trial.value, trial.user_attrs["test"]) if trial.state.name == "COMPLETE" else ("pruned", "")
-        table.add_row(trial.user_attrs["run"], *(f"{x:.5f}" if isinstance(x, float) else str(x) for x in shown))
-    console = Screen()
-    console.print(table)
-    for trial in done:
-        if "why" in trial.user_attrs:
-            console.print(f"{trial.user_attrs['run']}: {trial.user_attrs['why']}", soft_wrap=True)
+        is_whole = trial.state.name == "COMPLETE"
+        scores = (f"{trial.value:.5f}", f"{trial.user_attrs['test']:.5f}") if is_whole else ("pruned", "")
+        table.add_row(trial.user_attrs["run"], *scores)
+    Screen().print(table)
     if signal is None:
         return 0
     say("Stopped and saved; the same command continues it.")

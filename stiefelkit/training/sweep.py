@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from stiefelkit.errors import DivergedError, OptimizerError, OptionError, RunError, StiefelkitError, needs
 from stiefelkit.training.config import Config
-from stiefelkit.training.display import Terminal
+from stiefelkit.training.display import Terminal, say
 from stiefelkit.training.files import reachable, refuse_links
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.run_folder import is_run, summarise
@@ -26,12 +26,9 @@ from stiefelkit.training.tasks import create
 from stiefelkit.training.train import resume, train
 
 SUBJECT = "A sweep"
-"""The first words of error messages."""
 SETTINGS = {item.name: item for item in dataclasses.fields(Settings)}
 TABLES = {name for name, item in SETTINGS.items() if item.default_factory is dict}
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
-BEAT, PATIENCE = 5, 20
-"""Seconds between two heartbeats of a trial, and without one until another process takes it over."""
 
 
 class Sweep:
@@ -43,17 +40,13 @@ class Sweep:
     def __init__(self, options: Mapping[str, object]):
         # dashes in keys of any depth are Python's underscores
         self.fixed: dict[str, Any] = json.loads(
-            json.dumps(options, default=str),
-            object_pairs_hook=lambda pairs: {key.replace("-", "_"): value for key, value in pairs},
+            json.dumps(options, default=str), object_pairs_hook=lambda pairs: {k.replace("-", "_"): v for k, v in pairs}
         )
-        vary = self.fixed.pop("vary", {})
-        needs(isinstance(vary, dict), OptionError, SUBJECT, "a table [vary] of lists and ranges", vary)
-        self.vary, first = _flat(vary), {}
+        self.vary, first = _flat(self.fixed.pop("vary", {})), {}
         for key, values in self.vary.items():
             try:
                 first[key] = values["low"] if isinstance(values, dict) else values[0]
-                with warnings.catch_warnings(action="ignore"):
-                    _suggest(FixedTrial(first), key, values)
+                _suggest(FixedTrial(first), key, values)
             except (KeyError, IndexError, TypeError, ValueError) as error:
                 words = f"a list, or a range such as {{low = 1e-4, high = 1e-2, log = true}}, for vary.{key}"
                 raise OptionError(f"{SUBJECT} needs {words}, got {values!r}.") from error
@@ -64,18 +57,16 @@ class Sweep:
         combinations = itertools.product(*self.vary.values()) if is_grid else ()
         self.grid = [dict(zip(self.vary, values, strict=True)) for values in combinations]
 
-    def config(self, chosen: Mapping[str, Any]) -> Config:
+    def config(self, chosen: Mapping[str, object]) -> Config:
         """Returns the description of a run; raises what `train` would of its options."""
-        options = {**_flat(self.fixed), **chosen}
-        task, model = (options.pop(name, None) for name in ("task", "model"))
-        named = isinstance(task, str) and isinstance(model, str)
-        needs(named, OptionError, SUBJECT, 'task = "..." and model = "..." in its file', f"{task!r} and {model!r}")
-        settings: dict[str, Any] = {}
-        for key in list(options):
-            table, dot, entry = key.partition(".")
-            if dot and table in TABLES:
+        options, settings = {**_flat(self.fixed), **chosen}, {}
+        task, model = options.pop("task", ""), options.pop("model", "")
+        needs(bool(task and model), OptionError, SUBJECT, 'task = "..." and model = "..."', f"{task!r} and {model!r}")
+        for key in [key for key in options if key.partition(".")[0] in SETTINGS]:
+            table, _, entry = key.partition(".")
+            if entry:
                 settings.setdefault(table, {})[entry] = options.pop(key)
-            elif key in SETTINGS:
+            else:
                 settings[key] = options.pop(key)
         return Config.resolve(create(task, options), model, Settings(**settings))
 
@@ -96,26 +87,19 @@ class Reporting(Terminal):
                 raise optuna.TrialPruned
 
 
-def study_of(sweep: Sweep, name: str, out: Path, storage: str | None) -> optuna.Study:
-    """Returns the study of this name on a storage, begun or loaded, with the combinations of a grid in its queue.
-
-    Raises RunError if it was begun with other options or the folder cannot be used, OptionError for the storage.
-    """
+def load_study(sweep: Sweep, name: str, out: Path, storage: str) -> optuna.Study:
+    """Returns the study of this name on a storage, begun or loaded, with the combinations of a grid in its queue."""
     with reachable(SUBJECT, out):
         out.mkdir(parents=True, exist_ok=True)
         refuse_links(out / "sweep.db", out)
-    storage = storage or f"sqlite:///{out / 'sweep.db'}"
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats are experimental
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     retry = optuna.storages.RetryHeartbeatStaleTrialCallback()
-    beats: dict[str, Any] = {
-        "heartbeat_interval": BEAT,
-        "grace_period": PATIENCE,
-        "heartbeat_stale_trial_callback": retry,
-    }
     try:
         study = optuna.create_study(
-            storage=optuna.storages.RDBStorage(storage, **beats),
+            storage=optuna.storages.RDBStorage(
+                storage, heartbeat_interval=5, grace_period=20, heartbeat_stale_trial_callback=retry
+            ),
             study_name=name,
             pruner=optuna.pruners.NopPruner() if sweep.grid else optuna.pruners.MedianPruner(),
             direction="maximize" if sweep.headline == "accuracy" else "minimize",
@@ -124,28 +108,22 @@ def study_of(sweep: Sweep, name: str, out: Path, storage: str | None) -> optuna.
     except (ImportError, SQLAlchemyError, optuna.exceptions.OptunaError) as error:
         raise OptionError(f"{SUBJECT} needs a storage that optuna can open, got {storage}: {error}.") from error
     asked = {"fixed": sweep.fixed, "vary": sweep.vary}
-    if study.user_attrs.get("options", asked) != asked:
-        raise RunError(f"{SUBJECT} needs the options that study {name!r} began with, got others; name another --out.")
+    begun = study.user_attrs.get("options", asked) == asked
+    needs(begun, RunError, SUBJECT, f"the options that study {name!r} began with", "others; name another --out")
     study.set_user_attr("options", asked)
-    queued = {trial.user_attrs.get("run") for trial in study.get_trials(deepcopy=False)}
     for chosen in sweep.grid:
-        if _name(chosen) not in queued:
-            study.enqueue_trial(chosen, user_attrs={"run": _name(chosen)})
+        study.enqueue_trial(chosen, skip_if_exists=True)
     return study
 
 
 def run_trials(sweep: Sweep, study: optuna.Study, out: Path, most: int | None) -> int | None:
-    """Runs trials, beside those of other processes, until `most` are done or the grid is.
+    """Runs trials, beside those of other processes, until `most` are done or the grid is; returns a signal, or None.
 
-    A trial whose run diverges, or cannot be built, is pruned; one that is stopped or killed waits again. Returns the
-    signal that stopped it, or None; raises RunError or DataError if a run or its data cannot be read or written.
+    A trial whose run diverges, or cannot be built, is pruned; one that is stopped or killed waits again.
     """
-    signals: list[int] = []
 
     def objective(trial: Trial) -> float:
-        for key, values in sweep.vary.items():
-            _suggest(trial, key, values)
-        chosen = {key: trial.params[key] for key in sweep.vary}
+        chosen = {key: _suggest(trial, key, values) for key, values in sweep.vary.items()}
         name = _name(chosen)
         others = study.get_trials(deepcopy=False, states=(TrialState.RUNNING, *DONE))
         if any(other.user_attrs.get("run") == name and other.number < trial.number for other in others):
@@ -159,13 +137,12 @@ def run_trials(sweep: Sweep, study: optuna.Study, out: Path, most: int | None) -
                 refuse_links(path, out)
             outcome = resume(path, config, display) if is_run(path) else train(config, path, display)
             if outcome.signal is not None:
-                signals.append(outcome.signal)
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt(outcome.signal)
         except (DivergedError, OptimizerError, OptionError) as error:
-            trial.set_user_attr("why", str(error))
+            say(f"{name}: {error}")
             raise optuna.TrialPruned from error
         except (StiefelkitError, KeyboardInterrupt):
-            study.enqueue_trial(chosen, user_attrs={"run": name})
+            study.enqueue_trial(chosen)
             raise
         summary = summarise(path)
         trial.set_user_attr("test", summary.test[sweep.headline])
@@ -179,10 +156,10 @@ def run_trials(sweep: Sweep, study: optuna.Study, out: Path, most: int | None) -
             return None
         try:
             study.optimize(objective, n_trials=1)
-        except KeyboardInterrupt:
-            if not signals:
+        except KeyboardInterrupt as stop:
+            if not stop.args:
                 raise
-            return signals[0]
+            return stop.args[0]
 
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,13 +168,11 @@ def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key not in TABLES} | tables
 
 
-def _suggest(trial: BaseTrial, key: str, values: Any) -> None:
+def _suggest(trial: BaseTrial, key: str, values: Any) -> Any:
     if isinstance(values, list):
-        trial.suggest_categorical(key, values)
-    elif all(isinstance(values[end], int) for end in ("low", "high")):
-        trial.suggest_int(key, **values)
-    else:
-        trial.suggest_float(key, **values)
+        return trial.suggest_categorical(key, values)
+    is_integer = isinstance(values["low"], int) and isinstance(values["high"], int)
+    return trial.suggest_int(key, **values) if is_integer else trial.suggest_float(key, **values)
 
 
 def _name(chosen: Mapping[str, object]) -> str:

@@ -117,13 +117,21 @@ def test_a_run_that_diverges_is_named_and_the_others_go_on(file: Path, out: Path
 
 @pytest.mark.slow
 def test_two_processes_share_the_work_of_one_study(file: Path, out: Path):
-    file.write_text(FILE.replace("steps = 4", "steps = 200").replace("checkpoint-every = 2", "checkpoint-every = 50"))
-    pair = [started(file, out) for _ in range(2)]
-    printed = [process.communicate()[0] for process in pair]
-    assert [process.returncode for process in pair] == [0, 0], printed
+    seeds_of_eight = f"seed = {[seeds.seed(k) for k in range(8)]}"
+    longer = FILE.replace("steps = 4", "steps = 1000").replace("checkpoint-every = 2", "checkpoint-every = 500")
+    file.write_text(longer.replace(f"seed = [{ONE}, {TWO}]", seeds_of_eight).replace("eval-every = 2\n", ""))
+    first = started(file, out)
+    while not (out / "sweep.db").exists() or not any(last_step(run) == 1000 for run in out.iterdir() if is_run(run)):
+        assert first.poll() is None
+        time.sleep(0.1)
+    second = started(file, out)
+    printed = [process.communicate()[0] for process in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0], printed
     complete = [trial.user_attrs["run"] for trial in trials(out) if trial.state.name == "COMPLETE"]
-    assert sorted(complete) == sorted(RUNS)
-    assert sum(each.count("200/200") for each in printed) == 4
+    assert len(complete) == len({*complete}) == 16
+    runs = [each.count("1000/1000") for each in printed]
+    assert min(runs) > 0, printed
+    assert sum(runs) == 16
 
 
 @pytest.mark.slow

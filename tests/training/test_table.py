@@ -260,7 +260,7 @@ BROKEN: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "which": (npz(a=Y, b=Y, y=Y), {"file": "x.npz", "window": None}, "--features"),
     "shape": (npz(x=Y, y=Y), {"file": "x.npz", "window": None}, "shape"),
     "targets": (npz(x=X, y=np.zeros((5, 3))), {"file": "x.npz", "window": None}, "targets of shape"),
-    "nan in an array": (npz(x=X * np.nan, y=Y), {"file": "x.npz", "window": None}, "finite inputs"),
+    "nan in an array": (npz(x=X * np.nan, y=Y), {"file": "x.npz", "window": None}, "finite"),
     "window of an array": (arrays, {"file": "each.npz"}, "--window"),
     "no targets of an npy": (arrays, {"file": "x.npy", "window": None, "target": "z.npy"}, "z.npy"),
     "targets of an npy": (arrays, {"file": "x.npy", "window": None}, "--target"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import warnings
 import zipfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -220,7 +219,7 @@ class Stretches(Sequences):
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """The data of a task, read and cut: "train", "valid" and "test" to their stretches; the rest as in `Table`."""
+    """The data of a task, read and cut; `parts` are "train", "valid" and "test"."""
 
     parts: dict[str, Stretches]
     classes: tuple[object, ...]
@@ -230,17 +229,15 @@ class Prepared:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What a file says: x (R, features) and y (R,), series after series, with the lengths of these.
+    """What a file says, series after series: x (R, features), y (R,), the lengths of series, the names of columns.
 
-    `names` are of the columns of x, and of y; `at_each` says whether a target is asked for at each row, `has_history`
-    whether the target is an input, too.
+    `at_each` says whether a target is asked for at each row, `has_history` whether the target is an input, too.
     """
 
     x: np.ndarray
     y: np.ndarray
     lengths: np.ndarray
     names: tuple[str, ...]
-    is_table: bool = True
     at_each: bool = False
     has_history: bool = False
 
@@ -255,12 +252,7 @@ def prepared(
     ahead: int,
     kind: str,
 ) -> Prepared:
-    """Reads a file and cuts it into stretches.
-
-    `files` are that of the table and, of an .npy, that of the targets, each with the time and the size of what is
-    there; the others are options of `Table`. Raises DataError if a file is of another kind, lacks a column, holds what
-    is no number, or is too short.
-    """
+    """Reads files, each with its time and size, and cuts them into stretches by the options of `Table`."""
     import numpy as np
     import torch
 
@@ -272,17 +264,15 @@ def prepared(
         rows = columns(path, target, features, series, ahead, kind)
     shortest, longest = int(rows.lengths.min()), int(rows.lengths.max())
     is_cut = window is not None or (len(rows.lengths) > 1 and shortest == longest)
-    got = (
-        f"{len(rows.lengths)} of {shortest} to {longest} rows in {path}; --window cuts them, --series tells them apart"
-    )
-    needs(is_cut, DataError, WHO, "--window, or several series of one length", got)
+    got = f"{len(rows.lengths)} of {shortest} to {longest} rows in {path}"
+    needs(is_cut, DataError, WHO, "--window, or --series of one length", got)
     pieces, length = _pieces(rows, path), window or longest - ahead
     reach, starts = length + ahead, {}
     for part, ends in pieces.items():
         starts[part] = np.concatenate([np.arange(first, max(first, end - reach + 1)) for first, end in ends])
         most = max(end - first for first, end in ends)
-        words = f"--window and --ahead within the {most} rows that its {part} part has in a row in {path}"
-        needs(length >= 1 and len(starts[part]) > 0, DataError, WHO, words, f"{length} and {ahead}; lower them")
+        words = f"--window and --ahead within the {most} rows of its {part} part in {path}"
+        needs(length >= 1 and len(starts[part]) > 0, DataError, WHO, words, f"{length} and {ahead}")
     trained = np.concatenate([np.arange(*piece) for piece in pieces["train"]])
     x, scales = _standardized(rows.x, trained)
     if kind == KINDS[1] or (not kind and rows.y.dtype.kind == "f"):
@@ -293,9 +283,9 @@ def prepared(
         y, scales = y[:, 0], scales + more
     else:
         values, codes = np.unique(rows.y, return_inverse=True)
+        most = len(values) if kind else MAX_CLASSES
         got = f"{len(values)} different targets in {path}; --kind says whether they are classes"
-        words = f"2 to {MAX_CLASSES} classes"
-        needs(1 < len(values) <= (len(values) if kind else MAX_CLASSES), DataError, WHO, words, got)
+        needs(1 < len(values) <= most, DataError, WHO, f"2 to {MAX_CLASSES} classes", got)
         y, classes = torch.from_numpy(codes), tuple(values.tolist())
     offset = None if rows.at_each else reach - 1
     parts = {part: Stretches(x, y, torch.from_numpy(first), length, offset) for part, first in starts.items()}
@@ -312,75 +302,50 @@ def columns(path: Path, target: str, features: str, series: str, ahead: int, kin
     except ImportError as error:
         raise DataError(f'{WHO} needs pandas, got an installation without; pip install "stiefelkit[data]".') from error
     try:
-        with path.open(encoding="utf-8-sig") as file, warnings.catch_warnings():
+        head = path.read_text("utf-8-sig").partition("\n")[0]
+        sep = max(",;\t", key=head.count)
+        with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # of rows that are longer than the first
-            head = file.readline()
-            file.seek(0)
             table = pd.read_csv(
-                file,
-                sep=max(",;\t", key=head.count),
-                index_col=False,
-                keep_default_na=False,
-                na_values=[""],
-                skipinitialspace=True,
+                path, sep=sep, index_col=False, skipinitialspace=True, keep_default_na=False, na_values=""
             )
     except OSError as error:
         raise DataError(f"{WHO} needs a file that can be read, got {path}: {error.strerror}.") from error
     except (ValueError, pd.errors.ParserWarning) as error:
         raise DataError(f"{WHO} needs a CSV in UTF-8, got {path}: {str(error).strip().rstrip('.')}.") from error
     table.columns = names = [str(name).strip() for name in table.columns]
-    is_head = len(names) > 1 and not all(map(_is_number, names))
-    needs(
-        is_head,
-        DataError,
-        WHO,
-        "a first line with the names of two columns or more",
-        f"{head.strip()[:60]!r} in {path}",
-    )
-    needs(len(table) > 0, DataError, WHO, "rows", f"none in {path}")
+    is_head = len(names) > 1 and pd.Series(pd.to_numeric(pd.Series(names), errors="coerce")).isna().any()
+    words = "a first line with the names of two columns or more, and rows"
+    needs(bool(is_head) and len(table) > 0, DataError, WHO, words, f"{head.strip()[:60]!r} in {path}")
     target = target or names[-1]
     asked = [name.strip() for name in features.split(",")] if features else []
     for name in (target, *asked, *([series] if series else [])):
         if name not in names:
             raise DataError(f"{WHO} finds no column {name!r} in {path}{did_you_mean(name, names)}")
-    is_apart = not (target in asked and not ahead) and target != series and series not in asked
+    is_apart = (target not in asked or ahead > 0) and series not in (target, *asked)
     words = f"features beside the target {target!r}, which is one with --ahead alone, and the series {series!r}"
     needs(is_apart, DataError, WHO, words, features)
     asked = asked or [name for name in names if name not in (target, series)]
-    x = np.stack([_numbers(table[name], name, path) for name in asked], 1) if asked else np.empty((len(table), 0))
-    y, found = np.asarray(table[target]), np.asarray(pd.to_numeric(table[target], errors="coerce"), np.float64)
-    are_numbers = np.isfinite(found)
-    if kind == KINDS[1] or np.asarray(table[target].isna()).any() or (not kind and are_numbers.any()):
-        _numbers(table[target], target, path)
-    if not are_numbers.all():
-        y = np.array([str(cell).strip() for cell in y])
+    used = [*(name for name in asked if name != target), target]
+    numbers = table[used].apply(pd.to_numeric, errors="coerce")
+    is_finite, y = np.isfinite(numbers.to_numpy(np.float64)), np.asarray(numbers[target])
+    has_gap = bool(np.asarray(table[target].isna()).any())
+    may_be_words = target not in asked and kind != KINDS[1] and not has_gap
+    if may_be_words and not is_finite[:, -1].all() and (kind or not is_finite[:, -1].any()):
+        y, is_finite = np.array([str(cell).strip() for cell in table[target]]), is_finite[:, :-1]
+    for row, column in np.argwhere(~is_finite)[:1]:
+        name = used[column]
+        got = (
+            f"{table[name].iloc[row]!r} in row {row + 1} of {path}; fill it in, leave it out, or name other --features"
+        )
+        raise DataError(f"{WHO} needs a finite number in each cell of column {name!r}, got {got}.")
     has_history = ahead > 0 and (target in asked or not features) and y.dtype.kind in "if"
-    if has_history and target not in asked:
-        x, asked = np.column_stack([x, y]), [*asked, target]
-    needs(x.shape[1] > 0, DataError, WHO, f"a column to read beside the target {target!r}", f"none in {path}")
+    asked += [target] if has_history and target not in asked else []
+    needs(bool(asked), DataError, WHO, f"a column to read beside the target {target!r}", f"none in {path}")
     groups = pd.factorize(table[series], use_na_sentinel=False)[0] if series else np.zeros(len(table), np.int64)
     order = np.argsort(groups, kind="stable")
+    x = numbers[asked].to_numpy(np.float64)
     return Rows(x[order], y[order], np.bincount(groups), (*asked, target), has_history=has_history)
-
-
-def _numbers(cells: Iterable[object], name: str, path: Path) -> np.ndarray:
-    """Returns a column of numbers; raises DataError for the first cell that is none."""
-    import numpy as np
-    import pandas as pd
-
-    held = np.asarray(cells)
-    numbers = np.asarray(pd.to_numeric(held, errors="coerce"), np.float64)
-    for row in np.flatnonzero(~np.isfinite(numbers))[:1]:
-        got = f"{held[row]!r} in row {row + 1} of {path}; fill it in or leave the row out, or name other --features"
-        raise DataError(f"{WHO} needs a finite number in each cell of column {name!r}, got {got}.")
-    return numbers
-
-
-def _is_number(word: str) -> bool:
-    try:
-        return bool(float(word)) or True
-    except ValueError:
-        return False
 
 
 def arrays(paths: list[Path], target: str, features: str) -> Rows:
@@ -394,9 +359,12 @@ def arrays(paths: list[Path], target: str, features: str) -> Rows:
                 target = target or ([*held] or [""])[-1]
                 others = [name for name in held if name != target]
                 features = features or (others[0] if len(others) == 1 else "")
-                for option, name in (("target", target), ("features", features)):
-                    got = f"{name!r}; it has {', '.join(held)}"
-                    needs(name in held, DataError, WHO, f"the name of an array in {path} with --{option}", got)
+                named = target in held and features in held
+                words, got = (
+                    f"{target!r} and {features!r}",
+                    f"{', '.join(held)} in {path}; name --target and --features",
+                )
+                needs(named, DataError, WHO, words, got)
                 x, y = held[features], held[target]
         else:
             words = f"--target, the file of the targets beside {path}, and no --features"
@@ -408,18 +376,17 @@ def arrays(paths: list[Path], target: str, features: str) -> Rows:
         raise DataError(f"{WHO} needs whole arrays of numbers or words, got {path}: {error}.") from error
     x = x[..., None] if x.ndim == 2 else x
     is_sequences = x.ndim == 3 and x.size > 0 and x.dtype.kind in "iufb"
-    words = f"{x.dtype} of {x.shape} in {path}"
-    needs(is_sequences, DataError, WHO, "numbers of shape (N, T, features) or (N, T)", words)
+    got = f"{x.dtype} of {x.shape} in {path}"
+    needs(is_sequences, DataError, WHO, "numbers of shape (N, T, features) or (N, T)", got)
     is_targets = y.shape in (x.shape[:1], x.shape[:2]) and y.dtype.kind in "iufbUS"
-    words = f"{y.dtype} of {y.shape} in {path}"
-    needs(is_targets, DataError, WHO, f"targets of shape {x.shape[:1]} or {x.shape[:2]}", words)
-    for what, held in (("inputs", x), ("targets", y)):
-        is_finite = held.dtype.kind != "f" or bool(np.isfinite(held).all())
-        needs(is_finite, DataError, WHO, f"finite {what}", f"NaN or infinity in {path}")
+    got = f"{y.dtype} of {y.shape} in {path}"
+    needs(is_targets, DataError, WHO, f"targets of shape {x.shape[:1]} or {x.shape[:2]}", got)
+    is_finite = all(held.dtype.kind != "f" or bool(np.isfinite(held).all()) for held in (x, y))
+    needs(is_finite, DataError, WHO, "finite numbers", f"NaN or infinity in {path}")
     (n, steps), at_each = x.shape[:2], y.ndim == 2
     y = y.reshape(-1) if at_each else np.repeat(y, steps)
     names = (*map(str, range(x.shape[2])), target)
-    return Rows(x.reshape(n * steps, -1), y, np.full(n, steps), names, is_table=False, at_each=at_each)
+    return Rows(x.reshape(n * steps, -1), y, np.full(n, steps), names, at_each=at_each)
 
 
 def _pieces(rows: Rows, path: Path) -> dict[str, list[tuple[int, int]]]:
@@ -428,7 +395,7 @@ def _pieces(rows: Rows, path: Path) -> dict[str, list[tuple[int, int]]]:
     import torch
 
     ends = np.cumsum(rows.lengths)
-    if len(ends) == 1 and rows.is_table:
+    if len(ends) == 1:
         total = int(ends[0])
         cuts = [0, int((1 - 2 * HELD_OUT) * total), int((1 - HELD_OUT) * total), total]
         return {part: [(cuts[k], cuts[k + 1])] for k, part in enumerate(("train", "valid", "test"))}
@@ -440,10 +407,7 @@ def _pieces(rows: Rows, path: Path) -> dict[str, list[tuple[int, int]]]:
 
 
 def _standardized(values: np.ndarray, trained: np.ndarray) -> tuple[Tensor, list[tuple[float, float]]]:
-    """Returns columns with mean 0 and deviation 1 over the rows of training, and what these were.
-
-    The deviation of a column that is constant there counts as 1.
-    """
+    """Returns columns with mean 0 and deviation 1 (if any) over the rows of training, and what these were."""
     import numpy as np
     import torch
 
