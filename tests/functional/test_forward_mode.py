@@ -31,32 +31,6 @@ SMALL = [
 
 
 @pytest.mark.parametrize("case", SMALL)
-def test_hessians_by_forward_over_reverse_mode_are_those_of_reverse_mode_twice(case):
-    param, coordinates = case.random(1.0)
-    fn, leaves = of_free(param, coordinates)
-    free = [i for i, c in enumerate(leaves) if c.numel()]
-    if not param.traits.twice_differentiable or not free or any(c.is_complex() for c in leaves):
-        return
-    leaves = tuple(c.detach() for c in leaves)
-    g = torch.randn(case.shape, generator=seeds.generator(1), dtype=case.dtype)
-
-    def loss(*leaves):
-        w = (fn(*leaves) * g.conj()).sum()
-        return w.real.sin() + w.real.square()
-
-    places = tuple(free)
-    expected = torch.func.jacrev(torch.func.jacrev(loss, places), places)(*leaves)
-    size = max(block.abs().max().item() for line in expected for block in line)
-    for hessian in (
-        torch.func.hessian(loss, places)(*leaves),
-        torch.func.jacrev(torch.func.jacfwd(loss, places), places)(*leaves),
-    ):
-        for line, blocks in zip(hessian, expected, strict=True):
-            for ours, theirs in zip(line, blocks, strict=True):
-                assert (ours - theirs).abs().max() <= 1e-10 * (1 + size)
-
-
-@pytest.mark.parametrize("case", SMALL)
 @pytest.mark.parametrize("how", ["dual numbers", "no grad mode"])
 def test_products_with_the_hessian_are_right_where_a_backward_pass_runs_without_grad_mode(case, how):
     param, coordinates = case.random(1.0)
@@ -113,5 +87,5 @@ def test_what_has_no_tangents_says_so():
 
 def test_forward_mode_over_forward_mode_is_refused():
     v = torch.randn(skew_size(4, 4, False), dtype=torch.float64, generator=seeds.generator(1))
-    with pytest.raises(NotImplementedError, match=r"jacrev\(jacfwd"):
+    with pytest.raises(NotImplementedError, match="jacrev"):
         torch.func.jacfwd(torch.func.jacfwd(lambda v: cayley(v, 4, 4)))(v)

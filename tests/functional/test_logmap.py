@@ -12,7 +12,7 @@ from stiefelkit.manifolds import Stiefel
 from stiefelkit.testing.seeds import generator
 
 REAL, COMPLEX = torch.float64, torch.complex128
-SHAPES = [(2, 1), (5, 1), (3, 2), (4, 2), (5, 3), (9, 2), (10, 9), (30, 3)]
+SHAPES = [(2, 1), (3, 2), (4, 2), (5, 3), (10, 9), (30, 3)]
 EUCLIDEAN = Stiefel("euclidean")
 DIRECTIONS = [((3, 2), kind) for kind in ("one column", "along", "across")]
 DIRECTIONS += [(shape, "any") for shape in ((2, 1), (3, 2), (9, 2), (5, 4))]
@@ -50,7 +50,7 @@ def assert_ends_at(w, u, y, manifold=None):
 @in_both_fields
 @pytest.mark.parametrize(
     ("count", "n", "p"),
-    [(1000, 2, 1), (200, 3, 2), (200, 4, 2), (200, 5, 3), (200, 10, 9), (30, 100, 3), (4, 40, 20), (100, 3, 1)],
+    [(1000, 2, 1), (200, 4, 2), (200, 5, 3), (200, 10, 9), (30, 100, 3), (4, 40, 20)],
 )
 def test_every_pair_of_random_frames_is_joined(count, n, p, dtype):
     w, y = haar_pairs((count, n, p), dtype)
@@ -63,14 +63,6 @@ def test_every_pair_of_square_frames_in_one_component_is_joined():
     assert_ends_at(w, Stiefel().logmap(w, y), y)
     w, y = haar_pairs((200, 5, 5), COMPLEX)
     assert_ends_at(w, Stiefel().logmap(w, y), y)
-
-
-def test_far_points_of_complex_spheres_are_joined():
-    w, u = directed((1000, 2, 1), COMPLEX, 2.0)
-    y = Stiefel().expmap(w, u)
-    found = Stiefel().logmap(w, y)
-    assert_ends_at(w, found, y)
-    assert (Stiefel().norm(w, found) <= 2 + 1e-9).all()
 
 
 @pytest.mark.parametrize("kind", ["any", "one column", "along", "across"])
@@ -96,13 +88,6 @@ def test_euclidean_logmap_undoes_expmap_within_the_injectivity_radius(shape, dty
     assert_ends_at(w, found, y, EUCLIDEAN)
     assert torch.linalg.matrix_norm(found - u).max() <= 1e-9
     torch.testing.assert_close(EUCLIDEAN.dist(w, y), length, atol=1e-9, rtol=0)
-
-
-def test_euclidean_logmap_of_large_frames_undoes_expmap():
-    for shape in ((100, 3), (40, 12)):
-        w, u = directed(shape, REAL, 2.5, manifold=EUCLIDEAN)
-        y = EUCLIDEAN.expmap(w, u)
-        assert (EUCLIDEAN.logmap(w, y) - u).norm() <= 1e-9
 
 
 @in_both_fields
@@ -175,12 +160,6 @@ def test_points_of_spheres_are_joined_up_to_the_opposite_pole(n, dtype, short):
     assert torch.linalg.matrix_norm(EUCLIDEAN.expmap(w, found) - y).max() <= 3e-12
     if short >= 1e-3:  # Nearer to the pole the rounding of Y decides on the direction.
         assert torch.linalg.matrix_norm(found - u).max() <= 1e-10
-
-
-def test_opposite_frames_are_joined_or_nan():
-    w = init.haar((2, 5, 2), COMPLEX, generator())
-    u = EUCLIDEAN.logmap(w, -w, missing="nan")
-    assert u.isnan().all() or torch.linalg.matrix_norm(EUCLIDEAN.expmap(w, u) + w).max() <= 3e-12
 
 
 def test_frames_of_one_plane_are_as_far_apart_as_square_ones():
@@ -261,9 +240,8 @@ def test_the_error_counts_the_members_without_a_logarithm():
 
 
 def test_frames_that_shooting_does_not_join_are_named_with_the_remedy(monkeypatch):
-    monkeypatch.setattr(
-        "stiefelkit.functional._stiefel.geodesics._shoot", lambda y, alpha: torch.full_like(y, torch.nan)
-    )
+    shoot = "stiefelkit.functional._stiefel.geodesics._shoot"
+    monkeypatch.setattr(shoot, lambda y, alpha: torch.full_like(y, torch.nan))
     w, u = directed((2, 5, 2), REAL, 1.0, manifold=EUCLIDEAN)
     with pytest.raises(errors.ImageError, match="canonical"):
         EUCLIDEAN.logmap(w, EUCLIDEAN.expmap(w, u))
@@ -317,21 +295,6 @@ def test_every_point_that_the_manifold_takes_for_a_frame_has_a_logarithm(shape, 
     assert torch.linalg.matrix_norm(manifold.expmap(x, found) - y).max() <= off
 
 
-@pytest.mark.parametrize("metric", ["canonical", "euclidean"])
-def test_what_an_svd_in_float32_leaves_has_a_logarithm(metric):
-    near = torch.eye(64, 16) + 0.05 * torch.randn(6, 64, 16, generator=generator())
-    left, _, right = torch.linalg.svd(near, full_matrices=False)
-    x, y = (left @ right).chunk(2)
-    manifold = Stiefel(metric)
-    assert torch.linalg.matrix_norm(manifold.expmap(x, manifold.logmap(x, y)) - y).max() <= 1e-5
-
-
-def test_an_unknown_choice_for_what_is_missing_is_refused():
-    w, y = haar_pairs((5, 2), REAL)
-    with pytest.raises(errors.OptionError, match="missing"):
-        Stiefel().logmap(w, y, missing="zero")
-
-
 @in_both_metrics
 @pytest.mark.parametrize("shape", [(2, 1), (5, 2), (3, 3)])
 def test_logmap_has_no_derivative_rather_than_a_wrong_one(shape, manifold):
@@ -349,3 +312,11 @@ def test_single_frames_far_apart_are_joined(dtype, manifold):
     found = manifold.logmap(w, y)
     assert found.dtype == dtype
     assert torch.linalg.matrix_norm(manifold.expmap(w, found) - y).max() <= 1e-5
+
+
+def test_far_points_of_complex_spheres_are_joined():
+    w, u = directed((1000, 2, 1), COMPLEX, 2.0)
+    y = Stiefel().expmap(w, u)
+    found = Stiefel().logmap(w, y)
+    assert_ends_at(w, found, y)
+    assert (Stiefel().norm(w, found) <= 2 + 1e-9).all()

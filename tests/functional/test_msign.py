@@ -55,9 +55,8 @@ def test_a_matrix_of_low_rank_gives_its_partial_isometry_and_zero_gives_zero(dty
     values = torch.tensor([1.0, 0.7, 0.3, 0.0, 0.0])
     x, _ = with_values((9, 5), working_dtype(dtype), values)
     u, _, vh = torch.linalg.svd(x, full_matrices=False)
-    assert (
-        torch.dist(msign(x.to(dtype)), u[:, :3] @ vh[:3]) <= 20 / 1e-3 * torch.finfo(dtype).eps
-    )  # of the default `lowest`
+    limit = 20 / 1e-3 * torch.finfo(dtype).eps  # of the default `lowest`
+    assert torch.dist(msign(x.to(dtype)), u[:, :3] @ vh[:3]) <= limit
     assert torch.equal(msign(torch.zeros(3, 2, dtype=dtype)), torch.zeros(3, 2, dtype=dtype))
     assert msign(torch.zeros(0, 3, 2, dtype=dtype)).shape == (0, 3, 2)
     assert msign(torch.full((3, 2), torch.nan, dtype=dtype)).isnan().all()
@@ -101,8 +100,6 @@ def test_the_coefficients_are_those_published_but_for_a_margin():
 
 
 def test_what_is_no_matrix_or_out_of_range_is_refused():
-    with pytest.raises(errors.DtypeError):
-        msign(torch.eye(2).long())
     with pytest.raises(errors.ShapeError):
         msign(torch.ones(3))
     with pytest.raises(errors.OptionError):

@@ -74,10 +74,9 @@ def test_gradients_of_a_product_map(left, right, dtype):
 
 def test_a_product_is_of_matrices():
     m = torch.ones(3, 3)
-    for a, b in ((m[0], m), (m, m[0]), (m[0], m[0]), (m.double()[0], m.double())):
-        with pytest.raises(errors.ShapeError, match="product needs matrices"):
-            product(a, b)
-    with pytest.raises(errors.ShapeError, match="product needs matrices"):
+    with pytest.raises(errors.ShapeError, match="matrices"):
+        product(m, m[0])
+    with pytest.raises(errors.ShapeError, match="matrices"):
         torch.vmap(lambda a: product(a, m))(m)
 
 

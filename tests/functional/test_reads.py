@@ -34,14 +34,9 @@ def test_reads_are_free_on_a_cpu_unless_the_thread_says_otherwise():
     "read",
     [
         lambda t: t.sum().item(),
-        lambda t: bool(t[0, 0]),
-        lambda t: t.tolist(),
-        lambda t: t.numpy(),
         lambda t: t.nonzero(),
         lambda t: t[t > 0],
         lambda t: torch.equal(t, t.clone()),
-        lambda t: torch.linalg.inv(t + 3 * torch.eye(2)),
-        lambda t: torch.linalg.eigh(t),
         lambda t: torch.matrix_exp(t),
     ],
 )

@@ -42,7 +42,7 @@ def test_samplers_stay_on_frames(sampler, metric, shape, dtype):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_samplers_refuse_to_start_where_there_is_no_frame(sampler):
     w = parameter(torch.full((5, 4), 2.0), Stiefel())
-    with pytest.raises(errors.NotAFrameError, match="projx gives the nearest"):
+    with pytest.raises(errors.NotAFrameError, match="projx"):
         SAMPLERS[sampler](w).step(lambda: w.sum())
 
 

@@ -141,14 +141,31 @@ def test_a_circle_through_the_face_would_be_seen(monkeypatch: pytest.MonkeyPatch
     assert "__init__.py" in circle(through_the_face())
 
 
+SCAN = {
+    "activations": {"activations"},
+    "kernels": {"activations", "kernels"},
+    "structures": {"blocks", "structures"},
+    "engines": {"activations", "blocks", "checks", "engines", "kernels", "structures"},
+}
+"""Rooms of the scan that a room of it may import from: kernels know no engine, and engines no dispatch."""
+
+
+@pytest.mark.parametrize("folder", SCAN)
+def test_inside_the_scan_activations_and_kernels_know_no_engine_and_engines_no_dispatch(folder: str) -> None:
+    targets = [other for one, other in edges(for_types=False) if one.startswith(f"scan/{folder}/")]
+    rooms = {target.split("/")[1].removesuffix(".py") for target in targets if target.startswith("scan/")}
+    assert rooms - {"__init__"} <= SCAN[folder]
+
+
 def test_nothing_is_imported_by_a_string_but_by_the_registries() -> None:
-    found = []
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
-                target = node.args[0]
-                if isinstance(target, ast.Constant) and str(target.value).startswith("stiefelkit"):
-                    found.append((path, target.value))
+    calls = [(path, node) for path, tree in trees().items() for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    found = [
+        (path, ast.unparse(call))
+        for path, call in calls
+        if ast.unparse(call.func).endswith(("import_module", "__import__"))
+        and isinstance(call.args[0], ast.Constant)
+        and str(call.args[0].value).startswith("stiefelkit")
+    ]
     assert found == []
 
 
@@ -159,13 +176,6 @@ def test_every_path_that_the_page_names_exists() -> None:
     for name in named:
         is_inside = any(path.endswith(f"/{name}") for path in inside)
         assert is_inside or (ROOT / name).exists() or (ROOT / "docs" / name).exists(), name
-
-
-def test_every_name_of_the_package_that_the_page_uses_exists() -> None:
-    for name in re.findall(r"`(?:sk|stiefelkit)\.([a-z_.A-Z]+)`", PAGE):
-        found = sk
-        for part in name.split("."):
-            found = getattr(found, part)
 
 
 @pytest.mark.parametrize("folder", ["stiefelkit", "tests", "benchmarks", "examples"])
@@ -195,3 +205,10 @@ def test_no_test_looks_at_the_clock_or_sets_a_limit_to_it(path: Path) -> None:
     clocks = ("time.time", "time.monotonic", "time.perf_counter", "time.process_time")
     assert not [call.lineno for call in calls if ast.unparse(call.func) in clocks]
     assert not [call.lineno for call in calls if any(keyword.arg == "timeout" for keyword in call.keywords)]
+
+
+def test_every_name_of_the_package_that_the_page_uses_exists() -> None:
+    for name in re.findall(r"`(?:sk|stiefelkit)\.([a-z_.A-Z]+)`", PAGE):
+        found = sk
+        for part in name.split("."):
+            found = getattr(found, part)

@@ -55,15 +55,6 @@ def test_pages_cite_what_is_in_the_bibliography_and_it_holds_nothing_else():
     assert set(citations().bibliography()) <= keys
 
 
-def test_entries_are_in_order_and_stand_there_once():
-    lines = citations().BIBLIOGRAPHY.read_text().splitlines()
-    keys = [re.match(r"@\w+\{(\w+),", line)[1] for line in lines]  # type: ignore[index]
-    assert keys == sorted(set(keys))
-    assert len({entry.title for entry in citations().bibliography().values()}) == len(keys)
-    for key, entry in citations().bibliography().items():
-        assert re.fullmatch(rf"{entry.surname.replace(' ', '')}{entry.year}[a-z]*", key)
-
-
 def test_a_source_that_is_missing_is_noticed():
     assert not citations().named("Nobody, A paper that nobody wrote, 1900.")
     assert citations().named(

@@ -59,14 +59,7 @@ def test_a_slow_version_gets_fewer_samples_spread_over_the_rounds():
     assert max(later - earlier for earlier, later in itertools.pairwise(places)) <= 2 + 40 // 5
 
 
-def test_a_version_beyond_its_seconds_is_called_once_to_warm_up_and_once_for_its_sample():
-    watch = Watch(slow=35.0, quick=0.01)
-    found = race(watch.versions, watch, repeats=30, seconds=0.25)
-    assert found["slow"] == Timing((35.0,))
-    assert watch.ran.count("slow") == 2
-
-
-@pytest.mark.parametrize("call", [2e-6, 3e-4, 0.01, 0.1, 0.2, 35.0])
+@pytest.mark.parametrize("call", [2e-6, 0.01, 0.2, 35.0])
 @pytest.mark.parametrize(("repeats", "seconds"), [(1, 0.1), (30, 0.25), (200, 4.0)])
 def test_samples_of_a_race_take_no_more_than_their_seconds_or_one_call(call, repeats, seconds):
     watch = Watch(one=call)
@@ -82,11 +75,6 @@ def test_a_quick_version_is_called_many_times_for_one_sample():
     assert found["quick"].median == pytest.approx(1e-5)
 
 
-def test_no_more_repeats_than_asked_for_even_when_few():
-    watch = Watch(slow=1.0)
-    assert len(race(watch.versions, watch, repeats=1, seconds=0.1)["slow"].samples) == 1
-
-
 @pytest.mark.slow
 def test_the_collector_is_off_while_the_clock_runs_and_back_after_it():
     states = []
@@ -97,17 +85,6 @@ def test_the_collector_is_off_while_the_clock_runs_and_back_after_it():
     with pytest.raises(ZeroDivisionError):
         race({"a": lambda: 1 / 0})
     assert gc.isenabled()
-
-
-def test_the_cpu_clock_counts_the_work_and_calls_as_often_as_told():
-    calls = []
-    assert clock.cpu_seconds(lambda: calls.append(1), 3) >= 0
-    assert len(calls) == 3
-
-
-def test_the_unit_of_a_tall_frame_is_its_product_with_a_square_one():
-    for batch, shape in ((1, (5, 3)), (4, (4, 5, 3))):
-        assert clock.product_of(5, 3, batch, torch.complex64, torch.device("cpu"))().shape == shape
 
 
 @pytest.mark.parametrize(("given", "index"), [("cuda", 3), ("cuda:0", 0), ("cuda:2", 2), ("cpu", None)])
@@ -124,3 +101,10 @@ def test_torch_refuses_to_set_a_device_without_an_index(monkeypatch):
         torch.cuda.set_device(torch.device("cuda"))
     torch.cuda.set_device(clock.indexed_device("cuda"))
     assert chosen == [1]
+
+
+def test_a_version_beyond_its_seconds_is_called_once_to_warm_up_and_once_for_its_sample():
+    watch = Watch(slow=35.0, quick=0.01)
+    found = race(watch.versions, watch, repeats=30, seconds=0.25)
+    assert found["slow"] == Timing((35.0,))
+    assert watch.ran.count("slow") == 2

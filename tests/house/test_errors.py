@@ -41,37 +41,20 @@ def points(*rows: int) -> list[torch.Tensor]:
     return [nn.Parameter(torch.eye(n)[:, :2]) for n in rows or (4,)]
 
 
-def clipped(clip: Callable[..., Any]) -> None:
-    (p,) = points()
-    p.grad = NAN
-    clip([p], 1.0, error_if_nonfinite=True)
-
-
 INPUTS = {
     "another width": (torch.zeros(5, 2, 7),),
-    "too many dimensions": (torch.zeros(1, 5, 2, 3),),
-    "one dimension": (torch.zeros(3),),
+    "another number of dimensions": (torch.zeros(1, 5, 2, 3),),
     "another dtype": (ZEROS.double(),),
-    "integers": (ZEROS.long(),),
-    "a wide state": (ZEROS, torch.zeros(1, 2, 9)),
     "a batch of states": (ZEROS, torch.zeros(1, 3, 4)),
-    "a state of another dtype": (ZEROS, torch.zeros(1, 2, 4).double()),
 }
-CELLS = {
-    "another width": (torch.zeros(2, 5),),
-    "another batch": (torch.zeros(2, 3), torch.zeros(3, 4)),
-    "too many dimensions": (torch.zeros(2, 2, 3),),
-}
+CELLS = {"another width": (torch.zeros(2, 5),), "another batch": (torch.zeros(2, 3), torch.zeros(3, 4))}
 RNNS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     ((3, 0), {}),
-    ((3, "4"), {}),
-    ((3.5, 4), {}),
     ((3, 4), {"foo": 1}),
     ((3, 4), {"dropout": 2.0}),
     ((3, 4), {"num_layers": 0}),
-    ((3, 4), {"dtype": torch.int64}),
 ]
-SETTINGS: list[dict[str, Any]] = [{"lr": -1}, {"lr": "a"}, {"foo": 1}, {"betas": (2, 0.9)}, {"betas": 0.9}, {"eps": -1}]
+SETTINGS: list[dict[str, Any]] = [{"lr": -1}, {"foo": 1}, {"betas": (2, 0.9)}]
 Calls = tuple[Callable[[], Any], Callable[[], Any]]
 PAIRS: dict[str, Calls] = {
     **{
@@ -102,8 +85,6 @@ PAIRS: dict[str, Calls] = {
     ),
     "an unknown map": (lambda: by_torch(orthogonal_map="foo"), lambda: linear(parametrization="foo")),
     "an unknown option": (lambda: by_torch(foo=1), lambda: linear(foo=1)),
-    "a vector": (lambda: of_torch.orthogonal(nn.Linear(4, 4), "bias"), lambda: sk.orthogonal(nn.Linear(4, 4), "bias")),
-    "no module": (lambda: of_torch.orthogonal(3), lambda: sk.orthogonal(3, "weight")),  # type: ignore[arg-type]
     "an assigned shape": (lambda: assigned(by_torch(), torch.eye(3)), lambda: assigned(linear(), torch.eye(3))),
     "an assigned dtype": (
         lambda: assigned(of_torch.orthogonal(nn.Linear(4, 4)), torch.eye(4).to(torch.complex64)),
@@ -131,13 +112,7 @@ PAIRS: dict[str, Calls] = {
             sk.optim.CayleyAdam(sk.optim.frames(points(4, 5))).state_dict()
         ),
     ),
-    "gradients that are not finite": (
-        lambda: clipped(nn.utils.clip_grad_norm_),
-        lambda: clipped(sk.optim.clip_grad_norm_),
-    ),
     "a decomposition of NaN": (lambda: torch.linalg.svd(NAN), lambda: polar_factor(NAN)),
-    "a singular matrix": (lambda: torch.linalg.inv(torch.zeros(3, 3)), lambda: polar_factor(torch.zeros(3, 3))),
-    "an initial vector": (lambda: nn.init.orthogonal_(torch.zeros(3)), lambda: sk.init.haar((3,))),
 }
 
 

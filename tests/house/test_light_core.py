@@ -1,7 +1,6 @@
 """The library needs torch, NumPy, geoopt and safetensors alone, and the command line says what it needs besides."""
 
 import ast
-import os
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from test_first_look import ran
 
 import stiefelkit as sk
 from stiefelkit.cli import EXTRA
@@ -43,13 +43,9 @@ HIDDEN = """
 """
 
 
-def ran(program: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+def hiding(program: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Runs a program that can hide packages from itself, and which ends with a code."""
-    environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
-    command = [sys.executable, "-c", textwrap.dedent(HIDDEN) + textwrap.dedent(program)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == code, done.stderr
-    return done
+    return ran(textwrap.dedent(HIDDEN) + textwrap.dedent(program), code)
 
 
 def names_of(requirements: list[str]) -> set[str]:
@@ -85,7 +81,7 @@ def test_no_file_but_those_of_commands_imports_what_the_extra_brings() -> None:
 def test_the_library_works_without_any_extra_and_imports_geoopt_for_manifolds_alone() -> None:
     others = set().union(*map(names_of, PROJECT["optional-dependencies"].values())) - {"stiefelkit"}
     imports = {*EXTRA, *(name.replace("-", "_") for name in others), "pytest_timeout", "xdist", "tensorboard", "geoopt"}
-    ran(f"""
+    hiding(f"""
         hide(*{sorted(imports)!r})
         import stiefelkit as sk
         import torch
@@ -122,7 +118,7 @@ def test_the_library_works_without_any_extra_and_imports_geoopt_for_manifolds_al
 
 @pytest.mark.slow
 def test_layers_and_models_are_there_without_the_compiler_of_torch() -> None:
-    ran("""
+    hiding("""
         import sys
         import stiefelkit as sk
 
@@ -137,7 +133,7 @@ TRAIN = "train digits --model scornn"
 @pytest.mark.parametrize(("words", "hidden"), [("", [*EXTRA]), ("--help", ["cyclopts"]), (TRAIN, ["sklearn", "rich"])])
 def test_commands_say_in_one_sentence_what_to_install(words: str, hidden: list[str]) -> None:
     program = f"hide(*{hidden!r})\nsys.argv = {['stiefelkit', *words.split()]!r}\n"
-    done = ran(program + "import runpy; runpy.run_module('stiefelkit', run_name='__main__')", 2)
+    done = hiding(program + "import runpy; runpy.run_module('stiefelkit', run_name='__main__')", 2)
     missing = ", ".join(package for name, package in EXTRA.items() if name in hidden)
     said = f'Error: The command line needs {missing}, got an installation without; pip install "stiefelkit[cli]".\n'
     assert (done.stdout, done.stderr) == ("", said)

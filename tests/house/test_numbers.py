@@ -1,6 +1,5 @@
 """NumPy's numbers and tensors without dimensions count as Python's: options of every member are Python's numbers."""
 
-import dataclasses
 import inspect
 import json
 import math
@@ -19,7 +18,6 @@ from stiefelkit.contract.table import registered
 from stiefelkit.numbers import above, as_python_number, at_least, integer, one_of, optional, sizes
 from stiefelkit.optim import minimizers, optimizers
 from stiefelkit.testing.require import saved_and_loaded
-from stiefelkit.training.tasks import tasks
 
 KIND = pytest.mark.parametrize("kind", [np.array, torch.tensor], ids=["numpy", "torch"])
 OF_PYTHON = {int, float, bool, str, type(None)}
@@ -128,14 +126,6 @@ def test_an_optimizer_steps_and_is_saved_alike_by_any_kind_of_number(name: str, 
             stepped(OURS[name], **{key: math.nan})
 
 
-def test_groups_have_pythons_numbers_and_keep_rates_that_are_tensors() -> None:
-    layer, rate = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley"), torch.tensor(0.5)
-    lr: Any
-    for lr in (np.float64(0.5), np.float32(0.5), rate):
-        (group, *_) = sk.optim.parameter_groups(layer, lr, weight_decay=lr)
-        assert group["lr"] is rate if lr is rate else type(group["lr"]) is type(group["weight_decay"]) is float
-
-
 @KIND
 def test_layers_and_models_are_made_alike_by_any_kind_of_number(kind: Any) -> None:
     two, four, half = (of_kind(value, kind) for value in (2, 4, 0.5))
@@ -146,12 +136,9 @@ def test_layers_and_models_are_made_alike_by_any_kind_of_number(kind: Any) -> No
     assert sk.init.haar((four, two)).shape == (4, 2)
 
 
-@KIND
-@pytest.mark.parametrize("name", tasks.available())
-def test_a_task_has_the_numbers_that_any_kind_says(name: str, kind: Any) -> None:
-    cls = tasks.available()[name]
-    for key, value in dataclasses.asdict(cls()).items():
-        if type(value) in (int, float):
-            assert type(getattr(cls(**{key: of_kind(value, kind)}), key)) is type(value)
-            with pytest.raises(errors.OptionError, match=key):
-                cls(**{key: math.nan})
+def test_groups_have_pythons_numbers_and_keep_rates_that_are_tensors() -> None:
+    layer, rate = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley"), torch.tensor(0.5)
+    lr: Any
+    for lr in (np.float64(0.5), np.float32(0.5), rate):
+        (group, *_) = sk.optim.parameter_groups(layer, lr, weight_decay=lr)
+        assert group["lr"] is rate if lr is rate else type(group["lr"]) is type(group["weight_decay"]) is float

@@ -69,12 +69,6 @@ def test_a_polish_reaches_the_rounding_limit(n, p, dtype):
     assert orthogonality_error(q - q @ split_defect(q) / 2) <= bound
 
 
-def test_a_polish_hands_its_gradient_on():
-    w = torch.linalg.qr(torch.randn(5, 3, dtype=torch.float64))[0].requires_grad_()
-    g = torch.randn(5, 3, dtype=torch.float64)
-    assert torch.equal(torch.autograd.grad(polish(w), w, g)[0], g)
-
-
 def test_products_have_right_derivatives_everywhere():
     a = torch.randn(2, 3, 4, requires_grad=True)
     b = torch.randn(4, 5, requires_grad=True)
@@ -98,3 +92,9 @@ def test_an_inherited_flag_stays_inherited():
         assert backends.mkldnn.matmul.fp32_precision == "ieee"
     finally:
         backends.fp32_precision = "none"
+
+
+def test_a_polish_hands_its_gradient_on():
+    w = torch.linalg.qr(torch.randn(5, 3, dtype=torch.float64))[0].requires_grad_()
+    g = torch.randn(5, 3, dtype=torch.float64)
+    assert torch.equal(torch.autograd.grad(polish(w), w, g)[0], g)

@@ -74,27 +74,10 @@ def test_every_argument_of_a_public_function_is_explained():
             assert re.search(rf"\b{argument}\b", words(function)), f"{name}: {argument}"
 
 
-def test_functions_of_tensors_say_their_shapes():
-    of_a_shape = re.compile(r"\(\*|\(\w+, |\bshape\b|n x [pn]\b|matrix|matrices|vector|number|entry")
-    for name, function in functions():
-        signature = str(inspect.signature(function))
-        if re.search(r"(?<!\w)Tensor", signature) and "parameter" not in signature:
-            assert of_a_shape.search(words(function)), name
-
-
 def test_angles_say_that_they_are_in_radians():
     for name, function in functions():
         if set(ANGLES) & set(inspect.signature(function).parameters):
             assert re.search(r"radian|\bpi\b", words(function)), name
-
-
-def test_every_public_name_has_its_source_in_the_package():
-    import stiefelkit
-
-    home = Path(str(stiefelkit.__file__)).parent
-    for name, target, _ in described():
-        if inspect.isclass(target) or inspect.isfunction(target):
-            assert Path(str(inspect.getsourcefile(inspect.unwrap(target)))).is_relative_to(home), name
 
 
 @pytest.mark.slow
@@ -133,7 +116,7 @@ def test_commands_on_the_pages_are_taken_with_all_their_options(page):
             app.parse_args(words, exit_on_error=False, print_error=False)
 
 
-@pytest.mark.parametrize("line", ["trian digits", "train digit", "train digits --stps 3", "bench scan --repeats many"])
+@pytest.mark.parametrize("line", ["trian digits", "train digits --stps 3"])
 def test_a_command_that_is_none_would_be_seen_on_a_page(line):
     from cyclopts import CycloptsError
 
@@ -159,5 +142,9 @@ def test_the_page_of_requests_names_tests_that_there_are():
         assert f"def {test}(" in (ROOT / path).read_text(), f"{path}::{test}"
 
 
-def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) < 120
+def test_functions_of_tensors_say_their_shapes():
+    of_a_shape = re.compile(r"\(\*|\(\w+, |\bshape\b|n x [pn]\b|matrix|matrices|vector|number|entry")
+    for name, function in functions():
+        signature = str(inspect.signature(function))
+        if re.search(r"(?<!\w)Tensor", signature) and "parameter" not in signature:
+            assert of_a_shape.search(words(function)), name

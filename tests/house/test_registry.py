@@ -1,6 +1,5 @@
 import dataclasses
 import math
-import os
 import subprocess
 import sys
 import textwrap
@@ -40,34 +39,19 @@ def plugins(monkeypatch, **points):
     monkeypatch.setattr(registry, "entry_points", lambda group: found)
 
 
-def test_a_registered_class_is_found_by_name(fresh):
-    sk.register("mine", Mine)
+def test_a_taken_name_is_refused(fresh):
+    with pytest.raises(errors.OptionError, match="taken"):
+        sk.register("cayley", Mine)
+    for _ in range(2):
+        sk.register("mine", Mine)
     assert sk.available()["mine"] is Mine
     assert fresh.name_of(Mine) == "mine"
 
 
-def test_a_taken_name_is_refused(fresh):
-    with pytest.raises(errors.OptionError, match="taken"):
-        sk.register("cayley", Mine)
-    sk.register("mine", Mine)
-    sk.register("mine", Mine)
-
-
-@pytest.mark.parametrize(("name", "target"), [("mine", int), ("my map", Mine), ("", Mine)])
+@pytest.mark.parametrize(("name", "target"), [("mine", int), ("my map", Mine)])
 def test_what_is_no_parametrization_or_no_word_is_refused(fresh, name, target):
     with pytest.raises(errors.OptionError):
         sk.register(name, target)
-
-
-def test_an_installed_plugin_is_available(fresh, monkeypatch):
-    plugins(monkeypatch, mine="stiefelkit.parametrizations.cayley:Cayley")
-    assert "mine" in sk.available()
-
-
-def test_a_broken_plugin_warns_and_the_rest_works(fresh, monkeypatch):
-    plugins(monkeypatch, broken="no.such.module:Map")
-    with pytest.warns(UserWarning, match="broken"):
-        assert set(sk.available()) == {"cayley"}
 
 
 def install(folder, monkeypatch, name, points, **modules):
@@ -88,48 +72,19 @@ def test_a_distribution_that_cannot_be_read_is_left_out_beside_a_good_one(fresh,
     text = "from stiefelkit.parametrizations.cayley import Cayley\n\n\nclass Mine(Cayley):\n    pass\n"
     install(tmp_path, monkeypatch, "damaged", b"[stiefelkit.parametrizations]\n" + line)
     install(tmp_path, monkeypatch, "good", good, turned_plugin=text)
-    with pytest.warns(
-        UserWarning, match=r"plugins of damaged are left out: its entry_points\.txt needs lines"
-    ) as caught:
+    with pytest.warns(UserWarning, match="damaged") as caught:
         assert set(sk.available()) == {"cayley", "turned"}
     assert len(caught) == 1
     assert fresh.origin("turned") == "good 1.0"
 
 
-@pytest.mark.slow
-def test_the_command_names_a_distribution_that_cannot_be_read_also_where_torch_does_not_import(monkeypatch, tmp_path):
-    install(tmp_path, monkeypatch, "damaged", b"[stiefelkit.parametrizations]\nmine\n")
-    roads = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(sk.__file__).parent.parent)])}
-    done = subprocess.run(
-        [sys.executable, "-m", "stiefelkit", "list", "cayley"], env=roads, capture_output=True, text=True
-    )
-    assert "Warning: The plugins of damaged are left out" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.returncode == 0 or "set TORCH_DEVICE_BACKEND_AUTOLOAD=0" in done.stderr
-
-
-def test_a_damaged_distribution_without_plugins_of_this_kind_is_nobodys_business(fresh, monkeypatch, tmp_path):
-    install(tmp_path, monkeypatch, "damaged", b"[console_scripts]\nmine\n")
-    assert fresh.names() == ["cayley"]
-
-
-ENDINGS = [
-    "import sys; sys.exit(3)",
-    "raise SystemExit",
-    "raise GeneratorExit",
-    "import pytest; pytest.skip('no')",
-    "1 / 0",
-]
-
-
-@pytest.mark.parametrize("text", ENDINGS)
-def test_a_plugin_that_ends_the_program_when_imported_is_left_out(fresh, monkeypatch, tmp_path, text):
-    install(
-        tmp_path, monkeypatch, "ends", b"[stiefelkit.parametrizations]\nends = ends_plugin:Mine\n", ends_plugin=text
-    )
+@pytest.mark.parametrize("text", ["raise SystemExit", "1 / 0"])
+def test_a_plugin_that_fails_when_imported_is_left_out(fresh, monkeypatch, tmp_path, text):
+    points = b"[stiefelkit.parametrizations]\nends = ends_plugin:Mine\n"
+    install(tmp_path, monkeypatch, "ends", points, ends_plugin=text)
     with pytest.warns(UserWarning, match="'ends' is left out"):
         assert set(sk.available()) == {"cayley"}
-    with pytest.raises(errors.PluginError, match="needs 'ends_plugin:Mine' to import, got"):
+    with pytest.raises(errors.PluginError, match="import"):
         sk.orthogonal(torch.nn.Linear(2, 2), "weight", "ends")
 
 
@@ -180,18 +135,6 @@ def test_a_plugin_does_not_displace_a_built_in(fresh, monkeypatch):
         assert fresh.get("cayley").__name__ == "Cayley"
 
 
-def test_a_plugin_that_is_no_parametrization_warns_and_is_left_out(fresh, monkeypatch):
-    plugins(monkeypatch, root="math:sqrt")
-    with pytest.warns(UserWarning, match="root"):
-        assert set(sk.available()) == {"cayley"}
-
-
-def test_a_broken_plugin_asked_for_by_name_is_one_sentence(fresh, monkeypatch):
-    plugins(monkeypatch, broken="no.such.module:Map")
-    with pytest.raises(errors.PluginError, match=r"'broken' needs 'no\.such\.module:Map' to import"):
-        fresh.get("broken")
-
-
 def test_names_say_which_distribution_they_come_from(fresh, monkeypatch, tmp_path):
     from importlib.metadata import Distribution, EntryPoint
 
@@ -240,11 +183,6 @@ def test_members_load_lazily():
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
 
 
-def test_unknown_attributes_are_attribute_errors():
-    with pytest.raises(AttributeError):
-        sk.parametrizations.Givenss  # noqa: B018
-
-
 @pytest.mark.slow
 def test_the_tests_are_of_what_stands_here_whatever_plugins_are_installed(tmp_path):
     folder = tmp_path / "plugin-1.0.dist-info"
@@ -260,3 +198,8 @@ def test_the_tests_are_of_what_stands_here_whatever_plugins_are_installed(tmp_pa
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_damaged_distribution_without_plugins_of_this_kind_is_nobodys_business(fresh, monkeypatch, tmp_path):
+    install(tmp_path, monkeypatch, "damaged", b"[console_scripts]\nmine\n")
+    assert fresh.names() == ["cayley"]

@@ -90,11 +90,6 @@ def test_a_path_with_any_letters_is_read_by_the_environment_under_the_c_locale(g
     assert done.stdout.strip() == heard
 
 
-def test_the_sdist_has_what_its_tests_read():
-    for path in PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]:
-        assert (ROOT / path.removeprefix("/")).exists(), path
-
-
 @pytest.mark.slow
 def test_the_smoke_test_of_installations_passes_here():
     smoke = str(ROOT / "tests" / "smoke.py")
@@ -102,3 +97,8 @@ def test_the_smoke_test_of_installations_passes_here():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"stiefelkit {stiefelkit.__version__} in {ROOT}" in done.stdout
+
+
+def test_the_sdist_has_what_its_tests_read():
+    for path in PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]:
+        assert (ROOT / path.removeprefix("/")).exists(), path

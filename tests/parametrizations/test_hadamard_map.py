@@ -50,13 +50,6 @@ def test_it_begins_as_a_hadamard_matrix_with_random_signs(dtype):
     assert torch.linalg.matrix_rank(signs) == 1
 
 
-@pytest.mark.parametrize(("dtype", "n"), [(torch.float64, 256), (torch.complex128, 64), (torch.float64, 12)])
-def test_linear_needs_no_matrix(dtype, n):
-    param, turn = drawn(n, dtype)
-    x = torch.randn(3, n, dtype=dtype, generator=seeds.generator())
-    assert torch.allclose(param.linear(x, turn), x @ param(turn).mT, atol=1e-12)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 def test_a_hadamard_matrix_with_any_signs_is_kept_and_another_frame_refused(dtype):
     signs = sk.init.hadamard(24, generator=seeds.generator(1))[0].sign()
@@ -65,7 +58,7 @@ def test_a_hadamard_matrix_with_any_signs_is_kept_and_another_frame_refused(dtyp
     layer.weight.data = w.clone()
     sk.orthogonal(layer, "weight", "hadamard")
     assert torch.allclose(layer.weight, w, atol=1e-6)
-    with pytest.raises(errors.ImageError, match="D2 H D1"):
+    with pytest.raises(errors.ImageError, match="D2"):
         layer.weight = sk.init.haar((24, 24), dtype)
     assert torch.allclose(layer.weight, w, atol=1e-6)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import stiefelkit as sk
-from stiefelkit import errors
-from stiefelkit.contract.param import load_chart_
+from stiefelkit import errors, init
+from stiefelkit.contract.param import load_chart_, rounded
 from stiefelkit.functional import householder, householder_linear, pack_trapezoid, trapezoid_size, unpack_trapezoid
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
 from stiefelkit.testing import seeds
@@ -51,33 +51,10 @@ def test_the_scale_of_a_reflector_means_nothing(scale):
     assert abs(along) <= 1e-6 * size
 
 
-def test_a_zero_reflector_is_the_identity_with_gradient_zero():
-    u = torch.randn(4, 4).tril()
-    u[:, 1] = 0
-    i, j = torch.tril_indices(4, 4)
-    v = u[i, j].requires_grad_()
-    w = householder(v, 4, 4, 4)
-    keep = u.double()[:, [0, 2, 3]]
-    assert torch.allclose(w, product(keep, 4), atol=1e-12)
-    (g,) = torch.autograd.grad(w.sum(), v)
-    assert torch.equal(unpack_trapezoid(g, 4, 4, False)[:, 1], torch.zeros(4))
-
-
 def test_the_count_is_the_papers():
     # nk - k(k - 1)/2, Mhammedi et al. 2017: n = 128 with 16 reflections.
     layer = sk.orthogonal(torch.nn.Linear(128, 128), "weight", "householder", reflections=16)
     assert sk.coordinates(layer, "weight")["reflectors"].numel() == 128 * 16 - 16 * 15 // 2
-
-
-def test_fewer_reflectors_refuse_a_frame_outside_their_image():
-    layer = sk.orthogonal(torch.nn.Linear(6, 6), "weight", "householder", reflections=2)
-    with pytest.raises(errors.ImageError, match="reflections=6"):
-        layer.weight = sk.init.haar((6, 6)).float()
-    for seed in range(20):
-        sk.reset_(layer, "weight", generator=seeds.generator(seed))
-        kept = layer.weight.detach().clone()
-        layer.weight = kept
-        assert torch.allclose(layer.weight, kept, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
@@ -91,12 +68,9 @@ def test_the_identity_trains_with_fewer_reflectors_too(dtype):
     assert gradient.abs().max() > 1e-3
 
 
-def test_reflections_are_between_one_and_p():
+def test_other_reflections_are_refused():
     with pytest.raises(errors.OptionError, match="reflections"):
-        sk.orthogonal(torch.nn.Linear(3, 3), "weight", "householder", reflections=4)
-
-
-def test_a_checkpoint_with_other_reflections_is_refused():
+        Householder((3, 3), reflections=4)
     few = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "householder", reflections=2)
     more = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "householder", reflections=3)
     with pytest.raises(errors.CheckpointError, match="options"):
@@ -129,9 +103,7 @@ def drawn(shape, k, dtype, scale=1.0) -> tuple[torch.Tensor, dict[str, Any], tor
 PANELS = [
     ((512, 512), 512),
     ((513, 40), 40),
-    ((200, 130), 130),
     ((150, 100), 70),
-    ((130, 66), 65),
     ((2, 3, 70, 68), 66),
 ]
 
@@ -152,7 +124,7 @@ def test_panels_equal_the_product_in_one_piece(shape, k, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 @pytest.mark.parametrize("precision", ["exact", "fast"])
-@pytest.mark.parametrize(("shape", "k"), PANELS[:3])
+@pytest.mark.parametrize(("shape", "k"), PANELS[:2])
 def test_float32_frames_and_gradients_are_those_of_float64(shape, k, precision, dtype):
     if dtype.is_complex and shape == (512, 512):
         shape, k = (256, 256), 256
@@ -194,9 +166,9 @@ def test_a_reflector_of_one_entry_has_gradient_zero_however_short(n, dtype):
         assert unpack_trapezoid(gv, n, n, dtype.is_complex)[-1, -1] == 0
 
 
+@pytest.mark.parametrize(("n", "dead"), [(4, [1]), (140, [0, 5, 95, 96, 100, 139])])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64])
-def test_zero_reflectors_within_panels_are_the_identity_with_gradient_zero(dtype):
-    n, dead = 140, [0, 5, 95, 96, 100, 139]
+def test_zero_reflectors_are_the_identity_with_gradient_zero(dtype, n, dead):
     u = torch.randn(n, n, dtype=dtype).tril()
     u[:, dead] = 0
     v = pack_trapezoid(u).requires_grad_()
@@ -207,19 +179,6 @@ def test_zero_reflectors_within_panels_are_the_identity_with_gradient_zero(dtype
         (g,) = torch.autograd.grad(w.abs().sum(), v)
         assert torch.isfinite(g).all()
         assert (unpack_trapezoid(g, n, n, dtype.is_complex)[:, dead] == 0).all()
-
-
-def test_second_derivatives_of_several_panels():
-    n, k = 132, 130
-    v, diagonal, d = drawn((n, k), k, torch.float64)
-    a, b = torch.randn(2, *v.shape, dtype=torch.float64)
-    g = torch.randn(n, k, dtype=torch.float64)
-    found = []
-    for w in (householder(v, n, k, k, **diagonal), plain(v, n, k, k, torch.float64, d)):
-        (first,) = torch.autograd.grad((w * g).sum() ** 2, v, create_graph=True)
-        (second,) = torch.autograd.grad((first * a).sum(), v)
-        found.append((second * b).sum())
-    assert torch.allclose(*found, rtol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
@@ -241,49 +200,6 @@ def test_operators_are_as_they_are_traced(n, p, k, dtype):
         torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
-def test_panels_compile_in_one_graph():
-    layer = sk.orthogonal(torch.nn.Linear(130, 130, bias=False), "weight", "householder")
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    x = torch.randn(3, 130)
-    found = []
-    for call in (layer, compiled):
-        layer.zero_grad()
-        out = call(x)
-        out.square().mean().backward()
-        gradient = sk.coordinates(layer, "weight")["reflectors"].grad
-        assert gradient is not None
-        found.append((out.detach(), gradient.clone()))
-    for eager, traced in zip(*found, strict=True):
-        assert torch.allclose(eager, traced, atol=1e-6)
-
-
-def test_gradients_under_torch_func_and_vmap():
-    v = torch.randn(3, trapezoid_size(132, 130, False), dtype=torch.float64)
-    g = torch.randn(132, 130, dtype=torch.float64)
-    found = torch.vmap(torch.func.grad(lambda v: (householder(v, 132, 130, 130) * g).sum()))(v)
-    leaf = v.clone().requires_grad_()
-    (householder(leaf, 132, 130, 130) * g).sum().backward()
-    assert leaf.grad is not None
-    assert torch.allclose(found, leaf.grad, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64])
-@pytest.mark.parametrize(("n", "p", "k"), [(512, 512, 512), (300, 300, 16), (200, 90, 20)])
-def test_linear_equals_the_product_with_w(n, p, k, dtype):
-    layer = Householder((n, p), dtype=dtype, reflections=k)
-    coordinates = [torch.randn(shape, dtype=torch.float32) for shape in layer.coordinates.values()]
-    if dtype == torch.float64:
-        coordinates = [c.double() for c in coordinates]
-    else:
-        load_chart_(layer, {name: -torch.ones_like(c) for name, c in layer.chart.items()})
-    for leading in ((), (5,), (2, 0), (2, 3)):
-        x = torch.randn(*leading, p, dtype=dtype)
-        y, expected = layer.linear(x, *coordinates), x @ layer(*coordinates).mT
-        assert y.dtype == dtype
-        assert y.shape == (*leading, n)
-        assert (y - expected).norm() <= 8 * torch.finfo(dtype).eps * expected.norm()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128])
 def test_linear_has_the_gradients_of_the_product_with_w(dtype):
     n, k, p = 180, 130, 150
@@ -296,16 +212,8 @@ def test_linear_has_the_gradients_of_the_product_with_w(dtype):
         assert (a - b).norm() <= (1e-5 if dtype == torch.float32 else 1e-13) * b.norm()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-def test_linear_passes_gradcheck_twice(dtype):
-    v, _, _ = drawn((6, 4), 3, dtype)
-    x = torch.randn(2, 4, dtype=dtype, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, v: householder_linear(x, v, 6, 3), (x, v))
-    assert torch.autograd.gradgradcheck(lambda x, v: householder_linear(x, v, 6, 3), (x, v))
-
-
 @pytest.mark.parametrize("fill", ["random", "equal", "nearly equal", "decaying"])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (16, 16), (64, 64), (256, 256), (512, 16)])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (64, 64), (256, 256), (512, 16)])
 def test_fast_frames_keep_their_bound(n, k, fill):
     layer = Householder((n, k), dtype=torch.float32, precision="fast")
     assert not layer.traits.exact
@@ -329,10 +237,58 @@ def test_fast_is_exact_in_float64():
     assert fast.error_bound(v) == permitted_error(9, torch.float64)
 
 
-def test_truncated_products_with_short_reflections_round_trip():
-    for seed in range(40):
-        layer = Householder((8, 8), dtype=torch.float64, reflections=3)
-        coordinates, chart = layer.initial("haar", seeds.generator(seed))
-        load_chart_(layer, chart)
-        w = layer(*coordinates)
-        assert (layer(*layer.right_inverse(w)) - w).norm() <= 1e-14
+TRUNCATED = [((6, 6), 1), ((8, 8), 3), ((9, 5), 2), ((2, 7, 4), 3), ((72, 12), 2), ((100, 100), 40)]
+
+
+def inside(map, number=0):
+    coordinates, chart = map.initial("haar", seeds.generator(number))
+    load_chart_(map, chart)
+    with torch.no_grad():
+        return map(*rounded(map, coordinates))
+
+
+def permitted_of(map):
+    n, p = map.shape[-2:]
+    double = map.dtype in (torch.float64, torch.complex128)
+    return (100 * max(1.0, n / 64) if double else 8) * rounding_limit(p, map.dtype)
+
+
+@pytest.mark.parametrize(("shape", "k"), TRUNCATED)
+@pytest.mark.parametrize("off", [1e-4, 1e-6, 1e-8, 1e-10, 1e-12, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_what_a_truncated_product_takes_comes_back(dtype, off, shape, k):
+    map = Householder(shape, dtype=dtype, reflections=k)
+    for number in range(4):
+        w = inside(map, number).to(working_dtype(dtype))
+        a = torch.randn(*w.shape[:-2], w.shape[-2], w.shape[-2], dtype=w.dtype, generator=seeds.generator(number + 9))
+        # A turn by `off` out of the image.
+        a = off * (a - a.mT) / torch.linalg.matrix_norm(a - a.mT)[..., None, None]
+        w = (torch.linalg.matrix_exp(a) @ w).to(dtype)
+        try:
+            found = map.right_inverse(w)
+        except errors.ImageError:
+            assert off > 0 or dtype != torch.float64
+            continue
+        with torch.no_grad():
+            back = map(*found)
+        gap = torch.linalg.matrix_norm(back.double() - w.double())
+        w = w.double()
+        defect = torch.linalg.matrix_norm(w.mT @ w - torch.eye(shape[-1], dtype=torch.float64))
+        assert (gap <= permitted_of(map) + defect).all()
+
+
+@pytest.mark.parametrize(("shape", "k"), TRUNCATED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128], ids=str)
+def test_what_is_outside_of_truncated_products_is_refused(dtype, shape, k):
+    map = Householder(shape, dtype=dtype, reflections=k)
+    w = init.haar(shape, working_dtype(dtype), seeds.generator(3)).to(dtype)
+    with pytest.raises(errors.ImageError, match="reflections="):
+        map.right_inverse(w)
+
+
+def test_a_float64_frame_near_the_image_is_refused():
+    map = Householder((8, 8), dtype=torch.float64, reflections=3)
+    w = inside(map)
+    a = torch.randn(8, 8, dtype=torch.float64, generator=seeds.generator(1))
+    with pytest.raises(errors.ImageError):
+        map.right_inverse(torch.linalg.matrix_exp(1e-8 * (a - a.mT)) @ w)

@@ -12,14 +12,12 @@ from stiefelkit import errors
 
 INNER = [
     ("cayley", {}),
-    ("cayley", {"negative": 0}),
     ("cayley", {"negative": 2}),
     ("cayley", {"negative": [-1, 1, 1, -1, 1, 1]}),
     ("cayley", {"bandwidth": 1}),
     ("cayley", {"bandwidth": 2, "negative": 1}),
     ("householder", {"reflections": 2}),
     ("givens", {"layers": 2}),
-    ("givens", {"layers": 1}),
     ("matrix_exp", {}),
     ("fourier", {}),
     ("stiefel", {}),
@@ -72,14 +70,3 @@ def test_whatever_a_margin_is_made_of_is_drawn_or_refused(u, v, dtype):
         assert attached(u, dtype, **u_options) is None or attached(v, dtype, **v_options) is None
         return
     require_usable(layer)
-
-
-def test_a_rebased_map_of_fixed_signs_is_refused_with_the_remedy():
-    with pytest.raises(errors.OptionError, match="the base takes any frame"):
-        sk.orthogonal(nn.Linear(4, 4), "weight", "rebased", inner="cayley", inner_options={"negative": 2})
-
-
-@pytest.mark.parametrize("cls", [sk.nn.OrthogonalRNN, sk.nn.LinearTransitionRNN, sk.nn.GORU, sk.nn.OrthogonalRNNCell])
-def test_a_word_is_no_flag(cls):
-    with pytest.raises(errors.OptionError, match="bias"):
-        cls(3, 4, bias="False")

@@ -80,10 +80,7 @@ def keep(ctx: Context, *tensors: Tensor | None) -> None:
 
 
 def transposed(pull_back: Callable[[Tensor], tuple[Tensor, ...]], like: Tensor, *tangents: Tensor | None) -> Tensor:
-    """Pushes tangents forward through the adjoint of `pull_back`, a linear function of a gradient like `like`.
-
-    It returns gradients of the inputs, in the order of the tangents, of which None is zero, by operations of torch.
-    """
+    """Pushes tangents forward through the adjoint of `pull_back`, a linear function of a gradient like `like`."""
     zeros, push, *_ = torch.func.vjp(pull_back, torch.zeros_like(like))
     filled = [torch.zeros_like(x) if t is None else t.to(x.dtype) for x, t in zip(zeros, tangents, strict=True)]
     return push(tuple(filled))[0]

@@ -29,11 +29,7 @@ SHORT = 64
 
 
 class _Lowering:
-    """How float32 products on one kind of device are lowered, and how many contexts disable that at the moment.
-
-    The setting is the process's, not a thread's: the first context to be entered disables it and the last to be left
-    restores it, both under the lock.
-    """
+    """How float32 products on a kind of device are lowered, process-wide, and how many contexts disable that now."""
 
     def __init__(self, backend: ModuleType):
         self.flags = backend.matmul

@@ -54,10 +54,7 @@ class _Fine(Function):
 
 @opaque(lambda a, b, bits: a @ b, dims=(2, 2))
 def sliced_product(a: Tensor, b: Tensor, bits: int) -> Tensor:
-    """Multiplies float64 or complex128 matrices by float32 products.
-
-    To so many bits, relative to the largest entries of a row of A and a column of B.
-    """
+    """Multiplies float64 or complex128 matrices by float32 products, to so many bits of rows' and columns' largest."""
     if not a.is_complex():
         return _sliced(a, b, bits)
     # One real product of twice the length makes both parts.
@@ -114,11 +111,7 @@ def _slices(m: Tensor, count: int, width: int) -> list[Tensor]:
 
 @opaque(lambda m, bits: torch.empty_like(m, memory_format=torch.contiguous_format))
 def fine_inverse(m: Tensor, bits: int) -> Tensor:
-    """Inverts float64 or complex128 matrices whose Hermitian part is at least the identity, by float32 products.
-
-    Newton's iteration from the inverse in float32 squares its error, about ||M|| eps, each time, with residuals to so
-    many bits: to about ||M|| 2^-bits, for ||M|| up to some 1e6, beyond which float32 has nothing to begin with.
-    """
+    """Inverts float64 or complex128 M, its Hermitian part at least I, by float32 products to about ||M|| 2^-bits."""
     single = torch.complex64 if m.is_complex() else torch.float32
     x = torch.linalg.inv_ex(m.to(single))[0].to(m.dtype)
     for _ in range(2 if bits <= BITS_OF_RESIDUALS else 3):
@@ -129,10 +122,7 @@ def fine_inverse(m: Tensor, bits: int) -> Tensor:
 
 
 def settled(w: Tensor) -> Tensor:
-    """Takes one Newton step from float64 or complex128 matrices towards the nearest frames, by float32 products.
-
-    A defect of d becomes 3/4 d^2, down to some 1e-9, so that its rounding to float32 is a frame at the limit.
-    """
+    """Takes one Newton step to the nearest float64 or complex128 frames by float32 products: d becomes 3/4 d^2."""
     single = torch.complex64 if w.is_complex() else torch.float32
     high = w.to(single)
     error = split_defect(high, (w - high.to(w.dtype)).to(single))

@@ -78,10 +78,7 @@ def quotient_of_accretive(q: Tensor) -> Tensor:
 
 
 def _probed_norm(s: Tensor, norms: list[float]) -> float:
-    """Returns an estimate of ||S||_2 for Hermitian matrices with Frobenius norms: six power steps, as in `norms.probe`.
-
-    The largest of a batch. Vectors are rows, since products of few columns take up to five times as long.
-    """
+    """Estimates the largest ||S||_2 of Hermitian matrices in a batch by six power steps, as in `norms.probe`."""
     top, add_product = max(norms, default=0.0), torch.addmm if s.dim() == 2 else torch.baddbmm
     y = before = probes(*s.shape[:-1], s.dtype, s.device).mT.contiguous()
     for _ in range(6 if 0 < top < math.inf else 0):
@@ -92,10 +89,7 @@ def _probed_norm(s: Tensor, norms: list[float]) -> float:
 
 
 def _permitted(tolerance: float, total: float, q: Tensor) -> float:
-    """Returns the relative error d of Y that also keeps I - 2 Y unitary: |1 - 2 y|^2 - 1 is 4 |q|^2 d.
-
-    Over all singular values, of whose squares `total` is the root of the sum of squares, that is 4 d total at most.
-    """
+    """Returns the relative error d of Y that keeps I - 2 Y unitary: |1 - 2 y|^2 - 1 is 4 |q|^2 d, 4 d total in all."""
     share = _DEFECT * torch.finfo(q.dtype).eps * q.shape[-1] ** 0.5
     return min(tolerance, share / (4 * total)) if total > 0 else tolerance
 
@@ -109,10 +103,7 @@ def _by_inverse(q: Tensor, size: float = math.inf) -> Tensor:
 
 
 def _coefficients(size: float, permitted: float, degree: int) -> list[float] | None:
-    """Returns the shortest q, of a degree at most, with |q(x) (1 - x) - 1| as small as permitted on -size <= x <= 0.
-
-    That error is a Chebyshev polynomial, one degree higher, which is -1 at x = 1. None if there is no such q.
-    """
+    """Returns the shortest q with |q(x) (1 - x) - 1| small enough on -size <= x <= 0, by Chebyshev, or None."""
     if size <= permitted:
         return [1.0]
     k = 2 / size

@@ -262,10 +262,7 @@ def _resolvent(a11: Tensor, a21: Tensor) -> Tensor:
 
 @opaque(lambda a11, a21, d: a11.new_empty(*a11.shape[:-2], a11.shape[-2] + a21.shape[-2], a11.shape[-1]))
 def _split_frame(a11: Tensor, a21: Tensor, d: Tensor) -> Tensor:
-    """Maps in float32 products: with any Q near R^-1 it is Q (Q^H Q + Z^H Z + Q^H A11 Q)^-1 Q^H, Z = A21 Q.
-
-    What is inverted is near I in its Hermitian part, since Q is R^-1 to float32.
-    """
+    """Maps in float32 products, with any Q near R^-1: Q (Q^H Q + Z^H Z + Q^H A11 Q)^-1 Q^H, Z = A21 Q."""
     single = torch.complex64 if a11.is_complex() else torch.float32
     eye = torch.eye(a11.shape[-1], dtype=single, device=a11.device)
     r = torch.linalg.qr(a21.to(single), mode="r")[1]

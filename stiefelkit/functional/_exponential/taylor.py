@@ -183,10 +183,7 @@ def _is_split(a: Tensor, truncation: float | None) -> bool:
 
 
 def _taylor(a: Tensor, skew: bool, truncation: float | None) -> Factors:
-    """Returns the exponential, and the factors of its adjoint: powers of A, parts of its polynomial, and the squared.
-
-    The coefficients do the scaling: A, A^2 and A^3 are those of A itself.
-    """
+    """Returns exp(A), and the factors of its adjoint: powers of A, parts of its polynomial, and the squared."""
     split = _is_split(a, truncation)
     if switch.forbidden or split or not (a.is_cpu and a.numel()):
         return _taylor_no_sync(a, skew, truncation, split)
@@ -273,10 +270,7 @@ def _squarings(log_error: float, norm: float, unit: float) -> int:
 
 
 def _squarings_of_skew(powers: Tensor, unit: float, longest: float) -> tuple[int | None, float]:
-    """Returns the same for a skew A, None where bounds do not decide on it, with a bound of its norm.
-
-    With S_k the mean of sigma^2k, S_3^(13/3) <= S_13 <= ||A||_2^20 S_3.
-    """
+    """Returns the same for a skew A, or None, and a bound of its norm: S_3^(13/3) <= S_13 <= ||A||_2^20 S_3."""
     least, bound, third = bounds_of_skew(powers)
     log_third = _log2(third / powers.shape[-1] ** 0.5)
     few = _squarings(13 / 3 * log_third - _LOG_FACTORIAL, least, unit)

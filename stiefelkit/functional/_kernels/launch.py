@@ -59,10 +59,7 @@ def settings(n: int, parts: int, tensor_cores: bool = True) -> dict[str, Any]:
 
 @opaque(lambda v, d, n, dtype: v.new_empty(*v.shape[:-1], n, n, dtype=dtype), dims=(1, 1))
 def cayley_forward(v: Tensor, d: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """Returns (2 (I + A)^-1 - I) D from packed coordinates, float32, worked out in float64 and rounded once to a dtype.
-
-    D has float64 or complex128 entries, shape (*, n), or fewer batch dimensions than the coordinates.
-    """
+    """Returns (2 (I + A)^-1 - I) D from float32 coordinates, computed in float64 and rounded once to a dtype."""
     parts = 1 + d.is_complex()
     shape = v.shape[:-1]
     entries = _parts(d.expand(*shape, n))
@@ -75,10 +72,7 @@ def cayley_forward(v: Tensor, d: Tensor, n: int, dtype: torch.dtype) -> Tensor:
 
 @opaque(lambda w, g, d, dtype: w.new_empty(*w.shape[:-2], _size(w), dtype=dtype), dims=(2, 2, 1))
 def cayley_backward(w: Tensor, g: Tensor, d: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the gradient of packed coordinates, of a dtype, from frames of `cayley_forward` and their gradient.
-
-    Works in the dtype of W.
-    """
+    """Returns the gradient of packed coordinates from frames of `cayley_forward` and theirs, in the dtype of W."""
     n, parts = w.shape[-1], 1 + w.is_complex()
     shape = w.shape[:-2]
     gv = w.new_empty(*shape, _size(w), dtype=dtype)

@@ -14,10 +14,7 @@ from triton.language import constexpr
 
 @triton.jit
 def _invert_leaf(m, x, N: constexpr, SIZE: constexpr):
-    """X = M^-1 of SIZE rows, N numbers apart, by Gauss-Jordan elimination in place, without pivoting.
-
-    The row and the column of the next pivot go through X, since registers cannot be indexed.
-    """
+    """X = M^-1 of SIZE rows, N numbers apart, by Gauss-Jordan elimination in place, without pivoting."""
     row = tl.arange(0, SIZE)[:, None]
     column = tl.arange(0, SIZE)[None, :]
     line = tl.arange(0, SIZE)
@@ -64,11 +61,7 @@ def _add_product(
 
 @triton.jit
 def _invert(m, x, r, N: constexpr, T: constexpr, K: constexpr):
-    """M <- M^-1 of N rows whose Hermitian part is at least I; X and R are overwritten.
-
-    By 2 x 2 blocks beyond 64 rows; then a Newton step takes away what elimination has left, which grows with the
-    square of the norm.
-    """
+    """M <- M^-1 of N rows with Hermitian part at least I, by 2 x 2 blocks and a Newton step; overwrites X and R."""
     if N == T:
         _invert_leaf(m, x, N, T)
     else:

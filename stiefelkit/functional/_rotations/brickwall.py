@@ -191,10 +191,7 @@ def _diamonds(angle: Tensor, phase: Tensor | None, mesh: MeshLayout, dtype: torc
 
 @dataclass(frozen=True)
 class _MatrixOrder:
-    """Order in memory of small matrices (count, rows, columns), and operations on them in that order.
-
-    With `last` entry by entry, for products of tiny matrices by elementwise operations; else matrix by matrix.
-    """
+    """Order in memory of small matrices: entry by entry (`last`, for elementwise products) or matrix by matrix."""
 
     last: bool
 

@@ -58,10 +58,7 @@ def brickwall_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
 
 
 def _nulled(w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Makes W diagonal in place; returns sines, cosines and phase factors of the rotations by layer and upper wire.
-
-    In numpy, whose calls cost a tenth of torch's: each rotation depends on the one before.
-    """
+    """Makes W diagonal in place, in numpy; returns sines, cosines and phase factors by layer and upper wire."""
     n = len(w)
     sine, cosine, turn = np.zeros_like(w), np.ones_like(w), np.ones_like(w)
     for i in range(1, n):

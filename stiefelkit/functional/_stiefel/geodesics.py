@@ -91,11 +91,7 @@ def geodesic(w: Tensor, u: Tensor, *vectors: Tensor, metric: str = "canonical") 
 
 
 def _thin(w: Tensor, om: Tensor, v: Tensor, vectors: tuple[Tensor, ...], alpha: int) -> tuple[Tensor, ...]:
-    """Applies exp(A) on the span of B = [W, V C^-1], where A B = B M (see `on_span`).
-
-    For any Z, A Z = B N and exp(A) Z = Z + B phi(M) N, phi(x) = (e^x - 1) / x: a block of the exponential of
-    [[M, N], [0, 0]].
-    """
+    """Applies exp(A) on the span of B, A B = B M, to Z by A Z = B N: exp(A) Z = Z + B phi(M) N, phi = (e^x - 1) / x."""
     p = w.shape[-1]
     m, b, c = on_span(alpha * om, v)
     # N of each: [alpha Om W^H Z - V^H Z; C W^H Z].

@@ -124,10 +124,7 @@ def turn(direction: Tangent, step: float | Tensor) -> Tensor:
 def split_increment(
     w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None, unscaled: bool = False
 ) -> Tensor:
-    """Returns the increment of a split step, which removes a defect as that of `cayley_increment`.
-
-    An unscaled one is without (I + E)^(-1/2), for a polar factor that follows.
-    """
+    """Returns the increment of a split step; unscaled without (I + E)^(-1/2), for a polar factor that follows."""
     along = turn(direction, step)
     if direction.rest is None:
         return w @ (along if defect is None else along.add_(defect, alpha=-0.5))
@@ -160,10 +157,7 @@ def transported_momentum(
 
 
 def leapt_momentum(w: Tensor, moved: Tensor, direction: Tangent, step: float | Tensor, share: float) -> Tensor:
-    """Transports a momentum that is the direction itself, of any length, in the dtype of W', which is a wide one.
-
-    V' = (V + t W1 V^H V) (I + t^2 V^H V)^(-1/2), without cancellation.
-    """
+    """Transports a momentum that is the direction, of any length: V' = (V + t W1 V^H V) (I + t^2 V^H V)^(-1/2)."""
     within = moved @ (direction.rotation.to(moved.dtype) * share)
     if direction.rest is None:
         return within
