@@ -316,13 +316,8 @@ def _polished(w: Tensor, dtype: torch.dtype) -> Tensor:
         # The norm of a whole batch is one operator, and no less than that of each.
         elif not torch.linalg.vector_norm(off).item() <= permitted:
             worst = torch.linalg.vector_norm(off, dim=(-2, -1)).max().item()
-            needs(
-                worst <= permitted,
-                NotAFrameError,
-                "Stiefel",
-                f"||W^H W - I||_F <= {permitted:.2g}; projx gives the nearest",
-                f"{worst:.2g}",
-            )
+            words = f"||W^H W - I||_F <= {permitted:.2g}; projx gives the nearest"
+            needs(worst <= permitted, NotAFrameError, "Stiefel", words, f"{worst:.2g}")
     # The rounding of a float32 frame would stay in every later one. The gradient passes straight through.
     return w if correction is None else torch.sub(w, correction, alpha=0.5)
 

@@ -93,10 +93,7 @@ class Bucket:
         self.is_current = False
 
     def run(self, move: Callable[[Group, "Bucket"], None], group: Group, writes: dict[int, int]) -> None:
-        """Makes a step of a group's frames that writes all or nothing.
-
-        Notes in `writes` how often each frame has been written to by then.
-        """
+        """Makes a step of a group's frames that writes all or nothing, and notes the write count of each frame."""
         if self._were_changed(writes, by_value=group.get("every", 1) == 1):
             self.forget()
         fresh = [*filter(operator.not_, self.states)]
@@ -139,11 +136,7 @@ class Bucket:
             self.all_finite = holds if self.all_finite is None else self.all_finite & holds
 
     def _were_changed(self, writes: Mapping[int, int], by_value: bool) -> bool:
-        """Returns whether somebody else wrote to a frame since so many `writes`, by id, as far as they are known.
-
-        Writes through `.data`, as of means, are not counted. By value, a mean is known by its columns, which are
-        shorter than 1: a few of them are looked at, every eighth time.
-        """
+        """Returns whether somebody else wrote to a frame: by write counts, each eighth time by the columns."""
         now = [*map(write_count, self.params)]
         if now != [*map(writes.get, map(id, self.params), now)]:
             return True
@@ -355,10 +348,7 @@ class Bucket:
         return [local_part(placed_like(x.reshape(like.shape), like)) for x, like in zip(parts, likes, strict=True)]
 
     def state(self, key: str, *, is_real: bool = False, of_columns: bool = False) -> Tensor:
-        """Returns a state of every frame, zero at first, and cast if the frame was; not to be written to.
-
-        It is of the frame's shape, or (*, p, p) if it is `of_columns`, and of its dtype, or real.
-        """
+        """Returns a state of every frame, zero at first, in its dtype or real; (*, p, p) if `of_columns`."""
         dtype = self.params[0].dtype
         dtype = dtype.to_real() if is_real else dtype
         stack = self._held(key) if key in self._stacks else None
@@ -375,10 +365,7 @@ class Bucket:
         return self.states[0][key].detach() if self._is_matrix else self._gathered(key)
 
     def numbers(self, key: str, *, of_frames: bool = False) -> Tensor:
-        """Returns a real number of each matrix, zero at first; where no value is read, the tensor that is kept itself.
-
-        Or one of each frame, (b,), in float32.
-        """
+        """Returns a real number of each matrix, or of each frame, zero at first; without reads the kept tensor."""
         stack = self._held(key)
         if stack is None:
             p = self.params[0]
@@ -457,10 +444,7 @@ def _dense(g: Tensor) -> Tensor:
 
 
 class Sorting:
-    """The buckets of a group, and by what they are known to be still the right ones.
-
-    Made of the group's frames, the optimizer's states, and whether values may be read if they can be.
-    """
+    """The buckets of a group, and by what they are known to be still the right ones."""
 
     def __init__(self, params: list[Tensor], states: MutableMapping[Tensor, State], is_free: bool):
         self._params = list(params)

@@ -57,9 +57,8 @@ class CayleyAdam(TangentOptimizer):
         moment = bucket.state("exp_avg").mul(first).add_(g, alpha=1 - first)
         direction = riemannian_gradient(w, moment, metric)
         bucket.stage("exp_avg", direction.covector(w, metric))
-        generators = direction.generator_norms()
         scales = [
             inverse((1 - first**k) * (v / (1 - second**k) + group["eps"]) ** 0.5)
             for k, v in second_moments(bucket, norms_of(g)[0], second)
         ]
-        return direction, bounded_steps(generators, scales, rate(group), group["q"])
+        return direction, bounded_steps(direction, scales, rate(group), group["q"])

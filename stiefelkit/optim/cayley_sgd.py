@@ -51,5 +51,5 @@ class CayleySGD(TangentOptimizer):
     def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
         direction = gradient_with_momentum(group, bucket, w, g)
-        generators = direction.generator_norms()
-        return direction, bounded_steps(generators, [1.0] * len(generators), rate(group), group["q"])
+        scales = [1.0] * len(direction.rotation_norms)
+        return direction, bounded_steps(direction, scales, rate(group), group["q"])

@@ -2,10 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from stiefelkit._torch import step_inside
 from stiefelkit.errors import CheckpointError, NonFiniteError, needs, shown
@@ -19,17 +20,8 @@ LATE = ("momentum_buffer", "square_avg", "exp_avg_sq", "rotation_sq", "step", "l
 """May be missing in that of a frame, as from other settings or another dtype, and begins anew."""
 
 
-class HasGroups(Protocol):
-    """An optimizer, by its groups."""
-
-    param_groups: list[Group]
-
-
-def check_states(optimizer: HasGroups, state_dict: object, free: type[torch.optim.Optimizer]) -> None:
-    """Raises CheckpointError unless a state dict has the groups and parameters of an optimizer, each once.
-
-    `free` is the optimizer without frames that it may have been mistaken for.
-    """
+def check_states(optimizer: Optimizer, state_dict: object, free: type[Optimizer]) -> None:
+    """Raises CheckpointError unless a state dict has the groups and parameters of an optimizer, each once."""
     name = type(optimizer).__name__
     loaded = state_dict if isinstance(state_dict, Mapping) else {}
     state, groups = loaded.get("state"), loaded.get("param_groups")
@@ -48,15 +40,13 @@ def check_states(optimizer: HasGroups, state_dict: object, free: type[torch.opti
     for i, (group, saved) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
         ids = saved.get("params") if isinstance(saved, Mapping) else None
         own = len(group["params"])
-        if not isinstance(ids, list) or len({*map(str, ids)}) != own or len(ids) != own or seen.intersection(ids):
-            raise CheckpointError(
-                f"{name} needs a state dict whose group {i} has {own} parameters of its own, got {shown(ids)}."
-            )
-        if not one_of(group["manifold"]).holds(saved.get("manifold")):
-            raise CheckpointError(
-                f"{name} needs a state dict whose group {i} has the manifold {group['manifold']!r}, got "
-                f"{shown(saved.get('manifold'))}."
-            )
+        ids = ids if isinstance(ids, list) else []
+        are_own = len({*map(str, ids)}) == len(ids) == own and not seen.intersection(ids)
+        who = f"{name} (group {i})"
+        needs(are_own, CheckpointError, who, f"a state dict with {own} parameters of its own", ids)
+        manifold = saved.get("manifold")
+        fits = one_of(group["manifold"]).holds(manifold)
+        needs(fits, CheckpointError, who, f"a state dict with the manifold {group['manifold']!r}", manifold)
         seen.update(ids)
     for key, entry in state.items():
         is_own = key in seen and isinstance(entry, Mapping)
@@ -64,16 +54,9 @@ def check_states(optimizer: HasGroups, state_dict: object, free: type[torch.opti
 
 
 def check_entries(
-    optimizer: HasGroups, i: int, group: Group, ids: list[object], state: Mapping[object, Mapping[str, Any]]
+    optimizer: Optimizer, i: int, group: Group, ids: list[object], state: Mapping[object, Mapping[str, Any]]
 ) -> None:
-    """Raises unless the states of one group's parameters are such as its settings, which are in range, lead to.
-
-    What these are, the optimizer tells by a step of a small frame or parameter of the same kind and settings.
-
-    Raises:
-        CheckpointError: something is missing, or of another type, shape or field.
-        NonFiniteError: a state holds NaN or infinity.
-    """
+    """Raises unless the states of a group are such as a step of a small parameter of the same kind leads to."""
     templates: dict[tuple[int, torch.dtype], dict[str, object]] = {}
     for p, key in zip(optimizer.param_groups[i]["params"], ids, strict=True):
         entry = state.get(key)
@@ -89,12 +72,7 @@ def check_entries(
 def without_remainders(
     state: Mapping[object, Mapping[str, Any]], dtypes: Mapping[object, torch.dtype]
 ) -> dict[object, Mapping[str, Any]]:
-    """Returns states without what belongs to frames in another dtype: remainders of rounding, and what has added up.
-
-    Args:
-        state: of each parameter, checked.
-        dtypes: of the parameters, by the same keys.
-    """
+    """Returns states without the remainders and accumulated errors of frames in another dtype."""
     return {
         key: {name: value for name, value in entry.items() if name not in ("lo", "wear")}
         if "lo" in entry and entry["lo"].dtype != dtypes[key]
@@ -103,7 +81,7 @@ def without_remainders(
     }
 
 
-def _made(optimizer: HasGroups, group: Group, p: Tensor) -> dict[str, object]:
+def _made(optimizer: Optimizer, group: Group, p: Tensor) -> dict[str, object]:
     """Returns the state of a small parameter after one step of length 0, each tensor by what its shape follows."""
     shape = (*(2 for _ in p.shape[:-2]), 4, 3)[-p.dim() :] if p.dim() else ()
     if group["manifold"] is not None:

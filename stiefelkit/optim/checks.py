@@ -53,19 +53,17 @@ def check_group(optimizer: HasSettings, group: Group) -> Group:
         if key in group:
             group[key] = check.require(name, key, group[key])
     momentum, dampening = group.get("momentum", 0), group.get("dampening", 0)
-    if group.get("nesterov") and not (momentum and not dampening):
-        got = f"momentum={shown(momentum)} and dampening={shown(dampening)}"
-        raise OptionError(f"{name} needs a momentum and no dampening for nesterov=True, got {got}.")
+    is_damped = bool(group.get("nesterov") and (dampening or not momentum))
+    got = f"momentum={shown(momentum)} and dampening={shown(dampening)}"
+    needs(not is_damped, OptionError, name, "a momentum and no dampening for nesterov=True", got)
     manifold = group["manifold"]
     if manifold is None:
         _check_torch_settings(name, optimizer.free_optimizer, group)
         return group
     check_manifold(name, manifold)
-    if group.get("weight_decay"):
-        raise OptionError(
-            f"{name} needs weight_decay=0 for frames, which cannot shrink, got {shown(group['weight_decay'])}; "
-            "sk.optim.parameter_groups(model, weight_decay=...) gives it to the other parameters only."
-        )
+    decay = group.get("weight_decay")
+    words = "weight_decay=0 for frames, which cannot shrink, as parameter_groups(model, weight_decay=...) gives it"
+    needs(not decay, OptionError, name, words, decay)
     return group
 
 
@@ -142,15 +140,12 @@ def members_of(group: Mapping[str, Any]) -> list[Tensor]:
 
 
 def by_manifold(name: str, group: Any) -> list[Any]:
-    """Splits a group that names no manifold by those that its tensors say they are on, as geoopt's do.
-
-    Frames get no weight decay, since they cannot shrink.
-    """
+    """Splits a group that names no manifold by those that its tensors name, frames without weight decay."""
     if not isinstance(group, dict) or isinstance(group.get("params"), set):
         return [group]  # which torch refuses
     params = listed(name, group.get("params"))
-    if not all(isinstance(entry, Tensor) or (isinstance(entry, tuple) and len(entry) == 2) for entry in params):
-        raise OptionError(f"{name} needs tensors, or names with them, got {shown(params)}.")
+    are_tensors = all(isinstance(entry, Tensor) or (isinstance(entry, tuple) and len(entry) == 2) for entry in params)
+    needs(are_tensors, OptionError, name, "tensors, or names with them", params)
     group = {**group, "params": params}
     if "manifold" in group:
         return [group]

@@ -88,11 +88,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         self._step_of_free = unhooked_step(self.free_optimizer)
 
     def add_param_group(self, param_group: Group) -> None:
-        """Adds a group after its manifold, its settings and its frames were checked.
-
-        Of a group that names no manifold, tensors that say which one they are on, as `geoopt.ManifoldParameter` does,
-        become a group of their own.
-        """
+        """Adds a group after its checks; tensors that name a manifold themselves become a group of their own."""
         name = type(self).__name__
         groups = checks.by_manifold(name, param_group)
         for i, group in enumerate(groups):
@@ -123,11 +119,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         return full
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what `state_dict` gave, after all of it was checked; what is refused changes nothing.
-
-        CheckpointError is raised if a group names another manifold, or none, as that of another kind of optimizer; or a
-        state is missing, or of another type, shape or field than this optimizer gives it.
-        """
+        """Loads what `state_dict` gave, after all of it was checked; what is refused changes nothing."""
         needs(isinstance(state_dict, Mapping), CheckpointError, type(self).__name__, "a state dict", state_dict)
         # As the last of the hooks, since those before it may mend what they are given.
         check = self.register_load_state_dict_pre_hook(lambda _, loaded: self._check_state_dict(loaded))

@@ -155,11 +155,9 @@ def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Pa
     check_module(model, "geoopt_parameters", remedy)
     found = [(w, name) for w in orthogonal_weights(model) for name in w.coordinate_list.param.manifolds]
     for weight, name in found:
-        if is_sharded(weight.coordinate_list.coordinates[name]):
-            raise OptimizerError(
-                f"geoopt_parameters needs whole frames, got a sharded one in {weight.qualified}; the optimizers of "
-                "stiefelkit.optim take sharded frames."
-            )
+        is_whole = not is_sharded(weight.coordinate_list.coordinates[name])
+        words = "whole frames (the optimizers of stiefelkit.optim take sharded ones)"
+        needs(is_whole, OptimizerError, "geoopt_parameters", words, f"a sharded one in {weight.qualified}")
     import geoopt
 
     from stiefelkit.manifolds import Stiefel

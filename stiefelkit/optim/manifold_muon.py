@@ -79,11 +79,7 @@ class ManifoldMuon(TangentOptimizer):
 
 
 def averaged_gradient(group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> Tangent:
-    """Stages the mean of the gradients, which is of the ambient space, and returns its tangent part.
-
-    Raises:
-        OverflowError: it is not finite.
-    """
+    """Stages the mean of the gradients, and returns its tangent part; OverflowError if it is not finite."""
     momentum = group["momentum"]
     if momentum:
         g = bucket.state("momentum_buffer").mul(momentum).add_(g, alpha=1 - momentum)
@@ -95,10 +91,7 @@ def averaged_gradient(group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> Tan
 
 
 def above_rounding(gradient: Tangent, g: Tensor) -> Tangent:
-    """Returns a Riemannian gradient of G with zeros in the place of either part that cannot be told from rounding.
-
-    For optimizers that make a direction of full length of it, however short it is.
-    """
+    """Returns a Riemannian gradient of G, with zeros for a part that cannot be told from rounding."""
     rounding = _ROUNDING * torch.finfo(g.dtype).eps * g.shape[-1] ** 0.5
     lost = [rounding * norm for norm in norms_of(g)[0]]
     rotation, rotation_norms = _above(lost, gradient.rotation, gradient.rotation_norms)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import CheckpointError, OptionError, needs, shown
+from stiefelkit.errors import CheckpointError, OptionError, needs
 from stiefelkit.numbers import as_python_number
 from stiefelkit.optim.batch import Group
 from stiefelkit.optim.checks import listed, loss_of
@@ -84,8 +84,8 @@ class MixedOptimizer(torch.optim.Optimizer):
             got = f"one of {len(states)}" if isinstance(states, list) else "one of a single optimizer"
             raise CheckpointError(f"MixedOptimizer needs a state dict of {len(self.optimizers)} optimizers, got {got}.")
         for state in states:
-            if not isinstance(state, Mapping) or not {"state", "param_groups"} <= {*state}:
-                raise CheckpointError(f"MixedOptimizer needs state dicts of optimizers, got {shown(state)}.")
+            is_one = isinstance(state, Mapping) and {"state", "param_groups"} <= {*state}
+            needs(is_one, CheckpointError, "MixedOptimizer", "state dicts of optimizers", state)
         before = [optimizer.state_dict() for optimizer in self.optimizers]
         try:
             for optimizer, state in zip(self.optimizers, states, strict=True):

@@ -72,11 +72,7 @@ class MultiplicativeCayley(TangentOptimizer):
 
 
 def _preconditioned(g: Tensor, squares: Tensor, alpha: float, eps: float) -> tuple[Tensor, Tensor]:
-    """G over the root of the mean square of its entries, and the mean squares: complex numbers, too, of a complex G.
-
-    Raises:
-        OverflowError: a mean square is not finite.
-    """
+    """Returns G over the root of the mean squares of its entries, and these; OverflowError if one is not finite."""
     if not g.is_complex():
         squares = squares.mul(alpha).addcmul_(g, g, value=1 - alpha)
         if may_sync_host(squares) and not torch.isfinite(squares).all():

@@ -99,11 +99,7 @@ class RMSprop(torch.optim.RMSprop):
         return as_python_number(super().state_dict(), keep=Tensor)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Does one step; returns what the closure returns, if there is one.
-
-        Raises:
-            OptimizerError: torch's would not take a gradient, as a sparse one; no parameter is changed.
-        """
+        """Does one step, and returns what the closure returns; a sparse gradient is refused before any step."""
         for group in self.param_groups:  # schedulers change these two
             group["lr"] = RATE.require("RMSprop", "lr", group["lr"])
             group["momentum"] = MOMENTUM.require("RMSprop", "momentum", group["momentum"])

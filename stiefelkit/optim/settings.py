@@ -149,12 +149,7 @@ def document_settings(optimizer: type, settings: Collection[Setting]) -> None:
 
 
 def signature(settings: Sequence[Setting], positional: int = 1) -> inspect.Signature:
-    """Returns the call that the settings make: the parameters, the rate, and the others by keyword.
-
-    Args:
-        settings: the rate first.
-        positional: how many of them may be given without their names.
-    """
+    """Returns the call that settings make: the parameters, so many by position, and the others by keyword."""
     first, then = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     taken = [
         inspect.Parameter(setting.name, first if i < positional else then, default=setting.default)

@@ -8,7 +8,7 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -43,8 +43,6 @@ __all__ = [
     "shares",
     "step_length_and_error",
 ]
-
-Number = TypeVar("Number", float, Tensor)
 
 PROMISED = {"exact": 2.0, "fast": 30.0, "float64": 20.0}
 """Largest ||W^H W - I||_F after any step, in rounding limits; below p = 16 one eps more. "float64" in both."""
@@ -306,7 +304,7 @@ def gradient_with_momentum(group: Group, bucket: Bucket, w: Tensor, g: Tensor, *
     return direction
 
 
-def second_moments(bucket: Bucket, norms: Norms, decay: float) -> list[tuple[Number, Number]]:
+def second_moments(bucket: Bucket, norms: Norms, decay: float) -> list[tuple[float | Tensor, float | Tensor]]:
     """Stages the next count of steps and :math:`v ← decay v + (1 - decay) ‖G‖^2`; returns both for each matrix.
 
     Where no value is read, one pair of tensors of all of them. A moment that is not finite raises OverflowError.
@@ -339,22 +337,21 @@ def count_steps(bucket: Bucket) -> Norms:
     return counts if matrices == 1 else [k for k in counts for _ in range(matrices)]
 
 
-def inverse(x: Number) -> Number:
+def inverse(x: float | Tensor) -> float | Tensor:
     """Returns 1 / x, and 0 where nothing has been measured yet."""
     if isinstance(x, Tensor):
         return torch.where(x > 0, x.reciprocal(), 0.0)
     return 1 / x if x > 0 else 0.0
 
 
-def bounded_steps(generators: Norms, scales: Norms, lr: float | Tensor, q: float) -> Norms:
-    """Returns steps :math:`min(lr, 2 q / ‖A‖_F)` along directions times their scales, by the norms of the generators A.
+def bounded_steps(direction: Tangent, scales: Norms, lr: float | Tensor, q: float) -> Norms:
+    """Returns steps :math:`min(lr, 2 q / ‖A‖_F)` along a direction of generators A times its scales.
 
-    They are factors of the unscaled directions. Where the norm of a direction is too small to be told from zero,
-    nothing moves.
+    They are factors of the unscaled direction. Where its norm is too small to be told from zero, nothing moves.
     """
     if q == math.inf and isinstance(lr, float) and not isinstance(scales[0], Tensor):
         return [scale * lr for scale in scales]
-    scaled = [*map(operator.mul, scales, generators)]
+    scaled = [*map(operator.mul, scales, direction.generator_norms())]
     return [*map(operator.mul, scales, shares(scaled, 2 * q, lr))]
 
 
@@ -429,11 +426,7 @@ def divided(x: Tensor, units: Norms) -> Tensor:
 
 
 def in_units(w: Tensor, direction: Tangent, steps: Norms) -> tuple[Tangent, Norms]:
-    """Returns the same steps along directions of length 1 or so, where the factors are extreme, as of a rate of 1e30.
-
-    Units are powers of 2, so that nothing is rounded; what rounding below the normal numbers has put into
-    :math:`W^H P` is taken away. Where there is no direction, there is no step.
-    """
+    """Returns the same steps along directions of length 1 or so, in powers of 2, where factors are extreme."""
     if isinstance(direction.rotation_norms[0], Tensor) or fit_float32_range(steps):
         return direction, steps
     norms = direction.norms("euclidean")
@@ -456,10 +449,7 @@ def in_units(w: Tensor, direction: Tangent, steps: Norms) -> tuple[Tangent, Norm
 
 
 def measured(bucket: Bucket, coarse: bool = False, lands: Tensor | None = None) -> tuple[Tensor, float, float]:
-    """Returns W^H W - I of what W is the rounding of, its largest norm, and the error that taking it away leaves.
-
-    It is computed in the dtype of W if coarse, else in float64. For `lands` see `polish`.
-    """
+    """Returns W^H W - I, in the dtype of W if coarse, its norm, and the error that taking it away leaves."""
     if not bucket.is_current:
         bucket.load()
     defect = defect_of(bucket.w) if coarse else rounded_defect(bucket.w, bucket.lo)
@@ -488,10 +478,7 @@ def polish_threshold(n: int, p: int, precision: str) -> float:
 
 
 def left_behind(defect: Tensor, norm: float, direction: Tangent, steps: Norms) -> float:
-    """Bounds what an increment leaves of a defect D which it takes away, ||D Y||_F with Y = t Omega + t^2 P^H P / 2.
-
-    For large D that is estimated by what 8 rows times D Y are, and half more.
-    """
+    """Bounds what an increment leaves of a defect D that it takes away, ||D Y||_F; for large D by 8 rows."""
     p = defect.shape[-1]
     if p < _SMALLEST_PROBED or defect.dim() > 2:
         norms = zip(steps, direction.rotation_norms, direction.rest_norms, strict=True)
@@ -504,21 +491,14 @@ def left_behind(defect: Tensor, norm: float, direction: Tangent, steps: Norms) -
 
 
 def polish(bucket: Bucket, coarse: bool = False, lands: Tensor | None = None) -> float:
-    """Takes W^H W - I away, computed in the dtype of W if coarse, and returns how large it was.
-
-    Frames for which `lands`, 0 or 1, shape (*, 1, 1), is 0 stay as they are, and do not count.
-    """
+    """Takes W^H W - I away of frames that `lands`, 0 or 1, chooses, and returns how large it was."""
     defect, norm, bucket.accumulated_error = measured(bucket, coarse, lands)
     bucket.add((bucket.w @ defect).mul_(-0.5))
     return norm
 
 
 def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf, lands: Tensor | None = None) -> None:
-    """Polishes frames that products alone have moved until they are, or so often where no value is read.
-
-    In "exact" the defect is computed in float64, where none is read the last one alone. `left` is how far from the
-    manifold they are, as far as is known. For `lands` see `polish`.
-    """
+    """Polishes frames, at most `left` from the manifold, until they are on it, or `turns` times without reads."""
     exact, p = precision == "exact", bucket.params[0]
     if not bucket.may_sync_host:
         for turn in range(1, turns + 1):

@@ -67,24 +67,6 @@ def test_procrustes(name, shape, dtype, metric):
     assert found <= target
 
 
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_leading_eigenspace(name, dtype, metric):
-    """Max tr(W^H A W): the sum of the largest eigenvalues."""
-    n, p = 20, 4
-    q = haar((n, n), dtype, 3)
-    values = torch.cat([torch.linspace(2, 1.5, p), torch.linspace(1, 0, n - p)]).double()
-    a = (q * values) @ q.mH
-    optimum = -values[:p].sum().item()
-
-    def objective(w):
-        return -(w.conj() * (a.to(w.dtype) @ w)).sum().real
-
-    target = optimum + 1e-6 * abs(optimum)
-    assert minimise(name, objective, (n, p), dtype, metric, 0.1, target) <= target
-
-
 @pytest.mark.parametrize("rate", [0.03, 0.1, 0.3])
 @pytest.mark.parametrize("name", ["CayleySGD", "MultiplicativeCayley", "POGO"])
 def test_defaults_end_at_the_optimum_and_not_in_a_cycle_around_it(name, rate):

@@ -8,7 +8,6 @@ import torch
 from optimizers_at_hand import OPTIMIZERS, STATEFUL, Shapes, every_optimizer, excess, frame, gradient, group, run
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import stiefelkit as sk
 from stiefelkit import errors
@@ -76,47 +75,12 @@ def test_a_grad_scaler_skips_what_overflowed_and_unscales_the_rest(name):
 
 
 @every_optimizer
-@pytest.mark.parametrize("foreach", [True, False])
-def test_foreach_moves_the_others_to_the_same_place(name, foreach):
-    def trained(choice):
-        seeds.reseed()
-        net = sk.orthogonal(nn.Linear(4, 4), "weight", "stiefel")
-        optimizer = OPTIMIZERS[name](sk.optim.parameter_groups(net, lr=0.1), foreach=choice)
-        for _ in range(3):
-            optimizer.zero_grad()
-            net(torch.ones(4)).square().sum().backward()
-            optimizer.step()
-        return net
-
-    ours, theirs = trained(foreach), trained(None)
-    assert torch.allclose(ours.bias, theirs.bias)
-    assert torch.equal(ours.weight, theirs.weight)
-
-
-@every_optimizer
 def test_tall_frames_never_need_an_n_by_n_matrix(name):
     w = frame((300, 4))
     optimizer = OPTIMIZERS[name](group(w), lr=0.1, **STATEFUL[name])
     with Shapes() as seen:
         run(optimizer, w, [gradient((300, 4), seed=i) for i in range(3)])
     assert seen.largest <= 300 * 4
-
-
-@every_optimizer
-def test_frames_of_one_shape_are_moved_as_one_batch(name):
-    def moved(ws, first=0):
-        optimizer = OPTIMIZERS[name](group(*ws), lr=0.1)
-        for seed in range(3):
-            for i, w in enumerate(ws):
-                w.grad = gradient(tuple(w.shape), seed=first + 10 * i + seed)
-            with Shapes() as seen:
-                optimizer.step()
-        return seen.products
-
-    many = [frame((6, 4), seed=i) for i in range(20)]
-    products = moved(many)
-    # The batch takes each stage that any of its frames needs.
-    assert products <= max(moved([frame((6, 4), seed=i)], 10 * i) for i in range(20)) + 2
 
 
 @every_optimizer
@@ -221,31 +185,3 @@ def test_torchs_distributed_checkpoint_resumes_to_the_same_bits(name, settings, 
     again, other = made()
     set_state_dict(again, other, model_state_dict=saved[0], optim_state_dict=saved[1], options=options)
     assert all(map(torch.equal, trained(model, optimizer, 2), trained(again, other, 2)))
-
-
-@every_optimizer
-def test_a_hook_of_every_optimizer_is_called_once_a_step_and_not_by_loading(name):
-    w, p, called = frame((4, 3)), nn.Parameter(torch.ones(3)), []
-    optimizer = OPTIMIZERS[name]([*group(w), {"params": [p]}], lr=0.1)
-    hook = register_optimizer_step_post_hook(lambda stepped, *_: called.append(stepped))
-    try:
-        w.grad, p.grad = gradient((4, 3)), torch.ones(3)
-        optimizer.step()
-        optimizer.load_state_dict(optimizer.state_dict())
-    finally:
-        hook.remove()
-    assert called == [optimizer]
-    assert (p < 1).all()
-
-
-@every_optimizer
-def test_groups_saved_without_capturable_are_taken_and_go_on(name):
-    w, p = frame((4, 3)), nn.Parameter(torch.ones(3))
-    optimizer = OPTIMIZERS[name]([*group(w), {"params": [p]}], lr=0.1)
-    saved = optimizer.state_dict()
-    for of in saved["param_groups"]:
-        del of["capturable"]
-    optimizer.load_state_dict(saved)
-    w.grad, p.grad = gradient((4, 3)), torch.ones(3)
-    optimizer.step()
-    assert (p < 1).all()

@@ -1,6 +1,5 @@
 """Many frames in one step: as in a batch, without a call for each, and as if each were alone."""
 
-import copy
 import gc
 import math
 import os
@@ -215,25 +214,6 @@ def test_whatever_happens_between_steps_frames_go_as_alone(name, event):
         assert p.dtype == q.dtype
         assert torch.linalg.vector_norm(p - q) <= 1e-5
         assert excess(p) <= (20 if p.dtype == torch.float64 else 2) + 4
-
-
-def test_a_refused_step_changes_no_frame_and_no_state():
-    params = apart(frame((COUNT, 5, 4)))
-    optimizer = sk.optim.CayleyAdam(group(*params), lr=RATE)
-    for i in range(2):
-        give(params, gradient((COUNT, 5, 4), seed=i))
-        optimizer.step()
-    frames, states = copy.deepcopy(params), copy.deepcopy(optimizer.state_dict()["state"])
-    params[3].grad = torch.full_like(params[3], math.nan)
-    with pytest.raises(sk.errors.NonFiniteError):
-        optimizer.step()
-    assert all(map(torch.equal, frames, params))
-    for before, p in zip(states.values(), params, strict=True):
-        for key, value in optimizer.state[p].items():
-            assert torch.equal(torch.as_tensor(before[key]), torch.as_tensor(value))
-    give(params, gradient((COUNT, 5, 4), seed=2))
-    optimizer.step()
-    assert not torch.equal(frames[0], params[0])
 
 
 def test_large_frames_leave_no_copy_behind():

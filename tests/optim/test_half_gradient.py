@@ -159,14 +159,6 @@ def test_a_run_is_resumed_with_it():
     assert torch.allclose(gradients(other)[FRAME], whole(blocks(other)[1]))
 
 
-def test_a_weight_that_is_registered_anew_can_have_it_too():
-    net = make()
-    sk.bake(net.rnn, "weight_hh_l0")
-    sk.orthogonal(net.rnn, "weight_hh_l0", "stiefel")
-    optimizer_of(net, "half")
-    assert torch.allclose(gradients(net)[FRAME], half(blocks(net)[1]))
-
-
 def test_layers_directions_and_cells_have_it():
     rnn: Any = OrthogonalRNN(2, N, 2, field="complex", bidirectional=True, parametrization="stiefel", dtype=DOUBLE)
     cell: Any = OrthogonalRNNCell(2, N, field="complex", parametrization="stiefel", dtype=DOUBLE)

@@ -29,7 +29,6 @@ class Difference:
         why: the reason.
         attempt: does it, and is refused.
         error: by what.
-        said: the pattern of the sentence.
         tests: a pattern of the names of its tests, which fail.
         may_pass: whether they need not, as where rounding decides.
     """
@@ -40,7 +39,6 @@ class Difference:
     why: str
     attempt: Callable[[], Any] | None = None
     error: type[Exception] | None = None
-    said: str = ""
     tests: str = ""
     may_pass: bool = False
 
@@ -90,7 +88,6 @@ DIFFERENCES = (
         "they keep lists of their own and would read the weights as they were",
         lambda: sk.orthogonal(nn.LSTM(4, 4), "weight_hh_l0"),
         errors.OptionError,
-        r"^An orthogonal weight needs a module that reads it at each forward, got LSTM, .*; use .*\.$",
     ),
     Difference(
         "torch",
@@ -99,7 +96,6 @@ DIFFERENCES = (
         "they have no shape yet",
         lambda: sk.orthogonal(nn.LazyLinear(4), "weight"),
         errors.OptionError,
-        r"^An orthogonal weight needs a shape, got LazyLinear\.weight of a lazy module; call .*\.$",
     ),
     Difference(
         "torch",
@@ -108,7 +104,6 @@ DIFFERENCES = (
         "a kernel is a matrix in several ways, and they differ in what the layer keeps",
         lambda: sk.orthogonal(nn.Conv2d(3, 3, 2), "weight"),
         errors.ShapeError,
-        r"^Cayley on Conv2d\.weight needs view=.* for a kernel, got shape \(3, 3, 2, 2\)\.$",
     ),
     Difference(
         "torch",
@@ -117,7 +112,6 @@ DIFFERENCES = (
         "`max_norm` scales rows of the frame, `padding_idx` leaves one out",
         lambda: sk.orthogonal(nn.Embedding(5, 4, padding_idx=0), "weight"),
         errors.OptionError,
-        r"^An orthogonal weight needs an embedding that leaves it alone, got .* first\.$",
     ),
     Difference(
         "torch",
@@ -126,7 +120,6 @@ DIFFERENCES = (
         "a weight that a loader has left without values is reported at its first read",
         lambda: _framed().to("meta")(torch.ones(2, 4, device="meta")),
         errors.UnfilledError,
-        r"^Cayley needs filled coordinates, got a weight that was moved to or from the meta device .* first\.$",
     ),
     Difference(
         "torch",
@@ -135,7 +128,6 @@ DIFFERENCES = (
         "it would take them off the manifold",
         _stepped(torch.optim.SGD, "stiefel", lr=0.1),
         errors.OptimizerError,
-        r"^SGD needs parameters that may move freely, got the frame of Linear\.weight .*; use sk\.optim\..*\.$",
     ),
     Difference(
         "torch",
@@ -144,7 +136,6 @@ DIFFERENCES = (
         "coordinates are vectors, and their weight needs no such step; `ManifoldMuon` takes Muon's step on frames",
         _stepped(torch.optim.Muon),
         ValueError,
-        "Muon only supports 2D parameters",
     ),
     Difference(
         "torch",
@@ -153,7 +144,6 @@ DIFFERENCES = (
         "every entry of a frame depends on every coordinate, so their gradients are dense",
         _stepped(torch.optim.SparseAdam),
         RuntimeError,
-        "SparseAdam does not support dense gradients",
     ),
     Difference(
         "torch",
@@ -162,7 +152,6 @@ DIFFERENCES = (
         "a step ends in a projection and a rounding, and records no graph",
         lambda: _held(differentiable=True),
         errors.OptionError,
-        r"^CayleyAdam needs differentiable=False, since its steps record no graph, got True\.$",
     ),
     Difference(
         "torch",
@@ -171,7 +160,6 @@ DIFFERENCES = (
         "frames cannot shrink",
         lambda: _held(weight_decay=0.1),
         errors.OptionError,
-        r"^CayleyAdam needs weight_decay=0 for frames, which cannot shrink, got 0\.1; .*\.$",
     ),
     Difference(
         "torch",
@@ -180,7 +168,6 @@ DIFFERENCES = (
         "it would be moved twice, the second time from an old place",
         _twice,
         errors.OptionError,
-        "once in a group",
     ),
     Difference(
         "geoopt",
@@ -218,7 +205,6 @@ DIFFERENCES = (
         "no step from it gives a frame; `projx` gives the nearest",
         lambda: sk.manifolds.Stiefel().retr(torch.ones(3, 2), torch.ones(3, 2)),
         errors.NotAFrameError,
-        "projx gives the nearest",
         tests=r"test_sampling_manifold",
     ),
     Difference(

@@ -306,13 +306,6 @@ def test_what_the_module_refuses_is_refused_in_its_words(info):
             module(*taken.args, **taken.kwargs)
 
 
-@pytest.mark.parametrize("info", RECURRENT, ids=lambda info: info.name)
-def test_recurrent_layers_that_keep_lists_of_weights_are_refused(info):
-    made = inputs_of(info, True)[0].constructor_input
-    with pytest.raises(errors.OptionError, match="which keeps its own list of weights; use"):
-        sk.orthogonal(info.module_cls(*made.args, **made.kwargs), "weight_hh_l0")
-
-
 @pytest.mark.parametrize("info", LAZY, ids=lambda info: info.name)
 def test_lazy_modules_are_refused_before_the_first_batch_and_taken_after_it(info):
     input = inputs_of(info, True)[0]

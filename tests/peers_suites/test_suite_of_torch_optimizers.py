@@ -19,7 +19,6 @@ from torchs_inputs import for_all_optimizers, optim_db, with_flags
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.testing import seeds
 
 FREE = [
     name
@@ -414,17 +413,3 @@ def test_parameters_need_not_be_contiguous(name):
     steps(other, turned, spread)
     torch.testing.assert_close(turned, w, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(spread, p, rtol=1e-5, atol=1e-6)
-
-
-@every_optimizer
-def test_groups_go_by_rates_of_their_own_and_may_be_added(name):
-    optimizer, w, p = mixed(name)
-    late, still = frame((4, 3), seed=9), frame((5, 2), seed=seeds.seed() + 8)
-    optimizer.add_param_group({"params": [late], "manifold": "stiefel:canonical"})
-    optimizer.add_param_group({"params": [still], "manifold": "stiefel:euclidean", "lr": 0.0})
-    before = [t.detach().clone() for t in (w, late, still)]
-    late.grad, still.grad = gradient((4, 3)), gradient((5, 2))
-    steps(optimizer, w, p)
-    assert not torch.equal(w, before[0])
-    assert not torch.equal(late, before[1])
-    torch.testing.assert_close(still, before[2], rtol=0, atol=4 * torch.finfo(w.dtype).eps)

@@ -1,7 +1,7 @@
 """A loss and a start, and the minimum: an optimizer of deterministic losses as a function."""
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,14 +80,13 @@ def minimize(
     needs(callable(f), OptionError, "sk.optim.minimize", "a function of the point", f)
     are_several = isinstance(x0, tuple | list)
     points = [_parameter(x) for x in (x0 if are_several else [x0])]
-    manifolds: list[Any] = [manifold] * len(points)
-    if isinstance(manifold, Iterable) and not isinstance(manifold, str):
-        manifolds = listed("sk.optim.minimize", manifold)
+    is_one = manifold is None or isinstance(manifold, str)
+    manifolds: list[Any] = [manifold] * len(points) if is_one else listed("sk.optim.minimize", manifold)
     for name in manifolds:
         if name is not None:
             check_manifold("sk.optim.minimize", name)
-    if not points or len(manifolds) != len(points):
-        raise OptionError(f"sk.optim.minimize needs a manifold for each point, got {len(manifolds)} of {len(points)}.")
+    fit, got = bool(points) and len(manifolds) == len(points), f"{len(manifolds)} of {len(points)}"
+    needs(fit, OptionError, "sk.optim.minimize", "a manifold for each point", got)
     cls = minimizers.find(method)
     groups = [
         {"params": [w]} if name is None else frames(w, manifold=name)[0]
@@ -130,10 +129,7 @@ def _parameter(x: Any) -> nn.Parameter:
 def _reflected(
     f: Callable[..., Tensor], points: list[nn.Parameter], are_frames: list[bool], value: float
 ) -> list[Tensor] | None:
-    """Returns points with square real frames reflected where that lowers the loss most, if it does, or None.
-
-    W (I - 2 v v^T) changes a linear loss by -2 v^T sym(W^T G) v: v is the eigenvector of the largest eigenvalue.
-    """
+    """Returns points with square real frames reflected in the best way where that lowers the loss, or None."""
     square = [i for i, w in enumerate(points) if are_frames[i] and not w.is_complex() and w.shape[-1] == w.shape[-2]]
     if not square:
         return None

@@ -108,10 +108,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
         """
 
     def add_param_group(self, param_group: Group) -> None:
-        """Adds a group after its manifold, its settings and its frames were checked, as `FrameOptimizer` does.
-
-        All groups need the same settings, and parameters of one precision on one device.
-        """
+        """Adds a group after its checks; all need the same settings, one precision and one device."""
         name = type(self).__name__
         for group in checks.by_manifold(name, param_group):
             if isinstance(group, dict):

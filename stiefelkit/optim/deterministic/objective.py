@@ -138,10 +138,7 @@ class Objective:
         return here, self._noise > before
 
     def hessian(self, here: Position) -> Callable[[Tensor], Tensor]:
-        """Returns the flat Hessian at a position, as a map of flat vectors.
-
-        It comes from the graph of the gradients; where there is none from their differences.
-        """
+        """Returns the flat Hessian at a position, by the graph of the gradients or else by differences of them."""
         space = self.space
         hessian = space.hessian(here.points, here.gradients)
 

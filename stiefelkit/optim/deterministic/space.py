@@ -8,34 +8,16 @@ transports such vectors isometrically, whatever s is, so that textbook algorithm
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from stiefelkit.functional import METRICS, tangent_part
-from stiefelkit.functional._stiefel.retractions import cayley_curve
+from stiefelkit.functional._stiefel.retractions import CayleyPoint, cayley_curve
 from stiefelkit.metrics import defect
 
 Hessian = Callable[[Tensor, Tensor], Tensor]
 """The flat Hessian along a direction U, from U and the Euclidean Hessian along it."""
-
-
-class PointOnCurve(Protocol):
-    """A point of a curve of one parameter."""
-
-    @property
-    def frame(self) -> Tensor:
-        """Returns the point."""
-        ...
-
-    def slope(self, g: Tensor) -> Tensor:
-        """Returns the derivative of a function with a Euclidean gradient along the curve."""
-        ...
-
-    def transport(self, z: Tensor) -> Tensor:
-        """Returns tangent vectors of the start, brought along."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -46,12 +28,15 @@ class PointOnLine:
     u: Tensor
 
     def slope(self, g: Tensor) -> Tensor:
-        """See `PointOnCurve`."""
+        """Returns the derivative of a function with a Euclidean gradient along the line."""
         return (g.conj() * self.u).real
 
     def transport(self, z: Tensor) -> Tensor:
-        """See `PointOnCurve`."""
+        """Returns tangent vectors of the start, brought along."""
         return z
+
+
+PointOnCurve = PointOnLine | CayleyPoint
 
 
 class Free:
@@ -131,12 +116,7 @@ class Frames(Free):
 
 
 class Space:
-    """The product of the manifolds of parameters of one precision on one device.
-
-    Args:
-        likes: the parameters, in float64 or complex128, for their shapes and fields.
-        manifolds: of each, None if it moves freely.
-    """
+    """The product of the manifolds, None where free, of parameters of one precision on one device."""
 
     def __init__(self, likes: Sequence[Tensor], manifolds: Sequence[str | None]):
         self._factors = [Free() if name is None else Frames(name.partition(":")[2]) for name in manifolds]
