@@ -24,13 +24,9 @@ def _check(factory: object) -> None:
     needs(first == SIZES, OptionError, "A model", f"a function of {', '.join(SIZES)}", shown(factory))
 
 
-_PAPERS = (
-    "eurnn exprnn full_urnn goru gru henaff_rnn irnn lie_urnn lru lstm margin_rnn ornn restricted_urnn rotrnn scornn "
-    "scurnn"
-)
-_models = Registry(
-    "stiefelkit.models", "model", {name: f"stiefelkit.models.{name}:{name}" for name in _PAPERS.split()}, _check
-)
+_PAPERS = "eurnn exprnn full_urnn goru gru henaff_rnn irnn lie_urnn lru lstm margin_rnn ornn restricted_urnn rotrnn"
+_BUILT_IN = {name: f"stiefelkit.models.{name}:{name}" for name in f"{_PAPERS} scornn scurnn".split()}
+_models = Registry("stiefelkit.models", "model", _BUILT_IN, _check)
 
 
 def create(name: str, input_size: int, hidden_size: int, output_size: int, **options: Any) -> nn.Module:
@@ -66,10 +62,8 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
     options = as_python_number(options)
     if options.get("parametrization") == "none":  # the command line has no None
         options["parametrization"] = None
-    if "batch_first" in options:
-        raise OptionError(
-            f"{name} reads (batch, time, features) always, got batch_first={shown(options['batch_first'])}."
-        )
+    got = f"batch_first={shown(options.get('batch_first'))}"
+    needs("batch_first" not in options, OptionError, name, "no batch_first=: it reads (batch, time, features)", got)
     known, which = known_options(build, options)
     for key in options:
         if key not in known or key in sizes:
@@ -108,12 +102,7 @@ def available() -> dict[str, Callable[..., nn.Module]]:
 
 
 def register(name: str, factory: Callable[..., nn.Module] | str) -> None:
-    """Adds a model under a name: a function of (input_size, hidden_size, output_size, **options), or a dotted string.
-
-    Args:
-        name: by which `create` finds it.
-        factory: the function, or "package.module:function", which is imported at first use.
-    """
+    """Adds a model: a function of (input_size, hidden_size, output_size, **options), or "package.module:function"."""
     if not isinstance(factory, str):
         _models.check(factory)
     _models.register(name, factory)

@@ -3,7 +3,7 @@
 from torch import nn
 
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.errors import OptionError, shown
+from stiefelkit.errors import OptionError, needs
 from stiefelkit.models.sequence import SequenceModel, draw_, layer_options, read_out
 from stiefelkit.nn import OrthogonalRNN
 
@@ -37,8 +37,7 @@ def eurnn(
         Jing, Shen, Dubcek, Peurifoy, Skirlo, LeCun, Tegmark, Soljacic, Tunable efficient unitary neural networks (EUNN)
         and their application to RNNs, ICML 2017.
     """
-    if output_init not in ("glorot", "authors"):
-        raise OptionError(f'eurnn needs output_init "glorot" or "authors", got {shown(output_init)}.')
+    needs(output_init in ("glorot", "authors"), OptionError, "eurnn", 'output_init "glorot" or "authors"', output_init)
     given = layer_options(parametrization, activation, options, "givens", init="uniform")
     rnn = OrthogonalRNN(input_size, hidden_size, field="complex", **given)
     draw_(rnn, "weight_ih", nn.init.uniform_, -0.01, 0.01)

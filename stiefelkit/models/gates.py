@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stiefelkit._torch import is_exported
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.errors import OptionError, ShapeError, shown
+from stiefelkit.errors import OptionError, ShapeError, needs, shown
 from stiefelkit.models.sequence import draw_, exported, named
 from stiefelkit.nn.recurrent import check_dropout, check_stack
 from stiefelkit.nn.torch_rnn import fill_, read
@@ -27,16 +27,11 @@ def gated(
     stack: dict[str, Any],
     options: dict[str, Any],
 ) -> nn.Module:
-    """Returns torch's LSTM or GRU, Glorot-uniform, with one trained bias vector a layer and direction that is zero.
-
-    Each recurrent block is a frame of the parametrization, with its options; without one it is torch's own layer.
-    `stack` has num_layers, bidirectional and dropout.
-    """
+    """Returns torch's LSTM or GRU, Glorot-uniform, with one trained bias, zero, and frames if parametrized."""
     stack = check_stack(kind.__name__, **stack)
     if parametrization is not None:
         return FrameGates(kind, input_size, hidden_size, parametrization, **stack, **options)
-    if options:
-        raise OptionError(f"{kind.__name__} needs a parametrization for the options {', '.join(options)}, got none.")
+    needs(not options, OptionError, kind.__name__, f"a parametrization for {', '.join(options)}", "none")
     rnn = kind(input_size, hidden_size, batch_first=True, **stack)
     for u, w in zip(named(rnn, "weight_ih"), named(rnn, "weight_hh"), strict=True):
         nn.init.xavier_uniform_(u)
@@ -83,8 +78,8 @@ class FrameGates(nn.Module):
         **options: Any,
     ):
         super().__init__()
-        if not (isinstance(kind, type) and issubclass(kind, nn.LSTM | nn.GRU)):
-            raise OptionError(f"FrameGates needs nn.LSTM or nn.GRU, got {shown(kind)}.")
+        is_gated = isinstance(kind, type) and issubclass(kind, nn.LSTM | nn.GRU)
+        needs(is_gated, OptionError, "FrameGates", "nn.LSTM or nn.GRU", kind)
         self.batch_first, self.second_bias = batch_first, second_bias
         self.is_lstm = issubclass(kind, nn.LSTM)
         gates, who = 4 if self.is_lstm else 3, type(self).__name__
@@ -160,10 +155,7 @@ class FrameGates(nn.Module):
         x: Tensor = input.data if isinstance(input, PackedSequence) else input
         if x.dim() not in ((2, 3) if packed is None else (2,)) or x.shape[-1] != self.input_size:
             order = "batch, time" if self.batch_first else "time, batch"
-            raise ShapeError(
-                f"FrameGates needs an input ({order}, {self.input_size}) or (time, {self.input_size}), "
-                f"got {tuple(x.shape)}."
-            )
+            raise ShapeError(f"FrameGates needs an input ({order}, {self.input_size}), got {tuple(x.shape)}.")
         if x.dim() == 2 and packed is None:
             dim = 0 if self.batch_first else 1
             h = hx if hx is None else tuple(h[:, None] for h in hx) if self.is_lstm else hx[:, None]

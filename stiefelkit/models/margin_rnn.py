@@ -25,8 +25,7 @@ def margin_rnn(
 
     Parameters: n(n - 1) + n + nm + n + np + p + n.
 
-    Their
-    code has "oplu" as well. `margin=` is 0.1 if left out.
+    Their code has "oplu" as well. `margin=` is 0.1 if left out.
 
     References:
         Vorontsov, Trabelsi, Kadoury, Pal, On orthogonality and learning recurrent networks with long term dependencies,

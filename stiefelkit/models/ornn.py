@@ -27,8 +27,7 @@ def ornn(
 
     Parameters: nk - k(k - 1)/2 + nm + n + np + p + n.
 
-    "oplu"
-    is the paper's other, with pairs (i, i + n/2). `reflections=`, k, is n if left out.
+    "oplu" is the paper's other activation, with pairs (i, i + n/2). `reflections=`, k, is n if left out.
 
     References:
         Mhammedi, Hellicar, Rahman, Bailey, Efficient orthogonal parametrisation of recurrent neural networks using

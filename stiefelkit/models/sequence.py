@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from stiefelkit._torch import is_exported
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization
-from stiefelkit.errors import OptionError, ShapeError
+from stiefelkit.errors import OptionError, ShapeError, needs
 from stiefelkit.functional import skew_size
 from stiefelkit.nn import RotationBlock
 from stiefelkit.nn.recurrent import Layers
@@ -43,8 +43,8 @@ class SequenceModel(nn.Module):
 
     def __init__(self, rnn: nn.Module, output: nn.Linear, *, real_part: bool = False):
         super().__init__()
-        if not getattr(rnn, "batch_first", True):
-            raise OptionError("SequenceModel needs a layer with batch_first=True, got one that reads (T, B, m).")
+        is_first = getattr(rnn, "batch_first", True)
+        needs(is_first, OptionError, "SequenceModel", "a layer with batch_first=True", "one that reads (T, B, m)")
         self.rnn = rnn
         self.output = output
         self.real_part = real_part
@@ -67,10 +67,8 @@ class SequenceModel(nn.Module):
         """Returns what is read at the last step, (B, .); the layer returned `states` and `last`, which has `dims`."""
         h_n = last[0] if isinstance(last, tuple) else last
         if h_n.dim() != dims:
-            raise ShapeError(
-                "SequenceModel needs a layer whose last states have shape (layers, B, n) as those of torch.nn.RNN, "
-                f"got {tuple(h_n.shape)} of {type(self.rnn).__name__}."
-            )
+            got = f"{tuple(h_n.shape)} of {type(self.rnn).__name__}"
+            raise ShapeError(f"SequenceModel needs a layer with last states (layers, B, n) as nn.RNN, got {got}.")
         return torch.cat([*h_n[-2:]], dim=-1) if getattr(self.rnn, "bidirectional", False) else h_n[-1]
 
     def _read(self, states: Tensor, x: Tensor) -> Tensor:
@@ -155,11 +153,7 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def _run(rnn: nn.Module, x: Tensor | PackedSequence, last_only: bool) -> Any:
-    """Runs a layer, batch first; for ONNX torch's own LSTM or GRU too so that any number of steps is written.
-
-    With `last_only`, and where nothing is kept for a backward pass, a layer that can leaves the other states out, if
-    they are many.
-    """
+    """Runs a layer, batch first; without gradients only the last of many states, and for ONNX any number of steps."""
     if last_only and isinstance(rnn, Layers) and not torch.is_grad_enabled() and not is_exported():
         rows: Tensor = x.data if isinstance(x, PackedSequence) else x
         if rows.shape[:-1].numel() * rnn.hidden_size >= MIN_DROPPED_STATES:
@@ -174,10 +168,8 @@ def exported(
     weights: Sequence[Sequence[Tensor]], is_lstm: bool, x: Tensor, bidirectional: bool, dropout: float
 ) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
     """Runs torch's LSTM or GRU, batch first, as the operator of ONNX."""
-    if dropout:
-        raise OptionError(
-            "torch.onnx.export needs a net that drops nothing, got dropout in training; call eval() first."
-        )
+    got = "dropout in training; call eval() first"
+    needs(not dropout, OptionError, "torch.onnx.export", "a net that drops nothing", got)
     out, h_n, c_n = exported_gates(x.transpose(0, 1), weights, is_lstm=is_lstm, directions=1 + bidirectional)
     return out.transpose(0, 1), (h_n, c_n) if is_lstm else h_n
 
@@ -200,10 +192,7 @@ def layer_options(
     home: str = "",
     **defaults: object,
 ) -> dict[str, Any]:
-    """Arguments of a model's layer: batch first, with the caller's options.
-
-    With a map of the name `home`, that of the paper, these stand over the paper's defaults for it.
-    """
+    """Returns a layer's arguments: batch first, the caller's options, over the paper's for its own map `home`."""
     if home and parametrization is not None and find_parametrization(parametrization) is find_parametrization(home):
         options = {**defaults, **options}
     return dict(parametrization=parametrization, activation=activation, batch_first=True, **options)

@@ -120,19 +120,18 @@ class Recurrent(nn.Module):
         needs(field in ("real", "complex"), OptionError, name, 'field "real" or "complex"', shown(field))
         is_complex = field == "complex"
         needs(dtype.is_floating_point, DtypeError, name, 'a real dtype (field="complex" makes W complex)', str(dtype))
-        if is_complex and dtype not in (torch.float32, torch.float64):
-            raise DtypeError(f"{name} with complex states needs float32 or float64, got {dtype}.")
-        if activation is not None and nonlinearity is not None:
-            both = f"{shown(activation)} and {shown(nonlinearity)}"
-            raise OptionError(f"{name} needs one of activation= and nonlinearity=, names of one option, got {both}.")
+        is_wide = not is_complex or dtype in (torch.float32, torch.float64)
+        needs(is_wide, DtypeError, f"{name} with complex states", "float32 or float64", str(dtype))
+        is_one = activation is None or nonlinearity is None
+        needs(is_one, OptionError, name, "one of activation= and nonlinearity=, names of one option", "both")
         activation = next((name for name in (activation, nonlinearity) if name is not None), "modrelu")
-        if find_activation(activation, is_complex).is_paired and not is_complex and hidden_size % 2:
-            raise OptionError(f'{name} needs an even hidden_size with activation="{activation}", got {hidden_size}.')
+        fits = is_complex or hidden_size % 2 == 0 or not find_activation(activation, is_complex).is_paired
+        needs(fits, OptionError, name, f'an even hidden_size with activation="{activation}"', hidden_size)
         if backend not in self.backends:
             raise UnknownNameError(f"{name} has no backend {shown(backend)}{did_you_mean(backend, self.backends)}")
         self.factored = optional(FLAG).require(name, "factored", factored)
-        if factored and backend not in ("auto", "inplace"):
-            raise OptionError(f'{name} needs backend "auto" or "inplace" with factored=True, got {shown(backend)}.')
+        takes_factors = not factored or backend in ("auto", "inplace")
+        needs(takes_factors, OptionError, name, 'backend "auto" or "inplace" with factored=True', backend)
         require_options(type(self), parametrization, options)
         self.parametrization, self.field, self.activation = parametrization, field, activation
         self.backend, self.dtype = backend, dtype
@@ -191,12 +190,9 @@ class Recurrent(nn.Module):
             orthogonal(self, name, self.parametrization, **options)
         coordinate_list = coordinate_list_of(self, name)
         self._has_factors = coordinate_list is not None and coordinate_list.param.structure is not None
-        if self.factored and not self._has_factors:
-            kind = "a free W" if coordinate_list is None else f"{coordinate_list.param.title} {self.hidden_size}"
-            raise OptionError(
-                f"{self._name} needs a map with factors, without gain= and view=, for factored=True, such as givens, "
-                f"householder and fourier, got {kind}."
-            )
+        wanted = "a map with factors (givens, householder, fourier), without gain= and view=, for factored=True"
+        kind = "a free W" if coordinate_list is None else coordinate_list.param.title
+        needs(not self.factored or self._has_factors, OptionError, self._name, wanted, kind)
 
     def _free_matrix(self, init: str | None = None, generator: torch.Generator | None = None) -> Tensor:
         """Draws a matrix that nothing holds orthogonal afterwards, in float64; [Re; Im] if it is complex."""
@@ -307,10 +303,7 @@ def check_dropout(name: str, num_layers: int, dropout: float) -> None:
 
 
 class Layers(Recurrent, ABC):
-    """A recurrent net of several layers; a subclass says in `_run` how one layer runs in one direction.
-
-    Arguments, shapes and errors are those of `OrthogonalRNN`.
-    """
+    """A recurrent net of several layers with the face of `OrthogonalRNN`; `_run` says how one layer runs one way."""
 
     matrices: ClassVar[tuple[str, ...]] = ("weight_ih", "weight_hh")
     """Names of the weights of a layer and direction, without their suffix."""
@@ -388,10 +381,7 @@ class Layers(Recurrent, ABC):
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
-        """The weights of each layer and direction, [U, W, bias], in the order of their states.
-
-        As `torch.nn.RNN.all_weights`, with one bias, or none without `bias`. An orthogonal W is worked out anew.
-        """
+        """The weights of each layer and direction, as `torch.nn.RNN.all_weights`: [U, W, bias], one bias at most."""
         names = (*self.matrices, *(self.biases if self.has_bias else ()))
         return [[self._read(name, suffix) for name in names] for suffix in self._suffixes]
 
@@ -400,15 +390,7 @@ class Layers(Recurrent, ABC):
 
     @abstractmethod
     def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
-        """Runs one layer in one direction over time-major or packed input; reads each of its weights once.
-
-        Args:
-            suffix: that of the weights' names.
-            x: (T, B, width), or packed rows.
-            h0: first states (B, n); None for the trained ones or zero.
-            batch: B.
-            **steps: `batch_sizes`, `reverse` and `last_only`, as `stiefelkit.scan.scan` takes them.
-        """
+        """Runs one layer in one direction from h0 (B, n) or its own first state; reads each weight once."""
 
     def _layers(self, x: Tensor, hx: Tensor | None, batch: int, sizes: list[int] | None, last_only: bool) -> States:
         self._check_width(x)

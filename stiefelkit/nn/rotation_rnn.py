@@ -65,10 +65,8 @@ class RotationRNN(Layers):
     frame: ClassVar[str] = "basis"
     free_coordinates: ClassVar[tuple[str, ...]] = ("angle", "log_rate")
     _refused: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(
-            ("activation", "nonlinearity"),
-            "its transition is linear; apply one to its output, as sk.nn.RotationBlock does",
-        ),
+        "activation": "its transition is linear; apply one to its output, as sk.nn.RotationBlock does",
+        "nonlinearity": "its transition is linear; apply one to its output, as sk.nn.RotationBlock does",
         "factored": "its W is in factors always",
     }
     backends: ClassVar[tuple[str, ...]] = ROTATION_BACKENDS

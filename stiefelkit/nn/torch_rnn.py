@@ -21,7 +21,6 @@ from stiefelkit.errors import (
     needs,
     shown,
 )
-from stiefelkit.metrics import orthogonality_error
 from stiefelkit.weights.find import coordinate_list_of
 
 _KEY = re.compile(r"(weight_ih|weight_hh|bias_ih|bias_hh)_l(\d+)(_reverse)?")
@@ -29,23 +28,13 @@ GATES = {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}
 """How many n x n blocks a recurrent weight has."""
 _INSTEAD = {
     nn.RNN: "sk.nn.OrthogonalRNN.from_torch takes it over",
-    nn.GRU: "sk.models.FrameGates.from_torch takes it over, with a frame for each gate",
-    nn.LSTM: "sk.models.FrameGates.from_torch takes it over, with a frame for each gate",
+    **dict.fromkeys((nn.GRU, nn.LSTM), "sk.models.FrameGates.from_torch takes it over, with a frame for each gate"),
 }
 
 
 @dataclass(frozen=True)
 class TorchRNN:
-    """A torch.nn.RNN, LSTM or GRU, read.
-
-    Attributes:
-        options: arguments that make a net like it; of a state dict, which does not hold them, the nonlinearity,
-            batch_first and dropout are torch's defaults.
-        weights: name to tensor, detached.
-        trained: name to whether the weight asks for a gradient.
-        training: the mode.
-        gates: blocks of a recurrent weight.
-    """
+    """A torch.nn.RNN, LSTM or GRU, read: arguments that make a net like it, and detached weights by name."""
 
     options: dict[str, Any]
     weights: dict[str, Tensor]
@@ -55,21 +44,7 @@ class TorchRNN:
 
 
 def read(who: str, source: object, init: object, *kinds: type[nn.RNNBase]) -> TorchRNN:
-    """Reads a recurrent net of torch or a state dict of one.
-
-    Args:
-        who: begins the sentences of the errors.
-        source: the module, or its state dict.
-        init: "project" or None, as `fill_` takes it.
-        *kinds: what it may be: keys of `GATES`.
-
-    Raises:
-        OptionError: it is neither, or its weights are on the meta device; or `init` is another.
-        CheckpointError: a key is missing, or another net's, as under a norm, a mask or a parametrization.
-        ShapeError: the shapes do not belong together, or are those of another kind.
-        DtypeError: the weights are not of one real dtype.
-        NonFiniteError: a recurrent weight holds NaN or infinity.
-    """
+    """Reads a recurrent net of torch of some kinds, or a state dict of one, with torch's defaults for what it lacks."""
     needs(init in ("project", None), OptionError, who, 'init "project" or None', shown(init))
     what = " or ".join(f"torch.nn.{kind.__name__}" for kind in kinds)
     options: dict[str, Any] = {"batch_first": False, "dropout": 0.0}
@@ -85,12 +60,10 @@ def read(who: str, source: object, init: object, *kinds: type[nn.RNNBase]) -> To
         remedy = next((f"; {text}" for kind, text in _INSTEAD.items() if isinstance(source, kind)), "")
         raise OptionError(f"{who} needs a {what} or its state dict, got {found.__name__}{remedy}.")
     matches = {key: _KEY.fullmatch(str(key)) for key in state}
+    remedy = "hand in one net alone, with norms, masks and parametrizations removed"
     for key, match in matches.items():
-        if match is None:
-            raise CheckpointError(
-                f"{who} needs weights of a {what}, such as 'weight_ih_l0', got {key!r}; hand in one net alone, with "
-                "norms, masks and parametrizations removed."
-            )
+        wanted = f"weights of a {what}, such as 'weight_ih_l0'"
+        needs(match is not None, CheckpointError, who, wanted, f"{key!r}; {remedy}")
     parts = [match.groups() for match in matches.values() if match is not None]
     sizes = {
         "num_layers": 1 + max((int(layer) for _, layer, _ in parts), default=0),
@@ -134,29 +107,18 @@ def _check_shapes(
                     wanted = (gates * n, (n * (1 + bidirectional) if layer else m) or "m")
                 else:
                     wanted = (gates * n,)
-                if shape != wanted:
-                    is_gated = gates == 1 and len(shape) == 2 and shape[0] in (3 * shape[1], 4 * shape[1])
-                    remedy = f"; {_INSTEAD[nn.GRU]}" if is_gated and kind == "weight_hh" else ""
-                    names = str(wanted).replace("'", "")
-                    raise ShapeError(f"{who} needs {key} of shape {names}, got {shape}{remedy}.")
-                if kind == "weight_hh" and not torch.isfinite(state[key]).all():
-                    raise NonFiniteError(f"{who} needs finite entries in {key}, got NaN or infinity.")
+                is_gated = gates == 1 and len(shape) == 2 and shape[0] in (3 * shape[1], 4 * shape[1])
+                remedy = f"; {_INSTEAD[nn.GRU]}" if is_gated and kind == "weight_hh" else ""
+                names = str(wanted).replace("'", "")
+                needs(shape == wanted, ShapeError, who, f"{key} of shape {names}", f"{shape}{remedy}")
+                is_finite = kind != "weight_hh" or bool(torch.isfinite(state[key]).all())
+                needs(is_finite, NonFiniteError, who, f"finite entries in {key}", "NaN or infinity")
     return {"input_size": m, "hidden_size": n}
 
 
 @torch.no_grad()
 def fill_(who: str, rnn: nn.Module, source: TorchRNN, init: str | None) -> None:
-    """Copies weights into a net of the same sizes, with one bias or two, which are trained, and the mode.
-
-    Args:
-        who: begins the sentences of the errors.
-        rnn: a net with the weights of `OrthogonalRNN`, or torch's names, with n x n blocks one behind the other.
-        source: what was read.
-        init: "project" to make a recurrent matrix the nearest frame; None if it must be one.
-
-    Raises:
-        RankError, NotAFrameError, ImageError: as `OrthogonalRNN.from_torch`.
-    """
+    """Copies weights into a net of the same sizes, with one bias or two, which of them are trained, and the mode."""
     rnn.train(source.training)
     own = {name for name, _ in rnn.named_parameters(recurse=False)}
     for key, weight in source.weights.items():
@@ -177,17 +139,8 @@ def fill_(who: str, rnn: nn.Module, source: TorchRNN, init: str | None) -> None:
         weight = weight.view(coordinate_list.param.shape)
         try:
             coordinate_list.right_inverse(coordinate_list.param.project(weight) if init == "project" else weight)
-        except RankError as error:
-            raise RankError(
-                f"{who} needs full rank in {key}, got a matrix without a nearest frame; torch.nn.init.orthogonal_ "
-                "draws one."
-            ) from error
-        except NotAFrameError as error:
-            raise NotAFrameError(
-                f"{who} needs orthonormal columns in {key}, got ||W^H W - I||_F = "
-                f'{orthogonality_error(weight).max().item():.2g}; init="project" takes the nearest frame.'
-            ) from error
-        except ImageError as error:
-            raise ImageError(f"{who} cannot take {key} over: {error}") from error
+        except (RankError, NotAFrameError, ImageError) as error:
+            remedy = ' init="project" takes the nearest frame.' if isinstance(error, NotAFrameError) else ""
+            raise type(error)(f"{who} cannot take {key} over: {error}{remedy}") from error
         for coordinate in coordinate_list.coordinates.values():
             coordinate.requires_grad_(trained)

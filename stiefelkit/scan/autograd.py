@@ -258,12 +258,7 @@ def _is_mapped(dim: int | None, arg: object) -> bool:
 def _sample_gradients(
     recurrence: Recurrence, delta: Tensor, x: Tensor, h0: Tensor, u: Tensor | None, out: Tensor, saved: Tensor
 ) -> dict[str, Tensor]:
-    """Returns the gradients of each sample, from those by its pre-activations.
-
-    All arguments but u (n, m), which is shared, have a new dimension V before the batch: delta and out (T, V, B, n), x
-    (T, V, B, m), h0 (V, B, n). Returns the gradients by x (T, V, B, m), w (V, n, n), u (V, n, m), bias and
-    activation_bias (V, n).
-    """
+    """Returns the gradients of each sample V, which stands before the batch, from those by its pre-activations."""
     first = h0.unsqueeze(0)
     before = torch.cat([out[1:], first] if recurrence.reverse else [first, out[:-1]])
     into = delta if u is None else delta @ u.conj()

@@ -40,10 +40,7 @@ def _real_first(n: int, device: torch.device) -> Tensor:
 
 
 def fold(g: Tensor, half: bool = False) -> Tensor:
-    """Returns the gradient by a complex m from g = d^T h, of rows d behind m and h before it, both [Re | Im].
-
-    d h^H = (Re d Re h + Im d Im h) + i (Im d Re h - Re d Im h), transposes left out; `half` leaves Im h out.
-    """
+    """Returns the gradient by a complex m from g = d^T h, both [Re | Im], d behind m; `half` leaves Im h out."""
     n, k = g.shape[0] // 2, g.shape[1] // 2
     if half:
         return torch.complex(g[:n, :k].contiguous(), g[n:, :k].contiguous())

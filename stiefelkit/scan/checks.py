@@ -34,16 +34,9 @@ class Tensors(NamedTuple):
 
 
 class Recurrence(NamedTuple):
-    """What `scan` has checked and hands on, in types that operators take.
+    """What `scan` has checked and hands on, in types that operators take; `half` leaves Im h out of the gradient by w.
 
-    Attributes:
-        activation: its name.
-        sizes: rows alive at each step of packed input, or None.
-        reverse: whether the last step comes first.
-        last_only: whether the last states alone are asked for.
-        half: whether Im h is left out of the gradient by w.
-        backend: what runs it, no more "auto".
-        structure: that of w if it is in factors, which stand in its place; else "".
+    The backend is not "auto" any more, and `structure` is that of w in factors, which stand in its place, or "".
     """
 
     activation: str

@@ -41,17 +41,7 @@ def exported_scan(recurrence: Recurrence, tensors: Tensors) -> tuple[Tensor | No
 def exported_gates(
     x: Tensor, weights: Sequence[Sequence[Tensor]], *, is_lstm: bool, directions: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs torch's LSTM or GRU, which torch itself writes for one number of steps, from zero states.
-
-    Args:
-        x: (T, B, m).
-        weights: [U, W, b, b'] of every layer and direction, as torch names them.
-        is_lstm: whether there are four gates, or three.
-        directions: 1 or 2.
-
-    Returns:
-        The outputs, the last h and, of an LSTM, the last c.
-    """
+    """Runs torch's LSTM or GRU with [U, W, b, b'] of every layer and direction from zero; returns outputs, h and c."""
     x, last = x.detach(), []
     for k in range(0, len(weights), directions):
         runs = [_gates(x, layer, is_lstm, i > 0) for i, layer in enumerate(weights[k : k + directions])]
@@ -83,11 +73,7 @@ def _gates(x: Tensor, weights: Sequence[Tensor], is_lstm: bool, reverse: bool) -
 
 
 def exported_loop(step: Step, rows: Tensor, h0: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
-    """Runs any step over projected inputs (T, B, .), as `stiefelkit.scan.reference.loop` does.
-
-    All tensors, those inside of the step too, have to be detached: torch's scan keeps sizes of the batch for a
-    gradient, and fails over them, and ONNX detaches no complex tensors.
-    """
+    """Runs any step over projected inputs (T, B, .); torch's scan fails unless all tensors are detached."""
 
     def combine(h: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
         h = step(row, h)

@@ -24,12 +24,13 @@ def reference_scan(recurrence: Recurrence, tensors: Tensors) -> tuple[Tensor | N
         rows = x.to(w.dtype).contiguous()
         rows = rows if u is None else times(rows, u.mT)
         rows = rows if bias is None else rows + bias
-        add = _HalfGradient.of if recurrence.half else _add_product if times is product else torch.addmm
+        add = _HalfGradient.of if recurrence.half else torch.addmm
         wt, function = w.mT.contiguous(), find_activation(recurrence.activation, w.is_complex()).function
         inner = () if activation_bias is None else (activation_bias,)
 
         def step(row: Tensor, h: Tensor) -> Tensor:
-            return function(add(row, h, wt), *inner)
+            moved = add(row, h, wt) if recurrence.half or times is not product else row + product(h, wt)
+            return function(moved, *inner)
 
         return loop(step, rows, h0, recurrence.sizes, recurrence.reverse, recurrence.last_only)
 
@@ -60,22 +61,12 @@ def loop(
 
 
 def loop_product(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns the matrix product for a loop: one whose derivatives, which are taken later, are in full precision too.
-
-    Where products are not lowered at all that is torch's own, which is lighter.
-    """
+    """Returns a product with derivatives in full precision; torch's own, which is lighter, where none is lowered."""
     return product if torch.compiler.is_compiling() or is_lowered(device) else torch.matmul
 
 
-def _add_product(row: Tensor, h: Tensor, wt: Tensor) -> Tensor:
-    return row + product(h, wt)
-
-
 class _HalfGradient(Function):
-    """row + h @ wt, whose derivative by wt leaves out Im h: wt as the first block row of a free [[Re, Im], [-Im, Re]].
-
-    Rows [Re h | Im h] times that matrix are [Re y | Im y], so its first block row meets Re h only.
-    """
+    """row + h @ wt, whose derivative by wt has no Im h: wt as the first block row of a free [[Re, Im], [-Im, Re]]."""
 
     @staticmethod
     def forward(row: Tensor, h: Tensor, wt: Tensor) -> Tensor:

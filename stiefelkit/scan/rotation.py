@@ -66,8 +66,9 @@ def rotation_scan(
     tensor([[-1.,  1.]])
     """
     if backend not in ROTATION_BACKENDS:
-        known = did_you_mean(backend, ROTATION_BACKENDS)
-        raise UnknownNameError(f"rotation_scan has no backend {shown(backend)}{known}")
+        raise UnknownNameError(
+            f"rotation_scan has no backend {shown(backend)}{did_you_mean(backend, ROTATION_BACKENDS)}"
+        )
     g = decay
     if not isinstance(g, Tensor):
         g = torch.full((), g, dtype=torch.float64, device=angle.device)
@@ -88,7 +89,9 @@ def rotation_scan(
     mask = None
     if sizes is not None:
         mask = torch.arange(sizes[0], device=x.device) < torch.tensor(sizes, device=x.device)[:, None]
-        z, angle, g = (t if t.dim() == 1 else _padded(t, mask) for t in (z, angle, g))
+        z, angle, g = (
+            t if t.dim() == 1 else t.new_zeros(*mask.shape, t.shape[-1]).index_put((mask,), t) for t in (z, angle, g)
+        )
     out, last = _run(z, angle, g, h, mask, reverse, last_only, _find_backend(backend, z))
     if mask is not None and out is not None:
         out = out[mask]
@@ -96,12 +99,7 @@ def rotation_scan(
 
 
 def driven_last_state(x: Tensor, u: Tensor, angle: Tensor, decay: Tensor | float, h0: Tensor, reverse: bool) -> Tensor:
-    """Returns the last state of `rotation_scan` over x U, by one product over time and no states in between.
-
-    The sum of f^(T - t) x_t U over t is taken over time first: as many operations as in x U, with no tensor of
-    size T B m. Powers of the factors are worked out in float64. x is (T, B, k) and U (k, .), as real or complex as
-    states are; there is one angle for each plane, and a decay for each or for all.
-    """
+    """Returns the last state of `rotation_scan` over x U, (T, B, k) times (k, .), by one product over time."""
     real = u.real.dtype
     powers = _powers(_factor(torch.as_tensor(decay, device=angle.device).double(), angle.double()), len(x) + 1)
     weights = powers[:-1] if reverse else powers[:-1].flip(0)
@@ -144,16 +142,7 @@ def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, si
     return count
 
 
-def _exported(
-    x: Tensor,
-    angle: Tensor,
-    decay: Tensor,
-    h0: Tensor | None,
-    *,
-    batch_sizes: Sequence[int] | None,
-    reverse: bool,
-    last_only: bool,
-) -> tuple[Tensor | None, Tensor]:
+def _exported(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, **steps: Any) -> tuple[Tensor | None, Tensor]:
     """Runs a scan with the matrix of all rotations, which ONNX can express."""
     if x.is_complex() or angle.dim() > 1 or decay.dim() > 1:
         kind = "complex ones" if x.is_complex() else "factors of each step"
@@ -162,7 +151,6 @@ def _exported(
     eye, quarter = angle.new_ones(2).diag(), angle.new_tensor([[0.0, -1.0], [1.0, 0.0]])
     w = torch.kron(torch.diag(cos), eye) + torch.kron(torch.diag(sin), quarter)
     first = x.new_zeros(*x.shape[1:]) if h0 is None else h0
-    steps = {"batch_sizes": batch_sizes, "reverse": reverse, "last_only": last_only}
     return scan(x, w, first, activation="identity", **steps)
 
 
@@ -177,10 +165,6 @@ def _like(z: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.is_complex():
         return z.to(torch.promote_types(dtype, torch.complex32))
     return torch.view_as_real(z).flatten(-2).to(dtype)
-
-
-def _padded(rows: Tensor, mask: Tensor) -> Tensor:
-    return rows.new_zeros(*mask.shape, rows.shape[-1]).index_put((mask,), rows)
 
 
 def _run(
@@ -245,10 +229,9 @@ class _Context(FunctionCtx):
 
 
 class _Scan(Function):
-    """States z_t = f_t z_{t-1} + x_t with z_1 = x_1 + first, and the last of them; f_t = decay e^{i angle}.
+    """States z_t = f_t z_{t-1} + x_t with z_1 = x_1 + first, f_t = decay e^{i angle}, and the last of them.
 
-    The adjoint is the same function, the other way round, with conjugate factors. Everything is linear but for the
-    factors, so that derivatives of any order are made of this function.
+    The adjoint is the same function backwards with conjugate factors; it gives derivatives of any order.
     """
 
     generate_vmap_rule = False
@@ -278,7 +261,9 @@ class _Scan(Function):
         if z is None:
             z, _ = _Scan.of(x, first, angle, decay, ctx.reverse, False, ctx.backend)
         g = torch.zeros_like(z) if g_out is None or ctx.last_only else g_out
-        back, b = (angle, decay) if angle.dim() == 1 else (_turned(t, ctx.reverse) for t in (angle, decay))
+        back, b = angle, decay
+        if angle.dim() > 1:  # a step takes the factor of the one after it
+            back, b = (torch.roll(t, 1 if ctx.reverse else -1, 0) for t in (angle, decay))
         a, a_first = _Scan.of(g, g_last, -back, b, not ctx.reverse, False, ctx.backend)
         g_angle = g_decay = None
         if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
@@ -315,11 +300,6 @@ class _Scan(Function):
         return tuple(t.unflatten(-1, (info.batch_size, -1)).movedim(-2, 0) for t in (out, last)), (0, 0)
 
 
-def _turned(t: Tensor, reverse: bool) -> Tensor:
-    """Returns what a step takes from the one after it: row t + 1, or t - 1 in reverse; one row is not used."""
-    return torch.roll(t, 1 if reverse else -1, 0)
-
-
 def _before(z: Tensor, reverse: bool) -> Tensor:
     """Returns the states before each step, zero for the first."""
     zero = torch.zeros_like(z[:1])
@@ -341,24 +321,19 @@ def _pull(a: Tensor, z: Tensor, reverse: bool, is_fixed: bool) -> Tensor:
     return total
 
 
-def _like_states(
-    x: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool, last_only: bool, backend: str
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty((0, *x.shape[1:]) if last_only else x.shape), x.new_empty(x.shape[1:])
+ARGUMENTS = "Tensor x, Tensor? first, Tensor angle, Tensor decay, bool reverse, bool last_only, str backend"
 
 
-@opaque(
-    _like_states,
-    dims=None,
-    schema="(Tensor x, Tensor? first, Tensor angle, Tensor decay, bool reverse, bool last_only, str backend) -> "
-    "(Tensor, Tensor)",
-)
+def _like_states(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty((0, *x.shape[1:]) if args[-2] else x.shape), x.new_empty(x.shape[1:])
+
+
+@opaque(_like_states, dims=None, schema=f"({ARGUMENTS}) -> (Tensor, Tensor)")
 def rotated_states(
     x: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool, last_only: bool, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Returns all states, none with `last_only`, and the last one; see `_Scan`."""
     factor = torch.polar(decay.double(), angle.double())
     factor = factor if factor.dim() == 1 else factor.to(x.dtype)
-    return (planes.on_gpu if backend == "triton" else planes.by_chunks)(
-        x.resolve_conj(), first, factor, reverse, last_only
-    )
+    run = planes.on_gpu if backend == "triton" else planes.by_chunks
+    return run(x.resolve_conj(), first, factor, reverse, last_only)

@@ -12,7 +12,6 @@ for an optimizer. Laws run on the class's examples, in the dtypes that they are 
 """
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,10 +23,7 @@ from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.optimizer import OPTIMIZERS
 from stiefelkit.testing.optimizer_cases import OptimizerCase, optimizer_cases
 from stiefelkit.testing.portable import refusing_reads
-from stiefelkit.testing.suite import Failure, LawBroken, Suite, laws_of
-
-if TYPE_CHECKING:
-    import pytest
+from stiefelkit.testing.suite import F, Failure, LawBroken, Suite, laws_of
 
 __all__ = [
     "LAWS",
@@ -80,12 +76,8 @@ def check_parametrization(
     PARAMETRIZATIONS.settle(cls, laws, only, offset, device)
 
 
-def parametrize_with_checks(classes: Iterable[type[OrthogonalParam]]) -> "pytest.MarkDecorator":
-    """Decorates a pytest function `test(check)` so that it runs every law on the cases of some classes.
-
-    Args:
-        classes: the parametrizations.
-    """
+def parametrize_with_checks(classes: Iterable[type[OrthogonalParam]]) -> Callable[[F], F]:
+    """Decorates a pytest function `test(check)` so that it runs every law on the cases of some parametrizations."""
     return PARAMETRIZATIONS.parametrize(classes)
 
 
@@ -112,10 +104,6 @@ def check_optimizer(
     OPTIMIZERS.settle(cls, laws, only, offset, device)
 
 
-def parametrize_optimizers_with_checks(classes: Iterable[type[torch.optim.Optimizer]]) -> "pytest.MarkDecorator":
-    """Decorates a pytest function `test(check)` so that it runs every law on every case of some classes.
-
-    Args:
-        classes: the optimizers.
-    """
+def parametrize_optimizers_with_checks(classes: Iterable[type[torch.optim.Optimizer]]) -> Callable[[F], F]:
+    """Decorates a pytest function `test(check)` so that it runs every law on every case of some optimizers."""
     return OPTIMIZERS.parametrize(classes)

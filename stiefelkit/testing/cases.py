@@ -60,19 +60,13 @@ class Case:
         return self._recorded(f"drawn({seed})", param, rounded(param, coordinates))
 
     def random(self, scale: float, seed: int = 0) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
-        """Makes the map with Gaussian coordinates of the given size, on the chart of its default scheme.
-
-        Coordinates that must stay on a manifold are Haar frames, of any size.
-        """
+        """Makes the map with Gaussian coordinates of a size, Haar frames for bound ones, on its default chart."""
         param, _ = self.drawn(seed)
         coordinates = random_coordinates(param, scale, seeds.generator(seed + 1))
         return self._recorded(f"random({scale!r}, {seed})", param, coordinates)
 
     def undrawn(self) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
-        """Makes the map with Gaussian coordinates, on the chart that it is built with where none can be drawn.
-
-        A draw inverts a frame, which may fail because `forward` does not repeat.
-        """
+        """Makes the map with Gaussian coordinates, on the chart that it is built with where none can be drawn."""
         try:
             return self.random(1.0)
         except ImageError:
@@ -186,10 +180,7 @@ _SLOW = ("compile", "threads", "reads", "meta")
 
 
 def spread(law: str, every: Sequence[Case]) -> list[Case]:
-    """Returns the cases that a law is run on: of those that differ in nothing it depends on, one.
-
-    Dtypes take turns from example to example, so that each occurs.
-    """
+    """Returns the cases that a law is run on: of those that differ in nothing it depends on, one, dtypes by turns."""
     examples: dict[object, list[Case]] = {}
     for case in every:
         if _concerns(law, case):

@@ -129,10 +129,7 @@ def _like(v: Tensor, c: Tensor) -> Tensor:
 
 
 def law_forward_mode(case: Case) -> None:
-    """Forward mode is the adjoint of reverse mode, and second derivatives by it those of reverse mode; or it raises.
-
-    In float32 tangents are within 1e-5 of float64's. A map that has none raises NotImplementedError.
-    """
+    """Forward mode is the adjoint of reverse mode, to first and second order, and in float32 that of float64."""
     param, coordinates = case.random(1.0)
     fn, leaves = of_free(param, coordinates)
     leaves = tuple(c.detach() for c in leaves)
@@ -141,7 +138,7 @@ def law_forward_mode(case: Case) -> None:
     tangents = _normal_like(leaves, seeds.generator(16))
     try:
         w, tangent = torch.func.jvp(fn, leaves, tangents)  # type: ignore[misc]
-    except NotImplementedError:
+    except NotImplementedError:  # it has none
         return
     g = seeds.normal(w.shape, 17, w.dtype, w.device)
     if not case.is_wide:

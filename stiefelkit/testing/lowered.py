@@ -8,14 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import (
-    TorchDispatchMode,
-    is_composite,
-    kernels_of,
-    lazy_conjugates,
-    pop_mode,
-    push_mode,
-)
+from stiefelkit._torch import TorchDispatchMode, is_composite, kernels_of, lazy_conjugates, pop_mode, push_mode
 
 # Which arguments of an operator are factors; what is added to the product is not rounded.
 _FACTORS: dict[str, tuple[int, int]] = {

@@ -139,9 +139,8 @@ def law_gradients(case: Case) -> None:
     # Nearly normal to the manifold: the tangent part is small, so the yardstick is the whole of dL/dW.
     param, coordinates = case.random(1.0)
     w = param(*coordinates).detach().to(g.dtype)
-    _compare_gradients(
-        case, param, coordinates, w + 1e-4 * g, 1.0, 1e-3 if fast else 1e-5, against=torch.linalg.vector_norm(w).item()
-    )
+    size = torch.linalg.vector_norm(w).item()
+    _compare_gradients(case, param, coordinates, w + 1e-4 * g, 1.0, 1e-3 if fast else 1e-5, against=size)
 
 
 def law_second_derivatives(case: Case) -> None:
@@ -226,18 +225,13 @@ def law_batch(case: Case) -> None:
 
 
 def law_round_trip(case: Case) -> None:
-    """||forward(right_inverse(W)) - W||_F <= 8 limits + ||W^H W - I||_F for any frame, singular ones included.
-
-    In float64 and complex128, with nothing finer to compute in, and where a map's `return_bound` says so, 100 limits
-    for every 64 rows.
-    """
+    """||forward(right_inverse(W)) - W||_F <= 8 limits + ||W^H W - I||_F for any frame; 100 a 64 rows in float64."""
     limit = min(case.build().return_bound, permitted_return(case.shape, case.dtype, unspared=True))
     if not case.build().traits.invertible:
         param, coordinates = case.drawn()
         w = param(*coordinates)
-        return require(
-            refuses(lambda: param.right_inverse(w), ImageError), "it declares no right inverse and gives one"
-        )
+        is_refused = refuses(lambda: param.right_inverse(w), ImageError)
+        return require(is_refused, "it declares no right inverse and gives one")
     for name, exact in special_frames(case):
         param = case.build()
         w = exact.to(case.dtype)
@@ -279,11 +273,8 @@ def law_finite_gradients(case: Case) -> None:
 
 
 def law_decay(case: Case) -> None:
-    """AdamW never leaves the manifold, with a weight decay that takes every coordinate to nearly nothing.
-
-    A map with coordinates that must stay on a manifold is not asked: AdamW may not have them.
-    """
-    if case.build().manifolds:
+    """AdamW never leaves the manifold, with a weight decay that takes every coordinate to nearly nothing."""
+    if case.build().manifolds:  # which AdamW may not have
         return
     layer = layer_of(case)
     optimizer = torch.optim.AdamW(layer.parameters(), lr=0.25, weight_decay=2.0)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,9 +16,6 @@ from torch import Tensor
 from stiefelkit.errors import UnknownNameError, did_you_mean
 from stiefelkit.testing import seeds
 from stiefelkit.testing.lowered import flags_of
-
-if TYPE_CHECKING:
-    import pytest
 
 PRINTED_NUMBERS = 16
 """Draws up to this size are printed in failures."""
@@ -131,25 +128,18 @@ def _recording() -> Iterator[list[Draw]]:
         _last_draw.reset(token)
 
 
-class CheckedCase(Protocol):
+class _CheckedCase(Protocol):
     """What a suite needs to know of a case; its `str` is its name."""
 
     @property
-    def cls(self) -> type:
-        """The class that is checked."""
-        ...
-
+    def cls(self) -> type: ...
     @property
-    def device(self) -> str:
-        """Where it runs."""
-        ...
-
-    def details(self) -> str:
-        """Returns the class with its options, shapes and dtype."""
-        ...
+    def device(self) -> str: ...
+    def details(self) -> str: ...
 
 
-C = TypeVar("C", bound=CheckedCase)
+C = TypeVar("C", bound=_CheckedCase)
+F = TypeVar("F", bound=Callable[..., object])
 
 
 def laws_of(*modules: str) -> dict[str, Callable[..., None]]:
@@ -179,14 +169,9 @@ def _named(name: str, law: Callable[[C], None]) -> Callable[[C], None]:
 
 @dataclass(frozen=True)
 class Suite(Generic[C]):
-    """The laws of a kind of class, and the cases that they are run on.
+    """The laws of a kind of class, and the cases that they are run on; `check` is the public function that runs it.
 
-    Attributes:
-        check: the public function that runs it, which failures name.
-        laws: name to law.
-        cases: returns all cases of a class on a device.
-        spread: returns the cases that a law is run on, of all.
-        causes: checks that run first where a later law fails, and whose failure is reported in its stead.
+    Where a law fails, the `causes` before it run, and their failure is reported in its stead.
     """
 
     check: str
@@ -198,11 +183,7 @@ class Suite(Generic[C]):
     def checks(
         self, classes: Iterable[type], laws: Iterable[str] | None = None, only: str | None = None, device: str = "cpu"
     ) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Yields each law on each of its cases of some classes, with a name.
-
-        Raises:
-            UnknownNameError: there is no such law, or no such case.
-        """
+        """Yields each law on each of its cases of some classes, with a name; refuses unknown laws and cases."""
         chosen = list(self.laws) if laws is None else list(laws)
         for law in chosen:
             if law not in self.laws:
@@ -229,7 +210,7 @@ class Suite(Generic[C]):
         if failures:
             raise LawBroken(*failures.values())
 
-    def parametrize(self, classes: Iterable[type]) -> "pytest.MarkDecorator":
+    def parametrize(self, classes: Iterable[type]) -> Callable[[F], F]:
         """Returns the decorator of a pytest function `test(check)` that runs every law on its cases of some classes."""
         import pytest
 

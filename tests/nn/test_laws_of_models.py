@@ -175,9 +175,7 @@ def turner(input_size, hidden_size, output_size, *, parametrization="matrix_exp"
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"bidirectional": True}, {"num_layers": 2, "dropout": 0.5}, {"parametrization": "stiefel"}],
-    ids=str,
+    "options", [{}, {"bidirectional": True}, {"num_layers": 2, "dropout": 0.5}, {"parametrization": "stiefel"}], ids=str
 )
 def test_a_model_of_ones_own_keeps_the_laws(options, law):
     models.register("turner", turner)

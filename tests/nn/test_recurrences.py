@@ -9,15 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stiefelkit import errors
 from stiefelkit.measuring.plans import ScanCase, ScanRace
-from stiefelkit.measuring.recurrences import (
-    LOOP,
-    Sequences,
-    backward,
-    fast_backends,
-    limit,
-    ours,
-    recurrence_peers,
-)
+from stiefelkit.measuring.recurrences import LOOP, Sequences, backward, fast_backends, limit, ours, recurrence_peers
 from stiefelkit.measuring.scan import LOSSES, races
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.scan import activations, find_activation
@@ -121,9 +113,5 @@ def test_the_limit_is_the_products_that_no_scan_can_do_without(case):
 def test_the_backends_that_race_are_the_fast_ones_that_can():
     assert fast_backends(Sequences(REAL)) == ["inplace"]
     (race,) = races(plan(backends=("reference", "triton", "inplace"), peers=False))
-    assert {row.name for row in race.rows} == {
-        "scan (reference)",
-        "scan (reference), last state",
-        "scan (inplace)",
-    }
+    assert {row.name for row in race.rows} == {"scan (reference)", "scan (reference), last state", "scan (inplace)"}
     assert "GPU" in race.left_out["scan (triton)"]

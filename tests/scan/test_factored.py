@@ -82,6 +82,12 @@ def compared(w: Any, arguments: dict[str, torch.Tensor], leaves: Any, **options:
     return [*results, *torch.autograd.grad(sum(parts), [*arguments.values(), *leaves])]  # type: ignore[arg-type]
 
 
+def require_same(map: Any, coordinates: Any, arguments: dict[str, torch.Tensor], **how: Any) -> None:
+    dense = compared(map(*coordinates), arguments, coordinates, **how)
+    ours = compared(factored(map, coordinates), arguments, coordinates, **how)
+    torch.testing.assert_close(ours, dense, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize(("name", "dtype", "options"), MAPS)
 @pytest.mark.parametrize("n", [6, 7])
 def test_factors_make_the_frame_of_their_map(name, dtype, options, n):
@@ -96,32 +102,20 @@ def test_factors_make_the_frame_of_their_map(name, dtype, options, n):
 @pytest.mark.parametrize(("name", "dtype", "options"), MAPS)
 def test_states_and_gradients_are_those_with_the_matrix(name, dtype, options, sizes, reverse, last_only):
     map, coordinates = placed(name, dtype, options, 7)
-    arguments = drawn(map, sizes=sizes)
     how = {"batch_sizes": sizes, "reverse": reverse, "last_only": last_only}
-    dense = compared(map(*coordinates), arguments, coordinates, **how)
-    ours = compared(factored(map, coordinates), arguments, coordinates, **how)
-    for theirs, value in zip(dense, ours, strict=True):
-        torch.testing.assert_close(value, theirs, rtol=1e-10, atol=1e-10)
+    require_same(map, coordinates, drawn(map, sizes=sizes), **how)
 
 
 @pytest.mark.parametrize("activation", activations.names())
 def test_every_real_activation_goes_with_factors(activation):
     map, coordinates = placed("givens", DOUBLE, {"layers": 3})
-    arguments = drawn(map, activation)
-    dense = compared(map(*coordinates), arguments, coordinates, activation=activation)
-    ours = compared(factored(map, coordinates), arguments, coordinates, activation=activation)
-    for theirs, value in zip(dense, ours, strict=True):
-        torch.testing.assert_close(value, theirs, rtol=1e-10, atol=1e-10)
+    require_same(map, coordinates, drawn(map, activation), activation=activation)
 
 
 @pytest.mark.parametrize("backend", ["reference", "auto"])
 def test_other_roads_form_the_matrix(backend):
     map, coordinates = placed("fourier", COMPLEX, {})
-    arguments = drawn(map)
-    dense = compared(map(*coordinates), arguments, coordinates, backend=backend)  # "auto": six steps are few
-    ours = compared(factored(map, coordinates), arguments, coordinates, backend=backend)
-    for theirs, value in zip(dense, ours, strict=True):
-        torch.testing.assert_close(value, theirs, rtol=1e-10, atol=1e-10)
+    require_same(map, coordinates, drawn(map), backend=backend)  # "auto": six steps are few
 
 
 @pytest.mark.parametrize(
@@ -198,8 +192,7 @@ def test_compiled_layers_take_factors():
     for net in (rnn, compiled):
         out, _ = net(x)
         results.append([out.detach(), *torch.autograd.grad(out.abs().sum(), list(rnn.parameters()))])
-    for theirs, ours in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*results)
 
 
 def layers(kind: type = OrthogonalRNN, **options: Any) -> tuple[Any, Any]:
@@ -225,8 +218,7 @@ def test_layers_agree_in_all_directions(kind, last_only, packed):
         out = last if out is None else out.data if packed else out
         (out.abs().sum() + last.real.sum()).backward()
         results.append([out.detach(), last.detach(), *(p.grad for p in rnn.parameters())])
-    for theirs, value in zip(*results, strict=True):
-        torch.testing.assert_close(value, theirs, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-10)
 
 
 def test_factors_change_nothing_that_is_saved_or_baked():
@@ -245,7 +237,6 @@ def test_factors_change_nothing_that_is_saved_or_baked():
     ("make", "word"),
     [
         (lambda: OrthogonalRNN(3, 8, factored=True), "Cayley"),
-        (lambda: OrthogonalRNN(3, 8, parametrization=None, factored=True), "a free W"),
         (lambda: OrthogonalRNN(3, 8, parametrization="givens", layout="fft", factored=True), "Givens"),
         (lambda: OrthogonalRNN(3, 8, parametrization="givens", backend="reference", factored=True), "reference"),
         (lambda: GORU(3, 8, factored=True), "matrix"),
@@ -275,16 +266,11 @@ def test_forward_mode_and_few_steps_take_the_matrix(monkeypatch):
         ("fourier", True, {}, 512, 50, True),
         ("fourier", True, {}, 256, 128, False),
         ("givens", True, {"layers": 2}, 256, 20, True),
-        ("givens", True, {"layers": 2}, 224, 1, False),
-        ("givens", True, {"layers": 8}, 256, 20, False),
         ("givens", False, {"layers": 2}, 512, 20, True),
         ("givens", False, {"layers": 2}, 256, 20, False),
-        ("givens", True, {}, 256, 128, False),
         ("householder", False, {"reflections": 32}, 256, 50, True),
         ("householder", False, {"reflections": 128}, 256, 128, False),
-        ("householder", False, {"reflections": 32}, 192, 1, False),
         ("householder", True, {"reflections": 32}, 256, 1, True),
-        ("householder", False, {"reflections": 16}, 256, 0, True),
     ],
 )
 def test_factors_are_taken_where_they_were_measured_to_be_faster(name, is_complex, options, n, rows, is_factored):

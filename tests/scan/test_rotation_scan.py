@@ -203,6 +203,7 @@ def test_it_compiles_in_one_graph_and_exports():
         ({"h0": torch.zeros(2, 8, dtype=torch.complex64)}, errors.DtypeError, "h0"),
         ({"x": torch.zeros(5, 2, 8, dtype=torch.int64)}, errors.DtypeError, "floating"),
         ({"backend": "chunk"}, errors.UnknownNameError, "chunks"),
+        ({"backend": "triton"}, errors.OptionError, "GPU"),
         ({"x": torch.zeros(5, 8), "batch_sizes": [2, 3]}, errors.ShapeError, "increase"),
     ],
 )
@@ -234,11 +235,6 @@ def test_the_program_of_a_gpu_gives_the_states_of_the_loop(is_varying, reverse, 
 
 def _wide(t: Tensor) -> torch.dtype:
     return torch.complex128 if t.is_complex() else torch.float64
-
-
-def test_a_program_without_a_gpu_is_refused():
-    with pytest.raises(errors.OptionError, match="a GPU, got cpu"):
-        run(torch.zeros(5, 2, 8), torch.zeros(4), backend="triton")
 
 
 @pytest.mark.slow

@@ -350,11 +350,3 @@ def test_only_wanted_gradients_are_made_and_states_are_all_that_is_kept():
         run(arguments, last_only=True)[1].sum().backward()
         assert sum(kept) - arguments["x"].numel() < 12 * 10 * 20 + 3 * 20 * 20
     assert arguments["x"].grad is None
-
-
-def test_gradients_through_the_last_state_alone_need_no_outputs():
-    arguments = drawn("modrelu", T=30)
-    g = torch.randn(5, 6, dtype=DOUBLE)
-    whole = gradients(arguments, (None, g))
-    for name, t in gradients(arguments, (None, g), last_only=True).items():
-        assert torch.allclose(t, whole[name])

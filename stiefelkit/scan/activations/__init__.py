@@ -63,10 +63,7 @@ class Activation(ABC):
 
     @abstractmethod
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """Returns the derivative over a chunk of states (k, batch, N).
-
-        Nothing for the identity; the diagonal (k, batch, N); or the diagonal and the other diagonal (k, batch, N/2).
-        """
+        """Returns the derivative over states (k, batch, N): nothing, the diagonal, or that and the other one (N/2)."""
 
     def __call__(self, z: Tensor, b: Tensor | None = None) -> Tensor:
         """Returns the activation of z (*, n) and of a bias (n,), wherever it belongs."""
@@ -108,24 +105,20 @@ class Activation(ABC):
 
 def _check(target: object) -> None:
     is_one = isinstance(target, type) and issubclass(target, Activation)
-    needs(is_one, OptionError, "An activation", "to be a subclass of Activation", shown(target))
+    needs(is_one, OptionError, "An activation", "to be a subclass of Activation", target)
 
 
-_activations = Registry(
-    "",
-    "activation",
-    {
-        "abs": "stiefelkit.scan.activations.simple:Abs",
-        "identity": "stiefelkit.scan.activations.simple:Identity",
-        "leaky_relu": "stiefelkit.scan.activations.simple:LeakyReLU",
-        "modrelu": "stiefelkit.scan.activations.modrelu:ModReLU",
-        "modrelu_epsilon": "stiefelkit.scan.activations.modrelu:ModReLUEpsilon",
-        "oplu": "stiefelkit.scan.activations.simple:OPLU",
-        "relu": "stiefelkit.scan.activations.simple:ReLU",
-        "tanh": "stiefelkit.scan.activations.simple:Tanh",
-    },
-    _check,
-)
+_SIMPLE = {
+    "abs": "Abs",
+    "identity": "Identity",
+    "leaky_relu": "LeakyReLU",
+    "oplu": "OPLU",
+    "relu": "ReLU",
+    "tanh": "Tanh",
+}
+_BUILT_IN = {name: f"{__name__}.simple:{cls}" for name, cls in _SIMPLE.items()}
+_BUILT_IN |= {"modrelu": f"{__name__}.modrelu:ModReLU", "modrelu_epsilon": f"{__name__}.modrelu:ModReLUEpsilon"}
+_activations = Registry("", "activation", _BUILT_IN, _check)
 _by_name: dict[tuple[str, bool], Activation] = {}
 _found = SimpleNamespace()
 
@@ -183,9 +176,7 @@ def _parsed(name: str, is_complex: bool) -> Activation:
             slope = math.nan
         if cls.default_slope is None or not 0 < slope < math.inf:
             example = "leaky_relu" if cls.default_slope is None else kind
-            raise OptionError(
-                f"Only {example} takes a number, as in '{example}(0.2)', and one above zero; got {shown(name)}."
-            )
+            raise OptionError(f"Only {example} takes a number, one above zero, '{example}(0.2)'; got {shown(name)}.")
     cls = cls.of_complex() if is_complex else cls
     if cls is None:
         fitting = [key for key, other in _activations.available().items() if other.of_complex()]

@@ -29,11 +29,7 @@ class Engine(Protocol):
 
 
 class Checkpointed:
-    """Another engine, which keeps states before segments of about T^(1/2) steps in the place of all; see `Engine`.
-
-    Args:
-        engine: what runs the segments.
-    """
+    """Another engine, which keeps states before segments of about T^(1/2) steps in the place of all; see `Engine`."""
 
     def __init__(self, engine: Engine):
         self.engine = engine

@@ -81,11 +81,7 @@ def _first_carry(p: Problem, outcome: Outcome) -> Tensor:
 def _chunks_back(
     p: Problem, outcome: Outcome, carry: Tensor, place: Callable[[Chunk], Tensor]
 ) -> Iterator[tuple[Chunk, Tensor, Tensor, Tensor]]:
-    """Goes through the chunks from the last to the first, and turns `carry` into the gradient by the first states.
-
-    `place` says where the gradients by a chunk's pre-activations are written. Yields the chunk, those gradients, its
-    states and the states before each of them, (k, batch, N).
-    """
+    """Yields chunks from the last one, gradients by pre-activations, in `place`, and states; changes `carry`."""
     if not p.chunks:
         return
     loops = _loops(p)
@@ -135,11 +131,7 @@ class _Loops:
         return partial(Tensor.addmm_, mat2=self.p.wt)
 
     def back(self, delta: Tensor, g: Tensor | None, carry: Tensor, h: Tensor, saved: Tensor) -> Tensor:
-        """Runs the steps of a chunk backwards; returns the gradient by the state before it.
-
-        Writes gradients by pre-activations into `delta`, (k, batch, N), from those by the states from outside, `g`, by
-        the last state from the steps after it, `carry` (batch, N), the states h and what the activation saved of them.
-        """
+        """Writes a chunk's gradients by pre-activations to `delta`, from those by states; returns the next `carry`."""
         factors, w = self.p.activation.factors(h, saved), self.p.rows_w
         rows, outside = delta.unbind(0), None if g is None else g.unbind(0)
         diagonals, others = [*(factor.unbind(0) for factor in factors), None, None][:2]

@@ -94,11 +94,7 @@ def most_chunks(steps: int, columns: int, multiprocessors: int) -> int:
 def on_gpu(
     x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool, last_only: bool, chunks: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Returns what `by_chunks` does, by Triton programs, which keep states in float64.
-
-    One pass where sequences and planes fill the GPU; else the ends of chunks first, then all states, which reads x
-    twice. `chunks` says how many chunks there are at most; None is as many as fill the GPU.
-    """
+    """Returns what `by_chunks` does, by Triton programs, in float64: one pass, or two over chunks that fill the GPU."""
     steps, columns, is_fixed = len(x), x[0].numel(), factor.dim() == 1
     if not columns:
         return torch.empty_like(x[:0] if last_only else x), x.new_empty(x.shape[1:])

@@ -188,10 +188,7 @@ class Problem:
         torch.complex(*blocks.chunk(2, -1), out=self.part(rows, chunk))
 
     def states(self, out: Tensor, i: int, buffer: Tensor) -> tuple[Tensor, Tensor]:
-        """States of the i-th chunk and the ones before each of them, (k, batch, N): views of `out` where they can be.
-
-        `buffer` has room for one step more than a chunk has.
-        """
+        """Returns the states of the i-th chunk and those before each of them, views of `out` or in the buffer."""
         chunk, previous = self.chunks[i], self.chunks[i - 1] if i else None
         if not self.is_complex and previous is not None and previous.batch == chunk.batch:
             step = 1 if self.reverse else -1

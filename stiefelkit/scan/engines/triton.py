@@ -34,21 +34,12 @@ INTERPRETED = 132
 
 @dataclass(frozen=True)
 class KernelLayout:
-    """One way to lay out a scan.
+    """One way to lay out a scan, for so many units and sequences for each multiprocessor of the GPU at most.
 
-    Args:
-        program: "rows", a program a sequence, with the matrix in registers; "groups", several programs for some
-            sequences, each with some columns of the matrix; "tiles", a program for 16 sequences, which reads the matrix
-            at every step.
-        states: "real" or "complex".
-        max_units: the most units.
-        max_per_multiprocessor: the most sequences for each multiprocessor of the GPU.
-        blocks: vectors of a row in registers, or of its real parts.
-        size: numbers of the first of them; each other has half as many as the one before.
-        warps: of a program.
-        deep: rows of a block of the matrix that lie side by side, four of them in a thread.
-        columns: of a program of "groups".
-        rows: sequences that a group takes at a time, an even number.
+    "rows" is a program a sequence, with the matrix in registers; "groups" are several programs for some sequences,
+    `rows` at a time, each with some columns of the matrix; "tiles" is a program for 16 sequences, which reads the
+    matrix at every step. A row has so many blocks, `size` numbers in the first and half as many in each next one, and
+    a block `deep` rows of the matrix side by side.
     """
 
     program: str
@@ -98,10 +89,7 @@ def find_layout(states: str, units: int, batch: int, multiprocessors: int) -> Ke
 
 
 def unsupported(device: torch.device, dtype: torch.dtype, width: int, activation: Activation) -> str | None:
-    """Returns what the kernels need and do not find, as "... , got ...", or None if they can run.
-
-    The CPU serves only in triton's interpreter, for tests (TRITON_INTERPRET=1); `width` counts real numbers in a row.
-    """
+    """Returns what the kernels need and do not find for rows of `width` real numbers, or None if they can run."""
     if activation.kernel is None:
         return f"an activation that its programs have, got {activation.name!r}"
     if dtype.to_real() != torch.float32:
@@ -265,14 +253,8 @@ def _tiles(width: int, is_paired: bool) -> dict[str, Any]:
     rows, size = min(((rows, size >> is_paired) for rows, size in TILES), key=padded)
     rows, size = min(rows, _power(width)), min(size, _power(columns))
     is_resident = not is_paired and width <= rows == size
-    return {
-        "PAIRS": is_paired,
-        "RESIDENT": is_resident,
-        "BLOCK_B": BATCH_BLOCK,
-        "BLOCK_K": rows,
-        "BLOCK_N": size,
-        "num_warps": 8 if is_resident and size > 32 else 4,
-    }
+    sizes = {"BLOCK_B": BATCH_BLOCK, "BLOCK_K": rows, "BLOCK_N": size}
+    return sizes | {"PAIRS": is_paired, "RESIDENT": is_resident, "num_warps": 8 if is_resident and size > 32 else 4}
 
 
 def _power(length: int) -> int:
@@ -285,14 +267,10 @@ def _run(
 ) -> _Steps:
     """Runs a program on rows of all steps, a matrix and its own arguments; returns the steps."""
     steps = _Steps(p, rows)
-    layout = layout or find_layout(
-        "complex" if p.is_complex else "real", p.n, steps.batch, multiprocessors(rows.device)
-    )
+    states = "complex" if p.is_complex else "real"
+    layout = layout or find_layout(states, p.n, steps.batch, multiprocessors(rows.device))
     fixed = program_constants(layout, p.width, p.n, p.activation)
-    if layout.program == "tiles":
-        pad, places = _tiled, steps.sizes
-    else:
-        pad, places = _blocked, steps.lengths
+    pad, places = (_tiled, steps.sizes) if layout.program == "tiles" else (_blocked, steps.lengths)
     everything = (rows, pad(matrix, fixed), *args, steps.starts, places, p.activation.slope, steps.count, steps.batch)
     fixed |= {"PACKED": steps.is_packed, "REVERSE": p.reverse}
     if layout.program == "groups":

@@ -5,12 +5,4 @@ from .rotations import rotate_planes
 from .rows import rows_back, rows_forward
 from .tiles import tiles_back, tiles_forward
 
-__all__ = [
-    "groups_back",
-    "groups_forward",
-    "rotate_planes",
-    "rows_back",
-    "rows_forward",
-    "tiles_back",
-    "tiles_forward",
-]
+__all__ = ["groups_back", "groups_forward", "rotate_planes", "rows_back", "rows_forward", "tiles_back", "tiles_forward"]

@@ -10,14 +10,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-from .parts import (
-    activate_vector,
-    derive_vector,
-    load_vector,
-    masked,
-    row_at,
-    store_vector,
-)
+from .parts import activate_vector, derive_vector, load_vector, masked, row_at, store_vector
 from .products import inline, load_block, product, spread, stacked, start_of, total, unstacked
 
 
@@ -116,10 +109,9 @@ def groups_forward(
 ):
     """Turns projections z (rows, N) into states h_t = act(z_t + h_{t-1} m), in place.
 
-    Arguments mean what they mean for `rows_forward`, but a program has SIZE columns, and a group PARTS programs, which
-    take ROWS sequences at a time, an even number. `matrix` is m transposed, padded with zeros to PARTS SIZE rows, with
-    PAIRS in the order of pairs, and to columns of BLOCKS whole blocks, LONG rows in the first; `counters` are zeros, 32
-    for each group. Steps from `first` on are taken, those before it are known, and `last` is not.
+    As `rows_forward`, but a program has SIZE columns, and a group PARTS programs, which take ROWS sequences at a time.
+    `matrix` is m transposed, padded to PARTS SIZE rows, and to columns of BLOCKS whole blocks, LONG rows in the first;
+    `counters` are zeros, 32 for each group. Steps from `first` on are taken, and `last` is not.
     """
     KEPT: constexpr = SIZE // 2 if PAIRS else SIZE
     WIDTH: constexpr = N // 2 if PAIRS else N

@@ -20,10 +20,7 @@ STEEPEST = constexpr(1e18)
 
 @inline
 def activate(x, y, b, slope, ACTIVATION: constexpr):
-    """Activates pre-activations x and, of pairs, their partners y; returns both, and what the derivative needs besides.
-
-    `b` is the bias of modReLU, `slope` that of leaky ReLU; "complex_modrelu" takes real parts x and imaginary parts y.
-    """
+    """Activates pre-activations x and, of pairs, partners y; returns both, and what the derivative needs besides."""
     kept = x
     if ACTIVATION == "tanh":
         # (1 - e) / (1 + e) cancels near 0, where five terms of the series have all digits.

@@ -32,14 +32,10 @@ def start_of(i, SIZE):
 
 @inline
 def load_block(at, stride: constexpr, ROWS: constexpr, COLUMNS: constexpr, DEEP: constexpr):
-    """A block of a matrix whose columns are contiguous, each `stride` numbers behind the one before.
+    """A block of a matrix whose columns are contiguous: row k and column c at [k // DEEP, k % 4, 0, c, k % DEEP // 4].
 
-    The number in row k and column c is at [k // DEEP, k % 4, 0, c, k % DEEP // 4] of (ROWS / DEEP, 4, 1, COLUMNS,
-    DEEP / 4): the last dimension belongs to neighbours; then threads and warps go on along the columns; so that all of
-    the first two are a thread's own.
-
-    Of dimensions with the same contiguity Triton 3.6 takes the first, and 3.7 the last to be the denser one. So they
-    are said to have more than they have, the more the denser, of which nothing but their order is made.
+    The last dimension belongs to neighbours, the columns to threads and warps, the first two to one thread. Triton 3.6
+    takes the first and 3.7 the last of equally contiguous dimensions to be the denser one: so more is claimed of those.
     """
     k = tl.arange(0, ROWS // DEEP)[:, None, None, None, None] * DEEP + tl.arange(0, 4)[None, :, None, None, None]
     k += tl.arange(0, DEEP // 4)[None, None, None, None, :] * 4

@@ -24,10 +24,8 @@ def rotate_planes(
 ):
     """Runs z_t = f_t z_{t-1} + x_t over the steps of each chunk, from f z + x with the state z before it.
 
-    x and out are (steps, columns, 2), out None for the ends alone; `first` is the state that a chunk begins with,
-    (chunks, columns, 2), which is added to the first step without a factor. Factors are (planes, 2) in float64, or
-    (steps, columns, 2). `ends` are the last states, and `totals`, for factors of each step, the products of the
-    factors, each (chunks, columns, 2) in float64.
+    x and out (None for the ends alone) are (steps, columns, 2), as factors of each step are; FIXED: (planes, 2).
+    `first` is added to the first step of a chunk; with `ends` and `totals`, products of factors, (chunks, columns, 2).
     """
     blocks = (columns + BLOCK - 1) // BLOCK
     part = (tl.program_id(0) // blocks).to(tl.int64)

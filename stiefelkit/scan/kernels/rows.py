@@ -49,22 +49,10 @@ def rows_forward(
 ):
     """Turns projections z (rows, N) into states h_t = act(z_t + h_{t-1} m), in place; program b takes sequence b.
 
-    Args:
-        z: rows of all steps, float32, and the states afterwards.
-        matrix: m transposed, padded with zeros to whole blocks; with PAIRS of real units, rows and columns in
-            the order of pairs. With COMPLEX, a and b of [[a, b], [-b, a]], one after the other.
-        h0: first states (batch, N).
-        bias: of modReLU, one number a unit.
-        saved: what the derivative needs besides the states, if any.
-        starts, lengths: first row of each step and steps of each sequence, with PACKED.
-        slope: of leaky ReLU.
-        steps, batch: how many, and rows of each, without PACKED.
-        N: width of a row.
-        ACTIVATION: its name; "complex_modrelu" for rows [Re | Im].
-        PAIRS, COMPLEX: whether the activation joins units i and i + N/2; whether rows are [Re | Im].
-        PACKED, REVERSE: whether the number of rows falls from step to step; whether the last step comes first.
-        BLOCKS, SIZE: vectors of a row, or of its real parts, and numbers of the first of them.
-        DEEP: rows of a block side by side; see `load_block`.
+    `matrix` is m transposed, padded with zeros to whole blocks, with PAIRS (units i and i + N/2 are activated together)
+    in the order of pairs; with COMPLEX rows [Re | Im], a and b of [[a, b], [-b, a]]. With PACKED the rows of steps fall
+    in number: `starts` has the first of each step, `lengths` the steps of each sequence. `saved` is what the derivative
+    needs besides the states; a row has BLOCKS vectors, SIZE numbers in the first, and blocks as `load_block` says.
     """
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row) if PACKED else steps
@@ -118,9 +106,8 @@ def rows_back(
 ):
     """Writes the gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} m), shape (rows, N).
 
-    Arguments mean what they mean for `rows_forward`, whose results `out`, shape (rows, N), and `saved` are; m is the
-    transpose of its m, padded in the same way, and REVERSE puts the first step first here. `g_out` is the gradient
-    by the states (rows, N) or None, `g_last` that by the last state of each sequence (batch, N) or None.
+    Arguments mean what they mean for `rows_forward`; m is the transpose of its m; REVERSE puts the first step first.
+    `g_out` is the gradient by the states (rows, N) or None, `g_last` that by the last ones (batch, N) or None.
     """
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row) if PACKED else steps

@@ -60,10 +60,9 @@ def tiles_forward(
 ):
     """Turns projections z (rows, N) into states h_t = act(z_t + h_{t-1} wt), in place.
 
-    Arguments mean what they mean for `rows_forward`, but wt is the recurrent matrix for rows, padded with zeros to
-    whole tiles of BLOCK_K rows and BLOCK_N columns, with PAIRS each half of the columns; `sizes` are the rows of each
-    step, with PACKED. A program takes BLOCK_B rows. RESIDENT: matrix and states stay on the chip, for a matrix of one
-    tile without PAIRS.
+    As `rows_forward`, but wt is padded to whole tiles of BLOCK_K rows and BLOCK_N columns, with PAIRS each half of the
+    columns; `sizes` are the rows of each step, with PACKED. A program takes BLOCK_B rows. RESIDENT: a matrix of one
+    tile and states stay on the chip.
     """
     COLUMNS: constexpr = N // 2 if PAIRS else N
     PADDED: constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N * BLOCK_N
@@ -141,9 +140,7 @@ def tiles_back(
 ):
     """Writes the gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} w), shape (rows, N).
 
-    Arguments mean what they mean for `tiles_forward`, whose results `out`, shape (rows, N), and `saved` are; w is the
-    transpose of its wt, padded in the same way, and REVERSE puts the first step first here. `g_out` is the gradient
-    by the states (rows, N) or None, `g_last` that by the last state of each sequence (batch, N) or None.
+    Arguments mean what they mean for `tiles_forward` and `rows_back`; w is the transpose of wt, padded in the same way.
     """
     COLUMNS: constexpr = N // 2 if PAIRS else N
     PADDED: constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N * BLOCK_N

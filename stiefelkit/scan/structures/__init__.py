@@ -6,9 +6,5 @@ from stiefelkit.scan.structures.structure import Factored, Structure
 
 __all__ = ["STRUCTURES", "Factored", "Structure"]
 
-STRUCTURES: dict[str, type[Structure]] = {
-    "brick": Brick,
-    "fourier": FourierAndLowRank,
-    "low_rank": DiagonalAndLowRank,
-}
+STRUCTURES: dict[str, type[Structure]] = {"brick": Brick, "fourier": FourierAndLowRank, "low_rank": DiagonalAndLowRank}
 """Structures by name."""

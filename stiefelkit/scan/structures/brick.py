@@ -65,8 +65,7 @@ class Brick(Structure):
     """W = D F_L ... F_1. Layer l rotates the units (0, 1), (2, 3), ..., or for even l (1, 2), (3, 4), ... .
 
     A rotation is [[c, -f s], [s, f c]], f of modulus one, and 1 in a real one. Factors (2L + 1, n). Complex: a row
-    c + is for each layer, then a row f, then D. Real: a row c for each, then a row s, then D. Behind the numbers of its
-    rotations a row holds what means nothing.
+    c + is for each layer, then a row f, then D. Real: a row c for each, then a row s, then D.
     """
 
     @staticmethod
@@ -98,10 +97,8 @@ class Brick(Structure):
         signs = [self._signs(i) for i in range(layers)]
         before = [torch.ones_like(self.d.re), *signs]
         self.signs = signs
-        self.phases_of_conjugates = [
-            phase.signed(behind * in_front)
-            for phase, behind, in_front in zip(self.phases, signs, before[:-1], strict=True)
-        ]
+        products = (a * b for a, b in zip(signs, before[:-1], strict=True))
+        self.phases_of_conjugates = [phase.signed(s) for phase, s in zip(self.phases, products, strict=True)]
         self.block = max(1, BLOCK // (self.parts * self.n))
         self.rooms: dict[int, list[_Room]] = {}
         self.stages = self.d.re.new_empty(0)

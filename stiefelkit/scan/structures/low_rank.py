@@ -135,10 +135,7 @@ class DiagonalAndLowRank(LowRank):
 
 
 class FourierAndLowRank(LowRank):
-    """W = D3 F^-1 D2 P F D1 + A B^H, complex, (P x)_i = x_{p_i}. Factors of M: D1, D2, D3, the numbers p_i.
-
-    Reflectors between the transforms are of rank one, and what they do to W is A B^H.
-    """
+    """W = D3 F^-1 D2 P F D1 + A B^H, complex, (P x)_i = x_{p_i}. Factors of M: D1, D2, D3, the numbers p_i."""
 
     heads: ClassVar[int] = 4
 

@@ -21,10 +21,9 @@ class Factored:
 
 
 class Structure(ABC):
-    """W in factors, as rows of real numbers meet it: complex states are [Re h | Im h].
+    """W in factors, as rows of real numbers, [Re h | Im h] of complex states, meet it; factors are rows of n numbers.
 
-    One chunk of steps is gone back through at a time: `start`, then `back` for every step, then `accumulate`, which
-    finds what `back` has left. Factors are rows of as many numbers as there are units.
+    Each chunk back takes `start`, then `back` for every step, then `accumulate`, which finds what `back` has left.
     """
 
     @staticmethod
