@@ -153,9 +153,7 @@ class Adapter(Replacement):
         super().__init__(layer, name)
         found = layout_of(self.base)
         if found is None:
-            raise DtypeError(
-                f"{kind} needs a layer of a real dtype with in_features and out_features, got {type(layer).__name__}."
-            )
+            raise DtypeError(f"{kind} needs a layer with in_features and out_features, got {type(layer).__name__}.")
         self._layout = found
         self.register_buffer("merged", None, persistent=False)
         self.register_load_state_dict_post_hook(_merge_anew)
@@ -170,7 +168,7 @@ class Adapter(Replacement):
         """Returns the weight, of the shape of the layer's and in float64, as the adapter changes it."""
 
     @abstractmethod
-    def unmerged(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
+    def unmerged(self, x: Tensor, *args: object, **options: object) -> Tensor:
         """Returns what the layer gives with the change, by calling it."""
 
     @property
@@ -226,7 +224,7 @@ class Adapter(Replacement):
                 dense.bias = nn.Parameter(base.bias.detach().clone(), False)
         return dense.train(self.training)
 
-    def forward(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
+    def forward(self, x: Tensor, *args: object, **options: object) -> Tensor:
         """Applies the layer; see the class. A merged one in training is refused."""
         if not self.is_on:
             return self.layer(x, *args, **options)
@@ -259,11 +257,9 @@ class Adapter(Replacement):
         """Returns a copy of the product that is in no graph, and that inference mode does not limit."""
         with torch.inference_mode(False), torch.no_grad():
             w = self._product(who).clone()
-            if not w.isfinite().all():
-                raise NonFiniteError(
-                    f"{type(self).__name__}.{who} needs a finite weight and adapter, got NaN or infinity in their "
-                    "product; load an earlier state first."
-                )
+        got = "NaN or infinity in their product; load an earlier state first"
+        is_finite = bool(w.isfinite().all())
+        needs(is_finite, NonFiniteError, f"{type(self).__name__}.{who}", "a finite weight and adapter", got)
         return w
 
     def _refuse(self, found: str | None, who: str) -> None:
@@ -272,9 +268,8 @@ class Adapter(Replacement):
         needs(found is None, OptionError, who, "a layer of one weight and a bias, W x + b", found)
 
     def extra_repr(self) -> str:
-        """Returns the name, if it is not the default one, and what the adapter does at present."""
-        name = "" if self.name == "default" else f"name={self.name!r}, "
-        return f"{name}is_merged={self.merged is not None}" + ("" if self.is_on else ", is_on=False")
+        """Returns the name, and what the adapter does at present."""
+        return f"name={self.name!r}, is_merged={self.merged is not None}, is_on={self.is_on}"
 
 
 class OrthogonalAdapter(Adapter):
@@ -307,9 +302,6 @@ class OrthogonalAdapter(Adapter):
         dropout: the chance of each block, or of R if it has none, to be the identity in a pass in training.
         **options: of the map, as `blocks=`, `inner=`, `reflections=` (8 if left out).
 
-    Shape:
-        that of the layer.
-
     References:
         Qiu et al., Controlling text-to-image diffusion by orthogonal finetuning, NeurIPS 2023.
         Yuan, Liu, Xu, Bridging the gap between low-rank and orthogonal adaptation via Householder reflection
@@ -335,7 +327,7 @@ class OrthogonalAdapter(Adapter):
         shared: bool = False,
         bound: float | None = None,
         dropout: float = 0.0,
-        **options: Any,
+        **options: object,
     ):
         super().__init__(layer, name)
         self.side = one_of("in", "out", "patches").require("OrthogonalAdapter", "side", side)
@@ -365,7 +357,7 @@ class OrthogonalAdapter(Adapter):
         first = w.movedim(outputs, 0)
         return (r @ first.flatten(1)).view(first.shape).movedim(0, outputs)
 
-    def unmerged(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
+    def unmerged(self, x: Tensor, *args: object, **options: object) -> Tensor:
         """Calls the layer on R x, or turns what it gives."""
         dim = self._layout.dim
         if self.side == "in":
@@ -386,7 +378,7 @@ class OrthogonalAdapter(Adapter):
         return y if b is None else y + b.to(y.dtype).view(-1, *[1] * (-1 - dim))
 
     def extra_repr(self) -> str:
-        """Returns the side, the name if it is not the default one, and what the adapter does at present."""
+        """Returns the side, the name, and what the adapter does at present."""
         return f"side={self.side!r}, {super().extra_repr()}"
 
 

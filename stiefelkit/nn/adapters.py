@@ -14,7 +14,7 @@ from stiefelkit.contract.table import find_parametrization, registered
 from stiefelkit.errors import CheckpointError, DtypeError, OptionError, UnknownNameError, did_you_mean, needs, shown
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter, Replacement, replaced, trained_as_before
 from stiefelkit.nn.butterfly import ButterflyAdapter
-from stiefelkit.nn.frozen import OF_PEFT, in_other_adapters, layout_of, weight_of
+from stiefelkit.nn.frozen import OF_PEFT, in_other_adapters, layout_of
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
 from stiefelkit.weights.find import Where, check_module, choose, matches, nearest_of
 
@@ -40,7 +40,7 @@ class TrainedCopy(Replacement):
             return super().__getattr__(name)
         return getattr(self.active, name)
 
-    def forward(self, *args: Any, **options: Any) -> Any:
+    def forward(self, *args: object, **options: object) -> Any:
         """Calls the copy, or the module if it is off."""
         return self.active(*args, **options)
 
@@ -61,11 +61,6 @@ class Site(NamedTuple):
     layer: nn.Module
     around: tuple[Replacement, ...]
     is_saved: bool
-
-    @property
-    def title(self) -> str:
-        """The name of the weight, if there is one."""
-        return self.name if weight_of(self.layer) is None else f"{self.name}.weight".lstrip(".")
 
 
 def adapt(
@@ -113,7 +108,7 @@ def adapt(
             raise UnknownNameError(f"adapt needs an adapter or a map, got {parametrization!r}{near}") from None
     chosen = _chosen(model, where)
     fresh = {id(site.layer): site for site in chosen if all(other.name != name for other in site.around)}
-    got = f"{chosen[0].title}, which has one; another name= adds one more"
+    got = f"{chosen[0].name}, which has one; another name= adds one more"
     needs(len(fresh) > 0, OptionError, "adapt", "layers without an adapter of this name", got)
     saved = to_save(model, modules_to_save, name, fresh.values())
     return put_on(model, fresh, saved, name, lambda site: kind(site.layer, name=name, **options))
@@ -125,7 +120,7 @@ def put_on(
     """Puts new adapters around layers, and copies in the place of modules, by the ids of both; returns the model."""
     others = in_other_adapters(model)
     for key, site in (fresh | saved).items():
-        got = f"{site.title}, inside {others.get(key)}, which merges into it; adapt first, or merge_and_unload"
+        got = f"{site.name}, inside {others.get(key)}, which merges into it; adapt first, or merge_and_unload"
         needs(key not in others, OptionError, "adapt", "layers of the model itself", got)
     _refuse_trained_elsewhere(model, fresh | saved)
     with trained_as_before(p for site in (fresh | saved).values() for p in site.layer.parameters()):
@@ -325,8 +320,8 @@ def _refuse_others(model: nn.Module, where: Where, sites: Sequence[Site]) -> Non
         places = choose(model, where)
     except UnknownNameError:
         which = f"where={where!r}" if isinstance(where, str) else "where="
-        titles, names = sorted({site.title for site in sites}), [site.name for site in sites]
-        near = nearest_of(where if isinstance(where, str) else "", titles, names, takes_patterns=True)
+        names = sorted({f"{site.name}.weight".lstrip(".") for site in sites})
+        near = nearest_of(where if isinstance(where, str) else "", names, takes_patterns=True)
         raise UnknownNameError(f"{which} needs to match a layer of {type(model).__name__}, got none{near}") from None
     inside = {id(m) for other in model.modules() if isinstance(other, Replacement) for m in other.modules()}
     for place in places:

@@ -57,9 +57,6 @@ class ButterflyAdapter(OrthogonalAdapter):
         name, dropout: as in `OrthogonalAdapter`; with several factors R is left out as a whole.
         **options: of the map of the blocks.
 
-    Shape:
-        that of the layer.
-
     References:
         Liu et al., Parameter-efficient orthogonal finetuning via butterfly factorization, ICLR 2024.
 
@@ -79,7 +76,7 @@ class ButterflyAdapter(OrthogonalAdapter):
         side: str = "in",
         name: str = "default",
         dropout: float = 0.0,
-        **options: Any,
+        **options: object,
     ):
         options = as_python_number(options)
         require_options(ButterflyAdapter, inner, options)
@@ -103,7 +100,7 @@ class ButterflyAdapter(OrthogonalAdapter):
         axis = self._layout.axes[1] - w.dim()
         return w if s is None else w * s.to(w.dtype).view(-1, *[1] * (-1 - axis))
 
-    def unmerged(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
+    def unmerged(self, x: Tensor, *args: object, **options: object) -> Tensor:
         """Calls the layer on R x, and scales what it gives but for its bias."""
         y, b = super().unmerged(x, *args, **options), self.bias
         if self.scale is None:

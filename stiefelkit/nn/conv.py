@@ -195,7 +195,7 @@ class _Transposed(Convolution):
             ends = [q, q, *ends]
             cut.append(step * q + p)
         self._check_reach(input.shape[-self.dims :], ends[::-2])
-        call = getattr(F, f"conv_transpose{self.dims}d")
+        call = F.conv_transpose1d if self.dims == 1 else F.conv_transpose2d
         batched = input if input.dim() == self.dims + 2 else input[None]
         geometry = self.stride, tuple(cut), self.output_padding, self.groups, self.dilation
         y = call(F.pad(batched, ends, "circular"), self.weight, self.bias, *geometry)
@@ -271,7 +271,7 @@ class OrthogonalConvTranspose1d(_Transposed, nn.ConvTranspose1d):
     dims: ClassVar[int] = 1
 
 
-def channels(who: str, *, groups: Any, bias: Any, **sides: Any) -> dict[str, Any]:
+def channels(who: str, *, groups: object, bias: object, **sides: object) -> dict[str, Any]:
     """Returns the arguments; raises OptionError unless they are integers, which groups divides, and a flag."""
     out = {key: integer(1).require(who, key, value) for key, value in {**sides, "groups": groups}.items()}
     for key in sides:
@@ -280,7 +280,7 @@ def channels(who: str, *, groups: Any, bias: Any, **sides: Any) -> dict[str, Any
     return {**out, "bias": FLAG.require(who, "bias", bias)}
 
 
-def each_axis(who: str, key: str, value: Any, dims: int, low: int) -> tuple[int, ...]:
+def each_axis(who: str, key: str, value: object, dims: int, low: int) -> tuple[int, ...]:
     """Returns an integer for each axis; raises OptionError unless it is one, or one for each."""
     value = as_python_number(value)
     axes = (value,) * dims if type(value) is int else sizes(value)

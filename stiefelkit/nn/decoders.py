@@ -209,7 +209,7 @@ def _heads(base: nn.Module, decoder: Decoder, blocks: Sequence[nn.Module]) -> It
     if decoder.values == "by_head":
         rows = torch.arange((before + groups) * size, device="cpu").view(groups, -1, size)[:, -1].flatten()
     for block in blocks:
-        value: Any = block.get_submodule(decoder.value)
+        value = block.get_submodule(decoder.value)
         got = getattr(value, "out_features", getattr(value, "nf", None))
         wanted = f"{(before + groups) * size} rows in {decoder.value}, by {count} and {groups} heads of {size}"
         is_known = got in (None, (before + groups) * size)

@@ -1,6 +1,6 @@
 """Changes of the weights and biases of layers, each worked out in float64 and rounded once."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from stiefelkit.tensors import working_dtype
 class Factor:
     """A linear map of the outputs or the inputs of a layer, as it acts on the rows of a matrix."""
 
-    word: str  # in messages, on the left of W
+    word: str  # on the left of W
     size: int  # the number of rows that it takes
     apply: Callable[[Tensor], Tensor]  # maps matrices (size, columns) in float64
 
@@ -59,11 +59,6 @@ class Change(NamedTuple):
     factors: tuple[tuple[Factor, ...], tuple[Factor, ...]]
     shift: Tensor | None = None
 
-    def __str__(self) -> str:
-        left, right = self.factors
-        ends = "".join(f" {f.word}{'' if f.word.startswith('diag') else '^T'}" for f in right)
-        return f"{''.join(f'{f.word} ' for f in reversed(left))}W{ends}"
-
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for layers that want the same of a tensor."""
@@ -89,16 +84,13 @@ class Change(NamedTuple):
         return m
 
 
-def matrix_of(layer: nn.Module, sizes: Collection[int] = ()) -> tuple[nn.Parameter, int]:
-    """Returns the weight of a layer, and the dimension of its outputs; `sizes` are those of norms, for the error."""
+def matrix_of(layer: nn.Module) -> tuple[nn.Parameter, int]:
+    """Returns the weight of a layer, and the dimension of its outputs."""
     has_outputs_last = isinstance(layer, nn.Embedding) or is_turned(layer)
     w = held_parameters(layer).get("weight") if isinstance(layer, nn.Linear) or has_outputs_last else None
     if w is None:
-        remedy = "; norms={norm: readers} folds its scale" if any(is_norm(layer, n) for n in sizes) else ""
-        if isinstance(layer, Replacement):
-            remedy = "; fold(model) first, or rotate before adapting"
-        elif inside_peft(layer) is not layer:
-            remedy = "; merge_and_unload() first"
+        is_adapted = isinstance(layer, Replacement) or inside_peft(layer) is not layer
+        remedy = "; fold(model) or merge_and_unload() first" if is_adapted else ""
         wanted = "layers of torch.nn.Linear, or Embedding among writers, with plain weights"
         raise DtypeError(f"Folding needs {wanted}, got {kind_of(layer)}{remedy}.")
     needs(not w.is_meta, UnfilledError, "Folding", "weights that hold values", f"{kind_of(layer)} on the meta device")
@@ -131,14 +123,14 @@ def changes_of(sites: Sequence[Site], may_untie: bool) -> list[Change]:
             elif other.key != change.key and may_untie:
                 untied.append(change)
             elif other.key != change.key:
-                got = f"{other} of {kind_of(other.site.layer)} and {change} of {kind_of(site.layer)}; untie them first"
+                got = f"two, of {kind_of(other.site.layer)} and {kind_of(site.layer)}; untie them first"
                 raise OptionError(f"Folding needs one change of a weight that layers share, got {got}.")
     return untied + changes
 
 
 def _of_site(site: Site) -> list[Change]:
     layer, outputs, inputs = site.layer, tuple(site.outputs), tuple(site.inputs)
-    w, dim = matrix_of(layer, {factor.size for factor in inputs + outputs})
+    w, dim = matrix_of(layer)
     has_inputs = not (inputs and isinstance(layer, nn.Embedding))
     needs(has_inputs, DtypeError, "Folding", "readers of torch.nn.Linear with plain weights", kind_of(layer))
     for along, factors in ((dim, outputs), (1 - dim, inputs)):

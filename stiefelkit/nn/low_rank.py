@@ -43,7 +43,7 @@ class _LowRank(Adapter):
         d = self.difference(w.dtype)
         return w + (d if self._layout.axes == Layout().axes else d.mT)
 
-    def unmerged(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
+    def unmerged(self, x: Tensor, *args: object, **options: object) -> Tensor:
         """Adds to what the layer gives."""
         y = self.layer(x, *args, **options)
         return y + self.added(x).to(y.dtype)
@@ -67,9 +67,6 @@ class PrincipalAdapter(_LowRank):
         name: as in `OrthogonalAdapter`.
         **options: of the map of R.
 
-    Shape:
-        that of the layer.
-
     References:
         Wu, Hu, Min, Wang, Efficient orthogonal fine-tuning with principal subspace adaptation, ICLR 2026.
 
@@ -89,7 +86,7 @@ class PrincipalAdapter(_LowRank):
         rank: int = 8,
         diagonals: bool = True,
         name: str = "default",
-        **options: Any,
+        **options: object,
     ):
         super().__init__(layer, name, rank)
         cls, given = find_parametrization(inner), as_python_number(options)
@@ -141,9 +138,6 @@ class LowRankAdapter(_LowRank):
         name: as in `OrthogonalAdapter`.
         **options: of the map.
 
-    Shape:
-        that of the layer.
-
     >>> adapter = LowRankAdapter(nn.Linear(8, 6), rank=2)
     >>> sum(p.numel() for p in adapter.parameters() if p.requires_grad)
     30
@@ -157,7 +151,7 @@ class LowRankAdapter(_LowRank):
         rank: int = 8,
         init: str = "haar",
         name: str = "default",
-        **options: Any,
+        **options: object,
     ):
         super().__init__(layer, name, rank)
         cls, given = find_parametrization(inner), as_python_number(options)

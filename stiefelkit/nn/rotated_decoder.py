@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stiefelkit import init as first_frames
-from stiefelkit.errors import OptionError, ShapeError, needs, shown
+from stiefelkit.errors import OptionError, ShapeError, needs
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.nn.decoders import RotationSites, check_sites, rotation_sites
 from stiefelkit.nn.folding import Site, kind_of, weight_and_bias_of
@@ -56,8 +56,8 @@ class Rotated(nn.Module):
         activation_bits: bits of what layers read.
         heads: whether heads are rotated, too.
         online: whether what `sites.downs` read is multiplied by a Hadamard matrix.
-        start: the first residual rotation: "hadamard" with random signs, "haar", "identity" or a matrix. Heads start
-            at the identity.
+        start: the first residual rotation: "hadamard" with random signs, a scheme of `stiefelkit.init` or a matrix.
+            Heads start at the identity.
         generator: source of randomness.
 
     Attributes:
@@ -83,15 +83,10 @@ class Rotated(nn.Module):
         check_sites(sites, "Rotated")
         check_downs(sites.downs if online else ())
         n = sites.size
-        if isinstance(start, Tensor):
-            r = start
-        elif start == "hadamard":
+        if isinstance(start, str) and start == "hadamard":
             r = first_frames.hadamard(n, generator=generator)
-        elif start in ("haar", "identity"):
-            r = first_frames.draw(start, (n, n), generator=generator)
         else:
-            wanted = 'start= as a matrix, "hadamard", "haar" or "identity"'
-            raise OptionError(f"Rotated needs {wanted}, got {shown(start)}.")
+            r = start if isinstance(start, Tensor) else first_frames.draw(start, (n, n), generator=generator)
         needs(tuple(r.shape) == (n, n), ShapeError, "Rotated", f"start= of shape {(n, n)}", tuple(r.shape))
         absorb_norms_(sites)
         self.model, self.sites, self.online = sites.model.requires_grad_(False), sites, online
@@ -100,7 +95,7 @@ class Rotated(nn.Module):
         each = [torch.eye(one.size, device="cpu").expand(one.groups, -1, -1) for one in sites.heads] if heads else []
         self.head_rotations = nn.ModuleList(_Frame(q, device) for q in each)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """Calls the model, rotated and rounded."""
         with self._rotated():
             return self.model(*args, **kwargs)

@@ -219,14 +219,8 @@ def _turn_heads(found: dict[int, Site], attentions: Sequence[Heads], heads: Tens
     needs(len(each) == len(attentions), OptionError, "rotate_", f"heads= for {len(attentions)} attentions", len(each))
     for one, given in zip(attentions, each, strict=True):
         stack = _checked(given, "heads")
-        shapes = (one.size, one.size), (one.groups, one.size, one.size)
-        needs(
-            stack.shape in shapes,
-            ShapeError,
-            "rotate_",
-            f"heads= of shape {shapes[0]} or {shapes[1]}",
-            tuple(stack.shape),
-        )
+        wanted = [(one.size, one.size), (one.groups, one.size, one.size)]
+        needs(stack.shape in wanted, ShapeError, "rotate_", f"heads= of a shape in {wanted}", tuple(stack.shape))
         stack = stack.expand(one.groups, one.size, one.size)
         most, rows = int(one.rows.max()), len(folding.weight_and_bias_of(one.value)[0])
         got = f"{kind_of(one.value)} with {rows}"
@@ -297,11 +291,8 @@ def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool = False) -> Affi
                 return Affine(weight, bias, values, neutral)
     if r is None:
         return None
-    remedy = "; with model= a layer norm is made one" if isinstance(norm, nn.LayerNorm) else ""
-    raise OptionError(
-        "Folding needs norms that are a root mean square and a scale, which commutes with R, or a torch.nn.LayerNorm "
-        f"in a model, got {kind_of(norm)}{remedy}."
-    )
+    wanted = "norms that are a root mean square and a scale, or a torch.nn.LayerNorm with model="
+    raise OptionError(f"Folding needs {wanted}, got {kind_of(norm)}.")
 
 
 def _commutes(norm: nn.Module, r: Tensor) -> bool:
@@ -351,9 +342,8 @@ def _check_model(
             continue
         for parameter in held_parameters(module).values():
             is_named = parameter is None or parameter.data_ptr() not in changed
-            needs(
-                is_named, OptionError, "Folding", "all layers that share a weight", f"{name} left out, which reads it"
-            )
+            got = f"{name} left out, which reads it"
+            needs(is_named, OptionError, "Folding", "all layers that share a weight", got)
         if r is not None and folding.is_norm(module, len(r)):
             got = f"{name}, {kind_of(module)}, left out; norms={{norm: readers}} folds a scale into what reads it"
             needs(_commutes(module, r), OptionError, "Folding", "norms that commute with R", got)

@@ -42,12 +42,6 @@ def test_under_autocast_the_output_has_torchs_dtype(x_dtype):
     assert torch.allclose(y.float(), expected.float(), atol=0.1)
 
 
-def test_a_wrong_dtype_is_torchs_error():
-    layer = sk.nn.OrthogonalLinear(80, 80, parametrization="householder", reflections=2)
-    with pytest.raises(RuntimeError, match="dtype"):
-        layer(torch.randn(3, 80, dtype=torch.float64))
-
-
 def test_a_cached_weight_and_further_parametrizations_are_respected():
     class Halved(torch.nn.Module):
         def forward(self, w):

@@ -90,13 +90,6 @@ def test_an_adapter_of_outputs_turns_all_that_the_layer_gives():
     torch.testing.assert_close(OrthogonalAdapter(layer, side="out", block_size=4)(x), layer(x), rtol=0, atol=CLOSE)
 
 
-def test_a_layer_that_stands_in_several_places_gets_one_adapter_in_all():
-    layer = nn.Linear(8, 8)
-    model: Any = adapt(nn.ModuleList([layer] * 3), "*.weight", block_size=4)
-    assert isinstance(model[0], OrthogonalAdapter)
-    assert all(place is model[0] for place in model)
-
-
 def test_a_second_pattern_leaves_adapted_layers_alone():
     model: Any = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     adapt(model, "0.weight", block_size=4)
@@ -195,9 +188,3 @@ def test_a_norm_with_a_scale_is_folded_where_it_is_named_and_refused_where_it_is
     rotate_(frame(6), norms={model.norm: [model.head]}, writers=[model.embedding], model=model)
     torch.testing.assert_close(model(x), before, rtol=0, atol=4 * CLOSE)
     assert torch.equal(model.norm.weight, torch.ones(6))
-
-
-def test_a_norm_that_does_not_commute_is_refused():
-    model: Any = Normed(nn.LayerNorm(6))
-    with pytest.raises(OptionError, match="root mean square"):
-        rotate_(frame(6), norms={model.norm: [model.head]}, writers=[model.embedding])
