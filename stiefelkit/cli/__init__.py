@@ -4,19 +4,9 @@ Nothing here imports torch before a command runs, so that help comes at once: wh
 functions of the commands.
 """
 
-import _signal  # type: ignore[import-not-found]  # signal itself takes as long to import as all else before `main`
 import sys
 
 __all__ = ["main"]
-
-IS_PROGRAM = bool(sys.argv) and sys.argv[0].replace("\\", "/").endswith(
-    ("/stiefelkit", "/stiefelkit.exe", "/stiefelkit/__main__.py")
-)
-"""True if the process is the command, and not one that imports it."""
-
-if IS_PROGRAM and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-    # Until `interrupts.guard`, Ctrl-C ends the program without a word, where Python would print a traceback.
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 TYPE_CHECKING = False
 
@@ -24,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 USER_ERROR = 2
+STOPPED = "Stopped at once; what was saved is kept."
 EXTRA = {name: name for name in ("cyclopts", "rich", "matplotlib", "jinja2")} | {"sklearn": "scikit-learn"}
 """Packages that `stiefelkit[cli]` installs, by the names of their imports."""
 
@@ -39,23 +30,11 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
     Returns:
         The exit code: 0, 2 after an error of the user, 128 + n after signal n.
     """
-    is_program = arguments is None
     try:
-        from stiefelkit.cli import interrupts
-
-        if is_program:
-            interrupts.guard(IS_PROGRAM)
-        return _run(list(sys.argv[1:] if arguments is None else arguments), is_program)
+        return _run(list(sys.argv[1:] if arguments is None else arguments), is_program=arguments is None)
     except KeyboardInterrupt:
-        from stiefelkit.cli.interrupts import STOPPED
-
         print(STOPPED, file=sys.stderr)
         return 130
-    finally:
-        if is_program:
-            from stiefelkit.cli import interrupts
-
-            interrupts.ignore()
 
 
 def _run(words: list[str], is_program: bool) -> int:

@@ -15,7 +15,7 @@ app = App(name="plot", help="Draw the curves of runs, or gradients over time.", 
 
 @app.default
 def plot(*runs: Path, out: Path | None = None, data: Path | None = None, figures: Options[Figures] = None) -> int:
-    """Draw the learning curves and the orthogonality of runs of one task, or again the figure of a drift experiment.
+    """Draw the curves of runs of one task, or again the figure of a drift experiment.
 
     Runs that differ by their seed, or by the excerpt of a waveform, also give a box plot of their best scores; models
     that differ by the number of reflections their scores against it; waveforms the generated one beside the true one.
@@ -64,10 +64,8 @@ def gradients(
 ) -> int:
     """Train models, and draw the norm of the gradient of the loss over the steps back through time.
 
-    The norm is ||dL/dh_t||_2 over the steps t of the sequence, a panel for each number of optimizer steps. dL/dh_t is
-    the total derivative of the loss by the hidden state, through all later states; L is the loss of one sequence, and
-    the norms are averaged over the sequences of the next training batch. For an LSTM it is the derivative by h_t alone,
-    with the cell held fixed. The models are trained by the recipes of the task.
+    The norm is ||dL/dh_t||_2, of the total derivative of the loss of one sequence by the hidden state, averaged over
+    the next training batch; for an LSTM with the cell held fixed. There is a panel for each number of optimizer steps.
 
     Args:
         plan: what to train, and when to look.

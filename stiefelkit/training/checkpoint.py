@@ -1,8 +1,7 @@
 """Checkpoints: a folder with the tensors (safetensors) and the rest (JSON), complete or absent.
 
-A checkpoint is written under a temporary name, synced and renamed. The JSON is {"sha256": ..., "record": ...}: the
-digest is that of the record's bytes, which hold the digest of the tensors and whatever else the state must fit, so
-that one number stands for all of it.
+It is written under a temporary name, synced and renamed. The digest in the JSON is that of its record, which holds the
+digest of the tensors.
 """
 
 import contextlib
@@ -18,12 +17,12 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from stiefelkit.errors import RunError
+from stiefelkit.errors import RunError, needs
 from stiefelkit.training.files import make_folder, read_file, remove, rename, sync_directory, write_synced
 
 KEPT = 2
 LARGEST = 2**30
-"""Bytes of the JSON, which has no tensors in it, at most."""
+"""Bytes of the JSON at most."""
 TENSORS, STATE = "tensors.safetensors", "state.json"
 PREFIX, TEMPORARY = "step-", ".tmp-"
 NAME = re.compile(rf"{PREFIX}(\d{{8,}})", re.ASCII)
@@ -37,7 +36,7 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     tree, tensors = pack(state)
     content = save_tensors(tensors)
     final, temporary = folder / f"{PREFIX}{step:08d}", folder / f"{TEMPORARY}{step:08d}"
-    run = folder.parent  # below which no link is followed, though one be put there meanwhile
+    run = folder.parent  # below which no link is followed
     for stale in folder.glob(f"{TEMPORARY}*"):
         remove(stale, run)
     try:
@@ -79,12 +78,10 @@ def latest(folder: Path) -> tuple[int, dict[str, Any], list[str]] | None:
     for path in reversed(checkpoints(folder)):
         try:
             step, state = load(path)
+            return step, state, [f"{damage} Resuming from step {step} instead." for damage in damages]
         except RunError as error:
             damages.append(str(error))
-        else:
-            return step, state, [f"{damage} Resuming from step {step} instead." for damage in damages]
-    if damages:
-        raise RunError(f"Resuming needs a whole checkpoint, got only damaged ones: {' '.join(damages)}")
+    needs(not damages, RunError, "Resuming", "a whole checkpoint", f"only damaged ones: {' '.join(damages)}")
     return None
 
 
@@ -97,21 +94,16 @@ def load(path: Path) -> tuple[int, dict[str, Any]]:
         if sealed != _sealed(record):  # JSON of its own making comes back to the byte
             raise ValueError("it has changed")
         content = read_file(path / TENSORS, run)
-        if record["tensors"]["sha256"] != hashlib.sha256(content).hexdigest():
-            raise RunError(f"Checkpoint {path} is damaged: the content of {TENSORS} has changed.")
-        step, state = record["step"], unpack(record["state"], load_tensors(content))
-        if type(step) is not int or not isinstance(state, dict):
-            raise ValueError("no step or no state")
+        if record["tensors"]["sha256"] != hashlib.sha256(content).hexdigest() or record["step"] != step_of(path):
+            raise ValueError("it has changed")
+        state = unpack(record["state"], load_tensors(content))
+        if not isinstance(state, dict):
+            raise ValueError("no state")
     except OSError as error:
-        name = Path(error.filename).name if error.filename else "it"
-        raise RunError(f"Checkpoint {path} is damaged: {name} cannot be read ({error.strerror}).") from error
-    except RunError:
-        raise
+        raise RunError(f"Checkpoint {path} is damaged: it cannot be read ({error.strerror}).") from error
     except BROKEN as error:
-        raise RunError(f"Checkpoint {path} is damaged: {STATE} is not what was written.") from error
-    if step != step_of(path):
-        raise RunError(f"Checkpoint {path} is damaged: it holds step {step}.")
-    return step, state
+        raise RunError(f"Checkpoint {path} is damaged: it is not what was written.") from error
+    return step_of(path), state
 
 
 def _sealed(record: object) -> bytes:
@@ -120,11 +112,7 @@ def _sealed(record: object) -> bytes:
 
 
 def pack(state: object) -> tuple[object, dict[str, Tensor]]:
-    """Splits a nested state into a JSON tree and a flat dict of tensors.
-
-    Every tensor is copied to the CPU, contiguous and unshared, as safetensors wants them. complex128, which
-    safetensors does not know, travels as pairs of float64.
-    """
+    """Splits a nested state into a JSON tree and the unshared tensors of safetensors, which lacks complex128."""
     tensors: dict[str, Tensor] = {}
 
     def walk(value: object, path: str) -> object:

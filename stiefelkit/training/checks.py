@@ -1,7 +1,7 @@
 """Checks that dataclasses of options share, and the types of their fields that cyclopts needs words for."""
 
 import contextlib
-import math
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
@@ -11,10 +11,7 @@ from stiefelkit import numbers
 from stiefelkit.errors import OptionError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.numbers import Check, above, integer
 
-SEED = integer(0, 2**63 - 1)
-"""Of seeds, those that torch takes."""
-THREADS = integer(1, 1024)
-"""Of how many threads can be asked for."""
+SEED, THREADS = integer(0, 2**63 - 1), integer(1, 1024)
 STEP_LENGTH = above(0, 100.0)
 """Of steps of frames: longer ones turn a frame many times round and, far beyond, overflow."""
 
@@ -23,14 +20,12 @@ Sizes = Annotated[tuple[tuple[int, int], ...], Parameter(n_tokens=1)]
 
 
 def finite_tables(who: str, tables: Mapping[str, Any]) -> None:
-    """Raises OptionError for the first number in a table, or in a table or list of it, that JSON has no word for."""
+    """Raises OptionError for a table with a number that JSON has no word for."""
     for name, value in tables.items():
-        if isinstance(value, Mapping):
-            finite_tables(who, {f"{name}.{key}": item for key, item in value.items()})
-        elif isinstance(value, list | tuple):
-            finite_tables(who, {f"{name}[{i}]": item for i, item in enumerate(value)})
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise OptionError(f"{who} needs a finite {name}, got {value!r}.")
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"{who} needs words and finite numbers in {name}, got {value!r}.") from error
 
 
 def of_type(kind: type) -> Check:
@@ -98,20 +93,17 @@ def usable_place(who: str, device: str, threads: int, seed: int) -> None:
 
 @contextlib.contextmanager
 def within_memory(who: str, sizes: str) -> Iterator[None]:
-    """Turns a failure to allocate into an OptionError that names the sizes, options with values; other errors pass."""
+    """Turns a failure to allocate into an OptionError that names the sizes; other errors pass."""
     try:
         yield
     except (RuntimeError, TypeError, MemoryError, OverflowError) as error:
         words = str(error).partition("\n")[0].lower()
         # torch has no type of its own for it on a CPU; a size that is beyond 64 bits overflows before
-        is_option = "without overflow" in words or "int too big" in words
-        if is_option and not isinstance(error, StiefelkitError):  # a rate or an option, no size
-            raise OptionError(
-                f"{who} needs rates and options that fit its dtype, got one that does not: {words}."
-            ) from error
         is_told = any(word in words for word in ("alloc", "out of memory", "overflow", "int too large"))
         if isinstance(error, StiefelkitError) or not (is_told or isinstance(error, MemoryError)):
             raise
+        if "without overflow" in words:  # a rate or an option, no size
+            raise OptionError(f"{who} needs options that fit its dtype, got one that does not: {words}.") from error
         raise OptionError(f"{who} needs sizes that fit into memory, got {sizes}.") from error
 
 
@@ -121,11 +113,7 @@ def words_of(listed: str) -> tuple[str, ...]:
 
 
 def listed(values: object) -> str:
-    """Returns the words for a tuple, or another default, on the command line.
-
-    >>> listed(((64, 64), (2048, 32))), listed((1.0, 0.5))
-    ('64,2048x32', '1,0.5')
-    """
+    """Returns the words for a tuple, or another default, on the command line."""
     return ",".join(map(_word, values)) if isinstance(values, tuple) else str(values)
 
 

@@ -30,15 +30,9 @@ def compare(
 ) -> tuple[list[Summary], list[Path], int | None]:
     """Trains each model in a folder of its own under `out`, then draws their curves there.
 
-    Returns the figures of each run, and the plots; or nothing, and the signal that stopped it.
-
-    A learning rate of a coordinate is for the models that have it. Where `resuming`, finished runs are kept, others
-    continued, missing ones begun; those that are there must have the options of the task that are `named`.
-
-    Raises:
-        OptionError: no model, or one named twice.
-        UnknownNameError: no model has a coordinate that is given a learning rate.
-        RunError: `out` holds something and `resuming` is False.
+    Returns the figures of each run, and the plots; or nothing, and the signal that stopped it. A learning rate of a
+    coordinate is for the models that have it. Where `resuming`, finished runs are kept, others continued, missing ones
+    begun; those that are there must have the options of the task that are `named`.
     """
     who, listed = "A comparison", ", ".join(models)
     needs(0 < len(models) == len(set(models)), OptionError, who, "one or more different models", listed or "none")

@@ -10,15 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stiefelkit.errors import (
-    OptimizerError,
-    OptionError,
-    RunError,
-    StiefelkitError,
-    UnknownNameError,
-    did_you_mean,
-    needs,
-)
+from stiefelkit.errors import OptimizerError, OptionError, RunError, UnknownNameError, did_you_mean, needs
 from stiefelkit.numbers import above, at_least, integer, validate_fields_
 from stiefelkit.optim import optimizers
 from stiefelkit.training.checks import SEED, THREADS, finite_tables, named_device, of_type, usable_device, within_memory
@@ -35,8 +27,7 @@ SUBJECT = "Training"
 SCHEDULES = ("constant", "cosine")
 SIZES = dict.fromkeys(("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"), integer(1))
 TABLES = ("task_options", "rates", "optimizers", "options", "optimizer_options")
-KINDS = dict.fromkeys(("task", "model", "optimizer", "schedule", "device"), of_type(str))
-KINDS |= dict.fromkeys(TABLES, of_type(dict))
+KINDS = dict.fromkeys(TABLES, of_type(dict))
 BY_COORDINATE = ("rates", "optimizers")
 """Fields whose keys are names of coordinates."""
 HANDLED = ("params", "lr", "capturable", "differentiable", "foreach", "fused")
@@ -84,8 +75,6 @@ class Config:
         )
         finite_tables(SUBJECT, {name: vars(self)[name] for name in TABLES})
         for coordinate, rate in self.rates.items():
-            if coordinate in ("model", "lr", "weight_decay"):
-                raise UnknownNameError(f"{SUBJECT} needs the name of a coordinate in rates, got {coordinate!r}.")
             at_least(0).require(SUBJECT, f"rates.{coordinate}", rate)
         optimizers.get(self.optimizer)
         for coordinate, table in self.optimizers.items():
@@ -106,9 +95,8 @@ class Config:
     def resolve(cls, task: Task, model: str, settings: Settings | None = None, strict: bool = True) -> Config:
         """Returns the config of a task and a model: settings over the recipe over the defaults above.
 
-        Where the settings name options, of the recipe's rates and optimizers those stay whose coordinate the model has,
-        since its map may be another. Rates and optimizers of coordinates that the model does not have are an
-        UnknownNameError, or left out unless `strict`.
+        Rates and optimizers of coordinates that the model does not have are left out; those of the settings are an
+        UnknownNameError if `strict`.
         """
         from stiefelkit import models
 
@@ -129,10 +117,7 @@ class Config:
 
     @classmethod
     def from_json(cls, data: object, source: str) -> Config:
-        """Returns the config that `dataclasses.asdict` wrote; raises RunError, which names `source`, if it is none.
-
-        Fields, and options of the task, that are newer than it get their defaults.
-        """
+        """Returns the config that `dataclasses.asdict` wrote; newer fields get their defaults."""
         try:
             return cls(**data)  # pyright: ignore[reportCallIssue]
         except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -140,14 +125,13 @@ class Config:
 
     @property
     def may_be_prolonged(self) -> bool:
-        """True if the run may go on for more steps than it was started with: its rates do not depend on them."""
+        """Whether the run may go on for more steps than it was started with: its rates do not depend on them."""
         return self.schedule == "constant"
 
     def continued(self, asked: Mapping[str, Any] | Config, source: str) -> Config:
         """Returns the config to resume with: this one, but with other `steps` if asked and the schedule allows.
 
-        `asked` are the fields that the new command names, with some keys of tables only, or all of a config. Raises
-        RunError, which names the folder `source`, if they are others than the run was started with.
+        `asked` are the fields that the new command names, with some keys of tables only, or all of a config.
         """
         is_whole = isinstance(asked, Config)
         fields = dataclasses.asdict(asked) if isinstance(asked, Config) else asked
@@ -192,16 +176,12 @@ class Config:
         return sorted({group["name"] for group in groups if "name" in group})
 
     def within_memory(self) -> contextlib.AbstractContextManager[None]:
-        """Turns a failure to allocate what the task and the model need into an OptionError that names their sizes."""
+        """Turns a failure to allocate task and model into an OptionError that names their sizes."""
         sizes = {"hidden_size": self.hidden_size, "batch_size": self.batch_size, **self.task_options}
         return within_memory(SUBJECT, ", ".join(f"{name} {value}" for name, value in sizes.items()))
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Returns the optimizer, with one parameter group for each coordinate that has its own rate.
-
-        Raises OptionError for an option that it lacks, refuses or has for frames alone where there are none, and
-        OptimizerError where a weight is a frame itself, which it would take off its manifold.
-        """
+        """Returns the optimizer, with one parameter group for each coordinate that has its own rate."""
         from stiefelkit.optim import MixedOptimizer, parameter_groups
 
         given = {name: table["lr"] for name, table in self.optimizers.items() if "lr" in table}
@@ -222,17 +202,13 @@ class Config:
 
 
 def of_coordinates(rates: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
-    """Returns what is by coordinate for those among the names; a bare name stands for those with a prefix, too.
-
-    >>> of_coordinates({"skew": 1.0, "v.skew": 2.0, "phase": 3.0}, ["u.skew", "v.skew"])
-    {'skew': 1.0, 'v.skew': 2.0}
-    """
+    """Returns what is by coordinate for those among the names; a bare name stands for those with a prefix, too."""
     known = {*names, *(name.rpartition(".")[2] for name in names)}
     return {name: rate for name, rate in rates.items() if name in known}
 
 
 def _pairs(label: str, begun: object, value: object, is_whole: bool) -> Iterator[tuple[str, object, object]]:
-    """Yields what was and what is asked for, field by field; tables may name some keys only, unless they are whole."""
+    """Yields what was and what is asked for, field by field, of tables for the keys that they name unless whole."""
     if not isinstance(value, Mapping):
         yield label, begun, value
         return
@@ -255,16 +231,12 @@ def _built(config: Config, model: nn.Module, groups: list[Group], optimizer: str
     free = getattr(factory, "free_optimizer", None) or factory
     known = inspect.signature(free).parameters
     idle = [] if bound else [option for option in options if option not in known]
-    if idle:
-        raise OptionError(
-            f"{who} needs a frame to act on for {', '.join(idle)}, got {config.model!r} without one; leave the option "
-            f"out, or name another --optimizer."
-        )
+    needs(not idle, OptionError, who, f"a frame to act on for {', '.join(idle)}", f"{config.model!r} without one")
     try:
         built = factory(groups, **options)
+    except OptionError:
+        raise
     except (TypeError, ValueError) as error:
-        if isinstance(error, StiefelkitError):
-            raise
         raise OptionError(f"{who} refuses its options: {error}.") from error
     if bound and not getattr(built, "moves_frames", False):
         from stiefelkit.weights.find import coordinate_manifolds

@@ -1,14 +1,14 @@
 """Reads and replaces files whole, in folders that may come from anybody.
 
 Files are opened through the descriptor of their folder, without following links, and only if they are regular: no link
-leads a writer elsewhere, and no pipe keeps a reader waiting. What takes a `root` raises OSError, as `open_file` does.
+leads a writer elsewhere, and no pipe keeps a reader waiting. A `root` is the folder that the user has named, which may
+be a link; below it nothing may.
 """
 
 import contextlib
 import errno
 import itertools
 import json
-import math
 import os
 import shutil
 import stat
@@ -23,7 +23,7 @@ _HAS_DESCRIPTORS = os.open in os.supports_dir_fd
 
 @contextlib.contextmanager
 def reachable(who: str, path: Path, what: str = "reached", remedy: str = "; choose another") -> Iterator[None]:
-    """Turns what the system says of a path, such as that its name is too long, into a RunError."""
+    """Turns an OSError into a RunError."""
     try:
         yield
     except OSError as error:
@@ -31,18 +31,14 @@ def reachable(who: str, path: Path, what: str = "reached", remedy: str = "; choo
 
 
 def writable(who: str, path: Path) -> contextlib.AbstractContextManager[None]:
-    """Turns what the system says of writing to a path into a RunError."""
+    """Turns an OSError of writing into a RunError."""
     return reachable(who, path, "written", "")
 
 
 def parse_json(content: bytes) -> Any:
-    """Returns what JSON says, if it says one thing only and no number is beyond a float.
-
-    Raises ValueError if it is no JSON, too deeply nested, or holds a key twice, NaN, infinity or a larger number.
-    """
+    """Returns what JSON says; raises ValueError if it is none, too deeply nested, or holds a key twice or NaN."""
     try:
-        numbers = dict.fromkeys(("parse_float", "parse_constant", "parse_int"), _number)
-        return json.loads(content, object_pairs_hook=_unique, **numbers)
+        return json.loads(content, object_pairs_hook=_unique, parse_constant=_refuse)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
@@ -54,21 +50,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
-def _number(text: str) -> int | float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is no finite number")
-    return int(text) if text.lstrip("-").isdigit() else number
+def _refuse(text: str) -> float:
+    raise ValueError(f"{text} is no finite number")
 
 
 def open_file(path: Path, flags: int, root: Path | None = None) -> int:
-    """Opens a regular file, and returns its descriptor.
-
-    Args:
-        path: the file; one to write has no other name, by which it may be somebody else's.
-        flags: as in `os.open`; with `os.O_RDWR`, which a pipe answers at once, to write.
-        root: the folder that the user has named, which may be a link; below it nothing may. The file's own if None.
-    """
+    """Opens a regular file with flags of `os.open`; one to write has no other name, and `os.O_RDWR` for pipes."""
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     with _held(path, root) as (place, held):
         descriptor = os.open(place, flags, 0o666, **held)
@@ -85,10 +72,7 @@ def open_file(path: Path, flags: int, root: Path | None = None) -> int:
 
 @contextlib.contextmanager
 def _held(path: Path, root: Path | None) -> Iterator[tuple[Any, dict[str, int]]]:
-    """Gives a path's last part, with the folder that it is in as `dir_fd`, which nobody can swap for a link meanwhile.
-
-    Where the system has no such descriptors it is the whole path, once no part of it is a link.
-    """
+    """Gives a path's last part and its folder as `dir_fd`, or where the system has none the path, if free of links."""
     root = path.parent if root is None else root
     *folders, name = path.relative_to(root).parts
     if not _HAS_DESCRIPTORS:

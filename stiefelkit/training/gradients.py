@@ -1,7 +1,4 @@
-"""Sizes of the gradient of the loss on its way back through time, before and after some training.
-
-The command line reads the plan for help, so that torch is imported where it is needed.
-"""
+"""Sizes of the gradient of the loss on its way back through time; torch is imported where the command needs it."""
 
 from __future__ import annotations
 
@@ -27,8 +24,6 @@ if TYPE_CHECKING:
 
 SUBJECT = "The figure of gradients"
 """The first words of error messages."""
-LENGTH = 500
-"""Steps of a sequence, where the task has that option and nothing else is asked for."""
 DECADES = 30
 """Shown below the largest norm at most: what is smaller is lost."""
 
@@ -67,18 +62,15 @@ class GradientPlan:
 
     def __post_init__(self) -> None:
         validate_fields_(self)
-        for what, choice in (("model", self.models), ("iteration", self.iterations)):
-            needs(bool(choice), OptionError, SUBJECT, f"one {what} or more", "none")
+        needs(bool(self.models and self.iterations), OptionError, SUBJECT, "one model and iteration or more", "none")
         for iteration in self.iterations:
             integer(0).require(SUBJECT, "iterations", iteration)
-        if self.T is not None and not self._has_length():
-            raise OptionError(f"{SUBJECT} needs a task that has the option T, got {self.task!r}; leave T out.")
+        needs(self.T is None or self._has_length(), OptionError, SUBJECT, "a task that has the option T", self.task)
         self.configs()
 
     def build_task(self) -> Task:
         """Returns the task."""
-        length = {"T": LENGTH if self.T is None else self.T} if self._has_length() else {}
-        return tasks.get(self.task)(**length)
+        return tasks.get(self.task)(**({"T": 500 if self.T is None else self.T} if self._has_length() else {}))
 
     def configs(self) -> dict[str, Config]:
         """Maps a model to the run of its recipe, made as long as the last iteration if it is shorter."""
@@ -105,11 +97,9 @@ class GradientCurve:
 def measure(
     plan: GradientPlan, out: Path, watch: Watch = lambda words, done, steps: None, figures: Figures | None = None
 ) -> tuple[list[GradientCurve], list[Path]]:
-    """Trains every model, and writes `gradients.json` and `gradients.png` into `out`; both are replaced if they exist.
+    """Trains every model, writes `gradients.json` and `gradients.png` into `out`, and returns curves and files.
 
-    `watch` is called with the model's name, the number of steps done, and of all, after each step. Returns the curves,
-    model by model, and the files. Raises OptionError if it does not fit into memory, RunError if the folder cannot be
-    written, NonFiniteError if the loss or a gradient became NaN or infinite.
+    `watch` is called with the model's name, the number of steps done, and of all, after each step.
     """
     from stiefelkit.training.memory import threads
     from stiefelkit.training.session import Session
@@ -143,16 +133,8 @@ def gradient_norms(model: nn.Module, task: Task, x: Tensor, y: Tensor) -> tuple[
 
     dL/dh_t is the total derivative: h_t acts through all later states, and through the output of its own step where
     that counts. L is the loss of one sequence; the norms are averaged over the sequences. Of an LSTM it is h_t alone,
-    with the cell c_t held; of stacked layers the uppermost.
-
-    The net is run step by step, each state handed to the next step, with the recurrent matrix evaluated once.
-
-    Args:
-        model: has a recurrent layer `rnn`, batch first, of one direction, which takes and returns states as torch's do;
-            one that has not, or reads something else than its states, is an OptionError.
-        task: gives the loss, a mean over the sequences of a batch.
-        x: inputs, (B, T, m).
-        y: targets.
+    with the cell c_t held; of stacked layers the uppermost. Inputs `x` are (B, T, m); the model has a recurrent layer
+    `rnn`, batch first, of one direction, and reads nothing but its states: others are an OptionError.
     """
     import torch
     from torch.nn.utils.parametrize import cached
@@ -167,14 +149,12 @@ def gradient_norms(model: nn.Module, task: Task, x: Tensor, y: Tensor) -> tuple[
 
 @contextmanager
 def _step_by_step(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Runs the model's recurrent layer one step at a time in a context, and gives the list of the states between."""
+    """Runs the model's recurrent layer one step at a time, and gives the list of the states between."""
     import torch
 
     rnn: Any = getattr(model, "rnn", None)
-    if not isinstance(rnn, torch.nn.Module) or getattr(rnn, "bidirectional", False):
-        raise OptionError(
-            f"{SUBJECT} needs a model with a recurrent layer `rnn` of one direction, got {type(model).__name__}."
-        )
+    fits = isinstance(rnn, torch.nn.Module) and not getattr(rnn, "bidirectional", False)
+    needs(fits, OptionError, SUBJECT, "a recurrent layer `rnn` of one direction", f"{type(model).__name__}")
     forward, states = rnn.forward, []
 
     def unrolled(x: Tensor, last_only: bool = False) -> tuple[Tensor, Any]:
@@ -182,10 +162,8 @@ def _step_by_step(model: nn.Module) -> Iterator[list[Tensor]]:
         for step in x.split(1, dim=1):
             out, carried = forward(step, carried)
             states.append(carried[0] if isinstance(carried, tuple) else carried)
-            if not torch.equal(out[:, -1], states[-1][-1]):
-                raise OptionError(
-                    f"{SUBJECT} needs a model whose outputs are read from its states, got {type(model).__name__}."
-                )
+            is_read = torch.equal(out[:, -1], states[-1][-1])
+            needs(is_read, OptionError, SUBJECT, "outputs that are read from its states", type(model).__name__)
         # read from the states that are kept, so that what is read counts in their gradients
         return torch.stack([h[-1] for h in states], dim=1), carried
 

@@ -1,7 +1,6 @@
-"""The machine of a run: threads, the processor by its name, memory that is kept from step to step."""
+"""The machine of a run: threads, the processor by its name, memory."""
 
 import contextlib
-import ctypes
 import platform
 import re
 import sys
@@ -9,12 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-
-TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
-"""Parameters of glibc's mallopt."""
-KEPT = {MMAP_MAX: 0, TRIM_THRESHOLD: 2**31 - 1}
-USUAL = {MMAP_MAX: 65_536, TRIM_THRESHOLD: 2**26, MMAP_THRESHOLD: 2**25}
-"""What glibc's own thresholds come to where large pieces are freed."""
 
 
 def peak_memory(device: str) -> dict[str, int]:
@@ -32,28 +25,6 @@ def peak_memory(device: str) -> dict[str, int]:
     if torch.device(device).type == "cuda":
         peaks["peak_device_bytes"] = torch.cuda.max_memory_allocated(device)
     return peaks
-
-
-@contextlib.contextmanager
-def kept_memory() -> Iterator[bool]:
-    """Context in which memory of tensors that are gone stays with the process, for the next ones; True where it does.
-
-    Every step frees the states of whole sequences and needs as much again. By default glibc gives large pieces back to
-    the system, which hands them out anew page by page, each filled with zeros; other C libraries are left alone. What
-    is computed stays the same to the bit. Behind the context what is free goes back.
-    """
-    libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
-    if libc is None or not hasattr(libc, "gnu_get_libc_version"):
-        yield False
-        return
-    for parameter, value in KEPT.items():
-        libc.mallopt(parameter, value)
-    try:
-        yield True
-    finally:
-        for parameter, value in USUAL.items():
-            libc.mallopt(parameter, value)
-        libc.malloc_trim(0)
 
 
 @contextlib.contextmanager

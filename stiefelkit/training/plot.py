@@ -18,7 +18,7 @@ from stiefelkit.training import checkpoint
 from stiefelkit.training.display import worst_ratio
 from stiefelkit.training.figure import Figures, figure, literal, reference_line
 from stiefelkit.training.files import reachable
-from stiefelkit.training.run_folder import RunFolder, by_kind, flat, is_run
+from stiefelkit.training.run_folder import RunFolder, by_kind, is_run
 from stiefelkit.training.tasks import Task
 from stiefelkit.training.tasks.task import evaluating
 
@@ -31,8 +31,6 @@ Records = dict[str, list[dict[str, Any]]]
 """Lines of a log by their kind."""
 Scored = tuple[float, RunFolder]
 """The best held-out score of a run, and the run."""
-OF_A_BOX = ("seed", "task_options.excerpt", "threads", "device")
-"""Settings in which the runs of one box differ."""
 
 
 @dataclass(frozen=True)
@@ -164,14 +162,14 @@ def draw_runs(runs: Sequence[tuple[RunFolder, Records]], out: Path, look: Figure
     scores = [([record[task.headline] for record in records["test"]], folder) for folder, records in runs]
     scored = [(best_of(found), folder) for found, folder in scores if found]
     boxes, drawn = _boxes(scored), {}
-    draws = [{(run.config.seed, run.config.task_options.get("excerpt")) for _, run in box} for box in boxes.values()]
+    draws = [{(run.config.seed, run.config.task_options.get("excerpt")) for _, run in box} for _, box in boxes]
     labels = {"ylabel": _score_label(task), "title": "best, held out"}
     scale = "linear" if task.headline == "accuracy" else "log"
     if any(len(box) > 1 for box in draws):
         drawn["boxes"] = look.path(out, f"{stem}boxes")
         with figure(drawn["boxes"], dpi=look.dpi) as (axes,):
-            axes.boxplot([[score for score, _ in box] for box in boxes.values()])
-            axes.set_xticks(range(1, len(boxes) + 1), [literal(label) for label in boxes], rotation=45)
+            axes.boxplot([[score for score, _ in box] for _, box in boxes])
+            axes.set_xticks(range(1, len(boxes) + 1), [literal(label) for label, _ in boxes], rotation=45)
             axes.set(**labels, yscale=scale)
     lines = _by_reflections(scored)
     if lines:
@@ -182,12 +180,12 @@ def draw_runs(runs: Sequence[tuple[RunFolder, Records]], out: Path, look: Figure
                 axes.plot(sorted(points), means, marker="o", label=literal(label))
             axes.set(xlabel="reflections m", xscale="log", **labels)
             axes.legend()
-    best = {label: best_of(box, key=lambda run: run[0])[1] for label, box in boxes.items()}
-    found = {label: sequences for label, run in best.items() if (sequences := _sequences(run)) is not None}
+    best = [(label, _sequences(best_of(box, key=lambda run: run[0])[1])) for label, box in boxes]
+    found = [(label, sequences) for label, sequences in best if sequences is not None]
     if found:
         drawn["generated"] = look.path(out, f"{stem}generated")
         with figure(drawn["generated"], len(found), look.dpi) as panels:
-            for axes, (label, (target, output, error)) in zip(panels, found.items(), strict=True):
+            for axes, (label, (target, output, error)) in zip(panels, found, strict=True):
                 axes.plot(target, color="0.7", label="true")
                 axes.plot(output, color="C0", label="generated")
                 axes.set(title=f"{literal(label)}: {error:.3g}", xlabel="step")
@@ -195,19 +193,16 @@ def draw_runs(runs: Sequence[tuple[RunFolder, Records]], out: Path, look: Figure
     return drawn
 
 
-def _boxes(runs: list[Scored]) -> dict[str, list[Scored]]:
-    """Puts runs together that differ by seed or excerpt alone, named by model, units, and what others have not."""
-    sizes: dict[str, dict[tuple[tuple[str, str], ...], list[Scored]]] = {}
+def _boxes(runs: list[Scored]) -> list[tuple[str, list[Scored]]]:
+    """Puts runs together that differ by seed or excerpt alone, named by model, units and options."""
+    boxes: dict[str, tuple[str, list[Scored]]] = {}
     for score, folder in runs:
-        facts = tuple(item for item in flat(dataclasses.asdict(folder.config)).items() if item[0] not in OF_A_BOX)
-        sizes.setdefault(_size(folder), {}).setdefault(facts, []).append((score, folder))
-    boxes = {}
-    for size, settings in sizes.items():
-        common = set.intersection(*map(set, settings))
-        for facts, box in settings.items():
-            own = (f"{name.rpartition('.')[2]}={value}" for name, value in facts if (name, value) not in common)
-            boxes["\n".join([size, *own])] = box
-    return dict(sorted(boxes.items()))
+        config = folder.config
+        task_options = {name: value for name, value in config.task_options.items() if name != "excerpt"}
+        same = dataclasses.replace(config, seed=0, threads=1, device="cpu", task_options=task_options)
+        label = "\n".join([_size(folder), *(f"{name}={value}" for name, value in config.options.items())])
+        boxes.setdefault(repr(same), (label, []))[1].append((score, folder))
+    return sorted(boxes.values(), key=lambda box: box[0])
 
 
 def _size(folder: RunFolder) -> str:

@@ -1,8 +1,7 @@
 """The processes that train one model together: one alone, or those that torchrun has started.
 
-Each has the whole model and takes its share of every batch; gradients are averaged, so that all do the same step. The
-first has the run folder, the log and the evaluations. All learn of an error or a signal of one where they meet: at the
-gradients of each step, and before and after what `together` surrounds.
+Gradients of their shares of a batch are averaged; the first has the run folder, the log and the evaluations. All learn
+of an error or a signal of one where they meet: at the gradients of each step, and around `together`.
 """
 
 from __future__ import annotations
@@ -67,11 +66,7 @@ def joined() -> Iterator[Ranks]:
 
 
 class Interruption:
-    """Context in which the first SIGINT, SIGTERM or SIGHUP is only noted in `signal`, and a second one acts at once.
-
-    One that the process ignores, as under nohup, stays ignored. Outside the main thread, where Python allows no
-    handlers, it changes nothing.
-    """
+    """Notes the first SIGINT, SIGTERM or SIGHUP, unless ignored, in `signal`; a second one acts at once."""
 
     SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
@@ -96,7 +91,7 @@ class Interruption:
 
 
 class Ranks:
-    """All processes as one of them knows them: its rank, their number, and the signals that it notes."""
+    """All processes as one of them knows them."""
 
     def __init__(self, rank: int = 0, size: int = 1):
         self.rank, self.size = rank, size
@@ -105,12 +100,12 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """True on the process that has the run folder, and speaks for all."""
+        """Whether this process has the run folder, and speaks for all."""
         return self.rank == 0
 
     @property
     def signal(self) -> int | None:
-        """Number of the signal by which all shall stop: the own one, or what was known when all met last."""
+        """Signal by which all shall stop, as known when all met last."""
         return self._noted if self.size == 1 else self._signal
 
     @property
@@ -123,11 +118,10 @@ class Ranks:
             return
         import torch
 
-        device, who, gpus = torch.device(config.device), "Training on several ranks", torch.cuda.device_count()
-        has_own = device.type in ("cpu", "cuda") and device.index is None
-        needs(has_own, OptionError, who, "--device cpu or cuda, a GPU for each", f"'{device}'")
-        enough = device.type == "cpu" or _local_rank() < gpus
-        needs(enough, OptionError, who, "a GPU for each; lower --nproc-per-node", f"{gpus} for rank {_local_rank()}")
+        device, who = torch.device(config.device), "Training on several ranks"
+        enough = device.type == "cpu" or _local_rank() < torch.cuda.device_count()
+        fits = device.index is None and enough
+        needs(fits, OptionError, who, "--device cpu or cuda, and a GPU for each; lower --nproc-per-node", str(device))
         sequences = "a sequence for each in a batch; raise batch_size, or start fewer"
         needs(config.batch_size >= self.size, OptionError, who, sequences, f"{config.batch_size} for {self.size}")
 
@@ -164,10 +158,7 @@ class Ranks:
         needs(not others, RunError, "Training on several ranks", f"the same {what} on each", "others")
 
     def average_(self, gradients: Sequence[Tensor], count: float, sums: Sequence[float]) -> list[float]:
-        """Makes gradients of a mean over `count` terms those of the mean over the terms of all ranks, in place.
-
-        Returns the number of terms of all ranks, then `sums`, added up over them; raises RunError if one has failed.
-        """
+        """Averages gradients over the terms of all ranks in place, and returns their `count` and `sums` added up."""
         import torch
         import torch.distributed as dist
 

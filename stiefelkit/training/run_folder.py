@@ -1,7 +1,4 @@
-"""The folder of a run: config.json with a digest of what it says, log.jsonl, and checkpoints/.
-
-The steps of a run may be raised on resuming, so that config.json differs from its copy in a checkpoint there.
-"""
+"""The folder of a run: config.json with a digest of what it says, log.jsonl, and checkpoints/."""
 
 import contextlib
 import dataclasses
@@ -34,8 +31,6 @@ LARGEST = 2**24
 REMEDY = "put it back, or start another run with another --out"
 MEASURED = ("ms_per_step", "cpu_seconds", "wall_seconds", "peak_bytes", "peak_device_bytes")
 """Keys of a line that tell of the machine, and may differ where all else is the same."""
-LAST_STEP = 2**53
-"""Up to here a float holds every integer."""
 
 
 def is_run(path: Path) -> bool:
@@ -94,7 +89,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: Config, parameters: int, data: str | None = None) -> "RunFolder":
-        """Makes the folder of a new run, one as soon as its config is there; raises RunError if it cannot be new."""
+        """Makes the folder of a new run, or raises RunError."""
         cls.refuse_existing(path)
         folder = cls(path, config, parameters, versions(config.device), data)
         with writable("A new run", path):
@@ -111,21 +106,18 @@ class RunFolder:
     def open(cls, path: Path) -> "RunFolder":
         """Opens the folder of an existing run; raises RunError if it is missing or its config is not as written."""
         with reachable("Resuming or reading a run", path):
-            if not path.exists():
-                raise RunError(f"Resuming or reading a run needs its folder, got {path}, which does not exist.")
+            needs(path.exists(), RunError, "Resuming or reading a run", "its folder", f"{path}, which does not exist")
         try:
             record = parse_json(read_file(path / CONFIG, most=LARGEST))
             if record.pop(DIGEST) != _digest(record):
                 raise ValueError("it has changed")
-            config, facts = record.pop("config"), record
-            folder = cls(path, Config.from_json(config, str(path / CONFIG)), **facts)
+            return cls(path, Config.from_json(record.pop("config"), str(path / CONFIG)), **record)
         except OSError as error:
             raise RunError(f"A run needs {CONFIG} in its folder, got none in {path}: {error.strerror}.") from error
         except RunError:
             raise
         except checkpoint.BROKEN as error:
             raise RunError(f"Run {path} needs {CONFIG} as it was written, got a damaged one; {REMEDY}.") from error
-        return folder
 
     def with_config(self, config: Config) -> "RunFolder":
         """Returns this folder with another config, written to the disk if it differs."""
@@ -140,22 +132,17 @@ class RunFolder:
         return json.loads(json.dumps({"config": dataclasses.asdict(self.config), **facts}))
 
     def check(self, state: Mapping[str, Any], step: int) -> None:
-        """Raises RunError if config.json or the log differ from what the state of a checkpoint knows of them.
-
-        More steps are no difference where they may be raised, and fields that are newer than the run get their
-        defaults.
-        """
+        """Raises RunError if config.json, but for steps that may be raised, or the log differ from a checkpoint's."""
         written, mark = state["config"], state["log"]
         config = Config.from_json(written["config"], "The checkpoint")
+        if self.config.may_be_prolonged:
+            config = dataclasses.replace(config, steps=self.config.steps)
         copy = dataclasses.replace(self, config=config, **{name: written.get(name) for name in FACTS})
-        before, now = flat(copy.record()), flat(self.record())
-        passed = "config.steps" if self.config.may_be_prolonged else ""
-        for name in {**before, **now}:
-            if before.get(name) != now.get(name) and name != passed:
-                raise RunError(
-                    f"Run {self.path} needs {CONFIG} as it was written, got {name.removeprefix('config.')} = "
-                    f"{now.get(name)} where the checkpoint of step {step} has {before.get(name)}; {REMEDY}."
-                )
+        if copy.record() != self.record():
+            raise RunError(
+                f"Run {self.path} needs {CONFIG} as it was written, got another than the checkpoint of step {step} "
+                f"has; {REMEDY}."
+            )
         content = content_of(self.log, mark["bytes"])[: mark["bytes"]]
         if hashlib.sha256(content).hexdigest() != mark["sha256"]:
             raise RunError(f"Log {self.log} needs the lines that its checkpoint counts, got a change; {REMEDY}.")
@@ -194,18 +181,6 @@ def _digest(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def flat(value: object, label: str = "") -> dict[str, str]:
-    """Returns the fields of nested dicts, as JSON, by their names with dots.
-
-    >>> flat({"options": {"negative": 32}, "seed": 0})
-    {'options.negative': '32', 'seed': '0'}
-    """
-    if not isinstance(value, dict) or not value:
-        return {label: json.dumps(value)}
-    start = f"{label}." if label else ""
-    return {name: word for key, item in value.items() for name, word in flat(item, f"{start}{key}").items()}
-
-
 class Log:
     """An append-only JSONL file, cut back to the `keep` bytes that a checkpoint counts; RunError if it is shorter."""
 
@@ -242,6 +217,18 @@ class Log:
             self._file.close()
 
 
+def content_of(path: Path, least: int = 0) -> bytes:
+    """Returns a log of so many bytes or more, else raises RunError; one that is not there is empty."""
+    try:
+        content = read_file(path)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not least and not path.is_symlink():
+            return b""
+        raise RunError(f"Log {path} needs to be a file that can be read, got {error.strerror!r}; {REMEDY}.") from error
+    needs(len(content) >= least, RunError, f"Log {path}", f"{least} bytes or more; {REMEDY}", len(content))
+    return content
+
+
 def read_log(path: Path, scores: Collection[str] = ("loss",)) -> list[dict[str, Any]]:
     """Returns the records of a log, whose evaluations hold `scores`, but for a half-written end; or raises RunError."""
     try:
@@ -269,26 +256,11 @@ def by_kind(folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
 def _check_record(record: dict[str, Any], scores: Collection[str]) -> None:
     kinds = {"train": ("loss", "gradient_norm", "ms_per_step"), "epoch": ("epoch", "cpu_seconds", "wall_seconds")}
     kinds |= {"test": scores, "validation": scores}
-    numbers = [record[name] for name in kinds[record["kind"]]]
-    for weight in record["orthogonality"].values() if record["kind"] == "train" else ():
-        numbers += [weight["error"], weight["limit"], weight["error"] / weight["limit"]]
-    if type(record["step"]) is not int or not 0 <= record["step"] <= LAST_STEP:
-        raise ValueError("no step")
-    if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
+    numbers = [record["step"], *(record[name] for name in kinds[record["kind"]])]
+    if record["kind"] == "train":
+        numbers += [weight["error"] / weight["limit"] for weight in record["orthogonality"].values()]
+    if type(record["step"]) is not int or not all(map(math.isfinite, numbers)):
         raise ValueError("no number")
-
-
-def content_of(path: Path, least: int = 0) -> bytes:
-    """Returns a log of so many bytes or more, else raises RunError; one that is not there is empty."""
-    try:
-        content = read_file(path)
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) and not least and not path.is_symlink():
-            return b""
-        raise RunError(f"Log {path} needs to be a file that can be read, got {error.strerror!r}; {REMEDY}.") from error
-    if len(content) < least:
-        raise RunError(f"Log {path} needs the {least} bytes that its checkpoint counts, got {len(content)}; {REMEDY}.")
-    return content
 
 
 @dataclasses.dataclass(frozen=True)

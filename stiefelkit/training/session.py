@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,7 @@ Record = dict[str, Any]
 
 @dataclass
 class Window:
-    """Sums over the steps since the last line of the log, CPU time among them, and the largest norm of a gradient."""
+    """Sums over the steps since the last line of the log, and the largest norm of a gradient."""
 
     steps: int = 0
     loss: float = 0.0
@@ -67,10 +67,7 @@ class Session:
         return cls(config, task, model, config.build_optimizer(model), ranks=ranks or Ranks())
 
     def advance(self) -> None:
-        """Does one optimizer step, which all ranks do together; raises RunError if another has failed.
-
-        Raises DivergedError, with nothing changed, if the loss or a gradient is NaN or infinite.
-        """
+        """Does one optimizer step; raises DivergedError, with nothing changed, if loss or gradients are not finite."""
         started, clock = time.process_time(), time.monotonic()
         batch = self.task.batch(self.step, self.config.batch_size, self.config.seed)
         x, y = (self.ranks.share(tensor).to(self.config.device) for tensor in batch)
@@ -92,10 +89,8 @@ class Session:
         loss.backward()
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
         if not _all_finite(gradients):
-            named = [
-                name for name, p in self.model.named_parameters() if p.grad is not None and not _all_finite([p.grad])
-            ]
             # the last layer is the first that the backward pass meets
+            named = [name for name, p in self.model.named_parameters() if not _all_finite([p.grad])]
             raise self._stopped("a gradient is not finite", f'the gradient of "{(named or ["a frame"])[-1]}"')
         value, accuracy = self._of_batch(output.detach(), y, value, gradients)
         norm = clip_grad_norm_(self.optimizer, self.config.clip_norm or math.inf)
@@ -122,7 +117,7 @@ class Session:
         return total / count, hits / answers
 
     def train_record(self) -> Record:
-        """Returns the line of the log since the last one, for a new window; raises DivergedError for a bad weight."""
+        """Returns the line of the log since the last one, for a new window."""
         from stiefelkit.weights.change import drift
 
         try:
@@ -138,7 +133,7 @@ class Session:
         return record | {"ms_per_step": round(1e3 * window.seconds / window.steps, 3)}
 
     def test_records(self) -> list[Record]:
-        """Returns the lines of the log for an evaluation, held out and set apart; raises DivergedError if it is bad."""
+        """Returns the lines of the log for an evaluation, held out and set apart."""
         sets = [("test", self.task.held_out()), ("validation", self.task.validation())]
         return [self._scored(kind, examples) for kind, examples in sets if examples is not None]
 
@@ -158,14 +153,14 @@ class Session:
         return epoch > 1 and self.step % epoch == 0
 
     def epoch_record(self) -> Record:
-        """Returns the line of the log for the epoch that ends here: its time, and the largest memory so far."""
+        """Returns the line of the log for the epoch that ends here."""
         times = {name: round(value, 3) for name, value in vars(self.epoch).items()}
         self.epoch = Epoch()
         number = self.step // self.task.batches_per_epoch(self.config.batch_size)
         return {"kind": "epoch", "step": self.step, "epoch": number, **times, **peak_memory(self.config.device)}
 
     def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint holds; raises DivergedError if a weight is not finite: that is not worth saving."""
+        """Returns what a checkpoint holds; raises DivergedError if a weight is not finite."""
         bad = first_bad_output(self.model, lambda: None)
         if bad:
             raise self._stopped("a weight is not finite", bad)
@@ -198,16 +193,13 @@ class Session:
         return DivergedError(words, found)
 
 
-def _all_finite(tensors: list[Tensor]) -> bool:
-    """Returns whether every entry of every tensor is finite, with one synchronization."""
-    return not tensors or bool(torch.stack([tensor.isfinite().all() for tensor in tensors]).all())
+def _all_finite(tensors: Iterable[Tensor | None]) -> bool:
+    found = [tensor.isfinite().all() for tensor in tensors if tensor is not None]
+    return not found or bool(torch.stack(found).all())
 
 
 def first_bad_output(model: nn.Module, forward: Callable[[], object]) -> str | None:
-    """Names the first parameter, or else output in the order of execution, that is not finite; None if all is.
-
-    `forward` calls the model; the name is a phrase such as `the output of "rnn"`.
-    """
+    """Names the first parameter, or else output of a module when `forward` calls the model, that is not finite."""
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             return f'the parameter "{name}"'
@@ -216,7 +208,7 @@ def first_bad_output(model: nn.Module, forward: Callable[[], object]) -> str | N
         for name, module in model.named_modules():
 
             def look(module: nn.Module, inputs: object, output: object, name: str = name) -> None:
-                if not _all_finite(list(_tensors(output))):
+                if not _all_finite(_tensors(output)):
                     culprits.append(f'the output of "{name or type(module).__name__}"')
 
             hooks.enter_context(module.register_forward_hook(look))

@@ -13,7 +13,7 @@ from stiefelkit.training import checkpoint, data
 from stiefelkit.training.checks import usable_device
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import Curves, Silent, require_tensorboard
-from stiefelkit.training.memory import kept_memory, threads
+from stiefelkit.training.memory import threads
 from stiefelkit.training.ranks import Interruption, Ranks
 from stiefelkit.training.run_folder import Log, RunFolder, content_of, read_log, versions
 from stiefelkit.training.session import Session
@@ -32,21 +32,14 @@ class RunOutcome:
 def train(
     config: Config, out: Path, display: Silent | None = None, *, tensorboard: bool = False, ranks: Ranks | None = None
 ) -> RunOutcome:
-    """Trains a new model; all that can be refused is refused before the folder appears.
+    """Trains a new model into the new or empty folder `out`, by ranks each of which calls this.
 
-    Args:
-        config: what to do.
-        out: the folder of the run, which must be new or empty.
-        display: what to show; nothing if left out.
-        tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of the run.
-        ranks: the processes that share the work, each of which calls this; one if left out.
-
-    Raises:
-        DivergedError: the loss, a gradient or a weight became NaN or infinite; the last checkpoint is kept.
+    All that can be refused is refused before the folder appears. Raises DivergedError if the loss, a gradient or a
+    weight became NaN or infinite; the last checkpoint is kept.
     """
     ranks = ranks or Ranks()
     ranks.first(lambda: RunFolder.refuse_existing(out))
-    with threads(config.threads), kept_memory(), data.on(config.device), contextlib.ExitStack() as held:
+    with threads(config.threads), data.on(config.device), contextlib.ExitStack() as held:
         with ranks.together():
             session = _started(config, tensorboard, ranks)
             digest = session.task.data_digest()
@@ -70,14 +63,8 @@ def resume(
 ) -> RunOutcome:
     """Continues a run from its last whole checkpoint, to the same bits that an uninterrupted run gives.
 
-    A run that died before its first checkpoint starts again. Another number of ranks changes the last bits.
-
-    Args:
-        out: the folder of the run.
-        asked: fields of `Config` that the user named, or a config, all of it: as the run was started with.
-        display: as for `train`, like the two below.
-        tensorboard: write the log for TensorBoard too.
-        ranks: the processes that share the work.
+    A run that died before its first checkpoint starts again. `asked` are fields of `Config` that the user named, or a
+    config, all of it: as the run was started with. Another number of ranks changes the last bits.
     """
     display, ranks = display or Silent(), ranks or Ranks()
     with contextlib.ExitStack() as held:
@@ -107,26 +94,21 @@ def resume(
         folder, config, last = ranks.first(opened)
         if last is not None and last[0] == config.steps:
             return RunOutcome(out, config.steps, already=True)
-        with threads(config.threads), kept_memory(), data.on(config.device):
+        with threads(config.threads), data.on(config.device):
             with ranks.together():
                 folder.check_data(config.build_task().data_digest())
                 session, kept = _started(config, tensorboard, ranks), 0
                 if last is not None:
                     step, state = last
-                    try:
-                        session.restore(step, state)
-                        kept = int(state["log"]["bytes"])
-                    except checkpoint.BROKEN as error:
-                        raise RunError(
-                            f"Resuming run {out} needs a whole checkpoint, got one without its parts."
-                        ) from error
+                    session.restore(step, state)
+                    kept = state["log"]["bytes"]
             ranks.same("data", session.task.data_digest())
             folder = ranks.first(lambda: folder.with_config(config))
             return _run(session, folder, kept, display, tensorboard)
 
 
 def _started(config: Config, tensorboard: bool, ranks: Ranks) -> Session:
-    """Returns the session at step 0; what cannot be built, and data that cannot be read, or held, are noticed now."""
+    """Returns the session at step 0, once data can be read and held."""
     if tensorboard:
         require_tensorboard()
     ranks.check(config)
@@ -207,7 +189,6 @@ def _run(session: Session, folder: RunFolder, kept: int, display: Silent, tensor
 
 
 def _records(session: Session) -> Iterator[dict[str, Any]]:
-    """Yields the lines of the log after a step, each made when the one before has been written."""
     if _due(session, session.config.log_every):
         yield session.train_record()
     if session.ends_epoch:

@@ -3,7 +3,6 @@
 import ast
 import importlib
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -112,7 +111,7 @@ def test_what_a_type_checker_sees_is_what_there_is() -> None:
 STOPPED = "Stopped at once; what was saved is kept.\n"
 
 
-@pytest.mark.parametrize("moment", ["stiefelkit.cli.interrupts", "cyclopts", "rich.console", "torch.utils"])
+@pytest.mark.parametrize("moment", ["cyclopts", "rich.console", "torch.utils"])
 def test_ctrl_c_while_a_module_is_imported_ends_without_a_traceback(moment: str) -> None:
     done = ran(
         f"""
@@ -132,46 +131,3 @@ def test_ctrl_c_while_a_module_is_imported_ends_without_a_traceback(moment: str)
         130,
     )
     assert done.stderr == STOPPED
-
-
-@pytest.mark.parametrize(("name", "code"), [("stiefelkit", -signal.SIGINT), ("another", 1)])
-def test_ctrl_c_between_the_script_and_main_ends_the_command_without_a_word_and_no_other(tmp_path, name, code) -> None:
-    script = tmp_path / name
-    script.write_text(
-        "import os, signal\n"
-        "from stiefelkit.cli import main\n"
-        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n"
-        "except KeyboardInterrupt:\n    raise SystemExit(1)\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
-    assert (done.returncode, done.stderr) == (code, "")
-
-
-def test_ctrl_c_in_a_destructor_is_not_lost() -> None:
-    done = ran(
-        """
-        import os, signal
-        from stiefelkit.cli import interrupts
-
-        class Last:
-            def __del__(self):
-                os.kill(os.getpid(), signal.SIGINT)
-
-        interrupts.guard()
-        Last()
-        """,
-        130,
-    )
-    assert done.stderr == STOPPED
-
-
-def test_a_program_in_the_background_goes_on_ignoring_ctrl_c() -> None:
-    done = ran("""
-        import os, signal
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        from stiefelkit.cli import interrupts
-        interrupts.guard()
-        os.kill(os.getpid(), signal.SIGINT)
-    """)
-    assert done.returncode == 0

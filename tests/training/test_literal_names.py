@@ -18,7 +18,7 @@ from stiefelkit.training import papers, train
 from stiefelkit.training.display import Screen
 from stiefelkit.training.figure import literal
 
-NAMES = ["_old", r"$\frac$", "[red]x", "a\x1b[31mb", ":smile:", "50%$", "<script>x", "\"&'", "a\u202eb"]
+NAMES = ["_old", r"$\frac$", "[red]x", "a\x1b[31mb", ":smile:", "<script>\"&'"]
 
 
 @pytest.mark.parametrize("name", NAMES)

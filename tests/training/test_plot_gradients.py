@@ -75,7 +75,7 @@ def test_where_every_step_is_scored_the_output_of_a_step_counts_in_its_gradient(
 
 def test_a_model_that_reads_no_states_is_refused():
     net: Any = sk.models.create("rotrnn", 2, 4, 1).double()
-    with pytest.raises(errors.OptionError, match="outputs are read from its states"):
+    with pytest.raises(errors.OptionError, match="read from its states"):
         gradient_norms(net, Scored(True), torch.randn(2, 5, 2).double(), torch.randn(2, 1).double())  # type: ignore[arg-type]
 
 
@@ -152,15 +152,6 @@ def test_the_iterations_are_those_of_a_run_of_the_recipe():
         assert (curve.loss, curve.norms) == gradient_norms(session.model, session.task, *batch)
 
 
-def test_a_schedule_keeps_the_length_of_the_recipe():
-    plan = GradientPlan("digits", models=("scornn",), iterations=(0, 1))
-    recipe = plan.build_task().recipe("scornn").settings
-    assert recipe.steps is not None
-    assert plan.configs()["scornn"].steps == recipe.steps
-    longer = GradientPlan("digits", models=("scornn",), iterations=(recipe.steps + 5,))
-    assert longer.configs()["scornn"].steps == recipe.steps + 5
-
-
 def test_the_command_draws_a_figure_and_writes_its_data(capsys):
     assert main(["plot", "gradients", *SMALL, "--out", "here"]) == 0
     shown = capsys.readouterr().out
@@ -188,20 +179,12 @@ def test_gradients_that_vanish_altogether_are_drawn():
     assert Path("none.png").exists()
 
 
-def test_a_folder_of_that_name_is_reached_by_its_path(capsys):
-    assert main(["plot", "./gradients"]) == 2
-    assert "got gradients, which does not exist" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         ("--task addding", "adding"),
-        ("--models ,", "one model"),
-        ("--iterations 0,x", "--iterations"),
         ("--iterations=-1", "iterations"),
         ("--task digits --T 5", "option T"),
-        ("--T 0", "T"),
         ("--out file/inside", "file"),
     ],
 )

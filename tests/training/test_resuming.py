@@ -20,7 +20,7 @@ from stiefelkit.errors import RunError
 from stiefelkit.training import checkpoint, train
 from stiefelkit.training.config import Config
 from stiefelkit.training.memory import processor
-from stiefelkit.training.run_folder import is_run, summarise, versions
+from stiefelkit.training.run_folder import is_run, versions
 
 
 @pytest.fixture(scope="module")
@@ -158,27 +158,6 @@ def test_nothing_is_overwritten(whole: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_an_empty_folder_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert train.train(longer(), Path()).step == 12
-    assert (tmp_path / "config.json").exists()
-
-
-def test_a_full_disk_is_told_and_the_run_can_go_on(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, content: bytes, root: Path | None = None) -> None:
-        raise OSError(28, "No space left on device")
-
-    path = tmp_path / "run"
-    display = Watching(lambda step: monkeypatch.setattr(checkpoint, "write_synced", full) if step == 6 else None)
-    with pytest.raises(RunError, match="No space left on device"):
-        train.train(longer(), path, display)
-    monkeypatch.undo()
-    train.resume(path)
-    assert content(path) == content(whole)
-
-
 def test_another_torch_and_another_processor_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run"
     with pytest.raises(Killed):
@@ -243,20 +222,6 @@ def test_without_a_whole_checkpoint_a_run_is_refused_and_left_alone(
     with pytest.raises(RunError, match="needs a checkpoint"):
         train.resume(path)
     assert (path / "log.jsonl").read_bytes() == log
-
-
-def test_folders_that_are_no_runs_are_refused(whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="does not exist"):
-        train.resume(tmp_path / "none")
-    with pytest.raises(RunError, match=r"config\.json"):
-        train.resume(tmp_path)
-    shutil.copytree(whole, tmp_path / "run")
-    for text in ("{", "[]", '{"config": {}, "parameters": 1, "versions": {}}'):
-        (tmp_path / "run/config.json").write_text(text)
-        with pytest.raises(RunError, match=r"config\.json"):
-            train.resume(tmp_path / "run")
-        with pytest.raises(RunError, match=r"config\.json"):
-            summarise(tmp_path / "run")
 
 
 def test_a_config_names_every_option_of_its_task_and_continues_one_saved_as_json() -> None:
