@@ -91,7 +91,6 @@ def read(who: str, source: object, init: object, *kinds: type[nn.RNNBase]) -> To
 def _check_shapes(
     who: str, state: Mapping[str, Tensor], gates: int, num_layers: int, bidirectional: bool, bias: bool
 ) -> dict[str, int]:
-    """Returns the widths of input and state."""
     n = m = 0
     for layer in range(num_layers):
         for direction in ("", "_reverse")[: 1 + bidirectional]:

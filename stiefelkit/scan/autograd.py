@@ -188,7 +188,6 @@ def _like_backward(*args) -> list[Tensor]:
 
 
 def _wanted(needs: Sequence[bool], tensors: Arguments, gradients: Sequence[Tensor | None]) -> list[Tensor]:
-    """Returns one tensor an argument: its gradient, or an empty one if it is not wanted."""
     return [
         gradient if needed and t is not None and gradient is not None else tensors[0].new_empty(0)
         for needed, t, gradient in zip(needs, tensors, gradients, strict=True)

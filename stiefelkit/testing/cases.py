@@ -194,7 +194,6 @@ def spread(law: str, every: Sequence[Case]) -> list[Case]:
 
 
 def _concerns(law: str, case: Case) -> bool:
-    """Returns whether a law says something about a case."""
     *batch, n, p = case.shape
     if law == "batch":
         return bool(batch)
@@ -208,7 +207,6 @@ def _concerns(law: str, case: Case) -> bool:
 
 
 def _kind(law: str, case: Case) -> object:
-    """Returns what a law depends on in a case."""
     if law in _SLOW:
         *batch, n, p = case.shape
         return case.dtype.is_complex, len(batch), n == p, "" if law == "compile" else str(case.options)

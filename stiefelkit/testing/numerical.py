@@ -17,7 +17,7 @@ from stiefelkit.errors import ImageError, StiefelkitError
 from stiefelkit.metrics import orthogonality_error, permitted_return, working_dtype
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case, coordinate_list_of, layer_of, random_coordinates, special_frames
-from stiefelkit.testing.derivatives import of_free, require_derivatives, require_second_derivatives
+from stiefelkit.testing.derivatives import Tensors, of_free, require_derivatives, require_second_derivatives
 from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.require import (
     apart,
@@ -68,7 +68,7 @@ def require_declared(case: Case) -> None:
     require((tuple(w.shape), w.dtype) == (param.shape, param.dtype), f"{found} {param.dtype}")
 
 
-def require_purity(case: Case) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
+def require_purity(case: Case) -> tuple[OrthogonalParam, Tensors]:
     """Requires the same bits from the same coordinates, and that nothing is written; returns on what it was seen."""
     drawn, coordinates = case.undrawn()
     param = case.build()  # what the draw has written shows on another
@@ -140,7 +140,7 @@ def law_gradients(case: Case) -> None:
     param, coordinates = case.random(1.0)
     w = param(*coordinates).detach().to(g.dtype)
     size = torch.linalg.vector_norm(w).item()
-    _compare_gradients(case, param, coordinates, w + 1e-4 * g, 1.0, 1e-3 if fast else 1e-5, against=size)
+    _compare_gradients(case, param, coordinates, w + 1e-4 * g, 1.0, 1e-3 if fast else 1e-5, size)
 
 
 def law_second_derivatives(case: Case) -> None:
@@ -186,7 +186,7 @@ def law_threads(case: Case) -> None:
     drawn = [random_coordinates(param, 1.0, seeds.generator(14 + k)) for k in range(count)]
     g = case.normal(13)
 
-    def results(coordinates: tuple[Tensor, ...]) -> list[Tensor]:
+    def results(coordinates: Tensors) -> list[Tensor]:
         leaves = [c.detach().requires_grad_() for c in coordinates]
         w = param(*leaves)
         return [w.detach(), *torch.autograd.grad(w, leaves, g)]
@@ -317,21 +317,22 @@ def law_precision(case: Case) -> None:
 def _compare_gradients(
     case: Case,
     param: OrthogonalParam,
-    coordinates: tuple[Tensor, ...],
+    coordinates: Tensors,
     g: Tensor,
     scale: float,
     tolerance: float,
-    against: float | None = None,
+    size: float = 0.0,
 ) -> None:
+    """Requires gradients like those of float64, relative to their own size or to one that is given."""
     leaves = tuple(c.detach().requires_grad_() for c in coordinates)
     doubled = tuple(c.requires_grad_() for c in double(coordinates))
     ours = torch.autograd.grad(param(*leaves), leaves, g.to(case.dtype))
     w = in_double(case, param)(*doubled)
     exact = torch.autograd.grad(w, doubled, g.to(case.dtype).to(g.dtype), retain_graph=True)
     for k, (a, b) in enumerate(zip(ours, exact, strict=True)):
-        yardstick = torch.linalg.vector_norm(b).item() if against is None else against
+        yardstick = size or torch.linalg.vector_norm(b).item()
         off = torch.linalg.vector_norm(a.to(b.dtype) - b).item()
-        if against is None and off > tolerance * yardstick:
+        if not size and off > tolerance * yardstick:
             # Where the manifold has one dimension or two, a random dL/dW may be nearly normal to it: its gradient is
             # measured against the root mean square of those of 32 others.
             source = seeds.generator(15)

@@ -80,13 +80,15 @@ def test_complex_states_below_the_normal_numbers_count_as_zero_in_every_backend(
         assert not any(t.any() for t in (last, found["x"], found["activation_bias"]))
 
 
-def test_complex_modrelu_of_rows_is_that_of_numbers_at_every_size():
+@pytest.mark.parametrize("name", ["modrelu", "modrelu_epsilon"])
+def test_complex_modrelu_of_rows_is_that_of_numbers_at_every_size(name):
     modulus = torch.cat([torch.zeros(1), torch.logspace(-44, 38, 83)])
     z = torch.polar(modulus, torch.linspace(0.1, 6, len(modulus)))
+    activation: Any = find_activation(name, True)
     for bias in (-0.5, 0.0, 0.5, 1e-30, -1e30):
         b = torch.full_like(modulus, bias)
-        found = torch.complex(*ComplexModReLU.of_rows(torch.cat([z.real, z.imag]), b).chunk(2))
-        torch.testing.assert_close(found, modrelu(z, b), rtol=1e-6, atol=0)
+        found = torch.complex(*activation.of_rows(torch.cat([z.real, z.imag]), b).chunk(2))
+        torch.testing.assert_close(found, modrelu(z, b, activation.slope), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("bias", [-0.5, 0.0, 0.5])
@@ -112,14 +114,6 @@ def test_modrelu_with_an_epsilon_is_right_for_states_of_every_size(backend, dtyp
     fine = torch.complex128 if dtype.is_complex else DOUBLE
     for own, expected in zip(values(backend, dtype), values("reference", fine), strict=True):
         torch.testing.assert_close(own.to(expected.dtype), expected, rtol=1e-4, atol=1e-30)
-
-
-def test_rows_of_modrelu_with_an_epsilon_are_its_numbers_at_every_size():
-    z = torch.polar(torch.logspace(-44, 38, 83), torch.linspace(0.1, 6, 83))
-    activation: Any = find_activation("modrelu_epsilon", True)
-    b = torch.full((83,), 0.5)
-    found = torch.complex(*activation.of_rows(torch.cat([z.real, z.imag]), b).chunk(2))
-    torch.testing.assert_close(found, modrelu(z, b, activation.slope), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("bias", [-0.1, 0.1])

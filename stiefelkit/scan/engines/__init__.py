@@ -67,7 +67,6 @@ class Checkpointed:
 
 
 def _segments(p: Problem) -> list[slice]:
-    """Segments of steps, in the order in which they run."""
     parts = segments(len(p.sizes))
     return parts[::-1] if p.reverse else parts
 

@@ -86,11 +86,6 @@ def _chunked(x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool) -> 
     return out
 
 
-def most_chunks(steps: int, columns: int, multiprocessors: int) -> int:
-    """Returns in how many chunks so many steps of so many planes fill a GPU."""
-    return min(-(-steps // LEAST), max(1, 4 * multiprocessors // -(-columns // BLOCK)))
-
-
 def on_gpu(
     x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool, last_only: bool, chunks: int | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -100,7 +95,8 @@ def on_gpu(
         return torch.empty_like(x[:0] if last_only else x), x.new_empty(x.shape[1:])
     blocks = -(-columns // BLOCK)
     if chunks is None:
-        chunks = most_chunks(steps, columns, multiprocessors(x.device))
+        fitting = max(1, 4 * multiprocessors(x.device) // blocks)
+        chunks = min(-(-steps // LEAST), fitting)
     chunk = -(-steps // chunks)
     chunks = -(-steps // chunk)
     starts = x.new_zeros(chunks, *x.shape[1:], dtype=torch.complex128)

@@ -87,12 +87,6 @@ def product(block, wide):
 
 
 @inline
-def _only(x):
-    """Returns the only one of a stack."""
-    return tl.reshape(x, (x.shape[1], x.shape[2]))
-
-
-@inline
 def times(x, h, blocks, BLOCKS: constexpr, SIZE: constexpr, DEEP: constexpr):
     """Returns X + h m."""
     ys = ()
@@ -101,7 +95,8 @@ def times(x, h, blocks, BLOCKS: constexpr, SIZE: constexpr, DEEP: constexpr):
         wide = spread(h[i], 1, SIZE >> i, DEEP)
         sums = ()
         for j in tl.static_range(BLOCKS):
-            y = _only(product(blocks[i * BLOCKS + j], wide))
+            p = product(blocks[i * BLOCKS + j], wide)
+            y = tl.reshape(p, (p.shape[1], p.shape[2]))
             sums = sums + (ys[j] + y if i > 0 else y,)
         ys = sums
     out = ()

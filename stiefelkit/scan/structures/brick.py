@@ -24,15 +24,11 @@ class _Room(NamedTuple):
 
     @classmethod
     def of(cls, memory: Tensor, n: int, layer: int) -> "_Room":
-        """In memory (rows, parts, `_stride(n)`)."""
+        """In memory (rows, parts, n), n rounded up to even with a place to spare."""
         first = layer % 2
         count = (n - first) // 2
         pairs = memory[..., 2 * first : 2 * (first + count)].unflatten(-1, (count, 2))
         return cls(memory[..., first : first + n], torch.view_as_complex(pairs))
-
-
-def _stride(n: int) -> int:
-    return (n + 2) // 2 * 2
 
 
 class _Diagonal(NamedTuple):
@@ -106,7 +102,6 @@ class Brick(Structure):
         self._restart()
 
     def _signs(self, i: int) -> Tensor:
-        """Ones, and -1 at the second units of a layer."""
         row = torch.ones_like(self.d.re)
         row[i % 2 + 1 :: 2] = -1
         return row
@@ -126,7 +121,7 @@ class Brick(Structure):
             self.phased = real.new_zeros(self.layers + 1, self.block, self.n)
 
     def _memory(self, *rows: int) -> Tensor:
-        return self.d.re.new_empty(*rows, self.parts, _stride(self.n))
+        return self.d.re.new_empty(*rows, self.parts, (self.n + 2) // 2 * 2)
 
     def _room(self, rows: int) -> list[_Room]:
         """Returns room for the rows of two layers, by turns."""
