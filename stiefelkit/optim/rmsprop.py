@@ -1,16 +1,17 @@
 """RMSprop as others define it: an accumulator that does not start at zero, epsilon inside the root."""
 
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.rmsprop import rmsprop
 
+from stiefelkit._torch import step_inside
 from stiefelkit.errors import OptionError, needs
 from stiefelkit.numbers import FLAG, as_python_number, at_least
 from stiefelkit.optim.batch import Group
-from stiefelkit.optim.checks import check_free_gradients
+from stiefelkit.optim.checks import check_free_gradients, probing
 from stiefelkit.optim.settings import MOMENTUM, OF_TORCH, RATE, SWITCH
 
 _CHECKS = {
@@ -116,12 +117,16 @@ class RMSprop(torch.optim.RMSprop):
                 for p in members:
                     if not keys <= self.state[p].keys():
                         self.state[p] = {**_begun(p, group), **self.state[p]}
-                if group["eps_inside"]:
-                    for p in members:
-                        _move(p, group, self.state[p])
-                elif members:
-                    _move_as_torch(members, group, [self.state[p] for p in members])
+                for p in members if group["eps_inside"] else ():
+                    _move(p, group, self.state[p])
+        self._torchs.param_groups = [group for group in self.param_groups if not group["eps_inside"]]
+        self._torchs.state, self._torchs.defaults = self.state, self.defaults
+        step_inside(self._torchs)  # not super().step(), which would run the hooks of the step twice
         return loss
+
+    @cached_property
+    def _torchs(self) -> torch.optim.Optimizer:
+        return probing(torch.optim.RMSprop)
 
 
 def _checked(settings: Group) -> dict[str, Any]:
@@ -167,19 +172,3 @@ def _move(p: Tensor, group: Group, state: dict[str, Any]) -> None:
         p.add_(moments["momentum_buffer"], alpha=-lr)
     else:
         p.addcdiv_(g, root, value=-lr)
-
-
-def _move_as_torch(members: list[Tensor], group: Group, states: list[dict[str, Any]]) -> None:
-    # not super().step(), which would run the hooks of the step twice
-    keys = ("foreach", "maximize", "differentiable", "capturable", "lr", "alpha", "eps", "weight_decay", "momentum")
-    rmsprop(
-        members,
-        [p.grad for p in members if p.grad is not None],
-        [state["square_avg"] for state in states],
-        [state["grad_avg"] for state in states if group["centered"]],
-        [state["momentum_buffer"] for state in states if group["momentum"] > 0],
-        [state["step"] for state in states],
-        has_complex=any(map(torch.is_complex, members)),
-        centered=group["centered"],
-        **{key: group[key] for key in keys},
-    )

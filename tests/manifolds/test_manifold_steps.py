@@ -7,7 +7,7 @@ from drawn_frames import ALL, DTYPES, drawn
 import stiefelkit as sk
 from stiefelkit import errors, init
 from stiefelkit.manifolds import RETRACTIONS, Stiefel
-from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
+from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.testing import seeds
 
 
@@ -87,13 +87,6 @@ def test_a_step_too_long_for_its_arithmetic_is_refused_in_a_sentence():
     u[4] = 1e30
     with pytest.raises(errors.RankError, match="shorter"):
         Stiefel().retr(w, u)
-
-
-def test_steps_from_a_frame_that_is_off_by_rounding_do_not_keep_that():
-    w = init.haar((32, 8)).float() * (1 + 1e-5)
-    assert orthogonality_error(w) > 1e-5
-    moved = Stiefel().retr(w, torch.zeros_like(w))
-    assert orthogonality_error(moved) <= permitted_error(8, torch.float32)
 
 
 def test_nan_propagates():

@@ -202,19 +202,6 @@ def test_a_rate_in_words_goes_before_one_in_a_file(tmp_path: Path) -> None:
         assert config.optimizers["skew"].get("lr") == (None if rate else 1e-3)
 
 
-def test_the_table_is_given_in_words_or_in_a_file(tmp_path: Path) -> None:
-    size = "--T 2 --train-size 20 --test-size 5 --hidden-size 4 --batch-size 5 --steps 1".split()
-    words = ["train", "copying", "--model", "scurnn", *size]
-    one, two = str(tmp_path / "one"), str(tmp_path / "two")
-    assert main([*words, "--out", one, "--optimizers.skew", "rmsprop lr=1e-3 eps-inside=true"]) == 0
-    file = tmp_path / "options.toml"
-    file.write_text('[optimizers]\nskew = {optimizer = "rmsprop", lr = 1e-3, eps_inside = true}\n')
-    assert main([*words, "--out", two, "--config", str(file)]) == 0
-    tables = [RunFolder.open(Path(path)).config.optimizers for path in (one, two)]
-    assert tables == [{"skew": {"optimizer": "rmsprop", "lr": 1e-3, "eps_inside": True}}] * 2
-    assert main([*words, "--out", one, "--optimizers.skew", "lr=1e-3"]) == 2
-
-
 def test_its_groups_are_those_that_its_optimizers_have_now() -> None:
     p, q, r = (nn.Parameter(torch.ones(1)) for _ in range(3))
     first, second = torch.optim.SGD([p], lr=0.1), torch.optim.SGD([q], lr=0.1)

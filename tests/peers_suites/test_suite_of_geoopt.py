@@ -104,12 +104,3 @@ def test_vectors_are_plain_tensors_and_points_are_of_one_manifold(manifold):
     assert type(manifold.proju(point, torch.randn(5, 2))) is torch.Tensor
     with pytest.raises(ValueError, match="Manifolds do not match"):
         geoopt.ManifoldParameter(point, manifold=geoopt.Euclidean(ndim=2))  # type: ignore[call-arg]
-
-
-@over_manifolds
-def test_a_step_and_the_same_back_end_at_the_start_where_it_says_so(manifold):
-    x, u, _ = point_and_tangents(manifold, (4, 5, 2))
-    z, carried = manifold.retr_transp(x, u, u)
-    back, returned = manifold.retr_transp(z, -carried, carried)
-    off = torch.dist(back, x) + torch.dist(returned, u)
-    assert (off < 1e-12) == manifold.reversible

@@ -37,6 +37,7 @@ class PointOnLine:
 
 
 PointOnCurve = PointOnLine | CayleyPoint
+"""A point of a curve of one parameter."""
 
 
 class Free:
