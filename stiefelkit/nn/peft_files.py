@@ -138,7 +138,11 @@ def _contents(sites: Sequence[Site], name: str) -> tuple[dict[str, Tensor], dict
     is_inside = "" not in done and len({id(other) for _, other in held}) == len(held)
     needs(is_inside, OptionError, "save_peft", "layers inside a model, each in one place of it", "another")
     copies = {site.name: other.copy.state_dict() for site, other in held if isinstance(other, TrainedCopy)}
-    config = _config(done) | {"target_modules": _target(list(done), sites), "modules_to_save": sorted(copies) or None}
+    # PEFT reads a list as ends of names, and a text as a pattern of whole names.
+    ends = tuple(f".{title}" for title in done)
+    is_end = any(site.name.endswith(ends) and site.name not in done for site in sites)
+    target = "|".join(map(re.escape, done)) if is_end else list(done)
+    config = _config(done) | {"target_modules": target, "modules_to_save": sorted(copies) or None}
     for title in copies:
         others = [site.name for site in sites if site.name.endswith(title) and site.name != title]
         got = f"{title} and {', '.join(others)}"
@@ -233,11 +237,3 @@ def _config(done: Mapping[str, Written]) -> dict[str, Any]:
     needs(len(common) > 0, OptionError, "save_peft", f"one {' or '.join(keys)} for all layers", got)
     chosen = {key: first.sizes[i] if i == common[0] else 0 for i, key in enumerate(keys)}
     return {"peft_type": first.kind, "bias": "none", "inference_mode": True, **first.settings, **chosen}
-
-
-def _target(titles: list[str], sites: Sequence[Site]) -> list[str] | str:
-    """Returns PEFT's target_modules: names, or a pattern of them if a name ends another's."""
-    ends = tuple(f".{title}" for title in titles)
-    if any(site.name.endswith(ends) for site in sites if site.name not in titles):
-        return "|".join(map(re.escape, titles))
-    return titles

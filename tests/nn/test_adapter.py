@@ -181,8 +181,9 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(options):
 def test_only_layers_with_features_are_adapted():
     with pytest.raises(errors.DtypeError, match="in_features"):
         sk.nn.adapt(nn.Sequential(nn.Bilinear(2, 2, 3)), "*.weight")
-    with pytest.raises(errors.DtypeError, match="real dtype"):
-        sk.nn.OrthogonalAdapter(nn.Linear(2, 2, dtype=torch.complex64))
+    for layer, word in ((nn.Linear(2, 2, dtype=torch.complex64), "real dtype"), (nn.LayerNorm(3), "LayerNorm")):
+        with pytest.raises(errors.DtypeError, match=word):
+            sk.nn.OrthogonalAdapter(layer)
 
 
 def test_an_adapter_that_would_train_nothing_is_refused():

@@ -11,7 +11,7 @@ from moved_adapters import drawn, turned
 from torch import Tensor, nn
 
 import stiefelkit as sk
-from stiefelkit.errors import DtypeError, ImageError, OptionError
+from stiefelkit.errors import ImageError, OptionError
 from stiefelkit.metrics import orthogonality_error, permitted_error
 from stiefelkit.nn import OrthogonalAdapter
 from stiefelkit.testing import seeds
@@ -140,11 +140,6 @@ def test_a_side_that_a_layer_lacks_is_refused(layer: nn.Module, side: str):
     with pytest.raises(OptionError, match=type(layer).__name__):
         OrthogonalAdapter(layer, side=side, block_size=4)
     assert all(p.requires_grad for p in layer.parameters())
-
-
-def test_what_has_no_features_is_refused():
-    with pytest.raises(DtypeError, match="LayerNorm"):
-        OrthogonalAdapter(nn.LayerNorm(3))
 
 
 def test_all_layers_are_checked_before_the_first_is_changed():
