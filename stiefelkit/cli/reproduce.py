@@ -122,7 +122,6 @@ def _list(out: Path) -> None:
 
 
 def _finding(row: Row, path: Path) -> "Finding | None":
-    """Returns what came of a run of the experiment; None where there is none that can be read."""
     from stiefelkit.training.reproduce import finding, opened
 
     try:

@@ -24,9 +24,9 @@ def sweep(
 ) -> int:
     """Train over lists and ranges of settings, in an optuna study.
 
-    A list, `seed = [1, 2, 3]`, and a range, `lr = {low = 1e-4, high = 1e-2, log = true}`, say how an option varies. Lists
-    alone are a grid; with a range optuna searches, and stops bad runs. Each trial is a run in a folder of its own. The
-    same command resumes, and shares the work with others of its kind that are running.
+    A list, `seed = [1, 2, 3]`, and a range, `lr = {low = 1e-4, high = 1e-2, log = true}`, say how an option varies.
+    Lists alone are a grid; with a range optuna searches, and stops bad runs. Each trial is a run in a folder of its
+    own. The same command resumes, and shares the work with others of its kind that are running.
 
     Args:
         file: TOML: task and model, options of stiefelkit train, and a table [vary] of lists and ranges.

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -137,12 +137,13 @@ class Config:
         fields = dataclasses.asdict(asked) if isinstance(asked, Config) else asked
         begun, fields = json.loads(json.dumps([dataclasses.asdict(self), fields]))  # tuples were saved as lists
         for name, value in fields.items():
-            for label, before, now in _pairs(name, begun[name], value, is_whole):
-                if before != now and not (name == "steps" and self.may_be_prolonged):
-                    raise RunError(
-                        f"Run {source} needs {label} = {before!r} to resume as it began, got {now!r}; "
-                        f"leave the option out, or start another run with another --out."
-                    )
+            before = begun[name]
+            now = before | value if isinstance(value, dict) and not is_whole else value
+            if before != now and not (name == "steps" and self.may_be_prolonged):
+                raise RunError(
+                    f"Run {source} needs {name} = {before!r} to resume as it began, got {now!r}; "
+                    f"leave the option out, or start another run with another --out."
+                )
         return dataclasses.replace(self, steps=fields.get("steps", self.steps))
 
     def build_task(self) -> Task:
@@ -205,16 +206,6 @@ def of_coordinates(rates: Mapping[str, T], names: Collection[str]) -> dict[str, 
     """Returns what is by coordinate for those among the names; a bare name stands for those with a prefix, too."""
     known = {*names, *(name.rpartition(".")[2] for name in names)}
     return {name: rate for name, rate in rates.items() if name in known}
-
-
-def _pairs(label: str, begun: object, value: object, is_whole: bool) -> Iterator[tuple[str, object, object]]:
-    """Yields what was and what is asked for, field by field, of tables for the keys that they name unless whole."""
-    if not isinstance(value, Mapping):
-        yield label, begun, value
-        return
-    table = begun if isinstance(begun, Mapping) else {}
-    for key in [*value, *(table.keys() - value.keys() if is_whole else ())]:
-        yield from _pairs(f"{label}.{key}", table.get(key), value.get(key), is_whole)
 
 
 def _built(config: Config, model: nn.Module, groups: list[Group], optimizer: str, **options: Any) -> Optimizer:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -72,8 +71,11 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
     logs = [(folder, by_kind(folder)) for folder in folders]
     for folder, records in logs:
         needs(bool(records["train"]), RunError, f"A figure of {folder.path}", "lines in its log", "none yet")
-    labels = zip(_labels(folders), logs, strict=True)
-    curves = [Curve(label, folder.config.build_task(), records) for label, (folder, records) in labels]
+    is_told = len({folder.config.model for folder in folders}) == len(folders)
+    curves = [
+        Curve(folder.config.model if is_told else str(folder.path), folder.config.build_task(), records)
+        for folder, records in logs
+    ]
     _same("runs with one score and one loss", {f"{curve.task.headline}, {curve.task.loss_label}" for curve in curves})
     drawn = [figures.path(out, "learning")]
     with figure(drawn[0], 2, figures.dpi) as (left, right):
@@ -113,19 +115,6 @@ def draw(axes: "Axes", curves: Sequence[Curve], kind: str, value: Value) -> None
         points = curve.points(kind, value)
         label = literal(curve.label) if points else None
         axes.plot([step for step, _ in points], [number for _, number in points], marker=".", label=label)
-
-
-def _labels(folders: list[RunFolder]) -> list[str]:
-    """Returns the models, or where one comes twice what the paths do not share."""
-    models = [folder.config.model for folder in folders]
-    if len(set(models)) == len(models):
-        return models
-    paths = [folder.path.absolute() for folder in folders]
-    try:
-        shared = os.path.commonpath([path.parent for path in paths])
-    except ValueError:  # on several drives
-        return [str(path) for path in paths]
-    return [os.path.relpath(path, shared) for path in paths]
 
 
 def draw_surfaces(out: Path, bias: float = 0.5, activation: str = "modrelu", figures: Figures | None = None) -> Path:

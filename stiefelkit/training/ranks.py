@@ -44,7 +44,7 @@ def is_first_of_launched() -> bool:
 
 @contextlib.contextmanager
 def joined() -> Iterator[Ranks]:
-    """Joins the processes that torchrun has started, by gloo on CPUs, by NCCL between GPUs, or raises RunError."""
+    """Joins the processes that torchrun has started, by gloo on CPUs and by NCCL between GPUs."""
     if not launched():
         yield Ranks()
         return

@@ -52,15 +52,7 @@ def versions(device: str) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """A run on the disk.
-
-    Args:
-        path: the folder.
-        config: what the run was started with.
-        parameters: number of trainable parameters of its model.
-        versions: of Python, torch and stiefelkit, and the processor, that it was started with; older runs lack that.
-        data: digest of the user's files that it was started with; None without any, or in older runs.
-    """
+    """A run on the disk: its config, trainable parameters, versions, and the digest of the user's files, if any."""
 
     path: Path
     config: Config
@@ -265,11 +257,7 @@ def _check_record(record: dict[str, Any], scores: Collection[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """A run in a few figures: last scores on the held-out set, and on what is set apart to choose by, if any.
-
-    `ms_per_step` is the median of the process CPU time of a step, `orthogonality` the worst error over limit of all
-    weights and the whole log, None without such weights.
-    """
+    """Last scores of a run, the median CPU time of a step, and the worst error over limit of the whole log."""
 
     model: str
     step: int

@@ -35,7 +35,7 @@ def test_an_existing_run_is_refused_and_a_finished_one_left_alone(
     assert main([*TRAIN.split(), "--out", str(finished), "--resume"]) == 0
     assert "hidden_size" in refused(f"train copying --out {finished} --resume --hidden-size 7")
     assert "task" in refused(f"train digits --out {finished} --resume")
-    assert "T = 2" in refused(f"train copying --out {finished} --resume --T 3")
+    assert "'T': 2" in refused(f"train copying --out {finished} --resume --T 3")
     assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
 
 
@@ -167,20 +167,8 @@ def test_a_run_resumes_to_no_fewer_steps_and_holds_no_comparison(
 def test_drift_writes_json_that_any_reader_takes_and_tells_of_nan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "drift",
-        "--sizes",
-        "2",
-        "--steps",
-        "3",
-        "--methods",
-        "unconstrained",
-        "--lr",
-        "1e300",
-        "--dtype",
-        "float64",
-    ]
-    assert main([*words, "--out", str(tmp_path)]) == 0
+    words = "drift --sizes 2 --steps 3 --methods unconstrained --lr 1e300 --dtype float64"
+    assert main([*words.split(), "--out", str(tmp_path)]) == 0
     assert "from step" in capsys.readouterr().out
     assert "NaN" not in (tmp_path / "drift.json").read_text()
 
