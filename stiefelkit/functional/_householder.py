@@ -353,19 +353,12 @@ def _reflect_columns(r: Tensor, u: Tensor) -> Tensor:
 
 
 def trapezoidal_reflectors(u: Tensor, orthogonal: bool = False) -> Tensor:
-    r"""Finds reflectors v_j, zero above row j, with the product of those of any nonzero vectors u_j, in their order.
+    """Finds k reflectors v_j (n, k), zero above row j, with the product of those of any nonzero u_j, in their order.
 
     Fix(R) is the complement of a space S of dimension d <= k. Let t_1, ..., t_d be an orthonormal basis of S with t_j
     zero above row j. The reflector v = R t - t takes R t back to t, and t joins the fixed vectors, since v in S is
-    normal to them: after d steps the identity is left. Where R fixes t already, there is no reflector; an even number
-    is left over then, by the determinant, and is filled with equal pairs.
-
-    Args:
-        u: the vectors, of shape (n, k), k <= n.
-        orthogonal: whether the vectors are made orthonormal first, by Gram-Schmidt.
-
-    Returns:
-        Tensor of shape (n, k), in the dtype of u if it is trapezoidal already, else in float64.
+    normal to them: after d steps the identity is left. Where R fixes t already there is no reflector; the even number
+    left over is filled with equal pairs. `orthogonal` makes the u_j orthonormal first.
     """
     wide, k = u.double(), u.shape[1]
     norms = torch.linalg.vector_norm(wide, dim=0)

@@ -102,7 +102,7 @@ def available() -> dict[str, Callable[..., nn.Module]]:
 
 
 def register(name: str, factory: Callable[..., nn.Module] | str) -> None:
-    """Adds a model: a function of (input_size, hidden_size, output_size, **options), or "package.module:function"."""
+    """Adds a name and a factory (input_size, hidden_size, output_size, **options), or its "package.module:function"."""
     if not isinstance(factory, str):
         _models.check(factory)
     _models.register(name, factory)

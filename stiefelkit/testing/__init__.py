@@ -77,7 +77,7 @@ def check_parametrization(
 
 
 def parametrize_with_checks(classes: Iterable[type[OrthogonalParam]]) -> Callable[[F], F]:
-    """Decorates a pytest function `test(check)` so that it runs every law on the cases of some parametrizations."""
+    """Decorates a pytest function `test(check)` so that it runs every law on the cases of some classes of maps."""
     return PARAMETRIZATIONS.parametrize(classes)
 
 
@@ -105,5 +105,5 @@ def check_optimizer(
 
 
 def parametrize_optimizers_with_checks(classes: Iterable[type[torch.optim.Optimizer]]) -> Callable[[F], F]:
-    """Decorates a pytest function `test(check)` so that it runs every law on every case of some optimizers."""
+    """Decorates a pytest function `test(check)` so that it runs all laws on all cases of some classes of optimizers."""
     return OPTIMIZERS.parametrize(classes)

@@ -135,7 +135,7 @@ def mixed(case: OptimizerCase) -> tuple[list[nn.Parameter], Optimizer]:
 
 
 def optimizer_cases(cls: type[Optimizer], device: str = "cpu") -> list[OptimizerCase]:
-    """Returns the first example of an optimizer in every dtype, the others by turns complex and real."""
+    """Returns the first example of an optimizer, `cls`, on a device in every dtype, others in one by turns."""
     if not (isinstance(cls, type) and issubclass(cls, Optimizer)):
         raise OptionError(f"The laws of optimizers need a subclass of torch.optim.Optimizer, got {cls!r}.")
     return [

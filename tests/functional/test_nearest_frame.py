@@ -194,6 +194,14 @@ def test_the_loop_leaves_no_graph():
     assert depth <= 8
 
 
+@pytest.mark.parametrize("factor", [nearest_frame, polar_factor])
+def test_what_is_no_matrix_is_refused_and_an_empty_one_stays(factor):
+    with pytest.raises(errors.ShapeError):
+        factor(torch.ones(3))
+    for shape in ((0, 3, 2), (3, 0), (0, 3)):
+        assert factor(torch.ones(shape)).shape == shape
+
+
 def test_float32_gradients_are_those_of_float64():
     x = drawn((9, 4), torch.float32)
     g = drawn((9, 4), torch.float32, 1)
@@ -203,11 +211,3 @@ def test_float32_gradients_are_those_of_float64():
     assert single.grad is not None
     assert double.grad is not None
     assert (single.grad - double.grad).norm() <= 1e-6 * double.grad.norm()
-
-
-@pytest.mark.parametrize("factor", [nearest_frame, polar_factor])
-def test_what_is_no_matrix_is_refused_and_an_empty_one_stays(factor):
-    with pytest.raises(errors.ShapeError):
-        factor(torch.ones(3))
-    for shape in ((0, 3, 2), (3, 0), (0, 3)):
-        assert factor(torch.ones(shape)).shape == shape

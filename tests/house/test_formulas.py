@@ -1,24 +1,15 @@
 """Formulas are typeset when the pages are built, from LaTeX that reads well in a terminal, and nothing is fetched."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from sphinx_parts import sphinx_part
 
 ROOT = Path(__file__).parents[2]
 
 
-def _of_the_pages(name):
-    folder = str(ROOT / "docs" / "_sphinx")
-    sys.path.insert(0, folder)
-    try:
-        return __import__(name)
-    finally:
-        sys.path.remove(folder)
-
-
-formulas, local = map(_of_the_pages, ("formulas", "local"))
+formulas, local = map(sphinx_part, ("formulas", "local"))
 IN_CODE = re.compile(r":math:`([^`]*)`")
 ON_PAGES = re.compile(r"(?<![\\$\w])\$\$?(?![\s\d])([^$\n`]+?)(?<!\s)\$\$?(?![\d\w])")
 

@@ -67,7 +67,7 @@ def test_no_file_but_those_of_commands_imports_what_the_extra_brings() -> None:
     known = CORE | OF_OTHERS | AT_HAND | {"stiefelkit"} | set(sys.stdlib_module_names)
     extras = PROJECT["optional-dependencies"]
     of_extras = set().union(*(names_of(extras[name]) for name in ("data", "speech", "sweep", "tensorboard")))
-    of_commands = set(EXTRA) | of_extras | {"sqlalchemy", "scipy"}  # optuna and geoopt bring them
+    of_commands = set(EXTRA) | of_extras | {"cycler", "sqlalchemy", "scipy"}  # matplotlib, optuna and geoopt bring them
     for path in sorted(PACKAGE.rglob("*.py")):
         where = path.relative_to(PACKAGE)
         may = known | of_commands if where.parts[0] in WITH_COMMANDS else known

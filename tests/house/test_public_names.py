@@ -3,25 +3,15 @@
 import inspect
 import re
 import shlex
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+from sphinx_parts import sphinx_part
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *(page for page in (ROOT / "docs").rglob("*.md") if "generated" not in page.parts)]
 ANGLES = ("angle", "phase", "arc")
-
-
-@cache
-def sphinx_part(name):
-    folder = str(ROOT / "docs" / "_sphinx")
-    sys.path.insert(0, folder)
-    try:
-        return __import__(name)
-    finally:
-        sys.path.remove(folder)
 
 
 @cache
@@ -112,7 +102,7 @@ def test_commands_on_the_pages_are_taken_with_all_their_options(page):
     from stiefelkit.cli.app import app
 
     for words in printed_commands(page.read_text()):
-        if not re.search("damped|cuda", " ".join(words)):  # the plugin of a page, and a device that may be missing
+        if not re.search(r"damped|mymap|cuda|\$", " ".join(words)):  # plugins, variables, a device that may be missing
             app.parse_args(words, exit_on_error=False, print_error=False)
 
 

@@ -184,15 +184,6 @@ def test_the_coordinates_are_multiplied_and_nothing_else_is():
 # The command
 
 
-@pytest.fixture
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-
-pytestmark = pytest.mark.usefixtures("_in_a_folder_of_its_own")
-
-
 def bench(words: str, *more: str) -> int:
     return main(["bench", "parametrizations", *words.split(), *more])
 
@@ -238,25 +229,6 @@ def test_ctrl_c_keeps_what_is_done(capsys, monkeypatch):
     assert "forward_backward, 3 x 3" in out
     assert len(err.splitlines()) == 1
     assert {row["operation"] for row in json.loads(Path("rows.json").read_text())} == {"forward_backward"}
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("--parametrizations cayly", 'did you mean "cayley"'),
-        ("--sizes 4x8", "got 4 x 8"),
-        ("--device cuda:99", "99"),
-        ("--apart", "batch"),
-        ("--json nowhere/rows.json", "nowhere"),
-    ],
-)
-def test_an_error_of_the_user_is_one_sentence(words, says, capsys):
-    assert bench(f"{words} --sizes 3" if "--sizes" not in words else words) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert len(err.splitlines()) == 1
-    assert says in err
-    assert not list(Path().iterdir())
 
 
 def test_a_race_leaves_the_random_numbers_of_its_caller_alone():

@@ -16,15 +16,6 @@ from stiefelkit.testing import seeds
 QUICK = ["--repeats", "2", "--seconds", "1e-3"]
 
 
-@pytest.fixture
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-
-pytestmark = pytest.mark.usefixtures("_in_a_folder_of_its_own")
-
-
 def plan(**changes) -> OptimizerRace:
     return OptimizerRace(
         **{"seed": seeds.seed(), "sizes": ((4, 4),), "repeats": 2, "seconds": 1e-3, "peers": True, **changes}
@@ -116,22 +107,6 @@ def test_the_command_prints_tables_and_writes_rows(capsys):
     first = {row["contender"]: row["seconds"] for row in rows if row["n"] == 4}
     share = first["cayley_sgd (exact)"] / first["cayley_sgd (fast)"]
     assert f"{share:.2f}"[:3] in shown
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("--optimizers cayley_sdg", 'did you mean "cayley_sgd"'),
-        ("--optimizers geoopt_sgd", "geoopt_sgd_"),
-    ],
-)
-def test_an_error_of_the_user_is_one_sentence(words, says, capsys):
-    assert bench(words) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert len(err.splitlines()) == 1
-    assert says in err
-    assert not list(Path().iterdir())
 
 
 @pytest.mark.slow

@@ -141,15 +141,6 @@ def test_memory_stands_in_the_rows_of_whole_sequences(monkeypatch):
 # The command
 
 
-@pytest.fixture
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-
-pytestmark = pytest.mark.usefixtures("_in_a_folder_of_its_own")
-
-
 def bench(words: str, *more: str) -> int:
     return main(["bench", "scan", *words.split(), *more])
 
@@ -179,22 +170,3 @@ def test_cases_race_in_the_order_named_and_one_of_ones_own_after_them(monkeypatc
         bench(words)
     names = [[case.name for case in plan.cases] for plan in plans]
     assert names == [["D", "A", "custom"], ["custom"], ["A", "B", "C", "D"], ["A", "B", "C"]]
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("--cases H", "known: A, B, C, D, E, F, G"),
-        ("--case T=3", "n and B"),
-        ("--case T=0,n=2,B=2", "T >= 1"),
-        ("--activation tanh --cases D", "'tanh'"),
-    ],
-)
-def test_an_error_of_the_user_is_one_sentence(words, says, capsys):
-    assert bench(words) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert err.startswith("Error: ")
-    assert len(err.splitlines()) == 1
-    assert says in err
-    assert not list(Path().iterdir())

@@ -21,15 +21,6 @@ NEWER = ["landing", "manifold_muon", "sgdg", "spel", "stiefel_adam", "stiefel_sg
 METHODS = [*OURS, "cayley_adam", "pogo", *NEWER, *peer_optimizers]
 
 
-@pytest.fixture
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-
-pytestmark = pytest.mark.usefixtures("_in_a_folder_of_its_own")
-
-
 def drawn(n, p, dtype=torch.float64):
     return init.haar((n, p), dtype), torch.randn(n, p, dtype=dtype)
 
@@ -258,19 +249,3 @@ def test_where_nothing_can_be_measured_nothing_is_written(capsys):
     assert main("drift --steps 2 --sizes 4x2 --methods fourier --out mine".split()) == 2
     assert "method" in capsys.readouterr().err
     assert not Path("mine/drift.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("--methods geoopt_sgd", "geoopt_sgd_"),
-        ("--look-every 0", "look_every"),
-    ],
-)
-def test_an_error_of_the_user_is_one_sentence(words, says, capsys):
-    assert main(["drift", *words.split(), "--out", "mine"]) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert len(err.splitlines()) == 1
-    assert says in err
-    assert not list(Path().iterdir())

@@ -96,7 +96,6 @@ def test_the_page_has_every_row_what_broke_and_what_was_left_out(record):
 
 
 def test_the_report_draws_a_file_and_measures_nothing(tmp_path, record, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
     record.write(Path("gpu.json"))
     assert main(["report", "--from", "gpu.json", "--out", "gpu.html"]) == 0
     assert Path("gpu.html").read_text() == record.page()

@@ -110,7 +110,6 @@ def test_every_member_is_measured_against_what_it_declares():
 
 
 def test_the_command_prints_and_writes_the_fits(tmp_path: Path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
     rows = tmp_path / "rows.json"
     words = "bench growth --parametrizations cayley,fourier --sizes 4,8 --repeats 1 --seconds 1e-3 --json"
     assert main([*words.split(), str(rows)]) == 0

@@ -159,11 +159,9 @@ def test_words_that_are_markup_stay_words(found):
 
 
 @pytest.fixture
-def _small(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def _small(monkeypatch):
     monkeypatch.setattr(plans, "USUAL", TINY)
     monkeypatch.setattr(plans, "QUICK", TINY)
-    monkeypatch.setenv("COLUMNS", "80")
 
 
 @pytest.mark.usefixtures("_small")
@@ -193,19 +191,3 @@ def test_an_interruption_leaves_the_old_page_and_whole_figures(monkeypatch):
     assert not content["finished"]
     assert content["parts"][0]["races"]
     assert sorted(path.name for path in Path().iterdir()) == ["figures.json", "report.html"]
-
-
-@pytest.mark.usefixtures("_small")
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ("report --sections drifts", "drifts"),
-        ("report --out nowhere/report.html", "existing folder"),
-        ("report --full --quick", "--full or --quick, got both"),
-    ],
-)
-def test_user_errors_are_one_sentence_and_come_before_the_first_measurement(line, sentence, capsys):
-    assert main(line.split()) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert sentence in said
-    assert list(Path().iterdir()) == []

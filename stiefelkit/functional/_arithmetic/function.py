@@ -31,11 +31,7 @@ class Context(Protocol):
 
 
 class Function(torch.autograd.Function):
-    """An autograd.Function with `setup_context` and a generated vmap rule.
-
-    With a `tangent`, torch's `jvp`, forward mode works, over and under reverse mode. `torch.vmap` maps batched ones and
-    gradients (`torch.autograd.grad(..., is_grads_batched=True)`, `jacobian(vectorize=True)` of either strategy).
-    """
+    """An autograd.Function with `setup_context`, a vmap rule and, by a `tangent`, forward mode."""
 
     generate_vmap_rule = True
     tangent: ClassVar[Callable[..., Any] | None] = None

@@ -76,10 +76,9 @@ def _smallest(dtype: torch.dtype) -> float:
 def probe(powers: Tensor) -> tuple[float, float, float]:
     """Returns a bound of ||A||_2, an estimate of it, and the root mean square of (sigma / bound)^12 of skew matrices.
 
-    Four power steps of A^3, stacked behind A and A^2 in `powers`, from eight fixed vectors sample sigma^12 over the
-    spectrum; their last ratio and 5 % are taken for the norm. All of the vectors are nearly orthogonal to the largest
-    singular vectors (less than a thirtieth of what is to be expected) with a probability of 1e-8. In a batch the worst
-    of each counts, and no matrix that is not finite in float64. Overflow in float32 gives infinity.
+    Four power steps of A^3, stacked behind A and A^2 in `powers`, from eight fixed vectors; the last ratio and 5 % are
+    the norm, which all vectors miss (nearly orthogonal to the largest singular vectors) with a probability of 1e-8. The
+    worst finite matrix of a batch counts; overflow in float32 gives infinity.
     """
     a3, (_, bound, _) = powers[2], bounds_of_skew(powers)
     add_product = torch.addmm if a3.dim() == 2 else torch.baddbmm

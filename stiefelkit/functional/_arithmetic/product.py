@@ -75,11 +75,7 @@ def is_autocast(device: torch.device) -> bool:
 
 
 class FullPrecision:
-    """Context in which float32 products on a device are not lowered to TF32 or bfloat16, and autocast is off.
-
-    Any number of threads may be in one at a time. Has no effect in traced code, where a flag that is set and reset
-    leaves no trace: use `opaque` there.
-    """
+    """Context, for any threads, without TF32, bfloat16 products and autocast; not for traced code (see `opaque`)."""
 
     def __init__(self, device: torch.device):
         self._lowering = _LOWERINGS["cuda" if device.type == "cuda" else "cpu"]
@@ -116,16 +112,11 @@ class FullPrecision:
 def opaque(
     like: Callable[..., object], *, dims: tuple[int, ...] | None = (), schema: str | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Makes a function of tensors an operator that tracing does not look into, in full precision.
+    """Makes a function of tensors an operator that tracing does not look into, in full precision, for a `Function`.
 
-    The function may branch on values. It takes a tensor first, and any number of leading batch dimensions, returns new
-    tensors only and has no derivative: call it inside a `Function`. In plain eager mode it is called directly.
-
-    Args:
-        like: empty results for given arguments, for tracing.
-        dims: how many dimensions of the first arguments, all tensors, are no batch dimensions, where batch dimensions
-            broadcast. The others must have the same number of them. None leaves vmap to the `Function` around it.
-        schema: that of the operator; by default the function's annotations.
+    It may branch on values, takes a tensor first and any batch dimensions, and returns new tensors only. `like` makes
+    empty results for tracing; the first arguments have `dims` dimensions that are no batch dimensions, where these
+    broadcast (None leaves vmap to the `Function` around it); `schema` replaces the function's annotations.
     """
 
     def decorate(fn: Callable[P, R]) -> Callable[P, R]:

@@ -29,11 +29,7 @@ _CONTRACTS = 0.25
 
 
 def quotient_of_skew(a: Tensor, scale: float, tolerance: float | None = None) -> Tensor:
-    """Returns -2 Q (I + Q)^-1 for Q = scale A, A skew, to a relative error; 16 eps when None.
-
-    By (Q - Q^2) (I - Q^2)^-1, with a polynomial in Q^2 for the last factor, while Q is small, else, and always without
-    host syncs, by an inverse, to a few eps.
-    """
+    """Returns -2 Q (I + Q)^-1 for Q = scale A, A skew, by a polynomial in Q^2 while Q is small, else by an inverse."""
     if switch.forbidden or not a.is_cpu:
         return _by_inverse(a * scale)
     tolerance = _TOLERANCE * torch.finfo(a.dtype).eps if tolerance is None else tolerance

@@ -247,11 +247,7 @@ def _add_diagonal(m: Tensor, d: Tensor) -> Tensor:
 
 
 def _resolvent(a11: Tensor, a21: Tensor) -> Tensor:
-    """Returns (I + A11 + A21^H A21)^-1, accurate also where A21 is large in some directions and vanishes in others.
-
-    With [I; A21] = Q R it is Q1 (I + Q1^H A11 Q1)^-1 Q1^H, Q1 = R^-1: the Gram matrix, whose rounding would swamp the
-    identity, is never formed.
-    """
+    """Returns (I + A11 + A21^H A21)^-1 as Q1 (I + Q1^H A11 Q1)^-1 Q1^H, [I; A21] = Q R, Q1 = R^-1: no Gram matrix."""
     eye = torch.eye(a11.shape[-1], dtype=a11.dtype, device=a11.device)
     r = torch.linalg.qr(a21, mode="r")[1]
     r = torch.linalg.qr(torch.cat([eye.expand_as(a11), r], dim=-2), mode="r")[1]
@@ -326,11 +322,7 @@ def cayley_inverse(q: Tensor, d: Tensor | None = None) -> tuple[Tensor, Tensor]:
 
 
 def _eliminate(q: Tensor) -> Tensor:
-    """Eliminates on I + Q1 E with |pivot| >= 1; returns D = conj(E), shape (b, p).
-
-    LAPACK's QR factorization by reflectors does that for real frames: R is -D, but where a column needed no reflector.
-    Pivots that are zero, whose sign is one of rounding, and phases, which it keeps real, take a loop.
-    """
+    """Eliminates on I + Q1 E with |pivot| >= 1, by LAPACK's QR or, for phases and pivots of 0, a loop; returns E^*."""
     if not q.is_complex():
         r, tau = torch.geqrf(q)
         if ((1 - tau).abs() >= _ROUNDING).all():  # the moduli of the pivots

@@ -216,8 +216,7 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> Factors:
 def _taylor_no_sync(a: Tensor, skew: bool, truncation: float | None, split: bool) -> Factors:
     """Does the same as `_taylor` in float64 or complex128, by float32 products if `split`, without host syncs.
 
-    The factors are powers of A 2^-s, parts of its polynomial, s (of integers, which tell these factors from the others,
-    shape (*, 1, 1)), 2^-s, and the squared.
+    The factors are powers of A 2^-s, parts of its polynomial, integers s, (*, 1, 1), 2^-s, and the squared.
     """
     n = a.shape[-1]
     a = a.to(working_dtype(a.dtype))

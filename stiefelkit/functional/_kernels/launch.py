@@ -46,11 +46,7 @@ def takes(m: Tensor, n: int, parts: int) -> bool:
 
 
 def settings(n: int, parts: int, tensor_cores: bool = True) -> dict[str, Any]:
-    """Returns the constants and options by which a program is compiled for matrices of n rows and so many parts.
-
-    Without tensor cores, as of float64 where it is slow and of float32 in full precision, products would take too many
-    registers in one piece. The compiler would rather spill than run one program at a time without `maxnreg`.
-    """
+    """Returns constants and options of a program for n rows and so many parts; `maxnreg` keeps it from spilling."""
     size = max(16, 1 << (n * parts - 1).bit_length())
     tile = min(size, TILE)
     options = {"num_warps": {16: 1, 32: 4}.get(size, 8), "num_stages": 1, "maxnreg": 255}

@@ -106,18 +106,9 @@ def _of_parts(re, im, in_lower, in_right):
 def run_forward(v, d, w, scratch, n, batch, PARTS: constexpr, N: constexpr, T: constexpr, K: constexpr, E: constexpr):
     """W = (2 (I + A)^-1 - I) D, rounded once.
 
-    Args:
-        v: packed coordinates of A (batch, n (n - 1) / 2), or (batch, n n) of a complex one.
-        d: entries of D, float64 (batch, n, PARTS).
-        w: frames (batch, n, n, PARTS), of any dtype.
-        scratch: float64 (programs, 3, N, N).
-        n: rows.
-        batch: number of matrices.
-        PARTS: 1, or 2 of complex matrices.
-        N: rows that n PARTS is padded to, a power of two, 16 at least.
-        T: rows of a tile of a product, 64 at most.
-        K: columns of a left and rows of a right factor at a time.
-        E: rows of a tile of what is no product: several numbers of each entry are in registers there.
+    `v` are packed coordinates (batch, n (n - 1) / 2), or (batch, n n) of a complex A; `d` the entries of D, float64
+    (batch, n, PARTS), 2 of complex matrices; `w` frames (batch, n, n, PARTS); `scratch` float64 (programs, 3, N, N). N,
+    a power of two, pads n PARTS; tiles of products have T rows and K columns, those of what is no product E rows.
     """
     size = n * (n - 1) // 2 if PARTS == 1 else n * n
     m = scratch + tl.program_id(0).to(tl.int64) * 3 * N * N
