@@ -34,11 +34,7 @@ def draw_drift(path: Path, curves: Sequence[DriftCurve], words: str, dpi: int = 
 
 
 def draw_panel(axes: "Axes", curves: Sequence[DriftCurve]) -> None:
-    """Draws the curves of one size into axes.
-
-    Where peers are beside them, ours have one colour and one name; maps that are near orthogonal only, methods in
-    precision fast and weights that were lost have names of their own.
-    """
+    """Draws the curves of one size into axes."""
     others = {*peer_optimizers, *near_orthogonal(), UNCONSTRAINED}
     ours = [curve for curve in curves if not (curve.method in others or ":" in curve.method or math.isnan(curve.worst))]
     ours = ours if len(ours) < len(curves) and any(curve.method in peer_optimizers for curve in curves) else []

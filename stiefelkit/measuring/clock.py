@@ -99,10 +99,7 @@ def clock_of(device: torch.device, cold: bool = False) -> Clock:
 
 
 def indexed_device(device: torch.device | str) -> torch.device:
-    """Returns a device with its index, that of the current CUDA device where none is given.
-
-    `torch.cuda.set_device` wants one, and a tensor's device has one: "cuda" equals none of them.
-    """
+    """Returns a device with its index, that of the current CUDA device where none is given."""
     device = torch.device(device)
     return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
@@ -203,12 +200,7 @@ def product_of(n: int, p: int, batch: int, dtype: torch.dtype, device: torch.dev
 
 
 def peak_bytes(run: Run, device: torch.device) -> int:
-    """Returns the bytes by which what torch has allocated grows at most while a function runs once.
-
-    On the CPU torch's profiler names each allocation, so that the figure does not depend on the machine; work space
-    that BLAS and LAPACK take for themselves is not in it. Run the function once before, so that what is made at first
-    use is there.
-    """
+    """Returns the bytes by which what torch has allocated grows at most while a function runs once."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

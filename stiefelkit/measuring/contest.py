@@ -70,10 +70,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Row:
-    """The figures of one implementation as a file has them (docs/benchmark-files.md), its name as "contender".
-
-    Implementations of one family, that of the map that they compute, are compared; a peer is of another library.
-    """
+    """The figures of one implementation as a file has them (docs/benchmark-files.md), its name as "contender"."""
 
     figures: dict[str, Any]
     family: str = ""
@@ -100,13 +97,7 @@ class Row:
 
 @dataclass(frozen=True)
 class DriftCurve:
-    """Orthogonality of one n x p weight along a run, beside its rounding limit.
-
-    Args:
-        steps: optimizer steps done, log-spaced.
-        errors: the largest orthogonality error that was seen after the step before, up to this one; NaN from the step
-            on after which one was not finite, where the run ends.
-    """
+    """Orthogonality of one n x p weight along a run: the largest error since the step before, NaN once it is lost."""
 
     method: str
     n: int
@@ -146,10 +137,7 @@ class DriftCurve:
 
 @dataclass(frozen=True)
 class Race:
-    """One table of a measurement: of which size or case, what was done, and who was left out for what reason.
-
-    The unit is that of times, in seconds.
-    """
+    """One table of a measurement: of which size or case, what was done, and who was left out for what reason."""
 
     subject: str
     operation: str

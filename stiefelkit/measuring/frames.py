@@ -33,10 +33,7 @@ _IDLE = frozenset(
 def races(
     plan: ParametrizationRace | OptimizerRace, watch: ProgressCallback = quiet, schedule: Schedule | None = None
 ) -> Iterator[Race]:
-    """Races size by size, parametrizations operation by operation too, and yields each race when it is over.
-
-    After the end of the schedule, by default that of the plan from now on, implementations are left out.
-    """
+    """Races size by size, parametrizations operation by operation too, and yields each race when it is over."""
     schedule = schedule or Schedule.of(plan)
     for done, (n, p) in enumerate(plan.sizes):
         problem = FrameProblem(n, p, plan.batch, torch_dtype(plan.dtype), torch.device(plan.device), {}, plan.seed)
@@ -79,10 +76,7 @@ def _of_maps(plan: ParametrizationRace, problem: FrameProblem, contest: Contest)
 
 
 def _of_optimizers(plan: OptimizerRace, problem: FrameProblem, contest: Contest) -> Race:
-    """Moves a frame of each optimizer's own from the same start, by the same gradients in turns.
-
-    The learning rate of each gives the first step the same length.
-    """
+    """Moves a frame of each optimizer's own from the same start, by the same gradients in turns."""
     peers = plan.racing_peers()
     methods = {**plan.implementations(), **{name: name for name in peers}}
     frame, gradients = problem.exact_frame(), [problem.gradient() for _ in range(GRADIENTS)]
@@ -126,11 +120,7 @@ def _timed(
     yardsticks: Collection[str] | None = None,
     dtypes: Mapping[str, Entry] | None = None,
 ) -> Race:
-    """Times implementations; the rows go family by family, peers after ours, the fastest first.
-
-    `error` gives ||W^H W - I||_F of one after the race; each is compared with `yardsticks`, or else with the peers of
-    its family.
-    """
+    """Times implementations; the rows go family by family, peers after ours, the fastest first."""
     product = product_of(problem.n, problem.p, problem.batch, problem.dtype, problem.device)
     unit, timings = contest.timed(plan, product, runs, operation)
     error_of, limit = {name: error(name) for name in timings}, rounding_limit(problem.p, problem.dtype)
@@ -170,10 +160,7 @@ class _Counter(TorchDispatchMode):
 
 
 def counts_of(run: Run) -> tuple[int, int]:
-    """Counts the operators that are no views, and those that read a value, of one run, as on a device.
-
-    Some operators are several kernels; how many depends on the device.
-    """
+    """Counts the operators that are no views, and those that read a value, of one run, as on a device."""
     with without_reads():
         run()  # what is made at first use
         with _Counter() as counter:

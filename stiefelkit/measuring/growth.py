@@ -21,10 +21,7 @@ LOGARITHM = 0.25
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """y = c x^k from a first to a last x, with the standard error of k; up to `overhead_until` y hardly grows.
-
-    None where there are too few points for it.
-    """
+    """y = c x^k from a first to a last x, with the standard error of k; up to `overhead_until` y hardly grows."""
 
     exponent: float | None = None
     spread: float | None = None

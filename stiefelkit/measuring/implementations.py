@@ -40,21 +40,7 @@ LEARNING_RATE = 1e-4
 
 @dataclass
 class FrameProblem:
-    """One size of a race.
-
-    The draws, the same for ours and for peers, come from one seed; two implementations get different tensors of
-    one distribution.
-
-    Args:
-        n: rows of the frame.
-        p: columns, :math:`p ≤ n`.
-        batch: number of frames; 1 means a plain matrix.
-        dtype: of the frame.
-        device: where it lives.
-        options: of the parametrizations that have them; peers that do the same work read them here.
-        seed: fixes the draws.
-        scale: what the coordinates that are drawn are multiplied by.
-    """
+    """One size of a race; the draws, the same for ours and for peers, come from one seed."""
 
     n: int
     p: int
@@ -115,14 +101,7 @@ class FrameProblem:
 
 @dataclass(frozen=True)
 class Entry:
-    """An implementation that is ready to run.
-
-    Attributes:
-        weight: computes the frame.
-        parameters: what is trained.
-        optimizer: makes one step after a backward; None where plain SGD may not.
-        dtype: of the frame, if it is not that of the problem.
-    """
+    """An implementation that is ready to run; the optimizer is None where plain SGD may not make a step."""
 
     weight: Callable[[], Tensor]
     parameters: Sequence[Tensor]
@@ -148,13 +127,7 @@ OPERATIONS: dict[str, Callable[[Entry, Tensor], Callable[[], Any]]] = {
 
 @dataclass(frozen=True)
 class Implementation:
-    """One implementation in the race.
-
-    Args:
-        family: the map it computes, by its name in the registry; implementations of one family are compared.
-        enter: gets ready; raises a `StiefelkitError` that says what it needs, if it cannot do the problem.
-        operations: what it does.
-    """
+    """One implementation in the race; those of one family, which is the map that they compute, are compared."""
 
     family: str
     enter: Callable[[FrameProblem], Entry]
@@ -173,11 +146,10 @@ class Holder(nn.Module):
 def own_implementations(
     names: Collection[str], precisions: Collection[str], options: Mapping[str, object], apart: bool = False
 ) -> dict[str, Implementation]:
-    """Returns "name (precision)" to implementation, for parametrizations in each precision that they have.
+    """Returns "name (precision)" to implementation, for all parametrizations and precisions if none are given.
 
-    All names, and all precisions, if none are given. Options go to those parametrizations that have them, and are named
-    with the precision. With `apart` also "name (precision), apart" and "..., grouped": the batch as so many weights of
-    their own, mapped one by one, or by `sk.grouped`.
+    With `apart` also ", apart" and ", grouped": the batch as so many weights of their own, one by one or by
+    `sk.grouped`.
     """
     enters: dict[str, Callable[..., Entry]] = {"": _enter}
     if apart:
@@ -348,11 +320,7 @@ def _reflectors(problem: FrameProblem, count: int) -> Tensor:
 
 
 def _layer_loop(problem: FrameProblem) -> Entry:
-    """Enters rotations of neighbouring wires, one layer after the other on an n x p matrix, with autograd.
-
-    Layer l rotates the pairs (i, i + 1) with i = l mod 2, l mod 2 + 2, ...; a complex one turns the phase of wire i
-    first, and phases of all wires follow the last layer.
-    """
+    """Enters rotations of neighbouring wires, one layer after the other on an n x p matrix, with autograd."""
     if problem.options.get("layout", "brickwall") != "brickwall":
         raise OptionError(f"layer_loop needs the layout brickwall, got {problem.options['layout']!r}.")
     n, layers = problem.n, problem.options.get("layers") or problem.n

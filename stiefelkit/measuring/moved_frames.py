@@ -41,13 +41,7 @@ Make = Callable[[Tensor, float], MovedFrame]
 
 @dataclass(frozen=True)
 class PeerOptimizer:
-    """Another implementation of an optimizer along the manifold.
-
-    Args:
-        make: from a frame, which it may keep, and a learning rate to a `MovedFrame`.
-        complex: whether it is meant for complex frames.
-        yardstick: whether our optimizers are compared with it.
-    """
+    """Another implementation of an optimizer along the manifold."""
 
     make: Make
     complex: bool = False
@@ -96,19 +90,11 @@ def check_method(method: str) -> None:
 
 
 def start(method: str, frame: Tensor, gradient: Tensor, length: float, dtype: torch.dtype | None = None) -> MovedFrame:
-    """Gets an optimizer ready to move a frame by steps whose first one has a given length.
+    """Gets an optimizer, ours or a peer's, ready to move a frame, its first step by a given length.
 
-    The length is the largest angle by which a short step turns, the 2-norm of the skew A with :math:`dW = A W`; for
-    steps along :math:`-B W` it is :math:`lr ‖B‖_2`, :math:`B = G W^H - W G^H`. The learning rate that makes it so is
-    found by a tiny step in float64, in the same way for all: metrics, normalized gradients and factors of two need no
-    table.
-
-    Args:
-        method: an optimizer's name, with ":fast" behind it for that precision, or the name of a peer.
-        frame: shape (*, n, p), exact in float64 or complex128.
-        gradient: the first one, of the same shape.
-        length: of the first step; in a batch, that of the first frame.
-        dtype: that the frame is rounded to; its own if left out.
+    The length is the largest angle by which a short step turns: the 2-norm of the skew A with :math:`dW = A W`. A tiny
+    step in float64 finds the learning rate, in the same way for all. A frame is exact in float64 or complex128, and
+    rounded to `dtype`.
     """
     make = _maker(method)
     return make(frame.to(dtype or frame.dtype, copy=True), _rate(make, frame, gradient, length))

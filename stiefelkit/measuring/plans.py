@@ -247,20 +247,7 @@ class OptimizerRace(FramePlan):
 
 @dataclass(frozen=True)
 class ScanCase:
-    """The sizes of one recurrence.
-
-    Args:
-        name: in tables.
-        T: steps.
-        n: units, complex numbers if `is_complex`.
-        B: sequences of a batch.
-        m: width of the input.
-        is_complex: whether states are complex.
-        matched: units of the LSTM that the papers compare with, because it has about as many parameters; None if they
-            have none.
-        map: draws W, if its factors race beside it; a Haar frame if empty.
-        map_options: of the map.
-    """
+    """The sizes of one recurrence."""
 
     name: str
     T: int

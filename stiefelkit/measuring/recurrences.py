@@ -94,11 +94,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class SequenceEntry:
-    """An implementation that is ready to run.
-
-    `sequence` computes the states of all steps, (T, B, width), `last_state` the last one only, (B, width), in whatever
-    way is best for that; gradients are taken of the parameters.
-    """
+    """An implementation that is ready to run."""
 
     width: int
     dtype: torch.dtype
@@ -121,10 +117,7 @@ def backward(entry: SequenceEntry, drawn: Sequences, loss: str) -> Run:
 
 
 def limit(drawn: Sequences) -> Run:
-    """Returns what no scan can do without: T products (B, n) x (n, n) forward, T backward, one (n, TB) x (TB, n).
-
-    They work in place on tensors that stay in the cache. Complex states count as 2n real numbers.
-    """
+    """Returns what no scan can do without: T products (B, n) x (n, n) forward, T backward, one (n, TB) x (TB, n)."""
     case = drawn.case
     n, steps = case.n * (1 + case.is_complex), 2 * case.T
     source = torch.Generator().manual_seed(0)

@@ -33,12 +33,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its headings, the first above the heads of the rows.
-
-    Args:
-        note: below it, or behind the title of one that is folded.
-        exponents: whether a terminal shows large numbers by powers of ten.
-    """
+    """A table with its headings, the first above the heads of the rows."""
 
     title: str
     columns: list[str]
@@ -56,11 +51,7 @@ def three_digits(value: Cell) -> str:
 
 
 def of_race(race: Race, dtype: str = "", shares: bool = False) -> list[Table]:
-    """Returns the tables of a race of any kind that has rows.
-
-    Implementations of the plan's dtype need not name it; with `shares` a column has the time of "exact" over that of
-    "fast".
-    """
+    """Returns the tables of a race of any kind that has rows."""
     row = race.rows[0]
     for key, tables in _OF_KEYS.items():
         if key in row.figures:

@@ -18,15 +18,7 @@ STREAMED = 0x7FFF0000
 
 
 def read(path: Path, rate: int | None = None) -> tuple[np.ndarray, int]:
-    """Returns the samples of a recording, float32 in [-1, 1], the mean of its channels, and how many are a second.
-
-    Args:
-        path: of the file, whose content says its format.
-        rate: samples per second; those of the file if left out, resampled by scipy if they are others.
-
-    Raises:
-        DataError: it is missing, damaged, shorter than it says, or holds no finite samples; or soundfile is missing.
-    """
+    """Returns the samples of a recording, float32 in [-1, 1], the mean of its channels, and how many are a second."""
     import numpy as np
 
     try:

@@ -39,8 +39,8 @@ def compare(
     with reachable(who, out):
         if out.exists() and (not out.is_dir() or is_run(out)):
             raise RunError(f"{who} needs a folder of its own, got {out}; choose another --out.")
-        if not resuming and out.exists() and any(out.iterdir()):
-            raise RunError(f"{who} needs a new or empty folder, got {out}; add --resume to continue what is there.")
+        is_new = resuming or not out.exists() or not any(out.iterdir())
+        needs(is_new, RunError, who, "a new or empty folder", f"{out}; add --resume to continue what is there")
     for model in models:
         with reachable(who, out / model):
             refuse_links(out / model, out)

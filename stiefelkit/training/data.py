@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from stiefelkit.errors import DataError
+from stiefelkit.errors import DataError, needs
 
 T = TypeVar("T")
 VARIABLE = "STIEFELKIT_DATA"
@@ -42,14 +42,7 @@ _device: ContextVar[str] = ContextVar("device", default="cpu")
 
 @dataclass(frozen=True)
 class File:
-    """A file that everybody has.
-
-    Args:
-        name: its name, without .gz.
-        sha256: the digest of its content, unpacked.
-        urls: where it can be had, plain or gzipped.
-        aliases: other names that it goes by.
-    """
+    """A file that everybody has: its name without .gz, the digest of its unpacked content, where to get it."""
 
     name: str
     sha256: str
@@ -93,8 +86,7 @@ def digest(pieces: Iterable[bytes]) -> str:
 def place() -> Path | None:
     """Returns the folder that --data or else STIEFELKIT_DATA names, or None; raises DataError if it is not there."""
     path = _named.get() or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
-    if path is not None and not path.is_dir():
-        raise DataError(f"Data need a folder to be read from, got {path}, which is not a folder; {REMEDY}.")
+    needs(path is None or path.is_dir(), DataError, "Task", "an existing folder of data", f"{path}; {REMEDY}")
     return path
 
 
@@ -107,11 +99,7 @@ def folder(name: str) -> Path:
 
 
 def content(file: File, name: str) -> bytes:
-    """Returns what a file holds, unpacked and known by its digest, from the folder of data or from the network.
-
-    `name` is that of the folder that it may be in, inside of the folder of data; torchvision calls it NAME/raw. Raises
-    DataError if the file is nowhere, cannot be read, unpacked or fetched, or is another than it should be.
-    """
+    """Returns what a file holds, unpacked and known by its digest, from the folder of data or from the network."""
     path = place()
     homes = () if path is None else (path / name, path, path / name.upper() / "raw", path / name / "raw", path / "raw")
     for home, known in itertools.product(homes, (file.name, *file.aliases)):
@@ -122,10 +110,8 @@ def content(file: File, name: str) -> bytes:
     try:
         import pooch
     except ImportError as error:
-        raise DataError(
-            f"{file.name} needs pooch to be fetched, got {where} and an installation without; pip install "
-            f'"stiefelkit[data]", or {REMEDY}.'
-        ) from error
+        remedy = f'{where} and no pooch; pip install "stiefelkit[data]", or {REMEDY}'
+        raise DataError(f"{file.name} needs to be fetched, got {remedy}.") from error
     pooch.get_logger().setLevel("WARNING")  # or it tells the digest of each file, and what to do with it
     for url in file.urls:
         try:
@@ -149,8 +135,6 @@ def _checked(file: File, path: Path, remedy: str) -> bytes:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise DataError(f"{file.name} needs to be a whole file, got {path}: {reason}; {remedy}.") from error
     sha256 = hashlib.sha256(content).hexdigest()
-    if sha256 != file.sha256:
-        raise DataError(
-            f"{file.name} needs the sha256 {file.sha256[:16]}..., got {sha256[:16]}... in {path}; {remedy}."
-        )
+    words, got = f"the sha256 {file.sha256[:16]}...", f"{sha256[:16]}... in {path}; {remedy}"
+    needs(sha256 == file.sha256, DataError, file.name, words, got)
     return content

@@ -30,18 +30,12 @@ class Row:
     """One experiment of a paper.
 
     Args:
-        name: by which it is asked for: the model, the task, the size.
-        task: registry name of the task.
-        model: name of the model.
         settings: how it was trained; what the paper leaves open has the defaults of a run.
         paper: authors, year, and where in the paper.
-        figure: what the paper reports, in the task's headline; None where it draws a curve only, has no such
-            experiment, or reports what cannot be compared.
-        task_options: the options of the task.
+        figure: what the paper reports, in the task's headline; None where nothing can be compared.
         note: in what this differs from the paper, or what the paper leaves open.
         goal: a loss of the held-out set; the report says at which step a run was first below it.
-        in_paper: whether the paper has this experiment.
-        parameters: trained numbers, as the paper prints them: rounded; None where it does not.
+        parameters: trained numbers, as the paper prints them, rounded.
     """
 
     name: str

@@ -35,9 +35,8 @@ def tables_of(words: Mapping[str, str]) -> dict[str, dict[str, Option]]:
     for coordinate, text in words.items():
         name, *pairs = text.split() or [""]
         if not name or "=" in name or not all(pair.partition("=")[2] for pair in pairs):
-            raise OptionError(
-                f'--optimizers.{coordinate} needs a name and options, as in "rmsprop lr=1e-4 alpha=0.9", got {text!r}.'
-            )
+            wanted = 'a name and options, as in "rmsprop lr=1e-4 alpha=0.9"'
+            raise OptionError(f"--optimizers.{coordinate} needs {wanted}, got {text!r}.")
         options = {pair.partition("=")[0].replace("-", "_"): literal(pair.partition("=")[2]) for pair in pairs}
         optimizers[coordinate] = {"optimizer": name, **options}
     return optimizers
@@ -55,9 +54,7 @@ def literal(word: str) -> Option:
     if len(numbers) == len(parts):
         return numbers if is_list or len(parts) > 1 else numbers[0]
     if word[:1] in ("[", "(") or word[-1:] == "]":
-        raise OptionError(
-            f'A list needs numbers separated by commas, as in 0.1,0.9999 or "[0.1, 0.9999]", got {word!r}.'
-        )
+        raise OptionError(f'A list needs numbers separated by commas, as in "[0.1, 0.9999]", got {word!r}.')
     return {"true": True, "false": False}.get(word.lower(), word)
 
 
@@ -135,11 +132,9 @@ class Settings:
         return settings
 
     def with_defaults(self, defaults: "Settings") -> "Settings":
-        """Returns these settings with the gaps filled from `defaults`.
+        """Returns these settings with the gaps filled from `defaults`, dictionaries key by key.
 
-        Dictionaries are merged key by key, but the options of one optimizer mean nothing to another: who names one
-        means it for all coordinates that get none of their own. A rate here goes before one in a table there, and one
-        in a table here before a rate there.
+        Options of one optimizer mean nothing to another: who names one means it for all coordinates without their own.
         """
         merged, asked = defaults.given(), self.given()
         if self.optimizer is not None:
@@ -175,10 +170,7 @@ class Recipe:
     options: Share = lambda n: {}
 
     def filled(self, settings: Settings) -> Settings:
-        """Returns `settings` with the gaps filled from this recipe.
-
-        The options here belong to the model's own parametrization: those of another are the user's alone.
-        """
+        """Returns `settings` with gaps filled; options are not for another parametrization than the model's own."""
         merged = settings.with_defaults(self.settings)
         if merged.hidden_size is None or "parametrization" in settings.options:
             return merged

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stiefelkit.errors import RunError, StiefelkitError, printable
+from stiefelkit.errors import RunError, StiefelkitError, needs, printable
 from stiefelkit.training.display import Silent
 from stiefelkit.training.figure import Figures, figure, reference_line
 from stiefelkit.training.files import parse_json, read_file, write_atomically, write_json
@@ -62,10 +62,8 @@ def reproduce(
         return train(config, out, display, tensorboard=tensorboard)
     begun, done = RunFolder.open(out).config, last_step(out)
     if begun.steps != config.steps and not config.may_be_prolonged:
-        raise RunError(
-            f"Run {out} needs --epochs {begun.steps // row.epoch}, over which its rates fall, got "
-            f"{config.steps // row.epoch} epochs; start another run with another --out."
-        )
+        words = f"--epochs {begun.steps // row.epoch}, over which its rates fall"
+        raise RunError(f"Run {out} needs {words}, got {config.steps // row.epoch} epochs; name another --out.")
     kept = {name: vars(begun)[name] for name in ("seed", "threads", "device") if vars(named)[name] is None}
     asked = dataclasses.replace(config, **kept)
     if done >= config.steps:
@@ -80,11 +78,8 @@ def opened(path: Path, row: Row) -> RunFolder:
     free = {name: vars(folder.config)[name] for name in ("seed", "steps", "threads", "device")}
     begun, wanted = (vars(config) for config in (folder.config, dataclasses.replace(row.config(), **free)))
     for name, value in wanted.items():
-        if begun[name] != value:
-            raise RunError(
-                f"A run of {row.name} needs {name} = {value!r}, got {begun[name]!r} in {path}; move it out of the "
-                f"folder of the experiments."
-            )
+        got = f"{begun[name]!r} in {path}; move it elsewhere"
+        needs(begun[name] == value, RunError, f"A run of {row.name}", f"{name} = {value!r}", got)
     return folder
 
 
@@ -94,8 +89,7 @@ def finding(path: Path) -> Finding:
     task, records = folder.config.build_task(), by_kind(folder)
     best = max if task.headline == "accuracy" else min
     test, validation = ({line["step"]: line[task.headline] for line in records[k]} for k in ("test", "validation"))
-    if not test:
-        raise RunError(f"Run {path} needs an evaluation in its log, got none yet; continue it.")
+    needs(bool(test), RunError, f"Run {path}", "an evaluation in its log", "none yet; continue it")
     chosen = best(validation, key=validation.__getitem__, default=None)
     first, last = (Score(test[step], step) for step in (best(test, key=test.__getitem__), max(test)))
     by_validation = None if chosen is None else Score(test[chosen], chosen)
@@ -159,11 +153,7 @@ def _cells(row: Row, found: Finding) -> list[str]:
 
 
 def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[Path, list[Path]]:
-    """Writes a Markdown page and its figures about every run in a folder that has been evaluated, and returns them.
-
-    Runs that are damaged, or of other settings than the experiment, are named at the end of the page. Raises RunError
-    if there is no such run, or the place cannot be written.
-    """
+    """Writes a Markdown page and its figures about every run in a folder that has been evaluated, and returns them."""
     from jinja2 import Environment, StrictUndefined
 
     groups: dict[str, list[Run]] = {}

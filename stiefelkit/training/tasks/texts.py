@@ -116,11 +116,7 @@ class Text:
 
 @functools.lru_cache(maxsize=2)
 def text(folder: Path, file: str, by_line: bool) -> Text:
-    """Reads one file and cuts it in three, or three files with the names of the parts in theirs.
-
-    `file` is a name or a pattern, "*.txt" if empty. Raises DataError if there are no such files, or others besides, or
-    they hold no text in UTF-8.
-    """
+    """Reads one file and cuts it in three, or three files with the names of the parts in theirs."""
     try:
         paths = sorted(path for path in folder.glob(file or "[!.]*.txt") if path.is_file())
     except (ValueError, NotImplementedError):
