@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import GenericAlias, ModuleType
 
 import stiefelkit
 
@@ -87,7 +87,7 @@ def page(room: Room) -> str:
         if inspect.isclass(target):
             kind = "autoexception" if issubclass(target, Exception) else "autoclass"
             lines += [f".. {kind}:: {room.name}.{name}", "   :members:", "   :show-inheritance:"]
-        elif callable(target) and not isinstance(target, Mapping):
+        elif callable(target) and not isinstance(target, Mapping | GenericAlias):
             lines += [f".. autofunction:: {room.name}.{name}"]
         else:
             lines += [f".. py:data:: {room.name}.{name}", "", f"   {_plain(words_of(room.module, name))}"]
