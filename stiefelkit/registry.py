@@ -22,11 +22,7 @@ T = TypeVar("T")
 
 
 def entry_points(group: str) -> list[EntryPoint]:
-    """Returns the entry points of a group; those of a distribution that cannot be read are warned about and left out.
-
-    Args:
-        group: its name; "" warns of every distribution that cannot be read.
-    """
+    """Returns the entry points of a group; a distribution that cannot be read is warned about and left out."""
     try:
         return list(metadata.entry_points(group=group))
     except Exception:  # of one distribution, which Python takes all others with
@@ -56,11 +52,9 @@ def _readable(group: str) -> list[EntryPoint]:
 
 @contextlib.contextmanager
 def code_of_others(needs: str, *passing: type[BaseException]) -> Iterator[None]:
-    """Turns what a plugin raises, or ends the program with, into a PluginError; Ctrl-C passes.
+    """Turns what a plugin raises, or ends the program with, into a PluginError; Ctrl-C passes, and so do some errors.
 
-    Args:
-        needs: the sentence up to "got".
-        passing: further errors that pass.
+    The sentence of the error is `needs` and what was raised.
     """
     try:
         yield
@@ -105,10 +99,7 @@ class Registry:
             raise OptionError(f"A {self.kind} name needs letters, digits, - and _ only, got {shown(name)}.")
         self._read_plugins()
         if name in self._targets and self._targets[name] != target:
-            raise OptionError(
-                f"The {self.kind} name {shown(name)} is taken by {shown(self._targets[name])}, got {shown(target)}; "
-                "choose another."
-            )
+            raise OptionError(f"The {self.kind} name {shown(name)} is taken by {shown(self._targets[name])}.")
         self._targets[name] = target
 
     def names(self) -> list[str]:
@@ -156,19 +147,11 @@ class Registry:
         return target
 
     def available(self) -> dict[str, Any]:
-        """Returns name to object for all that import.
-
-        What fails to import, is not of this kind or lacks an abstract method, is warned about and left out.
-        """
+        """Returns name to object for all that import and are of this kind; others are warned about and left out."""
         return self.map(lambda name, target: target, stacklevel=3)
 
     def map(self, function: Callable[[str, Any], T], stacklevel: int = 2) -> dict[str, T]:
-        """Returns name to `function(name, object)`; what does not import, or fails there, is warned about and left out.
-
-        Args:
-            function: which may call the code of plugins.
-            stacklevel: of the warnings.
-        """
+        """Returns name to `function(name, object)`; what fails is warned about and left out."""
         results = {}
         for name in self.names():
             try:

@@ -197,8 +197,7 @@ class OrthogonalParam(ABC, nn.Module):
     def invert(self, w: Tensor) -> Position:
         """Finds coordinates and a chart whose image is W, exact to rounding in float64 or complex128; writes nothing.
 
-        Raises:
-            ImageError: W is outside the image, or the map has no right inverse.
+        Raises ImageError where W is outside the image, and where the map has no right inverse.
         """
         raise ImageError(
             f"{self.title} needs an init scheme (sk.reset_), since it has no right inverse, got a frame to assign."
@@ -284,13 +283,6 @@ class OrthogonalParam(ABC, nn.Module):
         Returns:
             Coordinates in float32 or better, with :math:`‖W' - W‖_F` at most `return_bound` + :math:`‖W^H W - I‖_F`, W'
             the frame that they give.
-
-        Raises:
-            ShapeError: wrong shape.
-            DtypeError: complex W for a real map, or no floating dtype.
-            NonFiniteError: W holds NaN or infinity.
-            NotAFrameError: the columns of W are not orthonormal.
-            ImageError: W is outside the image, or the map has no right inverse.
         """
         if self.is_attached:
             raise OptionError(f"{self.title} needs to be assigned through the module that has it, got a direct call.")
@@ -371,7 +363,7 @@ def check_tensor(param: OrthogonalParam, w: Tensor) -> None:
 
 @torch.no_grad()
 def check_frame(param: OrthogonalParam, w: Tensor) -> Tensor:
-    """Returns the nearest exact frame in float64 or complex128, or raises what `right_inverse` lists."""
+    """Returns the nearest exact frame in float64 or complex128; raises an error where W is none."""
     check_tensor(param, w)
     dtype = tensors.coarser(param.dtype, w.dtype)
     error, permitted = orthogonality_error(w).max().item(), frame_tolerance(param.shape[-1], dtype)

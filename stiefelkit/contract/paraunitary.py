@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stiefelkit.contract.composite import Composite, Inner, made_elsewhere
 from stiefelkit.contract.param import OrthogonalParam, Parametrization, Position, Traits
-from stiefelkit.errors import DtypeError, ShapeError
+from stiefelkit.errors import DtypeError, ShapeError, needs
 from stiefelkit.functional import polish
 from stiefelkit.metrics import permitted_error
 from stiefelkit.tensors import working_dtype
@@ -61,17 +61,13 @@ class Paraunitary(Composite):
         self.channels = m = max(self.columns, self.rows // patch)
         more = [taps - step for taps, step in zip(shape[2:], stride, strict=True)]
         self.steps = [(axis, j % 2) for j in range(max(more)) for axis, most in enumerate(more) if j < most]
-        if self.steps and m < 2:
-            raise ShapeError(
-                "An orthogonal convolution needs two channels a group or more where taps exceed the stride, got "
-                f"{shape[0] // groups} and {shape[1]}; sk.nn.CayleyConv2d takes one, as kernels within the stride do."
-            )
+        wanted = "two channels a group or more where taps exceed the stride (sk.nn.CayleyConv2d takes one)"
+        needs(m >= 2 or not self.steps, ShapeError, "An orthogonal convolution", wanted, f"shape {tuple(shape)}")
         inner = Inner(parametrization, options)
 
         def build(*frame: int) -> OrthogonalParam:
             reason = inner.flaw(frame, dtype)
-            if reason is not None:
-                raise DtypeError(f"{inner.cls.__name__} needs {reason}, got frames of shape {frame} and {dtype}.")
+            needs(reason is None, DtypeError, inner.cls.__name__, str(reason), f"frames of shape {frame} and {dtype}")
             return inner.build(self, frame, device)
 
         sides = (self.rows, m * patch)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stiefelkit.contract.composite import Wrapper
 from stiefelkit.contract.param import Frames, OrthogonalParam, Position, Traits, check_tensor
-from stiefelkit.errors import NotAFrameError, OptionError, shown
+from stiefelkit.errors import NotAFrameError, OptionError
 from stiefelkit.metrics import scale_of
 from stiefelkit.numbers import Check, above
 from stiefelkit.tensors import coarser, coordinate_dtype, working_dtype
@@ -44,9 +44,7 @@ class Scaled(Wrapper):
         super().__init__(inner, inner.shape)
         gain = _GAIN.require(inner.title, "gain", gain)
         if gain == "learned" and GAIN in inner.coordinates:
-            raise OptionError(
-                f"{inner.title} needs a fixed gain, since it has a coordinate {GAIN!r} itself, got {shown(gain)}."
-            )
+            raise OptionError(f"{inner.title} needs a fixed gain, since it has a coordinate {GAIN!r}, got {gain!r}.")
         self.gain: float | None = None if isinstance(gain, str) else float(gain)
         self.blocks = blocks
 
@@ -107,10 +105,7 @@ class Scaled(Wrapper):
         check_tensor(self, w)
         gain = self._gain_of(w)
         if isinstance(gain, Tensor) and bool((gain == 0).any()):
-            raise NotAFrameError(
-                f'{self.title} with gain="learned" needs a frame times a number, got zero; sk.bake makes the weight a '
-                "plain one, which may be zero."
-            )
+            raise NotAFrameError(f'{self.title} with gain="learned" needs a frame times a number, got zero.')
         frame = w.to(working_dtype(w.dtype)) / self._spread(gain)
         if torch.finfo(w.dtype).eps > torch.finfo(self.dtype).eps:
             frame = frame.to(w.dtype)  # in which it is a frame, or is none
@@ -167,13 +162,11 @@ class Scaled(Wrapper):
         scale = scale_of(w, dtype)
         if scale is not None and self.gain is not None:
             return (
-                f"{needs}, got one times {scale:.{digits}g}; assign w * ({self.gain:.{digits}g} / {scale:.{digits}g}), "
-                f'or sk.bake the weight and make it orthogonal with gain={scale:.{digits}g} or gain="learned".'
+                f"{needs}, got one times {scale:.{digits}g}; rescale it, or sk.bake the weight and make it orthogonal "
+                f'with gain={scale:.{digits}g} or gain="learned".'
             )
         low, high = [s.item() for s in torch.aminmax(torch.linalg.svdvals(w.to(working_dtype(w.dtype))))]
-        gain = "any number" if self.gain is None else f"{self.gain:.{digits}g}"
-        nearest = f"assign sk.functional.nearest_frame(w) times {gain}; " if low > 1e-6 * high else ""
-        return f"{needs}, got singular values from {low:.3g} to {high:.3g}; {nearest}after sk.bake a weight may be any."
+        return f"{needs}, got singular values from {low:.3g} to {high:.3g}; sk.functional.nearest_frame gives a frame."
 
     def _gain_along(self, q: Tensor, weight: Tensor) -> Tensor:
         """Returns the learned gain that brings frames Q nearest to a weight whose polar factor they are, spread."""

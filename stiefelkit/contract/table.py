@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stiefelkit.errors import OptionError, did_you_mean, shown
+from stiefelkit.errors import OptionError, did_you_mean, needs, shown
 from stiefelkit.registry import Registry
 
 if TYPE_CHECKING:
@@ -52,60 +52,34 @@ registered = Registry(
 
 
 def find_parametrization(parametrization: "Parametrization") -> "type[OrthogonalParam]":
-    """Returns the class that a name or a class stands for; raises what `Registry.find` does.
-
-    Args:
-        parametrization: a registered name, or a class.
-    """
+    """Returns the class that a name or a class stands for; raises what `Registry.find` does."""
     return registered.find(parametrization)
 
 
-def option_names(cls: type) -> tuple[str, ...]:
-    """Returns the names of a class's options, `precision` among them.
-
-    Args:
-        cls: the parametrization.
-    """
-    return _option_names(cls)
-
-
 @functools.lru_cache(256)
-def _option_names(cls: type) -> tuple[str, ...]:
+def option_names(cls: type) -> tuple[str, ...]:
+    """Returns the names of the options of a parametrization's class, `precision` among them."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = [key for key, p in inspect.signature(cls.__init__).parameters.items() if p.kind not in kinds]
     return tuple(key for key in named if key not in ("self", "shape", "dtype", "device"))
 
 
 def rest_of(cls: type) -> list[str]:
-    """Returns what a class takes without naming it, "*args" and "**kwargs".
-
-    Args:
-        cls: the parametrization.
-    """
+    """Returns what a class takes without naming it, "*args" and "**kwargs"."""
     parameters = inspect.signature(cls.__init__).parameters.values()
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     return [f"{stars[p.kind]}{p.name}" for p in parameters if p.kind in stars]
 
 
 def check_options(cls: type, options: Any, near: Iterable[str] = ()) -> None:
-    """Raises OptionError unless options are a mapping whose keys the class takes.
-
-    Args:
-        cls: the parametrization.
-        options: what it shall be made with.
-        near: words beside its options that a misspelt one may stand for.
-    """
+    """Raises OptionError unless options are a mapping whose keys the class takes; `near` may be meant too."""
     if not isinstance(options, Mapping):
         raise OptionError(f"{cls.__name__} needs options as a mapping, got {shown(options)}.")
-    names = _option_names(cls)
+    names = option_names(cls)
     for key in options:
         if key not in names:
             rest = ", ".join(rest_of(cls))
-            if rest:
-                raise OptionError(
-                    f"{cls.__name__} needs an __init__ that names its options, got {rest}; write {_INIT} "
-                    "with each of its own."
-                )
+            needs(not rest, OptionError, cls.__name__, f"an __init__ that names its options, as {_INIT}", rest)
             raise no_option(cls.__name__, key, names, near)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stiefelkit.contract.composite import Wrapper
 from stiefelkit.contract.param import Frames, OrthogonalParam, Position, check_tensor
-from stiefelkit.errors import OptionError, ShapeError, did_you_mean, shown
+from stiefelkit.errors import OptionError, ShapeError, did_you_mean, needs, shown
 from stiefelkit.numbers import validate_fields_
 
 VIEWS = {
@@ -58,18 +58,12 @@ class View:
     def __post_init__(self) -> None:
         validate_fields_(self)
         if not isinstance(self.name, str) or self.name not in VIEWS:
-            near = did_you_mean(self.name, kernel_views(self.groups), ["matrix"])
-            if len(self.shape) == 2:
-                near = "; a matrix needs none, and blocks= of sk.orthogonal makes a frame of each head, or part, of it."
-            raise OptionError(f"No view is named {shown(self.name)}{near}")
+            raise OptionError(f"No view is named {shown(self.name)}{did_you_mean(self.name, VIEWS)}")
         if len(self.shape) < 2:
             raise ShapeError(f"View needs a weight of two dimensions or more, got shape {self.shape}.")
-        if self.is_grouped and self.blocks > 1:
-            raise OptionError(f"View needs blocks of a weight without groups, got blocks={self.blocks}, {self.name!r}.")
         axis, parts = self._cut
         if parts < 1 or self.shape[axis] % parts:
-            kind = "groups" if self.is_grouped else "blocks"
-            raise ShapeError(f"View needs a weight of {parts} {kind} of equal size, got shape {self.shape}.")
+            raise ShapeError(f"View needs a weight of {parts} equal groups or blocks, got shape {self.shape}.")
         _ = self.is_wide, self._back  # computed here: torch.compile does not trace a cached_property
 
     @property
@@ -184,21 +178,18 @@ def axis_of(name: str, shape: Sequence[int], dim: int) -> int:
 
 def views_of_blocks(whole: View, blocks: int | Sequence[int], dim: int) -> tuple[View, ...]:
     """Returns a view for each run of blocks of one size: so many, or of these sizes, side by side in a weight."""
-    if type(dim) is not int or dim not in (0, 1):
-        raise OptionError(f"blocks= needs dim=0 (rows, outputs) or dim=1 (columns, inputs), got dim={shown(dim)}.")
-    if whole.is_grouped:
-        raise OptionError(f"blocks= needs a view without groups, got {whole.name!r}.")
+    needs(dim in (0, 1), OptionError, "blocks=", "dim=0 (rows, outputs) or dim=1 (columns, inputs)", dim)
+    needs(not whole.is_grouped, OptionError, "blocks=", "a view without groups", whole.name)
     axis = axis_of(whole.name, whole.shape, dim)
     length = whole.shape[axis]
     if type(blocks) is int and blocks >= 1:
         sizes = () if length % blocks else (length // blocks,) * blocks
-        needs = f"that {shown(blocks)} divides"
+        wanted = f"that {shown(blocks)} divides"
     elif isinstance(blocks, Sequence) and blocks and all(type(size) is int and size >= 1 for size in blocks):
-        sizes, needs = tuple(blocks), f"of size {shown(sum(blocks))}, the sum of its blocks"
+        sizes, wanted = tuple(blocks), f"of size {shown(sum(blocks))}, the sum of its blocks"
     else:
         raise OptionError(f"blocks= needs how many there are, or the size of each, got {shown(blocks)}.")
-    if sum(sizes) != length:
-        raise ShapeError(f"blocks={shown(blocks)} needs a dimension {dim} {needs}, got shape {whole.shape}.")
+    needs(sum(sizes) == length, ShapeError, "blocks=", f"a dimension {dim} {wanted}", f"shape {whole.shape}")
     runs = [(size, len(list(run))) for size, run in itertools.groupby(sizes)]
     shapes = [(*whole.shape[:axis], size * count, *whole.shape[axis + 1 :]) for size, count in runs]
     return tuple(replace(whole, shape=s, blocks=run[1], dim=dim) for s, run in zip(shapes, runs, strict=True))

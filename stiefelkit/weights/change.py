@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from stiefelkit.contract.composite import cores
 from stiefelkit.contract.param import each_frame, load_chart_
 from stiefelkit.contract.table import find_parametrization
-from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, ShapeError
+from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, ShapeError, needs
 from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
 from stiefelkit.weights import find
 from stiefelkit.weights.modules import attach_coordinate_list, check_loading_of, stop_checking
@@ -70,15 +70,14 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
     rebased: Any = find_parametrization("rebased")
     whole = coordinate_list.param
     maps: list[Any] = [(p, slice(i, i + len(p.coordinates))) for i, p in cores(whole) if isinstance(p, rebased)]
-    if not maps:
-        raise OptionError(f'rebase_ needs a weight with the map "rebased", got {whole.title}.')
+    needs(bool(maps), OptionError, "rebase_", 'a weight with the map "rebased"', whole.title)
     held = {id(c) for group in getattr(optimizer, "param_groups", ()) for c in group["params"]}
     own = list(coordinate_list.coordinates.values())
     moved = [c for _, share in maps for c in own[share]]
-    if optimizer is not None and not all(id(c) in held for c in moved):
-        raise OptionError(
-            f"rebase_ needs an optimizer that holds the coordinates of {name!r}, got {type(optimizer).__name__}."
-        )
+    holds = optimizer is None or all(id(c) in held for c in moved)
+    needs(
+        holds, OptionError, "rebase_", f"an optimizer that holds the coordinates of {name!r}", type(optimizer).__name__
+    )
     coordinate_list.check_assignable()
     present = coordinate_list.gathered()  # of which gains stay
     charts = []
@@ -139,8 +138,8 @@ def bake(module: M, name: str | None = None) -> M:
 def _bake(weight: find.OrthogonalWeight, frame: nn.Parameter | None) -> nn.Parameter:
     """Bakes one weight, into a parameter that is given for one that is tied to it, and returns the parameter."""
     path, module, name, coordinate_list = weight
-    if not parametrize.is_parametrized(module, name):
-        raise OptionError(f"bake needs a module that reads its weight, got {path} of a traced graph; bake, then trace.")
+    is_read = parametrize.is_parametrized(module, name)
+    needs(is_read, OptionError, "bake", "a module that reads its weight", f"{path} of a traced graph; bake, then trace")
     trains = any(c.requires_grad for c in coordinate_list.coordinates.values())
     with torch.no_grad():
         coordinate_list.project_external_writes(by_value=True)
@@ -175,21 +174,17 @@ def tie(module: nn.Module, name: str, other: nn.Module, other_name: str) -> None
     coordinate_list = first.coordinate_list
     find.check_module(other, "tie")
     second = find.find_path(other, other_name)
-    if (first.host, first.name) == (second.host, second.name):
-        raise OptionError(f"tie needs two weights, got {coordinate_list.weight} twice.")
+    is_other = (first.host, first.name) != (second.host, second.name)
+    needs(is_other, OptionError, "tie", "two weights", f"{coordinate_list.weight} twice")
     present = find.coordinate_list_of(second.host, second.name)
     if present is coordinate_list:
         return
     old, at = (find.plain_weight(second),) * 2 if present is None else (present.param, present.original0)
     device, there = coordinate_list.original0.device, at.device
-    ours = f"{coordinate_list.weight} of shape {coordinate_list.param.shape}"
-    if tuple(old.shape) != coordinate_list.param.shape:
-        raise ShapeError(f"tie needs weights of one shape, got {ours} and {other_name!r} of {tuple(old.shape)}.")
-    if (old.dtype, there) != (coordinate_list.param.dtype, device):
-        raise DtypeError(
-            f"tie needs weights of one dtype and device, got {ours}, {coordinate_list.param.dtype} on {device}, and "
-            f"{other_name!r}, {old.dtype} on {there}."
-        )
+    param = coordinate_list.param
+    got = f"{param.shape}, {param.dtype} on {device}, and {tuple(old.shape)}, {old.dtype} on {there}"
+    needs(tuple(old.shape) == param.shape, ShapeError, "tie", "weights of one shape", got)
+    needs((old.dtype, there) == (param.dtype, device), DtypeError, "tie", "weights of one dtype and device", got)
     weight = coordinate_list.weight
     attach_coordinate_list([second], coordinate_list, "sk.tie")
     coordinate_list.weight = weight
@@ -233,8 +228,7 @@ def drift(model: nn.Module) -> dict[str, Drift]:
 
 def _drift(frames: Tensor, qualified: str) -> Drift:
     error = orthogonality_error(frames).max().item()
-    if not math.isfinite(error):
-        raise NonFiniteError(f"{qualified} needs finite entries, got NaN or infinity; restore it from a checkpoint.")
+    needs(math.isfinite(error), NonFiniteError, qualified, "finite entries", "NaN or infinity")
     limit = rounding_limit(frames.shape[-1], frames.dtype)
     return Drift(error, limit, bits_lost(error, limit))
 
@@ -254,8 +248,8 @@ def fully_shard_coordinates(model: nn.Module, mesh: Any = None, **options: Any) 
 
     find.check_module(model, "fully_shard_coordinates")
     cast = getattr(options.get("mp_policy"), "param_dtype", None)
-    if cast is not None:
-        raise OptionError(f"fully_shard_coordinates needs coordinates in their own dtype, got mp_policy with {cast}.")
+    wanted = "coordinates in their own dtype"
+    needs(cast is None, OptionError, "fully_shard_coordinates", wanted, f"mp_policy with {cast}")
     for weight in find.orthogonal_weights(model):
         if any(c.numel() for c in weight.coordinate_list.coordinates.values()):
             fully_shard(weight.coordinate_list, mesh=mesh, **options)

@@ -13,7 +13,7 @@ from stiefelkit.contract.composite import SideBySide
 from stiefelkit.contract.param import OrthogonalParam, coordinate_dtypes, each_frame
 from stiefelkit.contract.scaled import Scaled
 from stiefelkit.contract.view import Viewed
-from stiefelkit.errors import CheckpointError, NonFiniteError
+from stiefelkit.errors import CheckpointError, NonFiniteError, needs, shown
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.tensors import full_tensor, local_part
 
@@ -68,10 +68,7 @@ def written(description: dict[str, Any]) -> list[int]:
 
 
 def read_description(state: Any, weight: str, own: Any = None) -> dict[str, Any] | None:
-    """Reads what a checkpoint says of a weight; raises CheckpointError if that is no JSON in a uint8 tensor.
-
-    Returns None if it says, to the byte, what the weight itself does.
-    """
+    """Returns what a checkpoint says of a weight, None if that is to the byte what the weight itself does."""
     why = _flaw(state)
     if why is None and (state.dtype != torch.uint8 or state.dim() != 1 or state.is_meta or len(state) > _LONGEST):
         why = f"{state.dtype} of shape {tuple(state.shape)} on {state.device}"
@@ -130,11 +127,7 @@ def _is_same_map(theirs: Any, ours: dict[str, Any]) -> bool:
 def in_words(value: Any, depth: int = 3) -> str:
     """Returns a map as "householder, version 1", anything else as Python writes it, in 200 characters at most."""
     if not (isinstance(value, dict) and "class" in value) or not depth:
-        try:
-            text = repr(value)
-        except RecursionError:
-            text = f"a deep {type(value).__name__}"
-        return text if len(text) <= 200 else f"{text[:200]}..."
+        return shown(value, 200)
     title = f"{value.get('name') or value['class']!s:.200}, version {value.get('version')!s:.200}"
     held = value.get("inner")
     inner = [in_words(child, depth - 1) for child in held[:3]] if isinstance(held, list) else []
@@ -151,8 +144,8 @@ def check_state(
 ) -> bool:
     """Raises CheckpointError or NonFiniteError unless the entries under a prefix are of this map and can replace ours.
 
-    `free` has the coordinates that have no parametrization of their own; with `assign` tensors will take their place.
-    Returns whether there is a description alone, as where a shared module was saved under another of its names.
+    `free` has the coordinates without a parametrization of their own. Returns whether there is a description alone, as
+    of a shared module that was saved under another of its names.
     """
     weight = "".join(prefix.removesuffix(".").rpartition("parametrizations.")[::2]) or weight
     if prefix + EXTRA not in state_dict:
@@ -203,10 +196,7 @@ def _flaw(value: Any) -> str | None:
 
 
 def _entry(value: Any, key: str, what: str, ours: Tensor, shape: tuple[int, ...], may_be_meta: bool) -> Tensor:
-    """Returns the tensor under a key of a state dict if it can take the place of ours, whose shape is given.
-
-    Raises CheckpointError, or NonFiniteError for NaN or infinity, as it is or in the dtype of ours.
-    """
+    """Returns the tensor under a key of a state dict if it can take the place of ours, whose shape is given."""
     flaw = _flaw(value)
     if flaw is not None:
         raise CheckpointError(f"{what} needs a dense tensor under the key {key}, got {flaw}.")
@@ -219,12 +209,11 @@ def _entry(value: Any, key: str, what: str, ours: Tensor, shape: tuple[int, ...]
     if not inexact and value.dtype not in _INTEGERS:
         raise CheckpointError(f"{what} needs integers, got {value.dtype}{_OF_A_MEAN}.")
     if value.is_meta:
-        if may_be_meta:
-            return value
-        raise CheckpointError(f"{what} needs values, got a tensor on the meta device; load it with assign=True.")
+        needs(may_be_meta, CheckpointError, what, "values, or assign=True", "a tensor on the meta device")
+        return value
     local = local_part(value)
     if not torch.isfinite(local).all():
-        raise NonFiniteError(f"{what} needs finite coordinates, got a checkpoint with NaN or infinity.")
+        raise NonFiniteError(f"{what} needs finite coordinates, got NaN or infinity.")
     if inexact and not torch.isfinite(local.to(ours.dtype)).all():
         largest = local.abs().max().item()
         raise NonFiniteError(f"{what} needs coordinates that {ours.dtype} holds, got one of modulus {largest:.2g}.")

@@ -1,7 +1,7 @@
 """Finding weights of a model by qualified names, patterns and predicates, and refusing those that cannot be taken."""
 
-import difflib
 import fnmatch
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -23,14 +23,13 @@ from stiefelkit._torch import (
     pruned_name,
 )
 from stiefelkit.contract.table import option_names
-from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, enumerated, shown
+from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, enumerated, needs, shown
 from stiefelkit.weights.coordinate_list import CoordinateList
 
 
 def check_module(module: object, who: str, remedy: str = "") -> None:
     """Raises DtypeError unless it is a module; the remedy ends the sentence."""
-    if not isinstance(module, nn.Module):
-        raise DtypeError(f"{who} needs a torch.nn.Module, got {type(module).__name__}{remedy}.")
+    needs(isinstance(module, nn.Module), DtypeError, who, "a torch.nn.Module", f"{type(module).__name__}{remedy}")
 
 
 class OrthogonalWeight(NamedTuple):
@@ -56,10 +55,7 @@ def coordinate_list_of(module: nn.Module, name: str) -> CoordinateList | None:
 
 
 def coordinate_manifolds(module: nn.Module) -> dict[str, str]:
-    """Returns qualified name to manifold of every coordinate that must stay on one, "0.weight.stiefel".
-
-    An optimizer that does not move along the manifold must not step such a module.
-    """
+    """Returns qualified name to manifold of every coordinate that must stay on one, "0.weight.stiefel"."""
     return {
         f"{weight.qualified}.{name}": manifold
         for weight in orthogonal_weights(module)
@@ -109,10 +105,7 @@ class WeightPath(NamedTuple):
 
 
 def find_path(model: nn.Module, name: str, takes_patterns: bool = False) -> WeightPath:
-    """Returns where a qualified name points to, "encoder.0.weight", whether or not there is a weight.
-
-    Raises UnknownNameError if there is no such module inside; it offers patterns where the caller takes them.
-    """
+    """Returns where a name points to, "encoder.0.weight"; raises UnknownNameError if no such module is inside."""
     if not isinstance(name, str):
         return WeightPath(shown(name), model, name)
     path, _, last = name.rpartition(".")
@@ -122,8 +115,7 @@ def find_path(model: nn.Module, name: str, takes_patterns: bool = False) -> Weig
         children = held_modules(host)
         host = children[part] if part in children else None
         if host is None:
-            names = [place.qualified for place in _weights(model)]
-            near = nearest_of(name, names, takes_patterns=takes_patterns)
+            near = nearest_of(name, [place.qualified for place in _weights(model)], takes_patterns=takes_patterns)
             raise UnknownNameError(f"{class_name(model)} has no module {path!r}{near}")
         host = inside_checkpoint(host)
     return WeightPath(name, host, last)
@@ -135,11 +127,6 @@ def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
     if not isinstance(name, str):
         raise UnknownNameError(f"{who} needs the name of an orthogonal weight, got {type(name).__name__}.")
     held = [weight.qualified for weight in orthogonal_weights(model)]
-    if name not in held and is_pattern(name):
-        raise UnknownNameError(
-            f"{who} needs the name of one orthogonal weight, got the pattern {name!r}, as sk.orthogonal takes; "
-            "sk.drift(model) has the names."
-        )
     place = find_path(model, name)
     coordinate_list = coordinate_list_of(place.host, place.name)
     if coordinate_list is None:
@@ -183,8 +170,7 @@ def plain_weight(place: WeightPath, takes_patterns: bool = False) -> nn.Paramete
     host, name = place.host, place.name
     if isinstance(host, torch.jit.ScriptModule):
         raise OptionError(
-            f"An orthogonal weight needs a module in Python, got {place.title} of one by torch.jit.script, which takes "
-            "no parametrized weights; sk.orthogonal first, and then torch.jit.trace, works."
+            f"An orthogonal weight needs a module before torch.jit.script, got {place.title} of one after."
         )
     weight = held_parameters(host).get(name)
     if weight is None:
@@ -199,13 +185,11 @@ def check_takes_frames(place: WeightPath, weight: nn.Parameter) -> None:
     """Raises OptionError unless a parameter has values, in rows, and a module that reads it as it is."""
     host, name = place.host, place.name
     if is_lazy(weight):
-        raise OptionError(
-            f"An orthogonal weight needs a shape, got {place.title} of a lazy module; call the model on a batch first."
-        )
+        raise OptionError(f"An orthogonal weight needs a shape, got {place.title}; call the model on a batch first.")
     if isinstance(host, nn.RNNBase):
         raise OptionError(
             f"An orthogonal weight needs a module that reads it at each forward, got {class_name(host)}, which keeps "
-            f"its own list of weights; use {instead_of(host)}."
+            "its own list of weights; use sk.nn.OrthogonalRNN, sk.models.create, or a cell of torch with blocks=."
         )
     for key, why in _OWN_WAYS.items():
         if isinstance(host, nn.Embedding | nn.EmbeddingBag) and getattr(host, key) is not None:
@@ -218,21 +202,8 @@ def check_takes_frames(place: WeightPath, weight: nn.Parameter) -> None:
         raise _not_plain(place, "a sparse tensor", f"{dense} makes it one")
 
 
-def instead_of(rnn: nn.RNNBase) -> str:
-    """Returns what takes orthogonal weights in the place of a recurrent layer of torch."""
-    cell = f"{rnn.mode}Cell"
-    if cell not in _GATES:
-        return "sk.nn.OrthogonalRNN, or a cell"
-    model = f'sk.models.create("{rnn.mode.lower()}", ..., parametrization="cayley")'
-    return f"{model}, or torch.nn.{cell} with blocks={_GATES[cell]}"
-
-
 def _stacked_in(place: WeightPath) -> tuple[str, str] | None:
-    """Returns what a layer is known to keep side by side in a weight, and the `blocks=` for it, or None.
-
-    Known are torch's attention, its cells with gates, layers that are called by what they hold, and the `Conv1D` of
-    transformers, whose weight is inputs by outputs.
-    """
+    """Returns what a layer of torch or transformers keeps side by side in a weight, and the `blocks=` for it."""
     host, name = place.host, place.name
     if isinstance(host, nn.MultiheadAttention) and name == "in_proj_weight":
         return "q, k and v", f"blocks=3 makes a frame of each, blocks={3 * host.num_heads} of each head's"
@@ -264,24 +235,13 @@ def has_inputs_first(host: nn.Module) -> bool:
     return is_embedding or vars(host).get("is_transposed") is True or _is_conv1d(host)
 
 
-def is_pattern(name: object) -> bool:
-    """Returns whether a name means several weights, as `where=` does: a pattern, several names, or a function."""
-    return not {*name}.isdisjoint(WILDCARDS) if isinstance(name, str) else callable(name) or isinstance(name, Sequence)
-
-
-def groups_of(place: WeightPath) -> int:
-    """Returns how many groups the convolution of torch has whose kernel a weight is, 0 for any other weight."""
-    return place.host.groups if isinstance(place.host, Convolution) and place.name == "weight" else 0
-
-
 def notes_on(
     module: nn.Module, tied: Collection[list[WeightPath]], view: str | None, unblocked: type | None
 ) -> list[str]:
     """Returns what is to be said of weights that are made orthogonal, each with all of its places.
 
-    That they are frozen; that a convolution of several groups is no isometry by its view; that a parameter stands
-    elsewhere as well, where it stays plain; and, if `unblocked` is the class of a map without blocks, that several
-    matrices become one frame.
+    Whether they are frozen, tied to one that stays plain, of several groups under a view of one, or, if `unblocked` is
+    the class of a map without blocks, several matrices in one.
     """
     notes, frozen = [], []
     stacked: dict[tuple[str, str], list[str]] = {}
@@ -299,16 +259,19 @@ def notes_on(
         first = frozen[0]
         notes.append(
             f"{enumerated([place.title for place in frozen])}: frozen, and therefore a frozen frame; "
-            f"{first.expression}.parametrizations.{first.name}.requires_grad_() trains {first.title}, and "
-            "requires_grad_(False) after sk.orthogonal, not before, freezes without this note."
+            f"{first.expression}.parametrizations.{first.name}.requires_grad_() trains {first.title}."
         )
-    is_whole = not (view is None or view.startswith("group_"))
-    titles = [place.title for places in tied for place in places if groups_of(place) > 1] if is_whole else []
-    if titles:
-        notes.append(
-            f"{', '.join(titles)}: a convolution of several groups is not an isometry with view={view!r}, which makes "
-            f'one matrix of all groups; view="group_{view}" makes one of each.'
-        )
+    if view is not None and not view.startswith("group_"):
+        titles = [
+            place.title
+            for place in itertools.chain(*tied)
+            if isinstance(place.host, Convolution) and place.name == "weight" and place.host.groups > 1
+        ]
+        if titles:
+            notes.append(
+                f"{', '.join(titles)}: a convolution of several groups is not an isometry with view={view!r}, which "
+                f'makes one matrix of all groups; view="group_{view}" makes one of each.'
+            )
     for other in _weights(module):
         places = weights.get(held_parameters(other.host).get(other.name), ())
         if places and (other.host, other.name) not in taken:
@@ -359,21 +322,12 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def nearest_of(name: object, names: Sequence[str], near: Sequence[str] = (), takes_patterns: bool = False) -> str:
-    """Returns what `did_you_mean` says, or the first name with these parts, "0.q_proj.weight" for "q_proj".
-
-    Where patterns are taken and several names have them, that is the pattern of all of these, "*.q_proj.weight". Names
-    in `near` are found first, and not listed.
-    """
-    if not isinstance(name, str):
-        return did_you_mean(name, names)
+    """Returns what `did_you_mean` says, or a name, or a pattern of names, with these parts: "*.q_proj.weight"."""
     for pattern in (f"{start}{name}{end}" for end in ("", ".weight", ".*") for start in ("", "*.") if name):
         met = [other for other in (*near, *names) if matches(other, pattern)]
         if met:
             return f'; did you mean "{pattern if takes_patterns and len(met) > 1 else met[0]}"?'
-    said = did_you_mean(name, names, near)
-    parts = {part for other in names for part in other.split(".") if part.isidentifier()} - {"weight"}
-    last = difflib.get_close_matches(name.removesuffix(".weight").rpartition(".")[2], sorted(parts), n=1)
-    return nearest_of(last[0], names, near, takes_patterns) if last and said.startswith("; known") else said
+    return did_you_mean(name, names, near)
 
 
 def _no_match(model: nn.Module, which: str, pattern: str, matrices: Sequence[WeightPath]) -> UnknownNameError:
