@@ -344,7 +344,7 @@ def columns(path: Path, target: str, features: str, series: str, ahead: int, kin
     needs(bool(asked), DataError, WHO, f"a column to read beside the target {target!r}", f"none in {path}")
     groups = pd.factorize(table[series], use_na_sentinel=False)[0] if series else np.zeros(len(table), np.int64)
     order = np.argsort(groups, kind="stable")
-    x = numbers[asked].to_numpy(np.float64)
+    x = np.asarray(numbers[asked], np.float64)
     return Rows(x[order], y[order], np.bincount(groups), (*asked, target), has_history=has_history)
 
 
