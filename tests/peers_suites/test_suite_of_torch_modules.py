@@ -314,7 +314,7 @@ def test_lazy_modules_are_refused_before_the_first_batch_and_taken_after_it(info
     view = "out_by_rest" if issubclass(info.module_cls, Convolution) else None
     if "weight" not in dict(module.named_parameters()):
         pytest.skip("has no weight")
-    with pytest.raises(errors.OptionError, match="lazy module; call the model on a batch first"):
+    with pytest.raises(errors.OptionError, match="on a batch first"):
         sk.orthogonal(module, "weight", view=view)
     module.double()(*taken.args, **taken.kwargs)
     if module.weight.dim() >= 2:
