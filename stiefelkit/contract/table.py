@@ -52,30 +52,34 @@ registered = Registry(
 
 
 def find_parametrization(parametrization: "Parametrization") -> "type[OrthogonalParam]":
-    """Returns the class that a name or a class stands for; raises what `Registry.find` does."""
+    """Returns the class of a `parametrization`, a name or a class; raises what `Registry.find` does."""
     return registered.find(parametrization)
 
 
-@functools.lru_cache(256)
 def option_names(cls: type) -> tuple[str, ...]:
-    """Returns the names of the options of a parametrization's class, `precision` among them."""
+    """Returns the names of the options of the class `cls` of a parametrization, `precision` among them."""
+    return _option_names(cls)
+
+
+@functools.lru_cache(256)
+def _option_names(cls: type) -> tuple[str, ...]:
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = [key for key, p in inspect.signature(cls.__init__).parameters.items() if p.kind not in kinds]
     return tuple(key for key in named if key not in ("self", "shape", "dtype", "device"))
 
 
 def rest_of(cls: type) -> list[str]:
-    """Returns what a class takes without naming it, "*args" and "**kwargs"."""
+    """Returns what `cls` takes without naming it, "*args" and "**kwargs"."""
     parameters = inspect.signature(cls.__init__).parameters.values()
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     return [f"{stars[p.kind]}{p.name}" for p in parameters if p.kind in stars]
 
 
 def check_options(cls: type, options: Any, near: Iterable[str] = ()) -> None:
-    """Raises OptionError unless options are a mapping whose keys the class takes; `near` may be meant too."""
+    """Raises OptionError unless options are a mapping whose keys `cls` takes; names in `near` may be meant too."""
     if not isinstance(options, Mapping):
         raise OptionError(f"{cls.__name__} needs options as a mapping, got {shown(options)}.")
-    names = option_names(cls)
+    names = _option_names(cls)
     for key in options:
         if key not in names:
             rest = ", ".join(rest_of(cls))

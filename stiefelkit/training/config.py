@@ -138,7 +138,7 @@ class Config:
         begun, fields = json.loads(json.dumps([dataclasses.asdict(self), fields]))  # tuples were saved as lists
         for name, value in fields.items():
             before = begun[name]
-            now = before | value if isinstance(value, dict) and not is_whole else value
+            now = value if is_whole else _merged(before, value)
             if before != now and not (name == "steps" and self.may_be_prolonged):
                 raise RunError(
                     f"Run {source} needs {name} = {before!r} to resume as it began, got {now!r}; "
@@ -206,6 +206,13 @@ def of_coordinates(rates: Mapping[str, T], names: Collection[str]) -> dict[str, 
     """Returns what is by coordinate for those among the names; a bare name stands for those with a prefix, too."""
     known = {*names, *(name.rpartition(".")[2] for name in names)}
     return {name: rate for name, rate in rates.items() if name in known}
+
+
+def _merged(begun: Any, asked: Any) -> Any:
+    """Returns what was begun with, and in its tables what is asked for."""
+    if not (isinstance(begun, dict) and isinstance(asked, dict)):
+        return asked
+    return begun | {key: _merged(begun.get(key), value) for key, value in asked.items()}
 
 
 def _built(config: Config, model: nn.Module, groups: list[Group], optimizer: str, **options: Any) -> Optimizer:
