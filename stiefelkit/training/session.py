@@ -117,14 +117,14 @@ class Session:
         return total / count, hits / answers
 
     def train_record(self) -> Record:
-        """Returns the line of the log since the last one, for a new window."""
+        """Returns the line of the log about the steps of the window."""
         from stiefelkit.weights.change import drift
 
         try:
             drifts = drift(self.model)
         except NonFiniteError as error:
             raise self._stopped("a weight is not finite", str(error).rstrip(".")) from error
-        window, self.window = self.window, Window()
+        window = self.window
         record: Record = {"kind": "train", "step": self.step, "loss": window.loss / window.steps}
         if "accuracy" in self.task.scores:
             record["accuracy"] = window.correct / window.steps

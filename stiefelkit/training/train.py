@@ -16,7 +16,7 @@ from stiefelkit.training.display import Curves, Silent, require_tensorboard
 from stiefelkit.training.memory import threads
 from stiefelkit.training.ranks import Interruption, Ranks
 from stiefelkit.training.run_folder import Log, RunFolder, content_of, read_log, versions
-from stiefelkit.training.session import Session
+from stiefelkit.training.session import Session, Window
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,11 @@ def _run(session: Session, folder: RunFolder, kept: int, display: Silent, tensor
 
 
 def _records(session: Session) -> Iterator[dict[str, Any]]:
-    if _due(session, session.config.log_every):
+    is_due = _due(session, session.config.log_every)
+    if is_due or session.step == 1:  # the first step tells at once what a step costs, and that the loss is finite
         yield session.train_record()
+    if is_due:
+        session.window = Window()
     if session.ends_epoch:
         yield session.epoch_record()
     if _due(session, session.config.eval_every):

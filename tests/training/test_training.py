@@ -200,7 +200,7 @@ def test_only_two_checkpoints_are_kept(whole: Path) -> None:
 
 def test_the_log_tells_loss_scores_orthogonality_and_time(whole: Path) -> None:
     log = read_log(whole / "log.jsonl")
-    assert [line["step"] for line in log if line["kind"] == "train"] == [2, 4, 6, 8, 10, 12]
+    assert [line["step"] for line in log if line["kind"] == "train"] == [1, 2, 4, 6, 8, 10, 12]
     assert [line["step"] for line in log if line["kind"] == "test"] == [5, 10, 12]
     line = log[0]
     assert set(line["orthogonality"]) == {"rnn.weight_hh_l0"}
