@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.suite import MODES, VARIABLE, Suite, mode
-from stiefelkit.training.files import write_atomically
+from stiefelkit.files import write_atomically
 from stiefelkit.training.memory import cpu
 
 BASELINE = Path(__file__).with_name("baseline.json")

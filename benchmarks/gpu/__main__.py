@@ -28,7 +28,7 @@ import torch
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.scale import SCALES
 from stiefelkit.measuring.report import Part, Record, machine, race_of
-from stiefelkit.training.files import write_atomically
+from stiefelkit.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 GRACE = 15.0

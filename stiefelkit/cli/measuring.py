@@ -119,9 +119,9 @@ def _raced(
     shares: bool = False,
 ) -> int:
     """Races, prints each table when its race is over, and writes the rows."""
+    from stiefelkit.files import write_json
     from stiefelkit.measuring.contest import NO_TIME, by_reason, check_place
     from stiefelkit.measuring.tables import of_race
-    from stiefelkit.training.files import write_json
 
     if json is not None:
         check_place(json)
@@ -246,9 +246,9 @@ def report(
         json: file for the figures, overwritten after each section; its "finished" says whether all are there.
         from_: draw the page of a file that --json or `python -m benchmarks.gpu` has written, and measure nothing.
     """
+    from stiefelkit.files import write_atomically
     from stiefelkit.measuring.contest import check_place
     from stiefelkit.measuring.report import gather, late, read_record
-    from stiefelkit.training.files import write_atomically
 
     for place in filter(None, (out, json)):
         check_place(place)

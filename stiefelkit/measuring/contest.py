@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import torch
 
 from stiefelkit.errors import OptionError, RunError, StiefelkitError, needs
+from stiefelkit.files import refuse_special, writable
 from stiefelkit.measuring.clock import Run, Timing, clock_of, race, replayed
 from stiefelkit.measuring.plans import SUBJECT, Machine, TimingConfig
-from stiefelkit.training.files import refuse_special, writable
 
 UNIT = "the unit"
 QUICK = 45.0

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from stiefelkit import init
 from stiefelkit.errors import RunError, StiefelkitError
+from stiefelkit.files import parse_json, writable, write_json
 from stiefelkit.measuring import charts
 from stiefelkit.measuring.contest import Contest, DriftCurve, ProgressCallback, Race, Row, Schedule, quiet
 from stiefelkit.measuring.implementations import dtype_of
@@ -26,7 +27,6 @@ from stiefelkit.measuring.plans import UNCONSTRAINED, DriftPlan, torch_dtype
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.optim import optimizers, parameter_groups
 from stiefelkit.training.figure import Figures
-from stiefelkit.training.files import parse_json, writable, write_json
 from stiefelkit.training.memory import threads
 from stiefelkit.training.tasks import create
 from stiefelkit.weights.attach import available, orthogonal

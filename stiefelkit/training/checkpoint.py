@@ -18,7 +18,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from stiefelkit.errors import RunError, needs
-from stiefelkit.training.files import make_folder, read_file, remove, rename, sync_directory, write_synced
+from stiefelkit.files import make_folder, read_file, remove, rename, sync_directory, write_synced
 
 KEPT = 2
 LARGEST = 2**30

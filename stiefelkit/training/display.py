@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from stiefelkit.errors import OptionError, printable
-from stiefelkit.training.files import refuse_links, remove, writable
+from stiefelkit.files import refuse_links, remove, writable
 
 REDRAW_SECONDS = 0.1
 Record = Mapping[str, Any]

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stiefelkit.errors import printable
+from stiefelkit.files import writable, write_atomically
 from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training.checks import known_words
-from stiefelkit.training.files import writable, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from stiefelkit.errors import OptionError, needs
+from stiefelkit.files import writable, write_json
 from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training.config import Config
 from stiefelkit.training.figure import Figures, figure, literal
-from stiefelkit.training.files import writable, write_json
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, tasks
 

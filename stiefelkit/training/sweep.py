@@ -17,9 +17,9 @@ from optuna.trial import BaseTrial, FixedTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from stiefelkit.errors import DivergedError, OptimizerError, OptionError, RunError, StiefelkitError, needs
+from stiefelkit.files import reachable, refuse_links
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import Terminal, say
-from stiefelkit.training.files import reachable, refuse_links
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.run_folder import is_run, summarise
 from stiefelkit.training.tasks import create

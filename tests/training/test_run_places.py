@@ -12,9 +12,10 @@ import pytest
 import torch
 from tiny_runs import Watching, small, snapshot, weights
 
+from stiefelkit import files
 from stiefelkit.cli import main
 from stiefelkit.errors import OptionError, RunError
-from stiefelkit.training import files, train
+from stiefelkit.training import train
 
 pytest_plugins = ("tiny_runs",)
 torch.set_num_threads(1)

@@ -1,24 +1,53 @@
-"""Reads and replaces files whole, in folders that may come from anybody.
+"""Reads and replaces files whole, which may come from anybody, in folders that may, too.
 
-Files are opened through the descriptor of their folder, without following links, and only if they are regular: no link
-leads a writer elsewhere, and no pipe keeps a reader waiting. A `root` is the folder that the user has named, which may
-be a link; below it nothing may.
+What is read goes through `importing`, which names the file in whatever error. Files are opened through the descriptor
+of their folder, without following links, and only if they are regular: no link leads a writer elsewhere, and no pipe
+keeps a reader waiting. A `root` is the folder that the user has named, which may be a link; below it nothing may.
 """
+
+from __future__ import annotations
 
 import contextlib
 import errno
 import itertools
 import json
+import math
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stiefelkit.errors import RunError
+from safetensors import SafetensorError
 
+from stiefelkit.errors import CheckpointError, RunError, StiefelkitError, needs, shown
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+LARGEST = 2**24
+"""Bytes of JSON and TOML that are read, if nothing else is said."""
+MALFORMED = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError,
+    SafetensorError,
+)  # fmt: skip
+"""Exceptions raised by malformed files, and by names that no file can have."""
 _HAS_DESCRIPTORS = os.open in os.supports_dir_fd
+
+
+@contextlib.contextmanager
+def importing(who: str, path: str | os.PathLike[str], error: type[StiefelkitError] = CheckpointError) -> Iterator[None]:
+    """Turns whatever is raised by a file that is not as it should be into an `error` that names the file."""
+    try:
+        yield
+    except MALFORMED as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else None
+        if isinstance(problem, KeyError):
+            reason = f"it lacks {shown(*problem.args)}"
+        reason = (reason or str(problem).partition("\n")[0] or type(problem).__name__).removesuffix(".")[:1000]
+        raise error(f"{who} needs a whole file, got {shown(str(path), 300)}: {reason}.") from problem
 
 
 @contextlib.contextmanager
@@ -36,9 +65,9 @@ def writable(who: str, path: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def parse_json(content: bytes) -> Any:
-    """Returns what JSON says; raises ValueError if it is none, too deeply nested, or holds a key twice or NaN."""
+    """Returns what JSON says; raises ValueError if it is none, too deeply nested, holds a key twice or NaN."""
     try:
-        return json.loads(content, object_pairs_hook=_unique, parse_constant=_refuse)
+        return json.loads(content, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
@@ -46,12 +75,53 @@ def parse_json(content: bytes) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
-        raise ValueError("a key comes twice")
+        twice = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
+        raise ValueError(f"the key {shown(twice)} comes twice")
     return entries
 
 
-def _refuse(text: str) -> float:
-    raise ValueError(f"{text} is no finite number")
+def _finite(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{shown(text)} is no finite number")
+    return float(text)
+
+
+def parse_tensors(content: bytes) -> dict[str, Tensor]:
+    """Returns the tensors of a file of safetensors, in which no name comes twice."""
+    from safetensors.torch import load
+
+    tensors = load(content)  # of two with one name and place the last
+    parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return tensors
+
+
+def checked_cast(name: str, value: Tensor, dtype: torch.dtype, shape: Sequence[int] | None = None) -> Tensor:
+    """Returns a tensor of a file in a dtype; raises CheckpointError unless kind and shape fit, and numbers afterwards.
+
+    Real numbers of 16 to 64 bits fit a real dtype, complex ones a complex dtype, if what they are cast to is finite;
+    integers and flags fit where the cast changes none of them.
+
+    Args:
+        name: the entry of the file, for messages.
+        value: the tensor.
+        dtype: that of its place in a module.
+        shape: that of its place; any if left out.
+    """
+    import torch
+
+    real, unreal = (torch.float16, torch.bfloat16, torch.float32, torch.float64), (torch.complex64, torch.complex128)
+    needs(
+        shape is None or value.shape == tuple(shape), CheckpointError, name, f"shape {shape}", f"{tuple(value.shape)}"
+    )
+    if dtype.is_floating_point or dtype.is_complex:
+        known = unreal if dtype.is_complex else real
+        needs(value.dtype in known, CheckpointError, name, f"one of {known}", str(value.dtype))
+        cast = value.to(dtype)
+        needs(bool(cast.isfinite().all()), CheckpointError, name, f"finite numbers that {dtype} holds", "others")
+        return cast
+    is_exact = not (value.is_floating_point() or value.is_complex()) and torch.equal(value.to(dtype).to(value), value)
+    needs(is_exact, CheckpointError, name, f"numbers that {dtype} holds", f"others, of {value.dtype}")
+    return value.to(dtype)
 
 
 def open_file(path: Path, flags: int, root: Path | None = None) -> int:
@@ -109,6 +179,11 @@ def read_file(path: Path, root: Path | None = None, most: int | None = None) -> 
             with contextlib.suppress(MemoryError, OverflowError):
                 return file.read()
     raise OSError(errno.EFBIG, "it is too large", str(path))
+
+
+def read_json(path: Path, root: Path | None = None, most: int = LARGEST) -> Any:
+    """Returns what a JSON file of at most so many bytes says."""
+    return parse_json(read_file(path, root, most))
 
 
 def make_folder(path: Path, root: Path | None = None) -> None:
