@@ -3,12 +3,16 @@
 import os
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from stiefelkit.errors import DtypeError, shown
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
 
 
 def check_tensors(who: str, *values: Any) -> None:
@@ -110,10 +114,15 @@ def _silently(fn: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
         return fn(t)
 
 
+def _is_dtensor(t: Tensor) -> "TypeIs[DTensor]":
+    """Returns whether a tensor is a DTensor, without an import of torch.distributed.tensor."""
+    return hasattr(t, "device_mesh")
+
+
 def is_sharded(*tensors: Tensor) -> bool:
     """Returns whether one of the tensors is."""
     for t in tensors:
-        if hasattr(t, "device_mesh"):
+        if _is_dtensor(t):
             return True
     return False
 
@@ -130,28 +139,28 @@ def is_sharding_unit(module: nn.Module) -> bool:
 
 def full_tensor(t: Tensor) -> Tensor:
     """Returns the tensor, gathered if it is sharded."""
-    return t.full_tensor() if hasattr(t, "full_tensor") else t  # type: ignore[operator]
+    return t.full_tensor() if _is_dtensor(t) else t
 
 
 def local_part(t: Tensor) -> Tensor:
     """Returns what this rank has of a tensor."""
-    return t.to_local() if hasattr(t, "to_local") else t  # type: ignore[operator]
+    return t.to_local() if _is_dtensor(t) else t
 
 
 def placed_like(value: Tensor, like: Tensor) -> Tensor:
     """Returns a tensor that every rank has, with the placement of a sharded one."""
-    if not hasattr(like, "device_mesh"):
+    if not _is_dtensor(like):
         return value
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(value.contiguous(), like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]
+    return distribute_tensor(value.contiguous(), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def as_on_the_first(value: Tensor, like: Tensor) -> Tensor:
     """Returns the tensor of the first rank that shares `like`, if that is sharded; else the one given."""
-    if not is_sharded(like):
+    if not _is_dtensor(like):
         return value
     from torch.distributed.tensor import Replicate, distribute_tensor
 
-    mesh: Any = like.device_mesh  # type: ignore[attr-defined]
+    mesh = like.device_mesh
     return distribute_tensor(value.to(mesh.device_type), mesh, [Replicate()] * mesh.ndim).to_local()

@@ -15,6 +15,7 @@ from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import PRECISIONS
 from stiefelkit.optim import optimizers
+from stiefelkit.weights.optimizer_hooks import moves_frames
 
 __all__ = ["MovedFrame", "PeerOptimizer", "check_method", "own_optimizers", "peer_optimizers", "start"]
 
@@ -81,7 +82,7 @@ peer_optimizers = {
 
 def own_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
     """Returns name to class of the registered optimizers that move frames, plugins included."""
-    return {name: cls for name, cls in optimizers.available().items() if getattr(cls, "moves_frames", False)}
+    return {name: cls for name, cls in optimizers.available().items() if moves_frames(cls)}
 
 
 def check_method(method: str) -> None:

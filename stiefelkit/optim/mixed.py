@@ -10,6 +10,7 @@ from stiefelkit.errors import CheckpointError, OptionError, needs
 from stiefelkit.numbers import as_python_number
 from stiefelkit.optim.batch import Group
 from stiefelkit.optim.checks import listed, loss_of
+from stiefelkit.weights.optimizer_hooks import moves_frames
 
 
 class MixedOptimizer(torch.optim.Optimizer):
@@ -38,7 +39,7 @@ class MixedOptimizer(torch.optim.Optimizer):
         if not members or len(set(members)) < len(members):
             got = "one parameter in two of them" if members else "none"
             raise OptionError(f"MixedOptimizer needs optimizers with parameters of their own, got {got}.")
-        self.moves_frames = any(map(_moves_frames, self.optimizers))
+        self.moves_frames = any(map(moves_frames, self.optimizers))
         super().__init__(self.param_groups, {})
 
     @property
@@ -69,7 +70,7 @@ class MixedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = loss_of("MixedOptimizer", closure)
         # those of frames first, since they may refuse a step
-        for optimizer in sorted(self.optimizers, key=_moves_frames, reverse=True):
+        for optimizer in sorted(self.optimizers, key=moves_frames, reverse=True):
             optimizer.step()
         return loss
 
@@ -94,7 +95,3 @@ class MixedOptimizer(torch.optim.Optimizer):
             for optimizer, state in zip(self.optimizers, before, strict=True):
                 optimizer.load_state_dict(state)
             raise
-
-
-def _moves_frames(optimizer: torch.optim.Optimizer) -> bool:
-    return getattr(optimizer, "moves_frames", False)

@@ -216,6 +216,9 @@ def _merged(begun: Any, asked: Any) -> Any:
 
 
 def _built(config: Config, model: nn.Module, groups: list[Group], optimizer: str, **options: Any) -> Optimizer:
+    from stiefelkit.weights.find import coordinate_manifolds
+    from stiefelkit.weights.optimizer_hooks import moves_frames
+
     factory, who = optimizers.get(optimizer), f"Optimizer {optimizer!r}"
     parameters = inspect.signature(factory).parameters
     known = [key for key in parameters if key not in HANDLED]
@@ -236,9 +239,7 @@ def _built(config: Config, model: nn.Module, groups: list[Group], optimizer: str
         raise
     except (TypeError, ValueError) as error:
         raise OptionError(f"{who} refuses its options: {error}.") from error
-    if bound and not getattr(built, "moves_frames", False):
-        from stiefelkit.weights.find import coordinate_manifolds
-
+    if bound and not moves_frames(built):
         raise OptimizerError(
             f"{SUBJECT} {config.model!r} needs an optimizer that keeps {next(iter(coordinate_manifolds(model)))} on "
             f"its manifold, got {optimizer!r}; name one with --optimizer, such as multiplicative_cayley."
