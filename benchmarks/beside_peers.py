@@ -11,9 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stiefelkit.measuring.contest import DriftCurve
-from stiefelkit.measuring.drift import outcomes
-from stiefelkit.measuring.frames import races
+from stiefelkit.measuring import drift, frames
 from stiefelkit.measuring.plans import DriftPlan, ParametrizationRace
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -28,11 +26,11 @@ def measure(sizes: tuple[int, ...], steps: int) -> dict[str, Any]:
     """Races every map beside its peers, then takes frames for a turn."""
     squares = tuple((n, n) for n in sizes)
     maps = ParametrizationRace(sizes=squares, operations=("forward_backward",), peers=True, seconds=0.5)
-    rows = [row.figures for race in races(maps) for row in race.rows]
+    rows = [row.figures for race in frames.races(maps) for row in race.rows]
     plan = DriftPlan(steps=steps, methods=(*OURS, *PEERS), gradients="rotation", step_length=0.1)
-    curves = [curve for curve in outcomes(plan) if isinstance(curve, DriftCurve)]
-    drift = [{"method": curve.method, "steps": curve.steps, "ratios": curve.ratios} for curve in curves]
-    return {"time": rows, "drift": drift}
+    curves = [curve for race in drift.races(plan) for curve in race.curves]
+    ratios = [{"method": curve.method, "steps": curve.steps, "ratios": curve.ratios} for curve in curves]
+    return {"time": rows, "drift": ratios}
 
 
 def fastest(rows: list[dict[str, Any]], name: str, n: int) -> tuple[float, float]:
@@ -49,7 +47,7 @@ def draw(figures: dict[str, Any], path: Path) -> None:
     matplotlib.rc_file(DOCS / "_static" / "matplotlibrc")
     from matplotlib import pyplot as plt
 
-    figure, (time, drift) = plt.subplots(1, 2, figsize=(8.4, 3.2), width_ratios=(1.25, 1))
+    figure, (time, errors) = plt.subplots(1, 2, figsize=(8.4, 3.2), width_ratios=(1.25, 1))
     sizes = sorted({row["n"] for row in figures["time"]})
     labels = []
     for group, name in enumerate(RACED):
@@ -65,10 +63,10 @@ def draw(figures: dict[str, Any], path: Path) -> None:
     names = OURS | PEERS
     for curve in figures["drift"]:
         is_ours = curve["method"] in OURS
-        drift.loglog(curve["steps"], curve["ratios"], "-" if is_ours else "--", label=names[curve["method"]])
-    drift.set(xlabel="step", title="orthogonality error / rounding limit, 64 × 64")
-    drift.set_ylim(top=100 * max(max(curve["ratios"]) for curve in figures["drift"]))
-    drift.legend(loc="upper left")
+        errors.loglog(curve["steps"], curve["ratios"], "-" if is_ours else "--", label=names[curve["method"]])
+    errors.set(xlabel="step", title="orthogonality error / rounding limit, 64 × 64")
+    errors.set_ylim(top=100 * max(max(curve["ratios"]) for curve in figures["drift"]))
+    errors.legend(loc="upper left")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
 

@@ -7,14 +7,16 @@ prints launches and reads, the operators that are waited for. They are counted o
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
 import stiefelkit as sk
 from benchmarks.suite import Suite, size_of
+from stiefelkit._torch import TorchDispatchMode, is_view_operator
 from stiefelkit.errors import StiefelkitError
+from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.measuring.clock import Run
-from stiefelkit.measuring.frames import counts_of
 from stiefelkit.measuring.implementations import (
     OPERATIONS,
     FrameProblem,
@@ -25,14 +27,41 @@ from stiefelkit.measuring.implementations import (
 )
 from stiefelkit.measuring.moved_frames import peer_optimizers, start
 from stiefelkit.measuring.plans import OptimizerRace
+from stiefelkit.testing.portable import READS
 
 SIZES = ("64x64", "128x32")
 DTYPES = {"float32": torch.float32, "complex64": torch.complex64}
 DEVICES = ("cpu",)
+_IDLE = frozenset(
+    "_record_function_enter_new _record_function_exit alias detach empty empty_like empty_strided lift_fresh new_empty "
+    "new_empty_strided resize_ scalar_tensor set_".split()
+)
+"""Operators that take memory or make a number of the host's a tensor, and launch nothing."""
 
 
 MAPS = own_implementations(sk.available(), (), {})
 OPTIMIZERS = OptimizerRace().implementations()
+
+
+class _Counter(TorchDispatchMode):
+    launches = reads = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        name = func.overloadpacket.__name__
+        self.reads += name in READS
+        self.launches += not (name in _IDLE or name in READS or is_view_operator(func))
+        return func(*args, **(kwargs or {}))
+
+
+def counts_of(run: Run) -> tuple[int, int]:
+    """Counts the operators that are no views, and those that read a value, of one run, as on a device."""
+    with without_reads():
+        run()  # what is made at first use
+        with _Counter() as counter:
+            run()
+    return counter.launches, counter.reads
 
 
 def of_map(entrant: Implementation, size: str, dtype: str) -> Run:

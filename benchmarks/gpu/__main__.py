@@ -27,8 +27,8 @@ import torch
 
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.scale import SCALES
-from stiefelkit.measuring.report import Part, Record, machine, race_of
 from stiefelkit.files import write_atomically
+from stiefelkit.measuring.report import Part, Record, machine, race_of
 
 ROOT = Path(__file__).resolve().parents[2]
 GRACE = 15.0

@@ -1,6 +1,5 @@
 """`stiefelkit drift`, `stiefelkit bench RACE` and `stiefelkit report`: they measure, and print tables of it."""
 
-import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ from rich.table import Table
 from stiefelkit.cli.options import DEFAULTS, Options, asked
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.plans import (
-    SUBJECT,
     DriftPlan,
     FramePlan,
     GrowthPlan,
@@ -21,14 +19,14 @@ from stiefelkit.measuring.plans import (
     ReportPlan,
     ScanRace,
 )
-from stiefelkit.training.display import Bar, Screen
+from stiefelkit.training.display import Bar, Screen, say
 from stiefelkit.training.figure import Figures
 
 if TYPE_CHECKING:
     from stiefelkit.measuring.contest import ProgressCallback, Race
     from stiefelkit.measuring.tables import Table as Measured
 
-P = TypeVar("P", bound=FramePlan | ScanRace)
+P = TypeVar("P", bound=FramePlan | ScanRace | DriftPlan)
 RowsFile = Annotated[Path | None, Parameter(help="file for the rows, overwritten.")]
 
 app = App(name="bench", help="Race implementations on this machine.", default_parameter=DEFAULTS)
@@ -89,8 +87,7 @@ def optimizers(*, plan: Options[OptimizerRace] = None, json: RowsFile = None) ->
     """
     from stiefelkit.measuring.frames import races
 
-    plan = plan or OptimizerRace()
-    return _raced(plan, races, json, shares=len(plan.precisions) != 1)
+    return _raced(plan or OptimizerRace(), races, json)
 
 
 @app.command
@@ -112,12 +109,7 @@ def growth(*, plan: Options[GrowthPlan] = None, json: RowsFile = None) -> int:
     return _raced(plan or GrowthPlan(), fitted, json)
 
 
-def _raced(
-    plan: P,
-    races: "Callable[[P, ProgressCallback], Iterator[Race]]",
-    json: Path | None,
-    shares: bool = False,
-) -> int:
+def _raced(plan: P, races: "Callable[[P, ProgressCallback], Iterator[Race]]", json: Path | None) -> int:
     """Races, prints each table when its race is over, and writes the rows."""
     from stiefelkit.files import write_json
     from stiefelkit.measuring.contest import NO_TIME, by_reason, check_place
@@ -131,7 +123,7 @@ def _raced(
         for race in races(plan, bar.show):
             bar.hide()
             if race.rows:
-                console.print(*map(_rendered, of_race(race, plan.dtype, shares)), sep="\n")
+                console.print(*map(_rendered, of_race(race)), sep="\n")
             for reason, names in by_reason(race.left_out).items():
                 if reason == NO_TIME:
                     late[f"{race.operation}, {race.subject}"] = names
@@ -144,7 +136,7 @@ def _raced(
     _say_late(console, late.items())
     if not rows and not late:
         why = f"; {next(iter(said.values()))}" if said else "."
-        raise OptionError(f"{SUBJECT} needs something that can do this in {plan.dtype}, got nothing{why}")
+        raise OptionError(f"{plan.subject} needs something that can do this in {plan.dtype}, got nothing{why}")
     if json is not None and rows:
         console.print(f"Data: {json}", soft_wrap=True)
     return 0
@@ -164,18 +156,12 @@ def _say_late(console: Screen, places: Iterable[tuple[str, list[str]]]) -> None:
 
 def _rendered(table: "Measured") -> Table:
     """Returns a table of measurements for a terminal, with a line where a group begins."""
-    from stiefelkit.measuring.tables import three_digits
-
-    def digits(cell: float | str | None) -> str:
-        is_short = table.exponents and isinstance(cell, float)
-        return ("NaN" if cell != cell else f"{cell:.3g}") if is_short else three_digits(cell)
-
     drawn = Table(title=table.title, caption=table.note, min_width=len(table.title))
     for number, heading in enumerate(table.columns):
         is_head = number == 0
         drawn.add_column(heading, no_wrap=is_head, justify="left" if is_head else "right")
     for row, after in zip(table.rows, [*table.rows[1:], None], strict=True):
-        drawn.add_row(row.head, *map(digits, row.cells), end_section=after is not None and after.opens)
+        drawn.add_row(row.head, *row.cells, end_section=after is not None and after.opens)
     return drawn
 
 
@@ -195,30 +181,14 @@ def drift(*, plan: Options[DriftPlan] = None, out: Path = Path("runs/drift"), fi
         out: folder for drift.json and drift.png; one that has a drift.json is refused.
         figures: how the figure is written.
     """
-    from stiefelkit.measuring.contest import NO_TIME
     from stiefelkit.measuring.drift import measure
-    from stiefelkit.measuring.tables import of_drift
 
-    plan, console = plan or DriftPlan(), Screen()
-    with Bar(console) as bar:
-        outcome = measure(plan, out, bar.show, figures)
-    if outcome.curves:
-        note = f"parametrizations: {plan.optimizer} at {plan.lr:g}; frames: steps of {plan.step_length:g}"
-        console.print(_rendered(of_drift(outcome.curves, f"{plan.gradients} gradients", note)))
-    for curve in outcome.curves:
-        lost = next((s for s, e in zip(curve.steps, curve.errors, strict=True) if not math.isfinite(e)), None)
-        if lost is not None:
-            console.print(f"{curve.method} at {curve.n} x {curve.p} is NaN or infinite from step {lost} on.")
-    late = [skipped for skipped in outcome.skipped if skipped.reason == NO_TIME]
-    for skipped in outcome.skipped:
-        if skipped not in late:
-            console.print(f"Skipped {skipped.method} at {skipped.n} x {skipped.p}: {skipped.reason}", soft_wrap=True)
-    if not (outcome.curves or late):
-        raise OptionError(f"{plan.subject} needs a method that can do this in {plan.dtype}, got none.")
-    _say_late(console, [("drift", [f"{each.method} at {each.n} x {each.p}" for each in late])])
-    for file in outcome.files:
-        console.print(f"{'Data' if file.suffix == '.json' else 'Figure'}: {file}", soft_wrap=True)
-    return 0
+    plan, figures = plan or DriftPlan(), figures or Figures()
+    code = _raced(plan, lambda plan, watch: measure(plan, out, figures, watch), None)
+    if (record := out / "drift.json").exists():
+        say(f"Data: {record}")
+        say(f"Figure: {figures.path(out, 'drift')}")
+    return code
 
 
 def report(

@@ -103,7 +103,7 @@ def _chart(title: str, words: str, draw: Callable[["Axes"], None], height: float
 
 
 def _drift(race: Race) -> Chart:
-    curves = [DriftCurve.of(row.figures) for row in race.rows]
+    curves = race.curves
     words = "; ".join(f"{curve.method} at most {curve.worst:.3g} rounding limits" for curve in curves)
 
     def draw(axes: "Axes") -> None:

@@ -145,6 +145,11 @@ class Race:
     left_out: dict[str, str] = field(default_factory=dict)
     unit: float | None = None
 
+    @property
+    def curves(self) -> list[DriftCurve]:
+        """The curves of a race of drift."""
+        return [DriftCurve.of(row.figures) for row in self.rows]
+
 
 @dataclass
 class Contest:

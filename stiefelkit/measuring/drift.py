@@ -8,7 +8,6 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stiefelkit import init
-from stiefelkit.errors import RunError, StiefelkitError
+from stiefelkit.errors import RunError, StiefelkitError, needs
 from stiefelkit.files import parse_json, writable, write_json
 from stiefelkit.measuring import charts
 from stiefelkit.measuring.contest import Contest, DriftCurve, ProgressCallback, Race, Row, Schedule, quiet
@@ -41,79 +40,54 @@ PILOT = 3
 """Steps by which a pace is measured."""
 
 
-@dataclass(frozen=True)
-class Skipped:
-    """A method that cannot do what was asked of an n x p weight, and the reason."""
-
-    method: str
-    n: int
-    p: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class DriftOutcome:
-    """A curve for each method and size in the order of measurement; what was skipped; drift.json and the figure."""
-
-    curves: list[DriftCurve] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
-    files: list[Path] = field(default_factory=list)
-
-
 def measure(
     plan: DriftPlan,
     out: Path,
+    figures: Figures,
     watch: ProgressCallback = quiet,
-    figures: Figures | None = None,
     schedule: Schedule | None = None,
-) -> DriftOutcome:
-    """Takes every method through the steps at every size, and writes `drift.json` and `drift.png`, if there is a curve.
+) -> Iterator[Race]:
+    """Yields the races of a plan, and writes them to `drift.json` and a figure in a folder, if there is a curve.
 
-    `drift.json` is replaced as a whole after each curve, so that an interruption loses only the one at work; its entry
+    `drift.json` is replaced as a whole after each method, so that an interruption loses only the one at work; its entry
     "finished" says whether all are there. One that is there already is not overwritten.
     """
-    record, done, figures = out / "drift.json", DriftOutcome(), figures or Figures()
-    if record.exists():
-        raise RunError(f"{plan.subject} needs a folder without drift.json, got {out}; choose another --out.")
+    record, done = out / "drift.json", list[Race]()
+    needs(not record.exists(), RunError, plan.subject, "a folder without drift.json; choose another --out", str(out))
     with writable(plan.subject, out):
         out.mkdir(parents=True, exist_ok=True)
+
+    def write(races: list[Race]) -> None:
+        done[:] = races
+        curves = [curve.figures for race in races for curve in race.curves]
+        skipped = [
+            {"method": method, "n": n, "p": p, "reason": reason}
+            for (n, p), race in zip(plan.sizes, races, strict=False)
+            for method, reason in race.left_out.items()
+        ]
+        is_whole = len(curves) + len(skipped) == len(plan.sizes) * len(plan.methods)
+        if curves:
+            entries = {"plan": dataclasses.asdict(plan), "finished": is_whole, "curves": curves, "skipped": skipped}
+            write_json(record, entries)
+
     try:
-        for count, outcome in enumerate(outcomes(plan, watch, schedule), 1):
-            (done.curves if isinstance(outcome, DriftCurve) else done.skipped).append(outcome)  # pyright: ignore
-            content = {
-                "plan": dataclasses.asdict(plan),
-                "finished": count == len(plan.sizes) * len(plan.methods),
-                "curves": [curve.figures for curve in done.curves],
-                "skipped": [dataclasses.asdict(method) for method in done.skipped],
-            }
-            if done.curves:
-                write_json(record, content)
+        yield from races(plan, watch, schedule, write)
     finally:
-        if done.curves:
-            done.files[:] = [record, figures.path(out, "drift")]
-            charts.draw_drift(done.files[-1], done.curves, f"{plan.gradients} gradients", figures.dpi)
-    return done
+        if curves := [curve for race in done for curve in race.curves]:
+            charts.draw_drift(figures.path(out, "drift"), curves, f"{plan.gradients} gradients", figures.dpi)
 
 
-def races(plan: DriftPlan, watch: ProgressCallback = quiet, schedule: Schedule | None = None) -> Iterator[Race]:
-    """Yields the curves of each size as the rows of a race."""
-    left_out: dict[str, str] = {}
-    rows: list[Row] = []
-    for count, found in enumerate(outcomes(plan, watch, schedule), 1):
-        if isinstance(found, DriftCurve):
-            rows.append(Row({"contender": found.method, **found.figures}, is_peer=found.method in peer_optimizers))
-        else:
-            left_out[found.method] = found.reason
-        if count % len(plan.methods) == 0:
-            yield Race(f"{found.n} x {found.p}, {plan.gradients} gradients", "drift", rows, left_out)
-            rows, left_out = [], {}
+def races(
+    plan: DriftPlan,
+    watch: ProgressCallback = quiet,
+    schedule: Schedule | None = None,
+    after_each: Callable[[list[Race]], None] = lambda races: None,
+) -> Iterator[Race]:
+    """Takes every method through the steps, in a quick form as many as fit, and yields the curves of each size.
 
-
-def outcomes(
-    plan: DriftPlan, watch: ProgressCallback = quiet, schedule: Schedule | None = None
-) -> Iterator[DriftCurve | Skipped]:
-    """Takes every method through the steps at every size, in a quick form as many as fit, and yields its curve."""
-    schedule = schedule or Schedule.of(plan)
+    After each method `after_each` gets all races so far, the one at work too.
+    """
+    schedule, done = schedule or Schedule.of(plan), list[Race]()
     if plan.quick:
         plan = fitted(plan, pace(plan, schedule.part(1 / 3)), schedule)
 
@@ -122,13 +96,17 @@ def outcomes(
             schedule.check()
             watch(f"{method}, {n} x {p}", step, plan.steps)
 
-        return run(plan, method, n, p, looked)
-
-    for (n, p), method in itertools.product(plan.sizes, plan.methods):
-        contest = Contest(f"{n} x {p}", peer_optimizers, schedule=schedule)
         with threads(plan.threads):
-            found = contest.attempt("drift of", [method], partial(measured, n, p))
-        yield found[method] if found else Skipped(method, n, p, contest.left_out[method])
+            return run(plan, method, n, p, looked)
+
+    for n, p in plan.sizes:
+        contest = Contest(f"{n} x {p}", peer_optimizers, schedule=schedule)
+        done.append(Race(f"{n} x {p}, {plan.gradients} gradients", "drift", [], contest.left_out))
+        for method in plan.methods:
+            for curve in contest.attempt("drift of", [method], partial(measured, n, p)).values():
+                done[-1].rows.append(Row({"contender": method, **curve.figures}, is_peer=method in peer_optimizers))
+            after_each(done)
+        yield done[-1]
 
 
 def pace(plan: DriftPlan, schedule: Schedule) -> list[tuple[float, float]]:

@@ -3,31 +3,22 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
 
 import torch
 
-from stiefelkit._torch import TorchDispatchMode, is_view_operator
 from stiefelkit.errors import DtypeError, OptionError
-from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.measuring.clock import Run, clock_of, peak_bytes, product_of
 from stiefelkit.measuring.contest import Contest, ProgressCallback, Race, Row, Schedule, finite, quiet, scatter, seeded
 from stiefelkit.measuring.implementations import OPERATIONS, Entry, FrameProblem
 from stiefelkit.measuring.moved_frames import MovedFrame, peer_optimizers, start
 from stiefelkit.measuring.plans import FramePlan, OptimizerRace, ParametrizationRace, torch_dtype
 from stiefelkit.metrics import orthogonality_error, rounding_limit
-from stiefelkit.testing.portable import READS
 from stiefelkit.training.memory import threads
 
 GRADIENTS = 16
 """Gradients that an optimizer gets in turns: with a single one it would soon be where there is no step left to make."""
 LONGEST = 20.0
 """Seconds: an optimizer that takes longer for one step is left out."""
-_IDLE = frozenset(
-    "_record_function_enter_new _record_function_exit alias detach empty empty_like empty_strided lift_fresh new_empty "
-    "new_empty_strided resize_ scalar_tensor set_".split()
-)
-"""Operators that take memory or make a number of the host's a tensor, and launch nothing."""
 
 
 def races(
@@ -145,24 +136,3 @@ def _sizes(plan: FramePlan, problem: FrameProblem, entry: Entry | None = None) -
     own = entry.dtype if entry else None
     dtype = str(own).removeprefix("torch.") if own else plan.dtype
     return {"n": problem.n, "p": problem.p, "batch": problem.batch, "dtype": dtype}
-
-
-class _Counter(TorchDispatchMode):
-    launches = reads = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
-    ) -> object:
-        name = func.overloadpacket.__name__
-        self.reads += name in READS
-        self.launches += not (name in _IDLE or name in READS or is_view_operator(func))
-        return func(*args, **(kwargs or {}))
-
-
-def counts_of(run: Run) -> tuple[int, int]:
-    """Counts the operators that are no views, and those that read a value, of one run, as on a device."""
-    with without_reads():
-        run()  # what is made at first use
-        with _Counter() as counter:
-            run()
-    return counter.launches, counter.reads

@@ -301,14 +301,13 @@ def read_case(words: str) -> ScanCase:
     return ScanCase("custom", sizes["T"], sizes["n"], sizes["B"], sizes.get("m", 1), "complex" in listed)
 
 
-def _named_cases(_: type, tokens: Sequence[Token]) -> tuple[ScanCase, ...]:
-    names = words_of(tokens[0].value)
-    known_words(SUBJECT, "case", names, CASES)
-    return tuple(CASES[name] for name in names)
-
-
-def _own_case(_: type, tokens: Sequence[Token]) -> tuple[ScanCase, ...]:
-    return (read_case(tokens[0].value),)
+def _cases(_: type, tokens: Sequence[Token]) -> tuple[ScanCase, ...]:
+    cases: list[ScanCase] = []
+    for value in (token.value for token in tokens):
+        names = () if "=" in value else words_of(value)
+        known_words(SUBJECT, "case", names, CASES)
+        cases += [CASES[name] for name in names] or [read_case(value)]
+    return tuple(cases)
 
 
 @dataclass(frozen=True)
@@ -316,9 +315,8 @@ class ScanRace(TimingConfig):
     """The recurrences that race.
 
     Args:
-        cases: out of A to G, separated by commas; of A, B, C and D all that the activation can do if left out.
-        case: sizes of your own, T=784,n=170,B=128,m=1, with "complex" behind them if states are; races alone, or after
-            --cases.
+        cases: out of A to G, separated by commas, or sizes of your own, T=784,n=170,B=128,m=1, with "complex" behind
+            them if states are; of A, B, C and D all that the activation can do if left out.
         activation: of the scan and of the loop.
         backends: of the scan, separated by commas, and "factors", W in factors in E, F and G; all fast ones that can do
             the case if left out.
@@ -328,8 +326,10 @@ class ScanRace(TimingConfig):
         dtype: float32 or float64; complex states are complex64 or complex128.
     """
 
-    cases: Annotated[tuple[ScanCase, ...], Parameter(converter=_named_cases, accepts_keys=False, n_tokens=1)] = ()
-    case: Annotated[tuple[ScanCase, ...], Parameter(converter=_own_case, accepts_keys=False, n_tokens=1)] = ()
+    cases: Annotated[
+        tuple[ScanCase, ...],
+        Parameter(name=("--cases", "--case"), converter=_cases, accepts_keys=False, n_tokens=1),
+    ] = ()
     activation: str = "modrelu"
     backends: tuple[str, ...] = ()
     peers: bool = False
@@ -347,10 +347,10 @@ class ScanRace(TimingConfig):
         known_words(SUBJECT, "backend", self.backends, (*BACKENDS, FACTORS))
         of_complex = find_activation(self.activation, False).of_complex()
         able = [case for case in CASES.values() if not case.map and (not case.is_complex or of_complex)]
-        cases = (*self.cases, *self.case) or tuple(able)
+        cases = list(self.cases or able)
         if self.quick:
-            cases = tuple(sorted(cases, key=lambda case: case.T * case.B * (case.n * (1 + case.is_complex)) ** 2))
-        self._set(cases=cases, case=())
+            cases.sort(key=lambda case: case.T * case.B * (case.n * (1 + case.is_complex)) ** 2)
+        self._set(cases=tuple(cases))
         for case in cases:
             find_activation(self.activation, case.is_complex)
 

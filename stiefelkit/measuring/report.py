@@ -25,7 +25,7 @@ from stiefelkit.measuring.charts import charts
 from stiefelkit.measuring.contest import NO_TIME, ProgressCallback, Race, Row, Schedule, by_reason, quiet
 from stiefelkit.measuring.growth import growth
 from stiefelkit.measuring.plans import ReportPlan
-from stiefelkit.measuring.tables import of_race, three_digits
+from stiefelkit.measuring.tables import of_race
 from stiefelkit.training.memory import cpu
 
 if TYPE_CHECKING:
@@ -159,19 +159,7 @@ def environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["figure"] = figure_of
     return made
-
-
-def figure_of(value: float | str | None) -> str:
-    """Returns three digits; large and small numbers by an exponent, and words as they are.
-
-    >>> figure_of(0.1234), figure_of(12345.6), figure_of(2.8e7), figure_of(None)
-    ('0.123', '12,346', '2.8e+07', '-')
-    """
-    if isinstance(value, str) or value is None or value == 0 or 1e-3 <= abs(value) < 1e6:
-        return three_digits(value)
-    return f"{value:.2g}"
 
 
 def machine(device: str, threads: int, dtype: str) -> dict[str, str]:

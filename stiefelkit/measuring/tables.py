@@ -1,14 +1,13 @@
-"""Tables of what was measured, for a terminal and for a page, each of which chooses the digits of its numbers."""
+"""Tables of what was measured, for a terminal and for a page."""
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stiefelkit.measuring.contest import DriftCurve, Race, Row
 from stiefelkit.measuring.growth import PRODUCT
 from stiefelkit.measuring.implementations import APART, GROUPED, near_orthogonal
-from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.plans import UNCONSTRAINED
 from stiefelkit.measuring.recurrences import LOOP
 
@@ -26,7 +25,7 @@ class Line(NamedTuple):
     """A row of a table: what it is about, the figures, "ours", "peer" or "unit", and whether a group begins here."""
 
     head: str
-    cells: list[Any]
+    cells: list[str]
     kind: str = "ours"
     opens: bool = False
 
@@ -39,25 +38,32 @@ class Table:
     columns: list[str]
     rows: list[Line]
     note: str = ""
-    exponents: bool = False
 
 
 def three_digits(value: Cell) -> str:
-    """Returns three digits or all of the integer part, and never an exponent; a dash for what there is not."""
+    """Returns three digits; large and small numbers by an exponent, words as they are, a dash for what there is not.
+
+    >>> [three_digits(value) for value in (0.1234, 12345.6, 2.8e7, None)]
+    ['0.123', '12,346', '2.8e+07', '-']
+    """
     if value is None or isinstance(value, str):
         return value or "-"
+    if value and not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.2g}"
     decimals = next((d for d, bound in ((0, 99.5), (1, 9.95), (2, 0.995)) if abs(value) >= bound), 3)
     return f"{value:,.{decimals}f}"
 
 
-def of_race(race: Race, dtype: str = "", shares: bool = False) -> list[Table]:
+def of_race(race: Race) -> list[Table]:
     """Returns the tables of a race of any kind that has rows."""
     row = race.rows[0]
     for key, tables in _OF_KEYS.items():
         if key in row.figures:
-            return tables(race, dtype or row.figures.get("dtype", ""))
-    if "gemm_units" not in row.figures:
-        return [_of_figures(race)]
+            return tables(race)
+    return [_of_figures(race)]
+
+
+def _of_frames(race: Race) -> list[Table]:
     columns: Columns = [
         ("ms", lambda row: 1e3 * row["seconds"]),
         ("g", lambda row: row["gemm_units"]),
@@ -73,29 +79,28 @@ def of_race(race: Race, dtype: str = "", shares: bool = False) -> list[Table]:
         """Returns the time of one over that of another, if it races."""
         return seconds[row.name] / seconds[name] if name != row.name and name in seconds else None
 
-    if "bytes" in row.figures:
+    def over_fast(row: Row) -> float | None:
+        return over(row, row.name.replace("(exact", "(fast"))
+
+    if "bytes" in race.rows[0].figures:
         columns.append(("MB", lambda row: row["bytes"] / 1e6))
-    if shares:
-        columns.append(("exact/fast", lambda row: over(row, row.name.replace("(exact", "(fast"))))
+    if any(row.family == "ours" and over_fast(row) for row in race.rows):
+        columns.append(("exact/fast", over_fast))
     if any(name.endswith((APART, GROUPED)) for name in seconds):
         columns.append(("/ batch", lambda row: over(row, re.sub(f"({APART}|{GROUPED})$", "", row.name))))
-    note = _with_remarks(note, [row.family or "" for row in race.rows])
-    dtype = dtype or row["dtype"]
-    return [_table(f"{race.operation}, {race.subject}, {dtype}, {row['device']}", race, columns, note, dtype=dtype)]
+    note = _with_remarks(note, [row.family for row in race.rows])
+    return [_table(f"{race.operation}, {race.subject}, {_place(race)}", race, columns, note)]
 
 
-def of_drift(curves: Sequence[DriftCurve], about: str, note: str = "") -> Table:
-    """Returns the table of curves of as many steps, with words about their gradients."""
+def _of_curves(race: Race) -> list[Table]:
+    curves = race.curves
     last = max(curve.steps[-1] for curve in curves)
     shown = [step for step in STEPS if step < last] + [last]
-    rows, dtype = [], next((curve.dtype for curve in curves if curve.method == UNCONSTRAINED), curves[0].dtype)
-    for curve in curves:
-        kind, own = "peer" if curve.method in peer_optimizers else "ours", f", {curve.dtype}"
-        head = curve.method + (own if curve.dtype != dtype else "")
-        rows.append(Line(head, [f"{curve.n} x {curve.p}", *map(curve.worst_until, shown)], kind))
-    note = _with_remarks(note, [curve.method for curve in curves])
-    columns = ["method", "size", *(f"to {step}" for step in shown)]
-    return Table(f"largest error up to a step / limit, {dtype}, {about}", columns, rows, note, exponents=True)
+    columns: Columns = [
+        (f"to {step}", lambda row, step=step: DriftCurve.of(row.figures).worst_until(step)) for step in shown
+    ]
+    note = _with_remarks("", [curve.method for curve in curves])
+    return [_table(f"largest error up to a step / limit, {curves[0].dtype}, {race.subject}", race, columns, note)]
 
 
 def _with_remarks(note: str, names: Sequence[str]) -> str:
@@ -104,31 +109,23 @@ def _with_remarks(note: str, names: Sequence[str]) -> str:
     return "; ".join(filter(None, [note, *(f"{name}: {words}" for name, words in why.items() if name in names)]))
 
 
-def _table(
-    title: str,
-    race: Race,
-    columns: Columns,
-    note: str,
-    dtype: str = "",
-    head: str = "contender",
-    exponents: bool = False,
-) -> Table:
-    """Returns a table in which a group is a family, or else ours and peers."""
-    lines, group = [], None
+def _place(race: Race) -> str:
+    return f"{race.rows[0]['dtype']}, {race.rows[0]['device']}"
+
+
+def _table(title: str, race: Race, columns: Columns, note: str) -> Table:
+    """Returns a table in which a group is a family, or else ours and peers; a row of another dtype names it."""
+    lines, group, dtype = [], None, race.rows[0].figures.get("dtype")
     for row in race.rows:
         kind = "unit" if row.name == PRODUCT else "peer" if row.is_peer else "ours"
-        mine, own = row.family or row.is_peer, row.figures.get("dtype", dtype)
-        name = row.name + (f", {own}" if dtype and own != dtype else "")
-        lines.append(Line(name, [show(row) for _, show in columns], kind, group not in (None, mine)))
+        mine, own = row.family or row.is_peer, row.figures.get("dtype")
+        name = row.name + (f", {own}" if own != dtype else "")
+        lines.append(Line(name, [three_digits(show(row)) for _, show in columns], kind, group not in (None, mine)))
         group = mine
-    return Table(title, [head, *(heading for heading, _ in columns)], lines, note, exponents)
+    return Table(title, ["contender", *(heading for heading, _ in columns)], lines, note)
 
 
-def _of_curves(race: Race, dtype: str) -> list[Table]:
-    return [of_drift([DriftCurve.of(row.figures) for row in race.rows], race.subject)]
-
-
-def _of_growth(race: Race, dtype: str) -> list[Table]:
+def _of_growth(race: Race) -> list[Table]:
     def exponent(row: Row) -> str | None:
         spread = "" if row["spread"] is None else f" +- {row['spread']:.2f}"
         return None if row["exponent"] is None else f"{row['exponent']:.2f}{spread}"
@@ -142,12 +139,12 @@ def _of_growth(race: Race, dtype: str) -> list[Table]:
     ]
     points = sorted({point for row in race.rows for point in row["points"]})
     title = f"{race.operation} against {race.subject}, {points[0]} to {points[-1]}, {race.rows[0]['device']}"
-    return [_table(title, race, columns, "of forward and backward; the exponent fitted over the range", dtype)]
+    return [_table(title, race, columns, "of forward and backward; the exponent fitted over the range")]
 
 
-def _of_scan(race: Race, dtype: str) -> list[Table]:
-    row, limit = race.rows[0], f"LIMIT = {three_digits(1e3 * (race.unit or 0))} ms"
-    title = f"{race.subject}, {row['activation']}, {dtype}, {row['device']}"
+def _of_scan(race: Race) -> list[Table]:
+    limit = f"LIMIT = {three_digits(1e3 * (race.unit or 0))} ms"
+    title = f"{race.subject}, {race.rows[0]['activation']}, {_place(race)}"
     times: Columns = [
         ("n", lambda row: str(row["n"])),
         ("ms", lambda row: 1e3 * row["seconds"]),
@@ -171,7 +168,7 @@ def _of_scan(race: Race, dtype: str) -> list[Table]:
     return tables
 
 
-def _of_laws(race: Race, dtype: str) -> list[Table]:
+def _of_laws(race: Race) -> list[Table]:
     columns: Columns = [("law", lambda row: "holds" if row["holds"] else row["words"] or "broken")]
     held = sum(bool(row["holds"]) for row in race.rows)
     return [_table(race.subject, race, columns, f"{held} of {len(race.rows)} hold")]
@@ -191,10 +188,11 @@ def _scaled(value: Cell, factor: float) -> Cell:
     return value if value is None or isinstance(value, str) else factor * value
 
 
-_OF_KEYS: dict[str, Callable[[Race, str], list[Table]]] = {
+_OF_KEYS: dict[str, Callable[[Race], list[Table]]] = {
     "against": _of_growth,
     "case": _of_scan,
     "errors": _of_curves,
+    "gemm_units": _of_frames,
     "holds": _of_laws,
 }
 """A figure that only one kind of race has, to the tables of that."""

@@ -13,7 +13,6 @@ from benchmarks import launches
 from stiefelkit.errors import NonFiniteError
 from stiefelkit.functional import exponential, norms_of
 from stiefelkit.functional._arithmetic.reads import may_sync_host, without_reads
-from stiefelkit.measuring.frames import counts_of
 from stiefelkit.testing import LawBroken, refusing_reads, seeds
 
 GRADIENTS = [gradient((8, 5), seed=seed) for seed in range(6)]
@@ -152,29 +151,29 @@ def test_clipping_reads_nothing_either(max_norm):
 
 def test_what_launches_is_counted_and_what_only_looks_is_not():
     a, b = torch.ones(3, 3), torch.ones(3, 3)
-    assert counts_of(lambda: (a.mT @ b).view(9)[1:].unsqueeze(0)) == (1, 0)
-    assert counts_of(lambda: (a + b).sum().item()) == (2, 1)
+    assert launches.counts_of(lambda: (a.mT @ b).view(9)[1:].unsqueeze(0)) == (1, 0)
+    assert launches.counts_of(lambda: (a + b).sum().item()) == (2, 1)
 
 
 def test_benchmarks_launches_counts_and_none_of_ours_reads():
     runs = [launches.of_map(each, "8x8", "float32") for each in launches.MAPS.values()]
     methods = launches.OPTIMIZERS.values()
     runs += [launches.of_optimizer(each, size, "float32") for each in methods for size in ("8x4", "8x8")]
-    for count, reads in map(counts_of, runs):
+    for count, reads in map(launches.counts_of, runs):
         assert count > 0
         assert reads == 0
 
 
 @every_optimizer
 def test_a_step_launches_no_more_for_many_frames_than_for_few(name):
-    launches = []
+    counts = []
     for frames in (3, 12):
         ws = [frame((6, 4), seed=i) for i in range(frames)]
         optimizer = OPTIMIZERS[name](group(*ws), lr=0.01, **STATEFUL[name])
         for i, w in enumerate(ws):
             w.grad = gradient((6, 4), seed=100 + i)
-        launches.append(counts_of(optimizer.step))
-    assert launches[0] == launches[1]
+        counts.append(launches.counts_of(optimizer.step))
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

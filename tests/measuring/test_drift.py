@@ -14,6 +14,7 @@ from stiefelkit.measuring import drift as run
 from stiefelkit.measuring.contest import DriftCurve
 from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers, start
 from stiefelkit.measuring.plans import DriftPlan
+from stiefelkit.measuring.tables import three_digits
 from stiefelkit.testing import seeds
 
 OURS = [f"{name}{precision}" for name in ("multiplicative_cayley", "cayley_sgd") for precision in ("", ":fast")]
@@ -164,40 +165,40 @@ def plan(**changes):
     return DriftPlan(**{"seed": seeds.seed(), "steps": 3, "sizes": ((4, 4), (6, 2)), **changes})
 
 
-def test_all_methods_are_measured_at_all_sizes_or_left_out_with_a_reason(tmp_path):
+def test_all_methods_are_measured_at_all_sizes_or_left_out_with_a_reason():
     asked = plan(dtype="complex64")
-    outcome = run.measure(asked, tmp_path)
-    done = [(curve.method, curve.n, curve.p) for curve in outcome.curves]
-    left_out = {(each.method, each.n, each.p): each.reason for each in outcome.skipped}
-    assert {*done, *left_out} == {(method, n, p) for method in asked.methods for n, p in asked.sizes}
+    found = list(run.races(asked))
+    assert [race.subject[:5] for race in found] == ["4 x 4", "6 x 2"]
+    for race in found:
+        assert sorted([*race.left_out, *(row.name for row in race.rows)]) == sorted(asked.methods)
+        assert "complex" in race.left_out["geoopt_sgd_euclidean"]
+        assert "geoopt_sgd_canonical" in {row.name for row in race.rows}
     assert set(own_optimizers()) | set(peer_optimizers) < set(asked.methods)
-    assert "complex" in left_out["geoopt_sgd_euclidean", 4, 4]
-    assert ("geoopt_sgd_canonical", 4, 4) in done
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "cayley_sgd"])
-def test_a_parametrization_of_frames_is_trained_by_an_optimizer_of_frames(tmp_path, optimizer):
+def test_a_parametrization_of_frames_is_trained_by_an_optimizer_of_frames(optimizer):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".* holds no frame")
-        outcome = run.measure(plan(methods=("stiefel", "cayley"), optimizer=optimizer), tmp_path)
-    assert len(outcome.curves) == 4
-    assert max(curve.worst for curve in outcome.curves) < 4
+        for race in run.races(plan(methods=("stiefel", "cayley"), optimizer=optimizer)):
+            assert len(race.rows) == 2
+            assert max(row["worst"] for row in race.rows) < 4
 
 
-def test_a_map_that_is_complex_only_is_measured_in_the_complex_dtype(tmp_path):
-    outcome = run.measure(plan(methods=("cayley", "fourier"), sizes=((4, 4),)), tmp_path)
-    assert [(c.method, c.dtype) for c in outcome.curves] == [("cayley", "float32"), ("fourier", "complex64")]
+def test_a_map_that_is_complex_only_is_measured_in_the_complex_dtype():
+    (race,) = run.races(plan(methods=("cayley", "fourier"), sizes=((4, 4),)))
+    assert [(row.name, row["dtype"]) for row in race.rows] == [("cayley", "float32"), ("fourier", "complex64")]
 
 
-def test_an_error_of_ours_is_not_hidden_and_one_of_a_peer_is_a_reason(tmp_path, monkeypatch):
+def test_an_error_of_ours_is_not_hidden_and_one_of_a_peer_is_a_reason(monkeypatch):
     def broken(*arguments):
         raise RuntimeError("a bug\nwith details")
 
     monkeypatch.setattr(run, "run", broken)
-    outcome = run.measure(plan(methods=("geoopt_sgd_euclidean",)), tmp_path / "peer")
-    assert {each.reason for each in outcome.skipped} == {"a bug"}
+    for race in run.races(plan(methods=("geoopt_sgd_euclidean",))):
+        assert race.left_out == {"geoopt_sgd_euclidean": "a bug"}
     with pytest.raises(RuntimeError, match="a bug"):
-        run.measure(plan(methods=("pogo",)), tmp_path / "ours")
+        list(run.races(plan(methods=("pogo",))))
 
 
 def test_ctrl_c_keeps_the_curves_that_are_done_in_a_whole_file(monkeypatch, capsys):
@@ -235,7 +236,7 @@ def test_the_command_shows_and_writes_the_worst_of_each(capsys):
     for curve in record["curves"]:
         assert curve["worst"] == pytest.approx(max(curve["errors"]) / curve["limit"])
         assert curve["method"] in shown
-        assert f"{curve['worst']:.3g}" in shown
+        assert three_digits(curve["worst"]) in shown
     assert "to 120" in shown
     assert max(len(line) for line in shown.splitlines()) <= 80
     assert main(["plot", "mine", "--format", "svg"]) == 0
@@ -247,5 +248,5 @@ def test_the_command_shows_and_writes_the_worst_of_each(capsys):
 
 def test_where_nothing_can_be_measured_nothing_is_written(capsys):
     assert main("drift --steps 2 --sizes 4x2 --methods fourier --out mine".split()) == 2
-    assert "method" in capsys.readouterr().err
+    assert "got nothing" in capsys.readouterr().err
     assert not Path("mine/drift.json").exists()

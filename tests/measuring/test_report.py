@@ -16,7 +16,8 @@ from stiefelkit.measuring import plans, report
 from stiefelkit.measuring.contest import DriftCurve, Race
 from stiefelkit.measuring.moved_frames import own_optimizers
 from stiefelkit.measuring.plans import SECTIONS, ReportPlan, ScanCase
-from stiefelkit.measuring.report import Record, figure_of, gather
+from stiefelkit.measuring.report import Record, gather
+from stiefelkit.measuring.tables import three_digits
 from stiefelkit.testing import seeds
 
 QUICK = {"repeats": 1, "seconds": 1e-3}
@@ -126,7 +127,7 @@ def test_the_figures_on_the_page_are_those_measured(tree, found):
         if row.find("td") is not None
     }
     for row in races_of(found, "drift")[0].rows:
-        assert shown[row.name][-1] == figure_of(row["worst"])
+        assert shown[row.name][-1] == three_digits(row["worst"])
 
 
 def test_a_section_that_was_not_asked_for_is_not_there():
