@@ -28,7 +28,7 @@ __all__ = [
     "has_saved_tensor_hooks", "held_buffers", "held_modules", "held_parameters", "higher_order_scan",
     "injected_properties", "inside_checkpoint", "is_batched", "is_cached", "is_composite", "is_differentiated",
     "is_exported", "is_exporting", "is_in_backward", "is_in_forward_mode", "is_intercepted", "is_jit_traced",
-    "is_traced", "is_transformed", "is_view", "is_view_operator", "kernels_of", "lazy_conjugates",
+    "is_mapped", "is_traced", "is_transformed", "is_view", "is_view_operator", "kernels_of", "lazy_conjugates",
     "levels_of_forward_mode", "load_pre_hooks", "pop_mode", "pruned_name", "push_mode", "step_inside", "unbatched",
     "unhooked_step", "unwrapped", "write_count",
 ]  # fmt: skip
@@ -163,6 +163,12 @@ def levels_of_forward_mode() -> int:
     """Returns how many levels of torch.func's forward mode are open."""
     stack = functorch.get_interpreter_stack()
     return 0 if stack is None else sum(level.key() == functorch.TransformType.Jvp for level in stack)
+
+
+def is_mapped() -> bool:
+    """Returns whether a level of torch.func's vmap is open."""
+    stack = functorch.get_interpreter_stack()
+    return stack is not None and any(level.key() == functorch.TransformType.Vmap for level in stack)
 
 
 def unwrapped(constant: Tensor) -> Tensor:

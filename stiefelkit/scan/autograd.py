@@ -12,15 +12,11 @@ from stiefelkit.errors import OptionError
 from stiefelkit.functional._arithmetic.function import Function
 from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.scan.activations import find_activation
-from stiefelkit.scan.blocks import row_blocks
 from stiefelkit.scan.checks import SETTINGS, Recurrence, Tensors
-from stiefelkit.scan.engines import find_engine, find_runner
+from stiefelkit.scan.engines import find_engine
 from stiefelkit.scan.engines.problem import Outcome, Problem, segments
 
 TENSORS = Tensors._fields
-BACKWARD = (*TENSORS, "recurrence", "out", "saved", "g_out", "g_last", "needs")
-ROWS = {"x": 1, "h0": 0, "out": 1, "saved": 1, "g_out": 1, "g_last": 0}
-"""Where the batch of an argument stands, for those that have one."""
 
 Arguments = Sequence[Any]
 Dims = Sequence[int | None]
@@ -69,14 +65,6 @@ class _Fast(Function):
         raise OptionError('scan needs backend="reference" for forward mode, got a fast one.')
 
 
-class _Once(_Fast):
-    """A function that refuses to be differentiated; torch's once_differentiable gives zero under torch.func."""
-
-    @staticmethod
-    def backward(ctx: object, *gradients: object) -> tuple[Tensor, ...]:
-        raise OptionError('scan needs backend="reference" for second derivatives, got a fast one.')
-
-
 class _Scan(_Fast):
     """The states, or with `last_only` the checkpoints; the last states; and what is saved besides them."""
 
@@ -102,49 +90,25 @@ class _Scan(_Fast):
         return (*(g if needed else None for g, needed in zip(gradients, needs, strict=True)), None, None)
 
     @staticmethod
-    def vmap(info: _VmapInfo, in_dims: Dims, *args) -> tuple[Any, Dims]:
-        names = (*TENSORS, "recurrence", "keep")
-        if not _is_foldable(in_dims, names, args):
-            return _one_by_one(_Scan.of, info, in_dims, args)
-        out, last, saved = _Scan.of(*_fold(info, in_dims, names, args))
-        return (_unfold(info, out, 1), _unfold(info, last, 0), _unfold(info, saved, 1)), (1, 0, 1)
+    def vmap(info: _VmapInfo, in_dims: Dims, *args) -> tuple[tuple[Tensor, ...], Dims]:
+        return _one_by_one(_Scan.of, info, in_dims, args)
 
 
-class _ScanBackward(_Once):
+class _ScanBackward(_Fast):
+    """Refuses to be differentiated; torch's once_differentiable gives zero under torch.func."""
+
     @staticmethod
     def forward(x, w, h0, u, bias, activation_bias, recurrence, out, saved, g_out, g_last, needs) -> tuple[Tensor, ...]:
         states = out, saved, g_out, g_last
         return tuple(scan_backward(x, w, h0, u, bias, activation_bias, *recurrence, *states, needs))
 
     @staticmethod
-    def vmap(info: _VmapInfo, in_dims: Dims, *args) -> tuple[Any, Dims]:
-        recurrence: Recurrence = args[len(TENSORS)]
-        if recurrence.structure or recurrence.last_only or not _is_foldable(in_dims, BACKWARD, args):
-            return _one_by_one(_ScanBackward.of, info, in_dims, args)
-        folded = dict(zip(BACKWARD, _fold(info, in_dims, BACKWARD, args), strict=True))
-        delta, dh0 = _Deltas.of(*(folded[name] for name in BACKWARD[:-1]))
-        rows = {name: _unfold(info, folded[name], 1) for name in ("x", "out", "saved")}
-        h0 = _unfold(info, folded["h0"], 0)
-        gradients = _sample_gradients(recurrence, _unfold(info, delta, 1), h0=h0, u=folded["u"], **rows)
-        gradients["h0"] = _unfold(info, dh0, 0)
-        dims: dict[str, int | None] = {name: 1 if name == "x" else 0 for name in TENSORS}
-        for name, needed in zip(TENSORS, folded["needs"], strict=True):
-            if not needed or folded[name] is None:
-                gradients[name], dims[name] = delta.new_empty(0), None
-        return tuple(gradients[name] for name in TENSORS), tuple(dims[name] for name in TENSORS)
-
-
-class _Deltas(_Once):
-    @staticmethod
-    def forward(x, w, h0, u, bias, activation_bias, recurrence, out, saved, g_out, g_last) -> tuple[Tensor, Tensor]:
-        return scan_deltas(x, w, h0, u, bias, activation_bias, *recurrence, out, saved, g_out, g_last)
+    def backward(ctx: object, *gradients: object) -> tuple[Tensor, ...]:
+        raise OptionError('scan needs backend="reference" for second derivatives, got a fast one.')
 
     @staticmethod
-    def vmap(info: _VmapInfo, in_dims: Dims, *args) -> tuple[Any, Dims]:
-        if not _is_foldable(in_dims, BACKWARD[:-1], args):
-            return _one_by_one(_Deltas.of, info, in_dims, args)
-        delta, dh0 = _Deltas.of(*_fold(info, in_dims, BACKWARD[:-1], args))
-        return (_unfold(info, delta, 1), _unfold(info, dh0, 0)), (1, 0)
+    def vmap(info: _VmapInfo, in_dims: Dims, *args) -> tuple[tuple[Tensor, ...], Dims]:
+        return _one_by_one(_ScanBackward.of, info, in_dims, args)
 
 
 ARGUMENTS = f"Tensor x, Tensor w, Tensor h0, Tensor? u, Tensor? bias, Tensor? activation_bias, {SETTINGS}"
@@ -179,7 +143,7 @@ def _checkpoints(steps: int | torch.SymInt, keep: bool) -> int | torch.SymInt:
 def scan_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Returns all states or checkpoints, the last ones, and (with `keep`) what the derivative needs besides."""
     tensors, recurrence, (keep,) = _split(args)
-    return find_runner(recurrence).forward(Problem(recurrence, tensors), keep)
+    return find_engine(recurrence).forward(Problem(recurrence, tensors), keep)
 
 
 def _like_backward(*args) -> list[Tensor]:
@@ -198,44 +162,8 @@ def _wanted(needs: Sequence[bool], tensors: Arguments, gradients: Sequence[Tenso
 def scan_backward(*args: Any) -> list[Tensor]:
     """Returns the gradients by the six tensors of `scan_forward`, empty ones where none is needed."""
     tensors, recurrence, (*states, needs) = _split(args)
-    gradients = find_runner(recurrence).backward(Problem(recurrence, tensors), Outcome(*states), needs)
+    gradients = find_engine(recurrence).backward(Problem(recurrence, tensors), Outcome(*states), needs)
     return _wanted(needs, tensors, gradients)
-
-
-def _like_deltas(*args) -> tuple[Tensor, Tensor]:
-    tensors, _, (out, *_) = _split(args)
-    return out.new_empty(out.shape), tensors.h0.new_empty(tensors.h0.shape)
-
-
-@opaque(_like_deltas, dims=None, schema=f"({ARGUMENTS}, {STATES}) -> (Tensor, Tensor)")
-def scan_deltas(*args: Any) -> tuple[Tensor, Tensor]:
-    """Returns the gradients by the pre-activations, like `out`, and by h0."""
-    tensors, recurrence, states = _split(args)
-    return find_engine(recurrence).deltas(Problem(recurrence, tensors), Outcome(*states))
-
-
-def _is_foldable(in_dims: Dims, names: Sequence[str], args: Arguments) -> bool:
-    """Returns whether only rows have the new dimension, and all sequences are of one length."""
-    mapped = [name for name, dim, arg in zip(names, in_dims, args, strict=False) if _is_mapped(dim, arg)]
-    return args[names.index("recurrence")].sizes is None and all(name in ROWS for name in mapped)
-
-
-def _fold(info: _VmapInfo, in_dims: Dims, names: Sequence[str], args: Arguments) -> list[Any]:
-    """Folds the new dimension of every argument with rows into its batch; one that lacks it is repeated."""
-    folded = []
-    for name, dim, arg in zip(names, in_dims, args, strict=True):
-        if name in ROWS and isinstance(arg, Tensor):
-            at = ROWS[name]
-            if dim is None:
-                arg, dim = arg.expand(info.batch_size, *arg.shape), 0
-            arg = arg.movedim(dim, at).flatten(at, at + 1)
-        folded.append(arg)
-    return folded
-
-
-def _unfold(info: _VmapInfo, result: Tensor, at: int) -> Tensor:
-    """Undoes the folding of a result whose batch stands at `at`; the new dimension stands there then."""
-    return result.unflatten(at, (info.batch_size, result.shape[at] // info.batch_size))
 
 
 def _one_by_one(
@@ -243,38 +171,8 @@ def _one_by_one(
 ) -> tuple[tuple[Tensor, ...], Dims]:
     """Calls a function for each index of the new dimension, and stacks what it returns."""
     results = [
-        call(*(arg.select(dim, i) if _is_mapped(dim, arg) else arg for dim, arg in zip(in_dims, args, strict=True)))
+        call(*(arg.select(dim, i) if isinstance(dim, int) else arg for dim, arg in zip(in_dims, args, strict=True)))
         for i in range(info.batch_size)
     ]
     stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
     return stacked, (0,) * len(stacked)
-
-
-def _is_mapped(dim: int | None, arg: object) -> bool:
-    return isinstance(arg, Tensor) and dim is not None
-
-
-def _sample_gradients(
-    recurrence: Recurrence, delta: Tensor, x: Tensor, h0: Tensor, u: Tensor | None, out: Tensor, saved: Tensor
-) -> dict[str, Tensor]:
-    """Returns the gradients of each sample V, which stands before the batch, from those by its pre-activations."""
-    first = h0.unsqueeze(0)
-    before = torch.cat([out[1:], first] if recurrence.reverse else [first, out[:-1]])
-    into = delta if u is None else delta @ u.conj()
-    activation = find_activation(recurrence.activation, delta.is_complex())
-
-    def outer(rows: Tensor) -> Tensor:
-        return torch.einsum("tvbi,tvbj->vij", delta, rows.conj().to(delta.dtype))
-
-    gradients = {
-        "x": into if x.is_complex() or not into.is_complex() else into.real,
-        "w": outer(before.real if recurrence.half else before),
-        "u": outer(x),
-        "bias": delta.sum((0, 2)),
-    }
-    if activation.bias_inside:
-        rows = row_blocks(delta)
-        # Where the gradients are mapped over once more, what is written to has to be too.
-        h = torch.empty_like(rows).copy_(row_blocks(out))
-        gradients["activation_bias"] = activation.inner_gradient(h, saved, rows).sum((0, 2))
-    return gradients

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import is_exported, is_in_forward_mode, is_jit_traced
+from stiefelkit._torch import is_exported, is_in_forward_mode, is_jit_traced, is_mapped
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean, shown
 from stiefelkit.numbers import integer, optional
 from stiefelkit.scan.activations import Activation, find_activation
@@ -44,7 +44,8 @@ def scan(
     half as much again), work out the derivative of the activation from them, and run in full float32 precision whatever
     TF32 and autocast are set to. With `last_only` they keep about :math:`√T` states and find the others again in the
     backward pass. 16-bit w are computed with in float32, and rounded at the end. Only the backend "reference" is
-    differentiable twice and in forward mode; "auto" takes it under torch.func.jvp, and for fewer than eight steps.
+    differentiable twice and in forward mode; "auto" takes it under torch.func's jvp and vmap, where others go sample by
+    sample, and for fewer than eight steps.
 
     Args:
         x: inputs, time-major, shape (T, B, m), real or complex; :math:`m = n` without `u`. With `batch_sizes`, the
@@ -165,7 +166,7 @@ def _find_backend(activation: Activation, w: Tensor, steps: int | None, backend:
 
 
 def prefers_loop(steps: int | None) -> bool:
-    """Returns whether "auto" takes the loop, besides what a backend can do: for few steps, and in forward mode."""
+    """Returns whether "auto" takes the loop: for few steps, in forward mode, and under vmap."""
     if torch.compiler.is_compiling():
         return False
-    return (steps is not None and steps < MIN_FAST_STEPS) or is_in_forward_mode()
+    return (steps is not None and steps < MIN_FAST_STEPS) or is_in_forward_mode() or is_mapped()

@@ -196,6 +196,19 @@ def test_forward_mode_is_open_in_jvp_and_in_dual_level() -> None:
     assert levels == [(False, 0), (False, 0), (True, 1), (True, 2), (True, 0)]
 
 
+def test_a_level_of_vmap_is_seen_through_those_of_grad() -> None:
+    seen = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(_torch.is_mapped())
+        return x.sum()
+
+    look(torch.ones(2))
+    torch.func.grad(look)(torch.ones(2))
+    torch.func.vmap(torch.func.grad(look))(torch.ones(3, 2))
+    assert seen == [False, False, True]
+
+
 def test_a_batch_that_autograd_hides_is_shown_and_hidden_again() -> None:
     seen: list[Any] = []
 

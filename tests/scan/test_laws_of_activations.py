@@ -11,6 +11,7 @@ from torch.autograd.gradcheck import GradcheckError
 from stiefelkit import errors
 from stiefelkit.nn import GORU, OrthogonalRNN, OrthogonalRNNCell
 from stiefelkit.scan import Activation, activations, find_activation, scan, scan_backend
+from stiefelkit.scan.activations import in_place
 from stiefelkit.scan.checks import Recurrence, Tensors
 from stiefelkit.scan.engines import triton
 from stiefelkit.scan.engines.problem import Outcome, Problem
@@ -38,14 +39,13 @@ class Drawn:
         states = rows(self.z).clone()
         width, dtype = self.act.saved_like(UNITS, self.z.dtype)
         saved = states.new_empty(*states.shape[:-1], width, dtype=dtype)
-        step = (self.act.careful if is_careful else self.act.step)(states[0], self.bias)
-        for views in self.act.views(states, saved):
-            step(*views)
+        loop = (self.act.careful if is_careful else self.act.loop)(states[0], self.bias)
+        loop(self.act.views(states, saved), states[0], lambda z, h: None)
         return states, saved
 
 
-def law_step(act: Activation, dtype: torch.dtype) -> None:
-    """The step in place, the careful one and the function of rows give the values of the function."""
+def law_loop(act: Activation, dtype: torch.dtype) -> None:
+    """The loop in place, the careful one and the function of rows give the values of the function."""
     for scale in (1.0, 1e-3, 1e3):
         drawn = Drawn(act, dtype, scale)
         for is_careful in (False, True):
@@ -66,7 +66,7 @@ def law_derivative(act: Activation, dtype: torch.dtype) -> None:
         delta = factors[0] * delta
     require_near(delta, rows(exact[0]))
     if drawn.bias is not None:
-        require_near(act.inner_gradient(h, saved, delta).sum((0, 1)), exact[1])
+        require_near(act.bias_gradient(h, saved, delta).sum((0, 1)), exact[1])
 
 
 def law_scan(act: Activation, dtype: torch.dtype) -> None:
@@ -129,8 +129,8 @@ class Softsign(Activation):
     def function(self, z):
         return z / (1 + z.abs())
 
-    def step(self, like, bias):
-        return lambda z, saved: z.div_(z.abs().add_(1))
+    def loop(self, like, bias):
+        return in_place(lambda z: z.div_(z.abs().add_(1)))
 
     def factors(self, h, saved):
         return ((1 - h.abs()).square_(),)
@@ -144,19 +144,18 @@ class Shifted(Softsign):
     def function(self, z, b):
         return super().function(z + b)
 
-    def step(self, like, bias):
-        apply = super().step(like, bias)
-        return lambda z, saved: apply(z.add_(bias), saved)
+    def loop(self, like, bias):
+        return in_place(lambda z: z.add_(bias).div_(z.abs().add_(1)))
 
-    def bias_gradient(self, h, delta):
+    def bias_gradient(self, h, saved, delta):
         return delta
 
 
 class OffStep(Softsign):
     """Has a step that is another function."""
 
-    def step(self, like, bias):
-        return lambda z, saved: z.tanh_()
+    def loop(self, like, bias):
+        return in_place(torch.tanh_)
 
 
 class NoFactors(Softsign):
@@ -169,7 +168,7 @@ class NoFactors(Softsign):
 class WrongSign(Shifted):
     """Has the gradient by the bias with the wrong sign."""
 
-    def bias_gradient(self, h, delta):
+    def bias_gradient(self, h, saved, delta):
         return -delta
 
 
@@ -211,7 +210,7 @@ def test_another_activation_is_a_class_and_a_line_and_keeps_the_laws(cls, law):
 
 
 SABOTEURS = [
-    (OffStep, "step"),
+    (OffStep, "loop"),
     (NoFactors, "derivative"),
     (WrongSign, "derivative"),
     (Detached, "scan"),
@@ -289,7 +288,7 @@ def test_an_activation_that_a_program_has_no_branch_for_does_not_run_as_another(
     with pytest.raises(Exception, match="branch"):
         Triton().forward(p, True)
     with pytest.raises(Exception, match="branch"):
-        Triton().deltas(p, Outcome(z, p.saved_like(True), z, None))
+        Triton().backward(p, Outcome(z, p.saved_like(True), z, None), [True] * 6)
 
 
 @pytest.mark.usefixtures("own")
@@ -299,4 +298,4 @@ def test_what_is_no_activation_or_a_name_that_is_taken_is_refused():
     with pytest.raises(errors.OptionError, match="taken"):
         activations.register("tanh", Softsign)
     with pytest.raises(errors.OptionError, match="function"):
-        activations.register("half", type("Half", (Activation,), {"step": None, "factors": None}))
+        activations.register("half", type("Half", (Activation,), {"loop": None, "factors": None}))

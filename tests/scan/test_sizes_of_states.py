@@ -35,8 +35,8 @@ def test_complex_modrelu_and_its_gradients_scale_with_the_states_in_every_backen
     if backend == "triton":
         pytest.importorskip("triton")
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-    if backend == "careful":  # what stands in for `step` where a ratio was cut off, and on GPUs
-        monkeypatch.setattr(ComplexModReLU, "step", ComplexModReLU.careful)
+    if backend == "careful":  # what stands in for `loop` where a ratio was cut off, and on GPUs
+        monkeypatch.setattr(ComplexModReLU, "loop", ComplexModReLU.careful)
         backend = "inplace"
     # By powers of two nothing is rounded anew, from the least normal numbers to the largest.
     info = torch.finfo(dtype)

@@ -1,13 +1,13 @@
 """Activations by name, built-ins and plugins on the same road, imported at first use.
 
-One is its function, its step in place, and its derivative from what the step leaves behind. A pre-activation is a row
+One is its function, its loop in place, and its derivative from what the loop leaves behind. A pre-activation is a row
 of N real numbers; complex ones are :math:`[Re | Im]`, :math:`N = 2n`. The derivative of an activation is a diagonal (or
 the identity), or, where the two halves of a row are pairs, a symmetric 2 x 2 matrix for each pair.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import ClassVar
@@ -19,10 +19,13 @@ from stiefelkit._torch import constant_in_traced_code
 from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, needs, shown
 from stiefelkit.registry import Registry
 
-__all__ = ["Activation", "Step", "find_activation", "names", "register"]
+__all__ = ["Activation", "Loop", "find_activation", "in_place", "names", "register"]
 
-Step = Callable[..., object]
-"""Turns z (batch, N) into h in place, and writes what the derivative needs besides h; takes a row of `views`."""
+Views = tuple[Tensor, ...]
+Loop = Callable[[Iterable[Views], Tensor, Callable[[Tensor, Tensor], object]], Tensor]
+"""Takes `views` of steps, the state h before them, and add(z, h), which adds the product with W to z.
+
+At each step it adds, turns z into h in place, and writes what the derivative needs besides; it returns the last h."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,8 @@ class Activation(ABC):
         """Returns the activation of z (*, n), real or complex, and of the bias if it is inside; differentiable."""
 
     @abstractmethod
-    def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        """Returns the activation in place, of rows such as `like` (batch, N), and of the bias (n,) if it is inside."""
+    def loop(self, like: Tensor, bias: Tensor | None) -> Loop:
+        """Returns the loop over steps, of rows such as `like` (batch, N), and with the bias (n,) if it is inside."""
 
     @abstractmethod
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
@@ -75,25 +78,21 @@ class Activation(ABC):
         """`function` of rows (*, N), in operators of real numbers."""
         return self.function(*z_and_bias)
 
-    def views(self, z: Tensor, saved: Tensor) -> list[tuple[Tensor, ...]]:
-        """Returns what `step` takes at each step of a chunk: z (batch, N) first, and the room for what is saved."""
+    def views(self, z: Tensor, saved: Tensor) -> list[Views]:
+        """Returns what `loop` takes at each step of a chunk: z (batch, N) first, and the room for what is saved."""
         return list(zip(z.unbind(0), saved.unbind(0), strict=True))
 
-    def bias_gradient(self, h: Tensor, delta: Tensor) -> Tensor:
+    def bias_gradient(self, h: Tensor, saved: Tensor, delta: Tensor) -> Tensor:
         """Returns the gradient by the bias inside, (*, n), at each row of states and of gradients by z, both (*, N)."""
         raise NotImplementedError
 
-    def inner_gradient(self, h: Tensor, saved: Tensor, delta: Tensor) -> Tensor:
-        """`bias_gradient`, of activations whose states alone do not tell it; the in-place backends ask here."""
-        return self.bias_gradient(h, delta)
-
     def is_ill(self, saved: Tensor) -> bool:
-        """Returns whether `step` was not accurate on this chunk, and `careful` has to take its place."""
+        """Returns whether `loop` was not accurate on this chunk, and `careful` has to take its place."""
         return False
 
-    def careful(self, like: Tensor, bias: Tensor | None) -> Step:
-        """`step`, slower and accurate for every z."""
-        return self.step(like, bias)
+    def careful(self, like: Tensor, bias: Tensor | None) -> Loop:
+        """`loop`, slower and accurate for every z."""
+        return self.loop(like, bias)
 
     def saved_like(self, n: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         """Width and dtype of what is kept for each row of n units besides the states; width 0 for nothing."""
@@ -101,6 +100,18 @@ class Activation(ABC):
             return 0, dtype.to_real()
         share, saved_dtype = self.saved
         return n // share, saved_dtype or dtype.to_real()
+
+
+def in_place(apply: Callable[[Tensor], Tensor]) -> Loop:
+    """Returns the loop of an activation that `apply` puts in the place of z, and that saves nothing."""
+
+    def loop(views: Iterable[Views], h: Tensor, add: Callable[[Tensor, Tensor], object]) -> Tensor:
+        for z, _ in views:
+            add(z, h)
+            h = apply(z)
+        return h
+
+    return loop
 
 
 def _check(target: object) -> None:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from stiefelkit.functional import modrelu
 from stiefelkit.functional._activations import modrelu_of_parts
-from stiefelkit.scan.activations import Activation, Step
+from stiefelkit.scan.activations import Activation, Loop, Views
 
 STEEPEST = 1e18
 """The largest ratio of a complex bias to the modulus whose derivative is told apart."""
@@ -22,27 +22,30 @@ class ModReLU(Activation):
     def of_complex(cls) -> type[Activation]:
         return ComplexModReLU
 
-    def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        """Returns a clamp and a difference, and two calls more where the bias rises; reads the bias on a CPU."""
+    def loop(self, like: Tensor, bias: Tensor | None) -> Loop:
+        """Takes a clamp and a difference, and two calls more where the bias rises; reads the bias on a CPU."""
         assert bias is not None
         low = bias.clamp(max=0).expand(len(like), -1).contiguous()
         high, part = -low, torch.empty_like(low)
         is_falling = bias.device.type == "cpu" and not bool((bias > 0).any())
         rise = None if is_falling else bias.clamp(min=0).expand(len(like), -1).contiguous()
 
-        def apply(z: Tensor, saved: Tensor) -> None:
-            torch.clamp(z, low, high, out=part)
-            z.sub_(part)
-            if rise is not None:
-                torch.sign(z, out=part)
-                z.addcmul_(part, rise)
+        def loop(views, h, add):
+            for z, _ in views:
+                add(z, h)
+                torch.clamp(z, low, high, out=part)
+                h = z.sub_(part)
+                if rise is not None:
+                    torch.sign(z, out=part)
+                    z.addcmul_(part, rise)
+            return h
 
-        return apply
+        return loop
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
         return (h.sign().abs_(),)
 
-    def bias_gradient(self, h: Tensor, delta: Tensor) -> Tensor:
+    def bias_gradient(self, h: Tensor, saved: Tensor, delta: Tensor) -> Tensor:
         return h.sign().mul_(delta)
 
 
@@ -51,9 +54,9 @@ class _OfPairs(Activation):
 
     is_paired = True
 
-    def views(self, z: Tensor, saved: Tensor) -> list[tuple[Tensor, ...]]:
+    def views(self, z: Tensor, saved: Tensor) -> list[Views]:
         parts = (z, saved, *z.chunk(2, -1), z.unflatten(-1, (2, -1)), saved.unsqueeze(-2))
-        return list(zip(*(part.unbind(0) for part in parts), strict=True))
+        return list(zip(*map(torch.unbind, parts), strict=True))
 
 
 class ComplexModReLU(_OfPairs):
@@ -75,7 +78,7 @@ class ComplexModReLU(_OfPairs):
         size = torch.where(modulus < torch.finfo(z.dtype).tiny, 0.0, torch.relu(modulus + b.unsqueeze(-2)))
         return (unit / length * size).flatten(-2)
 
-    def step(self, like: Tensor, bias: Tensor | None) -> Step:
+    def loop(self, like: Tensor, bias: Tensor | None) -> Loop:
         """By b / |z| on a CPU, which may overflow."""
         if like.device.type != "cpu":
             return self.careful(like, bias)
@@ -86,29 +89,37 @@ class ComplexModReLU(_OfPairs):
         bias = torch.where(bias == 0, -tiny * eps, bias).expand(len(like), -1).contiguous()
         ratio, below = torch.empty_like(bias), tiny * (1 - eps)
 
-        def apply(z: Tensor, saved: Tensor, re: Tensor, im: Tensor, pairs: Tensor, scale: Tensor) -> None:
-            torch.hypot(re, im, out=ratio)
-            torch.threshold_(ratio, below, 0)
-            torch.div(bias, ratio, out=ratio)
-            torch.clamp(ratio, -1, STEEPEST, out=saved)
-            pairs.addcmul_(pairs, scale)
+        def loop(views, h, add):
+            for z, saved, re, im, pairs, scale in views:
+                add(z, h)
+                torch.hypot(re, im, out=ratio)
+                torch.threshold_(ratio, below, 0)
+                torch.div(bias, ratio, out=ratio)
+                torch.clamp(ratio, -1, STEEPEST, out=saved)
+                pairs.addcmul_(pairs, scale)
+                h = z
+            return h
 
-        return apply
+        return loop
 
-    def careful(self, like: Tensor, bias: Tensor | None) -> Step:
+    def careful(self, like: Tensor, bias: Tensor | None) -> Loop:
         assert bias is not None
         tiny = torch.finfo(like.dtype).tiny
 
-        def apply(z: Tensor, saved: Tensor, re: Tensor, im: Tensor, pairs: Tensor, scale: Tensor) -> None:
-            modulus = torch.hypot(re, im)
-            q = torch.where(modulus < tiny, -1, (bias / modulus).clamp_(-1, STEEPEST))
-            saved.copy_(q)
-            unit = pairs / modulus.clamp_min(tiny).unsqueeze(-2)
-            # b / |z| may overflow, z / |z| + b does not.
-            length = torch.where(q == -1, 0, modulus + bias)
-            torch.mul(unit, length.unsqueeze(-2), out=pairs)
+        def loop(views, h, add):
+            for z, saved, re, im, pairs, _ in views:
+                add(z, h)
+                modulus = torch.hypot(re, im)
+                q = torch.where(modulus < tiny, -1, (bias / modulus).clamp_(-1, STEEPEST))
+                saved.copy_(q)
+                unit = pairs / modulus.clamp_min(tiny).unsqueeze(-2)
+                # b / |z| may overflow, z / |z| + b does not.
+                length = torch.where(q == -1, 0, modulus + bias)
+                torch.mul(unit, length.unsqueeze(-2), out=pairs)
+                h = z
+            return h
 
-        return apply
+        return loop
 
     def is_ill(self, saved: Tensor) -> bool:
         """Returns whether b / |z| was cut off."""
@@ -132,7 +143,7 @@ class ComplexModReLU(_OfPairs):
         along.mul_(scale).add_(1)
         return diagonal, re.mul_(im).mul_(scale).neg_()
 
-    def bias_gradient(self, h: Tensor, delta: Tensor) -> Tensor:
+    def bias_gradient(self, h: Tensor, saved: Tensor, delta: Tensor) -> Tensor:
         """Returns the part of the gradient in the direction of h."""
         re, im = _directions(h).chunk(2, -1)
         first, second = delta.chunk(2, -1)
@@ -165,29 +176,33 @@ class ModReLUEpsilon(Activation):
     def function(self, z: Tensor, b: Tensor) -> Tensor:
         return modrelu(z, b, self.slope)
 
-    def step(self, like: Tensor, bias: Tensor | None) -> Step:
+    def loop(self, like: Tensor, bias: Tensor | None) -> Loop:
         """By the modulus, in the room for q."""
         assert bias is not None
         bias, root, epsilon = bias.expand(len(like), -1), like.new_tensor(self.slope**0.5), self.slope
         size = torch.empty_like(bias, memory_format=torch.contiguous_format)
 
-        def apply(z: Tensor, saved: Tensor, *parts: Tensor) -> None:
-            re, im, pairs, scale = parts or (z, root, z, saved)
-            torch.hypot(re, im, out=size)
-            if parts:
-                torch.hypot(size, root, out=size)
-            torch.add(size, bias, out=saved)
-            torch.div(saved.clamp_(min=0), size.add_(epsilon), out=saved)
-            pairs.mul_(scale)
+        def loop(views, h, add):
+            for z, saved, *parts in views:
+                add(z, h)
+                re, im, pairs, scale = parts or (z, root, z, saved)
+                torch.hypot(re, im, out=size)
+                if parts:
+                    torch.hypot(size, root, out=size)
+                torch.add(size, bias, out=saved)
+                torch.div(saved.clamp_(min=0), size.add_(epsilon), out=saved)
+                pairs.mul_(scale)
+                h = z
+            return h
 
-        return apply
+        return loop
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
         """Returns the derivative q + (1 - q) z^2 / (s (s + epsilon))."""
         z, s = self._before(h, saved)
         return (saved + (1 - saved) * (z / s) * (z / (s + self.slope)),)
 
-    def inner_gradient(self, h: Tensor, saved: Tensor, delta: Tensor) -> Tensor:
+    def bias_gradient(self, h: Tensor, saved: Tensor, delta: Tensor) -> Tensor:
         """Returns the part z / (s + epsilon) of the gradient by h, which is delta over the derivative along z."""
         z, s = self._before(h, saved)
         length = s + self.slope

@@ -1,10 +1,13 @@
 """Activations of one real number: relu, tanh, abs, the identity, leaky relu and OPLU."""
 
+from functools import partial
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from stiefelkit.functional import leaky_relu, oplu
-from stiefelkit.scan.activations import Activation, Step
+from stiefelkit.scan.activations import Activation, Loop, Views, in_place
 
 
 class ReLU(Activation):
@@ -13,8 +16,8 @@ class ReLU(Activation):
     kernel = "relu"
     function = staticmethod(torch.relu)  # type: ignore[assignment]
 
-    def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        return lambda z, saved: z.clamp_min_(0)
+    def loop(self, like: Tensor, bias: Tensor | None) -> Loop:
+        return in_place(partial(Tensor.clamp_min_, min=0))
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
         return (h.sign(),)
@@ -26,8 +29,8 @@ class Tanh(Activation):
     kernel = "tanh"
     function = staticmethod(torch.tanh)  # type: ignore[assignment]
 
-    def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        return lambda z, saved: torch.tanh(z, out=z)
+    def loop(self, like: Tensor, bias: Tensor | None) -> Loop:
+        return in_place(Tensor.tanh_)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
         return ((h * h).neg_().add_(1),)
@@ -40,15 +43,18 @@ class Abs(Activation):
     saved = (1, torch.int8)
     function = staticmethod(torch.abs)  # type: ignore[assignment]
 
-    def step(self, like: Tensor, bias: Tensor | None) -> Step:
+    def loop(self, like: Tensor, bias: Tensor | None) -> Loop:
         sign = torch.empty_like(like)
 
-        def apply(z: Tensor, saved: Tensor) -> None:
-            torch.sign(z, out=sign)
-            saved.copy_(sign)
-            z.abs_()
+        def loop(views, h, add):
+            for z, saved in views:
+                add(z, h)
+                torch.sign(z, out=sign)
+                saved.copy_(sign)
+                h = z.abs_()
+            return h
 
-        return apply
+        return loop
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
         return (saved.to(h.dtype),)
@@ -67,8 +73,8 @@ class Identity(Activation):
     def function(z: Tensor) -> Tensor:
         return z
 
-    def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        return lambda z, saved: None
+    def loop(self, like: Tensor, bias: Tensor | None) -> Loop:
+        return in_place(Tensor.detach)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
         return ()
@@ -83,8 +89,8 @@ class LeakyReLU(Activation):
     def function(self, z: Tensor) -> Tensor:
         return leaky_relu(z, self.slope)
 
-    def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        return lambda z, saved: torch.nn.functional.leaky_relu_(z, self.slope)
+    def loop(self, like: Tensor, bias: Tensor | None) -> Loop:
+        return in_place(partial(F.leaky_relu_, negative_slope=self.slope))
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
         return (torch.where(h > 0, h.new_ones(()), h.new_full((), self.slope)),)
@@ -98,18 +104,22 @@ class OPLU(Activation):
     saved = (2, torch.int8)
     function = staticmethod(oplu)  # type: ignore[assignment]
 
-    def step(self, like: Tensor, bias: Tensor | None) -> Step:
+    def loop(self, like: Tensor, bias: Tensor | None) -> Loop:
         larger = like.new_empty(like.shape[0], like.shape[1] // 2)
 
-        def apply(z: Tensor, saved: Tensor, first: Tensor, second: Tensor) -> None:
-            saved.copy_(first < second)
-            torch.maximum(first, second, out=larger)
-            torch.minimum(first, second, out=second)
-            first.copy_(larger)
+        def loop(views, h, add):
+            for z, saved, first, second in views:
+                add(z, h)
+                saved.copy_(first < second)
+                torch.maximum(first, second, out=larger)
+                torch.minimum(first, second, out=second)
+                first.copy_(larger)
+                h = z
+            return h
 
-        return apply
+        return loop
 
-    def views(self, z: Tensor, saved: Tensor) -> list[tuple[Tensor, ...]]:
+    def views(self, z: Tensor, saved: Tensor) -> list[Views]:
         return list(zip(*(part.unbind(0) for part in (z, saved, *z.chunk(2, -1))), strict=True))
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:

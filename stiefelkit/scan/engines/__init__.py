@@ -23,10 +23,6 @@ class Engine(Protocol):
         """Returns the gradients by those of x, w, h0, u, bias and activation bias that are wanted."""
         ...
 
-    def deltas(self, p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor]:
-        """Returns the gradients by all pre-activations, like `out`, and by the first states (B, n)."""
-        ...
-
 
 class Checkpointed:
     """Another engine, which keeps states before segments of about T^(1/2) steps in the place of all; see `Engine`."""
@@ -72,11 +68,6 @@ def _segments(p: Problem) -> list[slice]:
 
 
 def find_engine(recurrence: Recurrence) -> Engine:
-    """Returns what runs all steps of a recurrence and keeps all states."""
-    return Triton() if recurrence.backend == "triton" else InPlace()
-
-
-def find_runner(recurrence: Recurrence) -> Engine | Checkpointed:
     """Returns what runs a recurrence and keeps the states that are asked for."""
-    runner = find_engine(recurrence)
-    return Checkpointed(runner) if recurrence.last_only else runner
+    engine = Triton() if recurrence.backend == "triton" else InPlace()
+    return Checkpointed(engine) if recurrence.last_only else engine

@@ -3,13 +3,13 @@
 import copy
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from stiefelkit.scan.activations import Step, find_activation
+from stiefelkit.scan.activations import Loop, find_activation
 from stiefelkit.scan.blocks import fold, from_blocks, matrix_blocks, read_blocks, row_blocks
 from stiefelkit.scan.checks import Recurrence, Tensors
 from stiefelkit.scan.structures import STRUCTURES, Structure
@@ -83,7 +83,7 @@ class Problem:
         self.structure: Structure | None = STRUCTURES[recurrence.structure](w) if recurrence.structure else None
         self.width = self.n * (1 + self.is_complex)
         self.dtype = w.dtype.to_real()
-        self._step: tuple[int, Step] | None = None
+        self._loop: tuple[int, Loop] | None = None
         self._take(x, h0, list(sizes) if sizes is not None else [x.shape[1]] * x.shape[0])
 
     def _take(self, x: Tensor, h0: Tensor, sizes: list[int]) -> None:
@@ -135,15 +135,15 @@ class Problem:
         """The bias as a real row (N,)."""
         return None if self.bias is None else row_blocks(self.bias)
 
-    def step(self, like: Tensor) -> Step:
-        """Returns the activation in place, of rows such as `like` (batch, N); that of the last batch is kept."""
-        if self._step is None or self._step[0] != len(like):
-            self._step = len(like), self.activation.step(like, self.activation_bias)
-        return self._step[1]
+    def loop(self, like: Tensor) -> Loop:
+        """Returns the activation's loop, of rows such as `like` (batch, N); that of the last batch is kept."""
+        if self._loop is None or self._loop[0] != len(like):
+            self._loop = len(like), self.activation.loop(like, self.activation_bias)
+        return self._loop[1]
 
-    def project(self, z: Tensor, chunk: Chunk, buffer: Tensor | None) -> None:
-        """Writes the projected inputs of a chunk into z (steps, batch, N); `buffer` takes complex inputs."""
-        x, ut, bias = self.read(self.x, chunk, buffer), self.ut, self.row_bias
+    def project(self, z: Tensor, x: Tensor) -> None:
+        """Writes the projected inputs of a chunk, from real rows (steps, batch, M), into z (steps, batch, N)."""
+        ut, bias = self.ut, self.row_bias
         if ut is not None:
             rows, into = x.flatten(0, 1), z.flatten(0, 1)
             torch.mm(rows, ut, out=into) if bias is None else torch.addmm(bias, rows, ut, out=into)
@@ -166,41 +166,41 @@ class Problem:
         rows = self.x.shape[:-1] if keep else (0, *self.x.shape[1:-1])
         return self.x.new_empty(*rows, width, dtype=dtype)
 
-    def part(self, rows: Tensor, chunk: Chunk) -> Tensor:
-        """Returns the rows of a chunk, shape (steps, batch, width), without a copy."""
-        if not self.is_packed:
-            return rows[chunk.time : chunk.time + chunk.steps]
-        rows = rows[chunk.start : chunk.start + chunk.steps * chunk.batch]
-        return rows.unflatten(0, (chunk.steps, chunk.batch))
+    def parts(self, rows: Tensor | None) -> Sequence[Tensor]:
+        """Returns the rows of each chunk, (steps, batch, width), in the order of `chunks`, without a copy."""
+        if rows is None or not self.chunks:
+            return ()
+        chunks = self.chunks[::-1] if self.reverse else self.chunks
+        parts = rows.split_with_sizes([chunk.steps * (chunk.batch if self.is_packed else 1) for chunk in chunks])
+        if self.is_packed:
+            shapes = [(chunk.steps, chunk.batch, *rows.shape[1:]) for chunk in chunks]
+            parts = tuple(map(Tensor.view, parts, shapes))
+        return parts[::-1] if self.reverse else parts
 
-    def buffer(self, width: int, dtype: torch.dtype | None = None, more: int = 0) -> Tensor:
-        """Returns room for `width` numbers for each row of the largest chunk, with `more` steps."""
-        rows = max((chunk.steps + more) * chunk.batch for chunk in self.chunks)
-        return self.x.new_empty(rows * width, dtype=dtype or self.dtype)
+    def inputs(self) -> Iterable[Tensor]:
+        """Returns the inputs of each chunk as real rows: views, or copies of complex ones, one at a time."""
+        x = self.parts(self.x)
+        return map(read_blocks, x, self.rooms(2 * self.x.shape[-1])) if self.x.is_complex() else x
 
-    def read(self, rows: Tensor, chunk: Chunk, buffer: Tensor | None) -> Tensor:
-        """Returns the rows of a chunk as real ones: a view, or for complex ones a copy in the buffer."""
-        part = self.part(rows, chunk)
-        return part if buffer is None else read_blocks(part, shaped(buffer, chunk, 2 * part.shape[-1]))
+    def rooms(self, width: int, dtype: torch.dtype | None = None, more: int = 0) -> list[Tensor]:
+        """Returns one buffer for all chunks, seen as (steps + more, batch, width) for each."""
+        counts = [(chunk.steps + more) * chunk.batch * width for chunk in self.chunks]
+        buffer = self.x.new_empty(max(counts, default=0), dtype=dtype or self.dtype)
+        shapes = [(chunk.steps + more, chunk.batch, width) for chunk in self.chunks]
+        return [buffer[:count].view(shape) for count, shape in zip(counts, shapes, strict=True)]
 
-    def write(self, rows: Tensor, chunk: Chunk, blocks: Tensor) -> None:
-        """Puts [Re | Im] of a chunk where complex rows belong."""
-        torch.complex(*blocks.chunk(2, -1), out=self.part(rows, chunk))
-
-    def states(self, out: Tensor, i: int, buffer: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the states of the i-th chunk and those before each of them, views of `out` or in the buffer."""
-        chunk, previous = self.chunks[i], self.chunks[i - 1] if i else None
-        if not self.is_complex and previous is not None and previous.batch == chunk.batch:
-            step = 1 if self.reverse else -1
-            shifted = Chunk(chunk.time + step, chunk.start + step * chunk.batch, chunk.steps, chunk.batch)
-            return self.part(out, chunk), self.part(out, shifted)
-        room = shaped(buffer, chunk, self.width, more=1)
+    def states(self, outs: Sequence[Tensor], i: int, room: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the states of the i-th chunk and those before each of them, views of `outs` or in the room."""
+        h = outs[i]
+        if not self.is_complex and i and len(outs[i - 1][0]) == len(h[0]):
+            before = h.storage_offset() + h.stride(0) * (1 if self.reverse else -1)
+            return h, h.as_strided(h.shape, h.stride(), before)
         h, before = (room[:-1], room[1:]) if self.reverse else (room[1:], room[:-1])
-        last = self.first[:0] if previous is None else row_blocks(self.part(out, previous)[0 if self.reverse else -1])
+        last = self.first[:0] if i == 0 else row_blocks(outs[i - 1][0 if self.reverse else -1])
         # A sequence that only begins here starts from its first state.
-        between = torch.cat([last, self.first[len(last) : chunk.batch]])[: chunk.batch]
-        before[-1 if self.reverse else 0] = between
-        read_blocks(self.part(out, chunk), h) if self.is_complex else h.copy_(self.part(out, chunk))
+        batch = room.shape[1]
+        before[-1 if self.reverse else 0] = torch.cat([last, self.first[len(last) : batch]])[:batch]
+        read_blocks(outs[i], h) if self.is_complex else h.copy_(outs[i])
         return h, before
 
     def matrix_gradient(self, blocks: Tensor, columns_complex: bool, half: bool = False) -> Tensor:
@@ -212,9 +212,3 @@ class Problem:
     def row_gradient(self, blocks: Tensor) -> Tensor:
         """Returns the gradient by rows of the recurrence's dtype."""
         return from_blocks(blocks) if self.is_complex else blocks
-
-
-def shaped(buffer: Tensor, chunk: Chunk, width: int, more: int = 0) -> Tensor:
-    """Returns the beginning of a flat buffer as (steps + more, batch, width)."""
-    steps = chunk.steps + more
-    return buffer[: steps * chunk.batch * width].view(steps, chunk.batch, width)

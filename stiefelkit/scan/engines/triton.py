@@ -142,12 +142,8 @@ class Triton:
         if needs_bias and p.bias is not None:
             bias = p.row_gradient(delta.sum(0))
         if needs_inner and p.activation_bias is not None:
-            inner = p.activation.bias_gradient(h, delta).sum(0)
+            inner = p.activation.bias_gradient(h, outcome.saved.flatten(0, -2), delta).sum(0)
         return Gradients(x, w, p.row_gradient(dh0), u, bias, inner)
-
-    def deltas(self, p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor]:
-        delta, dh0, _ = self._back(p, outcome)
-        return p.row_gradient(delta).view(outcome.out.shape), p.row_gradient(dh0)
 
     def _back(self, p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} w), and by h0; and the states as rows."""
