@@ -13,8 +13,8 @@ from torch import nn
 
 import stiefelkit as sk
 from benchmarks.suite import PLACES, Suite, patience
+from stiefelkit.machine import threads
 from stiefelkit.measuring.clock import Run, clock_of, peak_bytes, race
-from stiefelkit.training.memory import threads
 
 CHANNELS = 16
 UNIT = "torch.nn.Conv2d"

@@ -8,13 +8,13 @@ import torch
 import stiefelkit as sk
 from benchmarks.suite import PLACES, Suite
 from stiefelkit import models
+from stiefelkit.machine import threads
 from stiefelkit.measuring.drift import run
 from stiefelkit.measuring.moved_frames import own_optimizers
 from stiefelkit.measuring.plans import DriftPlan
 from stiefelkit.metrics import bits_lost
 from stiefelkit.scan import rotation_scan
 from stiefelkit.training.config import Config
-from stiefelkit.training.memory import threads
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.session import Session
 from stiefelkit.training.tasks import create

@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.suite import MODES, VARIABLE, Suite, mode
 from stiefelkit.files import write_atomically
-from stiefelkit.training.memory import cpu
+from stiefelkit.machine import cpu
 
 BASELINE = Path(__file__).with_name("baseline.json")
 ALLOWED_BITS = 0.5

@@ -4,13 +4,13 @@ import torch
 
 import stiefelkit as sk
 from benchmarks.suite import PLACES, Suite, named, size_of
+from stiefelkit.machine import threads
 from stiefelkit.measuring.clock import peak_bytes
 from stiefelkit.measuring.implementations import OPERATIONS, FrameProblem, own_implementations
 from stiefelkit.measuring.plans import CASES, ScanRace
 from stiefelkit.measuring.recurrences import LOOP, ours, recurrence_peers
 from stiefelkit.measuring.scan import LOSSES, drawn, memory_of
 from stiefelkit.scan import BACKENDS
-from stiefelkit.training.memory import threads
 
 SIZES = {"1024x1024": "quick", "2048x32": "quick", "2048x2048": "full"}
 STEPS = 784

@@ -14,9 +14,9 @@ import torch
 
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.scale import SCALES
+from stiefelkit.machine import threads
 from stiefelkit.measuring.clock import indexed_device
 from stiefelkit.measuring.contest import Schedule
-from stiefelkit.training.memory import threads
 
 
 def work(part: str, scale: str, device: str, seconds: float, say: Callable[[dict[str, object]], None]) -> None:

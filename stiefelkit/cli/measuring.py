@@ -10,6 +10,7 @@ from rich.table import Table
 
 from stiefelkit.cli.options import DEFAULTS, Options, asked
 from stiefelkit.errors import OptionError
+from stiefelkit.figure import Figures
 from stiefelkit.measuring.plans import (
     DriftPlan,
     FramePlan,
@@ -20,7 +21,6 @@ from stiefelkit.measuring.plans import (
     ScanRace,
 )
 from stiefelkit.training.display import Bar, Screen, say
-from stiefelkit.training.figure import Figures
 
 if TYPE_CHECKING:
     from stiefelkit.measuring.contest import ProgressCallback, Race

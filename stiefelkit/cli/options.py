@@ -13,8 +13,8 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import cyclopts
 from cyclopts import App, ArgumentCollection, Parameter, Token
 
+from stiefelkit.checks import listed, words_of
 from stiefelkit.errors import OptionError
-from stiefelkit.training.checks import listed, words_of
 from stiefelkit.training.recipes import literal, tables_of, written
 from stiefelkit.training.tasks import tasks
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from cyclopts import App
 
 from stiefelkit.cli.options import DEFAULTS, Options
+from stiefelkit.figure import Figures
 from stiefelkit.training.data import named
 from stiefelkit.training.display import Bar, Screen, say
-from stiefelkit.training.figure import Figures
 from stiefelkit.training.gradients import GradientPlan
 
 app = App(name="plot", help="Draw the curves of runs, or gradients over time.", default_parameter=DEFAULTS)

@@ -8,10 +8,10 @@ from rich.table import Table
 
 from stiefelkit.cli.options import Options
 from stiefelkit.errors import DivergedError, OptionError, RunError, needs
+from stiefelkit.figure import Figures
 from stiefelkit.files import reachable, refuse_links, writable
 from stiefelkit.training.data import named
 from stiefelkit.training.display import Screen, say
-from stiefelkit.training.figure import Figures
 from stiefelkit.training.papers import Reproduction, Row, find, rows
 
 if TYPE_CHECKING:

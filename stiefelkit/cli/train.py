@@ -12,9 +12,9 @@ from rich.table import Table
 
 from stiefelkit.cli.options import DEFAULTS, Options, resume_line
 from stiefelkit.errors import OptionError
+from stiefelkit.figure import Figures
 from stiefelkit.training.data import named
 from stiefelkit.training.display import Screen, Silent, Terminal, say
-from stiefelkit.training.figure import Figures
 from stiefelkit.training.ranks import joined
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, tasks

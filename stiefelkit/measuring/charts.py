@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stiefelkit.figure import figure, literal, reference_line
 from stiefelkit.measuring.contest import DriftCurve, Race
 from stiefelkit.measuring.implementations import near_orthogonal
 from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.plans import UNCONSTRAINED
-from stiefelkit.training.figure import figure, literal, reference_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,9 @@ from torch.nn import functional as F
 
 from stiefelkit import init
 from stiefelkit.errors import RunError, StiefelkitError, needs
+from stiefelkit.figure import Figures
 from stiefelkit.files import parse_json, writable, write_json
+from stiefelkit.machine import threads
 from stiefelkit.measuring import charts
 from stiefelkit.measuring.contest import Contest, DriftCurve, ProgressCallback, Race, Row, Schedule, quiet
 from stiefelkit.measuring.implementations import dtype_of
@@ -25,9 +27,6 @@ from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers, s
 from stiefelkit.measuring.plans import UNCONSTRAINED, DriftPlan, torch_dtype
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.optim import optimizers, parameter_groups
-from stiefelkit.training.figure import Figures
-from stiefelkit.training.memory import threads
-from stiefelkit.training.tasks import create
 from stiefelkit.weights.attach import available, orthogonal
 
 PIXELS, CLASSES, IMAGES = 64, 10, 64
@@ -221,13 +220,17 @@ def _gradients(plan: DriftPlan, n: int, p: int, source: torch.Generator) -> Call
 
 def _of_digits(before: Tensor, after: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
     """Returns the gradient by W of the cross-entropy of |x R W^T| V, R and V fixed, batch after batch."""
-    task, steps = create("digits", {}), itertools.count()
+    from sklearn.datasets import load_digits
+
+    images, labels = (torch.from_numpy(part).to(before.device) for part in load_digits(return_X_y=True))
+    images, source = images.to(before.dtype) / 16, torch.Generator().manual_seed(seed)
 
     def gradient(w: Tensor) -> Tensor:
-        x, y = (tensor.to(w.device) for tensor in task.batch(next(steps), IMAGES, seed))
+        chosen = torch.randint(len(labels), (IMAGES,), generator=source).to(w.device)
+        x, y = images[chosen], labels[chosen]
         leaf = w.detach().requires_grad_()
         with torch.enable_grad():
-            hidden = F.linear(x.flatten(1).to(before.dtype) @ before, leaf).abs()
+            hidden = F.linear(x @ before, leaf).abs()
             loss = F.cross_entropy((hidden @ after.to(hidden.dtype)).float(), y)
             return torch.autograd.grad(loss, leaf)[0]
 

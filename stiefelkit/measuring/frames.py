@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import torch
 
 from stiefelkit.errors import DtypeError, OptionError
+from stiefelkit.machine import threads
 from stiefelkit.measuring.clock import Run, clock_of, peak_bytes, product_of
 from stiefelkit.measuring.contest import Contest, ProgressCallback, Race, Row, Schedule, finite, quiet, scatter, seeded
 from stiefelkit.measuring.implementations import OPERATIONS, Entry, FrameProblem
 from stiefelkit.measuring.moved_frames import MovedFrame, peer_optimizers, start
 from stiefelkit.measuring.plans import FramePlan, OptimizerRace, ParametrizationRace, torch_dtype
 from stiefelkit.metrics import orthogonality_error, rounding_limit
-from stiefelkit.training.memory import threads
 
 GRADIENTS = 16
 """Gradients that an optimizer gets in turns: with a single one it would soon be where there is no step left to make."""

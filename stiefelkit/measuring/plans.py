@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from cyclopts import Parameter, Token
 
-from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean, needs
-from stiefelkit.numbers import PRECISIONS, above, integer, validate_fields_
-from stiefelkit.optim import names_in_words, optimizers
-from stiefelkit.training.checks import (
+from stiefelkit.checks import (
     STEP_LENGTH,
+    Option,
     Sizes,
-    known_parametrizations,
     known_words,
     tall_sizes,
     usable_place,
     words_of,
 )
-from stiefelkit.training.recipes import Option
+from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean, needs
+from stiefelkit.numbers import PRECISIONS, above, integer, validate_fields_
+from stiefelkit.optim import names_in_words, optimizers
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +35,13 @@ UNCONSTRAINED = "unconstrained"
 """The name of the reference of drift: an ordinary weight that starts orthogonal and is held by nothing."""
 FACTORS = "factors"
 """The name under which W in factors races beside the backends of the scan."""
+
+
+def known_parametrizations(names: Collection[str]) -> None:
+    """Raises OptionError for the first name that no parametrization has."""
+    from stiefelkit.weights.attach import available
+
+    known_words(SUBJECT, "parametrization", names, available())
 
 
 def torch_dtype(name: str) -> torch.dtype:

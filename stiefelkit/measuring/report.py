@@ -20,13 +20,13 @@ import torch
 from stiefelkit._version import __version__
 from stiefelkit.errors import RunError, needs, printable
 from stiefelkit.files import parse_json, write_json
+from stiefelkit.machine import cpu
 from stiefelkit.measuring import drift, frames, scan
 from stiefelkit.measuring.charts import charts
 from stiefelkit.measuring.contest import NO_TIME, ProgressCallback, Race, Row, Schedule, by_reason, quiet
 from stiefelkit.measuring.growth import growth
 from stiefelkit.measuring.plans import ReportPlan
 from stiefelkit.measuring.tables import of_race
-from stiefelkit.training.memory import cpu
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import torch
 
+from stiefelkit.machine import threads
 from stiefelkit.measuring import recurrences
 from stiefelkit.measuring.clock import peak_bytes
 from stiefelkit.measuring.contest import NO_TIME, Contest, ProgressCallback, Race, Row, Schedule, quiet, scatter, seeded
 from stiefelkit.measuring.plans import FACTORS, ScanCase, ScanRace, torch_dtype
 from stiefelkit.measuring.recurrences import Enter, Sequences, recurrence_peers
-from stiefelkit.training.memory import threads
 
 LOSSES = ("sequence", "last_state")
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stiefelkit.errors import OptionError, RunError, UnknownNameError, did_you_mean, needs
+from stiefelkit.figure import Figures
 from stiefelkit.files import reachable, refuse_links, write_json
 from stiefelkit.training.config import BY_COORDINATE, Config
 from stiefelkit.training.display import Silent
-from stiefelkit.training.figure import Figures
 from stiefelkit.training.plot import plot
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.run_folder import Summary, is_run, summarise

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from stiefelkit.checks import SEED, THREADS, finite_tables, named_device, of_type, usable_device, within_memory
 from stiefelkit.errors import OptimizerError, OptionError, RunError, UnknownNameError, did_you_mean, needs
 from stiefelkit.numbers import above, at_least, integer, validate_fields_
 from stiefelkit.optim import optimizers
-from stiefelkit.training.checks import SEED, THREADS, finite_tables, named_device, of_type, usable_device, within_memory
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, create
 

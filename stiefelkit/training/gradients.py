@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from stiefelkit.errors import OptionError, needs
+from stiefelkit.figure import Figures, figure, literal
 from stiefelkit.files import writable, write_json
 from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training.config import Config
-from stiefelkit.training.figure import Figures, figure, literal
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, tasks
 
@@ -101,7 +101,7 @@ def measure(
 
     `watch` is called with the model's name, the number of steps done, and of all, after each step.
     """
-    from stiefelkit.training.memory import threads
+    from stiefelkit.machine import threads
     from stiefelkit.training.session import Session
 
     configs = plan.configs()

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stiefelkit.checks import SEED, THREADS
 from stiefelkit.errors import UnknownNameError, did_you_mean
 from stiefelkit.numbers import integer, optional, validate_fields_
 from stiefelkit.registry import Registry
-from stiefelkit.training.checks import SEED, THREADS
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, create, tasks
 

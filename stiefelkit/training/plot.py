@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stiefelkit.errors import DataError, RunError, needs
+from stiefelkit.figure import Figures, figure, literal, reference_line
 from stiefelkit.files import reachable
 from stiefelkit.numbers import above
 from stiefelkit.scan.activations import find_activation
 from stiefelkit.training import checkpoint
 from stiefelkit.training.display import worst_ratio
-from stiefelkit.training.figure import Figures, figure, literal, reference_line
 from stiefelkit.training.run_folder import RunFolder, by_kind, is_run
 from stiefelkit.training.tasks import Task
 from stiefelkit.training.tasks.task import evaluating

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stiefelkit.checks import Option
 from stiefelkit.errors import OptionError
 from stiefelkit.optim import names_in_words
 
@@ -13,9 +14,6 @@ __all__ = ["LRU_RATES", "Option", "Recipe", "Settings", "of_planes"]
 
 LRU_RATES = dict.fromkeys(("log_angle", "log_rate", "log_scale"), 1e-3)
 """Rates of the planes of an LRU, below that of its matrices as in its paper."""
-
-Option = int | float | bool | str | list[Any]
-"""What an option of a model or an optimizer may be on the command line and in a file."""
 Share = Callable[[int], dict[str, Any]]
 """From the hidden size to options of the model."""
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import RunError, StiefelkitError, needs, printable
+from stiefelkit.figure import Figures, figure, reference_line
 from stiefelkit.files import parse_json, read_file, write_atomically, write_json
+from stiefelkit.machine import processor
 from stiefelkit.training.display import Silent
-from stiefelkit.training.figure import Figures, figure, reference_line
-from stiefelkit.training.memory import processor
 from stiefelkit.training.papers import Reproduction, Row, rows
 from stiefelkit.training.plot import Curve, Value, draw, draw_runs
 from stiefelkit.training.run_folder import PROCESSOR, RunFolder, by_kind, is_run, last_step

@@ -17,10 +17,10 @@ import torch
 from stiefelkit._version import __version__
 from stiefelkit.errors import RunError, needs
 from stiefelkit.files import open_file, parse_json, reachable, read_file, writable, write_json
+from stiefelkit.machine import processor
 from stiefelkit.training import checkpoint
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import worst_ratio
-from stiefelkit.training.memory import processor
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 DIGEST, PROCESSOR = "sha256", "processor"

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.errors import DivergedError, NonFiniteError
+from stiefelkit.machine import peak_memory
 from stiefelkit.optim import clip_grad_norm_
 from stiefelkit.training.config import Config
-from stiefelkit.training.memory import peak_memory
 from stiefelkit.training.ranks import Ranks
 from stiefelkit.training.tasks import Task
 from stiefelkit.training.tasks.task import generator

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stiefelkit.checks import usable_device
 from stiefelkit.errors import DivergedError, NonFiniteError, RunError
+from stiefelkit.machine import threads
 from stiefelkit.models import count_parameters
 from stiefelkit.training import checkpoint, data
-from stiefelkit.training.checks import usable_device
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import Curves, Silent, require_tensorboard
-from stiefelkit.training.memory import threads
 from stiefelkit.training.ranks import Interruption, Ranks
 from stiefelkit.training.run_folder import Log, RunFolder, content_of, read_log, versions
 from stiefelkit.training.session import Session, Window

@@ -100,6 +100,12 @@ def test_no_file_imports_from_a_floor_above_its_own(for_types: bool) -> None:
     assert {(one, other) for one, other in pairs if floor_of(other) < floor_of(one)} == set()
 
 
+def test_no_room_of_the_laboratory_imports_another() -> None:
+    rooms = {"measuring", "testing", "training"}
+    pairs = {(room(one), room(other)) for types in (False, True) for one, other in edges(types)}
+    assert {pair for pair in pairs if set(pair) <= rooms and len(set(pair)) == 2} == set()
+
+
 def through_the_face() -> Iterator[tuple[str, str]]:
     """Who asks `stiefelkit` itself for a name, and all files that it shows."""
     yield from (("__init__.py", target) for target in {*face().values()})

@@ -13,10 +13,10 @@ from tiny_runs import small
 from stiefelkit import models
 from stiefelkit.cli import main, reproduce
 from stiefelkit.errors import printable
+from stiefelkit.figure import literal
 from stiefelkit.measuring.report import environment
 from stiefelkit.training import papers, train
 from stiefelkit.training.display import Screen
-from stiefelkit.training.figure import literal
 
 NAMES = ["_old", r"$\frac$", "[red]x", "a\x1b[31mb", ":smile:", "<script>\"&'"]
 

@@ -11,11 +11,11 @@ import small_data
 
 from stiefelkit.cli import main
 from stiefelkit.errors import DtypeError, OptionError
+from stiefelkit.figure import Figures
 from stiefelkit.testing import seeds
 from stiefelkit.training import data, train
 from stiefelkit.training import plot as plotting
 from stiefelkit.training.config import Config
-from stiefelkit.training.figure import Figures
 from stiefelkit.training.plot import draw_surfaces, find_runs, plot
 from stiefelkit.training.run_folder import RunFolder, by_kind
 

@@ -12,10 +12,10 @@ import torch
 from stiefelkit import models
 from stiefelkit.cli import main
 from stiefelkit.errors import RunError, UnknownNameError
+from stiefelkit.figure import Figures
+from stiefelkit.machine import processor
 from stiefelkit.testing import seeds
 from stiefelkit.training import papers, train
-from stiefelkit.training.figure import Figures
-from stiefelkit.training.memory import processor
 from stiefelkit.training.papers import Reproduction, Row
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.reproduce import Score, finding, made_by, opened, reproduce, write_page

@@ -17,9 +17,9 @@ from tiny_runs import Killed, Watching, content, killed_at, killed_by, longer
 
 from stiefelkit.cli import main
 from stiefelkit.errors import RunError
+from stiefelkit.machine import processor
 from stiefelkit.training import checkpoint, train
 from stiefelkit.training.config import Config
-from stiefelkit.training.memory import processor
 from stiefelkit.training.run_folder import is_run, versions
 
 

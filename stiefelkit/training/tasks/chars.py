@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from stiefelkit.checks import known_words, of_type
 from stiefelkit.numbers import integer, optional, validate_fields_
 from stiefelkit.training import data
-from stiefelkit.training.checks import known_words, of_type
 from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes
 from stiefelkit.training.tasks.task import Parted, cross_entropy
 

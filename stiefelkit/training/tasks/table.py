@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from stiefelkit.checks import known_words, of_type
 from stiefelkit.errors import DataError, did_you_mean, needs
 from stiefelkit.numbers import integer, optional, validate_fields_
 from stiefelkit.training import data
-from stiefelkit.training.checks import known_words, of_type
 from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes
 from stiefelkit.training.tasks.task import Parted, Sequences, cross_entropy, generator
 

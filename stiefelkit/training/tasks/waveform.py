@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from stiefelkit.checks import of_type
 from stiefelkit.errors import DataError, needs
 from stiefelkit.numbers import at_least, integer, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.audio import ENDINGS, read
-from stiefelkit.training.checks import of_type
 from stiefelkit.training.recipes import Recipe, of_planes
 from stiefelkit.training.tasks.task import Task
 

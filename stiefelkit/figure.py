@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stiefelkit.checks import known_words
 from stiefelkit.errors import printable
 from stiefelkit.files import writable, write_atomically
 from stiefelkit.numbers import integer, validate_fields_
-from stiefelkit.training.checks import known_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,13 +8,15 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from stiefelkit import numbers
-from stiefelkit.errors import OptionError, StiefelkitError, UnknownNameError, did_you_mean
+from stiefelkit.errors import OptionError, StiefelkitError, did_you_mean
 from stiefelkit.numbers import Check, above, integer
 
 SEED, THREADS = integer(0, 2**63 - 1), integer(1, 1024)
 STEP_LENGTH = above(0, 100.0)
 """Of steps of frames: longer ones turn a frame many times round and, far beyond, overflow."""
 
+Option = int | float | bool | str | list[Any]
+"""What the options of models, optimizers and maps may be."""
 Sizes = Annotated[tuple[tuple[int, int], ...], Parameter(n_tokens=1)]
 """Sizes n x p on the command line, in one word: 64,2048x32."""
 
@@ -49,16 +51,6 @@ def known_words(who: str, kind: str, words: Iterable[str], known: Collection[str
     for word in words:
         if word not in known:
             raise OptionError(f"{who} has no {kind} {word!r}{did_you_mean(word, known)}")
-
-
-def known_parametrizations(names: Iterable[str]) -> None:
-    """Raises UnknownNameError for the first name that no parametrization has."""
-    from stiefelkit.weights.attach import available
-
-    known = available()
-    for name in names:
-        if name not in known:
-            raise UnknownNameError(f"No parametrization is named {name!r}{did_you_mean(name, known)}")
 
 
 def named_device(who: str, name: str) -> Any:
