@@ -3,8 +3,7 @@
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,13 +21,13 @@ from stiefelkit.nn.frozen import (
     along,
     applied,
     beyond_affine,
+    has_own_forward,
     inside_peft,
-    is_plain,
     layout_of,
     obstacle,
     reference_tensor,
-    required_weight,
     size_of,
+    weight_of,
 )
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import above, as_python_number, at_least, integer, one_of
@@ -56,10 +55,10 @@ class Rotation(nn.Module):
     dropout = 0.0
 
     def __init__(
-        self, shape: tuple[int, ...], inner: Parametrization, init: str, like: Tensor, options: Mapping[str, Any]
+        self, shape: tuple[int, ...], inner: Parametrization, init: str, factory: Any, options: Mapping[str, Any]
     ):
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(shape, dtype=computing_dtype(like.dtype), device=like.device))
+        self.weight = nn.Parameter(torch.zeros(shape, **factory))
         attach.orthogonal(self, "weight", inner, init=init, **options)
 
     @property
@@ -99,13 +98,14 @@ class Replacement(nn.Module, ABC):
         super().__init__()
         self.layer, self.name, self.is_on = layer, name, True
 
-    def __setattr__(self, name: str, value: object) -> None:
-        if name not in _OF_THE_LAYER:
-            return super().__setattr__(name, value)  # type: ignore[arg-type]
-        held = getattr(self.base, name, None)  # libraries that tie weights assign the one that is there
-        is_same = value is held or (type(value) is int and value == held)
-        wanted = f"{name} set on its layer, `base` (to resize or tie that, fold or delete_adapter first)"
-        needs(is_same, OptionError, type(self).__name__, wanted, "it set on itself")
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OF_THE_LAYER:
+            held = getattr(self.base, name, None)  # libraries that tie weights assign the one that is there
+            is_same = value is held or (type(value) is int and value == held)
+            wanted = f"{name} set on its layer, `base` (to resize or tie that, fold or delete_adapter first)"
+            needs(is_same, OptionError, type(self).__name__, wanted, "it set on itself")
+        else:
+            super().__setattr__(name, value)
 
     @property
     def base(self) -> Any:
@@ -155,6 +155,8 @@ class Adapter(Replacement):
         if found is None:
             raise DtypeError(f"{kind} needs a layer with in_features and out_features, got {type(layer).__name__}.")
         self._layout = found
+        like = reference_tensor(self.base, kind)
+        self.factory: dict[str, Any] = {"dtype": computing_dtype(like.dtype), "device": like.device}
         self.register_buffer("merged", None, persistent=False)
         self.register_load_state_dict_post_hook(_merge_anew)
 
@@ -171,20 +173,9 @@ class Adapter(Replacement):
     def unmerged(self, x: Tensor, *args: object, **options: object) -> Tensor:
         """Returns what the layer gives with the change, by calling it."""
 
-    @property
-    def in_features(self) -> int:
-        """Size of the input."""
-        return self.features("in")
-
-    @property
-    def out_features(self) -> int:
-        """Size of the output."""
-        return self.features("out")
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The layer's bias."""
-        return getattr(self.layer, "bias", None)
+    in_features = property(lambda self: self.features("in"), doc="Size of the input.")
+    out_features = property(lambda self: self.features("out"), doc="Size of the output.")
+    bias = property(lambda self: getattr(self.layer, "bias", None), doc="The layer's bias.")
 
     def features(self, side: str) -> int:
         """Returns how many features a layer reads, "in", or gives, "out"."""
@@ -245,8 +236,7 @@ class Adapter(Replacement):
             w = self.layer._wide(who)
         else:
             self._refuse(beyond_affine(self.layer), who)
-            w = required_weight(self.layer)
-            w = w.to(working_dtype(w.dtype))
+            w = self.base.weight.to(working_dtype(self.base.weight.dtype))
         if not self.is_on:
             return w
         parts = [child for name, child in self.named_children() if name != "layer"]
@@ -330,21 +320,26 @@ class OrthogonalAdapter(Adapter):
         **options: object,
     ):
         super().__init__(layer, name)
-        self.side = one_of("in", "out", "patches").require("OrthogonalAdapter", "side", side)
-        if side == "patches":
-            is_conv = isinstance(self.base, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-            other = f"{type(self.base).__name__}, no convolution"
-            self._refuse(beyond_affine(self.base) if is_conv else other, "patches")
-        cls = find_parametrization(parametrization)
-        n = self.base.weight[0].numel() if side == "patches" else self.features(side)
+        cls, n = find_parametrization(parametrization), self._turned_features(side)
         options = _with_defaults(cls, n, block_size, as_python_number(options))
         require_options(OrthogonalAdapter, cls, options)
-        like = reference_tensor(layer, "OrthogonalAdapter")
-        has_plain_bias = self.bias is None or isinstance(self.bias, Tensor)
-        needs(has_plain_bias, OptionError, "OrthogonalAdapter", "a layer whose bias is a tensor", type(layer).__name__)
         init = identity_scheme(cls, options) if init is None else init
-        self.rotation = _rotation(n, cls, init, like, options, shared, bound)
-        self.rotation.dropout = at_least(0, 1).require("OrthogonalAdapter", "dropout", dropout)
+        self._turn_by(_rotation(n, cls, init, self.factory, options, shared, bound), dropout)
+
+    def _turned_features(self, side: str) -> int:
+        """Returns the size of R on a side that the layer has."""
+        self.side, kind = one_of("in", "out", "patches").require("OrthogonalAdapter", "side", side), type(self.base)
+        is_tensor = self.bias is None or isinstance(self.bias, Tensor)
+        needs(is_tensor, OptionError, "OrthogonalAdapter", "a layer whose bias is a tensor", kind.__name__)
+        if side != "patches":
+            return self.features(side)
+        is_conv = issubclass(kind, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        self._refuse(beyond_affine(self.base) if is_conv else f"{kind.__name__}, no convolution", "patches")
+        return self.base.weight[0].numel()
+
+    def _turn_by(self, rotation: Rotation, dropout: float) -> None:
+        rotation.dropout = at_least(0, 1).require("OrthogonalAdapter", "dropout", dropout)
+        self.rotation = rotation
         self.layer.requires_grad_(False)
 
     def changed(self, w: Tensor) -> Tensor:
@@ -364,18 +359,18 @@ class OrthogonalAdapter(Adapter):
             return self.layer(along(self.rotation, x, dim), *args, **options)
         if self.side == "patches":
             self._refuse(obstacle(self.base), "forward")
-            w = required_weight(self.layer)
+            w = weight_of(self.layer)
             rows, r = w.flatten(1), self.rotation.matrix
             turned = self.rotation.dropped((rows.to(r.dtype) @ r).to(w.dtype), rows)
             return applied(self.base, turned.view_as(w), x)
-        b = self.bias
-        if is_plain(self.layer) and self._layout == Layout():
-            y = F.linear(x, required_weight(self.layer))
-        else:
-            y = self.layer(x, *args, **options)
-            y = y if b is None else y - b.to(y.dtype).view(-1, *[1] * (-1 - dim))
-        y = along(self.rotation, y, dim)
-        return y if b is None else y + b.to(y.dtype).view(-1, *[1] * (-1 - dim))
+        if not has_own_forward(self.layer) and is_itself(self.layer) and self._layout == Layout():
+            y = along(self.rotation, F.linear(x, weight_of(self.layer)), dim)
+            return y if self.bias is None else y + self.bias.to(y.dtype)
+        y = self.layer(x, *args, **options)
+        if self.bias is None:
+            return along(self.rotation, y, dim)
+        b = self.bias.to(y.dtype).view(-1, *[1] * (-1 - dim))
+        return along(self.rotation, y - b, dim) + b
 
     def extra_repr(self) -> str:
         """Returns the side, the name, and what the adapter does at present."""
@@ -387,66 +382,47 @@ def identity_scheme(cls: type, options: Mapping[str, Any]) -> str:
     return "paired" if cls is Householder and options.get("reflections", 1) % 2 == 0 else "identity"
 
 
-@contextmanager
-def trained_as_before(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Runs a block; where it raises, parameters are trained that were before, and no others."""
-    before = [(p, p.requires_grad) for p in parameters]
-    try:
-        yield
-    except Exception:
-        for p, was in before:
-            if p.requires_grad != was:
-                p.requires_grad_(was)
-        raise
-
-
 def is_itself(module: nn.Module) -> bool:
     """Returns whether a call runs the forward of the class and nothing else."""
     return not any(call_hooks(module)) and "forward" not in vars(module)
 
 
 def _rotation(
-    n: int, cls: type, init: str, like: Tensor, options: dict[str, Any], shared: bool, bound: float | None
+    n: int, cls: type, init: str, factory: Any, options: dict[str, Any], shared: bool, bound: float | None
 ) -> Rotation:
     """Makes R of n features."""
     who, has_blocks = "OrthogonalAdapter", cls is BlockDiagonal
     needs(has_blocks or not shared, OptionError, who, "block_diagonal for shared=True", cls.__name__)
-    blocks = options.get("blocks", 1) if has_blocks else 1
+    blocks, of_inner = options.get("blocks", 1) if has_blocks else 1, options.get("inner_options") or {}
+    inner = find_parametrization(options.get("inner", "cayley")) if has_blocks else cls
     if bound is not None:
-        each = {"bound": above(0).require(who, "bound", bound) / math.sqrt(blocks)}
-        inner = find_parametrization(options.get("inner", "cayley")) if has_blocks else cls
         needs(inner is Cayley, OptionError, who, "Cayley transforms for bound=", inner.__name__)
-        options = options | ({"inner_options": (options.get("inner_options") or {}) | each} if has_blocks else each)
+        of_inner = of_inner | {"bound": above(0).require(who, "bound", bound) / math.sqrt(blocks)}
+        options = options | ({"inner_options": of_inner} if has_blocks else of_inner)
     if shared:
         needs(blocks > 0 and n % blocks == 0, OptionError, who, f"blocks that divide {n}", blocks)
         own = {key: value for key, value in options.items() if key not in ("blocks", "inner", "inner_options")}
-        own |= options.get("inner_options") or {}
-        rotation = Rotation((n // blocks,) * 2, options.get("inner", "cayley"), init, like, own)
+        rotation = Rotation((n // blocks,) * 2, inner, init, factory, own | of_inner)
         rotation.copies = blocks
     else:
-        rotation = Rotation((n, n), cls, init, like, options)
+        rotation = Rotation((n, n), cls, init, factory, options)
     rotation.blocks = blocks
     return rotation
 
 
 def _with_defaults(cls: type, n: int, block_size: int | None, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options of the map of R, with those that are left out."""
-    has_size = cls is BlockDiagonal and "blocks" not in options
+    who, has_size = "OrthogonalAdapter", cls is BlockDiagonal and "blocks" not in options
     wanted = "block_size= for block_diagonal without blocks="
-    needs(has_size or block_size is None, OptionError, "OrthogonalAdapter", wanted, f"it with {cls.__name__}")
-    if cls is Householder:
-        return {"reflections": min(8, n), **options}
+    needs(has_size or block_size is None, OptionError, who, wanted, f"it with {cls.__name__}")
     if not has_size:
-        return options
-    if block_size is None:
-        block_size = max(b for b in range(1, min(n, _BLOCK) + 1) if n % b == 0)
-        if block_size == 1 < n:
-            raise OptionError(
-                f"OrthogonalAdapter needs block_size= where no number from 2 to {_BLOCK} divides the features, got {n} "
-                f'features; block_size={n} rotates all of them, and parametrization="householder" takes any number.'
-            )
-    size: int = integer(1).require("OrthogonalAdapter", "block_size", block_size)
-    needs(n % size == 0, OptionError, "OrthogonalAdapter", f"a block_size that divides {n}", size)
+        return {"reflections": min(8, n), **options} if cls is Householder else options
+    size = max(b for b in range(1, min(n, _BLOCK) + 1) if n % b == 0) if block_size is None else block_size
+    size = integer(1).require(who, "block_size", size)
+    got = f'{n} features; block_size={n} turns all of them, and parametrization="householder" takes any number'
+    is_divided = block_size is not None or size > 1 or n == 1
+    needs(is_divided, OptionError, who, f"block_size= where no number from 2 to {_BLOCK} divides the features", got)
+    needs(n % size == 0, OptionError, who, f"a block_size that divides {n}", size)
     return {**options, "blocks": n // size}
 
 

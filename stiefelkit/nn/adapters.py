@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from stiefelkit._torch import CHECKPOINTED, held_modules, inside_checkpoint
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization, registered
-from stiefelkit.errors import CheckpointError, DtypeError, OptionError, UnknownNameError, did_you_mean, needs, shown
-from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter, Replacement, replaced, trained_as_before
+from stiefelkit.errors import CheckpointError, OptionError, UnknownNameError, did_you_mean, needs, shown
+from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter, Replacement, replaced
 from stiefelkit.nn.butterfly import ButterflyAdapter
 from stiefelkit.nn.frozen import OF_PEFT, in_other_adapters, layout_of
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
-from stiefelkit.weights.find import Where, check_module, choose, matches, nearest_of
+from stiefelkit.weights.find import Where, check_module, matches, nearest_of
 
 KINDS = {"butterfly": ButterflyAdapter, "low_rank": LowRankAdapter, "principal": PrincipalAdapter}
 """Adapters by the word that `adapt` takes in place of the map of a rotation."""
@@ -123,14 +123,19 @@ def put_on(
         got = f"{site.name}, inside {others.get(key)}, which merges into it; adapt first, or merge_and_unload"
         needs(key not in others, OptionError, "adapt", "layers of the model itself", got)
     _refuse_trained_elsewhere(model, fresh | saved)
-    with trained_as_before(p for site in (fresh | saved).values() for p in site.layer.parameters()):
+    trained = [p for site in (fresh | saved).values() for p in site.layer.parameters() if p.requires_grad]
+    try:
         made: dict[int, Replacement] = {key: made_for(site) for key, site in fresh.items()}
         made |= {key: TrainedCopy(site.layer, name) for key, site in saved.items()}
-        for other in made.values():
-            other.training = other.layer.training
-            for child_name, child in other.named_children() if isinstance(other, Adapter) else ():
-                if child_name != "layer":
-                    child.train(other.training)
+    except Exception:
+        for p in trained:
+            p.requires_grad = True
+        raise
+    for other in made.values():
+        other.training = other.layer.training
+        for child_name, child in other.named_children() if isinstance(other, Adapter) else ():
+            if child_name != "layer":
+                child.train(other.training)
     for site in fresh.values():
         for outer in site.around:
             outer.unmerge()
@@ -299,36 +304,17 @@ def _chosen(model: nn.Module, where: Where) -> list[Site]:
     sites = [site for site in sites_of(model) if not site.is_saved and layout_of(site.layer) is not None]
     keys = {site.name: f"{site.name}.weight".lstrip(".") for site in sites}
     if callable(where):
-        meant = [site for site in sites if where(keys[site.name], site.layer)]
+        of_each = {"where": [site for site in sites if where(keys[site.name], site.layer)]}
     else:
-        patterns = [where] if isinstance(where, str) else where
-        of_each = [[s for s in sites if matches(s.name, p) or matches(keys[s.name], p)] for p in patterns]
-        for pattern, found in zip(patterns, of_each, strict=True):
-            if not found:
-                _refuse_others(model, pattern, sites)
-        meant = [site for site in sites if any(site in found for found in of_each)]
-    if not meant:
-        _refuse_others(model, where, sites)
+        of_each = {p: [s for s in sites if matches(s.name, p) or matches(keys[s.name], p)] for p in _listed(where)}
+    for pattern in (pattern for pattern, found in of_each.items() if not found):
+        near = nearest_of(pattern, sorted({*keys.values()}), takes_patterns=True)
+        wanted = "to match layers with in_features and out_features, none of an adapter"
+        raise UnknownNameError(f"adapt of {type(model).__name__} needs {shown(pattern)} {wanted}, got none{near}")
+    meant = [site for site in sites if any(site in found for found in of_each.values())]
     once = {id(site.layer): site for site in reversed(meant)}
     inside = {id(inner) for site in once.values() for inner in site.layer.modules() if inner is not site.layer}
     return [site for site in meant if once.get(id(site.layer)) is site and id(site.layer) not in inside]
-
-
-def _refuse_others(model: nn.Module, where: Where, sites: Sequence[Site]) -> None:
-    """Raises what is to be said of weights that are meant and stand in no layer."""
-    try:
-        places = choose(model, where)
-    except UnknownNameError:
-        which = f"where={where!r}" if isinstance(where, str) else "where="
-        names = sorted({f"{site.name}.weight".lstrip(".") for site in sites})
-        near = nearest_of(where if isinstance(where, str) else "", names, takes_patterns=True)
-        raise UnknownNameError(f"{which} needs to match a layer of {type(model).__name__}, got none{near}") from None
-    inside = {id(m) for other in model.modules() if isinstance(other, Replacement) for m in other.modules()}
-    for place in places:
-        got = f"{place.qualified}, which has one"
-        needs(id(place.host) not in inside, OptionError, "adapt", "layers without an adapter", got)
-    got = f"{places[0].qualified} of {type(places[0].host).__name__}"
-    raise DtypeError(f"adapt needs weights of layers with in_features and out_features, got {got}.")
 
 
 def to_save(model: nn.Module, patterns: str | Sequence[str], name: str, fresh: Iterable[Site]) -> dict[int, Site]:

@@ -7,11 +7,9 @@ from torch import Tensor, nn
 
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, needs
-from stiefelkit.nn.adapter import OrthogonalAdapter, Rotation, trained_as_before
-from stiefelkit.nn.frozen import reference_tensor
+from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter, Rotation
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import as_python_number, integer
-from stiefelkit.tensors import computing_dtype
 
 
 class Butterfly(Rotation):
@@ -21,9 +19,9 @@ class Butterfly(Rotation):
     :math:`2^{i-1}` neighbouring blocks.
     """
 
-    def __init__(self, n: int, block_size: int, factors: int, inner: Parametrization, like: Tensor, **options: Any):
+    def __init__(self, n: int, block_size: int, factors: int, inner: Parametrization, factory: Any, **options: Any):
         shape = factors, n // block_size, block_size, block_size
-        super().__init__(shape, inner, options.pop("init", "identity"), like, options)
+        super().__init__(shape, inner, options.pop("init", "identity"), factory, options)
         self.blocks = shape[1] if factors == 1 else 1
 
     @property
@@ -78,21 +76,18 @@ class ButterflyAdapter(OrthogonalAdapter):
         dropout: float = 0.0,
         **options: object,
     ):
-        options = as_python_number(options)
+        Adapter.__init__(self, layer, name)
+        who, options = "ButterflyAdapter", as_python_number(options)
         require_options(ButterflyAdapter, inner, options)
-        needs(side != "out", OptionError, "ButterflyAdapter", "a side of 'in' or 'patches'", side)
-        with trained_as_before(layer.parameters()):
-            super().__init__(layer, side=side, block_size=block_size, name=name, dropout=dropout)
-            n = self.base.weight[0].numel() if side == "patches" else self.features(side)
-            factors = integer(1).require("ButterflyAdapter", "factors", factors)
-            fits = factors == 1 or (block_size % 2 == 0 and n // block_size % 2 ** (factors - 1) == 0)
-            wanted = f"{n // block_size} blocks of {block_size} to be a multiple of 2^(factors - 1) even blocks"
-            needs(fits, OptionError, "ButterflyAdapter", wanted, f"factors={factors}")
-            like = reference_tensor(layer, "ButterflyAdapter")
-            rotation = Butterfly(n, block_size, factors, inner, like, **options)
-        rotation.dropout, self.rotation = self.rotation.dropout, rotation
-        ones = torch.ones(self.out_features, dtype=computing_dtype(like.dtype), device=like.device)
-        self.scale = nn.Parameter(ones) if scaled else None
+        needs(side != "out", OptionError, who, "a side of 'in' or 'patches'", side)
+        n = self._turned_features(side)
+        block_size, factors = (integer(1).require(who, "block_size or factors", k) for k in (block_size, factors))
+        fits = n % block_size == 0
+        fits &= factors == 1 or (block_size % 2 == 0 and n // block_size % 2 ** (factors - 1) == 0)
+        wanted = f"{n} features to be a multiple of 2^(factors - 1) blocks, of an even size for several factors"
+        needs(fits, OptionError, who, wanted, f"block_size={block_size}, factors={factors}")
+        self._turn_by(Butterfly(n, block_size, factors, inner, self.factory, **options), dropout)
+        self.scale = nn.Parameter(torch.ones(self.out_features, **self.factory)) if scaled else None
 
     def changed(self, w: Tensor) -> Tensor:
         """Returns :math:`diag(s) W R`."""

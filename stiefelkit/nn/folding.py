@@ -1,6 +1,6 @@
 """Changes of the weights and biases of layers, each worked out in float64 and rounded once."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,9 +17,9 @@ from stiefelkit.tensors import working_dtype
 class Factor:
     """A linear map of the outputs or the inputs of a layer, as it acts on the rows of a matrix."""
 
-    word: str  # on the left of W
     size: int  # the number of rows that it takes
     apply: Callable[[Tensor], Tensor]  # maps matrices (size, columns) in float64
+    is_scale: bool = False
 
 
 @dataclass
@@ -40,6 +40,19 @@ class Site:
             w, b = factor.apply(w), None if b is None else factor.apply(b[:, None])[:, 0]
         return w, b
 
+    def values(self, name: str) -> Tensor:
+        """Returns the new weight, as the layer stores it, or the new bias, in float64."""
+        w, b = weight_and_bias_of(self.layer)
+        w = w.to(working_dtype(w.dtype))
+        if name == "weight":
+            w = self.turned(w, None)[0]
+            return w if matrix_of(self.layer)[1] == 0 else w.mT
+        b = w.new_zeros(len(w)) if b is None else b.to(w.dtype)
+        b = b if self.shift is None else b + w @ self.shift.to(w)
+        for factor in self.outputs:
+            b = factor.apply(b[:, None])[:, 0]
+        return b
+
 
 class Affine(NamedTuple):
     """The scale and the bias of a norm: the parameters, the factor, and the value of the scale's parameter for none."""
@@ -51,37 +64,13 @@ class Affine(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A tensor of a layer, the factors along its dimensions, and what is added to it first."""
+    """A parameter of a layer that is written, or one that the layer gets in its place, or anew."""
 
     site: Site
     name: str
     tensor: nn.Parameter | None
-    factors: tuple[tuple[Factor, ...], tuple[Factor, ...]]
-    shift: Tensor | None = None
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Equal for layers that want the same of a tensor."""
-        return *(tuple(map(id, along)) for along in self.factors), id(self.shift)
-
-    def value(self) -> Tensor:
-        """Returns the new values in float64, of a tensor that was not written to yet."""
-        left, right = self.factors
-        if self.name == "bias":
-            w, b = weight_and_bias_of(self.site.layer)
-            wide = w.to(working_dtype(w.dtype))
-            b = wide.new_zeros(len(wide)) if b is None else b.to(wide.dtype)
-            b = b if self.shift is None else b + wide @ self.shift.to(wide)
-            for factor in left:
-                b = factor.apply(b[:, None])[:, 0]
-            return b
-        assert self.tensor is not None
-        m = self.tensor.to(working_dtype(self.tensor.dtype))
-        for factor in right:
-            m = factor.apply(m.mH).mH
-        for factor in left:
-            m = factor.apply(m)
-        return m
+    key: tuple[object, ...]  # equal for layers that want the same of a tensor
+    is_new: bool = False
 
 
 def matrix_of(layer: nn.Module) -> tuple[nn.Parameter, int]:
@@ -109,27 +98,26 @@ def is_turned(layer: nn.Module) -> bool:
 
 
 def changes_of(sites: Sequence[Site], may_untie: bool) -> list[Change]:
-    """Returns the change of every tensor, each once; weights that are to be untied come first."""
+    """Returns what is to be written, each tensor once: biases, which are made of weights, then new weights, then all.
+
+    A weight that layers share, and want different changes of, is new for all but the first, or else refused.
+    """
     changes: list[Change] = []
-    untied: list[Change] = []
     known: dict[Any, Change] = {}
-    for site in sites:
-        for change in _of_site(site):
-            tensor = change.tensor
-            key = (tensor.device, tensor.data_ptr(), tensor.shape) if tensor is not None else id(site)
-            other = known.setdefault(key, change)
-            if other is change:
-                changes.append(change)
-            elif other.key != change.key and may_untie:
-                untied.append(change)
-            elif other.key != change.key:
-                got = f"two, of {kind_of(other.site.layer)} and {kind_of(site.layer)}; untie them first"
-                raise OptionError(f"Folding needs one change of a weight that layers share, got {got}.")
-    return untied + changes
+    for change in (change for site in sites for change in _of_site(site)):
+        tensor, layer = change.tensor, change.site.layer
+        place = (tensor.device, tensor.data_ptr(), tensor.shape) if tensor is not None else id(layer)
+        other = known.setdefault(place, change)
+        got = f"two, of {kind_of(other.site.layer)} and {kind_of(layer)}; untie them first"
+        is_same = other.key == change.key
+        needs(is_same or may_untie, OptionError, "Folding", "one change of a weight that layers share", got)
+        if other is change or not is_same:
+            changes.append(change._replace(is_new=tensor is None or not is_same))
+    return sorted(changes, key=lambda change: (change.name, not change.is_new))
 
 
-def _of_site(site: Site) -> list[Change]:
-    layer, outputs, inputs = site.layer, tuple(site.outputs), tuple(site.inputs)
+def _of_site(site: Site) -> Iterator[Change]:
+    layer, outputs, inputs = site.layer, site.outputs, site.inputs
     w, dim = matrix_of(layer)
     has_inputs = not (inputs and isinstance(layer, nn.Embedding))
     needs(has_inputs, DtypeError, "Folding", "readers of torch.nn.Linear with plain weights", kind_of(layer))
@@ -137,35 +125,28 @@ def _of_site(site: Site) -> list[Change]:
         for factor in factors:
             wanted = f"weights with {factor.size} features along dimension {along}"
             needs(w.shape[along] == factor.size, ShapeError, "Folding", wanted, tuple(w.shape))
-    changes = [Change(site, "weight", w, (outputs, inputs) if dim == 0 else (inputs, outputs))]
+    keys = tuple(map(id, outputs)), tuple(map(id, inputs))
+    yield Change(site, "weight", w, keys if dim == 0 else keys[::-1])
     bias = held_parameters(layer).get("bias")
-    shift = site.shift if site.shift is not None and bool(site.shift.any()) else None
-    if shift is not None or (bias is not None and outputs):
-        changes.append(Change(site, "bias", bias, (outputs, ()), shift))
-    return changes
+    is_shifted = site.shift is not None and bool(site.shift.any())
+    if is_shifted or (bias is not None and outputs):
+        yield Change(site, "bias", bias, (keys[0], id(site.shift) if is_shifted else None))
 
 
 def write(
     changes: Sequence[Change], affine: Mapping[nn.Module, Affine], model: nn.Module | None
 ) -> dict[int, nn.Module]:
-    """Writes all changes: biases, which are made of weights, then weights that are untied, then the others.
-
-    Returns the root mean squares that are to replace layer norms of a model, by the ids of these.
-    """
-    written: set[int] = set()
-    for change in sorted(changes, key=lambda change: change.name):
-        if not any(change.factors) and change.shift is None:
-            continue
-        layer, old, value = change.site.layer, change.tensor, change.value()
-        if old is None or id(old) in _of_others(changes, change):
-            like = layer.get_parameter("weight") if old is None else old
-            layer.register_parameter(change.name, nn.Parameter(value.to(like.dtype), like.requires_grad))
-            config = config_of(model)
-            if old is not None and hasattr(config, "tie_word_embeddings"):
-                config.tie_word_embeddings = False
-        elif id(old) not in written:
+    """Writes all changes; returns the root mean squares that are to replace layer norms of a model, by their ids."""
+    for site, name, old, _, is_new in changes:
+        value = site.values(name)
+        if old is not None and not is_new:
             old.copy_(value)
-            written.add(id(old))
+            continue
+        like = site.layer.get_parameter("weight") if old is None else old
+        site.layer.register_parameter(name, nn.Parameter(value.to(like.dtype), like.requires_grad))
+        config = config_of(model)
+        if old is not None and hasattr(config, "tie_word_embeddings"):
+            config.tie_word_embeddings = False
     for own in affine.values():
         if own.weight is not None:
             own.weight.fill_(own.neutral)
@@ -173,12 +154,6 @@ def write(
             own.bias.zero_()
     layer_norms = [norm for norm in affine if isinstance(norm, nn.LayerNorm) and model is not None]
     return {id(norm): _root_mean_square(norm) for norm in layer_norms}
-
-
-def _of_others(changes: Sequence[Change], change: Change) -> set[int]:
-    """Returns the tensors that a later change writes otherwise."""
-    later = changes[[c is change for c in changes].index(True) + 1 :]
-    return {id(c.tensor) for c in later if c.tensor is not None and c.key != change.key}
 
 
 def _root_mean_square(norm: nn.LayerNorm) -> nn.RMSNorm:

@@ -1,7 +1,6 @@
 """Adapters of low rank: a rotation among the leading singular vectors of a weight, and frames around a diagonal."""
 
 from abc import abstractmethod
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +10,10 @@ from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import NonFiniteError, OptionError, needs
 from stiefelkit.nn.adapter import Adapter, Rotation, identity_scheme
-from stiefelkit.nn.frozen import Layout, beyond_one_matrix, inside_peft, reference_tensor, required_weight
+from stiefelkit.nn.frozen import Layout, beyond_one_matrix, inside_peft, weight_of
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import as_python_number, integer
-from stiefelkit.tensors import computing_dtype, working_dtype
+from stiefelkit.tensors import working_dtype
 
 
 class _LowRank(Adapter):
@@ -27,8 +26,6 @@ class _LowRank(Adapter):
         needs(is_product, OptionError, kind, "a layer that multiplies by a matrix", type(layer).__name__)
         n = min(self.in_features, self.out_features)
         self.rank = integer(1, n, "min(in_features, out_features)").require(kind, "rank", rank)
-        like = reference_tensor(self.base, kind)
-        self.factory: dict[str, Any] = {"dtype": computing_dtype(like.dtype), "device": like.device}
 
     @abstractmethod
     def added(self, x: Tensor) -> Tensor:
@@ -93,7 +90,7 @@ class PrincipalAdapter(_LowRank):
         require_options(PrincipalAdapter, cls, given)
         found = beyond_one_matrix(inside_peft(self.base))
         needs(found is None, OptionError, "PrincipalAdapter", "singular vectors of a weight", found)
-        w = required_weight(layer)
+        w = weight_of(layer)
         is_finite = w.is_meta or bool(w.isfinite().all())
         needs(is_finite, NonFiniteError, "PrincipalAdapter", "a finite weight", "NaN or infinity in it")
         with torch.no_grad():
@@ -102,7 +99,7 @@ class PrincipalAdapter(_LowRank):
             left, right = u[:, : self.rank], s[: self.rank, None] * vh[: self.rank]
         self.register_buffer("left", left.contiguous().to(**self.factory))
         self.register_buffer("right", right.contiguous().to(**self.factory))
-        self.rotation = Rotation((self.rank, self.rank), cls, identity_scheme(cls, given), self.left, given)
+        self.rotation = Rotation((self.rank, self.rank), cls, identity_scheme(cls, given), self.factory, given)
         ones = torch.ones(self.rank, **self.factory)
         self.after = nn.Parameter(ones) if diagonals else None
         self.before = nn.Parameter(ones.clone()) if diagonals else None
@@ -156,9 +153,8 @@ class LowRankAdapter(_LowRank):
         super().__init__(layer, name, rank)
         cls, given = find_parametrization(inner), as_python_number(options)
         require_options(LowRankAdapter, cls, given)
-        like = torch.empty(0, **self.factory)
-        self.left = Rotation((self.out_features, self.rank), cls, init, like, given)
-        self.right = Rotation((self.in_features, self.rank), cls, init, like, given)
+        self.left = Rotation((self.out_features, self.rank), cls, init, self.factory, given)
+        self.right = Rotation((self.in_features, self.rank), cls, init, self.factory, given)
         self.spectrum = nn.Parameter(torch.zeros(self.rank, **self.factory))
         self.layer.requires_grad_(False)
 

@@ -140,7 +140,7 @@ class Rotated(nn.Module):
         for one, q in zip(self.sites.heads, heads, strict=bool(heads)):
             turn_heads(found, one, q)
         for layer in self.sites.downs if self.online else ():
-            site_of(found, layer).inputs.append(of_hadamard(weight_and_bias_of(layer)[0].shape[1]))
+            site_of(found, layer).inputs.append(of_hadamard(layer))
         return found.values()
 
     def _forward_of(self, site: Site, r: Tensor) -> Callable[..., Tensor]:

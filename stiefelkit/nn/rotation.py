@@ -81,9 +81,9 @@ def rotate_(
     if online and sites is not None:
         check_downs(sites.downs)
         for layer in sites.downs:
-            w, _ = folding.weight_and_bias_of(layer)
-            hadamard_transform(torch.zeros_like(w[:1]))  # raises where there is no such matrix
-            site_of(found, layer).inputs.append(of_hadamard(w.shape[1]))
+            factor = of_hadamard(layer)
+            factor.apply(torch.zeros(factor.size, 1, device="cpu"))  # raises where there is no such matrix
+            site_of(found, layer).inputs.append(factor)
     _fold(found, affine, model, sites, r, online)
 
 
@@ -120,7 +120,7 @@ def _fold(
         needs(not any(call_hooks(module)), OptionError, "Folding", "layers and norms without hooks", got)
     for site in found.values():
         if has_own_forward(site.layer) and not folding.is_turned(site.layer):
-            _check_own_forward(site, {c.name: c.value() for c in changes if c.site is site and c.tensor is not None})
+            _check_own_forward(site, [c.name for c in changes if c.site is site and c.tensor is not None])
     if model is not None:
         changed = {change.tensor.data_ptr() for change in changes if change.tensor is not None}
         _check_model(model, found, affine, changed, r if sites is None else None)
@@ -194,7 +194,7 @@ def _on_stream(
     Returns the norms that lose a scale; `r` is what norms have to commute with, if it is given.
     """
     is_centred = r is not None and model is not None and any(isinstance(norm, nn.LayerNorm) for norm in norms)
-    centre = [Factor("M", len(r), lambda m: m - m.mean(0, keepdim=True))] if r is not None and is_centred else []
+    centre = [Factor(len(r), lambda m: m - m.mean(0, keepdim=True))] if r is not None and is_centred else []
     affine = {norm: a for norm in norms if (a := _affine(norm, r, is_centred)) is not None}
     for layer in writers:
         site_of(found, layer).outputs[:] = [*centre, *turn]
@@ -202,7 +202,7 @@ def _on_stream(
         site_of(found, layer).inputs[:] = turn
     for norm, read in norms.items():
         own = affine.get(norm, Affine(None, None, None, 1.0))
-        scale = [] if own.values is None else [_scale_of(own.values)]
+        scale = [] if own.values is None else [_of_scale(own.values)]
         shift = None if own.bias is None else own.bias.detach().double()
         for layer in read:
             site = site_of(found, layer)
@@ -221,11 +221,10 @@ def _turn_heads(found: dict[int, Site], attentions: Sequence[Heads], heads: Tens
         stack = _checked(given, "heads")
         wanted = [(one.size, one.size), (one.groups, one.size, one.size)]
         needs(stack.shape in wanted, ShapeError, "rotate_", f"heads= of a shape in {wanted}", tuple(stack.shape))
-        stack = stack.expand(one.groups, one.size, one.size)
         most, rows = int(one.rows.max()), len(folding.weight_and_bias_of(one.value)[0])
         got = f"{kind_of(one.value)} with {rows}"
         needs(most < rows, ShapeError, "rotate_", f"value layers with the rows of all heads, up to {most}", got)
-        turn_heads(found, one, stack)
+        turn_heads(found, one, stack.expand(one.groups, one.size, one.size))
 
 
 def turn_heads(found: dict[int, Site], one: Heads, stack: Tensor) -> None:
@@ -238,7 +237,11 @@ def turn_heads(found: dict[int, Site], one: Heads, stack: Tensor) -> None:
 
 def of_stream(r: Tensor) -> Factor:
     """Returns the factor of a rotation of the residual stream."""
-    return Factor("R", len(r), lambda m: r.to(m.device) @ m)
+    return Factor(len(r), lambda m: r.to(m.device) @ m)
+
+
+def _of_scale(values: Tensor) -> Factor:
+    return Factor(len(values), lambda m: values.to(m.device)[:, None] * m, is_scale=True)
 
 
 def _of_heads(stack: Tensor, rows: Tensor, size: int) -> Factor:
@@ -247,12 +250,12 @@ def _of_heads(stack: Tensor, rows: Tensor, size: int) -> Factor:
         turned = stack.to(m.device) @ m[own].unflatten(0, stack.shape[:2])
         return m.index_copy(0, own, turned.flatten(0, 1))
 
-    return Factor("R_h", size, apply)
+    return Factor(size, apply)
 
 
-def of_hadamard(n: int) -> Factor:
-    """Returns the factor of n inputs that a layer transforms by a Hadamard matrix."""
-    return Factor("H", n, lambda m: hadamard_transform(m.mT).mT)
+def of_hadamard(layer: nn.Module) -> Factor:
+    """Returns the factor of a layer whose inputs are transformed by a Hadamard matrix."""
+    return Factor(folding.weight_and_bias_of(layer)[0].shape[1], lambda m: hadamard_transform(m.mT).mT)
 
 
 def check_downs(downs: Iterable[nn.Module]) -> None:
@@ -261,27 +264,23 @@ def check_downs(downs: Iterable[nn.Module]) -> None:
     needs(is_plain, OptionError, "rotate_", "online=True once at most", "a HadamardLinear among downs; leave it out")
 
 
-def _scale_of(values: Tensor) -> Factor:
-    return Factor("diag(g)", len(values), lambda m: values.to(m.device)[:, None] * m)
-
-
-def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool = False) -> Affine | None:
+def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool) -> Affine | None:
     """Returns scale and bias of a norm that commutes with R but for them; None if it commutes as it is.
 
     Without R any norm will do that is a scale and a bias after what it does without them. `is_centred` says that inputs
     are, so that a layer norm is a root mean square.
     """
     weight, bias = held_parameters(norm).get("weight"), held_parameters(norm).get("bias")
-    if r is not None and weight is not None:
-        got = f"{kind_of(norm)} of shape {tuple(weight.shape)}"
-        needs(weight.shape == (len(r),), ShapeError, "Folding", f"norms of {len(r)} features", got)
+    n = len(r) if r is not None else 0 if weight is None else len(weight)
+    got = f"{kind_of(norm)} of shape {None if weight is None else tuple(weight.shape)}"
+    is_fit = weight is None or weight.shape == (n,)
+    needs(is_fit, ShapeError, "Folding", f"norms of {n} features", got)
     if r is not None and _commutes(norm, r):
         return None
     is_layer_norm = isinstance(norm, nn.LayerNorm) and (is_centred or r is None)
     if is_layer_norm and weight is None:
         return Affine(None, None, None, 1.0)
-    n = len(r) if r is not None else 0 if weight is None else len(weight)
-    if weight is not None and weight.shape == (n,) and (bias is None or bias.shape == (n,)):
+    if weight is not None and (bias is None or bias.shape == (n,)):
         x, w = probes(n, weight.device), weight.double()
         for neutral, values in ((1.0, w), (0.0, 1 + w)):
             bare = twin(norm, weight=torch.full_like(w, neutral), **({} if bias is None else {"bias": w * 0}))
@@ -302,30 +301,26 @@ def _commutes(norm: nn.Module, r: Tensor) -> bool:
     return agree(other(x @ r.mT), other(x) @ r.mT, len(r))
 
 
-def _check_own_forward(site: Site, values: dict[str, Tensor]) -> None:
+def _check_own_forward(site: Site, names: Iterable[str]) -> None:
     """Raises OptionError unless a layer with a forward of its own does with new values what it did, but for factors."""
-    layer = site.layer
-    w = layer.get_parameter("weight")
-    if isinstance(layer, nn.Embedding):
-        x = before = torch.arange(min(len(w), 8), device=w.device)
-    else:
-        before = probes(w.shape[1], w.device)
-        x, scale = before, 0 if site.shift is None else site.shift.to(before)
+    layer, w = site.layer, site.layer.get_parameter("weight")
+    x = before = torch.arange(min(len(w), 8), device=w.device)
+    if not isinstance(layer, nn.Embedding):
+        x = before = probes(w.shape[1], w.device)
         for factor in site.inputs:
             # A scale before a rotation: W diag(g) R^T of R x is W of diag(g) x.
-            if factor.word == "diag(g)":
-                before = factor.apply(before.mT).mT
-            else:
-                x = factor.apply(x.mT).mT
-        before = before + scale
+            turned = factor.apply((before if factor.is_scale else x).mT).mT
+            before, x = (turned, x) if factor.is_scale else (before, turned)
+        before = before if site.shift is None else before + site.shift.to(before)
     try:
-        y, changed = twin(layer)(before), twin(layer, **values)(x)
+        y, changed = twin(layer)(before), twin(layer, **{name: site.values(name) for name in names})(x)
     except Exception as cause:  # whatever a stranger's forward raises; one put on the instance runs the layer itself
         raise OptionError(f"Folding needs layers of which a copy runs in float64, got {kind_of(layer)}.") from cause
     for factor in site.outputs:
         y = factor.apply(y.mT).mT
-    if not agree(changed, y, max(y.shape[-1], w.shape[1])):
-        raise OptionError(f"Folding needs layers that compute W x + b, got {kind_of(layer)}, whose forward does more.")
+    got = f"{kind_of(layer)}, whose forward does more"
+    is_same = agree(changed, y, max(y.shape[-1], w.shape[1]))
+    needs(is_same, OptionError, "Folding", "layers that compute W x + b", got)
 
 
 def _check_model(
@@ -340,10 +335,8 @@ def _check_model(
             got = f"{name} inside {others.get(id(module))}; fold or merge_and_unload it first"
             needs(id(module) not in others, OptionError, "Folding", "layers that nothing else adds to", got)
             continue
-        for parameter in held_parameters(module).values():
-            is_named = parameter is None or parameter.data_ptr() not in changed
-            got = f"{name} left out, which reads it"
-            needs(is_named, OptionError, "Folding", "all layers that share a weight", got)
+        is_free = all(p is None or p.data_ptr() not in changed for p in held_parameters(module).values())
+        needs(is_free, OptionError, "Folding", "all layers that share a weight", f"{name} left out, which reads it")
         if r is not None and folding.is_norm(module, len(r)):
             got = f"{name}, {kind_of(module)}, left out; norms={{norm: readers}} folds a scale into what reads it"
             needs(_commutes(module, r), OptionError, "Folding", "norms that commute with R", got)

@@ -179,7 +179,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(options):
 
 
 def test_only_layers_with_features_are_adapted():
-    with pytest.raises(errors.DtypeError, match="in_features"):
+    with pytest.raises(errors.UnknownNameError, match="in_features"):
         sk.nn.adapt(nn.Sequential(nn.Bilinear(2, 2, 3)), "*.weight")
     for layer, word in ((nn.Linear(2, 2, dtype=torch.complex64), "real dtype"), (nn.LayerNorm(3), "LayerNorm")):
         with pytest.raises(errors.DtypeError, match=word):

@@ -9,7 +9,7 @@ from moved_adapters import drawn, turned
 from torch import Tensor, nn
 
 import stiefelkit as sk
-from stiefelkit.errors import NonFiniteError, OptionError
+from stiefelkit.errors import NonFiniteError, OptionError, UnknownNameError
 from stiefelkit.nn import OrthogonalAdapter, adapt, adapters, fold, rotate_
 from stiefelkit.testing import seeds
 
@@ -55,7 +55,7 @@ def faking_quantization() -> nn.Module:
 LAYERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "hooks": (hooked, "hooks"),
     "a forward of its own": (lambda: Doubled(8, 8), "does more"),
-    "fake quantization": (faking_quantization, "does more"),
+    "fake quantization": (faking_quantization, "Linear"),
 }
 
 
@@ -102,7 +102,7 @@ def test_a_second_pattern_leaves_adapted_layers_alone():
 
 def test_a_rotation_is_not_adapted_and_goes_on_training():
     model: Any = adapt(nn.Sequential(nn.Linear(8, 8)), "*.weight", block_size=4)
-    with pytest.raises(OptionError, match="adapter"):
+    with pytest.raises(UnknownNameError, match="adapter"):
         adapt(model, "*.rotation.weight", block_size=4)
     assert [name for name, p in model.named_parameters() if p.requires_grad] == [
         "0.rotation.parametrizations.weight.original0"
