@@ -78,10 +78,10 @@ def known_options(build: Callable[..., nn.Module], options: dict[str, Any]) -> t
     parameters = list(inspect.signature(build).parameters.values())[3:]
     known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
     takes_more = len(known) < len(parameters)
-    if "activation" in known:
-        known += ["backend", "factored", "num_layers", "bidirectional", "dropout"]  # of our own layers
     if not takes_more or "parametrization" not in known:
         return known, ""
+    known += ["num_layers", "bidirectional", "dropout"]
+    known += ["backend", "factored"] if "activation" in known else []  # of our own layers
     default = next(p.default for p in parameters if p.name == "parametrization")
     chosen = options.get("parametrization", default)
     known += ["init", "generator"]

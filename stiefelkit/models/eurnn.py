@@ -38,8 +38,8 @@ def eurnn(
         and their application to RNNs, ICML 2017.
     """
     needs(output_init in ("glorot", "authors"), OptionError, "eurnn", 'output_init "glorot" or "authors"', output_init)
-    given = layer_options(parametrization, activation, options, "givens", init="uniform")
-    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", **given)
+    given = layer_options(parametrization, options, "givens", init="uniform")
+    rnn = OrthogonalRNN(input_size, hidden_size, activation=activation, field="complex", **given)
     draw_(rnn, "weight_ih", nn.init.uniform_, -0.01, 0.01)
     output = read_out(rnn, output_size)
     if output_init == "authors":

@@ -32,8 +32,8 @@ def exprnn(
         Lezcano-Casado, Martinez-Rubio, Cheap orthogonal constraints in neural networks, ICML 2019; Lezcano-Casado,
         Trivializations for gradient-based optimization on manifolds, NeurIPS 2019.
     """
-    given = layer_options(parametrization, activation, options, "matrix_exp", init="henaff")
-    rnn = OrthogonalRNN(input_size, hidden_size, **given)
+    given = layer_options(parametrization, options, "matrix_exp", init="henaff")
+    rnn = OrthogonalRNN(input_size, hidden_size, activation=activation, **given)
     draw_(rnn, "weight_ih", nn.init.kaiming_normal_, nonlinearity="relu")
     draw_(rnn, "bias", nn.init.uniform_, -0.01, 0.01)
     output = read_out(rnn, output_size)

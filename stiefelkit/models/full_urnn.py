@@ -2,22 +2,13 @@
 
 from torch import nn
 
-from stiefelkit.contract.param import Parametrization
-from stiefelkit.models.sequence import SequenceModel, draw_, layer_options, read_out
+from stiefelkit.models.sequence import draw_, recurrent
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.numbers import at_least
 
 
-def full_urnn(
-    input_size: int,
-    hidden_size: int,
-    output_size: int,
-    *,
-    parametrization: Parametrization | None = "stiefel",
-    activation: str = "modrelu",
-    bias_bound: float = 0.01,
-    **options: object,
-) -> SequenceModel:
+@recurrent(OrthogonalRNN, "stiefel", is_complex=True, trainable_h0=True, init="restricted")
+def full_urnn(rnn: OrthogonalRNN, *, bias_bound: float = 0.01) -> None:
     """Builds the full-capacity uRNN: W any unitary matrix, trained as it is, complex modReLU.
 
     W starts as a draw of the restricted-capacity map ("restricted"), :math:`h_0` is trained from :math:`U(-b, b)`,
@@ -39,10 +30,7 @@ def full_urnn(
         Wisdom, Powers, Hershey, Le Roux, Atlas, Full-capacity unitary recurrent neural networks, NIPS 2016.
     """
     bias_bound = at_least(0).require("full_urnn", "bias_bound", bias_bound)
-    given = layer_options(parametrization, activation, options, "stiefel", init="restricted")
-    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", trainable_h0=True, **given)
-    bound = (3 / (2 * hidden_size)) ** 0.5
+    bound = (3 / (2 * rnn.hidden_size)) ** 0.5
     draw_(rnn, "weight_ih", nn.init.xavier_uniform_)
     draw_(rnn, "bias", nn.init.uniform_, -bias_bound, bias_bound)
     draw_(rnn, "h0", nn.init.uniform_, -bound, bound)
-    return SequenceModel(rnn, read_out(rnn, output_size, parts=2))

@@ -20,19 +20,15 @@ Kind = type[nn.LSTM] | type[nn.GRU]
 
 
 def gated(
-    kind: Kind,
-    input_size: int,
-    hidden_size: int,
-    parametrization: Parametrization | None,
-    stack: dict[str, Any],
-    options: dict[str, Any],
+    kind: Kind, input_size: int, hidden_size: int, *, parametrization: Parametrization | None = None, **options: Any
 ) -> nn.Module:
     """Returns torch's LSTM or GRU, Glorot-uniform, with one trained bias, zero, and frames if parametrized."""
-    stack = check_stack(kind.__name__, **stack)
     if parametrization is not None:
-        return FrameGates(kind, input_size, hidden_size, parametrization, **stack, **options)
+        return FrameGates(kind, input_size, hidden_size, parametrization, **options)
+    stack = {key: options.pop(key) for key in ("num_layers", "bidirectional", "dropout") if key in options}
+    del options["batch_first"]
     needs(not options, OptionError, kind.__name__, f"a parametrization for {', '.join(options)}", "none")
-    rnn = kind(input_size, hidden_size, batch_first=True, **stack)
+    rnn = kind(input_size, hidden_size, batch_first=True, **check_stack(kind.__name__, **stack))
     for u, w in zip(named(rnn, "weight_ih"), named(rnn, "weight_hh"), strict=True):
         nn.init.xavier_uniform_(u)
         nn.init.xavier_uniform_(w)

@@ -2,21 +2,12 @@
 
 from torch import nn
 
-from stiefelkit.contract.param import Parametrization
-from stiefelkit.models.sequence import SequenceModel, draw_, layer_options, named, read_out
+from stiefelkit.models.sequence import draw_, named, recurrent
 from stiefelkit.nn import GORU
 
 
-def goru(
-    input_size: int,
-    hidden_size: int,
-    output_size: int,
-    *,
-    parametrization: Parametrization | None = "givens",
-    activation: str = "modrelu",
-    reset_bias: float = 2.0,
-    **options: object,
-) -> SequenceModel:
+@recurrent(GORU, "givens", layout="fft", init="uniform")
+def goru(rnn: GORU, *, reset_bias: float = 2.0) -> None:
     """Builds GORU: gates r and g, candidate :math:`act(r ⊙ (Q h) + U_c x)` with modReLU, Q a Fourier mesh of rotations.
 
     As in the authors' code: angles :math:`U(-π, π)` ("uniform") and no signs after the mesh, input weights and the
@@ -34,12 +25,9 @@ def goru(
         Jing, Gulcehre, Peurifoy, Shen, Tegmark, Soljacic, Bengio, Gated orthogonal recurrent units: on learning to
         forget, 2017.
     """
-    given = layer_options(parametrization, activation, options, "givens", layout="fft", init="uniform")
-    rnn = GORU(input_size, hidden_size, **given)
     for u, w in zip(named(rnn, "weight_ih"), named(rnn, "weight_gates"), strict=True):
         nn.init.uniform_(u, -0.01, 0.01)
         nn.init.uniform_(w, -0.01, 0.01)
     for bias in named(rnn, "bias_gates"):
-        nn.init.constant_(bias[:hidden_size], reset_bias)
+        nn.init.constant_(bias[: rnn.hidden_size], reset_bias)
     draw_(rnn, "bias", nn.init.constant_, 0.01)
-    return SequenceModel(rnn, read_out(rnn, output_size))

@@ -1,24 +1,15 @@
 """GRU, the gated baseline with one state."""
 
+from functools import partial
+
 from torch import nn
 
-from stiefelkit.contract.param import Parametrization
 from stiefelkit.models.gates import gated
-from stiefelkit.models.sequence import SequenceModel, named, read_out
+from stiefelkit.models.sequence import named, recurrent
 
 
-def gru(
-    input_size: int,
-    hidden_size: int,
-    output_size: int,
-    *,
-    parametrization: Parametrization | None = None,
-    gate_bias: float = 1.0,
-    num_layers: int = 1,
-    bidirectional: bool = False,
-    dropout: float = 0.0,
-    **options: object,
-) -> SequenceModel:
+@recurrent(partial(gated, nn.GRU), activation=None)
+def gru(rnn: nn.Module, *, gate_bias: float = 1.0) -> None:
     """Builds torch's GRU with one bias vector a gate, gate biases 1.
 
     torch's GRU has two bias vectors; the second is zero and not trained here, as in `lstm`. Weights are Glorot-uniform,
@@ -34,9 +25,6 @@ def gru(
         Cho, van Merrienboer, Gulcehre, Bahdanau, Bougares, Schwenk, Bengio, Learning phrase representations using RNN
         encoder-decoder for statistical machine translation, EMNLP 2014.
     """
-    stack = {"num_layers": num_layers, "bidirectional": bidirectional, "dropout": dropout}
-    rnn = gated(nn.GRU, input_size, hidden_size, parametrization, stack, options)
     # Gates stand in the order reset, update, candidate.
     for bias in named(rnn, "bias_ih"):
-        nn.init.constant_(bias[: 2 * hidden_size], gate_bias)
-    return SequenceModel(rnn, read_out(rnn, output_size))
+        nn.init.constant_(bias[: len(bias) // 3 * 2], gate_bias)

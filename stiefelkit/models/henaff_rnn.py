@@ -1,19 +1,11 @@
 """The RNN with linear transitions of Henaff, Szlam and LeCun."""
 
-from stiefelkit.contract.param import Parametrization
-from stiefelkit.models.sequence import SequenceModel, layer_options, read_out
+from stiefelkit.models.sequence import recurrent
 from stiefelkit.nn import LinearTransitionRNN
 
 
-def henaff_rnn(
-    input_size: int,
-    hidden_size: int,
-    output_size: int,
-    *,
-    parametrization: Parametrization | None = None,
-    activation: str = "relu",
-    **options: object,
-) -> SequenceModel:
+@recurrent(LinearTransitionRNN, activation="relu")
+def henaff_rnn(rnn: LinearTransitionRNN) -> None:
     """Builds the linear-transition RNN :math:`h_t = relu(U x_t + b) + W h_{t-1}`, W free, orthogonal at the start.
 
     W is drawn from the Haar measure, or is the identity with `init="identity"`: the paper's two nets. Input and
@@ -25,5 +17,3 @@ def henaff_rnn(
     References:
         Henaff, Szlam, LeCun, Recurrent orthogonal networks and long-memory tasks, ICML 2016.
     """
-    rnn = LinearTransitionRNN(input_size, hidden_size, **layer_options(parametrization, activation, options))
-    return SequenceModel(rnn, read_out(rnn, output_size))

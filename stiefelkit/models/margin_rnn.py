@@ -2,20 +2,12 @@
 
 from torch import nn
 
-from stiefelkit.contract.param import Parametrization
-from stiefelkit.models.sequence import SequenceModel, draw_, layer_options, read_out
+from stiefelkit.models.sequence import draw_, recurrent
 from stiefelkit.nn import OrthogonalRNN
 
 
-def margin_rnn(
-    input_size: int,
-    hidden_size: int,
-    output_size: int,
-    *,
-    parametrization: Parametrization | None = "margin",
-    activation: str = "leaky_relu",
-    **options: object,
-) -> SequenceModel:
+@recurrent(OrthogonalRNN, "margin", "leaky_relu", trainable_h0=True)
+def margin_rnn(rnn: OrthogonalRNN) -> None:
     """Builds the RNN with :math:`W = U diag(s) V^T`, :math:`1 - m < s < 1 + m`, leaky ReLU of slope 0.1.
 
     As in the authors' code W starts orthogonal (:math:`s = 1`) and :math:`h_0` is trained, here from zero. Input and
@@ -31,7 +23,4 @@ def margin_rnn(
         Vorontsov, Trabelsi, Kadoury, Pal, On orthogonality and learning recurrent networks with long term dependencies,
         ICML 2017.
     """
-    given = layer_options(parametrization, activation, options)
-    rnn = OrthogonalRNN(input_size, hidden_size, trainable_h0=True, **given)
     draw_(rnn, "h0", nn.init.zeros_)
-    return SequenceModel(rnn, read_out(rnn, output_size))

@@ -2,20 +2,12 @@
 
 from torch import nn
 
-from stiefelkit.contract.param import Parametrization
-from stiefelkit.models.sequence import SequenceModel, draw_, layer_options, read_out
+from stiefelkit.models.sequence import draw_, recurrent
 from stiefelkit.nn import OrthogonalRNN
 
 
-def ornn(
-    input_size: int,
-    hidden_size: int,
-    output_size: int,
-    *,
-    parametrization: Parametrization | None = "householder",
-    activation: str = "leaky_relu",
-    **options: object,
-) -> SequenceModel:
+@recurrent(OrthogonalRNN, "householder", "leaky_relu", trainable_h0=True, init="mhammedi")
+def ornn(rnn: OrthogonalRNN) -> None:
     """Builds oRNN: :math:`W = H(u_1) H(u_2) ... H(u_k)`, leaky ReLU of slope 0.1 or OPLU.
 
     As in the authors' code: reflectors of unit length, uniform on their spheres ("mhammedi"), input and read-out
@@ -33,9 +25,6 @@ def ornn(
         Mhammedi, Hellicar, Rahman, Bailey, Efficient orthogonal parametrisation of recurrent neural networks using
         Householder reflections, ICML 2017.
     """
-    given = layer_options(parametrization, activation, options, "householder", init="mhammedi")
-    rnn = OrthogonalRNN(input_size, hidden_size, trainable_h0=True, **given)
-    bound = (3 / (2 * hidden_size)) ** 0.5
+    bound = (3 / (2 * rnn.hidden_size)) ** 0.5
     draw_(rnn, "weight_ih", nn.init.xavier_uniform_)
     draw_(rnn, "h0", nn.init.uniform_, -bound, bound)
-    return SequenceModel(rnn, read_out(rnn, output_size))

@@ -2,20 +2,12 @@
 
 from torch import nn
 
-from stiefelkit.contract.param import Parametrization
-from stiefelkit.models.sequence import SequenceModel, draw_, layer_options, read_out
+from stiefelkit.models.sequence import draw_, recurrent
 from stiefelkit.nn import OrthogonalRNN
 
 
-def restricted_urnn(
-    input_size: int,
-    hidden_size: int,
-    output_size: int,
-    *,
-    parametrization: Parametrization | None = "fourier",
-    activation: str = "modrelu",
-    **options: object,
-) -> SequenceModel:
+@recurrent(OrthogonalRNN, "fourier", is_complex=True, trainable_h0=True)
+def restricted_urnn(rnn: OrthogonalRNN) -> None:
     """Builds the restricted-capacity uRNN: :math:`W = D_3 R_2 F^{-1} D_2 P R_1 F D_1`, 7n parameters, complex modReLU.
 
     As in the authors' code: phases :math:`U(-π, π)`, reflectors :math:`U(-b, b)` with :math:`b^2 = 6 / (2 + 2n)`, P
@@ -29,10 +21,7 @@ def restricted_urnn(
     References:
         Arjovsky, Shah, Bengio, Unitary evolution recurrent neural networks, ICML 2016.
     """
-    given = layer_options(parametrization, activation, options)
-    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", trainable_h0=True, **given)
-    bound = (3 / (2 * hidden_size)) ** 0.5
+    bound = (3 / (2 * rnn.hidden_size)) ** 0.5
     draw_(rnn, "weight_ih", nn.init.xavier_uniform_)
     draw_(rnn, "bias", nn.init.uniform_, -0.01, 0.01)
     draw_(rnn, "h0", nn.init.uniform_, -bound, bound)
-    return SequenceModel(rnn, read_out(rnn, output_size, parts=2))

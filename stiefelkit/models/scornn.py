@@ -2,20 +2,12 @@
 
 from torch import nn
 
-from stiefelkit.contract.param import Parametrization
-from stiefelkit.models.sequence import SequenceModel, draw_, layer_options, read_out
+from stiefelkit.models.sequence import draw_, recurrent
 from stiefelkit.nn import OrthogonalRNN
 
 
-def scornn(
-    input_size: int,
-    hidden_size: int,
-    output_size: int,
-    *,
-    parametrization: Parametrization | None = "cayley",
-    activation: str = "modrelu",
-    **options: object,
-) -> SequenceModel:
+@recurrent(OrthogonalRNN, "cayley", init="helfrich", negative=lambda n: n // 2)
+def scornn(rnn: OrthogonalRNN) -> None:
     """Builds scoRNN: :math:`W = (I + A)^{-1} (I - A) D`, modReLU, states as columns.
 
     As in the authors' code: A block-diagonal with eigenvalues of the transform on a quarter arc ("helfrich"),
@@ -31,8 +23,4 @@ def scornn(
     References:
         Helfrich, Willmott, Ye, Orthogonal recurrent neural networks with scaled Cayley transform, ICML 2018.
     """
-    negative = hidden_size // 2
-    given = layer_options(parametrization, activation, options, "cayley", negative=negative, init="helfrich")
-    rnn = OrthogonalRNN(input_size, hidden_size, **given)
     draw_(rnn, "weight_ih", nn.init.uniform_, -0.01, 0.01)
-    return SequenceModel(rnn, read_out(rnn, output_size))

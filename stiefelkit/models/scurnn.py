@@ -2,22 +2,13 @@
 
 from torch import nn
 
-from stiefelkit.contract.param import Parametrization
-from stiefelkit.models.sequence import SequenceModel, draw_, layer_options, read_out
+from stiefelkit.models.sequence import draw_, recurrent
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.numbers import at_least
 
 
-def scurnn(
-    input_size: int,
-    hidden_size: int,
-    output_size: int,
-    *,
-    parametrization: Parametrization | None = "cayley",
-    activation: str = "modrelu",
-    bias_bound: float = 0.01,
-    **options: object,
-) -> SequenceModel:
+@recurrent(OrthogonalRNN, "cayley", is_complex=True, trainable_h0=True, init="helfrich")
+def scurnn(rnn: OrthogonalRNN, *, bias_bound: float = 0.01) -> None:
     """Builds scuRNN: :math:`W = (I + A)^{-1} (I - A) diag(e^{i θ})`, A skew-Hermitian, complex modReLU.
 
     As in the authors' code: Re A as in scoRNN and :math:`Im A = 0`, θ uniform on :math:`(0, 2π)`, input weights
@@ -35,9 +26,6 @@ def scurnn(
         Maduranga, Helfrich, Ye, Complex unitary recurrent neural networks using scaled Cayley transform, AAAI 2019.
     """
     bias_bound = at_least(0).require("scurnn", "bias_bound", bias_bound)
-    given = layer_options(parametrization, activation, options, "cayley", init="helfrich")
-    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", trainable_h0=True, **given)
     draw_(rnn, "weight_ih", nn.init.xavier_uniform_)
     draw_(rnn, "bias", nn.init.uniform_, -bias_bound, bias_bound)
     draw_(rnn, "h0", nn.init.uniform_, -0.01, 0.01)
-    return SequenceModel(rnn, read_out(rnn, output_size, parts=2))

@@ -1,5 +1,7 @@
 """A recurrent layer and a linear read-out, and what models share: options of the layer, draws of its weights."""
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -187,15 +189,65 @@ def draw_(rnn: nn.Module, name: str, scheme: Callable[..., object], *args: objec
 
 def layer_options(
     parametrization: Parametrization | None,
-    activation: str,
     options: Mapping[str, object],
-    home: str = "",
+    home: Parametrization | None,
     **defaults: object,
 ) -> dict[str, Any]:
     """Returns a layer's arguments: batch first, the caller's options, over the paper's for its own map `home`."""
-    if home and parametrization is not None and find_parametrization(parametrization) is find_parametrization(home):
-        options = {**defaults, **options}
-    return dict(parametrization=parametrization, activation=activation, batch_first=True, **options)
+    is_own = home is None or (
+        parametrization is not None and find_parametrization(parametrization) is find_parametrization(home)
+    )
+    return dict(parametrization=parametrization, batch_first=True, **(defaults if is_own else {}) | dict(options))
+
+
+def recurrent(
+    layer: Callable[..., nn.Module],
+    parametrization: Parametrization | None = None,
+    activation: str | None = "modrelu",
+    *,
+    is_complex: bool = False,
+    trainable_h0: bool = False,
+    **defaults: object,
+) -> Callable[[Callable[..., None]], Callable[..., SequenceModel]]:
+    """Makes a model of a function that draws a layer's weights and takes, by name, options of the model alone.
+
+    Args:
+        layer: the class of the layer, whose states a Glorot-uniform read-out reads.
+        parametrization: the paper's map.
+        activation: the paper's; None if it is part of the layer.
+        is_complex: whether states are complex.
+        trainable_h0: whether the first state is trained.
+        **defaults: the paper's options of its own map (of all, if it has none), or functions of n that return them.
+    """
+    home: Parametrization | None = parametrization
+    fixed = ({"field": "complex"} if is_complex else {}) | ({"trainable_h0": True} if trainable_h0 else {})
+
+    def decorate(draw: Callable[..., None]) -> Callable[..., SequenceModel]:
+        def build(
+            input_size: int,
+            hidden_size: int,
+            output_size: int,
+            *,
+            parametrization: Parametrization | None = home,
+            activation: str | None = activation,
+            **options: object,
+        ) -> SequenceModel:
+            drawn = {key: options.pop(key) for key in own if key in options}
+            known = {key: value(hidden_size) if callable(value) else value for key, value in defaults.items()}
+            given = layer_options(parametrization, options, home, **known)
+            given |= {} if activation is None else {"activation": activation}
+            rnn = layer(input_size, hidden_size, **fixed, **given)
+            draw(rnn, **drawn)
+            return SequenceModel(rnn, read_out(rnn, output_size, parts=1 + is_complex))
+
+        signature = inspect.signature(build)
+        *before, last = (p for p in signature.parameters.values() if p.name != "activation" or activation is not None)
+        own = {name: p for name, p in inspect.signature(draw).parameters.items() if p.kind is p.KEYWORD_ONLY}
+        functools.update_wrapper(build, draw)
+        build.__dict__["__signature__"] = signature.replace(parameters=[*before, *own.values(), last])
+        return build
+
+    return decorate
 
 
 def read_out(rnn: Any, outputs: int, parts: int = 1) -> nn.Linear:
