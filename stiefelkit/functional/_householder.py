@@ -8,14 +8,13 @@ from torch import Tensor
 from stiefelkit._torch import is_differentiated
 from stiefelkit.errors import NonFiniteError, RankError, needs
 from stiefelkit.functional._arithmetic.float64 import splits
-from stiefelkit.functional._arithmetic.function import Context, Function, keep
+from stiefelkit.functional._arithmetic.function import Context, Function, by_transposing, keep
 from stiefelkit.functional._packing import (
     check_complex,
     check_tall,
     diagonal,
     pack_trapezoid,
     phase_gradient,
-    phase_tangent,
     unpack_trapezoid,
 )
 from stiefelkit.functional._panels import (
@@ -134,13 +133,13 @@ class _OnePanel(Function):
     @staticmethod
     def setup_context(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         v, phase, _, ctx.n, ctx.k, _, _, _ = inputs
-        keep(ctx, v, phase, *output)
+        keep(ctx, v, phase, *output[1:], output[0])
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Context, g: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-        v, phase, w, u, t, x, length, d = ctx.saved_tensors
+        v, phase, u, t, x, length, d, w = ctx.saved_tensors
         if g is None:
             return (None,) * 8
         if is_differentiated():
@@ -150,10 +149,8 @@ class _OnePanel(Function):
         return gv, phase_gradient(phase, w, g), None, None, None, None, None, None
 
     @staticmethod
-    def tangent(ctx: Context, tv: Tensor | None, tp: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        v, phase, w, _u, _t, _x, _length, d = ctx.saved_tensors
-        d = d if phase is None else _diagonal(v, phase, None, 0, d.dtype)
-        return _frame_tangent(v, d, w, tv, tp, ctx.n, ctx.k), *(None for _ in range(5))
+    def tangent(ctx: Context, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        return by_transposing(_OnePanel.backward)(ctx, *tangents), *[None] * 5
 
 
 class _Panels(Function):
@@ -183,10 +180,7 @@ class _Panels(Function):
             gv = form_columns_gradient(v, d, w, g, ctx.n, ctx.k, _panels(w.dtype)[1])
         return gv, phase_gradient(phase, w, g), None, None, None, None, None, None
 
-    @staticmethod
-    def tangent(ctx: Context, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:
-        v, phase, signs, w = ctx.saved_tensors
-        return _frame_tangent(v, _diagonal(v, phase, signs, ctx.p, w.dtype), w, tv, tp, ctx.n, ctx.k)
+    tangent = by_transposing(backward)
 
 
 class _Reflect(Function):
@@ -211,11 +205,7 @@ class _Reflect(Function):
             gv, gx = reflect_rows_gradient(v, y, g, ctx.k, _panels(y.dtype)[1])
         return gv, gx, None, None
 
-    @staticmethod
-    def tangent(ctx: Context, tv: Tensor | None, tx: Tensor | None, *_: None) -> Tensor:
-        v, x, y = ctx.saved_tensors
-        ty = torch.zeros_like(y) if tx is None else _Reflect.of(v, tx, ctx.k, ctx.precision)
-        return ty if tv is None else ty + _plain_tangent(v, tv, x.mT, ctx.k).mT
+    tangent = by_transposing(backward)
 
 
 def _panels(dtype: torch.dtype) -> tuple[int, int]:
@@ -246,42 +236,20 @@ def _plain_gradient(v: Tensor, d: Tensor, g: Tensor, n: int, k: int) -> Tensor:
     return torch.func.vjp(lambda v: _plain_product(v, eye * d.unsqueeze(-2), k), v)[1](g)[0]
 
 
-def _frame_tangent(v: Tensor, d: Tensor, w: Tensor, tv: Tensor | None, tp: Tensor | None, n: int, k: int) -> Tensor:
-    tw = phase_tangent(w, tp)
-    if tv is None:
-        return tw
-    eye = torch.eye(n, d.shape[-1], dtype=d.dtype, device=d.device)
-    return tw + _plain_tangent(v, tv, eye * d.unsqueeze(-2), k)
-
-
-def _plain_tangent(v: Tensor, tv: Tensor, b: Tensor, k: int) -> Tensor:
-    """Returns the tangent of `_plain_product` by that of v."""
-    u, length = _normalised(v, b.shape[-2], k, b.is_complex())
-    tu = unpack_trapezoid(tv.double(), b.shape[-2], k, b.is_complex()) / length
-    tu = tu - u * (u.conj() * tu).sum(-2, keepdim=True).real / 2
-    gram, wide = u.mH @ u, b.to(u.dtype)
-    inner = torch.linalg.solve_triangular(gram, u.mH @ wide, upper=True, unitriangular=True)
-    cross = tu.mH @ u
-    right = tu.mH @ wide - (cross + cross.mH).triu(1) @ inner
-    return (-tu @ inner - u @ torch.linalg.solve_triangular(gram, right, upper=True, unitriangular=True)).to(b.dtype)
-
-
 def _plain_product(v: Tensor, b: Tensor, k: int) -> Tensor:
     """Returns H_1 ... H_k B in operations that torch differentiates, in float64, in the dtype of B."""
-    u, _ = _normalised(v, b.shape[-2], k, b.is_complex())
+    u = _normalised(v, b.shape[-2], k, b.is_complex())
     inner = torch.linalg.solve_triangular(u.mH @ u, u.mH @ b.to(u.dtype), upper=True, unitriangular=True)
     return (b - u @ inner).to(b.dtype)
 
 
-def _normalised(v: Tensor, n: int, k: int, is_complex: bool) -> tuple[Tensor, Tensor]:
-    """Scales reflectors to length sqrt 2, which makes T's diagonal 1, and returns the divisors; zero ones stay."""
+def _normalised(v: Tensor, n: int, k: int, is_complex: bool) -> Tensor:
+    """Scales reflectors to length sqrt 2, which makes T's diagonal 1; zero ones stay."""
     u = unpack_trapezoid(v.double(), n, k, is_complex)
     largest = u.detach().abs().amax(-2, keepdim=True)
-    largest = torch.where(largest == 0, 1.0, largest)
-    u = u / largest
+    u = u / torch.where(largest == 0, 1.0, largest)
     length = torch.linalg.vector_norm(u, dim=-2, keepdim=True)
-    length = torch.where(length == 0, torch.inf, length * 0.5**0.5)
-    return u / length, largest * length
+    return u / torch.where(length == 0, torch.inf, length * 0.5**0.5)
 
 
 def householder_inverse(q: Tensor, k: int, signs: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

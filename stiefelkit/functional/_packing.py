@@ -315,11 +315,6 @@ def phase_gradient(phase: Tensor | None, w: Tensor, g: Tensor) -> Tensor | None:
     return None if phase is None else (w.conj() * g).sum(-2).imag.to(phase.dtype)
 
 
-def phase_tangent(w: Tensor, t: Tensor | None) -> Tensor:
-    """Returns the tangent of W = M D, shape (*, n, p), by that of its phases, (*, p): W diag(i t), zero for None."""
-    return torch.zeros_like(w) if t is None else w * complex_of(torch.zeros_like(t), t).to(w.dtype).unsqueeze(-2)
-
-
 def rotations(t: Tensor, f: Tensor | None, dim: int) -> Tensor:
     """Stacks [[cos t, -e^{i f} sin t], [sin t, e^{i f} cos t]] row by row along a dimension; real for f = None."""
     c, s = t.cos(), t.sin()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import NonFiniteError, RankError, ShapeError, needs
-from stiefelkit.functional._arithmetic.function import Context, Function, keep
+from stiefelkit.functional._arithmetic.function import Context, Function, by_transposing, keep
 from stiefelkit.functional._arithmetic.product import opaque, plus_product
 from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import orthogonality_error, working_dtype
@@ -146,11 +146,7 @@ class _Lyapunov(Function):
         y = _Lyapunov.of(h, g)
         return -(y @ z.mH + z.mH @ y), y
 
-    @staticmethod
-    def tangent(ctx: Context, th: Tensor | None, ts: Tensor | None) -> Tensor:
-        h, z = ctx.saved_tensors
-        ts = torch.zeros_like(z) if ts is None else ts
-        return _Lyapunov.of(h, ts if th is None else ts - th @ z - z @ th)
+    tangent = by_transposing(backward)
 
 
 def _by_eigenvectors(x: Tensor, who: str) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.contract.param import Component
+from stiefelkit.contract.param import Component, OrthogonalParam
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.tensors import coordinate_dtype, working_dtype
 
@@ -34,8 +34,8 @@ def diagonal_coordinates(d: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tenso
     return ((d.angle(),), {}) if d.is_complex() else ((), {"signs": torch.where(d < 0, -1, 1).to(torch.int8)})
 
 
-def flaw_of_signs(chart: Mapping[str, Tensor]) -> str | None:
-    """Returns what a chart needs whose signs, if it has any, are not all 1 or -1; no bool is."""
+def check_signs(self: OrthogonalParam, chart: Mapping[str, Tensor]) -> str | None:
+    """Refuses signs other than 1 and -1, and bools; a `check_chart`."""
     signs = chart.get("signs")
     fits = signs is None or (signs.dtype != torch.bool and bool(((signs == 1) | (signs == -1)).all()))
     return None if fits else "signs of 1 and -1"
@@ -57,10 +57,11 @@ def identity_buffer(batch: tuple[int, ...], n: int, dtype: torch.dtype, device: 
     return to_buffer(eye).to(device=device, dtype=coordinate_dtype(dtype))
 
 
-def flaw_of_matrix(chart: Mapping[str, Tensor], name: str, is_complex: bool) -> str | None:
-    """Returns what a chart needs whose matrix of a name is not orthogonal or unitary to 100 float32 limits."""
+def check_matrix(self: OrthogonalParam, chart: Mapping[str, Tensor]) -> str | None:
+    """Refuses a frame buffer that is not orthogonal or unitary to 100 float32 limits; a `check_chart`."""
+    (name,) = self.frame_buffers
     if name not in chart:
         return None
-    w = from_buffer(chart[name], is_complex)
+    w = from_buffer(chart[name], self.is_complex)
     fits = orthogonality_error(w).max().item() <= 100 * rounding_limit(w.shape[-1], torch.float32)
     return None if fits else f"an orthogonal {name}"

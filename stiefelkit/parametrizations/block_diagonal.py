@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.contract.composite import Composite, Inner, of_inner, prefixed, within
+from stiefelkit.contract.composite import Composite, Inner, of_inner, prefixed
 from stiefelkit.contract.param import Parametrization, Position, Traits
 from stiefelkit.errors import DtypeError, ImageError, needs
 from stiefelkit.functional import nearest_frame
@@ -71,14 +71,12 @@ class BlockDiagonal(Composite):
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
-        """Returns what the inner map does."""
         blocks = _require_blocks(options.get("blocks", 1), shape)
         wrapped = Inner(options.get("inner", "cayley"), options.get("inner_options"))
         return wrapped.flaw(_block_shape(shape, blocks), dtype)
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Returns square, tall, batched, blocks of one entry, one block; several maps; fast."""
         return [
             ((6, 6), {"blocks": 3}),
             ((4, 4), {"blocks": 4}),
@@ -95,7 +93,6 @@ class BlockDiagonal(Composite):
 
     @property
     def traits(self) -> Traits:
-        """The inner map's traits; onto with one block only."""
         inner = self.inner.traits
         return Traits(
             onto=inner.onto and self.blocks == 1,
@@ -112,29 +109,20 @@ class BlockDiagonal(Composite):
         return self.blocks == 1 and self.inner.takes_nearest
 
     def options(self) -> dict[str, Any]:
-        """Returns those of the inner map, and how many blocks there are."""
         return {"blocks": self.blocks, "inner": self.inner.options()}
 
-    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Asks the inner map."""
-        return self.inner.check_chart(within(chart, "inner"))
-
     def error_bound(self, *coordinates: Tensor) -> float:
-        """Returns that of an exact frame, or the root of k times the inner map's."""
         exact = super().error_bound()
         return exact if self.traits.exact else exact + math.sqrt(self.blocks) * self.inner.error_bound(*coordinates)
 
     @property
     def return_bound(self) -> float:
-        """The bound of all blocks together."""
         return max(permitted_return(self.shape, self.dtype), math.sqrt(self.blocks) * self.inner.return_bound)
 
     def forward(self, *coordinates: Tensor) -> Tensor:
-        """Maps the inner map's coordinates to frames of shape (*, n, p)."""
         return self._assembled(self.inner(*coordinates)).to(self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
-        """Returns x @ W.mT for x of shape (*, p), block by block."""
         if len(self.shape) > 2 or self.blocks == 1 or x.dtype != self.dtype:
             return super().linear(x, *coordinates)
         q = self.inner(*coordinates).to(self.dtype)
@@ -143,7 +131,6 @@ class BlockDiagonal(Composite):
         return torch.bmm(rows, q.mT).transpose(0, 1).reshape(*x.shape[:-1], k * b)
 
     def nearest(self, weight: Tensor) -> Tensor:
-        """Returns the nearest frame, of one block the nearest that the inner map takes."""
         return self.project(weight) if self.blocks == 1 else nearest_frame(weight.to(working_dtype(self.dtype)))
 
     def project(self, weight: Tensor) -> Tensor:
@@ -162,7 +149,6 @@ class BlockDiagonal(Composite):
         return coordinates, prefixed(inner=chart)
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
-        """Draws every block by a scheme of the inner map."""
         coordinates, chart = self.inner.initial(scheme, generator)
         return coordinates, prefixed(inner=chart)
 

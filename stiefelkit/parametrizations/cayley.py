@@ -24,7 +24,7 @@ from stiefelkit.functional import (
 from stiefelkit.init import device_of, uniform
 from stiefelkit.metrics import permitted_return, rounding_limit
 from stiefelkit.numbers import above, as_python_number, integer, optional
-from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs
+from stiefelkit.parametrizations._charts import check_signs, component, diagonal_coordinates
 from stiefelkit.tensors import coordinate_dtype
 
 _ARC = above(0, 2 * math.pi)
@@ -114,7 +114,6 @@ class Cayley(OrthogonalParam):
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: object) -> str | None:
-        """Refuses signs and bounds for complex frames."""
         if dtype.is_complex and options.get("negative") is not None:
             return "a real dtype for negative= (complex frames train phases instead)"
         if dtype.is_complex and options.get("bound") is not None:
@@ -123,7 +122,6 @@ class Cayley(OrthogonalParam):
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Returns square, tall, one column, one entry, odd, batched, fixed signs, bands, bounds, fast."""
         shapes = [(1, 1), (2, 2), (7, 7), (16, 16), (9, 4), (5, 1), (2, 3, 6, 6), (3, 8, 2)]
         signs = [((6, 6), {"negative": 2}), ((6, 3), {"negative": [1, -1, 1]})]
         bands = [((7, 7), {"bandwidth": 2}), ((2, 6, 3), {"bandwidth": 1})]
@@ -132,7 +130,6 @@ class Cayley(OrthogonalParam):
 
     @property
     def traits(self) -> Traits:
-        """Onto and invertible unless the signs are fixed."""
         return Traits(
             onto=self.negative is None and self.bandwidth is None and self.bound is None,
             invertible=self.bandwidth is None or not self.is_complex,
@@ -142,7 +139,6 @@ class Cayley(OrthogonalParam):
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Schemes of the contract and "helfrich"; fewer for a band or a bound, and no identity where signs are -1."""
         if self.bound is not None:
             return ("identity",)
         schemes = (*super().schemes, "helfrich") if self.bandwidth is None else ("helfrich", "identity")
@@ -151,7 +147,6 @@ class Cayley(OrthogonalParam):
 
     @property
     def takes_nearest(self) -> bool:
-        """False with fixed signs, which imply a draw."""
         return self.bandwidth is None and self.negative is None
 
     @property
@@ -160,18 +155,15 @@ class Cayley(OrthogonalParam):
         return self.precision == "fast" and n == p >= 128 and coordinate_dtype(self.dtype) == torch.float32
 
     def options(self) -> dict[str, Any]:
-        """Returns bandwidth and bound, if given; signs are in the chart."""
         given = {"bandwidth": self.bandwidth, "bound": self.bound}
         return {key: value for key, value in given.items() if value is not None}
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """Returns that of an exact frame, or 80 limits."""
         fast = 80 * rounding_limit(self.shape[-1], torch.float32) if self._is_fast else 0.0
         return max(super().error_bound(), fast)
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """`skew`, and for complex frames `phase`."""
         (*batch, n, p), is_complex = self.shape, self.dtype.is_complex
         of_a = (n, p, is_complex)
         size = skew_size(*of_a) if self.bandwidth is None else band_size(*of_a, self.bandwidth)
@@ -199,7 +191,6 @@ class Cayley(OrthogonalParam):
         return cayley(skew, n, p, signs=signs, phase=phase, precision=self.precision).to(self.dtype)
 
     def invert(self, w: Tensor) -> Position:
-        """Solves for A after choosing D; see `stiefelkit.functional.cayley_inverse`."""
         if self.dtype.is_complex and self.bandwidth is not None:
             raise ImageError("Cayley with bandwidth= has no right inverse for complex frames; draw by sk.reset_.")
         for signs in self._tried(w.device):
@@ -262,13 +253,12 @@ class Cayley(OrthogonalParam):
         return (_haar_with_signs(self.shape, signs, generator),), {"signs": signs}
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Refuses signs other than 1 and -1, and than those of `negative` if it was given."""
         if self.is_complex:
             return None
         signs = chart["signs"]
         if self.negative is not None and not bool((signs == self._first_signs(signs.device)).all()):
             return f"the signs of its negative=, {sum(s < 0 for s in self.negative)} of them -1"
-        return flaw_of_signs(chart)
+        return check_signs(self, chart)
 
     def _first_signs(self, device: torch.device | str | None) -> Tensor:
         """Returns the prescribed signs, or ones, in the shape of the chart."""

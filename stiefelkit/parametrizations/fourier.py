@@ -62,34 +62,28 @@ class Fourier(OrthogonalParam):
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: object) -> str | None:
-        """Refuses frames that are not square and complex."""
         if not dtype.is_complex:
             return "a complex weight"
         return None if shape[-1] == shape[-2] else "a square weight"
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Returns one entry, even, odd, a power of two, batched."""
         return [(shape, {}) for shape in ((1, 1), (2, 2), (7, 7), (16, 16), (2, 3, 5, 5))]
 
     @property
     def traits(self) -> Traits:
-        """A subset of U(n) without a right inverse."""
         return Traits(onto=False, invertible=False, exact=True, component="connected", cost_exponent=2.0)
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """The paper's scheme."""
         return ("arjovsky",)
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """`phase` and `reflectors`."""
         *batch, n, _ = self.shape
         return {"phase": (*batch, 3, n), "reflectors": (*batch, 2, 2 * n)}
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Refuses what is no permutation of 0 .. n - 1."""
         ordered = chart["permutation"].long().sort(dim=-1)[0].cpu()
         fits = torch.equal(ordered, torch.arange(self.shape[-1], device="cpu").expand_as(ordered))
         return None if fits else f"a permutation of {self.shape[-1]} entries"
@@ -106,7 +100,6 @@ class Fourier(OrthogonalParam):
         return polish(w) if self.dtype == torch.complex128 else w.to(self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
-        """Returns x @ W.mT for x of shape (*, n) by Fourier transforms, W not formed; one matrix, no batch."""
         if len(self.shape) > 2 or x.dtype != self.dtype or x.dim() < 2 or not rows_of(x):
             return super().linear(x, *coordinates)
         return self._apply_rows(x.to(torch.complex128), *coordinates).to(self.dtype)

@@ -1,7 +1,7 @@
 """Meshes of plane rotations, real and complex."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -29,7 +29,7 @@ from stiefelkit.functional._packing import complex_of
 from stiefelkit.init import device_of, symmetric
 from stiefelkit.metrics import permitted_error, rounding_limit
 from stiefelkit.numbers import integer, one_of, optional
-from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs, unit_signs
+from stiefelkit.parametrizations._charts import check_signs, component, diagonal_coordinates, unit_signs
 from stiefelkit.tensors import coordinate_dtype, dtype_of_parts
 
 _Angles = tuple[Tensor, Tensor | None, Tensor]
@@ -50,11 +50,9 @@ class _BrickWall:
 
     @property
     def is_full(self) -> bool:
-        """Whether the mesh makes every frame."""
         return self.n <= 2 or self.layers >= self.n
 
     def haar_indices(self) -> Tensor:
-        """Returns the index of each angle's Haar density."""
         return haar_indices(self.n, min(self.n, self.layers))
 
     def frame(self, angle: Tensor, phase: Tensor | None, d: Tensor, p: int, rounded: torch.dtype | None) -> Tensor:
@@ -158,6 +156,7 @@ class Givens(OrthogonalParam):
     coordinate_names: ClassVar[tuple[str, ...]] = ("angle", "phase")
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
     stacks: ClassVar[bool] = True
+    check_chart = check_signs
 
     signs: Tensor
 
@@ -185,14 +184,12 @@ class Givens(OrthogonalParam):
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: object) -> str | None:
-        """Refuses layout "fft" unless n is a power of two."""
         if one_of("fft").holds(options.get("layout")) and shape[-2] & (shape[-2] - 1):
             return 'a power of two of rows for layout "fft"'
         return None
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Returns square, tall, one column, one entry, odd, batched; few layers, many, the Fourier pattern, fast."""
         shapes = [(1, 1), (2, 2), (7, 7), (16, 16), (9, 4), (5, 1), (2, 3, 6, 6), (2, 8, 2)]
         few = [((6, 6), 1), ((9, 5), 3), ((2, 8, 8), 4), ((4, 4), 7)]
         fourier: dict[str, Any] = {"layout": "fft"}
@@ -208,18 +205,15 @@ class Givens(OrthogonalParam):
 
     @cached_property
     def mesh(self) -> _BrickWall | _Fft:
-        """The rotations, as the layout has them."""
         n = self.shape[-2]
         return _Fft(n) if self.layout == "fft" else _BrickWall(n, self.layers)
 
     @cached_property
     def rotations(self) -> int:
-        """Number of rotations."""
         return self.mesh.rotations
 
     @property
     def traits(self) -> Traits:
-        """Onto with a full brick wall; invertible also with one layer, and square with "fft"."""
         n, p = self.shape[-2:]
         return Traits(
             onto=self.mesh.is_full,
@@ -231,23 +225,16 @@ class Givens(OrthogonalParam):
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """`angle`, and for complex frames `phase`."""
         *batch, n, _ = self.shape
         phase = {"phase": (*batch, self.rotations + n)} if self.is_complex else {}
         return {"angle": (*batch, self.rotations)} | phase
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Schemes of the contract, and "uniform"."""
         return (*super().schemes, "uniform")
 
     def options(self) -> dict[str, Any]:
-        """Returns the layout and the number of layers."""
         return {"layout": self.layout, "layers": self.layers}
-
-    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Refuses signs other than 1 and -1."""
-        return flaw_of_signs(chart)
 
     def error_bound(self, *coordinates: Tensor) -> float:
         """Returns an exact frame's bound; "fast" adds :math:`(L + 16) eps √p`, eps of the coordinates' dtype."""
@@ -276,7 +263,6 @@ class Givens(OrthogonalParam):
         return (polish(w) if exact and work == coordinate_dtype(self.dtype) else w).to(self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
-        """Returns x @ W.mT, by rotating x where W would cost more; one matrix, no batch."""
         n, p = self.shape[-2:]
         rows, exact = rows_of(x), self.precision == "exact"
         # Measured: in float64, as an exact result takes, rotating costs twice as much.

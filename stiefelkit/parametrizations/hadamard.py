@@ -1,7 +1,7 @@
 """Hadamard matrices between trained diagonals: phases if complex, rotations of pairs of rows if real."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +12,7 @@ from stiefelkit.errors import ImageError, ShapeError, needs
 from stiefelkit.functional import diagonal, hadamard_transform, polish
 from stiefelkit.init import hadamard_factors, hadamard_orders, symmetric
 from stiefelkit.metrics import rounding_limit
-from stiefelkit.parametrizations._charts import component, flaw_of_signs
+from stiefelkit.parametrizations._charts import check_signs, component
 
 
 class Hadamard(OrthogonalParam):
@@ -45,6 +45,7 @@ class Hadamard(OrthogonalParam):
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("phase", "angle")
     stacks: ClassVar[bool] = True
+    check_chart = check_signs
 
     signs: Tensor
 
@@ -65,7 +66,6 @@ class Hadamard(OrthogonalParam):
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: object) -> str | None:
-        """Refuses frames that are not square, or of no known order."""
         if shape[-1] != shape[-2]:
             return "a square weight"
         below, above = hadamard_orders(shape[-1])
@@ -73,12 +73,10 @@ class Hadamard(OrthogonalParam):
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Returns one entry, powers of two, Paley's orders with and without a factor 2, batched."""
         return [(shape, {}) for shape in ((1, 1), (2, 2), (16, 16), (12, 12), (24, 24), (2, 3, 4, 4))]
 
     @property
     def traits(self) -> Traits:
-        """A subset, with a right inverse if complex, or if H is made of pairs of rows."""
         return Traits(
             onto=self.shape[-1] == 1,
             invertible=self.is_complex or len(hadamard_factors(self.shape[-1])[0]) <= 2,
@@ -89,18 +87,12 @@ class Hadamard(OrthogonalParam):
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Random signs, and random angles or phases."""
         return ("hadamard", "uniform")
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """`phase` if complex, `angle` if real."""
         *batch, n, _ = self.shape
         return {"phase": (*batch, 2, n)} if self.is_complex else {"angle": (*batch, 2, n // 2)}
-
-    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Refuses signs other than 1 and -1."""
-        return flaw_of_signs(chart)
 
     def forward(self, turn: Tensor) -> Tensor:
         """Maps coordinates to frames of shape (*, n, n).
@@ -114,7 +106,6 @@ class Hadamard(OrthogonalParam):
         return polish(w) if self.dtype == work else w.to(self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
-        """Returns x @ W.mT for x of shape (*, n) by a Hadamard transform, W not formed; one matrix, no batch."""
         if len(self.shape) > 2 or x.dtype != self.dtype or x.dim() < 2 or not rows_of(x):
             return super().linear(x, *coordinates)
         work = torch.complex128 if self.is_complex else torch.float64

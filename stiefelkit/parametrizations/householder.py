@@ -1,7 +1,7 @@
 """Products of Householder reflectors, real and complex."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +21,7 @@ from stiefelkit.functional import (
 from stiefelkit.init import device_of, gaussian, symmetric
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.numbers import integer, optional
-from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs, unit_signs
+from stiefelkit.parametrizations._charts import check_signs, component, diagonal_coordinates, unit_signs
 from stiefelkit.tensors import coordinate_dtype, dtype_of_parts
 
 
@@ -65,6 +65,7 @@ class Householder(OrthogonalParam):
     coordinate_names: ClassVar[tuple[str, ...]] = ("reflectors", "phase")
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
     stacks: ClassVar[bool] = True
+    check_chart = check_signs
 
     signs: Tensor
 
@@ -86,7 +87,6 @@ class Householder(OrthogonalParam):
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Returns square, tall, one column, one entry, batched, of two panels, truncated, applied without W, fast."""
         shapes = [(1, 1), (2, 2), (7, 7), (16, 16), (9, 4), (5, 1), (2, 3, 6, 6), (3, 8, 2), (67, 66)]
         truncated = [((6, 6), 1), ((8, 8), 3), ((9, 5), 2), ((2, 7, 4), 3), ((72, 12), 2)]
         fast = [((7, 7), {}), ((9, 5), {"reflections": 2}), ((2, 3, 6, 6), {})]
@@ -98,7 +98,6 @@ class Householder(OrthogonalParam):
 
     @property
     def traits(self) -> Traits:
-        """Onto with as many reflectors as columns; with fewer, complex frames have no right inverse."""
         full = self.reflections == self.shape[-1]
         return Traits(
             onto=full,
@@ -109,18 +108,15 @@ class Householder(OrthogonalParam):
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """`reflectors`, and for complex frames `phase`."""
         *batch, n, p = self.shape
         size = trapezoid_size(n, self.reflections, self.is_complex)
         return {"reflectors": (*batch, size)} | ({"phase": (*batch, p)} if self.is_complex else {})
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Schemes of the contract, "mhammedi" and, with an even number of reflectors, "paired"."""
         return (*super().schemes, "mhammedi", *(["paired"] if self.reflections % 2 == 0 else []))
 
     def options(self) -> dict[str, Any]:
-        """Returns the number of reflectors."""
         return {"reflections": self.reflections}
 
     def forward(self, reflectors: Tensor, phase: Tensor | None = None) -> Tensor:
@@ -135,7 +131,6 @@ class Householder(OrthogonalParam):
         return householder(reflectors, n, self.reflections, p, dtype=dtype, **self._diagonal(phase)).to(self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
-        """Returns x @ W.mT for x of shape (*, p), reflector by reflector where that is cheaper than with W."""
         (*batch, n, p), k = self.shape, self.reflections
         rows = rows_of(x)
         double = self.dtype in (torch.float64, torch.complex128)
@@ -173,20 +168,14 @@ class Householder(OrthogonalParam):
         return n * (n - 2 * self.reflections) >= 14_000 + (24_000 if self.is_complex else 36_000) / max(rows, 1)
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """Returns an exact frame's; for "fast" float32 and complex64 frames 32 (1 + min(k, 128)) limits more."""
         bound = super().error_bound(*coordinates)
         if self.precision == "exact" or self.dtype in (torch.float64, torch.complex128):
             return bound
         return bound + 32 * (1 + min(self.reflections, 128)) * rounding_limit(self.shape[-1], torch.float32)
 
     def _diagonal(self, phase: Tensor | None = None) -> dict[str, Any]:
-        """Keywords of D and of the precision."""
         signs = None if self.is_complex else self.signs
         return {"signs": signs, "phase": phase, "precision": self.precision}
-
-    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Refuses signs other than 1 and -1."""
-        return flaw_of_signs(chart)
 
     def invert(self, w: Tensor) -> Position:
         """Reduces W to its diagonal D, reflector by reflector; see `stiefelkit.functional.householder_inverse`.

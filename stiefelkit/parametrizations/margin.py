@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.contract import table
-from stiefelkit.contract.composite import Composite, Inner, prefixed, within
+from stiefelkit.contract.composite import Composite, Inner, prefixed
 from stiefelkit.contract.param import Parametrization, Position, Traits, check_tensor, rounded
 from stiefelkit.errors import DtypeError, NotAFrameError, needs
 from stiefelkit.functional import nearest_frame, product
@@ -73,7 +73,6 @@ class Margin(Composite):
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
-        """Returns what U and V do."""
         *batch, _, p = shape
         for name, frame_shape in (("u", tuple(shape)), ("v", (*batch, p, p))):
             inner = Inner(options.get(name, "cayley"), options.get(f"{name}_options"))
@@ -84,7 +83,6 @@ class Margin(Composite):
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Returns square, tall, batched, one entry, no margin, several maps."""
         mixed = {"margin": 0.05, "u": "householder", "u_options": {"reflections": 3}, "v": "matrix_exp"}
         return [
             ((6, 6), {"margin": 0.05}),
@@ -96,7 +94,6 @@ class Margin(Composite):
 
     @property
     def traits(self) -> Traits:
-        """The traits of U's map, but never exact."""
         u, v = self.u.traits, self.v.traits
         return Traits(
             onto=u.onto,
@@ -109,26 +106,14 @@ class Margin(Composite):
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """The schemes of U's map."""
         return self.u.schemes
 
     def options(self) -> dict[str, Any]:
-        """Returns the margin, and the options of both maps."""
         return {"margin": self.margin, "u": self.u.options(), "v": self.v.options()}
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """The coordinates of U, of V and the spectrum."""
-        inner = prefixed(u=self.u.coordinates, v=self.v.coordinates)
-        return inner | {"spectrum": (*self.shape[:-2], self.shape[-1])}
-
-    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Asks both maps."""
-        for name, inner in (("u", self.u), ("v", self.v)):
-            reason = inner.check_chart(within(chart, name))
-            if reason is not None:
-                return f"{reason} in {name}"
-        return None
+        return self._of_parts("coordinates") | {"spectrum": (*self.shape[:-2], self.shape[-1])}
 
     def error_bound(self, *coordinates: Tensor) -> float:
         """Returns the spectrum's distance from 1, and 10 limits."""
@@ -155,7 +140,6 @@ class Margin(Composite):
 
     @property
     def takes_nearest(self) -> bool:
-        """The answer of U's map."""
         return self.u.takes_nearest
 
     def _singular_values(self, q: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The matrix exponential, real and complex."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +12,7 @@ from stiefelkit.errors import ImageError
 from stiefelkit.functional import matrix_exp, nearest_frame, pack_skew, skew_logarithm, skew_size, tall_logarithm
 from stiefelkit.init import device_of, gaussian
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit
-from stiefelkit.parametrizations._charts import component, flaw_of_matrix, from_buffer, identity_buffer, to_buffer
+from stiefelkit.parametrizations._charts import check_matrix, component, from_buffer, identity_buffer, to_buffer
 from stiefelkit.tensors import coarser, coordinate_dtype, working_dtype
 
 
@@ -51,6 +51,7 @@ class MatrixExp(OrthogonalParam):
     coordinate_names: ClassVar[tuple[str, ...]] = ("skew",)
     frame_buffers: ClassVar[tuple[str, ...]] = ("rotation",)
     stacks: ClassVar[bool] = True
+    check_chart = check_matrix
 
     rotation: Tensor
 
@@ -69,14 +70,12 @@ class MatrixExp(OrthogonalParam):
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Returns square, tall below and above 2p, one column, one entry, odd, batched, fast."""
         shapes = [(1, 1), (2, 2), (7, 7), (16, 16), (9, 4), (7, 5), (5, 1), (2, 3, 6, 6), (3, 8, 2)]
         fast = [((16, 16), {"precision": "fast"}), ((2, 7, 5), {"precision": "fast"})]
         return [*((shape, {}) for shape in shapes), *fast]
 
     @property
     def traits(self) -> Traits:
-        """Onto, except for square real frames."""
         square = component(self.shape, self.is_complex) == "chart"
         reached = "rotations" if square else "connected"
         return Traits(onto=not square, invertible=True, exact=not self._is_fast, component=reached)
@@ -87,24 +86,17 @@ class MatrixExp(OrthogonalParam):
         return self.precision == "fast" and n <= 2 * p and coordinate_dtype(self.dtype) == torch.float32
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """Returns that of an exact frame, or 100 limits."""
         fast = 100 * rounding_limit(self.shape[-1], torch.float32) if self._is_fast else 0.0
         return max(super().error_bound(), fast)
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Schemes of the contract, and "gaussian"."""
         return (*super().schemes, "gaussian")
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """`skew`."""
         *batch, n, p = self.shape
         return {"skew": (*batch, skew_size(n, p, self.is_complex))}
-
-    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Refuses a rotation that is not orthogonal or unitary."""
-        return flaw_of_matrix(chart, "rotation", self.is_complex)
 
     def forward(self, skew: Tensor) -> Tensor:
         """Maps coordinates to frames of shape (*, n, p).
@@ -118,7 +110,6 @@ class MatrixExp(OrthogonalParam):
         return matrix_exp(skew, n, p, self.is_complex, precision=self.precision, rotation=rotation).to(self.dtype)
 
     def invert(self, w: Tensor) -> Position:
-        """Takes the logarithm; see `skew_logarithm` and `tall_logarithm`."""
         n, p = self.shape[-2:]
         if n > p:
             a21, rotation = tall_logarithm(w)

@@ -6,15 +6,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.contract.composite import Composite, Inner, of_inner, prefixed, within
+from stiefelkit.contract.composite import Composite, Inner, of_inner, prefixed
 from stiefelkit.contract.param import Parametrization, Position, Traits, check_tensor, rounded
 from stiefelkit.errors import DtypeError, OptionError, needs
 from stiefelkit.functional import nearest_frame, polish, product
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.parametrizations._charts import (
+    check_matrix,
     component,
     component_of_product,
-    flaw_of_matrix,
     from_buffer,
     identity_buffer,
     to_buffer,
@@ -79,12 +79,10 @@ class Rebased(Composite):
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
-        """Returns what the inner map does."""
         return Inner(options.get("inner", "matrix_exp"), options.get("inner_options")).flaw(tuple(shape), dtype)
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Returns square, tall, batched, one entry; several maps; fast."""
         return [
             ((6, 6), {}),
             ((1, 1), {}),
@@ -96,7 +94,6 @@ class Rebased(Composite):
 
     @property
     def traits(self) -> Traits:
-        """Onto, by the base."""
         return Traits(
             onto=True,
             invertible=True,
@@ -111,22 +108,18 @@ class Rebased(Composite):
         return self.precision == "exact" or coordinate_dtype(self.dtype) == torch.float64
 
     def options(self) -> dict[str, Any]:
-        """Returns those of the inner map."""
         return self.inner.options()
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Refuses a base that is not orthogonal or unitary, and what the inner map refuses."""
-        return flaw_of_matrix(chart, "base", self.is_complex) or self.inner.check_chart(within(chart, "inner"))
+        return check_matrix(self, chart) or super().check_chart(chart)
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """Returns that of an exact frame, or the inner map's and 10 limits."""
         exact = super().error_bound()
         if self._is_exact:
             return exact
         return exact + self.inner.error_bound(*coordinates) + 10 * rounding_limit(self.shape[-2], torch.float32)
 
     def forward(self, *coordinates: Tensor) -> Tensor:
-        """Maps the inner map's coordinates to frames of shape (*, n, p)."""
         w = self._frame(*coordinates)
         if self._is_exact:
             # A base of float32 is no frame of float64 after one polish.

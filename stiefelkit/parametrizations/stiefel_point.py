@@ -46,25 +46,21 @@ class StiefelPoint(OrthogonalParam):
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Returns one entry, square, tall, one column, batched."""
         return [(shape, {}) for shape in ((1, 1), (6, 6), (7, 3), (4, 1), (2, 3, 5, 4), (3, 4, 4))]
 
     @property
     def traits(self) -> Traits:
-        """Onto; the coordinate is of any determinant, though no step of an optimizer changes it."""
         *_, n, p = self.shape
         reached = "connected" if self.is_complex or n > p else "coordinates"
         return Traits(onto=True, invertible=True, exact=True, component=reached, cost_exponent=2.0)
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Schemes of the contract, and "restricted" where `fourier` takes the shape."""
         restricted = Fourier.supports(self.shape, self.dtype) is None
         return (*super().schemes, _RESTRICTED) if restricted else super().schemes
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """`stiefel`."""
         return {"stiefel": self.shape}
 
     @property
@@ -80,11 +76,9 @@ class StiefelPoint(OrthogonalParam):
         return torch.view_as_complex(torch.view_as_real(w)) if w.is_complex() else w
 
     def invert(self, w: Tensor) -> Position:
-        """Returns the frame itself."""
         return (w,), {}
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
-        """Draws a frame."""
         if scheme != _RESTRICTED:
             return super().initial(scheme, generator)
         map = Fourier(self.shape, dtype=working_dtype(self.dtype), device=device_of(generator))

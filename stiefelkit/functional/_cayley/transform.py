@@ -13,8 +13,8 @@ from torch import Tensor
 
 from stiefelkit._torch import is_differentiated, is_exporting
 from stiefelkit.functional._arithmetic.float64 import splits
-from stiefelkit.functional._arithmetic.function import Context, Function, keep
-from stiefelkit.functional._arithmetic.product import opaque, plus_product, product, sandwich
+from stiefelkit.functional._arithmetic.function import Context, Function, by_transposing, keep
+from stiefelkit.functional._arithmetic.product import opaque, plus_product, sandwich
 from stiefelkit.functional._arithmetic.split_products import (
     BITS_OF_RESIDUALS,
     BITS_OF_TALL,
@@ -31,7 +31,6 @@ from stiefelkit.functional._packing import (
     pack_skew,
     pack_skew_gradient,
     phase_gradient,
-    phase_tangent,
     unpack_skew,
     unpack_square,
 )
@@ -146,8 +145,7 @@ class _Square(Function):
     def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
         v, phase, d, ctx.n, _ = inputs
         ctx.dtype = v.dtype
-        ctx.save_for_backward(phase, d, output)
-        ctx.save_for_forward(phase, d, output)
+        keep(ctx, phase, d, output)
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -165,16 +163,7 @@ class _Square(Function):
         gv = pack_skew_gradient(inner * (d * -0.5).unsqueeze(-1))
         return gv.to(ctx.dtype), phase_gradient(phase, w, g), None, None, None
 
-    @staticmethod
-    def tangent(ctx: Context, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:
-        phase, d, w = ctx.saved_tensors
-        tw = phase_tangent(w, tp)
-        if tv is None:
-            return tw
-        doubled = _add_diagonal(w, _entries(phase, d).to(w.dtype))
-        ta = unpack_square(tv.to(w.real.dtype), ctx.n, w.is_complex())
-        back = doubled * _entries(phase, d).to(w.dtype).conj().unsqueeze(-2)
-        return tw - product(product(back, ta), doubled) / 2
+    tangent = by_transposing(backward)
 
 
 class _Tall(Function):
@@ -212,20 +201,7 @@ class _Tall(Function):
         gv = pack_skew_gradient(g11, g21.mT)
         return gv.to(v.dtype), phase_gradient(phase, w, g), None, None, None
 
-    @staticmethod
-    def tangent(ctx: Context, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:
-        v, phase, d, w = ctx.saved_tensors
-        n, p = ctx.n, ctx.p
-        tw = phase_tangent(w, tp)
-        if tv is None:
-            return tw
-        doubled = _add_diagonal(w[..., :p, :], _entries(phase, d).to(w.dtype))
-        back = doubled * _entries(phase, d).to(w.dtype).conj().unsqueeze(-2)
-        a21 = unpack_skew(v.double(), n, p, phase is not None)[1]
-        t11, t21 = unpack_skew(tv.double(), n, p, phase is not None)
-        inner = a21.mH @ t21
-        top = back @ (t11 + inner + inner.mH) @ doubled / -2
-        return tw + torch.cat([top, -(t21 @ doubled) - a21 @ top], dim=-2)
+    tangent = by_transposing(backward)
 
 
 def _is_split(v: Tensor, m: Tensor) -> bool:

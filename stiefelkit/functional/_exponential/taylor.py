@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stiefelkit._torch import is_differentiated, is_view
 from stiefelkit.functional._arithmetic.float64 import splits
-from stiefelkit.functional._arithmetic.function import Context, Function, keep
+from stiefelkit.functional._arithmetic.function import Context, Function, by_transposing, keep
 from stiefelkit.functional._arithmetic.norms import bounds_of_skew, finite, probe
 from stiefelkit.functional._arithmetic.product import FullPrecision, add_product_, is_plain, opaque
 from stiefelkit.functional._arithmetic.reads import switch
@@ -65,7 +65,28 @@ def exponential(a: Tensor, *, skew: bool = False, truncation: float | None = Non
     return (_Kept if is_plain(a) else _Traced).of(a, skew, truncation, polish)
 
 
-class _Kept(Function):
+class _Traced(Function):
+    """Calls an opaque operator each way."""
+
+    @staticmethod
+    def forward(a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Tensor:
+        return _exponential(a, skew, truncation, polish)
+
+    @staticmethod
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Any) -> None:
+        a, ctx.skew, ctx.truncation, _ = inputs
+        keep(ctx, a)
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
+        return _Adjoint.of(ctx.saved_tensors[0], g, ctx.skew, ctx.truncation), None, None, None
+
+    @staticmethod
+    def tangent(ctx: Context, t: Tensor, *_: None) -> Tensor:
+        return _derivative(ctx.saved_tensors[0], t, ctx.truncation)
+
+
+class _Kept(_Traced):
     """Keeps the factors of the adjoint, in plain eager mode."""
 
     generate_vmap_rule = False
@@ -86,38 +107,12 @@ class _Kept(Function):
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
-        a, *factors = ctx.saved_tensors
         if is_differentiated() or not is_plain(g):
-            return _Adjoint.of(a, g, ctx.skew, ctx.truncation), None, None, None
+            return _Traced.backward(ctx, g)
+        a, *factors = ctx.saved_tensors
         with FullPrecision(g.device):
             split = _is_split(a, ctx.truncation)
             return _adjoint(g.to(factors[0].dtype), factors, ctx.skew, split).to(a.dtype), None, None, None
-
-    @staticmethod
-    def tangent(ctx: Context, t: Tensor, *_: None) -> Tensor:
-        return _derivative(ctx.saved_tensors[0], t, ctx.truncation)
-
-
-class _Traced(Function):
-    """Calls an opaque operator each way, everywhere else."""
-
-    @staticmethod
-    def forward(a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Tensor:
-        return _exponential(a, skew, truncation, polish)
-
-    @staticmethod
-    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Any) -> None:
-        a, ctx.skew, ctx.truncation, _ = inputs
-        keep(ctx, a)
-
-    @staticmethod
-    def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
-        (a,) = ctx.saved_tensors
-        return _Adjoint.of(a, g, ctx.skew, ctx.truncation), None, None, None
-
-    @staticmethod
-    def tangent(ctx: Context, t: Tensor, *_: None) -> Tensor:
-        return _derivative(ctx.saved_tensors[0], t, ctx.truncation)
 
 
 class _Adjoint(Function):
@@ -141,16 +136,11 @@ class _Adjoint(Function):
         ga = (adjoint[..., :n, :n] + adjoint[..., n:, n:]).mH
         return ga.to(gg.dtype), adjoint[..., :n, n:].to(gg.dtype), None, None
 
-    @staticmethod
-    def tangent(ctx: Context, ta: Tensor | None, tg: Tensor | None, *_: None) -> Tensor:
-        a, g = (t.to(working_dtype(t.dtype)) for t in ctx.saved_tensors)
-        n = a.shape[-1]
-        ta, tg = (torch.zeros_like(a) if t is None else t.to(a.dtype) for t in (ta, tg))
-        return _derivative(_blocks(a.mH, g), _blocks(ta.mH, tg), None)[..., :n, n:].to(ctx.saved_tensors[1].dtype)
+    tangent = by_transposing(backward)
 
 
 def _derivative(a: Tensor, t: Tensor, truncation: float | None) -> Tensor:
-    # The derivative at A is the adjoint one at A^H.
+    """Returns the derivative of the exponential at A along T: the adjoint one at A^H."""
     return _Adjoint.of(a.mH.resolve_conj(), t, False, truncation)
 
 

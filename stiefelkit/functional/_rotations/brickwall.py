@@ -93,7 +93,7 @@ class _Brickwall(Function):
         def pull_back(g: Tensor) -> tuple[Tensor, ...]:
             return _gradients(g, y, angle, phase, ctx.layers, False)[1 : 2 if phase is None else 3]
 
-        return ty + transposed(pull_back, y, *(ta, tp)[: 1 if phase is None else 2])
+        return ty + transposed(pull_back, y, (ta, tp)[: 1 if phase is None else 2])
 
 
 @opaque(lambda x, angle, phase, layers: x.new_empty(x.shape))

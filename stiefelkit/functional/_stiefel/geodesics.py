@@ -20,6 +20,7 @@ with eigenvalues like those of (1 - e^{-ad}) / ad, so GMRES solves in few produc
 import cmath
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -124,7 +125,7 @@ def geodesic_logarithm(w: Tensor, y: Tensor, metric: str = "canonical") -> tuple
     ones in both: U is the great circle in closed form, up to the opposite pole.
 
     Costs some 10 to 20 Hermitian eigenvalue problems of m x m for each start; by shooting 4 to 100 problems and up to
-    60 times eight products of m x m for each.
+    60 times eight products of m x m for each. The frames of a batch are taken one by one.
 
     Args:
         w: frames of shape (*, n, p), float64 or complex128, :math:`‖W^H W - I‖_F ≤ 10^{-9} (1 + √p)^2`.
@@ -152,8 +153,11 @@ def geodesic_logarithm(w: Tensor, y: Tensor, metric: str = "canonical") -> tuple
 class _Logarithm(Function):
     @staticmethod
     def forward(w: Tensor, y: Tensor, metric: str) -> tuple[Tensor, Tensor]:
-        u, exists = _logarithm(w.reshape(-1, *w.shape[-2:]), y.reshape(-1, *y.shape[-2:]), metric)
-        return u.view(w.shape), exists.view(w.shape[:-2])
+        if not w.numel():
+            return w.clone(), torch.zeros(w.shape[:-2], dtype=torch.bool, device=w.device)
+        pairs = zip(w.reshape(-1, *w.shape[-2:]), y.reshape(-1, *y.shape[-2:]), strict=True)
+        u, exists = zip(*(_logarithm(*pair, metric) for pair in pairs), strict=True)
+        return torch.stack(u).view(w.shape), torch.tensor(exists, device=w.device).view(w.shape[:-2])
 
     @staticmethod
     def setup_context(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -164,66 +168,61 @@ class _Logarithm(Function):
         raise NotImplementedError("The logarithm of a frame has no derivative here.")
 
 
-def _logarithm(w: Tensor, y: Tensor, metric: str) -> tuple[Tensor, Tensor]:
-    u = torch.full_like(w, torch.nan)
-    exists = _is_frame(w) & _is_frame(y)
-    frames = exists.nonzero().squeeze(-1)
-    if not len(frames):
-        return u, exists
-    w, y = polished(w[frames]), polished(y[frames])
-    n, p = w.shape[-2:]
-    u_frames = w @ skew_from(*spectrum(w.mH @ y), w.dtype) if n == p else _tall(w, y, metric)
-    off = torch.linalg.matrix_norm(geodesic(w, u_frames, metric=metric)[0] - y)
-    exists[frames] = off <= 2e-13 * math.sqrt(min(n, 2 * p))
-    u[frames] = u_frames
-    return u.masked_fill(~exists[:, None, None], torch.nan), exists
+def _logarithm(w: Tensor, y: Tensor, metric: str) -> tuple[Tensor, bool]:
+    """Returns the tangent vector of one pair of frames, NaN if none was found, and whether one was."""
+    if _is_frame(w) and _is_frame(y):
+        w, y = polished(w), polished(y)
+        n, p = w.shape
+        u = w @ skew_from(*spectrum(w.mH @ y), w.dtype) if n == p else _tall(w, y, metric)
+        if _length(geodesic(w, u, metric=metric)[0] - y) <= 2e-13 * math.sqrt(min(n, 2 * p)):
+            return u, True
+    return torch.full_like(w, torch.nan), False
 
 
-def _is_frame(w: Tensor) -> Tensor:
+def _is_frame(w: Tensor) -> bool:
     # The error of frames that manifolds move and polish once; one step more takes it below the end's tolerance.
-    return torch.linalg.matrix_norm(defect(w)) <= 1e-9 * (1 + w.shape[-1] ** 0.5) ** 2
+    return _length(defect(w)) <= 1e-9 * (1 + w.shape[-1] ** 0.5) ** 2
 
 
 def _tall(w: Tensor, y: Tensor, metric: str) -> Tensor:
     p = w.shape[-1]
     q, _ = torch.linalg.qr(torch.cat([w, y], dim=-1))
     # Q holds W up to a unitary factor, and as many columns of a basis of the rest of both as there are.
-    basis = torch.cat([w, q[..., p:]], dim=-1)
+    basis = torch.cat([w, q[:, p:]], dim=-1)
+    y = basis.mH @ y
     if p == 1 and (metric == "euclidean" or not w.is_complex()):
-        return basis @ _great_circle(basis.mH @ y)
+        return basis @ _great_circle(y)
     if metric == "euclidean":
-        return basis @ _shoot(basis.mH @ y, METRICS[metric])
-    v = nearest_completion(basis.mH @ y)
+        return basis @ _shoot(y, METRICS[metric])
+    v = nearest_completion(y)
     log, rest = shorten(v, p)
     k = v.shape[-1] - p
-    doubtful = (rest > 1e-11) | (_length(log) > _CERTAIN[v.is_complex()])
-    which = doubtful.nonzero().squeeze(-1)
-    if len(which) and (k > 1 or v.is_complex()):
+    is_certain = rest <= 1e-11 and _length(log) <= _CERTAIN[v.is_complex()] * 2**0.5
+    if not is_certain and (k > 1 or v.is_complex()):
         for phi in _turns(k, v.dtype).to(v.device):
-            turned = torch.cat([v[which, :, :p], v[which, :, p:] @ phi], dim=-1)
-            other, other_rest = shorten(turned, p)
-            better = (other_rest <= 1e-11) & ((rest[which] > 1e-11) | (_length(other) < _length(log[which]) - 1e-9))
-            log[which[better]], rest[which[better]] = other[better], other_rest[better]
-    return basis @ log[..., :p]
+            other, other_rest = shorten(torch.cat([v[:, :p], v[:, p:] @ phi], dim=-1), p)
+            if other_rest <= 1e-11 and (rest > 1e-11 or _length(other) < _length(log) - 1e-9):
+                log, rest = other, other_rest
+    return basis @ log[:, :p]
 
 
 def _great_circle(y: Tensor) -> Tensor:
-    """Returns the tangent vector at the first unit vector that leads to Y (b, 2, 1), of length one, around a sphere."""
-    along, x = y[..., :1, :].real, y.clone()
-    x[..., :1, :] -= along
-    sine = torch.linalg.matrix_norm(x, keepdim=True)
-    # At the opposite pole every direction leads there.
-    x[..., 1:, :] += (sine == 0) & (along < 0)
-    return x * torch.atan2(sine, along) / torch.where(sine == 0, 1.0, sine)
+    """Returns the tangent vector at the first unit vector that leads to Y (2, 1), of length one, around a sphere."""
+    along, x = y[0].real.item(), y.clone()
+    x[0] -= along
+    sine = _length(x)
+    if sine == 0 and along < 0:  # at the opposite pole every direction leads there
+        x[1:] += 1
+    return x * (math.atan2(sine, along) / (sine or 1.0))
 
 
-def _length(log: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(log) / math.sqrt(2)
+def _length(m: Tensor) -> float:
+    return torch.linalg.matrix_norm(m).item()
 
 
 @functools.lru_cache(maxsize=16)
 def _turns(k: int, dtype: torch.dtype) -> Tensor:
-    """Draws fixed unitary matrices for the other starts, the same for all members of a batch."""
+    """Draws fixed unitary matrices for the other starts."""
     with torch.inference_mode(False):
         phi = init.haar((_OTHER_STARTS, k, k), dtype, torch.Generator().manual_seed(k))
         if not dtype.is_complex:
@@ -232,10 +231,10 @@ def _turns(k: int, dtype: torch.dtype) -> Tensor:
 
 
 def _shoot(y: Tensor, alpha: float) -> Tensor:
-    """Finds tangent vectors at the first p columns of the identity whose geodesics end at Y.
+    """Finds the tangent vector at the first p columns of the identity whose geodesic ends at Y.
 
     The ends are the frames nearest to the chord (1 - s) W + s Y; where Newton's method does not get from one to the
-    next, it tries a quarter of the step. Returns [A; R] of the shape of Y, (b, m, p), m > p, NaN where steps became too
+    next, it tries a quarter of the step. Returns [A; R] of the shape of Y, (m, p), m > p, NaN where steps became too
     short, as at conjugate points and where the chord meets a matrix without full rank.
 
     References:
@@ -245,70 +244,40 @@ def _shoot(y: Tensor, alpha: float) -> Tensor:
         Saad, Schultz, GMRES: a generalized minimal residual algorithm for solving nonsymmetric linear systems, SIAM J.
         Sci. Stat. Comput. 7, 1986.
     """
-    w = torch.eye(y.shape[-2], y.shape[-1], dtype=y.dtype, device=y.device)
-    x, at = torch.zeros_like(y), y.real.new_zeros(len(y))
-    step = torch.ones_like(at)
-    while len(going := ((at < 1) & (step >= _SHORTEST_STEP)).nonzero().squeeze(-1)):
-        s = (at[going] + step[going]).clamp(max=1)
-        part = s[:, None, None]
-        left, _, right = torch.linalg.svd(w + part * (y[going] - w), full_matrices=False)
-        end = torch.where(part == 1, y[going], left @ right)
-        tried, ends = _newton(x[going], end, torch.full_like(s, alpha))
-        x[going[ends]], at[going[ends]] = tried[ends], s[ends]
-        step[going] = torch.where(ends, 2 * step[going], step[going] / 4)
-    return x.masked_fill((at < 1)[:, None, None], torch.nan)
+    w = torch.eye(*y.shape, dtype=y.dtype, device=y.device)
+    x, at, step = torch.zeros_like(y), 0.0, 1.0
+    while at < 1 and step >= _SHORTEST_STEP:
+        s = min(at + step, 1.0)
+        left, _, right = torch.linalg.svd(w + s * (y - w), full_matrices=False)
+        tried, ends = _newton(x, y if s == 1 else left @ right, alpha)
+        if ends:
+            x, at = tried, s
+        step = 2 * step if ends else step / 4
+    return x if at == 1 else torch.full_like(x, torch.nan)
 
 
-def _newton(x: Tensor, y: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """Takes Newton's steps until one does not halve the error; returns X, and which end at Y."""
-    x = x.clone()
-    size = torch.full_like(alpha, torch.inf)
-    ends = torch.zeros_like(alpha, dtype=torch.bool)
-    active = torch.arange(len(x), device=x.device)
+def _newton(x: Tensor, y: Tensor, alpha: float) -> tuple[Tensor, bool]:
+    """Takes Newton's steps until one does not halve the error; returns X, and whether it ends at Y.
+
+    Tangent vectors at the end, and what is off there, are turned back by the two factors of the geodesic.
+    """
+    p, size = x.shape[-1], math.inf
     for _ in range(_MOST_NEWTON):
-        end = _End(x[active], alpha[active])
-        off, now = end.error(y[active])
-        halved = now < size[active] / 2
-        ends[active] = now <= _ROUNDED
-        keeps = halved & (now > 1e-15)
-        size[active] = now
-        active, now = active[keeps], now[keeps]
-        if not len(active):
+        left, right = _Exponential(join_blocks(alpha * x[:p], x[p:])), _Exponential((1 - alpha) * x[:p])
+        now = _length(left.value[:, :p] @ right.value - y)
+        if not 1e-15 < now < size / 2:
             break
-        x[active] = x[active] + _gmres(end.only(keeps), off[keeps], now * now.clamp(1e-12, 1e-3))
-    return x, ends
+        size = now
 
+        def along(t: Tensor, left: _Exponential = left, right: _Exponential = right) -> Tensor:
+            moved = left.turned(join_blocks(alpha * t[:p], t[p:]))[:, :p]
+            # exp(-B) dexp(B) on the left becomes the same of -B on the right.
+            turn = right.value @ right.turned((1 - alpha) * t[:p]) @ right.value.mH
+            return torch.cat([moved[:p] + turn, moved[p:]])
 
-class _End:
-    """The end of geodesics, and its derivative as tangent vectors there, turned back."""
-
-    def __init__(self, x: Tensor, alpha: Tensor):
-        p = x.shape[-1]
-        self.p, self.alpha = p, alpha[:, None, None]
-        a = x[..., :p, :]
-        self.left = _Exponential(join_blocks(self.alpha * a, x[..., p:, :]))
-        self.right = _Exponential((1 - self.alpha) * a)
-
-    def only(self, which: Tensor) -> "_End":
-        one = object.__new__(_End)
-        one.p, one.alpha = self.p, self.alpha[which]
-        one.left, one.right = self.left.only(which), self.right.only(which)
-        return one
-
-    def error(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the tangent part of Y as seen from the end, and the distance of Y from it."""
-        seen = self.left.value.mH @ y @ self.right.value.mH
-        p = self.p
-        off = torch.cat([skew_part(seen[..., :p, :]), seen[..., p:, :]], dim=-2)
-        return off, torch.linalg.matrix_norm(self.left.value[..., :p] @ self.right.value - y)
-
-    def derivative(self, x: Tensor) -> Tensor:
-        """Returns the derivative of the end along X, as seen from the end."""
-        a = x[..., : self.p, :]
-        moved = self.left.turned(join_blocks(self.alpha * a, x[..., self.p :, :]))[..., : self.p]
-        # exp(-B) dexp(B) on the left becomes the same of -B on the right.
-        turn = self.right.value @ self.right.turned((1 - self.alpha) * a) @ self.right.value.mH
-        return torch.cat([moved[..., : self.p, :] + turn, moved[..., self.p :, :]], dim=-2)
+        off = left.value.mH @ y @ right.value.mH
+        x = x + _gmres(along, torch.cat([skew_part(off[:p]), off[p:]]), min(max(now, 1e-12), 1e-3))
+    return x, now <= _ROUNDED
 
 
 class _Exponential:
@@ -316,63 +285,55 @@ class _Exponential:
 
     def __init__(self, log: Tensor):
         t, q = torch.linalg.eigh(-1j * log.to(torch.complex128))
-        self.real, self.q = not log.is_complex(), q
-        value = (q * torch.exp(1j * t).unsqueeze(-2)) @ q.mH
-        self.value = polished(value.real if self.real else value)
+        self.q, self.dtype = q, log.dtype
+        self.value = polished(self._of_field((q * torch.exp(1j * t)) @ q.mH))
         # (1 - e^{-x}) / x of x = i (t_j - t_k) is e^{-x/2} sinc(|x| / 2).
-        x = t.unsqueeze(-1) - t.unsqueeze(-2)
+        x = t.unsqueeze(-1) - t
         self.phi = torch.exp(-0.5j * x) * torch.sinc(x / (2 * torch.pi))
 
-    def only(self, which: Tensor) -> "_Exponential":
-        one = object.__new__(_Exponential)
-        one.real, one.q, one.value, one.phi = self.real, self.q[which], self.value[which], self.phi[which]
-        return one
-
     def turned(self, d: Tensor) -> Tensor:
-        turned = self.q @ (self.phi * (self.q.mH @ d.to(self.q.dtype) @ self.q)) @ self.q.mH
-        return skew_part(turned.real if self.real else turned)
+        return skew_part(self._of_field(self.q @ (self.phi * (self.q.mH @ d.to(self.q.dtype) @ self.q)) @ self.q.mH))
+
+    def _of_field(self, m: Tensor) -> Tensor:
+        return m if self.dtype.is_complex else m.real
 
 
-def _gmres(end: _End, b: Tensor, enough: Tensor) -> Tensor:
-    """Solves end.derivative(X) = B by Arnoldi's method, members of the batch side by side."""
-    most, size = min(_MOST_INNER, b[0].numel() * (2 if b.is_complex() else 1)), torch.linalg.matrix_norm(b)
-    basis = b.new_zeros(most + 1, *b.shape)
-    h = size.new_zeros(len(b), most + 1, most)
+def _gmres(along: Callable[[Tensor], Tensor], b: Tensor, enough: float) -> Tensor:
+    """Solves along(X) = B by Arnoldi's method, to an error that is so small beside B."""
+    most, size = min(_MOST_INNER, b.numel() * (2 if b.is_complex() else 1)), max(_length(b), _TINY)
+    basis, h = b.new_zeros(most + 1, *b.shape), torch.zeros(most + 1, most, dtype=torch.float64, device=b.device)
     # The vector with the first entry 1 that is orthogonal to all columns of H: the error is that of B over its norm.
-    across = size.new_zeros(len(b), most + 1)
-    across[:, 0] = 1
-    basis[0] = b / size.clamp(min=_TINY)[:, None, None]
+    across = h.new_zeros(most + 1)
+    basis[0], across[0] = b / size, 1
     for k in range(most):
-        z, v = end.derivative(basis[k]), basis[: k + 1]
+        z, v = along(basis[k]), basis[: k + 1]
         for _ in range(2):
             c = (v.conj() * z).real.sum((-2, -1))
-            z = z - (c[..., None, None] * v).sum(0)
-            h[:, : k + 1, k] += c.mT
-        h[:, k + 1, k] = length = torch.linalg.matrix_norm(z).clamp(min=_TINY)
-        basis[k + 1] = z / length[:, None, None]
-        across[:, k + 1] = -(across[:, : k + 1] * h[:, : k + 1, k]).sum(-1) / length
-        if not (size > enough * torch.linalg.vector_norm(across, dim=-1)).any():
+            z = z - (c[:, None, None] * v).sum(0)
+            h[: k + 1, k] += c
+        h[k + 1, k] = length = max(_length(z), _TINY)
+        basis[k + 1] = z / length
+        across[k + 1] = -(across[: k + 1] @ h[: k + 1, k]) / length
+        if torch.linalg.vector_norm(across).item() * enough >= 1:
             break
-    coefficients = size[:, None] * torch.linalg.pinv(h[:, : k + 2, : k + 1])[..., 0]
-    return (coefficients.mT[..., None, None] * basis[: k + 1]).sum(0)
+    coefficients = size * torch.linalg.pinv(h[: k + 2, : k + 1])[:, 0]
+    return (coefficients[:, None, None] * basis[: k + 1]).sum(0)
 
 
 def nearest_completion(y: Tensor) -> Tensor:
-    """Completes frames (*, m, p), m > p, so that Re tr V is largest, to unitary V (*, m, m), det V = 1 where real."""
+    """Completes a frame (m, p), m > p, so that Re tr V is largest, to a unitary V (m, m), det V = 1 where real."""
     p = y.shape[-1]
-    rest = torch.linalg.qr(y, mode="complete")[0][..., p:]
-    left, _, right = torch.linalg.svd(rest[..., p:, :])
+    rest = torch.linalg.qr(y, mode="complete")[0][:, p:]
+    left, _, right = torch.linalg.svd(rest[p:])
     z = rest @ right.mH @ left.mH
     v = torch.cat([y, z], dim=-1)
-    if y.is_complex():
+    if y.is_complex() or torch.linalg.det(v) > 0:
         return v
-    wrong = torch.linalg.det(v) < 0
-    weakest = z @ left[..., -1:] @ left[..., -1:].mH
-    return torch.cat([y, z - 2 * wrong[..., None, None] * weakest], dim=-1)
+    return torch.cat([y, z - 2 * z @ left[:, -1:] @ left[:, -1:].mH], dim=-1)
 
 
-def shorten(v: Tensor, p: int) -> tuple[Tensor, Tensor]:
-    """Turns all but the first p columns of unitary matrices (b, m, m) until the logarithm is shortest.
+def shorten(v: Tensor, p: int) -> tuple[Tensor, float]:
+    """Turns all but the first p columns of a unitary matrix until its logarithm is shortest.
 
     By Newton's method with trust regions, its equations solved by conjugate gradients. As h <= 1, the step -C alone
     would shorten always, but slowly; where the curvature is negative a step goes along it. Returns L, and ||C||_F.
@@ -381,38 +342,35 @@ def shorten(v: Tensor, p: int) -> tuple[Tensor, Tensor]:
         Steihaug, The conjugate gradient method and trust regions in large scale optimization, SIAM J. Numer. Anal. 20,
         1983.
     """
-    m = v.shape[-1]
-    v, (t, q) = v.clone(), spectrum(v)
-    c = skew_from(t, q[..., p:, :], v.dtype)
-    size, radius = torch.linalg.matrix_norm(c), torch.ones_like(t[..., 0])
-    previous = torch.full_like(size, torch.inf)
+    t, q = spectrum(v)
+    c = skew_from(t, q[p:], v.dtype)
+    size, radius, previous = _length(c), 1.0, math.inf
     for _ in range(_MOST_STEPS):
-        active = ((size > 1e-15 * m) & ~((size < 1e-12) & (previous < 1e-12))).nonzero().squeeze(-1)
-        if not len(active):
+        if size <= 1e-15 * len(v) or max(size, previous) < 1e-12:
             break
-        step, promised = _newton_step(t[active], q[active], c[active], radius[active])
-        turned = torch.cat([v[active, :, :p], v[active, :, p:] @ exponential(step, skew=True)], dim=-1)
-        turned = polished(turned)
+        step, promised = _newton_step(t, q, c, radius)
+        turned = polished(torch.cat([v[:, :p], v[:, p:] @ exponential(step, skew=True)], dim=-1))
         t_new, q_new = spectrum(turned)
-        old, new = t[active].square().sum(-1) / 2, t_new.square().sum(-1) / 2
+        old, new = t.square().sum().item() / 2, t_new.square().sum().item() / 2
         # Near the end both differences are rounding.
         slack = 1e-13 * (1 + old)
         quality = (old - new + slack) / (promised + slack)
-        length = torch.linalg.matrix_norm(step)
-        wider = torch.where((quality > 0.75) & (length > 0.99 * radius[active]), 2 * radius[active], radius[active])
-        radius[active] = torch.where(quality < 0.25, length / 4, wider)
-        previous[active] = size[active]
-        taken = quality > 0.05
-        where = active[taken]
-        v[where], t[where], q[where] = turned[taken], t_new[taken], q_new[taken]
-        c[where] = skew_from(t[where], q[where, p:], v.dtype)
-        size[where] = torch.linalg.matrix_norm(c[where])
+        length = _length(step)
+        if quality < 0.25:
+            radius = length / 4
+        elif quality > 0.75 and length > 0.99 * radius:
+            radius *= 2
+        previous = size
+        if quality > 0.05:
+            v, t, q = turned, t_new, q_new
+            c = skew_from(t, q[p:], v.dtype)
+            size = _length(c)
     return skew_from(t, q, v.dtype), size
 
 
-def _newton_step(t: Tensor, q: Tensor, c: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+def _newton_step(t: Tensor, q: Tensor, c: Tensor, radius: float) -> tuple[Tensor, float]:
     """Returns a step within the radius, by Steihaug's conjugate gradients, and by how much F should fall."""
-    low = q[..., -c.shape[-1] :, :]
+    low = q[-len(c) :]
     curvature = _curvature(t)
 
     def bent(x: Tensor) -> Tensor:
@@ -421,43 +379,35 @@ def _newton_step(t: Tensor, q: Tensor, c: Tensor, radius: Tensor) -> tuple[Tenso
         return skew_part(y if c.is_complex() else y.real)
 
     x, r, d = torch.zeros_like(c), c, -c
-    going = torch.ones_like(radius, dtype=torch.bool)
     square = start = _inner(r, r)
-    enough = start * start.clamp(1e-12, 1e-2)
     for _ in range(_MOST_INNER):
         hd = bent(d)
         bend, dd, xd, xx = _inner(d, hd), _inner(d, d), _inner(x, d), _inner(x, x)
-        alpha = square / bend
-        over = (bend <= 0) | (xx + 2 * alpha * xd + alpha * alpha * dd >= radius * radius)
-        to_edge = ((xd * xd + dd * (radius * radius - xx)).clamp(min=0).sqrt() - xd) / dd
-        alpha = torch.where(going, torch.where(over, to_edge, alpha), 0.0)
-        x = x + _times(alpha, d)
-        r = torch.where(going[..., None, None], r + _times(alpha, hd), r)
-        before, square = square, _inner(r, r)
-        going = going & ~over & (square > enough)
-        if not going.any():
+        alpha = square / bend if bend > 0 else 0.0
+        if bend <= 0 or xx + 2 * alpha * xd + alpha * alpha * dd >= radius * radius:
+            x = x + (math.sqrt(max(xd * xd + dd * (radius * radius - xx), 0.0)) - xd) / dd * d
             break
-        d = torch.where(going[..., None, None], _times(square / before, d) - r, d)
+        x, r = x + alpha * d, r + alpha * hd
+        before, square = square, _inner(r, r)
+        if square <= start * min(max(start, 1e-12), 1e-2):
+            break
+        d = square / before * d - r
     return x, -_inner(c, x) - _inner(x, bent(x)) / 2
 
 
 def _curvature(t: Tensor) -> Tensor:
     """Returns h of all differences, x / 2 cot(x / 2), which falls to minus infinity at 2 pi."""
-    x = (t.unsqueeze(-1) - t.unsqueeze(-2)) / 2
+    x = (t.unsqueeze(-1) - t) / 2
     small = x.abs() < 1e-4
     return torch.where(small, 1 - x * x / 3, x / torch.where(small, 1.0, x).tan()).clamp(min=-1e6)
 
 
-def _inner(a: Tensor, b: Tensor) -> Tensor:
-    return (a.conj() * b).real.sum((-2, -1))
-
-
-def _times(a: Tensor, x: Tensor) -> Tensor:
-    return a[..., None, None] * x
+def _inner(a: Tensor, b: Tensor) -> float:
+    return (a.conj() * b).real.sum().item()
 
 
 def spectrum(v: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns eigenvalues and orthonormal eigenvectors of unitary matrices, V = Q diag(e^{it}) Q^H.
+    """Returns eigenvalues and orthonormal eigenvectors of a unitary matrix, V = Q diag(e^{it}) Q^H.
 
     Those of Re(e^{-is} V), s any angle, corrected once, since eigenvalues that lie symmetric to e^{is} mix a little;
     those of `skew_logarithm` where that is not enough, or a real matrix has eigenvalues -1.
@@ -465,22 +415,19 @@ def spectrum(v: Tensor) -> tuple[Tensor, Tensor]:
     turn, wide = cmath.exp(-1j * _DIRECTION), v.to(torch.complex128)
     q = torch.linalg.eigh(turn * wide + turn.conjugate() * wide.mH)[1]
     inner = q.mH @ wide @ q
-    values = inner.diagonal(dim1=-2, dim2=-1)
-    gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
-    mixed = inner - torch.diag_embed(values)
+    values = inner.diagonal()
+    gaps = values - values.unsqueeze(-1)
+    mixed = inner - values.diag()
     q = polished(q + q @ (mixed * gaps.conj() / (gaps.abs().square() + 1e-24)))
     values = (q.conj() * (wide @ q)).sum(-2)
     t = values.angle()
-    off = torch.linalg.matrix_norm(wide @ q - q * values.unsqueeze(-2))
-    bad = ~(off <= 1e-14 * v.shape[-1])
-    if not v.is_complex():
-        bad = bad | (t.abs().amax(-1) > math.pi - 1e-6)
-    if bad.any():
-        t[bad], q[bad] = torch.linalg.eigh(-1j * skew_logarithm(v[bad])[0].to(wide.dtype))
-    return t, q
+    is_right = _length(wide @ q - q * values) <= 1e-14 * len(v)
+    if is_right and (v.is_complex() or t.abs().max().item() <= math.pi - 1e-6):
+        return t, q
+    return torch.linalg.eigh(-1j * skew_logarithm(v)[0].to(wide.dtype))
 
 
 def skew_from(t: Tensor, q: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns the skew part of Q diag(it) Q^H, real if the dtype is."""
-    a = (q * (1j * t).unsqueeze(-2)) @ q.mH
+    a = (q * (1j * t)) @ q.mH
     return skew_part(a if dtype.is_complex else a.real)
