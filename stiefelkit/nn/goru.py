@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from stiefelkit._torch import is_exported
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.functional._arithmetic.product import FullPrecision
-from stiefelkit.nn.recurrent import Layers, States, Steps, require_options
+from stiefelkit.nn.recurrent import GRULayers, States, Steps, require_options
 from stiefelkit.scan import find_activation
 from stiefelkit.scan.onnx import exported_loop
 from stiefelkit.scan.reference import loop, loop_product
 from stiefelkit.tensors import computing_dtype
 
 
-class GORU(Layers):
+class GORU(GRULayers):
     r"""Multi-layer gated recurrent unit whose candidate state turns by an orthogonal Q.
 
     :math:`r_t = sigmoid(x_t U_r^T + h_{t-1} W_r^T + b_r)`, :math:`g_t = sigmoid(x_t U_g^T + h_{t-1} W_g^T + b_g)`,
@@ -53,27 +53,9 @@ class GORU(Layers):
     matrices: ClassVar[tuple[str, ...]] = ("weight_ih", "weight_gates", "weight_hh")
     biases: ClassVar[tuple[str, ...]] = ("bias_gates", "bias")
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        parametrization: Parametrization | None = "givens",
-        activation: str | None = None,
-        trainable_h0: bool = False,
-        **options: Any,
-    ):
+    def __init__(self, *args: Any, parametrization: Parametrization | None = "givens", **options: Any):
         require_options(type(self), parametrization, options)
-        stack = num_layers, activation, bias, batch_first, dropout, bidirectional, device, dtype
-        options |= {"parametrization": parametrization, "trainable_h0": trainable_h0}
-        super().__init__(input_size, hidden_size, *stack, **options)
+        super().__init__(*args, parametrization=parametrization, **options)
 
     def _add_weights(self, suffix: str, width: int, device: torch.device | str | None, options: dict[str, Any]) -> None:
         super()._add_weights(suffix, width, device, options)

@@ -95,20 +95,35 @@ class Recurrent(nn.Module):
     batch_first: bool | None = None
     """Of layers, whether a batch is (B, T, .); a cell reads no sequence."""
 
+    def __init_subclass__(cls) -> None:
+        """Gives a class with an `__init__` its signature: that of its parent, with what it changes and refuses."""
+        super().__init_subclass__()
+        if "__init__" not in vars(cls):
+            return
+        _, *own = inspect.signature(cls.__init__).parameters.values()
+        takes_all = any(p.kind is p.VAR_POSITIONAL for p in own)
+        inherited = inspect.signature(cls.__mro__[1]).parameters.items()
+        merged = {key: p for key, p in inherited if takes_all or p.kind >= p.KEYWORD_ONLY}
+        merged |= {p.name: p for p in own if p.kind is not p.VAR_POSITIONAL}
+        kept = (p for key, p in merged.items() if key not in cls._refused)
+        cls.__signature__ = inspect.Signature(sorted(kept, key=lambda p: p.kind))
+
     def __init__(
         self,
         input_size: int,
         hidden_size: int,
-        parametrization: Parametrization | None,
-        field: Field,
-        activation: str | None,
-        nonlinearity: str | None,
-        bias: bool,
-        trainable_h0: bool,
-        backend: str,
-        factored: bool | None,
-        dtype: torch.dtype | None,
-        options: dict[str, Any],
+        bias: bool = True,
+        nonlinearity: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        parametrization: Parametrization | None = "cayley",
+        field: Field = "real",
+        activation: str | None = None,
+        trainable_h0: bool = False,
+        backend: str = "auto",
+        factored: bool | None = None,
+        **options: Any,
     ):
         super().__init__()
         dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -137,6 +152,11 @@ class Recurrent(nn.Module):
         self.backend, self.dtype = backend, dtype
         self._suffixes: list[str] = []
         self._init: str | None = None
+        self._build(device, options)
+
+    def _build(self, device: torch.device | str | None, options: dict[str, Any]) -> None:
+        """Adds the weights, those of one step."""
+        self._add_weights("", self.input_size, device, options)
 
     _name = property(class_name)
 
@@ -322,22 +342,16 @@ class Layers(Recurrent, ABC):
         bidirectional: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        *,
-        parametrization: Parametrization | None = "cayley",
-        field: Field = "real",
-        activation: str | None = None,
-        trainable_h0: bool = False,
-        backend: str = "auto",
-        factored: bool | None = None,
         **options: Any,
     ):
-        recurrence = parametrization, field, activation, nonlinearity, bias, trainable_h0, backend, factored, dtype
-        super().__init__(input_size, hidden_size, *recurrence, options)
         self.batch_first = FLAG.require(self._name, "batch_first", batch_first)
         stack = check_stack(self._name, num_layers=num_layers, bidirectional=bidirectional, dropout=dropout)
         self.num_layers, self.bidirectional, self.dropout = stack.values()
-        check_dropout(self._name, self.num_layers, self.dropout)
         self._directions = ("", "_reverse")[: 1 + self.bidirectional]
+        super().__init__(input_size, hidden_size, bias, nonlinearity, device, dtype, **options)
+        check_dropout(self._name, self.num_layers, self.dropout)
+
+    def _build(self, device: torch.device | str | None, options: dict[str, Any]) -> None:
         for layer in range(self.num_layers):
             width = self.hidden_size * len(self._directions) if layer else self.input_size
             for direction in self._directions:
@@ -419,3 +433,25 @@ class Layers(Recurrent, ABC):
         if hx is not None and tuple(hx.shape) != shape:
             order = f"batch_first={self.batch_first}"
             raise ShapeError(f"{self._name} needs hx of shape {shape} ({order}), got {tuple(hx.shape)}.")
+
+
+class GRULayers(Layers):
+    """Layers with the positional arguments of torch.nn.GRU, among which no activation is."""
+
+    _activation: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ):
+        stack = num_layers, self._activation, bias, batch_first, dropout, bidirectional, device, dtype
+        super().__init__(input_size, hidden_size, *stack, **options)

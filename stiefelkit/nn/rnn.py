@@ -11,7 +11,7 @@ from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.functional import product
 from stiefelkit.functional._arithmetic.product import is_autocast
-from stiefelkit.nn.recurrent import Field, Layers, Recurrent, States, Steps
+from stiefelkit.nn.recurrent import Layers, Recurrent, States, Steps
 from stiefelkit.nn.torch_rnn import fill_, read
 from stiefelkit.scan import Factored, find_activation, scan
 from stiefelkit.weights.find import coordinate_list_of
@@ -174,27 +174,6 @@ class OrthogonalRNNCell(_Scanned):
     >>> cell(torch.randn(2, 3)).dtype
     torch.complex64
     """
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        nonlinearity: str | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        parametrization: Parametrization | None = "cayley",
-        field: Field = "real",
-        activation: str | None = None,
-        trainable_h0: bool = False,
-        backend: str = "auto",
-        factored: bool | None = None,
-        **options: Any,
-    ):
-        recurrence = parametrization, field, activation, nonlinearity, bias, trainable_h0, backend, factored, dtype
-        super().__init__(input_size, hidden_size, *recurrence, options)
-        self._add_weights("", self.input_size, device, options)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """Returns the next state."""

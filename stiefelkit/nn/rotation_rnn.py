@@ -14,14 +14,14 @@ from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, needs, shown
 from stiefelkit.functional import product
 from stiefelkit.functional._arithmetic.product import is_autocast
-from stiefelkit.nn.recurrent import Field, Layers, States, Steps, require_options
+from stiefelkit.nn.recurrent import Field, GRULayers, States, Steps, require_options
 from stiefelkit.numbers import FLAG, above, as_python_number, at_least, integer
 from stiefelkit.scan import ROTATION_BACKENDS, rotation_scan
 from stiefelkit.scan.rotation import driven_last_state
 from stiefelkit.tensors import computing_dtype
 
 
-class RotationRNN(Layers):
+class RotationRNN(GRULayers):
     r"""Multi-layer linear RNN :math:`h_t = g W h_{t-1} + s U x_t + b` with an orthogonal W, in parallel over time.
 
     :math:`W = P R(θ) P^T` is kept as its real Schur form: rotations of planes in a basis P, an orthogonal matrix of
@@ -63,6 +63,7 @@ class RotationRNN(Layers):
     """
 
     frame: ClassVar[str] = "basis"
+    _activation: ClassVar[str | None] = "identity"
     free_coordinates: ClassVar[tuple[str, ...]] = ("angle", "log_rate")
     _refused: ClassVar[dict[str, str]] = {
         "activation": "its transition is linear; apply one to its output, as sk.nn.RotationBlock does",
@@ -75,22 +76,13 @@ class RotationRNN(Layers):
         self,
         input_size: int,
         hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
+        *args: Any,
         parametrization: Parametrization | None = "cayley",
         field: Field = "real",
         heads: int = 1,
         decay: tuple[float, float] | None = (0.9, 0.999),
         max_angle: float = 2 * math.pi,
         normalize: bool = True,
-        trainable_h0: bool = False,
-        backend: str = "auto",
         **options: Any,
     ):
         require_options(type(self), parametrization, options)
@@ -107,9 +99,7 @@ class RotationRNN(Layers):
             self.decay = low, high
         self.max_angle = at_least(0).require(name, "max_angle", max_angle)
         self.normalize = FLAG.require(name, "normalize", normalize)
-        stack = num_layers, "identity", bias, batch_first, dropout, bidirectional, device, dtype
-        options |= {"field": field, "trainable_h0": trainable_h0, "backend": backend}
-        super().__init__(input_size, n, *stack, parametrization=parametrization, **options)
+        super().__init__(input_size, n, *args, parametrization=parametrization, field=field, **options)
 
     def __getattr__(self, name: str) -> Any:
         """Reads W, of shape (n, n), for `weight_hh` with the suffix of a layer and direction."""
@@ -313,16 +303,9 @@ class LRU(RotationRNN):
         hidden_size: int,
         num_layers: int = 1,
         bias: bool = False,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
+        *args: Any,
         decay: tuple[float, float] = (0.9, 0.999),
         max_angle: float = 2 * math.pi,
-        trainable_h0: bool = False,
-        backend: str = "auto",
         **options: Any,
     ):
         require_options(type(self), None, options)
@@ -330,9 +313,8 @@ class LRU(RotationRNN):
         needs(hidden_size % 2 == 0, OptionError, self._name, "an even hidden_size, two numbers a plane", hidden_size)
         needs(decay is not None, OptionError, self._name, "decay as numbers 0 < low <= high < 1", decay)
         max_angle = above(0).require(self._name, "max_angle", max_angle)
-        stack = num_layers, bias, batch_first, dropout, bidirectional, device, dtype
         planes = {"parametrization": None, "heads": hidden_size // 2, "decay": decay, "max_angle": max_angle}
-        super().__init__(input_size, hidden_size, *stack, **planes, trainable_h0=trainable_h0, backend=backend)
+        super().__init__(input_size, hidden_size, num_layers, bias, *args, **planes, **options)
 
     def _counts(self) -> dict[str, int]:
         return dict.fromkeys(self.free_coordinates, self.heads)
