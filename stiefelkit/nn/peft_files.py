@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from stiefelkit.errors import CheckpointError, OptionError, StiefelkitError, needs, shown
+from stiefelkit.errors import CheckpointError, OptionError, needs, shown
+from stiefelkit.files import checked_cast, importing, parse_tensors, read_file, read_json
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter
 from stiefelkit.nn.adapters import Site, TrainedCopy, base_state, put_on, replacements, sites_of, to_save
 from stiefelkit.nn.peft_formats import FORMATS, AdapterSpec, Written, read, written
@@ -41,26 +41,28 @@ def load_peft(model: nn.Module, folder: str | os.PathLike[str], name: str = "def
     check_module(model, "load_peft")
     is_base = not any(cls.__name__ == "PeftModel" and cls.__module__.startswith("peft.") for cls in type(model).__mro__)
     needs(is_base, OptionError, "load_peft", "the base model", f"{type(model).__name__}; model.unload() gives its base")
-    config, tensors = _files(Path(folder))
+    config, tensors = _files(folder)
     kind, sites = config["peft_type"], {site.name: site for site in sites_of(model)}
-    groups, rest = _by_layer(tensors, kind)
-    needs(len(groups) > 0, CheckpointError, "load_peft", f"tensors of {kind}", f"none in {_TENSORS}")
-    base = config.get("base_model_name_or_path")
-    of_base = f"; the file is of the base {shown(base)}" if base else ""
-    missing = [title for title in groups if title not in sites]
-    got = f"a model without {', '.join(missing[:3])}{of_base}"
-    needs(not missing, CheckpointError, "load_peft", "the base that the file is of", got)
+    of_base = f", of the base {config['base_model_name_or_path']}" if config.get("base_model_name_or_path") else ""
     specs: dict[int, AdapterSpec] = {}
+    with importing("load_peft", f"{folder}{of_base}"):
+        groups, rest = _by_layer(tensors, kind)
     for title, found in groups.items():
-        layer = _free_site(sites, title, name).layer
-        try:
-            specs[id(layer)] = read(kind, layer, found, config)
-        except StiefelkitError as error:
-            raise CheckpointError(f"load_peft at {title}: {str(error).removesuffix('.')}{of_base}.") from error
-    saved = _modules_to_save(model, sites, rest, config.get("modules_to_save") or (), name)
+        with importing("load_peft", f"{folder}, {title}{of_base}"):
+            needs(title in sites, CheckpointError, kind, "the base that the file is of", f"a model without {title}")
+            specs[id(sites[title].layer)] = read(kind, sites[title].layer, found, config)
+    with importing("load_peft", f"{folder}{of_base}"):
+        saved = _modules_to_save(model, sites, rest, config["modules_to_save"] or ())
+    for title in (*groups, *saved):
+        is_free = all(other.name != name for other in sites[title].around)
+        needs(is_free, OptionError, "load_peft", "a name= that is free", f"{shown(name)}, which {title} has")
+
+    def made(site: Site) -> OrthogonalAdapter:
+        with importing("load_peft", f"{folder}, {site.name}{of_base}"):
+            return specs[id(site.layer)].made(site.layer, name)
+
     fresh = {id(sites[title].layer): sites[title] for title in groups}
-    copies = to_save(model, list(saved), name, fresh.values())
-    model = put_on(model, fresh, copies, name, lambda site: specs[id(site.layer)].made(site.layer, name))
+    model = put_on(model, fresh, to_save(model, list(saved), name, fresh.values()), name, made)
     far: dict[str, float] = {}
     for site in sites_of(model):
         for other in site.around:
@@ -106,10 +108,8 @@ def save_peft(
     try:
         tensors, config = _contents(list(sites_of(model)), name)
     except OptionError as error:
-        raise OptionError(
-            f"{str(error).removesuffix('.')}; sk.nn.adapter_state(model, {name!r}) holds any adapter, and "
-            "sk.nn.fold(model) makes a plain model."
-        ) from error
+        remedy = f"sk.nn.adapter_state(model, {name!r}) holds any adapter, and sk.nn.fold(model) makes a plain model"
+        raise OptionError(f"{str(error).removesuffix('.')}; {remedy}.") from error
     config["base_model_name_or_path"] = base_model_name_or_path or getattr(model, "name_or_path", None) or None
     config["task_type"] = task_type
     written_out = {_PREFIX + key: t.detach().cpu().clone().contiguous() for key, t in tensors.items()}
@@ -128,13 +128,7 @@ def save_peft(
 def _contents(sites: Sequence[Site], name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Returns the tensors of adapters of a name and of trained copies, and the configuration of PEFT for them."""
     held = [(site, other) for site in sites for other in site.around if other.name == name]
-    done: dict[str, Written] = {}
-    for site, other in held:
-        if isinstance(other, Adapter):
-            try:
-                done[site.name] = written(other)
-            except OptionError as error:
-                raise OptionError(f"{str(error).removesuffix('.')}, at {site.name or 'the model itself'}.") from error
+    done = {site.name: written(other, site.name) for site, other in held if isinstance(other, Adapter)}
     is_inside = "" not in done and len({id(other) for _, other in held}) == len(held)
     needs(is_inside, OptionError, "save_peft", "layers inside a model, each in one place of it", "another")
     copies = {site.name: other.copy.state_dict() for site, other in held if isinstance(other, TrainedCopy)}
@@ -152,75 +146,68 @@ def _contents(sites: Sequence[Site], name: str) -> tuple[dict[str, Tensor], dict
     return tensors, config
 
 
-def _files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _files(given: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Returns the configuration, with the defaults of what is left out, and the tensors."""
-    hub = "is missing; huggingface_hub.snapshot_download(...) fetches one from the hub, and returns the folder"
-    got = f"{shown(str(folder), 300)}, which {'is a file; give its folder' if folder.exists() else hub}"
-    needs(folder.is_dir(), CheckpointError, "load_peft", "a folder that PEFT saved into", got)
-    for file, remedy in ((_CONFIG, ""), (_TENSORS, "; PEFT's save_pretrained writes it in place of a .bin")):
-        there = ", ".join(sorted(p.parent.name for p in folder.glob(f"*/{file}")))
-        got = f"{shown(str(folder), 300)} without{f'; adapters are in its folders {there}' if there else remedy}"
-        needs((folder / file).is_file(), CheckpointError, "load_peft", file, got)
-    try:
-        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-        tensors = load_file(folder / _TENSORS)
-    except (ValueError, OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"load_peft needs whole files, got {shown(str(folder), 300)}: {str(error).removesuffix('.')}."
-        ) from error
-    kind = config.get("peft_type") if isinstance(config, dict) else None
-    if not isinstance(kind, str) or kind not in FORMATS:
-        raise CheckpointError(f"load_peft needs a peft_type of {', '.join(FORMATS)}, got {shown(kind)}.")
-    config = {"bias": "none", "modules_to_save": None, **FORMATS[kind].settings, **config}
-    needs(config["bias"] == "none", CheckpointError, "load_peft", 'bias="none"', shown(config["bias"]))
-    for key, default in FORMATS[kind].settings.items():
-        kinds = (int, float) if type(default) is float else (type(default),)
-        needs(type(config[key]) in kinds, CheckpointError, "load_peft", f"{key} as in {default!r}", shown(config[key]))
-    return config, tensors
+    with importing("load_peft", given):
+        folder = Path(given)
+        hub = "huggingface_hub.snapshot_download(...) fetches one from the hub, and returns its folder"
+        needs(folder.is_dir(), CheckpointError, "It", "to be a folder that PEFT saved into", f"another; {hub}")
+        for file, remedy in ((_CONFIG, ""), (_TENSORS, "; PEFT's save_pretrained writes it in place of a .bin")):
+            there = ", ".join(sorted(p.parent.name for p in folder.glob(f"*/{file}")))
+            got = f"none{f'; adapters are in its folders {there}' if there else remedy}"
+            needs((folder / file).is_file(), CheckpointError, "It", file, got)
+    with importing("load_peft", folder / _CONFIG):
+        config = read_json((folder / _CONFIG).resolve())  # of the hub's cache all files are links
+        kind = config.get("peft_type")
+        is_known = isinstance(kind, str) and kind in FORMATS
+        needs(is_known, CheckpointError, "It", f"a peft_type of {', '.join(FORMATS)}", shown(kind))
+        config = {"bias": "none", "modules_to_save": None, **config}
+        needs(config["bias"] == "none", CheckpointError, "It", 'bias="none"', shown(config["bias"]))
+        saved = config["modules_to_save"] or []
+        is_list = isinstance(saved, list) and all(isinstance(title, str) for title in saved)
+        needs(is_list, CheckpointError, "It", "a list of modules_to_save", shown(saved))
+        for key, (default, check) in FORMATS[kind].settings.items():
+            config[key] = check.require("It", key, config.get(key, default))
+    with importing("load_peft", folder / _TENSORS):
+        return config, parse_tensors(read_file((folder / _TENSORS).resolve()))
 
 
 def _by_layer(tensors: Mapping[str, Tensor], kind: str) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
     """Returns the tensors of each layer by the ends of their keys, and all others."""
+    short = {key.removeprefix(_PREFIX): value for key, value in tensors.items()}
+    needs(len(short) == len(tensors), CheckpointError, "It", f"each name once, with or without {_PREFIX}", "one twice")
     groups: dict[str, dict[str, Tensor]] = {}
-    rest: dict[str, Tensor] = {}
-    for key, value in tensors.items():
-        short = key.removeprefix(_PREFIX)
-        end = next((end for end in FORMATS[kind].keys if short.endswith(f".{end}")), None)
-        if end is None:
-            rest[short] = value
-        else:
-            groups.setdefault(short.removesuffix(f".{end}"), {})[end] = value
-    return groups, rest
-
-
-def _free_site(sites: Mapping[str, Site], title: str, name: str) -> Site:
-    is_free = all(other.name != name for other in sites[title].around)
-    needs(is_free, OptionError, "load_peft", "a name= that is free", f"{shown(name)}, which {title} has")
-    return sites[title]
+    for key in [*short]:
+        for end in FORMATS[kind].keys:
+            if key.endswith(f".{end}"):
+                groups.setdefault(key.removesuffix(f".{end}"), {})[end] = short.pop(key)
+                break
+    needs(len(groups) > 0, CheckpointError, "It", f"tensors of {kind}", f"none in {_TENSORS}")
+    return groups, short
 
 
 def _modules_to_save(
-    model: nn.Module, sites: Mapping[str, Site], rest: Mapping[str, Tensor], patterns: Sequence[str], name: str
+    model: nn.Module, sites: Mapping[str, Site], rest: Mapping[str, Tensor], patterns: Sequence[str]
 ) -> dict[str, dict[str, Tensor]]:
     """Returns the states of modules that are trained as a whole; other tensors must be those of the base."""
     saved: dict[str, dict[str, Tensor]] = {}
-    base = base_state(model)
+    base, ends = base_state(model), tuple(patterns)
     for key, value in rest.items():
-        titles = [s for s in sites if s and key.startswith(f"{s}.") and any(s.endswith(p) for p in patterns)]
+        titles = [title for title in sites if title and key.startswith(f"{title}.") and title.endswith(ends)]
         if titles:
             title = max(titles, key=len)
             saved.setdefault(title, {})[key.removeprefix(f"{title}.")] = value
             continue
-        plain = key.replace(".base_layer.", ".")
-        is_same = plain in base and torch.equal(base[plain].cpu(), value)
-        got = f"{key} left over, which is not the model's"
-        needs(is_same, CheckpointError, "load_peft", "tensors of adapters and of modules_to_save", got)
+        there = base.get(key.replace(".base_layer.", "."))
+        is_same = there is not None and there.shape == value.shape and torch.equal(there.cpu(), value.to(there.dtype))
+        wanted = "tensors of adapters, of modules_to_save and of the base"
+        needs(is_same, CheckpointError, "It", wanted, f"{key} left over, which is not the model's")
     for title, state in saved.items():
-        wanted = _free_site(sites, title, name).layer.state_dict()
-        for key in [*wanted, *state]:
-            there, got = ("none" if s is None else tuple(s.shape) for s in (wanted.get(key), state.get(key)))
-            shape = f"{title}.{key} of the shape in the model, {there}"
-            needs(there == got, CheckpointError, "load_peft", shape, f"{got} in the file")
+        there = sites[title].layer.state_dict()
+        for key in {**there, **state}:
+            is_known, word = key in there and key in state, "missing" if key in there else "left over"
+            needs(is_known, CheckpointError, title, "all of its tensors and no other", f"{key} {word}")
+            state[key] = checked_cast(f"{title}.{key}", state[key], there[key].dtype, there[key].shape)
     return saved
 
 

@@ -9,11 +9,13 @@ from torch import Tensor, nn
 
 from stiefelkit.contract.param import load_chart_
 from stiefelkit.errors import CheckpointError, OptionError, needs
+from stiefelkit.files import checked_cast
 from stiefelkit.functional import cayley, cayley_inverse, pack_skew, pack_trapezoid, unpack_skew, unpack_trapezoid
 from stiefelkit.functional._householder import trapezoidal_reflectors
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter
 from stiefelkit.nn.butterfly import ButterflyAdapter
-from stiefelkit.nn.frozen import inside_peft, layout_of, size_of
+from stiefelkit.nn.frozen import inside_peft, layout_of, reference_tensor, size_of
+from stiefelkit.numbers import FLAG, Check, at_least, integer
 from stiefelkit.parametrizations.block_diagonal import BlockDiagonal
 from stiefelkit.parametrizations.cayley import Cayley
 from stiefelkit.parametrizations.householder import Householder
@@ -27,23 +29,25 @@ class Format(NamedTuple):
 
     keys: Mapping[str, tuple[type[nn.Module], ...]]  # ends of the keys of tensors, and the layers that have them
     sizes: tuple[str, ...]  # entries that give all layers one size: one of them, the others are 0
-    settings: Mapping[str, Any]  # the other entries that say what is computed, with PEFT's defaults
+    settings: Mapping[str, tuple[Any, Check]]  # the other entries that say what is computed, with PEFT's defaults
 
 
 _MATRICES = (nn.Linear, nn.Conv2d)
-_SERIES = {"use_cayley_neumann": True, "num_cayley_neumann_terms": 5}
+_OFF, _DROPOUT = (False, FLAG), (0.0, at_least(0, 1))
+_SERIES = {"use_cayley_neumann": (True, FLAG), "num_cayley_neumann_terms": (5, integer(1, 1000))}
+_BOUND = {"coft": _OFF, "eps": (6e-5, at_least(0, most=1e6))}
 FORMATS: Mapping[str, Format] = {
     "OFT": Format(
         {"oft_R.weight": _MATRICES, "oft_embedding_R.weight": (nn.Embedding,)},
         ("oft_block_size", "r"),
-        {"block_share": False, "module_dropout": 0.0, "coft": False, "eps": 6e-5, **_SERIES},
+        {"block_share": _OFF, "module_dropout": _DROPOUT, **_BOUND, **_SERIES},
     ),
     "BOFT": Format(
         {"boft_R": _MATRICES, "boft_s": _MATRICES},
         ("boft_block_size", "boft_block_num"),
-        {"boft_n_butterfly_factor": 1, "boft_dropout": 0.0},
+        {"boft_n_butterfly_factor": (1, integer(1)), "boft_dropout": _DROPOUT},
     ),
-    "HRA": Format({"hra_u": _MATRICES}, ("r",), {"apply_GS": False}),
+    "HRA": Format({"hra_u": _MATRICES}, ("r",), {"apply_GS": _OFF}),
 }
 """Methods by PEFT's `peft_type`."""
 
@@ -86,15 +90,19 @@ class Written(NamedTuple):
 def read(kind: str, layer: nn.Module, found: Mapping[str, Tensor], config: Mapping[str, Any]) -> AdapterSpec:
     """Returns the adapter that tensors of a layer are, by the entries of PEFT's configuration."""
     end = next(iter(found))
-    _check_layer(kind, layer, end)
+    reason = _differs(kind, layer, end)
+    needs(reason is None, CheckpointError, kind, *(reason or ("", "")))
     side = "out" if end.startswith("oft_embedding") else "patches" if isinstance(layer, nn.Conv2d) else "in"
     layout, inner = layout_of(layer), inside_peft(layer)
     if layout is None or (layout.inputs is None) != (side == "out"):
-        raise CheckpointError(f"needs a layer that {end} rotates, got {type(layer).__name__}.")
+        raise CheckpointError(f"{kind} needs a layer that {end} rotates, got {type(layer).__name__}.")
     m, inputs = size_of(inner, layout.outputs) or 0, size_of(inner, layout.inputs) or 0
     n = layer.weight[0].numel() if isinstance(layer, nn.Conv2d) else m if side == "out" else inputs
-    if not all(t.is_floating_point() and t.isfinite().all() for t in found.values()):
-        raise CheckpointError("needs finite tensors, got NaN, infinity or integers.")
+    own = reference_tensor(inner, kind).dtype
+    wide = computing_dtype(own)
+    for key, t in found.items():
+        checked_cast(key, t, own if key == "boft_s" else wide)
+    found = {key: t.to(torch.promote_types(t.dtype, wide)) for key, t in found.items()}
     if kind == "OFT":
         return _read_oft(found[end], n, side, config)
     if kind == "HRA":
@@ -103,9 +111,8 @@ def read(kind: str, layer: nn.Module, found: Mapping[str, Tensor], config: Mappi
         v = trapezoidal_reflectors(u, config["apply_GS"])
         options = {"parametrization": "householder", "reflections": u.shape[1], "side": side}
         return AdapterSpec(OrthogonalAdapter, options, pack_trapezoid(v))
-    if len(found) < 2:
-        raise CheckpointError(f"needs boft_R and boft_s, got {end} alone.")
-    r, s = found["boft_R"].to(computing_dtype(found["boft_R"].dtype)), found["boft_s"]
+    needs(len(found) == 2, CheckpointError, kind, "boft_R and boft_s", f"{end} alone")
+    r, s = found["boft_R"], found["boft_s"]
     is_fit = r.dim() == 4 and r.shape[2] == r.shape[3] and r.shape[1] * r.shape[2] == n
     _check_shape("boft_R", r, is_fit, f"(m, {n} / b, b, b)")
     _check_shape("boft_s", s, s.numel() == m, f"({m}, 1)")
@@ -145,22 +152,21 @@ def _series(q: Tensor, terms: int) -> Tensor:
     return total
 
 
-def written(adapter: Adapter) -> Written:
-    """Returns an adapter as PEFT has it."""
+def written(adapter: Adapter, title: str) -> Written:
+    """Returns an adapter of a layer as PEFT has it."""
+    who = f"save_peft at {title or 'the model itself'}"
     if not isinstance(adapter, OrthogonalAdapter):
-        raise OptionError(f"save_peft needs a rotation, as OFT, BOFT and HRA are, got {type(adapter).__name__}.")
+        raise OptionError(f"{who} needs a rotation, as OFT, BOFT and HRA are, got {type(adapter).__name__}.")
     held, layer, dropout = _coordinates(adapter), adapter.base, adapter.rotation.dropout
     of_map = "HRA" if isinstance(held.param, Householder) else "OFT"
     kind = "BOFT" if isinstance(adapter, ButterflyAdapter) else of_map
     end = [*FORMATS[kind].keys][kind == "OFT" and isinstance(layer, nn.Embedding)]
     is_known, of_layer = isinstance(layer, FORMATS[kind].keys[end]), f"{kind} of {type(layer).__name__}"
-    needs(is_known, OptionError, "save_peft", "a layer for which PEFT has the method", of_layer)
+    needs(is_known, OptionError, who, "a layer for which PEFT has the method", of_layer)
     side = "patches" if isinstance(layer, nn.Conv2d) else "out" if isinstance(layer, nn.Embedding) else "in"
-    needs(adapter.side == side, OptionError, "save_peft", f'side="{side}" for {of_layer}', f'side="{adapter.side}"')
-    try:
-        _check_layer(kind, layer, end)
-    except CheckpointError as error:
-        raise OptionError(f"save_peft {error}") from error
+    needs(adapter.side == side, OptionError, who, f'side="{side}" for {of_layer}', f'side="{adapter.side}"')
+    reason = _differs(kind, layer, end)
+    needs(reason is None, OptionError, who, *(reason or ("", "")))
     if kind == "HRA":
         return _written_hra(held, dropout)
     a, bound = _skew(held)
@@ -171,7 +177,8 @@ def written(adapter: Adapter) -> Written:
         settings = {"boft_n_butterfly_factor": a.shape[0], "boft_dropout": dropout}
         return Written(kind, tensors, (a.shape[-1], a.shape[1]), settings)
     copies, b = adapter.rotation.copies, a.shape[-1]
-    settings = {**FORMATS[kind].settings, "block_share": copies > 1, "module_dropout": dropout}
+    settings = {key: default for key, (default, _) in FORMATS[kind].settings.items()}
+    settings |= {"block_share": copies > 1, "module_dropout": dropout}
     settings |= {"use_cayley_neumann": False, "coft": bound is not None}
     a = a.reshape(-1, b, b)
     if bound is not None:
@@ -217,20 +224,18 @@ def _blocks(held: CoordinateList) -> Tensor:
     return w if w.dim() > 2 else w.unsqueeze(0)
 
 
-def _check_layer(kind: str, layer: nn.Module, end: str) -> None:
-    """Raises CheckpointError if what PEFT computes on a convolution is not what the changed kernel gives."""
+def _differs(kind: str, layer: nn.Module, end: str) -> tuple[str, str] | None:
+    """Returns what PEFT needs of a convolution to compute what the changed kernel gives, and what it has instead."""
     if not isinstance(layer, nn.Conv2d):
-        return
-    sizes: list[Any] = [layer.kernel_size, layer.stride, layer.padding]
-    is_square = all(isinstance(s, tuple) and s[0] == s[1] for s in sizes)
-    is_plain = layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros"
-    if not (is_square and is_plain):
-        wanted = "square kernel, stride and padding by zeros, without dilation and groups"
-        raise CheckpointError(f"needs a Conv2d of {wanted} for {kind}, where PEFT computes the same, got another.")
-    if end == "oft_R.weight" and layer.kernel_size != (1, 1):  # PEFT's forward differs from what it merges
-        raise CheckpointError(f"needs a Conv2d of kernel 1 x 1 for OFT, got {layer.kernel_size}.")
+        return None
+    geometry: list[Any] = [layer.kernel_size, layer.stride, layer.padding]
+    is_square = all(isinstance(s, tuple) and s[0] == s[1] for s in geometry)
+    if not is_square or (layer.dilation, layer.groups, layer.padding_mode) != ((1, 1), 1, "zeros"):
+        return "a square kernel, stride and padding by zeros of a Conv2d, without dilation and groups", "another"
+    # PEFT's forward differs from what it merges.
+    is_point = end != "oft_R.weight" or layer.kernel_size == (1, 1)
+    return None if is_point else ("a Conv2d of kernel 1 x 1 for OFT", f"{layer.kernel_size}")
 
 
 def _check_shape(end: str, value: Tensor, is_fit: bool, wanted: str) -> None:
-    if not is_fit:
-        raise CheckpointError(f"needs {end} of shape {wanted}, got {tuple(value.shape)}.")
+    needs(is_fit, CheckpointError, "It", f"{end} of shape {wanted}", tuple(value.shape))

@@ -291,11 +291,11 @@ def without(folder: Path, *keys: str, **others: Any) -> Path:
 LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
 BAD: dict[str, tuple[str, Any, str]] = {
     "no folder": ("oft", lambda f: f / "nothing", r"huggingface_hub\."),
-    "a file": ("oft", lambda f: f / "adapter_config.json", "give its folder"),
+    "a file": ("oft", lambda f: f / "adapter_config.json", "folder"),
     "no tensors": ("oft", lambda f: (f / "adapter_model.safetensors").unlink() or f, r"\.bin"),
     "the folder above": ("oft", lambda f: f.parent, "folders peft"),
-    "damaged tensors": ("oft", lambda f: (f / "adapter_model.safetensors").write_bytes(b"12") and f, "whole files"),
-    "damaged json": ("oft", lambda f: (f / "adapter_config.json").write_text("{") and f, "whole files"),
+    "damaged tensors": ("oft", lambda f: (f / "adapter_model.safetensors").write_bytes(b"12") and f, "whole file"),
+    "damaged json": ("oft", lambda f: (f / "adapter_config.json").write_text("{") and f, "whole file"),
     "another method": ("oft", lambda f: edited(f, peft_type="LORA"), "LORA"),
     "the method of others": ("oft", lambda f: edited(f, peft_type="HRA"), "tensors of HRA"),
     "biases": ("oft", lambda f: edited(f, bias="all"), "bias="),
@@ -413,5 +413,7 @@ def test_the_table_names_what_the_installed_peft_has():
 
     for kind, form in FORMATS.items():
         fields = getattr(peft, f"{kind}Config").__dataclass_fields__
-        assert {key: fields[key].default for key in form.settings} == dict(form.settings)
+        assert {key: fields[key].default for key in form.settings} == {
+            key: default for key, (default, _) in form.settings.items()
+        }
         assert set(form.sizes) <= fields.keys()
