@@ -120,9 +120,8 @@ class Optimizers(Suite):
 def main() -> None:
     """Prints the table, ours and others'."""
     print(f"{'launches / reads, float32':36}" + "".join(f"{size:>12}" for size in SIZES))
-    others = {name: peer for name, peer in peers.items() if "forward_backward" in peer.operations}
     rows: dict[str, Callable[[str], Run]] = {
-        **{name: partial(of_map, each, dtype="float32") for name, each in (MAPS | others).items()},
+        **{name: partial(of_map, each, dtype="float32") for name, each in (MAPS | peers).items()},
         **{name: partial(of_optimizer, method, dtype="float32") for name, method in OPTIMIZERS.items()},
         **{name: partial(of_optimizer, name, dtype="float32") for name in peer_optimizers},
     }

@@ -22,7 +22,7 @@ SIZES = {
 
 def _families() -> list[str]:
     """Members that have a peer of the map; those of frames that are moved have a table of their own."""
-    raced = {peer.family for peer in peers.values() if "forward_backward" in peer.operations}
+    raced = {peer.family for peer in peers.values()}
     return [name for name in sk.available() if name in raced]
 
 

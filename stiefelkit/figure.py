@@ -41,8 +41,10 @@ class Figures:
 
 
 @contextmanager
-def figure(path: Path, panels: int = 1, dpi: int = 200, projection: str = "rectilinear") -> Iterator[list["Axes"]]:
-    """Gives the axes of a row of panels, and saves them; the same curves give the same file."""
+def figure(
+    target: Path | io.BytesIO, panels: int = 1, dpi: int = 200, projection: str = "rectilinear"
+) -> Iterator[list["Axes"]]:
+    """Gives the axes of a row of panels, and saves them, into memory as SVG; the same curves give the same file."""
     import matplotlib as mpl
     from cycler import cycler
     from matplotlib.figure import Figure
@@ -51,11 +53,12 @@ def figure(path: Path, panels: int = 1, dpi: int = 200, projection: str = "recti
     with mpl.rc_context({"axes.prop_cycle": looks, "svg.hashsalt": "stiefelkit"}):
         drawing = Figure(figsize=(4.5 * panels, 3.5), layout="constrained")
         yield list(drawing.subplots(1, panels, squeeze=False, subplot_kw={"projection": projection})[0])
-        content = io.BytesIO()
-        drawing.savefig(content, format=path.suffix[1:], dpi=dpi, metadata=UNDATED.get(path.suffix))
-    with writable("A figure", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, content.getvalue())
+        content, suffix = (io.BytesIO(), target.suffix) if isinstance(target, Path) else (target, ".svg")
+        drawing.savefig(content, format=suffix[1:], dpi=dpi, metadata=UNDATED.get(suffix))
+    if isinstance(target, Path):
+        with writable("A figure", target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, content.getvalue())
 
 
 def literal(name: str) -> str:

@@ -22,7 +22,7 @@ from stiefelkit import models
 from stiefelkit.measuring import drift, frames, scan
 from stiefelkit.measuring.clock import WARM_UPS, Run, clock_of, peak_bytes, replayed
 from stiefelkit.measuring.clock import race as race_versions
-from stiefelkit.measuring.contest import Contest, Race, Row, Schedule, finite, scatter
+from stiefelkit.measuring.contest import Contest, Race, Row, Schedule, finite
 from stiefelkit.measuring.moved_frames import own_optimizers
 from stiefelkit.measuring.plans import DriftPlan, OptimizerRace, ParametrizationRace, ScanRace
 from stiefelkit.scan import rotation_scan
@@ -202,8 +202,8 @@ def _timed(scale: Scale, subject: str, runs: dict[str, Run], device: torch.devic
     first = next(iter(found.values())).median
     rows = [
         Row(
-            {"contender": name, "seconds": timing.median, "/ first": timing.median / first}
-            | {"bytes": peak_bytes(runs[name], device), **scatter(timing)}
+            {"contender": name, **timing.figures, "/ first": timing.median / first}
+            | {"bytes": peak_bytes(runs[name], device)}
         )
         for name, timing in found.items()
     ]

@@ -174,7 +174,7 @@ def drift(*, plan: Options[DriftPlan] = None, out: Path = Path("runs/drift"), fi
 
     The table shows the largest ||W^H W - I||_F, computed in float64, up to a step, over the error of rounding an exact
     frame; the figure shows the largest between two of its points. drift.json is replaced after each method, so Ctrl-C
-    loses only the current one. With --quick it makes as many steps as fit into a minute.
+    loses only the current one. With --quick it makes at most 100 steps, in a minute.
 
     Args:
         plan: what to measure.
@@ -218,7 +218,7 @@ def report(
     """
     from stiefelkit.files import write_atomically
     from stiefelkit.measuring.contest import check_place
-    from stiefelkit.measuring.report import gather, late, read_record
+    from stiefelkit.measuring.report import gather, read_record
 
     for place in filter(None, (out, json)):
         check_place(place)
@@ -235,7 +235,7 @@ def report(
                 console.print(f"{record.parts[-1].name}: {record.parts[-1].seconds:.0f} s")
                 if json is not None:
                     record.write(json)
-        _say_late(console, [(part.name, late(part)) for part in record.parts])
+        _say_late(console, [(part.name, part.late) for part in record.parts])
     write_atomically(out, record.page().encode())
     console.print(f"Page: {out}", soft_wrap=True)
     if json is not None:

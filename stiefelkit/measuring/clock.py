@@ -47,20 +47,30 @@ class Timing:
         lower, upper = np.quantile(self.samples, (0.25, 0.75))
         return float(upper - lower)
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """What a file has of it."""
+        return {"seconds": self.median, "spread": self.spread, "samples": len(self.samples)}
 
-def cpu_seconds(run: Run, calls: int) -> float:
+
+def cpu_seconds(run: Run, calls: int, before: Run = lambda: None) -> float:
     """Returns CPU time of this process, all of its threads: what others do to the wall clock does not count."""
+    before()
     start = time.process_time()
     for _ in range(calls):
         run()
     return time.process_time() - start
 
 
-def cuda_seconds(run: Run, calls: int, device: torch.device | str = "cuda") -> float:
-    """Returns time between two CUDA events around the calls, on the current stream of the device."""
+def cuda_seconds(run: Run, calls: int, before: Run = lambda: None, *, device: torch.device | str = "cuda") -> float:
+    """Returns time between two CUDA events around the calls, on the current stream of the device.
+
+    What runs `before` is not waited for: the host is ahead while the device is at it.
+    """
     with torch.cuda.device(device):
         torch.cuda.synchronize()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before()
         start.record()
         for _ in range(calls):
             run()
@@ -72,30 +82,12 @@ def cuda_seconds(run: Run, calls: int, device: torch.device | str = "cuda") -> f
 def clock_of(device: torch.device, cold: bool = False) -> Clock:
     """Returns the clock for a device; a cold one writes over its last cache before every call, which is not timed."""
     is_cuda = device.type == "cuda"
+    clock = functools.partial(cuda_seconds, device=device) if is_cuda else cpu_seconds
     if not cold:
-        return functools.partial(cuda_seconds, device=device) if is_cuda else cpu_seconds
+        return clock
     size = 2 * torch.cuda.get_device_properties(device).L2_cache_size if is_cuda else CPU_CACHE
     buffer = torch.empty(size, dtype=torch.int8, device=device)
-
-    def flushed(run: Run) -> float:
-        buffer.zero_()
-        return cpu_seconds(run, 1)
-
-    def seconds(run: Run, calls: int) -> float:
-        if not is_cuda:
-            return sum(flushed(run) for _ in range(calls))
-        # Nothing is waited for in between: the host is ahead while the device writes.
-        with torch.cuda.device(device):
-            pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(calls)]
-            for start, end in pairs:
-                buffer.zero_()
-                start.record()
-                run()
-                end.record()
-            torch.cuda.synchronize()
-            return sum(start.elapsed_time(end) for start, end in pairs) / 1e3
-
-    return seconds
+    return lambda run, calls: sum(clock(run, 1, buffer.zero_) for _ in range(calls))
 
 
 def indexed_device(device: torch.device | str) -> torch.device:

@@ -89,11 +89,6 @@ class Row:
         """Its name alone, without precision and options."""
         return self.name.partition(" (")[0]
 
-    @property
-    def is_fast(self) -> bool:
-        """True of ours in precision fast."""
-        return "(fast" in self.name
-
 
 @dataclass(frozen=True)
 class DriftCurve:
@@ -234,11 +229,6 @@ def by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
 def finite(value: float) -> float | None:
     """Returns the value, or None where it is not finite, which a file has no number for."""
     return value if math.isfinite(value) else None
-
-
-def scatter(timing: Timing) -> dict[str, float]:
-    """Returns the figures that say how far the samples of a time scatter."""
-    return {"spread": timing.spread, "samples": len(timing.samples)}
 
 
 def check_place(path: Path) -> None:

@@ -2,10 +2,8 @@
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import random
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stiefelkit import init
-from stiefelkit.errors import RunError, StiefelkitError, needs
+from stiefelkit.errors import RunError, needs
 from stiefelkit.figure import Figures
 from stiefelkit.files import parse_json, writable, write_json
 from stiefelkit.machine import threads
@@ -33,10 +31,8 @@ PIXELS, CLASSES, IMAGES = 64, 10, 64
 """Sizes of the handwritten digits: numbers in an image, kinds, and images for each gradient."""
 FRAME_OPTIMIZER = "multiplicative_cayley"
 """Trains a parametrization with a frame as a coordinate, where the optimizer of the plan moves none."""
-MARGIN = 0.8
-"""The part of the time left that the steps of a quick form are to take."""
-PILOT = 3
-"""Steps by which a pace is measured."""
+QUICK_STEPS = 100
+"""Steps of a quick form, at most."""
 
 
 def measure(
@@ -82,13 +78,13 @@ def races(
     schedule: Schedule | None = None,
     after_each: Callable[[list[Race]], None] = lambda races: None,
 ) -> Iterator[Race]:
-    """Takes every method through the steps, in a quick form as many as fit, and yields the curves of each size.
+    """Takes every method through the steps, in a quick form at most `QUICK_STEPS`, and yields the curves of each size.
 
     After each method `after_each` gets all races so far, the one at work too.
     """
     schedule, done = schedule or Schedule.of(plan), list[Race]()
     if plan.quick:
-        plan = fitted(plan, pace(plan, schedule.part(1 / 3)), schedule)
+        plan = dataclasses.replace(plan, steps=min(plan.steps, QUICK_STEPS))
 
     def measured(n: int, p: int, method: str) -> DriftCurve:
         def looked(step: int) -> None:
@@ -106,36 +102,6 @@ def races(
                 done[-1].rows.append(Row({"contender": method, **curve.figures}, is_peer=method in peer_optimizers))
             after_each(done)
         yield done[-1]
-
-
-def pace(plan: DriftPlan, schedule: Schedule) -> list[tuple[float, float]]:
-    """Measures the seconds of the start and of a step of every method at every size, by a few steps."""
-    trial, found = dataclasses.replace(plan, steps=min(PILOT, plan.steps), look_every=1), []
-    for (n, p), method in itertools.product(plan.sizes, plan.methods):
-        looks = [time.monotonic()]
-        with contextlib.suppress(StiefelkitError, RuntimeError, TypeError, ValueError, AttributeError):
-            schedule.check()
-            with threads(plan.threads):
-                run(trial, method, n, p, lambda step, looks=looks: looks.append(time.monotonic()))
-        start, *ends = looks
-        step = min((after - before for before, after in itertools.pairwise(ends)), default=0.0)
-        found += [(ends[0] - start, step)] if ends else []
-    return found
-
-
-def fitted(plan: DriftPlan, found: list[tuple[float, float]], schedule: Schedule) -> DriftPlan:
-    """Returns the plan with 1, 2 or 5 times a power of ten steps, the most that fit into a schedule, at most its own.
-
-    >>> plan = DriftPlan(steps=1000, methods=("cayley",))
-    >>> fitted(plan, [(0.1, 0.01)], Schedule(5.0)).steps
-    200
-    """
-    starts, step = (sum(seconds) for seconds in zip(*found, strict=True)) if found else (0.0, 0.0)
-    if not step or starts + plan.steps * step <= MARGIN * schedule.left:
-        return plan
-    most = max((MARGIN * schedule.left - starts) / step, 1.0)
-    power = 10 ** math.floor(math.log10(most))
-    return dataclasses.replace(plan, steps=min(plan.steps, max(k for k in (1, 2, 5) if k * power <= most) * power))
 
 
 def log_grid(steps: int, per_decade: int = 8) -> list[int]:

@@ -6,19 +6,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
 
-from stiefelkit.errors import DtypeError, OptionError
+from stiefelkit.errors import DtypeError
 from stiefelkit.machine import threads
-from stiefelkit.measuring.clock import Run, clock_of, peak_bytes, product_of
-from stiefelkit.measuring.contest import Contest, ProgressCallback, Race, Row, Schedule, finite, quiet, scatter, seeded
-from stiefelkit.measuring.implementations import OPERATIONS, Entry, FrameProblem
+from stiefelkit.measuring.clock import Run, peak_bytes, product_of
+from stiefelkit.measuring.contest import Contest, ProgressCallback, Race, Row, Schedule, finite, quiet, seeded
+from stiefelkit.measuring.implementations import OPERATIONS, FrameProblem
 from stiefelkit.measuring.moved_frames import MovedFrame, peer_optimizers, start
-from stiefelkit.measuring.plans import FramePlan, OptimizerRace, ParametrizationRace, torch_dtype
+from stiefelkit.measuring.plans import OptimizerRace, ParametrizationRace, torch_dtype
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 
 GRADIENTS = 16
 """Gradients that an optimizer gets in turns: with a single one it would soon be where there is no step left to make."""
-LONGEST = 20.0
-"""Seconds: an optimizer that takes longer for one step is left out."""
 
 
 def races(
@@ -41,13 +39,11 @@ def _of_maps(plan: ParametrizationRace, problem: FrameProblem, contest: Contest)
     entrants = {**plan.implementations(), **plan.racing_peers()}
     families = {name: entrant.family for name, entrant in entrants.items()}
     with seeded(plan.seed):
-        g = problem.gradient()
+        gradients = {problem.dtype: problem.gradient()}
         entries = contest.attempt("preparing", entrants, lambda name: entrants[name].enter(problem))
-
-    def running(operation: str, entry: Entry) -> Run:
-        if entry.dtype in (None, problem.dtype):
-            return OPERATIONS[operation](entry, g)
-        return OPERATIONS[operation](entry, dataclasses.replace(problem, dtype=entry.dtype).gradient())
+    dtypes = {name: entry.dtype or problem.dtype for name, entry in entries.items()}
+    for dtype in {*dtypes.values()} - {*gradients}:
+        gradients[dtype] = dataclasses.replace(problem, dtype=dtype).gradient()
 
     def error(name: str) -> float:
         with torch.no_grad():
@@ -55,12 +51,11 @@ def _of_maps(plan: ParametrizationRace, problem: FrameProblem, contest: Contest)
 
     ahead = [name for name in OPERATIONS if name in plan.operations]  # since "step" moves the coordinates
     for done, operation in enumerate(ahead):
-        able = [name for name in entries if operation in entrants[name].operations]
-        runs = {name: running(operation, entries[name]) for name in able}
+        runs = {name: OPERATIONS[operation](entry, gradients[dtypes[name]]) for name, entry in entries.items()}
         own = dataclasses.replace(contest, left_out=dict(contest.left_out), share=contest.share / (len(ahead) - done))
         runs = own.tried(runs)
         errors = {name: error(name) for name in runs}
-        race = _timed(plan, problem, operation, own, runs, errors.__getitem__, families, dtypes=entries)
+        race = _timed(plan, problem, operation, own, runs, errors.__getitem__, families, dtypes)
         for row in race.rows if plan.memory else ():
             row.figures["bytes"] = peak_bytes(runs[row.name], problem.device)
         yield race
@@ -83,21 +78,14 @@ def _of_optimizers(plan: OptimizerRace, problem: FrameProblem, contest: Contest)
         turns = itertools.cycle([g.clone() for g in gradients] if name in peers else gradients)
         return lambda: step(next(turns))
 
-    def tried(name: str) -> None:
-        took = clock(runs[name], 1)
-        if took > LONGEST:
-            raise OptionError(f"a step takes {took:.0f} s, more than {LONGEST:.0f}.")
-
-    entries = contest.attempt("preparing", methods, entered)
-    runs, clock = {name: running(name) for name in entries}, clock_of(problem.device)
-    able = {name: runs[name] for name in contest.attempt("trying", runs, tried)}
-    yardsticks = [name for name in peers if peer_optimizers[name].yardstick]
-    families = {name: "peer" if name in peers else "ours" for name in methods}
-
     def error(name: str) -> float:
         return float(orthogonality_error(entries[name].frame).max())
 
-    return _timed(plan, problem, "step", contest, able, error, families, yardsticks)
+    entries = contest.attempt("preparing", methods, entered)
+    runs = contest.tried({name: running(name) for name in entries})
+    yardsticks = [name for name in peers if peer_optimizers[name].yardstick]
+    families = {name: "peer" if name in peers else "ours" for name in methods}
+    return _timed(plan, problem, "step", contest, runs, error, families, {}, yardsticks)
 
 
 def _timed(
@@ -108,8 +96,8 @@ def _timed(
     runs: Mapping[str, Run],
     error: Callable[[str], float],
     families: Mapping[str, str],
+    dtypes: Mapping[str, torch.dtype],
     yardsticks: Collection[str] | None = None,
-    dtypes: Mapping[str, Entry] | None = None,
 ) -> Race:
     """Times implementations; the rows go family by family, peers after ours, the fastest first."""
     product = product_of(problem.n, problem.p, problem.batch, problem.dtype, problem.device)
@@ -122,17 +110,11 @@ def _timed(
         kin = [peer for peer in sound if families[peer] == families[name]] if yardsticks is None else yardsticks
         best = min((seconds[peer] for peer in sound if peer in kin), default=None)
         figures = {
-            **{"operation": operation, "contender": name, **_sizes(plan, problem, (dtypes or {}).get(name))},
-            **{"device": plan.device, "seconds": seconds[name], "gemm_units": seconds[name] / unit},
+            **{"operation": operation, "contender": name, "n": problem.n, "p": problem.p, "batch": problem.batch},
+            "dtype": str(dtypes.get(name, problem.dtype)).removeprefix("torch."),
+            **{"device": plan.device, **timings[name].figures, "gemm_units": seconds[name] / unit},
             "ratio_to_best_peer": None if best is None else best / seconds[name],
             "error_over_limit": finite(error_of[name] / limit),
-            **scatter(timings[name]),
         }
         rows.append(Row(figures, families[name], name in contest.peers))
     return Race(str(problem), operation, rows, contest.left_out, unit)
-
-
-def _sizes(plan: FramePlan, problem: FrameProblem, entry: Entry | None = None) -> dict[str, int | str]:
-    own = entry.dtype if entry else None
-    dtype = str(own).removeprefix("torch.") if own else plan.dtype
-    return {"n": problem.n, "p": problem.p, "batch": problem.batch, "dtype": dtype}

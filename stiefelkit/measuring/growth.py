@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from stiefelkit.errors import StiefelkitError
 from stiefelkit.measuring.contest import Race, Row
@@ -50,12 +50,12 @@ def fit(xs: Sequence[float], ys: Sequence[float], expected: float) -> PowerLaw:
     start = 0
     while start < len(xs) - 2 and v[start + 1] - v[start] < expected / 2 * (u[start + 1] - u[start]):
         start += 1
-    u, v = torch.tensor([u[start:], v[start:]], dtype=torch.float64)
-    u, v = u - u.mean(), v - v.mean()
-    width = float(u @ u)
-    k = float(u @ v) / width
-    spread = math.sqrt(float((v - k * u).square().sum()) / (len(u) - 2) / width) if len(u) > 2 else None
-    return PowerLaw(k, spread, xs[start], xs[-1], xs[start - 1] if start else None)
+    if len(u) - start > 2:
+        (k, _), covariance = np.polyfit(u[start:], v[start:], 1, cov=True)
+        spread = math.sqrt(covariance[0, 0])
+    else:
+        k, spread = (v[-1] - v[start]) / (u[-1] - u[start]), None
+    return PowerLaw(float(k), spread, xs[start], xs[-1], xs[start - 1] if start else None)
 
 
 def growth(races: Sequence[Race]) -> list[Race]:

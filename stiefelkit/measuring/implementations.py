@@ -17,7 +17,6 @@ from stiefelkit import init
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.contract.table import option_names
 from stiefelkit.errors import DtypeError, OptimizerError, OptionError, StiefelkitError
-from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.metrics import working_dtype
 from stiefelkit.optim import parameter_groups
 from stiefelkit.weights.attach import available, orthogonal
@@ -131,7 +130,6 @@ class Implementation:
 
     family: str
     enter: Callable[[FrameProblem], Entry]
-    operations: tuple[str, ...] = tuple(OPERATIONS)
 
 
 class Holder(nn.Module):
@@ -352,14 +350,6 @@ def _layer_loop(problem: FrameProblem) -> Entry:
     return _function(compute, *angles)
 
 
-def _geoopt(optimizer: str, problem: FrameProblem) -> Entry:
-    """Enters the frame itself, moved by geoopt's Riemannian SGD: along the Cayley map if canonical, else by QR."""
-    if problem.dtype.is_complex:
-        raise DtypeError(f"geoopt's Stiefel manifold needs a real dtype, got {problem.dtype}.")
-    moved = peer_optimizers[optimizer].make(problem.frame(), LEARNING_RATE)
-    return Entry(lambda: moved.frame, [moved.frame], moved.optimizer)
-
-
 peers: dict[str, Implementation] = {
     "torch_solve": Implementation("cayley", lambda problem: _function(_solve, problem.tangent())),
     "torch_orthogonal_cayley": Implementation("cayley", partial(_torch_orthogonal, "cayley", False)),
@@ -373,7 +363,5 @@ peers: dict[str, Implementation] = {
     "torch_orthogonal_matrix_exp_base": Implementation("matrix_exp", partial(_torch_orthogonal, "matrix_exp", True)),
     "geotorch_matrix_exp": Implementation("matrix_exp", partial(_geotorch, "expm")),
     "layer_loop": Implementation("givens", _layer_loop),
-    "geoopt_canonical": Implementation("stiefel", partial(_geoopt, "geoopt_sgd_canonical"), ("step",)),
-    "geoopt_euclidean": Implementation("stiefel", partial(_geoopt, "geoopt_sgd_euclidean"), ("step",)),
 }
 """Name to implementation; its family says with whom it is compared."""

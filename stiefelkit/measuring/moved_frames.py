@@ -11,13 +11,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import PRECISIONS
 from stiefelkit.optim import optimizers
 from stiefelkit.weights.optimizer_hooks import moves_frames
 
-__all__ = ["MovedFrame", "PeerOptimizer", "check_method", "own_optimizers", "peer_optimizers", "start"]
+__all__ = ["MovedFrame", "PeerOptimizer", "methods", "own_optimizers", "peer_optimizers", "start"]
 
 MANIFOLD = "stiefel:canonical"
 TRIAL = 1e-6
@@ -85,9 +84,15 @@ def own_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
     return {name: cls for name, cls in optimizers.available().items() if moves_frames(cls)}
 
 
-def check_method(method: str) -> None:
-    """Raises UnknownNameError unless a method moves frames, ours or a peer, and OptionError for another precision."""
-    _maker(method)
+def methods() -> dict[str, Make]:
+    """Returns name to what gets ready to move a frame: ours, as "name" or "name:precision", and peers."""
+    found: dict[str, Make] = {}
+    for name, cls in own_optimizers().items():
+        has_several = "precision" in inspect.signature(cls).parameters
+        for precision in PRECISIONS if has_several else PRECISIONS[:1]:
+            found[f"{name}:{precision}"] = partial(_ours, cls, {"precision": precision} if has_several else {})
+        found[name] = found[f"{name}:{PRECISIONS[0]}"]
+    return found | {name: peer.make for name, peer in peer_optimizers.items()}
 
 
 def start(method: str, frame: Tensor, gradient: Tensor, length: float, dtype: torch.dtype | None = None) -> MovedFrame:
@@ -97,7 +102,7 @@ def start(method: str, frame: Tensor, gradient: Tensor, length: float, dtype: to
     step in float64 finds the learning rate, in the same way for all. A frame is exact in float64 or complex128, and
     rounded to `dtype`.
     """
-    make = _maker(method)
+    make = methods()[method]
     return make(frame.to(dtype or frame.dtype, copy=True), _rate(make, frame, gradient, length))
 
 
@@ -113,21 +118,6 @@ def _rate(make: Make, frame: Tensor, gradient: Tensor, length: float) -> float:
     if not turn > TRIAL * min(size, 1.0):
         turn = 1.0  # nowhere to go, as on the real 1 x 1 frames
     return length / turn
-
-
-def _maker(method: str) -> Make:
-    name, colon, precision = method.partition(":")
-    ours = own_optimizers()
-    if name in ours:
-        precision = precision if colon else PRECISIONS[0]
-        has_several = "precision" in inspect.signature(ours[name]).parameters
-        if precision not in (PRECISIONS if has_several else PRECISIONS[:1]):
-            raise OptionError(f"{method!r} has no precision {precision!r}{did_you_mean(precision, PRECISIONS)}")
-        return partial(_ours, ours[name], {"precision": precision} if has_several else {})
-    if method not in peer_optimizers:
-        methods = [*ours, *peer_optimizers]
-        raise UnknownNameError(f"No optimizer of frames is named {method!r}{did_you_mean(method, methods)}")
-    return peer_optimizers[method].make
 
 
 def _ours(cls: Callable[..., torch.optim.Optimizer], options: dict[str, Any], frame: Tensor, lr: float) -> MovedFrame:

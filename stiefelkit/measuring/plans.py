@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -18,7 +17,7 @@ from stiefelkit.checks import (
     usable_place,
     words_of,
 )
-from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean, needs
+from stiefelkit.errors import OptionError, needs
 from stiefelkit.numbers import PRECISIONS, above, integer, validate_fields_
 from stiefelkit.optim import names_in_words, optimizers
 
@@ -35,13 +34,6 @@ UNCONSTRAINED = "unconstrained"
 """The name of the reference of drift: an ordinary weight that starts orthogonal and is held by nothing."""
 FACTORS = "factors"
 """The name under which W in factors races beside the backends of the scan."""
-
-
-def known_parametrizations(names: Collection[str]) -> None:
-    """Raises OptionError for the first name that no parametrization has."""
-    from stiefelkit.weights.attach import available
-
-    known_words(SUBJECT, "parametrization", names, available())
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -141,7 +133,7 @@ class ParametrizationRace(FramePlan):
         precisions: exact, fast, or both, separated by commas; each that a parametrization has if left out.
         operations: forward, forward_backward, step, separated by commas.
         options: options of parametrizations, as in --options.reflections 16, for those that have them.
-        peers: race torch's own maps, geoopt, and geotorch if it is installed.
+        peers: race torch's own maps, and geotorch if it is installed.
         apart: race the batch also as so many weights of their own, one by one and by sk.grouped.
         scale: what drawn coordinates are multiplied by; the error shows what large ones cost.
         memory: measure peak memory too.
@@ -164,12 +156,10 @@ class ParametrizationRace(FramePlan):
         known_words(SUBJECT, "operation", self.operations, OPERATIONS)
         needs(bool(self.operations), OptionError, SUBJECT, "one operation or more", "none")
         needs(not self.apart or self.batch > 1, OptionError, SUBJECT, "a batch of two frames or more", self.batch)
-        known_parametrizations(self.parametrizations)
-        classes = {name: cls for name, cls in available().items() if name in (self.parametrizations or available())}
-        known_words(
-            SUBJECT, "precision", self.precisions, {*PRECISIONS}.union(*(c.precisions for c in classes.values()))
-        )
-        known_words(SUBJECT, "option", self.options, {option for c in classes.values() for option in options_of(c)})
+        known_words(SUBJECT, "parametrization", self.parametrizations, available())
+        classes = [cls for name, cls in available().items() if name in (self.parametrizations or available())]
+        known_words(SUBJECT, "precision", self.precisions, {*PRECISIONS}.union(*(cls.precisions for cls in classes)))
+        known_words(SUBJECT, "option", self.options, {option for cls in classes for option in options_of(cls)})
         wanted = f"a parametrization with precision {' or '.join(self.precisions)}"
         needs(bool(self.implementations()), OptionError, SUBJECT, wanted, "none of those")
 
@@ -183,9 +173,8 @@ class ParametrizationRace(FramePlan):
         """Returns name to peer of these parametrizations, none unless asked for."""
         from stiefelkit.measuring.implementations import peers
 
-        families = self.parametrizations
-        known = peers if self.peers else {}
-        return {name: peer for name, peer in known.items() if not families or peer.family in families}
+        families = self.parametrizations or {peer.family for peer in peers.values()}
+        return {name: peer for name, peer in peers.items() if self.peers and peer.family in families}
 
 
 @dataclass(frozen=True)
@@ -233,15 +222,15 @@ class OptimizerRace(FramePlan):
 
     def implementations(self) -> dict[str, str]:
         """Returns name in the table to method, for ours in each precision that they have."""
-        from stiefelkit.measuring.moved_frames import check_method, own_optimizers
+        from stiefelkit.measuring.moved_frames import methods, own_optimizers
 
-        methods = {}
-        for name in (name for name in own_optimizers() if name in self.optimizers or not self.optimizers):
-            for precision in self.precisions or PRECISIONS:
-                with contextlib.suppress(OptionError):
-                    check_method(f"{name}:{precision}")
-                    methods[f"{name} ({precision})"] = f"{name}:{precision}"
-        return methods
+        known, names = methods(), self.optimizers or own_optimizers()
+        both = [(name, precision) for name in own_optimizers() if name in names for precision in PRECISIONS]
+        return {
+            f"{name} ({precision})": f"{name}:{precision}"
+            for name, precision in both
+            if precision in (self.precisions or PRECISIONS) and f"{name}:{precision}" in known
+        }
 
     def racing_peers(self) -> list[str]:
         """Returns the peers that race: those that are named, else all or none."""
@@ -399,7 +388,7 @@ class DriftPlan(Machine):
     subject: ClassVar[str] = "The drift experiment"
 
     def __post_init__(self) -> None:
-        from stiefelkit.measuring.moved_frames import check_method, own_optimizers, peer_optimizers
+        from stiefelkit.measuring.moved_frames import methods, own_optimizers, peer_optimizers
         from stiefelkit.weights.attach import available
 
         super().__post_init__()
@@ -409,17 +398,10 @@ class DriftPlan(Machine):
         self._check_sizes(self.sizes)
         known_words(who, "dtype", [self.dtype], (*WIDE_DTYPES, "bfloat16"))
         known_words(who, "gradients", [self.gradients], ("random", "fixed", "rotation", "digits"))
-        maps, ours = [*available(), UNCONSTRAINED], list(own_optimizers())
-        methods = [*maps, *ours, *(f"{name}:{PRECISIONS[1]}" for name in ours), *peer_optimizers]
-        for method in self.methods:
-            if method.partition(":")[0] in ours:
-                check_method(method)
-            elif method not in methods:
-                raise UnknownNameError(
-                    f"No parametrization or optimizer of frames is named {method!r}{did_you_mean(method, methods)}"
-                )
+        maps = [*available(), UNCONSTRAINED]
+        known_words(who, "parametrization or optimizer of frames", self.methods, [*maps, *methods()])
         optimizers.get(self.optimizer)
-        self._set(methods=self.methods or (*maps, *ours, *peer_optimizers))
+        self._set(methods=self.methods or (*maps, *own_optimizers(), *peer_optimizers))
 
 
 _free, _of_frames = names_in_words()
@@ -471,8 +453,10 @@ class ReportPlan(Machine):
     subject: ClassVar[str] = "The report"
 
     def __post_init__(self) -> None:
+        from stiefelkit.weights.attach import available
+
         super().__post_init__()
-        known_parametrizations(self.parametrizations)
+        known_words(self.subject, "parametrization", self.parametrizations, available())
         known_words(self.subject, "section", self.sections, SECTIONS)
         known_words(self.subject, "dtype", [self.dtype], WIDE_DTYPES)
         needs(not (self.full and self.quick), OptionError, self.subject, "--full or --quick", "both")
@@ -484,15 +468,13 @@ class ReportPlan(Machine):
 
         scale = (self.scale or (FULL if self.full else QUICK if self.quick else USUAL))[section]
         place: dict[str, Any] = {"device": self.device, "threads": self.threads, "seed": self.seed, **scale}
-        named, out = self.parametrizations, () if self.peers else peer_optimizers
         if section == "scan":
             dtype = "float64" if self.dtype in ("float64", "complex128") else "float32"
             return ScanRace(peers=self.peers, dtype=dtype, **place)
-        place |= {"dtype": self.dtype}
+        named, place = self.parametrizations, {"dtype": self.dtype, **place}
         if section == "time":
-            return ParametrizationRace(
-                parametrizations=named, peers=self.peers, operations=("forward_backward",), **place
-            )
+            place |= {"parametrizations": named, "peers": self.peers, "operations": ("forward_backward",)}
+            return ParametrizationRace(**place)
         methods = (*named, UNCONSTRAINED) if named else DriftPlan(dtype=self.dtype).methods
-        place |= {"methods": tuple(name for name in methods if name not in out)}
-        return DriftPlan(gradients="rotation", step_length=0.1, **place)
+        methods = tuple(name for name in methods if self.peers or name not in peer_optimizers)
+        return DriftPlan(gradients="rotation", step_length=0.1, methods=methods, **place)

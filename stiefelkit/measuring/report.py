@@ -22,7 +22,7 @@ from stiefelkit.errors import RunError, needs, printable
 from stiefelkit.files import parse_json, write_json
 from stiefelkit.machine import cpu
 from stiefelkit.measuring import drift, frames, scan
-from stiefelkit.measuring.charts import charts
+from stiefelkit.measuring.charts import chart
 from stiefelkit.measuring.contest import NO_TIME, ProgressCallback, Race, Row, Schedule, by_reason, quiet
 from stiefelkit.measuring.growth import growth
 from stiefelkit.measuring.plans import ReportPlan
@@ -56,12 +56,14 @@ class Part:
     @property
     def broken(self) -> list[str]:
         """The laws that do not hold, and what ended it."""
-        laws = [f"{self.name}: {race.subject}, {row.name}" for race in self.races for row in race.rows if _broke(row)]
+        broken = [(race, row) for race in self.races for row in race.rows if row.figures.get("holds") is False]
+        laws = [f"{self.name}: {race.subject}, {row.name}" for race, row in broken]
         return laws + [f"{self.name}: {self.error}"] * bool(self.error)
 
-
-def _broke(row: Row) -> bool:
-    return row.figures.get("holds") is False
+    @property
+    def late(self) -> list[str]:
+        """What a quick form had no time for."""
+        return list({name: None for race in self.races for name, why in race.left_out.items() if why == NO_TIME})
 
 
 @dataclass
@@ -92,7 +94,9 @@ class Record:
             races += growth(races) if part.name == "time" and len(races) > 1 else []
             tables = [table for race in races for table in of_race(race)]
             left_out = {name: why for race in part.races for name, why in race.left_out.items()} | part.left_out
-            sections.append((part, tables, charts(part.name, part.races), by_reason(left_out)))
+            sections.append(
+                (part, tables, [chart(race) for race in races if race.operation == "drift"], by_reason(left_out))
+            )
         style = files("stiefelkit.measuring").joinpath("page.css").read_text(encoding="utf-8")
         return environment().get_template("page.html").render(record=self, sections=sections, style=style)
 
@@ -138,12 +142,6 @@ def gather(
         part.seconds = time.monotonic() - start
         record.finished = number + 1 == len(plan.sections)
         yield record
-
-
-def late(part: Part) -> list[str]:
-    """Returns what a quick form had no time for."""
-    found = [name for race in part.races for name, why in race.left_out.items() if why == NO_TIME]
-    return list(dict.fromkeys(found))
 
 
 @cache

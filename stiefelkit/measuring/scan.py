@@ -1,26 +1,18 @@
 """The race of the scan, beside other recurrences."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from functools import partial
 
 import torch
 
 from stiefelkit.machine import threads
 from stiefelkit.measuring import recurrences
 from stiefelkit.measuring.clock import peak_bytes
-from stiefelkit.measuring.contest import NO_TIME, Contest, ProgressCallback, Race, Row, Schedule, quiet, scatter, seeded
+from stiefelkit.measuring.contest import NO_TIME, Contest, ProgressCallback, Race, Row, Schedule, quiet, seeded
 from stiefelkit.measuring.plans import FACTORS, ScanCase, ScanRace, torch_dtype
 from stiefelkit.measuring.recurrences import Enter, Sequences, recurrence_peers
 
 LOSSES = ("sequence", "last_state")
-
-
-class ScanEntrant(NamedTuple):
-    """A backend, or a peer; the loss that is differentiated; and what gets ready."""
-
-    is_peer: bool
-    loss: str
-    enter: Enter
 
 
 def drawn(plan: ScanRace, case: ScanCase) -> Sequences:
@@ -36,53 +28,55 @@ def races(plan: ScanRace, watch: ProgressCallback = quiet, schedule: Schedule | 
             if schedule.is_over:
                 yield Race(str(case), "forward_backward", [], {"all": NO_TIME})
             else:
-                yield _race(plan, drawn(plan, case), watch, schedule, 1 / (len(plan.cases) - done))
+                contest = Contest(str(case), recurrence_peers, watch, {}, schedule, 1 / (len(plan.cases) - done))
+                yield _race(plan, drawn(plan, case), contest)
 
 
-def _entrants(plan: ScanRace, sequences: Sequences) -> dict[str, ScanEntrant]:
-    """Returns name in the table to entrant: backends, the first and factors with the last state too, and peers."""
+def _entrants(plan: ScanRace, sequences: Sequences) -> dict[str, tuple[Enter, str]]:
+    """Returns name in the table to what gets ready, and the loss: the first backend and factors have both losses."""
     entrants = {}
     backends = plan.backends or recurrences.fast_backends(sequences)
     for number, (backend, enter) in enumerate(recurrences.ours(backends).items()):
-        for loss in LOSSES if number == 0 or backend == FACTORS else LOSSES[:1]:
-            name = f"scan ({backend})" + (", last state" if loss == LOSSES[1] else "")
-            entrants[name] = ScanEntrant(False, loss, enter)
+        entrants[f"scan ({backend})"] = enter, LOSSES[0]
+        if number == 0 or backend == FACTORS:
+            entrants[f"scan ({backend}), last state"] = enter, LOSSES[1]
     peers = plan.named_peers or (recurrence_peers if plan.peers else ())
-    return entrants | {name: ScanEntrant(True, LOSSES[0], recurrence_peers[name]) for name in peers}
+    return entrants | {name: (recurrence_peers[name], LOSSES[0]) for name in peers}
 
 
-def _race(plan: ScanRace, sequences: Sequences, watch: ProgressCallback, schedule: Schedule, share: float) -> Race:
+def _race(plan: ScanRace, sequences: Sequences, contest: Contest) -> Race:
     case, entrants = sequences.case, _entrants(plan, sequences)
-    peers = [name for name, entrant in entrants.items() if entrant.is_peer]
-    contest = Contest(str(case), peers, watch, {}, schedule, share)
+    enters = {name: enter for name, (enter, _) in entrants.items()}
+    losses = {name: loss for name, (_, loss) in entrants.items()}
     with seeded(plan.seed):
-        entries = contest.attempt("preparing", entrants, lambda name: entrants[name].enter(sequences))
-    runs = {name: recurrences.backward(entry, sequences, entrants[name].loss) for name, entry in entries.items()}
+        entries = contest.attempt("preparing", entrants, lambda name: enters[name](sequences))
+    runs = {name: recurrences.backward(entry, sequences, losses[name]) for name, entry in entries.items()}
     unit, timings = contest.timed(plan, recurrences.limit(sequences), contest.tried(runs), "forward and backward")
     seconds = {name: timing.median for name, timing in timings.items()}
     # our scan: with the backend that "auto" picks or, if that does not race, the fastest
     picked = f"scan ({recurrences.picked_backend(sequences)})"
-    whole = [name for name in seconds if name not in peers and entrants[name].loss == LOSSES[0]]
+    whole = [name for name in seconds if name not in contest.peers and losses[name] == LOSSES[0]]
     yardstick = seconds.get(picked, min((seconds[name] for name in whole), default=None))
     rows = []
-    for name in sorted(seconds, key=lambda name: (name in peers, seconds[name])):
-        memory: dict[str, int | None] = {f"memory_{loss}": None for loss in LOSSES}
-        for loss in LOSSES if plan.memory and entrants[name].loss == LOSSES[0] else ():
-            found = contest.attempt(
-                "memory of", [name], lambda name, loss=loss: memory_of(sequences, entrants[name].enter, loss)
-            )
-            memory[f"memory_{loss}"] = found.get(name)
+    for name in sorted(seconds, key=lambda name: (name in contest.peers, seconds[name])):
+        memory: dict[str, int | None] = dict.fromkeys((f"memory_{loss}" for loss in LOSSES), None)
+        if plan.memory and losses[name] == LOSSES[0]:
+            enter = partial(_memory, sequences, enters[name])
+            memory |= contest.attempt("memory of", [name], enter).get(name, {})
         figures = {
-            **{"operation": entrants[name].loss, "case": case.name, "contender": name, "T": case.T},
+            **{"operation": losses[name], "case": case.name, "contender": name, "T": case.T},
             **{"n": entries[name].width, "B": case.B, "m": case.m, "is_complex": entries[name].dtype.is_complex},
             **{"activation": plan.activation, "dtype": plan.dtype, "device": plan.device},
-            **{"seconds": seconds[name], "limit_units": seconds[name] / unit},
+            **{**timings[name].figures, "limit_units": seconds[name] / unit},
             "time_over_ours": None if yardstick is None else seconds[name] / yardstick,
             **memory,
-            **scatter(timings[name]),
         }
-        rows.append(Row(figures, is_peer=name in peers))
-    return Race(str(case), "forward_backward", rows, contest.left_out, unit)
+        rows.append(Row(figures, is_peer=name in contest.peers))
+    return Race(contest.subject, "forward_backward", rows, contest.left_out, unit)
+
+
+def _memory(sequences: Sequences, enter: Enter, name: str) -> dict[str, int]:
+    return {f"memory_{loss}": memory_of(sequences, enter, loss) for loss in LOSSES}
 
 
 def memory_of(sequences: Sequences, enter: Enter, loss: str) -> int:

@@ -9,7 +9,6 @@ from stiefelkit.measuring.contest import DriftCurve, Race, Row
 from stiefelkit.measuring.growth import PRODUCT
 from stiefelkit.measuring.implementations import APART, GROUPED, near_orthogonal
 from stiefelkit.measuring.plans import UNCONSTRAINED
-from stiefelkit.measuring.recurrences import LOOP
 
 STEPS = (0, 1, 100, 10_000, 100_000, 1_000_000)
 """Steps up to which drift is shown."""
@@ -153,18 +152,11 @@ def _of_scan(race: Race) -> list[Table]:
     ]
     tables = [_table(title, race, times, f"{limit}; ours x: time over that of our scan")]
     if any(row[name] is not None for row in race.rows for name in MEMORY.values()):
-        loop = next((row for row in race.rows if row.name == LOOP), None)
-
-        def over_loop(row: Row, name: str) -> float | None:
-            return row[name] / loop[name] if row[name] is not None and loop and loop[name] else None
-
-        sizes: Columns = []
-        for heading, name in MEMORY.items():
-            sizes.append((heading, lambda row, name=name: row[name] and row[name] / 1e6))
-            sizes.append((f"/ {LOOP}", lambda row, name=name: over_loop(row, name)))
-        note = f"MB above what was there before; / {LOOP}: over that of the same loss"
+        sizes: Columns = [
+            (heading, lambda row, name=name: row[name] and row[name] / 1e6) for heading, name in MEMORY.items()
+        ]
         whole = Race(race.subject, race.operation, [row for row in race.rows if row["operation"] == "sequence"])
-        tables.append(_table(f"peak memory, {title}", whole, sizes, note))
+        tables.append(_table(f"peak memory, {title}", whole, sizes, "MB above what was there before"))
     return tables
 
 

@@ -26,7 +26,7 @@ from stiefelkit.testing import seeds
 
 KEYS = [
     *("operation", "contender", "n", "p", "batch", "dtype", "device"),
-    *("seconds", "gemm_units", "ratio_to_best_peer", "error_over_limit", "spread", "samples"),
+    *("seconds", "spread", "samples", "gemm_units", "ratio_to_best_peer", "error_over_limit"),
 ]
 QUICK = ["--repeats", "2", "--seconds", "1e-3"]
 

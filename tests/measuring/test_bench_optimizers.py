@@ -87,14 +87,6 @@ def test_complex_frames_race_without_the_peers_that_take_real_ones(capsys):
 
 
 @pytest.mark.slow
-def test_what_takes_too_long_for_one_step_is_left_out_with_the_reason(monkeypatch):
-    monkeypatch.setattr(frames, "LONGEST", -1.0)
-    (race,) = races(plan())
-    assert not race.rows
-    assert all("a step takes" in reason for reason in race.left_out.values())
-
-
-@pytest.mark.slow
 def test_the_command_prints_tables_and_writes_rows(capsys):
     words = "--sizes 4,5x2 --peers --optimizers multiplicative_cayley,cayley_sgd --step-length 0.01 --json rows.json"
     assert bench(words, *QUICK) == 0

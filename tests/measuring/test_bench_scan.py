@@ -26,7 +26,7 @@ REAL = ScanCase("real", T=6, n=4, B=3, m=2, matched=5)
 COMPLEX = ScanCase("complex", T=5, n=4, B=3, is_complex=True)
 KEYS = [
     *("operation", "case", "contender", "T", "n", "B", "m", "is_complex", "activation", "dtype", "device"),
-    *("seconds", "limit_units", "time_over_ours", "memory_sequence", "memory_last_state", "spread", "samples"),
+    *("seconds", "spread", "samples", "limit_units", "time_over_ours", "memory_sequence", "memory_last_state"),
 ]
 QUICK = ["--repeats", "2", "--seconds", "1e-3"]
 TWO = "T=4,n=3,B=2"

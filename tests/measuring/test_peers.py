@@ -36,7 +36,7 @@ def test_peers_give_frames_and_gradients_of_what_they_train(dtype, size, batch):
         if name != "torch_orthogonal_householder_base":
             assert orthogonality_error(w).max() <= 100 * rounding_limit(p, dtype), name
         kept = g.clone()
-        for operation in peer.operations:
+        for operation in OPERATIONS:
             OPERATIONS[operation](entry, g)()
         assert torch.equal(g, kept)
         assert entry.weight().isfinite().all(), name

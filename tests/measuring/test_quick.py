@@ -7,7 +7,6 @@ import pytest
 from stiefelkit.cli import main
 from stiefelkit.measuring import clock, contest, drift, frames, scan
 from stiefelkit.measuring.contest import NO_TIME, DriftCurve, Schedule
-from stiefelkit.measuring.drift import fitted
 from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.plans import DriftPlan, OptimizerRace, ParametrizationRace, ScanCase, ScanRace
 
@@ -51,12 +50,6 @@ def test_a_method_is_left_out_once_the_time_is_over_and_the_one_before_stays():
     (race,) = drift.races(DriftPlan(methods=("cayley", "pogo"), sizes=((4, 4),), steps=2), watch, schedule)
     assert [row.name for row in race.rows] == ["cayley"]
     assert race.left_out == {"pogo": NO_TIME}
-
-
-@pytest.mark.parametrize(("left", "steps"), [(1e9, 1000), (125.1, 100), (62.6, 50), (30.0, 20), (0.0, 1)])
-def test_a_quick_drift_has_as_many_steps_as_fit(left, steps):
-    plan = DriftPlan(methods=("cayley", "pogo"), quick=True)
-    assert fitted(plan, [(0.0, 0.25), (0.0, 0.75)], Schedule(left, Hands())).steps == steps
 
 
 def test_what_ran_before_the_time_was_over_keeps_the_time_of_its_warm_up():
