@@ -8,6 +8,9 @@ import os
 def commands():
     """Returns the words of every command, "train digits", with the application behind them."""
     from stiefelkit.cli.app import app
+    from stiefelkit.cli.train import add_tasks
+
+    add_tasks()
 
     def below(parent, path):
         for name in parent:

@@ -121,7 +121,7 @@ def _raced(plan: P, races: "Callable[[P, ProgressCallback], Iterator[Race]]", js
     late: dict[str, list[str]] = {}
     with Bar(console) as bar:
         for race in races(plan, bar.show):
-            bar.hide()
+            bar.stop()
             if race.rows:
                 console.print(*map(_rendered, of_race(race)), sep="\n")
             for reason, names in by_reason(race.left_out).items():
@@ -231,7 +231,7 @@ def report(
         command = shlex.join(["stiefelkit", *asked.get()])
         with Bar(console) as bar:
             for record in gather(plan, command, bar.show):
-                bar.hide()
+                bar.stop()
                 console.print(f"{record.parts[-1].name}: {record.parts[-1].seconds:.0f} s")
                 if json is not None:
                     record.write(json)

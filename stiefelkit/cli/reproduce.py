@@ -75,7 +75,7 @@ def reproduce(
 
 
 def _run(name: str, out: Path, plan: Reproduction, tensorboard: bool) -> int:
-    from stiefelkit.training.display import Terminal
+    from stiefelkit.training.curves import shown
     from stiefelkit.training.reproduce import note
     from stiefelkit.training.reproduce import reproduce as run
     from stiefelkit.training.run_folder import last_step
@@ -85,7 +85,7 @@ def _run(name: str, out: Path, plan: Reproduction, tensorboard: bool) -> int:
         refuse_links(path, out)
     before, diverged = last_step(path), ""
     try:
-        outcome = run(row, path, plan, Terminal(), tensorboard)
+        outcome = run(row, path, plan, shown(path, tensorboard))
     except DivergedError as error:
         diverged = error.found
         raise

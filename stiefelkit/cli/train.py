@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ from stiefelkit.cli.options import DEFAULTS, Options, resume_line
 from stiefelkit.errors import OptionError
 from stiefelkit.figure import Figures
 from stiefelkit.training.data import named
-from stiefelkit.training.display import Screen, Silent, Terminal, say
+from stiefelkit.training.display import Screen, Silent, say
 from stiefelkit.training.ranks import joined
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, tasks
@@ -50,21 +50,22 @@ def _train(
     if model is None and not (resume and out):
         raise OptionError("Training needs a model, got none; name one that stiefelkit list shows, with --model.")
     from stiefelkit.training.config import Config
+    from stiefelkit.training.curves import shown
     from stiefelkit.training.train import resume as go_on
     from stiefelkit.training.train import train
 
     path, settings, named_options = out or Path("runs") / f"{cls.name}-{model}", settings or Settings(), _given(task)
     with named(data), joined() as ranks:
-        display = Terminal() if ranks.is_first else Silent()
+        display = shown(path, tensorboard) if ranks.is_first else Silent()
         if resume:
             asked: dict[str, Any] = {**settings.given(), "task": cls.name}
             asked |= {"model": model} if model else {}
             asked |= {"task_options": named_options} if named_options else {}
-            outcome = go_on(path, asked, display, tensorboard=tensorboard, ranks=ranks)
+            outcome = go_on(path, asked, display, ranks)
         else:
             with ranks.together():
                 config = Config.resolve(cls(**named_options), str(model), settings)
-            outcome = train(config, path, display, tensorboard=tensorboard, ranks=ranks)
+            outcome = train(config, path, display, ranks)
         if ranks.is_first:
             words = ("train", cls.name, "--out", str(path))
             _tell(outcome, resume_line(*words, data=data, tensorboard=tensorboard, ranks=ranks.size))
@@ -110,14 +111,14 @@ def _compare(
         figures: how they are written.
     """
     from stiefelkit.training.compare import compare
+    from stiefelkit.training.curves import shown
 
     path, named_options = out or Path("runs") / cls.name, _given(task)
     settings, figures, problem = settings or Settings(), figures or Figures(), cls(**named_options)
     with named(data):
         summaries, drawn, signal = compare(
-            problem, models, path, settings, Terminal(), figures, named_options,
-            resuming=resume, tensorboard=tensorboard,
-        )  # fmt: skip
+            problem, models, path, settings, lambda run: shown(run, tensorboard), figures, named_options, resume
+        )
         if signal is not None:
             words = ("compare", cls.name, "--models", ",".join(models), "--out", str(path))
             say(f"Stopped and saved; resume with: {resume_line(*words, data=data, tensorboard=tensorboard)}")
@@ -163,17 +164,31 @@ def _options_of(task: type[Task]) -> type:
     )
 
 
-def _app(name: str, help: str, command: Callable[..., int]) -> App:
-    """Returns the application of a command, with a subcommand for each task."""
-    app = App(name=name, help=help, default_parameter=DEFAULTS)
-    _, *own = inspect.signature(command).parameters.values()
+train = App(name="train", help="Train one model on a task.", default_parameter=DEFAULTS)
+compare = App(name="compare", help="Train several models on a task and compare them.", default_parameter=DEFAULTS)
 
-    def add(task: str, cls: type[Task]) -> None:
-        def run(**options: object) -> int:
+
+def add_tasks(named: Collection[str] = ()) -> None:
+    """Adds the commands of the tasks that are named, or of all."""
+    if found := [name for name in named if name in tasks.names()]:
+        for name in found:
+            _add(name, tasks.find(name))
+    else:
+        tasks.map(_add)
+
+
+def _add(task: str, cls: type[Task]) -> None:
+    """Adds a command to those that train; its options are those of the task, and what all have."""
+    if task in train:
+        return
+    given = Options[_options_of(cls)]
+    for app, command in ((train, _train), (compare, _compare)):
+        _, *own = inspect.signature(command).parameters.values()
+        parameters = [p.replace(annotation=given) if p.name == "task" else p for p in own]
+
+        def run(command: Callable[..., int] = command, **options: object) -> int:
             return command(cls, **options)
 
-        given = Options[_options_of(cls)]
-        parameters = [p.replace(annotation=given) if p.name == "task" else p for p in own]
         vars(run)["__signature__"] = inspect.Signature(parameters)
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         run.__doc__ = command.__doc__
@@ -182,10 +197,3 @@ def _app(name: str, help: str, command: Callable[..., int]) -> App:
         one.default_parameter = DEFAULTS
         one.default(run)
         app.command(one)
-
-    tasks.map(add)
-    return app
-
-
-train = _app("train", "Train one model on a task.", _train)
-compare = _app("compare", "Train several models on a task and compare them.", _compare)

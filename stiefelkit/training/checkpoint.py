@@ -12,13 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from stiefelkit.errors import RunError, needs
-from stiefelkit.files import make_folder, read_file, remove, rename, sync_directory, write_synced
+from stiefelkit.files import (
+    importing,
+    make_folder,
+    parse_tensors,
+    read_file,
+    remove,
+    rename,
+    sync_directory,
+    write_synced,
+)
 
 KEPT = 2
 LARGEST = 2**30
@@ -26,8 +33,11 @@ LARGEST = 2**30
 TENSORS, STATE = "tensors.safetensors", "state.json"
 PREFIX, TEMPORARY = "step-", ".tmp-"
 NAME = re.compile(rf"{PREFIX}(\d{{8,}})", re.ASCII)
-BROKEN = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, SafetensorError)
-"""Exceptions raised by malformed files."""
+
+
+def place_of(folder: Path, step: int) -> Path:
+    """Returns the place of the checkpoint of a step."""
+    return folder / f"{PREFIX}{step:08d}"
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
@@ -35,7 +45,7 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     make_folder(folder)
     tree, tensors = pack(state)
     content = save_tensors(tensors)
-    final, temporary = folder / f"{PREFIX}{step:08d}", folder / f"{TEMPORARY}{step:08d}"
+    final, temporary = place_of(folder, step), folder / f"{TEMPORARY}{step:08d}"
     run = folder.parent  # below which no link is followed
     for stale in folder.glob(f"{TEMPORARY}*"):
         remove(stale, run)
@@ -53,15 +63,20 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
         raise
     sync_directory(folder)
     # those of later steps are damaged or no checkpoints of this run, and must not push out one that is
-    for old in [path for path in checkpoints(folder) if step_of(path) <= step][:-KEPT]:
-        remove(old, run)
+    kept = [path for path in checkpoints(folder) if step_of(path) <= step][-KEPT:]
+    for old in _named(folder):  # also what a kill has left of one while it was removed
+        if step_of(old) <= step and old not in kept:
+            remove(old, run)
     return final
+
+
+def _named(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.glob(f"{PREFIX}*") if NAME.fullmatch(path.name)), key=step_of)
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """Returns the checkpoints in a folder, damaged ones too, oldest first; half-written ones have another name."""
-    named = [path for path in folder.glob(f"{PREFIX}*") if NAME.fullmatch(path.name)]
-    return sorted((path for path in named if any((path / name).exists() for name in (STATE, TENSORS))), key=step_of)
+    return [path for path in _named(folder) if any((path / name).exists() for name in (STATE, TENSORS))]
 
 
 def step_of(path: Path) -> int:
@@ -81,29 +96,22 @@ def latest(folder: Path) -> tuple[int, dict[str, Any], list[str]] | None:
             return step, state, [f"{damage} Resuming from step {step} instead." for damage in damages]
         except RunError as error:
             damages.append(str(error))
-    needs(not damages, RunError, "Resuming", "a whole checkpoint", f"only damaged ones: {' '.join(damages)}")
+    needs(not damages, RunError, "Resuming", "a whole checkpoint", f"only damaged ones: {' '.join(damages)[:-1]}")
     return None
 
 
 def load(path: Path) -> tuple[int, dict[str, Any]]:
     """Returns step and state of one checkpoint; raises RunError if a file is missing or is not what was written."""
-    try:
-        run = path.parent.parent
+    run, step = path.parent.parent, step_of(path)
+    with importing("A checkpoint", path, RunError):
         sealed = read_file(path / STATE, run, LARGEST)
         record = json.loads(sealed)["record"]
-        if sealed != _sealed(record):  # JSON of its own making comes back to the byte
-            raise ValueError("it has changed")
         content = read_file(path / TENSORS, run)
-        if record["tensors"]["sha256"] != hashlib.sha256(content).hexdigest() or record["step"] != step_of(path):
-            raise ValueError("it has changed")
-        state = unpack(record["state"], load_tensors(content))
-        if not isinstance(state, dict):
-            raise ValueError("no state")
-    except OSError as error:
-        raise RunError(f"Checkpoint {path} is damaged: it cannot be read ({error.strerror}).") from error
-    except BROKEN as error:
-        raise RunError(f"Checkpoint {path} is damaged: it is not what was written.") from error
-    return step_of(path), state
+        digest = hashlib.sha256(content).hexdigest()
+        # JSON of its own making comes back to the byte
+        if sealed != _sealed(record) or (record["step"], record["tensors"]["sha256"]) != (step, digest):
+            raise ValueError("it is not what was written")
+        return step, dict(unpack(record["state"], parse_tensors(content)))
 
 
 def _sealed(record: object) -> bytes:

@@ -115,14 +115,6 @@ class Config:
                     raise UnknownNameError(f"Model {model!r} has no coordinate {name!r}{did_you_mean(name, names)}")
         return dataclasses.replace(config, **tables)
 
-    @classmethod
-    def from_json(cls, data: object, source: str) -> Config:
-        """Returns the config that `dataclasses.asdict` wrote; newer fields get their defaults."""
-        try:
-            return cls(**data)  # pyright: ignore[reportCallIssue]
-        except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise RunError(f"{source} needs the settings of a run, got invalid ones: {error}") from error
-
     @property
     def may_be_prolonged(self) -> bool:
         """Whether the run may go on for more steps than it was started with: its rates do not depend on them."""

@@ -16,8 +16,7 @@ from stiefelkit.files import reachable
 from stiefelkit.numbers import above
 from stiefelkit.scan.activations import find_activation
 from stiefelkit.training import checkpoint
-from stiefelkit.training.display import worst_ratio
-from stiefelkit.training.run_folder import RunFolder, by_kind, is_run
+from stiefelkit.training.run_folder import RunFolder, by_kind, is_run, worst_ratio
 from stiefelkit.training.tasks import Task
 from stiefelkit.training.tasks.task import evaluating
 

@@ -49,9 +49,7 @@ class Finding:
     records: dict[str, list[dict[str, Any]]] = field(repr=False)
 
 
-def reproduce(
-    row: Row, out: Path, plan: Reproduction | None = None, display: Silent | None = None, tensorboard: bool = False
-) -> RunOutcome:
+def reproduce(row: Row, out: Path, plan: Reproduction | None = None, display: Silent | None = None) -> RunOutcome:
     """Trains as a row of a paper's table says, or goes on where a run of it stopped.
 
     What the plan leaves open is as in the paper, or as the run began. Raises as `train` and `resume` do.
@@ -59,7 +57,7 @@ def reproduce(
     named = (plan or Reproduction()).settings(row)
     config = row.config(named)
     if not is_run(out):
-        return train(config, out, display, tensorboard=tensorboard)
+        return train(config, out, display)
     begun, done = RunFolder.open(out).config, last_step(out)
     if begun.steps != config.steps and not config.may_be_prolonged:
         words = f"--epochs {begun.steps // row.epoch}, over which its rates fall"
@@ -69,7 +67,7 @@ def reproduce(
     if done >= config.steps:
         begun.continued(dataclasses.replace(asked, steps=begun.steps), str(out))
         return RunOutcome(out, done, already=True)
-    return resume(out, asked, display, tensorboard=tensorboard)
+    return resume(out, asked, display)
 
 
 def opened(path: Path, row: Row) -> RunFolder:

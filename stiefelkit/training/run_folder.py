@@ -16,19 +16,19 @@ import torch
 
 from stiefelkit._version import __version__
 from stiefelkit.errors import RunError, needs
-from stiefelkit.files import open_file, parse_json, reachable, read_file, writable, write_json
+from stiefelkit.files import importing, open_file, parse_json, reachable, read_file, read_json, writable, write_json
 from stiefelkit.machine import processor
+from stiefelkit.numbers import integer
 from stiefelkit.training import checkpoint
 from stiefelkit.training.config import Config
-from stiefelkit.training.display import worst_ratio
 
-CONFIG, CHECKPOINTS = "config.json", "checkpoints"
+CONFIG, LOG, CHECKPOINTS = "config.json", "log.jsonl", "checkpoints"
 DIGEST, PROCESSOR = "sha256", "processor"
 FACTS = ("parameters", "versions", "data")
 """What config.json says besides the config."""
-LARGEST = 2**24
-"""Bytes of a config at most."""
 REMEDY = "put it back, or start another run with another --out"
+State = dict[str, Any]
+"""What a checkpoint holds."""
 MEASURED = ("ms_per_step", "cpu_seconds", "wall_seconds", "peak_bytes", "peak_device_bytes")
 """Keys of a line that tell of the machine, and may differ where all else is the same."""
 
@@ -63,12 +63,16 @@ class RunFolder:
     @property
     def log(self) -> Path:
         """The JSONL log."""
-        return self.path / "log.jsonl"
+        return self.path / LOG
 
     @property
     def checkpoints(self) -> Path:
         """The folder of checkpoints."""
         return self.path / CHECKPOINTS
+
+    def checkpoint(self, step: int) -> Path:
+        """The place of the checkpoint of a step."""
+        return checkpoint.place_of(self.checkpoints, step)
 
     @staticmethod
     def refuse_existing(path: Path) -> None:
@@ -87,7 +91,7 @@ class RunFolder:
         with writable("A new run", path):
             path.mkdir(parents=True, exist_ok=True)
         try:
-            folder._write()
+            folder.write()
         except RunError:
             with contextlib.suppress(OSError):
                 path.rmdir()
@@ -99,45 +103,53 @@ class RunFolder:
         """Opens the folder of an existing run; raises RunError if it is missing or its config is not as written."""
         with reachable("Resuming or reading a run", path):
             needs(path.exists(), RunError, "Resuming or reading a run", "its folder", f"{path}, which does not exist")
-        try:
-            record = parse_json(read_file(path / CONFIG, most=LARGEST))
+        with importing("A run", path / CONFIG, RunError):
+            record = read_json(path / CONFIG)
             if record.pop(DIGEST) != _digest(record):
-                raise ValueError("it has changed")
-            return cls(path, Config.from_json(record.pop("config"), str(path / CONFIG)), **record)
-        except OSError as error:
-            raise RunError(f"A run needs {CONFIG} in its folder, got none in {path}: {error.strerror}.") from error
-        except RunError:
-            raise
-        except checkpoint.BROKEN as error:
-            raise RunError(f"Run {path} needs {CONFIG} as it was written, got a damaged one; {REMEDY}.") from error
+                raise ValueError(f"it has changed; {REMEDY}")
+            return cls.of_record(path, record)
 
-    def with_config(self, config: Config) -> "RunFolder":
-        """Returns this folder with another config, written to the disk if it differs."""
-        folder = dataclasses.replace(self, config=config)
-        if folder != self:
-            folder._write()
-        return folder
+    @classmethod
+    def of_record(cls, path: Path, record: Mapping[str, Any]) -> "RunFolder":
+        """Returns the run at a path that `record` has described; raises errors of any kind if it does not."""
+        return cls(path, **{**record, "config": Config(**record["config"])})
 
     def record(self) -> dict[str, Any]:
         """Returns what config.json says, as JSON gives it back; a checkpoint holds a copy."""
         facts = {name: vars(self)[name] for name in FACTS if vars(self)[name] is not None}
         return json.loads(json.dumps({"config": dataclasses.asdict(self.config), **facts}))
 
-    def check(self, state: Mapping[str, Any], step: int) -> None:
-        """Raises RunError if config.json, but for steps that may be raised, or the log differ from a checkpoint's."""
-        written, mark = state["config"], state["log"]
-        config = Config.from_json(written["config"], "The checkpoint")
+    def write(self) -> None:
+        """Writes config.json."""
+        record = self.record()
+        write_json(self.path / CONFIG, record | {DIGEST: _digest(record)})
+
+    def latest(self) -> tuple[int, State | None, list[str]]:
+        """Returns step and state of the last whole checkpoint of this run, and a sentence for each damaged one.
+
+        There is none if the run died before its first one, and nothing would be lost. Raises RunError if there is none
+        otherwise, or if config.json, but for steps that may be raised, or the log differ from the checkpoint's.
+        """
+        is_folder = self.checkpoints.is_dir() or not os.path.lexists(self.checkpoints)
+        needs(is_folder, RunError, f"Run {self.path}", "a folder of checkpoints", "another thing of that name")
+        latest, begun = checkpoint.latest(self.checkpoints), content_of(self.log).count(b"\n")
+        if latest is None:
+            remedy = f"put the checkpoints back, or remove {self.log} to start again at step 0"
+            got = f"none but {begun} lines in its log; {remedy}"
+            needs(begun == 0, RunError, f"Run {self.path}", "a checkpoint", got)
+            return 0, None, []
+        step, state, _ = latest
+        with importing("Resuming", self.checkpoint(step), RunError):
+            copy, mark = self.of_record(self.path, state["config"]), state["log"]
+            size, digest = integer(0).require("Its log", "bytes", mark["bytes"]), mark["sha256"]
         if self.config.may_be_prolonged:
-            config = dataclasses.replace(config, steps=self.config.steps)
-        copy = dataclasses.replace(self, config=config, **{name: written.get(name) for name in FACTS})
-        if copy.record() != self.record():
-            raise RunError(
-                f"Run {self.path} needs {CONFIG} as it was written, got another than the checkpoint of step {step} "
-                f"has; {REMEDY}."
-            )
-        content = content_of(self.log, mark["bytes"])[: mark["bytes"]]
-        if hashlib.sha256(content).hexdigest() != mark["sha256"]:
-            raise RunError(f"Log {self.log} needs the lines that its checkpoint counts, got a change; {REMEDY}.")
+            copy = dataclasses.replace(copy, config=dataclasses.replace(copy.config, steps=self.config.steps))
+        got = f"another than the checkpoint of step {step} has; {REMEDY}"
+        needs(copy.record() == self.record(), RunError, f"Run {self.path}", f"{CONFIG} as it was written", got)
+        is_same = hashlib.sha256(content_of(self.log, size)[:size]).hexdigest() == digest
+        got = f"a change; {REMEDY}"
+        needs(is_same, RunError, f"Log {self.log}", "the lines that its checkpoint counts", got)
+        return latest
 
     def check_data(self, digest: str | None) -> None:
         """Raises RunError if the user's files are not those that the run was started with, as far as that is known."""
@@ -163,10 +175,6 @@ class RunFolder:
             except OSError as error:
                 raise RunError(f"Run {self.path} is being trained by another process; wait or stop it.") from error
             yield
-
-    def _write(self) -> None:
-        record = self.record()
-        write_json(self.path / CONFIG, record | {DIGEST: _digest(record)})
 
 
 def _digest(record: dict[str, Any]) -> str:
@@ -223,19 +231,20 @@ def content_of(path: Path, least: int = 0) -> bytes:
 
 def read_log(path: Path, scores: Collection[str] = ("loss",)) -> list[dict[str, Any]]:
     """Returns the records of a log, whose evaluations hold `scores`, but for a half-written end; or raises RunError."""
-    try:
-        content = read_file(path)
-    except OSError as error:
-        raise RunError(f"Run {path.parent} has no readable {path.name}; is it a run folder?") from error
     records = []
-    for number, line in enumerate(content.split(b"\n")[:-1], 1):
-        try:
-            record = parse_json(line)
-            _check_record(record, scores)
-        except checkpoint.BROKEN as error:
-            raise RunError(f"Log {path} is damaged at line {number}.") from error
-        records.append(record)
+    with importing("A run", path, RunError):
+        lines = read_file(path).split(b"\n")[:-1]
+    for number, line in enumerate(lines, 1):
+        with importing(f"A log at line {number}", path, RunError):
+            records.append(parse_json(line))
+            _check_record(records[-1], scores)
     return records
+
+
+def worst_ratio(record: Mapping[str, Any]) -> float | None:
+    """Returns the largest error over limit of a record's weights, or None without such weights."""
+    weights = record.get("orthogonality", {}).values()
+    return max((weight["error"] / weight["limit"] for weight in weights), default=None)
 
 
 def by_kind(folder: RunFolder) -> dict[str, list[dict[str, Any]]]:

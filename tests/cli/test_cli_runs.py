@@ -43,7 +43,7 @@ def test_a_damaged_run_is_refused_in_one_sentence(finished: Path, refused: Refus
     shutil.copytree(finished, "run")
     for path in checkpoint.checkpoints(Path("run/checkpoints")):
         (path / checkpoint.STATE).unlink()
-    assert "cannot be read" in refused("train copying --out run --resume")
+    assert "damaged" in refused("train copying --out run --resume")
     Path("run/log.jsonl").write_text("garbage\n")
     assert "line 1" in refused("plot run")
     Path("run/log.jsonl").unlink()
@@ -158,7 +158,7 @@ def test_a_run_resumes_to_no_fewer_steps_and_holds_no_comparison(
     assert main([*run, "--steps", "3", "--out", str(tmp_path / "r")]) == 0
     before = (tmp_path / "r" / "config.json").read_bytes()
     assert main([*run, "--steps", "2", "--out", str(tmp_path / "r"), "--resume"]) == 2
-    assert "step 3" in capsys.readouterr().err
+    assert "--steps 3" in capsys.readouterr().err
     assert main(["compare", "digits", "--models", "lstm", "--resume", "--out", str(tmp_path / "r")]) == 2
     assert (tmp_path / "r" / "config.json").read_bytes() == before
     assert not (tmp_path / "r" / "lstm").exists()

