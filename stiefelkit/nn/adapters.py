@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stiefelkit._torch import CHECKPOINTED, held_modules, inside_checkpoint
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.contract.table import find_parametrization, registered
+from stiefelkit.contract.table import registered
 from stiefelkit.errors import CheckpointError, OptionError, UnknownNameError, did_you_mean, needs, shown
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter, Replacement, replaced
 from stiefelkit.nn.butterfly import ButterflyAdapter
@@ -46,9 +46,7 @@ class TrainedCopy(Replacement):
 
     def folded(self) -> nn.Module:
         """Returns the module that is called."""
-        if self.is_on:
-            return self.copy
-        return self.layer.folded() if isinstance(self.layer, Replacement) else self.layer
+        return self.active.folded() if isinstance(self.active, Replacement) else self.active
 
 
 class Site(NamedTuple):
@@ -98,14 +96,13 @@ def adapt(
     ['0', '2']
     """
     check_module(model, "adapt")
-    kind = KINDS.get(parametrization) if isinstance(parametrization, str) else None
-    if kind is None:
-        kind, options = OrthogonalAdapter, {"parametrization": parametrization, **options}
-        try:
-            find_parametrization(parametrization)
-        except UnknownNameError:
-            near = did_you_mean(str(parametrization), [*KINDS, *registered.names()])
-            raise UnknownNameError(f"adapt needs an adapter or a map, got {parametrization!r}{near}") from None
+    is_name = isinstance(parametrization, str)
+    if is_name and parametrization not in {*KINDS, *registered.names()}:
+        near = did_you_mean(parametrization, [*KINDS, *registered.names()])
+        raise UnknownNameError(f"adapt needs an adapter or a map, got {parametrization!r}{near}")
+    kind = KINDS.get(parametrization, OrthogonalAdapter) if is_name else OrthogonalAdapter
+    if kind is OrthogonalAdapter:
+        options["parametrization"] = parametrization
     chosen = _chosen(model, where)
     fresh = {id(site.layer): site for site in chosen if all(other.name != name for other in site.around)}
     got = f"{chosen[0].name}, which has one; another name= adds one more"
@@ -178,8 +175,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
     ...     torch.equal(net(torch.ones(8)), net.layer(torch.ones(8)))
     True
     """
-    held = replacements(model, "without_adapters")
-    before = {other: (other.is_on, _merged(other)) for other in held}
+    before = {other: (other.is_on, _merged(other)) for other in replacements(model, "without_adapters")}
     try:
         for other in before:
             other.is_on = False
@@ -232,17 +228,14 @@ def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor], name: str 
         name: of the adapters.
     """
     replacements(model, "load_adapter_state", name)
-    present = model.state_dict()
+    present, who = model.state_dict(), "load_adapter_state"
     keys = {short: key for key, (owner, short) in _owners(model, present).items() if owner == name}
-    for key in [*keys, *state]:
+    for key in {**keys, **state}:
         got = f"{shown(key)} {'missing' if key in keys else 'left over'}"
-        wanted = f"the keys of the adapters {name!r}"
-        needs(key in keys and key in state, CheckpointError, "load_adapter_state", wanted, got)
-    for key, value in state.items():
-        there = present[keys[key]]
-        fits = value.shape == there.shape or there.dtype == torch.uint8
-        wanted = f"{key} of shape {tuple(there.shape)}"
-        needs(fits, CheckpointError, "load_adapter_state", wanted, tuple(value.shape))
+        needs(key in keys and key in state, CheckpointError, who, f"the keys of the adapters {name!r}", got)
+        there, shape = present[keys[key]], tuple(state[key].shape)
+        fits = shape == tuple(there.shape) or there.dtype == torch.uint8
+        needs(fits, CheckpointError, who, f"{key} of shape {tuple(there.shape)}", shape)
     model.load_state_dict({keys[key]: value for key, value in state.items()}, strict=False)
 
 
@@ -259,7 +252,6 @@ def replacements(model: nn.Module, who: str, *names: object) -> list[Replacement
 
 
 def _listed(names: str | Iterable[str]) -> list[str]:
-    """Returns names as a list, one name alone too."""
     return list(names) if isinstance(names, Iterable) and not isinstance(names, str) else [names]
 
 

@@ -14,51 +14,31 @@ __all__ = ["Decoder", "Heads", "RotationSites", "decoders", "rotation_sites"]
 
 @dataclass(frozen=True)
 class Decoder:
-    """The places of the layers of a family of decoders, as names inside its base model.
+    """The places of the layers of a family of decoders, as names inside its base model, and inside of a block."""
 
-    Attributes:
-        classes: names of the classes of base models, "LlamaModel".
-        embeddings: what writes the residual stream first.
-        blocks: the list of blocks; further names are inside of a block.
-        norms: norm to what reads it.
-        writers: the layers whose outputs are added to the stream.
-        final: the norm in front of the head, which is the model's output embedding.
-        value: the layer that makes the values of attention.
-        output: the layer that reads attended values.
-        values: rows of that layer that are values: "all", "last" (after queries and keys) or "by_head" (queries, keys
-            and values of each head of keys together).
-        downs: the layers that read the inner features of an MLP.
-    """
-
-    classes: tuple[str, ...]
-    embeddings: tuple[str, ...]
-    blocks: str
-    norms: Mapping[str, tuple[str, ...]]
-    writers: tuple[str, ...]
-    final: str
-    value: str
-    output: str
+    classes: tuple[str, ...]  #: names of the classes of base models, "LlamaModel"
+    embeddings: tuple[str, ...]  #: what writes the residual stream first
+    blocks: str  #: the list of blocks
+    norms: Mapping[str, tuple[str, ...]]  #: norm to what reads it, in a block
+    writers: tuple[str, ...]  #: layers of a block whose outputs are added to the stream
+    final: str  #: the norm in front of the head, which is the model's output embedding
+    value: str  #: the layer of a block that makes the values of attention
+    output: str  #: the layer that reads attended values
     values: Literal["all", "last", "by_head"] = "all"
-    downs: tuple[str, ...] = ()
+    """Rows of `value` that are values: all, the last (after queries and keys), or those at the end of each head of keys
+    (after its queries and keys)."""
+    downs: tuple[str, ...] = ()  #: layers of a block that read the inner features of an MLP
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The value and output layers of an attention, between which each head may be rotated.
+    """The value and output layers of an attention, between which each head may be rotated."""
 
-    Attributes:
-        value: the layer that makes values.
-        output: the layer that reads them.
-        count: heads of queries.
-        groups: heads of keys and values, each shared by count / groups heads of queries.
-        rows: the rows of `value` that hold values, head by head.
-    """
-
-    value: nn.Module
-    output: nn.Module
-    count: int
-    groups: int
-    rows: Tensor
+    value: nn.Module  #: the layer that makes values
+    output: nn.Module  #: the layer that reads them
+    count: int  #: heads of queries
+    groups: int  #: heads of keys and values, each shared by count / groups heads of queries
+    rows: Tensor  #: the rows of `value` that hold values, head by head
 
     @property
     def size(self) -> int:
@@ -71,20 +51,13 @@ class RotationSites:
     """The layers of a decoder on its residual stream, and its attentions; made by `rotation_sites`, or by hand.
 
     Where `rotate_` replaces a norm or a layer of the model, it does so here too, so that sites may be used again.
-
-    Attributes:
-        model: the model.
-        norms: norm to the layers that read it.
-        writers: embeddings, and layers whose outputs are added to the stream.
-        heads: the attentions, in the order of blocks.
-        downs: the layers that read the inner features of an MLP.
     """
 
     model: nn.Module
-    norms: Mapping[nn.Module, Sequence[nn.Module]]
-    writers: Sequence[nn.Module]
-    heads: Sequence[Heads] = ()
-    downs: Sequence[nn.Module] = ()
+    norms: Mapping[nn.Module, Sequence[nn.Module]]  #: norm to the layers that read it
+    writers: Sequence[nn.Module]  #: embeddings, and layers whose outputs are added to the stream
+    heads: Sequence[Heads] = ()  #: the attentions, in the order of blocks
+    downs: Sequence[nn.Module] = ()  #: the layers that read the inner features of an MLP
 
     @property
     def size(self) -> int:
@@ -205,9 +178,8 @@ def _heads(base: nn.Module, decoder: Decoder, blocks: Sequence[nn.Module]) -> It
     groups = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or count
     size = getattr(config, "head_dim", None) or config.hidden_size // count
     before = 0 if decoder.values == "all" else count + groups
-    rows = torch.arange(before * size, (before + groups) * size, device="cpu")
-    if decoder.values == "by_head":
-        rows = torch.arange((before + groups) * size, device="cpu").view(groups, -1, size)[:, -1].flatten()
+    rows = torch.arange((before + groups) * size, device="cpu")
+    rows = rows.view(groups, -1, size)[:, -1].flatten() if decoder.values == "by_head" else rows[before * size :]
     for block in blocks:
         value = block.get_submodule(decoder.value)
         got = getattr(value, "out_features", getattr(value, "nf", None))

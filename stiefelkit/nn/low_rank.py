@@ -1,6 +1,7 @@
 """Adapters of low rank: a rotation among the leading singular vectors of a weight, and frames around a diagonal."""
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,13 +20,14 @@ from stiefelkit.tensors import working_dtype
 class _LowRank(Adapter):
     """An adapter that adds a matrix of low rank, computed in float32 or better, to what the layer gives."""
 
-    def __init__(self, layer: nn.Module, name: str, rank: int):
+    def __init__(self, layer: nn.Module, name: str, rank: int, inner: Parametrization, options: dict[str, Any]):
         super().__init__(layer, name)
-        kind = type(self).__name__
+        kind = type(self)
         is_product = self._layout.inputs is not None and self._layout.dim == -1
-        needs(is_product, OptionError, kind, "a layer that multiplies by a matrix", type(layer).__name__)
+        needs(is_product, OptionError, kind.__name__, "a layer that multiplies by a matrix", type(layer).__name__)
         n = min(self.in_features, self.out_features)
-        self.rank = integer(1, n, "min(in_features, out_features)").require(kind, "rank", rank)
+        self.rank = integer(1, n, "min(in_features, out_features)").require(kind.__name__, "rank", rank)
+        require_options(kind, inner, options)
 
     @abstractmethod
     def added(self, x: Tensor) -> Tensor:
@@ -85,9 +87,8 @@ class PrincipalAdapter(_LowRank):
         name: str = "default",
         **options: object,
     ):
-        super().__init__(layer, name, rank)
-        cls, given = find_parametrization(inner), as_python_number(options)
-        require_options(PrincipalAdapter, cls, given)
+        given = as_python_number(options)
+        super().__init__(layer, name, rank, inner, given)
         found = beyond_one_matrix(inside_peft(self.base))
         needs(found is None, OptionError, "PrincipalAdapter", "singular vectors of a weight", found)
         w = weight_of(layer)
@@ -99,7 +100,8 @@ class PrincipalAdapter(_LowRank):
             left, right = u[:, : self.rank], s[: self.rank, None] * vh[: self.rank]
         self.register_buffer("left", left.contiguous().to(**self.factory))
         self.register_buffer("right", right.contiguous().to(**self.factory))
-        self.rotation = Rotation((self.rank, self.rank), cls, identity_scheme(cls, given), self.factory, given)
+        start = identity_scheme(find_parametrization(inner), given)
+        self.rotation = Rotation((self.rank, self.rank), inner, start, self.factory, given)
         ones = torch.ones(self.rank, **self.factory)
         self.after = nn.Parameter(ones) if diagonals else None
         self.before = nn.Parameter(ones.clone()) if diagonals else None
@@ -150,11 +152,10 @@ class LowRankAdapter(_LowRank):
         name: str = "default",
         **options: object,
     ):
-        super().__init__(layer, name, rank)
-        cls, given = find_parametrization(inner), as_python_number(options)
-        require_options(LowRankAdapter, cls, given)
-        self.left = Rotation((self.out_features, self.rank), cls, init, self.factory, given)
-        self.right = Rotation((self.in_features, self.rank), cls, init, self.factory, given)
+        given = as_python_number(options)
+        super().__init__(layer, name, rank, inner, given)
+        self.left = Rotation((self.out_features, self.rank), inner, init, self.factory, given)
+        self.right = Rotation((self.in_features, self.rank), inner, init, self.factory, given)
         self.spectrum = nn.Parameter(torch.zeros(self.rank, **self.factory))
         self.layer.requires_grad_(False)
 

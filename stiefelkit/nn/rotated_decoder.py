@@ -60,9 +60,7 @@ class Rotated(nn.Module):
             Heads start at the identity.
         generator: source of randomness.
 
-    Attributes:
-        rotation: a module whose `weight` is R.
-        head_rotations: modules, one for each block, whose `weight` is of shape (groups, d, d).
+    The frames are the `weight` of the module `rotation`, and of one for each block in `head_rotations`, (groups, d, d).
     """
 
     def __init__(
@@ -83,10 +81,12 @@ class Rotated(nn.Module):
         check_sites(sites, "Rotated")
         check_downs(sites.downs if online else ())
         n = sites.size
-        if isinstance(start, str) and start == "hadamard":
+        if isinstance(start, Tensor):
+            r = start
+        elif start == "hadamard":
             r = first_frames.hadamard(n, generator=generator)
         else:
-            r = start if isinstance(start, Tensor) else first_frames.draw(start, (n, n), generator=generator)
+            r = first_frames.draw(start, (n, n), generator=generator)
         needs(tuple(r.shape) == (n, n), ShapeError, "Rotated", f"start= of shape {(n, n)}", tuple(r.shape))
         absorb_norms_(sites)
         self.model, self.sites, self.online = sites.model.requires_grad_(False), sites, online
