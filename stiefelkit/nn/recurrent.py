@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from stiefelkit._torch import class_name
+from stiefelkit._torch import class_name, is_exported, is_jit_traced
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization, no_option, option_names, registered
 from stiefelkit.errors import (
@@ -264,7 +264,8 @@ class Recurrent(nn.Module):
 
     def _takes_factors(self, held: CoordinateList, x: Tensor, batch: int, batch_sizes: list[int] | None) -> bool:
         """Returns whether factors are asked for, or faster, and the scan runs in the one backend that takes them."""
-        if self.factored is False or (self.factored is None and not held.param.prefers_factors(batch)):
+        is_unasked = self.factored is False or (self.factored is None and not held.param.prefers_factors(batch))
+        if is_unasked or held.gradient == "half" or is_exported() or is_jit_traced():
             return False
         if self.backend != "auto":
             return self.backend == "inplace"

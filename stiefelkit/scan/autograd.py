@@ -5,11 +5,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from stiefelkit._torch import is_jit_traced, is_transformed
 from stiefelkit.errors import OptionError
-from stiefelkit.functional._arithmetic.function import Function
+from stiefelkit.functional._arithmetic.function import Context, Function
 from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.checks import SETTINGS, Recurrence, Tensors
@@ -20,14 +19,6 @@ TENSORS = Tensors._fields
 
 Arguments = Sequence[Any]
 Dims = Sequence[int | None]
-
-
-class _Context(FunctionCtx):
-    """What a forward pass keeps for the backward pass."""
-
-    recurrence: Recurrence
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
 
 
 class _VmapInfo(Protocol):
@@ -73,7 +64,7 @@ class _Scan(_Fast):
         return scan_forward(x, w, h0, u, bias, activation_bias, *recurrence, keep)
 
     @staticmethod
-    def setup_context(ctx: _Context, inputs: Arguments, output: tuple[Tensor, Tensor, Tensor]) -> None:
+    def setup_context(ctx: Context, inputs: Arguments, output: tuple[Tensor, Tensor, Tensor]) -> None:
         out, _, saved = output
         *tensors, ctx.recurrence, _ = inputs
         ctx.save_for_backward(out, saved, *tensors)
@@ -81,7 +72,7 @@ class _Scan(_Fast):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: _Context, g_out: Tensor | None, g_last: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, g_out: Tensor | None, g_last: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         if g_out is None and g_last is None:
             return (None,) * (len(TENSORS) + 2)
         out, saved, *tensors = ctx.saved_tensors

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_exported, is_in_forward_mode, is_jit_traced, is_mapped
-from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean, shown
+from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean, needs, shown
 from stiefelkit.numbers import integer, optional
 from stiefelkit.scan.activations import Activation, find_activation
 from stiefelkit.scan.autograd import fused_scan
@@ -14,7 +14,7 @@ from stiefelkit.scan.checks import DTYPES, Recurrence, Tensors, check_pairs, che
 from stiefelkit.scan.engines.triton import unsupported
 from stiefelkit.scan.onnx import exported_scan
 from stiefelkit.scan.reference import reference_scan
-from stiefelkit.scan.structures import STRUCTURES, Factored
+from stiefelkit.scan.structures import Factored
 
 BACKENDS = ("auto", "reference", "inplace", "triton")
 """Names that `scan` takes as `backend`."""
@@ -50,8 +50,7 @@ def scan(
     Args:
         x: inputs, time-major, shape (T, B, m), real or complex; :math:`m = n` without `u`. With `batch_sizes`, the
             packed rows (sum of sizes, m) of torch's PackedSequence.
-        w: recurrent matrix, shape (n, n), or its factors. These are applied one after the other by "inplace", and W is
-            formed for the other backends and for ONNX.
+        w: recurrent matrix, shape (n, n), or its factors, which "inplace" applies one after the other, and it alone.
         h0: first state, shape (B, n).
         u: input matrix, shape (n, m).
         bias: added to the input projection, shape (n,).
@@ -99,7 +98,10 @@ def scan(
     if gradient == "half" and not w.is_complex():
         raise DtypeError(f'scan needs a complex w with gradient="half", got {w.dtype}.')
     act, name = find_activation(activation, w.is_complex()), activation
-    chosen = _find_backend(act, like, steps, backend)
+    chosen = _find_backend(act, like, steps, backend) if not structure or backend != "auto" else "inplace"
+    takes_factors = chosen == "inplace" and gradient == "exact" and not is_exported() and not is_jit_traced()
+    what = 'backend "auto" or "inplace" and gradient="exact" for factors, outside of ONNX and torch.jit'
+    needs(not structure or takes_factors, OptionError, "scan", what, f"{shown(backend)}, {shown(gradient)}")
     check_pairs(act, n * (1 + w.is_complex()))
     if act.bias_inside:
         if activation_bias is None:
@@ -108,8 +110,6 @@ def scan(
             raise DtypeError(f"scan needs a real activation_bias with {activation}, got {activation_bias.dtype}.")
     elif activation_bias is not None:
         bias, activation_bias = activation_bias if bias is None else bias + activation_bias, None
-    if structure and (chosen != "inplace" or gradient == "half" or is_exported() or is_jit_traced()):
-        structure, w = "", STRUCTURES[structure].matrix(w)
     dtype, real = DTYPES[w.dtype]
     tensors = Tensors(
         x.to(dtype if x.is_complex() or not dtype.is_complex else real),

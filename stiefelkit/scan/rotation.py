@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from stiefelkit._torch import is_exported, is_traced
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean, shown
-from stiefelkit.functional._arithmetic.function import Function
+from stiefelkit.functional._arithmetic.function import Context, Function
 from stiefelkit.functional._arithmetic.product import opaque, product
 from stiefelkit.scan.checks import DTYPES, check_shapes, lengths, row_counts
 from stiefelkit.scan.dispatch import scan
@@ -215,19 +214,6 @@ def _loop(z: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse
     return out.to(z.dtype), states[-1].to(z.dtype)
 
 
-class _Context(FunctionCtx):
-    """What a forward pass keeps for the backward pass."""
-
-    reverse: bool
-    last_only: bool
-    backend: str
-    saved_tensors: tuple[Any, ...]
-    needs_input_grad: tuple[bool, ...]
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
-    def save_for_forward(self, *tensors: Tensor | None) -> None: ...
-
-
 class _Scan(Function):
     """States z_t = f_t z_{t-1} + x_t with z_1 = x_1 + first, f_t = decay e^{i angle}, and the last of them.
 
@@ -243,7 +229,7 @@ class _Scan(Function):
         return rotated_states(x, first, angle, decay, reverse, last_only, backend)
 
     @staticmethod
-    def setup_context(ctx: _Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         x, first, angle, decay, ctx.reverse, ctx.last_only, ctx.backend = inputs
         out = output[0]
         # The backward pass needs the states, which x gives again.
@@ -254,7 +240,7 @@ class _Scan(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: _Context, g_out: Tensor | None, g_last: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Context, g_out: Tensor | None, g_last: Tensor | None) -> tuple[Any, ...]:
         x, z, first, angle, decay = ctx.saved_tensors
         if g_last is None and (g_out is None or ctx.last_only):
             return (None,) * 7

@@ -68,6 +68,10 @@ def run(w: Any, arguments: dict[str, torch.Tensor], **options: Any) -> tuple[Any
     return scan(given.pop("x"), w, given.pop("h0"), **given, **options)
 
 
+def blocks(rows: torch.Tensor) -> torch.Tensor:
+    return torch.cat([rows.real, rows.imag], -1) if rows.is_complex() else rows.clone()
+
+
 def factored(map: Any, coordinates: Any) -> Factored:
     return Factored(map.structure, map.factors(*coordinates))
 
@@ -94,8 +98,10 @@ def test_factors_make_the_frame_of_their_map(name, dtype, options, n):
     map, coordinates = placed(name, dtype, options, n)
     for scale in (1.0, 0.0):  # zero reflectors are the identity
         at = [c.detach() * scale for c in coordinates]
-        w = STRUCTURES[map.structure].matrix(map.factors(*at))
-        torch.testing.assert_close(w, map(*at), rtol=0, atol=1e-14)
+        eye = blocks(torch.eye(n, dtype=dtype))
+        w = torch.zeros_like(eye)
+        STRUCTURES[map.structure](map.factors(*at)).add_(w, eye)
+        torch.testing.assert_close(w, blocks(map(*at).mT), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize(("sizes", "reverse", "last_only"), LAYOUTS)
@@ -112,10 +118,11 @@ def test_every_real_activation_goes_with_factors(activation):
     require_same(map, coordinates, drawn(map, activation), activation=activation)
 
 
-@pytest.mark.parametrize("backend", ["reference", "auto"])
-def test_other_roads_form_the_matrix(backend):
+def test_other_backends_refuse_factors():
     map, coordinates = placed("fourier", COMPLEX, {})
-    require_same(map, coordinates, drawn(map), backend=backend)  # "auto": six steps are few
+    require_same(map, coordinates, drawn(map), backend="auto")
+    with pytest.raises(errors.OptionError, match="factors"):
+        run(factored(map, coordinates), drawn(map), backend="reference")
 
 
 @pytest.mark.parametrize(

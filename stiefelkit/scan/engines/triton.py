@@ -239,7 +239,7 @@ def program_constants(layout: KernelLayout, width: int, units: int, activation: 
 
 
 def _tiles(width: int, is_paired: bool) -> dict[str, Any]:
-    """Returns the first of TILES that pads a matrix least, cut down to powers of two for narrow ones."""
+    """Returns the first of TILES that pads a matrix least."""
     columns = width // 2 if is_paired else width
 
     def padded(tile: tuple[int, int]) -> int:
@@ -247,15 +247,7 @@ def _tiles(width: int, is_paired: bool) -> dict[str, Any]:
 
     # Two halves side by side fill a tile of pairs.
     rows, size = min(((rows, size >> is_paired) for rows, size in TILES), key=padded)
-    rows, size = min(rows, _power(width)), min(size, _power(columns))
-    is_resident = not is_paired and width <= rows == size
-    sizes = {"BLOCK_B": BATCH_BLOCK, "BLOCK_K": rows, "BLOCK_N": size}
-    return sizes | {"PAIRS": is_paired, "RESIDENT": is_resident, "num_warps": 8 if is_resident and size > 32 else 4}
-
-
-def _power(length: int) -> int:
-    """Returns the next power of two that a tensor product takes."""
-    return max(16, 1 << (length - 1).bit_length())
+    return {"BLOCK_B": BATCH_BLOCK, "BLOCK_K": rows, "BLOCK_N": size, "PAIRS": is_paired, "num_warps": 4}
 
 
 def _run(

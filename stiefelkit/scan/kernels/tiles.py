@@ -53,7 +53,6 @@ def tiles_forward(
     PAIRS: constexpr,
     PACKED: constexpr,
     REVERSE: constexpr,
-    RESIDENT: constexpr,
     BLOCK_B: constexpr,
     BLOCK_K: constexpr,
     BLOCK_N: constexpr,
@@ -61,18 +60,12 @@ def tiles_forward(
     """Turns projections z (rows, N) into states h_t = act(z_t + h_{t-1} wt), in place.
 
     As `rows_forward`, but wt is padded to whole tiles of BLOCK_K rows and BLOCK_N columns, with PAIRS each half of the
-    columns; `sizes` are the rows of each step, with PACKED. A program takes BLOCK_B rows. RESIDENT: a matrix of one
-    tile and states stay on the chip.
+    columns; `sizes` are the rows of each step, with PACKED. A program takes BLOCK_B rows.
     """
     COLUMNS: constexpr = N // 2 if PAIRS else N
     PADDED: constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N * BLOCK_N
     WIDTH: constexpr = 2 * PADDED if PAIRS else PADDED
     rows = (tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)).to(tl.int64)
-    if RESIDENT:
-        units = tl.arange(0, BLOCK_N)
-        matrix = tl.load(wt + units[:, None] * WIDTH + units[None, :])
-        fits = (rows < batch)[:, None] & (units < N)[None, :]
-        h = tl.load(h0 + rows[:, None] * N + units[None, :], mask=fits, other=0.0)
     # Not pipelined: loads would overtake the stores of the step before.
     for step in tl.range(steps, num_stages=1):
         start, before, inside, goes_on, begins = _rows_of(starts, sizes, rows, step, steps, batch, PACKED, REVERSE)
@@ -84,21 +77,18 @@ def tiles_forward(
             x = tl.load(z + at, mask=tile, other=0.0)
             if PAIRS:
                 y = tl.load(z + at + COLUMNS, mask=tile, other=0.0)
-            if RESIDENT:
-                x = tl.dot(h, matrix, x, input_precision="ieee")
-            else:
-                for k in range(0, N, BLOCK_K):
-                    inner = k + tl.arange(0, BLOCK_K)
-                    in_inner = inner < N
-                    here = (before + rows)[:, None] * N + inner[None, :]
-                    there = rows[:, None] * N + inner[None, :]
-                    h = tl.load(z + here, mask=goes_on[:, None] & in_inner[None, :], other=0.0)
-                    h += tl.load(h0 + there, mask=begins[:, None] & in_inner[None, :], other=0.0)
-                    tile_at = wt + inner[:, None] * WIDTH + columns[None, :]
-                    x = tl.dot(h, tl.load(tile_at), x, input_precision="ieee")
-                    if PAIRS:
-                        second = tl.load(tile_at + PADDED)
-                        y = tl.dot(h, second, y, input_precision="ieee")
+            for k in range(0, N, BLOCK_K):
+                inner = k + tl.arange(0, BLOCK_K)
+                in_inner = inner < N
+                here = (before + rows)[:, None] * N + inner[None, :]
+                there = rows[:, None] * N + inner[None, :]
+                h = tl.load(z + here, mask=goes_on[:, None] & in_inner[None, :], other=0.0)
+                h += tl.load(h0 + there, mask=begins[:, None] & in_inner[None, :], other=0.0)
+                tile_at = wt + inner[:, None] * WIDTH + columns[None, :]
+                x = tl.dot(h, tl.load(tile_at), x, input_precision="ieee")
+                if PAIRS:
+                    second = tl.load(tile_at + PADDED)
+                    y = tl.dot(h, second, y, input_precision="ieee")
             b = x
             if ACTIVATION == "modrelu" or ACTIVATION == "complex_modrelu":
                 b = tl.load(bias + columns, mask=in_columns, other=0.0)[None, :]
@@ -109,10 +99,7 @@ def tiles_forward(
             tl.store(z + at, x, mask=tile)
             if PAIRS:
                 tl.store(z + at + COLUMNS, y, mask=tile)
-            if RESIDENT:
-                h = tl.where(inside[:, None], x, h)
-        if not RESIDENT:
-            tl.debug_barrier()
+        tl.debug_barrier()
 
 
 @triton.jit(do_not_specialize=["steps", "batch"])
@@ -133,7 +120,6 @@ def tiles_back(
     PAIRS: constexpr,
     PACKED: constexpr,
     REVERSE: constexpr,
-    RESIDENT: constexpr,
     BLOCK_B: constexpr,
     BLOCK_K: constexpr,
     BLOCK_N: constexpr,
@@ -146,10 +132,6 @@ def tiles_back(
     PADDED: constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N * BLOCK_N
     WIDTH: constexpr = 2 * PADDED if PAIRS else PADDED
     rows = (tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)).to(tl.int64)
-    if RESIDENT:
-        units = tl.arange(0, BLOCK_N)
-        matrix = tl.load(w + units[:, None] * WIDTH + units[None, :])
-        after = tl.full((BLOCK_B, BLOCK_N), 0.0, tl.float32)
     # Not pipelined: loads would overtake the stores of the step before.
     for step in tl.range(steps, num_stages=1):
         start, before, inside, goes_on, begins = _rows_of(starts, sizes, rows, step, steps, batch, PACKED, not REVERSE)
@@ -171,19 +153,16 @@ def tiles_back(
                     d += tl.load(g_out + at + COLUMNS, mask=tile, other=0.0)
                 if g_last is not None:
                     d += tl.load(g_last + last + COLUMNS, mask=ending, other=0.0)
-            if RESIDENT:
-                c = tl.dot(after, matrix, c, input_precision="ieee")
-            else:
-                for k in range(0, N, BLOCK_K):
-                    inner = k + tl.arange(0, BLOCK_K)
-                    in_inner = inner < N
-                    here = (before + rows)[:, None] * N + inner[None, :]
-                    after = tl.load(delta + here, mask=goes_on[:, None] & in_inner[None, :], other=0.0)
-                    tile_at = w + inner[:, None] * WIDTH + columns[None, :]
-                    c = tl.dot(after, tl.load(tile_at), c, input_precision="ieee")
-                    if PAIRS:
-                        second = tl.load(tile_at + PADDED)
-                        d = tl.dot(after, second, d, input_precision="ieee")
+            for k in range(0, N, BLOCK_K):
+                inner = k + tl.arange(0, BLOCK_K)
+                in_inner = inner < N
+                here = (before + rows)[:, None] * N + inner[None, :]
+                after = tl.load(delta + here, mask=goes_on[:, None] & in_inner[None, :], other=0.0)
+                tile_at = w + inner[:, None] * WIDTH + columns[None, :]
+                c = tl.dot(after, tl.load(tile_at), c, input_precision="ieee")
+                if PAIRS:
+                    second = tl.load(tile_at + PADDED)
+                    d = tl.dot(after, second, d, input_precision="ieee")
             kept, x, y = c, c, c
             if ACTIVATION == "abs" or PAIRS:
                 pairs = (start + rows)[:, None] * COLUMNS + columns[None, :]
@@ -196,7 +175,4 @@ def tiles_back(
             tl.store(delta + at, c, mask=tile)
             if PAIRS:
                 tl.store(delta + at + COLUMNS, d, mask=tile)
-            if RESIDENT:
-                after = tl.where(inside[:, None], c, after)
-        if not RESIDENT:
-            tl.debug_barrier()
+        tl.debug_barrier()

@@ -64,21 +64,6 @@ class Brick(Structure):
     c + is for each layer, then a row f, then D. Real: a row c for each, then a row s, then D.
     """
 
-    @staticmethod
-    def matrix(factors: Tensor) -> Tensor:
-        layers, n = len(factors) // 2, factors.shape[-1]
-        first, second, d = factors.split([layers, layers, 1])
-        w = torch.eye(n, dtype=factors.dtype, device=factors.device)
-        for i in range(layers):
-            start, count = i % 2, (n - i % 2) // 2
-            a, b = w[start : start + 2 * count].unflatten(0, (count, 2)).unbind(1)
-            one, two = (row[:count].unsqueeze(-1) for row in (first[i], second[i]))
-            c, s = (one.real, one.imag) if factors.is_complex() else (one, two)
-            b = b * two if factors.is_complex() else b
-            middle = torch.stack([c * a - s * b, s * a + c * b], 1).flatten(0, 1)
-            w = torch.cat([w[:start], middle, w[start + 2 * count :]])
-        return w * d.mT
-
     def __init__(self, factors: Tensor):
         layers, self.n = len(factors) // 2, factors.shape[-1]
         self.factors, self.layers, self.parts = factors, layers, 1 + factors.is_complex()

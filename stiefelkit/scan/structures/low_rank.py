@@ -16,14 +16,8 @@ class LowRank(Structure):
     heads: ClassVar[int]
     """How many rows of the factors are those of M."""
 
-    @classmethod
-    def columns(cls, factors: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns A and B, (n, k)."""
-        a, b = factors[cls.heads :].chunk(2)
-        return a.mT, b.mT
-
     def __init__(self, factors: Tensor):
-        a, b = self.columns(factors)
+        a, b = (columns.mT for columns in factors[self.heads :].chunk(2))
         self.factors, self.n = factors, factors.shape[-1]
         # Rows h meet (B^H)^T, (N, k), then A^T, (k, N); gradients meet conj(A), then B^H. Thin products are several
         # times faster with long rows in memory.
@@ -81,11 +75,6 @@ class DiagonalAndLowRank(LowRank):
 
     heads = 1
 
-    @staticmethod
-    def matrix(factors: Tensor) -> Tensor:
-        a, b = DiagonalAndLowRank.columns(factors)
-        return torch.diag(factors[0]) + a @ b.mH
-
     def __init__(self, factors: Tensor):
         super().__init__(factors)
         d = factors[0]
@@ -138,14 +127,6 @@ class FourierAndLowRank(LowRank):
     """W = D3 F^-1 D2 P F D1 + A B^H, complex, (P x)_i = x_{p_i}. Factors of M: D1, D2, D3, the numbers p_i."""
 
     heads: ClassVar[int] = 4
-
-    @staticmethod
-    def matrix(factors: Tensor) -> Tensor:
-        d1, d2, d3, order = factors[:4]
-        a, b = FourierAndLowRank.columns(factors)
-        eye = torch.eye(factors.shape[-1], dtype=factors.dtype, device=factors.device)
-        spectrum = torch.fft.fft(eye * d1, norm="ortho")[:, order.real.detach().round().long()]
-        return (torch.fft.ifft(spectrum * d2, norm="ortho") * d3).mT + a @ b.mH
 
     def __init__(self, factors: Tensor):
         super().__init__(factors)

@@ -26,11 +26,6 @@ class Structure(ABC):
     Each chunk back takes `start`, then `back` for every step, then `accumulate`, which finds what `back` has left.
     """
 
-    @staticmethod
-    @abstractmethod
-    def matrix(factors: Tensor) -> Tensor:
-        """Returns W of shape (n, n), differentiable; its units in their own order."""
-
     @abstractmethod
     def __init__(self, factors: Tensor): ...
 
