@@ -6,7 +6,7 @@ Each scheme is a function `(shape, dtype, generator) -> W` with shape (*, n, p);
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -137,15 +137,13 @@ def hadamard_orders(n: int) -> tuple[int, int]:
 
 def _is_known(n: int) -> bool:
     twos = (n & -n).bit_length() - 1
-    return any(n >> k in (1, 2, 172) or any(_prime_power(q)[0] for q in _fields(n >> k)) for k in range(twos + 1))
+    return any(n >> k in (1, 2, 172) or _field(n >> k) for k in range(twos + 1))
 
 
-def _fields(n: int) -> Iterator[int]:
-    """Yields the orders of fields by which Paley would make a matrix of order n."""
-    if n % 4 == 0:
-        yield n - 1
-        if n % 8 == 4:
-            yield n // 2 - 1
+def _field(n: int) -> int:
+    """Returns the order of the field by which Paley makes a matrix of order n, 0 if there is none."""
+    orders = () if n % 4 else (n - 1, n // 2 - 1) if n % 8 else (n - 1,)
+    return next((q for q in orders if _prime_power(q)[0]), 0)
 
 
 def _prime_power(q: int) -> tuple[int, int]:
@@ -159,19 +157,18 @@ def _prime_power(q: int) -> tuple[int, int]:
 
 def _base(n: int) -> Tensor | None:
     """Returns Paley's or Williamson's matrix of order n, None if there is none."""
-    for q in _fields(n):
-        if not _prime_power(q)[0]:
-            continue
-        s = torch.zeros(q + 1, q + 1, dtype=torch.float64, device="cpu")
-        s[1:, 1:] = _jacobsthal(q)
-        s[0, 1:] = 1
-        s[1:, 0] = 1 if q % 4 == 1 else -1
-        eye = torch.eye(q + 1, dtype=s.dtype, device="cpu")
-        if q % 4 == 3:
-            return eye + s
-        one, other = (torch.tensor(m, dtype=s.dtype, device="cpu") for m in ([[1, 1], [1, -1]], [[1, -1], [-1, -1]]))
-        return torch.kron(s, one) + torch.kron(eye, other)
-    return _williamson() if n == 172 else None
+    q = _field(n)
+    if not q:
+        return _williamson() if n == 172 else None
+    s = torch.zeros(q + 1, q + 1, dtype=torch.float64, device="cpu")
+    s[1:, 1:] = _jacobsthal(q)
+    s[0, 1:] = 1
+    s[1:, 0] = 1 if q % 4 == 1 else -1
+    eye = torch.eye(q + 1, dtype=s.dtype, device="cpu")
+    if q % 4 == 3:
+        return eye + s
+    one, other = (torch.tensor(m, dtype=s.dtype, device="cpu") for m in ([[1, 1], [1, -1]], [[1, -1], [-1, -1]]))
+    return torch.kron(s, one) + torch.kron(eye, other)
 
 
 def _jacobsthal(q: int) -> Tensor:
@@ -202,27 +199,15 @@ def _jacobsthal(q: int) -> Tensor:
     return torch.tensor(character, dtype=torch.float64, device="cpu")[(differences * weights).sum(-1)]
 
 
-_ROWS_OF_43 = ((1, 1, 1, 1, -1, -1, -1), (1, 1, -1, -1, -1, -1, 1), (1, -1, 1, -1, 1, -1, 1), (-1, 1, 1, -1, -1, 1, 1))
-"""Signs of the cosets of sixth roots of 1 modulo 43 in four symmetric circulants, whose squares add up to 172 I.
-
-Found by a search over all such signs.
-"""
+_ROWS_OF_43 = (0x4F4C932F20, 0x1CD53FCAB38, 0x285B198DA14, 0x4F85108A1F2)
+"""First rows of four symmetric circulants, 1 for -1, whose squares add up to 172 I; found by a search."""
 
 
 def _williamson() -> Tensor:
     """Returns the matrix of order 172 of four symmetric circulants of order 43."""
-    p, generator = 43, 3
-    group = {pow(generator, 7 * k, p) for k in range(6)}
-    classes: dict[int, int] = {}
-    for a in range(1, p):
-        if a not in classes:
-            index = len(set(classes.values()))
-            classes.update({a * h % p: index for h in group})
-    place = (torch.arange(p, device="cpu")[:, None] - torch.arange(p, device="cpu")[None, :]) % p
-    a, b, c, d = (
-        torch.tensor([1.0, *(signs[classes[x]] for x in range(1, p))], dtype=torch.float64, device="cpu")[place]
-        for signs in _ROWS_OF_43
-    )
+    places = torch.arange(43, device="cpu")
+    bits = (torch.tensor(_ROWS_OF_43, device="cpu")[:, None] >> places) & 1
+    a, b, c, d = (1.0 - 2.0 * bits.double())[:, (places[:, None] - places) % 43]
     rows = ((a, b, c, d), (-b, a, -d, c), (-c, d, a, -b), (-d, -c, b, a))
     return torch.cat([torch.cat(row, 1) for row in rows])
 

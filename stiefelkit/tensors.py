@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from typing_extensions import TypeIs
 
+Device = torch.device | str | None
+"""The type of an argument `device`."""
+
 
 def check_tensors(who: str, *values: Any) -> None:
     """Raises DtypeError unless all values are tensors."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -94,14 +95,7 @@ class BlockDiagonal(Composite):
     @property
     def traits(self) -> Traits:
         inner = self.inner.traits
-        return Traits(
-            onto=inner.onto and self.blocks == 1,
-            invertible=inner.invertible,
-            exact=inner.exact,
-            component=inner.component,
-            twice_differentiable=inner.twice_differentiable,
-            cost_exponent=max(2.0, inner.cost_exponent) if self.blocks > 1 else inner.cost_exponent,
-        )
+        return inner if self.blocks == 1 else replace(inner, onto=False, cost_exponent=max(2.0, inner.cost_exponent))
 
     @property
     def takes_nearest(self) -> bool:

@@ -12,6 +12,7 @@ from stiefelkit.errors import DtypeError, needs
 from stiefelkit.functional import diagonal, polish
 from stiefelkit.functional._packing import complex_of
 from stiefelkit.init import device_of, symmetric
+from stiefelkit.tensors import Device
 
 
 class Fourier(OrthogonalParam):
@@ -47,12 +48,7 @@ class Fourier(OrthogonalParam):
     permutation: Tensor
 
     def __init__(
-        self,
-        shape: Sequence[int],
-        *,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        precision: str = "exact",
+        self, shape: Sequence[int], *, dtype: torch.dtype | None = None, device: Device = None, precision: str = "exact"
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         reason = self.supports(self.shape, self.dtype)

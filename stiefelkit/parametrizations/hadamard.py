@@ -13,6 +13,7 @@ from stiefelkit.functional import diagonal, hadamard_transform, polish
 from stiefelkit.init import hadamard_factors, hadamard_orders, symmetric
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.parametrizations._charts import check_signs, component
+from stiefelkit.tensors import Device
 
 
 class Hadamard(OrthogonalParam):
@@ -50,12 +51,7 @@ class Hadamard(OrthogonalParam):
     signs: Tensor
 
     def __init__(
-        self,
-        shape: Sequence[int],
-        *,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        precision: str = "exact",
+        self, shape: Sequence[int], *, dtype: torch.dtype | None = None, device: Device = None, precision: str = "exact"
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         reason = self.supports(self.shape, self.dtype)

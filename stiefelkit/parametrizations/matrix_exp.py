@@ -13,7 +13,7 @@ from stiefelkit.functional import matrix_exp, nearest_frame, pack_skew, skew_log
 from stiefelkit.init import device_of, gaussian
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit
 from stiefelkit.parametrizations._charts import check_matrix, component, from_buffer, identity_buffer, to_buffer
-from stiefelkit.tensors import coarser, coordinate_dtype, working_dtype
+from stiefelkit.tensors import Device, coarser, coordinate_dtype, working_dtype
 
 
 class MatrixExp(OrthogonalParam):
@@ -56,12 +56,7 @@ class MatrixExp(OrthogonalParam):
     rotation: Tensor
 
     def __init__(
-        self,
-        shape: Sequence[int],
-        *,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        precision: str = "exact",
+        self, shape: Sequence[int], *, dtype: torch.dtype | None = None, device: Device = None, precision: str = "exact"
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         *batch, n, p = self.shape

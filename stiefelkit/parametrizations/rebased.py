@@ -1,6 +1,7 @@
 """Dynamic trivialization: any parametrization, moved so that the present weight is its identity."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -94,14 +95,10 @@ class Rebased(Composite):
 
     @property
     def traits(self) -> Traits:
-        return Traits(
-            onto=True,
-            invertible=True,
-            exact=self._is_exact,
-            component=component_of_product(component(self.shape, self.is_complex), self.inner.traits.component),
-            twice_differentiable=self.inner.traits.twice_differentiable,
-            cost_exponent=max(3.0, self.inner.traits.cost_exponent),
-        )
+        inner = self.inner.traits
+        reached = component_of_product(component(self.shape, self.is_complex), inner.component)
+        promises = {"onto": True, "invertible": True, "exact": self._is_exact, "component": reached}
+        return replace(inner, **promises, cost_exponent=max(3.0, inner.cost_exponent))
 
     @property
     def _is_exact(self) -> bool:

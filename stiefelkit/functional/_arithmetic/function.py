@@ -2,7 +2,7 @@
 
 import functools
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -75,15 +75,6 @@ def keep(ctx: Context, *tensors: Tensor | None) -> None:
     ctx.save_for_forward(*tensors)
 
 
-def transposed(
-    pull_back: Callable[[Tensor], tuple[Tensor, ...]], like: Tensor, tangents: Sequence[Tensor | None]
-) -> Tensor:
-    """Pushes tangents forward through the adjoint of `pull_back`, a linear function of a gradient like `like`."""
-    zeros, push, *_ = torch.func.vjp(pull_back, torch.zeros_like(like))
-    filled = [torch.zeros_like(x) if t is None else t.to(x.dtype) for x, t in zip(zeros, tangents, strict=True)]
-    return push(tuple(filled))[0]
-
-
 def by_transposing(backward: Callable[..., tuple[Any, ...]]) -> Any:
     """Makes the `tangent` of a function with one output, of the shape and dtype of the last tensor that it keeps."""
 
@@ -92,10 +83,11 @@ def by_transposing(backward: Callable[..., tuple[Any, ...]]) -> Any:
 
         def pull_back(g: Tensor) -> tuple[Tensor, ...]:
             pairs = [(x, t) for x, t in zip(backward(ctx, g), tangents, strict=True) if not (x is None or t is None)]
-            passed[:] = [t for _, t in pairs]
+            passed[:] = [t.to(x.dtype) for x, t in pairs]
             return tuple(x for x, _ in pairs)
 
-        return transposed(pull_back, ctx.saved_tensors[-1], passed)
+        push = torch.func.vjp(pull_back, torch.zeros_like(ctx.saved_tensors[-1]))[1]
+        return push(tuple(passed))[0]
 
     return staticmethod(tangent)
 

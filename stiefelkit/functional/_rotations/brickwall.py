@@ -19,7 +19,7 @@ from torch import Tensor
 
 from stiefelkit._torch import is_differentiated, is_view
 from stiefelkit.errors import ShapeError, needs
-from stiefelkit.functional._arithmetic.function import Context, Function, keep, transposed
+from stiefelkit.functional._arithmetic.function import Context, Function, by_transposing, keep
 from stiefelkit.functional._arithmetic.product import opaque, product
 from stiefelkit.functional._packing import check_complex, rotations
 from stiefelkit.functional._rotations.layout import MeshLayout, check_angles, mesh_size
@@ -72,28 +72,22 @@ class _Brickwall(Function):
     @staticmethod
     def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, angle, phase, ctx.layers = inputs
-        keep(ctx, output, angle, phase)
+        keep(ctx, angle, phase, output)
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
-        y, angle, phase = ctx.saved_tensors
-        # Second derivatives come from differentiating the formulas of the first.
-        differentiable = is_differentiated() and not torch.compiler.is_compiling()
-        pull_back = _gradients if differentiable else _brickwall_gradients
-        gx, g_angle, g_phase = pull_back(g, y, angle, phase, ctx.layers, ctx.needs_input_grad[0])
-        return gx if ctx.needs_input_grad[0] else None, g_angle, None if phase is None else g_phase, None
+        return _pulled_back(ctx, g, ctx.needs_input_grad[0])
 
-    @staticmethod
-    def tangent(ctx: Context, tx: Tensor | None, ta: Tensor | None, tp: Tensor | None, _: None) -> Tensor:
-        y, angle, phase = ctx.saved_tensors
-        ty = torch.zeros_like(y) if tx is None else _Brickwall.of(tx, angle, phase, ctx.layers)
-        if ta is None and tp is None:
-            return ty
+    tangent = by_transposing(lambda ctx, g: _pulled_back(ctx, g, True))
 
-        def pull_back(g: Tensor) -> tuple[Tensor, ...]:
-            return _gradients(g, y, angle, phase, ctx.layers, False)[1 : 2 if phase is None else 3]
 
-        return ty + transposed(pull_back, y, (ta, tp)[: 1 if phase is None else 2])
+def _pulled_back(ctx: Context, g: Tensor, with_x: bool) -> tuple[Tensor | None, ...]:
+    angle, phase, y = ctx.saved_tensors
+    # Second derivatives come from differentiating the formulas of the first.
+    differentiable = is_differentiated() and not torch.compiler.is_compiling()
+    pull_back = _gradients if differentiable else _brickwall_gradients
+    gx, g_angle, g_phase = pull_back(g, y, angle, phase, ctx.layers, with_x)
+    return gx if with_x else None, g_angle, None if phase is None else g_phase, None
 
 
 @opaque(lambda x, angle, phase, layers: x.new_empty(x.shape))
