@@ -23,7 +23,6 @@ from stiefelkit.errors import (
 )
 from stiefelkit.weights.find import coordinate_list_of
 
-_KEY = re.compile(r"(weight_ih|weight_hh|bias_ih|bias_hh)_l(\d+)(_reverse)?")
 GATES = {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}
 """How many n x n blocks a recurrent weight has."""
 _INSTEAD = {
@@ -52,32 +51,17 @@ def read(who: str, source: object, init: object, *kinds: type[nn.RNNBase]) -> To
     if isinstance(source, kinds):
         options = {key: vars(source)[key] for key in options}
         state: dict[str, Tensor] = dict(source.named_parameters(recurse=False))
-        allowed = [gates for kind, gates in GATES.items() if isinstance(source, kind)]
+        kinds = tuple(kind for kind in GATES if isinstance(source, kind))
     elif isinstance(source, Mapping):
-        state, allowed = dict(source), [gates for kind, gates in GATES.items() if kind in kinds]
+        state = dict(source)
     else:
         found = type_before_parametrizations(source) if isinstance(source, nn.Module) else type(source)
         remedy = next((f"; {text}" for kind, text in _INSTEAD.items() if isinstance(source, kind)), "")
         raise OptionError(f"{who} needs a {what} or its state dict, got {found.__name__}{remedy}.")
-    matches = {key: _KEY.fullmatch(str(key)) for key in state}
-    remedy = "hand in one net alone, with norms, masks and parametrizations removed"
-    for key, match in matches.items():
-        wanted = f"weights of a {what}, such as 'weight_ih_l0'"
-        needs(match is not None, CheckpointError, who, wanted, f"{key!r}; {remedy}")
-    parts = [match.groups() for match in matches.values() if match is not None]
-    sizes = {
-        "num_layers": 1 + max((int(layer) for _, layer, _ in parts), default=0),
-        "bidirectional": any(direction for _, _, direction in parts),
-        "bias": any(kind.startswith("bias") for kind, _, _ in parts),
-    }
-    for key, value in state.items():
-        needs(not value.is_meta, OptionError, who, "weights that hold values", f"{key} on the meta device")
+    sizes, gates = _check(who, what, state, kinds)
     dtypes = {value.dtype for value in state.values()}
-    is_one = len(dtypes) <= 1 and all(dtype.is_floating_point for dtype in dtypes)
+    is_one = len(dtypes) == 1 and all(dtype.is_floating_point for dtype in dtypes)
     needs(is_one, DtypeError, who, "weights of one dtype, a real one", ", ".join(sorted(map(str, dtypes))))
-    shape = tuple(state["weight_hh_l0"].shape) if "weight_hh_l0" in state else ()
-    gates = next((count for count in allowed if len(shape) == 2 and shape[0] == count * shape[1]), allowed[0])
-    sizes |= _check_shapes(who, state, gates, **sizes)
     first = state["weight_ih_l0"]
     return TorchRNN(
         {**options, **sizes, "dtype": first.dtype, "device": first.device},
@@ -88,31 +72,30 @@ def read(who: str, source: object, init: object, *kinds: type[nn.RNNBase]) -> To
     )
 
 
-def _check_shapes(
-    who: str, state: Mapping[str, Tensor], gates: int, num_layers: int, bidirectional: bool, bias: bool
-) -> dict[str, int]:
-    n = m = 0
-    for layer in range(num_layers):
-        for direction in ("", "_reverse")[: 1 + bidirectional]:
-            for kind in ("weight_hh", "weight_ih", *(("bias_ih", "bias_hh") if bias else ())):
-                key = f"{kind}_l{layer}{direction}"
-                needs(key in state, CheckpointError, who, key, "none")
-                shape = tuple(state[key].shape)
-                if kind == "weight_hh":
-                    n = n or (shape[1] if len(shape) == 2 and shape[0] == gates * shape[1] else 0)
-                    wanted = (gates * n, n) if n else (f"{gates}n" if gates > 1 else "n", "n")
-                elif kind == "weight_ih":
-                    m = m or (shape[1] if len(shape) == 2 else 0)
-                    wanted = (gates * n, (n * (1 + bidirectional) if layer else m) or "m")
-                else:
-                    wanted = (gates * n,)
-                is_gated = gates == 1 and len(shape) == 2 and shape[0] in (3 * shape[1], 4 * shape[1])
-                remedy = f"; {_INSTEAD[nn.GRU]}" if is_gated and kind == "weight_hh" else ""
-                names = str(wanted).replace("'", "")
-                needs(shape == wanted, ShapeError, who, f"{key} of shape {names}", f"{shape}{remedy}")
-                is_finite = kind != "weight_hh" or bool(torch.isfinite(state[key]).all())
-                needs(is_finite, NonFiniteError, who, f"finite entries in {key}", "NaN or infinity")
-    return {"input_size": m, "hidden_size": n}
+def _check(
+    who: str, what: str, state: Mapping[str, Tensor], kinds: tuple[type[nn.RNNBase], ...]
+) -> tuple[dict[str, Any], int]:
+    """Returns the sizes of a net, and how many gates it has; raises unless a net of torch's has these weights."""
+    u, w = (state.get(f"weight_{kind}_l0", torch.empty(0, 0)) for kind in ("ih", "hh"))
+    for key, value in state.items():
+        needs(not value.is_meta, OptionError, who, "weights that hold values", f"{key} on the meta device")
+    m, n = u.shape[-1], w.shape[-1]
+    kind = next((kind for kind in kinds if w.dim() and len(w) == GATES[kind] * n), kinds[0])
+    sizes = {
+        "num_layers": 1 + max((int(layer) for key in state for layer in re.findall(r"_l(\d+)", key)), default=0),
+        "bidirectional": any(key.endswith("_reverse") for key in state),
+        "bias": any(key.startswith("bias") for key in state),
+    }
+    like = kind(input_size=max(m, 1), hidden_size=max(n, 1), **sizes, device="meta").state_dict()
+    remedy = "hand in one net alone, with norms, masks and parametrizations removed"
+    for key in (*state, *like):
+        needs(key in like, CheckpointError, who, f"weights of a {what}, such as 'weight_ih_l0'", f"{key!r}; {remedy}")
+        needs(key in state, CheckpointError, who, key, f"none; {remedy}")
+    for key, value in sorted(state.items(), key=lambda item: "_hh" not in item[0]):
+        is_gated = nn.RNN in kinds and len(w) in (3 * n, 4 * n) and key.startswith("weight_hh")
+        got = f"{tuple(value.shape)}{f'; {_INSTEAD[nn.GRU]}' if is_gated else ''}"
+        needs(value.shape == like[key].shape, ShapeError, who, f"{key} of shape {tuple(like[key].shape)}", got)
+    return {"input_size": m, "hidden_size": n, **sizes}, GATES[kind]
 
 
 @torch.no_grad()
@@ -138,7 +121,7 @@ def fill_(who: str, rnn: nn.Module, source: TorchRNN, init: str | None) -> None:
         weight = weight.view(coordinate_list.param.shape)
         try:
             coordinate_list.right_inverse(coordinate_list.param.project(weight) if init == "project" else weight)
-        except (RankError, NotAFrameError, ImageError) as error:
+        except (RankError, NotAFrameError, NonFiniteError, ImageError) as error:
             remedy = ' init="project" takes the nearest frame.' if isinstance(error, NotAFrameError) else ""
             raise type(error)(f"{who} cannot take {key} over: {error}{remedy}") from error
         for coordinate in coordinate_list.coordinates.values():

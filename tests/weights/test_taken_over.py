@@ -129,7 +129,7 @@ REFLECTION = torch.diag(torch.tensor([-1.0, 1, 1, 1]))
         (nn.GRU(3, 4).state_dict(), {}, errors.ShapeError, "FrameGates"),
         (OrthogonalRNN(3, 4).state_dict(), {}, errors.CheckpointError, "weight_ih_l0"),
         (state(weight_hh_l0=None), {}, errors.CheckpointError, "weight_hh_l0"),
-        (state(weight_ih_l3=torch.zeros(4, 4)), {}, errors.CheckpointError, "weight_hh_l2"),
+        (state(weight_ih_l3=torch.zeros(4, 4)), {}, errors.CheckpointError, "weight_ih_l2"),
         ({f"rnn.{key}": value for key, value in state().items()}, {}, errors.CheckpointError, "one net alone"),
         (state(weight_ih_l1=torch.zeros(4, 8)), {}, errors.ShapeError, "weight_ih_l1"),
         (state(bias_ih_l0=torch.zeros(4, dtype=DOUBLE)), {}, errors.DtypeError, "one dtype"),
