@@ -101,11 +101,13 @@ def test_bfloat16_weights_are_rounded_once(family):
     assert torch.dist(logits(model), before) <= 0.1 * before.norm()
 
 
-def test_a_tied_head_that_need_not_differ_stays_tied():
+def test_a_tied_head_that_need_not_differ_stays_tied_and_keys_are_those_of_the_model():
     model = decoder("Llama", is_tied=True)
     model.model.norm.weight.data.fill_(1.0)
-    before = logits(model)
-    sk.nn.rotate_(rotation(), sites=sk.nn.rotation_sites(model))
+    before, keys = logits(model), model.state_dict().keys()
+    sk.nn.rotate_(rotation(), sites=sk.nn.rotation_sites(model), heads=rotation(8))
+    assert model.state_dict().keys() == keys
+    assert not hasattr(model.config, "stiefelkit_online")
     assert model.lm_head.weight is not model.model.embed_tokens.weight or model.config.tie_word_embeddings
     assert torch.dist(logits(model), before) <= 1e-5 * before.norm()
 
@@ -150,14 +152,6 @@ def test_inputs_are_transformed_once_and_other_rotations_follow():
     assert torch.dist(logits(model), before) <= 1e-5 * before.norm()
 
 
-def test_without_online_the_keys_are_those_of_the_model():
-    model = decoder("Llama")
-    keys = model.state_dict().keys()
-    sk.nn.rotate_(rotation(), sites=sk.nn.rotation_sites(model), heads=rotation(8))
-    assert model.state_dict().keys() == keys
-    assert not hasattr(model.config, "stiefelkit_online")
-
-
 def test_what_is_not_known_or_does_not_fit_is_refused_and_nothing_written():
     model = decoder("Llama")
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -175,14 +169,12 @@ def test_what_is_not_known_or_does_not_fit_is_refused_and_nothing_written():
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     with pytest.raises(OptionError, match="sites="):
         sk.nn.rotate_(heads=rotation(8))
-    for wrong in (nn.Linear(4, 4), model.model):
-        with pytest.raises(OptionError, match="rotation_sites"):
-            sk.nn.rotation_sites(wrong)
-
-
-def test_a_model_in_the_place_of_its_sites_is_told_where_they_are():
-    model: Any = decoder("Llama")
-    for call in (lambda: sk.nn.rotate_(rotation(), sites=model), lambda: sk.nn.rotated(model, model)):
+    for call in (
+        lambda: sk.nn.rotation_sites(nn.Linear(4, 4)),
+        lambda: sk.nn.rotation_sites(model.model),
+        lambda: sk.nn.rotate_(rotation(), sites=model),
+        lambda: sk.nn.rotated(model, model),
+    ):
         with pytest.raises(OptionError, match="rotation_sites"):
             call()
 

@@ -43,7 +43,6 @@ def nothing(model: Any) -> Any:
 UNWRITTEN: dict[str, tuple[Any, str]] = {
     "another adapter": (lambda: adapted(parametrization="principal", rank=2), "PrincipalAdapter"),
     "a side": (lambda: adapted(side="out"), "side"),
-    "a convolution": (lambda: adapted("c", block_size=2), "side"),
     "a kernel": (lambda: adapted("c", block_size=2, side="patches"), "1 x 1"),
     "a stride": (
         lambda: adapted(
@@ -54,14 +53,10 @@ UNWRITTEN: dict[str, tuple[Any, str]] = {
     "Conv1D": (lambda: adapted("0", nn.Sequential(transformers.pytorch_utils.Conv1D(4, 8))), "Conv1D"),
     "a reflection": (lambda: reflected(adapted(parametrization="cayley")), "eigenvalue"),
     "no reflector": (lambda: nothing(adapted(parametrization="householder")), "reflectors"),
-    "dropout": (lambda: adapted(parametrization="householder", dropout=0.5), "dropout"),
     "sizes": (lambda: adapted("b", adapted("a", block_size=2), block_size=4), "oft_block_size"),
-    "two methods": (lambda: adapted("b", adapted("a", block_size=2), parametrization="householder"), "sizes"),
     "bounds": (lambda: adapted("b", adapted("a", block_size=2, bound=0.5), block_size=2, bound=0.25), "sizes"),
     "the model itself": (lambda: sk.nn.adapt(nn.Linear(8, 8), "weight"), "inside"),
     "two places": (lambda: adapted("one", Twice()), "place"),
-    "another name": (lambda: adapted(name="b"), "default"),
-    "no adapter": (lambda: nn.ModuleDict({"a": nn.Linear(8, 8)}), "ModuleDict"),
     "names": (
         lambda: adapted("b", nn.ModuleDict({k: nn.Linear(2, 2) for k in ("b", "one", "xone")}), modules_to_save="one"),
         "xone",
