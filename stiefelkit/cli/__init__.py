@@ -4,14 +4,16 @@ Nothing here imports torch before a command runs, so that help comes at once: wh
 functions of the commands.
 """
 
+import contextlib
 import sys
+import warnings
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from stiefelkit.errors import StiefelkitError, printable
+from stiefelkit.training.ranks import is_first_of_launched
 
 __all__ = ["main"]
-
-TYPE_CHECKING = False
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 USER_ERROR = 2
 STOPPED = "Stopped at once; what was saved is kept."
@@ -19,7 +21,7 @@ EXTRA = {name: name for name in ("cyclopts", "rich", "matplotlib", "jinja2")} | 
 """Packages that `stiefelkit[cli]` installs, by the names of their imports."""
 
 
-def main(arguments: "Sequence[str] | None" = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line.
 
     An error that the user can mend is one sentence on standard error; any other keeps its traceback.
@@ -38,8 +40,6 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
 
 
 def _run(words: list[str], is_program: bool) -> int:
-    from importlib.util import find_spec
-
     missing = ", ".join(package for name, package in EXTRA.items() if find_spec(name) is None)
     if missing:
         return _refuse(f'The command line needs {missing}, got an installation without; pip install "stiefelkit[cli]".')
@@ -48,11 +48,8 @@ def _run(words: list[str], is_program: bool) -> int:
 
     from stiefelkit.cli.app import app
     from stiefelkit.cli.options import asked
-    from stiefelkit.errors import StiefelkitError
 
     if is_program:
-        import warnings
-
         warnings.showwarning = _warn
     token = asked.set(tuple(words))
     if words[:1] in ([], ["--help"], ["-h"]):
@@ -74,7 +71,7 @@ def _run(words: list[str], is_program: bool) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _warn(message: "Warning | str", category: type[Warning], *place: object, **more: object) -> None:
+def _warn(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:
     _tell("Warning" if category is UserWarning else f"Warning ({category.__name__})", str(message))
 
 
@@ -84,11 +81,6 @@ def _refuse(sentence: str) -> int:
 
 
 def _tell(kind: str, sentence: str) -> None:
-    import contextlib
-
-    from stiefelkit.errors import printable
-    from stiefelkit.training.ranks import is_first_of_launched
-
     if is_first_of_launched():
         with contextlib.suppress(OSError):  # the terminal is gone, or a disk is full
             print(f"{kind}:", printable(" ".join(sentence.split())), file=sys.stderr, flush=True)

@@ -48,24 +48,13 @@ def _check_name(name: str, kind: str) -> None:
     words = "a name of lower-case letters, digits and single _, a letter first and no word of Python"
     needs(bool(is_word), OptionError, "new-plugin", words, name)
     needs(name not in tables()[kind].names(), OptionError, "new-plugin", f"a name that no {kind} has", name)
-    used = set(re.findall(r"\w+", (SKELETONS / kind / "module.py.in").read_text(encoding="utf-8")))
-    needs(not used & {name, _class_name(name)}, OptionError, "new-plugin", "a name that its module does not use", name)
-
-
-def _class_name(name: str) -> str:
-    return "".join(part.capitalize() for part in name.split("_"))
 
 
 def _files(name: str, kind: str) -> dict[str, str]:
     """Returns the files of a package by their paths in it."""
-    values = {
-        "name": name,
-        "dashed": name.replace("_", "-"),
-        "Name": _class_name(name),
-        "object": name if kind == "model" else _class_name(name),
-        "kind": kind,
-        "version": __version__,
-    }
+    camel = name.title().replace("_", "")
+    values = {"name": name, "dashed": name.replace("_", "-"), "Name": camel, "kind": kind, "version": __version__}
+    values["object"] = name if kind == "model" else camel
     files = {}
     for template in (*SKELETONS.glob("*.in"), *(SKELETONS / kind).glob("*.in")):
         path = template.name.removesuffix(".in")

@@ -15,6 +15,7 @@ from cyclopts import App, ArgumentCollection, Parameter, Token
 
 from stiefelkit.checks import listed, words_of
 from stiefelkit.errors import OptionError
+from stiefelkit.files import LARGEST, importing, read_file
 from stiefelkit.training.recipes import literal, tables_of, written
 from stiefelkit.training.tasks import tasks
 
@@ -87,8 +88,8 @@ DEFAULTS = Parameter(
 """Of all parameters: options have dashes for underscores, and T stays T."""
 
 
-def resume_line(*words: str, data: Path | None, tensorboard: bool = False, ranks: int = 1) -> str:
-    """Returns the line that goes on with what was stopped, by so many ranks, with the data and the curves it had.
+def resume_line(*words: str, data: Path | None, ranks: int = 1) -> str:
+    """Returns the line that goes on with what was stopped, by so many ranks, with the data it had.
 
     >>> resume_line("train", "chars", "--out", "my runs", data=Path("text"))
     "stiefelkit train chars --out 'my runs' --data text --resume"
@@ -96,18 +97,13 @@ def resume_line(*words: str, data: Path | None, tensorboard: bool = False, ranks
     here = os.environ.get("LOCAL_WORLD_SIZE", str(ranks))
     start = ["stiefelkit"] if ranks == 1 else ["torchrun", "--nproc-per-node", here, "-m", "stiefelkit"]
     more = [] if data is None else ["--data", str(data)]
-    more += ["--tensorboard"] if tensorboard else []
     return shlex.join([*start, *words, *more, "--resume"])
 
 
 def read_toml(who: str, path: Path) -> dict[str, Any]:
     """Returns what a TOML file says; raises OptionError if it is unreadable or no TOML."""
-    try:
-        return tomllib.loads(path.read_text("utf-8-sig"))
-    except OSError as error:
-        raise OptionError(f"{who} needs a readable file, got {path}: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:
-        raise OptionError(f"{who} needs valid TOML, got {path}: {error}.") from error
+    with importing(who, path, OptionError):
+        return tomllib.loads(read_file(path, most=LARGEST).decode("utf-8-sig"))
 
 
 def words_of_file(path: Path, words: tuple[str, ...]) -> list[str]:
@@ -123,20 +119,23 @@ def words_of_file(path: Path, words: tuple[str, ...]) -> list[str]:
         of_tasks = {name: content.pop(name) for name in tasks.names() if isinstance(content.get(name), dict)}
         own = of_tasks.get("".join(words[1:2]), {})
     named = {word.partition("=")[0].replace("--no-", "--") for word in words}
-    rated = {word.replace("optimizers", "rates") for word, value in pairwise(words) if "lr=" in value}
-    chosen = {key: value for key, value in (_flat(content) | _flat(own)).items() if f"--{key}" not in named | rated}
-    return [f"--{key}={_word(value, is_entry='.' in key)}" for key, value in chosen.items()]
+    named |= {word.replace("optimizers", "rates") for word, value in pairwise(words) if "lr=" in value}
+    options = options_in(content) | options_in(own)
+    return [f"--{key}={word}" for key, word in options.items() if f"--{key}" not in named]
 
 
-def _word(value: object, is_entry: bool) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) and not is_entry else written(value)
+def options_in(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Returns the words of options by their names, those in tables with dots; the table of an optimizer is one option.
 
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the entries of tables under names with dots, as options are written; the table of an optimizer is one."""
-    flat = {}
+    >>> options_in({"batch_size": 8, "models": ["lru", "lstm"], "rates": {"skew": 1e-4}})
+    {'batch-size': '8', 'models': 'lru,lstm', 'rates.skew': '0.0001'}
+    """
+    words = {}
     for key, value in table.items():
         name = f"{prefix}{key}".replace("_", "-")
-        is_table = isinstance(value, Mapping) and "optimizer" not in value
-        flat |= _flat(value, f"{name}.") if is_table else {name: value}
-    return flat
+        if isinstance(value, Mapping) and "optimizer" not in value:
+            words |= options_in(value, f"{name}.")
+        else:
+            is_list = isinstance(value, list) and not prefix
+            words[name] = ",".join(map(str, value)) if is_list else written(value)
+    return words

@@ -28,7 +28,6 @@ def reproduce(
     page: Path | None = None,
     data: Path | None = None,
     out: Path = Path("runs/papers"),
-    tensorboard: bool = False,
     figures: Options[Figures] = None,
 ) -> int:
     """Run an experiment of a paper again.
@@ -45,7 +44,6 @@ def reproduce(
         page: folder of that page, report.md, and its plots; report/ in --out if left out.
         data: folder of the data; that of STIEFELKIT_DATA if left out.
         out: folder of the runs; that of an experiment lies in it under its name.
-        tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of the run.
         figures: how they are written.
     """
     plan, figures = plan or Reproduction(), figures or Figures()
@@ -71,11 +69,11 @@ def reproduce(
                 say(f"Figure: {path}")
             say(f"Page: {written}")
             return 0
-        return _run(str(name), out, plan, tensorboard)
+        return _run(str(name), out, plan)
 
 
-def _run(name: str, out: Path, plan: Reproduction, tensorboard: bool) -> int:
-    from stiefelkit.training.curves import shown
+def _run(name: str, out: Path, plan: Reproduction) -> int:
+    from stiefelkit.training.display import Terminal
     from stiefelkit.training.reproduce import note
     from stiefelkit.training.reproduce import reproduce as run
     from stiefelkit.training.run_folder import last_step
@@ -85,7 +83,7 @@ def _run(name: str, out: Path, plan: Reproduction, tensorboard: bool) -> int:
         refuse_links(path, out)
     before, diverged = last_step(path), ""
     try:
-        outcome = run(row, path, plan, shown(path, tensorboard))
+        outcome = run(row, path, plan, Terminal())
     except DivergedError as error:
         diverged = error.found
         raise

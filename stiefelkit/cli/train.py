@@ -14,7 +14,7 @@ from stiefelkit.cli.options import DEFAULTS, Options, resume_line
 from stiefelkit.errors import OptionError
 from stiefelkit.figure import Figures
 from stiefelkit.training.data import named
-from stiefelkit.training.display import Screen, Silent, say
+from stiefelkit.training.display import Screen, Silent, Terminal, say
 from stiefelkit.training.ranks import joined
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, tasks
@@ -33,7 +33,6 @@ def _train(
     data: Path | None = None,
     task: object = None,
     settings: Options[Settings] = None,
-    tensorboard: bool = False,
 ) -> int:
     """Train one model on the task.
 
@@ -45,18 +44,16 @@ def _train(
         data: folder of the data, for tasks that read files; that of STIEFELKIT_DATA if left out.
         task: the options of the task.
         settings: how to train; what is left out comes from the recipe of the task for the model.
-        tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of the run.
     """
     if model is None and not (resume and out):
         raise OptionError("Training needs a model, got none; name one that stiefelkit list shows, with --model.")
     from stiefelkit.training.config import Config
-    from stiefelkit.training.curves import shown
     from stiefelkit.training.train import resume as go_on
     from stiefelkit.training.train import train
 
     path, settings, named_options = out or Path("runs") / f"{cls.name}-{model}", settings or Settings(), _given(task)
     with named(data), joined() as ranks:
-        display = shown(path, tensorboard) if ranks.is_first else Silent()
+        display = Terminal() if ranks.is_first else Silent()
         if resume:
             asked: dict[str, Any] = {**settings.given(), "task": cls.name}
             asked |= {"model": model} if model else {}
@@ -68,7 +65,7 @@ def _train(
             outcome = train(config, path, display, ranks)
         if ranks.is_first:
             words = ("train", cls.name, "--out", str(path))
-            _tell(outcome, resume_line(*words, data=data, tensorboard=tensorboard, ranks=ranks.size))
+            _tell(outcome, resume_line(*words, data=data, ranks=ranks.size))
     return 0 if outcome.signal is None else 128 + outcome.signal
 
 
@@ -94,7 +91,6 @@ def _compare(
     data: Path | None = None,
     task: object = None,
     settings: Options[Settings] = None,
-    tensorboard: bool = False,
     figures: Options[Figures] = None,
 ) -> int:
     """Train several models on the task, one after the other, and compare them.
@@ -107,21 +103,17 @@ def _compare(
         data: folder of the data, for tasks that read files; that of STIEFELKIT_DATA if left out.
         task: the options of the task.
         settings: how to train; what is left out comes from the recipe of the task for each model.
-        tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of each run.
         figures: how they are written.
     """
     from stiefelkit.training.compare import compare
-    from stiefelkit.training.curves import shown
 
     path, named_options = out or Path("runs") / cls.name, _given(task)
     settings, figures, problem = settings or Settings(), figures or Figures(), cls(**named_options)
     with named(data):
-        summaries, drawn, signal = compare(
-            problem, models, path, settings, lambda run: shown(run, tensorboard), figures, named_options, resume
-        )
+        summaries, drawn, signal = compare(problem, models, path, settings, Terminal(), figures, named_options, resume)
         if signal is not None:
             words = ("compare", cls.name, "--models", ",".join(models), "--out", str(path))
-            say(f"Stopped and saved; resume with: {resume_line(*words, data=data, tensorboard=tensorboard)}")
+            say(f"Stopped and saved; resume with: {resume_line(*words, data=data)}")
             return 128 + signal
         _print(problem, summaries, drawn)
         return 0

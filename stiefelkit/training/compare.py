@@ -1,7 +1,7 @@
 """Several models on one task, one after the other, so that their times can be compared."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stiefelkit.errors import OptionError, RunError, UnknownNameError, did_you_mean, needs
@@ -21,7 +21,7 @@ def compare(
     models: Sequence[str],
     out: Path,
     settings: Settings,
-    display: Callable[[Path], Silent],
+    display: Silent,
     figures: Figures,
     named: Mapping[str, object],
     resuming: bool,
@@ -56,11 +56,11 @@ def compare(
             asked = settings.given() | {"task": task.name, "task_options": named, "model": config.model}
             for table, values in by_coordinate.items():
                 asked[table] = {name: value for name, value in values.items() if name in vars(config)[table]}
-            outcome = resume(path, asked, display(path))
+            outcome = resume(path, asked, display)
             if outcome.already:
-                display(path).note(f"{config.model} is finished at step {outcome.step}.")
+                display.note(f"{config.model} is finished at step {outcome.step}.")
         else:
-            outcome = train(config, path, display(path))
+            outcome = train(config, path, display)
         if outcome.signal is not None:
             return [], [], outcome.signal
     paths = [out / model for model in models]

@@ -1,8 +1,7 @@
 """The view of a run: a bar on a terminal, and a line for each evaluation elsewhere."""
 
-import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -83,7 +82,6 @@ class Terminal(Silent):
 
     def __init__(self, console: Console | None = None):
         self._console = console or Screen()
-        self.begin("", 0, 0)
 
     def begin(self, title: str, step: int, steps: int) -> None:
         """Takes a run up; the bar appears with its first step."""
@@ -105,23 +103,20 @@ class Terminal(Silent):
 
     def note(self, sentence: str) -> None:
         """Prints a sentence above the bar."""
-        with self._going_on():
-            self._console.print(sentence, soft_wrap=True)
+        self._print(lambda: self._console.print(sentence, soft_wrap=True))
 
     def end(self) -> None:
         """Leaves the last state of the bar on the screen."""
         self._draw(at_once=True)
-        with self._going_on():
-            self._bar.stop()
+        self._print(self._bar.stop)
 
     def _draw(self, at_once: bool = False) -> None:
-        with self._going_on():
-            self._bar.show(self._title, self._step, self._steps, "  ".join(self._words.values()), at_once)
+        words = "  ".join(self._words.values())
+        self._print(lambda: self._bar.show(self._title, self._step, self._steps, words, at_once))
 
-    @contextlib.contextmanager
-    def _going_on(self) -> Iterator[None]:
+    def _print(self, output: Callable[[], object]) -> None:
         """Lets a run go on where nobody reads any longer, or the disk under the output is full."""
         try:
-            yield
+            output()
         except OSError:
             self._console.quiet = True

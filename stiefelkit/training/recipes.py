@@ -1,5 +1,6 @@
 """Settings of training, which may be left open, and the recipes that close them."""
 
+import ast
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -7,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stiefelkit.checks import Option
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import OptionError, needs
 from stiefelkit.optim import names_in_words
 
 __all__ = ["LRU_RATES", "Option", "Recipe", "Settings", "of_planes"]
@@ -29,15 +30,15 @@ def tables_of(words: Mapping[str, str]) -> dict[str, dict[str, Option]]:
     >>> tables_of({"skew": "rmsprop lr=1e-4 eps-inside=true"})
     {'skew': {'optimizer': 'rmsprop', 'lr': 0.0001, 'eps_inside': True}}
     """
-    optimizers = {}
+    tables = {}
     for coordinate, text in words.items():
-        name, *pairs = text.split() or [""]
-        if not name or "=" in name or not all(pair.partition("=")[2] for pair in pairs):
-            wanted = 'a name and options, as in "rmsprop lr=1e-4 alpha=0.9"'
-            raise OptionError(f"--optimizers.{coordinate} needs {wanted}, got {text!r}.")
-        options = {pair.partition("=")[0].replace("-", "_"): literal(pair.partition("=")[2]) for pair in pairs}
-        optimizers[coordinate] = {"optimizer": name, **options}
-    return optimizers
+        name, *words_of_options = text.split() or ["="]
+        pairs = [word.partition("=")[::2] for word in words_of_options]
+        is_table = "=" not in name and all(value for _, value in pairs)
+        example = 'a name and options, as in "rmsprop lr=1e-4 alpha=0.9"'
+        needs(is_table, OptionError, f"--optimizers.{coordinate}", example, repr(text))
+        tables[coordinate] = {"optimizer": name, **{key.replace("-", "_"): literal(value) for key, value in pairs}}
+    return tables
 
 
 def literal(word: str) -> Option:
@@ -46,13 +47,13 @@ def literal(word: str) -> Option:
     >>> [literal(word) for word in ("12", "true", "cosine", "0.9,0.999", "[0.9, 0.999]")]
     [12, True, 'cosine', [0.9, 0.999], [0.9, 0.999]]
     """
-    is_list = word[:1] == "[" and word[-1:] == "]"
-    parts = (word[1:-1] if is_list else word).split(",")
-    numbers = [number for number in map(_number, parts) if number is not None]
-    if len(numbers) == len(parts):
-        return numbers if is_list or len(parts) > 1 else numbers[0]
-    if word[:1] in ("[", "(") or word[-1:] == "]":
-        raise OptionError(f'A list needs numbers separated by commas, as in "[0.1, 0.9999]", got {word!r}.')
+    with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        value = ast.literal_eval(word)
+        values = value if isinstance(value, list | tuple) else [value]
+        if {*map(type, values)} <= {int, float}:
+            return value if isinstance(value, int | float) else list(values)
+    words = 'numbers separated by commas in a list, as in "[0.1, 0.9999]"'
+    needs(word[:1] not in ("[", "(") and word[-1:] != "]", OptionError, "An option", words, repr(word))
     return {"true": True, "false": False}.get(word.lower(), word)
 
 
@@ -65,16 +66,7 @@ def written(value: object) -> str:
     if isinstance(value, Mapping):
         pairs = (f"{key}={written(item)}" for key, item in value.items() if key != "optimizer")
         return " ".join([str(value.get("optimizer", "")), *pairs])
-    if isinstance(value, list):
-        return f"[{','.join(map(str, value))}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _number(word: str) -> int | float | None:
-    for reader in (int, float):
-        with contextlib.suppress(ValueError):
-            return reader(word)
-    return None
+    return str(value).lower() if isinstance(value, bool) else str(value).replace(", ", ",")
 
 
 @dataclass(frozen=True)
@@ -139,13 +131,12 @@ class Settings:
             merged.pop("optimizers", None)
         if self.optimizer not in (None, defaults.optimizer):
             merged.pop("optimizer_options", None)
-        tables = {coordinate: dict(table) for coordinate, table in merged.get("optimizers", {}).items()}
-        for coordinate in asked.get("rates", {}):
-            tables.get(coordinate, {}).pop("lr", None)
-        merged |= {"optimizers": tables} if tables else {}
-        rated = [coordinate for coordinate, table in asked.get("optimizers", {}).items() if "lr" in table]
-        if "rates" in merged:
-            merged["rates"] = {key: rate for key, rate in merged["rates"].items() if key not in rated}
+        rates, tables = merged.get("rates", {}), merged.get("optimizers", {})
+        for name in asked.get("rates", {}).keys() & tables.keys():
+            tables[name] = {key: value for key, value in tables[name].items() if key != "lr"}
+        for name, table in asked.get("optimizers", {}).items():
+            if "lr" in table:
+                rates.pop(name, None)
         for name, value in asked.items():
             merged[name] = {**merged.get(name, {}), **value} if isinstance(value, dict) else value
         return Settings(**merged)

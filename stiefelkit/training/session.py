@@ -56,6 +56,7 @@ class Session:
     ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
+        self._batches = self.task.batches_per_epoch(self.config.batch_size)
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self._trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
 
@@ -83,8 +84,7 @@ class Session:
         value = loss.item()
         if not math.isfinite(value):
             torch.set_rng_state(random_state)
-            culprit = first_bad_output(self.model, lambda: self.task.answer(self.model, x))
-            raise self._stopped(f"the loss is {value}", culprit or "the loss itself")
+            raise self._stopped(f"the loss is {value}", self._first_bad(x))
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
@@ -132,31 +132,28 @@ class Session:
         record |= {"gradient_norm": window.gradient_norm, "orthogonality": errors}
         return record | {"ms_per_step": round(1e3 * window.seconds / window.steps, 3)}
 
-    def test_records(self) -> list[Record]:
-        """Returns the lines of the log for an evaluation, held out and set apart."""
-        sets = [("test", self.task.held_out()), ("validation", self.task.validation())]
-        return [self._scored(kind, examples) for kind, examples in sets if examples is not None]
+    def test_records(self) -> Iterator[Record]:
+        """Gives the lines of the log for an evaluation, held out and set apart."""
+        for kind, examples in (("test", self.task.held_out()), ("validation", self.task.validation())):
+            if examples is not None:
+                scores = self.task.evaluate(self.model, examples=examples)
+                if not math.isfinite(scores["loss"]):
+                    x = examples[0][:500].to(self.config.device)
+                    raise self._stopped(f"the {kind} loss is {scores['loss']}", self._first_bad(x))
+                yield {"kind": kind, "step": self.step, **scores}
 
-    def _scored(self, kind: str, examples: tuple[Tensor, Tensor]) -> Record:
-        scores = self.task.evaluate(self.model, examples=examples)
-        if not math.isfinite(scores["loss"]):
-            x = examples[0][:500].to(self.config.device)
-            culprit = first_bad_output(self.model, lambda: self.task.answer(self.model, x))
-            words = "held-out" if kind == "test" else kind
-            raise self._stopped(f"the {words} loss is {scores['loss']}", culprit or "the loss itself")
-        return {"kind": kind, "step": self.step, **scores}
+    def _first_bad(self, x: Tensor) -> str:
+        return first_bad_output(self.model, lambda: self.task.answer(self.model, x)) or "the loss itself"
 
     @property
     def ends_epoch(self) -> bool:
         """True if the last step ended an epoch of the training data; never where each step is one."""
-        epoch = self.task.batches_per_epoch(self.config.batch_size)
-        return epoch > 1 and self.step % epoch == 0
+        return self._batches > 1 and self.step % self._batches == 0
 
     def epoch_record(self) -> Record:
         """Returns the line of the log for the epoch that ends here."""
         times = {name: round(value, 3) for name, value in vars(self.epoch).items()}
-        self.epoch = Epoch()
-        number = self.step // self.task.batches_per_epoch(self.config.batch_size)
+        self.epoch, number = Epoch(), self.step // self._batches
         return {"kind": "epoch", "step": self.step, "epoch": number, **times, **peak_memory(self.config.device)}
 
     def state(self) -> dict[str, Any]:
@@ -208,17 +205,10 @@ def first_bad_output(model: nn.Module, forward: Callable[[], object]) -> str | N
         for name, module in model.named_modules():
 
             def look(module: nn.Module, inputs: object, output: object, name: str = name) -> None:
-                if not _all_finite(_tensors(output)):
+                outputs = output if isinstance(output, tuple) else (output,)
+                if not _all_finite(each for each in outputs if isinstance(each, Tensor)):
                     culprits.append(f'the output of "{name or type(module).__name__}"')
 
             hooks.enter_context(module.register_forward_hook(look))
         forward()
     return culprits[0] if culprits else None
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)

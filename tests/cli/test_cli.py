@@ -58,9 +58,9 @@ def test_an_error_of_the_user_is_one_sentence(words: str, says: str, refused: Re
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("steps = ", "TOML"),
-        ("lr = " + "[" * 20_000 + "]" * 20_000, "TOML"),
-        ("\udcff", "TOML"),
+        ("steps = ", "my.toml"),
+        ("lr = " + "[" * 20_000 + "]" * 20_000, "my.toml"),
+        ("\udcff", "my.toml"),
         ("stepz = 5", "--steps"),
         ("steps = 2.5", "2.5"),
         ("[rates]\nskw = 1", "skew"),

@@ -84,7 +84,6 @@ def test_nothing_is_overwritten(tmp_path, capsys):
         ("My-Map", "lower-case"),
         ("class", "lower-case"),
         ("../up", "lower-case"),
-        ("traits", "module"),
         ("cayley", "no parametrization"),
         ("copying --kind task", "no task"),
         ("mine --kind tsk", '"task"'),

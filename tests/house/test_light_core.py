@@ -66,7 +66,7 @@ def test_the_core_is_four_packages_and_the_extra_is_what_commands_miss_without_i
 def test_no_file_but_those_of_commands_imports_what_the_extra_brings() -> None:
     known = CORE | OF_OTHERS | AT_HAND | {"stiefelkit"} | set(sys.stdlib_module_names)
     extras = PROJECT["optional-dependencies"]
-    of_extras = set().union(*(names_of(extras[name]) for name in ("data", "speech", "sweep", "tensorboard")))
+    of_extras = set().union(*(names_of(extras[name]) for name in ("data", "speech", "sweep")))
     of_commands = set(EXTRA) | of_extras | {"cycler", "sqlalchemy", "scipy"}  # matplotlib, optuna and geoopt bring them
     for path in sorted(PACKAGE.rglob("*.py")):
         where = path.relative_to(PACKAGE)
@@ -80,7 +80,7 @@ def test_no_file_but_those_of_commands_imports_what_the_extra_brings() -> None:
 @pytest.mark.slow
 def test_the_library_works_without_any_extra_and_imports_geoopt_for_manifolds_alone() -> None:
     others = set().union(*map(names_of, PROJECT["optional-dependencies"].values())) - {"stiefelkit"}
-    imports = {*EXTRA, *(name.replace("-", "_") for name in others), "pytest_timeout", "xdist", "tensorboard", "geoopt"}
+    imports = {*EXTRA, *(name.replace("-", "_") for name in others), "pytest_timeout", "xdist", "geoopt"}
     hiding(f"""
         hide(*{sorted(imports)!r})
         import stiefelkit as sk

@@ -119,7 +119,6 @@ WAYS: dict[str, Callable[[Path, Path], None]] = {
     "the temporary config is a link": linked(".config.json.tmp", moved=False),
     "a temporary checkpoint is a link": made("checkpoints/.tmp-00000003", link_to_folder),
     "a later checkpoint is a link": made("checkpoints/step-00000005", link_to_folder),
-    "the curves are a link": made("tensorboard", link_to_folder),
     "a plot is a link": linked("learning.png", moved=False),
     "the config is huge": lambda run, outside: os.truncate(run / "config.json", 2**43),
     "a checkpoint reads ..": crafted(pointed_at("../../../outside/victim"), FILES[3]),
@@ -216,7 +215,7 @@ def test_a_hostile_run_touches_nothing_outside_of_its_folder(
     run: Path, outside: Path, way: str, capsys: pytest.CaptureFixture[str]
 ):
     WAYS[way](run, outside)
-    before, resumed = content(outside), ["train", "copying", "--out", str(run), "--resume", "--tensorboard"]
+    before, resumed = content(outside), ["train", "copying", "--out", str(run), "--resume"]
     kept(outside, capsys, resumed, ["plot", str(run)])
     assert content(outside) == before
 
