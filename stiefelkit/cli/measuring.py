@@ -11,15 +11,7 @@ from rich.table import Table
 from stiefelkit.cli.options import DEFAULTS, Options, asked
 from stiefelkit.errors import OptionError
 from stiefelkit.figure import Figures
-from stiefelkit.measuring.plans import (
-    DriftPlan,
-    FramePlan,
-    GrowthPlan,
-    OptimizerRace,
-    ParametrizationRace,
-    ReportPlan,
-    ScanRace,
-)
+from stiefelkit.measuring.plans import DriftPlan, FramePlan, OptimizerRace, ParametrizationRace, ReportPlan, ScanRace
 from stiefelkit.training.display import Bar, Screen, say
 
 if TYPE_CHECKING:
@@ -40,13 +32,8 @@ def scan(*, plan: Options[ScanRace] = None, json: RowsFile = None) -> int:
     dL/dh_T alone. All run in turns in one process, after a warm-up; medians are shown. Unit: LIMIT, the matrix products
     that no scan can do without: T of (B, n) by (n, n) forward, T backward, and one (n, TB) by (TB, n).
 
-    The cases, T steps of B sequences: A, T=784, n=170, B=128, m=1; B, T=1020, n=190, B=20, m=10; C, T=200, n=512, B=50,
-    m=129; D, complex, T=784, n=116, B=50, m=1. On request, with "scan (factors)", which never forms W: E, complex,
-    T=784, n=512, B=50, fourier; F, complex, T=784, n=1024, B=128, givens of two layers; G, T=784, n=256, B=128,
-    householder of 32 reflections.
-
-    Drawn: input normal, W a Haar frame, U Glorot-uniform, modReLU's bias U(-0.01, 0), for complex states
-    U(-0.01, 0.01), dL/dh normal. "ours x" is the time over that of our scan: 2 means that ours is twice as fast.
+    "ours x" is the time over that of our scan: 2 means that ours is twice as fast. docs/benchmarks.md has the
+    cases, and what is drawn.
     """
     from stiefelkit.measuring.scan import races
 
@@ -61,16 +48,21 @@ def parametrizations(*, plan: Options[ParametrizationRace] = None, json: RowsFil
     events. Unit: g is one product of an n x p with a p x p matrix of that dtype, measured in the same turns.
 
     "forward" computes the frame without gradients; "forward_backward" gives the gradient of its coordinates for a fixed
-    random dL/dW; "step" is zero_grad, the same, and a step of torch.optim.SGD, or of geoopt's on the frame itself.
-
-    With --apart the batch races also as so many weights of their own, "apart" one by one, "grouped" inside sk.grouped;
-    "/ batch" is the time over that of the batch as one weight. The ratio compares with the fastest peer of the same map
-    in the same table: 2 means twice as fast as it. The error is ||W^H W - I||_F over what rounding an exact frame
-    costs. docs/benchmarks.md says what is drawn.
+    random dL/dW; "step" is zero_grad, the same, and a step of torch.optim.SGD. The ratio compares with the fastest peer
+    of the same map in the same table: 2 means twice as fast as it. The error is ||W^H W - I||_F over what rounding an
+    exact frame costs. Of two or more sizes n x n the exponents of growth are fitted. docs/benchmarks.md says how.
     """
     from stiefelkit.measuring.frames import races
+    from stiefelkit.measuring.growth import growth
 
-    return _raced(plan or ParametrizationRace(), races, json)
+    def with_growth(plan: ParametrizationRace, watch: "ProgressCallback") -> "Iterator[Race]":
+        done = []
+        for race in races(plan, watch):
+            done.append(race)
+            yield race
+        yield from growth(done)
+
+    return _raced(plan or ParametrizationRace(), with_growth, json)
 
 
 @app.command
@@ -78,35 +70,13 @@ def optimizers(*, plan: Options[OptimizerRace] = None, json: RowsFile = None) ->
     """Races the optimizers that move a frame itself, and geoopt's, on this machine.
 
     Timed is one optimizer.step() on one frame, or on one batch of frames. All move frames of their own from the same
-    Haar draw by the same 16 gradients in turns, without momentum but Adam's. The learning rate makes the first step
-    turn the frame by --step-length: lr ||B||_2, B = G W^H - W G^H, for the multiplicative Cayley update, and what is as
-    long as that for the others. Time and unit are those of the race of parametrizations.
-
-    The ratio compares with the faster of geoopt's RiemannianSGD: 2 means twice as fast as it. "exact/fast" is the time
-    of the exact optimizer over that of the same in precision fast. The error is that after all steps of the race.
+    Haar draw by the same 16 gradients in turns, without momentum but Adam's, at the learning rate by which the first
+    step turns the frame by --step-length. Time and unit are those of the race of parametrizations; the ratio compares
+    with the faster of geoopt's RiemannianSGD, and the error is that after all steps of the race.
     """
     from stiefelkit.measuring.frames import races
 
     return _raced(plan or OptimizerRace(), races, json)
-
-
-@app.command
-def growth(*, plan: Options[GrowthPlan] = None, json: RowsFile = None) -> int:
-    """Fits how time and memory of the parametrizations grow with n, and compares it with what they declare.
-
-    The exponent is that of the least-squares line through log time, or log memory, over log n; +- is its standard
-    error. Points at the low end from which the next costs less than half of what the expected exponent says are
-    overhead, and left out. "expected" is the cost exponent in its traits for time, 2 for memory. "faster": yes where it
-    grows faster than that by more than twice the spread and what a factor log n could add.
-    """
-    from stiefelkit.measuring.frames import races
-    from stiefelkit.measuring.growth import growth
-
-    def fitted(plan: ParametrizationRace, watch: "ProgressCallback") -> "Iterator[Race]":
-        found = list(races(plan, watch))
-        yield from growth(found) or found
-
-    return _raced(plan or GrowthPlan(), fitted, json)
 
 
 def _raced(plan: P, races: "Callable[[P, ProgressCallback], Iterator[Race]]", json: Path | None) -> int:
@@ -170,11 +140,9 @@ def drift(*, plan: Options[DriftPlan] = None, out: Path = Path("runs/drift"), fi
 
     Each weight is taken through many optimizer steps: parametrizations by --optimizer; "unconstrained", a plain weight;
     optimizers that move the frame itself, in precision exact, or fast as in multiplicative_cayley:fast, and geoopt's
-    (geoopt_sgd_canonical, geoopt_sgd_euclidean, geoopt_adam_canonical, geoopt_adam_euclidean), without momentum.
-
-    The table shows the largest ||W^H W - I||_F, computed in float64, up to a step, over the error of rounding an exact
-    frame; the figure shows the largest between two of its points. drift.json is replaced after each method, so Ctrl-C
-    loses only the current one. With --quick it makes at most 100 steps, in a minute.
+    (geoopt_sgd_canonical, geoopt_sgd_euclidean, geoopt_adam_canonical, geoopt_adam_euclidean), without momentum. The
+    table shows the largest ||W^H W - I||_F up to a step over the error of rounding an exact frame. drift.json is
+    replaced after each method. With --quick it makes at most 100 steps, in a minute.
 
     Args:
         plan: what to measure.
@@ -201,14 +169,9 @@ def report(
     """Measure this machine, and write one page about it.
 
     The page is one file of HTML that needs no network: the machine; drift against optimizer steps; time against n, with
-    the time of one matrix product, its ratio to other implementations, and how it grows; and the scan's four cases.
-
-    It takes a few minutes, most of an hour with --full, and under a minute with --quick, which names what it has no
-    time for.
-
-    The page is written when everything is measured, the file of --json after each part. A command stopped by Ctrl-C
-    leaves an older page unchanged. --from FILE measures nothing, and draws what --json or `python -m benchmarks.gpu`
-    has written.
+    the time of one matrix product, its ratio to other implementations, and how it grows; and the scan's four cases. It
+    takes a few minutes, most of an hour with --full, and under a minute with --quick, which names what it has no time
+    for. The page is written at the end: a command stopped by Ctrl-C leaves an older one unchanged.
 
     Args:
         plan: what to measure.

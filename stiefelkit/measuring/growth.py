@@ -59,22 +59,29 @@ def fit(xs: Sequence[float], ys: Sequence[float], expected: float) -> PowerLaw:
 
 
 def growth(races: Sequence[Race]) -> list[Race]:
-    """Returns the exponents of time, and of memory where it was measured, of races of ours at growing n."""
-    found = []
-    for what, figure in (("time", "seconds"), ("memory", "bytes")):
-        series: dict[str, list[tuple[Row, float]]] = {}
-        for race in races:
-            # a map to a point that is its own coordinate allocates nothing, which has no logarithm
-            rows = [row for row in race.rows if not row.is_peer and row.figures.get(figure)]
-            if rows and what == "time":
-                product = Row({**rows[0].figures, "contender": PRODUCT})
-                series.setdefault(PRODUCT, []).append((product, race.unit or math.nan))
-            for row in rows:
-                series.setdefault(row.name.replace(" (exact)", ""), []).append((row, row[figure]))
-        if series:
-            rows = [_row(what, name, *zip(*points, strict=True)) for name, points in series.items()]
-            found.append(Race("n", what, rows))
-    return found
+    """Returns the exponents of time, and of memory where it was measured, of ours forward and backward at growing n.
+
+    Of races of parametrizations; those of tall frames are left out, and there are none of a single size.
+    """
+    series: dict[str, dict[str, list[tuple[Row, float]]]] = {"time": {}, "memory": {}}
+    for race in races:
+        # a map to a point that is its own coordinate allocates nothing, which has no logarithm
+        rows = [row for row in race.rows if not row.is_peer and row["operation"] == "forward_backward"]
+        rows = [row for row in rows if row["n"] == row["p"]]
+        if rows:
+            product = Row({**rows[0].figures, "contender": PRODUCT})
+            series["time"].setdefault(PRODUCT, []).append((product, race.unit or math.nan))
+        for row in rows:
+            for what, figure in (("time", "seconds"), ("memory", "bytes")):
+                if row.figures.get(figure):
+                    series[what].setdefault(row.name.replace(" (exact)", ""), []).append((row, row[figure]))
+    if len(series["time"].get(PRODUCT, ())) < 2:
+        return []
+    rows = {
+        what: [_row(what, name, *zip(*points, strict=True)) for name, points in of.items()]
+        for what, of in series.items()
+    }
+    return [Race("n", what, fitted) for what, fitted in rows.items() if fitted]
 
 
 def _row(what: str, name: str, rows: Sequence[Row], values: Sequence[float]) -> Row:

@@ -178,18 +178,6 @@ class ParametrizationRace(FramePlan):
 
 
 @dataclass(frozen=True)
-class GrowthPlan(ParametrizationRace):
-    """The race at growing n, to whose figures exponents are fitted."""
-
-    sizes: Sizes = tuple((n, n) for n in (64, 128, 256, 512, 1024))
-    precisions: tuple[str, ...] = ("exact",)
-    operations: tuple[str, ...] = ("forward_backward",)
-    memory: bool = True
-    repeats: int = 20
-    seconds: float = 0.3
-
-
-@dataclass(frozen=True)
 class OptimizerRace(FramePlan):
     """The optimizers of frames that race.
 

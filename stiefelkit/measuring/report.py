@@ -91,7 +91,7 @@ class Record:
         sections = []
         for part in self.parts:
             races = [race for race in part.races if race.rows]
-            races += growth(races) if part.name == "time" and len(races) > 1 else []
+            races += growth(races) if part.name == "time" else []
             tables = [table for race in races for table in of_race(race)]
             left_out = {name: why for race in part.races for name, why in race.left_out.items()} | part.left_out
             sections.append(

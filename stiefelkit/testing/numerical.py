@@ -29,7 +29,7 @@ from stiefelkit.testing.require import (
     require_same_frame,
     slack,
 )
-from stiefelkit.testing.suite import record, refuses, require, require_within
+from stiefelkit.testing.suite import record, require, require_refused, require_within
 
 _SMALL = 64
 """Entries of a frame up to which its component is looked at."""
@@ -48,15 +48,13 @@ def law_contract(case: Case) -> None:
     require(are_saved, "a chart that state dicts leave out")
     require(not list(param.parameters()), "a map that owns parameters")
     options: dict[str, Any] = {"dtype": case.dtype, "no_such_option": 1}
-    is_refused = refuses(lambda: case.cls(case.shape, **options), TypeError)
-    require(is_refused, "it accepts an unknown option")
+    require_refused(TypeError, lambda: case.cls(case.shape, **options), "an unknown option")
     hidden = ", ".join(rest_of(case.cls))
     require(not hidden, f"its __init__ takes {hidden}, which hides the names of its options")
     n, p = case.shape[-2:]
     unfit: list[tuple[tuple[int, ...], torch.dtype]] = [((n,), case.dtype), ((n, 0), case.dtype)]
     for shape, dtype in [*unfit, ((p, n + 1), case.dtype), ((n, p), torch.int64)]:
-        is_refused = refuses(functools.partial(case.build, shape, dtype), StiefelkitError)
-        require(is_refused, f"it takes shape {shape} and {dtype}")
+        require_refused(StiefelkitError, functools.partial(case.build, shape, dtype), f"shape {shape} and {dtype}")
     require_declared(case)
 
 
@@ -152,7 +150,7 @@ def law_second_derivatives(case: Case) -> None:
         return
     first = torch.autograd.grad(fn(*leaves).abs().square().sum(), leaves, create_graph=True)
     total = torch.stack([f.square().sum() for f in first]).sum()
-    require(refuses(lambda: torch.autograd.grad(total, leaves), RuntimeError), "it declares none and gives some")
+    require_refused(RuntimeError, lambda: torch.autograd.grad(total, leaves), "a second derivative that it lacks")
 
 
 def law_component(case: Case) -> None:
@@ -230,8 +228,7 @@ def law_round_trip(case: Case) -> None:
     if not case.build().traits.invertible:
         param, coordinates = case.drawn()
         w = param(*coordinates)
-        is_refused = refuses(lambda: param.right_inverse(w), ImageError)
-        return require(is_refused, "it declares no right inverse and gives one")
+        return require_refused(ImageError, lambda: param.right_inverse(w), "a right inverse that it lacks")
     for name, exact in special_frames(case):
         param = case.build()
         w = exact.to(case.dtype)
@@ -256,8 +253,9 @@ def law_round_trip(case: Case) -> None:
     poisoned = w.clone()
     poisoned[..., 0, 0] = float("nan")
     for name, wrong in (("1.1 W", 1.1 * w), ("NaN", poisoned), ("a larger shape", torch.cat([w, w], dim=-2))):
-        is_refused = refuses(functools.partial(param.right_inverse, wrong), StiefelkitError)
-        require(is_refused, f"it takes {name}, which is not a frame of its shape")
+        require_refused(
+            StiefelkitError, functools.partial(param.right_inverse, wrong), f"{name}, no frame of its shape,"
+        )
         same = all(torch.equal(value, param.chart[key]) for key, value in chart.items())
         require(same, f"refusing {name} changes the chart")
 

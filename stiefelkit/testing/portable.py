@@ -22,7 +22,7 @@ from stiefelkit.metrics import working_dtype
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case, coordinate_list_of, draw, layer_of
 from stiefelkit.testing.require import require_frame, require_same_frame, saved_and_loaded, slack
-from stiefelkit.testing.suite import refuses, require, require_within
+from stiefelkit.testing.suite import require, require_refused, require_within
 from stiefelkit.weights import change
 
 READS = frozenset(
@@ -81,8 +81,7 @@ def law_checkpoint(case: Case) -> None:
     require(torch.equal(twin.weight, w), "baking changes the weight")
     require(torch.equal(saved_and_loaded(layer, weights_only=False).weight, w), "torch.save(module) changes the weight")
     for wrong, why in (({"weight": w}, "a plain weight"), (_renamed(state), "another map")):
-        is_refused = refuses(functools.partial(layer.load_state_dict, wrong), StiefelkitError)
-        require(is_refused, f"it loads {why} without an error")
+        require_refused(StiefelkitError, functools.partial(layer.load_state_dict, wrong), f"loading {why}")
     # safetensors know no complex128
     if importlib.util.find_spec("safetensors") and torch.complex128 not in {value.dtype for value in state.values()}:
         from safetensors.torch import load, save
@@ -95,7 +94,7 @@ def law_checkpoint(case: Case) -> None:
     elsewhere.to_empty(device="cpu").load_state_dict(state)
     require(torch.equal(elsewhere.weight, w), "made on the meta device and loaded, it is another")
     empty = layer_of(case).to("meta").to_empty(device="cpu")
-    require(refuses(lambda: empty.weight, UnfilledError), "it is read after to_empty")
+    require_refused(UnfilledError, lambda: empty.weight, "reading after to_empty")
     empty.load_state_dict(state)
     require(torch.equal(empty.weight, w), "loading after to_empty changes the weight")
 

@@ -1,11 +1,9 @@
 """How laws are run on cases, and the report of a broken one: law, case, figure, bound, and a line that repeats it."""
 
-import contextlib
 import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -13,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import UnknownNameError, did_you_mean
+from stiefelkit.errors import StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.testing import seeds
 from stiefelkit.testing.lowered import flags_of
 
@@ -73,59 +71,30 @@ def require_within(figure: float, bound: float, what: str) -> None:
 
 
 def require_refused(error: type[Exception], act: Callable[[], object], what: str) -> None:
-    """Raises LawBroken unless an act raises an error of some type, in one sentence."""
+    """Raises LawBroken unless an act raises an error of some type, one of ours in one sentence."""
     try:
         act()
     except error as caught:
-        require("\n" not in str(caught), f"{what} is refused in more than a sentence: {caught}")
+        is_sentence = "\n" not in str(caught) or not isinstance(caught, StiefelkitError)
+        require(is_sentence, f"{what} is refused in more than a sentence: {caught}")
     except Exception as caught:
         require(False, f"{what} is {type(caught).__name__}, and not {error.__name__}: {caught}")
     else:
         require(False, f"{what} is not refused")
 
 
-def refuses(act: Callable[[], object], *errors: type[Exception]) -> bool:
-    """Returns whether an act raises one of some errors."""
-    try:
-        act()
-    except errors:
-        return True
-    return False
-
-
-@dataclass(frozen=True)
-class Draw:
-    """Tensors that a law was run on, and the expression that draws them again."""
-
-    how: str
-    tensors: tuple[tuple[str, Tensor], ...]
-
-    def __str__(self) -> str:
-        small = sum(value.numel() for _, value in self.tensors) <= PRINTED_NUMBERS
-        # repr of a Python float is exact, of a tensor it is four digits
-        shown = [f"{name} = torch.tensor({t.tolist()!r}, dtype={t.dtype})" for name, t in self.tensors if t.numel()]
-        return f"coordinates: {self.how}" + (f": {'; '.join(shown)}" if small and shown else "")
-
-
-_last_draw: ContextVar[list[Draw] | None] = ContextVar("_last_draw", default=None)
+drawn: list[str] = []
+"""What the running law runs on: how it was drawn and, if it is small, the numbers."""
 
 
 def record(how: str, names: Iterable[str], tensors: Sequence[Tensor]) -> None:
-    """Remembers a draw, so that a failure of the running law shows the last one."""
-    draws = _last_draw.get()
-    if draws is not None:
-        values = (value.detach().clone() for value in tensors)
-        draws[:] = [Draw(how, tuple(zip(names, values, strict=True)))]
-
-
-@contextlib.contextmanager
-def _recording() -> Iterator[list[Draw]]:
-    draws: list[Draw] = []
-    token = _last_draw.set(draws)
-    try:
-        yield draws
-    finally:
-        _last_draw.reset(token)
+    """Remembers what a law runs on, and Python that draws it again, for the report of a failure."""
+    shown = []
+    if sum(t.numel() for t in tensors) <= PRINTED_NUMBERS:
+        # repr of a Python float is exact, of a tensor it is four digits
+        pairs = zip(names, tensors, strict=True)
+        shown = [f"{name} = torch.tensor({t.tolist()!r}, dtype={t.dtype})" for name, t in pairs if t.numel()]
+    drawn[:] = [f"coordinates: {how}" + f": {'; '.join(shown)}" * bool(shown)]
 
 
 class _CheckedCase(Protocol):
@@ -217,16 +186,17 @@ class Suite(Generic[C]):
         return pytest.mark.parametrize("check", [pytest.param(check, id=name) for name, check in self.checks(classes)])
 
     def _run(self, law: str, case: C) -> None:
-        with _recording() as draws, torch.random.fork_rng(devices=[]):
+        drawn.clear()
+        with torch.random.fork_rng(devices=[]):
             seeds.reseed()
             try:
                 return self.laws[law](case)
             except LawBroken as broken:
                 failure = broken.failures[0]
+        details = (case.details(), _machine(), *drawn)
         for cause in itertools.takewhile(lambda cause: cause != law, self.causes):
             if _breaks(self.causes[cause], case):
                 return self._run(cause, case)
-        details = (case.details(), _machine(), *map(str, draws))
         raise LawBroken(replace(failure, details=details, line=self._line(law, case)))
 
     def _line(self, law: str, case: C) -> str:

@@ -149,7 +149,7 @@ import sys, types
 sys.modules["stiefelkit"] = package = types.ModuleType("stiefelkit")
 package.__path__ = [{str(package)!r}]
 from stiefelkit.cli import main
-for words in ("", "train adding", "compare", "drift", "bench", "bench growth", "report", "plot", "plot gradients"):
+for words in ("", "train adding", "compare", "drift", "bench parametrizations", "report", "plot", "plot gradients"):
     assert main([*words.split(), "--help"]) == 0
 assert not {{"torch", "matplotlib", "sklearn", "numpy"}} & set(sys.modules)
 """

@@ -18,7 +18,6 @@ from stiefelkit.contract import table
 from stiefelkit.measuring.contest import Race, Row
 from stiefelkit.measuring.plans import (
     DriftPlan,
-    GrowthPlan,
     OptimizerRace,
     ParametrizationRace,
     ReportPlan,
@@ -34,7 +33,6 @@ PLANS = {
     "drift": DriftPlan,
     "report": ReportPlan,
     "plot gradients": GradientPlan,
-    "bench growth": GrowthPlan,
     "bench optimizers": OptimizerRace,
     "bench parametrizations": ParametrizationRace,
     "bench scan": ScanRace,

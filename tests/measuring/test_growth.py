@@ -12,15 +12,16 @@ from stiefelkit.cli import main
 from stiefelkit.measuring.clock import peak_bytes
 from stiefelkit.measuring.frames import races
 from stiefelkit.measuring.growth import LOGARITHM, PRODUCT, fit, growth
-from stiefelkit.measuring.plans import GrowthPlan
+from stiefelkit.measuring.plans import ParametrizationRace
 from stiefelkit.testing import seeds
 
 CPU = torch.device("cpu")
 
 
 def fitted(**changes):
-    small = {"seed": seeds.seed(), "sizes": ((4, 4), (8, 8), (16, 16)), "repeats": 1, "seconds": 1e-3}
-    return growth(list(races(GrowthPlan(**{**small, **changes}))))
+    small = {"seed": seeds.seed(), "sizes": ((4, 4), (8, 8), (16, 16)), "repeats": 1, "seconds": 1e-3, "memory": True}
+    one = {"precisions": ("exact",), "operations": ("forward_backward",)}
+    return growth(list(races(ParametrizationRace(**{**small, **one, **changes}))))
 
 
 # The fit
@@ -111,9 +112,11 @@ def test_every_member_is_measured_against_what_it_declares():
 
 def test_the_command_prints_and_writes_the_fits(tmp_path: Path, capsys, monkeypatch):
     rows = tmp_path / "rows.json"
-    words = "bench growth --parametrizations cayley,fourier --sizes 4,8 --repeats 1 --seconds 1e-3 --json"
-    assert main([*words.split(), str(rows)]) == 0
+    words = (
+        "bench parametrizations --parametrizations cayley,fourier --sizes 4,8,8x4 --memory --repeats 1 --seconds 1e-3"
+    )
+    assert main([*words.split(), "--json", str(rows)]) == 0
     shown = capsys.readouterr().out
     assert "time against n, 4 to 8" in shown
     assert "fourier, complex64" in shown
-    assert {row["what"] for row in json.loads(rows.read_text())} == {"time", "memory"}
+    assert {row.get("what") for row in json.loads(rows.read_text())} == {None, "time", "memory"}

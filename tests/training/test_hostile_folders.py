@@ -165,7 +165,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("gradients.json", "gradients.png"),
     ),
     "bench": (
-        "bench growth --sizes 4,8 --parametrizations cayley --seconds 1e-3 --json OUT/rows.json",
+        "bench parametrizations --sizes 4,8 --parametrizations cayley --seconds 1e-3 --json OUT/rows.json",
         ("rows.json",),
     ),
     "report": ("report --from TMP/record.json --out OUT/page.html", ("page.html", ".page.html.tmp")),
