@@ -127,21 +127,6 @@ def test_a_rotation_of_patches_keeps_the_singular_values_of_the_kernel_and_one_o
         torch.testing.assert_close(got, expected, rtol=0, atol=CLOSE)
 
 
-@pytest.mark.parametrize(
-    ("layer", "side"),
-    [
-        (nn.Embedding(5, 8), "in"),
-        (nn.Linear(8, 8), "patches"),
-        (nn.ConvTranspose2d(8, 8, 3), "patches"),
-        (nn.Conv2d(8, 8, 3, groups=2), "patches"),
-    ],
-)
-def test_a_side_that_a_layer_lacks_is_refused(layer: nn.Module, side: str):
-    with pytest.raises(OptionError, match=type(layer).__name__):
-        OrthogonalAdapter(layer, side=side, block_size=4)
-    assert all(p.requires_grad for p in layer.parameters())
-
-
 def test_all_layers_are_checked_before_the_first_is_changed():
     model = nn.Sequential(nn.Linear(8, 8), nn.Embedding(5, 8), nn.Linear(8, 8))
     with pytest.raises(OptionError, match="reads indices"):
@@ -201,20 +186,3 @@ def test_dropout_leaves_whole_blocks_alone_with_its_chance_and_only_in_training(
     is_x, is_moved = ((y - z).view(3, 200, 2).abs().amax((0, 2)) < 1e-6 for z in (x, moved))
     assert bool((is_x | is_moved).all())
     assert 20 <= is_x.sum() <= 80  # of 200, of which a quarter is 50 with a deviation of 6
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"shared": True, "parametrization": "cayley"},
-        {"shared": True, "blocks": 5},
-        {"bound": 0.0},
-        {"bound": 0.1, "inner": "householder"},
-        {"dropout": 1.5},
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options: dict[str, Any]):
-    layer = nn.Linear(12, 12)
-    with pytest.raises(OptionError, match=r"shared|blocks|bound|dropout"):
-        OrthogonalAdapter(layer, **options)
-    assert all(p.requires_grad for p in layer.parameters())

@@ -73,26 +73,54 @@ def test_what_does_not_fit_is_refused_before_anything_is_written():
     assert torch.equal(good.weight, before)
 
 
-def test_hooks_that_may_do_more_are_refused():
-    first, last = nn.Linear(5, 8), nn.Linear(8, 5)
-    for module, hook in (
-        (first, first.register_forward_hook(lambda _, args, y: y.relu())),
-        (last, last.register_forward_pre_hook(lambda _, args: args[0].relu())),
+class Rectified(nn.Linear):
+    def forward(self, input):
+        return super().forward(input + 1).relu()
+
+
+class Squared(nn.RMSNorm):
+    def forward(self, x):
+        return super().forward(x) ** 2
+
+
+def hooked(hook):
+    layer = nn.Linear(8, 3)
+    hook(layer)
+    return layer
+
+
+def patched():
+    layer = nn.Linear(8, 3)
+    forward = layer.forward
+    layer.forward = lambda input: forward(input).relu()
+    return layer
+
+
+MORE = {
+    "before it": (nn.RMSNorm, lambda: hooked(lambda m: m.register_forward_pre_hook(lambda _, args: args[0].relu()))),
+    "after it": (nn.RMSNorm, lambda: hooked(lambda m: m.register_forward_hook(lambda _, args, y: y.relu()))),
+    "a forward of the class": (nn.RMSNorm, lambda: Rectified(8, 3)),
+    "a forward of the instance": (nn.RMSNorm, patched),
+    "a norm": (Squared, lambda: nn.Linear(8, 3)),
+}
+
+
+@pytest.mark.parametrize("what", MORE)
+def test_layers_and_norms_that_do_more_are_refused_and_nothing_is_written(what):
+    norm, layer = (make(*sizes) for make, sizes in zip(MORE[what], ((8,), ()), strict=True))
+    nn.init.uniform_(norm.weight, 0.5, 2.0)
+    before = copy.deepcopy([norm.state_dict(), layer.state_dict()])
+    for act in (
+        lambda: sk.nn.absorb_norm_(norm, [layer]),
+        lambda: sk.nn.rotate_(R, writers=[nn.Embedding(5, 8)], norms={norm: [layer]}),
     ):
-        before = copy.deepcopy(module.state_dict())
-        with pytest.raises(errors.OptionError, match="hooks"):
-            sk.nn.rotate_(sk.init.haar((8, 8)), readers=[last], writers=[first])
-        assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
-        hook.remove()
-    sk.nn.rotate_(sk.init.haar((8, 8)), readers=[last], writers=[first])
-
-
-def test_a_forward_put_on_an_instance_is_refused():
-    first, last = nn.Linear(5, 8), nn.Linear(8, 5)
-    forward = first.forward
-    first.forward = lambda input: forward(input).relu()
-    with pytest.raises(errors.OptionError, match="copy"):
-        sk.nn.rotate_(sk.init.haar((8, 8)), readers=[last], writers=[first])
+        with pytest.raises(errors.OptionError):
+            act()
+    after = [norm.state_dict(), layer.state_dict()]
+    assert all(torch.equal(a[key], b[key]) for a, b in zip(after, before, strict=True) for key in b)
+    for readers in ([nn.Linear(8, 3), nn.Linear(4, 3)], [nn.Linear(4, 3)]):
+        with pytest.raises(errors.ShapeError):
+            sk.nn.absorb_norm_(nn.RMSNorm(8), readers)
 
 
 def test_a_layer_inside_an_adapter_is_refused():
@@ -116,36 +144,6 @@ def test_a_norm_is_absorbed_by_what_reads_it(kind, has_bias):
         assert torch.allclose(layer(norm(x)), y, atol=1e-13)
     assert torch.equal(norm.weight, torch.ones(8, dtype=torch.float64))
     assert getattr(norm, "bias", None) is None or not norm.bias.any()
-
-
-def test_a_norm_that_is_more_than_a_scale_is_not_absorbed():
-    class Squared(nn.RMSNorm):
-        def forward(self, x):
-            return super().forward(x) ** 2
-
-    norm, layer = Squared(8), nn.Linear(8, 3)
-    nn.init.normal_(norm.weight)
-    before = [norm.weight.clone(), layer.weight.clone()]
-    with pytest.raises(errors.OptionError, match="Squared"):
-        sk.nn.absorb_norm_(norm, [layer])
-    with pytest.raises(errors.ShapeError, match="8 features"):
-        sk.nn.absorb_norm_(nn.RMSNorm(8), [layer, nn.Linear(4, 3)])
-    assert torch.equal(before[0], norm.weight)
-    assert torch.equal(before[1], layer.weight)
-
-
-@pytest.mark.parametrize("absorb", [sk.nn.absorb_norm_, lambda _, readers: sk.nn.rotate_(R, readers=readers)])
-def test_a_reader_that_does_more_is_refused(absorb):
-    class Rectified(nn.Linear):
-        def forward(self, input):
-            return super().forward(input + 1).relu()
-
-    norm, layer = nn.RMSNorm(8), Rectified(8, 3)
-    nn.init.uniform_(norm.weight, 0.5, 2.0)
-    with pytest.raises(errors.OptionError, match="Rectified"):
-        absorb(norm, [layer])
-    with pytest.raises(errors.ShapeError, match="8 features"):
-        absorb(norm, [nn.Linear(4, 3)])
 
 
 def test_layer_norms_in_a_model_become_root_mean_squares_and_elsewhere_are_refused():
