@@ -10,9 +10,10 @@ from stiefelkit.cli.options import Options
 from stiefelkit.errors import DivergedError, OptionError, RunError, needs
 from stiefelkit.figure import Figures
 from stiefelkit.files import reachable, refuse_links, writable
+from stiefelkit.training import papers as of_papers
 from stiefelkit.training.data import named
 from stiefelkit.training.display import Screen, say
-from stiefelkit.training.papers import Reproduction, Row, find, rows
+from stiefelkit.training.papers import Reproduction, Row, find
 
 if TYPE_CHECKING:
     from stiefelkit.training.reproduce import Finding, Score
@@ -99,7 +100,7 @@ def _run(name: str, out: Path, plan: Reproduction) -> int:
 
 def _list(out: Path) -> None:
     """Prints a table for each table or figure of a paper, those of one paper in a row, with one line an experiment."""
-    known = rows()
+    known = of_papers.rows()
     widest = max((len(row.name) for row in known), default=0)
     papers: dict[str, dict[str, Table]] = {}
     for row in known:
@@ -120,10 +121,10 @@ def _list(out: Path) -> None:
 
 
 def _finding(row: Row, path: Path) -> "Finding | None":
-    from stiefelkit.training.reproduce import finding, opened
+    from stiefelkit.training.reproduce import finding
 
     try:
-        return finding(opened(path, row).path) if path.is_dir() else None
+        return finding(path, row) if path.is_dir() else None
     except RunError:
         return None
 

@@ -1,11 +1,12 @@
 """The experiments of papers: a row of their tables, the rows by name, and the options by which one is run again."""
 
 import dataclasses
+import functools
 import itertools
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,16 +14,11 @@ from typing import TYPE_CHECKING, Any
 from stiefelkit.checks import SEED, THREADS
 from stiefelkit.errors import UnknownNameError, did_you_mean
 from stiefelkit.numbers import integer, optional, validate_fields_
-from stiefelkit.registry import Registry
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, create, tasks
 
 if TYPE_CHECKING:
     from stiefelkit.training.config import Config
-
-TABLES = ("adding", "chars", "copying", "mnist", "shakespeare", "speech")
-tables = Registry("stiefelkit.papers", "table of a paper", {name: f"{__name__}:{name.upper()}" for name in TABLES})
-"""Name to a tuple of rows."""
 
 
 @dataclass(frozen=True)
@@ -132,18 +128,9 @@ class Reproduction:
         return Settings(steps=steps, seed=self.seed, threads=self.threads, device=self.device)
 
     def command(self, name: str) -> str:
-        """Returns the line that runs an experiment so, wherever its options have come from.
-
-        >>> Reproduction(epochs=2).command("scornn-mnist-170")
-        'stiefelkit reproduce scornn-mnist-170 --epochs 2'
-        """
+        """Returns the line that runs an experiment so, wherever its options have come from."""
         given = ((f"--{option}", str(value)) for option, value in vars(self).items() if value is not None)
         return shlex.join(["stiefelkit", "reproduce", name, *(word for pair in given for word in pair)])
-
-
-def rows() -> list[Row]:
-    """Returns all rows, table by table."""
-    return [row for table in tables.available().values() for row in table]
 
 
 def find(name: str) -> Row:
@@ -158,10 +145,37 @@ def find(name: str) -> Row:
     return known[name]
 
 
+@functools.cache
+def rows() -> tuple[Row, ...]:
+    """Returns all rows of papers.toml, table by table: those of a table by their length, or by how far they look."""
+    file = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+    common, inventors = file.pop("common"), file.pop("inventors")
+    read = []
+    for table in sorted(common):
+        blocks = [
+            _with_defaults(own, _with_defaults(block, common[table]))
+            for block in file[table]
+            for own in block.get("each", [{}])
+        ]
+        found = [_row(fields, inventors) for block in blocks for fields in _each(block, common[table])]
+        read += sorted(found, key=lambda row: [row.task_options.get(option, 0) for option in ("T", "ahead")])
+    return tuple(read)
+
+
 def _with_defaults(own: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """Returns the keys of both, those of `own` before the defaults, in tables of tables, too."""
     both = {key: value for key, value in own.items() if isinstance(value, dict) and key in defaults}
     return defaults | own | {key: _with_defaults(value, defaults[key]) for key, value in both.items()}
+
+
+def _each(block: dict[str, Any], common: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Gives the fields of each row of a block, in which several models, tasks or lengths are lists."""
+    lists = {key: block[key] for key in ("model", "task", "T") if isinstance(block.get(key), list)}
+    for values in itertools.product(*lists.values()):
+        fields = block | dict(zip(lists, values, strict=True))
+        if isinstance(fields.get("figure"), list):
+            fields["figure"] = fields["figure"][common["task"].index(fields["task"])]
+        yield fields
 
 
 def _row(fields: dict[str, Any], inventors: Mapping[str, str]) -> Row:
@@ -179,24 +193,3 @@ def _row(fields: dict[str, Any], inventors: Mapping[str, str]) -> Row:
         facts["parameters"] = None
     name = f"{model}-{task}-{end or options.get('T', settings.hidden_size)}".replace("_", "-")
     return Row(name, task, model, settings, task_options=options, **facts)
-
-
-def __getattr__(name: str) -> tuple[Row, ...]:
-    """Reads a table of papers.toml, such as ADDING: its rows by their length, or by how far they look."""
-    table = name.lower()
-    file = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")) if name.isupper() else {}
-    if table not in file.get("common", ()):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    common, inventors = file["common"][table], file["inventors"]
-    blocks = [
-        _with_defaults(own, _with_defaults(block, common)) for block in file[table] for own in block.get("each", [{}])
-    ]
-    read = []
-    for block in blocks:
-        lists = {key: block[key] for key in ("model", "task", "T") if isinstance(block.get(key), list)}
-        for values in itertools.product(*lists.values()):
-            fields = block | dict(zip(lists, values, strict=True))
-            if isinstance(fields.get("figure"), list):
-                fields["figure"] = fields["figure"][common["task"].index(fields["task"])]
-            read.append(_row(fields, inventors))
-    return tuple(sorted(read, key=lambda row: [row.task_options.get(option, 0) for option in ("T", "ahead")]))

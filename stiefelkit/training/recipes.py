@@ -11,7 +11,7 @@ from stiefelkit.checks import Option
 from stiefelkit.errors import OptionError, needs
 from stiefelkit.optim import names_in_words
 
-__all__ = ["LRU_RATES", "Option", "Recipe", "Settings", "of_planes"]
+__all__ = ["LRU_RATES", "Option", "Recipe", "Settings", "of_planes", "usual"]
 
 LRU_RATES = dict.fromkeys(("log_angle", "log_rate", "log_scale"), 1e-3)
 """Rates of the planes of an LRU, below that of its matrices as in its paper."""
@@ -171,3 +171,25 @@ class Recipe:
     ) -> "Recipe":
         """Returns the recipe of a model with so many units; `settings` are further fields of `Settings`."""
         return cls(Settings(hidden_size=hidden_size, lr=lr, optimizer=optimizer, **settings), options)
+
+
+def usual(of: Callable[..., Recipe], sizes: Mapping[str, int], **changes: dict[str, Any]) -> dict[str, Recipe]:
+    """Returns the recipes of models of some sizes, whose coordinates and gates are trained as those of their kin are.
+
+    Args:
+        of: `Recipe.of` with what all have.
+        sizes: model to units.
+        changes: model to arguments of `of` that differ from those of its kin.
+    """
+    of_skew, clipped = {"rates": {"skew": 1e-4}}, {"clip_norm": 1.0}
+    own: dict[str, dict[str, Any]] = {
+        "scornn": {**of_skew, "options": lambda n: {"negative": n // 10}},
+        "full_urnn": {"optimizer": "multiplicative_cayley", "rates": {"stiefel": 1e-3}},
+        "ornn": {"options": lambda n: {"reflections": n // 4}},
+        "eurnn": {"options": lambda n: {"layers": 2}},
+        "rotrnn": {"lr": 4e-3, "optimizer": "adamw", "options": of_planes},
+        "lru": {"lr": 4e-3, "optimizer": "adamw"},
+        **dict.fromkeys(("scurnn", "exprnn", "margin_rnn"), of_skew),
+        **dict.fromkeys(("irnn", "henaff_rnn", "gru", "lstm"), clipped),
+    }
+    return {name: of(size, **own.get(name, {}) | changes.get(name, {})) for name, size in sizes.items()}

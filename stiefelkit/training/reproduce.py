@@ -6,27 +6,20 @@ import statistics
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stiefelkit.errors import RunError, StiefelkitError, needs, printable
 from stiefelkit.figure import Figures, figure, reference_line
 from stiefelkit.files import parse_json, read_file, write_atomically, write_json
 from stiefelkit.machine import processor
+from stiefelkit.training import papers
 from stiefelkit.training.display import Silent
-from stiefelkit.training.papers import Reproduction, Row, rows
+from stiefelkit.training.papers import Reproduction, Row
 from stiefelkit.training.plot import Curve, Value, draw, draw_runs
 from stiefelkit.training.run_folder import PROCESSOR, RunFolder, by_kind, is_run, last_step
 from stiefelkit.training.train import RunOutcome, resume, train
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 MADE, PAGE = "reproduced.json", "report.md"
-DIVERGED = "diverged"
-LABELS: dict[str, dict[str, str]] = {
-    "drift": {"title": "orthogonality", "ylabel": r"$\Vert W^H W - I\Vert_F$"},
-    "gradients": {"title": "largest gradient since the last line", "ylabel": "norm"},
-}
 
 
 @dataclass(frozen=True)
@@ -39,14 +32,42 @@ class Score:
 
 @dataclass(frozen=True)
 class Finding:
-    """Results of a run: the evaluation that is best on the held-out set, that on examples set apart, and the last."""
+    """A run of a row: the evaluation that is best on the held-out set, that on examples set apart, and the last."""
 
+    row: Row
     best_test: Score
     best_validation: Score | None
     last: Score
-    epochs: float
     folder: RunFolder = field(repr=False)
     records: dict[str, list[dict[str, Any]]] = field(repr=False)
+
+    @property
+    def epochs(self) -> float:
+        """Epochs so far."""
+        return self.last.step / self.row.epoch
+
+    @property
+    def minutes(self) -> float | None:
+        """CPU time of an epoch, the median; None if the run has not written any down."""
+        times = [record["cpu_seconds"] / 60 for record in self.records["epoch"]]
+        times = times or [record["ms_per_step"] * self.row.epoch / 6e4 for record in self.records["train"]]
+        return statistics.median(times) if times else None
+
+    @property
+    def bytes(self) -> int:
+        """The most that the process held; 0 if that is not known."""
+        return max((record.get("peak_bytes", 0) for record in self.records["epoch"]), default=0)
+
+    @property
+    def reached(self) -> int | None:
+        """The step after which the held-out loss was first below the goal of the row."""
+        headline, goal = self.row.build_task().headline, self.row.goal or 0.0
+        return next((record["step"] for record in self.records["test"] if record[headline] < goal), None)
+
+    @property
+    def made_by(self) -> list[dict[str, Any]]:
+        """The commands and commits that it was made by."""
+        return made_by(self.folder.path)
 
 
 def reproduce(row: Row, out: Path, plan: Reproduction | None = None, display: Silent | None = None) -> RunOutcome:
@@ -81,24 +102,22 @@ def opened(path: Path, row: Row) -> RunFolder:
     return folder
 
 
-def finding(path: Path) -> Finding:
-    """Returns what came of a run; raises RunError if it is missing, damaged or has not been evaluated yet."""
-    folder = RunFolder.open(path)
-    task, records = folder.config.build_task(), by_kind(folder)
-    best = max if task.headline == "accuracy" else min
-    test, validation = ({line["step"]: line[task.headline] for line in records[k]} for k in ("test", "validation"))
+def finding(path: Path, row: Row) -> Finding:
+    """Returns what came of a run; raises RunError if it is missing, damaged, another, or not evaluated yet."""
+    folder = opened(path, row)
+    headline, records = folder.config.build_task().headline, by_kind(folder)
+    best = max if row.by_accuracy else min
+    test, validation = ({line["step"]: line[headline] for line in records[k]} for k in ("test", "validation"))
     needs(bool(test), RunError, f"Run {path}", "an evaluation in its log", "none yet; continue it")
     chosen = best(validation, key=validation.__getitem__, default=None)
     first, last = (Score(test[step], step) for step in (best(test, key=test.__getitem__), max(test)))
-    by_validation = None if chosen is None else Score(test[chosen], chosen)
-    epochs = last.step / task.batches_per_epoch(folder.config.batch_size)
-    return Finding(first, by_validation, last, epochs, folder, records)
+    return Finding(row, first, None if chosen is None else Score(test[chosen], chosen), last, folder, records)
 
 
 def note(path: Path, row: Row, command: str, diverged: str = "") -> None:
     """Writes into the folder of a run which command went on with it, on what, and what was not finite at its end."""
     entry = {"command": command, "commit": _commit(), PROCESSOR: processor(RunFolder.open(path).config.device)}
-    entry |= {DIVERGED: diverged} if diverged else {}
+    entry |= {"diverged": diverged} if diverged else {}
     begun = made_by(path)
     if entry not in begun:
         write_json(path / MADE, {"name": row.name, "made_by": [*begun, entry]})
@@ -107,60 +126,32 @@ def note(path: Path, row: Row, command: str, diverged: str = "") -> None:
 def made_by(path: Path) -> list[dict[str, Any]]:
     """Returns the commands and commits that a run was made by; none if nobody wrote them down."""
     try:
-        commands = parse_json(read_file(path / MADE))["made_by"]
+        return [dict(entry) for entry in parse_json(read_file(path / MADE))["made_by"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    return [entry for entry in commands if isinstance(entry, dict)] if isinstance(commands, list) else []
 
 
 def _commit() -> str:
     """Returns the commit of the package's source, with a + if it was changed since; empty outside of a checkout."""
-    here = Path(__file__).parent
-    words = ["git", "-C", str(here), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    words = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     try:
-        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return subprocess.run(
+            words, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
-
-
-Run = tuple[Row, Finding]
-
-
-def _cells(row: Row, found: Finding) -> list[str]:
-    """Returns the line of a run in a table."""
-    records, headline = found.records, row.build_task().headline
-    if row.goal is None:
-        second = "-" if found.best_validation is None else row.said(found.best_validation.test)
-    else:
-        steps = (record["step"] for record in records["test"] if record[headline] < row.goal)
-        second = next((f"at step {step:,}" for step in steps), "not yet")
-    times = [record["cpu_seconds"] / 60 for record in records["epoch"]]
-    times = times or [record["ms_per_step"] * row.epoch / 6e4 for record in records["train"]]
-    peak = max((record.get("peak_bytes", 0) for record in records["epoch"]), default=0)
-    return [
-        row.name,
-        f"{found.folder.parameters:,}" + (f" ({row.parameters:,})" if row.parameters else ""),
-        f"{found.epochs:.4g} of {row.epochs:.4g}",
-        f"{row.said(found.best_test.test)} at {found.best_test.step / row.epoch:.4g}",
-        second,
-        row.said(found.last.test),
-        row.printed,
-        f"{statistics.median(times):.2f}" if times else "-",
-        f"{peak / 1e6:.0f}" if peak else "-",
-    ]
 
 
 def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[Path, list[Path]]:
     """Writes a Markdown page and its figures about every run in a folder that has been evaluated, and returns them."""
     from jinja2 import Environment, StrictUndefined
 
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[Finding]] = {}
     left_out: dict[str, str] = {}
-    for row in rows():
-        path = out / row.name
-        if is_run(path):
+    for row in papers.rows():
+        if is_run(out / row.name):
             try:
-                run = row, finding(opened(path, row).path)
+                run = finding(out / row.name, row)
             except StiefelkitError as error:
                 left_out[row.name] = str(error)
             else:
@@ -168,84 +159,51 @@ def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[
     if not groups:
         why = f": {next(iter(left_out.values()))}" if left_out else "; name another --out."
         raise RunError(f"A report needs runs that have been evaluated, got none in {out}{why}")
-    parts = [_part(group, runs, figures or Figures(), place) for group, runs in groups.items()]
+    drawn = {group: _drawn(runs, figures or Figures(), place) for group, runs in groups.items()}
     look = Environment(trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
-    look.filters |= {"literal": _literal, "code": _code}
+    look.filters |= {"literal": _literal, "printable": printable}
     page = look.from_string(Path(__file__).with_suffix(".md").read_text("utf-8"))
     place.mkdir(parents=True, exist_ok=True)
-    write_atomically(place / PAGE, page.render(parts=parts, left_out=left_out).encode())
-    return place / PAGE, [path for part in parts for path in part["drawn"].values()]
-
-
-def _part(group: str, runs: list[Run], look: Figures, place: Path) -> dict[str, Any]:
-    """Returns what the page says of the runs of a group, once their figures are drawn."""
-    row, task, notes = runs[0][0], runs[0][0].build_task(), []
-    if task.known_baseline:
-        notes.append(f"Without memory: {row.said(task.known_baseline[task.headline])}.")
-    for note in dict.fromkeys(row.note for row, _ in runs if row.note):
-        notes.append(f"{', '.join(row.name for row, _ in runs if row.note == note)}: {note}.")
-    made = {row.name: made_by(found.folder.path) for row, found in runs}
-    ends = {name: _literal(entries[-1].get(DIVERGED) or "") for name, entries in made.items() if entries}
-    return {
-        "group": group,
-        "word": "accuracy" if row.by_accuracy else task.loss_label,
-        "second": "by validation" if row.goal is None else f"first below {row.goal:g}",
-        "table": [_cells(*run) for run in runs],
-        "notes": notes + [f"{name}: ended where {why}." for name, why in ends.items() if why],
-        "drawn": _drawn(runs, look, place, re.sub(r" \w+=", "-", group)),
-        "made": [(found.folder, entry) for row, found in runs for entry in made[row.name]],
-    }
+    write_atomically(place / PAGE, page.render(groups=groups, drawn=drawn, left_out=left_out).encode())
+    return place / PAGE, [path for paths in drawn.values() for path in paths.values()]
 
 
 def _literal(words: object) -> str:
-    r"""Returns words of a run, letter by letter in one line of Markdown: no markup, no HTML, no orders to a terminal.
-
-    >>> print(_literal("<b>`a`\n$x$\x1b"))
-    \<b\>\`a\` \$x\$\\x1b
-    """
+    """Returns words of a run, letter by letter in one line of Markdown: no markup, no HTML, no orders to a terminal."""
     return re.sub(r"([\\`*_{}\[\]<>&|#~!$])", r"\\\1", printable(" ".join(str(words).split())))
 
 
-def _code(words: object) -> str:
-    """Returns the same as code, where no letter is markup but a backtick."""
-    shown = printable(" ".join(str(words).split()))
-    return _literal(shown) if "`" in shown else f"`{shown}`"
-
-
-def _drawn(runs: list[Run], look: Figures, place: Path, stem: str) -> dict[str, Path]:
+def _drawn(runs: list[Finding], look: Figures, place: Path) -> dict[str, Path]:
     """Draws scores, drift and gradients of the runs of one group over epochs, where there are any, and `draw_runs`."""
-    curves = [Curve(row.label, row.build_task(), found.records, row.epoch) for row, found in runs]
-    headline, drawn = curves[0].task.headline, {}
-    shown: dict[str, tuple[str, Value]] = {
-        "scores": ("test", lambda line: line[headline]),
-        "drift": ("train", lambda line: max((w["error"] for w in line["orthogonality"].values()), default=0) or None),
-        "gradients": ("train", lambda line: line["gradient_norm"] or None),
+    curves = [Curve(run.row.label, run.row.build_task(), run.records, run.row.epoch) for run in runs]
+    task, stem, drawn = curves[0].task, re.sub(r" \w+=", "-", runs[0].row.group), {}
+    headline = task.headline
+
+    def largest_error(line: dict[str, Any]) -> float | None:
+        return max((weight["error"] for weight in line["orthogonality"].values()), default=0) or None
+
+    drift = {"title": "orthogonality", "ylabel": r"$\Vert W^H W - I\Vert_F$", "yscale": "log"}
+    size = {"title": "largest gradient since the last line", "ylabel": "norm", "yscale": "log"}
+    score = {"title": "held out", "ylabel": task.loss_label, "yscale": "log"}
+    if runs[0].row.by_accuracy:  # runs of two epochs stand beside others of fifty
+        score = {"title": "held out; dotted: the papers", "ylabel": "accuracy", "xscale": "log"}
+    shown: dict[str, tuple[str, Value, dict[str, str]]] = {
+        "scores": ("test", lambda line: line[headline], score),
+        "drift": ("train", largest_error, drift),
+        "gradients": ("train", lambda line: line["gradient_norm"] or None, size),
     }
-    for name, (kind, value) in shown.items():
+    for name, (kind, value, words) in shown.items():
         if not any(curve.points(kind, value) for curve in curves):
             continue
         drawn[name] = look.path(place, f"{stem}-{name}")
         with figure(drawn[name], dpi=look.dpi) as (axes,):
             draw(axes, curves, kind, value)
-            axes.set_xlabel("epoch")
             if name == "scores":
-                _finish_scores(axes, runs)
-            else:
-                axes.set(**LABELS[name], yscale="log")
+                for number, run in enumerate(runs):
+                    if run.row.figure is not None:
+                        axes.axhline(run.row.figure, color=f"C{number % 10}", linestyle=":")
+                if task.known_baseline and not runs[0].row.by_accuracy:  # a guess at ten classes would press the curves
+                    reference_line(axes, task.known_baseline[headline], "without memory")
+            axes.set(xlabel="epoch", **words)
             axes.legend()
-    logs = [(found.folder, found.records) for _, found in runs]
-    return drawn | draw_runs(logs, place, look, f"{stem}-")
-
-
-def _finish_scores(axes: "Axes", runs: list[Run]) -> None:
-    """Adds what guessing scores, and the papers' figures, to curves of held-out scores."""
-    task = runs[0][0].build_task()
-    for number, (row, _) in enumerate(runs):
-        if row.figure is not None:
-            axes.axhline(row.figure, color=f"C{number % 10}", linestyle=":")
-    if task.headline == "accuracy":  # runs of two epochs stand beside others of fifty
-        axes.set(title="held out; dotted: the papers", ylabel="accuracy", xscale="log")
-        return
-    if task.known_baseline:  # a guess at ten classes would press the curves together
-        reference_line(axes, task.known_baseline[task.headline], "without memory")
-    axes.set(title="held out", ylabel=task.loss_label, yscale="log")
+    return drawn | draw_runs([(run.folder, run.records) for run in runs], place, look, f"{stem}-")

@@ -11,7 +11,7 @@ from rich.table import Table
 from tiny_runs import small
 
 from stiefelkit import models
-from stiefelkit.cli import main, reproduce
+from stiefelkit.cli import main
 from stiefelkit.errors import printable
 from stiefelkit.figure import literal
 from stiefelkit.measuring.report import environment
@@ -72,7 +72,7 @@ def test_experiments_of_any_name_are_listed_letter_by_letter(
     monkeypatch.setenv("COLUMNS", "200")
     (row, *_) = papers.rows()
     named = [dataclasses.replace(row, name=name, paper=f"paper {name}") for name in NAMES]
-    monkeypatch.setattr(reproduce, "rows", lambda: named)
+    monkeypatch.setattr(papers, "rows", lambda: named)
     assert main(["reproduce", "--list"]) == 0
     out = capsys.readouterr().out
     for name in NAMES:

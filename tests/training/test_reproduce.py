@@ -1,6 +1,5 @@
 """Experiments of papers: their rows are as the papers have them, and a run of one goes on, and tells what came."""
 
-import copy
 import dataclasses
 import json
 from pathlib import Path
@@ -31,9 +30,7 @@ def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     often: Any = {"eval_every": 2, "log_every": 2, "checkpoint_every": 3}
     settings = Settings(hidden_size=4, steps=12, batch_size=5, seed=seeds.seed(3), **often)
     row = Row("tiny-copying-2", "copying", "scornn", settings, "Nobody 2001", 0.1, {"T": 2, "train_size": 20}, "a note")
-    for table in ("_targets", "_loaded"):
-        monkeypatch.setattr(papers.tables, table, copy.copy(getattr(papers.tables, table)))
-    papers.tables.register("tiny", (row,))
+    monkeypatch.setattr(papers, "rows", lambda: (*ROWS, row))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -92,7 +89,17 @@ def counted(row: Row, parameters: int) -> int:
     return parameters
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.parameters], ids=lambda row: row.name)
+IN_FULL = {
+    **{"restricted-urnn-speech-158": 83_237, "restricted-urnn-speech-378": 198_957},
+    **{"scurnn-mnist-116": 16_482, "scurnn-pmnist-250": 69_010, "scurnn-copying-1000": 22_369},
+    **{"scurnn-adding-200": 14_617, "scurnn-speech-128": 83_073, "scurnn-speech-258": 200_853},
+    **{"scornn-adding-200": 15_046, "ornn-adding-200": 2_569, "ornn-mnist-256": 11_034},
+}
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.parameters or row.name in IN_FULL], ids=lambda row: row.name
+)
 def test_models_of_rows_have_as_many_parameters_as_the_papers_print(row: Row) -> None:
     printed, task = row.parameters or 0, row.build_task()
     in_thousands = 500 if printed % 1000 == 0 else 50
@@ -101,25 +108,8 @@ def test_models_of_rows_have_as_many_parameters_as_the_papers_print(row: Row) ->
             row.model, task.input_size, row.settings.hidden_size or 0, task.output_size, **row.settings.options
         )
     found = counted(row, models.count_parameters(model))
-    assert abs(found - printed) <= max(0.035 * printed, in_thousands)
-
-
-PRINTED = {
-    **{"restricted-urnn-speech-158": 83_237, "restricted-urnn-speech-378": 198_957},
-    **{"scurnn-mnist-116": 16_482, "scurnn-pmnist-250": 69_010, "scurnn-copying-1000": 22_369},
-    **{"scurnn-adding-200": 14_617, "scurnn-speech-128": 83_073, "scurnn-speech-258": 200_853},
-    **{"scornn-adding-200": 15_046, "ornn-adding-200": 2_569, "ornn-mnist-256": 11_034},
-}
-
-
-@pytest.mark.parametrize("name", PRINTED)
-def test_counts_that_are_printed_in_full_are_met_exactly(name: str) -> None:
-    row = papers.find(name)
-    task = row.build_task()
-    with torch.device("meta"):
-        sizes = task.input_size, row.settings.hidden_size or 0, task.output_size
-        model = models.create(row.model, *sizes, **row.settings.options)
-    assert models.count_parameters(model) == PRINTED[name]
+    assert abs(found - printed) <= max(0.035 * printed, in_thousands) or not printed
+    assert models.count_parameters(model) == IN_FULL.get(row.name, models.count_parameters(model))
 
 
 def test_rows_of_papers_say_how_many_parameters_or_why_not() -> None:
@@ -157,20 +147,19 @@ def write(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def test_both_ways_to_choose_an_epoch_are_told_apart(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    config = papers.find("lstm-pmnist-128").config(Settings(hidden_size=2, steps=2200))
-    RunFolder.create(path, config, 5)
-    write(path, [])
+    path, row = tmp_path / "run", papers.find("lstm-pmnist-128")
+    RunFolder.create(path, row.config(Settings(steps=2200)), 5)
+    (path / "log.jsonl").touch()
     with pytest.raises(RunError, match="evaluation"):
-        finding(path)
+        finding(path, row)
     of_test, of_validation = (0.5, 0.9, 0.8), (0.6, 0.7, 0.75)
-    records = []
-    for step, test, validation in zip((550, 1100, 2200), of_test, of_validation, strict=True):
-        records.append({"kind": "test", "step": step, "loss": 1.0, "accuracy": test})
-        records.append({"kind": "validation", "step": step, "loss": 1.0, "accuracy": validation})
-    write(path, records)
-    found = finding(path)
-    last = Score(0.8, 2200)
+    records = [
+        {"kind": kind, "step": step, "loss": 1.0, "accuracy": accuracy}
+        for kind, scores in (("test", of_test), ("validation", of_validation))
+        for step, accuracy in zip((550, 1100, 2200), scores, strict=True)
+    ]
+    (path / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    found, last = finding(path, row), Score(0.8, 2200)
     assert (found.best_test, found.best_validation, found.last) == (Score(0.9, 1100), last, last)
     assert found.epochs == 2.0
 
@@ -231,11 +220,12 @@ def test_a_run_that_diverged_is_noted_once_and_the_report_says_so(
     assert "tiny-copying-2: ended where the loss is inf at step 4." in text
 
 
-def test_a_report_names_what_it_leaves_out(tmp_path: Path) -> None:
+def test_a_report_names_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = papers.find("tiny-copying-2")
     other = dataclasses.replace(row, name="tiny-other", settings=Settings(lr=0.5).with_defaults(row.settings))
     alone = dataclasses.replace(row, name="tiny-alone", task_options={**row.task_options, "T": 3})
-    papers.tables.register("other", (other, dataclasses.replace(row, name="tiny-cut"), alone))
+    known = (row, other, dataclasses.replace(row, name="tiny-cut"), alone)
+    monkeypatch.setattr(papers, "rows", lambda: known)
     for name in (row.name, "tiny-cut", "tiny-other", "tiny-alone"):
         reproduce(row, tmp_path / name, Reproduction(epochs=1))
     (tmp_path / "tiny-cut" / "log.jsonl").write_text("junk\n")

@@ -45,7 +45,7 @@ class Repeating(nn.Module):
 
 def test_a_frame_is_the_log_power_of_its_own_window(read_in: dict[str, Recordings]) -> None:
     samples, _ = read(read_in["train"].paths[3])
-    frames = read_in["train"].frames[3]
+    frames = read_in["train"].pieces[3]
     # periodic: 256 of 257 points, so that two windows half a window apart add to one
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(256) / 256)
     assert frames.shape == (1 + (len(samples) - 256) // 128, 129)
@@ -56,11 +56,11 @@ def test_a_frame_is_the_log_power_of_its_own_window(read_in: dict[str, Recording
 
 def test_a_target_is_the_frame_after_its_input_and_never_padding(task: Speech, read_in: dict[str, Recordings]) -> None:
     x, y = task.held_out()
-    lengths = [len(frames) - 1 for frames in read_in["test"].frames]
+    lengths = [len(frames) - 1 for frames in read_in["test"].pieces]
     assert len(set(lengths)) > 1
     for k, length in enumerate(lengths):
         assert torch.equal(x[k, 1:length], y[k, : length - 1])
-        assert torch.equal(y[k, length - 1], read_in["test"].frames[k][-1])
+        assert torch.equal(y[k, length - 1], read_in["test"].pieces[k][-1])
         assert y[k, :length].isfinite().all()
         assert y[k, length:].isinf().all()
         assert not x[k, length:].any()
@@ -70,9 +70,9 @@ def test_the_loss_is_the_mean_over_real_frames_and_padded_that_over_all(
     task: Speech, read_in: dict[str, Recordings]
 ) -> None:
     # repeating the last frame, recording by recording, without any padding
-    errors = [(frames[:-1] - frames[1:]).square().double() for frames in read_in["test"].frames]
+    errors = [(frames[:-1] - frames[1:]).square().double() for frames in read_in["test"].pieces]
     total, real = sum(each.sum() for each in errors), sum(each.numel() for each in errors)
-    longest = max(len(frames) - 1 for part in read_in.values() for frames in part.frames)
+    longest = max(len(frames) - 1 for part in read_in.values() for frames in part.pieces)
     scores = task.evaluate(Repeating(), chunk=5)
     assert scores["loss"] == pytest.approx(float(total / real), rel=1e-5)
     assert scores["padded"] == pytest.approx(float(total) / (len(errors) * longest * 129), rel=1e-5)
@@ -98,7 +98,7 @@ def test_a_model_of_standardized_levels_answers_in_decibels(task: Speech, read_i
             return torch.zeros_like(x)
 
     x, _ = task.held_out()
-    train_frames = torch.cat(read_in["train"].frames)
+    train_frames = torch.cat(read_in["train"].pieces)
     assert torch.allclose(task.answer(Mean(), x)[0, 0], train_frames.mean(0), atol=1e-3)
     assert torch.allclose(task.answer(Repeating(), x), x, atol=1e-3)
 
@@ -114,7 +114,7 @@ def test_a_model_of_standardized_levels_answers_in_decibels(task: Speech, read_i
 
 def test_the_baseline_is_the_best_line_from_the_last_frame(task: Speech, read_in: dict[str, Recordings]) -> None:
     x, y, test_x, test_y = (
-        torch.cat([frames[cut] for frames in read_in[part].frames]).double()
+        torch.cat([frames[cut] for frames in read_in[part].pieces]).double()
         for part in ("train", "test")
         for cut in (slice(-1), slice(1, None))
     )
@@ -185,7 +185,7 @@ def test_folders_that_are_no_speech_are_refused(folder: Path, tmp_path: Path) ->
     shutil.rmtree(tmp_path / "b" / "test" / "t00")
     for path in (tmp_path / "b" / "test").rglob("*.wav"):
         path.unlink()
-    refused(tmp_path / "b", "in its test part")
+    refused(tmp_path / "b", "each part")
 
 
 def test_a_damaged_recording_stops_a_run_before_its_folder_appears(tmp_path: Path) -> None:

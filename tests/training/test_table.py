@@ -1,6 +1,6 @@
 """Tables: which rows are read, what is asked, how they are split and scaled, and what is refused."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +105,6 @@ def test_a_target_is_an_input_only_where_it_lies_ahead() -> None:
     x, y = ahead.held_out()
     assert torch.equal(x[1:, -1, 2], y[:-1])
     assert Table(file=file, window=4, ahead=1, features="wind").input_size == 1
-    with pytest.raises(DataError, match="level"):
-        Table(file=file, window=4, features="wind,level").held_out()
 
 
 def test_scales_are_those_of_the_training_part_alone() -> None:
@@ -203,7 +201,7 @@ def test_a_file_is_found_in_the_folder_of_data_or_from_here(tmp_path: Path) -> N
         expected = [tmp_path / "d" / "table" / "y.csv"]
         assert Table(file="y.csv", window=3)._paths() == Table(window=3)._paths() == expected
         one_series()
-        assert Table(file="x.csv")._paths() == [Path("x.csv")]
+        assert Table(file="x.csv")._paths() == [tmp_path / "x.csv"]
     assert Table(file=str(tmp_path / "x.csv"), window=3).sequences == 278
 
 
@@ -215,47 +213,41 @@ def test_a_file_that_changes_is_read_anew_by_the_next_task_and_not_by_one_that_h
     assert not torch.equal(Table(file="x.csv", window=3).held_out()[1], before)
 
 
-def text(content: str) -> Callable[[], Any]:
-    return lambda: Path("x.csv").write_text(content)
-
-
-def npz(**arrays: Any) -> Callable[[], Any]:
-    return lambda: np.savez("x.npz", **arrays)
-
-
 X, Y = np.zeros((5, 2, 1)), np.zeros(5)
-BROKEN: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
-    "missing": (lambda: None, {"file": "y.csv"}, "y.csv"),
-    "column": (lambda: None, {"target": "levle"}, "did you mean"),
-    "one series": (lambda: None, {"window": None}, "--series"),
-    "long": (lambda: None, {"window": 60, "ahead": 1}, "60 rows"),
-    "empty": (text(""), {}, "CSV"),
-    "no names": (text("1,2\n3,4\n"), {}, "names"),
-    "short": (text("a,b,y\n1,1,2\n3\n"), {}, "column 'b'"),
-    "nan": (text("a,y\n1,2\nnan,4\n"), {}, "row 2"),
-    "no target": (text("a,y\n1,2\n1,\n"), {}, "column 'y'"),
-    "words": (text("a,y\n1,u\n1,v\n"), {"kind": "regression"}, "'u'"),
-    "lengths": (lambda: many_series([5, 5, 5, 7]), {"window": None, "series": "who", "target": "kind"}, "5 to 7"),
-    "many": (lambda: written({"a": numbers(), "y": range(ROWS)}), {"target": "y"}, "--kind"),
-    "constant test": (
-        lambda: written({"a": numbers(), "y": [*numbers(300), *[1.5] * 100]}),
-        {"target": "y"},
-        "test part",
-    ),
-    "pickled": (npz(x=X, y=np.array([{}] * 5)), {"file": "x.npz", "window": None}, "whole arrays"),
-    "array": (npz(x=X, y=Y), {"file": "x.npz", "window": None, "target": "z"}, "--target"),
-    "shape": (npz(x=Y, y=Y), {"file": "x.npz", "window": None}, "shape"),
-    "nan in an array": (npz(x=X * np.nan, y=Y), {"file": "x.npz", "window": None}, "finite"),
-    "window of an array": (arrays, {"file": "each.npz"}, "--window"),
-    "targets of an npy": (arrays, {"file": "x.npy", "window": None}, "--target"),
+NPZ = {"file": "x.npz", "window": None}
+BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
+    "missing": ("", {"file": "y.csv"}, "y.csv"),
+    "column": ("", {"target": "levle"}, "did you mean"),
+    "one series": ("", {"window": None}, "--series"),
+    "long": ("", {"window": 60, "ahead": 1}, "60 rows"),
+    "many": ("", {"target": "time"}, "--kind"),
+    "leak": ("", {"features": "wind,level"}, "level"),
+    "empty": (" ", {}, "CSV"),
+    "no names": ("1,2\n3,4\n", {}, "names"),
+    "short": ("a,b,y\n1,1,2\n3\n", {}, "column 'b'"),
+    "nan": ("a,y\n1,2\nnan,4\n", {}, "row 2"),
+    "no target": ("a,y\n1,2\n1,\n", {}, "column 'y'"),
+    "words": ("a,y\n1,u\n1,v\n", {"kind": "regression"}, "'u'"),
+    "constant": ("a,y\n" + "1,0.5\n" * 50, {}, "different"),
+    "lengths": ("a,s,y\n1,1,0\n2,1,1\n3,2,0\n", {"window": None, "series": "s"}, "1 to 2"),
+    "array": ("", {**NPZ, "target": "z"}, "--target"),
+    "shape": ("", {**NPZ, "features": "y", "target": "x"}, "sequences"),
+    "nan in an array": ("", {**NPZ, "features": "z", "target": "y"}, "finite"),
+    "pickled": ("", {"file": "o.npz", "window": None}, "whole arrays"),
+    "window of an array": ("", {"file": "x.npz"}, "--window"),
+    "targets of an npy": ("", {"file": "x.npy", "window": None}, "--target"),
 }
 
 
 @pytest.mark.parametrize("way", BROKEN)
 def test_what_is_no_table_is_refused_in_a_sentence(way: str) -> None:
+    content, options, words = BROKEN[way]
     one_series()
-    harm, options, words = BROKEN[way]
-    harm()
+    if content:
+        Path("x.csv").write_text(content.strip(" "))
+    np.savez("x.npz", x=X, y=Y, z=X * np.nan)
+    np.savez("o.npz", x=X, y=np.array([{}] * 5))
+    np.save("x.npy", X)
     with pytest.raises(DataError, match=words):
         Table(**{"file": "x.csv", "window": 3, **options}).held_out()
 

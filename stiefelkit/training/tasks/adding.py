@@ -7,34 +7,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.numbers import FLAG, integer, validate_fields_
-from stiefelkit.training.recipes import Recipe, of_planes
+from stiefelkit.training.recipes import Recipe, of_planes, usual
 from stiefelkit.training.tasks.task import Drawn
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_of = functools.partial(Recipe.of, steps=8000, batch_size=50)
-RECIPES = {
-    "scornn": _of(170, rates={"skew": 1e-4}, options=lambda n: {"negative": n // 2}),
-    "scurnn": _of(116, rates={"skew": 1e-3}),
-    "full_urnn": _of(116, optimizer="multiplicative_cayley", rates={"stiefel": 1e-3}),
-    "restricted_urnn": _of(128),
-    "ornn": _of(128, 1e-2, options=lambda n: {"reflections": n // 8}),
-    "eurnn": _of(128, options=lambda n: {"layers": 2}),
-    "exprnn": _of(170, rates={"skew": 1e-4}),
-    "lie_urnn": _of(116),
-    "margin_rnn": _of(128, rates={"skew": 1e-4}),
-    "goru": _of(128),
-    "rotrnn": _of(
-        64, 4e-3, optimizer="adamw", options=lambda n: {**of_planes(n), "decay": [0.1, 0.9999], "max_angle": 0.1}
-    ),
-    "lru": _of(64, 4e-3, optimizer="adamw"),
-    "irnn": _of(100, 1e-4, clip_norm=1.0),
-    "henaff_rnn": _of(128, clip_norm=1.0),
-    "gru": _of(60, 1e-2, clip_norm=1.0),
-    "lstm": _of(60, 1e-2, clip_norm=1.0),
-}
+SIZES = {"scornn": 170, "scurnn": 116, "full_urnn": 116, "restricted_urnn": 128, "ornn": 128, "eurnn": 128}
+SIZES |= {"exprnn": 170, "lie_urnn": 116, "margin_rnn": 128, "goru": 128, "rotrnn": 64, "lru": 64}
+SIZES |= {"irnn": 100, "henaff_rnn": 128, "gru": 60, "lstm": 60}
+RECIPES = usual(
+    functools.partial(Recipe.of, steps=8000, batch_size=50),
+    SIZES,
+    scornn={"options": lambda n: {"negative": n // 2}},
+    scurnn={"rates": {"skew": 1e-3}},
+    ornn={"lr": 1e-2, "options": lambda n: {"reflections": n // 8}},
+    rotrnn={"options": lambda n: {**of_planes(n), "decay": [0.1, 0.9999], "max_angle": 0.1}},
+    irnn={"lr": 1e-4},
+    gru={"lr": 1e-2},
+    lstm={"lr": 1e-2},
+)
 """Four of the papers' ten epochs."""
 
 

@@ -3,45 +3,46 @@
 from __future__ import annotations
 
 import functools
+import glob
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.checks import known_words, of_type
+from stiefelkit.errors import DataError, needs
 from stiefelkit.numbers import integer, optional, validate_fields_
 from stiefelkit.training import data
-from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes
-from stiefelkit.training.tasks.task import Parted, cross_entropy
+from stiefelkit.training.recipes import LRU_RATES, Recipe, usual
+from stiefelkit.training.tasks.task import Parted, Pieces, cross_entropy
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from stiefelkit.training.tasks.texts import Pieces, Text
-
 RESETS = ("window", "line")
+WHO = "Task 'chars'"
+SHARES = {"train": 0.9, "valid": 0.95, "test": 1.0}
+"""Where each part of a single text ends."""
+NO_TARGET = -100
+"""What cross_entropy passes over."""
+UNSEEN = 0.01
+"""Share of held-out characters that the training part may lack."""
+LONGEST = 2**31
+"""Characters of a window at most."""
 
-_of = functools.partial(Recipe.of, steps=6000, batch_size=50, eval_every=500, checkpoint_every=500)
-RECIPES = {
-    "scornn": _of(297, rates={"skew": 1e-4}, options=lambda n: {"negative": n // 10}),
-    "scurnn": _of(185, rates={"skew": 1e-4}),
-    "full_urnn": _of(185, optimizer="multiplicative_cayley", rates={"stiefel": 1e-3}),
-    "restricted_urnn": _of(307),
-    "ornn": _of(384, options=lambda n: {"reflections": n // 4}),
-    "eurnn": _of(410, options=lambda n: {"layers": 2}),
-    "exprnn": _of(297, rates={"skew": 1e-4}),
-    "lie_urnn": _of(185),
-    "margin_rnn": _of(230, rates={"skew": 1e-4}),
-    "goru": _of(128),
-    "rotrnn": _of(156, 4e-3, optimizer="adamw", rates={"angle": 1e-3, "log_rate": 1e-3}, options=of_planes),
-    "lru": _of(156, 4e-3, optimizer="adamw", rates=LRU_RATES),
-    "irnn": _of(230, clip_norm=1.0),
-    "henaff_rnn": _of(230, clip_norm=1.0),
-    "gru": _of(128, 3e-3, clip_norm=1.0),
-    "lstm": _of(108, 3e-3, clip_norm=1.0),
-}
-"""About 83,000 parameters for a text of 65 characters.
-
-oRNN's paper has 512 units, 345 reflections, Adam at 1e-4 and one line at a time, which these settings say, too:
+SIZES = {"scornn": 297, "scurnn": 185, "full_urnn": 185, "restricted_urnn": 307, "ornn": 384, "eurnn": 410}
+SIZES |= {"exprnn": 297, "lie_urnn": 185, "margin_rnn": 230, "goru": 128, "rotrnn": 156, "lru": 156}
+SIZES |= {"irnn": 230, "henaff_rnn": 230, "gru": 128, "lstm": 108}
+"""About 83,000 parameters for a text of 65 characters."""
+RECIPES = usual(
+    functools.partial(Recipe.of, steps=6000, batch_size=50, eval_every=500, checkpoint_every=500),
+    SIZES,
+    rotrnn={"rates": {"angle": 1e-3, "log_rate": 1e-3}},
+    lru={"rates": LRU_RATES},
+    gru={"lr": 3e-3},
+    lstm={"lr": 3e-3},
+)
+"""oRNN's paper has 512 units, 345 reflections, Adam at 1e-4 and one line at a time, which these settings say, too:
 --reset line --hidden-size 512 --options.reflections 345 --lr 1e-4 --batch-size 1.
 """
 
@@ -83,7 +84,7 @@ class Chars(Parted):
     scores: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
 
     def __post_init__(self) -> None:
-        sizes = {"T": integer(1), "ahead": integer(1), "train_size": optional(integer(1))}
+        sizes = {**dict.fromkeys(("T", "ahead"), integer(1, LONGEST)), "train_size": optional(integer(1))}
         validate_fields_(self, "Chars", **sizes, file=of_type(str), reset=of_type(str))
         known_words("Chars", "reset", [self.reset], RESETS)
 
@@ -100,11 +101,17 @@ class Chars(Parted):
     @property
     def baseline(self) -> dict[str, float]:
         """The frequencies of the training part, and its commonest character."""
-        return dict(self._text().unigram(self.T, self.ahead))
+        import torch
 
-    def _split(self, name: str) -> Pieces:
-        """Returns the windows, or the lines, of a part of the text."""
-        return self._text().sequences(name, self.T, self.ahead)
+        parts = [self._split(name).pieces for name in ("train", "test")]
+        train, test = (torch.cat([piece[self.ahead :] for piece in pieces]) for pieces in parts)
+        counts = torch.bincount(train[train < self.input_size], minlength=self.input_size).clamp_min(1).double()
+        known = test[test < self.input_size].long()
+        bits = -(counts / counts.sum()).log2()[known].mean()
+        return {"loss": float(bits), "accuracy": float((known == counts.argmax()).double().mean())}
+
+    def _split(self, name: str) -> Letters:
+        return cut(self._text(), name, self.T, self.ahead)
 
     def data_digest(self) -> str:
         """Returns that of the three parts of the text."""
@@ -126,6 +133,84 @@ class Chars(Parted):
         return {key: (float(score) * count if count else 0.0, count) for key, score in scores.items()}
 
     def _text(self) -> Text:
-        from stiefelkit.training.tasks.texts import text
+        return text(data.folder(self.name), self.file, self.reset == RESETS[1])
 
-        return text(data.folder(self.name), self.file, self.reset == "line")
+
+class Letters(Pieces):
+    """Pieces of a text as codes of characters, in which the last filling stands for those that training lacks."""
+
+    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns one-hot vectors, zero where there is nothing, and codes, -100 there."""
+        from torch.nn import functional as F
+
+        (x, y), size = super().read(rows), int(self.filling[0])
+        return F.one_hot(x.long(), size + 1)[..., :-1].float(), y.long().masked_fill(y == size, NO_TARGET)
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A text: the characters of its training part, the codes of each part line by line or as one, and its digest."""
+
+    alphabet: list[str]
+    lines: dict[str, list[Tensor]]
+    by_line: bool
+    source: str
+    digest: str
+
+
+@functools.lru_cache(maxsize=8)
+def cut(text: Text, split: str, length: int, ahead: int) -> Letters:
+    """Returns the lines of a part, or its windows of `length` inputs, the last one shorter."""
+    pieces = text.lines[split]
+    if not text.by_line:
+        pieces = [codes[k : k + length + ahead] for codes in pieces for k in range(0, len(codes), length)]
+    pieces = [piece for piece in pieces if len(piece) > ahead]
+    words = f"a line or a window of more than {ahead} characters in its {split} part"
+    needs(bool(pieces), DataError, WHO, words, f"none in {text.source}; lower --ahead")
+    return Letters(pieces, (len(text.alphabet), NO_TARGET), ahead)
+
+
+@functools.lru_cache(maxsize=2)
+def text(folder: Path, file: str, by_line: bool) -> Text:
+    """Reads a text; raises DataError if more than one in a hundred held-out characters are not in its training part."""
+    import numpy as np
+    import torch
+
+    source, coded = str(folder / (file or "*.txt")), {}
+    parts = _parts(folder, file, source)
+    lines = {name: [*map(str.rstrip, part.split("\n"))] if by_line else [part] for name, part in parts.items()}
+    alphabet = sorted(set("".join(lines["train"])))
+    letters = np.array([*map(ord, alphabet)], np.uint32)
+    for name, part in lines.items():
+        points = np.frombuffer("".join(part).encode("utf-32-le"), np.uint32)
+        needs(len(points) > 0, DataError, WHO, f"characters in its {name} part", f"none in {source}")
+        codes = np.searchsorted(letters, points).clip(max=len(letters) - 1)
+        known = letters[codes] == points
+        if (~known).mean() > UNSEEN:
+            got = f"{(~known).mean():.0%} others in {source}, such as {chr(points[~known][0])!r}"
+            raise DataError(f"{WHO} needs a {name} part in the characters of its training part, got {got}.")
+        codes = torch.from_numpy(np.where(known, codes, len(letters)).astype(np.int32))
+        coded[name] = [*codes.split([*map(len, part)])]
+    return Text(alphabet, coded, by_line, source, data.digest(part.encode() for part in parts.values()))
+
+
+def _parts(folder: Path, file: str, source: str) -> dict[str, str]:
+    """Returns what each part says: shares of one file, or three files with the names of the parts in theirs."""
+    paths = sorted(path for name in glob.glob(file or "*.txt", root_dir=folder) if (path := folder / name).is_file())
+    if len(paths) == 1:
+        content = _read(paths[0])
+        ends = [0, *(int(share * len(content)) for share in SHARES.values())]
+        return {name: content[ends[i] : ends[i + 1]] for i, name in enumerate(SHARES)}
+    named = {name: [path for path in paths if name in path.name.lower()] for name in SHARES}
+    listed = ", ".join(path.name for path in paths[:4]) or "none"
+    is_three = len(paths) == 3 and all(len(parts) == 1 for parts in named.values())
+    words = "one text, or three with train, valid and test in their names"
+    needs(is_three, DataError, WHO, words, f"{listed} for {source}; {data.REMEDY}, and the text with --file")
+    return {name: _read(path) for name, (path,) in named.items()}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8-sig")  # the mark of byte order that some editors write is no character
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{WHO} needs a text in UTF-8 that can be read, got {path}: {error}.") from error

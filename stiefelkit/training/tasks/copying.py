@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.numbers import FLAG, integer, validate_fields_
-from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes
+from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes, usual
 from stiefelkit.training.tasks.task import Drawn, cross_entropy
 
 if TYPE_CHECKING:
@@ -17,28 +17,22 @@ if TYPE_CHECKING:
 
 SYMBOLS = 10
 
-_of = functools.partial(Recipe.of, optimizer="rmsprop", steps=1000, batch_size=20, optimizer_options={"alpha": 0.9})
-_of_adamw = functools.partial(_of, optimizer="adamw", optimizer_options={})
-RECIPES = {
-    "scornn": _of(64, 2e-3, rates={"skew": 2e-4}, options=lambda n: {"negative": n // 2}),
-    "scurnn": _of(64, rates={"skew": 1e-4}),
-    "full_urnn": _of(64, optimizer="multiplicative_cayley", optimizer_options={}, rates={"stiefel": 1e-3}),
-    "restricted_urnn": _of(64),
-    "ornn": _of(64),
-    "eurnn": _of(64, options=lambda n: {"layers": 2}),
-    "exprnn": _of(64, 2e-3, rates={"skew": 2e-4}),
-    "lie_urnn": _of(64),
-    "margin_rnn": _of(64, rates={"skew": 1e-4}),
-    "goru": _of(64),
-    "rotrnn": _of_adamw(
-        64, 4e-3, rates={"angle": 1e-4, "log_rate": 1e-3}, options=lambda n: {**of_planes(n), "decay": [0.999, 0.99999]}
-    ),
-    "lru": _of_adamw(64, 4e-3, rates=LRU_RATES),
-    "irnn": _of(64, clip_norm=1.0),
-    "henaff_rnn": _of(64, clip_norm=1.0),
-    "gru": _of(68, clip_norm=1.0),
-    "lstm": _of(68, clip_norm=1.0),
-}
+SIZES = dict.fromkeys(("scornn", "scurnn", "full_urnn", "restricted_urnn", "ornn", "eurnn", "exprnn", "lie_urnn"), 64)
+SIZES |= dict.fromkeys(("margin_rnn", "goru", "rotrnn", "lru", "irnn", "henaff_rnn"), 64) | {"gru": 68, "lstm": 68}
+RECIPES = usual(
+    functools.partial(Recipe.of, optimizer="rmsprop", steps=1000, batch_size=20, optimizer_options={"alpha": 0.9}),
+    SIZES,
+    scornn={"lr": 2e-3, "rates": {"skew": 2e-4}, "options": lambda n: {"negative": n // 2}},
+    full_urnn={"optimizer_options": {}},
+    ornn={"options": lambda n: {}},
+    exprnn={"lr": 2e-3, "rates": {"skew": 2e-4}},
+    rotrnn={
+        "optimizer_options": {},
+        "rates": {"angle": 1e-4, "log_rate": 1e-3},
+        "options": lambda n: {**of_planes(n), "decay": [0.999, 0.99999]},
+    },
+    lru={"optimizer_options": {}, "rates": LRU_RATES},
+)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -52,6 +53,25 @@ class DigitTask(Task):
     headline: ClassVar[str] = "accuracy"
     loss_label: ClassVar[str] = "cross-entropy (nats)"
 
+    @abstractmethod
+    def _images(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Returns images and labels to train on, of a validation part if there is one, and of the test, in memory."""
+
+    def _read(self, images: Tensor) -> Tensor:
+        """Returns the sequences of some images."""
+        return images
+
+    def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch)."""
+        order = self._visited(step, batch_size, seed, data.device())
+        images, labels = self._images()["train"]
+        return self._read(images[order]), labels[order]
+
+    def held_out(self) -> tuple[Tensor, Tensor]:
+        """Returns the test images."""
+        images, labels = self._images()["test"]
+        return self._read(images), labels
+
     @property
     def baseline(self) -> dict[str, float]:
         """Uniform guesses."""
@@ -87,19 +107,13 @@ class Digits(DigitTask):
     def __post_init__(self) -> None:
         validate_fields_(self, "Digits", train_size=integer(1, ALL_TRAIN))
 
-    def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch)."""
-        order = self._visited(step, batch_size, seed, data.device())
-        x, y = _images(self.permuted, data.device())[0]
-        return x[order], y[order]
-
-    def held_out(self) -> tuple[Tensor, Tensor]:
-        """Returns the 360 test images."""
-        return _images(self.permuted, data.device())[1]
+    def _images(self) -> dict[str, tuple[Tensor, Tensor]]:
+        return images(self.permuted, data.device())
 
 
 @functools.cache
-def _images(permuted: bool, device: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def images(permuted: bool, device: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns pixels between 0 and 1, (N, 64, 1), and labels of both parts, on a device."""
     import numpy as np
     import torch
     from sklearn.datasets import load_digits
@@ -111,4 +125,4 @@ def _images(permuted: bool, device: str) -> tuple[tuple[Tensor, Tensor], tuple[T
         pixels = pixels[:, np.random.RandomState(PERMUTATION_SEED).permutation(64)]
     train, test = train_test_split(np.arange(len(labels)), test_size=TEST_SIZE, stratify=labels, random_state=0)
     x, y = torch.from_numpy(pixels).unsqueeze(-1), torch.from_numpy(labels)
-    return (x[train].to(device), y[train].to(device)), (x[test].to(device), y[test].to(device))
+    return {name: (x[part].to(device), y[part].to(device)) for name, part in (("train", train), ("test", test))}

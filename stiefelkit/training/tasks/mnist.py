@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stiefelkit.errors import DataError
 from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.data import File
@@ -22,6 +20,8 @@ if TYPE_CHECKING:
 
 SIDE = 28
 PIXELS = SIDE * SIDE
+IMAGES_FROM, LABELS_FROM = 16, 8
+"""Bytes of the head of an IDX file, whose digest says that it is the one that it should be."""
 SHIFTS = 2
 """The stream of what images are moved by."""
 VALIDATION = 5_000
@@ -118,23 +118,20 @@ class Mnist(DigitTask):
         validate_fields_(self, type(self).__name__, train_size=integer(1, ALL_TRAIN), shifts=integer(0, SIDE))
 
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch)."""
-        order = self._visited(step, batch_size, seed, data.device()) + VALIDATION
-        images, labels = _images(data.place(), data.device())[0]
-        drawn = images[order]
-        if self.shifts:
-            drawn = _shifted(drawn, self.shifts, generator(seed, step, SHIFTS))
-        return self._read(drawn), labels[order]
-
-    def held_out(self) -> tuple[Tensor, Tensor]:
-        """Returns the 10,000 test images."""
-        images, labels = _images(data.place(), data.device())[1]
-        return self._read(images), labels
+        """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch), moved if `shifts`."""
+        if not self.shifts:
+            return super().batch(step, batch_size, seed)
+        order = self._visited(step, batch_size, seed, data.device())
+        images, labels = self._images()["train"]
+        return self._read(_shifted(images[order], self.shifts, generator(seed, step, SHIFTS))), labels[order]
 
     def validation(self) -> tuple[Tensor, Tensor]:
         """Returns the 5,000 images that are set apart of the training files."""
-        images, labels = _images(data.place(), data.device())[0]
-        return self._read(images[:VALIDATION]), labels[:VALIDATION]
+        images, labels = self._images()["valid"]
+        return self._read(images), labels
+
+    def _images(self) -> dict[str, tuple[Tensor, Tensor]]:
+        return images(data.place(), data.device())
 
     def _read(self, images: Tensor) -> Tensor:
         """Bytes (B, 784) to sequences (B, 784, 1)."""
@@ -187,20 +184,13 @@ def _permutation(seed: int, device: torch.device) -> Tensor:
 
 
 @functools.cache
-def _images(place: Path | None, device: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Images (N, 784) as bytes and their labels on a device, of the training files and of those to test on."""
-    x, y, test_x, test_y = (_idx(file).to(device) for file in FILES)
-    return (x.flatten(1), y.long()), (test_x.flatten(1), test_y.long())
-
-
-def _idx(file: File) -> Tensor:
-    """Returns the array of an IDX file: two zeros, the type 8, the number of dimensions, the sizes, the bytes."""
+def images(place: Path | None, device: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns images (N, 784) as bytes and their labels, of each part, on a device."""
     import torch
 
-    content = data.content(file, "mnist")
-    dimensions = content[3] if len(content) > 3 else 0
-    start = 4 + 4 * dimensions
-    shape = [int.from_bytes(content[k : k + 4], "big") for k in range(4, start, 4)]
-    if content[:3] != b"\0\0\x08" or len(content) != start + math.prod(shape):
-        raise DataError(f"{file.name} needs to be an IDX file of bytes, got another of {len(content)} bytes.")
-    return torch.frombuffer(bytearray(content[start:]), dtype=torch.uint8).view(shape)
+    contents = [bytearray(data.content(file, "mnist")) for file in FILES]
+    x, y, test_x, test_y = (torch.frombuffer(content, dtype=torch.uint8) for content in contents)
+    x, test_x = (pixels[IMAGES_FROM:].view(-1, PIXELS).to(device) for pixels in (x, test_x))
+    y, test_y = (labels[LABELS_FROM:].long().to(device) for labels in (y, test_y))
+    train, valid = slice(VALIDATION, None), slice(VALIDATION)
+    return {"train": (x[train], y[train]), "valid": (x[valid], y[valid]), "test": (test_x, test_y)}

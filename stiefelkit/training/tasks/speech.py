@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,8 +14,8 @@ from stiefelkit.errors import DataError, OptionError, needs
 from stiefelkit.numbers import FLAG, integer, optional, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.audio import ENDINGS, read
-from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes
-from stiefelkit.training.tasks.task import Parted, Sequences
+from stiefelkit.training.recipes import LRU_RATES, Recipe, usual
+from stiefelkit.training.tasks.task import Parted, Pieces
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,25 +37,17 @@ DEVELOPMENT = frozenset(
 )
 """50 speakers, 400 sentences (Halberstadt 1998)."""
 
-_of = functools.partial(Recipe.of, steps=3000, batch_size=28, eval_every=300, checkpoint_every=300)
-RECIPES = {
-    "scornn": _of(224, rates={"skew": 1e-3}, options=lambda n: {"negative": n // 10}),
-    "scurnn": _of(128, 5e-3, rates={"skew": 1e-4}),
-    "full_urnn": _of(128, optimizer="multiplicative_cayley", rates={"stiefel": 1e-3}),
-    "restricted_urnn": _of(158),
-    "ornn": _of(256, options=lambda n: {"reflections": n // 4}),
-    "eurnn": _of(212, options=lambda n: {"layers": 2}),
-    "exprnn": _of(224, rates={"skew": 1e-4}),
-    "lie_urnn": _of(128),
-    "margin_rnn": _of(187, rates={"skew": 1e-4}),
-    "goru": _of(128),
-    "rotrnn": _of(140, 4e-3, optimizer="adamw", rates={"angle": 1e-3, "log_rate": 1e-3}, options=of_planes),
-    "lru": _of(140, 4e-3, optimizer="adamw", rates=LRU_RATES),
-    "irnn": _of(187, clip_norm=1.0),
-    "henaff_rnn": _of(187, clip_norm=1.0),
-    "gru": _of(101, clip_norm=1.0),
-    "lstm": _of(84, clip_norm=1.0),
-}
+SIZES = {"scornn": 224, "scurnn": 128, "full_urnn": 128, "restricted_urnn": 158, "ornn": 256, "eurnn": 212}
+SIZES |= {"exprnn": 224, "lie_urnn": 128, "margin_rnn": 187, "goru": 128, "rotrnn": 140, "lru": 140}
+SIZES |= {"irnn": 187, "henaff_rnn": 187, "gru": 101, "lstm": 84}
+RECIPES = usual(
+    functools.partial(Recipe.of, steps=3000, batch_size=28, eval_every=300, checkpoint_every=300),
+    SIZES,
+    scornn={"rates": {"skew": 1e-3}},
+    scurnn={"lr": 5e-3},
+    rotrnn={"rates": {"angle": 1e-3, "log_rate": 1e-3}},
+    lru={"rates": LRU_RATES},
+)
 """About 83,000 parameters, the smallest size of the papers' tables.
 
 The sizes and rates of scornn, scurnn, lstm, full_urnn and restricted_urnn are the papers', but for the optimizer of
@@ -144,7 +137,7 @@ class Speech(Parted):
 
     def _longest(self) -> int:
         """Returns the number of targets of the longest recording in any split."""
-        return max(len(frames) for part in self._corpus().values() for frames in part.frames) - 1
+        return max(len(frames) for part in self._corpus().values() for frames in part.pieces) - 1
 
     def _split(self, name: str) -> Recordings:
         part = self._corpus()[name]
@@ -152,22 +145,11 @@ class Speech(Parted):
 
 
 @dataclass(frozen=True, eq=False)
-class Recordings(Sequences):
-    """Files and levels of each recording, (frames, 129) in decibels."""
+class Recordings(Pieces):
+    """Levels of each recording, (frames, 129) in decibels, and its file; targets behind the end are infinite."""
 
-    paths: list[Path]
-    frames: list[Tensor]
-
-    def __len__(self) -> int:
-        return len(self.frames)
-
-    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns x and y of recordings: each frame, and the one that follows; zero and infinity after the end."""
-        from torch.nn.utils.rnn import pad_sequence
-
-        frames = [self.frames[i] for i in rows.tolist()]
-        x = pad_sequence([recording[:-1] for recording in frames], batch_first=True)
-        return x, pad_sequence([recording[1:] for recording in frames], batch_first=True, padding_value=float("inf"))
+    filling: tuple[float, float] = (0.0, math.inf)
+    paths: list[Path] = field(default_factory=list)
 
 
 @functools.lru_cache(maxsize=2)
@@ -176,7 +158,7 @@ def spaced(part: Recordings, size: int) -> Recordings:
     total = len(part)
     needs(size <= total, OptionError, "Speech", f"train_size <= {total}, the recordings that there are", size)
     chosen = [i * total // size for i in range(size)]
-    return Recordings([part.paths[i] for i in chosen], [part.frames[i] for i in chosen])
+    return Recordings([part.pieces[i] for i in chosen], paths=[part.paths[i] for i in chosen])
 
 
 @functools.lru_cache(maxsize=1)
@@ -187,7 +169,7 @@ def corpus(root: Path, validation_speakers: int) -> dict[str, Recordings]:
         pairs = [(path, levels(path)) for path in paths]
         if split != "train":  # parts of recordings of one length have little padding
             pairs.sort(key=lambda pair: len(pair[1]))
-        read_in[split] = Recordings([path for path, _ in pairs], [frames for _, frames in pairs])
+        read_in[split] = Recordings([frames for _, frames in pairs], paths=[path for path, _ in pairs])
     return read_in
 
 
@@ -196,8 +178,8 @@ def levels(path: Path) -> Tensor:
     import torch
 
     samples, least = torch.from_numpy(read(path, RATE)[0]), WINDOW + HOP
-    got = f"{len(samples)} in {path}; remove it, or put a whole one there"
-    needs(len(samples) >= least, DataError, WHO, f"recordings of {least} samples at {RATE} Hz or more", got)
+    words = f"recordings of {least} samples at {RATE} Hz or more"
+    needs(len(samples) >= least, DataError, WHO, words, f"{len(samples)} in {path}; remove it")
     spectra = torch.fft.rfft(samples.unfold(0, WINDOW, HOP) * torch.hann_window(WINDOW, periodic=True, device="cpu"))
     return 10 * torch.log10(spectra.abs().square() + FLOOR)
 
@@ -207,13 +189,12 @@ def scales(part: Recordings) -> tuple[Tensor, Tensor]:
     """Returns mean and deviation of each bin; bins that never change have deviation 1."""
     import torch
 
-    count = sum(map(len, part.frames))
+    count = sum(map(len, part.pieces))
     mean, square = torch.zeros(2, BINS, dtype=torch.float64, device="cpu")
-    for recording in map(torch.Tensor.double, part.frames):
-        mean += recording.sum(0)
-        square += recording.square().sum(0)
-    mean, square = mean / count, square / count
-    variance = (square - mean.square()).clamp_min(0)
+    for frames in map(torch.Tensor.double, part.pieces):
+        mean += frames.sum(0)
+        square += frames.square().sum(0)
+    mean, variance = mean / count, (square / count - (mean / count).square()).clamp_min(0)
     return mean.float(), torch.where(variance > 1e-6, variance, 1.0).sqrt().float()
 
 
@@ -229,14 +210,14 @@ def line_errors(train: Recordings, test: Recordings) -> tuple[float, int]:
     import torch
 
     sums = torch.zeros(5, BINS, dtype=torch.float64, device="cpu")
-    for recording in train.frames:
-        x, y = recording[:-1].double(), recording[1:].double()
-        sums += torch.stack([torch.ones_like(x).sum(0), x.sum(0), y.sum(0), (x * x).sum(0), (x * y).sum(0)])
+    for frames in map(torch.Tensor.double, train.pieces):
+        x, y = frames[:-1], frames[1:]
+        sums += torch.stack([part.sum(0) for part in (torch.ones_like(x), x, y, x * x, x * y)])
     count, x, y, xx, xy = sums
     slope = (xy - x * y / count) / (xx - x * x / count).clamp_min(1e-12 * count)
     line, offset = slope.float(), ((y - slope * x) / count).float()
-    errors = (float((line * each[:-1] + offset - each[1:]).square().sum()) for each in test.frames)
-    return sum(errors), sum(len(each) - 1 for each in test.frames)
+    errors = (float((line * each[:-1] + offset - each[1:]).square().sum()) for each in test.pieces)
+    return sum(errors), sum(len(each) - 1 for each in test.pieces)
 
 
 def recordings(root: Path, validation_speakers: int) -> dict[str, list[Path]]:
@@ -248,42 +229,41 @@ def recordings(root: Path, validation_speakers: int) -> dict[str, list[Path]]:
     halves = [(folders["train"], folders["test"]) for folders in inside if {"train", "test"} <= folders.keys()]
     layout = "one folder with TRAIN and TEST in it, and in these a folder for each speaker"
     needs(len(halves) == 1, DataError, WHO, layout, f"{root} with {len(halves)} of that kind; {data.REMEDY}")
-    ((train, test),) = halves
-    if any(re.fullmatch("dr[1-8]", child.name.lower()) for child in _folders(train)):
-        train_part, test_part = (_speakers(_folders(half), r"sa\d") for half in (train, test))
-        missing = sorted((DEVELOPMENT | CORE_TEST) - test_part.keys())
-        got = f"none of {', '.join(missing[:3])} ({len(missing)} missing)"
-        needs(not missing, DataError, WHO, f"the development and core test speakers of TIMIT in {test}", got)
-        chosen = [(train_part, {*train_part}), (test_part, DEVELOPMENT), (test_part, CORE_TEST)]
+    regions = [[dr for dr in _folders(half) if re.fullmatch("dr[1-8]", dr.name.lower())] for half in halves[0]]
+    if regions[0]:
+        train, test = (_speakers(half, r"sa\d") for half in regions)
+        missing = sorted((DEVELOPMENT | CORE_TEST) - test.keys())
+        words = f"the development and core test speakers of TIMIT in {root}"
+        needs(not missing, DataError, WHO, words, f"none of {', '.join(missing)}")
+        chosen = {"train": (train, {*train}), "valid": (test, DEVELOPMENT), "test": (test, CORE_TEST)}
     else:
-        train_part, test_part = _speakers([train]), _speakers([test])
-        names, count = list(train_part), validation_speakers
-        words = f"more than {count} speakers in {train}, to hold {count} of them out for validation"
+        train, test = (_speakers([half]) for half in halves[0])
+        names, count = list(train), validation_speakers
+        words = f"more than {count} speakers in {root}, to hold {count} of them out for validation"
         needs(count < len(names), DataError, WHO, words, f"{len(names)}; set --validation-speakers")
         held = {names[(2 * k + 1) * len(names) // (2 * count)] for k in range(count)}
-        chosen = [(train_part, train_part.keys() - held), (train_part, held), (test_part, {*test_part})]
-    paths = {}
-    for split, (speakers, some) in zip(("train", "valid", "test"), chosen, strict=True):
-        paths[split] = [path for name, files in speakers.items() if name in some for path in files]
-        needs(bool(paths[split]), DataError, WHO, f"recordings ({', '.join(ENDINGS)}) in its {split} part", str(root))
+        chosen = {"train": (train, train.keys() - held), "valid": (train, held), "test": (test, {*test})}
+    paths = {
+        split: [path for name, files in speakers.items() if name in some for path in files]
+        for split, (speakers, some) in chosen.items()
+    }
+    needs(all(paths.values()), DataError, WHO, f"recordings ({', '.join(ENDINGS)}) in each part", str(root))
     return paths
 
 
 def _folders(root: Path) -> list[Path]:
-    return sorted(child for child in root.iterdir() if child.is_dir() and not child.name.startswith("."))
+    return sorted(root.glob("[!.]*/"))
 
 
 def _speakers(parents: Iterable[Path], left_out: str = "(?!)") -> dict[str, list[Path]]:
     """Maps a name to recordings; a copy in another format, SX37.WAV.wav beside SX37.WAV, is none of its own."""
-    recordings = {}
+    recordings, ending = {}, re.compile(rf"({'|'.join(map(re.escape, ENDINGS))})+$", re.IGNORECASE)
     for speaker in (speaker for parent in parents for speaker in _folders(parent)):
-        files: dict[str, Path] = {}
-        for path in sorted(speaker.rglob("*")):
-            inside = path.relative_to(speaker)
-            name = re.sub(rf"({'|'.join(map(re.escape, ENDINGS))})+$", "", path.name.lower())
-            is_shown = not any(part.startswith(".") for part in inside.parts) and not re.fullmatch(left_out, name)
-            if is_shown and name != path.name.lower() and path.is_file():
-                files.setdefault(str(inside.with_name(name)), path)
+        files: dict[Path, Path] = {}
+        for path in sorted(speaker.rglob("[!.]*")):
+            name = ending.sub("", path.name).lower()
+            if ending.search(path.name) and not re.fullmatch(left_out, name):
+                files.setdefault(path.with_name(name), path)
         if files:
             recordings[speaker.name.lower()] = list(files.values())
     return recordings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,12 @@ from stiefelkit.checks import known_words, of_type
 from stiefelkit.errors import DataError, did_you_mean, needs
 from stiefelkit.numbers import integer, optional, validate_fields_
 from stiefelkit.training import data
-from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes
+from stiefelkit.training.recipes import LRU_RATES, Recipe, usual
 from stiefelkit.training.tasks.task import Parted, Sequences, cross_entropy, generator
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas as pd
     from torch import Tensor
 
 KINDS = ("classification", "regression")
@@ -27,26 +27,11 @@ HELD_OUT = 0.15
 MAX_CLASSES = 100
 """Classes that integers, or words, may be without a word from the user."""
 WHO = "Task 'table'"
-
+SIZES = {"scornn": 96, "scurnn": 64, "full_urnn": 64, "restricted_urnn": 64, "ornn": 96, "eurnn": 64, "exprnn": 96}
+SIZES |= {"lie_urnn": 64, "margin_rnn": 96, "goru": 64, "rotrnn": 64, "lru": 64}
+SIZES |= {"irnn": 96, "henaff_rnn": 96, "gru": 64, "lstm": 64}
 _of = functools.partial(Recipe.of, steps=2000, batch_size=32)
-RECIPES = {
-    "scornn": _of(96, rates={"skew": 1e-4}, options=lambda n: {"negative": n // 10}),
-    "scurnn": _of(64, rates={"skew": 1e-4}),
-    "full_urnn": _of(64, optimizer="multiplicative_cayley", rates={"stiefel": 1e-3}),
-    "restricted_urnn": _of(64),
-    "ornn": _of(96, options=lambda n: {"reflections": n // 4}),
-    "eurnn": _of(64, options=lambda n: {"layers": 2}),
-    "exprnn": _of(96, rates={"skew": 1e-4}),
-    "lie_urnn": _of(64),
-    "margin_rnn": _of(96, rates={"skew": 1e-4}),
-    "goru": _of(64),
-    "rotrnn": _of(64, 4e-3, optimizer="adamw", options=of_planes),
-    "lru": _of(64, 4e-3, optimizer="adamw", rates=LRU_RATES),
-    "irnn": _of(96, clip_norm=1.0),
-    "henaff_rnn": _of(96, clip_norm=1.0),
-    "gru": _of(64, 3e-3, clip_norm=1.0),
-    "lstm": _of(64, 3e-3, clip_norm=1.0),
-}
+RECIPES = usual(_of, SIZES, lru={"rates": LRU_RATES}, gru={"lr": 3e-3}, lstm={"lr": 3e-3})
 """A start for data that nobody has seen: the rates of other tasks, and small nets."""
 
 
@@ -133,7 +118,7 @@ class Table(Parted):
     @property
     def headline(self) -> str:
         """The accuracy of classes; the loss of numbers, and where the data that tell them apart are not at hand."""
-        return "accuracy" if "accuracy" in self.scores else "loss"
+        return self.scores[-1]
 
     @property
     def loss_label(self) -> str:
@@ -174,24 +159,24 @@ class Table(Parted):
     @functools.cached_property
     def _prepared(self) -> Prepared:
         # as the data are when they are first asked for
-        stamps = tuple((path.resolve(), path.stat().st_mtime_ns, path.stat().st_size) for path in self._paths())
-        return prepared(stamps, self.target, self.features, self.series, self.window, self.ahead, self.kind)
+        paths = self._paths()
+        return prepared(self, tuple(paths), tuple(path.stat().st_mtime_ns for path in paths))
 
     def _paths(self) -> list[Path]:
         """Returns the file, in the folder of data or where the path leads from here, and the targets of an .npy."""
         if self.file:
             homes = [data.folder(self.name), Path()] if data.place() else [Path()]
-            found = [home / self.file for home in homes if (home / self.file).is_file()][:1]
+            found = [(home / self.file).resolve() for home in homes if (home / self.file).is_file()][:1]
             got = f"none named {self.file!r} in {homes[0]}"
         else:
             folder = data.folder(self.name)
             found = [path for path in sorted(folder.glob("[!.]*")) if path.suffix.lower() in ENDINGS]
             got = ", ".join(path.name for path in found[:4]) or f"none in {folder}"
         needs(len(found) == 1, DataError, WHO, f"one file ({', '.join(ENDINGS)})", f"{got}; name it with --file")
-        if found[0].suffix.lower() == ".npy" and self.target:
-            found.append(found[0].with_name(self.target))
+        if found[0].suffix.lower() == ".npy":
+            found.append(found[0].with_name(self.target or "?"))
             got = f"none named {self.target!r} beside {found[0]}"
-            needs(found[1].is_file(), DataError, WHO, "a file of targets", got)
+            needs(found[1].is_file(), DataError, WHO, "--target, a file of targets", got)
         return found
 
 
@@ -227,46 +212,22 @@ class Prepared:
     baseline: dict[str, float]
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """What a file says, series after series: x (R, features), y (R,), the lengths of series, the names of columns.
-
-    `at_each` says whether a target is asked for at each row, `has_history` whether the target is an input, too.
-    """
-
-    x: np.ndarray
-    y: np.ndarray
-    lengths: np.ndarray
-    names: tuple[str, ...]
-    at_each: bool = False
-    has_history: bool = False
-
-
 @functools.lru_cache(maxsize=2)
-def prepared(
-    files: tuple[tuple[Path, int, int], ...],
-    target: str,
-    features: str,
-    series: str,
-    window: int | None,
-    ahead: int,
-    kind: str,
-) -> Prepared:
-    """Reads files, each with its time and size, and cuts them into stretches by the options of `Table`."""
+def prepared(task: Table, paths: tuple[Path, ...], changed: tuple[int, ...]) -> Prepared:
+    """Reads files, last changed at some times, and cuts them into stretches."""
     import numpy as np
     import torch
 
-    path = files[0][0]
-    if path.suffix.lower() in (".npy", ".npz"):
-        needs(not (series or window or ahead), DataError, WHO, "a CSV for --series, --window and --ahead", str(path))
-        rows = arrays([file[0] for file in files], target, features)
-    else:
-        rows = columns(path, target, features, series, ahead, kind)
-    shortest, longest = int(rows.lengths.min()), int(rows.lengths.max())
-    is_cut = window is not None or (len(rows.lengths) > 1 and shortest == longest)
-    got = f"{len(rows.lengths)} of {shortest} to {longest} rows in {path}"
+    path, window, ahead = paths[0], task.window, task.ahead
+    is_array = path.suffix.lower() in (".npy", ".npz")
+    x, y, at_each = arrays(task, *paths) if is_array else columns(task, path)
+    has_history = ahead > 0 and y.name in x
+    lengths = np.bincount(y.index)
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    is_cut = window is not None or (len(lengths) > 1 and shortest == longest)
+    got = f"{len(lengths)} of {shortest} to {longest} rows in {path}"
     needs(is_cut, DataError, WHO, "--window, or --series of one length", got)
-    pieces, length = _pieces(rows, path), window or longest - ahead
+    pieces, length = _pieces(lengths, path), window or longest - ahead
     reach, starts = length + ahead, {}
     for part, ends in pieces.items():
         starts[part] = np.concatenate([np.arange(first, max(first, end - reach + 1)) for first, end in ends])
@@ -274,27 +235,25 @@ def prepared(
         words = f"--window and --ahead within the {most} rows of its {part} part in {path}"
         needs(length >= 1 and len(starts[part]) > 0, DataError, WHO, words, f"{length} and {ahead}")
     trained = np.concatenate([np.arange(*piece) for piece in pieces["train"]])
-    x, scales = _standardized(rows.x, trained)
-    if kind == KINDS[1] or (not kind and rows.y.dtype.kind == "f"):
-        known, classes = rows.y[trained], ()
-        is_number = known.dtype.kind in "iufb" and known.min() < known.max()
-        needs(is_number, DataError, WHO, "targets that are different numbers", f"{known[0]!r} in {path}")
-        y, more = _standardized(rows.y[:, None], trained)
-        y, scales = y[:, 0], scales + more
+    inputs, scales = _standardized(x, trained)
+    if task.kind == KINDS[1] or (not task.kind and y.dtype.kind == "f"):
+        words = "targets that are different numbers"
+        needs(y.iloc[trained].nunique() > 1, DataError, WHO, words, f"a single one in {path}")
+        targets, more = _standardized(y.to_frame(), trained)
+        targets, scales, classes = targets[:, 0], scales | more, ()
     else:
-        values, codes = np.unique(rows.y, return_inverse=True)
-        most = len(values) if kind else MAX_CLASSES
+        values, codes = np.unique(y.to_numpy(), return_inverse=True)
+        most = len(values) if task.kind else MAX_CLASSES
         got = f"{len(values)} different targets in {path}; --kind says whether they are classes"
         needs(1 < len(values) <= most, DataError, WHO, f"2 to {MAX_CLASSES} classes", got)
-        y, classes = torch.from_numpy(codes), tuple(values.tolist())
-    offset = None if rows.at_each else reach - 1
-    parts = {part: Stretches(x, y, torch.from_numpy(first), length, offset) for part, first in starts.items()}
-    baseline = _baseline(parts["test"], len(classes), rows.has_history, path)
-    return Prepared(parts, classes, dict(zip(rows.names, scales, strict=False)), baseline)
+        targets, classes = torch.from_numpy(codes), tuple(values.tolist())
+    offset = None if at_each else reach - 1
+    parts = {part: Stretches(inputs, targets, torch.from_numpy(s), length, offset) for part, s in starts.items()}
+    return Prepared(parts, classes, scales, _baseline(parts["test"], len(classes), has_history))
 
 
-def columns(path: Path, target: str, features: str, series: str, ahead: int, kind: str) -> Rows:
-    """Reads the columns of a CSV that are asked for."""
+def columns(task: Table, path: Path) -> tuple[pd.DataFrame, pd.Series, bool]:
+    """Returns the columns of a CSV that are asked for, and the target, indexed by the number of the series."""
     import numpy as np
 
     try:
@@ -302,99 +261,82 @@ def columns(path: Path, target: str, features: str, series: str, ahead: int, kin
     except ImportError as error:
         raise DataError(f'{WHO} needs pandas, got an installation without; pip install "stiefelkit[data]".') from error
     try:
-        head = path.read_text("utf-8-sig").partition("\n")[0]
+        with path.open(encoding="utf-8-sig") as file:
+            head = file.readline()
         sep = max(",;\t", key=head.count)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)  # of rows that are longer than the first
-            table = pd.read_csv(
-                path, sep=sep, index_col=False, skipinitialspace=True, keep_default_na=False, na_values=""
-            )
-    except OSError as error:
-        raise DataError(f"{WHO} needs a file that can be read, got {path}: {error.strerror}.") from error
-    except (ValueError, pd.errors.ParserWarning) as error:
-        raise DataError(f"{WHO} needs a CSV in UTF-8, got {path}: {str(error).strip().rstrip('.')}.") from error
+        table = pd.read_csv(path, sep=sep, index_col=False, skipinitialspace=True, keep_default_na=False, na_values="")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{WHO} needs a CSV in UTF-8 that can be read, got {path}: {error}.") from error
     table.columns = names = [str(name).strip() for name in table.columns]
-    is_head = len(names) > 1 and pd.Series(pd.to_numeric(pd.Series(names), errors="coerce")).isna().any()
+    is_head = len(names) > 1 and bool(np.isnan(np.asarray(pd.to_numeric(names, errors="coerce"), float)).any())
     words = "a first line with the names of two columns or more, and rows"
-    needs(bool(is_head) and len(table) > 0, DataError, WHO, words, f"{head.strip()[:60]!r} in {path}")
-    target = target or names[-1]
-    asked = [name.strip() for name in features.split(",")] if features else []
+    needs(is_head and len(table) > 0, DataError, WHO, words, f"{head.strip()[:60]!r} in {path}")
+    target, series, ahead = task.target or names[-1], task.series, task.ahead
+    asked = [name.strip() for name in task.features.split(",")] if task.features else []
     for name in (target, *asked, *([series] if series else [])):
         if name not in names:
             raise DataError(f"{WHO} finds no column {name!r} in {path}{did_you_mean(name, names)}")
     is_apart = (target not in asked or ahead > 0) and series not in (target, *asked)
     words = f"features beside the target {target!r}, which is one with --ahead alone, and the series {series!r}"
-    needs(is_apart, DataError, WHO, words, features)
+    needs(is_apart, DataError, WHO, words, task.features)
     asked = asked or [name for name in names if name not in (target, series)]
-    used = [*(name for name in asked if name != target), target]
-    numbers = table[used].apply(pd.to_numeric, errors="coerce")
-    is_finite, y = np.isfinite(numbers.to_numpy(np.float64)), np.asarray(numbers[target])
-    has_gap = bool(np.asarray(table[target].isna()).any())
-    may_be_words = target not in asked and kind != KINDS[1] and not has_gap
-    if may_be_words and not is_finite[:, -1].all() and (kind or not is_finite[:, -1].any()):
-        y, is_finite = np.array([str(cell).strip() for cell in table[target]]), is_finite[:, :-1]
-    for row, column in np.argwhere(~is_finite)[:1]:
-        name = used[column]
-        got = (
-            f"{table[name].iloc[row]!r} in row {row + 1} of {path}; fill it in, leave it out, or name other --features"
-        )
-        raise DataError(f"{WHO} needs a finite number in each cell of column {name!r}, got {got}.")
-    has_history = ahead > 0 and (target in asked or not features) and y.dtype.kind in "if"
-    asked += [target] if has_history and target not in asked else []
-    needs(bool(asked), DataError, WHO, f"a column to read beside the target {target!r}", f"none in {path}")
-    groups = pd.factorize(table[series], use_na_sentinel=False)[0] if series else np.zeros(len(table), np.int64)
-    order = np.argsort(groups, kind="stable")
-    x = np.asarray(numbers[asked], np.float64)
-    return Rows(x[order], y[order], np.bincount(groups), (*asked, target), has_history=has_history)
+    checked = [*(name for name in asked if name != target), target]
+    numbers = {name: np.asarray(pd.to_numeric(table[name], errors="coerce")) for name in checked}
+    is_finite = {name: np.isfinite(column.astype(float)) for name, column in numbers.items()}
+    has_words = not (is_finite[target].all() if task.kind else is_finite[target].any())
+    if has_words and target not in asked and task.kind != KINDS[1] and not np.any(table[target].isna()):
+        numbers[target] = np.array([str(cell).strip() for cell in table[target]])
+        checked.remove(target)
+    for name in checked:
+        if not is_finite[name].all():
+            row = int(is_finite[name].argmin())
+            got = f"{table[name].iloc[row]!r} in row {row + 1} of {path}; fill it in, or name other --features"
+            raise DataError(f"{WHO} needs a finite number in each cell of column {name!r}, got {got}.")
+    if ahead > 0 and not task.features and numbers[target].dtype.kind in "if":
+        asked.append(target)
+    index = pd.factorize(table[series], use_na_sentinel=False)[0] if series else np.zeros(len(table), int)
+    x = pd.DataFrame({name: numbers[name].astype(float) for name in asked}, index)
+    return x.sort_index(kind="stable"), pd.Series(numbers[target], index, name=target).sort_index(kind="stable"), False
 
 
-def arrays(paths: list[Path], target: str, features: str) -> Rows:
-    """Reads sequences and targets from an .npz, or from two .npy."""
+def arrays(task: Table, path: Path, of_targets: Path | None = None) -> tuple[pd.DataFrame, pd.Series, bool]:
+    """Returns the same of an .npz, or of two .npy, and whether there is a target at each step."""
     import numpy as np
+    import pandas as pd
 
-    path = paths[0]
+    is_plain = not (task.series or task.window or task.ahead)
+    needs(is_plain, DataError, WHO, "a CSV for --series, --window and --ahead", str(path))
     try:
-        if path.suffix.lower() == ".npz":
-            with np.load(path, allow_pickle=False) as held:
-                target = target or ([*held] or [""])[-1]
-                others = [name for name in held if name != target]
-                features = features or (others[0] if len(others) == 1 else "")
-                named = target in held and features in held
-                words, got = (
-                    f"{target!r} and {features!r}",
-                    f"{', '.join(held)} in {path}; name --target and --features",
-                )
-                needs(named, DataError, WHO, words, got)
-                x, y = held[features], held[target]
+        if of_targets is not None:
+            held = {"": np.load(path, allow_pickle=False), task.target: np.load(of_targets, allow_pickle=False)}
         else:
-            words = f"--target, the file of the targets beside {path}, and no --features"
-            needs(len(paths) == 2 and not features, DataError, WHO, words, f"{target!r} and {features!r}")
-            x, y = (np.load(file, allow_pickle=False) for file in paths)
+            with np.load(path, allow_pickle=False) as file:
+                held = dict(file)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(f"{WHO} needs whole arrays of numbers or words, got {path}: {error}.") from error
+    target = task.target or ["", *held][-1]
+    others = [name for name in held if name != target]
+    features = task.features or (others[0] if len(others) == 1 else "")
+    got = f"{', '.join(held)} in {path}; name --target and --features"
+    needs(target in held and features in others, DataError, WHO, f"{target!r} and {features!r}", got)
+    x, y = held[features], held[target]
     x = x[..., None] if x.ndim == 2 else x
-    is_sequences = x.ndim == 3 and x.size > 0 and x.dtype.kind in "iufb"
-    got = f"{x.dtype} of {x.shape} in {path}"
-    needs(is_sequences, DataError, WHO, "numbers of shape (N, T, features) or (N, T)", got)
-    is_targets = y.shape in (x.shape[:1], x.shape[:2]) and y.dtype.kind in "iufbUS"
-    got = f"{y.dtype} of {y.shape} in {path}"
-    needs(is_targets, DataError, WHO, f"targets of shape {x.shape[:1]} or {x.shape[:2]}", got)
+    is_sequences = x.ndim == 3 and x.size > 0 and y.shape in (x.shape[:1], x.shape[:2])
+    words, got = "sequences (N, T, features) or (N, T) and targets (N,) or (N, T)", f"{x.shape} and {y.shape} in {path}"
+    needs(is_sequences, DataError, WHO, words, got)
     is_finite = all(held.dtype.kind != "f" or bool(np.isfinite(held).all()) for held in (x, y))
     needs(is_finite, DataError, WHO, "finite numbers", f"NaN or infinity in {path}")
-    (n, steps), at_each = x.shape[:2], y.ndim == 2
-    y = y.reshape(-1) if at_each else np.repeat(y, steps)
-    names = (*map(str, range(x.shape[2])), target)
-    return Rows(x.reshape(n * steps, -1), y, np.full(n, steps), names, at_each=at_each)
+    (n, steps), index = x.shape[:2], np.repeat(np.arange(x.shape[0]), x.shape[1])
+    inputs = pd.DataFrame(x.reshape(n * steps, -1), index, [*map(str, range(x.shape[2]))])
+    return inputs, pd.Series(y.reshape(-1) if y.ndim == 2 else np.repeat(y, steps), index, name=target), y.ndim == 2
 
 
-def _pieces(rows: Rows, path: Path) -> dict[str, list[tuple[int, int]]]:
+def _pieces(lengths: np.ndarray, path: Path) -> dict[str, list[tuple[int, int]]]:
     """Returns where the stretches of rows of each part begin and end: shares of one series, or series as a whole."""
     import numpy as np
     import torch
 
-    ends = np.cumsum(rows.lengths)
+    ends = np.cumsum(lengths)
     if len(ends) == 1:
         total = int(ends[0])
         cuts = [0, int((1 - 2 * HELD_OUT) * total), int((1 - HELD_OUT) * total), total]
@@ -403,22 +345,22 @@ def _pieces(rows: Rows, path: Path) -> dict[str, list[tuple[int, int]]]:
     order = torch.randperm(len(ends), generator=generator(0), device="cpu").numpy()
     held = max(1, round(HELD_OUT * len(ends)))
     parts = {"train": order[2 * held :], "valid": order[held : 2 * held], "test": order[:held]}
-    return {part: [(int(ends[k] - rows.lengths[k]), int(ends[k])) for k in sorted(ks)] for part, ks in parts.items()}
+    return {part: [(int(ends[k] - lengths[k]), int(ends[k])) for k in sorted(ks)] for part, ks in parts.items()}
 
 
-def _standardized(values: np.ndarray, trained: np.ndarray) -> tuple[Tensor, list[tuple[float, float]]]:
+def _standardized(values: pd.DataFrame, trained: np.ndarray) -> tuple[Tensor, dict[str, tuple[float, float]]]:
     """Returns columns with mean 0 and deviation 1 (if any) over the rows of training, and what these were."""
     import numpy as np
     import torch
 
-    known = values[trained].astype(np.float64)
-    mean, deviation = known.mean(0), known.std(0)
-    deviation = np.where(known.max(0) > known.min(0), deviation, 1.0)
-    scaled = ((values - mean) / deviation).astype(np.float32)
-    return torch.from_numpy(scaled), list(zip(mean.tolist(), deviation.tolist(), strict=True))
+    numbers = values.to_numpy()
+    known = numbers[trained].astype(np.float64)
+    mean, deviation = known.mean(0), np.where(known.max(0) > known.min(0), known.std(0), 1.0)
+    scaled = torch.from_numpy(((numbers - mean) / deviation).astype(np.float32))
+    return scaled, dict(zip(values.columns, zip(mean.tolist(), deviation.tolist(), strict=True), strict=True))
 
 
-def _baseline(test: Stretches, classes: int, has_history: bool, path: Path) -> dict[str, float]:
+def _baseline(test: Stretches, classes: int, has_history: bool) -> dict[str, float]:
     """Returns the scores of the best constant answer, and of the last value that has been read if that is better."""
     import torch
 
@@ -427,6 +369,6 @@ def _baseline(test: Stretches, classes: int, has_history: bool, path: Path) -> d
         shares = torch.bincount(y.flatten(), minlength=classes).double() / y.numel()
         return {"loss": float(torch.special.entr(shares).sum()), "accuracy": float(shares.max())}
     loss = float(y.double().var(correction=0))
-    needs(loss > 0, DataError, WHO, "targets that differ in its test part", f"a single one in {path}")
+    needs(loss > 0, DataError, WHO, "targets that differ in its test part", "a single one")
     still = float((test.y[test.starts + test.length - 1] - y).double().square().mean()) if has_history else 0.0
     return {"loss": min(loss, still or loss)}

@@ -230,6 +230,29 @@ class Sequences(ABC):
         return self.read(torch.arange(len(self), device="cpu"))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pieces(Sequences):
+    """Pieces of some length each, of which a model reads all but the last `ahead` steps and predicts all but the first.
+
+    Batches are padded behind the end of a piece, x and y with a `filling` each.
+    """
+
+    pieces: list[Tensor]
+    filling: tuple[float, float]
+    ahead: int = 1
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns x and y of some pieces."""
+        from torch.nn.utils.rnn import pad_sequence
+
+        chosen, (of_x, of_y) = [self.pieces[i] for i in rows.tolist()], self.filling
+        x = pad_sequence([piece[: -self.ahead] for piece in chosen], batch_first=True, padding_value=of_x)
+        return x, pad_sequence([piece[self.ahead :] for piece in chosen], batch_first=True, padding_value=of_y)
+
+
 class Parted(Task):
     """A task on the user's data, cut into sequences of three parts: "train", "valid" and "test"."""
 

@@ -12,31 +12,23 @@ from stiefelkit.errors import DataError, needs
 from stiefelkit.numbers import at_least, integer, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.audio import ENDINGS, read
-from stiefelkit.training.recipes import Recipe, of_planes
+from stiefelkit.training.recipes import Recipe, usual
 from stiefelkit.training.tasks.task import Task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_of = functools.partial(Recipe.of, steps=2000, batch_size=1, clip_norm=1.0)
-RECIPES = {
-    "scornn": _of(64, rates={"skew": 1e-4}, options=lambda n: {"negative": n // 2}),
-    "scurnn": _of(48, rates={"skew": 1e-4}),
-    "full_urnn": _of(48, optimizer="multiplicative_cayley", rates={"stiefel": 1e-3}),
-    "restricted_urnn": _of(128),
-    "ornn": _of(64, options=lambda n: {"reflections": n}),
-    "eurnn": _of(64, options=lambda n: {"layers": 8}),
-    "exprnn": _of(64, rates={"skew": 1e-4}),
-    "lie_urnn": _of(48),
-    "margin_rnn": _of(48, rates={"skew": 1e-4}),
-    "goru": _of(32),
-    "rotrnn": _of(48, 4e-3, optimizer="adamw", options=of_planes),
-    "lru": _of(48, 4e-3, optimizer="adamw"),
-    "irnn": _of(48),
-    "henaff_rnn": _of(48),
-    "gru": _of(28),
-    "lstm": _of(24),
-}
+WHO = "Task 'waveform'"
+SIZES = {"scornn": 64, "scurnn": 48, "full_urnn": 48, "restricted_urnn": 128, "ornn": 64, "eurnn": 64, "exprnn": 64}
+SIZES |= {"lie_urnn": 48, "margin_rnn": 48, "goru": 32, "rotrnn": 48, "lru": 48}
+SIZES |= {"irnn": 48, "henaff_rnn": 48, "gru": 28, "lstm": 24}
+RECIPES = usual(
+    functools.partial(Recipe.of, steps=2000, batch_size=1, clip_norm=1.0),
+    SIZES,
+    scornn={"options": lambda n: {"negative": n // 2}},
+    ornn={"options": lambda n: {"reflections": n}},
+    eurnn={"options": lambda n: {"layers": 8}},
+)
 """Small nets, a step for each reading of the one sequence."""
 
 
@@ -112,16 +104,14 @@ def _excerpt(folder: Path, file: str, start: float, excerpt: int, length: int) -
     samples, rate = read(path)
     first = round(start * rate) + excerpt * length
     y = torch.from_numpy(samples[first : first + length])
-    lacks = "one that is constant" if len(y) == length else f"the end after {len(samples)}"
-    words = f"an excerpt of {length} samples from {first} on"
-    got = f"{lacks} in {path}; set --start, --excerpt or --file"
-    needs(len(y) == length and bool(y.min() < y.max()), DataError, "Task 'waveform'", words, got)
+    is_whole = len(y) == length and bool(y.min() < y.max())
+    words = f"an excerpt of {length} samples from {first} on that is not constant"
+    needs(is_whole, DataError, WHO, words, f"{len(samples)} in {path}; set --start, --excerpt or --file")
     return (y / y.abs().max()).unsqueeze(0)
 
 
 def _recording(folder: Path, file: str) -> Path:
-    paths = [folder / file] if file else sorted(p for p in folder.rglob("[!.]*") if p.name.lower().endswith(ENDINGS))
-    is_there = bool(paths) and paths[0].is_file()
+    paths = [folder / file] if file else sorted(p for p in folder.rglob("[!.]*") if p.suffix.lower() in ENDINGS)
     words = f"a recording ({', '.join(ENDINGS)})"
-    needs(is_there, DataError, "Task 'waveform'", words, f"none in {folder / file}")
+    needs(bool(paths) and paths[0].is_file(), DataError, WHO, words, f"none in {folder / file}")
     return paths[0]
