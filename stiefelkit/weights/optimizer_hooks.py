@@ -218,7 +218,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object)
     At an optimizer's first step, and again after weights or groups have changed, it warns of what else it holds.
     """
     # torch's ZeroRedundancyOptimizer has the one that steps, for the share of its rank, in `optim`.
-    own = moves_frames(optimizer) or moves_frames(vars(optimizer).get("optim"))
+    own = getattr(optimizer, "moves_frames", False) or moves_frames(vars(optimizer).get("optim"))
     suspects, stamp = _suspects(optimizer, own)
     is_known = _looked.get(optimizer) == stamp
     if is_known and (own or not suspects):
@@ -254,7 +254,7 @@ def moves_frames(optimizer: object) -> bool:
 
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     """Remembers what an optimizer has moved along its manifold, for `was_moved`."""
-    if not (moves_frames(optimizer) or _is_geoopts(optimizer)):
+    if not (getattr(optimizer, "moves_frames", False) or _is_geoopts(optimizer)):
         return
     moved: list[Tensor] = []
     for group in optimizer.param_groups:
