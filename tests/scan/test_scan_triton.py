@@ -338,9 +338,7 @@ def tight(layout, way, tmp_path, activation="modrelu", capability=90):
 
 def is_within(found, allowed):
     triton = tuple(map(int, pytest.importorskip("triton").__version__.split(".")[:2]))
-    newer = (
-        1 if triton <= (3, 7) else 1.3
-    )  # those of the table are Triton 3.7's, and 3.9 takes up to 1.27 times as many
+    newer = 1 if triton <= (3, 7) else 1.3  # the table is that of 3.7; 3.9 takes up to 1.27 times as many
     allowed = dataclasses.replace(allowed, instructions=newer * allowed.instructions)
     pairs = zip(vars(found).items(), vars(allowed).values(), strict=True)
     over = {name: (value, most) for (name, value), most in pairs if value > most}
