@@ -82,31 +82,10 @@ def _times(xs, befores, blocks, there, N: constexpr, LONG: constexpr, DEEP: cons
 
 @triton.jit(do_not_specialize=["steps", "batch", "first", "last"])
 def groups_forward(
-    z,
-    matrix,
-    h0,
-    bias,
-    saved,
-    starts,
-    lengths,
-    slope,
-    steps,
-    batch,
-    counters,
-    first,
-    last,
-    N: constexpr,
-    ACTIVATION: constexpr,
-    PAIRS: constexpr,
-    PACKED: constexpr,
-    REVERSE: constexpr,
-    ROWS: constexpr,
-    PARTS: constexpr,
-    BLOCKS: constexpr,
-    LONG: constexpr,
-    SIZE: constexpr,
-    DEEP: constexpr,
-):
+    z, matrix, h0, bias, saved, starts, lengths, slope, steps, batch, counters, first, last,
+    N: constexpr, ACTIVATION: constexpr, PAIRS: constexpr, PACKED: constexpr, REVERSE: constexpr, ROWS: constexpr,
+    PARTS: constexpr, BLOCKS: constexpr, LONG: constexpr, SIZE: constexpr, DEEP: constexpr,
+):  # fmt: skip
     """Turns projections z (rows, N) into states h_t = act(z_t + h_{t-1} m), in place.
 
     As `rows_forward`, but a program has SIZE columns, and a group PARTS programs, which take ROWS sequences at a time.
@@ -158,32 +137,10 @@ def groups_forward(
 
 @triton.jit(do_not_specialize=["steps", "batch", "first", "last"])
 def groups_back(
-    delta,
-    matrix,
-    g_out,
-    g_last,
-    out,
-    saved,
-    starts,
-    lengths,
-    slope,
-    steps,
-    batch,
-    counters,
-    first,
-    last,
-    N: constexpr,
-    ACTIVATION: constexpr,
-    PAIRS: constexpr,
-    PACKED: constexpr,
-    REVERSE: constexpr,
-    ROWS: constexpr,
-    PARTS: constexpr,
-    BLOCKS: constexpr,
-    LONG: constexpr,
-    SIZE: constexpr,
-    DEEP: constexpr,
-):
+    delta, matrix, g_out, g_last, out, saved, starts, lengths, slope, steps, batch, counters, first, last,
+    N: constexpr, ACTIVATION: constexpr, PAIRS: constexpr, PACKED: constexpr, REVERSE: constexpr, ROWS: constexpr,
+    PARTS: constexpr, BLOCKS: constexpr, LONG: constexpr, SIZE: constexpr, DEEP: constexpr,
+):  # fmt: skip
     """Writes the gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} m), shape (rows, N).
 
     Arguments mean what they mean for `groups_forward` and, besides, for `rows_back`; steps are counted from the last.

@@ -205,15 +205,9 @@ def store_parts(
 
 @inline
 def load_states(
-    at,
-    is_there,
-    ACTIVATION: constexpr,
-    N: constexpr,
-    BLOCKS: constexpr,
-    SIZE: constexpr,
-    PAIRS: constexpr,
-    COMPLEX: constexpr,
-):
+    at, is_there,
+    ACTIVATION: constexpr, N: constexpr, BLOCKS: constexpr, SIZE: constexpr, PAIRS: constexpr, COMPLEX: constexpr,
+):  # fmt: skip
     """Returns the vectors of a row of states, for activations whose derivative follows from them; else nothing."""
     if ACTIVATION == "identity" or ACTIVATION == "abs" or ACTIVATION == "oplu":
         return ()
@@ -223,16 +217,9 @@ def load_states(
 
 @inline
 def load_kept(
-    saved,
-    row,
-    is_there,
-    ACTIVATION: constexpr,
-    N: constexpr,
-    BLOCKS: constexpr,
-    SIZE: constexpr,
-    PAIRS: constexpr,
-    COMPLEX: constexpr,
-):
+    saved, row, is_there,
+    ACTIVATION: constexpr, N: constexpr, BLOCKS: constexpr, SIZE: constexpr, PAIRS: constexpr, COMPLEX: constexpr,
+):  # fmt: skip
     """What an activation kept of a row, vector by vector; nothing for those that keep nothing."""
     parts = ()
     if ACTIVATION == "abs" or ACTIVATION == "oplu" or ACTIVATION == "complex_modrelu":

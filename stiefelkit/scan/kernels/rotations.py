@@ -7,21 +7,9 @@ from triton.language import constexpr
 
 @triton.jit(do_not_specialize=["steps", "chunk", "columns"])
 def rotate_planes(
-    x,
-    first,
-    factor,
-    out,
-    ends,
-    totals,
-    steps,
-    chunk,
-    columns,
-    planes,
-    FIXED: constexpr,
-    REVERSE: constexpr,
-    BLOCK: constexpr,
-    AHEAD: constexpr,
-):
+    x, first, factor, out, ends, totals, steps, chunk, columns, planes,
+    FIXED: constexpr, REVERSE: constexpr, BLOCK: constexpr, AHEAD: constexpr,
+):  # fmt: skip
     """Runs z_t = f_t z_{t-1} + x_t over the steps of each chunk, from f z + x with the state z before it.
 
     x and out (None for the ends alone) are (steps, columns, 2), as factors of each step are; FIXED: (planes, 2).

@@ -27,26 +27,10 @@ from .products import complex_times, load_blocks, start_of, times
 
 @triton.jit(do_not_specialize=["steps", "batch"])
 def rows_forward(
-    z,
-    matrix,
-    h0,
-    bias,
-    saved,
-    starts,
-    lengths,
-    slope,
-    steps,
-    batch,
-    N: constexpr,
-    ACTIVATION: constexpr,
-    PAIRS: constexpr,
-    COMPLEX: constexpr,
-    PACKED: constexpr,
-    REVERSE: constexpr,
-    BLOCKS: constexpr,
-    SIZE: constexpr,
-    DEEP: constexpr,
-):
+    z, matrix, h0, bias, saved, starts, lengths, slope, steps, batch,
+    N: constexpr, ACTIVATION: constexpr, PAIRS: constexpr, COMPLEX: constexpr, PACKED: constexpr, REVERSE: constexpr,
+    BLOCKS: constexpr, SIZE: constexpr, DEEP: constexpr,
+):  # fmt: skip
     """Turns projections z (rows, N) into states h_t = act(z_t + h_{t-1} m), in place; program b takes sequence b.
 
     `matrix` is m transposed, padded with zeros to whole blocks, with PAIRS (units i and i + N/2 are activated together)
@@ -83,27 +67,10 @@ def rows_forward(
 
 @triton.jit(do_not_specialize=["steps", "batch"])
 def rows_back(
-    delta,
-    matrix,
-    g_out,
-    g_last,
-    out,
-    saved,
-    starts,
-    lengths,
-    slope,
-    steps,
-    batch,
-    N: constexpr,
-    ACTIVATION: constexpr,
-    PAIRS: constexpr,
-    COMPLEX: constexpr,
-    PACKED: constexpr,
-    REVERSE: constexpr,
-    BLOCKS: constexpr,
-    SIZE: constexpr,
-    DEEP: constexpr,
-):
+    delta, matrix, g_out, g_last, out, saved, starts, lengths, slope, steps, batch,
+    N: constexpr, ACTIVATION: constexpr, PAIRS: constexpr, COMPLEX: constexpr, PACKED: constexpr, REVERSE: constexpr,
+    BLOCKS: constexpr, SIZE: constexpr, DEEP: constexpr,
+):  # fmt: skip
     """Writes the gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} m), shape (rows, N).
 
     Arguments mean what they mean for `rows_forward`; m is the transpose of its m; REVERSE puts the first step first.

@@ -38,25 +38,10 @@ def _rows_of(starts, sizes, rows, step, steps, batch, PACKED: constexpr, FLIP: c
 
 @triton.jit(do_not_specialize=["steps", "batch"])
 def tiles_forward(
-    z,
-    wt,
-    h0,
-    bias,
-    saved,
-    starts,
-    sizes,
-    slope,
-    steps,
-    batch,
-    N: constexpr,
-    ACTIVATION: constexpr,
-    PAIRS: constexpr,
-    PACKED: constexpr,
-    REVERSE: constexpr,
-    BLOCK_B: constexpr,
-    BLOCK_K: constexpr,
-    BLOCK_N: constexpr,
-):
+    z, wt, h0, bias, saved, starts, sizes, slope, steps, batch,
+    N: constexpr, ACTIVATION: constexpr, PAIRS: constexpr, PACKED: constexpr, REVERSE: constexpr, BLOCK_B: constexpr,
+    BLOCK_K: constexpr, BLOCK_N: constexpr,
+):  # fmt: skip
     """Turns projections z (rows, N) into states h_t = act(z_t + h_{t-1} wt), in place.
 
     As `rows_forward`, but wt is padded to whole tiles of BLOCK_K rows and BLOCK_N columns, with PAIRS each half of the
@@ -104,26 +89,10 @@ def tiles_forward(
 
 @triton.jit(do_not_specialize=["steps", "batch"])
 def tiles_back(
-    delta,
-    w,
-    g_out,
-    g_last,
-    out,
-    saved,
-    starts,
-    sizes,
-    slope,
-    steps,
-    batch,
-    N: constexpr,
-    ACTIVATION: constexpr,
-    PAIRS: constexpr,
-    PACKED: constexpr,
-    REVERSE: constexpr,
-    BLOCK_B: constexpr,
-    BLOCK_K: constexpr,
-    BLOCK_N: constexpr,
-):
+    delta, w, g_out, g_last, out, saved, starts, sizes, slope, steps, batch,
+    N: constexpr, ACTIVATION: constexpr, PAIRS: constexpr, PACKED: constexpr, REVERSE: constexpr, BLOCK_B: constexpr,
+    BLOCK_K: constexpr, BLOCK_N: constexpr,
+):  # fmt: skip
     """Writes the gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} w), shape (rows, N).
 
     Arguments mean what they mean for `tiles_forward` and `rows_back`; w is the transpose of wt, padded in the same way.
