@@ -114,21 +114,6 @@ def test_a_net_without_biases_gets_none_that_are_trained(kind):
     assert not any(p.requires_grad or p.any() for p in biases)
 
 
-@both_kinds
-def test_a_net_taken_over_trains_saves_and_loads(kind):
-    taken = FrameGates.from_torch(kind(3, 5))
-    optimizer = torch.optim.Adam(sk.optim.parameter_groups(taken, lr=1e-2))
-    x = torch.randn(6, 4, 3)
-    for _ in range(3):
-        optimizer.zero_grad()
-        tensors(taken(x))[0].square().sum().backward()
-        optimizer.step()
-    twin = FrameGates.from_torch(kind(3, 5))
-    twin.load_state_dict(taken.state_dict())
-    assert torch.equal(tensors(twin(x))[0], tensors(taken(x))[0])
-    assert sk.drift(taken)["weight_hh_l0"].bits_lost < 1
-
-
 SINGULAR: Any = nn.GRU(3, 4)
 nn.init.zeros_(SINGULAR.weight_hh_l0)
 
@@ -155,12 +140,3 @@ def test_states_of_another_shape_are_refused(kind):
     for hx in (torch.zeros(1, 4, 4), (torch.zeros(1, 4, 4), torch.zeros(1, 4, 4))):
         with pytest.raises(errors.ShapeError, match="hx"):
             taken(torch.zeros(6, 4, 3), hx)
-
-
-def test_gates_are_those_of_an_lstm_or_a_gru_and_of_their_subclasses() -> None:
-    class Mine(nn.LSTM):
-        pass
-
-    assert FrameGates(Mine, 3, 8, "cayley").weight_ih_l0.shape == (32, 3)
-    with pytest.raises(errors.OptionError, match="FrameGates"):
-        FrameGates(nn.RNN, 3, 8, "cayley")  # type: ignore[arg-type]

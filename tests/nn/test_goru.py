@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from stiefelkit import errors
 from stiefelkit.nn import GORU
 from stiefelkit.scan import activations, find_activation
 from stiefelkit.testing import lowered_products
@@ -53,18 +52,6 @@ def test_the_gated_recurrence_is_its_formula_and_so_are_its_gradients(activation
     assert torch.equal(rnn(x, h, last_only=True)[1], last)
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_packed_rows_are_the_sequences_one_by_one(bidirectional):
-    rnn, (x, h) = layer(num_layers=2, bidirectional=bidirectional), drawn(4, 3)
-    h, lengths = h.expand(2 * (1 + bidirectional), -1, -1), [4, 2, 1]
-    out, last = rnn(torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor(lengths)), h)
-    rows, _ = torch.nn.utils.rnn.pad_packed_sequence(out)
-    for b, length in enumerate(lengths):
-        single, end = rnn(x[:length, b], h[:, b])
-        assert torch.allclose(rows[:length, b], single)
-        assert torch.allclose(last[:, b], end)
-
-
 def test_derivatives_of_any_order_forward_mode_and_maps_over_samples():
     rnn, (x, _) = layer("tanh"), drawn(3)
 
@@ -75,24 +62,6 @@ def test_derivatives_of_any_order_forward_mode_and_maps_over_samples():
     assert torch.autograd.gradgradcheck(last, x, fast_mode=True)
     samples = torch.stack([x.detach(), 2 * x.detach()])
     assert torch.allclose(torch.func.vmap(last)(samples), torch.stack([last(x) for x in samples]))
-
-
-def test_a_gated_net_exports_with_any_batch():
-    rnn = layer(dtype=torch.float32, bidirectional=True)
-    batch = {1: torch.export.Dim("B", min=2, max=64)}
-    exported = torch.export.export(rnn, (torch.randn(5, 3, 3),), dynamic_shapes=(batch,)).module()
-    x = torch.randn(5, 7, 3)
-    for a, b in zip(exported(x), rnn(x), strict=True):
-        assert torch.allclose(a, b, atol=1e-6)
-
-
-def test_a_gated_net_compiles():
-    rnn, (x, _) = layer(), drawn()
-    torch._dynamo.reset()
-    compiled = torch.compile(rnn, fullgraph=True, backend="aot_eager")
-    leaves = list(rnn.parameters())
-    own, expected = (torch.autograd.grad(net(x)[0].square().sum(), leaves) for net in (compiled, rnn))
-    assert all(torch.allclose(a, b) for a, b in zip(own, expected, strict=True))
 
 
 def test_autocast_and_lowered_products_leave_the_gated_recurrence_in_full_precision():
@@ -121,10 +90,3 @@ def test_no_sequences_and_nan_stay_where_they_are():
     assert out[:2].isfinite().all()
     assert out[2:, 1].isnan().all()
     assert last[0, 0].isfinite().all()
-
-
-def test_options_that_one_loop_has_no_use_for_are_refused():
-    with pytest.raises(errors.OptionError, match="loop"):
-        GORU(3, 4, backend="triton")
-    with pytest.raises(errors.OptionError, match="even"):
-        GORU(3, 5, activation="oplu")

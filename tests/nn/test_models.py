@@ -131,13 +131,6 @@ def test_models_read_sequences_in_sixteen_bits(name, dtype):
     assert torch.allclose(half.float(), exact, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("name", ["scornn", "scurnn", "eurnn", "goru", "henaff_rnn"])
-def test_models_are_compiled_as_one_graph(name):
-    torch.compiler.reset()
-    net, x = sk.models.create(name, 2, 4, 3), torch.randn(2, 9, 2)
-    assert torch.allclose(torch.compile(net, fullgraph=True, backend="eager")(x), net(x), atol=1e-6)
-
-
 def test_options_of_another_map_apply():
     net: Any = sk.models.create("scornn", 2, 8, 3, parametrization="householder", reflections=2, init="identity")
     assert net.rnn.parametrizations.weight_hh_l0.param.reflections == 2
@@ -169,12 +162,6 @@ def test_blocks_take_the_options_of_their_layer(name):
         assert block.rnn.h0_l0.requires_grad
         assert block.rnn.normalize == (name != "rotrnn")
     assert torch.isfinite(net(torch.randn(2, 5, 2))).all()
-
-
-def test_separate_coordinates_take_separate_rates():
-    net: Any = sk.models.create("scurnn", 2, 4, 3)
-    groups = sk.optim.parameter_groups(net, lr=1e-3, skew=dict(lr=1e-4), phase=dict(lr=1e-2))
-    assert {group.get("name"): group["lr"] for group in groups} == {None: 1e-3, "skew": 1e-4, "phase": 1e-2}
 
 
 @pytest.mark.parametrize(

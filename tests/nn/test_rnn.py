@@ -1,6 +1,5 @@
 """The scan and the recurrent layers against torch's own and against a plain loop."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -161,13 +160,6 @@ def test_a_trained_first_state_is_used_when_none_is_given():
     assert rnn.h0_l0.grad.abs().sum() > 0
 
 
-def test_options_and_init_reach_the_parametrization():
-    rnn: Any = OrthogonalRNN(2, 4, negative=3, init="helfrich")
-    assert rnn.parametrizations.weight_hh_l0.signs.tolist() == [1, -1, -1, -1]
-    rnn = OrthogonalRNN(2, 4, init="identity")
-    assert torch.equal(rnn.weight_hh_l0, torch.eye(4))
-
-
 def test_dropout_acts_between_layers_in_training_only():
     rnn: Any = OrthogonalRNN(3, 8, 2, dropout=1.0, activation="tanh")
     x = torch.randn(4, 2, 3)
@@ -233,22 +225,3 @@ def test_a_complex_net_follows_casts_of_its_real_parameters():
     assert rnn(torch.zeros(5, 1, 2, dtype=torch.bfloat16))[0].dtype == torch.complex64
     with pytest.raises(errors.DtypeError, match="float64"):
         OrthogonalRNN(2, 4, field="complex", dtype=torch.bfloat16)
-
-
-def test_the_layer_exports_with_a_dynamic_batch():
-    rnn = OrthogonalRNN(3, 4)
-    batch = torch.export.Dim("batch", min=2, max=64)
-    exported = torch.export.export(rnn, (torch.randn(5, 3, 3),), dynamic_shapes=({1: batch},)).module()
-    x = torch.randn(5, 7, 3)
-    assert torch.allclose(exported(x)[0], rnn(x)[0], atol=1e-6)
-
-
-def test_layers_copy_and_reload():
-    rnn: Any = OrthogonalRNN(3, 4, 2, field="complex")
-    twin = copy.deepcopy(rnn)
-    other = OrthogonalRNN(3, 4, 2, field="complex")
-    other.load_state_dict(rnn.state_dict())
-    x = torch.randn(2, 2, 3)
-    for copied in (twin, other):
-        assert torch.equal(copied(x)[0], rnn(x)[0])
-    assert list(sk.drift(rnn)) == ["weight_hh_l0", "weight_hh_l1"]

@@ -151,43 +151,12 @@ def test_a_step_in_factors_keeps_lengths_and_states_to_a_few_roundings(name, dty
     assert (torch.linalg.vector_norm(h - exact, dim=-1) / lengths).max() < bound
 
 
-@pytest.mark.parametrize(("name", "dtype", "options"), MAPS)
-def test_float32_gradients_are_those_of_float64_to_rounding(name, dtype, options):
-    map, coordinates = placed(name, dtype, options)
-    arguments = drawn(map)
-    exact = compared(map(*coordinates), arguments, coordinates)
-    coarse = torch.complex64 if dtype.is_complex else torch.float32
-    rounded = find_parametrization(name)(map.shape, dtype=coarse, **options)
-    load_chart_(rounded, map.chart)
-    leaves = [c.detach().float().requires_grad_() for c in coordinates]
-    given = {
-        key: t.detach().to(coarse if t.is_complex() else torch.float32).requires_grad_() for key, t in arguments.items()
-    }
-    for value, theirs in zip(compared(factored(rounded, leaves), given, leaves), exact, strict=True):
-        assert torch.linalg.vector_norm(value - theirs) <= 2e-5 * torch.linalg.vector_norm(theirs)
-
-
 def test_a_second_derivative_is_refused_as_with_the_matrix():
     map, coordinates = placed("givens", COMPLEX, {"layers": 2})
     loss = run(factored(map, coordinates), drawn(map))[1].abs().sum()
     first = torch.autograd.grad(loss, coordinates, create_graph=True)
     with pytest.raises(errors.OptionError, match="reference"):
         torch.autograd.grad(torch.cat([g.flatten() for g in first]).sum(), coordinates)
-
-
-def test_gradients_of_samples_are_those_of_their_loop():
-    map, coordinates = placed("fourier", COMPLEX, {})
-    given = {key: t.detach() for key, t in drawn(map).items()}
-
-    def loss(coordinates, x):
-        return run(factored(map, coordinates), {**given, "x": x})[1].abs().sum()
-
-    x = torch.randn(4, 6, 5, 3, dtype=DOUBLE)
-    batched = torch.func.vmap(torch.func.grad(loss), (None, 0))(tuple(c.detach() for c in coordinates), x)
-    for i, one in enumerate(x):
-        alone = torch.autograd.grad(loss(coordinates, one), coordinates)
-        for ours, theirs in zip(batched, alone, strict=True):
-            torch.testing.assert_close(ours[i], theirs)
 
 
 @pytest.mark.slow

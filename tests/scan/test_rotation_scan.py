@@ -177,20 +177,6 @@ def test_half_precision_is_computed_in_float32_and_rounded_once(dtype):
         assert run(**{k: t.float() for k, t in tensors.items()})[1].dtype == torch.float32
 
 
-def test_it_compiles_in_one_graph_and_exports():
-    tensors = drawn(33, is_complex=False, is_varying=False, dtype=torch.float32)
-    given = [t.detach() for t in tensors.values()]
-    expected = run(*given)
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(*given), expected)
-
-    class Net(torch.nn.Module):
-        def forward(self, x, angle, decay, h0):
-            return run(x, angle, decay, h0)
-
-    torch.testing.assert_close(torch.export.export(Net(), tuple(given)).module()(*given), expected)
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "word"),
     [

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from stiefelkit import errors
-from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.scan import scan
+from stiefelkit.scan.checks import Recurrence
 from stiefelkit.scan.engines import problem
+from stiefelkit.testing import lowered_products
 
 DOUBLE = torch.float64
 REAL_ACTIVATIONS = ["modrelu", "tanh", "relu", "leaky_relu", "leaky_relu(0.3)", "abs", "oplu", "identity"]
@@ -290,29 +291,6 @@ def test_compiled_without_breaks_or_unrolling(is_complex, last_only):
     assert len(list(graphs[0].graph.nodes)) < 60
 
 
-def test_a_net_exports_with_any_length_and_batch():
-    for field in ("real", "complex"):
-        rnn = OrthogonalRNN(3, 4, field=field, bidirectional=True)
-        T, B = torch.export.Dim("T", min=2, max=500), torch.export.Dim("B", min=2, max=64)
-        exported = torch.export.export(rnn, (torch.randn(5, 3, 3),), dynamic_shapes=({0: T, 1: B},)).module()
-        x = torch.randn(11, 7, 3)
-        for a, b in zip(exported(x), rnn(x), strict=True):
-            assert torch.allclose(a, b, atol=1e-6)
-
-
-def test_autocast_leaves_the_recurrence_in_full_precision():
-    rnn: Any = OrthogonalRNN(3, 8)
-    x = torch.randn(5, 2, 3)
-    expected = rnn(x)[0]
-    for backend in ("inplace", "reference"):
-        rnn.backend = backend
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            out, _ = rnn(x)
-            assert rnn(x.bfloat16())[0].dtype == torch.float32
-        assert torch.allclose(out, expected, atol=1e-6)
-        out.sum().backward()
-
-
 def test_bfloat16_states_are_rounded_once():
     arguments = {name: t.bfloat16() for name, t in drawn("modrelu", T=50, dtype=torch.float32).items()}
     own = run(arguments)[0]
@@ -350,3 +328,55 @@ def test_only_wanted_gradients_are_made_and_states_are_all_that_is_kept():
         run(arguments, last_only=True)[1].sum().backward()
         assert sum(kept) - arguments["x"].numel() < 12 * 10 * 20 + 3 * 20 * 20
     assert arguments["x"].grad is None
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_last_states_alone_lie_in_memory_as_tracing_says_whatever_h0_and_its_gradient_do(is_complex):
+    dtype = DOUBLE.to_complex() if is_complex else DOUBLE
+    w = torch.linalg.qr(torch.randn(4, 4, dtype=dtype))[0].contiguous()
+    h0, g = torch.randn(4, 3, dtype=dtype).mT.requires_grad_(), torch.randn(4, 3, dtype=dtype).mT
+    x = torch.randn(9, 3, 4, dtype=dtype)
+    forward, backward = torch.ops.stiefelkit.scan_forward.default, torch.ops.stiefelkit.scan_backward.default
+    leaves = (x, w, h0, None, None, None, *Recurrence("identity", None, False, True, False, "inplace"))
+    torch.library.opcheck(forward, (*leaves, True), test_utils="test_faketensor")
+    marks, _, saved = (t.detach() for t in forward(*leaves, True))
+    needs = [True, True, True, False, False, False]
+    torch.library.opcheck(backward, (*leaves, marks, saved, None, g, needs), test_utils="test_faketensor")
+
+
+@pytest.mark.parametrize("last_only", [False, True])
+def test_batches_of_gradients_of_autograds_own_are_those_of_torch_func(last_only):
+    w, h0 = torch.linalg.qr(torch.randn(3, 3, dtype=DOUBLE))[0], torch.zeros(2, 3, dtype=DOUBLE)
+
+    def last(x: torch.Tensor, backend: str = "inplace") -> torch.Tensor:
+        return scan(x, w, h0, activation="tanh", last_only=last_only, backend=backend)[1]
+
+    x, jacobian = torch.randn(9, 2, 3, dtype=DOUBLE), torch.autograd.functional.jacobian
+    expected: Any = jacobian(lambda x: last(x, "reference"), x, vectorize=True)
+    assert torch.allclose(torch.func.jacrev(last)(x), expected)
+    assert torch.allclose(jacobian(last, x, vectorize=True), expected)
+
+
+@pytest.mark.parametrize("backend", ["reference", "inplace"])
+def test_lowered_products_reach_neither_states_nor_gradients(backend):
+    w, x, h0 = torch.linalg.qr(torch.randn(64, 64))[0].contiguous(), torch.randn(20, 32, 64), torch.zeros(32, 64)
+
+    def results():
+        leaf = w.clone().requires_grad_()
+        out: Any = scan(x, leaf, h0, activation="tanh", backend=backend)[0]
+        return [out, *torch.autograd.grad(out.sum(), leaf)]
+
+    exact = results()
+    with lowered_products():
+        lowered = results()
+    for a, b in zip(lowered, exact, strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_scan_of_no_inputs_and_on_the_meta_device_has_its_shapes():
+    inputs = torch.zeros(9, 2, 0), torch.eye(3), torch.ones(2, 3)
+    found: Any = scan(*inputs, u=torch.zeros(3, 0), activation="tanh")
+    assert found[0].shape == (9, 2, 3)
+    found = scan(*(torch.empty(shape, device="meta") for shape in ((9, 2, 3), (3, 3), (2, 3))), activation="tanh")
+    assert found[0].shape == (9, 2, 3)
+    assert found[1].is_meta

@@ -153,16 +153,6 @@ def test_a_group_takes_more_sequences_than_it_has_room_for_one_after_the_other(m
     check("complex modrelu", 30, sizes=[9, 4, 4, 1], layout=PARTED)
 
 
-@pytest.mark.usefixtures("_interpreter")
-def test_no_sequences_are_left_alone():
-    p = problem(torch.empty(3, 0, 5), torch.eye(5), torch.empty(0, 5), "tanh")
-    out, last, saved = Triton().forward(p, True)
-    assert last.shape == (0, 5)
-    delta, _, dh0, *_ = Triton().backward(p, Outcome(out, saved, None, None), STATES)
-    assert delta.shape == (3, 0, 5)
-    assert dh0.shape == (0, 5)
-
-
 @pytest.mark.parametrize(("activation", "dtype"), [("abs", torch.float32), ("modrelu", torch.complex64)])
 @pytest.mark.usefixtures("_interpreter")
 def test_an_empty_batch_has_no_states_and_gradients_zero(activation, dtype):
@@ -299,19 +289,6 @@ def test_a_scan_by_these_programs_is_the_loops(kind, sizes, reverse, last_only):
 
     for own, exact in zip(run("triton", torch.clone), run("reference", wide), strict=True):
         assert (own - exact).norm() <= 1e-5 * exact.norm()
-
-
-@pytest.mark.usefixtures("_interpreter")
-def test_samples_are_mapped_over_with_these_programs():
-    w, x, h0 = torch.linalg.qr(torch.randn(5, 5))[0].contiguous(), torch.randn(3, 4, 2, 5), torch.zeros(2, 5)
-
-    def gradient(backend):
-        def loss(w, x):
-            return scan(x, w, h0, activation="tanh", backend=backend)[1].square().sum()
-
-        return torch.func.vmap(torch.func.grad(loss), (None, 0))(w, x)
-
-    assert torch.allclose(gradient("triton"), gradient("reference"), atol=1e-5)
 
 
 def held(layout, way):
