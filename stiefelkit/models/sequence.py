@@ -15,6 +15,7 @@ from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import OptionError, ShapeError, needs
 from stiefelkit.functional import skew_size
+from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.nn import RotationBlock
 from stiefelkit.nn.recurrent import Layers
 from stiefelkit.numbers import integer
@@ -76,7 +77,8 @@ class SequenceModel(nn.Module):
     def _read(self, states: Tensor, x: Tensor) -> Tensor:
         if states.is_complex():
             states = states.real if self.real_part else torch.cat([states.real, states.imag], dim=-1)
-            states = states.to(x.real.dtype)  # no complex dtype has 16-bit parts
+        if not is_autocast(x.device):
+            states = states.to(x.real.dtype)  # the last states of 16-bit layers are float32
         return self.output(states)
 
     def extra_repr(self) -> str:

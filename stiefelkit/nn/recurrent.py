@@ -28,9 +28,11 @@ from stiefelkit.init import draw
 from stiefelkit.numbers import FLAG, at_least, integer, optional
 from stiefelkit.scan import BACKENDS, Factored, find_activation
 from stiefelkit.scan.dispatch import prefers_loop
+from stiefelkit.tensors import coordinate_dtype
 from stiefelkit.weights.attach import orthogonal
 from stiefelkit.weights.change import reset_
 from stiefelkit.weights.coordinate_list import CoordinateList
+from stiefelkit.weights.coordinate_parameters import CoordinateParameters
 from stiefelkit.weights.find import coordinate_list_of, orthogonal_weights
 
 Field = Literal["real", "complex"]
@@ -71,7 +73,7 @@ def _paired(re: Tensor, im: Tensor) -> Tensor:
     return torch.complex(*(part if part.dtype == torch.float64 else part.float() for part in (re, im)))
 
 
-class Recurrent(nn.Module):
+class Recurrent(CoordinateParameters):
     """The weights of recurrences, one set for each suffix ("_l0", "_l0_reverse", ""), and the checks of what they read.
 
     With the field "complex" U is [Re; Im], W complex, or [Re; Im] if it is free, and a trained first state [Re | Im].
@@ -81,8 +83,6 @@ class Recurrent(nn.Module):
     """Kinds of dL/dW that an optimizer may ask the coordinate list of W for; "half" of complex W only."""
     frame: ClassVar[str] = "weight_hh"
     """Name of the orthogonal weight."""
-    free_coordinates: ClassVar[tuple[str, ...]] = ()
-    """Names of further parameters that need a learning rate of their own, without weight decay."""
     input_blocks: ClassVar[int] = 1
     """The number of matrices of U that stand on top of each other."""
     _refused: ClassVar[dict[str, str]] = {}
@@ -293,9 +293,12 @@ class Recurrent(nn.Module):
         return self
 
     def _check_input(self, x: Tensor, what: str = "an input") -> None:
-        fitting = self._dtypes()[: 1 + self.is_complex]
+        real, paired = self._dtypes()
+        # States of 16-bit layers go on in float32.
+        fitting = [real, *([coordinate_dtype(real)] if what == "an hx" else []), *([paired] if self.is_complex else [])]
         if x.dtype not in fitting and not is_autocast(x.device):
-            raise DtypeError(f"{self._name} needs {what} of {' or '.join(map(str, fitting))}, got {x.dtype}.")
+            names = " or ".join(map(str, dict.fromkeys(fitting)))
+            raise DtypeError(f"{self._name} needs {what} of {names}, got {x.dtype}.")
 
     def _check_width(self, x: Tensor) -> None:
         if x.shape[-1] != self.input_size:

@@ -9,16 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from stiefelkit._torch import is_exported
+from stiefelkit._torch import is_traced
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, needs, shown
 from stiefelkit.functional import product
 from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.nn.recurrent import Field, GRULayers, States, Steps, require_options
 from stiefelkit.numbers import FLAG, above, as_python_number, at_least, integer
-from stiefelkit.scan import ROTATION_BACKENDS, rotation_scan
-from stiefelkit.scan.rotation import driven_last_state
-from stiefelkit.tensors import computing_dtype
+from stiefelkit.scan import ROTATION_BACKENDS
+from stiefelkit.scan.rotation import driven_last_state, scan_planes
+from stiefelkit.tensors import computing_dtype, coordinate_dtype
+from stiefelkit.weights.find import coordinate_list_of
 
 
 class RotationRNN(GRULayers):
@@ -64,13 +65,15 @@ class RotationRNN(GRULayers):
 
     frame: ClassVar[str] = "basis"
     _activation: ClassVar[str | None] = "identity"
-    free_coordinates: ClassVar[tuple[str, ...]] = ("angle", "log_rate")
+    coordinate_parameters: ClassVar[tuple[str, ...]] = ("angle", "log_rate")
     _refused: ClassVar[dict[str, str]] = {
         "activation": "its transition is linear; apply one to its output, as sk.nn.RotationBlock does",
         "nonlinearity": "its transition is linear; apply one to its output, as sk.nn.RotationBlock does",
         "factored": "its W is in factors always",
+        "gain": "its basis is inverted by its adjoint",
     }
     backends: ClassVar[tuple[str, ...]] = ROTATION_BACKENDS
+    _range: ClassVar[str] = "decay as numbers 0 < low <= high < 1, or None"
 
     def __init__(
         self,
@@ -94,8 +97,7 @@ class RotationRNN(GRULayers):
         self.heads, self.decay = heads, None
         if decay is not None:
             low, high = (float(as_python_number(g)) for g in decay)
-            is_range = 0 < low <= high < 1
-            needs(is_range, OptionError, name, "decay as numbers 0 < low <= high < 1, or None", shown(decay))
+            needs(self._spans(low, high), OptionError, name, self._range, shown(decay))
             self.decay = low, high
         self.max_angle = at_least(0).require(name, "max_angle", max_angle)
         self.normalize = FLAG.require(name, "normalize", normalize)
@@ -115,6 +117,10 @@ class RotationRNN(GRULayers):
             raise OptionError(f"{type(self).__name__} needs {name} set by its parts ({parts}), got {shown(value)}.")
         super().__setattr__(name, value)
 
+    @staticmethod
+    def _spans(low: float, high: float) -> bool:
+        return 0 < low <= high < 1
+
     @property
     def _frame_shape(self) -> tuple[int, ...]:
         size = self.hidden_size // self.heads
@@ -123,10 +129,14 @@ class RotationRNN(GRULayers):
     def _add_frame(self, suffix: str, device: torch.device | str | None, options: dict[str, Any]) -> None:
         if self.parametrization is not None:
             super()._add_frame(suffix, device, options)
+            held = coordinate_list_of(self, f"basis{suffix}")
+            assert held is not None
+            is_frame = held.param.traits.exact or held.param.precision != "exact"
+            needs(is_frame, OptionError, self._name, "a basis whose weights are frames", held.param.title)
         elif options:
             raise OptionError(f"{self._name} without a parametrization has no basis to draw, got {', '.join(options)}.")
         for name, count in self._counts().items():
-            empty = torch.empty(count, device=device, dtype=self.dtype)
+            empty = torch.empty(count, device=device, dtype=coordinate_dtype(self.dtype))
             self.register_parameter(f"{name}{suffix}", nn.Parameter(empty))
         self._draw(suffix)
 
@@ -148,7 +158,7 @@ class RotationRNN(GRULayers):
         self._draw(suffix)
 
     def _transition(self, suffix: str) -> Tensor:
-        angle = self._angle(suffix).double()
+        angle = self._angle(suffix)
         if self.is_complex:
             w = torch.diag(torch.polar(torch.ones_like(angle), angle))
         else:
@@ -159,17 +169,20 @@ class RotationRNN(GRULayers):
             w = p @ w @ p.mH
         return w.to(self._dtypes()[int(self.is_complex)])
 
-    def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
+    def _planes(self, suffix: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the scaled U, and the angles and decays of all planes in float64."""
         u = self._join(self._read("weight_ih", suffix))
-        u = u.to(computing_dtype(u.dtype))
-        angle, g = self._angle(suffix), 1.0
-        if self.decay is not None:
-            rate = self._read("log_rate", suffix)
-            rate = torch.exp(rate.to(computing_dtype(rate.dtype)))
-            g = torch.exp(-rate)
-            if self.normalize:
-                u = u * self._scale(suffix, u, rate).repeat_interleave(len(u) // self.heads)[:, None]
-            g = g.repeat_interleave(len(angle) // self.heads)
+        u, angle = u.to(computing_dtype(u.dtype)), self._angle(suffix)
+        if self.decay is None:
+            return u, angle, torch.ones_like(angle)
+        # Beyond these bounds a decay is 0 or 1 in float64.
+        rate = self._read("log_rate", suffix).double().clamp(-600, 100).exp()
+        if self.normalize:
+            u = self._scaled(suffix, u.unflatten(0, (self.heads, -1)), rate).flatten(0, 1)
+        return u, angle, torch.exp(-rate).repeat_interleave(len(angle) // self.heads)
+
+    def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
+        u, angle, g = self._planes(suffix)
         basis = None if self.parametrization is None else self._read("basis", suffix).to(u.dtype)
         inward, outward = (None, None) if basis is None else (basis.conj(), basis.mT)
         autocast = torch.autocast(x.device.type, enabled=False) if is_autocast(x.device) else contextlib.nullcontext()
@@ -181,22 +194,27 @@ class RotationRNN(GRULayers):
                 x, rows = torch.cat([x, torch.ones_like(x[..., :1])], -1), torch.cat([rows, bias[None]])
             rows = _times(rows, inward)
             first = _times(self._first(suffix, h0, batch, u), inward)
-            # Exported first: a comparison of sizes would make them constants.
-            is_free = not is_exported() and self.backend == "auto" and steps["batch_sizes"] is None
+            # A comparison of sizes would make them constants in traced code.
+            is_free = not is_traced() and self.backend == "auto" and steps["batch_sizes"] is None
             if is_free and steps["last_only"] and len(x) >= x.shape[-1]:
                 last = driven_last_state(x, rows, angle, g, first, steps["reverse"])
             else:
-                out, last = rotation_scan(product(x, rows), angle, g, first, backend=self.backend, **steps)
-            dtype = self._dtypes()[int(self.is_complex)]
-            return None if out is None else _times(out, outward).to(dtype), _times(last, outward).to(dtype)
+                dtype, driven = u.real.dtype, product(x, rows)
+                out, last = scan_planes(driven, angle, g, first, dtype, backend=self.backend, **steps)
+            out = None if out is None else _times(out, outward).to(self._dtypes()[int(self.is_complex)])
+            return out, _times(last, outward)
 
     def _angle(self, suffix: str) -> Tensor:
-        return self._read("angle", suffix)
+        return self._read("angle", suffix).double()
 
-    def _scale(self, suffix: str, u: Tensor, rate: Tensor) -> Tensor:
-        """Returns the scale of the inputs of each head, whose decay is exp(-rate) and may round to one."""
-        size = u.unflatten(0, (self.heads, -1)).abs().square().sum((1, 2))
-        return (-torch.expm1(-2 * rate) / size).sqrt()
+    def _scaled(self, suffix: str, u: Tensor, rate: Tensor) -> Tensor:
+        """Returns the scaled inputs of each head, (heads, d, m), whose decay is exp(-rate) and may round to one."""
+        # The result depends on no scale of u: its largest entry is divided out first.
+        largest = u.detach().abs().amax((1, 2), keepdim=True)
+        is_zero = largest == 0
+        u = u / torch.where(is_zero, 1, largest)
+        size = torch.where(is_zero, 1, u.abs().square().sum((1, 2), keepdim=True)).sqrt()
+        return u / size * (-torch.expm1(-2 * rate)).sqrt().to(u.real.dtype)[:, None, None]
 
 
 class RotationBlock(nn.Module):
@@ -288,7 +306,8 @@ class LRU(RotationRNN):
     (torch.Size([5, 2, 8]), torch.Size([1, 2, 8]))
     """
 
-    free_coordinates: ClassVar[tuple[str, ...]] = ("log_rate", "log_angle", "log_scale")
+    coordinate_parameters: ClassVar[tuple[str, ...]] = ("log_rate", "log_angle", "log_scale")
+    _range: ClassVar[str] = "decay as numbers 0 <= low <= high <= 1, of which high is not 0"
     _refused: ClassVar[dict[str, str]] = {
         **RotationRNN._refused,
         "heads": "each plane has a decay and an angle of its own",
@@ -311,13 +330,17 @@ class LRU(RotationRNN):
         require_options(type(self), None, options)
         hidden_size = integer(1).require(self._name, "hidden_size", hidden_size)
         needs(hidden_size % 2 == 0, OptionError, self._name, "an even hidden_size, two numbers a plane", hidden_size)
-        needs(decay is not None, OptionError, self._name, "decay as numbers 0 < low <= high < 1", decay)
+        needs(decay is not None, OptionError, self._name, self._range, decay)
         max_angle = above(0).require(self._name, "max_angle", max_angle)
         planes = {"parametrization": None, "heads": hidden_size // 2, "decay": decay, "max_angle": max_angle}
         super().__init__(input_size, hidden_size, num_layers, bias, *args, **planes, **options)
 
+    @staticmethod
+    def _spans(low: float, high: float) -> bool:
+        return 0 <= low <= high <= 1 and high > 0
+
     def _counts(self) -> dict[str, int]:
-        return dict.fromkeys(self.free_coordinates, self.heads)
+        return dict.fromkeys(self.coordinate_parameters, self.heads)
 
     @torch.no_grad()
     def _draw(self, suffix: str) -> None:
@@ -326,7 +349,7 @@ class LRU(RotationRNN):
         low, high = self.decay
         # In (0, 1], in float64: no logarithm of zero.
         u, v = (1 - torch.rand(2, self.heads, dtype=torch.float64, device=rate.device)).unbind(0)
-        log_modulus = torch.log(u * (high**2 - low**2) + low**2) / 2
+        log_modulus = (torch.log(u * (high**2 - low**2) + low**2) / 2).clamp_max(-(2.0**-53))
         rate.copy_(torch.log(-log_modulus))
         angle.copy_(torch.log(self.max_angle * v))
         scale.copy_(torch.log(-torch.expm1(2 * log_modulus)) / 2)
@@ -334,11 +357,10 @@ class LRU(RotationRNN):
         inputs.normal_(0, (2 * inputs.shape[1]) ** -0.5)
 
     def _angle(self, suffix: str) -> Tensor:
-        angle = self._read("log_angle", suffix)
-        return torch.exp(angle.to(computing_dtype(angle.dtype)))
+        return self._read("log_angle", suffix).double().exp()
 
-    def _scale(self, suffix: str, u: Tensor, rate: Tensor) -> Tensor:
-        return torch.exp(self._read("log_scale", suffix).to(u.dtype))
+    def _scaled(self, suffix: str, u: Tensor, rate: Tensor) -> Tensor:
+        return u * torch.exp(self._read("log_scale", suffix).to(u.dtype))[:, None, None]
 
 
 class LRUBlock(RotationBlock):

@@ -72,8 +72,8 @@ def parameter_groups(
     """Splits a model's parameters into groups for an optimizer: the plain ones, then one group per coordinate.
 
     Coordinates get `weight_decay=0` unless asked otherwise: shrinking them does not regularize a frame, it moves it. A
-    learned gain is one, the group "gain", and so are parameters that a layer names in `free_coordinates`, as the angles
-    and decays of `RotationRNN`. Where a coordinate must stay on a manifold (`"stiefel"`), the group names it,
+    learned gain is one, the group "gain", and so are parameters that a layer names in `coordinate_parameters`, as the
+    angles and decays of `RotationRNN`. Where a coordinate must stay on a manifold (`"stiefel"`), the group names it,
     "stiefel:canonical" unless asked otherwise. A `geoopt.ManifoldParameter` on a Stiefel manifold is such a one, in its
     metric. Any torch optimizer takes the other groups; these need one that moves along the manifold.
 
@@ -109,7 +109,7 @@ def parameter_groups(
             for c in leaves:
                 take(c, name, coordinate_list.param.manifolds.get(name))
     for module in model.modules():
-        for name in getattr(module, "free_coordinates", ()):
+        for name in getattr(module, "coordinate_parameters", ()):
             for key, p in module.named_parameters(recurse=False):
                 if key == name or key.startswith(f"{name}_l"):
                     take(p, name)

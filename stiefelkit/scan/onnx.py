@@ -82,7 +82,7 @@ def exported_loop(step: Step, rows: Tensor, h0: Tensor, reverse: bool) -> tuple[
     if not torch.compiler.is_dynamo_compiling() and not all(isinstance(size, int) for size in rows.shape):
         # torch compiles its scan; what it has kept of an export at fixed sizes would fix those of this one.
         torch.compiler.reset()
-    last, out = higher_order_scan(combine, h0, rows.flip(0) if reverse else rows)
+    last, out = higher_order_scan(combine, h0.contiguous(), rows.flip(0) if reverse else rows)
     return (out.flip(0) if reverse else out), last
 
 

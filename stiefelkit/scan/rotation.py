@@ -77,14 +77,32 @@ def rotation_scan(
         if tensor.dtype not in DTYPES or (tensor.is_complex() and kind == "real floating"):
             raise DtypeError(f"rotation_scan needs {name} of a {kind} dtype, got {tensor.dtype}.")
     sizes = row_counts("rotation_scan", batch_sizes)
-    count = _check_shapes(x, angle, g, h0, sizes)
-    if is_exported():
-        return _exported(x, angle, g, h0, batch_sizes=sizes, reverse=reverse, last_only=last_only)
+    _check_shapes(x, angle, g, h0, sizes)
     dtype = functools.reduce(torch.promote_types, (t.real.dtype for t in given.values() if t is not g or g is decay))
-    real = DTYPES[dtype][1]
+    steps: dict[str, Any] = {"batch_sizes": sizes, "reverse": reverse, "last_only": last_only}
+    return scan_planes(x, angle, g, h0, dtype, **steps, backend=backend)
+
+
+def scan_planes(
+    x: Tensor,
+    angle: Tensor,
+    decay: Tensor,
+    h0: Tensor | None,
+    dtype: torch.dtype,
+    *,
+    batch_sizes: Sequence[int] | None,
+    reverse: bool,
+    last_only: bool,
+    backend: str,
+) -> tuple[Tensor | None, Tensor]:
+    """Runs `rotation_scan` with results of a real dtype, whatever the dtypes of angles and decays, and no checks."""
+    if is_exported():
+        return _exported(x, angle, decay, h0, batch_sizes=batch_sizes, reverse=reverse, last_only=last_only)
+    real, sizes, g = DTYPES[dtype][1], batch_sizes, decay
     z, h = _complex(x, real), None if h0 is None else _complex(h0, real)
     shape = torch.broadcast_shapes(angle.shape, g.shape)
-    angle, g = (torch.broadcast_to(t.to(real), (count,) if len(shape) < 2 else shape) for t in (angle, g))
+    shape = (z.shape[-1],) if len(shape) < 2 else shape
+    angle, g = (torch.broadcast_to(t.to(torch.promote_types(t.dtype, real)), shape) for t in (angle, g))
     mask = None
     if sizes is not None:
         mask = torch.arange(sizes[0], device=x.device) < torch.tensor(sizes, device=x.device)[:, None]
@@ -97,10 +115,10 @@ def rotation_scan(
     return None if out is None else _like(out, x, dtype), _like(last, x, dtype)
 
 
-def driven_last_state(x: Tensor, u: Tensor, angle: Tensor, decay: Tensor | float, h0: Tensor, reverse: bool) -> Tensor:
+def driven_last_state(x: Tensor, u: Tensor, angle: Tensor, decay: Tensor, h0: Tensor, reverse: bool) -> Tensor:
     """Returns the last state of `rotation_scan` over x U, (T, B, k) times (k, .), by one product over time."""
     real = u.real.dtype
-    powers = _powers(_factor(torch.as_tensor(decay, device=angle.device).double(), angle.double()), len(x) + 1)
+    powers = _powers(_factor(decay.double(), angle.double()), len(x) + 1)
     weights = powers[:-1] if reverse else powers[:-1].flip(0)
     rows = _like(weights.to(real.to_complex()), u, real)
     sums = _complex(product(x.flatten(1).mT, rows), real).unflatten(0, x.shape[1:])
@@ -125,8 +143,7 @@ def _find_backend(backend: str, z: Tensor) -> str:
     return "triton" if flaw is None and (backend == "triton" or z.is_cuda) else "chunks"
 
 
-def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, sizes: Sequence[int] | None) -> int:
-    """Returns the number of planes."""
+def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, sizes: Sequence[int] | None) -> None:
     batch, _ = lengths("rotation_scan", x, sizes, ".")
     *rows, width = x.shape
     if width % 2 and not x.is_complex():
@@ -138,7 +155,6 @@ def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, si
         if shape not in (shapes if name == "angle" else [(), *shapes]):
             raise ShapeError(f"rotation_scan needs {name} of shape {shapes[0]} or {shapes[1]}, got {shape}.")
     check_shapes("rotation_scan", h0=(h0, (batch, width)))
-    return count
 
 
 def _exported(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, **steps: Any) -> tuple[Tensor | None, Tensor]:
@@ -146,8 +162,8 @@ def _exported(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, **step
     if x.is_complex() or angle.dim() > 1 or decay.dim() > 1:
         kind = "complex ones" if x.is_complex() else "factors of each step"
         raise OptionError(f"rotation_scan needs real planes and one angle and decay of each for ONNX, got {kind}.")
-    cos, sin = (decay.to(angle) * part for part in (angle.cos(), angle.sin()))
-    eye, quarter = angle.new_ones(2).diag(), angle.new_tensor([[0.0, -1.0], [1.0, 0.0]])
+    cos, sin = ((decay.to(angle) * part).to(x.dtype) for part in (angle.cos(), angle.sin()))
+    eye, quarter = x.new_ones(2).diag(), x.new_tensor([[0.0, -1.0], [1.0, 0.0]])
     w = torch.kron(torch.diag(cos), eye) + torch.kron(torch.diag(sin), quarter)
     first = x.new_zeros(*x.shape[1:]) if h0 is None else h0
     return scan(x, w, first, activation="identity", **steps)
@@ -182,10 +198,11 @@ def _run(
     if h is not None:
         factor = _factor(decay, angle)
         if ends is None or not reverse:
-            first = h * (factor if factor.dim() == 1 else factor[-1 if reverse else 0])
+            first = (h * (factor if factor.dim() == 1 else factor[-1 if reverse else 0])).to(z.dtype)
         else:
             # States stay zero until a sequence begins at its own last step.
-            z = z.index_put(ends, h * (factor if factor.dim() == 1 else factor[ends]), accumulate=True)
+            turned = (h * (factor if factor.dim() == 1 else factor[ends])).to(z.dtype)
+            z = z.index_put(ends, turned, accumulate=True)
     is_last_only = last_only and (ends is None or reverse)
     if backend == "reference":
         out, last = _loop(z, first, angle, decay, reverse)
@@ -256,7 +273,7 @@ class _Scan(Function):
             pull = _pull(a, z, ctx.reverse, angle.dim() == 1)
             unit = torch.polar(torch.ones_like(angle), -angle)
             turned = pull * unit
-            g_angle, g_decay = turned.imag * decay, turned.real
+            g_angle, g_decay = (turned.imag * decay).to(angle.dtype), turned.real.to(decay.dtype)
         return a, None if first is None else a_first, g_angle, g_decay, None, None, None
 
     @staticmethod
@@ -265,7 +282,7 @@ class _Scan(Function):
         z, _ = _Scan.of(x, first, angle, decay, ctx.reverse, False, ctx.backend)
         zero = torch.zeros_like(angle)
         d = torch.complex(zero if ddecay is None else ddecay, decay * (zero if dangle is None else dangle))
-        moved = _before(z, ctx.reverse) * (d * torch.polar(torch.ones_like(angle), angle))
+        moved = (_before(z, ctx.reverse) * (d * torch.polar(torch.ones_like(angle), angle))).to(z.dtype)
         out, last = _Scan.of(moved if dx is None else dx + moved, dfirst, angle, decay, ctx.reverse, False, ctx.backend)
         return None if ctx.last_only else out, last
 
@@ -320,6 +337,5 @@ def rotated_states(
 ) -> tuple[Tensor, Tensor]:
     """Returns all states, none with `last_only`, and the last one; see `_Scan`."""
     factor = torch.polar(decay.double(), angle.double())
-    factor = factor if factor.dim() == 1 else factor.to(x.dtype)
     run = planes.on_gpu if backend == "triton" else planes.by_chunks
     return run(x.resolve_conj(), first, factor, reverse, last_only)

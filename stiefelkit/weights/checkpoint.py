@@ -1,11 +1,11 @@
 """The entries of one orthogonal weight in a state dict: description of its map, coordinates and chart."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from stiefelkit.contract import table
@@ -225,11 +225,11 @@ def _cast(what: str, needed: str, value: Tensor) -> CheckpointError:
     return CheckpointError(f"{what} needs {needed}, got a checkpoint cast to {value.dtype}; {remedy}.")
 
 
-def check_inner(parametrizations: nn.Module, state_dict: Mapping[str, Any], prefix: str) -> None:
-    """Raises CheckpointError if what parametrizes coordinates, in float32 or better, would be loaded from less."""
-    for name, ours in parametrizations.named_parameters(prefix.removesuffix(".")):
+def check_precise(parameters: Iterable[tuple[str, Tensor | None]], state_dict: Mapping[str, Any]) -> None:
+    """Raises CheckpointError if one of these parameters, in float32 or better, would be loaded from less."""
+    for name, ours in parameters:
         value = state_dict.get(name)
-        if isinstance(value, Tensor) and ours.dtype in _PRECISE and value.dtype not in _PRECISE:
+        if ours is not None and isinstance(value, Tensor) and ours.dtype in _PRECISE and value.dtype not in _PRECISE:
             raise _cast(name, "float32 or better", value)
 
 

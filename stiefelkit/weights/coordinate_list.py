@@ -451,7 +451,7 @@ class CoordinateList(parametrize.ParametrizationList):
             return False
         is_empty = checkpoint.check_state(self.param, self._own, state_dict, prefix, self.weight, assign)
         if "parametrizations" in self._modules:
-            checkpoint.check_inner(self._of_coordinates(), state_dict, f"{prefix}parametrizations.")
+            checkpoint.check_precise(self._of_coordinates().named_parameters(f"{prefix}parametrizations"), state_dict)
         self._checked = load, prefix
         return is_empty
 

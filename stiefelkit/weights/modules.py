@@ -14,6 +14,7 @@ from stiefelkit.errors import CheckpointError, DtypeError, OptionError, shown
 from stiefelkit.tensors import is_sharding
 from stiefelkit.weights import find
 from stiefelkit.weights.coordinate_list import CoordinateList
+from stiefelkit.weights.coordinate_parameters import CoordinateParameters
 from stiefelkit.weights.find import WeightPath, coordinate_list_of, held_parametrizations, lists_of, orthogonal_weights
 from stiefelkit.weights.group import leave_group, saved_plainly
 from stiefelkit.weights.optimizer_hooks import mark_replaced
@@ -325,7 +326,10 @@ def check_tree(
     module = _torch.inside_checkpoint(module)
     # A module may change entries before torch hands them to its children; sharding does not.
     rewrites = not all(_is_ours(hook) or is_sharding(hook) for hook in _torch.load_pre_hooks(module).values())
-    rewrites |= type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
+    known = nn.Module._load_from_state_dict, CoordinateParameters._load_from_state_dict
+    rewrites |= type(module)._load_from_state_dict not in known
+    if isinstance(module, CoordinateParameters) and not rewrites:
+        module.check_coordinates(state_dict, prefix)
     for name, coordinate_list in lists_of(module):
         if prefix + name in state_dict:
             raise CheckpointError(

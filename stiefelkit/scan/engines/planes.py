@@ -1,6 +1,6 @@
 """The scan of rotations as chunks of steps, in torch operators or in Triton programs.
 
-Factors are complex128 (m,), or (T, B, m) for one a step, of which the first is not used: the first state is added to
+Factors are complex128, (m,), or (T, B, m) for one a step, of which the first is not used: the first state is added to
 the first step as it is. The states at the ends of chunks are scanned in complex128.
 """
 
@@ -12,8 +12,6 @@ from stiefelkit.scan.engines.triton import PACKAGE, multiprocessors
 
 STEPS = 16
 """Steps of a chunk in torch operators: all chunks take a step at a time."""
-WIDE = 1600
-"""From so many planes of all sequences on, factors of each step are taken one by one on a CPU: one pass, not three."""
 BLOCK = 128
 """Planes of sequences that a program takes."""
 AHEAD = 7
@@ -34,7 +32,7 @@ def by_chunks(x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool, la
         rows = slice(begin, begin + size)
         of_rows = factor if factor.dim() == 1 else factor[rows]
         if first is not None and begin != starts[-1 if reverse else 0]:
-            first = first * (of_rows if factor.dim() == 1 else of_rows[-1 if reverse else 0])
+            first = (first * (of_rows if factor.dim() == 1 else of_rows[-1 if reverse else 0])).to(x.dtype)
         first = _chunked(x[rows], first, of_rows, reverse)[0 if reverse else -1]
     assert first is not None
     return x.new_empty(0, *x.shape[1:]), first.clone()
@@ -46,7 +44,7 @@ def _chunked(x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool) -> 
     is_fixed, count = factor.dim() == 1, len(x) // STEPS
     f = factor.to(x.dtype)
     begin, before = (-1, slice(1, None)) if reverse else (0, slice(None, -1))
-    if count < 2 or not (is_fixed or x[0].numel() < WIDE or x.is_cuda):
+    if count < 2:
         count, rest = 0, range(len(x))
     elif reverse:
         rest = range(len(x) % STEPS)
@@ -57,23 +55,25 @@ def _chunked(x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool) -> 
         inner = range(STEPS - 1, -1, -1) if reverse else range(STEPS)
         given, states = (t[rows].unflatten(0, (count, STEPS)) for t in (x, out))
         fs = f if is_fixed else f[rows].unflatten(0, (count, STEPS))
-        powers = factor.expand(STEPS, -1).cumprod(0) if is_fixed else fs.clone()
+        if is_fixed:
+            powers = factor.expand(STEPS, -1).cumprod(0)
+        else:
+            all_of = factor[rows].unflatten(0, (count, STEPS))
+            powers = all_of.flip(1).cumprod(1) if reverse else all_of.cumprod(1)
         previous = inner[0]
         states[:, previous] = given[:, previous]
         if first is not None:
             states[begin, previous] += first
         for i in inner[1:]:
             torch.addcmul(given[:, i], fs if is_fixed else fs[:, i], states[:, previous], out=states[:, i])
-            if not is_fixed:
-                powers[:, i] *= powers[:, previous]
             previous = i
-        total = powers[-1] if is_fixed else powers[:, previous].to(torch.complex128)
+        total = powers[-1] if is_fixed else powers[:, -1]
         ends = _chunked(states[:, previous].to(torch.complex128), None, total, reverse).to(x.dtype)
+        powers = powers.to(x.dtype)
         if is_fixed:
-            powers = powers.to(x.dtype)[:, None]
-            powers = powers.flip(0) if reverse else powers
+            powers = (powers.flip(0) if reverse else powers)[:, None]
         else:
-            powers = powers[:-1] if reverse else powers[1:]
+            powers = powers.flip(1)[:-1] if reverse else powers[1:]
         following = slice(None, -1) if reverse else slice(1, None)
         states[following].addcmul_(powers, ends[before].unsqueeze(1))
         first = None

@@ -1,0 +1,48 @@
+"""Parameters of layers that are coordinates, as the angles and rates of linear recurrences are."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from stiefelkit.tensors import coordinate_dtype
+from stiefelkit.weights.checkpoint import check_precise
+
+
+class CoordinateParameters(nn.Module):
+    """A layer with parameters of its own that are coordinates: float32 or better under every cast and load.
+
+    `stiefelkit.optim.parameter_groups` gives them groups of their own, without weight decay.
+    """
+
+    coordinate_parameters: ClassVar[tuple[str, ...]] = ()
+    """Names of the coordinates, without the suffixes of layers and directions ("_l0_reverse")."""
+
+    def coordinate_keys(self) -> list[str]:
+        """Returns the names of the parameters that are coordinates, "angle_l0"."""
+        names = self.coordinate_parameters
+        return [key for key in self._parameters if any(key == name or key.startswith(f"{name}_l") for name in names)]
+
+    def check_coordinates(self, state_dict: Mapping[str, Any], prefix: str) -> None:
+        """Raises CheckpointError if a coordinate would be loaded from less than float32."""
+        own = self._parameters
+        check_precise(((f"{prefix}{key}", own[key]) for key in self.coordinate_keys()), state_dict)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.check_coordinates(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CoordinateParameters":
+        held = [self._parameters[key] for key in self.coordinate_keys()]
+        own = {id(t) for p in held if p is not None for t in (p, p.grad) if t is not None}
+
+        def apply(t: Tensor) -> Tensor:
+            moved = fn(t)
+            wanted = coordinate_dtype(moved.dtype)
+            if id(t) not in own or moved.dtype == wanted:
+                return moved
+            # From what it was: no digit goes through the coarser dtype.
+            return (moved if t.is_meta or moved.is_meta else t).to(device=moved.device, dtype=wanted)
+
+        super()._apply(apply, recurse)
+        return self
