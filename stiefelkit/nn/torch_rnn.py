@@ -76,7 +76,7 @@ def _check(
     who: str, what: str, state: Mapping[str, Tensor], kinds: tuple[type[nn.RNNBase], ...]
 ) -> tuple[dict[str, Any], int]:
     """Returns the sizes of a net, and how many gates it has; raises unless a net of torch's has these weights."""
-    u, w = (state.get(f"weight_{kind}_l0", torch.empty(0, 0)) for kind in ("ih", "hh"))
+    u, w = (state.get(f"weight_{kind}_l0", torch.empty(0, 0, device="meta")) for kind in ("ih", "hh"))
     for key, value in state.items():
         needs(not value.is_meta, OptionError, who, "weights that hold values", f"{key} on the meta device")
     m, n = u.shape[-1], w.shape[-1]

@@ -15,7 +15,7 @@ from stiefelkit.scan.checks import SETTINGS, Recurrence, Tensors
 from stiefelkit.scan.engines import find_engine
 from stiefelkit.scan.engines.problem import Outcome, Problem, segments
 
-TENSORS = Tensors._fields
+TENSORS = Tensors.__match_args__
 
 Arguments = Sequence[Any]
 Dims = Sequence[int | None]
@@ -107,7 +107,7 @@ STATES = "Tensor out, Tensor saved, Tensor? g_out, Tensor? g_last"
 
 
 def _split(args: Arguments) -> tuple[Tensors, Recurrence, Arguments]:
-    end = len(TENSORS) + len(Recurrence._fields)
+    end = len(TENSORS) + len(Recurrence.__match_args__)
     return Tensors(*args[: len(TENSORS)]), Recurrence(*args[len(TENSORS) : end]), args[end:]
 
 
