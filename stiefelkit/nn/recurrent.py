@@ -175,6 +175,10 @@ class Recurrent(CoordinateParameters):
         return self.hidden_size, self.hidden_size
 
     @property
+    def _frame_dtype(self) -> torch.dtype:
+        return self.dtype
+
+    @property
     def _bias_inside(self) -> bool:
         return find_activation(self.activation, self.is_complex).bias_inside
 
@@ -205,7 +209,7 @@ class Recurrent(CoordinateParameters):
             w = self._free_matrix(**options).to(device=device, dtype=self.dtype)
             self.register_parameter(name, nn.Parameter(w.contiguous()))
         else:
-            dtype = self.dtype.to_complex() if self.is_complex else self.dtype
+            dtype = self._frame_dtype.to_complex() if self.is_complex else self._frame_dtype
             self.register_parameter(name, nn.Parameter(torch.zeros(self._frame_shape, device=device, dtype=dtype)))
             orthogonal(self, name, self.parametrization, **options)
         coordinate_list = coordinate_list_of(self, name)

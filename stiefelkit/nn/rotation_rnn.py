@@ -2,7 +2,8 @@
 
 import contextlib
 import math
-from typing import Any, ClassVar, Unpack
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Self, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -11,15 +12,24 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stiefelkit._torch import is_traced
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.errors import OptionError, needs, shown
+from stiefelkit.errors import NotAFrameError, OptionError, needs, shown
 from stiefelkit.functional import product
 from stiefelkit.functional._arithmetic.product import is_autocast
+from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.nn.recurrent import Field, GRULayers, States, Steps, require_options
 from stiefelkit.numbers import FLAG, above, as_python_number, at_least, integer
 from stiefelkit.scan import ROTATION_BACKENDS
 from stiefelkit.scan.rotation import driven_last_state, scan_planes
-from stiefelkit.tensors import computing_dtype, coordinate_dtype
-from stiefelkit.weights.find import coordinate_list_of
+from stiefelkit.tensors import computing_dtype, coordinate_dtype, working_dtype
+from stiefelkit.weights.change import assign_
+from stiefelkit.weights.find import coordinate_list_of, orthogonal_weights
+
+
+class Stream(NamedTuple):
+    """What `RotationRNN.step` goes on from: the weights that it began with, and the states, in float32 or better."""
+
+    weights: list[tuple[Tensor, Tensor | None, Tensor, Tensor | None]]
+    planes: list[Tensor]
 
 
 class RotationRNN(GRULayers):
@@ -126,6 +136,18 @@ class RotationRNN(GRULayers):
         size = self.hidden_size // self.heads
         return self.heads, size, size
 
+    @property
+    def _frame_dtype(self) -> torch.dtype:
+        return coordinate_dtype(self.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RotationRNN":
+        """Leaves the basis in float32 or better, for states go into it and out of it at every step of a stream."""
+        super()._apply(fn, recurse)
+        for weight in orthogonal_weights(self) if recurse else ():
+            if weight.name.startswith(self.frame) and weight.coordinate_list.param.dtype.itemsize == 2:
+                weight.coordinate_list.float()
+        return self
+
     def _add_frame(self, suffix: str, device: torch.device | str | None, options: dict[str, Any]) -> None:
         if self.parametrization is not None:
             super()._add_frame(suffix, device, options)
@@ -203,6 +225,113 @@ class RotationRNN(GRULayers):
                 out, last = scan_planes(driven, angle, g, first, dtype, backend=self.backend, **steps)
             out = None if out is None else _times(out, outward).to(self._dtypes()[int(self.is_complex)])
             return out, _times(last, outward)
+
+    def step(self, x: Tensor, state: Stream | Tensor | None = None) -> tuple[Tensor, Stream]:
+        """Runs one step of all layers, as the next one of sequences that come one step at a time.
+
+        Weights are worked out when a stream begins and kept in its state, so that later steps only turn planes. A
+        stream takes no notice of weights that change meanwhile, and is differentiable.
+
+        Args:
+            x: inputs of the step (B, m).
+            state: what the last step returned; first states (layers, B, n), as `hx`; or None for the layer's own.
+
+        Returns:
+            The states of the top layer (B, n), in the layer's dtype, and the state for the next step.
+        """
+        needs(
+            not self.bidirectional, OptionError, f"{self._name}.step", "a layer of one direction", "a bidirectional one"
+        )
+        if not isinstance(state, Stream):
+            self._check_input(x)
+            self._check_width(x)
+            self._check_state(state, len(x))
+            state = self._stream(state, len(x))
+        planes = []
+        for (rows, bias, factor, outward), z in zip(state.weights, state.planes, strict=True):
+            if self.dropout and self.training and planes:
+                x = x * F.dropout(torch.ones_like(x.real), self.dropout)
+            driven = product(x.to(rows.dtype), rows)
+            driven = driven if bias is None else driven + bias
+            z = torch.addcmul(_as_planes(driven), factor, z)
+            planes.append(z)
+            h = z if self.is_complex else torch.view_as_real(z).flatten(-2)
+            x = _times(h, outward).to(self._dtypes()[int(self.is_complex)])
+        return x, Stream(state.weights, planes)
+
+    def _stream(self, hx: Tensor | None, batch: int) -> Stream:
+        weights, planes = [], []
+        for i, suffix in enumerate(self._suffixes):
+            u, angle, g = self._planes(suffix)
+            basis = None if self.parametrization is None else self._read("basis", suffix).to(u.dtype)
+            inward, outward = (None, None) if basis is None else (basis.conj(), basis.mT)
+            bias = self._join(self._read("bias", suffix)).to(u.dtype) if self.has_bias else None
+            factor = (g * torch.polar(torch.ones_like(angle), angle)).to(u.dtype.to_complex())
+            first = self._first(suffix, None if hx is None else hx[i], batch, u)
+            rows, bias = _times(u.mT, inward), None if bias is None else _times(bias[None], inward)
+            weights.append((rows, bias, factor, outward))
+            planes.append(_as_planes(_times(first, inward)))
+        return Stream(weights, planes)
+
+    @classmethod
+    def from_orthogonal(
+        cls, w: Tensor, u: Tensor, bias: Tensor | None = None, *, decay: float | None = None, **options: Any
+    ) -> Self:
+        """Returns the layer of one recurrence :math:`h_t = g W h_{t-1} + U x_t + b` that was trained elsewhere.
+
+        W is taken apart into its real Schur form, or, if it is complex, into its eigenvalues and their vectors.
+
+        Args:
+            w: W, orthogonal with det W = 1 (n, n), or unitary.
+            u: U (n, m), of the dtype of W.
+            bias: b (n,), none if left out.
+            decay: g below 1, or None for 1.
+            **options: others of the layer, as `parametrization=`, which has to reach the basis.
+
+        Raises:
+            NotAFrameError: W is not orthogonal.
+            OptionError: W is real, and its determinant is -1: its planes turn, none is reflected.
+
+        >>> w = torch.linalg.matrix_exp(torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
+        >>> torch.allclose(RotationRNN.from_orthogonal(w, torch.eye(2)).weight_hh_l0, w)
+        True
+        """
+        from scipy.linalg import schur
+
+        who, n = f"{cls.__name__}.from_orthogonal", len(w)
+        error, permitted = orthogonality_error(w).item(), frame_tolerance(n, w.dtype)
+        needs(
+            error <= permitted, NotAFrameError, who, f"an orthogonal W, within {permitted:.2g}", f"one {error:.2g} off"
+        )
+        kind = "complex" if w.is_complex() else "real"
+        t, p = map(torch.from_numpy, schur(w.detach().cpu().to(working_dtype(w.dtype)).numpy(), output=kind))
+        if w.is_complex():
+            angle = t.diagonal().angle()
+        else:
+            starts = [i for i in range(n - 1) if t[i + 1, i] != 0]
+            single = [i for i in range(n) if i not in starts and i - 1 not in starts]
+            single.sort(key=lambda i: t[i, i].item())
+            is_even = n % 2 == 0 and sum(t[i, i].item() < 0 for i in single) % 2 == 0
+            needs(
+                is_even,
+                OptionError,
+                who,
+                "an even n and det W = 1",
+                "another W; w.to(torch.complex64) makes it unitary",
+            )
+            p = p[:, [*(j for i in starts for j in (i, i + 1)), *single]]
+            turns = [math.atan2(t[i + 1, i], t[i, i]) for i in starts]
+            angle = t.new_tensor(turns + [0.0 if t[i, i] > 0 else math.pi for i in single[::2]])
+        given = {"decay": None if decay is None else (decay, decay), "normalize": False, "bias": bias is not None}
+        rnn = cls(u.shape[1], n, field=kind, device=w.device, dtype=w.real.dtype, **given, **options)
+        with torch.no_grad():
+            assign_(rnn, "basis_l0", p[None].to(w))
+            rnn._read("angle", "_l0").copy_(angle)
+            for name, value in (("weight_ih", u), ("bias", bias)):
+                if value is not None:
+                    parts = torch.cat([value.real, value.imag]) if rnn.is_complex else value
+                    rnn._read(name, "_l0").copy_(parts)
+        return rnn
 
     def _angle(self, suffix: str) -> Tensor:
         return self._read("angle", suffix).double()
@@ -335,6 +464,28 @@ class LRU(RotationRNN):
         planes = {"parametrization": None, "heads": hidden_size // 2, "decay": decay, "max_angle": max_angle}
         super().__init__(input_size, hidden_size, num_layers, bias, *args, **planes, **options)
 
+    @classmethod
+    def from_parameters(cls, nu_log: Tensor, theta_log: Tensor, gamma_log: Tensor, b: Tensor, **options: Any) -> Self:
+        """Returns the layer of one recurrence that was trained elsewhere, with the names of the paper's parameters.
+
+        Args:
+            nu_log: ν of :math:`l = exp(-exp(ν) + i exp(θ))`, one for each plane.
+            theta_log: θ.
+            gamma_log: logarithms of the scales of inputs.
+            b: the complex B, (planes, m).
+            **options: others of the layer, as `batch_first=`.
+
+        >>> nu, theta, gamma = torch.full((3, 4), -1.0)
+        >>> LRU.from_parameters(nu, theta, gamma, torch.randn(4, 2, dtype=torch.complex64)).hidden_size
+        8
+        """
+        rnn = cls(b.shape[1], 2 * len(nu_log), device=b.device, dtype=b.real.dtype, **options)
+        with torch.no_grad():
+            for name, value in (("log_rate", nu_log), ("log_angle", theta_log), ("log_scale", gamma_log)):
+                rnn._read(name, "_l0").copy_(value)
+            rnn._read("weight_ih", "_l0").copy_(torch.stack([b.real, b.imag], 1).flatten(0, 1))
+        return rnn
+
     @staticmethod
     def _spans(low: float, high: float) -> bool:
         return 0 <= low <= high <= 1 and high > 0
@@ -388,3 +539,8 @@ def _times(rows: Tensor, matrices: Tensor | None) -> Tensor:
         return product(rows, matrices[0])
     parts = rows.reshape(-1, *matrices.shape[:2]).transpose(0, 1)
     return product(parts, matrices).transpose(0, 1).reshape(rows.shape)
+
+
+def _as_planes(h: Tensor) -> Tensor:
+    """Returns states (B, n) as complex numbers."""
+    return h if h.is_complex() else torch.view_as_complex(h.contiguous().unflatten(-1, (-1, 2)))

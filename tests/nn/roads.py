@@ -89,7 +89,7 @@ def gradients(net: nn.Module, call: Callable[[Tensor], Any], x: Tensor) -> list[
 def road_compile(layer: Layer) -> None:
     torch.compiler.reset()
     net, x = layer.net(), layer.x()
-    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    compiled: Any = torch.compile(net, fullgraph=True, backend="aot_eager")
     require_same(compiled(x), net(x))
     require_same(gradients(net, compiled, x), gradients(net, net, x))
 
@@ -104,18 +104,19 @@ def road_compile_dynamic(layer: Layer) -> None:
 
 def road_export(layer: Layer) -> None:
     net, x = layer.net().eval(), layer.x()
-    require_same(torch.export.export(net, (x,), strict=True).module()(x), net(x))
+    exported: Any = torch.export.export(net, (x,), strict=True).module()
+    require_same(exported(x), net(x))
 
 
 def road_export_of_any_batch(layer: Layer) -> None:
     net, batch = layer.net().eval(), {layer.shape.index("B"): torch.export.Dim("batch", min=2, max=64)}
-    exported = torch.export.export(net, (layer.x(),), dynamic_shapes=(batch,), strict=False).module()
+    exported: Any = torch.export.export(net, (layer.x(),), dynamic_shapes=(batch,), strict=False).module()
     require_same(exported(layer.x(7)), net(layer.x(7)))
 
 
 def road_trace(layer: Layer) -> None:
     net = layer.net().eval()
-    traced = torch.jit.trace(net, (layer.x(1),), check_trace=False)
+    traced: Any = torch.jit.trace(net, (layer.x(1),), check_trace=False)
     require_same(traced(layer.x(4)), net(layer.x(4)))
 
 

@@ -221,3 +221,145 @@ def test_a_model_counts_the_parameters_of_the_paper():
 def test_bad_options_are_refused_by_name(layer, options, word):
     with pytest.raises(errors.OptionError, match=word):
         layer(3, **{"hidden_size": N, **options})
+
+
+STREAMS = [
+    (sk.nn.RotationRNN, {"heads": 2, "trainable_h0": True}),
+    (sk.nn.RotationRNN, {"field": "complex"}),
+    (sk.nn.RotationRNN, {"parametrization": None, "decay": None, "bias": False}),
+    (sk.nn.LRU, {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), STREAMS)
+def test_steps_of_a_stream_are_those_of_the_sequence(kind, options):
+    seeds.reseed()
+    rnn = kind(3, N, 2, dtype=torch.float64, **options)
+    x = torch.randn(30, 4, 3, dtype=torch.float64)
+    h0 = torch.randn(2, 4, N, dtype=rnn(x)[1].dtype)
+    for first in (None, h0):
+        (out, _), state, found = rnn(x, first), first, []
+        for row in x:
+            y, state = rnn.step(row, state)
+            found.append(y)
+        torch.testing.assert_close(torch.stack(found), out)
+    weights = [p for name, p in rnn.named_parameters() if not name.startswith("h0")]
+    pairs = zip(*(torch.autograd.grad(t.abs().sum(), weights) for t in (torch.stack(found), out)), strict=True)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs)
+    with pytest.raises(errors.OptionError, match="direction"):
+        kind(3, N, bidirectional=True, **options).step(x[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("kind", "options"), [STREAMS[0], *STREAMS[2:]])
+def test_sixteen_bits_round_neither_coordinates_nor_states(kind, options, dtype):
+    seeds.reseed()
+    rnn = kind(3, 64, **options)
+    x = torch.randn(300, 4, 3).to(dtype)
+    exact, half = rnn(x.float())[0], copy.deepcopy(rnn).to(dtype)
+    out, last = half(x)
+    assert (out.float() - exact).norm() <= 0.01 * exact.norm()
+    assert (out.dtype, last.dtype) == (dtype, torch.float32)
+    h = None
+    for row in x.split(1):
+        h = half(row, h)[1]
+    torch.testing.assert_close(h, last, rtol=1e-3, atol=1e-3 * last.abs().max().item())
+    names = half.coordinate_keys()
+    assert names
+    for made in (half, kind(3, 64, dtype=dtype, **options), copy.deepcopy(rnn).half().bfloat16()):
+        assert {made.get_parameter(name).dtype for name in names} == {torch.float32}
+    for name in names:
+        assert torch.equal(half.get_parameter(name), rnn.get_parameter(name))
+    rnn.double()
+    assert {rnn.get_parameter(name).dtype for name in names} == {torch.float64}
+    with pytest.raises(errors.CheckpointError, match="float32"):
+        rnn.load_state_dict({key: t.to(dtype) if t.is_floating_point() else t for key, t in half.state_dict().items()})
+
+
+@pytest.mark.parametrize("kind", [sk.nn.RotationRNN, sk.nn.LRU])
+@pytest.mark.parametrize("slow", [1e-3, 1e-6])
+def test_a_decay_next_to_one_is_as_precise_as_its_rate(kind, slow):
+    rnn = kind(1, 32, decay=(1 - slow, 1 - slow), max_angle=1e-9)
+    x = torch.ones(20000, 1, 1)
+    exact = copy.deepcopy(rnn).double()(x.double())[1]
+    for last_only in (False, True):
+        assert (rnn(x, last_only=last_only)[1] - exact).norm() <= 1e-5 * exact.norm()
+
+
+def test_scaled_inputs_depend_on_no_scale_of_their_weights():
+    rnn = sk.nn.RotationRNN(3, N, heads=2, bias=False)
+    x, outs = torch.randn(20, 2, 3), []
+    for scale in (1.0, 2.0**-100, 2.0**100, 0.0):
+        twin: Any = copy.deepcopy(rnn)
+        with torch.no_grad():
+            twin.weight_ih_l0.mul_(scale)
+        outs.append(twin(x)[0])
+        outs[-1].square().mean().backward()
+        assert all(p.grad.isfinite().all() for p in twin.parameters())
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+    assert not outs[3].any()
+
+
+@pytest.mark.parametrize("kind", [sk.nn.RotationRNN, sk.nn.LRU])
+@pytest.mark.parametrize("rate", [-1000.0, -104.0, 90.0, 1000.0])
+def test_rates_beyond_every_decay_have_finite_gradients(kind, rate):
+    rnn = kind(3, N)
+    torch.nn.init.constant_(rnn.log_rate_l0, rate)
+    rnn(torch.randn(40, 2, 3))[0].square().mean().backward()
+    assert all(p.grad.isfinite().all() for p in rnn.parameters())
+
+
+@pytest.mark.parametrize("options", [{"parametrization": "margin"}, {"gain": 0.9}])
+def test_a_basis_that_is_no_frame_is_refused(options):
+    with pytest.raises(errors.OptionError, match=r"frames|adjoint"):
+        sk.nn.RotationRNN(3, N, **options)
+
+
+@pytest.mark.parametrize("decay", [(0, 1), (0.0, 0.99), (0.9, 1.0), (1.0, 1.0)])
+def test_an_lru_begins_in_every_ring_of_the_paper(decay):
+    rnn = sk.nn.LRU(3, 200, decay=decay)
+    assert all(p.isfinite().all() for p in rnn.parameters())
+    assert rnn(torch.randn(50, 2, 3))[0].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+def test_a_recurrence_trained_elsewhere_is_taken_over(dtype):
+    seeds.reseed()
+    w, u, b = (
+        sk.init.haar((N, N), dtype, seeds.generator()),
+        torch.randn(N, 3, dtype=dtype),
+        torch.randn(N, dtype=dtype),
+    )
+    if not dtype.is_complex and torch.linalg.det(w) < 0:
+        w[:, 0] *= -1
+    flat = torch.diag(torch.tensor([1.0, -1, -1, 1, 1, 1, -1, -1], dtype=dtype))  # planes that are not turned
+    for each in (w, flat, torch.eye(N, dtype=dtype)):
+        rnn = sk.nn.RotationRNN.from_orthogonal(each, u, b, decay=0.9)
+        x, h = torch.randn(50, 2, 3, dtype=u.real.dtype), torch.zeros(2, N, dtype=dtype)
+        for row in x:
+            h = 0.9 * (h @ each.mT) + row.to(dtype) @ u.mT + b
+        assert (rnn.weight_hh_l0 - each).abs().max() <= 1e-6
+        assert (rnn(x)[1][0] - h).norm() <= 1e-6 * h.norm()
+    with pytest.raises(errors.NotAFrameError):
+        sk.nn.RotationRNN.from_orthogonal(2 * w, u)
+    if not dtype.is_complex:
+        w[0] *= -1
+        with pytest.raises(errors.OptionError, match="det"):
+            sk.nn.RotationRNN.from_orthogonal(w, u)
+
+
+def test_an_lru_trained_elsewhere_is_taken_over():
+    seeds.reseed()
+    nu, theta, gamma = torch.randn(3, 4).unbind()
+    b, x = torch.randn(4, 3, dtype=torch.complex64), torch.randn(30, 2, 3)
+    rnn = sk.nn.LRU.from_parameters(nu, theta, gamma, b)
+    z, step = (
+        torch.zeros(2, 4, dtype=torch.complex128),
+        torch.exp(torch.complex(-nu.exp(), theta.exp()).to(torch.complex128)),
+    )
+    for row in x:
+        z = step * z + gamma.double().exp() * (row.to(z.dtype) @ b.to(z.dtype).mT)
+    found = torch.view_as_complex(rnn(x)[1][0].unflatten(-1, (-1, 2)))
+    assert (found - z).norm() <= 1e-6 * z.norm()

@@ -166,6 +166,10 @@ def test_vmap_over_any_tensor_is_the_loop_over_it():
         for i in range(2):
             one = run(**{n: t[i] if n == mapped else t for n, t in given.items()})
             torch.testing.assert_close((out[i], last[i]), one)
+    numbers = torch.tensor([0.9, 0.8], dtype=torch.float64)
+    x, angle = tensors["x"].detach().float(), tensors["angle"].detach().float()
+    last = torch.vmap(lambda g: run(x, angle, g)[1])(numbers)
+    torch.testing.assert_close(last, torch.stack([run(x, angle, g)[1] for g in numbers]))
 
 
 def test_a_sequence_in_parts_is_the_sequence():
