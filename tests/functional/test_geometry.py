@@ -7,7 +7,7 @@ import torch
 from drawn_frames import ALL, DTYPES, METRICS, SHAPES, drawn
 from manifold_laws import retraction_order
 
-from stiefelkit import errors, functional, init
+from stiefelkit import functional, init
 from stiefelkit.functional import RETRACTIONS, cayley_increment, riemannian_gradient
 from stiefelkit.manifolds import Stiefel
 from stiefelkit.testing import seeds
@@ -70,27 +70,6 @@ def test_geodesics_equal_their_n_by_n_exponentials(metric, alpha, shape, dtype):
         assert (Stiefel(metric).expmap(w, u) - moved).norm() <= 1e-12
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(9, 4), (6, 5), (12, 2)])
-def test_euclidean_geodesics_accelerate_along_the_normal(shape, dtype):
-    w, u = drawn(shape, dtype)
-    manifold, h = Stiefel("euclidean"), 1e-3
-    before, here, after = (manifold.expmap(w, t * u) for t in (0.7 - h, 0.7, 0.7 + h))
-    acceleration = (after - 2 * here + before) / h**2
-    assert manifold.proju(here, acceleration).norm() <= 1e-6 < acceleration.norm()
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_geodesics_carry_isometrically(metric):
-    w, u, v = drawn((9, 3), torch.complex128, 2.0, 2)
-    manifold = Stiefel(metric)
-    end, carried = manifold.expmap_transp(w, u, v)
-    torch.testing.assert_close(manifold.inner(end, carried), manifold.inner(w, v))
-    velocity = manifold.transp_follow_expmap(w, u, u)
-    ahead = (manifold.expmap(w, 1.0001 * u) - manifold.expmap(w, 0.9999 * u)) / 2e-4
-    assert (velocity - ahead).norm() <= 1e-6
-
-
 @pytest.mark.parametrize(
     ("metric", "retraction", "square", "tall"),
     [
@@ -118,10 +97,6 @@ def test_what_is_not_tangent_of_a_direction_does_not_count(manifold):
             torch.testing.assert_close(a, b)
 
 
-STEPS = {"geodesic": functional.geodesic, "logarithm": functional.geodesic_logarithm}
-STEPS |= {"hessian": lambda w, u: functional.riemannian_hessian(w, u, u, u)} | RETRACTIONS
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(6, 6), (9, 2), (2, 12, 3)])
 @pytest.mark.parametrize("metric", METRICS)
@@ -142,20 +117,6 @@ def test_the_manifold_moves_and_measures_as_the_functions_do(metric, shape, dtyp
         pairs[name] = (torch.stack(Stiefel(retraction=name).retr_transp(w, u, v)), torch.stack(step(w, u, v)))
     for name, (mine, other) in pairs.items():
         torch.testing.assert_close(mine, other, atol=1e-12, rtol=0, msg=name)
-
-
-@pytest.mark.parametrize("name", STEPS)
-def test_steps_between_matrices_of_two_shapes_and_from_wide_ones_are_refused(name):
-    w = init.haar((5, 2))
-    for wrong in ((w, w[:4]), (w.mT, w.mT)):
-        with pytest.raises(errors.ShapeError):
-            STEPS[name](*wrong)
-
-
-def test_an_unknown_metric_is_refused():
-    w = init.haar((5, 2))
-    with pytest.raises(errors.OptionError, match="metric"):
-        functional.geodesic(w, w, metric="hyperbolic")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)

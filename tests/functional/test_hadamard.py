@@ -77,8 +77,3 @@ def test_it_is_compiled_mapped_and_not_spoilt_by_inference_mode():
     y = x.clone().requires_grad_()
     sk.functional.hadamard_transform(y).sum().backward()
     assert y.grad is not None
-
-
-def test_what_is_no_vector_is_refused():
-    with pytest.raises(ShapeError, match="number"):
-        sk.functional.hadamard_transform(torch.tensor(1.0))

@@ -50,7 +50,7 @@ def assert_ends_at(w, u, y, manifold=None):
 @in_both_fields
 @pytest.mark.parametrize(
     ("count", "n", "p"),
-    [(1000, 2, 1), (200, 4, 2), (200, 5, 3), (200, 10, 9), (30, 100, 3), (4, 40, 20)],
+    [(200, 2, 1), (100, 4, 2), (50, 5, 3), (20, 10, 9), (10, 100, 3), (4, 40, 20)],
 )
 def test_every_pair_of_random_frames_is_joined(count, n, p, dtype):
     w, y = haar_pairs((count, n, p), dtype)
@@ -102,15 +102,6 @@ def test_random_frames_are_joined_or_nan(n, p, dtype):
     assert (EUCLIDEAN.norm(w, u)[joined] >= torch.linalg.matrix_norm(w - y)[joined]).all()
 
 
-def test_the_distance_is_no_less_than_the_canonical_one_and_no_more_than_the_square_root_of_two_times_it():
-    for dtype in (REAL, COMPLEX):
-        w, u = directed((20, 5, 3), dtype, 0.6 * math.pi, manifold=EUCLIDEAN)
-        y = EUCLIDEAN.expmap(w, u)
-        euclidean, canonical = EUCLIDEAN.dist(w, y), Stiefel().dist(w, y)
-        assert (canonical <= euclidean + 1e-9).all()
-        assert (euclidean <= math.sqrt(2) * canonical + 1e-9).all()
-
-
 @in_both_fields
 @pytest.mark.parametrize("shape", [(2, 1), (4, 2), (5, 3), (6, 3)])
 @pytest.mark.parametrize("away", [0.0, 1e-9, 1e-2])
@@ -129,14 +120,6 @@ def test_frames_of_signed_units_are_joined(n, p, dtype):
     y = torch.stack([units[:, list(each)] * signs for each in columns])
     w = units[:, :p].expand_as(y)
     assert_ends_at(w, Stiefel().logmap(w, y), y)
-
-
-def test_orthogonal_frames_are_joined_by_quarter_turns():
-    for dtype in (REAL, COMPLEX):
-        q = init.haar((5, 6, 6), dtype, generator())
-        w, y = q[..., :3].contiguous(), q[..., 3:].contiguous()
-        expected = torch.full((5,), math.sqrt(3) * math.pi / 2, dtype=REAL)
-        torch.testing.assert_close(Stiefel().dist(w, y), expected, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize(("manifold", "dtype"), [(Stiefel(), REAL), (EUCLIDEAN, REAL), (EUCLIDEAN, COMPLEX)])
@@ -183,16 +166,6 @@ def test_distance_on_complex_spheres_is_the_least_over_all_phases():
     assert (Stiefel().dist(w, y) - expected).abs().max() <= 1e-6
 
 
-def test_distance_next_to_square_is_the_one_of_the_rotations():
-    w, y = haar_pairs((50, 6, 5), REAL)
-    last = [torch.linalg.qr(z, mode="complete")[0][..., 5:] for z in (w, y)]
-    square = [torch.cat([z, e], dim=-1) for z, e in zip((w, y), last, strict=True)]
-    for z in square:
-        z[..., -1] *= torch.linalg.det(z).sign().unsqueeze(-1)
-    a, _ = skew_logarithm(square[0].mH @ square[1])
-    torch.testing.assert_close(Stiefel().dist(w, y), torch.linalg.matrix_norm(a) / math.sqrt(2))
-
-
 @in_both_fields
 @in_both_metrics
 @pytest.mark.parametrize("shape", [(3, 2), (4, 2), (6, 3)])
@@ -204,17 +177,6 @@ def test_distance_is_symmetric_and_invariant(shape, dtype, manifold):
     found = manifold.dist(w, y)
     for moved in (manifold.dist(y, w), manifold.dist(left @ w @ right, left @ y @ right)):
         torch.testing.assert_close(moved, found, atol=1e-9, rtol=0)
-
-
-@in_both_fields
-@in_both_metrics
-def test_members_of_a_batch_do_not_depend_on_each_other(dtype, manifold):
-    lengths = torch.tensor([[0.1, 2.2], [1.0, 1.5]])[..., None, None]
-    w, u = directed((2, 2, 5, 2), dtype, lengths, manifold=manifold)
-    y = manifold.expmap(w, u)
-    together = manifold.logmap(w, y)
-    for i, j in itertools.product(range(2), repeat=2):
-        torch.testing.assert_close(together[i, j], manifold.logmap(w[i, j], y[i, j]), atol=1e-9, rtol=0)
 
 
 def test_one_frame_is_joined_with_many_and_none_with_none():
@@ -302,21 +264,3 @@ def test_logmap_has_no_derivative_rather_than_a_wrong_one(shape, manifold):
     y = manifold.expmap(w, u).requires_grad_()
     with pytest.raises(NotImplementedError, match="derivative"):
         manifold.dist(w, y, missing="nan").backward()
-
-
-@in_both_metrics
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
-def test_single_frames_far_apart_are_joined(dtype, manifold):
-    w, u = directed((6, 9, 4), REAL if dtype == torch.float32 else COMPLEX, 2.5, manifold=manifold)
-    w, y = w.to(dtype), manifold.expmap(w, u).to(dtype)
-    found = manifold.logmap(w, y)
-    assert found.dtype == dtype
-    assert torch.linalg.matrix_norm(manifold.expmap(w, found) - y).max() <= 1e-5
-
-
-def test_far_points_of_complex_spheres_are_joined():
-    w, u = directed((1000, 2, 1), COMPLEX, 2.0)
-    y = Stiefel().expmap(w, u)
-    found = Stiefel().logmap(w, y)
-    assert_ends_at(w, found, y)
-    assert (Stiefel().norm(w, found) <= 2 + 1e-9).all()

@@ -9,7 +9,6 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit import errors, init
 from stiefelkit.functional import nearest_frame, polar_factor
-from stiefelkit.manifolds import Stiefel
 from stiefelkit.metrics import orthogonality_error, permitted_error, working_dtype
 from stiefelkit.testing.seeds import generator
 
@@ -144,47 +143,6 @@ def test_third_derivatives():
     assert torch.autograd.gradgradcheck(gradient, x)
 
 
-@pytest.mark.parametrize("well_conditioned", [False, True])
-@pytest.mark.parametrize("shape", [(3, 3), (4, 2), (2, 4)])
-def test_hessians_are_the_same_by_torch_func_and_by_autograd(shape, well_conditioned):
-    x = singular((3, *shape), torch.float64, [0.5, 0.5, 1.5])
-    weights = drawn(shape, torch.float64, 9)
-
-    def loss(x):
-        return (weights * polar_factor(x, well_conditioned=well_conditioned)).sum().exp()
-
-    wanted = torch.stack([torch.autograd.functional.hessian(loss, one) for one in x])  # pyright: ignore[reportArgumentType, reportCallIssue]
-    one_by_one = torch.stack([torch.func.jacrev(torch.func.grad(loss))(one) for one in x])
-    torch.testing.assert_close(one_by_one, wanted, atol=1e-9, rtol=1e-9)
-    together = torch.vmap(torch.func.jacrev(torch.func.grad(loss)))(x)
-    torch.testing.assert_close(together, wanted, atol=1e-9, rtol=1e-9)
-    assert wanted.abs().max() > 0.01
-
-
-@pytest.mark.parametrize("dtype", FIELDS)
-@pytest.mark.parametrize("metric", ["canonical", "euclidean"])
-def test_hessian_vector_products_along_the_polar_retraction(metric, dtype):
-    manifold = Stiefel(metric, "polar")
-    w = init.haar((5, 2), dtype, generator(0))
-    u, direction, target = (manifold.proju(w, drawn((5, 2), dtype, k)) for k in (1, 2, 3))
-
-    def loss(u):
-        return (manifold.retr(w, u) * target).real.sum().square()
-
-    def gradient(u):
-        u = u.detach().requires_grad_()
-        return torch.autograd.grad(loss(u), u)[0]
-
-    point = u.clone().requires_grad_()
-    first = torch.autograd.grad(loss(point), point, create_graph=True)[0]
-    found = torch.autograd.grad((first * direction.conj()).real.sum(), point)[0]
-    h = 1e-5
-    wanted = (gradient(u + h * direction) - gradient(u - h * direction)) / (2 * h)
-    torch.testing.assert_close(found, wanted, atol=1e-7, rtol=1e-6)
-    projected = drawn((5, 2), dtype, 4).requires_grad_()
-    assert torch.autograd.gradgradcheck(manifold.projx, projected, fast_mode=True)
-
-
 def test_the_loop_leaves_no_graph():
     w = (init.haar((6, 3), torch.float64, generator(0)) * 1.01).requires_grad_()
     found = nearest_frame(w)
@@ -200,14 +158,3 @@ def test_what_is_no_matrix_is_refused_and_an_empty_one_stays(factor):
         factor(torch.ones(3))
     for shape in ((0, 3, 2), (3, 0), (0, 3)):
         assert factor(torch.ones(shape)).shape == shape
-
-
-def test_float32_gradients_are_those_of_float64():
-    x = drawn((9, 4), torch.float32)
-    g = drawn((9, 4), torch.float32, 1)
-    single, double = x.clone().requires_grad_(), x.double().requires_grad_()
-    nearest_frame(single).backward(g)
-    nearest_frame(double).backward(g.double())
-    assert single.grad is not None
-    assert double.grad is not None
-    assert (single.grad - double.grad).norm() <= 1e-6 * double.grad.norm()

@@ -51,27 +51,6 @@ def test_a_product_maps_over_both_operands_and_again(left, right, dtype):
     equal(found, torch.stack([torch.stack([a[j, 0] @ b[..., i] for i in range(2)], 1) for j in range(2)]))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("left", "right"), itertools.product(BATCHES, BATCHES))
-def test_gradients_of_a_product_map(left, right, dtype):
-    a, b = drawn(*left, 4, 5, dtype=dtype), drawn(3, *right, 5, 6, dtype=dtype, number=1)
-
-    def loss(multiply):
-        return lambda a, b: multiply(a, b).abs().square().sum()
-
-    for own, plain in zip(
-        torch.vmap(torch.func.grad(loss(product), (0, 1)), in_dims=(None, 0))(a, b),
-        torch.vmap(torch.func.grad(loss(torch.matmul), (0, 1)), in_dims=(None, 0))(a, b),
-        strict=True,
-    ):
-        equal(own, plain)
-    leaf = a.clone().requires_grad_()
-    torch.vmap(lambda m: product(leaf, m).abs().square().sum())(b).sum().backward()
-    other = a.clone().requires_grad_()
-    torch.stack([other @ m for m in b]).abs().square().sum().backward()
-    equal(leaf.grad, other.grad)
-
-
 def test_a_product_is_of_matrices():
     m = torch.ones(3, 3)
     with pytest.raises(errors.ShapeError, match="matrices"):

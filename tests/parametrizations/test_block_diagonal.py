@@ -27,14 +27,6 @@ def test_the_blocks_are_the_inner_maps_frames_and_the_rest_is_zero(inner, dtype)
     assert orthogonality_error(w).item() <= permitted_error(12, dtype)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(12, 12), (12, 6), (6, 12)])
-def test_tall_and_wide_weights_have_blocks_too(rows, columns):
-    w = layer(rows, columns, blocks=3, init="haar").weight.detach()
-    blocks = w.view(3, rows // 3, 3, columns // 3)
-    assert all(not blocks[i, :, j].any() for i in range(3) for j in range(3) if i != j)
-    assert (torch.linalg.svdvals(w) - 1).abs().max() < 1e-6
-
-
 def test_applying_it_without_the_weight_is_applying_the_weight():
     map = sk.parametrizations.BlockDiagonal((12, 6), dtype=torch.float64, blocks=3)
     coordinates = random_coordinates(map, 1.0, seeds.generator())
@@ -93,19 +85,6 @@ def test_blocks_divide_both_sizes_and_a_checkpoint_of_others_is_refused():
         layer(blocks=3).load_state_dict(layer(blocks=2).state_dict())
     with pytest.raises(errors.CheckpointError, match="matrix_exp"):
         layer(blocks=3).load_state_dict(layer(blocks=3, inner="matrix_exp").state_dict())
-
-
-def test_frames_inside_are_trained_by_optimizers_of_frames_and_groups_are_one_call():
-    net = nn.Sequential(*(layer(blocks=3, inner="stiefel") for _ in range(3)))
-    optimizer = sk.optim.CayleySGD(sk.optim.parameter_groups(net, lr=0.1))
-    x = torch.randn(4, 12)
-    separate = net(x)
-    with sk.grouped(net):
-        grouped = net(x)
-        grouped.square().sum().backward()
-    assert torch.allclose(separate, grouped, atol=1e-5)
-    optimizer.step()
-    assert all(drift.error <= 2 * drift.limit + 1.2e-7 for drift in sk.drift(net).values())
 
 
 def test_a_kernel_of_depth_has_a_frame_of_one_column_in_each_group():

@@ -71,15 +71,6 @@ def test_to_solve_writes_nothing_and_to_assign_writes_what_was_solved(name, shap
         assert torch.equal(param.chart[key], value.to(param.chart[key]))
 
 
-def test_schemes_are_those_of_the_instance():
-    made: Any = sk.parametrizations.Cayley
-    assert "identity" in made((4, 4)).schemes
-    assert "identity" not in made((4, 4), negative=1).schemes
-    assert made((4, 4), bandwidth=1).schemes == ("helfrich", "identity")
-    margin: Any = sk.parametrizations.Margin
-    assert margin((4, 4), u="householder").schemes == sk.parametrizations.Householder((4, 4)).schemes
-
-
 def test_weights_of_a_model_are_found_by_name_host_and_coordinate_list():
     model: Any = nn.Sequential(nn.Linear(4, 4), nn.GRUCell(4, 4))
     sk.orthogonal(model, "0.weight")

@@ -70,30 +70,9 @@ def test_a_real_frame_of_an_order_without_a_factor_two_is_drawn_and_not_assigned
         layer.weight = sk.init.hadamard(12).float()
 
 
-def test_training_moves_a_real_weight_away_from_signs():
-    layer = sk.orthogonal(torch.nn.Linear(8, 8, bias=False), "weight", "hadamard", generator=seeds.generator())
-    before = layer.weight.detach().clone()
-    target = sk.init.haar((8, 8), torch.float32, seeds.generator(1))
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    (layer.weight - target).square().sum().backward()
-    optimizer.step()
-    assert torch.dist(layer.weight, target) < torch.dist(before, target)
-    assert sum(c.numel() for c in sk.coordinates(layer, "weight").values()) == 8
-
-
 @pytest.mark.parametrize(("shape", "match"), [((6, 6), "order"), ((8, 4), "square")])
 def test_other_orders_and_tall_weights_are_refused(shape, match):
     with pytest.raises(errors.ShapeError, match=match):
         Hadamard(shape)
     with pytest.raises(errors.DtypeError, match=match):
         sk.orthogonal(torch.nn.Linear(shape[1], shape[0]), "weight", "hadamard")
-
-
-def test_the_signs_travel_with_the_weight_and_false_ones_are_refused():
-    a, b = (sk.orthogonal(torch.nn.Linear(8, 8), "weight", "hadamard") for _ in range(2))
-    state = a.state_dict()
-    b.load_state_dict(state)
-    assert torch.equal(a.weight, b.weight)
-    state["parametrizations.weight.0.signs"] = torch.zeros(2, 8, dtype=torch.int8)
-    with pytest.raises(errors.CheckpointError, match="signs"):
-        b.load_state_dict(state)

@@ -9,7 +9,7 @@ import stiefelkit as sk
 from stiefelkit import errors, init
 from stiefelkit.contract.param import load_chart_, rounded
 from stiefelkit.functional import householder, householder_linear, pack_trapezoid, trapezoid_size, unpack_trapezoid
-from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
+from stiefelkit.metrics import orthogonality_error, permitted_error, permitted_return, rounding_limit, working_dtype
 from stiefelkit.testing import seeds
 
 Householder = sk.parametrizations.Householder
@@ -108,36 +108,23 @@ PANELS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-@pytest.mark.parametrize(("shape", "k"), PANELS)
-def test_panels_equal_the_product_in_one_piece(shape, k, dtype):
-    if dtype.is_complex and shape == (512, 512):
-        shape, k = (256, 256), 256
-    v, diagonal, d = drawn(shape, k, dtype)
-    n, p = shape[-2:]
-    w, expected = householder(v, n, k, p, dtype=dtype, **diagonal), plain(v, n, k, p, dtype, d)
-    assert torch.allclose(w, expected, rtol=0, atol=1e-13)
-    g = torch.randn_like(w)
-    (ours,), (exact,) = (torch.autograd.grad(x, v, g) for x in (w, expected))
-    assert (ours - exact).norm() <= 1e-13 * exact.norm()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128, torch.float32, torch.complex64])
 @pytest.mark.parametrize("precision", ["exact", "fast"])
-@pytest.mark.parametrize(("shape", "k"), PANELS[:2])
-def test_float32_frames_and_gradients_are_those_of_float64(shape, k, precision, dtype):
+@pytest.mark.parametrize(("shape", "k"), PANELS)
+def test_panels_equal_the_product_in_one_piece(shape, k, precision, dtype):
     if dtype.is_complex and shape == (512, 512):
         shape, k = (256, 256), 256
     v, diagonal, d = drawn(shape, k, dtype)
     n, p = shape[-2:]
     w, expected = householder(v, n, k, p, dtype=dtype, precision=precision, **diagonal), plain(v, n, k, p, dtype, d)
-    off = torch.linalg.matrix_norm(w - expected).item()
-    assert off <= (1 if precision == "exact" else 25) * rounding_limit(p, dtype)
+    is_double = dtype == working_dtype(dtype)
+    limits = p if is_double else 1 if precision == "exact" else 25
+    assert (torch.linalg.matrix_norm(w - expected) <= limits * rounding_limit(p, dtype)).all()
     if precision == "exact":
-        assert orthogonality_error(w).item() <= permitted_error(p, dtype)
+        assert (orthogonality_error(w) <= permitted_error(p, dtype)).all()
     g = torch.randn_like(w)
-    (ours,), (reference,) = torch.autograd.grad(w, v, g), torch.autograd.grad(expected, v, g.to(expected.dtype))
-    assert (ours - reference).norm() <= 1e-5 * reference.norm()
+    (ours,), (exact,) = torch.autograd.grad(w, v, g), torch.autograd.grad(expected, v, g.to(expected.dtype))
+    assert (ours - exact).norm() <= (1e-13 if is_double else 1e-5) * exact.norm()
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e4, 1e30])
@@ -247,12 +234,6 @@ def inside(map, number=0):
         return map(*rounded(map, coordinates))
 
 
-def permitted_of(map):
-    n, p = map.shape[-2:]
-    double = map.dtype in (torch.float64, torch.complex128)
-    return (100 * max(1.0, n / 64) if double else 8) * rounding_limit(p, map.dtype)
-
-
 @pytest.mark.parametrize(("shape", "k"), TRUNCATED)
 @pytest.mark.parametrize("off", [1e-4, 1e-6, 1e-8, 1e-10, 1e-12, 0.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -274,7 +255,7 @@ def test_what_a_truncated_product_takes_comes_back(dtype, off, shape, k):
         gap = torch.linalg.matrix_norm(back.double() - w.double())
         w = w.double()
         defect = torch.linalg.matrix_norm(w.mT @ w - torch.eye(shape[-1], dtype=torch.float64))
-        assert (gap <= permitted_of(map) + defect).all()
+        assert (gap <= permitted_return(map.shape, map.dtype) + defect).all()
 
 
 @pytest.mark.parametrize(("shape", "k"), TRUNCATED)
@@ -284,11 +265,3 @@ def test_what_is_outside_of_truncated_products_is_refused(dtype, shape, k):
     w = init.haar(shape, working_dtype(dtype), seeds.generator(3)).to(dtype)
     with pytest.raises(errors.ImageError, match="reflections="):
         map.right_inverse(w)
-
-
-def test_a_float64_frame_near_the_image_is_refused():
-    map = Householder((8, 8), dtype=torch.float64, reflections=3)
-    w = inside(map)
-    a = torch.randn(8, 8, dtype=torch.float64, generator=seeds.generator(1))
-    with pytest.raises(errors.ImageError):
-        map.right_inverse(torch.linalg.matrix_exp(1e-8 * (a - a.mT)) @ w)
