@@ -28,7 +28,7 @@ _LAST = (15 / 8, -10 / 8, 3 / 8)
 _NEAR = 3e-3
 """Error from which `_LAST` takes over: 7e-8 after one of it, which is rounding in float32, and nothing after two."""
 _MARGIN = 1.01
-"""How far beyond an interval a polynomial may be used."""
+"""A polynomial serves up to this factor beyond its interval."""
 
 
 def nearest_frame(w: Tensor) -> Tensor:

@@ -44,6 +44,8 @@ class Fourier(OrthogonalParam):
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("phase", "reflectors")
     stacks: ClassVar[bool] = True
+    schemes = property(lambda self: ("arjovsky",))
+    traits = property(lambda self: Traits(False, False, True, "connected", cost_exponent=2.0))
 
     permutation: Tensor
 
@@ -65,14 +67,6 @@ class Fourier(OrthogonalParam):
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
         return [(shape, {}) for shape in ((1, 1), (2, 2), (7, 7), (16, 16), (2, 3, 5, 5))]
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(onto=False, invertible=False, exact=True, component="connected", cost_exponent=2.0)
-
-    @property
-    def schemes(self) -> tuple[str, ...]:
-        return ("arjovsky",)
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:

@@ -47,6 +47,7 @@ class Hadamard(OrthogonalParam):
     coordinate_names: ClassVar[tuple[str, ...]] = ("phase", "angle")
     stacks: ClassVar[bool] = True
     check_chart = check_signs
+    schemes = property(lambda self: ("hadamard", "uniform"))
 
     signs: Tensor
 
@@ -80,10 +81,6 @@ class Hadamard(OrthogonalParam):
             component=component(self.shape, self.is_complex),
             cost_exponent=2.0,
         )
-
-    @property
-    def schemes(self) -> tuple[str, ...]:
-        return ("hadamard", "uniform")
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:

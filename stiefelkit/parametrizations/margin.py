@@ -49,6 +49,8 @@ class Margin(Composite):
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("spectrum", "u.*", "v.*")
     stacks: ClassVar[bool] = True
+    schemes = property(lambda self: self.u.schemes)
+    takes_nearest = property(lambda self: self.u.takes_nearest)
 
     def __init__(
         self,
@@ -104,10 +106,6 @@ class Margin(Composite):
             cost_exponent=max(u.cost_exponent, v.cost_exponent),
         )
 
-    @property
-    def schemes(self) -> tuple[str, ...]:
-        return self.u.schemes
-
     def options(self) -> dict[str, Any]:
         return {"margin": self.margin, "u": self.u.options(), "v": self.v.options()}
 
@@ -137,10 +135,6 @@ class Margin(Composite):
         u, v = self.u(*of_u), self.v(*of_v)
         s = self._singular_values(q.double()).to(u.real.dtype)
         return product(u * s.unsqueeze(-2), v.mH).to(self.dtype)
-
-    @property
-    def takes_nearest(self) -> bool:
-        return self.u.takes_nearest
 
     def _singular_values(self, q: Tensor) -> Tensor:
         return 1 + 2 * self.margin * (torch.sigmoid(q) - 0.5)

@@ -21,7 +21,7 @@ from stiefelkit._torch import (
 
 
 class Context(Protocol):
-    """What `setup_context` keeps of a call for `backward` and `tangent`: tensors by `keep`, and any attributes."""
+    """Carries tensors, by `keep`, and any attributes from `setup_context` to `backward` and `tangent`."""
 
     saved_tensors: tuple[Any, ...]
     needs_input_grad: tuple[bool, ...]
@@ -112,7 +112,7 @@ def _refuse_linearize() -> None:
 
 
 def _returning_views(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Has a forward return views of its outputs: torch 2.11 traces no gradient through one written in place."""
+    """Returns views of what a forward returns: torch 2.11 traces no gradient through one written in place."""
 
     @functools.wraps(forward)
     def wrapped(*args: object) -> Tensor | tuple[object, ...]:
@@ -125,7 +125,7 @@ def _returning_views(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_batches(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Has a backward, or a tangent, map tensors that torch.autograd has batched, for few operations, by torch.vmap."""
+    """Maps a backward or a tangent by torch.vmap over tensors that torch.autograd has batched, for few operations."""
 
     @functools.wraps(backward)
     def wrapped(ctx: Context, *gradients: Any) -> Any:

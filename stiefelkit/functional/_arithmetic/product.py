@@ -29,14 +29,14 @@ SHORT = 64
 
 
 class _Lowering:
-    """How float32 products on a kind of device are lowered, process-wide, and how many contexts disable that now."""
+    """Lowers float32 products on a kind of device, process-wide, unless some context disables that."""
 
     def __init__(self, backend: ModuleType):
         self.flags = backend.matmul
         self.lock = threading.Lock()
         self.holders = 0
         self.setting: str | None = None
-        """What was set before it was disabled; None while it is not."""
+        """The flag that `restore` sets again; None while products are not disabled."""
 
     def is_set(self) -> bool:
         return self.flags.fp32_precision not in ("ieee", "none")
@@ -181,11 +181,6 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
     return a @ b
 
 
-@opaque(lambda a, b: a @ b @ a, dims=(2, 2))
-def _multiply_twice(a: Tensor, b: Tensor) -> Tensor:
-    return a @ b @ a
-
-
 class _Product(Function):
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
@@ -240,13 +235,6 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     if _may_be_differentiated(a, b):
         return _Product.of(a, b)
     return _multiply(a, b)
-
-
-def sandwich(a: Tensor, b: Tensor) -> Tensor:
-    """Returns A B A of square matrices of one shape, as two of `product`, and at the cost of one call of it."""
-    if a.dtype in (torch.float64, torch.complex128) or is_exported() or _may_be_differentiated(a, b):
-        return product(product(a, b), a)
-    return _multiply_twice(a, b)
 
 
 def _may_be_differentiated(a: Tensor, b: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Whether values may be read on the host: a read waits for the device, and ends the capture of a graph of it."""
+"""Permits or forbids reads of values on the host: one waits for the device, and ends the capture of its graph."""
 
 import contextlib
 import threading
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Switch(threading.local):
-    """Whether this thread reads no value on the host."""
+    """Forbids reads on the host, thread by thread."""
 
     forbidden = False
 

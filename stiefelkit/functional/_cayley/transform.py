@@ -14,7 +14,7 @@ from torch import Tensor
 from stiefelkit._torch import is_differentiated, is_exporting
 from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Context, Function, by_transposing, keep
-from stiefelkit.functional._arithmetic.product import opaque, plus_product, sandwich
+from stiefelkit.functional._arithmetic.product import opaque, plus_product, product
 from stiefelkit.functional._arithmetic.split_products import (
     BITS_OF_RESIDUALS,
     BITS_OF_TALL,
@@ -159,7 +159,7 @@ class _Square(Function):
         if ctx.dtype == torch.float32 and w.dtype == working_dtype(w.dtype) and splits(w):
             inner = fine_product(fine_product(adjoint, g), adjoint)
         else:
-            inner = sandwich(adjoint, g)
+            inner = product(product(adjoint, g), adjoint)
         gv = pack_skew_gradient(inner * (d * -0.5).unsqueeze(-1))
         return gv.to(ctx.dtype), phase_gradient(phase, w, g), None, None, None
 
@@ -257,19 +257,9 @@ def cayley_inverse(q: Tensor, d: Tensor | None = None) -> tuple[Tensor, Tensor]:
     every column of :math:`A_{21}` has norm :math:`≤ 1`, up to 1e-6. For square frames 1 is the least bound: two
     exchanged columns have :math:`|a_{12}| ≥ 1` for every D.
 
-    Why this ends, with :math:`B = Q D^H` and :math:`X = (I + B_1)^{-1}`: :math:`A_{11}` is the skew part of
-    :math:`2X - I`, and :math:`I + A_{21}^H A_{21} = X + X^H`. Multiplying entries S of :math:`D^H` by a diagonal U
-    multiplies :math:`det(I + B_1)` by :math:`det(X_{SS} + U (I - X_{SS}))`. In modulus it grows
-
-    * by :math:`|x_{jj}| + |1 - x_{jj}|` where entry j is turned to the best u; this is at least :math:`‖A_{21} e_j‖^2`,
-      and at least :math:`(1 + |a_{jj}|^2)^{1/2}`;
-    * by :math:`|det(I - 2 X_{SS})| ≥ |a_{ij}|^2 - |a_{ii} a_{jj}|` where entries i and j are negated.
-
-    If no such move gains more than g, then :math:`|a_{ij}|^2 ≤ g^2 + g - 1`. So all are :math:`≤ 1` where
-    :math:`|det(I + B_1)|` is largest; and an entry above :math:`1 + s` leaves a move that gains more than
-    :math:`1 + 2s/3`, of which there are finitely many, since :math:`|det(I + B_1)|` is at least 1 after elimination and
-    at most :math:`2^p`. Square real frames, whose :math:`a_{jj}` are 0, need pairs alone: the theorem of O'Dorney
-    (2014; Kahan 2006), which Maduranga, Helfrich and Ye (2019) state for phases.
+    This ends: each move multiplies :math:`|det(I + Q_1 D^H)|`, which elimination leaves at 1 or more and is at most
+    :math:`2^p`, by a gain; while an entry is above :math:`1 + s`, there is one of more than :math:`1 + 2s/3`. It is the
+    theorem of O'Dorney (2014; Kahan 2006), which Maduranga, Helfrich and Ye (2019) state for phases.
 
     Args:
         q: frames of shape (*, n, p), exact to rounding in float64 or complex128.
@@ -330,7 +320,11 @@ def _pivot_phases(t: Tensor) -> Tensor:
 
 
 def _bound(x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-    """Makes the moves that `cayley_inverse` tells of, for the largest entry each time; overwrites X and D."""
+    """Makes the moves that `cayley_inverse` tells of, for the largest entry each time; overwrites X and D.
+
+    With X = (I + B1)^-1 and B = Q D^H, |det(I + B1)| grows by |x_jj| + |1 - x_jj| where entry j is turned to the best
+    phase, and by |det(I - 2 X_SS)| where the entries S = {i, j} are negated.
+    """
     p, y = x.shape[-1], x
     left, both = torch.arange(len(x), device=x.device), torch.arange(2, device=x.device)
     while True:

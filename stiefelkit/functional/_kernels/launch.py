@@ -30,7 +30,7 @@ PROGRAMS = 4
 
 
 class Interpreter:
-    """Whether a CPU takes the road of a GPU, in triton's interpreter (TRITON_INTERPRET=1), as tests have it."""
+    """Sends a CPU the road of a GPU, in triton's interpreter (TRITON_INTERPRET=1), for tests."""
 
     is_on = False
 

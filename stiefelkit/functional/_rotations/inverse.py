@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import ShapeError, needs, shown
 from stiefelkit.functional._packing import check_tall
-from stiefelkit.numbers import check_counts, sizes
+from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_tensors
 
 
@@ -151,12 +150,9 @@ def haar_angles(
         generator: source of randomness; torch's default when None.
     """
     check_tensors("haar_angles", index)
-    lengths = sizes(batch)
-    got, is_right = f"{tuple(index.shape)} and {shown(batch)}", index.dim() == 1 and lengths is not None
-    needs(is_right, ShapeError, "haar_angles", "an index of shape (d,) and batch dimensions", got)
     device = None if generator is None else generator.device
     k = index.to(device=device, dtype=torch.float64)
-    u, v = torch.rand(2, *(lengths or ()), len(k), dtype=torch.float64, device=device, generator=generator)
+    u, v = torch.rand(2, *batch, len(k), dtype=torch.float64, device=device, generator=generator)
     if is_complex:
         return (-torch.expm1(torch.log1p(-u) / k)).sqrt().acos()
     # The first two entries of a uniform unit vector of k + 1 have 1 - r^2 = u^(2 / (k - 1)).

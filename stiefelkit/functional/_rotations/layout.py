@@ -1,4 +1,4 @@
-"""How a brick-pattern mesh of rotations is cut into diamonds, and where its rotations and wires go.
+"""Cuts a brick-pattern mesh of rotations into diamonds, and orders its rotations and wires.
 
 The rotation of wires (q, q + 1) in layer l sits at (u, v) = ((l + q) / 2, (l - q) / 2 - 1) of a lattice in which each
 feeds (u + 1, v) and (u, v + 1), so that an m x m square of the lattice, a diamond of the mesh, turns 2m wires.
@@ -36,7 +36,7 @@ def check_angles(who: str, angle: Tensor, phase: Tensor | None, size: int) -> No
 
 @dataclass(frozen=True)
 class MeshLayout:
-    """How a mesh is cut into diamonds.
+    """Cuts a mesh into rows of diamonds.
 
     Rows t = 0, 1, ... of diamonds of size m are centred on the layers tm; even rows cut the wires at multiples of 2m,
     odd ones m further on, where the last diamond wraps around (the rotation at the seam is the identity).

@@ -29,7 +29,7 @@ from stiefelkit.tensors import check_tensors
 _SERIES = (-1 / 2, 3 / 8, -5 / 16, 35 / 128, -63 / 256, 231 / 1024, -429 / 2048)
 """Of (1 + x)^(-1/2) - 1, from x on."""
 _DEFECT = 1 / 48
-"""What the truncation may add to ||W^H W - I||_F, in eps sqrt(p): 7 % of a rounding limit."""
+"""The truncation may add this much to ||W^H W - I||_F, in eps sqrt(p): 7 % of a rounding limit."""
 _LOWEST = 1e-2
 """Without host syncs: smallest singular value of W - t U, over the largest, that the root is right for."""
 _LONG = 1e6
