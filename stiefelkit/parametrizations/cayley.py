@@ -54,8 +54,8 @@ class Cayley(OrthogonalParam):
 
     Args:
         shape, dtype, device: of the frame, (*, n, p), real or complex, and where the signs live.
-        precision: "exact", or "fast": square float32 frames from n = 128 on may be up to 80 rounding limits off, and
-            take 0.65 to 0.9 of the time; nothing else would gain.
+        precision: "exact", or "fast": square float32 frames from n = 128 on, on a CPU, may be up to 80 rounding limits
+            off, and take 0.65 to 0.9 of the time; nothing else would gain.
         negative: real frames only: how many of the last signs are -1, or the signs themselves, (p,). Given, the signs
             stay for good; otherwise assigning and initializing choose them.
         bandwidth: A is zero more than this many places off its diagonal, :math:`1 ≤ bandwidth < n`, which leaves about

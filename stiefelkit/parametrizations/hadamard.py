@@ -87,6 +87,12 @@ class Hadamard(OrthogonalParam):
         *batch, n, _ = self.shape
         return {"phase": (*batch, 2, n)} if self.is_complex else {"angle": (*batch, 2, n // 2)}
 
+    def error_bound(self, *coordinates: Tensor) -> float:
+        """Returns that of an exact frame, and what entries of one size, as those of H, add by rounding alike."""
+        n = self.shape[-1]
+        entry = torch.tensor(n**-0.5, dtype=self.dtype.to_real(), device="cpu").item()
+        return super().error_bound() + abs(n * entry**2 - 1) * math.sqrt(n)
+
     def forward(self, turn: Tensor) -> Tensor:
         """Maps coordinates to frames of shape (*, n, n).
 

@@ -6,6 +6,7 @@ import torch
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.contract.param import load_chart_
+from stiefelkit.metrics import orthogonality_error
 from stiefelkit.testing import seeds
 
 Hadamard = sk.parametrizations.Hadamard
@@ -76,3 +77,13 @@ def test_other_orders_and_tall_weights_are_refused(shape, match):
         Hadamard(shape)
     with pytest.raises(errors.DtypeError, match=match):
         sk.orthogonal(torch.nn.Linear(shape[1], shape[0]), "weight", "hadamard")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
+@pytest.mark.parametrize("scheme", ["hadamard", "uniform"])
+def test_entries_that_round_alike_stay_within_the_bound(scheme, dtype):
+    errors = []
+    for n in (12, 200, 620, 908):
+        param, turn = drawn(n, dtype, scheme)
+        errors.append(orthogonality_error(param(turn.float())).item() / param.error_bound(turn))
+    assert max(errors) <= 1

@@ -10,7 +10,7 @@ from stiefelkit.functional._arithmetic.product import opaque, plus_product
 from stiefelkit.functional._arithmetic.reads import may_sync_host, switch
 from stiefelkit.metrics import working_dtype
 
-SMALLEST_BLOCKED = 128
+_SMALLEST_BLOCKED = 128
 _LEAF = 64
 _LARGEST_NORM = {torch.float32: 100.0, torch.complex64: 100.0, torch.float64: 5e3, torch.complex128: 5e3}
 """Frobenius norm up to which blocks serve: their error grows with its square, which the Schur complements may reach."""
@@ -138,13 +138,21 @@ def inverse_of_accretive(m: Tensor) -> Tensor:
     in float64, and of larger norm by LU. Other devices, where each step is a launch and no norm is read, take LU.
     Inverses are right to about 20 eps sqrt(n) in float32 and to 1e-10 or better in float64; NaN propagates.
     """
-    return torch.linalg.inv_ex(m)[0] if m.shape[-1] < SMALLEST_BLOCKED or m.is_cuda else _blocked(m)
+    return inverse_by_lu(m) if m.shape[-1] < _SMALLEST_BLOCKED or m.is_cuda else _blocked(m)
+
+
+def inverse_by_lu(m: Tensor) -> Tensor:
+    """Inverts by LU; NaN propagates, which a GPU's inverse may leave out."""
+    inverse = torch.linalg.inv_ex(m)[0]
+    if may_sync_host(m) or not m.numel():
+        return inverse
+    return inverse + 0 * torch.linalg.vector_norm(m, math.inf, (-2, -1), keepdim=True)
 
 
 @opaque(lambda m: torch.empty_like(m, memory_format=torch.contiguous_format))
 def _blocked(m: Tensor) -> Tensor:
     if switch.forbidden or not m.is_cpu:
-        return torch.linalg.inv_ex(m)[0].contiguous()
+        return inverse_by_lu(m).contiguous()
     inverse = torch.empty_like(m, memory_format=torch.contiguous_format)
     n = m.shape[-1]
     for matrix, out in zip(m.reshape(-1, n, n), inverse.view(-1, n, n), strict=True):

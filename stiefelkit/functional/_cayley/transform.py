@@ -15,6 +15,7 @@ from stiefelkit._torch import is_differentiated, is_exporting
 from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Context, Function, by_transposing, keep
 from stiefelkit.functional._arithmetic.product import opaque, plus_product, product
+from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.functional._arithmetic.split_products import (
     BITS_OF_RESIDUALS,
     BITS_OF_TALL,
@@ -23,7 +24,7 @@ from stiefelkit.functional._arithmetic.split_products import (
     settle,
     settled,
 )
-from stiefelkit.functional._cayley.quotient import SMALLEST_BLOCKED, inverse_of_accretive
+from stiefelkit.functional._cayley.quotient import inverse_by_lu, inverse_of_accretive
 from stiefelkit.functional._kernels.launch import Interpreter, cayley_backward, cayley_forward, takes
 from stiefelkit.functional._packing import (
     check_tall,
@@ -64,7 +65,8 @@ def cayley(
     In "exact" precision everything is float64 up to the last rounding, except for the two products of the backward of
     square float32 frames from n = 49 on (real ones of even order). Exact for coordinates up to about 1e6; beyond 1e8 a
     frame of odd size loses digits. In "fast" precision the inverse of square frames from n = 128 on has the precision
-    of the coordinates, while they are moderate (:math:`‖I + A‖_F ≤ 100`); the rest would be no faster.
+    of the coordinates, while they are moderate (:math:`‖I + A‖_F ≤ 100`), on a CPU, where that is known; the rest would
+    be no faster.
 
     Args:
         v: packed coordinates (see `unpack_skew`), shape (*, skew_size(n, p, phase is not None)), float32 or float64.
@@ -91,7 +93,7 @@ def cayley(
     if n > p:
         w = _Tall.of(v, phase, d, n, p)
     else:
-        fast = precision == "fast" and v.dtype == torch.float32 and n >= _SMALLEST_FAST
+        fast = precision == "fast" and v.dtype == torch.float32 and n >= _SMALLEST_FAST and may_sync_host(v)
         w = _Square.of(v, phase, d, n, fast)
     if v.dtype == torch.float32 and w.dtype in _DOUBLE and splits(w):
         w = settle(w)
@@ -118,7 +120,7 @@ class _Square(Function):
         if is_split:
             m = fine_inverse(a, BITS_OF_RESIDUALS)
         else:
-            m = torch.linalg.inv_ex(a)[0] if n < SMALLEST_BLOCKED else inverse_of_accretive(a)
+            m = inverse_of_accretive(a)
         if v.dtype == torch.float64:
             # What the inverse leaves in float64, a Newton step takes away.
             m = m + m @ (torch.eye(n, dtype=m.dtype, device=m.device) - a @ m)
@@ -228,7 +230,7 @@ def _resolvent(a11: Tensor, a21: Tensor) -> Tensor:
     r = torch.linalg.qr(a21, mode="r")[1]
     r = torch.linalg.qr(torch.cat([eye.expand_as(a11), r], dim=-2), mode="r")[1]
     q1 = torch.linalg.solve_triangular(r, eye.expand_as(a11), upper=True)
-    inner = torch.linalg.inv_ex(eye + q1.mH @ a11 @ q1)[0]
+    inner = inverse_by_lu(eye + q1.mH @ a11 @ q1)
     return q1 @ inner @ q1.mH
 
 
