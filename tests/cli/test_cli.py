@@ -22,32 +22,27 @@ Refused = Callable[[str], str]
     ("words", "says"),
     [
         ("train digit --model scornn", '"digits"'),
-        ("train digits --model scorn", '"scornn"'),
         ("train digits", "--model"),
         ("train digits --model scornn --stepz 5", "--steps"),
-        ("train digits --model scornn --steps 0", "steps"),
-        ("train digits --model scornn --lr fast", "fast"),
+        ("train digits --model scornn --schedule linear", "schedule"),
+        ("train digits --model scornn --optimizer multiplicative_cayley --optimizer-options.gradient half", "gradient"),
+        ("train digits --model scornn --optimizer adam --optimizer-options.eps -1", "refuses"),
         ("train digits --model lstm --optimizer-options.amsgrad no", "amsgrad"),
         ("train digits --model scornn --optimizer-options.eps 1e400", "eps"),
         ("train digits --model scornn --batch-size 5000", "1437"),
         ("train digits --model scornn --optimizer adm", '"adam"'),
         ("train digits --model scornn --rates.skw 1", '"skew"'),
-        ("train digits --model scornn --rates.skew much", "much"),
         ("train digits --model scornn --options.negativ 3", '"negative"'),
         ("train digits --model scornn --options.input_size 3", "input_size"),
         ("train digits --model rotrnn --options.decay [0.1,0.9", "list"),
         ("train digits --model scornn --device gpu", "device"),
         ("train digits --model scornn --hidden-size 100000000", "memory"),
-        ("train copying --model scornn --T 0", "T"),
         ("train digits --resume --out nowhere", "does not exist"),
         ("train digits --config none.toml --model scornn", "none.toml"),
-        ("compare digits --models scornn,lsmt", '"lstm"'),
         ("compare digits --models scornn --format gif", "png"),
         ("plot nowhere", "does not exist"),
         ("plot .", "no run"),
-        ("drift --steps 0", "steps"),
         ("drift --methods cayly", '"cayley"'),
-        ("drift --dpi 2", "20"),
         ("list cayly", '"cayley"'),
     ],
 )
@@ -60,12 +55,8 @@ def test_an_error_of_the_user_is_one_sentence(words: str, says: str, refused: Re
     [
         ("steps = ", "my.toml"),
         ("lr = " + "[" * 20_000 + "]" * 20_000, "my.toml"),
-        ("\udcff", "my.toml"),
         ("stepz = 5", "--steps"),
-        ("steps = 2.5", "2.5"),
         ("[rates]\nskw = 1", "skew"),
-        ("digits = 1", "--digits"),
-        ("rates = 3", "rates"),
         ("[rates]\nskew = [1, 2]", "skew"),
     ],
 )
@@ -103,12 +94,6 @@ def test_errors_of_the_program_keep_their_traceback(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Session, "advance", broken)
     with pytest.raises(IndexError, match="a bug"):
         main(f"{TRAIN} --out run".split())
-
-
-@pytest.mark.parametrize("option", ["gradient reference", "precision fast"])
-def test_options_for_frames_are_refused_where_there_are_none(option: str, refused: Refused) -> None:
-    words = f"{TRAIN} --optimizer multiplicative_cayley --optimizer-options.{option}"
-    assert option.split()[0] in refused(words)
 
 
 def test_list_names_all_that_has_a_name_and_where_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:

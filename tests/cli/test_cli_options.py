@@ -14,8 +14,6 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.cli import main
-from stiefelkit.contract import table
-from stiefelkit.measuring.contest import Race, Row
 from stiefelkit.measuring.plans import (
     DriftPlan,
     OptimizerRace,
@@ -23,7 +21,6 @@ from stiefelkit.measuring.plans import (
     ReportPlan,
     ScanRace,
 )
-from stiefelkit.measuring.tables import of_race
 from stiefelkit.training.gradients import GradientPlan
 from stiefelkit.training.tasks import tasks
 
@@ -130,36 +127,6 @@ def test_every_figure_is_written_in_the_format_asked_for_and_the_same_each_time(
     assert Path("runs/learning.svg").read_bytes() == Path("plots/learning.svg").read_bytes()
 
 
-class Half(sk.OrthogonalParam):
-    """A map whose author has not come far."""
-
-    coordinate_names = ("skew",)
-
-    @classmethod
-    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        return [((4, 4), {})]
-
-
-@pytest.mark.slow
-def test_a_class_that_lacks_a_method_is_left_out_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: Refused
-) -> None:
-    own = table.registered.copy()
-    own.register("half", Half)
-    monkeypatch.setattr(table, "registered", own)
-    missing = "'half' is left out"
-    race = "bench parametrizations --sizes 2 --parametrizations givens --operations forward --seconds 0.01"
-    for words in ("list", race):
-        with pytest.warns(UserWarning, match=missing):
-            assert main(words.split()) == 0
-        assert "half" not in capsys.readouterr().out
-    with pytest.warns(UserWarning, match=missing):
-        assert "'half'" in refused("bench parametrizations --parametrizations half")
-    for given in ("half", Half):
-        with pytest.raises(errors.OptionError, match="forward"):
-            sk.orthogonal(nn.Linear(4, 4), "weight", given)
-
-
 def test_a_member_without_coordinate_names_is_refused_in_one_sentence() -> None:
     class Nameless(sk.parametrizations.Cayley):
         pass
@@ -169,18 +136,6 @@ def test_a_member_without_coordinate_names_is_refused_in_one_sentence() -> None:
         patched.delattr(sk.parametrizations.Cayley, names)
         with pytest.raises(errors.OptionError, match=names):
             sk.orthogonal(nn.Linear(4, 4), "weight", Nameless)
-
-
-def test_every_column_of_growth_has_a_heading() -> None:
-    of_one = {"contender": "one", "precision": None, "dtype": "float32", "expected": 3.0, "spread": 0.1}
-    of_one |= {"first": 1, "last": 2, "overhead_until": None, "against": "n", "points": [1, 2], "device": "cpu"}
-    rows = [
-        Row({**of_one, "exponent": exponent, "faster": faster})
-        for exponent, faster in ((3.5, True), (2.9, False), (None, False))
-    ]
-    (table,) = of_race(Race("n", "time", rows, {}))
-    assert all(table.columns)
-    assert [row.cells[-1] for row in table.rows] == ["yes", "no", "-"]
 
 
 TINY = ["--T", "1", "--train-size", "2", "--test-size", "2", "--hidden-size", "2", "--batch-size", "2", "--steps", "1"]

@@ -1,7 +1,6 @@
 """What commands do: they train, compare, draw, stop and resume, and tell what they did."""
 
 import io
-import json
 import os
 import shutil
 import signal
@@ -10,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -18,7 +16,6 @@ from tiny_runs import SMALL, TRAIN
 
 import stiefelkit
 from stiefelkit.cli import main
-from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint
 from stiefelkit.training.display import Terminal
 
@@ -72,36 +69,6 @@ def test_compare_trains_prints_draws_and_resumes(capsys: pytest.CaptureFixture[s
     assert {path.name for path in Path("plots").iterdir()} == {"learning.png", "orthogonality.png"}
     assert main("plot runs/lstm".split()) == 0
     assert Path("runs/lstm/learning.png").exists()
-
-
-def test_runs_of_different_tasks_are_not_drawn_together(finished: Path, refused: Refused) -> None:
-    data = "--T 4 --train-size 30 --test-size 20"
-    words = f"train adding --seed {seeds.seed()} --model lstm {data} --hidden-size 5 --steps 2 --batch-size 8"
-    assert main([*words.split(), "--out", "other"]) == 0
-    assert "one task" in refused(f"plot {finished} other")
-
-
-@pytest.mark.slow
-def test_drift_prints_draws_and_overwrites_nothing(capsys: pytest.CaptureFixture[str], refused: Refused) -> None:
-    words = "drift --steps 12 --sizes 3,4 --out drift"
-    assert main(words.split()) == 0
-    table = capsys.readouterr().out
-    assert "cayley" in table
-    assert "unconstrained" in table
-    record = json.loads(Path("drift/drift.json").read_text())
-    assert record["curves"][0]["steps"][-1] == 12
-    assert Path("drift/drift.png").read_bytes().startswith(b"\x89PNG")
-    assert "drift.json" in refused(words)
-    assert main("drift --steps 3 --sizes 3 --dtype complex128 --methods cayley --out complex".split()) == 0
-
-
-def test_the_full_capacity_urnn_learns_to_add(config: Callable[[str], dict[str, Any]]) -> None:
-    words = "--T 5 --hidden-size 16 --steps 300 --eval-every 150 --test-size 200 --out run"
-    assert main(["train", "adding", "--model", "full_urnn", *words.split()]) == 0
-    assert config("run")["rates"] == {"stiefel": 1e-3}
-    lines = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if line["kind"] == "test"]
-    assert losses[-1] < 1 / 12, losses
 
 
 @pytest.mark.slow

@@ -65,24 +65,17 @@ def test_a_plugin_keeps_its_laws_or_runs_and_is_listed(kind, installed, capsys):
         run_its_tests(folder)
     assert main(["list", "my_own"]) == 0
     assert "my_own: a" in capsys.readouterr().out
+    before = {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
+    assert main(["new-plugin", "my_own", "--out", str(folder.parent)]) == 2
+    assert {path: path.read_bytes() for path in before} == before
     for path in (*folder.glob("*.*"), *folder.glob("tests/*.py")):
         assert path.is_dir() or not re.search(r"skeleton|\$", path.read_text(), re.IGNORECASE)
-
-
-def test_nothing_is_overwritten(tmp_path, capsys):
-    words = ["new-plugin", "mine", "--out", str(tmp_path)]
-    assert main(words) == 0
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert main([*words, "--kind", "task"]) == 2
-    assert "exist" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize(
     ("words", "word"),
     [
         ("My-Map", "lower-case"),
-        ("class", "lower-case"),
         ("../up", "lower-case"),
         ("cayley", "no parametrization"),
         ("copying --kind task", "no task"),

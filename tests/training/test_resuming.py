@@ -2,14 +2,11 @@
 
 import dataclasses
 import json
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +15,7 @@ from tiny_runs import Killed, Watching, content, killed_at, killed_by, longer
 from stiefelkit.cli import main
 from stiefelkit.errors import RunError
 from stiefelkit.machine import processor
-from stiefelkit.training import checkpoint, train
+from stiefelkit.training import train
 from stiefelkit.training.config import Config
 from stiefelkit.training.run_folder import is_run, versions
 
@@ -55,16 +52,6 @@ def test_a_run_killed_while_writing_resumes_to_the_same_bits(
         train.resume(path)
     else:
         train.train(longer(), path)
-    assert content(path) == content(whole)
-
-
-def test_a_half_written_line_of_the_log_is_dropped(whole: Path, tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    with pytest.raises(Killed):
-        train.train(longer(), path, killed_at(7))
-    with open(path / "log.jsonl", "ab") as file:
-        file.write(b'{"kind": "tra')
-    train.resume(path)
     assert content(path) == content(whole)
 
 
@@ -176,52 +163,6 @@ def test_two_processes_cannot_train_in_one_folder(tmp_path: Path) -> None:
             train.resume(tmp_path / "run")
 
     train.train(longer(steps=1), tmp_path / "run", Watching(intrude))
-
-
-def damage_tensors(path: Path) -> None:
-    file = path / checkpoint.TENSORS
-    file.write_bytes(file.read_bytes()[:-10])
-
-
-def damage_state(path: Path) -> None:
-    file = path / checkpoint.STATE
-    file.write_bytes(file.read_bytes()[:100])
-
-
-DAMAGES = [damage_tensors, damage_state, lambda path: (path / checkpoint.TENSORS).unlink()]
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
-    damage: Callable[[Path], Any], whole: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "run"
-    with pytest.raises(Killed):
-        train.train(longer(), path, killed_at(10))
-    damage(path / "checkpoints/step-00000008")
-    display = Watching()
-    train.resume(path, display=display)
-    assert len(display.notes) == 1
-    assert "step-00000008" in display.notes[0]
-    assert "step 4" in display.notes[0]
-    assert content(path) == content(whole)
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_without_a_whole_checkpoint_a_run_is_refused_and_left_alone(
-    damage: Callable[[Path], Any], whole: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "run"
-    shutil.copytree(whole, path)
-    for each in checkpoint.checkpoints(path / "checkpoints"):
-        damage(each)
-    log = (path / "log.jsonl").read_bytes()
-    with pytest.raises(RunError, match="damaged"):
-        train.resume(path)
-    shutil.rmtree(path / "checkpoints")
-    with pytest.raises(RunError, match="needs a checkpoint"):
-        train.resume(path)
-    assert (path / "log.jsonl").read_bytes() == log
 
 
 def test_a_config_names_every_option_of_its_task_and_continues_one_saved_as_json() -> None:

@@ -13,7 +13,6 @@ import pytest
 from stiefelkit.cli import main
 from stiefelkit.testing import seeds
 from stiefelkit.training.run_folder import RunFolder, is_run, last_step, summarise
-from stiefelkit.training.sweep import Sweep
 
 ONE, TWO = seeds.seed(1), seeds.seed(2)
 FILE = f"""
@@ -74,16 +73,6 @@ def test_each_combination_is_the_run_of_its_line_and_the_best_comes_first(file: 
 
     assert main(["sweep", str(file), "--out", str(out)]) == 0  # which has nothing left to do
     assert len(trials(out)) == 4
-
-
-def test_options_of_a_file_are_those_of_train():
-    own = {"skew": {"optimizer": "rmsprop", "lr": 1e-4, "eps-inside": True}}
-    tables = {"rates": {"phase": 1e-4}, "optimizers": own}
-    sweep = Sweep({"task": "copying", "model": "scurnn", **tables, "vary": {"options": {"bias-bound": [0.5]}}})
-    (chosen,) = sweep.grid
-    config = sweep.config(chosen)
-    assert config.optimizers["skew"] == {"optimizer": "rmsprop", "lr": 1e-4, "eps_inside": True}
-    assert (config.rates["phase"], config.options["bias_bound"]) == (1e-4, 0.5)
 
 
 @pytest.mark.slow
@@ -185,11 +174,6 @@ def test_what_a_file_has_wrong_is_said_before_anything_runs(file: Path, out: Pat
     assert main(["sweep", str(file), "--out", str(out)]) == 2
     assert word in " ".join(capsys.readouterr().err.split())
     assert not out.exists()
-
-
-def test_a_storage_that_cannot_be_is_refused(file: Path, out: Path, capsys):
-    assert main(["sweep", str(file), "--out", str(out), "--storage", "nowhere://x"]) == 2
-    assert "nowhere://x" in capsys.readouterr().err
 
 
 def test_without_optuna_the_extra_is_named(file: Path, capsys, monkeypatch: pytest.MonkeyPatch):

@@ -1,7 +1,6 @@
 """The laws of training: it stops before a step that is not finite, saves all that it changes, and tells what it did."""
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from stiefelkit.errors import NonFiniteError, OptimizerError, OptionError, Unkno
 from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, train
 from stiefelkit.training.config import Config
-from stiefelkit.training.plot import find_runs, plot
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.run_folder import read_log, summarise
 from stiefelkit.training.session import Session
@@ -212,36 +210,10 @@ def test_the_log_tells_loss_scores_orthogonality_and_time(whole: Path) -> None:
     assert summary.orthogonality is not None
 
 
-def test_figures_are_drawn_from_logs_alone(whole: Path, tmp_path: Path) -> None:
-    shutil.copytree(whole, tmp_path / "runs/a", ignore=shutil.ignore_patterns("checkpoints"))
-    shutil.copytree(whole, tmp_path / "runs/b", ignore=shutil.ignore_patterns("checkpoints"))
-    drawn = plot(find_runs([tmp_path / "runs"]), tmp_path / "plots")
-    assert [path.name for path in drawn] == ["learning.png", "orthogonality.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"batch_size": 31},
-        {"rates": {"skew": -1.0}},
-        {"device": "tpuu"},
-        {"schedule": "linear"},
-        {"optimizers": {"skew": {"optimizer": "adam", "betas": [0.9, float("nan")]}}},
-    ],
-    ids=str,
-)
-def test_settings_out_of_range_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(OptionError):
-        longer(**changes)
-
-
 def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:
     for changes, near in (({"rates": {"skw": 1e-3}}, "skew"), ({"optimizer_options": {"beta": 1}}, "betas")):
         with pytest.raises((UnknownNameError, OptionError), match=f'did you mean "{near}"'):
             train.train(longer(**changes), tmp_path / "run")
-    with pytest.raises(OptionError, match="refuses its options"):
-        train.train(longer(optimizer_options={"eps": -1.0}), tmp_path / "run")
     assert not any(tmp_path.iterdir())
 
 
