@@ -3,6 +3,7 @@
 Lists alone are a grid, whose combinations wait in the queue of the study; with a range, optuna's sampler searches.
 """
 
+import copy
 import dataclasses
 import hashlib
 import itertools
@@ -26,8 +27,8 @@ from stiefelkit.training.tasks import create
 from stiefelkit.training.train import resume, train
 
 SUBJECT = "A sweep"
-SETTINGS = {item.name: item for item in dataclasses.fields(Settings)}
-TABLES = {name for name, item in SETTINGS.items() if item.default_factory is dict}
+SETTINGS = {item.name for item in dataclasses.fields(Settings)}
+TABLES = {item.name for item in dataclasses.fields(Settings) if item.default_factory is dict}
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
@@ -42,7 +43,11 @@ class Sweep:
         self.fixed: dict[str, Any] = json.loads(
             json.dumps(options, default=str), object_pairs_hook=lambda pairs: {k.replace("-", "_"): v for k, v in pairs}
         )
-        self.vary, first = _flat(self.fixed.pop("vary", {})), {}
+        self.vary: dict[str, Any] = {}
+        for key, values in self.fixed.pop("vary", {}).items():
+            is_table = key in TABLES and isinstance(values, dict)
+            self.vary |= {f"{key}.{entry}": each for entry, each in values.items()} if is_table else {key: values}
+        first: dict[str, Any] = {}
         for key, values in self.vary.items():
             try:
                 first[key] = values["low"] if isinstance(values, dict) else values[0]
@@ -59,15 +64,16 @@ class Sweep:
 
     def config(self, chosen: Mapping[str, object]) -> Config:
         """Returns the description of a run; raises what `train` would of its options."""
-        options, settings = {**_flat(self.fixed), **chosen}, {}
-        task, model = options.pop("task", ""), options.pop("model", "")
-        needs(bool(task and model), OptionError, SUBJECT, 'task = "..." and model = "..."', f"{task!r} and {model!r}")
-        for key in [key for key in options if key.partition(".")[0] in SETTINGS]:
+        options = copy.deepcopy(self.fixed)
+        for key, value in chosen.items():
             table, _, entry = key.partition(".")
             if entry:
-                settings.setdefault(table, {})[entry] = options.pop(key)
+                options.setdefault(table, {})[entry] = value
             else:
-                settings[key] = options.pop(key)
+                options[key] = value
+        task, model = options.pop("task", ""), options.pop("model", "")
+        needs(bool(task and model), OptionError, SUBJECT, 'task = "..." and model = "..."', f"{task!r} and {model!r}")
+        settings = {key: options.pop(key) for key in SETTINGS & options.keys()}
         return Config.resolve(create(task, options), model, Settings(**settings))
 
 
@@ -157,12 +163,6 @@ def run_trials(sweep: Sweep, study: optuna.Study, out: Path, most: int | None) -
             if not stop.args:
                 raise
             return stop.args[0]
-
-
-def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options with those of tables under names with a dot."""
-    tables = {f"{key}.{entry}": value for key in TABLES & options.keys() for entry, value in options[key].items()}
-    return {key: value for key, value in options.items() if key not in TABLES} | tables
 
 
 def _suggest(trial: BaseTrial, key: str, values: Any) -> Any:

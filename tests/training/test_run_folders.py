@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,7 +84,7 @@ def test_damaged_tensors_are_named_and_the_checkpoint_before_is_used(run: Path, 
 def test_a_checkpoint_that_lacks_an_entry_is_refused_by_its_name(path: str, run: Path) -> None:
     step, state = checkpoint.load(run / "checkpoints/step-00000004")
     *tables, entry = path.split("/")
-    table = state
+    table: Any = state
     for name in tables:
         table = table[int(name) if name.isdigit() else name]
     del table[entry]
