@@ -110,9 +110,8 @@ def checked_cast(name: str, value: Tensor, dtype: torch.dtype, shape: Sequence[i
     import torch
 
     real, unreal = (torch.float16, torch.bfloat16, torch.float32, torch.float64), (torch.complex64, torch.complex128)
-    needs(
-        shape is None or value.shape == tuple(shape), CheckpointError, name, f"shape {shape}", f"{tuple(value.shape)}"
-    )
+    is_shape = shape is None or value.shape == tuple(shape)
+    needs(is_shape, CheckpointError, name, f"shape {shape}", f"{tuple(value.shape)}")
     if dtype.is_floating_point or dtype.is_complex:
         known = unreal if dtype.is_complex else real
         needs(value.dtype in known, CheckpointError, name, f"one of {known}", str(value.dtype))
@@ -187,13 +186,9 @@ def read_json(path: Path, root: Path | None = None, most: int = LARGEST) -> Any:
 
 
 def make_folder(path: Path, root: Path | None = None) -> None:
-    """Makes a folder, unless it is there."""
-    with _held(path, root) as (place, held):
-        try:
-            os.mkdir(place, **held)
-        except FileExistsError:
-            if not stat.S_ISDIR(os.stat(place, **held, follow_symlinks=False).st_mode):
-                raise OSError(errno.ELOOP if path.is_symlink() else errno.ENOTDIR, "it is no folder") from None
+    """Makes a folder, unless something is there, which the next step in it refuses if it is none."""
+    with _held(path, root) as (place, held), contextlib.suppress(FileExistsError):
+        os.mkdir(place, **held)
 
 
 def remove(path: Path, root: Path | None = None) -> None:

@@ -1,6 +1,5 @@
 """Options as cyclopts reads them from dataclasses, a stricter reader of their values, and options from a TOML file."""
 
-import os
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -88,16 +87,9 @@ DEFAULTS = Parameter(
 """Of all parameters: options have dashes for underscores, and T stays T."""
 
 
-def resume_line(*words: str, data: Path | None, ranks: int = 1) -> str:
-    """Returns the line that goes on with what was stopped, by so many ranks, with the data it had.
-
-    >>> resume_line("train", "chars", "--out", "my runs", data=Path("text"))
-    "stiefelkit train chars --out 'my runs' --data text --resume"
-    """
-    here = os.environ.get("LOCAL_WORLD_SIZE", str(ranks))
-    start = ["stiefelkit"] if ranks == 1 else ["torchrun", "--nproc-per-node", here, "-m", "stiefelkit"]
-    more = [] if data is None else ["--data", str(data)]
-    return shlex.join([*start, *words, *more, "--resume"])
+def resume_line() -> str:
+    """Returns the line that goes on with what was stopped: the words of this one, and --resume."""
+    return shlex.join(["stiefelkit", *(word for word in asked.get() if word != "--resume"), "--resume"])
 
 
 def read_toml(who: str, path: Path) -> dict[str, Any]:

@@ -64,14 +64,13 @@ def _train(
                 config = Config.resolve(cls(**named_options), str(model), settings)
             outcome = train(config, path, display, ranks)
         if ranks.is_first:
-            words = ("train", cls.name, "--out", str(path))
-            _tell(outcome, resume_line(*words, data=data, ranks=ranks.size))
+            _tell(outcome)
     return 0 if outcome.signal is None else 128 + outcome.signal
 
 
-def _tell(outcome: "RunOutcome", line: str) -> None:
+def _tell(outcome: "RunOutcome") -> None:
     if outcome.signal is not None:
-        say(f"Stopped at step {outcome.step} and saved; resume with: {line}")
+        say(f"Stopped at step {outcome.step} and saved; resume with: {resume_line()}")
         return
     if outcome.already:
         say(f"Run {outcome.path} is finished at step {outcome.step}: nothing to do.")
@@ -112,8 +111,7 @@ def _compare(
     with named(data):
         summaries, drawn, signal = compare(problem, models, path, settings, Terminal(), figures, named_options, resume)
         if signal is not None:
-            words = ("compare", cls.name, "--models", ",".join(models), "--out", str(path))
-            say(f"Stopped and saved; resume with: {resume_line(*words, data=data)}")
+            say(f"Stopped and saved; resume with: {resume_line()}")
             return 128 + signal
         _print(problem, summaries, drawn)
         return 0

@@ -80,13 +80,6 @@ def test_a_place_that_cannot_be_written_is_refused(refused: Refused) -> None:
         assert "file" in refused(words)
 
 
-def test_a_loss_that_is_not_finite_ends_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(f"{TRAIN} --out run --optimizer sgd --lr 1e38 --options.negative 0".split()) == 2
-    error = capsys.readouterr().err
-    assert "--lr" in error
-    assert len(error.splitlines()) == 1
-
-
 def test_errors_of_the_program_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Session) -> None:
         raise IndexError("a bug")

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 from tiny_runs import SMALL, TRAIN
-from torch import nn
 
 import stiefelkit as sk
-from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.measuring.plans import (
     DriftPlan,
@@ -125,17 +123,6 @@ def test_every_figure_is_written_in_the_format_asked_for_and_the_same_each_time(
     for file in [*files, "drift/drift.pdf", "plots/gradients.svg"]:
         assert Path(file).read_bytes().startswith(heads[file[-3:]]), file
     assert Path("runs/learning.svg").read_bytes() == Path("plots/learning.svg").read_bytes()
-
-
-def test_a_member_without_coordinate_names_is_refused_in_one_sentence() -> None:
-    class Nameless(sk.parametrizations.Cayley):
-        pass
-
-    names = "coordinate_names"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.delattr(sk.parametrizations.Cayley, names)
-        with pytest.raises(errors.OptionError, match=names):
-            sk.orthogonal(nn.Linear(4, 4), "weight", Nameless)
 
 
 TINY = ["--T", "1", "--train-size", "2", "--test-size", "2", "--hidden-size", "2", "--batch-size", "2", "--steps", "1"]

@@ -22,20 +22,6 @@ from stiefelkit.training.display import Terminal
 Refused = Callable[[str], str]
 
 
-def test_an_existing_run_is_refused_and_a_finished_one_left_alone(
-    finished: Path, capsys: pytest.CaptureFixture[str], refused: Refused
-) -> None:
-    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
-    assert "--resume" in refused(f"{TRAIN} --out {finished}")
-    assert main(["train", "copying", "--out", str(finished), "--resume"]) == 0
-    assert "nothing to do" in capsys.readouterr().out
-    assert main([*TRAIN.split(), "--out", str(finished), "--resume"]) == 0
-    assert "hidden_size" in refused(f"train copying --out {finished} --resume --hidden-size 7")
-    assert "task" in refused(f"train digits --out {finished} --resume")
-    assert "'T': 2" in refused(f"train copying --out {finished} --resume --T 3")
-    assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
-
-
 def test_a_damaged_run_is_refused_in_one_sentence(finished: Path, refused: Refused) -> None:
     shutil.copytree(finished, "run")
     for path in checkpoint.checkpoints(Path("run/checkpoints")):
@@ -91,7 +77,7 @@ def test_a_signal_ends_with_128_and_its_number_and_tells_how_to_resume(name: str
     out, err = process.communicate()
     assert process.returncode == 128 + number, err
     assert err == ""
-    assert out.splitlines()[-1].endswith("stiefelkit train copying --out run --resume")
+    assert out.splitlines()[-1].endswith("--checkpoint-every 100000 --resume")
     step, _ = checkpoint.load(checkpoint.checkpoints(Path("run/checkpoints"))[-1])
     assert step > 0
     assert f"step {step}" in out

@@ -16,13 +16,12 @@ from tiny_runs import Killed, Watching, killed_at
 from two_ranks import on_two_ranks, under_torchrun
 
 from stiefelkit.cli import main
-from stiefelkit.errors import DataError, NonFiniteError, OptionError, RunError
+from stiefelkit.errors import NonFiniteError, OptionError, RunError
 from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, data
 from stiefelkit.training.config import Config
 from stiefelkit.training.ranks import VARIABLES, Ranks
 from stiefelkit.training.run_folder import MEASURED, read_log
-from stiefelkit.training.session import Session
 from stiefelkit.training.train import resume, train
 
 
@@ -121,13 +120,6 @@ def run_failing(folder: Path, rank: int) -> None:
         train(small(), folder / "run", Watching(failing), ranks=ranks())
     assert resume(folder / "run", ranks=ranks()).step == 8
 
-    def missing() -> None:
-        with ranks().together():
-            if rank == 1:
-                raise DataError("Data are missing")
-
-    with pytest.raises((RunError, DataError)[rank], match="Data are missing"):
-        missing()
     with pytest.raises(RunError, match="data on each"):
         ranks().same("data", rank)
     for sentence, changes in (("a sequence for each", {"batch_size": 1}), ("a GPU for each", {"device": "cpu:0"})):
@@ -152,15 +144,6 @@ def test_shares_are_all_of_a_batch() -> None:
     batch = torch.arange(7)
     assert torch.equal(torch.cat([Ranks(rank, 3).share(batch) for rank in range(3)]), batch)
     assert Ranks().share(batch) is batch
-
-
-def test_one_process_alone_asks_nobody() -> None:
-    alone = Ranks()
-    assert (alone.first(lambda: 1), alone.signal) == (1, None)
-    with alone.interruptible():
-        signal.raise_signal(signal.SIGTERM)
-    assert alone.signal == signal.SIGTERM
-    assert Session.start(small()).ranks.size == 1
 
 
 @pytest.mark.parametrize("rank", [0, 1])
