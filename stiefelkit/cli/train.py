@@ -106,10 +106,10 @@ def _compare(
     """
     from stiefelkit.training.compare import compare
 
-    path, named_options = out or Path("runs") / cls.name, _given(task)
-    settings, figures, problem = settings or Settings(), figures or Figures(), cls(**named_options)
+    path, problem = out or Path("runs") / cls.name, cls(**_given(task))
     with named(data):
-        summaries, drawn, signal = compare(problem, models, path, settings, Terminal(), figures, named_options, resume)
+        found = compare(problem, models, path, settings or Settings(), Terminal(), figures or Figures(), resume)
+        summaries, drawn, signal = found
         if signal is not None:
             say(f"Stopped and saved; resume with: {resume_line()}")
             return 128 + signal

@@ -29,7 +29,7 @@ from stiefelkit.files import (
 
 KEPT = 2
 LARGEST = 2**30
-"""Bytes of the JSON at most."""
+"""Bytes of the JSON, and of a log, at most."""
 TENSORS, STATE = "tensors.safetensors", "state.json"
 PREFIX, TEMPORARY = "step-", ".tmp-"
 NAME = re.compile(rf"{PREFIX}(\d{{8,}})", re.ASCII)
@@ -52,7 +52,8 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     try:
         make_folder(temporary, run)
         write_synced(temporary / TENSORS, content, run)
-        record = {"step": step, "tensors": {"sha256": hashlib.sha256(content).hexdigest()}, "state": tree}
+        mark = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+        record = {"step": step, "tensors": mark, "state": tree}
         write_synced(temporary / STATE, _sealed(record), run)
         sync_directory(temporary)
         remove(final, run)  # a damaged one that was resumed past
@@ -106,7 +107,7 @@ def load(path: Path) -> tuple[int, dict[str, Any]]:
     with importing("A checkpoint", path, RunError):
         sealed = read_file(path / STATE, run, LARGEST)
         record = json.loads(sealed)["record"]
-        content = read_file(path / TENSORS, run)
+        content = read_file(path / TENSORS, run, record["tensors"].get("bytes"))  # which 0.1 did not write
         digest = hashlib.sha256(content).hexdigest()
         # JSON of its own making comes back to the byte
         if sealed != _sealed(record) or (record["step"], record["tensors"]["sha256"]) != (step, digest):

@@ -1,7 +1,7 @@
 """Several models on one task, one after the other, so that their times can be compared."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from stiefelkit.errors import OptionError, RunError, UnknownNameError, did_you_mean, needs
@@ -23,14 +23,13 @@ def compare(
     settings: Settings,
     display: Silent,
     figures: Figures,
-    named: Mapping[str, object],
     resuming: bool,
 ) -> tuple[list[Summary], list[Path], int | None]:
     """Trains each model in a folder of its own under `out`, then draws their curves there.
 
     Returns the figures of each run, and the plots; or nothing, and the signal that stopped it. A learning rate of a
-    coordinate is for the models that have it. Where `resuming`, finished runs are kept, others continued, missing ones
-    begun; those that are there must have the options of the task that are `named`.
+    coordinate is for the models that have it. Where `resuming`, finished runs are kept, others continued as they began,
+    and missing ones begun.
     """
     who, listed = "A comparison", ", ".join(models)
     needs(0 < len(models) == len(set(models)), OptionError, who, "one or more different models", listed or "none")
@@ -43,20 +42,17 @@ def compare(
         with reachable(who, out / model):
             refuse_links(out / model, out)
     configs = [Config.resolve(task, model, settings, strict=False) for model in models]
-    by_coordinate = {table: settings.given().get(table, {}) for table in BY_COORDINATE}
-    for table, name in [(table, name) for table, values in by_coordinate.items() for name in values]:
-        if not any(name in vars(config)[table] for config in configs):
-            known = {coordinate for config in configs for coordinate in config.coordinate_names()}
-            raise UnknownNameError(f"None of {listed} has a coordinate {name!r}{did_you_mean(name, known)}")
+    for table in BY_COORDINATE:
+        for name in settings.given().get(table, {}):
+            if not any(name in vars(config)[table] for config in configs):
+                known = {coordinate for config in configs for coordinate in config.coordinate_names()}
+                raise UnknownNameError(f"None of {listed} has a coordinate {name!r}{did_you_mean(name, known)}")
     for config in configs:  # a bad option of the last model must not be found out after hours
         config.build_optimizer(config.build_model())
     for config in configs:
         path = out / config.model
         if is_run(path):
-            asked = settings.given() | {"task": task.name, "task_options": named, "model": config.model}
-            for table, values in by_coordinate.items():
-                asked[table] = {name: value for name, value in values.items() if name in vars(config)[table]}
-            outcome = resume(path, asked, display)
+            outcome = resume(path, config, display)
             if outcome.already:
                 display.note(f"{config.model} is finished at step {outcome.step}.")
         else:

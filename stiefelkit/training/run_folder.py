@@ -29,7 +29,7 @@ FACTS = ("parameters", "versions", "data")
 REMEDY = "put it back, or start another run with another --out"
 State = dict[str, Any]
 """What a checkpoint holds."""
-MEASURED = ("ms_per_step", "cpu_seconds", "wall_seconds", "peak_bytes", "peak_device_bytes")
+MEASURED = ("ms_per_step", "cpu_seconds", "peak_bytes", "peak_device_bytes")
 """Keys of a line that tell of the machine, and may differ where all else is the same."""
 
 
@@ -220,7 +220,7 @@ class Log:
 def content_of(path: Path, least: int = 0) -> bytes:
     """Returns a log of so many bytes or more, else raises RunError; one that is not there is empty."""
     try:
-        content = read_file(path)
+        content = read_file(path, most=checkpoint.LARGEST)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not least and not path.is_symlink():
             return b""
@@ -233,7 +233,7 @@ def read_log(path: Path, scores: Collection[str] = ("loss",)) -> list[dict[str, 
     """Returns the records of a log, whose evaluations hold `scores`, but for a half-written end; or raises RunError."""
     records = []
     with importing("A run", path, RunError):
-        lines = read_file(path).split(b"\n")[:-1]
+        lines = read_file(path, most=checkpoint.LARGEST).split(b"\n")[:-1]
     for number, line in enumerate(lines, 1):
         with importing(f"A log at line {number}", path, RunError):
             records.append(parse_json(line))
@@ -255,7 +255,7 @@ def by_kind(folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
 
 
 def _check_record(record: dict[str, Any], scores: Collection[str]) -> None:
-    kinds = {"train": ("loss", "gradient_norm", "ms_per_step"), "epoch": ("epoch", "cpu_seconds", "wall_seconds")}
+    kinds = {"train": ("loss", "gradient_norm", "ms_per_step"), "epoch": ("epoch", "cpu_seconds")}
     kinds |= {"test": scores, "validation": scores}
     numbers = [record["step"], *(record[name] for name in kinds[record["kind"]])]
     if record["kind"] == "train":

@@ -35,14 +35,6 @@ class Window:
 
 
 @dataclass
-class Epoch:
-    """Time of the steps since the last epoch of training data, on the CPU and on the clock."""
-
-    cpu_seconds: float = 0.0
-    wall_seconds: float = 0.0
-
-
-@dataclass
 class Session:
     """Everything that training changes, and the processes that share the batches."""
 
@@ -52,7 +44,7 @@ class Session:
     optimizer: torch.optim.Optimizer
     step: int = 0
     window: Window = field(default_factory=Window)
-    epoch: Epoch = field(default_factory=Epoch)
+    epoch_seconds: float = 0.0
     ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
@@ -69,7 +61,7 @@ class Session:
 
     def advance(self) -> None:
         """Does one optimizer step; raises DivergedError, with nothing changed, if loss or gradients are not finite."""
-        started, clock = time.process_time(), time.monotonic()
+        started = time.process_time()
         batch = self.task.batch(self.step, self.config.batch_size, self.config.seed)
         x, y = (self.ranks.share(tensor).to(self.config.device) for tensor in batch)
         if self.ranks.size > 1:  # what drops out is another on each rank, and the same when it is done again
@@ -103,8 +95,7 @@ class Session:
         self.window.gradient_norm = max(self.window.gradient_norm, min(norm.item(), sys.float_info.max))
         seconds = time.process_time() - started
         self.window.seconds += seconds
-        self.epoch.cpu_seconds += seconds
-        self.epoch.wall_seconds += time.monotonic() - clock
+        self.epoch_seconds += seconds
 
     def _of_batch(self, output: Tensor, y: Tensor, loss: float, gradients: list[Tensor]) -> tuple[float, float]:
         """Returns loss and accuracy over the shares of all ranks, and makes the gradients those of that loss."""
@@ -152,9 +143,9 @@ class Session:
 
     def epoch_record(self) -> Record:
         """Returns the line of the log for the epoch that ends here."""
-        times = {name: round(value, 3) for name, value in vars(self.epoch).items()}
-        self.epoch, number = Epoch(), self.step // self._batches
-        return {"kind": "epoch", "step": self.step, "epoch": number, **times, **peak_memory(self.config.device)}
+        seconds, self.epoch_seconds = round(self.epoch_seconds, 3), 0.0
+        record = {"kind": "epoch", "step": self.step, "epoch": self.step // self._batches, "cpu_seconds": seconds}
+        return record | peak_memory(self.config.device)
 
     def state(self) -> dict[str, Any]:
         """Returns what a checkpoint holds; raises DivergedError if a weight is not finite."""
@@ -166,7 +157,7 @@ class Session:
             "optimizer": self.optimizer.state_dict(),
             "rng": {"cpu": torch.get_rng_state()},
             "window": dict(vars(self.window)),
-            "epoch": dict(vars(self.epoch)),
+            "epoch": {"cpu_seconds": self.epoch_seconds},
         }
         if torch.device(self.config.device).type == "cuda":
             state["rng"]["cuda"] = torch.cuda.get_rng_state(self.config.device)
@@ -181,7 +172,7 @@ class Session:
         if "cuda" in state["rng"]:
             torch.cuda.set_rng_state(state["rng"]["cuda"], self.config.device)
         self.window = Window(**state["window"])
-        self.epoch = Epoch(**state.get("epoch", {}))
+        self.epoch_seconds = state.get("epoch", {}).get("cpu_seconds", 0.0)
 
     def _stopped(self, what: str, culprit: str) -> DivergedError:
         found = f"{what} at step {self.step}"

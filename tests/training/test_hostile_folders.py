@@ -98,7 +98,7 @@ WAYS: dict[str, Callable[[Path, Path], None]] = {
     "a temporary checkpoint is a link": made("checkpoints/.tmp-00000003", link_to_folder),
     "a later checkpoint is a link": made("checkpoints/step-00000005", link_to_folder),
     "a plot is a link": linked("learning.png", moved=False),
-    "the config is huge": lambda run, outside: os.truncate(run / "config.json", 2**43),
+    **{f"{name} is huge": lambda run, outside, name=name: os.truncate(run / name, 2**37) for name in FILES},
     "a model is a path": configured(model="../outside/victim"),
     "data lie outside": configured(task="chars", task_options={"file": "../outside/*"}),
     "a table has no end": configured(task="table", task_options={"file": "/dev/zero"}),

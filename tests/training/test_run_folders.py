@@ -54,12 +54,25 @@ def test_a_stray_folder_is_no_checkpoint_and_displaces_none(run: Path, whole: Pa
     for name in ("step-99999999", "step-88888888", "step-", "step-x"):
         (run / "checkpoints" / name).mkdir()
     (run / "checkpoints/step-77777777").write_text("a file")
+    (run / "checkpoints/.tmp-00000003").mkdir()
+    (run / "checkpoints/.tmp-00000005").write_text("a file")
     display = Watching()
     assert train.resume(run, display=display).step == 6
     assert not display.notes
     assert [path.name for path in checkpoint.checkpoints(run / "checkpoints")] == ["step-00000004", "step-00000006"]
     assert weights(run) == weights(whole)
     assert (run / "checkpoints/step-99999999").exists()
+
+
+def test_what_a_kill_has_left_of_a_checkpoint_goes_with_the_next_one(tmp_path: Path) -> None:
+    for step in range(3):
+        checkpoint.save(tmp_path, step, {})
+    for left in ([], [checkpoint.STATE], [checkpoint.TENSORS]):
+        (tmp_path / "step-00000000").mkdir()
+        for name in left:
+            (tmp_path / "step-00000000" / name).touch()
+        checkpoint.save(tmp_path, 2, {})
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
 
 
 def test_a_checkpoint_under_the_name_of_another_step_is_damaged(run: Path) -> None:
