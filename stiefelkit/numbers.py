@@ -35,7 +35,7 @@ def as_python_number(value: Any, keep: type | tuple[()] = ()) -> Any:
         items = [as_python_number(item, keep) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if kind is dict:
-        return {key: as_python_number(item, keep) for key, item in value.items()}
+        return {k: v if type(v) in _OF_PYTHON else as_python_number(v, keep) for k, v in value.items()}
     shape = getattr(value, "shape", None)
     try:
         found = value.item() if shape == () else value  # raises for a tensor on the meta device

@@ -32,6 +32,7 @@ LARGEST = 2**30
 """Bytes of the JSON, and of a log, at most."""
 TENSORS, STATE = "tensors.safetensors", "state.json"
 PREFIX, TEMPORARY = "step-", ".tmp-"
+PLAIN = type(None), bool, int, float, str
 NAME = re.compile(rf"{PREFIX}(\d{{8,}})", re.ASCII)
 
 
@@ -128,19 +129,17 @@ def pack(state: object) -> tuple[object, dict[str, Tensor]]:
         if isinstance(value, Tensor):
             value = value.detach().resolve_conj().resolve_neg()
             pairs = value.dtype == torch.complex128
-            if pairs:
-                value = torch.view_as_real(value)
+            value = torch.view_as_real(value) if pairs else value
             tensors[path] = value.cpu().clone(memory_format=torch.contiguous_format)
             return {"": "pairs" if pairs else "tensor", "at": path}
         if isinstance(value, dict):
             # a list of pairs: the keys of optimizer states are integers, which JSON would turn into strings
-            items = [[key, walk(item, f"{path}/{key}" if path else str(key))] for key, item in value.items()]
+            place = f"{path}/" if path else ""
+            items = [[k, v if isinstance(v, PLAIN) else walk(v, f"{place}{k}")] for k, v in value.items()]
             return {"": "dict", "items": items}
         if isinstance(value, list | tuple):
-            items = [walk(item, f"{path}/{index}") for index, item in enumerate(value)]
+            items = [v if isinstance(v, PLAIN) else walk(v, f"{path}/{i}") for i, v in enumerate(value)]
             return {"": "tuple", "items": items} if isinstance(value, tuple) else items
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
         raise TypeError(f"A checkpoint cannot hold {type(value).__name__} at {path!r}.")
 
     return walk(state, ""), tensors

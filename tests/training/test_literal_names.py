@@ -3,19 +3,17 @@
 import dataclasses
 import html
 import io
-from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 from rich.table import Table
-from tiny_runs import small
 
 from stiefelkit import models
 from stiefelkit.cli import main
 from stiefelkit.errors import printable
 from stiefelkit.figure import literal
 from stiefelkit.measuring.report import environment
-from stiefelkit.training import papers, train
+from stiefelkit.training import papers
 from stiefelkit.training.display import Screen
 
 NAMES = ["_old", r"$\frac$", "[red]x", "a\x1b[31mb", ":smile:", "<script>\"&'"]
@@ -77,11 +75,3 @@ def test_experiments_of_any_name_are_listed_letter_by_letter(
     out = capsys.readouterr().out
     for name in NAMES:
         assert f"paper {printable(name)}" in out
-
-
-def test_runs_of_any_name_are_plotted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    runs = [tmp_path / name for name in NAMES]
-    for run in runs:
-        train.train(small(steps=2), run)
-    assert main(["plot", *map(str, runs), "--out", str(tmp_path / "[bold]\x1b[31m")]) == 0
-    assert capsys.readouterr().out.count("/[bold]\\x1b[31m/") == 2

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import small_data
+import tiny_runs
 import torch
 import torch.distributed as dist
-from tiny_runs import Killed, Watching, killed_at
+from tiny_runs import Killed, Watching, content, killed_at
 from two_ranks import on_two_ranks, under_torchrun
 
 from stiefelkit.cli import main
@@ -31,22 +32,10 @@ def ranks() -> Ranks:
 
 def small(**changes: Any) -> Config:
     """An odd batch, so that the shares differ, and an epoch of four steps."""
-    return Config(
-        **{
-            "task": "copying",
-            "model": "scurnn",
-            "seed": seeds.seed(),
-            "task_options": {"T": 2, "train_size": 30, "test_size": 20},
-            "hidden_size": 5,
-            "steps": 8,
-            "batch_size": 7,
-            "optimizers": {"skew": {"optimizer": "rmsprop", "lr": 1e-4}, "phase": {"optimizer": "adagrad", "lr": 1e-3}},
-            "eval_every": 4,
-            "log_every": 2,
-            "checkpoint_every": 3,
-        }
-        | changes
-    )
+    own = {"skew": {"optimizer": "rmsprop", "lr": 1e-4}, "phase": {"optimizer": "adagrad", "lr": 1e-3}}
+    sizes = {"seed": seeds.seed(), "hidden_size": 5, "steps": 8, "batch_size": 7, "optimizers": own}
+    every = {"eval_every": 4, "log_every": 2, "checkpoint_every": 3}
+    return tiny_runs.small(**{**sizes, **every, **changes})
 
 
 FRAMES = {"model": "full_urnn", "optimizer": "multiplicative_cayley", "rates": {"stiefel": 1e-3}, "clip_norm": 0.5}
@@ -59,14 +48,10 @@ def last_state(path: Path) -> dict[str, Any]:
     return checkpoint.load(checkpoint.checkpoints(path / "checkpoints")[-1])[1]
 
 
-def numbers(value: Any, name: str = "") -> dict[str, float]:
+def numbers(path: Path) -> list[float]:
     """The numbers in lines of a log, but for times and memory."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    flat: dict[str, float] = {name: value} if isinstance(value, int | float) else {}
-    for key, item in pairs:
-        if key not in (*MEASURED, "orthogonality"):
-            flat |= numbers(item, f"{name}/{key}")
-    return flat
+    pairs = [pair for line in read_log(path) for pair in line.items() if pair[0] not in MEASURED]
+    return [value for _, value in pairs if isinstance(value, int | float)]
 
 
 def run_as_one(folder: Path, rank: int) -> None:
@@ -81,13 +66,8 @@ def run_as_one(folder: Path, rank: int) -> None:
         for key, value in two.items():
             if value.is_floating_point() or value.is_complex():
                 assert torch.allclose(value, one[key], rtol=0, atol=1e-6), (case, key)
-        lines = [numbers(read_log(folder / f"{name}{k}/log.jsonl")) for name in ("two", "one")]
+        lines = [numbers(folder / f"{name}{k}/log.jsonl") for name in ("two", "one")]
         assert lines[0] == pytest.approx(lines[1], rel=1e-4, abs=1e-6)
-
-
-def content(path: Path) -> tuple[list[dict[str, Any]], bytes]:
-    log = [{key: value for key, value in line.items() if key not in MEASURED} for line in read_log(path / "log.jsonl")]
-    return log, (checkpoint.checkpoints(path / "checkpoints")[-1] / checkpoint.TENSORS).read_bytes()
 
 
 def run_resumed(folder: Path, rank: int) -> None:
