@@ -31,7 +31,7 @@ LARGEST = 2**24
 """Bytes of JSON and TOML that are read, if nothing else is said."""
 MALFORMED = (
     OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError,
-    SafetensorError,
+    AssertionError, SafetensorError,
 )  # fmt: skip
 """Exceptions raised by malformed files, and by names that no file can have."""
 _HAS_DESCRIPTORS = os.open in os.supports_dir_fd

@@ -87,7 +87,6 @@ class Session:
         value, accuracy = self._of_batch(output.detach(), y, value, gradients)
         norm = clip_grad_norm_(self.optimizer, self.config.clip_norm or math.inf)
         self.optimizer.step()
-        self.step += 1
         self.window.steps += 1
         self.window.loss += value
         self.window.correct += accuracy
@@ -96,6 +95,7 @@ class Session:
         seconds = time.process_time() - started
         self.window.seconds += seconds
         self.epoch_seconds += seconds
+        self.step += 1
 
     def _of_batch(self, output: Tensor, y: Tensor, loss: float, gradients: list[Tensor]) -> tuple[float, float]:
         """Returns loss and accuracy over the shares of all ranks, and makes the gradients those of that loss."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stiefelkit.checks import usable_device
-from stiefelkit.errors import DivergedError, NonFiniteError, RunError, needs
-from stiefelkit.files import importing, reachable
+from stiefelkit.errors import DivergedError, NonFiniteError, RunError, StiefelkitError, needs
+from stiefelkit.files import MALFORMED, importing, reachable
 from stiefelkit.machine import threads
 from stiefelkit.models import count_parameters
 from stiefelkit.training import checkpoint, data
@@ -150,8 +150,8 @@ def _run(session: Session, folder: RunFolder, state: State | None, display: Sile
             is_told = isinstance(error, DivergedError)
             found = error.found if is_told else f"a number is not finite at step {session.step}"
             raise DivergedError(f"{error}; the checkpoint of step {saved} is kept in {folder.path}.", found) from error
-        except KeyError:
-            if state is None or session.step > begun:
+        except MALFORMED as error:
+            if state is None or session.step > begun or isinstance(error, StiefelkitError):
                 raise
             with importing("Resuming", folder.checkpoint(begun), RunError):  # of the state of an optimizer
                 raise

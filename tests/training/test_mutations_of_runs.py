@@ -11,13 +11,14 @@ STIEFELKIT_MUTATIONS sets how many of each file there are.
 """
 
 import contextlib
+import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from file_mutations import Draw, mutated, put, says_the_same
+from file_mutations import MUTATIONS, Draw, mutated, put, says_the_same
 from tiny_runs import Killed, Watching, content, small, snapshot
 
 from stiefelkit.cli import main
@@ -119,6 +120,18 @@ def test_mutations_are_told_or_refused(trial: Trial, file: str) -> None:
         }
         trial.run(number, name, file, damaged, matters=not harmless[file])
     assert not trial.failures, "\n".join(trial.failures[:50])
+
+
+def test_a_state_with_the_right_digests_is_taken_or_refused(stopped: Path, tmp_path: Path) -> None:
+    draw, original = Draw(seed(2)), json.loads((stopped / LAST).read_bytes())["record"]
+    for number in range(COUNT):
+        name = draw.choice(["key deleted", "type changed", "value changed", "key renamed"])
+        changed = json.loads(MUTATIONS[name](json.dumps(original).encode(), draw) or b"")
+        path = Path(shutil.copytree(stopped, tmp_path / f"{number}"))
+        shutil.rmtree(path / "checkpoints/step-00000001")
+        (path / LAST).write_bytes(checkpoint._sealed(changed))
+        with contextlib.suppress(StiefelkitError):
+            assert train.resume(path).step == 3, (number, name)
 
 
 def test_the_trial_sees_what_is_silent_and_what_is_half_written(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
