@@ -38,10 +38,8 @@ from stiefelkit.tensors import computing_dtype, working_dtype
 from stiefelkit.weights import attach
 from stiefelkit.weights.find import coordinate_list_of
 
-_BLOCK = 32
-"""Rows of a block where nothing else is asked for."""
+_BLOCK = 32  # rows of a block where nothing else is asked for
 _OF_THE_LAYER = frozenset(("weight", "bias", "in_features", "out_features"))
-"""Attributes that a replacement reads from its layer."""
 
 
 class Rotation(nn.Module):
@@ -93,6 +91,7 @@ class Replacement(nn.Module, ABC):
 
     name = "default"
     is_on = True
+    merged: Tensor | None
 
     def __init__(self, layer: nn.Module, name: str):
         super().__init__()
@@ -135,15 +134,9 @@ class Adapter(Replacement):
     `merge` makes the layer read one matrix, for inference; the frozen weight stays where it is, bit for bit, and so
     does the state dict, so that `unmerge` only forgets the matrix. Merging needs a layer that computes W x + b and no
     more; training does not. Adapters around one layer act one after another, the outer one first; one that is off does
-    nothing.
-
-    Args:
-        layer: the layer; a subclass freezes it when all else is made.
-        name: by which adapters are switched, saved and deleted.
-
+    nothing. A subclass freezes the layer when all else is made.
     """
 
-    merged: Tensor | None
     _layout = Layout()
 
     def __init__(self, layer: nn.Module, name: str):
@@ -186,10 +179,7 @@ class Adapter(Replacement):
 
     @property
     def weight(self) -> Tensor:
-        """The weight with the change, in the layer's shape: worked out in float64 and rounded once; with gradients.
-
-        It is made at each read: what is written into it is lost.
-        """
+        """The changed weight, worked out in float64 at each read and rounded once, with gradients."""
         return self._product("weight")
 
     def merge(self) -> None:
@@ -198,7 +188,7 @@ class Adapter(Replacement):
             self.merged = self._finite_product("merge")
 
     def unmerge(self) -> None:
-        """Makes the layer read the frozen weight and the change again."""
+        """Forgets `merged`: the layer reads the frozen weight and the change again."""
         self.merged = None
 
     def folded(self) -> nn.Module:
@@ -221,8 +211,8 @@ class Adapter(Replacement):
             return self.layer(x, *args, **options)
         if self.merged is None:
             return self.unmerged(x, *args, **options)
-        if self.training and torch.is_grad_enabled():
-            raise OptionError(f"{type(self).__name__} needs adapter.unmerge() before training, got a merged one.")
+        is_training = self.training and torch.is_grad_enabled()
+        needs(not is_training, OptionError, type(self).__name__, "adapter.unmerge() before training", "a merged one")
         self._refuse(obstacle(self.base), "forward while merged")
         return applied(self.base, self.merged, x)
 
@@ -253,7 +243,6 @@ class Adapter(Replacement):
         return w
 
     def _refuse(self, found: str | None, who: str) -> None:
-        """Raises OptionError if anything was found beside the layer's weight and bias."""
         who = f"{type(self).__name__}.{who}"
         needs(found is None, OptionError, who, "a layer of one weight and a bias, W x + b", found)
 
@@ -268,14 +257,13 @@ class OrthogonalAdapter(Adapter):
     R is the identity at first, so that the layer does what it did. By blocks, thousands of them in a model, it is
     orthogonal fine-tuning (OFT), with exact Cayley transforms; with `parametrization="householder", reflections=8` it
     is Householder reflection adaptation (HRA), with reflectors that are applied in compact WY form. Neither forms R.
-    Norms of neurons and angles between them stay as they were. R is worked out in float32 or better, whatever the dtype
-    of the layer.
+    Norms of neurons and angles between them stay as they were, singular values too. R is worked out in float32 or
+    better, whatever the dtype of the layer.
 
     The layer is called as a whole: what it does beyond W x + b (a LoRA inside, quantized numbers, hooks, a forward of
     its own) it does to R x; and with side="out", what it gives is rotated but for its bias. Of a convolution the
-    channels are rotated, those of each place alike, or, with side="patches", what stands under the kernel: then the
-    kernel is rotated at each call. Of an embedding the rows are rotated, side="out". Not for layers whose singular
-    values should change.
+    channels are rotated, those of each place alike, or, with side="patches", what stands under the kernel, by a kernel
+    that is rotated at each call. Of an embedding the rows are rotated, side="out".
 
     Args:
         layer: a linear layer, the `Conv1D` of transformers, a convolution, an embedding, or any other with
@@ -390,7 +378,6 @@ def is_itself(module: nn.Module) -> bool:
 def _rotation(
     n: int, cls: type, init: str, factory: Any, options: dict[str, Any], shared: bool, bound: float | None
 ) -> Rotation:
-    """Makes R of n features."""
     who, has_blocks = "OrthogonalAdapter", cls is BlockDiagonal
     needs(has_blocks or not shared, OptionError, who, "block_diagonal for shared=True", cls.__name__)
     blocks, of_inner = options.get("blocks", 1) if has_blocks else 1, options.get("inner_options") or {}
@@ -427,7 +414,6 @@ def _with_defaults(cls: type, n: int, block_size: int | None, options: dict[str,
 
 
 def _merge_anew(adapter: Adapter, _: object) -> None:
-    """Works the product out again from what was loaded."""
     if adapter.merged is not None:
         adapter.unmerge()
         adapter.merge()

@@ -25,6 +25,8 @@ KINDS = {"butterfly": ButterflyAdapter, "low_rank": LowRankAdapter, "principal":
 class TrainedCopy(Replacement):
     """A module that stays as it is, and a copy of it that is trained and called in its place, for `modules_to_save`."""
 
+    merged = None
+
     def __init__(self, layer: nn.Module, name: str):
         super().__init__(layer, name)
         self.copy = copy.deepcopy(layer).requires_grad_(True)
@@ -50,15 +52,12 @@ class TrainedCopy(Replacement):
 
 
 class Site(NamedTuple):
-    """A module of a model, its name without adapters, and what stands in its place, the outermost first.
-
-    `is_saved` says whether a copy of it, or of what it is in, is trained.
-    """
+    """A module of a model, without its replacements."""
 
     name: str
     layer: nn.Module
-    around: tuple[Replacement, ...]
-    is_saved: bool
+    around: tuple[Replacement, ...]  # what stands in its place, the outermost first
+    is_saved: bool  # whether a copy of it, or of what it is in, is trained
 
 
 def adapt(
@@ -175,7 +174,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
     ...     torch.equal(net(torch.ones(8)), net.layer(torch.ones(8)))
     True
     """
-    before = {other: (other.is_on, _merged(other)) for other in replacements(model, "without_adapters")}
+    before = {other: (other.is_on, other.merged) for other in replacements(model, "without_adapters")}
     try:
         for other in before:
             other.is_on = False
@@ -183,13 +182,9 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
     finally:
         for other in {*before, *(module for module in model.modules() if isinstance(module, Replacement))}:
             was, merged = before.get(other, (other.is_on, None))
-            if _merged(other) is not merged:  # inside the block, without the others
+            if other.merged is not merged:  # inside the block, without the others
                 other.unmerge()
             other.is_on = was
-
-
-def _merged(other: Replacement) -> Tensor | None:
-    return other.merged if isinstance(other, Adapter) else None
 
 
 def delete_adapter(model: nn.Module, name: str) -> nn.Module:
@@ -261,18 +256,16 @@ def _owners(model: nn.Module, state: Iterable[str]) -> dict[str, tuple[str | Non
     That is the key in a model without other adapters: "0.layer.rotation.x" of the second around a layer is
     "0.rotation.x", and "0.layer.layer.weight" is "0.weight".
     """
-    held = [(path, m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, Replacement)]
-    names = {".".join(part for part in path.split(".") if part != CHECKPOINTED): other.name for path, other in held}
+    held = [(path, m.name) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, Replacement)]
+    names = {".".join(part for part in path.split(".") if part != CHECKPOINTED): name for path, name in held}
     found: dict[str, tuple[str | None, str]] = {}
     for key in state:
-        path, short, owner = "", [], names.get("")
-        for part in key.split("."):
-            if path in names and part == "layer":
-                owner = None
-            else:
+        parts, short, owner = key.split("."), [], None
+        for i, part in enumerate(parts):
+            around = names.get(".".join(parts[:i]))
+            if around is None or part != "layer":
                 short.append(part)
-            path = f"{path}.{part}".lstrip(".")
-            owner = names.get(path, owner)
+                owner = owner or around
         found[key] = owner, ".".join(short)
     return found
 

@@ -30,18 +30,15 @@ class Convolution(TorchConvolution):
 
     def _checked(self, options: dict[str, Any], **given: Any) -> dict[str, Any]:
         """Returns the arguments of torch's convolution, once a layer of them can be orthogonal."""
-        name = type(self).__name__
+        name, mode = type(self).__name__, given["padding_mode"]
         out = channels(name, **{key: given[key] for key in ("in_channels", "out_channels", "groups", "bias")})
-        for key in ("kernel_size", "stride", "dilation"):
-            out[key] = each_axis(name, key, given[key], self.dims, 1)
-        mode = given["padding_mode"]
+        out |= {key: each_axis(name, key, given[key], self.dims, 1) for key in ("kernel_size", "stride", "dilation")}
         needs(mode in ("circular", "zeros"), OptionError, name, 'padding_mode "circular" or "zeros"', mode)
         self.__dict__["is_circular"] = mode == "circular"
         require_options(type(self), given["parametrization"], options)
         if given["dtype"] is not None:
             check_dtype(name, given["dtype"])
-        geometry = zip(out["kernel_size"], out["stride"], out["dilation"], strict=True)
-        wraps, padding = [(taps - 1) * d for taps, _, d in geometry], as_python_number(given["padding"])
+        wraps, padding = _wraps(out["kernel_size"], out["dilation"]), as_python_number(given["padding"])
         is_known = not isinstance(padding, str) or padding in ("same", "valid")
         needs(is_known, OptionError, name, 'padding "same", "valid" or integers', shown(padding))
         same = tuple(wrap // 2 for wrap in wraps)
@@ -98,7 +95,7 @@ class Convolution(TorchConvolution):
         padding = (0,) * self.dims if self.padding == "valid" else self.padding
         if isinstance(padding, str):
             return False
-        wraps = [(taps - 1) * d for taps, d in zip(self.kernel_size, self.dilation, strict=True)]
+        wraps = _wraps(self.kernel_size, self.dilation)
         keeps_outputs = self._patch == self.stride
         keeps_outputs &= all(p >= wrap for p, wrap in zip(padding, wraps, strict=True))
         # A transposed layer may grow an image beyond the last step, whose rows are missing then.
@@ -143,7 +140,7 @@ class _Forward(Convolution):
             if any(n % step for n, step in zip(image, self.stride, strict=False)):
                 requirement = f"circular images whose sizes the stride {self.stride} divides"
                 raise ShapeError(f"{class_name(self)} needs {requirement}, got {tuple(image)}.")
-            wraps = [(taps - 1) * d for taps, d in zip(self.kernel_size, self.dilation, strict=True)]
+            wraps = _wraps(self.kernel_size, self.dilation)
             self._check_reach(image, [-(-wrap // 2) for wrap in wraps] if self.padding == "same" else self.padding)
         return super().forward(input)
 
@@ -269,6 +266,11 @@ class OrthogonalConvTranspose1d(_Transposed, nn.ConvTranspose1d):
     """`torch.nn.ConvTranspose1d` that is orthogonal as an operator; see `OrthogonalConvTranspose2d`."""
 
     dims: ClassVar[int] = 1
+
+
+def _wraps(kernel_size: Sequence[int], dilation: Sequence[int]) -> list[int]:
+    """Returns how far the last tap lies behind the first, along each axis."""
+    return [(taps - 1) * d for taps, d in zip(kernel_size, dilation, strict=True)]
 
 
 def channels(who: str, *, groups: object, bias: object, **sides: object) -> dict[str, Any]:

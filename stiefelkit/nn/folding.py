@@ -19,7 +19,6 @@ class Factor:
 
     size: int  # the number of rows that it takes
     apply: Callable[[Tensor], Tensor]  # maps matrices (size, columns) in float64
-    is_scale: bool = False
 
 
 @dataclass

@@ -37,10 +37,7 @@ PASSED_ON = frozenset(f"nx nf num_embeddings embedding_dim padding_idx {_OF_CONV
 """Attributes that an adapter has because its layer has them; in_features, out_features and bias are its own."""
 OF_PEFT = ("get_base_layer", "base_layer", "unload_and_optionally_merge_module")
 """Attributes by which PEFT knows its own layers: what they wrap they merge into, and put back."""
-
-
 _PLAIN = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_ROWS = 8
 
 
 def inside_peft(layer: nn.Module) -> nn.Module:
@@ -180,9 +177,9 @@ def twin(module: nn.Module, **values: Tensor) -> nn.Module:
 
 
 def probes(n: int, device: torch.device) -> Tensor:
-    """Returns random vectors of n entries, in float64 and always the same."""
+    """Returns eight random vectors of n entries, in float64 and always the same."""
     source = torch.Generator().manual_seed(0)
-    return torch.randn(_ROWS, n, dtype=torch.float64, generator=source, device="cpu").to(device)
+    return torch.randn(8, n, dtype=torch.float64, generator=source, device="cpu").to(device)
 
 
 def agree(one: Tensor, other: Tensor, n: int) -> bool:

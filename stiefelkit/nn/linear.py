@@ -96,11 +96,10 @@ class HadamardLinear(nn.Linear):
     @classmethod
     def around(cls, layer: nn.Module) -> "HadamardLinear":
         """Returns a layer with the weight and bias of a linear one, or of transformers' `Conv1D`, as they are."""
-        held = held_parameters(layer)
-        own, b = layer.get_parameter("weight"), held.get("bias")
-        w = own if isinstance(layer, nn.Linear) else own.mT
+        w, b = layer.get_parameter("weight"), held_parameters(layer).get("bias")
+        w = w if isinstance(layer, nn.Linear) else nn.Parameter(w.detach().mT.contiguous(), w.requires_grad)
         made = cls(w.shape[1], w.shape[0], bias=b is not None, device="meta", dtype=w.dtype)
-        made.weight = own if w is own else nn.Parameter(w.detach().contiguous(), w.requires_grad)
+        made.weight = w
         made.register_parameter("bias", b)
         made.hadamard = torch.ones((), dtype=torch.uint8, device=w.device)
         return made.train(layer.training)

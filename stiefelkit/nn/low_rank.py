@@ -52,10 +52,9 @@ class PrincipalAdapter(_LowRank):
     """A frozen layer and a trained rotation among the leading r singular vectors of its weight (PSOFT).
 
     With :math:`U S V^T`, the r largest singular values of W and their vectors, W becomes
-    :math:`W + U (diag(a) R diag(b) - I) S V^T`: the rest of W stays. R is an r x r rotation, and a and b are ones at
-    first, so that the layer does exactly what it did. Trained are :math:`r (r - 1) / 2 + 2 r` numbers; where a and b
-    stay ones, so do the angles between the columns of :math:`S V^T`, and the singular values of W. Costs a singular
-    value decomposition in float64 when it is made.
+    :math:`W + U (diag(a) R diag(b) - I) S V^T`. R is an r x r rotation, and a and b are ones at first, so that the
+    layer does exactly what it did. Trained are :math:`r (r - 1) / 2 + 2 r` numbers; where a and b stay ones, so do the
+    angles between the columns of :math:`S V^T`, and the singular values of W. Costs a singular value decomposition.
 
     Args:
         layer: a linear layer, the `Conv1D` of transformers, or any other with a matrix of real numbers as its weight;

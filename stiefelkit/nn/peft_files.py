@@ -18,7 +18,7 @@ from stiefelkit.errors import CheckpointError, OptionError, needs, shown
 from stiefelkit.files import checked_cast, importing, parse_tensors, read_file, read_json
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter
 from stiefelkit.nn.adapters import Site, TrainedCopy, base_state, put_on, replacements, sites_of, to_save
-from stiefelkit.nn.peft_formats import FORMATS, AdapterSpec, Written, read, written
+from stiefelkit.nn.peft_formats import FORMATS, Written, read, written
 from stiefelkit.weights.find import check_module
 
 _CONFIG, _TENSORS, _PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
@@ -44,24 +44,21 @@ def load_peft(model: nn.Module, folder: str | os.PathLike[str], name: str = "def
     config, tensors = _files(folder)
     kind, sites = config["peft_type"], {site.name: site for site in sites_of(model)}
     of_base = f", of the base {config['base_model_name_or_path']}" if config.get("base_model_name_or_path") else ""
-    specs: dict[int, AdapterSpec] = {}
     with importing("load_peft", f"{folder}{of_base}"):
         groups, rest = _by_layer(tensors, kind)
-    for title, found in groups.items():
-        with importing("load_peft", f"{folder}, {title}{of_base}"):
-            needs(title in sites, CheckpointError, kind, "the base that the file is of", f"a model without {title}")
-            specs[id(sites[title].layer)] = read(kind, sites[title].layer, found, config)
-    with importing("load_peft", f"{folder}{of_base}"):
+        missing = [title for title in groups if title not in sites]
+        needs(not missing, CheckpointError, "It", "the base that it is of", f"a model without {', '.join(missing[:3])}")
         saved = _modules_to_save(model, sites, rest, config["modules_to_save"] or ())
     for title in (*groups, *saved):
         is_free = all(other.name != name for other in sites[title].around)
         needs(is_free, OptionError, "load_peft", "a name= that is free", f"{shown(name)}, which {title} has")
 
     def made(site: Site) -> OrthogonalAdapter:
-        with importing("load_peft", f"{folder}, {site.name}{of_base}"):
-            return specs[id(site.layer)].made(site.layer, name)
+        with importing("load_peft", f"{folder}, {site.name}{of_base}"), torch.no_grad():
+            return read(kind, site.layer, name, groups[site.name], config)
 
     fresh = {id(sites[title].layer): sites[title] for title in groups}
+    needs(len(fresh) == len(groups), CheckpointError, "load_peft", "each layer once in a file", "one by two names")
     model = put_on(model, fresh, to_save(model, list(saved), name, fresh.values()), name, made)
     far: dict[str, float] = {}
     for site in sites_of(model):

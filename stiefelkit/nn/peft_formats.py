@@ -52,32 +52,6 @@ FORMATS: Mapping[str, Format] = {
 """Methods by PEFT's `peft_type`."""
 
 
-class AdapterSpec(NamedTuple):
-    """An adapter to be made: class and options, coordinates, signs of D, scale, and blocks as PEFT computes them."""
-
-    kind: type[OrthogonalAdapter]
-    options: Mapping[str, Any]
-    coordinates: Tensor
-    signs: Tensor | None = None  # ones where there are none
-    scale: Tensor | None = None
-    computed: Tensor | None = None
-
-    @torch.no_grad()
-    def made(self, layer: nn.Module, name: str) -> OrthogonalAdapter:
-        """Returns the adapter around a layer."""
-        adapter = self.kind(layer, name=name, **self.options)
-        held = _coordinates(adapter)
-        for key, ones in held.param.chart.items():
-            load_chart_(held.param, {key: torch.ones_like(ones) if self.signs is None else self.signs.view(ones.shape)})
-        held.fill_([self.coordinates.view(shape) for shape in held.param.coordinates.values()])
-        if isinstance(adapter, ButterflyAdapter) and adapter.scale is not None and self.scale is not None:
-            adapter.scale.copy_(self.scale)
-        if self.computed is not None:
-            error = _blocks(held).to(self.computed).view_as(self.computed) - self.computed
-            adapter.peft_distance = math.sqrt(adapter.rotation.copies) * torch.linalg.vector_norm(error).item()
-        return adapter
-
-
 class Written(NamedTuple):
     """An adapter as PEFT has it: the method, tensors by the ends of their keys, sizes and settings."""
 
@@ -87,8 +61,10 @@ class Written(NamedTuple):
     settings: Mapping[str, Any]
 
 
-def read(kind: str, layer: nn.Module, found: Mapping[str, Tensor], config: Mapping[str, Any]) -> AdapterSpec:
-    """Returns the adapter that tensors of a layer are, by the entries of PEFT's configuration."""
+def read(
+    kind: str, layer: nn.Module, name: str, found: Mapping[str, Tensor], config: Mapping[str, Any]
+) -> OrthogonalAdapter:
+    """Returns the adapter around a layer that tensors are, by the entries of PEFT's configuration."""
     end = next(iter(found))
     reason = _differs(kind, layer, end)
     needs(reason is None, CheckpointError, kind, *(reason or ("", "")))
@@ -103,43 +79,56 @@ def read(kind: str, layer: nn.Module, found: Mapping[str, Tensor], config: Mappi
     for key, t in found.items():
         checked_cast(key, t, own if key == "boft_s" else wide)
     found = {key: t.to(torch.promote_types(t.dtype, wide)) for key, t in found.items()}
+    options: dict[str, Any] = {"side": side, "name": name}
     if kind == "OFT":
-        return _read_oft(found[end], n, side, config)
+        return _read_oft(layer, found[end], n, config, options | {"dropout": config["module_dropout"]})
     if kind == "HRA":
         u = found[end]
         _check_shape(end, u, u.dim() == 2 and u.shape[0] == n and 1 <= u.shape[1] <= n, f"({n}, r), r at most {n}")
         v = trapezoidal_reflectors(u, config["apply_GS"])
-        options = {"parametrization": "householder", "reflections": u.shape[1], "side": side}
-        return AdapterSpec(OrthogonalAdapter, options, pack_trapezoid(v))
+        return _filled(OrthogonalAdapter(layer, "householder", reflections=u.shape[1], **options), pack_trapezoid(v))
     needs(len(found) == 2, CheckpointError, kind, "boft_R and boft_s", f"{end} alone")
     r, s = found["boft_R"], found["boft_s"]
     is_fit = r.dim() == 4 and r.shape[2] == r.shape[3] and r.shape[1] * r.shape[2] == n
     _check_shape("boft_R", r, is_fit, f"(m, {n} / b, b, b)")
     _check_shape("boft_s", s, s.numel() == m, f"({m}, 1)")
-    options = {"block_size": r.shape[2], "factors": r.shape[0], "dropout": config["boft_dropout"], "side": side}
-    return AdapterSpec(ButterflyAdapter, options, pack_skew((r.mT - r) / 2), scale=s.flatten())
+    sizes = {"block_size": r.shape[2], "factors": r.shape[0], "dropout": config["boft_dropout"]}
+    adapter = ButterflyAdapter(layer, **sizes, **options)
+    _filled(adapter, pack_skew((r.mT - r) / 2)).get_parameter("scale").copy_(s.flatten())
+    return adapter
 
 
-def _read_oft(v: Tensor, n: int, side: str, config: Mapping[str, Any]) -> AdapterSpec:
+def _filled(adapter: OrthogonalAdapter, coordinates: Tensor, signs: Tensor | None = None) -> OrthogonalAdapter:
+    """Gives an adapter coordinates and the signs of D, ones where there are none."""
+    held = _coordinates(adapter)
+    for key, ones in held.param.chart.items():
+        load_chart_(held.param, {key: torch.ones_like(ones) if signs is None else signs.view(ones.shape)})
+    held.fill_([coordinates.view(shape) for shape in held.param.coordinates.values()])
+    return adapter
+
+
+def _read_oft(layer: nn.Module, v: Tensor, n: int, config: Mapping[str, Any], options: Any) -> OrthogonalAdapter:
     b = (1 + math.isqrt(1 + 8 * v.shape[-1])) // 2 if v.dim() == 2 else 0
     k, is_shared = (n // b if b else 0), config["block_share"]
     is_fit = b * k == n and v.shape[1] == b * (b - 1) // 2 and v.shape[0] == (1 if is_shared else k)
     _check_shape("oft_R", v, is_fit, f"({n} / b, b (b - 1) / 2) for {n} features")
-    options = {"block_size": b, "shared": is_shared, "dropout": config["module_dropout"], "side": side}
-    if config["coft"]:
-        options["bound"] = 2 * config["eps"] * math.sqrt(k if is_shared else 1)
+    bound = 2 * config["eps"] * math.sqrt(k if is_shared else 1) if config["coft"] else None
+    adapter = OrthogonalAdapter(layer, block_size=b, shared=is_shared, bound=bound, **options)
     q = v.new_zeros(len(v), b, b)
     q[:, *torch.triu_indices(b, b, 1, device="cpu")] = v
     if not config["use_cayley_neumann"]:
-        return AdapterSpec(OrthogonalAdapter, options, pack_skew(q.mT))
+        return _filled(adapter, pack_skew(q.mT))
     q = (q - q.mT).double()
     if config["coft"]:
         most = config["eps"] / math.sqrt(len(v))
         q = q / (torch.linalg.matrix_norm(q, keepdim=True) / most).clamp(min=1)
     computed = _series(q, config["num_cayley_neumann_terms"]).mT
     u, _, vh = torch.linalg.svd(computed)
-    skew, signs = cayley_inverse(u @ vh, torch.ones(b, dtype=q.dtype, device="cpu") if config["coft"] else None)
-    return AdapterSpec(OrthogonalAdapter, options, skew, signs, computed=computed)
+    signs = torch.ones(b, dtype=q.dtype, device="cpu") if config["coft"] else None
+    _filled(adapter, *cayley_inverse(u @ vh, signs))
+    error = _blocks(_coordinates(adapter)).to(computed).view_as(computed) - computed
+    adapter.peft_distance = math.sqrt(adapter.rotation.copies) * torch.linalg.vector_norm(error).item()
+    return adapter
 
 
 def _series(q: Tensor, terms: int) -> Tensor:

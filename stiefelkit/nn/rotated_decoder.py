@@ -1,5 +1,6 @@
 """Rotations of a decoder that are learned through its fake-quantized layers, before they are folded."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -135,7 +136,7 @@ class Rotated(nn.Module):
         found: dict[int, Site] = {}
         for layer in self.sites.writers:
             site_of(found, layer).outputs[:] = [of_stream(r)]
-        for layer in (layer for read in self.sites.norms.values() for layer in read):
+        for layer in itertools.chain(*self.sites.norms.values()):
             site_of(found, layer).inputs[:] = [of_stream(r)]
         for one, q in zip(self.sites.heads, heads, strict=bool(heads)):
             turn_heads(found, one, q)

@@ -13,7 +13,7 @@ from stiefelkit.nn import folding
 from stiefelkit.nn.adapter import Replacement, replaced
 from stiefelkit.nn.decoders import Heads, RotationSites, check_sites
 from stiefelkit.nn.folding import Affine, Factor, Site, config_of, kind_of
-from stiefelkit.nn.frozen import agree, has_own_forward, in_other_adapters, probes, twin
+from stiefelkit.nn.frozen import agree, beyond_affine, has_own_forward, in_other_adapters, probes, twin
 from stiefelkit.nn.linear import HadamardLinear
 from stiefelkit.tensors import working_dtype
 
@@ -68,23 +68,26 @@ def rotate_(
     """
     has_sites = sites is not None or (heads is None and not online)
     needs(has_sites, OptionError, "rotate_", "sites=rotation_sites(model) beside heads= and online=", "none")
-    given = [*readers], [*writers], {norm: [*read] for norm, read in (norms or {}).items()}
-    if sites is not None:
-        check_sites(sites, "rotate_")
-        needs(not any(given), OptionError, "rotate_", "either sites= or readers=, writers= and norms=", "both")
-        model, given = sites.model, ([], [*sites.writers], {norm: [*read] for norm, read in sites.norms.items()})
-    found: dict[int, Site] = {}
     r = None if rotation is None else _checked(rotation, "a rotation")
-    affine = {} if r is None else _on_stream(found, [of_stream(r)], r, *given, model)
-    if sites is not None and heads is not None:
-        _turn_heads(found, sites.heads, heads)
-    if online and sites is not None:
+    turn, fold = [] if r is None else [of_stream(r)], _Fold(model)
+    if sites is None:
+        fold.add_stream(turn, r, readers, writers, norms or {})
+        return fold.write(r)
+    check_sites(sites, "rotate_")
+    is_alone = not (readers or writers or norms)
+    needs(is_alone, OptionError, "rotate_", "either sites= or readers=, writers= and norms=", "both")
+    fold = _Fold(sites.model, sites)
+    if r is not None:
+        fold.add_stream(turn, r, [], sites.writers, sites.norms)
+    if heads is not None:
+        _turn_heads(fold.found, sites.heads, heads)
+    if online:
         check_downs(sites.downs)
-        for layer in sites.downs:
-            factor = of_hadamard(layer)
-            factor.apply(torch.zeros(factor.size, 1, device="cpu"))  # raises where there is no such matrix
-            site_of(found, layer).inputs.append(factor)
-    _fold(found, affine, model, sites, r, online)
+    for layer in sites.downs if online else ():
+        factor = of_hadamard(layer)
+        factor.apply(torch.zeros(factor.size, 1, device="cpu"))  # raises where there is no such matrix
+        site_of(fold.found, layer).inputs.append(factor)
+    fold.write(None, online)
 
 
 @torch.no_grad()
@@ -100,39 +103,9 @@ def absorb_norms_(sites: RotationSites) -> None:
     check_sites(sites, "absorb_norms_")
     v = probes(sites.size, torch.device("cpu"))[0]
     generic = torch.eye(len(v), dtype=v.dtype, device="cpu") - 2 * torch.outer(v, v) / (v @ v)
-    found: dict[int, Site] = {}
-    affine = _on_stream(found, [], generic, [], sites.writers, sites.norms, sites.model)
-    _fold(found, affine, sites.model, sites, None)
-
-
-def _fold(
-    found: dict[int, Site],
-    affine: dict[nn.Module, Affine],
-    model: nn.Module | None,
-    sites: RotationSites | None,
-    r: Tensor | None,
-    online: bool = False,
-) -> None:
-    """Checks all layers, then writes, and puts new norms and layers into the model and the sites."""
-    changes = folding.changes_of(list(found.values()), sites is not None)
-    for module in [*affine, *(site.layer for site in found.values())]:
-        got = f"{kind_of(module)} with hooks; remove them first"
-        needs(not any(call_hooks(module)), OptionError, "Folding", "layers and norms without hooks", got)
-    for site in found.values():
-        if has_own_forward(site.layer) and not folding.is_turned(site.layer):
-            _check_own_forward(site, [c.name for c in changes if c.site is site and c.tensor is not None])
-    if model is not None:
-        changed = {change.tensor.data_ptr() for change in changes if change.tensor is not None}
-        _check_model(model, found, affine, changed, r if sites is None else None)
-    others = folding.write(changes, affine, model)
-    if online and sites is not None:
-        others |= {id(layer): HadamardLinear.around(layer) for layer in sites.downs}
-        if (config := config_of(model)) is not None:
-            config.stiefelkit_online = True
-    if model is not None:
-        replaced(model, others)
-    if sites is not None:
-        sites.replace(others)
+    fold = _Fold(sites.model, sites)
+    fold.add_stream([], generic, [], sites.writers, sites.norms)
+    fold.write(None)
 
 
 @torch.no_grad()
@@ -156,11 +129,74 @@ def absorb_norm_(norm: nn.Module, readers: Iterable[nn.Module]) -> None:
     >>> torch.allclose(layer(norm(x)), before, atol=1e-6), norm.bias.abs().sum().item()
     (True, 0.0)
     """
-    found: dict[int, Site] = {}
-    affine = _on_stream(found, [], None, [], [], {norm: readers}, None)
-    has_scale = norm in affine and affine[norm].values is not None
+    fold = _Fold(None)
+    fold.add_stream([], None, [], [], {norm: readers})
+    has_scale = norm in fold.affine and fold.affine[norm].values is not None
     needs(has_scale, OptionError, "absorb_norm_", "a norm with a scale of its own", kind_of(norm))
-    _fold(found, affine, None, None, None)
+    fold.write(None)
+
+
+class _Fold:
+    """Layers with what is to be folded into them, and norms that lose a scale, of a model if there is one."""
+
+    def __init__(self, model: nn.Module | None, sites: RotationSites | None = None):
+        self.model, self.sites = model, sites
+        self.found: dict[int, Site] = {}
+        self.affine: dict[nn.Module, Affine] = {}
+
+    def add_stream(
+        self,
+        turn: list[Factor],
+        r: Tensor | None,
+        readers: Iterable[nn.Module],
+        writers: Iterable[nn.Module],
+        norms: Mapping[nn.Module, Iterable[nn.Module]],
+    ) -> None:
+        """Adds the factors of a residual rotation, and those of norms that do not commute with R, if it is given."""
+        is_centred = r is not None and self.model is not None and any(isinstance(m, nn.LayerNorm) for m in norms)
+        centre = [Factor(len(r), lambda m: m - m.mean(0, keepdim=True))] if r is not None and is_centred else []
+        for layer in writers:
+            site_of(self.found, layer).outputs[:] = [*centre, *turn]
+        for layer in readers:
+            site_of(self.found, layer).inputs[:] = turn
+        for norm, read in norms.items():
+            own = _affine(norm, r, is_centred)
+            if own is not None:
+                self.affine[norm] = own
+            scale = [] if own is None or own.values is None else [_of_scale(own.values)]
+            shift = None if own is None or own.bias is None else own.bias.detach().double()
+            for layer in read:
+                site = site_of(self.found, layer)
+                got = f"{kind_of(layer)} behind two"
+                needs(site.norm in (None, norm), OptionError, "Folding", "one norm in front of a layer", got)
+                site.norm, site.shift = norm, shift
+                site.inputs[:] = [*scale, *turn]
+
+    def write(self, r: Tensor | None, online: bool = False) -> None:
+        """Checks all layers, then writes, and puts new norms and layers into the model and the sites.
+
+        Norms that are not named are looked for in the model if R is given.
+        """
+        changes = folding.changes_of(list(self.found.values()), self.sites is not None)
+        for module in [*self.affine, *(site.layer for site in self.found.values())]:
+            got = f"{kind_of(module)} with hooks; remove them first"
+            needs(not any(call_hooks(module)), OptionError, "Folding", "layers and norms without hooks", got)
+        for site in self.found.values():
+            is_known = isinstance(site.layer, HadamardLinear) and not site.inputs
+            found = None if is_known or _gives_rows(site) else beyond_affine(site.layer)
+            needs(found is None, OptionError, "Folding", "layers that compute W x + b", found)
+        if self.model is not None:
+            changed = {change.tensor.data_ptr() for change in changes if change.tensor is not None}
+            _check_model(self.model, {*self.found, *map(id, self.affine)}, changed, r)
+        others = folding.write(changes, self.affine, self.model)
+        if online and self.sites is not None:
+            others |= {id(layer): HadamardLinear.around(layer) for layer in self.sites.downs}
+            if (config := config_of(self.model)) is not None:
+                config.stiefelkit_online = True
+        if self.model is not None:
+            replaced(self.model, others)
+        if self.sites is not None:
+            self.sites.replace(others)
 
 
 def _checked(rotation: Tensor, what: str) -> Tensor:
@@ -178,39 +214,6 @@ def _checked(rotation: Tensor, what: str) -> Tensor:
 def site_of(found: dict[int, Site], layer: nn.Module) -> Site:
     """Returns the site of a layer, which is added to those that were found."""
     return found.setdefault(id(layer), Site(layer))
-
-
-def _on_stream(
-    found: dict[int, Site],
-    turn: list[Factor],
-    r: Tensor | None,
-    readers: Iterable[nn.Module],
-    writers: Iterable[nn.Module],
-    norms: Mapping[nn.Module, Iterable[nn.Module]],
-    model: nn.Module | None,
-) -> dict[nn.Module, Affine]:
-    """Adds to layers the factors of a residual rotation R, if there is one, and those of norms that do not commute.
-
-    Returns the norms that lose a scale; `r` is what norms have to commute with, if it is given.
-    """
-    is_centred = r is not None and model is not None and any(isinstance(norm, nn.LayerNorm) for norm in norms)
-    centre = [Factor(len(r), lambda m: m - m.mean(0, keepdim=True))] if r is not None and is_centred else []
-    affine = {norm: a for norm in norms if (a := _affine(norm, r, is_centred)) is not None}
-    for layer in writers:
-        site_of(found, layer).outputs[:] = [*centre, *turn]
-    for layer in readers:
-        site_of(found, layer).inputs[:] = turn
-    for norm, read in norms.items():
-        own = affine.get(norm, Affine(None, None, None, 1.0))
-        scale = [] if own.values is None else [_of_scale(own.values)]
-        shift = None if own.bias is None else own.bias.detach().double()
-        for layer in read:
-            site = site_of(found, layer)
-            got = f"{kind_of(layer)} behind two"
-            needs(site.norm in (None, norm), OptionError, "Folding", "one norm in front of a layer", got)
-            site.norm, site.shift = norm, shift
-            site.inputs[:] = [*scale, *turn]
-    return affine
 
 
 def _turn_heads(found: dict[int, Site], attentions: Sequence[Heads], heads: Tensor | Sequence[Tensor]) -> None:
@@ -241,7 +244,7 @@ def of_stream(r: Tensor) -> Factor:
 
 
 def _of_scale(values: Tensor) -> Factor:
-    return Factor(len(values), lambda m: values.to(m.device)[:, None] * m, is_scale=True)
+    return Factor(len(values), lambda m: values.to(m.device)[:, None] * m)
 
 
 def _of_heads(stack: Tensor, rows: Tensor, size: int) -> Factor:
@@ -301,33 +304,20 @@ def _commutes(norm: nn.Module, r: Tensor) -> bool:
     return agree(other(x @ r.mT), other(x) @ r.mT, len(r))
 
 
-def _check_own_forward(site: Site, names: Iterable[str]) -> None:
-    """Raises OptionError unless a layer with a forward of its own does with new values what it did, but for factors."""
-    layer, w = site.layer, site.layer.get_parameter("weight")
-    x = before = torch.arange(min(len(w), 8), device=w.device)
-    if not isinstance(layer, nn.Embedding):
-        x = before = probes(w.shape[1], w.device)
-        for factor in site.inputs:
-            # A scale before a rotation: W diag(g) R^T of R x is W of diag(g) x.
-            turned = factor.apply((before if factor.is_scale else x).mT).mT
-            before, x = (turned, x) if factor.is_scale else (before, turned)
-        before = before if site.shift is None else before + site.shift.to(before)
-    try:
-        y, changed = twin(layer)(before), twin(layer, **{name: site.values(name) for name in names})(x)
-    except Exception as cause:  # whatever a stranger's forward raises; one put on the instance runs the layer itself
-        raise OptionError(f"Folding needs layers of which a copy runs in float64, got {kind_of(layer)}.") from cause
+def _gives_rows(site: Site) -> bool:
+    """Returns whether an embedding gives multiples of rows, as Gemma's does, which are rotated if the table is."""
+    embedding = site.layer
+    if not (isinstance(embedding, nn.Embedding) and has_own_forward(embedding)):
+        return False
+    x = torch.arange(min(embedding.num_embeddings, 8), device=embedding.weight.device)
+    y, changed = twin(embedding)(x).mT, twin(embedding, weight=site.values("weight"))(x).mT
     for factor in site.outputs:
-        y = factor.apply(y.mT).mT
-    got = f"{kind_of(layer)}, whose forward does more"
-    is_same = agree(changed, y, max(y.shape[-1], w.shape[1]))
-    needs(is_same, OptionError, "Folding", "layers that compute W x + b", got)
+        y = factor.apply(y)
+    return agree(changed, y, len(y))
 
 
-def _check_model(
-    model: nn.Module, found: Mapping[int, Site], affine: Iterable[nn.Module], changed: set[int], r: Tensor | None
-) -> None:
+def _check_model(model: nn.Module, named: set[int], changed: set[int], r: Tensor | None) -> None:
     """Raises OptionError for what stands on h in a model and was not named; norms are looked at where R is given."""
-    named = {*found, *map(id, affine)}
     others = in_other_adapters(model)
     others |= {id(a.layer): type(a).__name__ for a in model.modules() if isinstance(a, Replacement)}
     for name, module in model.named_modules():

@@ -226,10 +226,8 @@ def test_modules_to_save_are_trained_in_a_copy_for_each_name():
         (lambda model: sk.nn.load_adapter_state(model, {}, "x"), "load_adapter_state"),
         (lambda model: sk.nn.without_adapters(Net()).__enter__(), "Net"),
         (lambda model: sk.nn.adapt(model, "head", modules_to_save="hed"), "head"),
-        (lambda model: sk.nn.adapt(model, "*", name="x", modules_to_save="a"), "modules_to_save"),
         (lambda model: sk.nn.adapt(model, "*", name="x", modules_to_save="head"), "where="),
         (lambda model: sk.nn.adapt(model, "a", "lowrank", name="x"), "low_rank"),
-        (lambda model: sk.nn.adapt(model, "a", "low_rank", name="x", r=4), "rank"),
     ],
 )
 def test_what_is_not_there_is_refused_and_changes_nothing(act: Any, word: str):
