@@ -11,9 +11,9 @@ from moved_adapters import drawn, turned
 from torch import Tensor, nn
 
 import stiefelkit as sk
-from stiefelkit.errors import ImageError, OptionError
+from stiefelkit.errors import ImageError, NonFiniteError, OptionError, UnknownNameError
 from stiefelkit.metrics import orthogonality_error, permitted_error
-from stiefelkit.nn import OrthogonalAdapter
+from stiefelkit.nn import OrthogonalAdapter, adapt, fold
 from stiefelkit.testing import seeds
 
 CLOSE = 4e-6
@@ -186,3 +186,114 @@ def test_dropout_leaves_whole_blocks_alone_with_its_chance_and_only_in_training(
     is_x, is_moved = ((y - z).view(3, 200, 2).abs().amax((0, 2)) < 1e-6 for z in (x, moved))
     assert bool((is_x | is_moved).all())
     assert 20 <= is_x.sum() <= 80  # of 200, of which a quarter is 50 with a deviation of 6
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Respelled(nn.Linear):
+    """Another forward, the same function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight) + self.bias
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(9, 8), nn.Linear(8, 9, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+def hooked() -> nn.Module:
+    layer = nn.Linear(8, 8)
+
+    def double(module: nn.Module, args: Any, y: Any) -> Any:
+        return 2 * y
+
+    layer.register_forward_hook(double)
+    return layer
+
+
+def faking_quantization() -> nn.Module:
+    from torch.ao.nn.qat import Linear
+    from torch.ao.quantization import get_default_qat_qconfig
+
+    return Linear(8, 8, qconfig=get_default_qat_qconfig("fbgemm"))
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "hooks": (hooked, "hooks"),
+    "a forward of its own": (lambda: Doubled(8, 8), "does more"),
+    "fake quantization": (faking_quantization, "Linear"),
+}
+
+
+@pytest.mark.parametrize("act", ["merge", "fold"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_that_does_more_is_adapted_and_neither_merged_nor_folded(kind: str, act: str):
+    make, word = LAYERS[kind]
+    layer: Any = make().eval()
+    x = drawn(3, 8)
+    expected = layer(x)
+    model: Any = adapt(nn.Sequential(layer), "*.weight", block_size=4).eval()
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=CLOSE)
+    turned(model)
+    before, state = model(x), {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(OptionError, match=word):
+        fold(model) if act == "fold" else model[0].merge()
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    torch.testing.assert_close(model(x), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("side", ["in", "out"])
+def test_a_forward_that_only_spells_the_product_in_another_way_is_folded(side: str):
+    model: Any = turned(adapt(nn.Sequential(Respelled(8, 8)), "*.weight", block_size=4, side=side)).eval()
+    x = drawn(3, 8)
+    before = model(x)
+    torch.testing.assert_close(fold(model)(x), before, rtol=0, atol=CLOSE)
+
+
+def test_an_adapter_of_outputs_turns_all_that_the_layer_gives():
+    layer: Any = hooked()
+    x = drawn(3, 8)
+    torch.testing.assert_close(OrthogonalAdapter(layer, side="out", block_size=4)(x), layer(x), rtol=0, atol=CLOSE)
+
+
+def test_a_rotation_is_not_adapted_and_goes_on_training():
+    model: Any = adapt(nn.Sequential(nn.Linear(8, 8)), "*.weight", block_size=4)
+    with pytest.raises(UnknownNameError, match="adapter"):
+        adapt(model, "*.rotation.weight", block_size=4)
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == [
+        "0.rotation.parametrizations.weight.original0"
+    ]
+
+
+def test_a_tied_embedding_that_trains_is_not_frozen_by_its_other_name():
+    model: Any = Tied()
+    with pytest.raises(OptionError, match=r"embedding\.weight"):
+        adapt(model, "head.weight", block_size=4)
+    assert model.embedding.weight.requires_grad
+    assert isinstance(model.head, nn.Linear)
+    assert isinstance(adapt(model.requires_grad_(False), "head.weight", block_size=4).head, OrthogonalAdapter)
+
+
+def test_a_rotation_that_is_not_finite_is_not_folded_into_a_frozen_weight():
+    model: Any = adapt(nn.Sequential(nn.Linear(8, 8)), "*.weight", block_size=4)
+    weight = model[0].layer.weight.clone()
+    with torch.no_grad():
+        sk.coordinates(model[0].rotation, "weight")["skew"].fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match="finite"):
+        fold(model)
+    assert torch.equal(model[0].layer.weight, weight)
+
+
+def test_merging_in_inference_mode_leaves_a_weight_that_inputs_have_gradients_by():
+    adapter = OrthogonalAdapter(nn.Linear(8, 8), block_size=4).eval()
+    with torch.inference_mode():
+        adapter.merge()
+    x = drawn(2, 8).requires_grad_()
+    adapter(x).sum().backward()
+    assert x.grad is not None

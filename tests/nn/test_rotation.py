@@ -146,25 +146,45 @@ def test_a_norm_is_absorbed_by_what_reads_it(kind, has_bias):
     assert getattr(norm, "bias", None) is None or not norm.bias.any()
 
 
-def test_layer_norms_in_a_model_become_root_mean_squares_and_elsewhere_are_refused():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed, self.norm, self.head = nn.Embedding(6, 8), nn.LayerNorm(8), nn.Linear(8, 3, bias=False)
+class Normed(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Embedding(6, 8), kind(8), nn.Linear(8, 3, bias=False)
+        for p in self.norm.parameters():
+            nn.init.normal_(p)
 
-        def forward(self, tokens):
-            return self.head(self.norm(self.embed(tokens)))
+    def forward(self, tokens):
+        return self.head(self.norm(self.embed(tokens)))
 
-    net: Any = Net().double()
-    nn.init.normal_(net.norm.weight)
-    nn.init.normal_(net.norm.bias)
-    r, tokens = init.haar((8, 8), generator=seeds.generator()), torch.arange(6)
+
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
+def test_norms_in_a_model_are_folded_where_they_are_named_and_refused_where_they_are_forgotten(kind):
+    net: Any = Normed(kind).double()
+    tokens, norms = torch.arange(6), {net.norm: [net.head]}
     before = net(tokens)
-    with pytest.raises(errors.OptionError, match="model="):
-        sk.nn.rotate_(r, writers=[net.embed], norms={net.norm: [net.head]})
-    sk.nn.rotate_(r, writers=[net.embed], norms={net.norm: [net.head]}, model=net)
+    wrong: Any = [{"readers": [net.head], "model": net}]
+    wrong += [{"norms": norms}] if kind is nn.LayerNorm else []  # without model= it cannot be replaced
+    for options in wrong:
+        with pytest.raises(errors.OptionError, match="norm"):
+            sk.nn.rotate_(R, writers=[net.embed], **options)
+    assert torch.equal(net(tokens), before)
+    sk.nn.rotate_(R, writers=[net.embed], norms=norms, model=net)
     assert isinstance(net.norm, nn.RMSNorm)
+    assert torch.equal(net.norm.weight, torch.ones(8))
     assert torch.allclose(net(tokens), before, atol=1e-12)
+
+
+def test_a_layer_that_reads_and_writes_gets_both_products_and_one_weight_in_two_roles_none():
+    layer, reader, writer = (nn.Linear(8, 8).double() for _ in range(3))
+    w, b = layer.weight.detach().clone(), layer.bias.detach().clone()
+    sk.nn.rotate_(R, readers=[layer], writers=[layer])
+    torch.testing.assert_close(layer.weight, R @ w @ R.mT)
+    torch.testing.assert_close(layer.bias, R @ b)
+    writer.weight = reader.weight
+    w = reader.weight.detach().clone()
+    with pytest.raises(errors.OptionError, match="share"):
+        sk.nn.rotate_(R, readers=[reader], writers=[writer])
+    assert torch.equal(reader.weight, w)
 
 
 def test_a_hadamard_layer_is_the_layer_with_the_transform_in_its_weight():
