@@ -27,7 +27,8 @@ class Paraunitary(Composite):
     and `frame.`. Polished, multiplied in float64 and rounded once.
 
     Image: a subset of all such kernels, those of rank m // 2; without factors (a kernel no larger than the stride) all
-    that R reaches. There is no right inverse. A wide kernel of stride 1 is the adjoint of a tall one.
+    that R reaches. One channel has no factors: zeros stand around a patch. There is no right inverse. A wide kernel of
+    stride 1 is the adjoint of a tall one.
 
     Args:
         shape: of the kernel, (rows, columns / groups, *taps).
@@ -60,9 +61,13 @@ class Paraunitary(Composite):
         self.rows, self.columns = (columns, rows) if self.is_turned else (rows, columns)
         self.channels = m = max(self.columns, self.rows // patch)
         more = [taps - step for taps, step in zip(shape[2:], stride, strict=True)]
+        wanted = "two channels a group or more where taps exceed a stride of 1 (sk.nn.CayleyConv2d takes one)"
+        is_fit = m >= 2 or patch > 1 or not any(more)
+        needs(is_fit, ShapeError, "An orthogonal convolution", wanted, f"shape {tuple(shape)}")
+        # Nothing projects on half of one channel: the kernel has a patch of taps then, and zeros around it.
+        self.zeros = [(k - k // 2, k // 2) if m < 2 else (0, 0) for k in more]
+        more = [k if m >= 2 else 0 for k in more]
         self.steps = [(axis, j % 2) for j in range(max(more)) for axis, most in enumerate(more) if j < most]
-        wanted = "two channels a group or more where taps exceed the stride (sk.nn.CayleyConv2d takes one)"
-        needs(m >= 2 or not self.steps, ShapeError, "An orthogonal convolution", wanted, f"shape {tuple(shape)}")
         inner = Inner(parametrization, options)
 
         def build(*frame: int) -> OrthogonalParam:
@@ -125,6 +130,8 @@ class Paraunitary(Composite):
         y = (r.flatten(1, -2) @ x.flatten(2)).unflatten(1, r.shape[1:-1]).unflatten(-1, x.shape[2:])
         for axis in range(dims):
             y = _shifted_sum(y.unbind(2), axis - dims)
+        if any(map(any, self.zeros)):
+            y = F.pad(y, [k for ends in reversed(self.zeros) for k in ends])
         y = y.transpose(1, 2).conj() if self.is_turned else y
         return y.flatten(0, 1).to(self.dtype).resolve_conj()
 

@@ -236,7 +236,7 @@ class Adapter(Replacement):
     def _finite_product(self, who: str) -> Tensor:
         """Returns a copy of the product that is in no graph, and that inference mode does not limit."""
         with torch.inference_mode(False), torch.no_grad():
-            w = self._product(who).clone()
+            w = self._product(who).clone(memory_format=torch.contiguous_format)  # as safetensors wants
         got = "NaN or infinity in their product; load an earlier state first"
         is_finite = bool(w.isfinite().all())
         needs(is_finite, NonFiniteError, f"{type(self).__name__}.{who}", "a finite weight and adapter", got)

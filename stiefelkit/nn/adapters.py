@@ -42,13 +42,26 @@ class TrainedCopy(Replacement):
             return super().__getattr__(name)
         return getattr(self.active, name)
 
+    def copies(self) -> list["TrainedCopy"]:
+        """Returns this copy, and those of the same module that were made before."""
+        inner = self.layer.copies() if isinstance(self.layer, TrainedCopy) else []
+        return [self, *inner]
+
     def forward(self, *args: object, **options: object) -> Any:
         """Calls the copy, or the module if it is off."""
+        _check_alone([other.name for other in self.copies() if other.is_on])
         return self.active(*args, **options)
 
     def folded(self) -> nn.Module:
         """Returns the module that is called."""
+        _check_alone([other.name for other in self.copies() if other.is_on])
         return self.active.folded() if isinstance(self.active, Replacement) else self.active
+
+
+def _check_alone(names: list[str]) -> None:
+    """Raises OptionError for two adapters that are on with a copy of one module, of which one alone would train."""
+    got = f"those of {names}; sk.nn.use_adapters(model, name) switches the others off"
+    needs(len(names) < 2, OptionError, "modules_to_save", "one copy of a module that is on", got)
 
 
 class Site(NamedTuple):
@@ -84,7 +97,8 @@ def adapt(
         parametrization: as in `OrthogonalAdapter`; or "butterfly", "principal" or "low_rank", for `ButterflyAdapter`,
             `PrincipalAdapter` and `LowRankAdapter`.
         name: by which `use_adapters`, `adapter_state` and `delete_adapter` know these adapters.
-        modules_to_save: patterns of modules that are trained as a whole, a copy of each in its place.
+        modules_to_save: patterns of modules that are trained as a whole, a copy of each in its place; of several
+            adapters with a copy of one module one may be on.
         **options: as in the class of the adapter.
 
     Refused are layers inside a layer of PEFT, which would merge into a weight that is computed, and layers that share
@@ -160,7 +174,11 @@ def use_adapters(model: nn.Module, names: str | Iterable[str]) -> None:
     Each changes its layer together with those that were put on it before. Merged ones are unmerged.
     """
     chosen = _listed(names)
-    for other in replacements(model, "use_adapters", *chosen):
+    held = replacements(model, "use_adapters", *chosen)
+    for other in held:
+        if isinstance(other, TrainedCopy):
+            _check_alone([one.name for one in other.copies() if one.name in chosen])
+    for other in held:
         other.unmerge()
         other.is_on = other.name in chosen
 

@@ -95,6 +95,7 @@ def test_a_layer_does_what_it_did_then_what_its_matrix_does(kind: str, side: str
     assert adapter.merged.shape == frozen.shape
     plain = adapter.folded()
     assert type(plain) is type(layer)
+    assert all(p.is_contiguous() for p in plain.parameters())
     torch.testing.assert_close(plain(x), apart, rtol=0, atol=CLOSE)
     adapter.unmerge()
     assert torch.equal(adapter(x), apart)

@@ -219,6 +219,22 @@ def test_modules_to_save_are_trained_in_a_copy_for_each_name():
     torch.testing.assert_close(folded(X), y, rtol=0, atol=CLOSE)
 
 
+def test_two_copies_of_one_module_are_not_on_together():
+    model = net("first", "second", modules_to_save=["head"])
+    for act in (
+        lambda: model(X),
+        lambda: sk.nn.fold(model),
+        lambda: sk.nn.use_adapters(model, ["first", "second"]),
+    ):
+        with pytest.raises(OptionError, match="use_adapters"):
+            act()
+    for name in ("first", "second"):
+        sk.nn.use_adapters(model, name)
+        copies = [p for key, p in model.named_parameters() if "copy" in key]
+        used = torch.autograd.grad(model(X).sum(), copies, allow_unused=True)
+        assert [g is not None for g in used] == [name == "second"] * 2 + [name == "first"] * 2
+
+
 @pytest.mark.parametrize(
     ("act", "word"),
     [
