@@ -5,7 +5,8 @@
 # make bench-quick  measures some of it in under a minute and writes one page, report.html
 # make bench-full  the same at more sizes and over more steps, in hours
 # make bench-smoke  a glance at the benchmarks, and the regression gate, as CI does it
-# make fuzz     random lives of random models for SECONDS from SEED: each failure with its smallest form
+# make fuzz     random lives of random models for SECONDS from SEED: each failure with its smallest form;
+#               and MUTATIONS of each file of a run, and of PEFT
 # make gpu      laws, drift and times on a GPU, in less than nine minutes; torch must be built for it
 # make gpu-smoke  goes the same way in seconds, without a GPU
 # make test     runs the tests: of laws with many cases some of them, in five minutes on two quiet cores
@@ -99,8 +100,12 @@ bench-smoke: $(VENV)/.bench
 SECONDS := 3600
 SEED := 0
 
+MUTATIONS := 500
+MUTATED := tests/training/test_mutations_of_runs.py tests/nn/test_mutations_of_peft.py
+
 fuzz: $(VENV)/.test
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.fuzz --seconds $(SECONDS) --seed $(SEED)
+	$(ONE_THREAD) STIEFELKIT_MUTATIONS=$(MUTATIONS) $(BIN)/python -m pytest -q $(MUTATED)
 
 # The Python of an environment with torch for CUDA; nothing is installed into it.
 GPU_PYTHON ?= $(shell command -v python3)

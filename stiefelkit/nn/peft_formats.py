@@ -104,6 +104,8 @@ def _filled(adapter: OrthogonalAdapter, coordinates: Tensor, signs: Tensor | Non
     for key, ones in held.param.chart.items():
         load_chart_(held.param, {key: torch.ones_like(ones) if signs is None else signs.view(ones.shape)})
     held.fill_([coordinates.view(shape) for shape in held.param.coordinates.values()])
+    is_finite = bool(_blocks(held).isfinite().all())
+    needs(is_finite, CheckpointError, "It", "numbers of which the rotation is finite", "larger ones")
     return adapter
 
 
