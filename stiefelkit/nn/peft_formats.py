@@ -173,7 +173,10 @@ def written(adapter: Adapter, title: str) -> Written:
     settings |= {"use_cayley_neumann": False, "coft": bound is not None}
     a = a.reshape(-1, b, b)
     if bound is not None:
-        settings["eps"] = float(f"{bound / 2 * math.sqrt(len(a)):.12g}")
+        # The shortest number that is loaded as the same bound, whatever the number of blocks.
+        root = math.sqrt(len(a))
+        near = [float(f"{bound / 2 * root:.{digits}g}") for digits in range(1, 18)]
+        settings["eps"] = next((eps for eps in near if 2 * eps / root == bound), near[-1])
     return Written(kind, {end: a.mT[:, *torch.triu_indices(b, b, 1, device="cpu")]}, (b, len(a) * copies), settings)
 
 

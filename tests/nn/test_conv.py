@@ -279,7 +279,8 @@ def test_layers_are_copied_saved_compiled_exported_and_cast_as_others_are(layer)
     for is_strict in (True, False):
         exported = torch.export.export(layer, (x,), dynamic_shapes=batch, strict=is_strict).module()
         assert all(torch.allclose(exported(x[:n]), y[:n], atol=1e-5) for n in (1, 2))
-    assert torch.allclose(torch.jit.trace(layer, x[:1], check_trace=False)(x), y, atol=1e-5)
+    traced: Any = torch.jit.trace(layer, x[:1], check_trace=False)
+    assert torch.allclose(traced(x), y, atol=1e-5)
     assert copy.deepcopy(layer).bfloat16()(x.bfloat16()).dtype == torch.bfloat16
     found = sk.metrics.lipschitz(copy.deepcopy(layer).double(), x.shape[1:])
     assert found.largest - 1 <= 1e-12
