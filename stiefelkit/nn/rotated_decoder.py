@@ -1,5 +1,6 @@
 """Rotations of a decoder that are learned through its fake-quantized layers, before they are folded."""
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stiefelkit import init as first_frames
+from stiefelkit.contract.table import no_option
 from stiefelkit.errors import OptionError, ShapeError, needs
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.nn.decoders import RotationSites, check_sites, rotation_sites
@@ -182,6 +184,10 @@ def rotated(model: nn.Module, sites: RotationSites | None = None, **options: Any
     sites = rotation_sites(model) if sites is None else sites
     check_sites(sites, "rotated")
     needs(sites.model is model, OptionError, "rotated", "the sites of its model", "those of another")
+    known = [*inspect.signature(Rotated).parameters][1:]
+    for key in options:
+        if key not in known:
+            raise no_option("rotated", key, known)
     return Rotated(sites, **options)
 
 

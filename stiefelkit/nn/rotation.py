@@ -78,6 +78,8 @@ def rotate_(
     needs(is_alone, OptionError, "rotate_", "either sites= or readers=, writers= and norms=", "both")
     fold = _Fold(sites.model, sites)
     if r is not None:
+        wanted = f"a rotation of the {sites.size} features of the stream"
+        needs(len(r) == sites.size, ShapeError, "rotate_", wanted, tuple(r.shape))
         fold.add_stream(turn, r, [], sites.writers, sites.norms)
     if heads is not None:
         _turn_heads(fold.found, sites.heads, heads)

@@ -53,7 +53,7 @@ def orthogonal(
     view: str | None = None,
     blocks: int | Sequence[int] | None = None,
     dim: int | None = None,
-    gain: float | str = 1.0,
+    gain: float | str | None = 1.0,
     precision: str = "exact",
     generator: torch.Generator | None = None,
     **options: Any,
@@ -89,7 +89,7 @@ def orthogonal(
         gain: the weight is this times a frame: a positive number, as of `torch.nn.init.calculate_gain`; "rms", the root
             of outputs over inputs, with which a layer keeps the root mean square of what passes, as far as its shape
             lets it; or "learned", a coordinate more, "gain", 1 after a draw, and else the mean singular value of the
-            weight, or of each block.
+            weight, or of each block; None is 1.
         precision: "exact", the default, rounds once.
         generator: source of randomness for a drawn init.
         **options: the parametrization's own (`negative=` for "cayley").
@@ -131,7 +131,8 @@ def orthogonal(
         needs(dim is None or blocks is not None, OptionError, "orthogonal", "blocks= of its own beside dim=", dim)
         blocks, dim = sizes(blocks) or as_python_number(blocks), as_python_number(dim)
     options = {"precision": precision, **(as_python_number(options) if options else {})}
-    asked = _AttachOptions(cls, view, blocks, dim or 0, as_python_number(gain), options, init, generator)
+    gain = 1.0 if gain is None else as_python_number(gain)
+    asked = _AttachOptions(cls, view, blocks, dim or 0, gain, options, init, generator)
     made = []
     for weight, paths in tied.items():
         made.append((paths, _mapped(asked, paths, weight)))

@@ -152,7 +152,7 @@ def test_what_is_not_known_or_does_not_fit_is_refused_and_nothing_written():
         (OptionError, {"rotation": rotation(), "readers": [model.lm_head]}),
     )
     for error, arguments in cases:
-        with pytest.raises(error):
+        with pytest.raises(error, match=r"^rotate_ needs"):
             sk.nn.rotate_(**({"rotation": None} | arguments), sites=sites)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     with pytest.raises(OptionError, match="sites="):
@@ -282,10 +282,11 @@ def test_bits_and_starts_that_are_none_are_refused_before_norms_are_absorbed():
         ({"activation_bits": 2.5}, OptionError),
         ({"start": "cayley"}, OptionError),
         ({"start": torch.eye(4)}, ShapeError),
+        ({"bits": 4}, OptionError),
     )
     for options, error in cases:
         with pytest.raises(error):
-            sk.nn.Rotated(sites, **options)
+            sk.nn.rotated(model, sites, **options)
     with pytest.raises(OptionError, match="the sites of its model"):
         sk.nn.rotated(decoder("Llama"), sites)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())

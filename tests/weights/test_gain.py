@@ -332,3 +332,8 @@ def test_a_weight_of_another_scale_is_told_what_takes_it(shape, dtype):
     for wrong in (frame.cumsum(0), 0 * frame):
         with pytest.raises(errors.NotAFrameError):
             layer.weight = wrong
+
+
+def test_no_gain_is_the_weight_without_one():
+    layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", gain=None)
+    assert torch.allclose(layer.weight @ layer.weight.mT, torch.eye(4), atol=1e-6)
