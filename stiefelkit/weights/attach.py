@@ -131,8 +131,8 @@ def orthogonal(
         needs(dim is None or blocks is not None, OptionError, "orthogonal", "blocks= of its own beside dim=", dim)
         blocks, dim = sizes(blocks) or as_python_number(blocks), as_python_number(dim)
     options = {"precision": precision, **(as_python_number(options) if options else {})}
-    gain = 1.0 if gain is None else as_python_number(gain)
-    asked = _AttachOptions(cls, view, blocks, dim or 0, gain, options, init, generator)
+    scale: float | str = 1.0 if gain is None else as_python_number(gain)
+    asked = _AttachOptions(cls, view, blocks, dim or 0, scale, options, init, generator)
     made = []
     for weight, paths in tied.items():
         made.append((paths, _mapped(asked, paths, weight)))
