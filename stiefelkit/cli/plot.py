@@ -81,6 +81,6 @@ def gradients(
         first, last = curve.norms[0], curve.norms[-1]
         words = f"{first:.3g} at the first step, {last:.3g} at the last."
         console.print(f"{curve.model}, iteration {curve.iteration}: {words}")
-    for file in files:
-        console.print(f"{'Data' if file.suffix == '.json' else 'Figure'}: {file}", soft_wrap=True)
+    record, drawn = files
+    say(f"Data: {record}\nFigure: {drawn}")
     return 0

@@ -1,5 +1,6 @@
 """`stiefelkit reproduce NAME` and `stiefelkit reproduce --list`."""
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +11,10 @@ from stiefelkit.cli.options import Options
 from stiefelkit.errors import DivergedError, OptionError, RunError, needs
 from stiefelkit.figure import Figures
 from stiefelkit.files import reachable, refuse_links, writable
-from stiefelkit.training import papers as of_papers
+from stiefelkit.training import papers
 from stiefelkit.training.data import named
 from stiefelkit.training.display import Screen, say
-from stiefelkit.training.papers import Reproduction, Row, find
+from stiefelkit.training.papers import Reproduction
 
 if TYPE_CHECKING:
     from stiefelkit.training.reproduce import Finding, Score
@@ -79,7 +80,7 @@ def _run(name: str, out: Path, plan: Reproduction) -> int:
     from stiefelkit.training.reproduce import reproduce as run
     from stiefelkit.training.run_folder import last_step
 
-    row, path = find(name), out / name
+    row, path = papers.find(name), out / name
     with reachable("Reproducing", path):
         refuse_links(path, out)
     before, diverged = last_step(path), ""
@@ -94,33 +95,27 @@ def _run(name: str, out: Path, plan: Reproduction) -> int:
     if outcome.signal is not None:
         say(f"Stopped at step {outcome.step} and saved; the same command continues it.")
         return 128 + outcome.signal
-    _show(row, path)
+    found = _finding(row, path)
+    say(f"{row.name} has not been evaluated yet: give it more --epochs." if found is None else _summary(found))
     return 0
 
 
 def _list(out: Path) -> None:
-    """Prints a table for each table or figure of a paper, those of one paper in a row, with one line an experiment."""
-    known = of_papers.rows()
-    widest = max((len(row.name) for row in known), default=0)
-    papers: dict[str, dict[str, Table]] = {}
-    for row in known:
-        tables = papers.setdefault(row.authors, {})
-        if row.paper not in tables:
-            tables[row.paper] = table = Table(title=row.paper, title_justify="left")
-            table.add_column("name", no_wrap=True, min_width=widest)
-            for title, width in (("units", 5), ("paper", 6), ("here", 6), ("epochs", 10)):
-                table.add_column(title, justify="right", no_wrap=True, min_width=width)
-        found = _finding(row, out / row.name)
-        here, done = ("", "") if found is None else (row.said(found.best_test.test), f"{found.epochs:.3g} of ")
-        units = str(row.settings.hidden_size)
-        tables[row.paper].add_row(row.name, units, row.printed, here, f"{done}{row.epochs:g}")
+    """Prints a table for each table or figure of a paper, with one line an experiment."""
     console = Screen()
-    for tables in papers.values():
-        console.print(*tables.values(), sep="\n")
+    for paper, rows in itertools.groupby(sorted(papers.rows(), key=lambda row: row.paper), lambda row: row.paper):
+        table = Table(title=paper, title_justify="left")
+        for title in ("name", "units", "paper", "here", "epochs"):
+            table.add_column(title, justify="left" if title == "name" else "right", no_wrap=True)
+        for row in rows:
+            found = _finding(row, out / row.name)
+            here, done = ("", "") if found is None else (row.said(found.best_test.test), f"{found.epochs:.3g} of ")
+            table.add_row(row.name, str(row.settings.hidden_size), row.printed, here, f"{done}{row.epochs:g}")
+        console.print(table)
     console.print("Here: the best epoch on the held-out set, as the papers choose it.")
 
 
-def _finding(row: Row, path: Path) -> "Finding | None":
+def _finding(row: papers.Row, path: Path) -> "Finding | None":
     from stiefelkit.training.reproduce import finding
 
     try:
@@ -129,25 +124,22 @@ def _finding(row: Row, path: Path) -> "Finding | None":
         return None
 
 
-def _show(row: Row, path: Path) -> None:
-    found = _finding(row, path)
-    if found is None:
-        say(f"{row.name} has not been evaluated yet: give it more --epochs.")
-        return
-    task = row.build_task()
+def _summary(found: "Finding") -> str:
+    """Returns what came of a run beside the figure of its paper."""
+    row, task, chosen = found.row, found.row.build_task(), found.best_validation
 
     def said(score: "Score") -> str:
         return f"{row.said(score.test)} at epoch {score.step / row.epoch:.4g}"
 
-    word = "accuracy" if row.by_accuracy else task.loss_label
-    say(f"{row.name}, {found.epochs:.4g} of {row.epochs:g} epochs; {word} on the held-out set:")
-    say(f"  best there, as papers report it:    {said(found.best_test)}")
-    chosen = found.best_validation
-    say(f"  best on validation, without bias:   {said(chosen) if chosen else 'this task has no validation examples'}")
-    say(f"  last:                               {said(found.last)}")
-    say(f"  the paper:                          {row.printed} ({row.paper})")
+    scores = {
+        "best there, as papers report it": said(found.best_test),
+        "best on validation, without bias": said(chosen) if chosen else "this task has no validation examples",
+        "last": said(found.last),
+        "the paper": f"{row.printed} ({row.paper})",
+    }
     if task.known_baseline:
-        say(f"  without any memory:                 {row.said(task.known_baseline[task.headline])}")
-    if row.note:
-        say(f"  note: {row.note}")
-    say(f"The run is in {path}.")
+        scores["without any memory"] = row.said(task.known_baseline[task.headline])
+    word = "accuracy" if row.by_accuracy else task.loss_label
+    lines = [f"{row.name}, {found.epochs:.4g} of {row.epochs:g} epochs; {word} on the held-out set:"]
+    lines += [f"  {what + ':':<36}{score}" for what, score in scores.items()]
+    return "\n".join([*lines, *([f"  note: {row.note}"] if row.note else []), f"The run is in {found.folder.path}."])

@@ -1,21 +1,10 @@
 """The data of tasks: in the folder of --data, in that of STIEFELKIT_DATA, or a download checked by its hash.
 
-A task that reads the user's own files calls `folder("speech")`, and gets DIR/speech if there is one, else DIR. One that
-reads files which everybody has lists them as `File` and calls `content(file, "mnist")`, which looks in DIR/mnist, in
-DIR and in DIR/MNIST/raw, plain or gzipped, and fetches what is nowhere. Errors are `DataError`, one sentence each.
-
-DIR is no option of a task, so that a run goes on where its data lie elsewhere: `place()` says what it is now, and
-`device()` where the tensors of a task are wanted. Prepare the data once, in a cached function of both and of the
-options that matter, and call that in `batch` and `held_out`, which both run before the folder of a run appears:
-
-    @functools.cache
-    def _prepared(place: Path | None, device: str, seed: int) -> ...:
-        ...
-
-    def held_out(self):
-        return _prepared(data.place(), data.device(), self.seed)[1]
-
-A task that pays no heed to the device has its batches moved one by one.
+A task that reads the user's own files calls `folder("speech")`; one that reads files which everybody has lists them as
+`File` and calls `content(file, "mnist")`. The folder is no option of a task, so that a run goes on where its data lie
+elsewhere: `place()` says what it is now, and `device()` where the tensors of a task are wanted. Prepare the data once,
+in a cached function of both and of the options that matter, and call that in `batch` and `held_out`, which both run
+before the folder of a run appears. A task that pays no heed to the device has its batches moved one by one.
 """
 
 import contextlib

@@ -17,7 +17,7 @@ from stiefelkit.files import writable, write_json
 from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training.config import Config
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.tasks import Task, tasks
+from stiefelkit.training.tasks import Task, create
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -26,8 +26,8 @@ SUBJECT = "The figure of gradients"
 """The first words of error messages."""
 DECADES = 30
 """Shown below the largest norm at most: what is smaller is lost."""
-
-Watch = Callable[[str, int, int], None]
+LENGTH = 500
+"""Steps of a sequence where the task has its length as an option."""
 
 
 @dataclass(frozen=True)
@@ -65,23 +65,18 @@ class GradientPlan:
         needs(bool(self.models and self.iterations), OptionError, SUBJECT, "one model and iteration or more", "none")
         for iteration in self.iterations:
             integer(0).require(SUBJECT, "iterations", iteration)
-        needs(self.T is None or self._has_length(), OptionError, SUBJECT, "a task that has the option T", self.task)
         self.configs()
-
-    def build_task(self) -> Task:
-        """Returns the task."""
-        return tasks.get(self.task)(**({"T": 500 if self.T is None else self.T} if self._has_length() else {}))
 
     def configs(self) -> dict[str, Config]:
         """Maps a model to the run of its recipe, made as long as the last iteration if it is shorter."""
         fields = ("hidden_size", "batch_size", "lr", "clip_norm", "seed", "threads", "device")
-        task, last = self.build_task(), max(self.iterations)
         settings = Settings(**{name: vars(self)[name] for name in fields})
+        task = create(self.task, {} if self.T is None else {"T": self.T})
+        if self.T is None and "T" in task.options():
+            task = create(self.task, {"T": LENGTH})
         configs = {name: Config.resolve(task, name, settings) for name in self.models}
+        last = max(self.iterations)
         return {name: dataclasses.replace(config, steps=max(config.steps, last)) for name, config in configs.items()}
-
-    def _has_length(self) -> bool:
-        return "T" in [option.name for option in dataclasses.fields(tasks.get(self.task))]
 
 
 @dataclass(frozen=True)
@@ -95,7 +90,10 @@ class GradientCurve:
 
 
 def measure(
-    plan: GradientPlan, out: Path, watch: Watch = lambda words, done, steps: None, figures: Figures | None = None
+    plan: GradientPlan,
+    out: Path,
+    watch: Callable[[str, int, int], None] = lambda words, done, steps: None,
+    figures: Figures | None = None,
 ) -> tuple[list[GradientCurve], list[Path]]:
     """Trains every model, writes `gradients.json` and `gradients.png` into `out`, and returns curves and files.
 
@@ -104,13 +102,9 @@ def measure(
     from stiefelkit.machine import threads
     from stiefelkit.training.session import Session
 
-    configs = plan.configs()
-    for config in configs.values():
-        with config.within_memory():
-            config.build_task().batch(0, config.batch_size, config.seed)
+    configs, curves, iterations = plan.configs(), [], sorted(set(plan.iterations))
     with writable(SUBJECT, out):
         out.mkdir(parents=True, exist_ok=True)
-    curves, iterations = [], sorted(set(plan.iterations))
     for config in configs.values():
         with threads(config.threads), config.within_memory():
             session = Session.start(config)
@@ -125,7 +119,7 @@ def measure(
     record, figures = out / "gradients.json", figures or Figures()
     runs = {name: dataclasses.asdict(config) for name, config in configs.items()}
     write_json(record, {"runs": runs, "curves": [dataclasses.asdict(curve) for curve in curves]})
-    return curves, [record, draw(figures.path(out, "gradients"), plan, curves, figures.dpi)]
+    return curves, [record, draw(figures.path(out, "gradients"), plan.task, curves, figures.dpi)]
 
 
 def gradient_norms(model: nn.Module, task: Task, x: Tensor, y: Tensor) -> tuple[float, list[float]]:
@@ -174,15 +168,15 @@ def _step_by_step(model: nn.Module) -> Iterator[list[Tensor]]:
         del rnn.forward
 
 
-def draw(path: Path, plan: GradientPlan, curves: Sequence[GradientCurve], dpi: int = 200) -> Path:
+def draw(path: Path, task: str, curves: Sequence[GradientCurve], dpi: int = 200) -> Path:
     """Draws norms against steps, a panel for each iteration, on one logarithmic scale."""
-    iterations = sorted(set(plan.iterations))
+    iterations = sorted({curve.iteration for curve in curves})
     positive = [norm for curve in curves for norm in curve.norms if norm > 0]
     with figure(path, len(iterations), dpi) as panels:
         for axes, iteration in zip(panels, iterations, strict=True):
             for curve in (curve for curve in curves if curve.iteration == iteration):
                 axes.plot(range(1, len(curve.norms) + 1), curve.norms, marker=".", label=literal(curve.model))
-            axes.set(title=f"{literal(plan.task)}, iteration {iteration}", xlabel="step t")
+            axes.set(title=f"{literal(task)}, iteration {iteration}", xlabel="step t")
             if positive:
                 lowest = max(min(positive), max(positive) * 10.0**-DECADES)
                 axes.set(yscale="log", ylim=(lowest / 2, 2 * max(positive)))

@@ -65,29 +65,25 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
     Raises RunError if a run is missing or damaged, or the runs are of different tasks, or of one task with different
     scores.
     """
-    folders, figures = [RunFolder.open(run) for run in runs], figures or Figures()
-    _same("runs of one task", {folder.config.task for folder in folders})
-    logs = [(folder, by_kind(folder)) for folder in folders]
+    logs, figures = [(folder := RunFolder.open(run), by_kind(folder)) for run in runs], figures or Figures()
+    _same("runs of one task", {folder.config.task for folder, _ in logs})
+    is_told = len({folder.config.model for folder, _ in logs}) == len(logs)
+    curves = []
     for folder, records in logs:
         needs(bool(records["train"]), RunError, f"A figure of {folder.path}", "lines in its log", "none yet")
-    is_told = len({folder.config.model for folder in folders}) == len(folders)
-    curves = [
-        Curve(folder.config.model if is_told else str(folder.path), folder.config.build_task(), records)
-        for folder, records in logs
-    ]
+        label = folder.config.model if is_told else str(folder.path)
+        curves.append(Curve(label, folder.config.build_task(), records))
     _same("runs with one score and one loss", {f"{curve.task.headline}, {curve.task.loss_label}" for curve in curves})
-    drawn = [figures.path(out, "learning")]
+    task, drawn = curves[0].task, [figures.path(out, "learning")]
     with figure(drawn[0], 2, figures.dpi) as (left, right):
-        headline = curves[0].task.headline
         draw(left, curves, "train", lambda record: record["loss"])
-        draw(right, curves, "test", lambda record: record[headline])
-        known = [curve.task.known_baseline for curve in curves]
-        for axes, key in ((left, "loss"), (right, headline)):
-            for value in {baseline[key] for baseline in known if baseline}:
+        draw(right, curves, "test", lambda record: record[task.headline])
+        for axes, key in ((left, "loss"), (right, task.headline)):
+            for value in {known[key] for curve in curves if (known := curve.task.known_baseline)}:
                 reference_line(axes, value, "baseline")
             axes.set_yscale("linear" if key == "accuracy" else "log")
-        left.set(title="training", xlabel="step", ylabel=curves[0].task.loss_label)
-        right.set(title="held out", xlabel="step", ylabel=_score_label(curves[0].task))
+        left.set(title="training", xlabel="step", ylabel=task.loss_label)
+        right.set(title="held out", xlabel="step", ylabel=_score_label(task))
         right.legend()
     if any(curve.points("train", worst_ratio) for curve in curves):
         drawn.append(figures.path(out, "orthogonality"))

@@ -3,25 +3,21 @@
 import ast
 import contextlib
 import dataclasses
+import functools
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from stiefelkit.checks import Option
 from stiefelkit.errors import OptionError, needs
 from stiefelkit.optim import names_in_words
 
-__all__ = ["LRU_RATES", "Option", "Recipe", "Settings", "of_planes", "usual"]
+__all__ = ["Option", "Recipe", "Settings", "recipes_of"]
 
-LRU_RATES = dict.fromkeys(("log_angle", "log_rate", "log_scale"), 1e-3)
-"""Rates of the planes of an LRU, below that of its matrices as in its paper."""
 Share = Callable[[int], dict[str, Any]]
 """From the hidden size to options of the model."""
-
-
-def of_planes(n: int) -> dict[str, Option]:
-    """Returns the options of a RotRNN of n units whose heads are single planes, in no basis of their own."""
-    return {"heads": n // 2, "parametrization": "none"}
 
 
 def tables_of(words: Mapping[str, str]) -> dict[str, dict[str, Option]]:
@@ -165,31 +161,17 @@ class Recipe:
             return merged
         return dataclasses.replace(merged, options={**self.options(merged.hidden_size), **merged.options})
 
-    @classmethod
-    def of(
-        cls, hidden_size: int, lr: float = 1e-3, optimizer: str = "adam", options: Share = lambda n: {}, **settings: Any
-    ) -> "Recipe":
-        """Returns the recipe of a model with so many units; `settings` are further fields of `Settings`."""
-        return cls(Settings(hidden_size=hidden_size, lr=lr, optimizer=optimizer, **settings), options)
+
+@functools.cache
+def recipes_of(task: str) -> Mapping[str, Recipe]:
+    """Returns the recipes of a task in recipes.toml, by model."""
+    file = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+    own = file[task]
+    own = file.get(own.pop("like", ""), {}) | own
+    of_all, start = own.pop("all"), {"lr": 1e-3, "optimizer": "adam"}
+    return {model: _recipe(start | of_all | file["kin"].get(model, {}) | fields) for model, fields in own.items()}
 
 
-def usual(of: Callable[..., Recipe], sizes: Mapping[str, int], **changes: dict[str, Any]) -> dict[str, Recipe]:
-    """Returns the recipes of models of some sizes, whose coordinates and gates are trained as those of their kin are.
-
-    Args:
-        of: `Recipe.of` with what all have.
-        sizes: model to units.
-        changes: model to arguments of `of` that differ from those of its kin.
-    """
-    of_skew, clipped = {"rates": {"skew": 1e-4}}, {"clip_norm": 1.0}
-    own: dict[str, dict[str, Any]] = {
-        "scornn": {**of_skew, "options": lambda n: {"negative": n // 10}},
-        "full_urnn": {"optimizer": "multiplicative_cayley", "rates": {"stiefel": 1e-3}},
-        "ornn": {"options": lambda n: {"reflections": n // 4}},
-        "eurnn": {"options": lambda n: {"layers": 2}},
-        "rotrnn": {"lr": 4e-3, "optimizer": "adamw", "options": of_planes},
-        "lru": {"lr": 4e-3, "optimizer": "adamw"},
-        **dict.fromkeys(("scurnn", "exprnn", "margin_rnn"), of_skew),
-        **dict.fromkeys(("irnn", "henaff_rnn", "gru", "lstm"), clipped),
-    }
-    return {name: of(size, **own.get(name, {}) | changes.get(name, {})) for name, size in sizes.items()}
+def _recipe(fields: dict[str, Any]) -> Recipe:
+    options, shares = fields.pop("options", {}), fields.pop("shares", {})
+    return Recipe(Settings(**fields), lambda n: options | {name: n // part for name, part in shares.items()})

@@ -40,10 +40,10 @@ def test_costs_in_the_readme_are_those_that_the_maps_declare():
 
 def test_the_demo_of_all_models_trains_every_model():
     from stiefelkit import models
-    from stiefelkit.training.tasks.digits import RECIPES
+    from stiefelkit.training.recipes import recipes_of
 
     (listed,) = re.findall(r"^MODELS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert sorted(listed.split(",")) == models.names() == sorted(RECIPES)
+    assert sorted(listed.split(",")) == models.names() == sorted(recipes_of("digits"))
 
 
 def test_no_cell_begins_with_a_formula_and_ends_with_a_digit() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import small_data
 import torch
-from test_tasks import Constant
+from task_laws import Constant
 
 from stiefelkit.errors import DataError
 from stiefelkit.testing import seeds

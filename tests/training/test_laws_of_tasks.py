@@ -179,13 +179,6 @@ def test_an_accuracy_may_be_a_number_and_a_run_logs_it():
     assert 0 < session.window.correct <= 1
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [("digits", {"train_size": 100}), ("copying", {"T": 7}), ("adding", {"T": 11})]
-)
-def test_tasks_that_need_no_data_keep_the_laws(name, options):
-    check_task(name, **options)
-
-
 SABOTEURS = [
     (Unsaid, "options"),
     (Broadcasting, "shapes"),

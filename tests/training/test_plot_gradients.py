@@ -169,14 +169,9 @@ def test_the_command_draws_a_figure_and_writes_its_data(capsys):
 
 
 def test_gradients_that_vanish_altogether_are_drawn():
-    draw(
-        Path("zero.png"),
-        GradientPlan(iterations=(0,)),
-        [GradientCurve("scornn", 0, 1.0, [0.0, 0.0]), GradientCurve("lstm", 0, 1.0, [0.0, 1.0])],
-    )
-    draw(Path("none.png"), GradientPlan(iterations=(0,)), [GradientCurve("scornn", 0, 1.0, [0.0, 0.0])])
-    assert Path("zero.png").exists()
-    assert Path("none.png").exists()
+    vanished = GradientCurve("scornn", 0, 1.0, [0.0, 0.0])
+    for name, others in (("zero.png", [GradientCurve("lstm", 0, 1.0, [0.0, 1.0])]), ("none.png", [])):
+        assert draw(Path(name), "adding", [vanished, *others]).exists()
 
 
 @pytest.mark.parametrize(
@@ -184,7 +179,7 @@ def test_gradients_that_vanish_altogether_are_drawn():
     [
         ("--task addding", "adding"),
         ("--iterations=-1", "iterations"),
-        ("--task digits --T 5", "option T"),
+        ("--task digits --T 5", "option 'T'"),
         ("--out file/inside", "file"),
     ],
 )

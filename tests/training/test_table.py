@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from task_laws import check_task
-from test_tasks import Constant
+from task_laws import Constant, check_task
 
 from stiefelkit.cli import main
 from stiefelkit.errors import DataError

@@ -1,6 +1,5 @@
 """The laws of tasks: stateless batches, epochs without repeats, the papers' definitions and baselines."""
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +9,7 @@ import small_data
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from task_laws import Constant, check_task
 from torch import Tensor, nn
 
 from stiefelkit.errors import OptionError
@@ -44,43 +44,13 @@ def _data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-each_task = pytest.mark.parametrize("task", [create(*entry) for entry in TASKS], ids=str)
-
-
-class Constant(nn.Module):
-    """Answers the same whatever it reads."""
-
-    def __init__(self, answer: Tensor):
-        super().__init__()
-        self.answer = answer
-
-    def forward(self, x: Tensor, last_only: bool = False) -> Tensor:
-        shape = (len(x),) if last_only else x.shape[:2]
-        return self.answer.expand(*shape, -1)
-
-
 def rows(x: Tensor) -> set[bytes]:
     return {row.numpy().tobytes() for row in x}
 
 
-@each_task
-@settings(max_examples=10)
-@given(step=st.integers(0, 10_000), batch_size=st.integers(1, 60), seed=st.integers(0, 2**40))
-def test_a_batch_is_a_function_of_its_arguments(task: Task, step: int, batch_size: int, seed: int) -> None:
-    seeds.reseed(1)
-    first, before = task.batch(step, batch_size, seeds.seed(seed)), torch.get_rng_state()
-    task.held_out()
-    task.batch(step + 1, batch_size, seed)
-    assert torch.equal(before, torch.get_rng_state())
-    second = dataclasses.replace(task).batch(step, batch_size, seeds.seed(seed))  # type: ignore[type-var]
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert first[0].shape[0] == batch_size
-    assert first[0].shape[2] == task.input_size
-
-
-@each_task
-def test_other_seeds_give_other_batches(task: Task) -> None:
-    assert not torch.equal(task.batch(0, 20, seeds.seed())[0], task.batch(0, 20, seeds.seed(1))[0])
+@pytest.mark.parametrize(("name", "options"), TASKS, ids=str)
+def test_every_task_keeps_the_laws(name: str, options: dict[str, Any]) -> None:
+    check_task(name, **options)
 
 
 def test_keys_have_streams_of_their_own() -> None:
@@ -122,32 +92,6 @@ def test_held_out_data_is_not_in_the_training_set(task: Task) -> None:
     assert not rows(train) & rows(task.held_out()[0])
 
 
-@each_task
-def test_scores_have_the_keys_of_the_baseline(task: Task) -> None:
-    scores = task.evaluate(Constant(torch.zeros(task.output_size)))
-    assert set(scores) == set(task.baseline)
-    assert task.headline in scores
-
-
-@each_task
-def test_evaluation_does_not_depend_on_the_chunk_and_restores_the_mode(task: Task) -> None:
-    seeds.reseed()
-    model = nn.Sequential(nn.Linear(task.input_size, task.output_size), nn.Dropout())
-
-    class Steps(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = model
-
-        def forward(self, x: Tensor, last_only: bool = False) -> Tensor:
-            return self.inner(x[:, -1] if last_only else x)
-
-    net = Steps().train()
-    whole, parts = task.evaluate(net, chunk=10_000), task.evaluate(net, chunk=7)
-    assert net.training
-    assert whole == pytest.approx(parts, rel=1e-5)
-
-
 def test_baselines_are_what_guessing_scores() -> None:
     task = create("copying", {"T": 30, "test_size": 50})
     _, y = task.held_out()
@@ -162,35 +106,20 @@ def test_baselines_are_what_guessing_scores() -> None:
     assert (digits["loss"], digits["accuracy"]) == (pytest.approx(math.log(10)), pytest.approx(0.1, abs=0.01))
 
 
+@pytest.mark.parametrize("at_marker", [False, True])
 @settings(max_examples=10)
 @given(delay=st.integers(1, 40))
-def test_copying_is_the_papers_sequence(delay: int) -> None:
-    x, y = create("copying", {"T": delay}).batch(0, 6, seeds.seed())
-    symbols = x.argmax(-1)
+def test_copying_is_the_papers_sequence(at_marker: bool, delay: int) -> None:
+    x, y = create("copying", {"T": delay, "at_marker": at_marker}).batch(0, 6, seeds.seed())
+    symbols, marker = x.argmax(-1), delay + 9 + at_marker
     assert x.shape == (6, delay + 20, 10)
     assert torch.equal(x.sum(-1), torch.ones(6, delay + 20))
     assert set(symbols[:, :10].unique().tolist()) <= set(range(1, 9))
-    assert (symbols[:, delay + 9] == 9).all()
-    blanks = torch.cat([symbols[:, 10 : delay + 9], symbols[:, delay + 10 :]], dim=1)
+    assert (symbols[:, marker] == 9).all()
+    blanks = torch.cat([symbols[:, 10:marker], symbols[:, marker + 1 :]], dim=1)
     assert not blanks.any()
     assert not y[:, : delay + 10].any()
     assert torch.equal(y[:, delay + 10 :], symbols[:, :10])
-
-
-@settings(max_examples=10)
-@given(delay=st.integers(1, 40))
-def test_copying_at_the_marker_differs_by_where_the_marker_stands(delay: int) -> None:
-    seed = seeds.seed()
-    (x, y), (later, wanted) = (
-        create("copying", {"T": delay, "at_marker": at_marker}).batch(0, 6, seed) for at_marker in (False, True)
-    )
-    symbols = later.argmax(-1)
-    assert torch.equal(y, wanted)
-    assert (symbols[:, delay + 10] == 9).all()
-    assert torch.equal(symbols[:, : delay + 9], x.argmax(-1)[:, : delay + 9])
-    assert not symbols[:, delay + 9].any()
-    assert not symbols[:, delay + 11 :].any()
-    assert torch.equal(later.sum(-1), torch.ones(6, delay + 20))
 
 
 @settings(max_examples=10)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import small_data
 import torch
-from test_tasks import Constant
+from task_laws import Constant
 
 from stiefelkit.errors import DataError, OptionError
 from stiefelkit.testing import seeds

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.numbers import FLAG, integer, validate_fields_
-from stiefelkit.training.recipes import Recipe, of_planes, usual
+from stiefelkit.training.recipes import Recipe, recipes_of
 from stiefelkit.training.tasks.task import Drawn
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-SIZES = {"scornn": 170, "scurnn": 116, "full_urnn": 116, "restricted_urnn": 128, "ornn": 128, "eurnn": 128}
-SIZES |= {"exprnn": 170, "lie_urnn": 116, "margin_rnn": 128, "goru": 128, "rotrnn": 64, "lru": 64}
-SIZES |= {"irnn": 100, "henaff_rnn": 128, "gru": 60, "lstm": 60}
-RECIPES = usual(
-    functools.partial(Recipe.of, steps=8000, batch_size=50),
-    SIZES,
-    scornn={"options": lambda n: {"negative": n // 2}},
-    scurnn={"rates": {"skew": 1e-3}},
-    ornn={"lr": 1e-2, "options": lambda n: {"reflections": n // 8}},
-    rotrnn={"options": lambda n: {**of_planes(n), "decay": [0.1, 0.9999], "max_angle": 0.1}},
-    irnn={"lr": 1e-4},
-    gru={"lr": 1e-2},
-    lstm={"lr": 1e-2},
-)
-"""Four of the papers' ten epochs."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +50,7 @@ class Adding(Drawn):
     last_only: ClassVar[bool] = True
     headline: ClassVar[str] = "loss"
     loss_label: ClassVar[str] = "mean squared error"
-    recipes: ClassVar[dict[str, Recipe]] = RECIPES
+    recipes: ClassVar[Mapping[str, Recipe]] = recipes_of("adding")
 
     def __post_init__(self) -> None:
         # below T = 3 the first half is empty

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import glob
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -13,7 +14,7 @@ from stiefelkit.checks import known_words, of_type
 from stiefelkit.errors import DataError, needs
 from stiefelkit.numbers import integer, optional, validate_fields_
 from stiefelkit.training import data
-from stiefelkit.training.recipes import LRU_RATES, Recipe, usual
+from stiefelkit.training.recipes import Recipe, recipes_of
 from stiefelkit.training.tasks.task import Parted, Pieces, cross_entropy
 
 if TYPE_CHECKING:
@@ -29,22 +30,6 @@ UNSEEN = 0.01
 """Share of held-out characters that the training part may lack."""
 LONGEST = 2**31
 """Characters of a window at most."""
-
-SIZES = {"scornn": 297, "scurnn": 185, "full_urnn": 185, "restricted_urnn": 307, "ornn": 384, "eurnn": 410}
-SIZES |= {"exprnn": 297, "lie_urnn": 185, "margin_rnn": 230, "goru": 128, "rotrnn": 156, "lru": 156}
-SIZES |= {"irnn": 230, "henaff_rnn": 230, "gru": 128, "lstm": 108}
-"""About 83,000 parameters for a text of 65 characters."""
-RECIPES = usual(
-    functools.partial(Recipe.of, steps=6000, batch_size=50, eval_every=500, checkpoint_every=500),
-    SIZES,
-    rotrnn={"rates": {"angle": 1e-3, "log_rate": 1e-3}},
-    lru={"rates": LRU_RATES},
-    gru={"lr": 3e-3},
-    lstm={"lr": 3e-3},
-)
-"""oRNN's paper has 512 units, 345 reflections, Adam at 1e-4 and one line at a time, which these settings say, too:
---reset line --hidden-size 512 --options.reflections 345 --lr 1e-4 --batch-size 1.
-"""
 
 
 @dataclass(frozen=True)
@@ -80,7 +65,7 @@ class Chars(Parted):
     last_only: ClassVar[bool] = False
     headline: ClassVar[str] = "loss"
     loss_label: ClassVar[str] = "bits per character"
-    recipes: ClassVar[dict[str, Recipe]] = RECIPES
+    recipes: ClassVar[Mapping[str, Recipe]] = recipes_of("chars")
     scores: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
 
     def __post_init__(self) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.numbers import FLAG, integer, validate_fields_
-from stiefelkit.training.recipes import LRU_RATES, Recipe, of_planes, usual
+from stiefelkit.training.recipes import Recipe, recipes_of
 from stiefelkit.training.tasks.task import Drawn, cross_entropy
 
 if TYPE_CHECKING:
@@ -16,23 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SYMBOLS = 10
-
-SIZES = dict.fromkeys(("scornn", "scurnn", "full_urnn", "restricted_urnn", "ornn", "eurnn", "exprnn", "lie_urnn"), 64)
-SIZES |= dict.fromkeys(("margin_rnn", "goru", "rotrnn", "lru", "irnn", "henaff_rnn"), 64) | {"gru": 68, "lstm": 68}
-RECIPES = usual(
-    functools.partial(Recipe.of, optimizer="rmsprop", steps=1000, batch_size=20, optimizer_options={"alpha": 0.9}),
-    SIZES,
-    scornn={"lr": 2e-3, "rates": {"skew": 2e-4}, "options": lambda n: {"negative": n // 2}},
-    full_urnn={"optimizer_options": {}},
-    ornn={"options": lambda n: {}},
-    exprnn={"lr": 2e-3, "rates": {"skew": 2e-4}},
-    rotrnn={
-        "optimizer_options": {},
-        "rates": {"angle": 1e-4, "log_rate": 1e-3},
-        "options": lambda n: {**of_planes(n), "decay": [0.999, 0.99999]},
-    },
-    lru={"optimizer_options": {}, "rates": LRU_RATES},
-)
 
 
 @dataclass(frozen=True)
@@ -66,7 +49,7 @@ class Copying(Drawn):
     last_only: ClassVar[bool] = False
     headline: ClassVar[str] = "loss"
     loss_label: ClassVar[str] = "cross-entropy (nats per step)"
-    recipes: ClassVar[dict[str, Recipe]] = RECIPES
+    recipes: ClassVar[Mapping[str, Recipe]] = recipes_of("copying")
 
     def __post_init__(self) -> None:
         sizes = dict.fromkeys(("T", "train_size", "test_size"), integer(1))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training import data
-from stiefelkit.training.recipes import Recipe, of_planes
+from stiefelkit.training.recipes import Recipe, recipes_of
 from stiefelkit.training.tasks.task import Task, cross_entropy
 
 if TYPE_CHECKING:
@@ -19,29 +20,6 @@ if TYPE_CHECKING:
 TEST_SIZE = 360
 ALL_TRAIN = 1797 - TEST_SIZE
 PERMUTATION_SEED = 92916
-
-_of = functools.partial(Recipe.of, steps=2400, batch_size=64, schedule="cosine")
-RMSPROP: dict[str, Any] = {"optimizer": "rmsprop", "optimizer_options": {"alpha": 0.9}}
-CAYLEY: dict[str, Any] = {"optimizer": "multiplicative_cayley", "optimizer_options": {"precondition": "rmsprop"}}
-RECIPES = {
-    "scornn": _of(96, 3e-3, **RMSPROP, rates={"skew": 3e-4}, options=lambda n: {"negative": n // 10}),
-    "scurnn": _of(64, 2e-3, rates={"skew": 1e-3}),
-    "full_urnn": _of(64, 2e-3, **CAYLEY, rates={"stiefel": 3e-4}, batch_size=32),
-    "restricted_urnn": _of(64, 2e-3, steps=1600),
-    "ornn": _of(96, 2e-3, options=lambda n: {"reflections": n // 4}),
-    "eurnn": _of(64, 2e-3, options=lambda n: {"layers": 8}),
-    "exprnn": _of(96, 2e-3, rates={"skew": 3e-4}),
-    "lie_urnn": _of(64, 2e-3, rates={"skew": 1e-3}),
-    "margin_rnn": _of(96, rates={"skew": 3e-4}),
-    "rotrnn": _of(64, 4e-3, optimizer="adamw", options=of_planes),
-    "lru": _of(64, 4e-3, optimizer="adamw"),
-    "irnn": _of(96, 2e-3, steps=6000, clip_norm=1.0),
-    "henaff_rnn": _of(96, clip_norm=1.0),
-    "goru": _of(64, 3e-3),
-    "gru": _of(64, 5e-3, clip_norm=1.0),
-    "lstm": _of(96, 3e-3, clip_norm=1.0),
-}
-"""docs/models.md says what each reaches."""
 
 
 class DigitTask(Task):
@@ -102,7 +80,7 @@ class Digits(DigitTask):
     train_size: int = ALL_TRAIN
 
     name: ClassVar[str] = "digits"
-    recipes: ClassVar[dict[str, Recipe]] = RECIPES
+    recipes: ClassVar[Mapping[str, Recipe]] = recipes_of("digits")
 
     def __post_init__(self) -> None:
         validate_fields_(self, "Digits", train_size=integer(1, ALL_TRAIN))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.data import File
-from stiefelkit.training.recipes import LRU_RATES, Option, Recipe, of_planes
+from stiefelkit.training.recipes import Recipe, recipes_of
 from stiefelkit.training.tasks.digits import DigitTask
 from stiefelkit.training.tasks.task import generator
 
@@ -42,55 +43,6 @@ FILES = (
 )
 """Images and labels to train on, then those to test on."""
 
-PLAIN_RMSPROP = {"alpha": 0.9}
-TENSORFLOW_RMSPROP: dict[str, Option] = {"alpha": 0.9, "eps": 1e-10, "init_acc": 1, "eps_inside": True}
-"""TensorFlow 1: epsilon under the root, mean squares that begin at one, which makes for a slow start."""
-OF_SCURNN = {
-    "skew": {"optimizer": "rmsprop", "lr": 1e-4, "alpha": 0.9, "eps": 1e-8, "eps_inside": True},
-    "phase": {"optimizer": "adagrad", "lr": 1e-3, "initial_accumulator_value": 0.1},
-}
-"""That of its authors: as TensorFlow's, but A's mean squares begin at zero."""
-
-
-def _of(hidden_size: int, lr: float = 1e-3, batch_size: int = 50, **rest: Any) -> Recipe:
-    epoch = ALL_TRAIN // batch_size
-    every = {"eval_every": epoch, "log_every": 100, "checkpoint_every": epoch // 2}
-    rest = {"optimizer": "rmsprop", "optimizer_options": TENSORFLOW_RMSPROP, **rest, **every}
-    return Recipe.of(hidden_size, lr, batch_size=batch_size, steps=70 * epoch, seed=5544, **rest)
-
-
-def _recipes(share: int) -> dict[str, Recipe]:
-    adam: dict[str, Any] = {"optimizer": "adam", "optimizer_options": {}}
-    adamw: dict[str, Any] = {"optimizer": "adamw", "optimizer_options": {}, "schedule": "cosine"}
-    cayley = {"optimizer": "multiplicative_cayley", "optimizer_options": {"precondition": "rmsprop"}}
-    own = {"width": 26, "num_layers": 3, "decay": [0.99, 0.9997]}
-    return {
-        "scornn": _of(170, rates={"skew": 1e-4}, options=lambda n: {"negative": n // share}),
-        "scurnn": _of(116, **adam, optimizers=OF_SCURNN),
-        "full_urnn": _of(116, **cayley, rates={"stiefel": 1e-6}),
-        "restricted_urnn": _of(512, 1e-4, optimizer_options=PLAIN_RMSPROP),
-        "ornn": _of(256, 1e-2, **adam, options=lambda n: {"reflections": n // 8}),
-        "eurnn": _of(1024, 1e-4, batch_size=128, options=lambda n: {"layers": 2}),
-        "exprnn": _of(170, rates={"skew": 1e-4}),
-        "lie_urnn": _of(116, rates={"skew": 1e-4}, clip_norm=1.0),
-        "margin_rnn": _of(120, 1e-4, optimizer_options=PLAIN_RMSPROP, clip_norm=100.0),
-        "goru": _of(64),
-        "rotrnn": _of(64, 4e-3, **adamw, rates={"angle": 2e-4, "log_rate": 1e-3}, options=lambda n: own | of_planes(n)),
-        "lru": _of(64, 4e-3, **adamw, rates=LRU_RATES),
-        "irnn": _of(116, 1e-4, clip_norm=1.0),
-        "henaff_rnn": _of(116, 1e-4, clip_norm=1.0),
-        "gru": _of(70, clip_norm=1.0),
-        "lstm": _of(128, clip_norm=1.0),
-    }
-
-
-RECIPES, PERMUTED = _recipes(10), _recipes(2)
-"""Seventy epochs, as the papers do, at about 16,000 parameters.
-
-Models without such a figure in a paper get the rates of their kin. scoRNN's rho is n/10 where the pixels come in order
-and n/2 where they are permuted.
-"""
-
 
 @dataclass(frozen=True)
 class Mnist(DigitTask):
@@ -112,7 +64,7 @@ class Mnist(DigitTask):
     shifts: int = 0
 
     name: ClassVar[str] = "mnist"
-    recipes: ClassVar[dict[str, Recipe]] = RECIPES
+    recipes: ClassVar[Mapping[str, Recipe]] = recipes_of("mnist")
 
     def __post_init__(self) -> None:
         validate_fields_(self, type(self).__name__, train_size=integer(1, ALL_TRAIN), shifts=integer(0, SIDE))
@@ -153,7 +105,7 @@ class PermutedMnist(Mnist):
     permutation_seed: int = 92916
 
     name: ClassVar[str] = "pmnist"
-    recipes: ClassVar[dict[str, Recipe]] = PERMUTED
+    recipes: ClassVar[Mapping[str, Recipe]] = recipes_of("pmnist")
 
     def __post_init__(self) -> None:
         super().__post_init__()

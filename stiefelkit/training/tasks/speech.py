@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -14,7 +14,7 @@ from stiefelkit.errors import DataError, OptionError, needs
 from stiefelkit.numbers import FLAG, integer, optional, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.audio import ENDINGS, read
-from stiefelkit.training.recipes import LRU_RATES, Recipe, usual
+from stiefelkit.training.recipes import Recipe, recipes_of
 from stiefelkit.training.tasks.task import Parted, Pieces
 
 if TYPE_CHECKING:
@@ -36,24 +36,6 @@ DEVELOPMENT = frozenset(
     "mrcs0 mreb0 mrjm4 mrjr0 mroa0 mrtk0 mrws1 mtaa0 mtdt0 mteb0 mthc0 mwjg0".split()
 )
 """50 speakers, 400 sentences (Halberstadt 1998)."""
-
-SIZES = {"scornn": 224, "scurnn": 128, "full_urnn": 128, "restricted_urnn": 158, "ornn": 256, "eurnn": 212}
-SIZES |= {"exprnn": 224, "lie_urnn": 128, "margin_rnn": 187, "goru": 128, "rotrnn": 140, "lru": 140}
-SIZES |= {"irnn": 187, "henaff_rnn": 187, "gru": 101, "lstm": 84}
-RECIPES = usual(
-    functools.partial(Recipe.of, steps=3000, batch_size=28, eval_every=300, checkpoint_every=300),
-    SIZES,
-    scornn={"rates": {"skew": 1e-3}},
-    scurnn={"lr": 5e-3},
-    rotrnn={"rates": {"angle": 1e-3, "log_rate": 1e-3}},
-    lru={"rates": LRU_RATES},
-)
-"""About 83,000 parameters, the smallest size of the papers' tables.
-
-The sizes and rates of scornn, scurnn, lstm, full_urnn and restricted_urnn are the papers', but for the optimizer of
-scornn's `skew`, RMSprop there, and the rate of scurnn, 1e-3 there, with which it takes several times the steps. Models
-other than scornn, scurnn and lstm have not been tried.
-"""
 
 
 @dataclass(frozen=True)
@@ -93,7 +75,7 @@ class Speech(Parted):
     last_only: ClassVar[bool] = False
     headline: ClassVar[str] = "loss"
     loss_label: ClassVar[str] = "squared error of the next frame (dB^2)"
-    recipes: ClassVar[dict[str, Recipe]] = RECIPES
+    recipes: ClassVar[Mapping[str, Recipe]] = recipes_of("speech")
     scores: ClassVar[tuple[str, ...]] = ("loss", "padded")
 
     def __post_init__(self) -> None:

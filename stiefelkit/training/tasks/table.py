@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -12,7 +13,7 @@ from stiefelkit.checks import known_words, of_type
 from stiefelkit.errors import DataError, did_you_mean, needs
 from stiefelkit.numbers import integer, optional, validate_fields_
 from stiefelkit.training import data
-from stiefelkit.training.recipes import LRU_RATES, Recipe, usual
+from stiefelkit.training.recipes import Recipe, recipes_of
 from stiefelkit.training.tasks.task import Parted, Sequences, cross_entropy, generator
 
 if TYPE_CHECKING:
@@ -27,12 +28,6 @@ HELD_OUT = 0.15
 MAX_CLASSES = 100
 """Classes that integers, or words, may be without a word from the user."""
 WHO = "Task 'table'"
-SIZES = {"scornn": 96, "scurnn": 64, "full_urnn": 64, "restricted_urnn": 64, "ornn": 96, "eurnn": 64, "exprnn": 96}
-SIZES |= {"lie_urnn": 64, "margin_rnn": 96, "goru": 64, "rotrnn": 64, "lru": 64}
-SIZES |= {"irnn": 96, "henaff_rnn": 96, "gru": 64, "lstm": 64}
-_of = functools.partial(Recipe.of, steps=2000, batch_size=32)
-RECIPES = usual(_of, SIZES, lru={"rates": LRU_RATES}, gru={"lr": 3e-3}, lstm={"lr": 3e-3})
-"""A start for data that nobody has seen: the rates of other tasks, and small nets."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,7 @@ class Table(Parted):
     train_size: int | None = None
 
     name: ClassVar[str] = "table"
-    recipes: ClassVar[dict[str, Recipe]] = RECIPES
+    recipes: ClassVar[Mapping[str, Recipe]] = recipes_of("table")
 
     def __post_init__(self) -> None:
         sizes = {"window": optional(integer(1)), "ahead": integer(0), "train_size": optional(integer(1))}

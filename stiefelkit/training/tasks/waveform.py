@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -12,24 +13,13 @@ from stiefelkit.errors import DataError, needs
 from stiefelkit.numbers import at_least, integer, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.audio import ENDINGS, read
-from stiefelkit.training.recipes import Recipe, usual
+from stiefelkit.training.recipes import Recipe, recipes_of
 from stiefelkit.training.tasks.task import Task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 WHO = "Task 'waveform'"
-SIZES = {"scornn": 64, "scurnn": 48, "full_urnn": 48, "restricted_urnn": 128, "ornn": 64, "eurnn": 64, "exprnn": 64}
-SIZES |= {"lie_urnn": 48, "margin_rnn": 48, "goru": 32, "rotrnn": 48, "lru": 48}
-SIZES |= {"irnn": 48, "henaff_rnn": 48, "gru": 28, "lstm": 24}
-RECIPES = usual(
-    functools.partial(Recipe.of, steps=2000, batch_size=1, clip_norm=1.0),
-    SIZES,
-    scornn={"options": lambda n: {"negative": n // 2}},
-    ornn={"options": lambda n: {"reflections": n}},
-    eurnn={"options": lambda n: {"layers": 8}},
-)
-"""Small nets, a step for each reading of the one sequence."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +55,7 @@ class Waveform(Task):
     last_only: ClassVar[bool] = False
     headline: ClassVar[str] = "loss"
     loss_label: ClassVar[str] = "normalized squared error"
-    recipes: ClassVar[dict[str, Recipe]] = RECIPES
+    recipes: ClassVar[Mapping[str, Recipe]] = recipes_of("waveform")
 
     def __post_init__(self) -> None:
         validate_fields_(self, "Waveform", T=integer(2), excerpt=integer(0), start=at_least(0), file=of_type(str))
