@@ -103,6 +103,9 @@ def measure(
     from stiefelkit.training.session import Session
 
     configs, curves, iterations = plan.configs(), [], sorted(set(plan.iterations))
+    for config in configs.values():
+        with config.within_memory():
+            config.build_task().batch(0, config.batch_size, config.seed)
     with writable(SUBJECT, out):
         out.mkdir(parents=True, exist_ok=True)
     for config in configs.values():

@@ -155,7 +155,12 @@ def draw_runs(runs: Sequence[tuple[RunFolder, Records]], out: Path, look: Figure
             axes.boxplot([[score for score, _ in box] for _, box in boxes])
             axes.set_xticks(range(1, len(boxes) + 1), [literal(label) for label, _ in boxes], rotation=45)
             axes.set(**labels, yscale=scale)
-    lines = _by_reflections(scored)
+    lines: dict[str, dict[float, list[float]]] = {}
+    for score, folder in scored:
+        if count := folder.config.options.get("reflections"):
+            size = f"{folder.config.model} {folder.config.hidden_size}"
+            lines.setdefault(size, {}).setdefault(float(count), []).append(score)
+    lines = {size: points for size, points in lines.items() if len(points) > 1}
     if lines:
         drawn["reflections"] = look.path(out, f"{stem}reflections")
         with figure(drawn["reflections"], dpi=look.dpi) as (axes,):
@@ -184,22 +189,11 @@ def _boxes(runs: list[Scored]) -> list[tuple[str, list[Scored]]]:
         config = folder.config
         task_options = {name: value for name, value in config.task_options.items() if name != "excerpt"}
         same = dataclasses.replace(config, seed=0, threads=1, device="cpu", task_options=task_options)
-        label = "\n".join([_size(folder), *(f"{name}={value}" for name, value in config.options.items())])
+        label = "\n".join(
+            [f"{config.model} {config.hidden_size}", *(f"{name}={value}" for name, value in config.options.items())]
+        )
         boxes.setdefault(repr(same), (label, []))[1].append((score, folder))
     return sorted(boxes.values(), key=lambda box: box[0])
-
-
-def _size(folder: RunFolder) -> str:
-    return f"{folder.config.model} {folder.config.hidden_size}"
-
-
-def _by_reflections(runs: list[Scored]) -> dict[str, dict[float, list[float]]]:
-    lines: dict[str, dict[float, list[float]]] = {}
-    for score, folder in runs:
-        count = folder.config.options.get("reflections")
-        if isinstance(count, int | float):
-            lines.setdefault(_size(folder), {}).setdefault(count, []).append(score)
-    return {size: points for size, points in lines.items() if len(points) > 1}
 
 
 def _sequences(folder: RunFolder) -> tuple[list[float], list[float], float] | None:

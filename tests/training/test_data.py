@@ -70,13 +70,11 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
         data.place()
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_a_damaged_file_is_refused_by_its_path(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
-    raw = pack(CONTENT)
-    for damaged in (raw[:-7], raw[:60] + b"\x00\x01" + raw[62:], b""):
-        (tmp_path / "numbers.gz").write_bytes(damaged)
-        with data.named(tmp_path):
-            assert "numbers.gz" in refused(file())
+@pytest.mark.parametrize("damaged", [b"", CONTENT[:-7], gzip.compress(CONTENT)[:-7], b"\x1f\x8b\x00\x01"])
+def test_a_damaged_file_is_refused_by_its_path(damaged: bytes, tmp_path: Path) -> None:
+    (tmp_path / "numbers.gz").write_bytes(damaged)
+    with data.named(tmp_path):
+        assert "numbers.gz" in refused(file())
 
 
 @pytest.fixture
@@ -98,19 +96,12 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 def test_what_is_in_no_folder_is_fetched_once_and_known_by_its_content(served: tuple[Path, str]) -> None:
     root, address = served
-    (root / "numbers.gz").write_bytes(gzip.compress(CONTENT))
     of = file(f"{address}/missing.gz", f"{address}/numbers.gz")
-    assert data.content(of, "counts") == CONTENT
-    os.remove(root / "numbers.gz")
-    assert data.content(of, "counts") == CONTENT
-
-
-def test_a_download_that_is_another_file_is_refused_and_not_kept(served: tuple[Path, str]) -> None:
-    root, address = served
     (root / "numbers.gz").write_bytes(gzip.compress(b"others"))
-    of = file(f"{address}/numbers.gz")
     assert f"{address}/numbers.gz" in refused(of)
     (root / "numbers.gz").write_bytes(gzip.compress(CONTENT))
+    assert data.content(of, "counts") == CONTENT
+    os.remove(root / "numbers.gz")
     assert data.content(of, "counts") == CONTENT
 
 

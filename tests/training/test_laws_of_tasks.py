@@ -223,13 +223,7 @@ class Bare(First):
 
 
 @pytest.mark.parametrize(
-    ("cls", "word"),
-    [
-        (Bare, "dataclass"),
-        (without("last_only"), "last_only"),
-        (without("held_out"), "held_out"),
-        (without("train_size"), "train_size"),
-    ],
+    ("cls", "word"), [(Bare, "dataclass"), (without("last_only"), "last_only"), (without("train_size"), "train_size")]
 )
 def test_what_lacks_a_part_is_refused_and_left_out_of_lists(cls, word):
     room.tasks.register("mine", cls)
