@@ -18,8 +18,8 @@ class SPEL(TangentOptimizer):
     r"""Spectral steepest descent with a linear oracle: :math:`W ← msign(W - lr msign(R))`.
 
     :math:`R = M - W sym(W^H M)`, with :math:`M ← momentum M + (1 - momentum) G`. For a square frame msign(R) is the
-    best tangent vector, and the step that of `ManifoldMuon`. For a tall one it is none: it gains about nine tenths of
-    what the best does, to first order, and is had at the price of one `msign`, without iterations or eigenvalues.
+    best tangent vector, and the step that of `ManifoldMuon`. For a tall one it is none: per unit of spectral norm it
+    gains about nine tenths of what the best does, to first order, at the price of one `msign`, without iterations.
     :math:`W - lr msign(R)` has full rank at any rate, since :math:`W^H msign(R)` has imaginary eigenvalues only, and
     the outer msign is done to rounding (the published code does five steps of it, which leave :math:`‖W^H W - I‖_2` at
     2e-2). Steps do not shrink with the gradient: the rate wants a schedule that ends near zero. The metric of the group

@@ -78,6 +78,18 @@ def test_many_iterations_prove_the_best_whatever_the_size_of_the_gradient(shape,
     assert certified_gap(w, g + 3 * w, a, multiplier) <= 1e-6
 
 
+def test_the_linear_oracle_gains_less_than_the_best_and_is_not_tangent():
+    w, g = problem(20, 10, torch.float64)
+    r = tangent_part(w, g)
+    oracle = msign(r)
+    best, _ = spectral_direction(w, g, iterations=100)
+    # Of the oracle counts what of it is a step: its tangent part.
+    gained, most = ((r * a).sum().item() for a in (tangent_part(w, oracle), best))
+    scaled = gained / max(1.0, torch.linalg.matrix_norm(tangent_part(w, oracle), 2).item())
+    assert 0.85 * most < scaled < most < gained
+    assert torch.linalg.matrix_norm(w.mT @ oracle + oracle.mT @ w) > 0.05
+
+
 @pytest.mark.parametrize("dtype", FIELDS, ids=str)
 def test_batches_are_their_loop(dtype):
     w = init.haar((3, 7, 4), dtype, generator(0))

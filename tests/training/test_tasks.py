@@ -1,7 +1,9 @@
 """The laws of tasks: stateless batches, epochs without repeats, the papers' definitions and baselines."""
 
 import math
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 from task_laws import Constant, check_task
 from torch import Tensor, nn
 
+import stiefelkit as sk
+from stiefelkit import models
 from stiefelkit.errors import OptionError
 from stiefelkit.testing import seeds
 from stiefelkit.training import data
@@ -185,6 +189,15 @@ def test_every_recipe_is_a_config_whose_model_can_be_built(name: str) -> None:
         config = Config.resolve(task, model)
         optimizer = config.build_optimizer(config.build_model())
         assert all(group["lr"] > 0 for group in optimizer.param_groups)
+
+
+def test_the_page_of_models_says_whose_recipe_has_an_orthogonal_weight():
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    weights = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", page, re.MULTILINE))
+    assert sorted(weights) == models.names()
+    for name, words in weights.items():
+        found = sk.drift(Config.resolve(create("digits"), name).build_model())
+        assert bool(found) == words.startswith(("orthogonal", "unitary", "near-orthogonal"))
 
 
 def test_evaluation_leaves_each_part_in_its_mode():
