@@ -1,8 +1,9 @@
 """`stiefelkit reproduce NAME` and `stiefelkit reproduce --list`."""
 
 import itertools
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.table import Table
@@ -14,7 +15,7 @@ from stiefelkit.files import reachable, refuse_links, writable
 from stiefelkit.training import papers
 from stiefelkit.training.data import named
 from stiefelkit.training.display import Screen, say
-from stiefelkit.training.papers import Reproduction
+from stiefelkit.training.recipes import Settings
 
 if TYPE_CHECKING:
     from stiefelkit.training.reproduce import Finding, Score
@@ -24,7 +25,10 @@ def reproduce(
     name: str | None = None,
     /,
     *,
-    plan: Options[Reproduction] = None,
+    epochs: int | None = None,
+    seed: int | None = None,
+    threads: int | None = None,
+    device: str | None = None,
     list: Annotated[bool, Parameter(negative=())] = False,
     report: Annotated[bool, Parameter(negative=())] = False,
     page: Path | None = None,
@@ -40,7 +44,10 @@ def reproduce(
 
     Args:
         name: of the experiment, as --list shows it.
-        plan: how far, and on what.
+        epochs: of the training data, in all; a run of fewer may go on later. As many as in the paper if left out.
+        seed: fixes the initial weights and the training data; that of the paper if left out.
+        threads: CPU threads, 1 if left out; another number may change the last bits.
+        device: cpu, cuda, cuda:1, ...
         list: show the experiments, with the figures of the papers and of the runs in --out.
         report: write one page about all runs in --out, with plots.
         page: folder of that page, report.md, and its plots; report/ in --out if left out.
@@ -48,13 +55,13 @@ def reproduce(
         out: folder of the runs; that of an experiment lies in it under its name.
         figures: how they are written.
     """
-    plan, figures = plan or Reproduction(), figures or Figures()
+    asked = {"epochs": epochs, "seed": seed, "threads": threads, "device": device}
+    asked = {option: value for option, value in asked.items() if value is not None}
     modes = [word for word in (name, list and "--list", report and "--report") if word]
     words = "the name of an experiment, --list or --report"
     needs(len(modes) == 1, OptionError, "Reproducing", words, " and ".join(modes) or "none; --list has all names")
     needs(page is None or report, OptionError, "--page", "--report, which writes that page", "no --report")
-    is_idle = (list or report) and plan != Reproduction()
-    needs(not is_idle, OptionError, modes[0], "no epochs, seed, threads or device, since it runs nothing", "some")
+    needs(bool(name) or not asked, OptionError, modes[0], "no other options, since it runs nothing", ", ".join(asked))
     with named(data):
         if list:
             _list(out)
@@ -66,15 +73,15 @@ def reproduce(
                 page = out / "report"
                 with writable("A report", page):
                     refuse_links(page, out)
-            written, drawn = write_page(out, page, figures)
+            written, drawn = write_page(out, page, figures or Figures())
             for path in drawn:
                 say(f"Figure: {path}")
             say(f"Page: {written}")
             return 0
-        return _run(str(name), out, plan)
+        return _run(str(name), out, asked)
 
 
-def _run(name: str, out: Path, plan: Reproduction) -> int:
+def _run(name: str, out: Path, asked: dict[str, Any]) -> int:
     from stiefelkit.training.display import Terminal
     from stiefelkit.training.reproduce import note
     from stiefelkit.training.reproduce import reproduce as run
@@ -85,13 +92,15 @@ def _run(name: str, out: Path, plan: Reproduction) -> int:
         refuse_links(path, out)
     before, diverged = last_step(path), ""
     try:
-        outcome = run(row, path, plan, Terminal())
+        named = {option: value for option, value in asked.items() if option != "epochs"}
+        outcome = run(row, path, asked.get("epochs"), Settings(**named), Terminal())
     except DivergedError as error:
         diverged = error.found
         raise
     finally:
         if diverged or last_step(path) > before:
-            note(path, row, plan.command(name), diverged)
+            words = [word for option, value in asked.items() for word in (f"--{option}", str(value))]
+            note(path, row, shlex.join(["stiefelkit", "reproduce", name, *words]), diverged)
     if outcome.signal is not None:
         say(f"Stopped at step {outcome.step} and saved; the same command continues it.")
         return 128 + outcome.signal

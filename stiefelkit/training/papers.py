@@ -4,21 +4,16 @@ import dataclasses
 import functools
 import itertools
 import re
-import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stiefelkit.checks import SEED, THREADS
 from stiefelkit.errors import UnknownNameError, did_you_mean
-from stiefelkit.numbers import integer, optional, validate_fields_
+from stiefelkit.training.config import Config
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, create, tasks
-
-if TYPE_CHECKING:
-    from stiefelkit.training.config import Config
 
 
 @dataclass(frozen=True)
@@ -50,10 +45,8 @@ class Row:
         """Returns the task."""
         return create(self.task, self.task_options)
 
-    def config(self, settings: Settings | None = None) -> "Config":
+    def config(self, settings: Settings | None = None) -> Config:
         """Returns the config of a run, other settings over those of the paper."""
-        from stiefelkit.training.config import Config
-
         filled = (settings or Settings()).with_defaults(self.settings)
         return Config(task=self.task, model=self.model, task_options=self.build_task().options(), **filled.given())
 
@@ -99,38 +92,6 @@ class Row:
     def epochs(self) -> float:
         """Epochs of the paper."""
         return (self.settings.steps or 0) / self.epoch
-
-
-@dataclass(frozen=True)
-class Reproduction:
-    """The options by which an experiment is run again.
-
-    Args:
-        epochs: of the training data, in all; a run of fewer may go on later. As many as in the paper if left out.
-        seed: fixes the initial weights and the training data; that of the paper if left out.
-        threads: CPU threads, 1 if left out; another number may change the last bits.
-        device: cpu, cuda, cuda:1, ...
-    """
-
-    epochs: int | None = None
-    seed: int | None = None
-    threads: int | None = None
-    device: str | None = None
-
-    def __post_init__(self) -> None:
-        validate_fields_(
-            self, "A reproduction", epochs=optional(integer(1)), seed=optional(SEED), threads=optional(THREADS)
-        )
-
-    def settings(self, row: Row) -> Settings:
-        """Returns what differs from the settings of the paper."""
-        steps = None if self.epochs is None else self.epochs * row.epoch
-        return Settings(steps=steps, seed=self.seed, threads=self.threads, device=self.device)
-
-    def command(self, name: str) -> str:
-        """Returns the line that runs an experiment so, wherever its options have come from."""
-        given = ((f"--{option}", str(value)) for option, value in vars(self).items() if value is not None)
-        return shlex.join(["stiefelkit", "reproduce", name, *(word for pair in given for word in pair)])
 
 
 def find(name: str) -> Row:

@@ -14,8 +14,9 @@ from stiefelkit.files import parse_json, read_file, write_atomically, write_json
 from stiefelkit.machine import processor
 from stiefelkit.training import papers
 from stiefelkit.training.display import Silent
-from stiefelkit.training.papers import Reproduction, Row
+from stiefelkit.training.papers import Row
 from stiefelkit.training.plot import Curve, Value, draw, draw_runs
+from stiefelkit.training.recipes import Settings
 from stiefelkit.training.run_folder import PROCESSOR, RunFolder, by_kind, is_run, last_step
 from stiefelkit.training.train import RunOutcome, resume, train
 
@@ -70,12 +71,15 @@ class Finding:
         return made_by(self.folder.path)
 
 
-def reproduce(row: Row, out: Path, plan: Reproduction | None = None, display: Silent | None = None) -> RunOutcome:
+def reproduce(
+    row: Row, out: Path, epochs: int | None = None, named: Settings | None = None, display: Silent | None = None
+) -> RunOutcome:
     """Trains as a row of a paper's table says, or goes on where a run of it stopped.
 
-    What the plan leaves open is as in the paper, or as the run began. Raises as `train` and `resume` do.
+    What is left open of epochs, seed, threads and device is as in the paper, or as the run began. Raises as `train` and
+    `resume` do.
     """
-    named = (plan or Reproduction()).settings(row)
+    named = dataclasses.replace(named or Settings(), steps=None if epochs is None else epochs * row.epoch)
     config = row.config(named)
     if not is_run(out):
         return train(config, out, display)

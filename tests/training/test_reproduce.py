@@ -15,7 +15,7 @@ from stiefelkit.figure import Figures
 from stiefelkit.machine import processor
 from stiefelkit.testing import seeds
 from stiefelkit.training import papers, train
-from stiefelkit.training.papers import Reproduction, Row
+from stiefelkit.training.papers import Row
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.reproduce import Score, finding, made_by, opened, reproduce, write_page
 from stiefelkit.training.run_folder import RunFolder, read_log
@@ -124,16 +124,16 @@ def test_experiments_of_runs_that_are_kept_mean_what_they_meant(path: Path) -> N
 
 def test_a_reproduction_stops_goes_on_and_is_finished(tmp_path: Path) -> None:
     row, path = papers.find("tiny-copying-2"), tmp_path / "run"
-    assert reproduce(row, path, Reproduction(epochs=1)).step == 4
+    assert reproduce(row, path, epochs=1).step == 4
     assert reproduce(row, path).step == 12
     assert reproduce(row, path).already
-    assert reproduce(row, path, Reproduction(epochs=1)).already
+    assert reproduce(row, path, epochs=1).already
     train.train(row.config(), tmp_path / "whole")
     scores = [read_log(each / "log.jsonl")[-1]["loss"] for each in (path, tmp_path / "whole")]
     assert scores[0] == scores[1]
     assert RunFolder.open(path).config == row.config()
     with pytest.raises(RunError, match="seed"):
-        reproduce(row, path, Reproduction(epochs=4, seed=4))
+        reproduce(row, path, epochs=4, named=Settings(seed=4))
 
 
 def write(path: Path, records: list[dict[str, Any]]) -> None:
@@ -221,7 +221,7 @@ def test_a_report_names_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.M
     known = (row, other, dataclasses.replace(row, name="tiny-cut"), alone)
     monkeypatch.setattr(papers, "rows", lambda: known)
     for name in (row.name, "tiny-cut", "tiny-other", "tiny-alone"):
-        reproduce(row, tmp_path / name, Reproduction(epochs=1))
+        reproduce(row, tmp_path / name, epochs=1)
     (tmp_path / "tiny-cut" / "log.jsonl").write_text("junk\n")
     text = write_page(tmp_path, tmp_path / "page", Figures(dpi=40))[0].read_text()
     shown, _, left_out = text.partition("## Left out")
@@ -249,7 +249,7 @@ def test_what_a_run_was_begun_with_stays_and_a_refusal_makes_nothing(
     assert RunFolder.open(tmp_path / "other" / "tiny-copying-2").config.seed == 7
     row = papers.find("tiny-copying-2")
     falling = dataclasses.replace(row, settings=Settings(schedule="cosine").with_defaults(row.settings))
-    reproduce(falling, tmp_path / "falling", Reproduction(epochs=1))
+    reproduce(falling, tmp_path / "falling", epochs=1)
     with pytest.raises(RunError, match="rates"):
         reproduce(falling, tmp_path / "falling")
 

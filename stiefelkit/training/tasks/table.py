@@ -105,10 +105,7 @@ class Table(Parted):
     @property
     def last_only(self) -> bool:
         """False for a target at each step; True where the data are not at hand."""
-        try:
-            return self._split("train").offset is not None
-        except DataError:
-            return True
+        return self._at_hand is None or self._at_hand.parts["train"].offset is not None
 
     @property
     def headline(self) -> str:
@@ -123,11 +120,8 @@ class Table(Parted):
     @property
     def scores(self) -> tuple[str, ...]:
         """The loss, and the accuracy of classes."""
-        try:
-            is_class = self.kind == KINDS[0] or (not self.kind and bool(self.classes))
-        except DataError:
-            is_class = False
-        return ("loss", "accuracy") if is_class else ("loss",)
+        has_classes = self._at_hand is not None and bool(self._at_hand.classes)
+        return ("loss", "accuracy") if self.kind == KINDS[0] or (not self.kind and has_classes) else ("loss",)
 
     @property
     def baseline(self) -> dict[str, float]:
@@ -150,6 +144,13 @@ class Table(Parted):
     def accuracy(self, output: Tensor, y: Tensor) -> Tensor | None:
         """Returns the share of targets that are the likeliest class; None for numbers."""
         return None if y.is_floating_point() else (output.argmax(-1) == y).double().mean()
+
+    @property
+    def _at_hand(self) -> Prepared | None:
+        try:
+            return self._prepared
+        except DataError:
+            return None
 
     @functools.cached_property
     def _prepared(self) -> Prepared:
