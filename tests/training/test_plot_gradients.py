@@ -15,8 +15,10 @@ from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.models import SequenceModel
 from stiefelkit.testing import seeds
-from stiefelkit.training.gradients import GradientCurve, GradientPlan, draw, gradient_norms, measure
+from stiefelkit.training.config import Config
+from stiefelkit.training.gradients import GradientCurve, draw, gradient_norms
 from stiefelkit.training.recipes import Settings
+from stiefelkit.training.session import Session
 from stiefelkit.training.tasks import create
 
 SMALL = ["--seed", str(seeds.seed()), "--T", "6", "--hidden-size", "4", "--batch-size", "3", "--steps", "0,2"]
@@ -73,12 +75,6 @@ def test_where_every_step_is_scored_the_output_of_a_step_counts_in_its_gradient(
     assert norms == pytest.approx(expected[::-1], rel=1e-12)
 
 
-def test_a_model_that_reads_no_states_is_refused():
-    net: Any = sk.models.create("rotrnn", 2, 4, 1).double()
-    with pytest.raises(errors.OptionError, match="read from its states"):
-        gradient_norms(net, Scored(True), torch.randn(2, 5, 2).double(), torch.randn(2, 1).double())  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("name", [name for name in sk.models.names() if name not in ("lru", "rotrnn")])
 def test_the_total_derivative_is_that_of_the_net_restarted_after_each_step(name):
     net: Any = sk.models.create(name, 2, 4, 1).double()
@@ -120,11 +116,16 @@ def test_the_net_is_left_as_it_was():
 
 
 @pytest.mark.parametrize(
-    "net", [nn.Linear(2, 2), SequenceModel(nn.GRU(2, 3, batch_first=True, bidirectional=True), nn.Linear(6, 1))]
+    ("net", "words"),
+    [
+        (nn.Linear(2, 2), "of one direction"),
+        (SequenceModel(nn.GRU(2, 3, batch_first=True, bidirectional=True), nn.Linear(6, 1)), "of one direction"),
+        (sk.models.create("rotrnn", 2, 4, 1), "read from its states"),
+    ],
 )
-def test_a_model_without_a_layer_of_one_direction_is_refused(net):
+def test_a_model_without_a_layer_of_one_direction_that_reads_its_states_is_refused(net, words):
     task = create("adding", {"T": 5})
-    with pytest.raises(errors.OptionError, match="of one direction"):
+    with pytest.raises(errors.OptionError, match=words):
         gradient_norms(net, task, *task.batch(0, 3, 0))
 
 
@@ -136,34 +137,23 @@ def test_tiny_gradients_do_not_underflow_in_their_squares():
     assert 0 < norms[0] < 1e-30
 
 
-def test_the_iterations_are_those_of_a_run_of_the_recipe():
-    settings = Settings(hidden_size=4, batch_size=3, seed=seeds.seed(5))
-    plan = GradientPlan("adding", 6, ("scornn",), (2, 0, 2), hidden_size=4, batch_size=3, seed=seeds.seed(5))
-    curves, _ = measure(plan, Path("out"))
-    assert [curve.iteration for curve in curves] == [0, 2]
-    from stiefelkit.training.config import Config
-    from stiefelkit.training.session import Session
-
-    session = Session.start(Config.resolve(create("adding", {"T": 6}), "scornn", settings))
-    for curve in curves:
-        while session.step < curve.iteration:
-            session.advance()
-        batch = session.task.batch(session.step, 3, seeds.seed(5))
-        assert (curve.loss, curve.norms) == gradient_norms(session.model, session.task, *batch)
-
-
-def test_the_command_draws_a_figure_and_writes_its_data(capsys):
+def test_the_command_draws_the_gradients_of_runs_of_the_recipes_and_writes_its_data(capsys):
     assert main(["plot", "gradients", *SMALL, "--out", "here"]) == 0
     shown = capsys.readouterr().out
     assert "Figure: here/gradients.png" in shown
     assert Path("here/gradients.png").read_bytes().startswith(b"\x89PNG")
     found = json.loads(Path("here/gradients.json").read_text())
-    moments = [(curve["model"], curve["iteration"]) for curve in found["curves"]]
-    assert moments == [("scornn", 0), ("scornn", 2), ("lstm", 0), ("lstm", 2)]
-    assert all(len(curve["norms"]) == 6 and curve["loss"] > 0 for curve in found["curves"])
     assert {name: run["hidden_size"] for name, run in found["runs"].items()} == {"scornn": 4, "lstm": 4}
-    for curve in found["curves"]:
-        assert f"{curve['norms'][0]:.3g} at the first step" in shown
+    curves = iter(found["curves"])
+    for model in ("scornn", "lstm"):
+        settings = Settings(hidden_size=4, batch_size=3, seed=seeds.seed())
+        session = Session.start(Config.resolve(create("adding", {"T": 6}), model, settings))
+        for iteration in (0, 2):
+            while session.step < iteration:
+                session.advance()
+            loss, norms = gradient_norms(session.model, session.task, *session.task.batch(iteration, 3, seeds.seed()))
+            assert next(curves) == {"model": model, "iteration": iteration, "loss": loss, "norms": norms}
+            assert f"{norms[0]:.3g} at the first step" in shown
     assert main(["plot", "gradients", *SMALL, "--models", "lstm", "--out", "here"]) == 0
     assert {curve["model"] for curve in json.loads(Path("here/gradients.json").read_text())["curves"]} == {"lstm"}
 
