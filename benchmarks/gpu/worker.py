@@ -15,7 +15,6 @@ import torch
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.scale import SCALES
 from stiefelkit.machine import threads
-from stiefelkit.measuring.clock import indexed_device
 from stiefelkit.measuring.contest import Schedule
 
 
@@ -28,6 +27,12 @@ def work(part: str, scale: str, device: str, seconds: float, say: Callable[[dict
             if time.monotonic() > end:
                 say({"left_out": {"what comes after": f"{seconds:.0f} seconds were over."}})
                 return
+
+
+def indexed_device(device: torch.device | str) -> torch.device:
+    """A device with its index, that of the current CUDA device where none is given."""
+    device = torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
 def main() -> None:

@@ -90,12 +90,6 @@ def clock_of(device: torch.device, cold: bool = False) -> Clock:
     return lambda run, calls: sum(clock(run, 1, buffer.zero_) for _ in range(calls))
 
 
-def indexed_device(device: torch.device | str) -> torch.device:
-    """Returns a device with its index, that of the current CUDA device where none is given."""
-    device = torch.device(device)
-    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
-
-
 def replayed(run: Run, device: torch.device) -> Run:
     """Returns the replay of a graph of all that a function launches on a GPU, captured after `WARM_UPS` runs."""
     with torch.cuda.device(device):

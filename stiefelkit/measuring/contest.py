@@ -62,10 +62,10 @@ class Schedule:
         """Returns the schedule of a part that gets this share, above 0, of the time left."""
         return Schedule(self.left * share, self._now)
 
-    def seconds_each(self, seconds: float, count: int, share: float) -> float:
-        """Returns the seconds for the samples of each of so many versions, at most those given, in a share of it."""
+    def seconds_each(self, seconds: float, count: int) -> float:
+        """Returns the seconds for the samples of each of so many versions, at most those given."""
         # As much again for the warm-up, and for others at work.
-        return min(seconds, max(self.left * share / (4 * count), 1e-6))
+        return min(seconds, max(self.left / (4 * count), 1e-6))
 
 
 @dataclass(frozen=True)
@@ -148,14 +148,13 @@ class Race:
 
 @dataclass
 class Contest:
-    """The implementations of one size: peers may fail as they like, and samples take a share of the time left."""
+    """The implementations of one size, of which peers may fail as they like."""
 
     subject: str
     peers: Container[str] = ()
     watch: ProgressCallback = quiet
     left_out: dict[str, str] = field(default_factory=dict)
     schedule: Schedule = field(default_factory=Schedule)
-    share: float = 1.0
 
     def attempt(self, what: str, names: Iterable[str], act: Callable[[str], T]) -> dict[str, T]:
         """Returns name to what `act` returns; those that fail, ours by an error of ours, are left out."""
@@ -194,7 +193,7 @@ class Contest:
             {UNIT: unit, **runs},
             clock_of(device, config.cold),
             repeats=config.repeats,
-            seconds=self.schedule.seconds_each(config.seconds, len(runs) + 1, self.share),
+            seconds=self.schedule.seconds_each(config.seconds, len(runs) + 1),
             watch=lambda done, rounds: self.watch(f"{self.subject}, {operation}", done, rounds),
             is_over=lambda: self.schedule.is_over,
         )
@@ -233,8 +232,7 @@ def finite(value: float) -> float | None:
 
 def check_place(path: Path) -> None:
     """Raises RunError unless a file can be written there."""
-    needs(path.parent.is_dir(), RunError, SUBJECT, "an existing folder for its rows", str(path))
+    is_open = path.parent.is_dir() and not path.is_dir() and os.access(path.parent, os.W_OK)
+    needs(is_open, RunError, SUBJECT, "a file in an existing folder", str(path))
     with writable(SUBJECT, path):
         refuse_special(path)
-    is_open = not path.is_dir() and os.access(path.parent, os.W_OK)
-    needs(is_open, RunError, SUBJECT, "a file that can be written", str(path))

@@ -26,7 +26,8 @@ def races(
     schedule = schedule or Schedule.of(plan)
     for done, (n, p) in enumerate(plan.sizes):
         problem = FrameProblem(n, p, plan.batch, torch_dtype(plan.dtype), torch.device(plan.device), {}, plan.seed)
-        contest = Contest(str(problem), plan.racing_peers(), watch, {}, schedule, 1 / (len(plan.sizes) - done))
+        part = schedule.part(1 / (len(plan.sizes) - done))
+        contest = Contest(str(problem), plan.racing_peers(), watch, {}, part)
         with threads(plan.threads):
             if isinstance(plan, OptimizerRace):
                 yield _of_optimizers(plan, problem, contest)
@@ -52,7 +53,8 @@ def _of_maps(plan: ParametrizationRace, problem: FrameProblem, contest: Contest)
     ahead = [name for name in OPERATIONS if name in plan.operations]  # since "step" moves the coordinates
     for done, operation in enumerate(ahead):
         runs = {name: OPERATIONS[operation](entry, gradients[dtypes[name]]) for name, entry in entries.items()}
-        own = dataclasses.replace(contest, left_out=dict(contest.left_out), share=contest.share / (len(ahead) - done))
+        part = contest.schedule.part(1 / (len(ahead) - done))
+        own = dataclasses.replace(contest, left_out=dict(contest.left_out), schedule=part)
         runs = own.tried(runs)
         errors = {name: error(name) for name in runs}
         race = _timed(plan, problem, operation, own, runs, errors.__getitem__, families, dtypes)

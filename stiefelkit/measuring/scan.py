@@ -28,7 +28,8 @@ def races(plan: ScanRace, watch: ProgressCallback = quiet, schedule: Schedule | 
             if schedule.is_over:
                 yield Race(str(case), "forward_backward", [], {"all": NO_TIME})
             else:
-                contest = Contest(str(case), recurrence_peers, watch, {}, schedule, 1 / (len(plan.cases) - done))
+                part = schedule.part(1 / (len(plan.cases) - done))
+                contest = Contest(str(case), recurrence_peers, watch, {}, part)
                 yield _race(plan, drawn(plan, case), contest)
 
 

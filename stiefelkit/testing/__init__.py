@@ -88,19 +88,7 @@ def check_optimizer(
     offset: int | None = None,
     device: str = "cpu",
 ) -> None:
-    """Checks an optimizer of frames, with the settings in its `examples`, against laws of `OPTIMIZER_LAWS`.
-
-    Args:
-        cls: the class.
-        laws: names in `OPTIMIZER_LAWS`, all by default.
-        only: the name of a case such as "CayleySGD-float32"; every case by default.
-        offset: shifts every seed; `STIEFELKIT_SEED_OFFSET` by default.
-        device: where the cases run, such as "cuda".
-
-    Raises:
-        LawBroken: lists every failure.
-        UnknownNameError: no law or case has such a name.
-    """
+    """Checks an optimizer of frames, with the settings in its `examples`, as `check_parametrization` checks a map."""
     OPTIMIZERS.settle(cls, laws, only, offset, device)
 
 

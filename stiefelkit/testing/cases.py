@@ -1,22 +1,28 @@
-"""What the laws are run on: parametrizations at a shape, with options and a dtype."""
+"""What the laws are run on, parametrizations at a shape, with options and a dtype, and what they require with."""
 
+import io
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from stiefelkit import init
+from stiefelkit._torch import write_count
 from stiefelkit.contract.param import OrthogonalParam, Position, coordinate_dtypes, load_chart_, rounded
 from stiefelkit.contract.table import registered
 from stiefelkit.errors import ImageError, OptionError
-from stiefelkit.metrics import rounding_limit, working_dtype
+from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
 from stiefelkit.testing import seeds
-from stiefelkit.testing.suite import Failure, LawBroken, record
+from stiefelkit.testing.suite import Failure, LawBroken, record, require, require_within
 from stiefelkit.weights import attach
 from stiefelkit.weights.coordinate_list import CoordinateList
+
+Drawn = tuple[OrthogonalParam, tuple[Tensor, ...]]
+"""A map with its chart, and coordinates."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,20 +58,20 @@ class Case:
         """Draws a Gaussian matrix of the case's shape, the same numbers on every device."""
         return seeds.normal(self.shape, seed, dtype or self.dtype, self.device)
 
-    def drawn(self, seed: int = 0) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
+    def drawn(self, seed: int = 0) -> Drawn:
         """Makes the map with coordinates and chart of its default scheme."""
         param = self.build()
         coordinates, chart = draw(param, param.schemes[0], seed)
         load_chart_(param, chart)
         return self._recorded(f"drawn({seed})", param, rounded(param, coordinates))
 
-    def random(self, scale: float, seed: int = 0) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
+    def random(self, scale: float, seed: int = 0) -> Drawn:
         """Makes the map with Gaussian coordinates of a size, Haar frames for bound ones, on its default chart."""
         param, _ = self.drawn(seed)
         coordinates = random_coordinates(param, scale, seeds.generator(seed + 1))
         return self._recorded(f"random({scale!r}, {seed})", param, coordinates)
 
-    def undrawn(self) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
+    def undrawn(self) -> Drawn:
         """Makes the map with Gaussian coordinates, on the chart that it is built with where none can be drawn."""
         try:
             return self.random(1.0)
@@ -73,16 +79,14 @@ class Case:
             param = self.build()
         return self._recorded("undrawn()", param, random_coordinates(param, 1.0, seeds.generator(1)))
 
-    def equal(self, fill: float) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
+    def equal(self, fill: float) -> Drawn:
         """Makes the map with all coordinates equal, but for those that must stay on a manifold, as drawn."""
         param, coordinates = self.drawn()
         named = zip(param.coordinates, coordinates, strict=True)
         filled = (c if name in param.manifolds else torch.full_like(c, fill) for name, c in named)
         return self._recorded(f"equal({fill!r})", param, filled)
 
-    def _recorded(
-        self, how: str, param: OrthogonalParam, drawn: Iterable[Tensor]
-    ) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
+    def _recorded(self, how: str, param: OrthogonalParam, drawn: Iterable[Tensor]) -> Drawn:
         coordinates = tuple(c.to(self.device) for c in drawn)
         record(f"{self!r}.{how}", param.coordinates, coordinates)
         return param, coordinates
@@ -109,13 +113,12 @@ def draw(param: OrthogonalParam, scheme: str, seed: int) -> Position:
     except OptionError as error:
         raise LawBroken(Failure("", "", str(error))) from error
     kinds = [type(part).__name__ for part in drawn] if isinstance(drawn, tuple) else type(drawn).__name__
-    found = f"initial({scheme!r}) returns {kinds}, and not a tuple of coordinates and a dict, the chart"
-    if kinds == ["tuple", "dict"]:
-        shapes, declared = [tuple(c.shape) for c in drawn[0]], list(param.coordinates.values())
-        if shapes == declared:
-            return drawn
-        found = f"initial({scheme!r}) draws coordinates of shapes {shapes}, declared are {declared}"
-    raise LawBroken(Failure("", "", found))
+    what = f"initial({scheme!r}) returns {kinds}, and not a tuple of coordinates and a dict, the chart"
+    require(kinds == ["tuple", "dict"], what)
+    assert isinstance(drawn, tuple)
+    shapes, declared = [tuple(c.shape) for c in drawn[0]], list(param.coordinates.values())
+    require(shapes == declared, f"initial({scheme!r}) draws coordinates of shapes {shapes}, declared are {declared}")
+    return drawn
 
 
 def random_coordinates(
@@ -145,15 +148,7 @@ _DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)
 
 
 def cases(cls: type[OrthogonalParam], device: str = "cpu") -> list[Case]:
-    """Returns every example of a parametrization in every dtype that it does, the first ones in each precision.
-
-    Args:
-        cls: the parametrization.
-        device: where it runs.
-
-    Raises:
-        OptionError: it is no parametrization, or has no examples.
-    """
+    """Returns every example of a parametrization in every dtype that it does, the first ones in each precision."""
     registered.check(cls)
     every = []
     examples = list(cls.examples())
@@ -269,3 +264,89 @@ def special_frames(case: Case) -> Iterator[tuple[str, Tensor]]:
 def _recorded(case: Case, name: str, w: Tensor) -> tuple[str, Tensor]:
     record(f"the inverse of dict(special_frames({case!r}))[{name!r}]", ["w"], [w])
     return name, w.to(case.device)
+
+
+# What laws require
+
+
+def saved_and_loaded(value: T, weights_only: bool = True) -> T:
+    """Returns what comes back of a value from a file."""
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    stream.seek(0)
+    return torch.load(stream, weights_only=weights_only)
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    """Returns ||A - B||_F in double precision, the largest of a batch."""
+    return torch.linalg.matrix_norm((a - b).detach().to(working_dtype(a.dtype))).max().item()
+
+
+def require_same_frame(
+    case: Case, param: OrthogonalParam, coordinates: Iterable[Tensor], a: Tensor, b: Tensor, what: str
+) -> None:
+    """Requires two roads to one frame to end within 4 limits, and further if the map is not exact; 100 in float64."""
+    limits = 100 if case.dtype == working_dtype(case.dtype) else 4  # float64 has nothing finer
+    require_within(apart(a, b), limits * rounding_limit(case.shape[-1], case.dtype) + slack(param, coordinates), what)
+
+
+def require_frame(w: Tensor, in_double: Callable[[], Tensor]) -> None:
+    """Requires the limit, or for structured input, whose rounding errors align, 1.2 x what rounding alone gives."""
+    error = orthogonality_error(w).max().item()
+    permitted = permitted_error(w.shape[-1], w.dtype)
+    if not error <= permitted:
+        exact = in_double()
+        if orthogonality_error(exact).max().item() <= permitted_error(w.shape[-1], exact.dtype):
+            rounded = orthogonality_error(exact.to(w.dtype)).max().item()
+            permitted = max(permitted, 1.2 * rounded + torch.finfo(w.dtype).eps)
+    require_within(error, permitted, "||W^H W - I||_F =")
+
+
+def require_frame_of(case: Case, layer: Layer) -> None:
+    """Requires the frames law of a module's weight, if its map is exact."""
+    coordinate_list = coordinate_list_of(layer)
+    if coordinate_list.param.traits.exact:
+        values = double(coordinate_list.coordinates.values())
+        require_frame(layer.weight, lambda: in_double(case, coordinate_list.param)(*values))
+
+
+def slack(param: OrthogonalParam, coordinates: Iterable[Tensor]) -> float:
+    """Returns what two frames of a map that is not exact may differ by beyond those of an exact one."""
+    return 0.0 if param.traits.exact else param.error_bound(*coordinates)
+
+
+def attributes(module: nn.Module) -> tuple[dict[str, object], list[object]]:
+    """Returns what a module and those inside hold, so that writing shows, and what keeps that form valid."""
+    alive: list[object] = []
+
+    def seen(value: object) -> object:
+        if isinstance(value, Tensor):
+            alive.append(value)
+            return id(value), write_count(value)
+        if isinstance(value, Mapping):
+            return [(key, seen(entry)) for key, entry in value.items()]
+        if isinstance(value, list | tuple):
+            return [seen(entry) for entry in value]
+        if value is None or isinstance(value, bool | int | float | complex | str | torch.dtype):
+            return value
+        alive.append(value)
+        return id(value)
+
+    held = {
+        f"{path}{'.' if path else ''}{name}": seen(value)
+        for path, inner in module.named_modules()
+        for name, value in vars(inner).items()
+    }
+    return held, alive
+
+
+def double(coordinates: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Returns the same coordinates in float64 or complex128, detached."""
+    return tuple(c.detach().to(working_dtype(c.dtype)) for c in coordinates)
+
+
+def in_double(case: Case, param: OrthogonalParam) -> OrthogonalParam:
+    """Returns the same map, chart included, for a float64 or complex128 frame."""
+    twin = case.build(dtype=working_dtype(case.dtype))
+    load_chart_(twin, param.chart)
+    return twin

@@ -10,8 +10,7 @@ from torch.autograd.gradcheck import GradcheckError
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.metrics import working_dtype
 from stiefelkit.testing import seeds
-from stiefelkit.testing.cases import Case
-from stiefelkit.testing.require import double, in_double
+from stiefelkit.testing.cases import Case, double, in_double
 from stiefelkit.testing.suite import require, require_within
 
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-7

@@ -16,19 +16,23 @@ from stiefelkit.contract.table import rest_of
 from stiefelkit.errors import ImageError, StiefelkitError
 from stiefelkit.metrics import orthogonality_error, permitted_return, working_dtype
 from stiefelkit.testing import seeds
-from stiefelkit.testing.cases import Case, coordinate_list_of, layer_of, random_coordinates, special_frames
-from stiefelkit.testing.derivatives import Tensors, of_free, require_derivatives, require_second_derivatives
-from stiefelkit.testing.lowered import lowered_products
-from stiefelkit.testing.require import (
+from stiefelkit.testing.cases import (
+    Case,
     apart,
     attributes,
+    coordinate_list_of,
     double,
     in_double,
+    layer_of,
+    random_coordinates,
     require_frame,
     require_frame_of,
     require_same_frame,
     slack,
+    special_frames,
 )
+from stiefelkit.testing.derivatives import Tensors, of_free, require_derivatives, require_second_derivatives
+from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.suite import record, require, require_refused, require_within
 
 _SMALL = 64

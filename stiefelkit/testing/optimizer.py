@@ -7,9 +7,11 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from stiefelkit import init
@@ -27,6 +29,7 @@ from stiefelkit.metrics import frame_tolerance, orthogonality_error, working_dty
 from stiefelkit.optim.groups import frames, parameter_groups
 from stiefelkit.optim.steps import PROMISED
 from stiefelkit.testing import seeds
+from stiefelkit.testing.cases import saved_and_loaded
 from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.optimizer_cases import (
     RATE,
@@ -44,7 +47,6 @@ from stiefelkit.testing.optimizer_cases import (
     walk,
 )
 from stiefelkit.testing.portable import refusing_reads
-from stiefelkit.testing.require import saved_and_loaded
 from stiefelkit.testing.suite import Suite, laws_of, require, require_refused, require_within
 from stiefelkit.weights import attach, change
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
@@ -130,28 +132,22 @@ def law_batch(case: OptimizerCase) -> None:
 def law_resume(case: OptimizerCase) -> None:
     """A state dict that went through a file, loaded with weights_only=True, goes on to the same bits."""
 
-    def start() -> tuple[list[nn.Parameter], torch.optim.Optimizer, LRScheduler]:
-        ws, optimizer = mixed(case)
-        return ws, optimizer, CosineAnnealingLR(optimizer, 20)
-
-    def advance(training: tuple[list[nn.Parameter], torch.optim.Optimizer, LRScheduler], steps: Iterable[int]) -> None:
-        ws, optimizer, schedule = training
+    def advance(ws: list[nn.Parameter], optimizer: Optimizer, schedule: LRScheduler, steps: Iterable[int]) -> None:
         for step in steps:
             walk(optimizer, ws, [step])
             schedule.step()
 
-    ws, optimizer, schedule = training = start()
-    advance(training, range(3))
-    state, rates = saved_and_loaded((optimizer.state_dict(), schedule.state_dict()))
-    values = saved_and_loaded([w.detach() for w in ws])
-    twins, fresh, other_schedule = other = start()
-    advance(other, [7])  # so that there is something to replace
+    (ws, optimizer), (twins, fresh) = mixed(case), mixed(case)
+    schedule, other = CosineAnnealingLR(optimizer, 20), CosineAnnealingLR(fresh, 20)
+    advance(ws, optimizer, schedule, range(3))
+    state, rates, values = saved_and_loaded((optimizer.state_dict(), schedule.state_dict(), [w.detach() for w in ws]))
+    advance(twins, fresh, other, [7])  # so that there is something to replace
     for twin, value in zip(twins, values, strict=True):
         twin.data.copy_(value)
     fresh.load_state_dict(state)
-    other_schedule.load_state_dict(rates)
-    for each in (training, other):
-        advance(each, range(3, 6))
+    other.load_state_dict(rates)
+    advance(ws, optimizer, schedule, range(3, 6))
+    advance(twins, fresh, other, range(3, 6))
     require(equal(snapshot(optimizer), snapshot(fresh)), "what was loaded does not go on to the same bits")
 
 
@@ -236,22 +232,17 @@ def law_groups(case: OptimizerCase) -> None:
     walk(optimizer, fresh, [0])
     require(equal(fresh, case.frames(*SHAPES)), "a rate of 0 moves frames at their first step")
     require(len(optimizer.state) == len(fresh), "a rate of 0 makes no states")
-    loss, calls, unmoved = torch.tensor(2.0), [], fresh[1].detach().clone()
+    loss, unmoved = torch.tensor(2.0), fresh[1].detach().clone()
     give_gradients(fresh, 1)
     fresh[1].grad = None
-
-    def closure() -> Any:  # torch's types want a float
-        calls.append(1)
-        return loss
-
-    returned = case.on(fresh).step(closure)
-    require(returned is loss and len(calls) == 1, "a closure is not called once, or its loss not returned")
+    closure = Mock(return_value=loss)
+    is_returned = case.on(fresh).step(closure) is loss
+    require(is_returned and closure.call_count == 1, "a closure is not called once, or its loss not returned")
     require(torch.equal(fresh[1], unmoved), "a frame without a gradient moves")
-    for what, group in {
-        "an unknown manifold": {"manifold": "stiefel:cannonical"},
-        "weight decay of a frame": {"manifold": MANIFOLDS[0], "weight_decay": 0.1},
-    }.items():
-        require_refused(OptionError, lambda group=group: case.make([{"params": case.frames((3, 3)), **group}]), what)
+    frame = case.frames((3, 3))
+    require_refused(OptionError, lambda: case.on(frame, "stiefel:cannonical"), "an unknown manifold")
+    decayed = [{"params": frame, "manifold": MANIFOLDS[0], "weight_decay": 0.1}]
+    require_refused(OptionError, lambda: case.make(decayed), "weight decay of a frame")
 
 
 def law_settings(case: OptimizerCase) -> None:
@@ -290,7 +281,7 @@ def law_invariance(case: OptimizerCase) -> None:
         a = ((basis * values) @ basis.mH).to(case.device, dtype)
         (w,) = case.frames((n, p), dtype=dtype)
         optimizer = case.on([w], manifold)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        schedule = CosineAnnealingLR(optimizer, steps)
         for _ in range(steps):
             w.grad = -2 * a @ w.detach()
             optimizer.step()
@@ -347,7 +338,10 @@ def law_sizes(case: OptimizerCase) -> None:
                     break
                 except Exception as error:
                     require(False, f"{what} ends in {type(error).__name__}: {error}")
-                _require_finite_frame(optimizer, w, what)
+                error = orthogonality_error(w).max().item()
+                require_within(error, frame_tolerance(w.shape[-1], w.dtype), f"{what} leaves ||W^H W - I||_F =")
+                finite = all(bool(torch.isfinite(value).all()) for value in _floats(optimizer, w).values())
+                require(finite, f"{what} leaves a state that is not finite")
 
 
 def _draws(dtype: torch.dtype) -> Iterator[tuple[int, str, float]]:
@@ -368,14 +362,6 @@ def _gradient(w: Tensor, exponent: int, kind: str, seed: int) -> Tensor:
     if kind == "lone":
         g[..., -1, 0] = 10.0**exponent
     return g.to(w.device, w.dtype)
-
-
-def _require_finite_frame(optimizer: torch.optim.Optimizer, w: Tensor, what: str) -> None:
-    error = orthogonality_error(w).max().item()
-    require_within(error, frame_tolerance(w.shape[-1], w.dtype), f"{what} leaves ||W^H W - I||_F =")
-    for key, value in optimizer.state[w].items():
-        finite = not isinstance(value, Tensor) or bool(torch.isfinite(value).all())
-        require(finite, f"{what} leaves a state {key} that is not finite")
 
 
 def law_reads(case: OptimizerCase) -> None:
@@ -428,7 +414,7 @@ def law_refusal(case: OptimizerCase) -> None:
         require(all(not torch.equal(w, b) for w, b in others), f"{bad} in a gradient stops other groups")
 
 
-def _floats(optimizer: torch.optim.Optimizer, w: Tensor) -> dict[str, Any]:
+def _floats(optimizer: Optimizer, w: Tensor) -> dict[str, Any]:
     return {key: value.detach().clone() for key, value in optimizer.state[w].items() if isinstance(value, Tensor)}
 
 

@@ -20,8 +20,16 @@ from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.metrics import working_dtype
 from stiefelkit.testing import seeds
-from stiefelkit.testing.cases import Case, coordinate_list_of, draw, layer_of
-from stiefelkit.testing.require import require_frame, require_same_frame, saved_and_loaded, slack
+from stiefelkit.testing.cases import (
+    Case,
+    coordinate_list_of,
+    draw,
+    layer_of,
+    require_frame,
+    require_same_frame,
+    saved_and_loaded,
+    slack,
+)
 from stiefelkit.testing.suite import require, require_refused, require_within
 from stiefelkit.weights import change
 

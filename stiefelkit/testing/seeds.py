@@ -1,8 +1,7 @@
 """Where laws and tests take their randomness from: one number in the environment shifts every seed."""
 
-import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -30,18 +29,3 @@ def reseed(number: int = 0) -> None:
     torch.default_generator.manual_seed(seed(number))
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed(number))
-
-
-@contextlib.contextmanager
-def shifted(offset: int | None) -> Iterator[None]:
-    """Context with another offset, for child processes too; None leaves it as it is."""
-    before = os.environ.get(OFFSET)
-    if offset is not None:
-        os.environ[OFFSET] = str(offset)
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ[OFFSET] = before
-        elif offset is not None:
-            os.environ.pop(OFFSET, None)

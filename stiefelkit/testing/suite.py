@@ -2,11 +2,13 @@
 
 import functools
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, Protocol, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -170,7 +172,8 @@ class Suite(Generic[C]):
     def settle(self, cls: type, laws: Iterable[str], only: str | None, offset: int | None, device: str = "cpu") -> None:
         """Runs all checks of a class with shifted seeds; raises LawBroken with every law and case that is broken."""
         failures: dict[tuple[str, str], Failure] = {}
-        with seeds.shifted(offset), torch.random.fork_rng(devices=[]):
+        shifted = {} if offset is None else {seeds.OFFSET: str(offset)}
+        with patch.dict(os.environ, shifted), torch.random.fork_rng(devices=[]):
             for _, check in self.checks([cls], laws, only, device):
                 try:
                     check()

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from stiefelkit.measuring import clock
+from benchmarks.gpu.worker import indexed_device
 from stiefelkit.measuring.clock import WARM_UPS, Timing, race
 
 
@@ -90,7 +90,7 @@ def test_the_collector_is_off_while_the_clock_runs_and_back_after_it():
 @pytest.mark.parametrize(("given", "index"), [("cuda", 3), ("cuda:0", 0), ("cuda:2", 2), ("cpu", None)])
 def test_a_cuda_device_without_an_index_is_the_current_one(monkeypatch, given, index):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    assert clock.indexed_device(given) == torch.device(given.partition(":")[0], index)
+    assert indexed_device(given) == torch.device(given.partition(":")[0], index)
 
 
 def test_torch_refuses_to_set_a_device_without_an_index(monkeypatch):
@@ -99,7 +99,7 @@ def test_torch_refuses_to_set_a_device_without_an_index(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     with pytest.raises(ValueError, match="index"):
         torch.cuda.set_device(torch.device("cuda"))
-    torch.cuda.set_device(clock.indexed_device("cuda"))
+    torch.cuda.set_device(indexed_device("cuda"))
     assert chosen == [1]
 
 

@@ -17,7 +17,7 @@ from stiefelkit import errors, models
 from stiefelkit.contract.table import registered
 from stiefelkit.numbers import above, as_python_number, at_least, integer, one_of, optional, sizes
 from stiefelkit.optim import minimizers, optimizers
-from stiefelkit.testing.require import saved_and_loaded
+from stiefelkit.testing.cases import saved_and_loaded
 
 KIND = pytest.mark.parametrize("kind", [np.array, torch.tensor], ids=["numpy", "torch"])
 OF_PYTHON = {int, float, bool, str, type(None)}

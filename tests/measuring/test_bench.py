@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import stiefelkit as sk
-from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.contract import table
 from stiefelkit.measuring import clock, contest
@@ -55,13 +54,6 @@ def own_registry(monkeypatch):
     return own
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_race_on_a_gpu():
-    for race in races(plan(device="cuda")):
-        assert all(row["seconds"] > 0 for row in race.rows)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
 def test_every_registered_member_races_in_a_dtype_that_it_has_or_is_left_out(dtype):
@@ -85,15 +77,6 @@ def test_a_plugin_races_in_each_of_its_precisions_and_has_no_peer_of_its_own(own
     assert {row["ratio_to_best_peer"] for row in race.rows} == {None}
     (race,) = races(plan(parametrizations=("mine",), precisions=("fast",), operations=("forward",)))
     assert [row.name for row in race.rows] == ["mine (fast)"]
-
-
-def test_a_precision_that_no_member_of_the_race_has_is_refused(own_registry):
-    class Mine(sk.parametrizations.Cayley):
-        precisions = ("exact",)
-
-    own_registry.register("mine", Mine)
-    with pytest.raises(errors.OptionError, match="precision"):
-        plan(parametrizations=("mine",), precisions=("fast",))
 
 
 def test_options_reach_the_members_that_have_them_and_stand_in_the_name():
@@ -190,29 +173,18 @@ def bench(words: str, *more: str) -> int:
 
 @pytest.mark.slow
 def test_the_command_prints_tables_and_writes_rows(capsys):
-    assert bench("--sizes 4,5x2 --peers --operations step,forward --json rows.json", *QUICK) == 0
+    words = "--sizes 4,5x2 --batch 3 --apart --memory --peers --operations step,forward --json rows.json"
+    assert bench(f"{words} --options.reflections 2", *QUICK) == 0
     rows = json.loads(Path("rows.json").read_text())
-    assert all(list(row) == KEYS for row in rows)
+    assert all(list(row) == [*KEYS, "bytes"] for row in rows)
     races_in_order = list(dict.fromkeys((row["operation"], row["n"], row["p"]) for row in rows))
     assert races_in_order == [("forward", 4, 4), ("step", 4, 4), ("forward", 5, 2), ("step", 5, 2)]
-    assert {(row["batch"], row["device"]) for row in rows} == {(1, "cpu")}
     shown = capsys.readouterr().out
     for row in rows:
         assert row["contender"] in shown
         assert row["seconds"] > 0
-    assert "fourier (exact), complex64" in shown
-    lines = [line for line in shown.splitlines() if not line.startswith("Left out")]
-    assert max(map(len, lines)) <= 80
-
-
-def test_the_command_takes_batches_dtypes_and_options(capsys):
-    words = "--sizes 4 --batch 3 --dtype complex64 --parametrizations fourier,householder --precisions exact"
-    assert bench(f"{words} --operations forward --options.reflections 2 --memory --apart", *QUICK) == 0
-    shown = capsys.readouterr().out
-    for said in ("forward, 3 of 4 x 4, complex64, cpu", "householder (exact, reflections=2), grouped", "MB"):
+    for said in ("fourier (exact), complex64", "forward, 3 of 4 x 4, float32, cpu", "(exact, reflections=2), grouped"):
         assert said in shown
-    assert "fourier (exact)" in shown
-    assert "ratio" not in shown
 
 
 def test_ctrl_c_keeps_what_is_done(capsys, monkeypatch):
@@ -232,8 +204,6 @@ def test_ctrl_c_keeps_what_is_done(capsys, monkeypatch):
 
 
 def test_a_race_leaves_the_random_numbers_of_its_caller_alone():
-    seeds.reseed(3)
-    expected = torch.rand(1)
-    seeds.reseed(3)
+    before = torch.get_rng_state()
     list(races(plan(operations=("forward",))))
-    assert torch.equal(torch.rand(1), expected)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -38,28 +38,12 @@ def test_the_first_step_turns_the_frame_by_the_length_asked_for(method):
     assert angles.abs().max().item() == pytest.approx(1e-3, rel=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-@pytest.mark.parametrize("size", [(6, 6), (9, 2), (5, 4)])
+@pytest.mark.parametrize(("size", "dtype"), [((6, 6), torch.complex128), ((9, 2), torch.float64)])
 def test_the_learning_rate_of_the_multiplicative_update_is_the_length_over_the_norm_of_b(size, dtype):
     w, g = drawn(*size, dtype=dtype)
     lr = start("multiplicative_cayley", w, g, 0.1).optimizer.param_groups[0]["lr"]
     b = g @ w.mH - w @ g.mH
     assert lr * torch.linalg.matrix_norm(b, 2).item() == pytest.approx(0.1, rel=1e-6)
-
-
-@pytest.mark.parametrize("method", ["multiplicative_cayley", "geoopt_sgd_canonical"])
-def test_steps_along_one_gradient_stay_as_long_where_the_gradient_turns_with_the_frame(method):
-    w, _ = drawn(5, 5)
-    gradient = run._gradients(
-        DriftPlan(seed=seeds.seed(), gradients="rotation", dtype="float64"), 5, 5, seeds.generator()
-    )
-    moved, last, turns = start(method, w, gradient(w), 0.1), w, []
-    for _ in range(4):
-        moved.step(gradient(moved.frame.detach()))
-        turns.append(moved.frame.detach() @ last.mH)
-        last = moved.frame.detach().clone()
-    assert all(torch.allclose(turn, turns[0], atol=1e-12) for turn in turns)
-    assert not torch.allclose(turns[0], torch.eye(5, dtype=w.dtype), atol=0.05)
 
 
 def test_a_frame_with_nowhere_to_go_stays():
@@ -143,19 +127,6 @@ def test_gradients_are_as_named():
     a = torch.cat([rotation(eye) for eye in torch.eye(6).split(3, 1)], 1)
     assert torch.equal(a, -a.mT)
     assert torch.allclose(rotation(w), a @ w, atol=1e-5)
-
-
-@pytest.mark.parametrize("gradients", ["random", "fixed", "rotation"])
-@pytest.mark.parametrize("dtype", ["float32", "complex64"])
-@pytest.mark.parametrize("size", [(24, 24), (40, 8)])
-def test_our_frames_keep_their_limits_and_theirs_show_what_they_do(size, dtype, gradients):
-    plan = DriftPlan(seed=seeds.seed(), steps=150, dtype=dtype, gradients=gradients, step_length=0.1)
-    for method, bound in (("multiplicative_cayley", 2.0), ("cayley_sgd", 2.0), ("multiplicative_cayley:fast", 30.0)):
-        # below p = 16 single draws scatter by up to one eps
-        slack = 1 / (0.3 * math.sqrt(size[1])) if size[1] < 16 else 0.0
-        assert run.run(plan, method, *size).worst <= bound + slack, method
-    if dtype == "float32":
-        assert run.run(plan, "geoopt_sgd_canonical", *size).worst > 5
 
 
 # What is measured

@@ -19,8 +19,8 @@ from stiefelkit.optim import LBFGS, Check, ConjugateGradient, Minimizer, minimiz
 from stiefelkit.optim.groups import parameter_groups
 from stiefelkit.optim.steps import PROMISED
 from stiefelkit.testing import seeds
+from stiefelkit.testing.cases import saved_and_loaded
 from stiefelkit.testing.optimizer_cases import equal, error_and_bound, require_states_refused, snapshot
-from stiefelkit.testing.require import saved_and_loaded
 from stiefelkit.weights import attach, change
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
