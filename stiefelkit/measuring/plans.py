@@ -271,17 +271,12 @@ def read_case(words: str) -> ScanCase:
     >>> read_case("T=10,n=4,B=2,complex").is_complex
     True
     """
-    sizes: dict[str, int] = {}
-    like = "a case such as T=784,n=170,B=128,m=1,complex"
-    listed = [word.strip() for word in words.split(",")]
-    for word in listed:
-        key, _, value = word.partition("=")
-        is_size = key in ("T", "n", "B", "m") and key not in sizes and value.strip().isdigit()
-        needs(word == "complex" or is_size, OptionError, SUBJECT, like, f"{word!r} in {words!r}")
-        sizes |= {key: int(value)} if is_size else {}
-    missing = [key for key in ("T", "n", "B") if key not in sizes]
-    needs(not missing, OptionError, SUBJECT, f"{' and '.join(missing)} in {like}", repr(words))
-    return ScanCase("custom", sizes["T"], sizes["n"], sizes["B"], sizes.get("m", 1), "complex" in listed)
+    sizes = {key.strip(): size for key, _, size in (word.partition("=") for word in words.split(","))}
+    is_complex = sizes.pop("complex", None) == ""
+    is_whole = {*"TnB"} <= sizes.keys() <= {*"TnBm"} and all(map(str.isdigit, sizes.values()))
+    needs(is_whole, OptionError, SUBJECT, "a case such as T=784,n=170,B=128,m=1,complex", repr(words))
+    T, n, B, m = (int(sizes.get(name, "1")) for name in "TnBm")
+    return ScanCase("custom", T, n, B, m, is_complex)
 
 
 def _cases(_: type, tokens: Sequence[Token]) -> tuple[ScanCase, ...]:

@@ -79,15 +79,6 @@ def test_a_plugin_races_in_each_of_its_precisions_and_has_no_peer_of_its_own(own
     assert [row.name for row in race.rows] == ["mine (fast)"]
 
 
-def test_options_reach_the_members_that_have_them_and_stand_in_the_name():
-    (race,) = races(
-        plan(parametrizations=("householder", "cayley"), options={"reflections": 2}, operations=("forward",))
-    )
-    names = {row.name for row in race.rows}
-    assert {"householder (exact, reflections=2)", "cayley (exact)", "torch_householder_product"} <= names
-    assert "as many reflectors as columns" in race.left_out["torch_orthogonal_householder"]
-
-
 def test_a_peer_that_fails_is_left_out_and_a_member_that_fails_is_not_hidden(own_registry, monkeypatch):
     def broken(problem):
         raise RuntimeError("not implemented for 'Matrix'\nand a long trace")

@@ -18,7 +18,7 @@ from stiefelkit.cli import main
         ("bench optimizers --optimizers cayley_sdg", 'did you mean "cayley_sgd"'),
         ("bench optimizers --optimizers geoopt_sgd", "geoopt_sgd_"),
         ("bench scan --cases H", "known: A, B, C, D, E, F, G"),
-        ("bench scan --case T=3", "n and B"),
+        ("bench scan --case T=3", "T=784"),
         ("bench scan --case T=0,n=2,B=2", "T >= 1"),
         ("bench scan --activation tanh --cases D", "'tanh'"),
         ("drift --methods geoopt_sgd", "geoopt_sgd_"),

@@ -72,17 +72,6 @@ def test_the_skew_matrix_has_norm_two_and_members_get_the_same(dtype):
     assert 1.8 < torch.linalg.matrix_norm(a, 2) < 2.2
 
 
-def test_the_product_of_fewer_reflectors_is_theirs():
-    entry = peers["torch_householder_product"].enter(
-        FrameProblem(6, 4, seed=seeds.seed(), dtype=torch.float64, options={"reflections": 2})
-    )
-    below = entry.parameters[0].detach().tril(-1)
-    assert below.shape == (6, 2)
-    eye = torch.eye(6, dtype=torch.float64)
-    first, second = (eye - 2 * torch.outer(u, u) / (u @ u) for u in (eye[:, :2] + below).mT)
-    assert torch.allclose(entry.weight(), (first @ second)[:, :4], atol=1e-12)
-
-
 def test_the_layer_loop_is_the_product_of_its_rotations():
     loop = peers["layer_loop"].enter(FrameProblem(3, 3, seed=seeds.seed(), dtype=torch.float64))
     (theta,) = loop.parameters
@@ -97,19 +86,3 @@ def test_the_layer_loop_is_the_product_of_its_rotations():
     first, second, third = theta.detach()
     expected = rotation(0, third) @ rotation(1, second) @ rotation(0, first)
     assert torch.allclose(loop.weight(), expected, atol=1e-14)
-
-
-def test_the_layer_loop_leaves_other_meshes_and_too_much_memory_alone():
-    loop = peers["layer_loop"]
-    with pytest.raises(errors.OptionError, match="brickwall"):
-        loop.enter(FrameProblem(4, 4, options={"layout": "fft"}))
-    with pytest.raises(errors.OptionError, match="2 GiB"):
-        loop.enter(FrameProblem(4096, 4096))
-    assert loop.enter(FrameProblem(4, 4, options={"layers": 2})).parameters[0].shape == (3,)
-
-
-def test_both_householder_peers_multiply_the_same_reflectors():
-    names = ("torch_householder_product", "torch_orthogonal_householder")
-    problems = [FrameProblem(6, 4, seed=seeds.seed(), dtype=torch.float64) for _ in names]
-    one, other = (peers[name].enter(p).weight() for name, p in zip(names, problems, strict=True))
-    assert torch.allclose(one, other, atol=1e-12)

@@ -1,11 +1,9 @@
 """Quick forms: what has no time is left out by name, and nothing else. No test waits."""
 
-import dataclasses
-
 import pytest
 
 from stiefelkit.cli import main
-from stiefelkit.measuring import clock, contest, drift, frames, scan
+from stiefelkit.measuring import contest, drift, frames, scan
 from stiefelkit.measuring.contest import NO_TIME, DriftCurve, Schedule
 from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.plans import DriftPlan, OptimizerRace, ParametrizationRace, ScanCase, ScanRace
@@ -50,18 +48,6 @@ def test_a_method_is_left_out_once_the_time_is_over_and_the_one_before_stays():
     (race,) = drift.races(DriftPlan(methods=("cayley", "pogo"), sizes=((4, 4),), steps=2), watch, schedule)
     assert [row.name for row in race.rows] == ["cayley"]
     assert race.left_out == {"pogo": NO_TIME}
-
-
-def test_what_ran_before_the_time_was_over_keeps_the_time_of_its_warm_up():
-    hands = Hands()
-
-    def ticking(run, calls):
-        hands.time += calls
-        return float(calls)
-
-    runs: dict[str, clock.Run] = {name: lambda: None for name in ("one", "two", "three")}
-    timings = clock.race(runs, ticking, repeats=5, seconds=9.0, is_over=lambda: hands.time >= 2)
-    assert {name: timing.samples for name, timing in timings.items()} == {"one": (1.0,), "two": (1.0,)}
 
 
 def test_quick_forms_begin_with_small_sizes():
@@ -114,13 +100,3 @@ def test_ours_have_one_name_beside_peers_and_what_is_no_frame_keeps_its_own():
         peer,
         "givens",
     }
-
-
-@pytest.mark.parametrize("race", RACES)
-def test_a_quick_form_that_has_time_is_whole(race):
-    room, plan = RACES[race]
-    endless = dataclasses.replace(plan, quick=False)
-    quick, usual = (list(room.races(each, schedule=Schedule(1e9))) for each in (plan, endless))
-    assert [{row.name for row in each.rows} for each in quick] == [{row.name for row in each.rows} for each in usual]
-    assert [each.left_out for each in quick] == [each.left_out for each in usual]
-    assert all(NO_TIME not in each.left_out.values() for each in quick)
