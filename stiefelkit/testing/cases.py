@@ -282,6 +282,18 @@ def apart(a: Tensor, b: Tensor) -> float:
     return torch.linalg.matrix_norm((a - b).detach().to(working_dtype(a.dtype))).max().item()
 
 
+def require_same_bits(a: Tensor, b: Tensor, what: str) -> None:
+    """Requires two tensors to have the same bits, and says how far they are apart."""
+    off = torch.linalg.vector_norm((a - b).detach().to(working_dtype(a.dtype))).item()
+    require(torch.equal(a, b), f"{what} {off:.3g}", off, 0.0)
+
+
+def require_close(a: Tensor, b: Tensor, tolerance: float, what: str, size: float = 0.0) -> None:
+    """Requires a tensor to be off another by a share of its norm, plus a size, at most."""
+    off, norm = torch.linalg.vector_norm(a.to(b.dtype) - b).item(), torch.linalg.vector_norm(b).item()
+    require_within(off, tolerance * (norm + size + torch.finfo(torch.float32).tiny), what)
+
+
 def require_same_frame(
     case: Case, param: OrthogonalParam, coordinates: Iterable[Tensor], a: Tensor, b: Tensor, what: str
 ) -> None:

@@ -27,6 +27,7 @@ from stiefelkit.testing.cases import (
     random_coordinates,
     require_frame,
     require_frame_of,
+    require_same_bits,
     require_same_frame,
     slack,
     special_frames,
@@ -82,8 +83,7 @@ def require_purity(case: Case) -> tuple[OrthogonalParam, Tensors]:
     for _ in range(3):
         param(*(2 * c for c in coordinates))
         again = param(*coordinates)
-        off = torch.linalg.vector_norm((again - first).detach().to(working_dtype(case.dtype))).item()
-        require(torch.equal(first, again), f"two calls that differ by {off:.3g}", off, 0.0)
+        require_same_bits(first, again, "two calls that differ by")
     same = all(torch.equal(a, b) for a, b in zip(before, coordinates, strict=True))
     same = same and all(torch.equal(value, param.chart[name]) for name, value in chart.items())
     require(same, "inputs or chart changed by forward")
@@ -207,8 +207,7 @@ def law_threads(case: Case) -> None:
         record(f"thread {k} of law_threads({case!r})", param.coordinates, drawn[k])
         for name, b, *of_rounds in zip(names, expected, *threaded[k], strict=True):
             for a in of_rounds:
-                off = torch.linalg.vector_norm((a - b).to(working_dtype(a.dtype))).item()
-                require(torch.equal(a, b), f"{name} in a thread is off by {off:.3g}", off, 0.0)
+                require_same_bits(a, b, f"{name} in a thread is off by")
 
 
 def law_batch(case: Case) -> None:

@@ -9,6 +9,7 @@ import torch
 
 import stiefelkit as sk
 from stiefelkit.cli import main
+from stiefelkit.measuring.clock import peak_bytes
 from stiefelkit.measuring.frames import races
 from stiefelkit.measuring.growth import LOGARITHM, PRODUCT, fit, growth
 from stiefelkit.measuring.plans import ParametrizationRace
@@ -54,6 +55,21 @@ def test_faster_means_beyond_the_spread_and_a_logarithm():
     assert not with_log.faster_than(2.0)
     assert cubic.faster_than(2.0)
     assert not cubic.faster_than(3.0)
+
+
+# Memory
+
+
+def test_the_peak_is_what_was_held_at_once_not_what_was_asked_for():
+    def run() -> None:
+        a = torch.empty(1000)
+        b = torch.empty(3000)
+        del a
+        c = torch.empty(2000)
+        del b, c
+
+    assert peak_bytes(run, CPU) == 4 * 5000
+    assert peak_bytes(lambda: None, CPU) == 0
 
 
 # The measurement
