@@ -52,7 +52,8 @@ def forward_backward(contender: str, size: int, device: str) -> Run:
     conv = layer(contender, device)
     x = torch.randn(32, CHANNELS, size, size, device=device, requires_grad=True)
     g = torch.randn_like(x)
-    return lambda: torch.autograd.grad(conv(x), [x, *conv.parameters()], g)
+    leaves = [x, *(p for p in conv.parameters() if p.requires_grad)]  # orthogonium keeps vectors of power iterations
+    return lambda: torch.autograd.grad(conv(x), leaves, g)
 
 
 def distance(contender: str, size: int, device: str) -> float:

@@ -99,10 +99,11 @@ def law_pure(case: Case) -> None:
     param, coordinates = require_purity(case)
     for i, c in enumerate(coordinates):
         if c.numel():
-            poisoned = c.clone().flatten()
-            poisoned[-1] = float("nan")
-            w = param(*coordinates[:i], poisoned.view(c.shape), *coordinates[i + 1 :])
-            require(bool(torch.isnan(w).any()), f"NaN swallowed in {list(param.coordinates)[i]}")
+            poisoned, name = c.clone(memory_format=torch.contiguous_format), list(param.coordinates)[i]
+            poisoned.view(-1)[-1] = torch.nan
+            spoilt = (*coordinates[:i], poisoned, *coordinates[i + 1 :])
+            record(f"{case!r}.undrawn() with NaN as the last of {name}", param.coordinates, spoilt)
+            require(bool(torch.isnan(param(*spoilt)).any()), f"NaN swallowed in {name}")
 
 
 def _require_nothing_kept(param: OrthogonalParam, held: dict[str, object], who: str) -> None:

@@ -96,6 +96,7 @@ def record(how: str, names: Iterable[str], tensors: Sequence[Tensor]) -> None:
         # repr of a Python float is exact, of a tensor it is four digits
         pairs = zip(names, tensors, strict=True)
         shown = [f"{name} = torch.tensor({t.tolist()!r}, dtype={t.dtype})" for name, t in pairs if t.numel()]
+        shown = [words.replace("nan", "torch.nan") for words in shown]
     drawn[:] = [f"coordinates: {how}" + f": {'; '.join(shown)}" * bool(shown)]
 
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import convolutions, drift, gate, launches, memory, peers, scan, step_time
 from benchmarks.suite import VARIABLE, Suite
@@ -103,6 +104,13 @@ def test_frames_lose_less_than_half_a_bit(monkeypatch, method, weights, length):
     monkeypatch.setattr(drift, "N", 32)
     monkeypatch.setitem(drift.RUNS, length, {**drift.RUNS[length], "steps": 30})
     assert 0 <= tracked(drift.Frames, (method, weights, "cpu", length)) < 0.5
+
+
+def test_a_layer_with_a_parameter_that_wants_no_gradient_is_timed(monkeypatch):
+    frozen = torch.nn.Conv2d(16, 16, 3, padding="same")
+    frozen.bias.requires_grad_(False)  # type: ignore[union-attr]
+    monkeypatch.setitem(convolutions.CONTENDERS, "orthogonium", lambda: frozen)
+    assert len(convolutions.forward_backward("orthogonium", 4, "cpu")()) == 2
 
 
 def test_a_frame_that_is_lost_is_a_failure_and_no_empty_cell(monkeypatch):

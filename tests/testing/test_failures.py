@@ -77,6 +77,18 @@ def test_a_line_for_a_class_that_cannot_be_imported_needs_it_in_scope():
         exec(failure.line, {"Local": Local})
 
 
+class Refusing(Small):
+    def forward(self, skew, phase=None):
+        if skew.isnan().any():
+            raise ArithmeticError("NaN")
+        return super().forward(skew, phase)
+
+
+def test_the_coordinates_of_a_failure_at_nan_have_it():
+    (failure,) = failures(Refusing, ["pure"], only="Refusing-3x3-float64")
+    assert re.search(r"with NaN as the last of skew: skew = torch\.tensor\(\[.*, torch\.nan\]", str(failure))
+
+
 class StretchedWhenLarge(Small):
     def forward(self, skew, phase=None):
         return super().forward(skew, phase) * (1 + 1e-2 * (skew.abs().amax() > 50))
