@@ -16,12 +16,10 @@ from torch.nn.utils import parametrizations, parametrize
 from stiefelkit import init
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.contract.table import option_names
-from stiefelkit.errors import DtypeError, OptimizerError, OptionError, StiefelkitError
+from stiefelkit.errors import DtypeError, OptionError, StiefelkitError
 from stiefelkit.metrics import working_dtype
-from stiefelkit.optim import parameter_groups
 from stiefelkit.weights.attach import available, orthogonal
 from stiefelkit.weights.change import coordinates
-from stiefelkit.weights.find import coordinate_manifolds
 from stiefelkit.weights.grouped import grouped
 
 __all__ = ["Entry", "FrameProblem", "Implementation", "dtype_of", "own_implementations", "peers"]
@@ -100,26 +98,28 @@ class FrameProblem:
 
 @dataclass(frozen=True)
 class Entry:
-    """An implementation that is ready to run; the optimizer is None where plain SGD may not make a step."""
+    """An implementation that is ready to run."""
 
     weight: Callable[[], Tensor]
     parameters: Sequence[Tensor]
-    optimizer: torch.optim.Optimizer | None
     dtype: torch.dtype | None = None
 
 
-def _step(entry: Entry, g: Tensor) -> None:
-    if entry.optimizer is None:
-        raise OptimizerError("it needs an optimizer along the manifold; stiefelkit bench optimizers races those.")
-    entry.optimizer.zero_grad()
-    entry.weight().backward(g)
-    entry.optimizer.step()
+def _step(entry: Entry, g: Tensor) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(entry.parameters, lr=LEARNING_RATE)
+
+    def run() -> None:
+        optimizer.zero_grad()
+        entry.weight().backward(g)
+        optimizer.step()
+
+    return run
 
 
 OPERATIONS: dict[str, Callable[[Entry, Tensor], Callable[[], Any]]] = {
     "forward": lambda entry, g: torch.no_grad()(entry.weight),
     "forward_backward": lambda entry, g: lambda: torch.autograd.grad(entry.weight(), entry.parameters, g),
-    "step": lambda entry, g: partial(_step, entry, g),
+    "step": _step,
 }
 """Name to what is timed, given the entry and dL/dW; in this order, since "step" moves the coordinates."""
 
@@ -185,7 +185,7 @@ def options_of(cls: type[OrthogonalParam]) -> list[str]:
 
 def _enter(make: Callable[[FrameProblem], Holder], problem: FrameProblem) -> Entry:
     layer = make(problem)
-    return _entry(layer, lambda: layer.weight, layer.dtype)
+    return Entry(lambda: layer.weight, list(layer.parameters()), layer.dtype)
 
 
 def _enter_apart(
@@ -201,13 +201,7 @@ def _enter_apart(
         with context(net):
             return torch.stack([layer.weight for layer in layers])
 
-    return _entry(net, weights, layers[0].dtype)
-
-
-def _entry(module: nn.Module, weight: Callable[[], Tensor], dtype: torch.dtype) -> Entry:
-    groups = parameter_groups(module, lr=LEARNING_RATE)
-    optimizer = None if coordinate_manifolds(module) else torch.optim.SGD(groups, lr=LEARNING_RATE)
-    return Entry(weight, list(module.parameters()), optimizer, dtype)
+    return Entry(weights, list(net.parameters()), layers[0].dtype)
 
 
 def _layer(name: str, precision: str, options: dict[str, Any], problem: FrameProblem) -> Holder:
@@ -239,14 +233,10 @@ def _drawn(coordinate: str, c: Tensor, problem: FrameProblem) -> Tensor:
 # Those of other libraries
 
 
-def _plain(weight: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Entry:
-    return Entry(weight, parameters, torch.optim.SGD(parameters, lr=LEARNING_RATE))
-
-
 def _function(compute: Callable[..., Tensor], *parameters: Tensor) -> Entry:
     """Enters a bare function of leaf tensors, with torch's autograd behind it."""
     leaves = [parameter.requires_grad_() for parameter in parameters]
-    return _plain(lambda: compute(*leaves), leaves)
+    return Entry(lambda: compute(*leaves), leaves)
 
 
 def _filled(layer: nn.Module, x: Tensor) -> Entry:
@@ -254,7 +244,7 @@ def _filled(layer: nn.Module, x: Tensor) -> Entry:
     coordinate_list = cast(Any, layer).parametrizations.weight
     with torch.no_grad():
         coordinate_list.original.copy_(x)
-    return _plain(lambda: cast(Tensor, layer.weight), [coordinate_list.original])
+    return Entry(lambda: cast(Tensor, layer.weight), [coordinate_list.original])
 
 
 def _skew(x: Tensor) -> Tensor:

@@ -125,20 +125,13 @@ def _table(title: str, race: Race, columns: Columns, note: str) -> Table:
 
 
 def _of_growth(race: Race) -> list[Table]:
-    def exponent(row: Row) -> str | None:
-        spread = "" if row["spread"] is None else f" +- {row['spread']:.2f}"
-        return None if row["exponent"] is None else f"{row['exponent']:.2f}{spread}"
-
     columns: Columns = [
-        ("exponent", exponent),
-        ("range", lambda row: None if row["first"] is None else f"{row['first']:g} to {row['last']:g}"),
-        ("overhead", lambda row: None if row["overhead_until"] is None else f"to {row['overhead_until']:g}"),
+        ("exponent", lambda row: f"{row['exponent']:.2f}"),
+        ("range", lambda row: "{} to {}".format(*row["points"])),
         ("expected", lambda row: f"{row['expected']:g}"),
-        ("faster", lambda row: None if row["exponent"] is None else "yes" if row["faster"] else "no"),
     ]
-    points = sorted({point for row in race.rows for point in row["points"]})
-    title = f"{race.operation} against {race.subject}, {points[0]} to {points[-1]}, {race.rows[0]['device']}"
-    return [_table(title, race, columns, "of forward and backward; the exponent fitted over the range")]
+    title = f"{race.operation} against {race.subject}, {race.rows[0]['device']}"
+    return [_table(title, race, columns, "of forward and backward, between the two largest sizes")]
 
 
 def _of_scan(race: Race) -> list[Table]:

@@ -81,7 +81,7 @@ from stiefelkit.measuring.recurrences import SequenceEntry
 
 def _enter(problem):
     w = problem.frame().requires_grad_()
-    return Entry(lambda: w * 1, [w], torch.optim.SGD([w], lr=0.0))
+    return Entry(lambda: w * 1, [w])
 
 def _keep(frame, lr):
     w = torch.nn.Parameter(frame)

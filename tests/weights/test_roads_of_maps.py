@@ -55,7 +55,7 @@ def from_16_bits(layer, x):
     narrow = {torch.float32: torch.bfloat16, torch.complex64: torch.complex32}
     state = {key: value.to(narrow.get(value.dtype, value.dtype)) for key, value in layer.state_dict().items()}
     before = layer.weight.detach().clone()
-    with pytest.raises(errors.CheckpointError, match="bfloat16|complex32"):
+    with pytest.raises(errors.CheckpointError, match=r"bfloat16|complex32"):
         layer.load_state_dict(state)
     assert torch.equal(layer.weight, before)
 
