@@ -88,7 +88,10 @@ def check_optimizer(
     offset: int | None = None,
     device: str = "cpu",
 ) -> None:
-    """Checks an optimizer of frames, with the settings in its `examples`, as `check_parametrization` checks a map."""
+    """Checks an optimizer of frames, `cls`, with the settings in its `examples`; raises LawBroken with every failure.
+
+    As `check_parametrization` it takes `laws`, the case `only`, the `offset` of seeds and the `device`.
+    """
     OPTIMIZERS.settle(cls, laws, only, offset, device)
 
 

@@ -148,7 +148,7 @@ _DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)
 
 
 def cases(cls: type[OrthogonalParam], device: str = "cpu") -> list[Case]:
-    """Returns every example of a parametrization in every dtype that it does, the first ones in each precision."""
+    """Returns the examples of `cls` on a `device` in every dtype that it does, the first ones in each precision."""
     registered.check(cls)
     every = []
     examples = list(cls.examples())
