@@ -33,10 +33,8 @@ class UncorrectedCayley(MultiplicativeCayley):
 
     def move(self, group: dict[str, Any], bucket: Bucket) -> None:
         """See `FrameOptimizer`."""
-        bucket.refresh(False)
-        w = bucket.frames()
-        direction, steps = self.direction(group, bucket, w, bucket.gradients())
-        bucket.commit()
+        w, bucket.lo = bucket.frames(), None
+        direction, steps = self.direction(group, bucket, w, bucket.g)
         bucket.add(cayley_increment(w, direction, as_factor(steps, w)))
 
 

@@ -61,4 +61,4 @@ class CayleyAdam(TangentOptimizer):
             inverse((1 - first**k) * (v / (1 - second**k) + group["eps"]) ** 0.5)
             for k, v in second_moments(bucket, norms_of(g)[0], second)
         ]
-        return direction, bounded_steps(direction, scales, rate(group), group["q"])
+        return direction, bounded_steps(direction.generator_norms(), scales, rate(group), group["q"])

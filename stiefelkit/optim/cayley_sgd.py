@@ -52,4 +52,4 @@ class CayleySGD(TangentOptimizer):
         """See `TangentOptimizer`."""
         direction = gradient_with_momentum(group, bucket, w, g)
         scales = [1.0] * len(direction.rotation_norms)
-        return direction, bounded_steps(direction, scales, rate(group), group["q"])
+        return direction, bounded_steps(direction.generator_norms(), scales, rate(group), group["q"])

@@ -1,23 +1,24 @@
 """What the state of an optimizer must be before anything of it is loaded."""
 
-from collections import defaultdict
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from stiefelkit._torch import step_inside
 from stiefelkit.errors import CheckpointError, NonFiniteError, needs, shown
-from stiefelkit.optim.batch import Group
 from stiefelkit.optim.settings import is_number, one_of
 from stiefelkit.tensors import local_part
 
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "rotation_sq", "square_avg")
 """Means of squares: not negative."""
-LATE = ("momentum_buffer", "square_avg", "exp_avg_sq", "rotation_sq", "step", "lo", "wear", "refused")
-"""May be missing in that of a frame, as from other settings or another dtype, and begins anew."""
+MOMENTS = ("momentum_buffer", "exp_avg", "grad_avg", "lo")
+"""Of the shape of their parameter."""
+_KNOWN = (*SQUARES, *MOMENTS, "step")
+_OF_ADAM = {"exp_avg", "exp_avg_sq", "step"}
+"""Of which there are all, or no two."""
 
 
 def check_states(optimizer: Optimizer, state_dict: object, free: type[Optimizer]) -> None:
@@ -40,7 +41,7 @@ def check_states(optimizer: Optimizer, state_dict: object, free: type[Optimizer]
     for i, (group, saved) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
         ids = saved.get("params") if isinstance(saved, Mapping) else None
         own = len(group["params"])
-        ids = ids if isinstance(ids, list) else []
+        ids = ids if isinstance(ids, list) and {*map(type, ids)} <= {int, str} else []
         are_own = len({*map(str, ids)}) == len(ids) == own and not seen.intersection(ids)
         who = f"{name} (group {i})"
         needs(are_own, CheckpointError, who, f"a state dict with {own} parameters of its own", ids)
@@ -54,19 +55,21 @@ def check_states(optimizer: Optimizer, state_dict: object, free: type[Optimizer]
 
 
 def check_entries(
-    optimizer: Optimizer, i: int, group: Group, ids: list[object], state: Mapping[object, Mapping[str, Any]]
+    who: str,
+    params: Sequence[Tensor],
+    ids: Sequence[object],
+    states: Mapping[object, Mapping[str, Any]],
+    is_frame: bool,
 ) -> None:
-    """Raises unless the states of a group are such as a step of a small parameter of the same kind leads to."""
-    templates: dict[tuple[int, torch.dtype], dict[str, object]] = {}
-    for p, key in zip(optimizer.param_groups[i]["params"], ids, strict=True):
-        entry = state.get(key)
-        if not entry:  # no step yet
-            continue
-        kind = (p.dim(), p.dtype)
-        if kind not in templates:
-            templates[kind] = _made(optimizer, group, p)
-        who = f"{type(optimizer).__name__} (group {i}, parameter {key})"
-        _check_entry(who, entry, templates[kind], p, group["manifold"] is not None)
+    """Raises unless each entry of the states of parameters is one that such a parameter may have."""
+    for p, key in zip(params, ids, strict=True):
+        entry = states.get(key, {})
+        name = f"{who} (parameter {key})"
+        lacking = sorted(_OF_ADAM - entry.keys()) if len(_OF_ADAM & entry.keys()) == 2 else []
+        needs(not lacking, CheckpointError, name, f"a state of {', '.join(sorted(_OF_ADAM))}", f"one without {lacking}")
+        for each, value in entry.items():
+            is_real = each == "step" or (is_frame and each in ("exp_avg_sq", "rotation_sq"))
+            _check_entry(name, each, value, p, p.is_complex() and not is_real, len(entry) == 1 and not is_frame)
 
 
 def without_remainders(
@@ -81,80 +84,27 @@ def without_remainders(
     }
 
 
-def _made(optimizer: Optimizer, group: Group, p: Tensor) -> dict[str, object]:
-    """Returns the state of a small parameter after one step of length 0, each tensor by what its shape follows."""
-    shape = (*(2 for _ in p.shape[:-2]), 4, 3)[-p.dim() :] if p.dim() else ()
-    if group["manifold"] is not None:
-        small = nn.Parameter(torch.eye(4, 3, dtype=p.dtype, device="cpu").expand(shape).clone())
-    else:
-        dtype = torch.complex64 if p.is_complex() else torch.float32
-        small = nn.Parameter(torch.zeros(shape, dtype=dtype, device="cpu"))
-    small.grad = torch.ones_like(small)
-    own_group = {**group, "params": [small], "lr": 0.0}
-    if group["manifold"] is None:
-        own_group["capturable"] = False  # which torch has on a GPU alone
-    twin: Any = object.__new__(type(optimizer))
-    vars(twin).update(vars(optimizer))
-    twin._begin()
-    vars(twin).update(state=defaultdict(dict), param_groups=[own_group])
-    step_inside(twin)
-    return {key: _shape_of(value, small) for key, value in twin.state[small].items() if value is not None}
-
-
-def _shape_of(value: object, p: Tensor) -> object:
-    """Returns a type; or of a tensor what it is like: the parameter, its real part, its columns, the batch, none."""
+def _check_entry(who: str, key: str, value: object, p: Tensor, is_complex: bool, may_be_sparse: bool) -> None:
+    who = f"{who}: {key}"
     if not isinstance(value, Tensor):
-        return type(value)
-    if value.shape == p.shape:
-        return "parameter" if value.is_complex() == p.is_complex() else "real"
-    shapes = {"columns": (*p.shape[:-2], *2 * p.shape[-1:]), "batch": p.shape[:-2]}
-    return next((kind for kind, shape in shapes.items() if value.shape == shape), "number")
-
-
-def _check_entry(who: str, entry: Mapping[str, Any], template: dict[str, object], p: Tensor, is_frame: bool) -> None:
-    is_of_sgd = not is_frame and set(template) == {"momentum_buffer"}  # which makes it when it is first needed
-    late = LATE if is_frame else template if is_of_sgd else ()
-    missing = sorted(key for key in template if key not in entry and key not in late)
-    if is_frame and ("step" in entry) != ("exp_avg_sq" in entry) and {"step", "exp_avg_sq"} <= template.keys():
-        missing.append("step" if "exp_avg_sq" in entry else "exp_avg_sq")
-    if missing:
-        raise CheckpointError(f"{who} needs a state of {', '.join(sorted(template))}, got one without {missing[0]!r}.")
-    columns = torch.Size((*p.shape[:-2], *2 * p.shape[-1:]))
-    shapes = {"parameter": p.shape, "real": p.shape, "columns": columns, "batch": p.shape[:-2], "number": torch.Size()}
-    for key, value in entry.items():
-        if key not in template and key != "lo":  # the user's own, or of other settings
-            continue
-        kind = template.get(key, "parameter")
-        if key == "step" and template[key] is int and isinstance(value, Tensor) and value.numel() == 1:
-            value = int(value) if value == value.round() else value  # as steps count where no value is read
-        if isinstance(kind, str) and not (key == "step" and is_number(value)):  # older versions of torch had numbers
-            shape = shapes[kind]
-            if is_of_sgd and isinstance(value, Tensor) and value.is_sparse and value.shape == p.shape:
-                value = value.coalesce().values()
-                shape = value.shape
-            _check_tensor(f"{who}: {key}", key, value, shape, p, is_real=kind != "parameter")
-        elif not is_number(value):
-            raise CheckpointError(f"{who} needs a number for {key}, got {_kind(value)}.")
-        elif not value >= 0 or (kind is int and not isinstance(value, int)):
-            raise CheckpointError(f"{who} needs {key} >= 0{', an integer' if kind is int else ''}, got {shown(value)}.")
-
-
-def _check_tensor(who: str, key: str, value: object, shape: torch.Size, p: Tensor, is_real: bool) -> None:
-    if not isinstance(value, Tensor) or value.layout != torch.strided:
-        raise CheckpointError(f"{who} needs a dense tensor, got {_kind(value)}.")
-    needs(value.shape == shape, CheckpointError, who, f"shape {tuple(shape)}", tuple(value.shape))
-    if not (value.is_floating_point() or value.is_complex()) or value.is_complex() != (p.is_complex() and not is_real):
-        raise CheckpointError(f"{who} needs a dtype of the field of {p.dtype}, got {value.dtype}.")
-    local = local_part(value)
+        needs(is_number(value) and value >= 0, CheckpointError, who, "a tensor, or a number >= 0", shown(value))
+        return
+    is_dense = value.layout == torch.strided or (may_be_sparse and value.is_sparse)  # as SGD makes it of such gradients
+    needs(is_dense, CheckpointError, who, "a dense tensor", f"{value.layout}")
+    shapes = {p.shape} if key in MOMENTS else {p.shape, p.shape[:-2], (*p.shape[:-2], *2 * p.shape[-1:]), torch.Size()}
+    needs(value.shape in shapes, CheckpointError, who, f"shape {tuple(p.shape)}", tuple(value.shape))
+    is_of_field = value.is_complex() == is_complex and (is_complex or value.is_floating_point())
+    needs(is_of_field or key not in _KNOWN, CheckpointError, who, f"a dtype of the field of {p.dtype}", value.dtype)
+    local = local_part(value.coalesce().values() if value.is_sparse else value)
     if local.is_meta:
         return
-    needs(bool(torch.isfinite(local).all()), NonFiniteError, who, "finite numbers", "NaN or infinity")
     parts = torch.view_as_real(local.resolve_conj()) if local.is_complex() else local
+    needs(bool(torch.isfinite(parts).all()), NonFiniteError, who, "finite numbers", "NaN or infinity")
     is_positive = key in SQUARES or key == "step"
     needs(not (is_positive and (parts < 0).any()), CheckpointError, who, "numbers >= 0", "a negative one")
-    most = torch.finfo(value.dtype).eps
-    is_too_large = key == "lo" and bool((parts.abs() > most).any())
-    needs(not is_too_large, CheckpointError, who, f"remainders of rounding, entries of at most {most:.2g}", "a larger")
+    most = torch.finfo(parts.dtype).eps if key == "lo" else math.inf
+    is_small = most == math.inf or bool((parts.abs() <= most).all())
+    needs(is_small, CheckpointError, who, f"remainders of rounding, entries of at most {most:.2g}", "a larger")
 
 
 def _kind(value: object) -> str:

@@ -4,7 +4,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,28 +27,16 @@ from stiefelkit.optim.settings import OF_TORCH, Setting
 from stiefelkit.tensors import is_sharded
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS, Frame, frames, manifold_of, name_of_manifold, watch_frame
 
-TAKE_ANY_GRADIENT = (torch.optim.SGD, torch.optim.Adagrad)
-"""Optimizers of torch that take sparse gradients, and know no capturing."""
-T = TypeVar("T")
+
+def probing(kind: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """Returns a torch optimizer of a number that nobody needs, for its defaults and its step."""
+    return kind([torch.zeros(1, device="cpu")])
 
 
-class HasSettings(Protocol):
-    """A class of optimizers with settings, and the torch optimizer of the groups without a manifold."""
-
-    __name__: str
-    settings: tuple[Setting, ...]
-    free_optimizer: type[torch.optim.Optimizer]
-
-
-def probing(kind: Callable[..., torch.optim.Optimizer], **settings: object) -> torch.optim.Optimizer:
-    """Returns a torch optimizer of a number that nobody needs, for its defaults, its checks and its step."""
-    return kind([torch.zeros(1, device="cpu")], **settings)
-
-
-def check_group(optimizer: HasSettings, group: Group) -> Group:
+def check_group(name: str, settings: Sequence[Setting], group: Group) -> Group:
     """Returns a group with Python's own numbers; raises OptionError unless its settings are in range."""
     group = as_python_number(group, keep=Tensor)
-    name, checks = optimizer.__name__, {setting.name: setting.check for setting in optimizer.settings}
+    checks = {setting.name: setting.check for setting in settings}
     for key, check in {**OF_TORCH, **checks}.items():
         if key in group:
             group[key] = check.require(name, key, group[key])
@@ -58,7 +46,6 @@ def check_group(optimizer: HasSettings, group: Group) -> Group:
     needs(not is_damped, OptionError, name, "a momentum and no dampening for nesterov=True", got)
     manifold = group["manifold"]
     if manifold is None:
-        _check_torch_settings(name, optimizer.free_optimizer, group)
         return group
     check_manifold(name, manifold)
     decay = group.get("weight_decay")
@@ -72,31 +59,6 @@ def check_manifold(name: str, manifold: object) -> None:
     if not one_of(*MANIFOLDS).holds(manifold):
         near = did_you_mean(name_of_manifold(manifold) or manifold, MANIFOLDS)
         raise OptionError(f"{name} needs the name of a manifold, got {shown(manifold)}{near}")
-
-
-def _check_torch_settings(name: str, kind: type[torch.optim.Optimizer], group: Group) -> None:
-    """Raises OptionError unless torch's optimizer takes the settings of a group without a manifold."""
-    parameters = inspect.signature(kind.__init__).parameters
-    try:
-        probing(kind, **{key: value for key, value in group.items() if key in parameters and key != "params"})
-    except (TypeError, ValueError, RuntimeError, IndexError, AssertionError, OverflowError) as error:
-        raise OptionError(
-            f"{name} needs settings that torch.optim.{kind.__name__} takes, got one that it refuses: {error}."
-        ) from error
-
-
-def check_free_gradients(name: str, kind: type[torch.optim.Optimizer], groups: Sequence[Group]) -> None:
-    """Raises OptimizerError for what torch's optimizer would refuse when the frames have moved already."""
-    who = f"as torch.optim.{kind.__name__} does"
-    for group in groups:
-        for p in group["params"]:
-            if p.grad is not None and p.grad.is_sparse:
-                raise OptimizerError(
-                    f"{name} needs dense gradients outside of frames, {who}, got a sparse one; sparse=False of the "
-                    "embedding makes it dense."
-                )
-            if p.grad is not None and group.get("capturable") and p.device.type == "cpu":
-                raise OptimizerError(f"{name} needs capturable=False outside of frames on a CPU, {who}, got True.")
 
 
 def check_spelling(name: str, keys: Collection[str], names: Collection[str]) -> None:
@@ -197,19 +159,6 @@ def check_members(name: str, manifold: str | None, params: Sequence[Tensor]) -> 
         needs(error <= permitted, NotAFrameError, name, words, f"{error:.2g}")
 
 
-def loss_of(name: str, closure: Callable[[], T]) -> T:
-    """Returns what a closure returns; raises OptimizerError if it goes backward from a complex loss."""
-    try:
-        return closure()
-    except RuntimeError as error:
-        if "real scalar outputs" not in str(error):
-            raise
-        raise OptimizerError(
-            f"{name} needs a closure that differentiates a real loss, got a complex one; take its real part, "
-            "loss.real.backward()."
-        ) from error
-
-
 def check_readers(who: str, group: Group, params: Sequence[Tensor]) -> None:
     """Raises OptimizerError unless what reads the frames of a group can give the gradient that it asks for."""
     if group["manifold"] is None or group.get("gradient", "exact") == "exact":
@@ -257,10 +206,10 @@ def not_finite(who: str, buckets: Sequence[Bucket]) -> NonFiniteError:
     """Returns the error for gradients that are not finite, or whose squares are not, and names theirs."""
     watched, bad = frames(), []
     for bucket in buckets:
-        for p, grad, share in zip(bucket.params, bucket.local_gradients(), bucket.shares_of_overflow(), strict=True):
+        for p, share in zip(bucket.params, bucket.shares_of_overflow(), strict=True):
             coordinate_list = watched[id(p)].coordinate_list if id(p) in watched else None
             name = f"a frame of shape {tuple(p.shape)}" if coordinate_list is None else coordinate_list.weight
-            if not torch.isfinite(grad).all():
+            if not torch.isfinite(share):
                 bad.append(f"NaN or infinity in that of {name}")
             elif not share < 1:
                 bad.append(f"one so large that its square overflows in that of {name}")
@@ -269,7 +218,7 @@ def not_finite(who: str, buckets: Sequence[Bucket]) -> NonFiniteError:
 
 def too_long(who: str, group: Group, bucket: Bucket, length: float) -> NonFiniteError:
     """Returns the error for a step so long that no frame comes of it."""
-    norm = max(norms_of(bucket.gradients())[0])
+    norm = max(norms_of(bucket.g)[0])
     return NonFiniteError(
         f"{who} needs shorter steps, got one of length {length:.2g} of lr={float(group['lr']):.2g} and a gradient of "
         f"norm {norm:.2g}, which does not end at a frame; lower the learning rate; the frame was not changed."

@@ -16,7 +16,7 @@ from stiefelkit.errors import CheckpointError, needs
 from stiefelkit.functional._arithmetic.reads import may_sync_host, without_reads
 from stiefelkit.numbers import as_python_number
 from stiefelkit.optim import checks
-from stiefelkit.optim.batch import Bucket, Group, Sorting
+from stiefelkit.optim.batch import Bucket, Group, Sorted, begin_buckets
 from stiefelkit.optim.checkpoint import check_entries, check_states, without_remainders
 from stiefelkit.optim.settings import RATE, WEIGHT_DECAY, Setting, document_settings, signature
 from stiefelkit.weights.optimizer_hooks import accept, frames
@@ -67,7 +67,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         )
         self._begin()
         defaults = {**self._free.defaults, "manifold": None, **chosen}
-        checks.check_group(type(self), defaults)  # also those that every group has its own of
+        self._checked(defaults)  # also those that every group has its own of
         super().__init__(params, defaults)
         if all(group["manifold"] is None for group in self.param_groups):
             warnings.warn(
@@ -77,15 +77,18 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
                 stacklevel=2,
             )
         elif WEIGHT_DECAY in self.settings and all(group["manifold"] is not None for group in self.param_groups):
-            checks.check_group(type(self), {**self.param_groups[0], **chosen})  # for the decay that no group would have
+            self._checked({**self.param_groups[0], **chosen})  # for the decay that no group would have
 
     def _begin(self) -> None:
         """Makes what no state dict holds: how frames were sorted and written last, and what moves the other groups."""
         self._writes: dict[int, int] = {}
-        self._sortings: dict[int, Sorting] = {}
+        self._sorted: dict[int, Sorted] = {}
         self._validated: dict[int, list[Any]] = {}
         self._free: torch.optim.Optimizer = checks.probing(self.free_optimizer)
         self._step_of_free = unhooked_step(self.free_optimizer)
+
+    def _checked(self, group: Group) -> Group:
+        return checks.check_group(type(self).__name__, self.settings, group)
 
     def add_param_group(self, param_group: Group) -> None:
         """Adds a group after its checks; tensors that name a manifold themselves become a group of their own."""
@@ -94,7 +97,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         for i, group in enumerate(groups):
             if isinstance(group, dict):
                 checks.check_spelling(name, set(group), [*self.defaults, "params", "name", "param_names"])
-                full = checks.check_group(type(self), {**self.defaults, **group})
+                full = self._checked({**self.defaults, **group})
                 groups[i] = {key: full[key] for key in group}
                 members = checks.members_of(full)
                 checks.check_members(name, full["manifold"], members)
@@ -132,14 +135,18 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         """Returns a state dict with settings as they are called here."""
         state_dict = as_python_number(dict(state_dict), keep=Tensor)
         check_states(self, state_dict, self.free_optimizer)
-        # None stands for what is not there, as torch.optim.SGD has it.
-        states = {key: {k: v for k, v in entry.items() if v is not None} for key, entry in state_dict["state"].items()}
+        # torch.optim.SGD has None for a momentum that is not there.
+        states = {
+            key: {k: v for k, v in entry.items() if v is not None or k != "momentum_buffer"}
+            for key, entry in state_dict["state"].items()
+        }
         groups, dtypes = [], {}
         for i, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
             if saved.get("gradient") == "reference":  # as 0.1 called "half"
                 saved = {**saved, "gradient": "half"}
-            full = checks.check_group(type(self), {**self.defaults, **group, **saved})
-            check_entries(self, i, full, saved["params"], states)
+            full = self._checked({**self.defaults, **group, **saved})
+            who, is_frame = f"{type(self).__name__}, group {i}", group["manifold"] is not None
+            check_entries(who, group["params"], saved["params"], states, is_frame)
             groups.append({key: full[key] for key in saved})
             dtypes |= {key: p.dtype for key, p in zip(saved["params"], group["params"], strict=True)}
         return {**state_dict, "state": without_remainders(states, dtypes), "param_groups": groups}
@@ -176,16 +183,15 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         loss = None
         if closure is not None:
             with torch.enable_grad():
-                loss = checks.loss_of(type(self).__name__, closure)
+                loss = closure()
         self._validate_groups()
         free, on_host, on_device = [], [], []
         for group in self.param_groups:
             if group["manifold"] is None:
                 free.append(group)
-        if free and self.free_optimizer not in checks.TAKE_ANY_GRADIENT:
-            checks.check_free_gradients(type(self).__name__, self.free_optimizer, free)
-        for group, bucket in self._batches():
-            (on_host if bucket.may_sync_host else on_device).append((group, bucket))
+                continue
+            for bucket in begin_buckets(self._sorted, group, self.state):
+                (on_host if bucket.may_sync_host else on_device).append((group, bucket))
         if len(on_host) > 1:  # a single one is checked on the way
             checks.check_gradients(type(self).__name__, [bucket for _, bucket in on_host])
         for group, bucket in on_host:
@@ -211,19 +217,6 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
                 if setting.name != "lr" and setting.name in group:
                     group[setting.name] = setting.check.require(name, setting.name, group[setting.name])
             self._validated[id(group)] = [*map(group.get, self._names)]
-
-    def _batches(self) -> list[tuple[Group, Bucket]]:
-        """Returns the frames that have a gradient, sorted as in the last step where that still holds."""
-        batches = []
-        for i, group in enumerate(self.param_groups):
-            if group["manifold"] is None:
-                continue
-            sorting, is_free = self._sortings.get(i), not group.get("capturable")
-            if sorting is None or not sorting.begin(group["params"], self.state, is_free):
-                sorting = self._sortings[i] = Sorting(group["params"], self.state, is_free)
-            for bucket in sorting.buckets:
-                batches.append((group, bucket))
-        return batches
 
     def _step_on_device(self, batches: list[tuple[Group, Bucket]]) -> None:
         """Moves frames whose values are not read; those of a group all or none."""

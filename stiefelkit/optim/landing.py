@@ -99,7 +99,6 @@ class Landing(FrameOptimizer):
             ),
         )
         counts = count_steps(bucket)
-        bucket.commit()
         bucket.accumulated_error = 0.0
         if is_still(group, bucket):
             return

@@ -9,7 +9,7 @@ from torch import Tensor
 from stiefelkit.errors import CheckpointError, OptionError, needs
 from stiefelkit.numbers import as_python_number
 from stiefelkit.optim.batch import Group
-from stiefelkit.optim.checks import listed, loss_of
+from stiefelkit.optim.checks import listed
 from stiefelkit.weights.optimizer_hooks import moves_frames
 
 
@@ -68,7 +68,7 @@ class MixedOptimizer(torch.optim.Optimizer):
         loss = None
         if closure is not None:
             with torch.enable_grad():
-                loss = loss_of("MixedOptimizer", closure)
+                loss = closure()
         # those of frames first, since they may refuse a step
         for optimizer in sorted(self.optimizers, key=moves_frames, reverse=True):
             optimizer.step()

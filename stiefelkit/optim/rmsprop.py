@@ -1,27 +1,17 @@
 """RMSprop as others define it: an accumulator that does not start at zero, epsilon inside the root."""
 
 from collections.abc import Callable, Iterable
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import step_inside
+from stiefelkit._torch import unhooked_step
 from stiefelkit.errors import OptionError, needs
 from stiefelkit.numbers import FLAG, as_python_number, at_least
 from stiefelkit.optim.batch import Group
-from stiefelkit.optim.checks import check_free_gradients, probing
-from stiefelkit.optim.settings import MOMENTUM, OF_TORCH, RATE, SWITCH
 
-_CHECKS = {
-    **OF_TORCH,
-    "lr": RATE,
-    "alpha": at_least(0, most=1),
-    **dict.fromkeys(("eps", "momentum", "init_acc", "weight_decay"), MOMENTUM),
-    "differentiable": SWITCH,
-    **dict.fromkeys(("maximize", "eps_inside"), FLAG),
-}
+_OWN = {"init_acc": at_least(0), "eps_inside": FLAG}
 
 
 class RMSprop(torch.optim.RMSprop):
@@ -79,7 +69,7 @@ class RMSprop(torch.optim.RMSprop):
 
     def add_param_group(self, param_group: Group) -> None:
         """Adds a group after its settings were checked."""
-        param_group = {**self._own, **_checked(param_group)}
+        param_group = _checked({**self._own, **param_group})
         full = {**self.defaults, **param_group}
         is_torchs = not full["eps_inside"] or not (full["capturable"] or full["differentiable"])
         needs(is_torchs, OptionError, "RMSprop", "eps_inside=False with capturable or differentiable", "True")
@@ -88,8 +78,7 @@ class RMSprop(torch.optim.RMSprop):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also what loads a state dict, of torch's RMSprop as well."""
         super().__setstate__(state)
-        self._own = {"init_acc": 0.0, "eps_inside": False}
-        self._own = {key: self.defaults.get(key, value) for key, value in self._own.items()}
+        self._own = {key: self.defaults.get(key, value) for key, value in (("init_acc", 0.0), ("eps_inside", False))}
         for group in self.param_groups:
             for key, value in self._own.items():
                 group.setdefault(key, value)
@@ -100,40 +89,34 @@ class RMSprop(torch.optim.RMSprop):
         return as_python_number(super().state_dict(), keep=Tensor)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Does one step, and returns what the closure returns; a sparse gradient is refused before any step."""
-        for group in self.param_groups:  # schedulers change these two
-            group["lr"] = RATE.require("RMSprop", "lr", group["lr"])
-            group["momentum"] = MOMENTUM.require("RMSprop", "momentum", group["momentum"])
+        """Does one step, and returns what the closure returns."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        check_free_gradients("RMSprop", torch.optim.RMSprop, self.param_groups)
-        with torch.set_grad_enabled(self.defaults["differentiable"]):
-            for group in self.param_groups:
-                members = [p for p in group["params"] if p.grad is not None]
-                asked = {"step": True, "momentum_buffer": group["momentum"] > 0, "grad_avg": group["centered"]}
-                keys = {key for key, is_asked in asked.items() if is_asked}
-                for p in members:
-                    if not keys <= self.state[p].keys():
+        groups = self.param_groups
+        with torch.no_grad():
+            for group in groups:
+                for p in group["params"] if group["eps_inside"] or group["init_acc"] else ():
+                    if p.grad is not None:
                         self.state[p] = {**_begun(p, group), **self.state[p]}
-                for p in members if group["eps_inside"] else ():
-                    _move(p, group, self.state[p])
-        self._torchs.param_groups = [group for group in self.param_groups if not group["eps_inside"]]
-        self._torchs.state, self._torchs.defaults = self.state, self.defaults
-        step_inside(self._torchs)  # not super().step(), which would run the hooks of the step twice
+                        if group["eps_inside"]:
+                            _move(p, group, self.state[p])
+        self.param_groups = [group for group in groups if not group["eps_inside"]]
+        try:
+            unhooked_step(torch.optim.RMSprop)(self)  # not super().step(), which would run the hooks of the step twice
+        finally:
+            self.param_groups = groups
         return loss
 
-    @cached_property
-    def _torchs(self) -> torch.optim.Optimizer:
-        return probing(torch.optim.RMSprop)
 
-
-def _checked(settings: Group) -> dict[str, Any]:
-    """Returns the same with Python's numbers; raises OptionError unless they are in range."""
-    return {
-        key: _CHECKS[key].require("RMSprop", key, value) if key in _CHECKS else value for key, value in settings.items()
-    }
+def _checked(group: Group) -> Group:
+    """Returns a group with Python's numbers; raises OptionError unless our own settings are in range."""
+    group = {key: value if key in ("params", "lr") else as_python_number(value) for key, value in group.items()}
+    for key, check in _OWN.items():
+        if key in group:
+            group[key] = check.require("RMSprop", key, group[key])
+    return group
 
 
 def _begun(p: Tensor, group: Group) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class Retraction(ABC):
             land(bucket, group["precision"], self.polishes)
             return
         threshold = polish_threshold(*bucket.params[0].shape[-2:], group["precision"])
-        if bucket.accumulated_error <= threshold * (_MOST if "lo" in bucket.states[0] else 2):
+        if bucket.accumulated_error <= threshold * (_MOST if bucket.lo is not None else 2):
             return
         for _ in range(_MAX_POLISHES):
             polish(bucket)
@@ -139,17 +139,14 @@ class CayleyStep(Retraction):
 
     def landed(self, bucket: Bucket, direction: Tangent, steps: Norms) -> bool:
         """See `Retraction`."""
-        w, lo, step = bucket.frames(), bucket.remainders(), as_factor(steps, bucket.frames())
-        landed = (
-            landed_in_one(w, lo, direction, step, self.polishes)
-            if lo is not None and isinstance(step, Tensor)
-            else None
-        )
+        step = as_factor(steps, bucket.w)
+        if bucket.lo is None or not isinstance(step, Tensor):
+            return False
+        landed = landed_in_one(bucket.w, bucket.lo, direction, step, self.polishes)
         if landed is None:
             return False
-        w, lo, defects = landed
-        bucket.replace(w, lo)
-        bucket.require(defects.amax() <= EXTERNAL_CHANGE * math.sqrt(w.shape[-1]), AssertionError)
+        bucket.w, bucket.lo, defects = landed
+        bucket.require(defects.amax() <= EXTERNAL_CHANGE * math.sqrt(bucket.w.shape[-1]), AssertionError)
         return True
 
 
@@ -201,7 +198,6 @@ class TangentOptimizer(FrameOptimizer):
             if not bucket.may_sync_host:
                 bucket.require((lengths_on_device(direction, steps) < math.inf).all(), AssertionError)
             self.transport(group, bucket, direction, steps, w)
-            bucket.commit()
         elif bucket.may_sync_host:
             self._move_on_host(group, bucket, w, direction, steps)
         else:
@@ -252,13 +248,12 @@ class TangentOptimizer(FrameOptimizer):
             )
         if self._transports:
             self.transport(group, bucket, direction, steps, w, increment=increment)
-        bucket.commit()
         bucket.add(increment)
         return shorter
 
     def _leap(self, group: Group, bucket: Bucket, w: Tensor, direction: Tangent, steps: Norms, length: float) -> None:
         """Makes a step that is no small increment: in float64, to the nearest frame."""
-        wide, lo = working_dtype(w.dtype), bucket.remainders()
+        wide, lo = working_dtype(w.dtype), bucket.lo
         exact = nearest_frame(w.to(wide) if lo is None else w.to(wide) + lo)
         rest = None if direction.rest is None else direction.rest.to(wide)
         if rest is not None:
@@ -271,7 +266,6 @@ class TangentOptimizer(FrameOptimizer):
         self.transport(group, bucket, direction, steps, w, leapt=leapt)
         if not bucket.is_finite():
             raise too_long(type(self).__name__, group, bucket, length)
-        bucket.commit()
         bucket.assign(leapt)
         bucket.accumulated_error = 0.0
 
@@ -344,14 +338,14 @@ def inverse(x: float | Tensor) -> float | Tensor:
     return 1 / x if x > 0 else 0.0
 
 
-def bounded_steps(direction: Tangent, scales: Norms, lr: float | Tensor, q: float) -> Norms:
-    """Returns steps :math:`min(lr, 2 q / ‖A‖_F)` along a direction of generators A times its scales.
+def bounded_steps(norms: Norms, scales: Norms, lr: float | Tensor, q: float) -> Norms:
+    """Returns steps :math:`min(lr, 2 q / ‖A‖_F)` along a direction whose generators have these norms, times its scales.
 
     They are factors of the unscaled direction. Where its norm is too small to be told from zero, nothing moves.
     """
     if q == math.inf and isinstance(lr, float) and not isinstance(scales[0], Tensor):
         return [scale * lr for scale in scales]
-    scaled = [*map(operator.mul, scales, direction.generator_norms())]
+    scaled = [*map(operator.mul, scales, norms)]
     return [*map(operator.mul, scales, shares(scaled, 2 * q, lr))]
 
 
@@ -450,8 +444,6 @@ def in_units(w: Tensor, direction: Tangent, steps: Norms) -> tuple[Tangent, Norm
 
 def measured(bucket: Bucket, coarse: bool = False, lands: Tensor | None = None) -> tuple[Tensor, float, float]:
     """Returns W^H W - I, in the dtype of W if coarse, its norm, and the error that taking it away leaves."""
-    if not bucket.is_current:
-        bucket.load()
     defect = defect_of(bucket.w) if coarse else rounded_defect(bucket.w, bucket.lo)
     defect = defect if lands is None else defect * lands
     norm = max(norms_of(defect)[0])
@@ -502,8 +494,8 @@ def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf, lan
     exact, p = precision == "exact", bucket.params[0]
     if not bucket.may_sync_host:
         for turn in range(1, turns + 1):
-            w = bucket.frames()
-            defect = rounded_defect(w, bucket.remainders()) if exact and turn == turns else defect_of(w)
+            w = bucket.w
+            defect = rounded_defect(w, bucket.lo) if exact and turn == turns else defect_of(w)
             defect = defect if lands is None else defect * lands
             if turn == turns:
                 most = EXTERNAL_CHANGE * math.sqrt(p.shape[-1])

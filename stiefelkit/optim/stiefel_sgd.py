@@ -46,7 +46,7 @@ class SplitOptimizer(TangentOptimizer):
         self, group: Group, bucket: Bucket, direction: Tangent, steps: Norms, w: Tensor, **to: Tensor
     ) -> None:
         """See `TangentOptimizer`."""
-        if self.buffer not in bucket.states[0]:
+        if not bucket.keeps(self.buffer):
             return
         increment, leapt = to.get("increment"), to.get("leapt")
         share = 0.5 if metric_of(group) == "canonical" else 1.0

@@ -143,9 +143,8 @@ class Pulled(FrameOptimizer):
     settings = (Setting("lr", 1e-2, RATE, "learning rate."), WEIGHT_DECAY, *SHARED)
 
     def move(self, group, bucket):
-        w, g = bucket.frames().double(), bucket.gradients().double()
+        w, g = bucket.frames().double(), bucket.g.double()
         bucket.require(g.isfinite().all(), ArithmeticError)
-        bucket.refresh(group["precision"] == "exact")
         q, r = torch.linalg.qr(w - group["lr"] * g)
         bucket.assign(q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2))
 

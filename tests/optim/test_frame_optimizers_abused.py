@@ -194,35 +194,6 @@ def test_nesterov_without_a_momentum_or_with_dampening_is_refused_of_defaults_an
             OPTIMIZERS[name](sk.optim.frames([frame(4, 4)], **of_group), **of_all)
 
 
-def free_beside(name, w, **options) -> Any:
-    """An optimizer of a frame and of an embedding that moves freely, with gradients, that of the embedding sparse."""
-    free = nn.Parameter(torch.ones(4, 4))
-    nn.functional.embedding(torch.tensor([1]), free, sparse=True).sum().backward()
-    w.grad = gradient(w)
-    return free, OPTIMIZERS[name]([*sk.optim.frames([w]), {"params": [free]}], **options)
-
-
-@every_optimizer
-def test_what_torchs_optimizer_refuses_is_refused_before_a_frame_moves(name):
-    w = frame(4, 4)
-    before = w.detach().clone()
-    free, optimizer = free_beside(name, w)
-    if optimizer.free_optimizer is torch.optim.SGD:
-        optimizer.step()
-        assert free[1].ne(1).all()
-        assert free[0].eq(1).all()
-        assert not torch.equal(w, before)
-        return
-    with pytest.raises(errors.OptimizerError, match="sparse=False"):
-        optimizer.step()
-    assert torch.equal(w, before)
-    free, optimizer = free_beside(name, w, capturable=True)
-    free.grad = free.grad.to_dense()
-    with pytest.raises(errors.OptimizerError, match="capturable=False"):
-        optimizer.step()
-    assert torch.equal(w, before)
-
-
 @every_optimizer
 def test_sparse_gradients_of_frames_move_them_as_dense_ones(name):
     w, twin = frame(6, 4), frame(6, 4)

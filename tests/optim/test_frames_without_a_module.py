@@ -145,15 +145,3 @@ def test_weight_decay_that_no_parameter_would_get_is_refused(name):
         for group in OPTIMIZERS[name](sk.optim.parameter_groups(net, 1e-2), weight_decay=0.1).param_groups
     ]
     assert decays == [0.1, 0.0]
-
-
-@every_optimizer
-def test_a_closure_that_differentiates_a_complex_loss_is_answered_with_the_remedy(name):
-    w = nn.Parameter(sk.init.haar((4, 2), torch.complex128))
-    optimizer = OPTIMIZERS[name](sk.optim.frames([w]))
-    before, a = w.detach().clone(), torch.linspace(0.1, 1, 8, dtype=w.dtype).view(4, 2)
-    with pytest.raises(errors.OptimizerError, match="complex"):
-        optimizer.step(lambda: (w * a).sum().backward())
-    assert torch.equal(w, before)
-    optimizer.step(lambda: (w * a).sum().real.backward())
-    assert not torch.equal(w, before)

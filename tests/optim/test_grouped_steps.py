@@ -216,16 +216,6 @@ def test_whatever_happens_between_steps_frames_go_as_alone(name, event):
         assert excess(p) <= (20 if p.dtype == torch.float64 else 2) + 4
 
 
-def test_large_frames_leave_no_copy_behind():
-    for n, is_kept in ((8, True), (160, False)):
-        params = apart(frame((2, n, n)))
-        optimizer = sk.optim.CayleySGD(group(*params), lr=RATE)
-        give(params, gradient((2, n, n)))
-        optimizer.step()
-        (bucket,) = optimizer._sortings[0].buckets
-        assert (bucket._frames is not None) is is_kept
-
-
 def test_a_batch_that_is_copied_together_has_a_limit(monkeypatch):
     monkeypatch.setattr(buckets, "_LARGEST", 70)
     params = apart(frame((COUNT, 5, 4)))

@@ -80,7 +80,7 @@ def spoil(draw: random.Random, state: dict[str, Any]) -> str:
     group = draw.choice(groups)
     kinds = "drop rename entry setting ids groups top numbers".split()
     kind = draw.choice(["value"] * 4 + kinds)
-    if kind in ("drop", "rename") and key in MAY_BEGIN_ANEW:
+    if kind in ("drop", "rename") and not ("exp_avg_sq" in entry and key in ("exp_avg", "exp_avg_sq", "step")):
         kind = "entry"
     if kind == "value":
         entry[key] = spoil_value(draw, entry[key])

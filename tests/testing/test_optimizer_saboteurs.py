@@ -107,7 +107,7 @@ class WritingFirst(CayleySGD):
 
     def direction(self, group, bucket, w, g):
         found = super().direction(group, bucket, w, g)
-        bucket.commit()
+        bucket._commit(bucket.w)
         return found
 
 
@@ -160,11 +160,11 @@ class Reading(CayleySGD):
 class Replacing(CayleySGD):
     """Has a new tensor for its remainder at each step, which a graph would not find."""
 
-    def move(self, group, bucket):
-        for state in bucket.states if not bucket.may_sync_host else ():
+    def step(self, closure=None):
+        for state in self.state.values():
             if "lo" in state:
                 state["lo"] = state["lo"].clone()
-        super().move(group, bucket)
+        return super().step(closure)
 
 
 class Careless(CayleySGD):
@@ -172,7 +172,7 @@ class Careless(CayleySGD):
 
     def move(self, group, bucket):
         if not bucket.may_sync_host:
-            bucket.gradients().nan_to_num_(0.0, 0.0, 0.0)
+            bucket.g.nan_to_num_(0.0, 0.0, 0.0)
             bucket.all_finite = torch.ones_like(bucket.all_finite)
         super().move(group, bucket)
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from stiefelkit.errors import NonFiniteError, OptimizerError, shown
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import as_python_number
-from stiefelkit.optim.checks import loss_of
 from stiefelkit.optim.deterministic.space import Space
 
 __all__ = ["Objective", "Position", "dot"]
@@ -176,7 +175,7 @@ class Objective:
         for p in self._params:
             p.grad = None
         with torch.enable_grad():
-            returned = loss_of(self.who, self._closure)
+            returned = self._closure()
             graph, is_curved = self._graph(returned)
         dense = [g.to_dense() if g.is_sparse else g for g in graph]
         gradients = [g.detach().to(w.dtype) for g, w in zip(dense, points, strict=True)]
