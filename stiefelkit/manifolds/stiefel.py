@@ -172,12 +172,9 @@ class Stiefel(geoopt.Stiefel):
         return inner_product(w, a, b, self.metric, keepdim=keepdim).to(x.dtype.to_real())
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Returns the length of a tangent vector of any size, shape (*), or (*, 1, 1) with `keepdim`."""
+        """Returns the length of a tangent vector, shape (*), or (*, 1, 1) with `keepdim`."""
         w, a = _widened(x, u)
-        unit = torch.linalg.vector_norm(a.detach(), math.inf, dim=(-2, -1), keepdim=True)
-        unit = torch.where((unit > 0) & (unit < math.inf), unit, 1.0).log2().floor().clamp(-1000, 1000).exp2()
-        length = inner_product(w, a / unit, a / unit, self.metric, keepdim=True).sqrt() * unit
-        return (length if keepdim else length[..., 0, 0]).to(x.dtype.to_real())
+        return inner_product(w, a, a, self.metric, keepdim=keepdim).sqrt().to(x.dtype.to_real())
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """Moves frames in the direction U by the retraction; RankError on the CPU if that is too long a step."""

@@ -26,29 +26,10 @@ if TYPE_CHECKING:
     from stiefelkit.optim.steps import CayleyStep, Retraction, TangentOptimizer
 
 __all__ = [
-    "CayleyStep",
-    "Check",
-    "FrameOptimizer",
-    "Minimizer",
-    "Minimum",
-    "MixedOptimizer",
-    "PolarStep",
-    "Progress",
-    "RMSprop",
-    "Retraction",
-    "Setting",
-    "TangentOptimizer",
-    "available",
-    "average_fn",
-    "clip_grad_norm_",
-    "frames",
-    "geoopt_parameters",
-    "minimize",
-    "minimizers",
-    "multi_avg_fn",
-    "parameter_groups",
-    "register",
-]
+    "CayleyStep", "Check", "FrameOptimizer", "Minimizer", "Minimum", "MixedOptimizer", "PolarStep", "Progress",
+    "RMSprop", "Retraction", "Setting", "TangentOptimizer", "available", "average_fn", "clip_grad_norm_", "frames",
+    "geoopt_parameters", "minimize", "minimizers", "multi_avg_fn", "parameter_groups", "register",
+]  # fmt: skip
 
 
 def _check(optimizer: object) -> None:

@@ -66,14 +66,11 @@ def average_fn(decay: float | None = None) -> Callable[[Tensor, Tensor, Tensor |
     >>> average_fn(0.5)(torch.zeros(1), torch.ones(1), 1)
     tensor([0.5000])
     """
-    mean = _mean(decay)
+    update = multi_avg_fn(decay)
 
-    @torch.no_grad()
     def averaged_with(averaged: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
-        updated = _bound(mean, averaged, current, count, _kept_frames())
-        if updated is None:
-            updated = averaged.clone()
-            mean([updated], [current], count)
+        updated = averaged.clone()
+        update([updated], [current], count)
         return updated
 
     return averaged_with

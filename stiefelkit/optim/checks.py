@@ -189,11 +189,9 @@ def ask_readers(group: Group) -> None:
 
 def check_gradients(who: str, buckets: Sequence[Bucket]) -> None:
     """Raises NonFiniteError unless all gradients, and the squares of their norms, are finite."""
-    for device in {bucket.params[0].device for bucket in buckets}:
-        here = [bucket for bucket in buckets if bucket.params[0].device == device]
-        shares = torch.cat([bucket.shares_of_overflow() for bucket in here])
-        if not (shares.max().item() < 1 and math.isfinite(shares.sum().item())):
-            raise not_finite(who, here)
+    shares = torch.cat([bucket.shares_of_overflow() for bucket in buckets])
+    if not (shares.max().item() < 1 and math.isfinite(shares.sum().item())):
+        raise not_finite(who, buckets)
 
 
 def are_finite(buckets: Sequence[Bucket]) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stiefelkit._torch import check_capture, unhooked_step
 from stiefelkit.errors import CheckpointError, needs
-from stiefelkit.functional._arithmetic.reads import may_sync_host, without_reads
+from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.numbers import as_python_number
 from stiefelkit.optim import checks
 from stiefelkit.optim.batch import Bucket, Group, Sorted, begin_buckets
@@ -124,12 +124,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` gave, after all of it was checked; what is refused changes nothing."""
         needs(isinstance(state_dict, Mapping), CheckpointError, type(self).__name__, "a state dict", state_dict)
-        # As the last of the hooks, since those before it may mend what they are given.
-        check = self.register_load_state_dict_pre_hook(lambda _, loaded: self._check_state_dict(loaded))
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            check.remove()
+        super().load_state_dict(self._check_state_dict(state_dict))
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a state dict with settings as they are called here."""
@@ -166,10 +161,6 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         self._begin()
         for group in self.param_groups:
             checks.ask_readers(group)
-            for p in group["params"] if group["manifold"] is not None and not group.get("capturable") else ():
-                count = self.state[p].get("step") if p in self.state else None
-                if isinstance(count, Tensor) and may_sync_host(p):
-                    self.state[p]["step"] = int(count)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]

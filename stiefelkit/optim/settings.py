@@ -14,28 +14,10 @@ from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.numbers import PRECISION, Check, as_python_number, at_least, integer, is_number, one_of, optional
 
 __all__ = [
-    "BETAS",
-    "BOUND",
-    "BOUNDED",
-    "FINITE",
-    "MOMENTUM",
-    "OF_ADAM",
-    "OF_FREE",
-    "OF_SGD",
-    "OF_TORCH",
-    "RATE",
-    "SHARED",
-    "SWITCH",
-    "WEIGHT_DECAY",
-    "Check",
-    "Setting",
-    "at_least",
-    "document_settings",
-    "integer",
-    "is_number",
-    "one_of",
+    "BETAS", "BOUND", "BOUNDED", "FINITE", "MOMENTUM", "OF_ADAM", "OF_FREE", "OF_SGD", "OF_TORCH", "RATE", "SHARED",
+    "SWITCH", "WEIGHT_DECAY", "Check", "Setting", "at_least", "document_settings", "integer", "is_number", "one_of",
     "signature",
-]
+]  # fmt: skip
 
 OF_FREE = "of the groups without a manifold."
 """Words of a setting that the torch optimizer of those groups has."""

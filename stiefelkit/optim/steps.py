@@ -27,22 +27,10 @@ from stiefelkit.optim.checks import not_finite, too_long
 from stiefelkit.optim.frame_optimizer import FrameOptimizer
 
 __all__ = [
-    "CayleyStep",
-    "Retraction",
-    "TangentOptimizer",
-    "as_factor",
-    "bounded_steps",
-    "count_steps",
-    "fit_float32_range",
-    "gradient_with_momentum",
-    "have_squares",
-    "inverse",
-    "metric_of",
-    "rate",
-    "second_moments",
-    "shares",
-    "step_length_and_error",
-]
+    "CayleyStep", "Retraction", "TangentOptimizer", "as_factor", "bounded_steps", "count_steps",
+    "fit_float32_range", "gradient_with_momentum", "have_squares", "inverse", "metric_of", "rate", "second_moments",
+    "shares", "step_length_and_error",
+]  # fmt: skip
 
 PROMISED = {"exact": 2.0, "fast": 30.0, "float64": 20.0}
 """Largest ||W^H W - I||_F after any step, in rounding limits; below p = 16 one eps more. "float64" in both."""
@@ -75,21 +63,13 @@ class Retraction(ABC):
     """Moves a frame along a tangent vector, and polishes the result.
 
     W + increment is a frame but for rounding in proportion to the increment; `finish` takes away what else is left of
-    :math:`W^H W - I`. A subclass with an `increment` of its own says anew that its `sums_are_short`, and how it has
-    `landed`: those of another increment are not inherited.
+    :math:`W^H W - I`. Derive from this class, not from `CayleyStep`, whose other methods speak of its own increment.
     """
 
     polishes: ClassVar[int] = 1
     """Polishes after a step of length :math:`√p`, where no value can be read to count them."""
     sums_are_short: ClassVar[bool] = False
     """True if increments are products in sums of at most 64 terms, which round less (`rounding_of_step`)."""
-
-    def __init_subclass__(cls, **options: object) -> None:
-        """Takes back what has been said of an increment that the class replaces."""
-        super().__init_subclass__(**options)
-        for name in ("sums_are_short", "landed"):
-            if next(word for base in cls.__mro__ for word in (name, "increment") if word in vars(base)) != name:
-                setattr(cls, name, vars(Retraction)[name])
 
     @abstractmethod
     def increment(

@@ -4,7 +4,7 @@ import geoopt
 import pytest
 import torch
 
-from stiefelkit import errors, init
+from stiefelkit import init
 from stiefelkit.manifolds import Stiefel
 from stiefelkit.testing import seeds
 
@@ -66,29 +66,3 @@ def test_random_frames_come_from_the_component_that_is_asked_for(det, n, dtype):
     free = Stiefel().random(50, n, n, dtype=dtype, generator=seeds.generator(3))
     fits = torch.linalg.det(free) * det > 0
     assert torch.equal(w[fits], free[fits])
-
-
-def test_rotations_are_drawn_uniformly():
-    count = 4000
-    w = Stiefel().random(count, 3, 3, dtype=REAL, generator=seeds.generator(4), det=1)
-    trace = w.diagonal(dim1=-2, dim2=-1).sum(-1)
-    # Of uniform rotations the trace has the mean 0, the mean square 1, and the mean fourth power 3.
-    assert abs(trace.mean()) <= 6 / count**0.5
-    assert abs(trace.square().mean() - 1) <= 6 * (2 / count) ** 0.5
-
-
-@pytest.mark.parametrize(
-    ("size", "options"),
-    [((3, 3), dict(det=0)), ((3, 2), dict(det=1)), ((3, 3), dict(det=1, dtype=COMPLEX))],
-)
-def test_a_component_that_there_is_not_is_refused(size, options):
-    with pytest.raises(errors.OptionError, match="det"):
-        Stiefel().random(*size, **options)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, COMPLEX])
-def test_random_naive_draws_what_random_draws(dtype):
-    naive = Stiefel().random_naive(3, 5, 2, dtype=dtype, generator=seeds.generator(1))
-    assert isinstance(naive, geoopt.ManifoldTensor)
-    assert naive.manifold == Stiefel()
-    assert torch.equal(naive, Stiefel().random((3, 5, 2), dtype=dtype, generator=seeds.generator(1)))

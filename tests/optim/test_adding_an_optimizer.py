@@ -13,7 +13,7 @@ from stiefelkit.functional import riemannian_gradient
 from stiefelkit.measuring.drift import run
 from stiefelkit.measuring.moved_frames import own_optimizers
 from stiefelkit.measuring.plans import DriftPlan
-from stiefelkit.optim import CayleyStep, FrameOptimizer, PolarStep, Retraction, Setting, TangentOptimizer, optimizers
+from stiefelkit.optim import FrameOptimizer, PolarStep, Retraction, Setting, TangentOptimizer, optimizers
 from stiefelkit.optim.settings import RATE, SHARED, WEIGHT_DECAY, at_least
 from stiefelkit.testing import check_optimizer, seeds
 
@@ -83,16 +83,6 @@ def test_what_is_no_optimizer_is_refused():
     assert sk.optim.Descent is Descent
 
 
-class Own(CayleyStep):
-    """Has an increment of its own, and says nothing of it."""
-
-    increment = PolarStep.increment  # type: ignore[assignment]
-
-
-class Short(Own):
-    sums_are_short = True
-
-
 class Nearest(Retraction):
     increment, leap = PolarStep.increment, PolarStep.leap
 
@@ -101,23 +91,7 @@ class OwnSteps(Descent):
     retraction = Nearest()
 
 
-def test_what_holds_of_one_increment_is_not_inherited_with_another():
-    def derived(*bases, **own):
-        return type("Derived", bases, own)
-
-    def said(step):
-        return step.sums_are_short, step.landed
-
-    for step in (CayleyStep, derived(CayleyStep, polishes=2)):
-        assert said(step) == (True, CayleyStep.landed)
-    for step in (Own, derived(Own), PolarStep, Nearest, derived(PolarStep, CayleyStep)):
-        assert said(step) == (False, Retraction.landed)
-    assert said(Short) == (True, Retraction.landed)
-
-
-@pytest.mark.parametrize("retraction", [Own(), Nearest()], ids=lambda retraction: type(retraction).__name__)
-def test_an_increment_of_ones_own_makes_a_retraction(retraction, monkeypatch):
-    monkeypatch.setattr(OwnSteps, "retraction", retraction)
+def test_an_increment_of_ones_own_makes_a_retraction():
     check_optimizer(OwnSteps, ["frames", "precision", "reads"], only="OwnSteps-float32")
 
 

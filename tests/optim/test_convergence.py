@@ -103,21 +103,3 @@ def test_stiefel_adam_comes_as_far_on_raw_data_in_single_precision_as_in_double(
     double = gap(torch.float64)
     assert double < 1e-3 * best
     assert gap(torch.float32) <= 2 * double + 4 * torch.finfo(torch.float32).eps * best
-
-
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_complex_joint_diagonalisation(name, metric):
-    """Min sum_k ||off(W^H A_k W)||_F^2 for A_k = U D_k U^H: zero."""
-    n, count, dtype = 6, 8, torch.complex64
-    u = haar((n, n), dtype, 4)
-    values = random(count, n, dtype=torch.float32, seed=5)
-    a = (u * values[:, None, :]) @ u.mH
-    whole = a.abs().square().sum().item()
-
-    def objective(w):
-        turned = w.mH @ a.to(w.dtype) @ w
-        return (turned - torch.diag_embed(turned.diagonal(dim1=-2, dim2=-1))).abs().square().sum() / count
-
-    target = 1e-6 * whole / count
-    assert minimise(name, objective, (n, n), dtype, metric, 0.02, target) <= target

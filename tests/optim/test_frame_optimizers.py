@@ -83,21 +83,6 @@ def test_tall_frames_never_need_an_n_by_n_matrix(name):
     assert seen.largest <= 300 * 4
 
 
-@every_optimizer
-def test_weights_of_16_bits_train_through_a_frame_of_32(name):
-    seeds.reseed()
-    net = sk.orthogonal(nn.Linear(8, 8, dtype=torch.bfloat16), "weight", "stiefel")
-    optimizer = OPTIMIZERS[name](sk.optim.parameter_groups(net, lr=0.01, stiefel=dict(lr=0.1)))
-    for _ in range(5):
-        optimizer.zero_grad()
-        net(torch.ones(8, dtype=torch.bfloat16)).square().sum().backward()
-        optimizer.step()
-    (coordinate,) = sk.coordinates(net, "weight").values()
-    assert coordinate.dtype == torch.float32
-    assert excess(coordinate) < 2.1
-    assert net.weight.dtype == torch.bfloat16
-
-
 def test_a_frame_that_is_none_is_refused_and_one_that_is_nearly_one_is_mended():
     w = frame((6, 6))
     w.data += 1e-4

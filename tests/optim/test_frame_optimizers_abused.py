@@ -105,41 +105,6 @@ def test_a_state_of_torchs_own_optimizer_is_refused_with_the_remedy(name):
         ours.load_state_dict(plain([frame(16, 16)]).state_dict())
 
 
-@every_optimizer
-def test_what_fast_optimizers_make_is_a_frame_to_everybody(name):
-    net: Any = sk.orthogonal(nn.Linear(64, 64, bias=False), "weight", "stiefel")
-    optimizer = OPTIMIZERS[name](sk.optim.parameter_groups(net, lr=0.2), precision="fast", **OPTIMIZERS[name].steady)
-    (w,) = sk.coordinates(net, "weight").values()
-    for seed in range(20):
-        run(optimizer, w, [gradient(w, seed, size=8.0)])
-        assert excess(w) <= 30
-    copy.deepcopy(net).load_state_dict(net.state_dict())
-
-
-@every_optimizer
-def test_one_wild_frame_does_not_hold_the_others_of_its_shape_back(name):
-    def moved(gradients):
-        ws = [frame(8, 8, seed=i) for i in range(len(gradients))]
-        before = ws[0].detach().clone()
-        for w, g in zip(ws, gradients, strict=True):
-            w.grad = g.clone()
-        make(name, *ws, lr=1e-2).step()
-        assert all(excess(w) <= 2 for w in ws)
-        return ws[0].detach() - before
-
-    calm = gradient(frame(8, 8))
-    alone, beside = moved([calm]), moved([calm, gradient(frame(8, 8), 1, size=1e6)])
-    assert torch.allclose(alone, beside, atol=1e-6)
-
-
-@pytest.mark.parametrize("tolerance", [1e-5, 1e-3, 0.5])
-@pytest.mark.parametrize("shape", [(100, 3), (3, 1), (30, 20)], ids=str)
-def test_a_loose_tolerance_leaves_tall_frames_frames(shape, tolerance):
-    w = frame(*shape)
-    run(make("CayleySGD", w, lr=0.1, tolerance=tolerance), w, [gradient(w, seed) for seed in range(20)])
-    assert excess(w) <= 2
-
-
 @pytest.mark.parametrize("change", ["assign", "reset", "load"])
 def test_a_remainder_does_not_survive_a_new_frame(change):
     net: Any = sk.orthogonal(nn.Linear(64, 64, bias=False), "weight", "stiefel")
@@ -185,27 +150,6 @@ def test_nonsense_is_refused_when_the_optimizer_is_made(name, options):
         OPTIMIZERS[name]([{"params": [net.bias]}], **options)
 
 
-@pytest.mark.parametrize("wrong", [dict(momentum=0.0), dict(momentum=0.9, dampening=0.5)], ids=str)
-@pytest.mark.parametrize("name", [name for name, cls in OPTIMIZERS.items() if cls.free_optimizer is torch.optim.SGD])
-def test_nesterov_without_a_momentum_or_with_dampening_is_refused_of_defaults_and_of_groups(name, wrong):
-    settings = {"nesterov": True, **wrong}
-    for of_group, of_all in ((settings, {}), ({}, settings)):
-        with pytest.raises(errors.OptionError, match="nesterov"):
-            OPTIMIZERS[name](sk.optim.frames([frame(4, 4)], **of_group), **of_all)
-
-
-@every_optimizer
-def test_sparse_gradients_of_frames_move_them_as_dense_ones(name):
-    w, twin = frame(6, 4), frame(6, 4)
-    for p, sparse in ((w, True), (twin, False)):
-        optimizer = make(name, p)
-        for _ in range(2):
-            optimizer.zero_grad()
-            nn.functional.embedding(torch.tensor([1, 2]), p, sparse=sparse).square().sum().backward()
-            optimizer.step()
-    assert torch.equal(w, twin)
-
-
 def test_clipping_of_huge_gradients_measures_them():
     net: Any = sk.orthogonal(nn.Linear(4, 4), "weight", "stiefel")
     for p in net.parameters():
@@ -215,17 +159,6 @@ def test_clipping_of_huge_gradients_measures_them():
     assert sk.optim.clip_grad_norm_(net, 1.0).item() == pytest.approx(1.0, rel=1e-3)
     with pytest.raises(errors.OptionError):
         sk.optim.clip_grad_norm_(net, "a")  # pyright: ignore[reportArgumentType]
-
-
-def test_steps_between_landings_are_no_writes_of_others():
-    w = frame(8, 5)
-    optimizer = make("Landing", w, lr=0.1, every=3)
-    remainders = []
-    for seed in range(6):
-        run(optimizer, w, [gradient(w, seed)])
-        remainders.append(optimizer.state[w].get("step", seed + 1))
-    assert [int(count) for count in remainders] == [1, 2, 3, 4, 5, 6]
-    assert excess(w) <= 2
 
 
 @pytest.mark.parametrize("count", [1, 3])

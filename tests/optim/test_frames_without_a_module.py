@@ -1,6 +1,5 @@
 """Frames that need no module: a parameter, a group and an optimizer."""
 
-import copy
 import gc
 
 import geoopt
@@ -13,7 +12,6 @@ import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.metrics import orthogonality_error
 from stiefelkit.optim.settings import WEIGHT_DECAY
-from stiefelkit.testing import seeds
 from stiefelkit.weights import optimizer_hooks
 
 
@@ -42,12 +40,6 @@ def test_other_optimizers_are_refused_from_then_on():
     assert torch.equal(w, before)
 
 
-def test_a_group_that_names_its_manifold_is_watched_as_well():
-    w = nn.Parameter(sk.init.haar((5, 3)))
-    sk.optim.CayleySGD([{"params": [w], "manifold": "stiefel:euclidean"}], lr=0.1)
-    assert optimizer_hooks.frames()[id(w)].manifold == "stiefel:euclidean"
-
-
 def test_frames_that_die_are_forgotten():
     w = nn.Parameter(sk.init.haar((5, 3)))
     sk.optim.frames(w)
@@ -55,32 +47,6 @@ def test_frames_that_die_are_forgotten():
     del w
     gc.collect()
     assert key not in optimizer_hooks.frames()
-
-
-def test_frames_and_others_train_together_and_resume_to_the_same_bits():
-    def start():
-        w = nn.Parameter(sk.init.haar((5, 3), generator=seeds.generator(1)).float())
-        b = nn.Parameter(torch.zeros(3))
-        groups = [*sk.optim.frames([w], lr=0.03), {"params": [b]}]
-        return w, b, sk.optim.CayleyAdam(groups, lr=0.1)
-
-    def step(w, b, optimizer):
-        optimizer.zero_grad()
-        (w.sum(0) + b - 1).square().sum().backward()
-        optimizer.step()
-
-    w, b, optimizer = start()
-    for _ in range(3):
-        step(w, b, optimizer)
-    w2, b2, resumed = start()
-    w2.data, b2.data = w.detach().clone(), b.detach().clone()
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for _ in range(3):
-        step(w, b, optimizer)
-        step(w2, b2, resumed)
-    assert torch.equal(w, w2)
-    assert torch.equal(b, b2)
-    assert not torch.equal(b, torch.zeros(3))
 
 
 def test_a_models_groups_know_a_frame_that_is_its_parameter():

@@ -1,9 +1,5 @@
 """Tensors of geoopt's say which manifold they are on: guarded on ours, and taken at their word by our optimizers."""
 
-import copy
-import io
-import subprocess
-import sys
 from typing import Any
 
 import geoopt
@@ -56,21 +52,6 @@ def test_a_parameter_on_our_manifold_is_guarded_from_the_first_step(metric, cls)
     assert not torch.equal(w, before)
 
 
-def test_copies_and_tensors_that_are_no_parameters_are_guarded_too():
-    net: Any = nn.Linear(2, 2)
-    net.w = parameter(Stiefel())
-    saved = io.BytesIO()
-    torch.save(net.w, saved)
-    saved.seek(0)
-    leaf: Any = Stiefel().random(5, 2).requires_grad_()
-    for w in (copy.deepcopy(net).w, torch.load(saved, weights_only=False), leaf):
-        backward(w)  # pyright: ignore
-        with pytest.raises(errors.OptimizerError):
-            torch.optim.SGD([w], lr=0.1).step()  # pyright: ignore
-        geoopt.optim.RiemannianSGD([w], lr=0.1).step()
-        assert is_frame(w)  # pyright: ignore
-
-
 def test_frozen_and_free_ones_may_stand_in_any_optimizer():
     w, free = parameter(Stiefel()).requires_grad_(False), nn.Parameter(torch.ones(2))
     flat = geoopt.ManifoldParameter(torch.ones(4, 2), manifold=geoopt.Euclidean())  # type: ignore[call-arg]
@@ -78,20 +59,6 @@ def test_frozen_and_free_ones_may_stand_in_any_optimizer():
     flat.sum().backward()
     torch.optim.SGD([w, free, flat], lr=0.1).step()
     assert (flat < 1).all()
-
-
-@pytest.mark.slow
-def test_a_parameter_that_is_loaded_where_nothing_was_made_is_guarded(tmp_path):
-    torch.save(parameter(Stiefel()), tmp_path / "w.pt")
-    program = (
-        "import sys, torch\n"
-        "w = torch.load(sys.argv[1], weights_only=False)\n"
-        "w.sum().backward()\n"
-        "try:\n    torch.optim.SGD([w], lr=0.1).step()\n"
-        "except RuntimeError as error:\n    print(type(error).__name__)\n"
-    )
-    found = subprocess.run([sys.executable, "-c", program, tmp_path / "w.pt"], capture_output=True, text=True)
-    assert found.stdout.strip() == "OptimizerError", found.stderr
 
 
 @pytest.mark.filterwarnings("error")
@@ -128,16 +95,6 @@ def test_settings_of_a_group_reach_the_frames_in_it_but_for_weight_decay():
     assert other.param_groups[1]["lr"] == 0.3
 
 
-@pytest.mark.parametrize("name", sk.optim.minimizers.available())
-def test_minimizers_take_a_parameter_at_its_word(name):
-    w = parameter(Stiefel("euclidean"))
-    optimizer = sk.optim.minimizers.get(name)([w])
-    target = torch.linspace(-1, 1, w.numel()).view(w.shape)
-    optimizer.step(lambda: (w * target).sum())
-    assert optimizer.param_groups[0]["manifold"] == "stiefel:euclidean"
-    assert is_frame(w)
-
-
 def test_a_group_without_a_manifold_is_refused_with_a_remedy_that_works():
     w = parameter(Stiefel("euclidean"))
     with pytest.raises(errors.OptimizerError, match=r"in one without; give it sk\.optim\.frames\(\[w\]\)"):
@@ -169,16 +126,6 @@ def test_groups_of_a_model_and_clipping_know_its_parameters_of_geoopt():
     # Constant on the manifold: no part of the gradient is tangent.
     net.w.square().sum().backward()
     assert sk.optim.clip_grad_norm_(net, 1.0).item() < 1e-5
-
-
-def test_frames_of_modules_as_geoopts_parameters_are_taken_at_their_word():
-    net = sk.orthogonal(nn.Linear(4, 4), "weight", "stiefel")
-    params = sk.optim.geoopt_parameters(net, "euclidean")
-    optimizer = sk.optim.CayleySGD(params, lr=0.1)
-    assert [group["manifold"] for group in optimizer.param_groups] == [None, "stiefel:euclidean"]
-    net(torch.ones(4)).sum().backward()
-    optimizer.step()
-    assert sk.drift(net)["weight"].error < 1e-6
 
 
 def test_a_scaled_manifold_of_ours_is_guarded():

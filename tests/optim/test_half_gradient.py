@@ -126,21 +126,6 @@ def test_copies_keep_to_it(change):
     assert all(torch.equal(found[key], g) for key, g in expected.items())
 
 
-@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)], ids=["net first", "optimizer first"])
-def test_a_net_and_its_optimizer_are_copied_together(order):
-    net = make()
-    pair = (net, optimizer_of(net, "half", momentum=0.9))
-    other, twin = copy.deepcopy(pair[order])[order]
-    for _ in range(3):
-        for n, o in (pair, (other, twin)):
-            gradients(n)
-            o.step()
-    assert torch.equal(frame_of(net), frame_of(other))
-    optimizer_of(other, "exact")
-    assert torch.allclose(gradients(net)[FRAME], half(blocks(net)[1]))
-    assert torch.allclose(gradients(other)[FRAME], whole(blocks(other)[1]))
-
-
 def test_a_run_is_resumed_with_it():
     net = make()
     optimizer = optimizer_of(net, "half", precondition="rmsprop")
@@ -221,17 +206,6 @@ def test_the_scan_differentiates_it_once_and_says_so():
         loss(w, "hal")
     with pytest.raises(errors.DtypeError, match="complex w"):
         scan(x.real, w.detach().real, h0.real, gradient="half")
-
-
-def test_compiled_nets_have_it():
-    net = make()
-    optimizer_of(net, "half")
-    expected = gradients(net)
-    torch._dynamo.reset()
-    compiled: Any = torch.compile(net, backend="eager", fullgraph=True)
-    net.zero_grad()
-    compiled(inputs()).square().sum().backward()
-    assert all(torch.allclose(p.grad, expected[name]) for name, p in net.named_parameters())
 
 
 def test_a_state_dict_that_calls_the_half_gradient_reference_loads():

@@ -278,40 +278,11 @@ def test_minimize_refuses_what_it_cannot_minimise():
 
 
 @pytest.mark.parametrize("name", sk.optim.minimizers.names())
-def test_a_class_of_minimizers_is_what_its_name_is(name):
-    cls, a = sk.optim.minimizers.get(name), spread(4)
-    ends = [sk.optim.minimize(lambda w: (w.mT @ a @ w).trace(), frame((4, 2)), method) for method in (name, cls)]
-    assert torch.equal(ends[0].point, ends[1].point)
-    with pytest.raises(errors.UnknownNameError, match=f'did you mean "{name}"'):
-        sk.optim.minimize(torch.sum, frame((4, 2)), cls.__name__)
-
-
-@pytest.mark.parametrize("name", sk.optim.minimizers.names())
 def test_a_complex_loss_is_answered_with_a_remedy_that_works(name):
     a = drawn((4, 4), torch.complex128)
     with pytest.raises(errors.OptimizerError, match="real"):
         sk.optim.minimize(lambda w: (w.mH @ a @ w).trace(), frame((4, 2), torch.complex128), name)
     assert sk.optim.minimize(lambda w: (w.mH @ a @ w).trace().real, frame((4, 2), torch.complex128), name).is_converged
-
-
-@pytest.mark.parametrize("name", sk.optim.minimizers.names())
-def test_sparse_gradients_lead_where_dense_ones_do(name):
-    ends = []
-    for sparse in (True, False):
-        w, free = nn.Parameter(frame((5, 2)).clone()), nn.Parameter(torch.ones(4, 2, dtype=torch.float64))
-        optimizer = sk.optim.minimizers.get(name)([*sk.optim.frames([w]), {"params": [free]}], max_iter=100)
-
-        def closure(w=w, free=free, optimizer=optimizer, sparse=sparse):
-            optimizer.zero_grad()
-            rows = nn.functional.embedding(torch.tensor([1, 3]), free, sparse=sparse)
-            loss = (rows @ w.mT - torch.ones(2, 5, dtype=torch.float64)).square().sum() + w[0].sum()
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-        assert optimizer.progress.is_done
-        ends.append(optimizer.progress.loss)
-    assert ends[0] == pytest.approx(ends[1], rel=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64])
@@ -331,50 +302,3 @@ def test_a_loss_of_any_size_is_minimised_or_refused_in_a_sentence_and_the_frame_
             continue
         assert sk.metrics.orthogonality_error(w) <= sk.metrics.frame_tolerance(3, dtype)
         assert optimizer.progress.is_done
-
-
-@pytest.mark.parametrize("method", ["LBFGS", "TrustRegion", "ConjugateGradient"])
-def test_free_points_may_be_numbers_or_empty_and_parameters_frozen(method):
-    b = drawn((4, 2))
-
-    def left(w, c, *_):
-        return (c * w - b).square().sum()
-
-    ws = [nn.Parameter(frame((4, 2))), nn.Parameter(torch.tensor(1.0, dtype=torch.float64))]
-    others = [nn.Parameter(torch.zeros(0, dtype=torch.float64)), nn.Parameter(drawn(2), requires_grad=False)]
-    fixed = others[1].clone()
-    groups = [*sk.optim.frames(ws[0]), {"params": [ws[1], *others]}]
-    optimizer = getattr(sk.optim, method)(groups, max_iter=200)
-    optimizer.step(lambda: left(*ws) + others[0].sum())
-    # the best c for a frame is <W, B> / p, and the best frame the polar factor
-    least = b.square().sum() - torch.linalg.svdvals(b).sum().square() / 2
-    assert abs(left(*ws).item() - least.item()) < 1e-10
-    assert torch.equal(others[1], fixed)
-
-
-def test_a_minimum_over_square_frames_is_found_without_gradients_around_it():
-    a = drawn((3, 3))
-    with torch.no_grad():
-        found = sk.optim.minimize(lambda w: (a * w).sum(), frame((3, 3)))
-    assert found.is_converged
-
-
-def test_groups_that_no_step_would_take_are_not_loaded_and_missing_settings_are_kept():
-    ws = [nn.Parameter(frame((4, 2))), nn.Parameter(torch.zeros(2, dtype=torch.float64))]
-    optimizer = sk.optim.LBFGS([*sk.optim.frames(ws[0]), {"params": [ws[1]]}], max_iter=3)
-
-    def loss():
-        return (ws[0].sum(0) - ws[1]).square().sum() + ws[0].pow(4).sum()
-
-    optimizer.step(loss)
-    for number, changed in ((1, {"max_iter": 7}), (0, {"weight_decay": 0.5})):
-        saved = optimizer.state_dict()
-        saved["param_groups"][number].update(changed)
-        with pytest.raises(errors.OptionError, match="LBFGS needs"):
-            optimizer.load_state_dict(saved)
-        optimizer.step(loss)
-    saved = optimizer.state_dict()
-    del saved["param_groups"][0]["max_iter"]
-    optimizer.load_state_dict(saved)
-    optimizer.step(loss)
-    assert optimizer.param_groups[0]["max_iter"] == 3

@@ -10,13 +10,11 @@ from tiny_runs import Killed, killed_at, small, weights
 from torch import nn
 
 import stiefelkit as sk
-from stiefelkit.cli import main
 from stiefelkit.errors import CheckpointError, OptimizerError, OptionError, UnknownNameError
 from stiefelkit.testing import seeds
 from stiefelkit.training import train
 from stiefelkit.training.config import Config
 from stiefelkit.training.recipes import Option, Recipe, Settings
-from stiefelkit.training.run_folder import RunFolder
 from stiefelkit.training.tasks import create
 
 TENSORFLOWS: dict[str, Any] = {"alpha": 0.9, "eps": 1e-10, "init_acc": 1.0, "eps_inside": True}
@@ -176,18 +174,6 @@ def test_a_recipes_table_gives_way_to_what_is_named() -> None:
     assert config.optimizers == {}
     with pytest.raises(UnknownNameError, match="no coordinate 'skew'"):
         Config.resolve(create("copying"), "lstm", Settings(hidden_size=4, optimizers={"skew": own}))
-
-
-def test_a_rate_in_words_goes_before_one_in_a_file(tmp_path: Path) -> None:
-    size = "--T 2 --train-size 20 --test-size 5 --hidden-size 4 --batch-size 5 --steps 1".split()
-    file = tmp_path / "options.toml"
-    file.write_text("[rates]\nskew = 0.25\nphase = 0.5\n")
-    words = ["train", "copying", "--model", "scurnn", *size, "--config", str(file)]
-    for name, optimizer, rate in (("lr", "rmsprop lr=1e-3", None), ("none", "rmsprop", 0.25)):
-        assert main([*words, "--out", str(tmp_path / name), "--optimizers.skew", optimizer]) == 0
-        config = RunFolder.open(tmp_path / name).config
-        assert (config.rates.get("skew"), config.rates["phase"]) == (rate, 0.5)
-        assert config.optimizers["skew"].get("lr") == (None if rate else 1e-3)
 
 
 def test_its_groups_are_those_that_its_optimizers_have_now() -> None:

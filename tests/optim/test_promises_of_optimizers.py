@@ -11,7 +11,6 @@ from torch import nn
 import stiefelkit as sk
 from benchmarks import draws
 from stiefelkit import errors, init
-from stiefelkit.functional._arithmetic.product import short_product
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.optim.steps import PROMISED, measured, polish_threshold
 from stiefelkit.testing import seeds
@@ -166,26 +165,6 @@ def test_what_the_error_model_says_bounds_what_rounding_has_done(n, p, course):
         state = optimizer.state[w]
         exact = w.detach().double() + state["lo"]
         assert orthogonality_error(exact) <= (state["wear"] + 0.05) * rounding_limit(p, w.dtype), k
-
-
-@pytest.mark.parametrize(("n", "p"), [(60, 10), (100, 11), (30, 8), (12, 4)])
-def test_it_bounds_what_rounding_does_to_few_columns_but_for_their_scatter(n, p):
-    w, generator = frame(n, p), seeds.generator(11)
-    optimizer = optimizer_of(w, 1.0)
-    for k in range(200):
-        w.grad = of_length(w, torch.randn(n, p, generator=generator), 1.0 if p > 8 else 0.3)
-        optimizer.step()
-        state = optimizer.state[w]
-        exact = w.detach().double() + state["lo"]
-        assert orthogonality_error(exact) <= (state["wear"] + 0.6) * rounding_limit(p, w.dtype), k
-
-
-@pytest.mark.parametrize("n", [64, 300])
-def test_sums_of_few_terms_are_the_product(n):
-    generator = seeds.generator(10)
-    a, b, c = (torch.randn(n, n, dtype=torch.float64, generator=generator) for _ in range(3))
-    torch.testing.assert_close(short_product(a, b, c, -2.0), a @ b - 2 * c)
-    torch.testing.assert_close(short_product(a, b), a @ b)
 
 
 def test_large_frames_are_seldom_measured_and_stay_frames(monkeypatch):

@@ -12,7 +12,6 @@ import pytest
 import torch
 from their_tests import IS_FULL
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torchs_inputs import module_db
@@ -157,35 +156,6 @@ def test_gradients_of_coordinates_are_those_of_the_twins_weights_through_the_map
 
 
 @over_cases
-def test_gradients_of_coordinates_are_those_of_differences(case):
-    module = case.ours()
-    names = [name for name, _ in module.named_parameters() if ".original" in name]
-
-    def value(*coordinates: Tensor) -> Tensor:
-        with torch.nn.utils.stateless._reparametrize_module(module, dict(zip(names, coordinates, strict=True))):
-            return total(case.call(module))
-
-    held = dict(module.named_parameters())
-    assert torch.autograd.gradcheck(value, [held[name].detach().requires_grad_() for name in names], fast_mode=True)
-
-
-@over_cases
-def test_second_derivatives_are_those_of_differences(case):
-    if case.number or not case.info.supports_gradgrad:
-        pytest.skip("torch has none, or another case of the module has it")
-    module = case.ours()
-    held = {name: p.detach().requires_grad_() for name, p in module.named_parameters()}
-    name = next(name for name in held if ".original" in name)
-
-    def value(coordinate: Tensor) -> Tensor:
-        with torch.nn.utils.stateless._reparametrize_module(module, held | {name: coordinate}):
-            return total(case.call(module)).square()
-
-    with sdpa_kernel(SDPBackend.MATH):  # torch's others have no second derivatives
-        assert torch.autograd.gradgradcheck(value, [held[name]], fast_mode=True)
-
-
-@over_cases
 def test_hooks_are_called_in_the_order_of_the_twins(case):
     called = []
     for module in (case.ours(), case.plain()):
@@ -270,17 +240,6 @@ def test_formats_of_memory_are_kept_as_by_the_twin(case):
 
 
 @over_cases
-def test_inputs_need_not_be_contiguous(case):
-    module = case.ours()
-    found = []
-    for change in (lambda x: x, lambda x: torch.stack([x, x], -1)[..., 0] if x.dim() else x):
-        module.zero_grad()
-        total(case.call(module, change)).backward()
-        found.append([p.grad for p in module.parameters() if p.grad is not None])
-    assert_same(found[0], found[1], 1e-12)
-
-
-@over_cases
 def test_on_the_meta_device_it_is_refused_for_it_holds_no_values(case):
     with pytest.raises((errors.UnfilledError, RuntimeError), match=r"needs filled coordinates|meta tensors") as caught:
         case.call(case.ours().to("meta"), lambda x: x.to("meta"))
@@ -304,19 +263,3 @@ def test_what_the_module_refuses_is_refused_in_its_words(info):
             sk.orthogonal(module, name)
         with pytest.raises(error.error_type, match=error.error_regex):
             module(*taken.args, **taken.kwargs)
-
-
-@pytest.mark.parametrize("info", LAZY, ids=lambda info: info.name)
-def test_lazy_modules_are_refused_before_the_first_batch_and_taken_after_it(info):
-    input = inputs_of(info, True)[0]
-    made, taken = input.constructor_input, input.forward_input
-    module = info.module_cls(*made.args, **made.kwargs)
-    view = "out_by_rest" if issubclass(info.module_cls, Convolution) else None
-    if "weight" not in dict(module.named_parameters()):
-        pytest.skip("has no weight")
-    with pytest.raises(errors.OptionError, match="on a batch first"):
-        sk.orthogonal(module, "weight", view=view)
-    module.double()(*taken.args, **taken.kwargs)
-    if module.weight.dim() >= 2:
-        sk.orthogonal(module, "weight", view=view)(*taken.args, **taken.kwargs)
-        assert list(sk.drift(module)) == ["weight"]

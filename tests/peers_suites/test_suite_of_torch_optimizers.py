@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import io
 import warnings
 from collections.abc import Sequence
 from itertools import cycle
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from optimizers_at_hand import OPTIMIZERS, STATEFUL, every_optimizer, excess, frame, gradient
+from optimizers_at_hand import OPTIMIZERS, every_optimizer, excess, frame, gradient
 from their_tests import IS_FULL
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -158,16 +157,6 @@ def test_beside_frames_the_rest_goes_by_torchs_settings_to_the_bit(name):
         assert excess(w) < 2
 
 
-@every_optimizer
-def test_settings_that_both_know_are_taken_from_torchs_inputs(name):
-    known = {setting.name for setting in OPTIMIZERS[name].settings}
-    for options in inputs_of(BY_CLASS[OPTIMIZERS[name].free_optimizer], flags=False):
-        if options.keys() <= known:
-            optimizer, w, p = mixed(name, **options)
-            steps(optimizer, w, p)
-            assert excess(w) < 2, options
-
-
 def framed(params: Any) -> Any:
     """Parameters of torch's inputs, 1 x 1, as frames in groups that say so."""
     twins: dict[int, nn.Parameter] = {}
@@ -234,56 +223,6 @@ def test_a_rate_may_be_a_tensor_that_is_written_to(name):
 
 
 @every_optimizer
-def test_to_maximize_is_to_minimize_the_negative(name):
-    (optimizer, w, p), (twin, v, q) = mixed(name, maximize=True), mixed(name)
-    steps(optimizer, w, p)
-    steps(twin, v, q, sign=-1)
-    assert torch.equal(w, v)
-    assert torch.equal(p, q)
-
-
-@every_optimizer
-def test_nothing_moves_without_gradients_nor_by_zero_ones(name):
-    optimizer, w, p = mixed(name, **STATEFUL[name])
-    before = [w.detach().clone(), p.detach().clone()]
-    for set_to_none in (True, False):
-        optimizer.step()
-        assert torch.equal(w, before[0])
-        assert torch.equal(p, before[1])
-        w.grad, p.grad = torch.zeros_like(w), torch.zeros_like(p)
-        optimizer.step()
-        # A frame may be taken to the one that is nearest to it, no further than rounding has brought it.
-        torch.testing.assert_close(w, before[0], rtol=0, atol=4 * torch.finfo(w.dtype).eps)
-        torch.testing.assert_close(p, before[1], rtol=0, atol=4 * torch.finfo(w.dtype).eps)
-        before = [w.detach().clone(), p.detach().clone()]
-        optimizer.zero_grad(set_to_none=set_to_none)
-        assert (w.grad is None) is set_to_none
-        w.grad = p.grad = None
-
-
-@every_optimizer
-def test_states_are_saved_and_go_on_the_same(name):
-    optimizer, w, p = mixed(name, **STATEFUL[name])
-    steps(optimizer, w, p)
-    saved = io.BytesIO()
-    torch.save(optimizer.state_dict(), saved)
-    saved.seek(0)
-    twin, v, q = mixed(name, **STATEFUL[name])
-    with torch.no_grad():
-        v.copy_(w)
-        q.copy_(p)
-    twin.load_state_dict(torch.load(saved, weights_only=True))
-    copied = copy.deepcopy((optimizer, w, p))
-    assert {key for key in vars(optimizer) if key[0] != "_"} == {key for key in vars(copied[0]) if key[0] != "_"}
-    assert type(optimizer).__name__ in repr(optimizer)
-    for other in ((optimizer, w, p), (twin, v, q), copied):
-        steps(*other)
-    for a, b in ((v, q), copied[1:]):
-        assert torch.equal(w, a)
-        assert torch.equal(p, b)
-
-
-@every_optimizer
 def test_states_with_names_and_without_go_into_each_other(name):
     def made(named: bool) -> Any:
         w, p = frame((4, 3)), nn.Parameter(torch.ones(3))
@@ -302,19 +241,6 @@ def test_states_with_names_and_without_go_into_each_other(name):
         for made_by in ((source, *members), (target, *others)):
             steps(*made_by, count=1)
         assert all(torch.equal(a, b) for a, b in zip(others, members, strict=True))
-
-
-@every_optimizer
-def test_state_dicts_of_earlier_versions_without_flags_are_taken(name):
-    for flag in ("foreach", "maximize", "capturable", "fused", "differentiable"):
-        optimizer, w, p = mixed(name)
-        steps(optimizer, w, p)
-        saved = copy.deepcopy(optimizer.state_dict())
-        for group in saved["param_groups"]:
-            group.pop(flag, None)
-        optimizer.load_state_dict(saved)
-        steps(optimizer, w, p)
-        assert excess(w) < 2
 
 
 @every_optimizer
@@ -372,31 +298,6 @@ def test_under_torchs_chains_of_schedulers_the_loss_falls(name):
                 scheduler.step(loss().item()) if plateau else scheduler.step()
         assert loss().item() < first
         assert excess(w) < 2
-
-
-@every_optimizer
-@pytest.mark.parametrize("kind", ["OneCycleLR", "CyclicLR"])
-def test_schedulers_that_cycle_the_momentum_do_so(name, kind):
-    optimizer, w, p = mixed(name)
-    has = {"momentum", "betas"} & set(optimizer.defaults)
-
-    def make(**more: Any) -> Any:
-        if kind == "OneCycleLR":
-            return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9, **more)
-        return torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=3, **more)
-
-    if not has:
-        with pytest.raises(ValueError, match="optimizer must support momentum"):
-            make()
-    scheduler = make(cycle_momentum=bool(has))
-    seen = []
-    for _ in range(8):
-        steps(optimizer, w, p, 1)
-        scheduler.step()
-        group = optimizer.param_groups[0]
-        seen.append(group["betas"][0] if "betas" in group else group.get("momentum"))
-    assert len(set(seen)) > 2 or not has
-    assert excess(w) < 2
 
 
 @every_optimizer

@@ -44,7 +44,6 @@ class ConjugateGradient(Minimizer):
         Setting("rule", "hestenes_stiefel", one_of(*RULES), "how beta is chosen."),
         Setting("curvature", 0.4, at_least(0, 1), "|slope| after a line search, over that before it, at most."),
     )
-    kept: ClassVar = {"direction": 1, "bend": 0}
     examples: ClassVar = ({}, {"rule": "hager_zhang", "curvature": 0.1}, {"rule": "polak_ribiere"})
 
     def iterate(self, objective: Objective, here: Position, memory: Memory) -> Position | None:

@@ -41,7 +41,6 @@ class LBFGS(Minimizer):
         Setting("history_size", 10, integer(1), "steps that are remembered."),
         Setting("curvature", 0.9, at_least(0, 1), "|slope| after a line search, over that before it, at most."),
     )
-    kept: ClassVar = {"steps": 2, "changes": 2}
     examples: ClassVar = ({}, {"history_size": 3})
 
     def iterate(self, objective: Objective, here: Position, memory: Memory) -> Position | None:

@@ -23,11 +23,7 @@ class Minimum:
 
     Attributes:
         point: the frame, of the shape and dtype of the start; of several points a tuple. Not shown by `print`.
-        value: the loss there.
-        gradient_norm: length of the Riemannian gradient there.
-        iterations: how many it took.
-        evaluations: how often the loss and its gradient were computed.
-        products: how many products with the Hessian were.
+        value, gradient_norm, iterations, evaluations, products: of the `Progress` of the only step.
         is_converged: whether the gradient is as short as was asked for, or as rounding lets it be.
         stopped: "gradient" or "rounding" if it is so, else "max_iter" or "no_descent".
         reflected: for square real frames, whose determinant no step changes: a point like this one with the other

@@ -83,8 +83,6 @@ class Minimizer(torch.optim.Optimizer, ABC):
     """Settings that the laws run with."""
     needs_products: ClassVar[bool] = False
     """Whether it asks for products with the Hessian."""
-    kept: ClassVar[Mapping[str, int]] = {}
-    """Names of what `iterate` keeps, and how many dimensions each has, 0 for a number: what is loaded must be such."""
     progress: Progress | None = None
     """How far the last step has come."""
     _call: ClassVar[inspect.Signature]
@@ -238,9 +236,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
         size = sum(p.numel() * (1 + p.is_complex()) for p in self._params())
         for entry in state_dict["state"].values():
             for key, value in entry.items():
-                _check_kept(f"{name}: {key}", value, size, self.kept.get(key))
-            lengths = {len(value) for value in entry.values() if isinstance(value, Tensor) and value.dim() == 2}
-            needs(len(lengths) <= 1, CheckpointError, name, "as many steps as changes", sorted(lengths))
+                _check_kept(f"{name}: {key}", value, size)
         super().load_state_dict({**state_dict, "param_groups": groups})
         self._versions = {}
 
@@ -261,14 +257,11 @@ def _verdict(here: Position, tolerance: float) -> str:
     return "gradient" if here.norm <= tolerance else "rounding" if here.norm <= here.floor else ""
 
 
-def _check_kept(who: str, value: object, size: int, dims: int | None) -> None:
-    """Raises unless a value is a finite number, or a real tensor (*, size) of so many dimensions, if any are asked."""
-    if isinstance(value, Tensor):
-        fits = value.is_floating_point() and value.dim() == (dims or value.dim() or 1) and not value.is_meta
-        fits = fits and value.shape[-1] == size and dims != 0
-        got = f"{tuple(value.shape)} in {value.dtype}"
-        needs(fits, CheckpointError, who, f"a real tensor of {dims} dimensions, the last {size}", got)
-        needs(bool(torch.isfinite(value).all()), NonFiniteError, who, "finite numbers", "NaN or infinity")
-    else:
-        needs(is_number(value) and not dims, CheckpointError, who, f"a number, or {dims} dimensions", shown(value))
-        needs(is_number(value) and math.isfinite(value), NonFiniteError, who, "finite numbers", shown(value))
+def _check_kept(who: str, value: object, size: int) -> None:
+    """Raises unless a value is a finite number, or a real tensor (*, size)."""
+    if not isinstance(value, Tensor):
+        needs(is_number(value) and math.isfinite(value), CheckpointError, who, "a finite number", shown(value))
+        return
+    fits = value.is_floating_point() and value.shape[-1:] == (size,)
+    needs(fits, CheckpointError, who, f"a real tensor of {size} columns", f"{tuple(value.shape)} in {value.dtype}")
+    needs(bool(torch.isfinite(value).all()), NonFiniteError, who, "finite numbers", "NaN or infinity")
