@@ -243,15 +243,15 @@ class Bucket:
         return stack
 
     def _write(self, key: str, value: Tensor) -> None:
-        stack = self._read_states[key]
+        stack, put = self._read_states[key], Tensor.copy_ if self.all_finite is None else self._put_if_finite
         value = value.reshape(stack.shape)
         if self.is_sharded:
             parts = value.reshape(len(self.params), *stack.shape[len(self.params) > 1 :]).unbind()
             for p, state, part in zip(self.params, self.states, parts, strict=True):
                 state[key] = entry = _entry(state.get(key), p, part.shape, stack.dtype)
-                self._put(local_part(entry), local_part(placed_like(part, entry)))
+                put(local_part(entry), local_part(placed_like(part, entry)))
             return
-        self._put(stack, value)
+        put(stack, value)
         if len(self.params) == 1:
             self.states[0][key] = stack
         elif key not in self._stacks:
@@ -259,11 +259,9 @@ class Bucket:
             for state, row in zip(self.states, self._stacks[key][1], strict=True):
                 state[key] = row
 
-    def _put(self, old: Tensor, value: Tensor) -> None:
-        if self.all_finite is None:
-            old.copy_(value)
-        else:
-            torch.where(self.all_finite, value.to(old.dtype), old, out=old)
+    def _put_if_finite(self, old: Tensor, value: Tensor) -> Tensor:
+        assert self.all_finite is not None
+        return torch.where(self.all_finite, value.to(old.dtype), old, out=old)
 
 
 _gradient_of = operator.attrgetter("grad")

@@ -5,15 +5,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stiefelkit.contract.scaled import GAIN
 from stiefelkit.errors import DtypeError, OptimizerError, OptionError, UnknownNameError, did_you_mean, needs, shown
 from stiefelkit.numbers import as_python_number, at_least, is_number
 from stiefelkit.optim.checks import check_manifold, check_members, listed
 from stiefelkit.optim.settings import RATE
 from stiefelkit.tensors import is_sharded
 from stiefelkit.weights import optimizer_hooks
-from stiefelkit.weights.attach import available
-from stiefelkit.weights.find import check_module, orthogonal_weights
+from stiefelkit.weights.find import check_module, free_coordinates, orthogonal_weights
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
 
@@ -83,8 +81,8 @@ def parameter_groups(
         weight_decay: of the plain parameters; the optimizer's default when None.
         **per_coordinate: settings by coordinate name, `skew=dict(lr=1e-4)`, or just the learning rate, `skew=1e-4`.
             The coordinates of a composite have a prefix (`"u.skew"`); the bare name stands for all of them that have
-            no entry of their own. A name that no known parametrization has is an error; one that this model does not
-            have is ignored. `stiefel=dict(manifold="stiefel:euclidean")` chooses another metric.
+            no entry of their own. A name that the model does not have is an error.
+            `stiefel=dict(manifold="stiefel:euclidean")` chooses another metric.
 
     Returns:
         Groups with "params", "lr" and, for coordinates, "name", "weight_decay" and, on a manifold, "manifold"; each
@@ -109,17 +107,19 @@ def parameter_groups(
             for c in leaves:
                 take(c, name, coordinate_list.param.manifolds.get(name))
     for module in model.modules():
-        for name in getattr(module, "coordinate_parameters", ()):
-            for key, p in module.named_parameters(recurse=False):
-                if key == name or key.startswith(f"{name}_l"):
-                    take(p, name)
+        for name, members in free_coordinates(module).items():
+            for p in members:
+                take(p, name)
     alone = {key: frame.manifold for key, frame in optimizer_hooks.frames().items() if frame.coordinate_list is None}
     for p in model.parameters():
         manifold = alone.get(id(p)) or optimizer_hooks.manifold_of(p)
         if manifold in MANIFOLDS:
             take(p, "stiefel", manifold)
     settings = {key: _settings(key, value) for key, value in per_coordinate.items()}
-    _check_names(set(settings), {name for name, _ in by_name})
+    present = {name for name, _ in by_name}
+    for key in settings:
+        if key not in present and not any(name.endswith(f".{key}") for name in present):
+            raise UnknownNameError(f"The model has no coordinate {shown(key)}{did_you_mean(key, present)}")
     lr = RATE.require("parameter_groups", "learning rate", lr)
     free: dict[str, Any] = {"params": [p for p in model.parameters() if id(p) not in taken], "lr": lr}
     if weight_decay is not None:
@@ -184,16 +184,3 @@ def _settings(key: str, value: Mapping[str, Any] | float) -> dict[str, Any]:
     if is_number(as_python_number(value)):
         return {"lr": RATE.require("parameter_groups", f"learning rate of {key}", value)}
     raise OptionError(f"parameter_groups needs {key}= to be a mapping or a learning rate, got {shown(value)}.")
-
-
-def _check_names(asked: set[str], present: set[str]) -> None:
-    missing = {key for key in asked if key not in present and not any(p.endswith("." + key) for p in present)}
-    if not missing:
-        return
-    patterns = {name for cls in available().values() for name in cls.coordinate_names}
-    names = present | {GAIN} | {name for name in patterns if "*" not in name}
-    prefixes = {name.removesuffix("*") for name in patterns if name.endswith(".*")}
-    for key in sorted(missing):
-        prefix, _, bare = key.rpartition(".")
-        if bare not in names or (prefix and f"{prefix}." not in prefixes):
-            raise UnknownNameError(f"No coordinate is named {shown(key)}{did_you_mean(key, names)}")

@@ -24,11 +24,9 @@ _ROUNDING = 4.0
 class PolarStep(Retraction):
     """Moves to the frame nearest to :math:`W - step`; the direction may be any whose :math:`W - step` has full rank."""
 
-    def increment(
-        self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
-    ) -> tuple[Tensor, float | None]:
+    def increment(self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None) -> Tensor:
         """See `Retraction`."""
-        return polar_increment(w, direction, as_factor(steps, w), defect=defect), None
+        return polar_increment(w, direction, as_factor(steps, w), defect=defect)
 
     def leap(self, w: Tensor, direction: Tangent, steps: Norms) -> Tensor:
         """See `Retraction`."""

@@ -20,7 +20,6 @@ from stiefelkit.optim.steps import (
     metric_of,
     rate,
     second_moments,
-    step_length_and_error,
 )
 
 LONGEST = 0.5
@@ -30,9 +29,7 @@ LONGEST = 0.5
 class StepBack(Retraction):
     """By :math:`X = W - step`, and :math:`W ← X - X (X^H X - I) / 2` as often as it takes."""
 
-    def increment(
-        self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
-    ) -> tuple[Tensor, float | None]:
+    def increment(self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None) -> Tensor:
         """See `Retraction`."""
         along = direction.vector(w)
         increment = along * (-as_factor(steps, w))
@@ -41,21 +38,20 @@ class StepBack(Retraction):
         if isinstance(norms[0], Tensor):
             share = torch.where(norms[0] > LONGEST, (0.9 * LONGEST / norms[0]).sqrt(), 1.0)
             increment = increment * as_factor([share], w)
-            return increment.sub_(((w + increment) @ defect_of(w + increment)).mul_(0.5)), None
-        if max(norms) > LONGEST:
+            left = defect_of(w + increment)
+        elif max(norms) > LONGEST:
             # X^H X - I grows as the square of the step.
             shares = [(0.9 * LONGEST / x) ** 0.5 if x > LONGEST else 1.0 for x in norms]
             steps = [s * share for s, share in zip(steps, shares, strict=True)]
             increment = along * (-as_factor(steps, w))
             left = defect_of(w + increment)
-        length, _, _ = step_length_and_error(direction, steps)
-        return increment.sub_(((w + increment) @ left).mul_(0.5)), length
+        return increment.sub_(((w + increment) @ left).mul_(0.5))
 
     polishes = 4  # after the one of the increment, which leaves 0.17, these leave 0.02, 3e-4, 1e-7, and nothing
 
     def finish(self, group: Group, bucket: Bucket, length: float) -> None:
         """See `Retraction`."""
-        left = 0.75 * length**4 if bucket.may_sync_host and group["precision"] == "fast" else math.inf
+        left = 0.75 * min(length**2, LONGEST) ** 2 if group["precision"] == "fast" else math.inf
         land(bucket, group["precision"], self.polishes, left)
 
 

@@ -72,10 +72,8 @@ class Retraction(ABC):
     """True if increments are products in sums of at most 64 terms, which round less (`rounding_of_step`)."""
 
     @abstractmethod
-    def increment(
-        self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
-    ) -> tuple[Tensor, float | None]:
-        """Returns what is added to W, shape (*, n, p), and its length, the largest of a batch; None for the steps' own.
+    def increment(self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None) -> Tensor:
+        """Returns what is added to W, shape (*, n, p).
 
         `direction` and `steps` are what `TangentOptimizer.direction` gives; a defect, if given, is taken away as well.
         """
@@ -110,12 +108,9 @@ class CayleyStep(Retraction):
 
     sums_are_short = True
 
-    def increment(
-        self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
-    ) -> tuple[Tensor, float | None]:
+    def increment(self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None) -> Tensor:
         """See `Retraction`."""
-        increment = cayley_increment(w, direction, as_factor(steps, w), defect=defect, tolerance=group.get("tolerance"))
-        return increment, None
+        return cayley_increment(w, direction, as_factor(steps, w), defect=defect, tolerance=group.get("tolerance"))
 
     def landed(self, bucket: Bucket, direction: Tangent, steps: Norms) -> bool:
         """See `Retraction`."""
@@ -185,8 +180,8 @@ class TangentOptimizer(FrameOptimizer):
             bucket.require((lengths < math.inf).all(), AssertionError)  # not where it is NaN
             steps = [step * (longest / lengths).clamp(max=1) for step in steps]
             if self._transports or not self.retraction.landed(bucket, direction, steps):
-                length = self._increment(group, bucket, w, direction, steps, None)
-                self.retraction.finish(group, bucket, longest if length is None else length)
+                self._increment(group, bucket, w, direction, steps, None)
+                self.retraction.finish(group, bucket, longest)
 
     def _move_on_host(self, group: Group, bucket: Bucket, w: Tensor, direction: Tangent, steps: Norms) -> None:
         precision, (n, p) = group["precision"], w.shape[-2:]
@@ -210,17 +205,17 @@ class TangentOptimizer(FrameOptimizer):
                     "from outside; assign a frame with sk.assign_."
                 )
             before += left_behind(defect, norm, direction, steps) / limit_of(p, w.dtype)
-        shorter = self._increment(group, bucket, w, direction, steps, defect)
+        self._increment(group, bucket, w, direction, steps, defect)
         if not with_remainder:  # so that a polish comes in time
             added = max(added, threshold / ((_ROUNDS[precision] if n >= 32 else _ROUNDS_OF_SMALL) - 0.5))
         bucket.accumulated_error = before + added
-        self.retraction.finish(group, bucket, length if shorter is None else shorter)
+        self.retraction.finish(group, bucket, length)
 
     def _increment(
         self, group: Group, bucket: Bucket, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
-    ) -> float | None:
-        """Adds the retraction's increment, and returns how long it is, None for as long as the step."""
-        increment, shorter = self.retraction.increment(group, w, direction, steps, defect)
+    ) -> None:
+        """Adds the retraction's increment."""
+        increment = self.retraction.increment(group, w, direction, steps, defect)
         if increment.shape != w.shape:  # which would be broadcast
             raise OptimizerError(
                 f"{type(self.retraction).__name__}.increment needs to return a tensor of shape {tuple(w.shape)}, got "
@@ -229,7 +224,6 @@ class TangentOptimizer(FrameOptimizer):
         if self._transports:
             self.transport(group, bucket, direction, steps, w, increment=increment)
         bucket.add(increment)
-        return shorter
 
     def _leap(self, group: Group, bucket: Bucket, w: Tensor, direction: Tangent, steps: Norms, length: float) -> None:
         """Makes a step that is no small increment: in float64, to the nearest frame."""

@@ -25,11 +25,9 @@ class TangentWithMomentum(Tangent):
 class SplitStep(Retraction):
     """Moves frames within the columns of W first, then out of them."""
 
-    def increment(
-        self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
-    ) -> tuple[Tensor, float | None]:
+    def increment(self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None) -> Tensor:
         """See `Retraction`."""
-        return split_increment(w, direction, as_factor(steps, w), defect=defect), None
+        return split_increment(w, direction, as_factor(steps, w), defect=defect)
 
     def leap(self, w: Tensor, direction: Tangent, steps: Norms) -> Tensor:
         """See `Retraction`."""

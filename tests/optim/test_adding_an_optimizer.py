@@ -102,7 +102,7 @@ def spoilt(base, method, spoil):
 
 @pytest.mark.parametrize("capturable", [False, True])
 def test_an_increment_of_another_shape_is_refused_before_anything_moves(capturable, monkeypatch):
-    monkeypatch.setattr(OwnSteps, "retraction", spoilt(Nearest, "increment", lambda pair: (pair[0][0], None))())
+    monkeypatch.setattr(OwnSteps, "retraction", spoilt(Nearest, "increment", lambda increment: increment[0])())
     w = nn.Parameter(sk.init.haar((4, 2), torch.float32, seeds.generator()))
     before, w.grad = w.detach().clone(), torch.ones(4, 2)
     with pytest.raises(errors.OptimizerError, match="increment"):

@@ -35,11 +35,15 @@ def test_coordinates_get_no_weight_decay_unless_asked():
     assert decays == {None: 0.3, "skew": 0.0, "phase": 0.0}
 
 
-def test_an_unknown_coordinate_is_an_error_and_an_absent_one_is_not():
-    layer = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley")
-    with pytest.raises(errors.UnknownNameError, match='did you mean "skew"'):
-        sk.optim.parameter_groups(layer, lr=1e-3, skwe=1e-4)
-    assert "phase" not in by_name(sk.optim.parameter_groups(layer, lr=1e-3, phase=1e-4))
+@pytest.mark.parametrize("name", ["skwe", "phase", "angle"])
+@pytest.mark.parametrize("net", [sk.nn.RotationRNN(2, 4), sk.nn.OrthogonalRNN(2, 4), sk.nn.LRU(2, 4), nn.Linear(2, 2)])
+def test_a_name_that_reaches_no_parameter_is_refused(net, name):
+    """Those of other maps as well: a rate that reaches nothing would say nothing."""
+    if name == "angle" and isinstance(net, sk.nn.RotationRNN):
+        assert by_name(sk.optim.parameter_groups(net, lr=1e-3, angle=1e-4))["angle"]["params"] == [net.angle_l0]
+        return
+    with pytest.raises(errors.UnknownNameError, match=name):
+        sk.optim.parameter_groups(net, lr=1e-3, **{name: 1e-4})
 
 
 def test_a_bare_name_stands_for_the_prefixed_ones_of_a_composite():

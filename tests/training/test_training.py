@@ -75,8 +75,9 @@ def test_training_stops_before_a_step_that_is_not_finite(
 
 
 def test_a_diverging_run_keeps_its_last_finite_checkpoint(tmp_path: Path) -> None:
+    diverging = longer(optimizer="sgd", lr=1e38, clip_norm=0.0, model="lstm", rates={}, checkpoint_every=1)
     with pytest.raises(NonFiniteError, match="--lr"):
-        train.train(longer(optimizer="sgd", lr=1e38, clip_norm=0.0, model="lstm", checkpoint_every=1), tmp_path / "run")
+        train.train(diverging, tmp_path / "run")
     _, state = checkpoint.load(checkpoint.checkpoints(tmp_path / "run/checkpoints")[-1])
     assert all(value.isfinite().all() for value in state["model"].values())
 
@@ -168,9 +169,8 @@ def test_a_run_that_moves_a_frame_resumes_to_the_same_bits(
 def test_frames_are_clipped_by_their_riemannian_gradient() -> None:
     norms = []
     for clip_norm in (0.0, 1e-3):
-        session = Session.start(
-            longer(model="full_urnn", optimizer="cayley_sgd", optimizer_options={"momentum": 0.0}, clip_norm=clip_norm)
-        )
+        options: dict[str, Any] = {"optimizer": "cayley_sgd", "optimizer_options": {"momentum": 0.0}, "rates": {}}
+        session = Session.start(longer(model="full_urnn", **options, clip_norm=clip_norm))
         before = {name: p.detach().clone() for name, p in session.model.named_parameters()}
         session.advance()
         norms.append(session.window.gradient_norm)

@@ -8,6 +8,7 @@ transports such vectors isometrically, whatever s is, so that textbook algorithm
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -36,39 +37,15 @@ class PointOnLine:
         return z
 
 
+def _on_line(w: Tensor, u: Tensor, t: float) -> PointOnLine:
+    return PointOnLine(torch.add(w, u, alpha=t), u)
+
+
 PointOnCurve = PointOnLine | CayleyPoint
 """A point of a curve of one parameter."""
 
 
-class Free:
-    """A parameter that moves freely: vectors, gradients and Hessians are the Euclidean ones."""
-
-    def stretched(self, w: Tensor, u: Tensor) -> Tensor:
-        """Returns the direction of flat coordinates."""
-        return u
-
-    def gradient(self, w: Tensor, g: Tensor) -> Tensor:
-        """Returns the flat gradient of a Euclidean one."""
-        return g
-
-    def tangent(self, w: Tensor, u: Tensor) -> Tensor:
-        """Returns a flat vector without what rounding has put beside the tangent space."""
-        return u
-
-    def hessian(self, w: Tensor, g: Tensor) -> Hessian:
-        """Returns the flat Hessian where G is the Euclidean gradient."""
-        return lambda u, h: h
-
-    def curve(self, w: Tensor, u: Tensor) -> Callable[[float], PointOnCurve]:
-        """Returns the curve along U, by its points."""
-        return lambda t: PointOnLine(torch.add(w, u, alpha=t), u)
-
-    def on_manifold(self, w: Tensor) -> Tensor:
-        """Returns W without what rounding has put beside the manifold."""
-        return w
-
-
-class Frames(Free):
+class Frames:
     """Frames (*, n, p) in a metric, moved by the Cayley transform."""
 
     def __init__(self, metric: str):
@@ -82,10 +59,6 @@ class Frames(Free):
         """Returns W (S - S^H) s / 2 + G - W S, S = W^H G."""
         s = w.mH @ g
         return g - w @ torch.add((1 - self.scale / 2) * s, s.mH, alpha=self.scale / 2)
-
-    def tangent(self, w: Tensor, u: Tensor) -> Tensor:
-        """Returns U - W sym(W^H U)."""
-        return tangent_part(w, u)
 
     def hessian(self, w: Tensor, g: Tensor) -> Hessian:
         """Returns `riemannian_hessian` with G put in before."""
@@ -107,20 +80,13 @@ class Frames(Free):
 
         return along
 
-    def curve(self, w: Tensor, u: Tensor) -> Callable[[float], PointOnCurve]:
-        """Returns the curve of the Cayley transform."""
-        return cayley_curve(w, u).at
-
-    def on_manifold(self, w: Tensor) -> Tensor:
-        """Returns W after a Newton step towards the nearest frame."""
-        return w - w @ defect(w).mul_(0.5)
-
 
 class Space:
     """The product of the manifolds, None where free, of parameters of one precision on one device."""
 
     def __init__(self, likes: Sequence[Tensor], manifolds: Sequence[str | None]):
-        self._factors = [Free() if name is None else Frames(name.partition(":")[2]) for name in manifolds]
+        self._factors = [None if name is None else Frames(name.partition(":")[2]) for name in manifolds]
+        """Of each parameter; None of a free one, whose vectors, gradients and Hessians are the Euclidean ones."""
         self._shapes = [like.shape for like in likes]
         self._complex = [like.is_complex() for like in likes]
         self._sizes = [like.numel() * (1 + like.is_complex()) for like in likes]
@@ -133,34 +99,38 @@ class Space:
 
     def gradient(self, ws: Sequence[Tensor], gs: Sequence[Tensor]) -> Tensor:
         """Returns the flat gradient of Euclidean ones."""
-        return self._flat([f.gradient(w, g) for f, w, g in zip(self._factors, ws, gs, strict=True)])
+        return self._flat([f.gradient(w, g) if f else g for f, w, g in zip(self._factors, ws, gs, strict=True)])
 
     def tangent(self, ws: Sequence[Tensor], u: Tensor) -> Tensor:
         """Returns a flat vector without what rounding has put beside the tangent spaces."""
-        return self._flat([f.tangent(w, x) for f, w, x in zip(self._factors, ws, self._parts(u), strict=True)])
+        parts = zip(self._factors, ws, self._parts(u), strict=True)
+        return self._flat([tangent_part(w, x) if f else x for f, w, x in parts])
 
     def directions(self, ws: Sequence[Tensor], u: Tensor) -> list[Tensor]:
         """Returns where a flat vector points, for each parameter."""
-        return [f.stretched(w, x) for f, w, x in zip(self._factors, ws, self._parts(u), strict=True)]
+        return [f.stretched(w, x) if f else x for f, w, x in zip(self._factors, ws, self._parts(u), strict=True)]
 
     def hessian(self, ws: Sequence[Tensor], gs: Sequence[Tensor]) -> Callable[[Sequence[Tensor], list[Tensor]], Tensor]:
         """Returns the flat Hessian at a point with Euclidean gradients, from directions and the Euclidean Hessian."""
-        factors = [f.hessian(w, g) for f, w, g in zip(self._factors, ws, gs, strict=True)]
-        return lambda us, hs: self._flat([hessian(u, h) for hessian, u, h in zip(factors, us, hs, strict=True)])
+        factors = [f and f.hessian(w, g) for f, w, g in zip(self._factors, ws, gs, strict=True)]
+        return lambda us, hs: self._flat([of(u, h) if of else h for of, u, h in zip(factors, us, hs, strict=True)])
 
     def length(self, ws: Sequence[Tensor]) -> float:
         """Returns the Frobenius norm of a point."""
-        free = (torch.linalg.vector_norm(w).item() for f, w in zip(self._factors, ws, strict=True) if type(f) is Free)
+        free = (torch.linalg.vector_norm(w).item() for f, w in zip(self._factors, ws, strict=True) if f is None)
         return math.hypot(self._columns, *free)
 
     def path(self, ws: Sequence[Tensor], u: Tensor) -> Callable[[float], "CurvePoint"]:
         """Returns the curves along a flat vector, by their points."""
-        curves = [f.curve(w, x) for f, w, x in zip(self._factors, ws, self.directions(ws, u), strict=True)]
+        curves = [
+            cayley_curve(w, x).at if f else partial(_on_line, w, x)
+            for f, w, x in zip(self._factors, ws, self.directions(ws, u), strict=True)
+        ]
         return lambda t: CurvePoint(self, [curve(t) for curve in curves])
 
     def on_manifold(self, ws: Sequence[Tensor]) -> list[Tensor]:
-        """Returns points without what rounding has put beside the manifolds."""
-        return [f.on_manifold(w) for f, w in zip(self._factors, ws, strict=True)]
+        """Returns points after a Newton step towards the nearest frames."""
+        return [w - w @ defect(w).mul_(0.5) if f else w for f, w in zip(self._factors, ws, strict=True)]
 
     def _flat(self, parts: Sequence[Tensor]) -> Tensor:
         """Returns one flat vector of a part for each parameter; of stacks of them one stack."""
