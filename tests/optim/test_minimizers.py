@@ -266,6 +266,38 @@ def test_an_end_in_the_wrong_component_of_the_orthogonal_group_is_named(shape, d
     assert sk.optim.minimize(loss, found.reflected).value == pytest.approx(best, rel=1e-5)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_other_component_is_found_where_no_reflection_of_the_end_is_lower_itself(count):
+    """Procrustes with noise and columns of unlike size: the lower frame is some steps away from the reflection."""
+    for seed in range(12):
+        a = drawn((20, 3), number=seed) * torch.tensor([3.0, 1.0, 0.3], dtype=torch.float64)
+        truth, start = (sk.init.haar((count, 3, 3), torch.float64, generator(seed + k)) for k in (1, 2))
+        b = a @ truth + 0.3 * drawn((count, 20, 3), number=seed + 3)
+
+        def loss(w, a=a, b=b):
+            return (a @ w - b).square().sum()
+
+        start[..., 0] *= (torch.det(truth) * torch.det(start)).sign()[:, None]
+        best = sk.optim.minimize(loss, start, reflections=0).value
+        start[0, :, 0] *= -1
+        with pytest.warns(UserWarning, match="the other determinant"):
+            found = sk.optim.minimize(loss, start)
+        lower = loss(found.reflected).item()
+        assert lower < found.value
+        assert lower <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e-30])
+@pytest.mark.parametrize("name", sk.optim.minimizers.names())
+def test_a_small_loss_is_minimised_as_far_as_a_large_one(name, size):
+    a = spread(8)
+    for seed in range(5):
+        start = sk.init.haar((8, 3), torch.float64, generator(seed))
+        found = sk.optim.minimize(lambda w: size * (w * (a @ w)).sum(), start, name)
+        assert found.is_converged
+        assert found.value == pytest.approx(size * 6, rel=1e-13)
+
+
 def test_minimize_refuses_what_it_cannot_minimise():
     with pytest.raises(errors.UnknownNameError, match="trust_region"):
         sk.optim.minimize(torch.sum, frame((4, 2)), "trust_regoin")

@@ -1,8 +1,12 @@
 """A loss and a start, and the minimum: an optimizer of deterministic losses as a function."""
 
+import itertools
+import math
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +16,10 @@ from torch import Tensor, nn
 from stiefelkit.errors import DtypeError, OptionError, needs, shown
 from stiefelkit.optim.checks import check_manifold, listed
 from stiefelkit.optim.deterministic import minimizers
-from stiefelkit.optim.deterministic.minimizer import Minimizer
+from stiefelkit.optim.deterministic.minimizer import Minimizer, Progress
 from stiefelkit.optim.deterministic.objective import NOISE
 from stiefelkit.optim.groups import frames
+from stiefelkit.optim.settings import integer
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,9 @@ class Minimum:
         value, gradient_norm, iterations, evaluations, products: of the `Progress` of the only step.
         is_converged: whether the gradient is as short as was asked for, or as rounding lets it be.
         stopped: "gradient" or "rounding" if it is so, else "max_iter" or "no_descent".
-        reflected: for square real frames, whose determinant no step changes: a point like this one with the other
-            determinant, where the loss is lower already. None where none was found, which does not rule one out.
+        reflected: for square real frames, whose determinant no step changes: the end of a minimization that started
+            from a reflection of this one, where its loss is lower. None where none was found, which rules one out only
+            for losses that are linear in the frame.
     """
 
     point: Any = field(repr=False)
@@ -48,12 +54,14 @@ def minimize(
     *,
     manifold: str | Sequence[str | None] | None = "stiefel:canonical",
     max_iter: int = 1000,
+    reflections: int = 4,
     **settings: Any,
 ) -> Minimum:
     r"""Minimises a function of a frame, or of a batch of them, whose values are added up, or of several points.
 
-    Steps are continuous, and so never leave the component of :math:`O(n)` that a square real frame starts in. Where a
-    reflection of the end is lower, the result has it as `reflected`, and a warning says so.
+    Steps are continuous, and so never leave the component of :math:`O(n)` that a square real frame starts in. From
+    reflections of the end it starts again, and where that ends lower, the result has it as `reflected`, and a warning
+    says so.
 
     Args:
         f: gives a real number, by operations that torch differentiates: twice, for "trust_region". It takes one tensor,
@@ -65,6 +73,8 @@ def minimize(
         manifold: a name, "stiefel:canonical" or "stiefel:euclidean", which differ in the metric, or None for a point
             that moves freely; of several points, one for all or one for each.
         max_iter: iterations at most.
+        reflections: how many reflections of an end with square real frames are tried, each a minimization of its own,
+            those of lowest loss first; 0 for none.
         **settings: of the method, as `tolerance_grad=1e-8`.
 
     >>> import torch, stiefelkit as sk
@@ -74,6 +84,7 @@ def minimize(
     (-11.0, True)
     """
     needs(callable(f), OptionError, "sk.optim.minimize", "a function of the point", f)
+    reflections = integer(0).require("sk.optim.minimize", "reflections", reflections)
     are_several = isinstance(x0, tuple | list)
     points = [_parameter(x) for x in (x0 if are_several else [x0])]
     is_one = manifold is None or isinstance(manifold, str)
@@ -84,20 +95,24 @@ def minimize(
     fit, got = bool(points) and len(manifolds) == len(points), f"{len(manifolds)} of {len(points)}"
     needs(fit, OptionError, "sk.optim.minimize", "a manifold for each point", got)
     cls = minimizers.find(method)
-    groups = [
-        {"params": [w]} if name is None else frames(w, manifold=name)[0]
-        for w, name in zip(points, manifolds, strict=True)
-    ]
-    optimizer = cls(groups, max_iter=max_iter, **settings)
-    optimizer.step(lambda: f(*points))
-    end = optimizer.progress
-    assert end is not None
-    are_frames = [name is not None for name in manifolds]
-    found = None if end.stopped == "max_iter" else _reflected(f, points, are_frames, end.loss)
+
+    def descend(points: list[nn.Parameter]) -> Progress:
+        groups = [
+            {"params": [w]} if name is None else frames(w, manifold=name)[0]
+            for w, name in zip(points, manifolds, strict=True)
+        ]
+        optimizer = cls(groups, max_iter=max_iter, **settings)
+        optimizer.step(lambda: f(*points))
+        assert optimizer.progress is not None
+        return optimizer.progress
+
+    end = descend(points)
+    tries = 0 if end.stopped == "max_iter" else reflections
+    found = _beyond_reflections(f, descend, points, [name is not None for name in manifolds], end.loss, tries)
     if found is not None:
         warnings.warn(
-            "sk.optim.minimize ended at a frame whose reflection has a lower loss and the other determinant, which no "
-            "step reaches; start again from `reflected` of the result.",
+            "sk.optim.minimize ended at a frame, and found a lower loss behind a reflection of it, at the other "
+            "determinant, which no step reaches: `reflected` of the result.",
             stacklevel=2,
         )
     return Minimum(
@@ -122,26 +137,58 @@ def _parameter(x: Any) -> nn.Parameter:
     return nn.Parameter(x.detach().clone(memory_format=torch.contiguous_format))
 
 
-def _reflected(
-    f: Callable[..., Tensor], points: list[nn.Parameter], are_frames: list[bool], value: float
+def _beyond_reflections(
+    f: Callable[..., Tensor],
+    descend: Callable[[list[nn.Parameter]], Progress],
+    points: list[nn.Parameter],
+    are_frames: list[bool],
+    value: float,
+    tries: int,
 ) -> list[Tensor] | None:
-    """Returns points with square real frames reflected in the best way where that lowers the loss, or None."""
+    """Returns the lowest end of descents from reflected points that is lower than a value, or None.
+
+    A try starts from the lowest reflection that has not been tried, of one matrix of the best points so far.
+    """
+    eps, best, waiting = torch.finfo(points[0].dtype).eps, None, None
+    for _ in range(tries):
+        if waiting is None:
+            waiting, noise = _reflections(f, points if best is None else best, are_frames)
+        if not waiting:
+            break
+        _, reflect = waiting.pop(0)
+        start = [nn.Parameter(w) for w in reflect()]
+        after = descend(start).loss
+        if after < value - NOISE * eps * max(abs(value), noise):
+            best, value, waiting = start, after, None
+    return None if best is None else [w.detach() for w in best]
+
+
+def _reflections(
+    f: Callable[..., Tensor], points: list[nn.Parameter], are_frames: list[bool]
+) -> tuple[list[tuple[float, Callable[[], list[Tensor]]]], float]:
+    """Returns reflections W (I - 2 v v^T) of single square real frames with their losses, the lowest first.
+
+    The v are eigenvectors of the symmetric part of W^T G, which are all that matter to a loss that is linear in W. Also
+    returns the sum of the norms of G, each times sqrt(n): a bound of what rounds in the loss.
+    """
     square = [i for i, w in enumerate(points) if are_frames[i] and not w.is_complex() and w.shape[-1] == w.shape[-2]]
-    if not square:
-        return None
     with torch.enable_grad():
-        gs = torch.autograd.grad(f(*points), [points[i] for i in square], materialize_grads=True)
-    turned = [w.detach().clone() for w in points]
+        gs = torch.autograd.grad(f(*points), [points[i] for i in square], materialize_grads=True) if square else ()
+    found, size = [], 0.0
     for i, g in zip(square, gs, strict=True):
-        w = turned[i]
-        s = w.mT @ g
-        gains, vectors = torch.linalg.eigh((s + s.mT).double())
-        v = vectors[..., -1:].to(w.dtype)
-        turned[i] = torch.where(gains[..., -1:, None] > 0, w - 2 * (w @ v) @ v.mT, w)
-    with torch.no_grad():
-        after = float(f(*turned))
-    eps = torch.finfo(points[0].dtype).eps
-    lengths = sum(
-        torch.linalg.vector_norm(g).item() * points[i].shape[-1] ** 0.5 for i, g in zip(square, gs, strict=True)
-    )
-    return turned if after < value - NOISE * eps * max(abs(value), lengths) else None
+        n = g.shape[-1]
+        size += torch.linalg.vector_norm(g).item() * n**0.5
+        s = points[i].detach().mT @ g
+        vectors = torch.linalg.eigh((s + s.mT).double()).eigenvectors.to(g.dtype).reshape(-1, n, n)
+        for matrix, column in itertools.product(range(len(vectors)), range(n)):
+            reflect = partial(_reflected, points, i, matrix, vectors[matrix, :, column, None])
+            with torch.no_grad():
+                found.append((float(f(*reflect())), reflect))
+    return sorted((each for each in found if each[0] < math.inf), key=operator.itemgetter(0)), size
+
+
+def _reflected(points: list[nn.Parameter], which: int, matrix: int, v: Tensor) -> list[Tensor]:
+    turned = [w.detach().clone() for w in points]
+    w = turned[which].view(-1, len(v), len(v))[matrix]
+    w -= 2 * (w @ v) @ v.mT
+    return turned

@@ -25,7 +25,13 @@ from stiefelkit.tensors import is_sharded
 
 OF_ALL = (
     Setting("max_iter", 20, integer(1), "iterations of a step at most, as those of torch.optim.LBFGS."),
-    Setting("tolerance_grad", 1e-10, at_least(0), "length of the Riemannian gradient at which a step ends."),
+    Setting(
+        "tolerance_grad",
+        1e-10,
+        at_least(0),
+        "length of the Riemannian gradient at which a step ends, times that of the Euclidean one at the start of the "
+        "step, if that is below 1.",
+    ),
 )
 """What every minimizer has."""
 Memory = dict[str, Any]
@@ -161,7 +167,9 @@ class Minimizer(torch.optim.Optimizer, ABC):
         try:
             with FullPrecision(params[0].device):
                 first = here = objective.start()
-                tolerance = settings["tolerance_grad"] / objective.scale
+                # Relative to gradients that are small from the start, but for numbers that are not normal.
+                tolerance = settings["tolerance_grad"] * min(1 / objective.scale, objective.steepest)
+                tolerance = max(tolerance, torch.finfo(params[0].dtype).tiny / objective.scale)
                 for iterations in range(settings["max_iter"] + 1):
                     stopped = _verdict(here, tolerance)
                     if stopped or iterations == settings["max_iter"]:

@@ -77,7 +77,8 @@ class Objective:
         """The least losses: of all positions so far, and of those from which iterations began."""
         self.best: Position | None = None
         """The position with the shortest gradient of those whose losses differ from the least by rounding only."""
-        self._noise, self._steepest = NOISE, 0.0
+        self._noise, self.steepest = NOISE, 0.0
+        """`steepest` is the length of the longest Euclidean gradient so far."""
 
     @property
     def scale(self) -> float:
@@ -130,7 +131,7 @@ class Objective:
             floor = max(floor, torch.dist(there.gradient, here.gradient).item())
             noise = max(noise, abs(there.loss - here.loss))
         if floor < math.inf:
-            here = replace(here, floor=max(here.floor, min(_SAFELY * floor, math.sqrt(self.eps) * self._steepest)))
+            here = replace(here, floor=max(here.floor, min(_SAFELY * floor, math.sqrt(self.eps) * self.steepest)))
         before = self._noise
         if here.noise < noise < math.inf:
             self._noise *= _SAFELY * noise / here.noise
@@ -206,7 +207,7 @@ class Objective:
         return position
 
     def _remember(self, position: Position, size: float) -> None:
-        self.lowest, self._steepest = min(self.lowest, position.loss), max(self._steepest, size)
+        self.lowest, self.steepest = min(self.lowest, position.loss), max(self.steepest, size)
         best, noise = self.best, position.noise
         is_low = position.loss <= self.lowest + noise
         if best is None or position.loss < best.loss - noise or (is_low and position.norm < best.norm):
