@@ -197,7 +197,7 @@ def batched(x: Tensor, level: int) -> Tensor:
     return torch._add_batch_dim(x, 0, level)  # type: ignore[attr-defined]
 
 
-def cached_weights() -> dict[tuple[int, str], Any]:
+def cached_weights() -> dict[Any, Any]:
     """Returns what `torch.nn.utils.parametrize.cached()` keeps until it ends: weights by an id and their name."""
     return parametrize._cache
 

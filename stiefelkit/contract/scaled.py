@@ -11,9 +11,8 @@ from torch import Tensor
 from stiefelkit.contract.composite import Wrapper
 from stiefelkit.contract.param import Frames, OrthogonalParam, Position, Traits, check_tensor
 from stiefelkit.errors import NotAFrameError, OptionError
-from stiefelkit.metrics import scale_of
 from stiefelkit.numbers import Check, above
-from stiefelkit.tensors import coarser, coordinate_dtype, working_dtype
+from stiefelkit.tensors import coordinate_dtype, working_dtype
 
 GAIN = "gain"
 """The name of the coordinate that a learned gain is."""
@@ -154,19 +153,12 @@ class Scaled(Wrapper):
 
     def _in_words(self, w: Tensor) -> str:
         """Returns why a weight is refused: it is a frame times another number, or times none."""
-        dtype = coarser(self.dtype, w.dtype)
-        digits = 7 if torch.finfo(dtype).eps > 1e-9 else 15
-        needs = f'{self.title} with gain="learned" needs a frame times a number'
-        if self.gain is not None:
-            needs = f"{self.title} with gain={self.gain:.{digits}g} needs a frame times {self.gain:.{digits}g}"
-        scale = scale_of(w, dtype)
-        if scale is not None and self.gain is not None:
-            return (
-                f"{needs}, got one times {scale:.{digits}g}; rescale it, or sk.bake the weight and make it orthogonal "
-                f'with gain={scale:.{digits}g} or gain="learned".'
-            )
+        times = "a number" if self.gain is None else f"{self.gain:.7g}"
         low, high = [s.item() for s in torch.aminmax(torch.linalg.svdvals(w.to(working_dtype(w.dtype))))]
-        return f"{needs}, got singular values from {low:.3g} to {high:.3g}; sk.functional.nearest_frame gives a frame."
+        return (
+            f"{self.title} with gain={self.options()[GAIN]!r} needs a frame times {times}, got singular values from "
+            f"{low:.7g} to {high:.7g}; sk.functional.nearest_frame gives a frame."
+        )
 
     def _gain_along(self, q: Tensor, weight: Tensor) -> Tensor:
         """Returns the learned gain that brings frames Q nearest to a weight whose polar factor they are, spread."""

@@ -19,7 +19,7 @@ from stiefelkit.optim import checks
 from stiefelkit.optim.batch import Bucket, Group, Sorted, begin_buckets
 from stiefelkit.optim.checkpoint import check_entries, check_states, without_remainders
 from stiefelkit.optim.settings import RATE, WEIGHT_DECAY, Setting, document_settings, signature
-from stiefelkit.weights.optimizer_hooks import accept, frames
+from stiefelkit.weights.optimizer_hooks import frames
 
 
 class FrameOptimizer(torch.optim.Optimizer, ABC):
@@ -106,7 +106,6 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             super().add_param_group(group)
             checks.ask_readers(self.param_groups[-1])
             self._validated[id(self.param_groups[-1])] = [*map(self.param_groups[-1].get, self._names)]
-        accept(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns groups and states, of every parameter once one has any, which is {} where nothing is kept.

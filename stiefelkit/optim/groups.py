@@ -103,9 +103,8 @@ def parameter_groups(
             by_name.setdefault((name, manifold), []).append(p)
 
     for coordinate_list in (weight.coordinate_list for weight in orthogonal_weights(model)):
-        for name, leaves in coordinate_list.leaves.items():
-            for c in leaves:
-                take(c, name, coordinate_list.param.manifolds.get(name))
+        for name, c in coordinate_list.coordinates.items():
+            take(c, name, coordinate_list.param.manifolds.get(name))
     for module in model.modules():
         for name, members in free_coordinates(module).items():
             for p in members:

@@ -69,7 +69,7 @@ def orthogonal(
     From then on `module.name` is a frame, computed from coordinates in `module.parametrizations.name`, which any
     torch optimizer trains. Create the optimizer afterwards. A wide matrix gets orthonormal rows; dimensions before
     the last two are a batch. A weight that another module holds, too, is one and the same for both only if both are
-    chosen by `where`. A frozen weight becomes a frozen frame, as in torch, with a warning.
+    chosen by `where`. A frozen weight becomes a frozen frame, as in torch.
 
     Args:
         module: the module that owns the weight, or a model that contains it.
@@ -98,9 +98,7 @@ def orthogonal(
         The same module.
 
     Raises:
-        OptionError: an option is unknown or out of range, or the weight is no plain parameter.
-        NonFiniteError, NotAFrameError, RankError, ImageError: the map cannot take a tensor, or "project", as `init`; of
-            ImageError also if the weight is a frame that it does not reach, and `init` is None.
+        ImageError: the weight is a frame that the map does not reach, and `init` is None.
 
     >>> layer = orthogonal(nn.Linear(8, 4, bias=False), "weight", "cayley")
     >>> torch.dist(layer.weight @ layer.weight.mT, torch.eye(4)).item() < 1e-6
@@ -113,12 +111,12 @@ def orthogonal(
         known = did_you_mean("", [place.qualified for place in find.matrices_of(module)])
         raise OptionError(f"orthogonal needs a weight's name or where=, one of both, got {got}{known}")
     if isinstance(name, str) and {*name}.isdisjoint(find.WILDCARDS):
-        chosen = [find.find_path(module, name, takes_patterns=True)]
+        chosen = [find.find_path(module, name)]
     else:
         chosen = find.choose(module, where if name is None else name)  # type: ignore[arg-type]
     tied: dict[nn.Parameter, list[WeightPath]] = {}
     for place in chosen:
-        tied.setdefault(find.plain_weight(place, takes_patterns=True), []).append(place)
+        tied.setdefault(find.plain_weight(place), []).append(place)
     if len(tied) > 1 and isinstance(init, Tensor):
         raise OptionError(f"orthogonal needs init= as a name for {len(tied)} weights, got a tensor.")
     cls = table.registered.find(parametrization)
@@ -135,7 +133,7 @@ def orthogonal(
     asked = _AttachOptions(cls, view, blocks, dim or 0, scale, options, init, generator)
     made = []
     for weight, paths in tied.items():
-        made.append((paths, _mapped(asked, paths, weight)))
+        made.append((paths, _make_coordinate_list(asked, paths, weight)))
     notes = find.notes_on(module, tied.values(), view, cls if blocks is None else None)
     for paths, coordinate_list in made:
         attach_coordinate_list(paths, coordinate_list)
@@ -180,19 +178,19 @@ class _AttachOptions(NamedTuple):
     generator: torch.Generator | None
 
 
-def _mapped(asked: _AttachOptions, places: Sequence[WeightPath], weight: nn.Parameter) -> CoordinateList:
+def _make_coordinate_list(asked: _AttachOptions, places: Sequence[WeightPath], weight: nn.Parameter) -> CoordinateList:
     """Makes what will carry a weight, filled; the weight may stand in several places."""
     first, *others = places
-    views = _views(asked, first, weight)
+    views = _read_as_matrices(asked, first, weight)
     for other in others:
-        if _views(asked, other, weight) != views:
+        if _read_as_matrices(asked, other, weight) != views:
             raise OptionError(
                 f"orthogonal needs modules that read a weight in one way, got {first.title} and {other.title}, one "
                 "parameter whose outputs are rows in one and columns in the other; choose one, and tie the other to it."
             )
-    param = _build(asked, first, weight, views[0])
+    param = _make_map(asked, first, weight, views[0])
     if len(views) > 1:
-        parts = [param, *(_build(asked, first, weight, view) for view in views[1:])]
+        parts = [param, *(_make_map(asked, first, weight, view) for view in views[1:])]
         axis = axis_of(views[0].name, weight.shape, asked.dim) - weight.dim()
         param = SideBySide(parts, asked.blocks, asked.dim, axis)  # type: ignore[arg-type]
     coordinate_list, init = CoordinateList(param, weight.device, weight.requires_grad), asked.init
@@ -200,7 +198,7 @@ def _mapped(asked: _AttachOptions, places: Sequence[WeightPath], weight: nn.Para
     if is_scheme:
         coordinate_list.scheme = param.check_scheme(init)  # type: ignore[arg-type]
     if not weight.is_meta:
-        _start(coordinate_list, param, weight.detach(), asked, first)
+        _fill(coordinate_list, param, weight.detach(), asked, first)
     elif not (init is None or is_scheme):
         raise OptionError(f"{param.title} on the meta device needs an init scheme or None, got {shown(init, 40)}.")
     return coordinate_list
@@ -222,7 +220,7 @@ def attach_map(
 _WORDS = tuple(inspect.signature(orthogonal).parameters)
 
 
-def _views(asked: _AttachOptions, place: WeightPath, weight: Tensor) -> tuple[View, ...]:
+def _read_as_matrices(asked: _AttachOptions, place: WeightPath, weight: Tensor) -> tuple[View, ...]:
     """Returns how a weight is read, run by run of its blocks; checks that it is a matrix, or kernel, that can be."""
     convolution = place.host if isinstance(place.host, Convolution) and place.name == "weight" else None
     groups, flaw = 0 if convolution is None else convolution.groups, None
@@ -252,7 +250,7 @@ def _views(asked: _AttachOptions, place: WeightPath, weight: Tensor) -> tuple[Vi
         raise ShapeError(f"{asked.cls.__name__} on {place.title}: {error}") from None
 
 
-def _build(asked: _AttachOptions, place: WeightPath, weight: Tensor, view: View) -> OrthogonalParam:
+def _make_map(asked: _AttachOptions, place: WeightPath, weight: Tensor, view: View) -> OrthogonalParam:
     """Makes the map of a weight that is read by a view, or of one run of its blocks."""
     cls, shape = asked.cls, view.frame_shape
     check_options(cls, asked.options, near=_WORDS)
@@ -271,7 +269,7 @@ def _build(asked: _AttachOptions, place: WeightPath, weight: Tensor, view: View)
     return param if view.is_plain else Viewed(param, view)
 
 
-def _start(
+def _fill(
     coordinate_list: CoordinateList, param: OrthogonalParam, weight: Tensor, asked: _AttachOptions, place: WeightPath
 ) -> None:
     """Fills the coordinates of what was a weight, and logs once if they are not the weight's own."""
@@ -284,7 +282,7 @@ def _start(
         coordinate_list.right_inverse(param.project(weight))
     elif init is not None:
         coordinate_list.draw_(init, asked.generator)
-    elif not _keeps(coordinate_list, param, weight):
+    elif not _takes_itself(coordinate_list, param, weight):
         why = "its map is drawn unless the weight fits"
         if param.takes_nearest:
             try:
@@ -298,7 +296,7 @@ def _start(
             _log_change(coordinate_list, weight, place, f"is drawn anew by {param.schemes[0]!r}", f": {why}")
 
 
-def _keeps(coordinate_list: CoordinateList, param: OrthogonalParam, weight: Tensor) -> bool:
+def _takes_itself(coordinate_list: CoordinateList, param: OrthogonalParam, weight: Tensor) -> bool:
     """Takes a weight that is a frame as it is; raises ImageError if the map does not reach it."""
     if param.are_frames and not _is_frame(param, weight):
         return False

@@ -147,7 +147,7 @@ def _bake(weight: find.OrthogonalWeight, frame: nn.Parameter | None) -> nn.Param
     parametrize.remove_parametrizations(module, name, leave_parametrized=True)
     delattr(module, name)
     module.register_parameter(name, frame)
-    mark_replaced(coordinate_list.coordinates.values(), coordinate_list.weight, "sk.bake", frame, are_coordinates=True)
+    mark_replaced(coordinate_list.coordinates.values(), coordinate_list.weight, "sk.bake", frame)
     return frame
 
 

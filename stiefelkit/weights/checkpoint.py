@@ -100,14 +100,11 @@ def _check_description(theirs: dict[str, Any], ours: dict[str, Any], weight: str
 
 
 def _is_same(theirs: Any, ours: Any) -> bool:
-    """Returns whether two values are equal, 1, True and 1.0 being different; goes no deeper than ours."""
-    if type(theirs) is not type(ours):
+    """Returns whether two values are written alike: 1, True and 1.0 are not."""
+    try:
+        return json.dumps(theirs, sort_keys=True) == json.dumps(ours, sort_keys=True)
+    except (ValueError, RecursionError):
         return False
-    if isinstance(ours, dict):
-        return theirs.keys() == ours.keys() and all(_is_same(theirs[key], mine) for key, mine in ours.items())
-    if isinstance(ours, list):
-        return len(theirs) == len(ours) and all(map(_is_same, theirs, ours))
-    return theirs == ours
 
 
 def _is_same_map(theirs: Any, ours: dict[str, Any]) -> bool:
@@ -124,19 +121,16 @@ def _is_same_map(theirs: Any, ours: dict[str, Any]) -> bool:
     )
 
 
-def in_words(value: Any, depth: int = 3) -> str:
+def in_words(value: Any) -> str:
     """Returns a map as "householder, version 1", anything else as Python writes it, in 200 characters at most."""
-    if not (isinstance(value, dict) and "class" in value) or not depth:
+    if not (isinstance(value, dict) and "class" in value):
         return shown(value, 200)
-    title = f"{value.get('name') or value['class']!s:.200}, version {value.get('version')!s:.200}"
-    held = value.get("inner")
-    inner = [in_words(child, depth - 1) for child in held[:3]] if isinstance(held, list) else []
-    return f"{title} ({'; '.join(inner)})" if inner else title
+    return f"{value.get('name') or value['class']!s:.200}, version {value.get('version')!s:.200}"
 
 
 def check_state(
     param: OrthogonalParam,
-    free: Mapping[str, Tensor],
+    coordinates: Mapping[str, Tensor],
     state_dict: Mapping[str, Any],
     prefix: str,
     weight: str,
@@ -144,8 +138,7 @@ def check_state(
 ) -> bool:
     """Raises CheckpointError or NonFiniteError unless the entries under a prefix are of this map and can replace ours.
 
-    `free` has the coordinates without a parametrization of their own. Returns whether there is a description alone, as
-    of a shared module that was saved under another of its names.
+    Returns whether there is a description alone, as of a shared module that was saved under another of its names.
     """
     weight = "".join(prefix.removesuffix(".").rpartition("parametrizations.")[::2]) or weight
     if prefix + EXTRA not in state_dict:
@@ -159,14 +152,12 @@ def check_state(
     described = read_description(state_dict[prefix + EXTRA], weight, own)
     if described is not None:
         _check_description(described, own, weight)
-    buffers = dict(param.named_buffers())
-    own_keys = {name: f"{prefix}original{i}" for i, name in enumerate(shapes)}
-    free_ones = [(name, own_keys[name], c, shapes[name]) for name, c in free.items()]
+    buffers, values, choices = dict(param.named_buffers()), {}, {}
+    own_keys = [(name, f"{prefix}original{i}", c, shapes[name]) for i, (name, c) in enumerate(coordinates.items())]
     chart = [(name, f"{prefix}0.{name}", choice, choice.shape) for name, choice in buffers.items()]
-    if not any(key in state_dict for _, key, *_ in (*free_ones, *chart)):
-        return bool(free_ones or chart)
-    values, choices = {}, {}
-    for found, entries in ((values, free_ones), (choices, chart)):
+    if not any(key in state_dict for _, key, *_ in (*own_keys, *chart)):
+        return bool(own_keys or chart)
+    for found, entries in ((values, own_keys), (choices, chart)):
         for name, key, ours, shape in entries:
             what, may_be_meta = f"{weight} ({name})", assign or ours.is_meta
             found[name] = _entry(state_dict.get(key), key, what, ours, tuple(shape), may_be_meta)
@@ -179,8 +170,7 @@ def check_state(
     reason = param.check_chart({names[id(c)]: choices[name] for name, c in buffers.items()})
     if reason is not None:
         raise CheckpointError(f"{weight} needs {reason}, got a checkpoint with others.")
-    if len(values) == len(shapes):
-        _check_weight(param, values, choices, weight)
+    _check_weight(param, values, choices, weight)
     return False
 
 

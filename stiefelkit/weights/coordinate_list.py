@@ -1,19 +1,19 @@
 """The module that holds the coordinates of a parametrized weight: `CoordinateList`."""
 
-import gc
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils import parametrize
 
 from stiefelkit import _torch
 from stiefelkit.contract.param import OrthogonalParam, Position, coordinate_dtypes, load_chart_, right_inverse_of
 from stiefelkit.errors import DtypeError, OptionError, UnfilledError
-from stiefelkit.functional._arithmetic.product import with_dense_gradient
 from stiefelkit.scan.structures import Factored
 from stiefelkit.tensors import (
     as_on_the_first,
@@ -26,13 +26,23 @@ from stiefelkit.tensors import (
 )
 from stiefelkit.weights import checkpoint, optimizer_hooks
 from stiefelkit.weights.checkpoint import EXTRA
-from stiefelkit.weights.group import GroupSlot, leave_group, saved_plainly
 from stiefelkit.weights.outside_writes import Notes, check_given, frame_tensors, to_nearest_
 
 __all__ = ["CoordinateList"]
 
 _DTYPE_OF = operator.attrgetter("dtype")
 _Stamp = tuple[tuple[int, int], list[int], list[torch.dtype], list[int]]
+
+
+class Slot(Protocol):
+    """The place of a weight in a group of weights that are mapped at once, see `stiefelkit.weights.grouped`."""
+
+    is_whole: bool
+    applies_alone: bool
+
+    def read(self, member: "CoordinateList", /) -> Tensor | None:
+        """Returns the weight; None to evaluate it alone."""
+        ...
 
 
 class CoordinateList(parametrize.ParametrizationList):
@@ -54,20 +64,18 @@ class CoordinateList(parametrize.ParametrizationList):
         gradient: the kind of dL/dW that an optimizer of frames has asked the module for, "exact" or "half".
         gradients: the kinds that the module can give: its class's `frame_gradients`, else "exact" alone.
         stand_in: what the module reads in the weight's place while `reset_parameters` draws.
-        iterated: those whose parametrizations somebody goes through: what is registered elsewhere meanwhile is shared.
-        is_sparse: whether the module's gradients of the weight may be sparse; those of coordinates are dense.
         fills: how often all coordinates were set: by assigning, drawing, rebasing.
+        changes: counts what may change which weights belong together: new ones, casts, other parameters in their place.
     """
 
     _parameters: dict[str, nn.Parameter]  # type: ignore[assignment]
     _modules: dict[str, nn.Module]  # type: ignore[assignment]
     gradient: str = "exact"
     gradients: tuple[str, ...] = ("exact",)
-    is_sparse: bool = False
-    _slot: GroupSlot | None = None
+    _slot: Slot | None = None
     fills: int = 0
     stand_in: Tensor | None = None
-    iterated: ClassVar[list["CoordinateList"]] = []
+    changes: ClassVar[int] = 0
     _stamp: _Stamp | None = None
     _checked: tuple[object, str] = (None, "")
 
@@ -102,27 +110,12 @@ class CoordinateList(parametrize.ParametrizationList):
             self.note_written()
 
     def __len__(self) -> int:
-        """Returns the number of parametrizations; `_modules` also holds those of coordinates."""
-        return len(self._parametrizations())
+        """Returns the number of parametrizations."""
+        return len(self._modules)
 
     def __iter__(self) -> Iterator[nn.Module]:
-        """Yields the map and the parametrizations on top.
-
-        A map that is registered elsewhere meanwhile, as by torch's `transfer_parametrizations_and_params`, stands for
-        the whole weight, and what is on top is not yielded any more.
-        """
-        first, *others = self._parametrizations()
-        self.iterated.append(self)
-        try:
-            yield first
-            is_shared = self not in self.iterated
-        finally:
-            if self in self.iterated:
-                self.iterated.remove(self)
-        yield from [] if is_shared else others
-
-    def _parametrizations(self) -> list[nn.Module]:
-        return [module for key, module in self._modules.items() if key.isdigit() and module is not None]
+        """Yields the map and the parametrizations on top."""
+        return iter([*self.children()])
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
@@ -150,8 +143,13 @@ class CoordinateList(parametrize.ParametrizationList):
             self._remember_emptied()
         self._notes = Notes(self.param, self._parameters, self._key_of)
         optimizer_hooks.watch(self, self._notes.are_of_frames)
-        leave_group(self)
+        self.leave_group()
         self.note_written()
+
+    def leave_group(self) -> None:
+        """Gives up the place in a group, since the weight may be of another kind now."""
+        self._slot = None
+        CoordinateList.changes += 1
 
     @property
     def param(self) -> OrthogonalParam:
@@ -160,29 +158,11 @@ class CoordinateList(parametrize.ParametrizationList):
 
     @property
     def coordinates(self) -> dict[str, nn.Parameter]:
-        """Name to parameter of each coordinate; to what its own parametrization gives, where it has one."""
+        """Name to parameter of each coordinate."""
         held = self._parameters
-        if len(held) == self.ntensors:
-            return dict(zip(self._key_of, map(held.__getitem__, self._originals), strict=True))
-        return dict(zip(self._key_of, self._values(), strict=True))
-
-    @property
-    def _own(self) -> dict[str, nn.Parameter]:
-        """Name to parameter of the coordinates that have no parametrization of their own."""
-        held = self._parameters
-        return {name: held[key] for name, key in self._key_of.items() if held.get(key) is not None}
-
-    @property
-    def leaves(self) -> dict[str, list[nn.Parameter]]:
-        """Name to what trains of each coordinate: itself, or the parameters of a parametrization of its own."""
-        inner, keys = self._of_coordinates(), self._key_of
-        present = self.coordinates.items()
-        return {name: [*inner[keys[name]].parameters()] if keys[name] in inner else [c] for name, c in present}
-
-    def _of_coordinates(self) -> nn.ModuleDict:
-        """Returns the parametrizations of coordinates, by their keys."""
-        held = self._modules.get("parametrizations")
-        return held if isinstance(held, nn.ModuleDict) else nn.ModuleDict()
+        # Some tools put them elsewhere than among parameters.
+        values = map(held.__getitem__, self._originals) if len(held) == self.ntensors else self._values()
+        return dict(zip(self._key_of, values, strict=True))
 
     def replace(self, name: str, parameter: nn.Parameter) -> None:
         """Puts another parameter in the place of a coordinate, under the same key of state dicts."""
@@ -191,42 +171,25 @@ class CoordinateList(parametrize.ParametrizationList):
         if unfilled:
             self._remember_emptied()
         self.note_written()
-        leave_group(self)
+        self.leave_group()
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Takes coordinates; raises OptionError for what pruning and norms by hooks put into the place of one.
-
-        Norms take a coordinate off first: the very same parameter is put back, which optimizers hold.
-        """
+        """Takes coordinates; raises OptionError for what pruning and norms by hooks put into the place of one."""
         originals = self.__dict__.get("_originals")
         if originals is None or name in originals:
             super().register_parameter(name, param)
             if originals is not None:  # another one, which is checked before the next read
                 self._buffers[EXTRA] = self.get_extra_state()
-                leave_group(self)
+                self.leave_group()
             return
-        held = self._parameters
-        gone = [key for key in originals if key not in held and key not in self._of_coordinates()]
-        if gone and name == f"{gone[0]}_g":  # of torch's weight_norm, which has taken it out of the table
-            number = self._notes.ids.get(gone[0])
-            param = next((p for p in gc.get_objects() if id(p) == number and isinstance(p, nn.Parameter)), None)
-            if param is None:
-                return  # a copy follows
-        if gone and param is not None:
-            held[gone[0]] = param
-            held |= {key: held.pop(key) for key in originals if key in held}  # in their order
         if name in (*self._key_of, *self.param.chart):
             raise self._refused(f"another tensor for {name}; copy_ into it, or sk.assign_ the weight")
         raise self._refused(f"{name}, as of pruning and norms by hooks; sk.bake makes a plain weight, which takes them")
 
     def __delattr__(self, name: str) -> None:
-        """Removes what is no coordinate that must stay on a manifold, as torch does to parametrize it, too."""
-        of_key = {key: name for name, key in self.__dict__.get("_key_of", {}).items()}
-        if of_key.get(name) in self.param.manifolds:
-            raise self._refused(
-                f"{name} without {of_key[name]}, which must stay a frame; a flat map, such as "
-                "sk.parametrizations.Cayley, has coordinates that torch may parametrize"
-            )
+        """Removes what is no coordinate; torch removes those that it parametrizes, which is refused."""
+        if name in self.__dict__.get("_originals", ()):
+            raise self._refused(f"{name} taken away; sk.bake makes a plain weight, which may be parametrized")
         super().__delattr__(name)
 
     def _refused(self, got: str) -> OptionError:
@@ -263,11 +226,9 @@ class CoordinateList(parametrize.ParametrizationList):
         written = notes.written(optimizer_hooks.was_moved)
         looks = by_value or (by_value is None and self.is_at_rest())
         if written or (looks and not _torch.is_intercepted() and (by_value or notes.may_be_wrong())):
-            is_strange = notes.project_(self.param, self._own, written, self.weight, bool(by_value))
+            notes.project_(self.param, self.coordinates, written, self.weight, bool(by_value))
             self.note_written()
             notes.may_be_wrong()  # remembers what was looked at here
-            if is_strange and not by_value and self.training and torch.is_grad_enabled():
-                notes.warn_of_strange(self.weight)
 
     def is_at_rest(self) -> bool:
         """Returns whether a read is outside training: in eval mode, without gradients, or of a frame never stepped."""
@@ -305,12 +266,9 @@ class CoordinateList(parametrize.ParametrizationList):
                 "sk.bake(copy.deepcopy(model))."
             )
         slot = self._slot
-        if slot is None or any(slot.hooks) or (x is not None and slot.group.can_skip_weight):
+        if slot is None or (x is not None and slot.applies_alone):
             return self._evaluate(x)
-        if torch.compiler.is_compiling():
-            w = None if slot.group.traced is None else slot.group.traced[slot.index]
-        else:
-            w = slot.read(self)
+        w = slot.read(self)
         if w is None or not slot.is_whole:
             with saved_plainly():  # as groups do, so that a checkpoint finds the same when it computes anew
                 w = self._evaluate() if w is None else self._finished(w)
@@ -330,7 +288,7 @@ class CoordinateList(parametrize.ParametrizationList):
     def _stamp_(self) -> None:
         """Notes what was found for the next read, where that is of the map alone and looks at no value."""
         held, watched = self._parameters.values(), [*map(dict.get, *self._notes.places)]
-        is_plain = len(self._modules) == 1 and not self.is_sparse and len(self._parameters) == self.ntensors
+        is_plain = len(self._modules) == 1 and len(self._parameters) == self.ntensors
         if not is_plain or self.is_at_rest() or any(t is None or t.is_inference() for t in [*held, *watched]):
             return
         sizes, ids = (len(self.__dict__), 1), [*map(id, held), *map(id, watched)]
@@ -338,17 +296,16 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def _finished(self, w: Tensor) -> Tensor:
         """Returns what stands on top of the map makes of its weight."""
-        for parametrization in self._parametrizations()[1:]:
+        for parametrization in [*self][1:]:
             w = parametrization(w)
-        w = w.contiguous()
-        return with_dense_gradient(w) if self.is_sparse else w
+        return w.contiguous()
 
     def factored(self) -> Factored | None:
         """Returns the weight in factors, for a recurrence; None if it has none, or must be formed."""
         param, values = self.param, self._values()
         structure = param.structure
         is_traced = _torch.is_exported() or any(isinstance(value, torch.fx.Proxy) for value in values)
-        if structure is None or is_traced or len(self._parametrizations()) > 1 or param.dtype.itemsize < 4:
+        if structure is None or is_traced or len(self) > 1 or param.dtype.itemsize < 4:
             return None
         self._make_ready(values)
         return Factored(structure, param.factors(*values))
@@ -374,7 +331,7 @@ class CoordinateList(parametrize.ParametrizationList):
     def right_inverse(self, value: Tensor) -> None:
         """Sets the coordinates so that the weight is `value`: checked first, copied, never aliased."""
         self.check_assignable()
-        for on_top in self._parametrizations()[:0:-1]:
+        for on_top in [*self][:0:-1]:
             value = right_inverse_of(on_top, self.weight)(value)
         is_alike = (tuple(value.shape), value.dtype) == (tuple(self.param.shape), self.param.dtype)
         if is_alike and not self.param.traits.invertible and torch.equal(value, self().to(value.device)):
@@ -388,23 +345,15 @@ class CoordinateList(parametrize.ParametrizationList):
         self.fill_(coordinates)
 
     def check_assignable(self) -> None:
-        """Raises OptionError on the meta device, ImageError if a parametrization of a coordinate cannot be assigned."""
-        held = [*self._parameters.values()]
-        for name, parametrizations in self._of_coordinates().items():
-            held += parametrizations.parameters()
-            for each in parametrizations.children():
-                right_inverse_of(each, f"{self.weight} ({name})")
-        if any([c is not None and c.is_meta for c in held]):
+        """Raises OptionError on the meta device."""
+        if any([c.is_meta for c in self.coordinates.values()]):
             raise OptionError(f"{self.weight} needs a real device, got meta; call module.to_empty(device=...).")
 
     @torch.no_grad()
     def fill_(self, values: Sequence[Tensor]) -> None:
         """Copies values into the coordinates; sharded ones keep their placement."""
-        for key, value in zip(self._originals, values, strict=True):
-            if (c := self._parameters.get(key)) is None:
-                setattr(self, key, value.to(getattr(self, key)))
-            else:
-                c.copy_(placed_like(value.to(c), c))
+        for c, value in zip(self.coordinates.values(), values, strict=True):
+            c.copy_(placed_like(value.to(c), c))
         self._emptied = None
         self.fills += 1
         self.note_written()
@@ -452,9 +401,7 @@ class CoordinateList(parametrize.ParametrizationList):
         """
         if load is not None and self._checked[0] is load and self._checked[1] == prefix:
             return False
-        is_empty = checkpoint.check_state(self.param, self._own, state_dict, prefix, self.weight, assign)
-        if "parametrizations" in self._modules:
-            checkpoint.check_precise(self._of_coordinates().named_parameters(f"{prefix}parametrizations"), state_dict)
+        is_empty = checkpoint.check_state(self.param, self.coordinates, state_dict, prefix, self.weight, assign)
         self._checked = load, prefix
         return is_empty
 
@@ -494,8 +441,8 @@ class CoordinateList(parametrize.ParametrizationList):
         was_meta = any(c.is_meta for c in self.coordinates.values())
         before = [t.dtype for t, _ in frame_tensors(self.param, self.coordinates)]
         if recurse:
-            for key, child in self.named_children():  # the map first, whose dtype the others follow
-                child._apply(keep_precision(fn, self.param.dtype) if key == "parametrizations" else fn)
+            for child in self.children():
+                child._apply(fn)
         self._wanted = coordinate_dtypes(self.param)
         super()._apply(keep_precision(fn, self.param.dtype), recurse=False)
         if was_meta or not keeps_values(fn):
@@ -503,7 +450,7 @@ class CoordinateList(parametrize.ParametrizationList):
         for (t, packed), dtype in zip(frame_tensors(self.param, self.coordinates), before, strict=True):
             self._refine_(t, packed, dtype)
         self.note_written()
-        leave_group(self)
+        self.leave_group()
         return self
 
     def _refine_(self, frame: Tensor, packed: bool, before: torch.dtype) -> None:
@@ -538,3 +485,9 @@ class CoordinateList(parametrize.ParametrizationList):
 
 _OWN = frozenset(dir(CoordinateList))
 """Names that coordinates cannot be reached by."""
+
+
+def saved_plainly() -> AbstractContextManager[object]:
+    """Returns a context in which tensors are saved as they are, whatever outer hooks of checkpoints do."""
+    is_hooked = not torch.compiler.is_compiling() and _torch.has_saved_tensor_hooks()
+    return saved_tensors_hooks(lambda x: x, lambda x: x) if is_hooked else nullcontext()

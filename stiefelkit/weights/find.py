@@ -119,7 +119,7 @@ class WeightPath(NamedTuple):
         return f"model.get_submodule({path!r})" if path else "model"
 
 
-def find_path(model: nn.Module, name: str, takes_patterns: bool = False) -> WeightPath:
+def find_path(model: nn.Module, name: str) -> WeightPath:
     """Returns where a name points to, "encoder.0.weight"; raises UnknownNameError if no such module is inside."""
     if not isinstance(name, str):
         return WeightPath(shown(name), model, name)
@@ -130,7 +130,7 @@ def find_path(model: nn.Module, name: str, takes_patterns: bool = False) -> Weig
         children = held_modules(host)
         host = children[part] if part in children else None
         if host is None:
-            near = nearest_of(name, [place.qualified for place in _weights(model)], takes_patterns=takes_patterns)
+            near = nearest_of(name, [place.qualified for place in _weights(model)])
             raise UnknownNameError(f"{class_name(model)} has no module {path!r}{near}")
         host = inside_checkpoint(host)
     return WeightPath(name, host, last)
@@ -180,7 +180,7 @@ def matrices_of(model: nn.Module) -> list[WeightPath]:
     return [place for place, p in held if p is None or is_lazy(p) or p.dim() >= 2]
 
 
-def plain_weight(place: WeightPath, takes_patterns: bool = False) -> nn.Parameter:
+def plain_weight(place: WeightPath) -> nn.Parameter:
     """Returns the parameter at a place; raises OptionError or UnknownNameError if none there can be made orthogonal."""
     host, name = place.host, place.name
     if isinstance(host, torch.jit.ScriptModule):
@@ -190,7 +190,7 @@ def plain_weight(place: WeightPath, takes_patterns: bool = False) -> nn.Paramete
     weight = held_parameters(host).get(name)
     if weight is None:
         _refuse_what_is_there(place)
-        near = nearest_of(name, [other.qualified for other in matrices_of(host)], takes_patterns=takes_patterns)
+        near = nearest_of(name, [other.qualified for other in matrices_of(host)])
         raise UnknownNameError(f"{class_name(host)} has no parameter {shown(name)}{near}")
     check_takes_frames(place, weight)
     return weight
@@ -206,38 +206,33 @@ def check_takes_frames(place: WeightPath, weight: nn.Parameter) -> None:
             f"An orthogonal weight needs a module that reads it at each forward, got {class_name(host)}, which keeps "
             "its own list of weights; use sk.nn.OrthogonalRNN, sk.models.create, or a cell of torch with blocks=."
         )
-    for key, why in _OWN_WAYS.items():
-        if isinstance(host, nn.Embedding | nn.EmbeddingBag) and getattr(host, key) is not None:
-            raise OptionError(
-                f"An orthogonal weight needs an embedding that leaves it alone, got {place.title} with {key}="
-                f"{getattr(host, key):g}, {why}; {place.expression}.{key} = None first."
-            )
+    if isinstance(host, nn.Embedding | nn.EmbeddingBag):
+        options = ("max_norm", host.max_norm), ("padding_idx", host.padding_idx), ("sparse", host.sparse or None)
+        for key, value in options:
+            if value is not None:
+                without = f"{place.expression}.{key} = {False if key == 'sparse' else None} first"
+                raise OptionError(
+                    f"An orthogonal weight needs an embedding that leaves it alone, got {place.title} with {key}="
+                    f"{value}, {_OWN_WAYS[key]}; {without}."
+                )
     if weight.layout != torch.strided:
         dense = f"{place.expression}.{name} = torch.nn.Parameter({place.expression}.{name}.to_dense())"
         raise _not_plain(place, "a sparse tensor", f"{dense} makes it one")
 
 
-def _stacked_in(place: WeightPath) -> tuple[str, str] | None:
-    """Returns what a layer of torch or transformers keeps side by side in a weight, and the `blocks=` for it."""
+def _stacked_in(place: WeightPath) -> str | None:
+    """Returns the `blocks=` for what a layer of torch or transformers keeps side by side in a weight."""
     host, name = place.host, place.name
     if isinstance(host, nn.MultiheadAttention) and name == "in_proj_weight":
-        return "q, k and v", f"blocks=3 makes a frame of each, blocks={3 * host.num_heads} of each head's"
+        return f"blocks=3 makes a frame of each, blocks={3 * host.num_heads} of each head's"
     for cls in type(host).__mro__:
         if cls.__name__ in _GATES and name in ("weight_ih", "weight_hh"):
-            return "its gates", f"blocks={_GATES[cls.__name__]} makes a frame of each"
-    w, is_turned = held_parameters(host).get(name), not isinstance(host, nn.Linear | Convolution)
-    if name != "weight" or w is None or w.dim() < 2 or (is_turned and not _is_conv1d(host)):
+            return f"blocks={_GATES[cls.__name__]} makes a frame of each"
+    is_layer = name == "weight" and (isinstance(host, nn.Linear | Convolution) or _is_conv1d(host))
+    if not (is_layer and _CALLED.search(place.qualified.rpartition(".")[0].rpartition(".")[2])):
         return None
-    inputs, outputs = w.shape[:2] if is_turned else w.shape[1::-1]
-    dim = ", dim=1" if is_turned else ""
-    called = re.search(_CALLED, place.qualified.rpartition(".")[0].rpartition(".")[2])
-    if called and called.group() == "gate_up":
-        return "gate and up", f"blocks=2{dim} makes a frame of each"
-    if outputs in (2 * inputs, 3 * inputs) and (called or is_turned):
-        count = outputs // inputs
-        each = f"blocks={count}{dim} makes a frame of each, if heads do not alternate"
-        return f"{count} square matrices", f"{each}, blocks={count} * heads{dim} of each head's"
-    return ("several matrices", f"blocks=(size, size, ...){dim} makes a frame of each") if called else None
+    dim = ", dim=1" if _is_conv1d(host) else ""
+    return f"blocks=count{dim} or blocks=(size, size, ...){dim} makes a frame of each"
 
 
 def _is_conv1d(host: nn.Module) -> bool:
@@ -255,33 +250,23 @@ def notes_on(
 ) -> list[str]:
     """Returns what is to be said of weights that are made orthogonal, each with all of its places.
 
-    Whether they are frozen, tied to one that stays plain, of several groups under a view of one, or, if `unblocked` is
-    the class of a map without blocks, several matrices in one.
+    Whether they are tied to one that stays plain, of several groups under a view of one, or, if `unblocked` is the
+    class of a map without blocks, several matrices in one.
     """
-    notes, frozen = [], []
-    stacked: dict[tuple[str, str], list[str]] = {}
+    notes: list[str] = []
+    stacked: dict[str, list[str]] = {}
     weights, taken = {}, set()
     for places in tied:
         weight = held_parameters(places[0].host)[places[0].name]
         weights[weight] = places
-        frozen += [] if weight.requires_grad else places[:1]
         for place in places:
             taken.add((place.host, place.name))
             kind = None if unblocked is None else _stacked_in(place)
             if kind is not None:
                 stacked.setdefault(kind, []).append(place.title)
-    if frozen:
-        first = frozen[0]
-        notes.append(
-            f"{enumerated([place.title for place in frozen])}: frozen, and therefore a frozen frame; "
-            f"{first.expression}.parametrizations.{first.name}.requires_grad_() trains {first.title}."
-        )
     if view is not None and not view.startswith("group_"):
-        titles = [
-            place.title
-            for place in itertools.chain(*tied)
-            if isinstance(place.host, Convolution) and place.name == "weight" and place.host.groups > 1
-        ]
+        kernels = [p for p in itertools.chain(*tied) if isinstance(p.host, Convolution) and p.name == "weight"]
+        titles = [place.title for place in kernels if place.host.groups > 1]  # type: ignore[union-attr]
         if titles:
             notes.append(
                 f"{', '.join(titles)}: a convolution of several groups is not an isometry with view={view!r}, which "
@@ -296,16 +281,20 @@ def notes_on(
                 f"sk.tie({first.expression}, {first.name!r}, {other.expression}, {other.name!r}) ties them, as "
                 f"where={names!r} in place of the name does; make the optimizer after that."
             )
-    for (held, remedy), titles in stacked.items():
+    for remedy, titles in stacked.items():
         remedy += f', of "rebased" with {unblocked.__name__} inside' if "blocks" in option_names(unblocked) else ""  # type: ignore[union-attr, arg-type]
         notes.append(
-            f"{enumerated(titles)}: {held} side by side became one frame, and none of them is a frame by "
+            f"{enumerated(titles)}: several matrices side by side became one frame, and none of them is a frame by "
             f"itself; {remedy}; blocks=1 keeps one frame without this note."
         )
     return notes
 
 
-_OWN_WAYS = {"max_norm": "which scales rows", "padding_idx": "whose row would be trained, and part of the frame"}
+_OWN_WAYS = {
+    "max_norm": "which scales rows",
+    "padding_idx": "whose row would be trained, and part of the frame",
+    "sparse": "though all rows are of one frame, whose gradient is dense",
+}
 """Options by which embeddings write to rows, or leave one out, with what they do."""
 _GATES = {"LSTMCell": 4, "GRUCell": 3}
 _CALLED = re.compile("qkv|query_key_value|kv_proj|to_kv|c_attn|gate_up")

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,10 +12,9 @@ from stiefelkit import _torch
 from stiefelkit.errors import CheckpointError, DtypeError, OptionError, shown
 from stiefelkit.tensors import is_sharding
 from stiefelkit.weights import find
-from stiefelkit.weights.coordinate_list import CoordinateList
+from stiefelkit.weights.coordinate_list import CoordinateList, saved_plainly
 from stiefelkit.weights.coordinate_parameters import CoordinateParameters
-from stiefelkit.weights.find import WeightPath, coordinate_list_of, held_parametrizations, lists_of, orthogonal_weights
-from stiefelkit.weights.group import leave_group, saved_plainly
+from stiefelkit.weights.find import WeightPath, held_parametrizations, lists_of, orthogonal_weights
 from stiefelkit.weights.optimizer_hooks import mark_replaced
 from stiefelkit.weights.outside_writes import Read, look_back, reads
 
@@ -44,7 +42,7 @@ def attach_coordinate_list(
         if name in held:
             old = held[name]
             assert isinstance(old, CoordinateList)
-            mark_replaced(old.coordinates.values(), old.weight, event, coordinate_list, are_coordinates=True)
+            mark_replaced(old.coordinates.values(), old.weight, event, coordinate_list)
         else:
             weight = qualified if "." in qualified else f"{plain.__name__}.{name}"
             mark_replaced([vars(module)["_parameters"][name]], weight, event, coordinate_list)
@@ -68,91 +66,80 @@ def adopt_coordinate_list(
     own = getattr(plain, "frame_gradients", CoordinateList.gradients)
     present = vars(coordinate_list).get("gradients", own)
     coordinate_list.gradients = tuple(filter(own.__contains__, present))
-    coordinate_list.is_sparse |= isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
-    leave_group(coordinate_list)
+    coordinate_list.leave_group()
     if not (_torch.load_pre_hooks(module) and checks_loading(module)):
         module.register_load_state_dict_pre_hook(_check_before_loading)
-    _inject(module, plain, {**vars(module)["_modules"]["parametrizations"]._modules, name: coordinate_list})
+    _inject(module, plain, [*{**vars(module)["_modules"]["parametrizations"]._modules, name: None}])
 
 
-def _inject(module: nn.Module, plain: type[nn.Module], held: Mapping[str, nn.Module | None]) -> None:
+def _inject(module: nn.Module, plain: type[nn.Module], names: Sequence[str]) -> None:
     """Gives a parametrized module an injected class of its own, which can be copied and pickled.
 
     torch lets deep copies share one injected class: then changing one copy breaks the other, and
-    `parametrize.cached()` hands one copy's weight to the other. `held` maps the names of weights to what carries them,
-    or to None where that is not known yet.
+    `parametrize.cached()` hands one copy's weight to the other. `names` are those of the weights.
     """
-    carried = {name: weakref.ref(child) for name, child in held.items() if isinstance(child, CoordinateList)}
-    copies: Callable[..., nn.Module] | None = getattr(plain, "__deepcopy__", None)
-
-    def deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
-        if copies is not None:
-            replica = copies(self, memo)
-            _inject(replica, plain, dict(lists_of(replica)))
-            return replica
-        memo[id(self)] = replica = _rebuild(plain, _names(self))
-        replica.__setstate__(copy.deepcopy(plain.__getstate__(self), memo))
-        return replica
-
-    def reduce_ex(self: nn.Module, protocol: object) -> tuple[object, ...]:
-        return _rebuild, (plain, _names(self)), plain.__getstate__(self)
-
-    def set_attribute(self: nn.Module, name: str, value: Any) -> None:
-        # nn.Module would try to register a Parameter beside the property, and fail.
-        if isinstance(value, nn.Parameter) and name in self.__dict__.get("_modules", {}).get("parametrizations", ()):
-            value = value.detach()
-        if name in _SIZES and (size := vars(self).get(name, value)) != value:
-            needs = f"{plain.__name__} needs {name}={size} while its {' and '.join(carried)} is orthogonal"
-            raise OptionError(f"{needs}, got {value}; sk.bake makes a plain weight, which can be resized.")
-        if name in carried and not isinstance(value, Tensor) and coordinate_list_of(self, name) is not None:
-            # Modules that take priors and the like put them elsewhere, behind the property, where nothing reads them.
-            raise DtypeError(
-                f"{plain.__name__}.{name} needs a tensor while it is orthogonal, got {type(value).__name__}; sk.bake "
-                "makes a plain weight, which takes others."
-            )
-        plain.__setattr__(self, name, value)
-
-    def set_state(self: nn.Module, state: dict[str, Any]) -> None:
-        plain.__setstate__(self, state)
-        carried.update({name: weakref.ref(coordinate_list) for name, coordinate_list in lists_of(self)})
-
-    def save(self: nn.Module, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        plain._save_to_state_dict(self, destination, prefix, keep_vars)
-        for name, _ in lists_of(self):  # which a module that lists its own entries has read
-            destination.pop(prefix + name, None)
-
-    def register_parameter(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        pruned = coordinate_list_of(self, name.removesuffix("_orig")) if isinstance(name, str) else None
-        if pruned is not None and not isinstance(param, nn.Parameter):
-            raise OptionError(
-                f"torch.nn.utils.prune needs a plain weight, got {pruned.weight}, of which a part would not be a "
-                "frame; sk.bake makes it plain."
-            )
-        plain.register_parameter(self, name, param)
-        if param is None or name not in carried or coordinate_list_of(self, name) is not None:
-            return
-        gone = carried.pop(name)()
-        if gone is not None:  # torch.nn.utils.parametrize.remove_parametrizations leaves a parameter
-            mark_replaced(
-                gone.coordinates.values(), gone.weight, "remove_parametrizations", param, are_coordinates=True
-            )
-
     members: dict[str, object] = {
         "__module__": plain.__module__,  # by which torch.fx knows the layers of torch, to call them whole
-        "__deepcopy__": deepcopy,
-        "__reduce_ex__": reduce_ex,
-        "__setattr__": set_attribute,
-        "__setstate__": set_state,
-        "register_parameter": register_parameter,
+        "__deepcopy__": _deepcopy,
+        "__reduce_ex__": _reduce_ex,
+        "__setattr__": _set_attribute,
+        "_weights": frozenset(names),
+        "_plain_class": plain,  # not the first base for ever: FSDP2 puts a class of its own around
     }
     if plain._save_to_state_dict is not nn.Module._save_to_state_dict:
-        members["_save_to_state_dict"] = save
+        members["_save_to_state_dict"] = _save
     for name in _RESETS:
         if hasattr(plain, name):
             members[name] = _resetting(getattr(plain, name))
-    for name, found in _torch.injected_properties([*held]).items():
+    for name, found in _torch.injected_properties(names).items():
         members[name] = _reading(name, found)
     module.__class__ = type(f"Parametrized{plain.__name__}", (plain,), members)
+
+
+def _plain_class(module: nn.Module) -> type[nn.Module]:
+    """Returns the class that a module had before `_inject` gave it another."""
+    return type(module)._plain_class  # type: ignore[attr-defined]
+
+
+def _deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Copies a module, into a class of its own; by the plain class's own way, if it has one."""
+    plain = _plain_class(self)
+    copies: Callable[..., nn.Module] | None = getattr(plain, "__deepcopy__", None)
+    if copies is not None:
+        replica = copies(self, memo)
+        _inject(replica, plain, _names(replica))
+        return replica
+    memo[id(self)] = replica = _rebuild(plain, _names(self))
+    replica.__setstate__(copy.deepcopy(plain.__getstate__(self), memo))
+    return replica
+
+
+def _reduce_ex(self: nn.Module, protocol: object) -> tuple[object, ...]:
+    """Pickles a module by its plain class and the names of its weights."""
+    plain = _plain_class(self)
+    return _rebuild, (plain, _names(self)), plain.__getstate__(self)
+
+
+def _set_attribute(self: nn.Module, name: str, value: Any) -> None:
+    """Assigns a Parameter to an orthogonal weight by its values; refuses other sizes, and priors of Pyro."""
+    plain = _plain_class(self)
+    # nn.Module would try to register a Parameter beside the property, and fail; others put things behind the property.
+    if isinstance(value, nn.Parameter):
+        value = value.detach() if name in _names(self) else value
+    elif name in type(self)._weights and not isinstance(value, Tensor) and name in _names(self):  # type: ignore[attr-defined]
+        wanted = "a tensor while it is orthogonal"
+        raise DtypeError(f"{plain.__name__}.{name} needs {wanted}, got {type(value).__name__}; sk.bake makes it plain.")
+    if name in _SIZES and (size := vars(self).get(name, value)) != value:
+        needs = f"{plain.__name__} needs {name}={size} while its {' and '.join(_names(self))} is orthogonal"
+        raise OptionError(f"{needs}, got {value}; sk.bake makes a plain weight, which can be resized.")
+    plain.__setattr__(self, name, value)
+
+
+def _save(self: nn.Module, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    """Saves a module that lists entries of its own, without the weight that it has read for that."""
+    _plain_class(self)._save_to_state_dict(self, destination, prefix, keep_vars)
+    for name, _ in lists_of(self):
+        destination.pop(prefix + name, None)
 
 
 def _reading(name: str, plain: property) -> property:
@@ -171,7 +158,7 @@ def _reading(name: str, plain: property) -> property:
             return stand_in
         slot, weight = held.get("_slot"), held.get("weight")
         try:
-            if slot is not None and slot.is_whole and not (_torch.is_cached() or any(slot.hooks)):
+            if slot is not None and slot.is_whole and not _torch.is_cached():
                 w = slot.read(carrier)
                 if w is not None:
                     return w
@@ -190,19 +177,18 @@ def _reading(name: str, plain: property) -> property:
     return property(read, plain.fset)
 
 
-def _kept(carrier: nn.Module, key: tuple[int, str]) -> Tensor:
+def _kept(carrier: nn.Module, reader: tuple[int, str]) -> Tensor:
     """Returns the weight that `parametrize.cached()` keeps, or evaluates it.
 
-    Adjoints and checkpoints read first without gradients, and then in the backward pass: the weight is evaluated anew
-    for a reader that wants gradients where none are kept, and in backward passes, by which the graph may be gone.
+    Adjoints and checkpoints read first without gradients, and then in the backward pass: readers with gradients have a
+    weight of their own, and those in backward passes, by which the graph may be gone, one each.
     """
-    kept, is_backward = _torch.cached_weights(), _torch.is_in_backward()
-    w = kept.get(key)
-    lacks_graph = w is not None and torch.is_grad_enabled() and not w.requires_grad
-    if w is None or is_backward or (lacks_graph and any(p.requires_grad for p in carrier.parameters())):
+    kept, key = _torch.cached_weights(), (*reader, torch.is_grad_enabled())
+    w = None if _torch.is_in_backward() else kept.get(key)
+    if w is None:
         with saved_plainly():
             w = carrier()
-        if not is_backward:
+        if not _torch.is_in_backward():
             kept[key] = w
     return w
 
@@ -216,27 +202,20 @@ def _resetting(plain: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def reset(self: nn.Module, *args: object, **options: object) -> object:
-        before = [(one, one.fills, _blank(one)) for _, one in lists_of(self)]
-        for one, _, blank in before:
-            one.stand_in = blank
+        before = [(one, one.fills) for _, one in lists_of(self)]
+        for one, _ in before:
+            one.stand_in = torch.zeros(one.param.shape, dtype=one.param.dtype, device=one.original0.device)
         try:
             out = plain(self, *args, **options)
         finally:
-            for one, _, _ in before:
+            for one, _ in before:
                 one.stand_in = None
-        for one, fills, blank in before:
-            if one.fills == fills and not blank.is_meta:
+        for one, fills in before:
+            if one.fills == fills and not one.original0.is_meta:
                 one.draw_()
         return out
 
     return reset
-
-
-def _blank(coordinate_list: CoordinateList) -> Tensor:
-    """Returns zeros in the shape of a weight; on the meta device where a coordinate is."""
-    param, devices = coordinate_list.param, [c.device for c in coordinate_list.coordinates.values()]
-    device = max(devices, key=lambda device: device.type == "meta")
-    return torch.zeros(param.shape, dtype=param.dtype, device=device)
 
 
 def _names(module: nn.Module) -> list[str]:
@@ -246,7 +225,7 @@ def _names(module: nn.Module) -> list[str]:
 
 def _rebuild(plain: type[nn.Module], names: Sequence[str]) -> nn.Module:
     module = plain.__new__(plain)
-    _inject(module, plain, dict.fromkeys(names))
+    _inject(module, plain, names)
     return module
 
 
@@ -255,9 +234,8 @@ def check_state_dict(module: nn.Module, state_dict: Mapping[str, Any], *, assign
 
     `load_state_dict` does it by itself for a module with such weights, for the one that `sk.orthogonal` was called on,
     those between, and those that are made around them later. Call this for a model around a module that got its weights
-    when the model was there: what stands before that module is written when torch gets to it. A module with a load hook
-    of its own, or a `_load_from_state_dict`, may change the entries of the modules inside it: what is under such a one
-    is checked when torch gets there.
+    when the model was there. What is under a module with a load hook of its own, or a `_load_from_state_dict`, which
+    may change entries, is checked when torch gets there.
 
     Args:
         module: the model.

@@ -58,13 +58,12 @@ class Frame(NamedTuple):
 
 
 class _Replaced(NamedTuple):
-    """What `mark_replaced` was told, the parameter's gradient at that time, and how often that had been written to."""
+    """What `mark_replaced` was told, and whether the parameter had a gradient at that time."""
 
     weight: str
     event: str
-    is_coordinate: bool
     replacement: "weakref.ref[WatchedWeight | nn.Parameter]"
-    gradient: tuple[weakref.ref[Tensor], int] | None
+    had_gradient: bool
 
 
 T = TypeVar("T")
@@ -80,10 +79,8 @@ _manifolds: list[type] = []
 _hooks: list[RemovableHandle] = []
 _running: list[torch.optim.Optimizer] = []
 """The optimizers whose step waits for a hook here: torch iterates over its hooks then, and none may be removed."""
-_looked: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
-"""The numbers of parameters and groups of each optimizer that was checked since the last weight came or went."""
-_accepted: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
-"""The same numbers of optimizers that have refused frames in free groups themselves."""
+_looked: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[bool, tuple[int, int]]] = weakref.WeakKeyDictionary()
+"""Of each optimizer checked since the last weight came or went: whether it moves frames, parameters, suspect groups."""
 _moved: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, int]] = weakref.WeakKeyDictionary()
 """The write count of each frame after its optimizer's last step, by id."""
 
@@ -91,7 +88,6 @@ _moved: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, int]] = weakr
 def _remember(table: _Alive[T, Entry], thing: T, entry: Entry) -> None:
     """Adds something to a table until it dies, and registers the hooks if they are not."""
     _looked.clear()
-    _accepted.clear()
     table[id(thing)] = weakref.ref(thing, functools.partial(_forget, table, id(thing))), entry
     if not _hooks:
         _install()
@@ -125,26 +121,13 @@ watch_frame: Callable[[Tensor, str], None] = functools.partial(_remember, _alone
 def watch_manifold(manifold: type) -> None:
     """Adds a class of manifolds in geoopt's interface, whose tensors no other optimizer may move."""
     _looked.clear()
-    _accepted.clear()
     _manifolds.append(manifold)
     if not _hooks:
         _install()
 
 
-def accept(optimizer: torch.optim.Optimizer) -> None:
-    """Notes that an optimizer that moves frames has refused them in its other groups, for its first step."""
-    suspects, stamp = _suspects(optimizer, own=True)
-    if suspects:
-        _accepted[optimizer] = stamp
-
-
 def mark_replaced(
-    parameters: Iterable[Tensor],
-    weight: str,
-    event: str,
-    replacement: WatchedWeight | nn.Parameter,
-    *,
-    are_coordinates: bool = False,
+    parameters: Iterable[Tensor], weight: str, event: str, replacement: WatchedWeight | nn.Parameter
 ) -> None:
     """Remembers parameters that a module has given up for a replacement, as long as somebody else holds them.
 
@@ -152,10 +135,8 @@ def mark_replaced(
     weight its name, "Linear.weight".
     """
     _looked.clear()
-    _accepted.clear()
     for p in parameters:
-        gradient = None if p.grad is None else (weakref.ref(p.grad), write_count(p.grad))
-        entry = _Replaced(weight, event, are_coordinates, weakref.ref(replacement), gradient)
+        entry = _Replaced(weight, event, weakref.ref(replacement), p.grad is not None)
         _replaced[id(p)] = weakref.ref(p, functools.partial(_forget, _replaced, id(p))), entry
 
 
@@ -175,9 +156,9 @@ def name_of_manifold(manifold: object) -> str | None:
     return name
 
 
-def coordinate_lists() -> list[WatchedWeight]:
-    """Returns the coordinate lists alive that hold frames."""
-    return [one for one, holds_frames in _alive(_watched) if holds_frames]
+def coordinate_lists(of_frames: bool = True) -> list[WatchedWeight]:
+    """Returns the coordinate lists alive, all or those that hold frames."""
+    return [one for one, holds_frames in _alive(_watched) if holds_frames or not of_frames]
 
 
 def frames_alone() -> list[Tensor]:
@@ -218,21 +199,20 @@ def _before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object)
     At an optimizer's first step, and again after weights or groups have changed, it warns of what else it holds.
     """
     # torch's ZeroRedundancyOptimizer has the one that steps, for the share of its rank, in `optim`.
-    own = getattr(optimizer, "moves_frames", False) or moves_frames(vars(optimizer).get("optim"))
+    own, known = _looked.get(optimizer) or (moves_frames(optimizer, vars(optimizer).get("optim")), None)
     suspects, stamp = _suspects(optimizer, own)
-    is_known = _looked.get(optimizer) == stamp
+    is_known = known == stamp
     if is_known and (own or not suspects):
         return  # one that moves frames has refused them in its other groups when they were added
     _running.append(optimizer)
     try:
-        if suspects and not (own and _accepted.get(optimizer) == stamp):
+        if suspects:
             _refuse(optimizer, [p for group in suspects for p in group["params"]])
         if not is_known:
-            _looked[optimizer] = stamp
+            _looked[optimizer] = own, stamp
             held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
             _warn_of_replaced(optimizer, held)
             _warn_of_decay(optimizer)
-            _warn_of_eps(optimizer, held)
     finally:
         _running.pop()
 
@@ -247,14 +227,17 @@ def _suspects(optimizer: torch.optim.Optimizer, own: bool) -> tuple[list[dict[st
     return suspects, (count, len(suspects))
 
 
-def moves_frames(optimizer: object) -> bool:
+def moves_frames(*optimizers: object) -> bool:
     """Returns whether an optimizer, or a class of them, says that it moves frames along their manifold."""
-    return getattr(optimizer, "moves_frames", False)
+    for optimizer in optimizers:
+        if getattr(optimizer, "moves_frames", False):
+            return True
+    return False
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     """Remembers what an optimizer has moved along its manifold, for `was_moved`."""
-    if not (getattr(optimizer, "moves_frames", False) or _is_geoopts(optimizer)):
+    if optimizer not in _moved and not (moves_frames(optimizer) or _is_geoopts(optimizer)):
         return
     moved: list[Tensor] = []
     for group in optimizer.param_groups:
@@ -298,33 +281,28 @@ def _in_words(optimizer: torch.optim.Optimizer, p: Tensor, frame: Frame) -> str:
 
 def _warn_of_replaced(optimizer: torch.optim.Optimizer, held: dict[int, Tensor]) -> None:
     """Warns of parameters that another module still reads, and of those that none does."""
-    found: dict[tuple[bool, str, bool], dict[str, None]] = {}
+    found: dict[tuple[bool, str], dict[str, None]] = {}
     for key, p in held.items():
         _, entry = _replaced.pop(key, (None, None))
         if entry is None or not p.requires_grad:
             continue
-        replacement = entry.replacement()
-        present = [] if replacement is None else [replacement]
-        trains = {id(p) for new in present for p in ([new] if isinstance(new, Tensor) else new.coordinates.values())}
-        old, version = entry.gradient or (lambda: None, 0)
-        is_read = p.grad is not None and not (old() is p.grad and version == write_count(p.grad))
-        if is_read or trains.isdisjoint(held):
-            name = entry.weight if replacement is None or isinstance(replacement, Tensor) else replacement.weight
-            found.setdefault((is_read, entry.event, entry.is_coordinate), {})[name] = None
-    for (is_read, event, is_coordinate), names in sorted(found.items(), key=lambda item: not item[0][0]):
-        is_one = len(names) == 1 and not is_coordinate
-        of = "the coordinates of " if is_coordinate else ""
-        what = f"{of}{enumerated([*names])} as {'it was' if is_one else 'they were'} before {event}"
+        new = entry.replacement()
+        name = entry.weight if new is None or isinstance(new, Tensor) else new.weight
+        trains = () if new is None else [new] if isinstance(new, Tensor) else new.coordinates.values()
+        is_read = p.grad is not None and not entry.had_gradient
+        if is_read or not any(id(one) in held for one in trains):
+            found.setdefault((is_read, entry.event), {})[name] = None
+    for (is_read, event), names in sorted(found.items(), reverse=True):
+        what = f"what {enumerated([*names])} had before {event}"
         if is_read:
             warn_caller(
-                f"{what} still {'gets' if is_one else 'get'} a gradient: another module is tied to "
-                f"{'it' if is_one else 'each'}, and the tie is broken; "
+                f"{type(optimizer).__name__} trains {what}: another module was tied to it, and the tie is broken; "
                 'sk.tie(module, "weight", other, "weight") ties them again; make the optimizer after that.'
             )
         else:
             warn_caller(
                 f"{type(optimizer).__name__} holds {what}, which no module reads any more, and does not train what "
-                f"took {'its' if is_one else 'their'} place; make a new optimizer."
+                "took its place; make a new optimizer."
             )
 
 
@@ -338,7 +316,7 @@ def _warn_of_decay(optimizer: torch.optim.Optimizer) -> None:
     if not decays:
         return
     shrunk: list[tuple[str, str, float]] = []
-    for watched, _ in _alive(_watched):
+    for watched in coordinate_lists(of_frames=False):
         free = [(name, c) for name, c in watched.coordinates.items() if name not in watched.param.manifolds]
         for name, c in free:
             decay, group_name = decays.get(id(c), (0.0, name))
@@ -353,20 +331,3 @@ def _warn_of_decay(optimizer: torch.optim.Optimizer) -> None:
         f"{'=' if len(values) == 1 else ' up to '}{max(values):g}, which moves the frame{'s'[: len(shrunk) > 1]} and "
         "regularizes nothing; sk.optim.parameter_groups(model, lr=...) gives coordinates none."
     )
-
-
-def _warn_of_eps(optimizer: torch.optim.Optimizer, held: dict[int, Tensor]) -> None:
-    """Warns of float16 parameters beside coordinates if eps is 0 in float16: 0 / 0 there is NaN in all weights next."""
-    is_known = type(optimizer).step.__module__.startswith(("torch.optim.", "stiefelkit."))
-    for group in optimizer.param_groups if is_known and not torch.compiler.is_compiling() else ():
-        eps = group.get("eps")
-        if group.get("fused") or not isinstance(eps, int | float) or eps > 2.0**-25:
-            continue  # a fused step computes in float32
-        lost = [p for p in group["params"] if p.dtype == torch.float16 and p.requires_grad]
-        if lost and any(id(c) in held for watched, _ in _alive(_watched) for c in watched.coordinates.values()):
-            shapes = enumerated([f"the one of shape {tuple(p.shape)}" for p in lost])
-            return warn_caller(
-                f"{type(optimizer).__name__} needs an eps that is not 0 in float16, got {eps:g}, with which small "
-                f"gradients of parameters, {shapes}, give NaN, and orthogonal weights next; eps=1e-4 or bfloat16 "
-                "stays finite."
-            )

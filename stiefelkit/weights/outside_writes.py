@@ -60,41 +60,46 @@ def warn_of_write(name: str) -> None:
     )
 
 
-class Values:
-    """The values of a tensor at the last look: integers as they are, of frames a sum of some entries.
+@dataclass(slots=True)
+class _Note:
+    """A tensor as it was: where it is held, how often it had been written to, and something of its values.
 
-    `packed` says of frames whether they are complex and stored as [Re, Im]; it is None for anything else.
+    The count is None in inference mode. Integers are kept as they are, of frames a sum of some entries.
     """
 
-    __slots__ = ("integers", "packed", "stride", "total")
+    slot: TensorSlot
+    id: int
+    count: int | None
+    integers: Tensor | None
+    total: float | None = None
 
-    def __init__(self, t: Tensor, packed: bool | None):
-        self.packed, self.total = packed, None
-        self.integers = None if packed is not None or t.is_floating_point() or t.is_complex() else t.detach().clone()
-        self.stride = max(1, t.numel() // _SAMPLE)
-        # Entries of every column are among the sample.
-        while packed is not None and math.gcd(self.stride, math.prod(t.shape[-2 if packed else -1 :])) > 1:
-            self.stride += 1
+    @classmethod
+    def of(cls, slot: TensorSlot, t: Tensor) -> "_Note":
+        """Notes a tensor as it is now."""
+        is_integer = slot.packed is None and not (t.is_floating_point() or t.is_complex())
+        count = None if t.is_inference() else write_count(t)
+        return cls(slot, id(t), count, t.detach().clone() if is_integer else None)
 
     def may_be_wrong(self, t: Tensor) -> bool:
         """Returns whether the values are others than when last asked, and may be no frames, or other integers.
 
         A mean of frames has W^H W <= I. The norm of its defect is at most the trace, which is |p - ||W||_F^2|.
         """
+        packed = self.slot.packed
         if self.integers is not None:
             return t.dtype != self.integers.dtype or not torch.equal(t, self.integers.to(t.device))
-        if self.packed is None:
+        if packed is None:
             return False
-        sample = t
-        if self.stride > 1:
-            sample = t.contiguous().as_strided((t.numel() // self.stride,), (self.stride,))
-        total = sample.sum().item()
+        n, p = t.shape[-3:-1] if packed else t.shape[-2:]
+        stride = max(1, t.numel() // _SAMPLE)
+        while math.gcd(stride, 2 * p if packed else p) > 1:  # so that entries of every column are among the sample
+            stride += 1
+        total = t.detach().reshape(-1)[::stride].sum().item()
         if total == self.total:
             return False
         self.total, t = total, t.detach()
         w = torch.view_as_real(t) if t.is_complex() else t
-        n, p = t.shape[-3:-1] if self.packed else t.shape[-2:]
-        columns = t.numel() / (2 * n if self.packed else n)
+        columns = t.numel() / (2 * n if packed else n)
         trace = torch.linalg.vector_norm(w, dtype=torch.float64).square().item() - columns
         return abs(trace) > frame_tolerance(p, t.dtype)
 
@@ -108,16 +113,6 @@ class Values:
                 t.copy_(kept)
 
 
-@dataclass(slots=True)
-class _Note:
-    """A tensor as it was: where it is held, and how often it had been written to; None in inference mode."""
-
-    slot: TensorSlot
-    id: int
-    count: int | None
-    values: Values
-
-
 class Notes:
     """Remembers frames and chart of a map, how often each had been written to, and something of their values.
 
@@ -127,8 +122,6 @@ class Notes:
 
     were_trained = False
     """True once an optimizer of frames has moved any of them."""
-    strange = 0
-    """The number of reads in training that found a frame off its manifold, before an optimizer of frames moved it."""
 
     def __init__(self, param: OrthogonalParam, held: Held, keys: Mapping[str, str]):
         self._noted: list[_Note] = []
@@ -150,18 +143,12 @@ class Notes:
             if c is not None:
                 self._dtypes.append((self._keys[name], id(c), dtype))
         for slot in self._all:
-            held, key, packed = slot
+            held, key, _ = slot
             t = held.get(key)
             if t is not None and not (t.is_meta or is_sharded(t)):
-                count = None if t.is_inference() else write_count(t)
-                self._noted.append(_Note(slot, id(t), count, Values(t, packed)))
+                self._noted.append(_Note.of(slot, t))
                 self.places[0].append(held)
                 self.places[1].append(key)
-
-    @property
-    def ids(self) -> dict[str, int]:
-        """Key to id of each coordinate as it was noted."""
-        return {key: noted for key, noted, _ in self._dtypes}
 
     def were_cast(self) -> bool:
         """Returns whether `.data` is coarser, or complex, as torch's vectors of parameters are where one of them is."""
@@ -172,7 +159,7 @@ class Notes:
         return False
 
     def _present(self) -> list[tuple[_Note, Tensor]]:
-        """Notes and tensors; others in their place, as functional_call puts there, do not count."""
+        # Others in their place, as functional_call puts there, do not count.
         pairs = [(note, note.slot.held.get(note.slot.key)) for note in self._noted]
         return [(note, t) for note, t in pairs if t is not None and id(t) == note.id]
 
@@ -190,17 +177,7 @@ class Notes:
 
     def may_be_wrong(self) -> bool:
         """Returns whether the values of one may be, though no count of writes says so; by few reads, on a CPU only."""
-        return any([note.values.may_be_wrong(t) for note, t in self._present() if may_sync_host(t)])
-
-    def warn_of_strange(self, weight: str) -> None:
-        """Warns at the third frame off its manifold: once may be a draw, each time is an optimizer without hooks."""
-        self.strange += 1
-        if self.strange == 3:
-            warn_caller(
-                f"{weight} needs an optimizer that moves frames, got values that are none three times in training, and "
-                "takes their nearest; unless an average writes them, use sk.optim.MultiplicativeCayley("
-                "sk.optim.parameter_groups(model, lr=...)) by itself, or a flat map, such as cayley."
-            )
+        return any([note.may_be_wrong(t) for note, t in self._present() if may_sync_host(t)])
 
     @torch.no_grad()
     def project_(
@@ -210,10 +187,8 @@ class Notes:
         written: Sequence[Tensor],
         weight: str,
         by_value: bool,
-    ) -> bool:
+    ) -> None:
         """Takes frames that are frames no more to their nearest, and integers that were rounded to what they were.
-
-        Returns whether a frame was one that trains, and that no optimizer of frames has moved yet.
 
         Those that are known to have been written to are projected from 32 rounding limits on, others, which optimizers
         and checkpoints may have left as they are, from where a checkpoint of them would be refused. `by_value`, they
@@ -224,8 +199,8 @@ class Notes:
         is_wrong = not any(t.is_meta for t in chart.values()) and param.check_chart(chart) is not None
         if is_wrong:
             for note, t in self._present():
-                note.values.restore_(t)
-        keys, is_strange = {id(t) for t in written}, False
+                note.restore_(t)
+        keys = {id(t) for t in written}
         for t, packed in frame_tensors(param, coordinates):
             lands_later = not (written or by_value) and is_left_between_landings(t)
             if t.is_meta or is_sharded(t) or lands_later:
@@ -234,7 +209,6 @@ class Notes:
             p, dtype = w.shape[-1], w.dtype
             own = _PROJECTED_FROM * rounding_limit(p, dtype) + torch.finfo(dtype).eps
             if orthogonality_error(w).max().item() > (own if id(t) in keys else frame_tolerance(p, dtype)):
-                is_strange |= t.requires_grad and not self.were_trained
                 try:
                     to_nearest_(t, packed)
                 except RankError as cause:
@@ -247,7 +221,6 @@ class Notes:
             raise NotAFrameError(
                 f"{weight} needs {reason}, got others, written from outside; average weights by sk.optim.multi_avg_fn."
             )
-        return is_strange
 
 
 def check_given(param: OrthogonalParam, coordinates: Mapping[str, Tensor], weight: str) -> None:
@@ -287,26 +260,6 @@ def to_nearest_(t: Tensor, packed: bool) -> None:
 def _as_frames(t: Tensor, packed: bool) -> Tensor:
     t = t.detach()
     return torch.view_as_complex(t.contiguous()) if packed else t  # channels_last takes [Re, Im] apart
-
-
-class Stacks:
-    """Values of the frames and charts of many weights of one map and shape, which are looked at together."""
-
-    def __init__(self, param: OrthogonalParam):
-        names, bound = [*param.coordinates], param.manifolds
-        self._kinds: list[tuple[int, bool | None]] = [(names.index(name), False) for name in bound]
-        self._kinds += [(i, slot.packed) for i, slot in enumerate(chart_slots(param), len(names))]
-        self._values: list[Values] | None = None
-
-    @torch.no_grad()
-    def may_be_wrong(self, columns: Sequence[list[Tensor]], anew: bool = False) -> bool:
-        """Returns whether those of some weight may be; `columns` are coordinates, then charts, of all weights each."""
-        if not may_sync_host(columns[0][0]):
-            return False
-        stacks = [(torch.stack(columns[i]), packed) for i, packed in self._kinds]
-        if anew or self._values is None:
-            self._values = [Values(t, packed) for t, packed in stacks]
-        return any([values.may_be_wrong(t) for values, (t, _) in zip(self._values, stacks, strict=True)])
 
 
 def chart_slots(param: OrthogonalParam) -> list[TensorSlot]:

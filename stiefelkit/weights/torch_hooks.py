@@ -1,12 +1,11 @@
 """The hook by which torch's own functions know our maps, and tools that walk through a model leave them in place.
 
-`torch.nn.utils.parametrize.register_parametrization` with one of our maps gives what `sk.orthogonal` gives,
-`transfer_parametrizations_and_params` shares a weight, and what stands inside a weight is not wrapped for activation
-checkpointing. Modules without our maps see no difference.
+`torch.nn.utils.parametrize.register_parametrization` with one of our maps gives what `sk.orthogonal` gives, with
+the map of another weight it shares that one, as `transfer_parametrizations_and_params` does, and what stands inside a
+weight is not wrapped for activation checkpointing. Modules without our maps see no difference.
 """
 
 import functools
-import inspect
 import weakref
 
 import torch
@@ -16,51 +15,50 @@ from torch.nn.utils import parametrize
 
 from stiefelkit._torch import class_name, held_modules, inside_checkpoint, load_pre_hooks
 from stiefelkit.contract.param import OrthogonalParam
-from stiefelkit.errors import OptionError, ShapeError, StiefelkitError, warn_caller
+from stiefelkit.errors import OptionError, ShapeError, StiefelkitError, needs, warn_caller
 from stiefelkit.weights.coordinate_list import CoordinateList
 from stiefelkit.weights.find import WeightPath, check_takes_frames, lists_of
-from stiefelkit.weights.group import leave_group
 from stiefelkit.weights.modules import adopt_coordinate_list, check_loading_of, checks_loading
-from stiefelkit.weights.optimizer_hooks import mark_replaced
+from stiefelkit.weights.optimizer_hooks import coordinate_lists, mark_replaced
 
-_TRANSFER = "transfer_parametrizations_and_params"
 _hosts: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
 """To each `module.parametrizations` the module: torch makes the one first, and then tells of the other alone."""
 
 
-class TransferPlaceholder(nn.Module):
-    """Stands in a list of torch's for a map, or for a weight that is to be shared, until our list takes its place.
+class MapPlaceholder(nn.Module):
+    """Stands in a list of torch's for a map, until our list takes its place.
 
-    `replaced` is the tensor that torch parametrizes, None before torch has asked for coordinates.
+    `shared` is the list of the weight that has the map already, `replaced` the tensor that torch parametrizes, None
+    before torch has asked for coordinates.
     """
 
-    source: OrthogonalParam | CoordinateList
+    map: OrthogonalParam
+    shared: CoordinateList | None
     replaced: Tensor | None
 
-    def __init__(self, source: OrthogonalParam | CoordinateList):
+    def __init__(self, param: OrthogonalParam):
         super().__init__()
-        self.__dict__.update(source=source, replaced=None)  # neither is to be registered
+        carriers = coordinate_lists(of_frames=False) if param.is_attached else ()
+        shared = next((one for one in carriers if one.param is param), None)
+        self.__dict__.update(map=param, shared=shared, replaced=None)  # none is to be registered
 
     def right_inverse(self, present: Tensor) -> tuple[Tensor, ...]:
         """Returns the coordinates of a plain parameter; those of a weight that is shared as they are."""
-        source = self.source
-        who = source.title if isinstance(source, OrthogonalParam) else _TRANSFER
         if not isinstance(present, nn.Parameter) or present.layout != torch.strided:
             kind = str(present.layout) if isinstance(present, nn.Parameter) else "a buffer"
-            raise OptionError(f"{who} needs a plain parameter, got {kind}; sk.orthogonal says what makes it one.")
-        self.__dict__["replaced"] = present
-        if isinstance(source, OrthogonalParam):
-            return source.right_inverse(present)
-        shape = tuple(source.param.shape)
-        if tuple(present.shape) != shape:
-            raise ShapeError(
-                f"{who} needs a weight of shape {shape} to be replaced by {source.weight}, got {tuple(present.shape)}."
+            raise OptionError(
+                f"{self.map.title} needs a plain parameter, got {kind}; sk.orthogonal says what makes it one."
             )
-        return tuple(c.detach() for c in source.coordinates.values())
+        self.__dict__["replaced"] = present
+        if self.shared is None:
+            return self.map.right_inverse(present)
+        got = f"{tuple(present.shape)} to be replaced by {self.shared.weight}"
+        needs(tuple(present.shape) == self.map.shape, ShapeError, self.map.title, f"shape {self.map.shape}", got)
+        return tuple(c.detach() for c in self.shared.coordinates.values())
 
     def forward(self, *coordinates: Tensor) -> Tensor:
         """Returns the weight."""
-        return self.source(*coordinates) if isinstance(self.source, OrthogonalParam) else self.source()
+        return self.map(*coordinates) if self.shared is None else self.shared()
 
 
 @functools.cache
@@ -118,31 +116,18 @@ def _put_into(parent: parametrize.ParametrizationList, name: str, child: nn.Modu
                 f"{child.title} needs to be the first parametrization of a weight, got one on top of "
                 f"{type(parent[0]).__name__}; parametrize.remove_parametrizations first."
             )
-        shared = next((one for one in CoordinateList.iterated if one.param is child), None)
-        if child.is_attached and shared is None:
-            raise OptionError(
-                f"{child.title} needs to be a new map for each weight, got that of another; make one, or share the "
-                f"weight by parametrize.{_TRANSFER}."
-            )
-        if shared is not None:
-            CoordinateList.iterated.remove(shared)
-        return TransferPlaceholder(child if shared is None else shared)
+        return MapPlaceholder(child)
     if isinstance(parent, CoordinateList) and name.isdigit():
-        try:
-            inspect.signature(child.forward).bind(None)
-        except TypeError as error:
-            raise OptionError(
-                f"{parent.weight}, a {parent.param.title}'s, needs parametrizations on top that take one tensor, got "
-                f"{type(child).__name__}; gain= of sk.orthogonal scales a frame, and sk.bake makes it a plain weight."
-            ) from error
-        leave_group(parent)
+        is_new = all(child is not each for each in parent)
+        needs(is_new, OptionError, parent.weight, "parametrizations on top once each", f"{type(child).__name__} twice")
+        parent.leave_group()
     return None
 
 
 def _adopted(parent: nn.Module, name: str, child: parametrize.ParametrizationList) -> CoordinateList | None:
     """Returns the coordinate list that takes the place of torch's list with one of our maps, None for other lists."""
     first = next(iter(child), None)
-    if not isinstance(first, TransferPlaceholder):
+    if not isinstance(first, MapPlaceholder):
         return None
     host = _hosts[parent]() if parent in _hosts else None
     host = host if host is not None and held_modules(host).get("parametrizations") is parent else None
@@ -152,18 +137,15 @@ def _adopted(parent: nn.Module, name: str, child: parametrize.ParametrizationLis
         except StiefelkitError:
             _undo_registration(host, name, first.replaced)
             raise
-    if isinstance(first.source, CoordinateList):
-        coordinate_list = first.source
+    if first.shared is not None:
+        coordinate_list = first.shared
     else:
         values = [getattr(child, f"original{i}") for i in range(child.ntensors)]
-        coordinate_list = CoordinateList(first.source, values, any(value.requires_grad for value in values))
+        coordinate_list = CoordinateList(first.map, values, any(value.requires_grad for value in values))
     if host is not None:
         adopt_coordinate_list(host, name, coordinate_list)
-    else:
-        coordinate_list.is_sparse = True  # for all that is known here
-        leave_group(coordinate_list)
-    if isinstance(first.source, CoordinateList) and first.replaced is not None:
-        mark_replaced([first.replaced], coordinate_list.weight, _TRANSFER, coordinate_list)
+    if first.shared is not None and first.replaced is not None:
+        mark_replaced([first.replaced], coordinate_list.weight, "sharing a map", coordinate_list)
     return coordinate_list.train(coordinate_list.param.training)
 
 

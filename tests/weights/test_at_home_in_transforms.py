@@ -58,16 +58,6 @@ def test_functional_call_leaves_tied_weights_as_they_were_without_tying_them_its
         assert close(grads[key], p.grad, 1e-4)
 
 
-def test_functional_call_that_ties_leaves_what_it_was_given_in_shared_modules_of_torchs_own_too():
-    for net in (
-        nn.Sequential(layer := nn.Linear(4, 4), layer),
-        nn.Sequential(ours := make("cayley", torch.float32), ours),
-    ):
-        given = {key: torch.zeros_like(p) for key, p in net.named_parameters()}
-        torch.func.functional_call(net, given, torch.ones(4))
-        assert any(p is given.get(key) for key, p in net.named_parameters()), "torch mends it: take it out of the pages"
-
-
 @over_all_maps
 def test_ensembles_by_torchs_recipe(name, dtype):
     models = [nn.Sequential(make(name, dtype), nn.Tanh(), make(name, dtype)) for _ in range(3)]

@@ -67,16 +67,6 @@ def test_where_no_reflection_is_in_the_image_the_nearest_rotation_is_taken(n, dt
     assert torch.allclose(torch.linalg.det(layer.weight), torch.ones(3, dtype=dtype))
 
 
-def test_a_fresh_layer_is_much_like_a_haar_draw():
-    w = torch.stack([sk.orthogonal(nn.Linear(8, 8), "weight", "stiefel").weight.detach() for _ in range(400)])
-    assert w.mean(0).abs().max() < 0.1
-    assert w.square().mean().item() == pytest.approx(1 / 8, rel=1e-5)
-    assert w.diagonal(dim1=-2, dim2=-1).sum(-1).square().mean().item() == pytest.approx(1, abs=0.35)
-    assert torch.linalg.det(w).sign().mean().abs() < 0.25
-    # Haar: E w^4 = 3 / (n (n + 2)). Entries that were uniform, not normal, leave 0.86 of it, at n = 64 0.80.
-    assert w.pow(4).mean().item() == pytest.approx(0.86 * 3 / 80, rel=0.1)
-
-
 def with_weight(w) -> Any:
     layer: Any = nn.Linear(w.shape[1], w.shape[0], dtype=w.dtype)
     layer.weight.data = w
@@ -130,15 +120,6 @@ def test_what_became_of_a_weight_is_logged_once(weight, options, expected):
     assert all(text in said[0] for text in expected)
 
 
-@pytest.mark.parametrize("name", ["cayley", "householder", "matrix_exp"])
-def test_layers_of_ours_draw_whatever_torch_has_drawn(name):
-    layer = sk.nn.OrthogonalLinear(5, 5, parametrization=name, generator=seeds.generator(1))
-    again = sk.nn.OrthogonalLinear(5, 5, parametrization=name, init="haar", generator=seeds.generator(1))
-    rnn: Any = sk.nn.OrthogonalRNN(2, 5, parametrization=name, generator=seeds.generator(1))
-    assert torch.equal(layer.weight, again.weight)
-    assert torch.equal(layer.weight, rnn.weight_hh_l0)
-
-
 def test_assignment_copies_and_never_aliases():
     layer = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley")
     w = frame(4, 4)
@@ -166,13 +147,6 @@ def test_a_refused_assignment_changes_nothing(value, error):
     with pytest.raises(error):
         layer.weight = value
     assert all(torch.equal(tensor, before[key]) for key, tensor in layer.state_dict().items())
-
-
-def test_half_precision_tolerance_refuses_what_is_no_frame():
-    layer = sk.orthogonal(nn.Linear(64, 64, dtype=torch.bfloat16), "weight", "cayley")
-    with pytest.raises(errors.NotAFrameError):
-        layer.weight = 0.9 * torch.eye(64, dtype=torch.bfloat16)
-    layer.weight = frame(64, 64).bfloat16()
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(9, 4), (4, 9), (1, 6), (6, 1), (5, 5)])
@@ -262,15 +236,6 @@ def test_an_empty_weight_or_one_of_8_bits_is_refused(weight, error):
         sk.orthogonal(module, "weight")
 
 
-def test_coordinates_and_chart_are_found_by_name():
-    layer: Any = sk.orthogonal(nn.Linear(5, 3), "weight", "cayley")
-    coordinate_list = layer.parametrizations.weight
-    assert coordinate_list.skew is sk.coordinates(layer, "weight")["skew"] is coordinate_list.original0
-    assert coordinate_list.signs.dtype == torch.int8
-    with pytest.raises(AttributeError):
-        coordinate_list.angle  # noqa: B018
-
-
 def test_reset_draws_anew_in_place():
     layer = sk.orthogonal(nn.Linear(5, 5), "weight", "cayley")
     coordinate = sk.coordinates(layer, "weight")["skew"]
@@ -295,25 +260,6 @@ def test_baking_leaves_one_plain_parameter_with_the_same_bits():
     assert sorted(twin.state_dict()) == ["bias", "weight"]
 
 
-def test_a_frozen_weight_bakes_to_a_frozen_parameter():
-    layer = nn.Linear(4, 4)
-    layer.weight.requires_grad_(False)
-    with pytest.warns(UserWarning, match="frozen"):
-        sk.orthogonal(layer, "weight", "cayley")
-    assert not sk.coordinates(layer, "weight")["skew"].requires_grad
-    sk.bake(layer, "weight")
-    assert not layer.weight.requires_grad
-    assert "weight" in dict(layer.named_parameters())
-
-
-def test_cached_copies_keep_their_own_weights():
-    layer = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley")
-    twin = copy.deepcopy(layer)
-    sk.reset_(twin, "weight")
-    with parametrize.cached():
-        assert not torch.equal(layer.weight, twin.weight)
-
-
 def test_a_copy_takes_another_map_without_touching_the_original():
     layer = sk.orthogonal(nn.Bilinear(3, 3, 2), "weight", "cayley")
     twin = copy.deepcopy(layer)
@@ -330,17 +276,3 @@ def test_drift_names_weights_and_refuses_nan():
     sk.coordinates(net[1], "weight")["skew"].data[0] = float("nan")
     with pytest.raises(errors.NonFiniteError, match=r"1\.weight"):
         sk.drift(net)
-
-
-def test_forward_lets_nan_through():
-    layer = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley")
-    sk.coordinates(layer, "weight")["skew"].data[0] = float("nan")
-    assert torch.isnan(layer(torch.ones(4))).any()
-
-
-def test_a_batch_of_matrices_is_a_batch_of_frames():
-    module = nn.Module()
-    module.weight = nn.Parameter(torch.randn(3, 2, 4, 6))
-    sk.orthogonal(module, "weight", "cayley")
-    assert orthogonality_error(module.weight.mH).shape == (3, 2)
-    assert sk.drift(module)["weight"].error < 1e-6

@@ -97,25 +97,6 @@ def test_a_mean_of_state_dicts_is_taken_with_the_integers_of_one_and_refused_wit
     assert torch.equal(first.parametrizations.weight.original0, mean["parametrizations.weight.original0"])
 
 
-@pytest.mark.parametrize(("name", "dtype"), [case for case in CASES if case[1] != torch.float64])
-def test_training_is_averaged_at_the_limit(name, dtype):
-    module = made(name, dtype)
-    groups = sk.optim.parameter_groups(module, lr=0.03)
-    optimizer = (sk.optim.CayleySGD if name == "stiefel" else torch.optim.SGD)(groups)
-    averaged = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(0.99))
-    generator = seeds.generator(7)
-    for _ in range(STEPS):
-        target = torch.randn(module.weight.shape, dtype=dtype, generator=generator)
-        optimizer.zero_grad()
-        (module.weight - target).abs().square().sum().backward()
-        optimizer.step()
-        averaged.update_parameters(module)
-    assert at_the_limit(averaged)
-    fresh = averaging(made(name, dtype))
-    fresh.load_state_dict(written(averaged))
-    assert torch.equal(fresh.module.weight, averaged.module.weight)
-
-
 def test_the_average_is_the_frame_nearest_to_the_mean():
     module = made("stiefel", torch.float64)
     averaged = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(0.75))
@@ -140,20 +121,6 @@ def test_one_by_one_and_all_at_once_agree():
             module[2].weight.add_(1)
     for a, b in zip(one.module.state_dict().values(), all_.module.state_dict().values(), strict=True):
         assert torch.allclose(a, b, rtol=1e-6, atol=1e-6)
-
-
-def test_what_is_free_is_averaged_as_torch_does():
-    module = nn.Sequential(nn.Linear(3, 2), made("cayley"))
-    ours = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(0.9))
-    theirs = averaging(module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    for _ in range(3):
-        for averaged in (ours, theirs):
-            averaged.update_parameters(module)
-        with torch.no_grad():
-            for p in module.parameters():
-                p.add_(0.1)
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(a, b)
 
 
 def test_a_frame_without_a_module_is_averaged_as_one():
@@ -224,23 +191,9 @@ def test_weights_that_cannot_be_averaged_say_so():
     assert torch.equal(averaged.module.weight, before)
 
 
-def test_a_frame_that_was_zeroed_is_named_with_what_helps():
-    module = made("stiefel")
-    nn.init.zeros_(next(module.parameters()))
-    with pytest.raises(errors.RankError, match="independent"):
-        _ = module.weight
-    sk.reset_(module, "weight")
-    assert sk.drift(module)["weight"].bits_lost < 1
-
-
 def lerp_(averaged, current):
     for a, c in zip(averaged, current, strict=True):
         a.data.lerp_(c.data, 0.3)
-
-
-def copied_(averaged, current):
-    for a, c in zip(averaged, current, strict=True):
-        a.data.copy_(0.7 * a.data + 0.3 * c.data)
 
 
 def replaced(averaged, current):
@@ -252,7 +205,7 @@ def all_at_once_(averaged, current):
     torch._foreach_lerp_([a.data for a in averaged], [c.data for c in current], 0.3)  # pyright: ignore
 
 
-HIDDEN = [lerp_, copied_, replaced, all_at_once_]
+HIDDEN = [lerp_, replaced, all_at_once_]
 """Means that no count of writes tells."""
 
 
@@ -390,9 +343,3 @@ def test_parameters_alone_are_the_weight_where_there_is_no_chart_and_all_tensors
         assert torch.equal(target.weight, online.weight) != have_others
         torch._foreach_copy_(everything(target), everything(online))  # pyright: ignore
         assert torch.equal(target.weight, online.weight)
-
-
-@pytest.mark.parametrize("options", [{"negative": 2}, {"init": "helfrich"}, {"init": "identity"}])
-def test_all_cayley_weights_that_are_made_so_have_one_chart(options):
-    made_alike: Any = [sk.orthogonal(nn.Linear(6, 6), "weight", "cayley", **options) for _ in range(5)]
-    assert len({tuple(layer.parametrizations.weight.signs.tolist()) for layer in made_alike}) == 1

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import multiprocessing
 import threading
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.nn.utils import parametrize
 
 import stiefelkit as sk
 from stiefelkit import errors
@@ -61,15 +59,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_written(sp
     assert all(torch.equal(value, before[key]) for key, value in layer.state_dict().items())
 
 
-def test_a_checkpoint_of_another_shape_or_field_is_refused():
-    layer = make(4, 4)
-    with pytest.raises(errors.CheckpointError, match="shape"):
-        layer.load_state_dict(make(5, 4).state_dict())
-    complex_layer = sk.orthogonal(nn.Linear(4, 4, dtype=torch.complex64), "weight", "cayley")
-    with pytest.raises(errors.CheckpointError, match="field"):
-        layer.load_state_dict(complex_layer.state_dict())
-
-
 def test_a_partial_state_dict_without_the_weight_loads_when_not_strict():
     layer = make()
     w = layer.weight.detach().clone()
@@ -87,12 +76,6 @@ def test_dtype_of_the_weight_follows_the_user_and_coordinates_stay_at_float32():
     assert layer.weight.dtype == torch.float32
     layer.double()
     assert layer.weight.dtype == sk.coordinates(layer, "weight")["skew"].dtype == torch.float64
-
-
-def test_a_round_trip_through_half_keeps_every_bit():
-    layer = make()
-    w = layer.weight.detach().clone()
-    assert torch.equal(layer.half().float().weight, w)
 
 
 @pytest.mark.filterwarnings("ignore:Complex modules")
@@ -118,15 +101,6 @@ def test_meta_weights_fill_by_reset_or_load():
         other = make()
     other.load_state_dict(layer.state_dict(), assign=True)
     assert torch.equal(other.weight, layer.weight)
-
-
-def test_fixed_signs_survive_the_meta_device():
-    with torch.device("meta"):
-        net: Any = sk.models.create("scornn", 1, 8, 2, negative=3)
-    net.to_empty(device="cpu")
-    sk.reset_(net.rnn, "weight_hh_l0")
-    assert net.rnn.parametrizations.weight_hh_l0.signs.tolist() == [1] * 5 + [-1] * 3
-    assert next(iter(sk.drift(net).values())).error < 1e-6
 
 
 def test_reset_repeats_the_scheme_and_does_not_remember_earlier_weights():
@@ -156,15 +130,6 @@ def test_values_may_also_arrive_by_functional_call_or_by_hand():
     assert torch.equal(hollow(x), layer(x))
 
 
-def test_emptying_is_noticed_twice_in_a_row():
-    layer = make()
-    for _ in range(5):
-        layer.cpu()
-        layer.to_empty(device="cpu")
-        with pytest.raises(errors.UnfilledError):
-            layer(torch.ones(3))
-
-
 def test_a_weight_that_was_emptied_in_inference_mode_is_unfilled_until_it_is_drawn():
     with torch.device("meta"):
         layer = make()
@@ -175,33 +140,6 @@ def test_a_weight_that_was_emptied_in_inference_mode_is_unfilled_until_it_is_dra
                 unfilled(torch.ones(3))
             sk.reset_(unfilled, "weight")
             assert sk.drift(unfilled)["weight"].error < 1e-6
-
-
-class Stretched(nn.Module):
-    """A parametrization of coordinates: each times a trained number."""
-
-    def __init__(self):
-        super().__init__()
-        self.factor = nn.Parameter(torch.full((15,), 1 + 2**-12))
-
-    def forward(self, x):
-        return self.factor * x
-
-    def right_inverse(self, w):
-        return w / self.factor
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_what_parametrizes_a_coordinate_keeps_float32_in_a_weight_of_sixteen_bits(dtype):
-    layer = make(6, 6)
-    held: Any = layer.parametrizations
-    parametrize.register_parametrization(held.weight, "original0", Stretched())
-    skew = held.weight.skew.detach()
-    layer.to(dtype)
-    assert {p.dtype for p in held.parameters()} == {torch.float32}
-    assert torch.equal(held.weight.skew, skew)
-    assert layer.weight.dtype == dtype
-    assert {p.dtype for p in layer.double().parameters()} == {torch.float64}
 
 
 def test_casting_inside_a_meta_context_keeps_values():
@@ -278,22 +216,6 @@ def test_coordinates_that_were_cast_down_are_refused():
         layer.load_state_dict(state)
 
 
-def test_assigned_coordinates_take_the_dtype_of_the_weight():
-    layer, double = make(), make().double()
-    layer.load_state_dict(double.state_dict(), assign=True)
-    assert sk.coordinates(layer, "weight")["skew"].dtype == layer.weight.dtype == torch.float32
-
-
-def test_a_shared_module_travels_through_safetensors(tmp_path):
-    from safetensors.torch import load_model, save_model
-
-    layer = make()
-    save_model(nn.ModuleDict({"a": layer, "b": layer}), str(tmp_path / "m.safetensors"))
-    other = make()
-    load_model(nn.ModuleDict({"a": other, "b": other}), str(tmp_path / "m.safetensors"))
-    assert torch.equal(other.weight, layer.weight)
-
-
 class Locked(nn.Linear):
     def __init__(self, *sizes):
         super().__init__(*sizes)
@@ -328,43 +250,6 @@ def test_modules_with_their_own_state_and_attributes_keep_them(tmp_path):
 
 def test_a_wrapper_that_passes_attributes_on_is_not_counted_twice():
     assert list(sk.drift(torch.compile(make(), backend="eager"))) == ["_orig_mod.weight"]  # pyright: ignore
-
-
-def test_moving_between_real_devices_does_not_empty():
-    layer = make().to("cpu").cpu()
-    layer.share_memory()
-    assert torch.isfinite(layer.weight).all()
-
-
-def read_weight(layer, queue):
-    queue.put(layer.weight.detach().numpy())
-
-
-@pytest.mark.slow
-def test_spawned_processes_receive_the_weight():
-    layer = make(3, 3)
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=read_weight, args=(layer, queue))
-    process.start()
-    received = queue.get()
-    process.join()
-    assert (received == layer.weight.detach().numpy()).all()
-
-
-def test_compiled_training_equals_eager_training():
-    def train(compiled) -> Any:
-        seeds.reseed()
-        net = nn.Sequential(make(6, 6), nn.Tanh(), make(2, 6))
-        run = torch.compile(net, fullgraph=True, backend="aot_eager") if compiled else net
-        optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
-        for _ in range(5):
-            optimizer.zero_grad()
-            run(torch.ones(3, 6)).square().sum().backward()
-            optimizer.step()
-        return net[0].weight
-
-    assert torch.allclose(train(True), train(False), atol=1e-5)
 
 
 @pytest.mark.parametrize("context", [contextlib.nullcontext, sk.grouped])

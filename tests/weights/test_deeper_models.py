@@ -7,9 +7,7 @@ import torch
 from torch import nn
 
 import stiefelkit as sk
-from stiefelkit import errors
-from stiefelkit.models import SequenceModel, sequence
-from stiefelkit.nn import OrthogonalRNN
+from stiefelkit.models import sequence
 from stiefelkit.nn.recurrent import Layers
 
 # What lru and rotrnn stack are blocks, which read one way.
@@ -90,16 +88,3 @@ def test_stacked_frame_gates_are_torchs_kernel(name):
     assert torch.allclose(ours[0], torchs[0], atol=1e-6)
     assert "batch_first=True, num_layers=2, bidirectional=True" in repr(net.rnn)
     assert len(sk.drift(net)) == 4
-
-
-@pytest.mark.parametrize("kind", [OrthogonalRNN, nn.RNN, nn.LSTM])
-def test_a_layer_that_reads_time_first_is_no_part_of_a_model(kind):
-    with pytest.raises(errors.OptionError, match="batch_first"):
-        SequenceModel(kind(3, 4), nn.Linear(4, 2))
-    assert SequenceModel(kind(3, 4, batch_first=True), nn.Linear(4, 2))(torch.zeros(2, 5, 3)).shape == (2, 5, 2)
-
-
-class LastStates(nn.RNN):
-    def forward(self, x, h=None):
-        states, last = super().forward(x, h)
-        return states, last[-1]

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from stiefelkit import errors
 from stiefelkit.nn import GORU, LinearTransitionRNN, OrthogonalRNN, OrthogonalRNNCell
@@ -35,16 +34,6 @@ RNN = "input_size hidden_size num_layers nonlinearity bias batch_first dropout b
 )
 def test_positional_arguments_are_torchs(kind, names):
     assert positional(kind) == names.split()
-
-
-def test_positional_arguments_reach_what_they_name():
-    arguments = (3, 4, 2, "tanh", False, True, 0.25, True)
-    ours: Any = OrthogonalRNN(*arguments, "cpu", DOUBLE)
-    torchs = nn.RNN(*arguments, dtype=DOUBLE)  # type: ignore[call-overload]
-    for name in ("input_size", "hidden_size", "num_layers", "nonlinearity", "batch_first", "dropout", "bidirectional"):
-        assert getattr(ours, name) == getattr(torchs, name)
-    assert ours.has_bias is torchs.bias is False
-    assert ours.weight_ih_l1_reverse.dtype is DOUBLE
 
 
 @pytest.mark.parametrize("kind", [OrthogonalRNN, LinearTransitionRNN, OrthogonalRNNCell])
@@ -84,10 +73,3 @@ def test_all_weights_are_listed_by_layer_and_direction(kind, bias):
         for weight, name in zip(weights, names, strict=True):
             assert torch.equal(weight, getattr(rnn, f"{name}{suffix}"))
     assert listed[0][0] is rnn.weight_ih_l0
-
-
-def test_options_of_every_map_pass_the_check_of_the_layer():
-    assert OrthogonalRNN(3, 4, parametrization="householder", reflections=2, precision="exact", view="matrix")
-    assert OrthogonalRNN(3, 4, parametrization="rebased", inner="matrix_exp", init="identity")
-    with pytest.raises(errors.OptionError, match="nonlinearity"):
-        GORU(3, 4, nonlinearity="tanh")

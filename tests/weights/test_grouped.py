@@ -13,9 +13,9 @@ from torch.nn.utils import parametrizations, parametrize
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.metrics import permitted_error, rounding_limit
+from stiefelkit.metrics import rounding_limit
 from stiefelkit.testing import seeds
-from stiefelkit.weights import group
+from stiefelkit.weights import grouped as group
 
 
 def several(name="cayley", dtype=torch.float32, rows=4, columns=4, count=3) -> Any:
@@ -185,10 +185,6 @@ def test_what_stands_on_top_is_applied_to_each_by_itself():
     parametrizations.spectral_norm(net[1])
     net.eval()
     assert_alike(net)
-    sparse: Any = nn.ModuleList(sk.orthogonal(nn.Embedding(6, 3, sparse=True), "weight") for _ in range(2))
-    with sk.grouped(sparse):
-        torch.stack([squares(table(torch.tensor([0, 2]))) for table in sparse]).sum().backward()
-    assert all(not table.parametrizations.weight.skew.grad.is_sparse for table in sparse)
 
 
 def test_a_step_of_an_optimizer_has_the_group_evaluated_anew(monkeypatch):
@@ -308,22 +304,6 @@ def test_state_dicts_copies_and_baked_weights_are_as_without(name, dtype):
         assert torch.allclose(net[1].weight, plain[1], atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:.*average")
-def test_averages_of_a_grouped_model_are_those_of_the_model():
-    nets = [sk.group_(several()), None]
-    nets[1] = sk.ungroup_(copy.deepcopy(nets[0]))
-    found = []
-    for net in nets:
-        average = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=sk.optim.multi_avg_fn(0.5))
-        for i in range(3):
-            with torch.no_grad():
-                for p in net.parameters():
-                    p.add_(0.1 * (i + 1))
-            average.update_parameters(net)
-        found.append(grouped_weights(average.module))
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*found, strict=True))
-
-
 def test_each_thread_has_evaluations_of_its_own():
     net = several(count=4)
     expected = [g.clone() for g in gradients(net, weights)]
@@ -377,16 +357,6 @@ def test_weights_that_are_not_filled_say_so_and_others_are_read():
         assert_alike(net)
 
 
-def test_casts_are_followed():
-    net = several()
-    with sk.grouped(net):
-        weights(net)
-        net.double()
-        for w in weights(net):
-            error = torch.linalg.matrix_norm(w.mH @ w - torch.eye(4, dtype=w.dtype))
-            assert error <= permitted_error(4, w.dtype) + 1e-12
-
-
 def test_a_parametrization_on_top_of_a_grouped_weight_is_in_force_at_once():
     class Double(nn.Module):
         def forward(self, w):
@@ -421,13 +391,3 @@ def test_a_hook_put_on_the_map_of_a_grouped_weight_runs_in_calls_of_the_model_to
     hook.remove()
     assert torch.equal(net(x), before)
     assert runs == [1]
-
-
-def test_a_cast_draws_no_random_numbers():
-    draws = []
-    for net in (nn.Linear(4, 4), several()[0]):
-        torch.manual_seed(seeds.seed(0))
-        net.to("cpu")
-        net.float()
-        draws.append(torch.rand(1))
-    assert torch.equal(*draws)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from test_grouped import evaluations, loss, several, weights
+from test_grouped import evaluations, loss, several
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from two_ranks import on_two_ranks
@@ -109,14 +109,6 @@ def test_a_call_that_fails_leaves_nothing_open(monkeypatch):
     assert seen == []
 
 
-def test_gradients_of_several_calls_add_up_before_a_step():
-    net, alone = sk.group_(Stack()), Stack()
-    for model in (net, alone):
-        for part in data().split(4):
-            (model(part) - 1).square().sum().backward()
-    assert_close([p.grad for p in net.parameters()], [p.grad for p in alone.parameters()])
-
-
 @pytest.mark.parametrize("kind", [False, True], ids=["by hooks", "reentrant"])
 @pytest.mark.parametrize("is_switched", [False, True], ids=["context", "for good"])
 def test_checkpoints_compute_the_same_anew(kind, is_switched, monkeypatch):
@@ -172,12 +164,6 @@ def test_code_that_is_compiled_inside_a_context_reads_weights_one_by_one():
             return (net(x) - 1).square().mean()
 
     assert torch.allclose(loss(data()), (alone(data()) - 1).square().mean())
-
-
-def test_exported_it_is_as_ungrouped():
-    net, alone = sk.group_(Stack()), Stack()
-    exported = torch.export.export(net, (data(),))
-    assert torch.allclose(exported.module()(data()), alone(data()), atol=1e-6)
 
 
 def run_ddp(rank):
@@ -259,18 +245,6 @@ def run_fsdp(rank):
 @pytest.mark.parametrize("run", [run_ddp, run_ddp_unused, run_fsdp])
 def test_two_processes_agree_with_one(run, tmp_path):
     assert on_two_ranks(run, tmp_path / "store") == [0, 0]
-
-
-def test_under_autocast_and_after_a_load_weights_are_those_by_themselves():
-    net, other = several(), several()
-    with sk.grouped(net):
-        with torch.autocast("cpu", torch.bfloat16):
-            lowered = weights(net)
-        assert all(a is b for a, b in zip(weights(net), lowered, strict=True))
-        for assign in (False, True):
-            net.load_state_dict(other.state_dict(), assign=assign)
-            for a, b in zip(weights(net), weights(other), strict=True):
-                assert torch.allclose(a, b, atol=1e-6)
 
 
 def test_frames_that_an_optimizer_moves_are_grouped_too():

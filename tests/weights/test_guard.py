@@ -4,7 +4,6 @@ import copy
 import gc
 import subprocess
 import sys
-import weakref
 from typing import Any
 
 import geoopt
@@ -39,10 +38,6 @@ def adam(net) -> Any:
     optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
     backward(net)
     return optimizer
-
-
-class Moving(torch.optim.SGD):
-    moves_frames = True
 
 
 def test_a_frame_that_comes_into_a_group_of_the_rest_is_refused_before_others_move():
@@ -83,16 +78,6 @@ def test_what_holds_no_frame_is_left_alone():
     optimizer = torch.optim.Adam([p for p in other.parameters() if id(p) not in optimizer_hooks.frames()])
     kept(other[1](torch.ones(4))).sum().backward()
     optimizer.step()
-
-
-def test_an_optimizer_that_declares_that_it_moves_frames_may_have_them():
-    net = make()
-    frame = net.parametrizations.weight.stiefel
-    before = frame.detach().clone()
-    optimizer = Moving(net.parameters(), lr=0.1)
-    backward(net)
-    optimizer.step()
-    assert not torch.equal(frame, before)
 
 
 def test_a_frozen_frame_may_stand_in_any_optimizer_until_it_trains():
@@ -158,12 +143,6 @@ def test_a_frame_inside_a_composite_is_known(name, option):
     assert refused(adam(make(name, **option)))
 
 
-def test_a_frame_under_a_view_is_known():
-    net: Any = sk.orthogonal(nn.Linear(4, 2), "weight", "stiefel")
-    assert net.parametrizations.weight.param.manifolds == {"stiefel": "stiefel:canonical"}
-    assert refused(adam(net))
-
-
 def test_a_group_added_later_is_seen():
     net, other = nn.Linear(4, 4), make()
     optimizer = adam(net)
@@ -202,58 +181,11 @@ def test_geoopt_may_have_its_own_parameters_and_no_others():
     assert refused(adam(net))
 
 
-@pytest.mark.slow
-def test_dead_models_are_forgotten():
-    gc.collect()
-    before = set(optimizer_hooks.frames())
-    net = make()
-    coordinate_list = weakref.ref(net.parametrizations.weight)
-    assert len(optimizer_hooks.frames()) == len(before) + 1
-    del net
-    gc.collect()
-    assert coordinate_list() is None
-    assert set(optimizer_hooks.frames()) == before
-
-
-def test_frames_names_coordinate_list_coordinate_and_manifold():
-    net = make("margin", u="stiefel")
-    coordinate_list = net.parametrizations.weight
-    found = optimizer_hooks.frames()[id(coordinate_list.coordinates["u.stiefel"])]
-    assert found == (coordinate_list, "u.stiefel", "stiefel:canonical")
-    assert id(coordinate_list.coordinates["spectrum"]) not in optimizer_hooks.frames()
-
-
 def step_by_hand(net):
     """What optimizers do that torch knows nothing of: no hook is called, and no write counted."""
     backward(net)
     for p in net.parameters():
         p.data.add_(p.grad, alpha=-0.1)
-
-
-@pytest.mark.parametrize("is_grouped", [False, True])
-@pytest.mark.parametrize("is_counted", [False, True])
-def test_an_optimizer_that_torch_does_not_know_is_warned_of_while_it_trains(is_counted, is_grouped):
-    net = nn.Sequential(make(), make())
-    if is_grouped:
-        sk.group_(net)
-
-    def steps(count):
-        for _ in range(count):
-            for p in net.parameters():
-                p.grad = None
-            backward(net)
-            for p in net.parameters():
-                move(p)
-
-    def move(p):
-        with torch.no_grad():
-            (p if is_counted else p.data).add_(p.grad, alpha=-0.1)
-
-    steps(2)
-    with pytest.warns(UserWarning, match="optimizer"):
-        steps(8)
-    net.eval()(torch.ones(4))
-    assert all(drift.error <= 1.2 * drift.limit + 1.2e-7 for drift in sk.drift(net).values())
 
 
 def test_a_perturbation_before_each_step_of_an_optimizer_of_frames_is_not_refused():
@@ -282,19 +214,6 @@ def test_flat_coordinates_take_any_optimizer_and_a_frame_any_write_before_it_tra
     net(torch.ones(4))
     net.parametrizations.weight.stiefel.data.mul_(1.5)
     assert torch.linalg.matrix_norm(net.weight, 2).item() == pytest.approx(1)
-
-
-def test_a_mean_goes_into_a_model_that_an_optimizer_of_frames_trains():
-    net = make()
-    optimizer = sk.optim.CayleySGD(sk.optim.parameter_groups(net, lr=0.3))
-    for _ in range(3):
-        old = net.parametrizations.weight.stiefel.detach().clone()
-        backward(net)
-        optimizer.step()
-        net.parametrizations.weight.stiefel.data.lerp_(old, 0.5)
-    backward(net)
-    optimizer.step()
-    assert sk.drift(net)["weight"].error <= 1.2 * sk.drift(net)["weight"].limit + 1.2e-7
 
 
 def global_hooks():

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
 import stiefelkit as sk
 from stiefelkit import errors
@@ -152,14 +151,6 @@ def test_a_load_hook_may_still_change_what_is_below_it():
         ours.load_state_dict(kept(ours) | {"rotation." + INSIDE + "original0": torch.full((6,), torch.nan)})
 
 
-def test_models_without_orthogonal_weights_load_as_ever():
-    plain = nn.Linear(3, 3)
-    result = plain.load_state_dict({"weight": torch.ones(3, 3)}, strict=False)
-    assert result.missing_keys == ["bias"]
-    with pytest.raises(TypeError, match="dict-like"):
-        plain.load_state_dict([])  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("state", [[], {3: torch.zeros(1)}])
 def test_what_is_no_state_dict_is_refused(state):
     with pytest.raises(errors.CheckpointError, match="needs a"):
@@ -175,96 +166,6 @@ def test_a_weight_that_coordinates_would_make_nan_is_refused():
     assert same(ours, before)
     ours.load_state_dict(before | {INSIDE + "original0": torch.full((6,), 1e4, dtype=torch.float64)})
     assert sk.drift(ours)["weight"].error < 1e-12
-
-
-def test_a_base_that_is_not_contiguous_loads():
-    ours = sk.orthogonal(nn.Linear(4, 4, dtype=torch.complex64), "weight", "rebased")
-    w = ours.weight.detach().clone()
-    state = {key: torch.stack([value, value], -1)[..., 0] for key, value in kept(ours).items()}
-    twin = copy.deepcopy(ours)
-    sk.reset_(twin, "weight")
-    twin.load_state_dict(state, assign=True)
-    assert torch.equal(twin.weight, w)
-
-
-class Doubling(nn.Module):
-    def forward(self, x):
-        return 2 * x
-
-    def right_inverse(self, x):
-        return x / 2
-
-
-def test_a_coordinate_may_be_parametrized_itself():
-    ours: Any = layer()
-    w, skew = ours.weight.detach().clone(), sk.coordinates(ours, "weight")["skew"].detach().clone()
-    parametrize.register_parametrization(ours.parametrizations.weight, "original0", Doubling())
-    assert torch.allclose(ours.weight, w, atol=1e-6)
-    assert torch.allclose(ours.parametrizations.weight.skew, skew)
-    ours(torch.ones(4)).sum().backward()
-    assert next(p for name, p in ours.named_parameters() if "original0.original" in name).grad is not None
-    assert len(ours.parametrizations.weight) == 1
-    other = sk.init.haar((4, 4), generator=generator(2)).float()
-    ours.weight = other
-    assert torch.allclose(ours.weight, other, atol=1e-6)
-    sk.reset_(ours, "weight")
-    assert sk.drift(ours)["weight"].error < 1e-6
-    twin = copy.deepcopy(ours)
-    sk.reset_(twin, "weight")
-    twin.load_state_dict(ours.state_dict())
-    assert torch.equal(twin.weight, ours.weight)
-    parametrize.register_parametrization(ours, "weight", Doubling())
-    assert torch.allclose(ours.weight, 2 * twin.weight, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
-@pytest.mark.parametrize("assign", [True, False])
-def test_what_parametrizes_a_coordinate_is_not_loaded_from_16_bits_or_fewer(dtype: torch.dtype, assign: bool):
-    ours = layer()
-    parametrize.register_parametrization(ours.parametrizations.weight, "original0", Doubling())  # type: ignore[union-attr]
-    before = kept(ours)
-    cast = {key: value.to(dtype) if value.is_floating_point() else value for key, value in before.items()}
-    with pytest.raises(errors.CheckpointError, match="original"):
-        ours.load_state_dict(cast, assign=assign)
-    assert same(ours, before)
-    double = {key: value.double() if value.is_floating_point() else value for key, value in before.items()}
-    ours.load_state_dict(double, assign=assign)
-    assert sk.drift(ours)["weight"].error < 1e-6
-
-
-def test_a_coordinate_that_cannot_be_assigned_says_so():
-    ours: Any = layer()
-    parametrize.register_parametrization(ours.parametrizations.weight, "original0", nn.Tanh())
-    before = kept(ours)
-    with pytest.raises(errors.ImageError, match="right_inverse"):
-        ours.weight = torch.eye(4)
-    assert same(ours, before)
-
-
-def test_fresh_tensors_of_functional_call_fill_a_hollow_copy():
-    ours = layer()
-    x = torch.ones(4)
-    hollow = copy.deepcopy(ours).to("meta")
-    for _ in range(3):
-        state = {key: value.detach().clone() for key, value in [*ours.named_parameters(), *ours.named_buffers()]}
-        assert torch.equal(torch.func.functional_call(hollow, state, x), ours(x))
-    with pytest.raises(errors.UnfilledError):
-        hollow(x)
-    hollow.to_empty(device="cpu")
-    state = {key: torch.empty_like(value).copy_(value) for key, value in state.items()}
-    assert torch.equal(torch.func.functional_call(hollow, state, x), ours(x))
-    for unfilled in (hollow, copy.deepcopy(hollow)):
-        with pytest.raises(errors.UnfilledError):
-            unfilled(x)
-
-
-def test_script_modules_load_as_ever():
-    scripted = torch.jit.script(nn.Linear(3, 3))
-    sk.orthogonal(nn.Linear(2, 2), "weight")
-    scripted.load_state_dict(scripted.state_dict())
-    outer = nn.Sequential(scripted, sk.orthogonal(nn.Linear(3, 3), "weight"))
-    outer.load_state_dict(outer.state_dict())
-    assert set(sk.drift(outer)) == {"1.weight"}
 
 
 def test_script_modules_have_no_weight_that_could_be_made_orthogonal():
@@ -369,13 +270,3 @@ def test_a_shared_module_may_be_saved_under_one_of_its_names():
     state = {key: value for key, value in state.items() if key != "a." + INSIDE + "0.signs"}
     sk.check_state_dict(ours, state)
     ours.load_state_dict(state, strict=False)
-
-
-def test_a_checkpoint_with_a_part_of_a_weight_says_which_key_it_lacks():
-    layer = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley")
-    part, before = layer.state_dict(), layer.weight.clone()
-    key = "parametrizations.weight.original0"
-    del part[key]
-    with pytest.raises(errors.CheckpointError, match=rf"under the key {key}, got none\."):
-        layer.load_state_dict(part, strict=False)
-    assert torch.equal(layer.weight, before)

@@ -152,10 +152,3 @@ def test_a_module_under_two_names_has_one_weight_under_either():
     other: Any = sk.orthogonal(nn.ModuleDict({"a": nn.Linear(3, 3)}), where="*")
     other["b"] = other["a"]
     assert list(sk.drift(other)) == ["a.weight"]
-
-
-def test_what_is_no_module_is_refused():
-    w: Any = nn.Parameter(torch.eye(3))
-    for wrong in (sk.orthogonal, sk.drift, sk.optim.geoopt_parameters):
-        with pytest.raises(errors.DtypeError):
-            wrong(w)

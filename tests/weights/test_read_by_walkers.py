@@ -75,12 +75,11 @@ def test_cached_weights_have_the_gradients_of_those_that_are_not_cached(name, dt
         assert close(t.grad, g)
 
 
-def test_a_frozen_weight_is_cached_where_gradients_are_wanted_too():
+def test_a_frozen_weight_is_cached_with_and_without_gradients():
     layer = make("cayley", torch.float32).requires_grad_(False)
-    with parametrize.cached():
-        with torch.no_grad():
-            w = layer.weight
-        assert layer.weight is w
+    for mode in (True, False):
+        with parametrize.cached(), torch.set_grad_enabled(mode):
+            assert layer.weight is layer.weight
 
 
 class Listing(nn.Linear):
@@ -103,34 +102,6 @@ def test_a_layer_that_lists_its_weight_saves_the_coordinates_alone_and_loads(nam
     assert torch.equal(copy.deepcopy(first)[0].weight, layers[0].weight)  # type: ignore[arg-type]
     sk.bake(first)
     assert list(first.state_dict()) == ["0.weight", "0.bias"]
-
-
-class Sampling(nn.Linear):
-    """A layer that keeps what is no tensor elsewhere, as priors of weights are kept."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, dict) and name == "weight":
-            vars(self)["kept"] = value
-        else:
-            super().__setattr__(name, value)  # type: ignore[arg-type]
-
-
-def sampling() -> Any:
-    return sk.orthogonal(Sampling(4, 4), "weight")
-
-
-def test_what_is_no_tensor_is_refused_in_the_place_of_a_weight_and_welcome_after_bake():
-    layer, name, prior = sampling(), "weight", {"prior": 1.0}
-    w = layer.weight.detach().clone()
-    with pytest.raises(errors.DtypeError, match="Sampling"):
-        setattr(layer, name, prior)
-    assert "kept" not in vars(layer)
-    assert torch.equal(layer.weight, w)
-    layer.weight = torch.eye(4)
-    assert close(layer.weight, torch.eye(4))
-    sk.bake(layer, "weight")
-    setattr(layer, name, prior)
-    assert layer.kept == prior
 
 
 @pytest.mark.parametrize("options", [{}, {"gain": 0.5}], ids=["bare", "gain"])

@@ -105,14 +105,6 @@ def test_the_source_stays_as_it_is_and_nothing_is_shared():
     assert all(torch.equal(value, before[key]) for key, value in source.state_dict().items())
 
 
-def test_without_projection_what_is_no_frame_is_refused_by_name():
-    source = framed(3, 4, 2)
-    nn.init.uniform_(source.weight_hh_l1, -0.5, 0.5)
-    with pytest.raises(errors.NotAFrameError, match="weight_hh_l1"):
-        OrthogonalRNN.from_torch(source, init=None)
-    OrthogonalRNN.from_torch(source, init=None, parametrization=None)
-
-
 def state(**changes: Any) -> dict[str, Any]:
     """The state dict of nn.RNN(3, 4, 2) with other entries; None takes one out."""
     return {key: value for key, value in {**nn.RNN(3, 4, 2).state_dict(), **changes}.items() if value is not None}
@@ -176,12 +168,3 @@ def test_a_weight_under_something_is_refused_until_it_is_removed(put, remove):
             OrthogonalRNN.from_torch(source)
     operator.attrgetter(remove)(nn.utils)(rnn, "weight_hh_l1")
     OrthogonalRNN.from_torch(rnn)
-
-
-def test_a_matrix_without_a_nearest_frame_can_be_drawn():
-    source: Any = nn.RNN(3, 4)
-    nn.init.zeros_(source.weight_hh_l0)
-    with pytest.raises(errors.RankError, match="weight_hh_l"):
-        OrthogonalRNN.from_torch(source)
-    nn.init.orthogonal_(source.weight_hh_l0)
-    OrthogonalRNN.from_torch(source)

@@ -44,14 +44,6 @@ def test_gradients_of_both_add_up(name):
         assert torch.allclose(c.grad, e, rtol=1e-4, atol=1e-6)
 
 
-def test_one_set_of_coordinates_stands_in_parameters_groups_and_drift():
-    net = Language()
-    assert len(list(net.parameters())) == 1
-    (group,) = sk.optim.parameter_groups(net, lr=0.1)
-    assert len(group["params"]) == 1
-    assert set(sk.drift(net)) == {"encoder.weight", "decoder.weight"}
-
-
 def test_copies_checkpoints_and_casts_stay_tied():
     net = Language()
     for other in (copy.deepcopy(net), Language().double().float()):
@@ -118,11 +110,6 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(other, error, text):
     with pytest.raises(error, match=text):
         sk.tie(encoder, "weight", other, "weight")
     assert dict(other.named_parameters()) == before
-
-
-def test_a_plain_weight_ties_nothing():
-    with pytest.raises(errors.UnknownNameError, match="orthogonal"):
-        sk.tie(nn.Linear(3, 3), "weight", nn.Linear(3, 3), "weight")
 
 
 @pytest.mark.parametrize("first", ["encoder", "decoder"])

@@ -122,30 +122,6 @@ def test_a_model_is_prepared_for_quantization_and_trains(name):
     assert len(net.first.parametrizations.weight) == 1
 
 
-def test_what_stands_on_top_is_shared_once():
-    class Double(nn.Module):
-        def forward(self, w):
-            return 2 * w
-
-        def right_inverse(self, w):
-            return w / 2
-
-    layer, other = make("cayley", torch.float32), nn.Linear(4, 4)
-    parametrize.register_parametrization(layer, "weight", Double())
-    parametrize.transfer_parametrizations_and_params(layer, other, "weight")
-    assert other.parametrizations.weight is layer.parametrizations.weight  # type: ignore[union-attr, index]
-    assert len(layer.parametrizations.weight) == 2
-    assert [type(each).__name__ for each in layer.parametrizations.weight] == ["Cayley", "Double"]
-
-
-def test_a_name_of_torchs_that_was_bound_before_the_first_weight_shares_as_well():
-    from torch.ao.nn.qat.modules import linear
-
-    layer, other = make("householder", torch.float32), nn.Linear(4, 4)
-    linear.transfer_parametrizations_and_params(layer, other)  # pyright: ignore[reportPrivateImportUsage]
-    assert torch.equal(other.weight, layer.weight)
-
-
 @pytest.mark.parametrize("name", [name for name in sk.available() if name != "fourier"])
 def test_a_traced_model_has_its_weights(name):
     net: Any = nn.Sequential(Net(name, OwnLinear), nn.Sequential(sk.orthogonal(OwnLinear(4, 4), "weight", name)))
@@ -225,14 +201,6 @@ def pickled(net) -> bytes:
     buffer = io.BytesIO()
     torch.save(net, buffer)
     return buffer.getvalue()
-
-
-def test_coordinates_that_are_real_are_refused_complex_numbers():
-    layer = make("cayley", torch.complex64)
-    skew = sk.coordinates(layer, "weight")["skew"]
-    skew.data = torch.complex(skew.detach(), skew.detach())
-    with pytest.raises(errors.DtypeError, match="coordinates"):
-        layer.weight  # noqa: B018
 
 
 COARSER = [(torch.float32, torch.half), (torch.float32, torch.bfloat16), (torch.float64, torch.float32)]

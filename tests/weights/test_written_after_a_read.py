@@ -44,15 +44,6 @@ def test_a_write_is_warned_of_where_it_was_done(map_: str, write: Callable[[Tens
     assert torch.equal(layer.weight, before)
 
 
-@pytest.mark.parametrize("shape", [(8, 3), (3, 8)])
-def test_tall_and_wide_weights_are_watched(shape: tuple[int, int]) -> None:
-    layer = layer_of("cayley", *shape)
-    with pytest.warns(UserWarning, match="computed at each read"):
-        nn.init.zeros_(layer.weight)
-    with torch.no_grad(), pytest.warns(UserWarning, match="computed at each read"):
-        nn.init.zeros_(layer.eval().weight)
-
-
 def test_a_write_into_a_weight_of_a_group_is_warned_of_and_no_other_read_sees_it() -> None:
     layers = layer_of(), layer_of()
     with sk.grouped(nn.Sequential(*layers)):

@@ -269,22 +269,3 @@ def short_product(a: Tensor, b: Tensor, c: Tensor | None = None, share: float = 
         here = slice(start, start + SHORT)
         ab.addmm_(a[:, here], b[here])
     return ab
-
-
-def with_dense_gradient(w: Tensor) -> Tensor:
-    """Returns W itself, whose gradient, if it comes sparse, is passed on as a dense one."""
-    return _Dense.of(w)
-
-
-class _Dense(Function):
-    @staticmethod
-    def forward(w: Tensor) -> Tensor:
-        return w.view_as(w)
-
-    @staticmethod
-    def backward(ctx: Context, g: Tensor) -> Tensor:
-        return g.to_dense() if g.is_sparse else g
-
-    @staticmethod
-    def tangent(ctx: Context, t: Tensor) -> Tensor:
-        return t.view_as(t)
