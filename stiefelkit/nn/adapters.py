@@ -306,7 +306,9 @@ def _chosen(model: nn.Module, where: Where) -> list[Site]:
     """Returns the layers that are meant, each once, without those inside others of them."""
     sites = [site for site in sites_of(model) if not site.is_saved and layout_of(site.layer) is not None]
     keys = {site.name: f"{site.name}.weight".lstrip(".") for site in sites}
-    if callable(where):
+    if isinstance(where, type):
+        of_each = {where.__name__: [site for site in sites if isinstance(site.layer, where)]}
+    elif callable(where):
         of_each = {"where": [site for site in sites if where(keys[site.name], site.layer)]}
     else:
         of_each = {p: [s for s in sites if matches(s.name, p) or matches(keys[s.name], p)] for p in _listed(where)}

@@ -109,10 +109,10 @@ class Session:
 
     def train_record(self) -> Record:
         """Returns the line of the log about the steps of the window."""
-        from stiefelkit.weights.change import drift
+        from stiefelkit.weights.change import drift_of_maps
 
         try:
-            drifts = drift(self.model)
+            drifts = drift_of_maps(self.model)
         except NonFiniteError as error:
             raise self._stopped("a weight is not finite", str(error).rstrip(".")) from error
         window = self.window

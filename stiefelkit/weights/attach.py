@@ -9,13 +9,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from stiefelkit._torch import Convolution
 from stiefelkit.contract import table
 from stiefelkit.contract.composite import SideBySide
 from stiefelkit.contract.param import OrthogonalParam, Parametrization
 from stiefelkit.contract.scaled import Scaled
 from stiefelkit.contract.table import check_options, find_parametrization, option_names
-from stiefelkit.contract.view import View, Viewed, axis_of, kernel_views, view_of, views_of_blocks
+from stiefelkit.contract.view import View, Viewed, axis_of
 from stiefelkit.errors import (
     DtypeError,
     ImageError,
@@ -23,7 +22,6 @@ from stiefelkit.errors import (
     NotAFrameError,
     OptionError,
     RankError,
-    ShapeError,
     did_you_mean,
     needs,
     shown,
@@ -76,8 +74,8 @@ def orthogonal(
         name: the parameter's name, "weight", or, as `sk.drift` prints it, "encoder.0.weight"; or what `where` takes.
         parametrization: a registered name (`sk.available()`) or a class.
         where: in place of a name, which weights of two dimensions or more: a pattern of names, "encoder.*.weight" (*
-            stands for any characters, dots too), a sequence of them, or a function (name, module that owns it) -> bool.
-            Either all are made orthogonal or, on an error, none.
+            stands for any characters, dots too), a class of modules, as `nn.Linear`, a sequence of such, or a function
+            (name, module that owns it) -> bool. Either all are made orthogonal or, on an error, none.
         init: None as above; a scheme ("haar", "identity", "unit_circle", "henaff", ...) draws; "project" takes the
             frame nearest to the weight, or says why not; a tensor is assigned.
         view: how a convolution's kernel is read: "out_by_rest", "in_by_rest" or "per_tap", with "group_" before it for
@@ -181,9 +179,10 @@ class _AttachOptions(NamedTuple):
 def _make_coordinate_list(asked: _AttachOptions, places: Sequence[WeightPath], weight: nn.Parameter) -> CoordinateList:
     """Makes what will carry a weight, filled; the weight may stand in several places."""
     first, *others = places
-    views = _read_as_matrices(asked, first, weight)
+    read_as = (asked.cls.__name__, asked.view, asked.blocks, asked.dim, asked.gain == "rms")
+    views = find.views_of(first, weight, *read_as)
     for other in others:
-        if _read_as_matrices(asked, other, weight) != views:
+        if find.views_of(other, weight, *read_as) != views:
             raise OptionError(
                 f"orthogonal needs modules that read a weight in one way, got {first.title} and {other.title}, one "
                 "parameter whose outputs are rows in one and columns in the other; choose one, and tie the other to it."
@@ -218,36 +217,6 @@ def attach_map(
 
 
 _WORDS = tuple(inspect.signature(orthogonal).parameters)
-
-
-def _read_as_matrices(asked: _AttachOptions, place: WeightPath, weight: Tensor) -> tuple[View, ...]:
-    """Returns how a weight is read, run by run of its blocks; checks that it is a matrix, or kernel, that can be."""
-    convolution = place.host if isinstance(place.host, Convolution) and place.name == "weight" else None
-    groups, flaw = 0 if convolution is None else convolution.groups, None
-    if weight.dim() < 2:
-        flaw = "a matrix or a batch of matrices"
-    elif weight.numel() == 0:
-        flaw = "at least one row and one column"
-    elif groups and asked.view is None:
-        *most, last = [f'"{key}"' for key in kernel_views(groups)]
-        flaw = f"view={', '.join(most)} or {last} for a kernel"
-    if flaw is not None:
-        raise ShapeError(f"{asked.cls.__name__} on {place.title} needs {flaw}, got shape {tuple(weight.shape)}.")
-    if not (weight.is_floating_point() or weight.is_complex()) or weight.itemsize == 1:
-        wanted = "a floating or complex weight of 16 bits or more"
-        raise DtypeError(f"{asked.cls.__name__} on {place.title} needs {wanted}, got {weight.dtype}.")
-    # Of matrices only the gain depends on it, so that embeddings and heads may be one parameter without.
-    if convolution is not None:
-        out_dim = int(convolution.transposed)
-    else:
-        out_dim = int(asked.gain == "rms" and find.has_inputs_first(place.host))
-    view = view_of("matrix" if asked.view is None else asked.view, tuple(weight.shape), out_dim, groups or 1)
-    if asked.blocks is None:
-        return (view,)
-    try:
-        return views_of_blocks(view, asked.blocks, asked.dim)
-    except ShapeError as error:
-        raise ShapeError(f"{asked.cls.__name__} on {place.title}: {error}") from None
 
 
 def _make_map(asked: _AttachOptions, place: WeightPath, weight: Tensor, view: View) -> OrthogonalParam:

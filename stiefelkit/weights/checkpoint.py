@@ -121,11 +121,14 @@ def _is_same_map(theirs: Any, ours: dict[str, Any]) -> bool:
     )
 
 
-def in_words(value: Any) -> str:
+def in_words(value: Any, depth: int = 3) -> str:
     """Returns a map as "householder, version 1", anything else as Python writes it, in 200 characters at most."""
-    if not (isinstance(value, dict) and "class" in value):
+    if not (isinstance(value, dict) and "class" in value) or not depth:
         return shown(value, 200)
-    return f"{value.get('name') or value['class']!s:.200}, version {value.get('version')!s:.200}"
+    title = f"{value.get('name') or value['class']!s:.200}, version {value.get('version')!s:.200}"
+    held = value.get("inner")
+    inner = [in_words(child, depth - 1) for child in held[:3]] if isinstance(held, list) else []
+    return f"{title} ({'; '.join(inner)})" if inner else title
 
 
 def check_state(

@@ -23,7 +23,17 @@ from stiefelkit._torch import (
     pruned_name,
 )
 from stiefelkit.contract.table import option_names
-from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, enumerated, needs, shown
+from stiefelkit.contract.view import View, kernel_views, view_of, views_of_blocks
+from stiefelkit.errors import (
+    DtypeError,
+    OptionError,
+    ShapeError,
+    UnknownNameError,
+    did_you_mean,
+    enumerated,
+    needs,
+    shown,
+)
 from stiefelkit.weights.coordinate_list import CoordinateList
 
 
@@ -95,7 +105,7 @@ def free_coordinates(module: nn.Module) -> dict[str, list[nn.Parameter]]:
 
 
 WILDCARDS = "*?["
-Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
+Where = str | type[nn.Module] | Sequence[str] | Callable[[str, nn.Module], bool]
 
 
 class WeightPath(NamedTuple):
@@ -151,32 +161,37 @@ def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
     return OrthogonalWeight(*place, coordinate_list)
 
 
-def choose(model: nn.Module, where: Where) -> list[WeightPath]:
+def choose(model: nn.Module, where: Where, who: str = "orthogonal", of_buffers: bool = False) -> list[WeightPath]:
     """Returns the weights that `where=` of `stiefelkit.orthogonal` means, in the model's order, each once."""
-    places, matrices, chosen = _weights(model), matrices_of(model), []
-    if callable(where):
-        chosen = [place for place in matrices if where(place.qualified, place.host)]
-        if not chosen:
-            raise _no_match(model, "where=", "", matrices)
-    elif isinstance(where, Sequence) and where and all(isinstance(pattern, str) for pattern in where):
-        for pattern in [where] if isinstance(where, str) else where:
+    places, matrices, chosen = _weights(model, "", of_buffers), matrices_of(model, of_buffers), []
+    patterns: list[Any] = [*where] if isinstance(where, Sequence) and not isinstance(where, str) else [where]
+    classes = [p for p in patterns if isinstance(p, type) and issubclass(p, nn.Module)]
+    is_predicate = callable(where) and not isinstance(where, type)
+    if not patterns or not (is_predicate or all(isinstance(p, str) or p in classes for p in patterns)):
+        raise OptionError(
+            f'{who} needs where= as a pattern of names ("encoder.*.weight"), a class of modules, a sequence of such or '
+            f"a function (name, module) -> bool, got {shown(where)}."
+        )
+    for pattern in patterns:
+        if isinstance(pattern, str):
             matched = [place for place in places if place.qualified == pattern]
             matched = matched or [place for place in matrices if fnmatch.fnmatchcase(place.qualified, pattern)]
-            if not matched:
-                raise _no_match(model, f"where={pattern!r}", pattern, matrices)
-            chosen += matched
-    else:
-        raise OptionError(
-            'orthogonal needs where= as a pattern of names ("encoder.*.weight"), a sequence of them or a function '
-            f"(name, module) -> bool, got {shown(where)}."
-        )
+        elif is_predicate:
+            matched = [place for place in matrices if pattern(place.qualified, place.host)]
+        else:
+            matched = [place for place in matrices if isinstance(place.host, pattern)]
+        if not matched:
+            which = "" if is_predicate else f"{pattern.__name__ if pattern in classes else repr(pattern)}"
+            raise _no_match(model, f"where={which}", pattern if isinstance(pattern, str) else "", matrices)
+        chosen += matched
     meant = {place[1:] for place in chosen}
     return [*{place[1:]: place for place in reversed(places) if place[1:] in meant}.values()][::-1]
 
 
-def matrices_of(model: nn.Module) -> list[WeightPath]:
-    """Returns every weight of a model that has two dimensions or more, or may have."""
-    held = [(place, held_parameters(place.host).get(place.name)) for place in _weights(model)]
+def matrices_of(model: nn.Module, of_buffers: bool = False) -> list[WeightPath]:
+    """Returns every weight of a model, and buffer if asked for, that has two dimensions or more, or may have."""
+    held = [(place, held_parameters(place.host).get(place.name)) for place in _weights(model, "", of_buffers)]
+    held = [(place, held_buffers(place.host).get(place.name) if p is None else p) for place, p in held]
     return [place for place, p in held if p is None or is_lazy(p) or p.dim() >= 2]
 
 
@@ -218,6 +233,38 @@ def check_takes_frames(place: WeightPath, weight: nn.Parameter) -> None:
     if weight.layout != torch.strided:
         dense = f"{place.expression}.{name} = torch.nn.Parameter({place.expression}.{name}.to_dense())"
         raise _not_plain(place, "a sparse tensor", f"{dense} makes it one")
+
+
+def views_of(
+    place: WeightPath,
+    weight: Tensor,
+    who: str,
+    view: str | None,
+    blocks: int | Sequence[int] | None,
+    dim: int,
+    is_rms: bool = False,
+) -> tuple[View, ...]:
+    """Returns how a weight is read, run by run of its blocks; checks that it is a matrix, or kernel, that can be."""
+    host = place.host if isinstance(place.host, Convolution) and place.name == "weight" else None
+    groups, flaw = 0 if host is None else host.groups, None
+    if weight.dim() < 2:
+        flaw = "a matrix or a batch of matrices"
+    elif weight.numel() == 0:
+        flaw = "at least one row and one column"
+    elif groups and view is None:
+        *most, last = [f'"{key}"' for key in kernel_views(groups)]
+        flaw = f"view={', '.join(most)} or {last} for a kernel"
+    if flaw is not None:
+        raise ShapeError(f"{who} on {place.title} needs {flaw}, got shape {tuple(weight.shape)}.")
+    if not (weight.is_floating_point() or weight.is_complex()) or weight.itemsize == 1:
+        raise DtypeError(f"{who} on {place.title} needs a floating weight of 16 bits or more, got {weight.dtype}.")
+    # Of matrices only the gain depends on it, so that embeddings and heads may be one parameter without.
+    out_dim = int(is_rms and has_inputs_first(place.host)) if host is None else int(host.transposed)
+    whole = view_of("matrix" if view is None else view, tuple(weight.shape), out_dim, groups or 1)
+    try:
+        return (whole,) if blocks is None else views_of_blocks(whole, blocks, dim)
+    except ShapeError as error:
+        raise ShapeError(f"{who} on {place.title}: {error}") from None
 
 
 def _stacked_in(place: WeightPath) -> str | None:
@@ -301,22 +348,22 @@ _CALLED = re.compile("qkv|query_key_value|kv_proj|to_kv|c_attn|gate_up")
 """Names of layers whose outputs are cut into parts."""
 
 
-def _weights(module: nn.Module, prefix: str = "") -> list[WeightPath]:
-    """Returns every parameter of a model, and every parametrized weight, under each of its names."""
+def _weights(module: nn.Module, prefix: str = "", of_buffers: bool = False) -> list[WeightPath]:
+    """Returns every parameter of a model, parametrized weight, and buffer if asked for, under each of its names."""
     module = inside_checkpoint(module)
     if isinstance(module, torch.jit.ScriptModule):
         return []
     children, places = held_modules(module), []
     parametrized = children["parametrizations"] if "parametrizations" in children else None
     held = list(parametrized) if isinstance(parametrized, nn.ModuleDict) else []
-    for name, p in held_parameters(module).items():
+    for name, p in {**held_parameters(module), **(held_buffers(module) if of_buffers else {})}.items():
         if p is not None:
             places.append(WeightPath(prefix + name, module, name))
     for name in held:
         places.append(WeightPath(prefix + name, module, name))
     for name, child in children.items():
         if child is not None and not (name == "parametrizations" and held):
-            places += _weights(child, f"{prefix}{name}.")
+            places += _weights(child, f"{prefix}{name}.", of_buffers)
     return places
 
 

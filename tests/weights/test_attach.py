@@ -149,6 +149,13 @@ def test_a_refused_assignment_changes_nothing(value, error):
     assert all(torch.equal(tensor, before[key]) for key, tensor in layer.state_dict().items())
 
 
+def test_half_precision_tolerance_refuses_what_is_no_frame():
+    layer = sk.orthogonal(nn.Linear(64, 64, dtype=torch.bfloat16), "weight", "cayley")
+    with pytest.raises(errors.NotAFrameError):
+        layer.weight = 0.9 * torch.eye(64, dtype=torch.bfloat16)
+    layer.weight = frame(64, 64).bfloat16()
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(9, 4), (4, 9), (1, 6), (6, 1), (5, 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 def test_tall_weights_get_orthonormal_columns_and_wide_ones_rows(rows, columns, dtype):

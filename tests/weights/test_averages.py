@@ -319,18 +319,6 @@ def test_no_value_is_read_to_read_a_weight_where_reads_are_not_free():
     assert at_the_limit(averaged)
 
 
-def test_means_in_inference_mode_are_mended():
-    module = made("stiefel")
-    with torch.inference_mode():
-        averaged = copy.deepcopy(module)
-        turned_(module, 1)
-        lerp_(held(averaged), held(module))
-    fresh = made("stiefel")
-    fresh.load_state_dict(averaged.state_dict())
-    assert at_the_limit(fresh)
-    assert at_the_limit(averaged)
-
-
 @pytest.mark.parametrize(("name", "dtype"), [case for case in CASES if case[1] != torch.float64])
 def test_parameters_alone_are_the_weight_where_there_is_no_chart_and_all_tensors_everywhere(name, dtype):
     online, target = made(name, dtype), made(name, dtype)

@@ -379,15 +379,3 @@ def test_hooks_of_a_weight_in_a_group_are_its_own():
         together, found = weights(net), gradients(net, weights)
     for one, other in zip([*alone, *expected], [*together, *found], strict=True):
         assert torch.dist(one, other) <= 1e-5
-
-
-def test_a_hook_put_on_the_map_of_a_grouped_weight_runs_in_calls_of_the_model_too():
-    net: Any = sk.group_(nn.Sequential(*several()))
-    x, runs = torch.ones(1, 4), []
-    before = net(x)
-    hook = net[1].parametrizations.weight.param.register_forward_hook(lambda *_: runs.append(1))
-    assert torch.allclose(net(x), before, atol=1e-5)
-    assert runs == [1]
-    hook.remove()
-    assert torch.equal(net(x), before)
-    assert runs == [1]

@@ -65,6 +65,8 @@ def test_a_name_that_is_none_is_answered_with_a_near_one(call):
             lambda name, host: isinstance(host, nn.Linear) and "head" not in name,
             ["encoder.0.weight", "encoder.2.weight"],
         ),
+        (nn.Linear, ["encoder.0.weight", "encoder.2.weight", "head.weight"]),
+        ([nn.Conv2d, "encoder.0.*"], ["encoder.0.weight", "conv.weight"]),
         ("*", ["encoder.0.weight", "encoder.2.weight", "embedding.weight", "head.weight", "conv.weight"]),
     ],
 )
