@@ -93,15 +93,9 @@ class Ranks:
                 signal.signal(number, handler)
 
     def check(self, config: Config) -> None:
-        """Raises OptionError unless each process has a device and a share of every batch."""
-        if self.size == 1:
-            return
-        import torch
-
-        device = torch.device(config.device)
-        fits = device.index is None and (device.type == "cpu" or _local_rank() < torch.cuda.device_count())
-        words = "--device cpu or cuda, and a GPU for each; lower --nproc-per-node"
-        needs(fits, OptionError, SUBJECT, words, str(device))
+        """Raises OptionError unless each process has a device of its own and a share of every batch."""
+        is_own = self.size == 1 or config.device in ("cpu", "cuda")
+        needs(is_own, OptionError, SUBJECT, "--device cpu, or cuda for a GPU of each", config.device)
         words = "a sequence for each in a batch; raise batch_size, or start fewer"
         needs(config.batch_size >= self.size, OptionError, SUBJECT, words, f"{config.batch_size} for {self.size}")
 

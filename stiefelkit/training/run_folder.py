@@ -77,8 +77,8 @@ class RunFolder:
     @staticmethod
     def refuse_existing(path: Path) -> None:
         """Raises RunError if there is something at `path` that a new run would overwrite."""
-        if is_run(path):
-            raise RunError(f"A new run needs a new folder, got {path}, which holds a run; add --resume to continue it.")
+        got = f"{path}, which holds a run; add --resume to continue it"
+        needs(not is_run(path), RunError, "A new run", "a new folder", got)
         with reachable("A new run", path):
             free = all(child.name.startswith(".") for child in path.iterdir()) if path.is_dir() else not path.exists()
         needs(free, RunError, "A new run", "a new or empty folder; choose another --out", str(path))
@@ -153,11 +153,9 @@ class RunFolder:
 
     def check_data(self, digest: str | None) -> None:
         """Raises RunError if the user's files are not those that the run was started with, as far as that is known."""
-        if self.data not in (None, digest):
-            raise RunError(
-                f"Run {self.path} needs the data that it was started with (sha256 {self.data[:12]}...), got others "
-                f"({(digest or 'none')[:12]}...); name their folder with --data, or start another run."
-            )
+        got = f"others ({(digest or 'none')[:12]}...); name their folder with --data, or start another run"
+        words = f"the data that it was started with (sha256 {(self.data or '')[:12]}...)"
+        needs(self.data in (None, digest), RunError, f"Run {self.path}", words, got)
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:

@@ -102,7 +102,7 @@ def run_failing(folder: Path, rank: int) -> None:
 
     with pytest.raises(RunError, match="data on each"):
         ranks().same("data", rank)
-    for sentence, changes in (("a sequence for each", {"batch_size": 1}), ("a GPU for each", {"device": "cpu:0"})):
+    for sentence, changes in (("a sequence for each", {"batch_size": 1}), ("a GPU of each", {"device": "cpu:0"})):
         with pytest.raises((OptionError, RunError)[rank], match=f"^Training on .*{sentence}"):
             train(small(**changes), folder / "none", ranks=ranks())
     assert not (folder / "none").exists()
