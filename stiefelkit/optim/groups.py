@@ -11,7 +11,8 @@ from stiefelkit.optim.checks import check_manifold, check_members, listed
 from stiefelkit.optim.settings import RATE
 from stiefelkit.tensors import is_sharded
 from stiefelkit.weights import optimizer_hooks
-from stiefelkit.weights.find import check_module, free_coordinates, orthogonal_weights
+from stiefelkit.weights.coordinate_parameters import CoordinateParameters
+from stiefelkit.weights.find import check_module, orthogonal_weights
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
 
@@ -106,9 +107,8 @@ def parameter_groups(
         for name, c in coordinate_list.coordinates.items():
             take(c, name, coordinate_list.param.manifolds.get(name))
     for module in model.modules():
-        for name, members in free_coordinates(module).items():
-            for p in members:
-                take(p, name)
+        for key, name in module.coordinate_keys().items() if isinstance(module, CoordinateParameters) else ():
+            take(module.get_parameter(key), name)
     alone = {key: frame.manifold for key, frame in optimizer_hooks.frames().items() if frame.coordinate_list is None}
     for p in model.parameters():
         manifold = alone.get(id(p)) or optimizer_hooks.manifold_of(p)

@@ -18,10 +18,10 @@ class CoordinateParameters(nn.Module):
     coordinate_parameters: ClassVar[tuple[str, ...]] = ()
     """Names of the coordinates, without the suffixes of layers and directions ("_l0_reverse")."""
 
-    def coordinate_keys(self) -> list[str]:
-        """Returns the names of the parameters that are coordinates, "angle_l0"."""
+    def coordinate_keys(self) -> dict[str, str]:
+        """Returns name of parameter, "angle_l0", to that of its coordinate, "angle"."""
         names = self.coordinate_parameters
-        return [key for key in self._parameters if any(key == name or key.startswith(f"{name}_l") for name in names)]
+        return {key: name for key in self._parameters for name in names if f"{key}_l".startswith(f"{name}_l")}
 
     def check_coordinates(self, state_dict: Mapping[str, Any], prefix: str) -> None:
         """Raises CheckpointError if a coordinate would be loaded from less than float32."""

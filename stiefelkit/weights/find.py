@@ -89,21 +89,6 @@ def lists_of(host: nn.Module) -> list[tuple[str, CoordinateList]]:
     return [(name, child) for name, child in held_modules(held).items() if isinstance(child, CoordinateList)]
 
 
-def free_coordinates(module: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Returns name to parameters of what a recurrence is computed from: angles, rates, of the module itself.
-
-    Its class names them in `coordinate_parameters`, without the number of the layer, `angle` for `angle_l0`. They are
-    coordinates as those of frames are: float32 or better, with rates of their own, and not to be decayed.
-    """
-    found: dict[str, list[nn.Parameter]] = {}
-    names: tuple[str, ...] = getattr(type(module), "coordinate_parameters", ())
-    for key, p in module.named_parameters(recurse=False) if names else ():
-        for name in names:
-            if key == name or key.startswith(f"{name}_l"):
-                found.setdefault(name, []).append(p)
-    return found
-
-
 WILDCARDS = "*?["
 Where = str | type[nn.Module] | Sequence[str] | Callable[[str, nn.Module], bool]
 
