@@ -1,9 +1,9 @@
 """The singular values of a linear layer as an operator: how far it stretches and shrinks differences of inputs."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +40,8 @@ _WORK = 2**32
 """Multiplications in decompositions, up to a factor, and 128 times the numbers in them, begun by default."""
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _FAILS = 1e-10
+_FINE = 1.01
+"""Bounds of convolutions may be so much larger for the frequencies that they leave out."""
 
 
 def lipschitz(
@@ -55,8 +57,9 @@ def lipschitz(
     A convolution whose kernel is a frame as a matrix need not be 1-Lipschitz; this measures the operator. FFT takes
     apart the axes along which the layer commutes with shifts, found by value (Sedghi, Gupta, Long 2018): circular
     padding of any stride, groups and dilation, also in a chain of layers. Where the rest is too large to decompose,
-    Lanczos steps on the layer itself find the largest and the smallest stretch from inside, and a convolution on a
-    torus that holds the padded input bounds the largest from outside.
+    Lanczos steps on the layer itself find the largest and the smallest stretch from inside. Gram matrices of the symbol
+    of a convolution, on a torus that holds the padded input, bound the largest from outside (Delattre, Barthélemy,
+    Araujo, Allauzen 2023); steps end within 2 % of that.
 
     Args:
         layer: any module that maps a tensor with a batch axis to one; real or complex.
@@ -94,7 +97,7 @@ def lipschitz(
             return Lipschitz(largest, smallest, largest, True, 0.0)
         certain = _bound_of_convolution(layer, operator)
         try:
-            found = _lanczos(operator, steps, is_patient=certain is None)
+            found = _lanczos(operator, steps, math.inf if certain is None else certain)
         except torch.linalg.LinAlgError as cause:  # pyright: ignore[reportPrivateImportUsage]
             words = "lipschitz needs finite products of the layer and its adjoint, got others; scale its weight"
             raise NonFiniteError(f"{words}, or exact=True.") from cause
@@ -236,10 +239,10 @@ def _by_frequency(
     return torch.linalg.svdvals(rows)
 
 
-def _lanczos(operator: _Operator, steps: int, is_patient: bool) -> Lipschitz:
+def _lanczos(operator: _Operator, steps: int, certain: float) -> Lipschitz:
     """Finds the extreme singular values by Lanczos steps with full reorthogonalization, on the smaller side.
 
-    A patient search takes all steps although it has the largest, for the bound's sake.
+    Stops within 2 % of a certain bound, or at rounding; without one it takes all steps, for its own bound's sake.
     """
     n, m = math.prod(operator.shape), math.prod(operator.out_shape)
     sides = [operator.shape, operator.out_shape]
@@ -262,7 +265,8 @@ def _lanczos(operator: _Operator, steps: int, is_patient: bool) -> Lipschitz:
         smallest, largest = values[0].clamp_min(0).item(), values[-1].clamp_min(0).item()
         residual = rest * vectors[-1, -1].abs().item() / max(largest, 1e-300)
         is_exhausted = rest <= 1e-14 * largest  # the start has a part in all that there is
-        if (residual <= tolerance and not is_patient) or k == steps:
+        is_enough = certain <= 1.02 * math.sqrt(largest) < math.inf or (residual <= tolerance and certain < math.inf)
+        if is_enough or k == steps:
             break
         matrix[k - 1, k] = matrix[k, k - 1] = rest
         basis.append(w / max(rest, 1e-300))
@@ -279,8 +283,10 @@ def _lanczos(operator: _Operator, steps: int, is_patient: bool) -> Lipschitz:
 def _bound_of_convolution(layer: nn.Module, operator: _Operator) -> float | None:
     """Returns a certain bound of a convolution of torch's; None if the layer does something else.
 
-    It pads, then convolves on a torus that holds the padded input, and keeps some outputs: FFT takes the convolution
-    apart, and padding repeats an entry, or keeps an output, only so often. Transposed ones are adjoints of such.
+    It pads, then convolves on a torus that holds the padded input, and keeps some outputs: Fourier's transform takes
+    the convolution apart, and padding repeats an entry, or keeps an output, only so often. Transposed ones are adjoints
+    of such. Of a large torus fewer frequencies count: a symbol of exponential type d, between two of them, falls from
+    its largest value no faster than cos(d x).
     """
     base = next((cls for cls in _CONVOLUTIONS if isinstance(layer, cls)), None)
     conv: Any = layer
@@ -291,10 +297,11 @@ def _bound_of_convolution(layer: nn.Module, operator: _Operator) -> float | None
         y = conv(x)
         if not bool((base.forward(conv, x) - y).abs().max() <= operator.tolerance(y)):
             return None
-    image = operator.out_shape if conv.transposed else operator.shape
-    torus, strides, wraps, repeated = [], [], [], 1
-    for axis, n in enumerate(image[1:]):
-        stride, wrap = conv.stride[axis], conv.dilation[axis] * (conv.kernel_size[axis] - 1)
+    image = operator.out_shape[1:] if conv.transposed else operator.shape[1:]
+    rows, factor = [], 1.0
+    for axis, n in enumerate(image):
+        stride, dilation, size = conv.stride[axis], conv.dilation[axis], conv.kernel_size[axis]
+        wrap = dilation * (size - 1)
         same = {"same": (wrap // 2, wrap - wrap // 2), "valid": (0, 0)}
         padding = same[conv.padding] if isinstance(conv.padding, str) else (conv.padding[axis],) * 2
         length = n + sum(padding)
@@ -306,28 +313,56 @@ def _bound_of_convolution(layer: nn.Module, operator: _Operator) -> float | None
         else:
             places = torch.arange(n, dtype=torch.float32, device="cpu")[None, None]
             places = F.pad(places, padding, mode=conv.padding_mode).long().flatten()
-        repeated *= int(places.bincount().max())
-        torus.append(-(-length // stride) * stride)
-        strides.append(stride)
-        wraps.append(wrap)
-    weight = conv.weight.detach()
-    outputs = (len(weight), *(t // s for t, s in zip(torus, strides, strict=True)))
-    inputs, grid = (image[0], *torus), (1, *outputs[1:])
-    if _work(inputs, outputs, grid) > _WORK:
-        matrices = weight.reshape(conv.groups, len(weight) // conv.groups, -1)
-        apart = [s // math.gcd(s, d) for s, d in zip(strides, conv.dilation, strict=True)]
-        overlap = math.prod(-(-k // a) for k, a in zip(conv.kernel_size, apart, strict=True))
-        largest = torch.linalg.matrix_norm(matrices.to(working_dtype(weight.dtype)), 2).max().item()
-        return largest * math.sqrt(overlap * repeated)
-    convolve = partial(getattr(F, f"conv{len(torus)}d"), stride=strides, dilation=conv.dilation, groups=conv.groups)
+        enough = math.ceil(math.pi * wrap / 2 / math.acos(_FINE ** (-1 / len(image))))
+        count = -(-min(length, max(enough, 1)) // stride)
+        if count * stride < length:
+            factor /= math.cos(math.pi * wrap / 2 / (count * stride))
+        factor *= math.sqrt(int(places.bincount().max()))
+        rows.append(_interpolation(size, dilation, stride, count).to(operator.device))
+    weight = conv.weight.detach().unflatten(0, (conv.groups, -1))
+    if weight.shape[2] < weight.shape[1] and max(conv.stride) == 1:
+        weight = weight.transpose(1, 2)
+    return factor * _norm_of_symbol(weight, rows)
 
-    def adjoint(y: Tensor) -> Tensor:
-        wrapped = x = torch.zeros(len(y), *inputs, dtype=y.dtype, device=y.device, requires_grad=True)
-        for axis, wrap in enumerate(wraps):
-            around = torch.arange(torus[axis] + wrap, device=y.device) % torus[axis]
-            wrapped = wrapped.index_select(axis + 2, around)
-        (back,) = torch.autograd.grad(convolve(wrapped, weight), x, y)
-        return back.to(working_dtype(back.dtype))
 
-    values = _by_frequency(adjoint, outputs, grid, weight)
-    return values.max().item() * math.sqrt(repeated)
+def _interpolation(size: int, dilation: int, stride: int, count: int) -> Tensor:
+    """Returns what takes Gram matrices of `size` taps at 2 size - 1 frequencies to those at `count` of the outputs.
+
+    Frequencies of inputs that outputs a stride apart cannot tell are averaged.
+    """
+    lags, nodes = (torch.arange(n, dtype=torch.float64, device="cpu") for n in (size, 2 * size - 1))
+    places = torch.arange(stride * count, device="cpu") * (dilation / (stride * count))
+    away = 2 * math.pi * (places[:, None] - nodes / len(nodes))
+    return ((2 * (away[..., None] * lags).cos().sum(-1) - 1) / len(nodes)).view(stride, count, -1).mean(0)
+
+
+def _norm_of_symbol(weight: Tensor, rows: Sequence[Tensor]) -> float:
+    """Bounds the largest singular value at all frequencies, weights (groups, out, in, *kernel), to 1e-4.
+
+    The Gram matrices at few frequencies determine all. That none is beyond the largest value known is what Cholesky
+    factors prove, in an eighth of a decomposition's time.
+    """
+    scale = weight.abs().max().item() or 1.0
+    symbol, axes = (weight / scale).to(weight.dtype.to_complex()), tuple(range(3, weight.dim()))
+    for row in rows:  # each takes the first axis of the kernel, and puts its frequencies last
+        tap, frequency = (torch.arange(n, device=weight.device) for n in (symbol.shape[3], row.shape[1]))
+        turns = torch.polar(torch.ones(()), -2 * math.pi / len(frequency) * frequency[:, None] * tap)
+        symbol = symbol.movedim(3, -1) @ turns.to(symbol.dtype).mT
+    symbol = symbol.permute(*axes, 0, 1, 2)
+    gram = symbol @ symbol.mH
+    samples = gram.flatten(0, len(axes))
+    first = torch.linalg.matrix_norm(samples).topk(min(8, len(samples))).indices
+    top, eye = torch.linalg.eigvalsh(samples[first]).max().item(), torch.eye(gram.shape[-1], device=weight.device)
+    half = rows[0] if weight.is_complex() else rows[0][: len(rows[0]) // 2 + 1]  # the others are conjugates
+    *outer, inner = (row.to(weight.dtype.to_real()) for row in (half, *rows[1:]))
+    for combination in itertools.product(*outer):
+        part = gram
+        for row in combination:
+            part = torch.tensordot(row.to(gram.dtype), part, 1)
+        part = torch.view_as_real(part)
+        for share in inner.split(max(1, 2**25 // part[0].numel())):
+            each = torch.view_as_complex(torch.tensordot(share, part, 1)).flatten(0, 1)
+            beyond = torch.linalg.cholesky_ex((1 + 1e-4) * top * eye - each).info != 0
+            if beyond.any():
+                top = max(top, torch.linalg.eigvalsh(each[beyond]).max().item())
+    return scale * math.sqrt((1 + 2e-4) * top)
