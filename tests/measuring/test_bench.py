@@ -10,7 +10,6 @@ import torch
 import stiefelkit as sk
 from stiefelkit.cli import main
 from stiefelkit.contract import table
-from stiefelkit.measuring import clock, contest
 from stiefelkit.measuring.frames import races
 from stiefelkit.measuring.implementations import (
     OPERATIONS,
@@ -176,22 +175,6 @@ def test_the_command_prints_tables_and_writes_rows(capsys):
         assert row["seconds"] > 0
     for said in ("fourier (exact), complex64", "forward, 3 of 4 x 4, float32, cpu", "(exact, reflections=2), grouped"):
         assert said in shown
-
-
-def test_ctrl_c_keeps_what_is_done(capsys, monkeypatch):
-    count = iter(range(9))
-
-    def interrupted(*arguments, **options):
-        if next(count) == 1:
-            raise KeyboardInterrupt
-        return clock.race(*arguments, **options)
-
-    monkeypatch.setattr(contest, "race", interrupted)
-    assert bench("--sizes 3 --json rows.json", *QUICK) == 130
-    out, err = capsys.readouterr()
-    assert "forward_backward, 3 x 3" in out
-    assert len(err.splitlines()) == 1
-    assert {row["operation"] for row in json.loads(Path("rows.json").read_text())} == {"forward_backward"}
 
 
 def test_a_race_leaves_the_random_numbers_of_its_caller_alone():
