@@ -6,9 +6,9 @@ import contextlib
 import dataclasses
 import inspect
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from stiefelkit.checks import SEED, THREADS, finite_tables, named_device, of_type, usable_device, within_memory
 from stiefelkit.errors import OptimizerError, OptionError, RunError, UnknownNameError, did_you_mean, needs
@@ -34,7 +34,6 @@ HANDLED = ("params", "lr", "capturable", "differentiable", "foreach", "fused")
 """Arguments of optimizers that are no choice of a run: set here, or about how the step is carried out."""
 Group = dict[str, Any]
 """A parameter group of an optimizer."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,8 @@ class Config:
     def resolve(cls, task: Task, model: str, settings: Settings | None = None, strict: bool = True) -> Config:
         """Returns the config of a task and a model: settings over the recipe over the defaults above.
 
-        Rates and optimizers of coordinates that the model does not have are left out; those of the settings are an
-        UnknownNameError if `strict`.
+        Rates and optimizers of coordinates that the model does not have are left out, but those of the settings if
+        `strict`.
         """
         from stiefelkit import models
 
@@ -108,12 +107,11 @@ class Config:
         if not (asked.options or asked.rates or asked.optimizers) or not (config.rates or config.optimizers):
             return config  # the recipe is that of the model as it is
         names = config.coordinate_names()
-        tables = {table: of_coordinates(vars(config)[table], names) for table in BY_COORDINATE}
-        for table in BY_COORDINATE:
-            for name in asked.given().get(table, {}):
-                if strict and name not in tables[table]:
-                    raise UnknownNameError(f"Model {model!r} has no coordinate {name!r}{did_you_mean(name, names)}")
-        return dataclasses.replace(config, **tables)
+        known = {*names, *(name.rpartition(".")[2] for name in names)}  # a bare name stands for those with a prefix
+        known |= {*asked.rates, *asked.optimizers} if strict else set()  # which the optimizer will refuse
+        tables = {name: vars(config)[name].items() for name in BY_COORDINATE}
+        kept = {name: {key: value for key, value in items if key in known} for name, items in tables.items()}
+        return dataclasses.replace(config, **kept)
 
     @property
     def may_be_prolonged(self) -> bool:
@@ -192,12 +190,6 @@ class Config:
             table = self.optimizers.get(name, shared)
             built.append(_built(self, model, apart[name], **{key: item for key, item in table.items() if key != "lr"}))
         return MixedOptimizer(built) if self.optimizers else built[0]
-
-
-def of_coordinates(rates: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
-    """Returns what is by coordinate for those among the names; a bare name stands for those with a prefix, too."""
-    known = {*names, *(name.rpartition(".")[2] for name in names)}
-    return {name: rate for name, rate in rates.items() if name in known}
 
 
 def _merged(begun: Any, asked: Any) -> Any:

@@ -3,7 +3,6 @@
 import ast
 import contextlib
 import dataclasses
-import functools
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -162,7 +161,6 @@ class Recipe:
         return dataclasses.replace(merged, options={**self.options(merged.hidden_size), **merged.options})
 
 
-@functools.cache
 def recipes_of(task: str) -> Mapping[str, Recipe]:
     """Returns the recipes of a task in recipes.toml, by model."""
     file = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
