@@ -5,8 +5,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from stiefelkit._torch import class_name
 from stiefelkit.tensors import coordinate_dtype
 from stiefelkit.weights.checkpoint import check_precise
+from stiefelkit.weights.optimizer_hooks import watch_layer
 
 
 class CoordinateParameters(nn.Module):
@@ -17,6 +19,19 @@ class CoordinateParameters(nn.Module):
 
     coordinate_parameters: ClassVar[tuple[str, ...]] = ()
     """Names of the coordinates, without the suffixes of layers and directions ("_l0_reverse")."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._announce()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._announce()
+
+    def _announce(self) -> None:
+        """Has optimizers warned that would shrink the coordinates."""
+        if self.coordinate_parameters:
+            watch_layer(self, class_name(self))
 
     def coordinate_keys(self) -> dict[str, str]:
         """Returns name of parameter, "angle_l0", to that of its coordinate, "angle"."""

@@ -43,6 +43,18 @@ class WatchedWeight(Protocol):
         ...
 
 
+class WatchedLayer(Protocol):
+    """A layer with parameters of its own that are coordinates, as optimizers see it: `CoordinateParameters`."""
+
+    def coordinate_keys(self) -> dict[str, str]:
+        """Returns name of parameter, "angle_l0", to that of its coordinate, "angle"."""
+        ...
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """Returns a parameter by its name."""
+        ...
+
+
 class Frame(NamedTuple):
     """The owner of a parameter that is a frame; the coordinate list is None for one without a module."""
 
@@ -73,6 +85,8 @@ _watched: _Alive[WatchedWeight, bool] = {}
 """By id: the coordinate lists alive, and whether they hold frames."""
 _alone: _Alive[Tensor, str] = {}
 """The frames alive that no coordinate list holds, and their manifolds."""
+_layers: _Alive[WatchedLayer, str] = {}
+"""The layers alive that have coordinates of their own, and their names in messages."""
 _replaced: _Alive[Tensor, _Replaced] = {}
 _manifolds: list[type] = []
 """Classes of manifolds; the tensors that say they are on one are watched too."""
@@ -95,7 +109,7 @@ def _remember(table: _Alive[T, Entry], thing: T, entry: Entry) -> None:
 
 def _forget(table: _Alive[T, Entry], key: int, _: weakref.ref[T]) -> None:
     table.pop(key, None)
-    if not (_watched or _alone or _replaced or _manifolds or _running):
+    if not (_watched or _alone or _layers or _replaced or _manifolds or _running):
         while _hooks:
             _hooks.pop().remove()
 
@@ -116,6 +130,8 @@ watch: Callable[[WatchedWeight, bool], None] = functools.partial(_remember, _wat
 """Adds a coordinate list and whether it holds frames; no optimizer should shrink its coordinates."""
 watch_frame: Callable[[Tensor, str], None] = functools.partial(_remember, _alone)
 """Adds a frame that no coordinate list holds, and its manifold."""
+watch_layer: Callable[[WatchedLayer, str], None] = functools.partial(_remember, _layers)
+"""Adds a layer with coordinates of its own, and its name; no optimizer should shrink them."""
 
 
 def watch_manifold(manifold: type) -> None:
@@ -316,18 +332,22 @@ def _warn_of_decay(optimizer: torch.optim.Optimizer) -> None:
     if not decays:
         return
     shrunk: list[tuple[str, str, float]] = []
-    for watched in coordinate_lists(of_frames=False):
-        free = [(name, c) for name, c in watched.coordinates.items() if name not in watched.param.manifolds]
-        for name, c in free:
-            decay, group_name = decays.get(id(c), (0.0, name))
-            if group_name != name and name != "gain":  # the decay of a gain is that of a weight
-                shrunk.append((watched.weight, name, decay))
+    lists = coordinate_lists(of_frames=False)
+    free = [(one.weight, one.param.manifolds, name, c) for one in lists for name, c in one.coordinates.items()]
+    for layer, title in _alive(_layers):
+        free += [
+            (f"{title}.{key}", {}, name, layer.get_parameter(key)) for key, name in layer.coordinate_keys().items()
+        ]
+    for weight, manifolds, name, c in free:
+        decay, group_name = decays.get(id(c), (0.0, name))
+        if name not in manifolds and group_name != name and name != "gain":  # the decay of a gain is that of a weight
+            shrunk.append((weight, name, decay))
     if not shrunk:
         return
     weights, names = ([*dict.fromkeys(some)] for some in list(zip(*shrunk, strict=True))[:2])
     values = {decay for *_, decay in shrunk}
     warn_caller(
         f"{type(optimizer).__name__} shrinks {', '.join(map(repr, names))} of {enumerated(weights)} by weight_decay"
-        f"{'=' if len(values) == 1 else ' up to '}{max(values):g}, which moves the frame{'s'[: len(shrunk) > 1]} and "
-        "regularizes nothing; sk.optim.parameter_groups(model, lr=...) gives coordinates none."
+        f"{'=' if len(values) == 1 else ' up to '}{max(values):g}, which moves the frames or rates that they stand for "
+        "and regularizes nothing; sk.optim.parameter_groups(model, lr=...) gives coordinates none."
     )

@@ -1,5 +1,7 @@
 """What an optimizer would do without a word is said once, with the remedy."""
 
+import copy
+import pickle
 import warnings
 from typing import Any
 
@@ -94,6 +96,28 @@ def test_several_coordinates_and_decays_are_one_warning_and_a_gain_may_shrink():
     assert "AdamW shrinks 'skew', 'reflectors' of Linear.weight by weight_decay up to 0.1, which moves the f" in text
     gain = sk.coordinates(net, "0.weight")["gain"]
     assert said(net, torch.optim.AdamW([gain], lr=0.1)) == []
+
+
+@pytest.mark.parametrize("layer", [sk.nn.LRU(3, 8), sk.nn.RotationRNN(3, 8, parametrization=None)], ids=["lru", "rnn"])
+@pytest.mark.parametrize(
+    "change", [lambda layer: layer, copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))]
+)
+def test_weight_decay_of_angles_and_rates_of_a_recurrence(layer, change):
+    layer = change(layer)
+    keys = {key: p for key, p in layer.named_parameters() if key.startswith(("angle", "log_"))}
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, weight_decay=0.5)
+    for p in layer.parameters():
+        p.grad = torch.zeros_like(p)
+    with pytest.warns(UserWarning, match="by weight_decay=0.5") as caught:
+        optimizer.step()
+    (text,) = (str(warning.message) for warning in caught)
+    assert all(f"'{key.removesuffix('_l0')}'" in text for key in keys)
+    optimizer = torch.optim.AdamW(sk.optim.parameter_groups(layer, lr=0.1, weight_decay=0.5))
+    before = {key: p.detach().clone() for key, p in keys.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+    assert all(torch.equal(p, before[key]) for key, p in keys.items())
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
