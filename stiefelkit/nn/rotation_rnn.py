@@ -32,6 +32,16 @@ class Stream(NamedTuple):
     planes: list[Tensor]
 
 
+class _Weights(NamedTuple):
+    """Inputs' rows in the basis, angles and decays of all planes in float64, and ways into the basis and out of it."""
+
+    rows: Tensor
+    angle: Tensor
+    decay: Tensor
+    inward: Tensor | None
+    outward: Tensor | None
+
+
 class RotationRNN(GRULayers):
     r"""Multi-layer linear RNN :math:`h_t = g W h_{t-1} + s U x_t + b` with an orthogonal W, in parallel over time.
 
@@ -191,37 +201,40 @@ class RotationRNN(GRULayers):
             w = p @ w @ p.mH
         return w.to(self._dtypes()[int(self.is_complex)])
 
-    def _planes(self, suffix: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the scaled U, and the angles and decays of all planes in float64."""
+    def _factors(self, suffix: str) -> _Weights:
+        """Returns what a layer and direction computes with: U with its bias as a last row, in the basis."""
         u = self._join(self._read("weight_ih", suffix))
         u, angle = u.to(computing_dtype(u.dtype)), self._angle(suffix)
-        if self.decay is None:
-            return u, angle, torch.ones_like(angle)
-        # Beyond these bounds a decay is 0 or 1 in float64.
-        rate = self._read("log_rate", suffix).double().clamp(-600, 100).exp()
-        if self.normalize:
-            u = self._scaled(suffix, u.unflatten(0, (self.heads, -1)), rate).flatten(0, 1)
-        return u, angle, torch.exp(-rate).repeat_interleave(len(angle) // self.heads)
+        g = torch.ones_like(angle)
+        if self.decay is not None:
+            # Beyond these bounds a decay is 0 or 1 in float64.
+            rate = self._read("log_rate", suffix).double().clamp(-600, 100).exp()
+            g = torch.exp(-rate).repeat_interleave(len(angle) // self.heads)
+            if self.normalize:
+                u = self._scaled(suffix, u.unflatten(0, (self.heads, -1)), rate).flatten(0, 1)
+        rows = u.mT
+        if self.has_bias:
+            rows = torch.cat([rows, self._join(self._read("bias", suffix)).to(u.dtype)[None]])
+        if self.parametrization is None:
+            return _Weights(rows, angle, g, None, None)
+        basis = self._read("basis", suffix).to(u.dtype)
+        return _Weights(_times(rows, basis.conj()), angle, g, basis.conj(), basis.mT)
 
     def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
-        u, angle, g = self._planes(suffix)
-        basis = None if self.parametrization is None else self._read("basis", suffix).to(u.dtype)
-        inward, outward = (None, None) if basis is None else (basis.conj(), basis.mT)
         autocast = torch.autocast(x.device.type, enabled=False) if is_autocast(x.device) else contextlib.nullcontext()
         with autocast:
-            x, rows, out = x.to(u.dtype), u.mT, None
+            rows, angle, g, inward, outward = self._factors(suffix)
+            x, out = x.to(rows.dtype), None
             if self.has_bias:
-                # The row of U^T of an input that is 1: no other pass over the states, nor over their gradient.
-                bias = self._join(self._read("bias", suffix)).to(u.dtype)
-                x, rows = torch.cat([x, torch.ones_like(x[..., :1])], -1), torch.cat([rows, bias[None]])
-            rows = _times(rows, inward)
-            first = _times(self._first(suffix, h0, batch, u), inward)
+                # An input that is 1 meets the bias: no other pass over the states, nor over their gradient.
+                x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
+            first = _times(self._first(suffix, h0, batch, rows), inward)
             # A comparison of sizes would make them constants in traced code.
             is_free = not is_traced() and self.backend == "auto" and steps["batch_sizes"] is None
             if is_free and steps["last_only"] and len(x) >= x.shape[-1]:
                 last = driven_last_state(x, rows, angle, g, first, steps["reverse"])
             else:
-                dtype, driven = u.real.dtype, product(x, rows)
+                dtype, driven = rows.real.dtype, product(x, rows)
                 out, last = scan_planes(driven, angle, g, first, dtype, backend=self.backend, **steps)
             out = None if out is None else _times(out, outward).to(self._dtypes()[int(self.is_complex)])
             return out, _times(last, outward)
@@ -239,9 +252,9 @@ class RotationRNN(GRULayers):
         Returns:
             The states of the top layer (B, n), in the layer's dtype, and the state for the next step.
         """
-        needs(
-            not self.bidirectional, OptionError, f"{self._name}.step", "a layer of one direction", "a bidirectional one"
-        )
+        drops = bool(self.dropout) and self.training
+        got = "a bidirectional one" if self.bidirectional else "dropout in training"
+        needs(not self.bidirectional and not drops, OptionError, f"{self._name}.step", "a layer of one direction", got)
         if not isinstance(state, Stream):
             self._check_input(x)
             self._check_width(x)
@@ -249,8 +262,6 @@ class RotationRNN(GRULayers):
             state = self._stream(state, len(x))
         planes = []
         for (rows, bias, factor, outward), z in zip(state.weights, state.planes, strict=True):
-            if self.dropout and self.training and planes:
-                x = x * F.dropout(torch.ones_like(x.real), self.dropout)
             driven = product(x.to(rows.dtype), rows)
             driven = driven if bias is None else driven + bias
             z = torch.addcmul(_as_planes(driven), factor, z)
@@ -260,17 +271,14 @@ class RotationRNN(GRULayers):
         return x, Stream(state.weights, planes)
 
     def _stream(self, hx: Tensor | None, batch: int) -> Stream:
-        weights, planes = [], []
+        weights, planes, m = [], [], self.input_size
         for i, suffix in enumerate(self._suffixes):
-            u, angle, g = self._planes(suffix)
-            basis = None if self.parametrization is None else self._read("basis", suffix).to(u.dtype)
-            inward, outward = (None, None) if basis is None else (basis.conj(), basis.mT)
-            bias = self._join(self._read("bias", suffix)).to(u.dtype) if self.has_bias else None
-            factor = (g * torch.polar(torch.ones_like(angle), angle)).to(u.dtype.to_complex())
-            first = self._first(suffix, None if hx is None else hx[i], batch, u)
-            rows, bias = _times(u.mT, inward), None if bias is None else _times(bias[None], inward)
-            weights.append((rows, bias, factor, outward))
+            rows, angle, g, inward, outward = self._factors(suffix)
+            first = self._first(suffix, None if hx is None else hx[i], batch, rows)
+            factor = (g * torch.polar(torch.ones_like(angle), angle)).to(rows.dtype.to_complex())
+            weights.append((rows[:m], rows[m:] if self.has_bias else None, factor, outward))
             planes.append(_as_planes(_times(first, inward)))
+            m = self.hidden_size
         return Stream(weights, planes)
 
     @classmethod

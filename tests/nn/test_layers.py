@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import stiefelkit as sk
 from stiefelkit import errors
@@ -56,22 +55,6 @@ def test_a_net_of_several_layers_is_its_layers_one_after_the_other(kind):
         x = torch.cat([forward, backward.flip(0)], -1)
     assert torch.allclose(out, x)
     assert torch.allclose(last, torch.stack(lasts))
-
-
-@each_kind
-@pytest.mark.parametrize("last_only", [False, True])
-def test_packed_sequences_are_the_sequences_one_by_one(kind, last_only):
-    rnn = layer(kind, 3, 4, 2, bidirectional=True, trainable_h0=True)
-    lengths = [4, 6, 1]
-    x = torch.randn(6, 3, 3, dtype=DOUBLE)
-    out, last = rnn(pack_padded_sequence(x, lengths, enforce_sorted=False), last_only=last_only)
-    padded = None if last_only else pad_packed_sequence(out)[0]
-    for b, length in enumerate(lengths):
-        expected, expected_last = rnn(x[:length, b])
-        assert torch.allclose(last[:, b], expected_last)
-        if padded is not None:
-            assert torch.allclose(padded[:length, b], expected)
-            assert not padded[length:, b].any()
 
 
 @each_kind
@@ -220,16 +203,6 @@ def test_goru_has_real_states():
 def test_input_of_the_wrong_width_names_the_layer(kind):
     with pytest.raises(errors.ShapeError, match=rf"^{kind.__name__} needs an input of width 3"):
         kind(3, 4)(torch.zeros(5, 2, 4))
-
-
-@pytest.mark.parametrize("layer", [OrthogonalRNN, GORU, LinearTransitionRNN])
-def test_autocast_reaches_no_layer(layer):
-    rnn: Any = layer(3, 8)
-    x = torch.randn(9, 2, 3)
-    expected = rnn(x)[0]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = rnn(x)[0]
-    assert torch.allclose(out, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"parametrization": None, "init": "identity"}, {"trainable_h0": True}])

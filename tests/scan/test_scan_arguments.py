@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from stiefelkit import errors
 from stiefelkit.nn import OrthogonalRNN
@@ -68,17 +67,3 @@ def test_sizes_may_be_any_integers_and_are_those_of_rows(who):
         SCANS[who](batch_sizes=[2, 3])
     with pytest.raises(errors.OptionError, match="integers"):
         SCANS[who](batch_sizes=[3.0, 2.0])
-
-
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_the_layer_gives_the_last_state_without_the_outputs(bidirectional):
-    rnn: Any = OrthogonalRNN(3, 4, 2, bidirectional=bidirectional)
-    x = torch.randn(9, 2, 3)
-    out, h_n = rnn(x, last_only=True)
-    assert out is None
-    assert torch.allclose(h_n, rnn(x)[1], atol=1e-6)
-    packed = nn.utils.rnn.pack_sequence([x[:, 0], x[:4, 1]])
-    out, h_n = rnn(packed, last_only=True)
-    assert out is None
-    assert torch.allclose(h_n, rnn(packed)[1], atol=1e-6)
-    assert rnn(x[:, 0], last_only=True)[0] is None
