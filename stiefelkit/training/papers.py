@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -49,11 +48,6 @@ class Row:
         """Returns the config of a run, other settings over those of the paper."""
         filled = (settings or Settings()).with_defaults(self.settings)
         return Config(task=self.task, model=self.model, task_options=self.build_task().options(), **filled.given())
-
-    @property
-    def authors(self) -> str:
-        """Authors and year: `paper` without the place in it."""
-        return re.sub(r"(\d{4}).*", r"\1", self.paper)
 
     @property
     def printed(self) -> str:
