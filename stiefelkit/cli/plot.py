@@ -1,4 +1,4 @@
-"""`stiefelkit plot RUN...`, `stiefelkit plot activation` and `stiefelkit plot gradients`."""
+"""`stiefelkit plot RUN...`."""
 
 from pathlib import Path
 
@@ -7,10 +7,9 @@ from cyclopts import App
 from stiefelkit.cli.options import DEFAULTS, Options
 from stiefelkit.figure import Figures
 from stiefelkit.training.data import named
-from stiefelkit.training.display import Bar, Screen, say
-from stiefelkit.training.gradients import GradientPlan
+from stiefelkit.training.display import say
 
-app = App(name="plot", help="Draw the curves of runs, or gradients over time.", default_parameter=DEFAULTS)
+app = App(name="plot", help="Draw the curves of runs.", default_parameter=DEFAULTS)
 
 
 @app.default
@@ -37,50 +36,4 @@ def plot(*runs: Path, out: Path | None = None, data: Path | None = None, figures
     with named(data):
         for figure in plots.plot(plots.find_runs(runs), folder, figures):
             say(f"Figure: {figure}")
-    return 0
-
-
-@app.command
-def activation(
-    *, activation: str = "modrelu", bias: float = 0.5, out: Path = Path("plots"), figures: Options[Figures] = None
-) -> int:
-    """Draw an activation over the complex plane, its real part and its modulus.
-
-    Args:
-        activation: its name; modrelu_epsilon(0.1) is that of scuRNN's equation 5.
-        bias: above zero; the left half has it below zero, the right half above.
-        out: folder for activation.png, overwritten.
-        figures: how the figure is written.
-    """
-    from stiefelkit.training.plot import draw_surfaces
-
-    say(f"Figure: {draw_surfaces(out, bias, activation, figures)}")
-    return 0
-
-
-@app.command
-def gradients(
-    *, plan: Options[GradientPlan] = None, out: Path = Path("runs/gradients"), figures: Options[Figures] = None
-) -> int:
-    """Train models, and draw the norm of the gradient of the loss over the steps back through time.
-
-    The norm is ||dL/dh_t||_2, of the total derivative of the loss of one sequence by the hidden state, averaged over
-    the next training batch; for an LSTM with the cell held fixed. There is a panel for each number of optimizer steps.
-
-    Args:
-        plan: what to train, and when to look.
-        out: folder for gradients.png and gradients.json, overwritten.
-        figures: how the figure is written.
-    """
-    from stiefelkit.training.gradients import measure
-
-    console = Screen()
-    with Bar(console) as bar:
-        curves, files = measure(plan or GradientPlan(), out, bar.show, figures)
-    for curve in curves:
-        first, last = curve.norms[0], curve.norms[-1]
-        words = f"{first:.3g} at the first step, {last:.3g} at the last."
-        console.print(f"{curve.model}, iteration {curve.iteration}: {words}")
-    record, drawn = files
-    say(f"Data: {record}\nFigure: {drawn}")
     return 0

@@ -13,8 +13,6 @@ import torch
 from stiefelkit.errors import DataError, RunError, needs
 from stiefelkit.figure import Figures, figure, literal, reference_line
 from stiefelkit.files import reachable
-from stiefelkit.numbers import above
-from stiefelkit.scan.activations import find_activation
 from stiefelkit.training import checkpoint
 from stiefelkit.training.run_folder import RunFolder, by_kind, is_run, worst_ratio
 from stiefelkit.training.tasks import Task
@@ -110,27 +108,6 @@ def draw(axes: "Axes", curves: Sequence[Curve], kind: str, value: Value) -> None
         points = curve.points(kind, value)
         label = literal(curve.label) if points else None
         axes.plot([step for step, _ in points], [number for _, number in points], marker=".", label=label)
-
-
-def draw_surfaces(out: Path, bias: float = 0.5, activation: str = "modrelu", figures: Figures | None = None) -> Path:
-    """Draws Re f(z) and |f(z)| of a complex activation over the complex plane, with -bias and with bias.
-
-    Raises OptionError if the bias is not above zero, and DtypeError if the activation has no complex form.
-    """
-    above(0).require("The figure of an activation", "bias", bias)
-    function, look = find_activation(activation, True), figures or Figures()
-    side = torch.linspace(-3 * bias, 3 * bias, 80, dtype=torch.float64)  # an even number, so that z = 0 is left out
-    x, y = torch.meshgrid(side, side, indexing="xy")
-    path = look.path(out, "activation")
-    with figure(path, 4, look.dpi, "3d") as panels:
-        surfaces: Any = iter(panels)
-        for b in (-bias, bias):
-            f = function(torch.complex(x, y), torch.tensor(b, dtype=torch.float64))
-            for name, part in (("Re f(z)", f.real), ("|f(z)|", f.abs())):
-                axes = next(surfaces)
-                axes.plot_surface(x.numpy(), y.numpy(), part.numpy(), cmap="viridis")
-                axes.set(title=f"{name}, b = {b:g}", xlabel="Re z", ylabel="Im z")
-    return path
 
 
 def draw_runs(runs: Sequence[tuple[RunFolder, Records]], out: Path, look: Figures, stem: str = "") -> dict[str, Path]:

@@ -19,7 +19,6 @@ from stiefelkit.measuring.plans import (
     ReportPlan,
     ScanRace,
 )
-from stiefelkit.training.gradients import GradientPlan
 from stiefelkit.training.tasks import tasks
 
 Refused = Callable[[str], str]
@@ -27,7 +26,6 @@ Config = Callable[[str], dict[str, Any]]
 PLANS = {
     "drift": DriftPlan,
     "report": ReportPlan,
-    "plot gradients": GradientPlan,
     "bench optimizers": OptimizerRace,
     "bench parametrizations": ParametrizationRace,
     "bench scan": ScanRace,
@@ -117,10 +115,8 @@ def test_every_figure_is_written_in_the_format_asked_for_and_the_same_each_time(
     for kind in heads:
         assert main(f"plot runs --out plots --format {kind} --dpi 50".split()) == 0
     assert main("drift --steps 2 --sizes 2 --methods cayley --out drift --format pdf".split()) == 0
-    words = "plot gradients --T 3 --hidden-size 3 --batch-size 2 --steps 0 --models lstm --out plots --format svg"
-    assert main(words.split()) == 0
     files = [f"plots/{name}.{kind}" for kind in heads for name in ("learning", "orthogonality")]
-    for file in [*files, "drift/drift.pdf", "plots/gradients.svg"]:
+    for file in [*files, "drift/drift.pdf"]:
         assert Path(file).read_bytes().startswith(heads[file[-3:]]), file
     assert Path("runs/learning.svg").read_bytes() == Path("plots/learning.svg").read_bytes()
 

@@ -25,7 +25,7 @@ def ran(program: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 HELP = ["", "list", "train", "train digits", "compare", "compare adding", "drift", "bench", "bench parametrizations"]
-HELP += ["bench optimizers", "bench scan", "report", "plot", "plot gradients"]
+HELP += ["bench optimizers", "bench scan", "report", "plot"]
 
 
 def test_help_loads_nothing_that_computes() -> None:

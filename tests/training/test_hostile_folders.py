@@ -136,10 +136,6 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
         "drift --methods cayley --sizes 4x4 --steps 2 --out OUT",
         ("drift.json", ".drift.json.tmp", "drift.png", ".drift.png.tmp"),
     ),
-    "plot gradients": (
-        "plot gradients --task copying --models scurnn --iterations 1 --T 2 --out OUT",
-        ("gradients.json", "gradients.png"),
-    ),
     "bench": (
         "bench parametrizations --sizes 4,8 --parametrizations cayley --seconds 1e-3 --json OUT/rows.json",
         ("rows.json",),

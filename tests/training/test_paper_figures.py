@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 import small_data
 
-from stiefelkit.cli import main
-from stiefelkit.errors import DtypeError, OptionError
 from stiefelkit.figure import Figures
 from stiefelkit.testing import seeds
 from stiefelkit.training import data, train
 from stiefelkit.training import plot as plotting
 from stiefelkit.training.config import Config
-from stiefelkit.training.plot import draw_surfaces, find_runs, plot
+from stiefelkit.training.plot import find_runs, plot
 from stiefelkit.training.run_folder import RunFolder, by_kind
 
 
@@ -93,28 +91,6 @@ def test_without_checkpoints_or_data_nothing_is_generated_and_a_seed_is_no_box(r
         assert [path.stem for path in plot(find_runs([tmp_path / "runs"]), tmp_path)] == ["learning"]
     with data.named(tmp_path):
         assert [path.stem for path in plot([runs / "lstm-0"], tmp_path)] == ["learning"]
-
-
-@pytest.mark.parametrize("name", ["modrelu", "modrelu_epsilon(0.1)"])
-def test_a_surface_is_the_activation_on_both_sides_of_a_zero_bias(
-    name: str, axes_of: dict[str, list[Any]], tmp_path: Path
-) -> None:
-    assert main(["plot", "activation", "--activation", name, "--bias", "2", "--out", str(tmp_path), "--dpi", "40"]) == 0
-    titles = [axes.get_title() for axes in axes_of["activation"]]
-    assert titles == [f"{part}, b = {b}" for b in (-2, 2) for part in ("Re f(z)", "|f(z)|")]
-    low, high = (axes.get_zlim() for axes in axes_of["activation"][1::2])
-    modulus, epsilon = 6 * 2**0.5, 0.1 if "epsilon" in name else 0.0
-    for (bottom, top), b in ((low, -2), (high, 2)):
-        s = (modulus**2 + epsilon) ** 0.5
-        assert top >= (s + b) * modulus / (s + epsilon) > 0.9 * top
-        assert bottom <= (0 if b < 0 else 2)
-
-
-def test_what_is_no_bias_or_no_activation_of_complex_numbers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="needs a finite bias > 0"):
-        draw_surfaces(tmp_path, 0.0)
-    with pytest.raises(DtypeError, match="Complex states need"):
-        draw_surfaces(tmp_path, 1.0, "tanh")
 
 
 def test_accuracies_are_drawn_against_the_number_of_reflectors_in_a_report(

@@ -26,7 +26,6 @@ torch.set_num_threads(1)
     [
         ("train copying --model lstm --out run --T 1000000000000", "memory"),
         ("train adding --model lstm --out run --hidden-size 1e30", "memory"),
-        ("plot gradients --models lstm --iterations 0 --out run --T 1000000000000", "memory"),
         (f"train copying --model lstm --T 2 --train-size 30 --batch-size 8 --steps 1 --out {'x' * 300}", "too long"),
         (f"report --out {'x' * 300}", "too long"),
     ],
