@@ -70,7 +70,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
         data.place()
 
 
-@pytest.mark.parametrize("damaged", [b"", CONTENT[:-7], gzip.compress(CONTENT)[:-7], b"\x1f\x8b\x00\x01"])
+@pytest.mark.parametrize("damaged", [b"", CONTENT[:-7], gzip.compress(CONTENT)[:-7], b"\x1f\x8b\x00\x01"], ids="0123")
 def test_a_damaged_file_is_refused_by_its_path(damaged: bytes, tmp_path: Path) -> None:
     (tmp_path / "numbers.gz").write_bytes(damaged)
     with data.named(tmp_path):
