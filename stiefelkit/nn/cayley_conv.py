@@ -14,11 +14,13 @@ from stiefelkit.functional import cayley, cayley_inverse
 from stiefelkit.nn.conv import channels, each_axis
 from stiefelkit.numbers import one_of
 from stiefelkit.tensors import coordinate_dtype
+from stiefelkit.weights.coordinate_parameters import CoordinateParameters
 
 
-class _CayleyConv(nn.Module):
+class _CayleyConv(CoordinateParameters):
     """The layer for images of `dims` axes; see `CayleyConv2d`."""
 
+    coordinate_parameters: ClassVar[tuple[str, ...]] = ("skew", "diagonal")
     dims: ClassVar[int]
     signs: Tensor
 

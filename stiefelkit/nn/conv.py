@@ -205,7 +205,7 @@ class OrthogonalConv2d(_Forward, nn.Conv2d):
     It keeps norms where it has as many outputs as inputs or more, and those of what its rows span where it has fewer.
     The kernel is a product of projectors and one frame (`weight`; Li et al. 2019, strides as Boissin et al. 2025), so
     that any number of taps, stride, dilation and groups will do; refused is what cannot be orthogonal: more outputs
-    than the pixels that are seen, one channel a group whose kernel exceeds the stride. `sk.metrics.lipschitz` measures
+    than the pixels that are seen, one channel a group of stride 1. `sk.metrics.lipschitz` measures
     the operator, `sk.drift` the kernel, and `sk.bake` leaves a kernel of torch's.
 
     Circular images are orthogonal, to rounding. With zeros around the image the norm is still at most 1, and

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stiefelkit._torch import held_parameters, is_cached
+from stiefelkit._torch import held_parameters, is_cached, is_exported
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.errors import CheckpointError
+from stiefelkit.errors import CheckpointError, OptionError, needs
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.nn.recurrent import require_options
@@ -106,6 +106,8 @@ class HadamardLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Applies the layer."""
+        got = "HadamardLinear; a Linear with the weight hadamard_transform(layer.weight) does the same"
+        needs(not is_exported(), OptionError, "torch.onnx.export", "operators that ONNX has", got)
         return F.linear(hadamard_transform(x), self.weight, self.bias)
 
 

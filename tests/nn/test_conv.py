@@ -1,7 +1,6 @@
 """Convolutions as operators: their singular values, what shifts do to them, their adjoints, and their weights."""
 
 import copy
-import io
 import itertools
 from typing import Any
 
@@ -259,31 +258,6 @@ def test_a_kernel_that_is_baked_for_a_size_does_what_the_layer_does_to_it(size, 
         assert type(baked) is (nn.Conv1d if layer.dims == 1 else nn.Conv2d)
         assert torch.allclose(baked(x), layer(x), atol=1e-5 if x.dtype == torch.float32 else 1e-13)
         assert all(p.requires_grad and not p.grad_fn for p in baked.parameters())
-
-
-@pytest.mark.parametrize("layer", STATED.values(), ids=STATED)
-def test_layers_are_copied_saved_compiled_exported_and_cast_as_others_are(layer):
-    x = torch.randn(2, layer.in_channels, 6, 6)
-    y = layer(x)
-    file = io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    other = copy.deepcopy(layer)
-    other.reset_parameters()
-    assert not torch.allclose(other(x), y)
-    other.load_state_dict(layer.state_dict())
-    for twin in (other, copy.deepcopy(layer), torch.load(file, weights_only=False)):
-        assert torch.equal(twin(x), y)
-    assert torch.allclose(torch.compile(copy.deepcopy(layer), fullgraph=True, backend="aot_eager")(x), y, atol=1e-5)
-    batch = {"input": {0: torch.export.Dim("batch", min=1, max=64)}}
-    for is_strict in (True, False):
-        exported = torch.export.export(layer, (x,), dynamic_shapes=batch, strict=is_strict).module()
-        assert all(torch.allclose(exported(x[:n]), y[:n], atol=1e-5) for n in (1, 2))
-    traced: Any = torch.jit.trace(layer, x[:1], check_trace=False)
-    assert torch.allclose(traced(x), y, atol=1e-5)
-    assert copy.deepcopy(layer).bfloat16()(x.bfloat16()).dtype == torch.bfloat16
-    found = sk.metrics.lipschitz(copy.deepcopy(layer).double(), x.shape[1:])
-    assert found.largest - 1 <= 1e-12
 
 
 def test_a_layer_on_the_meta_device_is_drawn_later():

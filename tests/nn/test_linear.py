@@ -75,12 +75,3 @@ def test_vectors_empty_batches_and_wrong_dtypes_are_as_torch_has_them(name, dtyp
         assert layer(torch.zeros(*leading, shape[1], dtype=dtype)).shape == (*leading, shape[0])
     with pytest.raises(RuntimeError):
         layer(torch.zeros(2, shape[1], dtype=torch.complex128 if dtype != torch.complex128 else torch.float32))
-
-
-@pytest.mark.parametrize(("name", "options"), [("givens", {"layers": 2}), ("householder", {"reflections": 60})])
-def test_it_exports_with_any_number_of_rows(name, options):
-    layer = sk.nn.OrthogonalLinear(128, 128, parametrization=name, **options)
-    rows = torch.export.Dim("rows", min=1, max=4096)
-    exported = torch.export.export(layer, (torch.randn(4, 128),), dynamic_shapes={"x": {0: rows}}).module()
-    x = torch.randn(70, 128)
-    assert torch.allclose(exported(x), layer(x), atol=1e-5)
