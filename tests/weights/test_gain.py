@@ -130,7 +130,6 @@ def test_a_learned_gain_is_one_coordinate_trained_in_a_group_of_its_own():
     optimizer.step()
     assert layer.parametrizations.weight.gain.item() == pytest.approx(1 - 0.5 * 3 * 2, rel=1e-5)
     assert torch.allclose(layer.weight, -2 * w, atol=1e-4)
-    sk.optim.parameter_groups(nn.Linear(2, 2), lr=0.1, gain=0.5)
 
 
 @pytest.mark.parametrize("gain", [0.5, "learned"])

@@ -138,7 +138,10 @@ def inverse_of_accretive(m: Tensor) -> Tensor:
     in float64, and of larger norm by LU. Other devices, where each step is a launch and no norm is read, take LU.
     Inverses are right to about 20 eps sqrt(n) in float32 and to 1e-10 or better in float64; NaN propagates.
     """
-    return inverse_by_lu(m) if m.shape[-1] < _SMALLEST_BLOCKED or m.is_cuda else _blocked(m)
+    if m.shape[-1] >= _SMALLEST_BLOCKED and not m.is_cuda:
+        return _blocked(m)
+    # Without a call of `inverse_by_lu` where it adds nothing: weights are read so.
+    return torch.linalg.inv_ex(m)[0] if m.is_cpu and not switch.forbidden else inverse_by_lu(m)
 
 
 def inverse_by_lu(m: Tensor) -> Tensor:

@@ -147,7 +147,8 @@ class _Square(Function):
     def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
         v, phase, d, ctx.n, _ = inputs
         ctx.dtype = v.dtype
-        keep(ctx, phase, d, output)
+        ctx.save_for_backward(phase, d, output)  # as `keep` does, without a call at each read of a weight
+        ctx.save_for_forward(phase, d, output)
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
