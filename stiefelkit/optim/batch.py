@@ -63,6 +63,7 @@ class Bucket:
         """Begins a step, in which values are read if they can be and are free."""
         self.may_sync_host = is_free and not switch.forbidden and self.params[0].is_cpu
         self.all_finite: Tensor | None = None
+        vars(self).pop("g", None)  # of a step that was refused before it began
         self._read_states: dict[str, Tensor] = {}
         self._staged: dict[str, Tensor | list[Any]] = {}
         self.stage: Callable[[str, Tensor | list[Any]], None] = self._staged.__setitem__

@@ -3,7 +3,7 @@
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,11 +26,6 @@ from stiefelkit.optim.batch import Bucket, Group, limit_of
 from stiefelkit.optim.settings import OF_TORCH, Setting
 from stiefelkit.tensors import is_sharded
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS, Frame, frames, manifold_of, name_of_manifold, watch_frame
-
-
-def probing(kind: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
-    """Returns a torch optimizer of a number that nobody needs, for its defaults and its step."""
-    return kind([torch.zeros(1, device="cpu")])
 
 
 def check_group(name: str, settings: Sequence[Setting], group: Group) -> Group:

@@ -54,11 +54,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         super().__init_subclass__(**options)
         cls._call = signature(cls.settings, cls.positional)
         cls._names = tuple(setting.name for setting in cls.settings if setting.name != "lr")
-        if cls.__init__ is FrameOptimizer.__init__:
-            cls.__signature__ = cls._call
-        else:  # or what a base has would hold for it
-            constructor = inspect.signature(cls.__init__)
-            cls.__signature__ = constructor.replace(parameters=list(constructor.parameters.values())[1:])
+        cls.__signature__ = cls._call
         document_settings(cls, cls.settings)
 
     def __init__(self, params: Iterable[Any], *args: Any, **settings: Any):
@@ -84,7 +80,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         self._writes: dict[int, int] = {}
         self._sorted: dict[int, Sorted] = {}
         self._validated: dict[int, list[Any]] = {}
-        self._free: torch.optim.Optimizer = checks.probing(self.free_optimizer)
+        self._free = _probing(self.free_optimizer)
         self._step_of_free = unhooked_step(self.free_optimizer)
 
     def _checked(self, group: Group) -> Group:
@@ -163,13 +159,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Does one step, after a closure that computes the loss and the gradients again, and returns what that does.
-
-        Raises:
-            NonFiniteError: the gradient of a frame holds NaN or infinity, or its norm overflows; nothing is changed. Or
-                the step is so long that nothing finite comes of it; then that frame is not changed.
-            NotAFrameError: a frame was changed from outside and is none any more.
-        """
+        """Does one step, after a closure that computes the loss and the gradients again, and returns what that does."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -229,3 +219,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         read, on devices beside CPUs and with `capturable=True`, `bucket.may_sync_host` is False: norms are tensors
         then, and what has to hold, told to `bucket.require`, is no error but decides whether anything is written.
         """
+
+
+def _probing(kind: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """Returns a torch optimizer of a number that nobody needs, for its defaults and its step."""
+    return kind([torch.zeros(1, device="cpu")])

@@ -117,7 +117,7 @@ OF_TORCH = {
 
 
 def document_settings(optimizer: type, settings: Collection[Setting]) -> None:
-    """Adds what the settings are, and what they raise, to a docstring, before its references and examples."""
+    """Adds what the settings are to a docstring, before its references and examples."""
     if not optimizer.__doc__ or not settings or "Args:\n" in optimizer.__doc__:
         return
     doc = inspect.cleandoc(optimizer.__doc__)
@@ -127,7 +127,7 @@ def document_settings(optimizer: type, settings: Collection[Setting]) -> None:
     entries = [_PARAMS, *(f"{', '.join(alike)}: {words}" for words, alike in names.items())]
     wrapped = [textwrap.fill(entry, 116, initial_indent=" " * 4, subsequent_indent=" " * 8) for entry in entries]
     end = min((doc.find(mark) for mark in ("References:", ">>> ") if mark in doc), default=len(doc))
-    optimizer.__doc__ = "\n".join([doc[:end].rstrip(), "", "Args:", *wrapped, "", _RAISES, doc[end:]])
+    optimizer.__doc__ = "\n".join([doc[:end].rstrip(), "", "Args:", *wrapped, "", doc[end:]])
 
 
 def signature(settings: Sequence[Setting], positional: int = 1) -> inspect.Signature:
@@ -141,8 +141,3 @@ def signature(settings: Sequence[Setting], positional: int = 1) -> inspect.Signa
 
 
 _PARAMS = "params: groups, as `sk.optim.parameter_groups` gives them."
-_RAISES = """Raises:
-    OptionError: a setting is out of range.
-    ShapeError, NotAFrameError: a parameter of a manifold is not a frame.
-    OptimizerError: a frame is in a group without a manifold.
-"""

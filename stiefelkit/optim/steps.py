@@ -141,11 +141,6 @@ class TangentOptimizer(FrameOptimizer):
 
     retraction: ClassVar[Retraction] = CayleyStep()
     """The retraction that moves a frame along its tangent vector."""
-    _transports: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **options: object) -> None:
-        super().__init_subclass__(**options)
-        cls._transports = cls.transport is not TangentOptimizer.transport
 
     @abstractmethod
     def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
@@ -179,7 +174,8 @@ class TangentOptimizer(FrameOptimizer):
             lengths, longest = lengths_on_device(direction, steps), math.sqrt(w.shape[-1])
             bucket.require((lengths < math.inf).all(), AssertionError)  # not where it is NaN
             steps = [step * (longest / lengths).clamp(max=1) for step in steps]
-            if self._transports or not self.retraction.landed(bucket, direction, steps):
+            transports = type(self).transport is not TangentOptimizer.transport
+            if transports or not self.retraction.landed(bucket, direction, steps):
                 self._increment(group, bucket, w, direction, steps, None)
                 self.retraction.finish(group, bucket, longest)
 
@@ -221,8 +217,7 @@ class TangentOptimizer(FrameOptimizer):
                 f"{type(self.retraction).__name__}.increment needs to return a tensor of shape {tuple(w.shape)}, got "
                 f"{tuple(increment.shape)}."
             )
-        if self._transports:
-            self.transport(group, bucket, direction, steps, w, increment=increment)
+        self.transport(group, bucket, direction, steps, w, increment=increment)
         bucket.add(increment)
 
     def _leap(self, group: Group, bucket: Bucket, w: Tensor, direction: Tangent, steps: Norms, length: float) -> None:

@@ -27,6 +27,8 @@ def test_a_gradient_that_is_not_finite_is_named(name, count, bad):
     w.grad[0, 0] = bad
     with pytest.raises(errors.NonFiniteError, match=r"Linear\.weight"):
         optimizer.step()
+    w.grad[0, 0] = 1.0
+    optimizer.step()
 
 
 @every_optimizer

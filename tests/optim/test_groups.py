@@ -1,3 +1,7 @@
+import copy
+import pickle
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -55,6 +59,18 @@ def test_a_bare_name_stands_for_the_prefixed_ones_of_a_composite():
         "v.skew": 1e-6,
         "spectrum": 1e-3,
     }
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+@pytest.mark.parametrize("net", [sk.nn.RotationRNN(2, 4), sk.nn.LRU(2, 4, num_layers=2)])
+def test_decay_of_what_a_recurrence_is_computed_from_is_warned_of(net, copied):
+    for held in (net, copied(net)):
+        optimizer = torch.optim.AdamW(held.parameters(), lr=0.1, weight_decay=0.5)
+        with pytest.warns(UserWarning, match="AdamW shrinks .*'log_rate'.* by weight_decay=0.5"):
+            optimizer.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            torch.optim.AdamW(sk.optim.parameter_groups(held, lr=0.1), weight_decay=0.5).step()
 
 
 @pytest.mark.parametrize("lr", [-1.0, float("nan")])

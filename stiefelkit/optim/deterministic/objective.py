@@ -73,17 +73,14 @@ class Objective:
         self.who, self.space, self.evaluations, self.products = who, space, 0, 0
         self._closure, self._params, self._is_curved = closure, params, is_curved
         self.eps, self.unit = torch.finfo(params[0].dtype).eps, unit
+        self.scale = unit or 1.0
+        """What losses and gradients are in units of; chosen by the first gradient."""
         self.lowest = self.reached = math.inf
         """The least losses: of all positions so far, and of those from which iterations began."""
         self.best: Position | None = None
         """The position with the shortest gradient of those whose losses differ from the least by rounding only."""
         self._noise, self.steepest = NOISE, 0.0
         """`steepest` is the length of the longest Euclidean gradient so far."""
-
-    @property
-    def scale(self) -> float:
-        """What the losses and gradients of positions are in units of."""
-        return self.unit or 1.0
 
     def write(self, points: Sequence[Tensor]) -> None:
         """Sets the parameters."""
@@ -181,9 +178,9 @@ class Objective:
         dense = [g.to_dense() if g.is_sparse else g for g in graph]
         gradients = [g.detach().to(w.dtype) for g, w in zip(dense, points, strict=True)]
         if self.unit is None:
-            self.unit = _unit_of(gradients)
-        if self.unit != 1:
-            gradients = [g / self.unit for g in gradients]
+            self.unit = self.scale = _unit_of(gradients)
+        if self.scale != 1:
+            gradients = [g / self.scale for g in gradients]
         size = math.hypot(*[torch.linalg.vector_norm(g).item() for g in gradients])
         flat = self.space.gradient(points, gradients)
         norm = torch.linalg.vector_norm(flat).item()
