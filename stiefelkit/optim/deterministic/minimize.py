@@ -28,7 +28,6 @@ class Minimum:
 
     Attributes:
         point: the frame, of the shape and dtype of the start; of several points a tuple. Not shown by `print`.
-        value, gradient_norm, iterations, evaluations, products: of the `Progress` of the only step.
         is_converged: whether the gradient is as short as was asked for, or as rounding lets it be.
         stopped: "gradient" or "rounding" if it is so, else "max_iter" or "no_descent".
         reflected: for square real frames, whose determinant no step changes: the end of a minimization that started
