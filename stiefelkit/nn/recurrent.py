@@ -260,11 +260,16 @@ class Recurrent(CoordinateParameters):
         zero = w.real.new_zeros(batch, self.hidden_size)  # ONNX makes no complex ones
         return _paired(zero, zero) if self.is_complex else zero
 
-    def _matrix(self, suffix: str, x: Tensor, batch: int, batch_sizes: list[int] | None) -> Tensor | Factored:
-        """Returns W, in factors where its map has them and the scan is faster so, or as `factored` says."""
+    def _matrix(
+        self, suffix: str, x: Tensor, batch: int, batch_sizes: list[int] | None
+    ) -> tuple[Tensor | Factored, Tensor]:
+        """Returns W, or its factors where the scan is faster so or `factored` says so, and a tensor of their dtype."""
         held = coordinate_list_of(self, f"{self.frame}{suffix}") if self._has_factors else None
         factored = held.factored() if held is not None and self._takes_factors(held, x, batch, batch_sizes) else None
-        return self._join(self._read(self.frame, suffix)) if factored is None else factored
+        if factored is not None:
+            return factored, factored.factors
+        w = self._join(self._read(self.frame, suffix))
+        return w, w
 
     def _takes_factors(self, held: CoordinateList, x: Tensor, batch: int, batch_sizes: list[int] | None) -> bool:
         """Returns whether factors are asked for, or faster, and the scan runs in the one backend that takes them."""

@@ -13,7 +13,7 @@ from stiefelkit.functional import product
 from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.nn.recurrent import Layers, Recurrent, States, Steps
 from stiefelkit.nn.torch_rnn import fill_, read
-from stiefelkit.scan import Factored, find_activation, scan
+from stiefelkit.scan import find_activation, scan
 from stiefelkit.weights.find import coordinate_list_of
 
 
@@ -23,9 +23,9 @@ class _Scanned(Recurrent):
     frame_gradients = ("exact", "half")
 
     def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
-        w = self._matrix(suffix, x, batch, steps["batch_sizes"])
+        w, like = self._matrix(suffix, x, batch, steps["batch_sizes"])
         u = self._join(self._read("weight_ih", suffix))
-        first = self._first(suffix, h0, batch, w.factors if isinstance(w, Factored) else w)
+        first = self._first(suffix, h0, batch, like)
         coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
         gradient = "exact" if coordinate_list is None else coordinate_list.gradient
         how = {"activation": self.activation, "backend": self.backend, "gradient": gradient, **steps}
@@ -145,8 +145,7 @@ class LinearTransitionRNN(Layers):
     """
 
     def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
-        w = self._matrix(suffix, x, batch, steps["batch_sizes"])
-        like = w.factors if isinstance(w, Factored) else w
+        w, like = self._matrix(suffix, x, batch, steps["batch_sizes"])
         u = self._join(self._read("weight_ih", suffix))
         bias = self._read("bias", suffix) if self.has_bias else None
         if bias is not None and not self._bias_inside:
