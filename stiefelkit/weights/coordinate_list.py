@@ -296,7 +296,7 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def _finished(self, w: Tensor) -> Tensor:
         """Returns what stands on top of the map makes of its weight."""
-        for parametrization in [*self][1:]:
+        for parametrization in list(self)[1:]:  # torch 2.11 traces no star of a module list
             w = parametrization(w)
         return w.contiguous()
 
