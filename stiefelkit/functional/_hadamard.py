@@ -67,19 +67,18 @@ def _transformed(x: Tensor, adjoint: bool) -> Tensor:
     n = x.shape[-1]
     y = x.to(working_dtype(x.dtype)).resolve_conj()
     rest = n
-    for h in _grouped(n):
+    for h in _grouped(n, y.dtype, y.device):
         # x is in the order (before, this factor, after): each factor acts on an index of its own.
         m = len(h)
         rest //= m
-        h = h.to(y.device, y.dtype)
         h = h.mT if adjoint else h
         y = h @ y.reshape(-1, m, rest) if rest > 1 else y.reshape(-1, m) @ h.mT
     return (y.reshape(x.shape) / n**0.5).to(x.dtype)
 
 
 @functools.lru_cache(64)
-def _grouped(n: int) -> Sequence[Tensor]:
-    """Returns the factors of the matrix of order n, small ones multiplied together."""
+def _grouped(n: int, dtype: torch.dtype, device: torch.device) -> Sequence[Tensor]:
+    """Returns the factors of the matrix of order n, small ones multiplied together, kept where they are used."""
     groups: list[Tensor] = []
     with torch.inference_mode(False):
         for h in hadamard_factors(n):
@@ -87,4 +86,4 @@ def _grouped(n: int) -> Sequence[Tensor]:
                 groups[-1] = torch.kron(groups[-1], h)
             else:
                 groups.append(h)
-    return tuple(groups)
+        return tuple(h.to(device, dtype) for h in groups)

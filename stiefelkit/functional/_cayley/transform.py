@@ -14,7 +14,7 @@ from torch import Tensor
 from stiefelkit._torch import is_differentiated, is_exporting
 from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Context, Function, by_transposing, keep
-from stiefelkit.functional._arithmetic.product import opaque, plus_product, product
+from stiefelkit.functional._arithmetic.product import opaque, plus_product, sandwich
 from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.functional._arithmetic.split_products import (
     BITS_OF_RESIDUALS,
@@ -162,7 +162,7 @@ class _Square(Function):
         if ctx.dtype == torch.float32 and w.dtype == working_dtype(w.dtype) and splits(w):
             inner = fine_product(fine_product(adjoint, g), adjoint)
         else:
-            inner = product(product(adjoint, g), adjoint)
+            inner = sandwich(adjoint, g)
         gv = pack_skew_gradient(inner * (d * -0.5).unsqueeze(-1))
         return gv.to(ctx.dtype), phase_gradient(phase, w, g), None, None, None
 
