@@ -217,8 +217,8 @@ class TangentOptimizer(FrameOptimizer):
                 f"{type(self.retraction).__name__}.increment needs to return a tensor of shape {tuple(w.shape)}, got "
                 f"{tuple(increment.shape)}."
             )
-        self.transport(group, bucket, direction, steps, w, increment=increment)
         bucket.add(increment)
+        self.transport(group, bucket, direction, steps, w, increment=increment)
 
     def _leap(self, group: Group, bucket: Bucket, w: Tensor, direction: Tangent, steps: Norms, length: float) -> None:
         """Makes a step that is no small increment: in float64, to the nearest frame."""

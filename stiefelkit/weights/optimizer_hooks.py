@@ -81,8 +81,8 @@ class _Replaced(NamedTuple):
 T = TypeVar("T")
 Entry = TypeVar("Entry")
 _Alive = dict[int, tuple[weakref.ref[T], Entry]]
-_watched: _Alive[WatchedWeight, bool] = {}
-"""By id: the coordinate lists alive, and whether they hold frames."""
+_watched: _Alive[WatchedWeight, tuple[bool, dict[str, str]]] = {}
+"""By id: the coordinate lists alive, whether they hold frames, and the manifolds of coordinates."""
 _alone: _Alive[Tensor, str] = {}
 """The frames alive that no coordinate list holds, and their manifolds."""
 _layers: _Alive[WatchedLayer, str] = {}
@@ -126,8 +126,8 @@ def _alive(table: _Alive[T, Entry]) -> Iterator[tuple[T, Entry]]:
             yield thing, entry
 
 
-watch: Callable[[WatchedWeight, bool], None] = functools.partial(_remember, _watched)
-"""Adds a coordinate list and whether it holds frames; no optimizer should shrink its coordinates."""
+watch: Callable[[WatchedWeight, tuple[bool, dict[str, str]]], None] = functools.partial(_remember, _watched)
+"""Adds a coordinate list, whether it holds frames, and its manifolds; no optimizer should shrink its coordinates."""
 watch_frame: Callable[[Tensor, str], None] = functools.partial(_remember, _alone)
 """Adds a frame that no coordinate list holds, and its manifold."""
 watch_layer: Callable[[WatchedLayer, str], None] = functools.partial(_remember, _layers)
@@ -174,7 +174,7 @@ def name_of_manifold(manifold: object) -> str | None:
 
 def coordinate_lists(of_frames: bool = True) -> list[WatchedWeight]:
     """Returns the coordinate lists alive, all or those that hold frames."""
-    return [one for one, holds_frames in _alive(_watched) if holds_frames or not of_frames]
+    return [one for one, (holds_frames, _) in _alive(_watched) if holds_frames or not of_frames]
 
 
 def frames_alone() -> list[Tensor]:
@@ -189,8 +189,7 @@ def frames() -> dict[int, Frame]:
     its parameter is replaced.
     """
     found = {id(frame): Frame(None, "stiefel", manifold) for frame, manifold in _alive(_alone)}
-    for watched in coordinate_lists():
-        manifolds = watched.param.manifolds
+    for watched, (_, manifolds) in _alive(_watched):
         for name, c in watched.coordinates.items() if manifolds else ():
             if name in manifolds:
                 found[id(c)] = Frame(watched, name, manifolds[name])
