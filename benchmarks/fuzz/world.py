@@ -102,7 +102,10 @@ class World:
     def make_optimizer(self, net: nn.Module) -> torch.optim.Optimizer:
         """What trains a model, as the plan has it."""
         plan = self.case["optimizer"]
-        groups = sk.optim.parameter_groups(net, plan["lr"], stiefel={"manifold": f"stiefel:{plan['metric']}"})
+        groups = sk.optim.parameter_groups(net, plan["lr"])
+        for group in groups:
+            if "manifold" in group:
+                group["manifold"] = f"stiefel:{plan['metric']}"
         name, settings = plan["free"]
         if any(p.is_complex() for group in groups if "manifold" not in group for p in group["params"]):
             settings = {key: value for key, value in settings.items() if key != "fused"}
