@@ -3,6 +3,7 @@
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypedDict, Unpack
 
 import torch
@@ -105,8 +106,8 @@ class Recurrent(CoordinateParameters):
         inherited = inspect.signature(cls.__mro__[1]).parameters.items()
         merged = {key: p for key, p in inherited if takes_all or p.kind >= p.KEYWORD_ONLY}
         merged |= {p.name: p for p in own if p.kind is not p.VAR_POSITIONAL}
-        kept = (p for key, p in merged.items() if key not in cls._refused)
-        cls.__signature__ = inspect.Signature(sorted(kept, key=lambda p: p.kind))
+        kept = [p for key, p in merged.items() if key not in cls._refused]
+        cls.__signature__ = inspect.Signature(sorted(kept, key=attrgetter("kind")))
 
     def __init__(
         self,

@@ -19,8 +19,8 @@ PROJECT = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["projec
 CORE = {"geoopt", "numpy", "safetensors", "torch"}
 OF_OTHERS = {"typing_extensions"}  # comes with torch
 AT_HAND = {"geotorch", "pogo", "pytest", "triton"}  # used where they are there
-WITH_COMMANDS = ("cli", "measuring", "training")
-"""Folders of what the commands do."""
+WITH_COMMANDS = ("cli", "measuring", "training", "checks.py", "figure.py")
+"""Folders of what the commands do, and files that they alone import."""
 
 HIDDEN = """
     import sys
