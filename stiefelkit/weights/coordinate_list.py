@@ -226,9 +226,11 @@ class CoordinateList(parametrize.ParametrizationList):
         written = notes.written(optimizer_hooks.was_moved)
         looks = by_value or (by_value is None and self.is_at_rest())
         if written or (looks and not _torch.is_intercepted() and (by_value or notes.may_be_wrong())):
-            notes.project_(self.param, self.coordinates, written, self.weight, bool(by_value))
+            is_strange = notes.project_(self.param, self.coordinates, written, self.weight, bool(by_value))
             self.note_written()
             notes.may_be_wrong()  # remembers what was looked at here
+            if is_strange and not by_value and self.training and torch.is_grad_enabled():
+                notes.warn_of_strange(self.weight)
 
     def is_at_rest(self) -> bool:
         """Returns whether a read is outside training: in eval mode, without gradients, or of a frame never stepped."""

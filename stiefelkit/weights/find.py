@@ -252,19 +252,27 @@ def views_of(
         raise ShapeError(f"{who} on {place.title}: {error}") from None
 
 
-def _stacked_in(place: WeightPath) -> str | None:
-    """Returns the `blocks=` for what a layer of torch or transformers keeps side by side in a weight."""
+def _stacked_in(place: WeightPath) -> tuple[str, str] | None:
+    """Returns what a layer of torch or transformers keeps side by side in a weight, and the `blocks=` for it."""
     host, name = place.host, place.name
     if isinstance(host, nn.MultiheadAttention) and name == "in_proj_weight":
-        return f"blocks=3 makes a frame of each, blocks={3 * host.num_heads} of each head's"
+        return "q, k and v", f"blocks=3 makes a frame of each, blocks={3 * host.num_heads} of each head's"
     for cls in type(host).__mro__:
         if cls.__name__ in _GATES and name in ("weight_ih", "weight_hh"):
-            return f"blocks={_GATES[cls.__name__]} makes a frame of each"
-    is_layer = name == "weight" and (isinstance(host, nn.Linear | Convolution) or _is_conv1d(host))
-    if not (is_layer and _CALLED.search(place.qualified.rpartition(".")[0].rpartition(".")[2])):
+            return "its gates", f"blocks={_GATES[cls.__name__]} makes a frame of each"
+    w, is_turned = held_parameters(host).get(name), not isinstance(host, nn.Linear | Convolution)
+    if name != "weight" or w is None or w.dim() < 2 or (is_turned and not _is_conv1d(host)):
         return None
-    dim = ", dim=1" if _is_conv1d(host) else ""
-    return f"blocks=count{dim} or blocks=(size, size, ...){dim} makes a frame of each"
+    inputs, outputs = w.shape[:2] if is_turned else w.shape[1::-1]
+    dim = ", dim=1" if is_turned else ""
+    called = re.search(_CALLED, place.qualified.rpartition(".")[0].rpartition(".")[2])
+    if called and called.group() == "gate_up":
+        return "gate and up", f"blocks=2{dim} makes a frame of each"
+    if outputs in (2 * inputs, 3 * inputs) and (called or is_turned):
+        count = outputs // inputs
+        each = f"blocks={count}{dim} makes a frame of each, if heads do not alternate"
+        return f"{count} square matrices", f"{each}, blocks={count} * heads{dim} of each head's"
+    return ("several matrices", f"blocks=(size, size, ...){dim} makes a frame of each") if called else None
 
 
 def _is_conv1d(host: nn.Module) -> bool:
@@ -286,7 +294,7 @@ def notes_on(
     class of a map without blocks, several matrices in one.
     """
     notes: list[str] = []
-    stacked: dict[str, list[str]] = {}
+    stacked: dict[tuple[str, str], list[str]] = {}
     weights, taken = {}, set()
     for places in tied:
         weight = held_parameters(places[0].host)[places[0].name]
@@ -313,10 +321,10 @@ def notes_on(
                 f"sk.tie({first.expression}, {first.name!r}, {other.expression}, {other.name!r}) ties them, as "
                 f"where={names!r} in place of the name does; make the optimizer after that."
             )
-    for remedy, titles in stacked.items():
+    for (held, remedy), titles in stacked.items():
         remedy += f', of "rebased" with {unblocked.__name__} inside' if "blocks" in option_names(unblocked) else ""  # type: ignore[union-attr, arg-type]
         notes.append(
-            f"{enumerated(titles)}: several matrices side by side became one frame, and none of them is a frame by "
+            f"{enumerated(titles)}: {held} side by side became one frame, and none of them is a frame by "
             f"itself; {remedy}; blocks=1 keeps one frame without this note."
         )
     return notes

@@ -122,6 +122,8 @@ class Notes:
 
     were_trained = False
     """True once an optimizer of frames has moved any of them."""
+    strange = 0
+    """The number of reads in training that found a frame off its manifold, before an optimizer of frames moved it."""
 
     def __init__(self, param: OrthogonalParam, held: Held, keys: Mapping[str, str]):
         self._noted: list[_Note] = []
@@ -179,6 +181,16 @@ class Notes:
         """Returns whether the values of one may be, though no count of writes says so; by few reads, on a CPU only."""
         return any([note.may_be_wrong(t) for note, t in self._present() if may_sync_host(t)])
 
+    def warn_of_strange(self, weight: str) -> None:
+        """Warns at the third frame off its manifold: once may be a draw, each time is an optimizer without hooks."""
+        self.strange += 1
+        if self.strange == 3:
+            warn_caller(
+                f"{weight} needs an optimizer that moves frames, got values that are none three times in training, and "
+                "takes their nearest; unless an average writes them, use sk.optim.MultiplicativeCayley("
+                "sk.optim.parameter_groups(model, lr=...)) by itself, or a flat map, such as cayley."
+            )
+
     @torch.no_grad()
     def project_(
         self,
@@ -187,8 +199,10 @@ class Notes:
         written: Sequence[Tensor],
         weight: str,
         by_value: bool,
-    ) -> None:
+    ) -> bool:
         """Takes frames that are frames no more to their nearest, and integers that were rounded to what they were.
+
+        Returns whether a frame was one that trains, and that no optimizer of frames has moved yet.
 
         Those that are known to have been written to are projected from 32 rounding limits on, others, which optimizers
         and checkpoints may have left as they are, from where a checkpoint of them would be refused. `by_value`, they
@@ -200,7 +214,7 @@ class Notes:
         if is_wrong:
             for note, t in self._present():
                 note.restore_(t)
-        keys = {id(t) for t in written}
+        keys, is_strange = {id(t) for t in written}, False
         for t, packed in frame_tensors(param, coordinates):
             lands_later = not (written or by_value) and is_left_between_landings(t)
             if t.is_meta or is_sharded(t) or lands_later:
@@ -209,6 +223,7 @@ class Notes:
             p, dtype = w.shape[-1], w.dtype
             own = _PROJECTED_FROM * rounding_limit(p, dtype) + torch.finfo(dtype).eps
             if orthogonality_error(w).max().item() > (own if id(t) in keys else frame_tolerance(p, dtype)):
+                is_strange |= t.requires_grad and not self.were_trained
                 try:
                     to_nearest_(t, packed)
                 except RankError as cause:
@@ -221,6 +236,7 @@ class Notes:
             raise NotAFrameError(
                 f"{weight} needs {reason}, got others, written from outside; average weights by sk.optim.multi_avg_fn."
             )
+        return is_strange
 
 
 def check_given(param: OrthogonalParam, coordinates: Mapping[str, Tensor], weight: str) -> None:

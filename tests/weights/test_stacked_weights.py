@@ -30,7 +30,8 @@ class Holder(nn.Module):
 FUSED: dict[str, tuple[Any, str, list[dict[str, Any]]]] = {
     "attention": (lambda: nn.MultiheadAttention(8, 2), "in_proj_weight", [{"blocks": 3}, {"blocks": 6}]),
     "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16), "self_attn.in_proj_weight", [{"blocks": 3}]),
-    "GPT-2": (lambda: Holder("c_attn", Conv1D(24, 8)), "c_attn.weight", [{"blocks": 3, "dim": 1}]),
+    "GPT-2": (lambda: Conv1D(24, 8), "weight", [{"blocks": 3, "dim": 1}]),
+    "GPT-2, across": (lambda: Holder("c_attn", Conv1D(16, 8)), "c_attn.weight", [{"blocks": 2, "dim": 1}]),
     "LSTMCell": (lambda: nn.LSTMCell(4, 8), "weight_hh", [{"blocks": 4}]),
     "LSTMCell, inputs": (lambda: nn.LSTMCell(4, 8), "weight_ih", [{"blocks": 4}]),
     "GRUCell": (lambda: nn.GRUCell(8, 8), "weight_hh", [{"blocks": 3}]),
@@ -52,7 +53,7 @@ def test_one_frame_of_what_a_layer_holds_side_by_side_is_warned_about_once_with_
     for remedy in [*remedies, {"blocks": 1}]:
         blocks, dim = remedy["blocks"], remedy.get("dim", 0)
         words = "blocks=(size, size, ...)" if isinstance(blocks, tuple) else f"blocks={blocks}"
-        assert words in said or "blocks=count" in said
+        assert words + (", dim=1" if dim else "") in said
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             model: Any = sk.orthogonal(make(), **chosen, **remedy)
@@ -66,7 +67,8 @@ def test_one_frame_of_what_a_layer_holds_side_by_side_is_warned_about_once_with_
     "make",
     [
         lambda: nn.Sequential(nn.Linear(8, 24), nn.RNNCell(8, 8), nn.Bilinear(3, 4, 2)),
-        lambda: Conv1D(24, 8),
+        lambda: Conv1D(32, 8),
+        lambda: Conv1D(8, 8),
         lambda: nn.MultiheadAttention(8, 2, kdim=4, vdim=4),
         lambda: Holder("mqkvx", nn.Embedding(24, 8)),
     ],
