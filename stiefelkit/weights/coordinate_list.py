@@ -335,9 +335,9 @@ class CoordinateList(parametrize.ParametrizationList):
         self.check_assignable()
         for on_top in [*self][:0:-1]:
             value = right_inverse_of(on_top, self.weight)(value)
-        is_alike = (tuple(value.shape), value.dtype) == (tuple(self.param.shape), self.param.dtype)
-        if is_alike and not self.param.traits.invertible and torch.equal(value, self().to(value.device)):
-            return  # a map without a right inverse keeps what it gives
+        if not self.param.traits.invertible and isinstance(value, Tensor) and value.dtype == self.param.dtype:
+            if tuple(value.shape) == self.param.shape and torch.equal(value, self().to(value.device)):
+                return  # a map without a right inverse keeps what it gives
         self.take_position(self.param.solve(value))
 
     def take_position(self, position: Position) -> None:
