@@ -27,6 +27,9 @@ from stiefelkit.optim.settings import OF_TORCH, Setting
 from stiefelkit.tensors import is_sharded
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS, Frame, frames, manifold_of, name_of_manifold, watch_frame
 
+TAKE_ANY_GRADIENT = (torch.optim.SGD, torch.optim.Adagrad)
+"""Optimizers of torch that take sparse gradients, and know no capturing."""
+
 
 def check_group(name: str, settings: Sequence[Setting], group: Group) -> Group:
     """Returns a group with Python's own numbers; raises OptionError unless its settings are in range."""
@@ -47,6 +50,17 @@ def check_group(name: str, settings: Sequence[Setting], group: Group) -> Group:
     words = "weight_decay=0 for frames, which cannot shrink, as parameter_groups(model, weight_decay=...) gives it"
     needs(not decay, OptionError, name, words, decay)
     return group
+
+
+def check_free_gradients(name: str, groups: Sequence[Group]) -> None:
+    """Raises OptimizerError for what torch's optimizer would refuse when the frames have moved already."""
+    for group in groups:
+        for p in group["params"]:
+            if p.grad is not None and p.grad.is_sparse:
+                got = "a sparse one; sparse=False of the embedding makes it dense"
+                raise OptimizerError(f"{name} needs dense gradients outside of frames, got {got}.")
+            if p.grad is not None and group.get("capturable") and p.device.type == "cpu":
+                raise OptimizerError(f"{name} needs capturable=False outside of frames on a CPU, got True.")
 
 
 def check_manifold(name: str, manifold: object) -> None:

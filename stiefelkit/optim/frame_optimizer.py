@@ -172,6 +172,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
                 continue
             for bucket in begin_buckets(self._sorted, group, self.state):
                 (on_host if bucket.may_sync_host else on_device).append((group, bucket))
+        if free and self.free_optimizer not in checks.TAKE_ANY_GRADIENT:
+            checks.check_free_gradients(type(self).__name__, free)
         if len(on_host) > 1:  # a single one is checked on the way
             checks.check_gradients(type(self).__name__, [bucket for _, bucket in on_host])
         for group, bucket in on_host:

@@ -105,7 +105,7 @@ class CoordinateList(parametrize.ParametrizationList):
         self._emptied: list[tuple[nn.Parameter, int | None]] | None = None
         self._names = frozenset({*self._key_of, *param.chart} - self.__dict__.keys() - _OWN)
         self._notes = Notes(param, self._parameters, self._key_of)
-        optimizer_hooks.watch(self, (self._notes.are_of_frames, param.manifolds))
+        optimizer_hooks.watch(self, (self._notes.are_of_frames, self._notes.manifolds))
         if not isinstance(coordinates, torch.device) or coordinates.type == "meta":
             self.note_written()
 
@@ -142,7 +142,7 @@ class CoordinateList(parametrize.ParametrizationList):
         if self._emptied is not None:
             self._remember_emptied()
         self._notes = Notes(self.param, self._parameters, self._key_of)
-        optimizer_hooks.watch(self, (self._notes.are_of_frames, self.param.manifolds))
+        optimizer_hooks.watch(self, (self._notes.are_of_frames, self._notes.manifolds))
         self.leave_group()
         self.note_written()
 

@@ -130,7 +130,8 @@ class Notes:
         self._dtypes: list[tuple[str, int, torch.dtype]] = []
         self.held, self._keys = held, keys
         self._all = chart_slots(param)
-        for name in param.manifolds:
+        self.manifolds = param.manifolds
+        for name in self.manifolds:
             self._all.append(TensorSlot(held, keys[name], False))
         self.places: tuple[list[Held], list[str]] = ([], [])
         """The dictionaries that hold what is noted, and its keys."""

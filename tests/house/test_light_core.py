@@ -17,7 +17,7 @@ from stiefelkit.cli import EXTRA
 PACKAGE = Path(sk.__file__).parent
 PROJECT = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
 CORE = {"geoopt", "numpy", "safetensors", "torch"}
-OF_OTHERS = {"typing_extensions"}  # comes with torch
+OF_OTHERS = {"scipy", "typing_extensions"}  # come with geoopt and with torch
 AT_HAND = {"geotorch", "pogo", "pytest", "triton"}  # used where they are there
 WITH_COMMANDS = ("cli", "measuring", "training", "checks.py", "figure.py")
 """Folders of what the commands do, and files that they alone import."""

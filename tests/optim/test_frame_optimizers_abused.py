@@ -184,3 +184,32 @@ def test_ten_steps_after_a_mean_that_was_written_through_data_end_at_a_frame(nam
     for seed in range(2, 12):
         step(seed)
     assert all(excess(w) <= (20 if dtype == torch.float64 else 2) for w in ws)
+
+
+def free_beside(name, w, **options) -> Any:
+    """An optimizer of a frame and of an embedding that moves freely, with gradients, that of the embedding sparse."""
+    free = nn.Parameter(torch.ones(4, 4))
+    nn.functional.embedding(torch.tensor([1]), free, sparse=True).sum().backward()
+    w.grad = gradient(w)
+    return free, OPTIMIZERS[name]([*sk.optim.frames([w]), {"params": [free]}], **options)
+
+
+@every_optimizer
+def test_what_torchs_optimizer_refuses_is_refused_before_a_frame_moves(name):
+    w = frame(4, 4)
+    before = w.detach().clone()
+    free, optimizer = free_beside(name, w)
+    if optimizer.free_optimizer is torch.optim.SGD:
+        optimizer.step()
+        assert free[1].ne(1).all()
+        assert free[0].eq(1).all()
+        assert not torch.equal(w, before)
+        return
+    with pytest.raises(errors.OptimizerError, match="sparse=False"):
+        optimizer.step()
+    assert torch.equal(w, before)
+    free, optimizer = free_beside(name, w, capturable=True)
+    free.grad = free.grad.to_dense()
+    with pytest.raises(errors.OptimizerError, match="capturable=False"):
+        optimizer.step()
+    assert torch.equal(w, before)
