@@ -346,7 +346,9 @@ def _norm_of_symbol(weight: Tensor, rows: Sequence[Tensor]) -> float:
     symbol, axes = (weight / scale).to(weight.dtype.to_complex()), tuple(range(3, weight.dim()))
     for row in rows:  # each takes the first axis of the kernel, and puts its frequencies last
         tap, frequency = (torch.arange(n, device=weight.device) for n in (symbol.shape[3], row.shape[1]))
-        turns = torch.polar(torch.ones(()), -2 * math.pi / len(frequency) * frequency[:, None] * tap)
+        turns = torch.polar(
+            torch.ones((), device=weight.device), -2 * math.pi / len(frequency) * frequency[:, None] * tap
+        )
         symbol = symbol.movedim(3, -1) @ turns.to(symbol.dtype).mT
     symbol = symbol.permute(*axes, 0, 1, 2)
     gram = symbol @ symbol.mH

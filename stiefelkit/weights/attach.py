@@ -67,7 +67,7 @@ def orthogonal(
     From then on `module.name` is a frame, computed from coordinates in `module.parametrizations.name`, which any
     torch optimizer trains. Create the optimizer afterwards. A wide matrix gets orthonormal rows; dimensions before
     the last two are a batch. A weight that another module holds, too, is one and the same for both only if both are
-    chosen by `where`. A frozen weight becomes a frozen frame, as in torch.
+    chosen by `where`. A frozen weight becomes a frozen frame, with a warning.
 
     Args:
         module: the module that owns the weight, or a model that contains it.

@@ -290,20 +290,28 @@ def notes_on(
 ) -> list[str]:
     """Returns what is to be said of weights that are made orthogonal, each with all of its places.
 
-    Whether they are tied to one that stays plain, of several groups under a view of one, or, if `unblocked` is the
-    class of a map without blocks, several matrices in one.
+    Whether they are frozen, tied to one that stays plain, of several groups under a view of one, or, if `unblocked` is
+    the class of a map without blocks, several matrices in one.
     """
     notes: list[str] = []
+    frozen: list[WeightPath] = []
     stacked: dict[tuple[str, str], list[str]] = {}
     weights, taken = {}, set()
     for places in tied:
         weight = held_parameters(places[0].host)[places[0].name]
         weights[weight] = places
+        frozen += [] if weight is None or weight.requires_grad else places[:1]
         for place in places:
             taken.add((place.host, place.name))
             kind = None if unblocked is None else _stacked_in(place)
             if kind is not None:
                 stacked.setdefault(kind, []).append(place.title)
+    if frozen:
+        first = frozen[0]
+        notes.append(
+            f"{enumerated([place.title for place in frozen])}: frozen, and therefore a frozen frame; "
+            f"{first.expression}.parametrizations.{first.name}.requires_grad_() trains {first.title}."
+        )
     if view is not None and not view.startswith("group_"):
         kernels = [p for p in itertools.chain(*tied) if isinstance(p.host, Convolution) and p.name == "weight"]
         titles = [place.title for place in kernels if place.host.groups > 1]  # type: ignore[union-attr]

@@ -145,6 +145,20 @@ def test_decay_that_is_absent_or_asked_for_is_left_in_peace():
         assert caught == []
 
 
+def test_a_frozen_weight_makes_a_frozen_frame_and_the_remedy_trains_it():
+    model: Any = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5))).requires_grad_(False)
+    with pytest.warns(UserWarning, match="frozen") as caught:
+        sk.orthogonal(model, where="*.weight")
+    (text,) = (str(warning.message) for warning in caught)
+    assert text.startswith("0.weight, 1.weight, 2.weight and 2 more: frozen, and therefore a frozen frame; model.")
+    assert not any(p.requires_grad for p in model.parameters())
+    exec(text.split("; ")[1].split(" trains ")[0])
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == ["0.parametrizations.weight.original0"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sk.orthogonal(nn.Linear(4, 4), "weight").requires_grad_(False)
+
+
 def test_decay_of_what_is_frozen_is_left_in_peace():
     net = nn.Sequential(linear().requires_grad_(False), nn.Linear(4, 4))
     assert said(net, torch.optim.AdamW(net.parameters())) == []
