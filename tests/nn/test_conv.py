@@ -260,13 +260,6 @@ def test_a_kernel_that_is_baked_for_a_size_does_what_the_layer_does_to_it(size, 
         assert all(p.requires_grad and not p.grad_fn for p in baked.parameters())
 
 
-def test_a_layer_on_the_meta_device_is_drawn_later():
-    for layer in (CONV(4, 4, 3, device="meta"), CAYLEY(4, 4, 3, device="meta")):
-        layer = layer.to_empty(device="cpu")
-        layer.reset_parameters()
-        assert abs(sk.metrics.lipschitz(layer, (4, 6, 6)).largest - 1) <= 1e-6
-
-
 @pytest.mark.parametrize("precision", ["highest", "medium"])
 def test_lowered_products_do_not_touch_the_geometry(precision):
     layer = CONV(4, 4, 3)

@@ -175,14 +175,6 @@ def test_bad_options_are_said_in_one_sentence(kind, options, error, text):
     assert kind.__name__ in str(caught.value) or "init" in options
 
 
-@pytest.mark.parametrize("name", ["scornn", "goru", "lstm"])
-def test_dropout_of_one_layer_is_said_to_do_nothing(name):
-    with pytest.warns(UserWarning, match=r" has dropout=0\.5 and one layer: .* nothing is dropped") as caught:
-        sk.models.create(name, 3, 4, 2, dropout=0.5, parametrization="cayley")
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-
-
 @each_kind
 def test_the_warning_of_dropout_names_the_layer_and_the_line(kind):
     with pytest.warns(UserWarning, match=rf"^{kind.__name__} has dropout=0\.5") as caught:

@@ -114,17 +114,6 @@ def test_without_decay_states_are_only_turned():
     assert (out.norm(dim=-1) / h.norm(dim=-1) - 1).abs().max() < 16 * torch.finfo(torch.float32).eps
 
 
-def test_weights_are_saved_copied_and_drawn_anew():
-    rnn, other = layer(heads=2), layer(heads=2)
-    other.reset_parameters()
-    x = torch.randn(20, 2, 3, dtype=torch.float64)
-    assert not torch.equal(rnn(x)[0], other(x)[0])
-    other.load_state_dict(rnn.state_dict())
-    assert torch.equal(rnn(x)[0], other(x)[0])
-    assert torch.equal(rnn(x)[0], copy.deepcopy(rnn)(x)[0])
-    assert list(sk.drift(rnn)) == ["basis_l0"]
-
-
 @pytest.mark.parametrize(
     ("rnn", "parts"), [(layer(), "basis, angle, log_rate"), (sk.nn.LRU(3, N), "log_rate, log_angle, log_scale")]
 )

@@ -132,17 +132,6 @@ def test_jit_trace_follows_the_coordinates_and_gives_their_gradients(name, dtype
     assert all(close(a, b, 1e-4) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("field", ["real", "complex"])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_jit_trace_of_a_recurrent_layer_takes_any_length(field):
-    rnn = sk.nn.OrthogonalRNN(3, 4, field=field)
-    traced: Any = torch.jit.trace(rnn, (torch.ones(12, 2, 3),))
-    x = torch.randn(17, 5, 3)
-    assert close(traced(x)[0], rnn(x)[0])
-    found, expected = (torch.autograd.grad(squares(f(x)[0]), list(rnn.parameters())) for f in (traced, rnn))
-    assert all(close(a, b, 1e-4) for a, b in zip(found, expected, strict=True))
-
-
 @over_all_maps
 def test_a_whole_weight_in_functional_call_is_assigned_for_the_call(name, dtype):
     layer, other = make(name, dtype), make(name, dtype)
