@@ -20,6 +20,7 @@ from stiefelkit.nn.frozen import (
     Layout,
     along,
     applied,
+    attribute,
     beyond_affine,
     has_own_forward,
     inside_peft,
@@ -168,7 +169,7 @@ class Adapter(Replacement):
 
     in_features = property(lambda self: self.features("in"), doc="Size of the input.")
     out_features = property(lambda self: self.features("out"), doc="Size of the output.")
-    bias = property(lambda self: getattr(self.layer, "bias", None), doc="The layer's bias.")
+    bias = property(lambda self: attribute(self.layer, "bias"), doc="The layer's bias.")
 
     def features(self, side: str) -> int:
         """Returns how many features a layer reads, "in", or gives, "out"."""

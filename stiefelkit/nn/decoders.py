@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.errors import OptionError, ShapeError, needs
+from stiefelkit.nn.frozen import attribute
 
 __all__ = ["Decoder", "Heads", "RotationSites", "decoders", "rotation_sites"]
 
@@ -158,7 +159,7 @@ def rotation_sites(model: nn.Module) -> RotationSites:
     got = f"{type(model).__name__}{' with several' if bases else ''}; describe it by a RotationSites"
     wanted = f"a model with one base of a known class ({', '.join(sorted(known))})"
     needs(len(bases) == 1, OptionError, "rotation_sites", wanted, got)
-    (base, decoder), find = bases[0], getattr(model, "get_output_embeddings", None)
+    (base, decoder), find = bases[0], attribute(model, "get_output_embeddings")
     head = find() if callable(find) else None
     if not isinstance(head, nn.Module):
         raise OptionError(f"rotation_sites needs a model with its head, got {type(model).__name__} without.")
@@ -175,14 +176,14 @@ def rotation_sites(model: nn.Module) -> RotationSites:
 def _heads(base: nn.Module, decoder: Decoder, blocks: Sequence[nn.Module]) -> Iterator[Heads]:
     config: Any = base.config
     count = config.num_attention_heads
-    groups = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or count
-    size = getattr(config, "head_dim", None) or config.hidden_size // count
+    groups = attribute(config, "num_key_value_heads", "num_kv_heads", default=count)
+    size = attribute(config, "head_dim") or config.hidden_size // count
     before = 0 if decoder.values == "all" else count + groups
     rows = torch.arange((before + groups) * size, device="cpu")
     rows = rows.view(groups, -1, size)[:, -1].flatten() if decoder.values == "by_head" else rows[before * size :]
     for block in blocks:
         value = block.get_submodule(decoder.value)
-        got = getattr(value, "out_features", getattr(value, "nf", None))
+        got = attribute(value, "out_features", "nf")
         wanted = f"{(before + groups) * size} rows in {decoder.value}, by {count} and {groups} heads of {size}"
         is_known = got in (None, (before + groups) * size)
         needs(is_known, ShapeError, "rotation_sites", wanted, f"{got}; describe it by a RotationSites")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from stiefelkit._torch import held_modules, held_parameters
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnfilledError, needs
 from stiefelkit.nn.adapter import Replacement
-from stiefelkit.nn.frozen import inside_peft
+from stiefelkit.nn.frozen import attribute, inside_peft
 from stiefelkit.tensors import working_dtype
 
 
@@ -144,7 +144,7 @@ def write(
         like = site.layer.get_parameter("weight") if old is None else old
         site.layer.register_parameter(name, nn.Parameter(value.to(like.dtype), like.requires_grad))
         config = config_of(model)
-        if old is not None and hasattr(config, "tie_word_embeddings"):
+        if old is not None and attribute(config, "tie_word_embeddings"):
             config.tie_word_embeddings = False
     for own in affine.values():
         if own.weight is not None:
@@ -170,12 +170,12 @@ def is_norm(module: nn.Module, n: int) -> bool:
     if held_modules(module) or isinstance(module, nn.Linear | nn.Embedding):
         return False
     weight = held_parameters(module).get("weight")
-    return (weight is not None and weight.shape == (n,)) or getattr(module, "normalized_shape", None) == (n,)
+    return (weight is not None and weight.shape == (n,)) or attribute(module, "normalized_shape") == (n,)
 
 
 def config_of(model: nn.Module | None) -> Any:
     """Returns the configuration of a model of transformers, None where there is none."""
-    return getattr(model, "config", None)
+    return attribute(model, "config")
 
 
 def kind_of(module: nn.Module) -> str:

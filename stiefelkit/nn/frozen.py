@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -40,9 +40,14 @@ OF_PEFT = ("get_base_layer", "base_layer", "unload_and_optionally_merge_module")
 _PLAIN = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
+def attribute(thing: object, *names: str, default: Any = None) -> Any:
+    """Returns the first attribute of these names that layers, models and configurations of others have."""
+    return next((found for name in names if (found := getattr(thing, name, None)) is not None), default)
+
+
 def inside_peft(layer: nn.Module) -> nn.Module:
     """Returns the layer inside a layer of PEFT, any other as it is."""
-    find = getattr(type(layer), "get_base_layer", None)
+    find = attribute(type(layer), "get_base_layer")
     inner = find(layer) if callable(find) else layer
     return inner if isinstance(inner, nn.Module) else layer
 
@@ -56,13 +61,13 @@ def weight_of(layer: nn.Module) -> Tensor:
 
 def tensor_of(layer: nn.Module, name: str) -> Tensor | None:
     """Returns an attribute of a layer if it is a tensor."""
-    found = getattr(layer, name, None)
+    found = attribute(layer, name)
     return found if isinstance(found, Tensor) else None
 
 
 def size_of(layer: nn.Module, key: str | None) -> int | None:
     """Returns how many features a layer has, by the attribute that says so; None if it has no such number."""
-    n = None if key is None else getattr(layer, key, None)
+    n = None if key is None else attribute(layer, key)
     return n if type(n) is int else None
 
 
@@ -148,11 +153,11 @@ def beyond_one_matrix(layer: nn.Module) -> str | None:
     is_real = w is not None and w.is_floating_point() and w.dim() >= 2
     if w is None or not is_real or (hasattr(type(w), "__tensor_flatten__") and not is_sharded(w)):
         return f"{kind} without a matrix of real numbers as its weight"
-    if not isinstance(getattr(layer, "bias", None), Tensor | None):
+    if not isinstance(attribute(layer, "bias"), Tensor | None):
         return f"{kind} with a bias that is no tensor"
-    if getattr(layer, "groups", 1) != 1:
+    if attribute(layer, "groups", default=1) != 1:
         return f"{kind} of {layer.groups} groups, whose channels the product would mix"
-    if getattr(layer, "max_norm", None) is not None:
+    if attribute(layer, "max_norm") is not None:
         return f"{kind} with max_norm, which scales rows"
     if not isinstance(layer, nn.Linear) and "parametrizations" in dict(layer.named_children()):
         return f"{kind} with a parametrized weight; bake it first"

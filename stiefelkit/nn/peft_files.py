@@ -18,6 +18,7 @@ from stiefelkit.errors import CheckpointError, OptionError, needs, shown
 from stiefelkit.files import checked_cast, importing, parse_tensors, read_file, read_json
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter
 from stiefelkit.nn.adapters import Site, TrainedCopy, base_state, put_on, replacements, sites_of, to_save
+from stiefelkit.nn.frozen import attribute
 from stiefelkit.nn.peft_formats import FORMATS, Written, read, written
 from stiefelkit.weights.find import check_module
 
@@ -107,7 +108,7 @@ def save_peft(
     except OptionError as error:
         remedy = f"sk.nn.adapter_state(model, {name!r}) holds any adapter, and sk.nn.fold(model) makes a plain model"
         raise OptionError(f"{str(error).removesuffix('.')}; {remedy}.") from error
-    config["base_model_name_or_path"] = base_model_name_or_path or getattr(model, "name_or_path", None) or None
+    config["base_model_name_or_path"] = base_model_name_or_path or attribute(model, "name_or_path") or None
     config["task_type"] = task_type
     written_out = {_PREFIX + key: t.detach().cpu().clone().contiguous() for key, t in tensors.items()}
     beside = place.parent / f".{place.name}.{uuid.uuid4().hex}"

@@ -17,6 +17,7 @@ from stiefelkit.errors import OptionError, ShapeError, needs
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.nn.decoders import RotationSites, check_sites, rotation_sites
 from stiefelkit.nn.folding import Site, kind_of, weight_and_bias_of
+from stiefelkit.nn.frozen import attribute
 from stiefelkit.nn.linear import HadamardLinear
 from stiefelkit.nn.rotation import absorb_norms_, check_downs, of_hadamard, of_stream, rotate_, site_of, turn_heads
 from stiefelkit.numbers import integer, optional
@@ -123,7 +124,7 @@ class Rotated(nn.Module):
         forwards = [(site.layer, self._forward_of(site, r)) for site in self._sites(r, heads)]
         for layer, _ in forwards:
             got = f"{kind_of(layer)} with another; accelerate's remove_hook_from_submodules takes its hooks off"
-            is_own = getattr(layer.forward, "__func__", None) is type(layer).forward
+            is_own = attribute(layer.forward, "__func__") is type(layer).forward
             needs(is_own, OptionError, "Rotated", "layers with the forward of their class", got)
         try:
             for layer, forward in forwards:
