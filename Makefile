@@ -183,7 +183,7 @@ ROTATING = $(word $(shell echo $$((0x$$(git rev-parse HEAD 2>/dev/null | cut -c1
 VARIANT := all
 CHOSEN = $(if $(filter all,$(VARIANT)),$(VARIANTS),$(if $(filter rotating,$(VARIANT)),$(ROTATING),$(VARIANT)))
 ARITHMETIC := $(addprefix tests/,$(addsuffix .py,testing/test_laws optim/test_frame_optimizers scan/test_scan \
-  scan/test_scan_transforms nn/test_goru nn/test_rnn house/test_precision))
+  scan/test_rotation_scan nn/test_goru nn/test_rnn house/test_precision))
 # Compiling, copying and refusing do the same under any kernel, and float64 derivatives are compared with differences.
 SAME := compile or checkpoint or functional_call or contract or schemes or second_derivatives or threads or refused \
   or finite_differences or (gradients and (float64 or complex128))

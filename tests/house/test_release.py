@@ -101,3 +101,9 @@ def test_the_smoke_test_of_installations_passes_here():
 def test_the_sdist_has_what_its_tests_read():
     for path in PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]:
         assert (ROOT / path.removeprefix("/")).exists(), path
+
+
+def test_the_files_that_every_arithmetic_is_tried_on_are_there():
+    (named,) = re.findall(r"^ARITHMETIC := .*?suffix \.py,(.*?)\)\)$", (ROOT / "Makefile").read_text(), re.M | re.S)
+    for name in named.replace("\\", "").split():
+        assert (ROOT / "tests" / f"{name}.py").exists(), name

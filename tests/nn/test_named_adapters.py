@@ -291,17 +291,6 @@ def test_what_was_saved_before_adapters_had_names_loads():
     assert torch.equal(other(X), net("first")(X))
 
 
-@pytest.mark.slow
-def test_adapters_compile_without_a_break_switched_and_merged():
-    model = net("first", "second")
-    compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(X), model(X), rtol=0, atol=CLOSE)
-    sk.nn.use_adapters(model, "second")
-    torch.testing.assert_close(compiled(X), model(X), rtol=0, atol=CLOSE)
-    model.a.merge()
-    torch.testing.assert_close(compiled(X), model(X), rtol=0, atol=CLOSE)
-
-
 @pytest.mark.parametrize("where", ["q_proj", ["*.q_proj"], lambda name, layer: False])
 def test_a_pattern_that_matches_nothing_is_answered_with_the_names_without_adapters(where: Any):
     with pytest.raises(UnknownNameError, match=r"known: a\.weight, b\.weight, head\.weight\."):

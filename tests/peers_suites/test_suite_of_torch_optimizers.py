@@ -312,3 +312,41 @@ def test_parameters_need_not_be_contiguous(name):
     steps(other, turned, spread)
     torch.testing.assert_close(turned, w, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(spread, p, rtol=1e-5, atol=1e-6)
+
+
+@every_optimizer
+def test_state_dicts_of_earlier_versions_without_flags_are_taken(name):
+    for flag in ("foreach", "maximize", "capturable", "fused", "differentiable"):
+        optimizer, w, p = mixed(name)
+        steps(optimizer, w, p)
+        saved = copy.deepcopy(optimizer.state_dict())
+        for group in saved["param_groups"]:
+            group.pop(flag, None)
+        optimizer.load_state_dict(saved)
+        steps(optimizer, w, p)
+        assert excess(w) < 2
+
+
+@every_optimizer
+@pytest.mark.parametrize("kind", ["OneCycleLR", "CyclicLR"])
+def test_schedulers_that_cycle_the_momentum_do_so(name, kind):
+    optimizer, w, p = mixed(name)
+    has = {"momentum", "betas"} & set(optimizer.defaults)
+
+    def make(**more: Any) -> Any:
+        if kind == "OneCycleLR":
+            return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9, **more)
+        return torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=3, **more)
+
+    if not has:
+        with pytest.raises(ValueError, match="optimizer must support momentum"):
+            make()
+    scheduler = make(cycle_momentum=bool(has))
+    seen = []
+    for _ in range(8):
+        steps(optimizer, w, p, 1)
+        scheduler.step()
+        group = optimizer.param_groups[0]
+        seen.append(group["betas"][0] if "betas" in group else group.get("momentum"))
+    assert len(set(seen)) > 2 or not has
+    assert excess(w) < 2
