@@ -62,12 +62,7 @@ def call_hooks(module: nn.Module) -> list[dict[int, Any]]:
 
     A function, since torch.compile traces no attrgetter.
     """
-    return [
-        module._forward_pre_hooks,
-        module._forward_hooks,
-        module._backward_pre_hooks,
-        module._backward_hooks,
-    ]
+    return [module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks]
 
 
 def class_name(module: nn.Module) -> str:

@@ -40,10 +40,7 @@ class Scale:
     sizes: Sizes = ((8, 8, 1), (8, 8, 3), (12, 4, 1))
     step_sizes: Sizes = ((8, 8, 1), (8, 8, 3))
     replays: Sizes = ((8, 8, 1),)
-    cases: tuple[ScanCase, ...] = (
-        ScanCase("A", T=20, n=6, B=4),
-        ScanCase("D", T=20, n=4, B=3, is_complex=True),
-    )
+    cases: tuple[ScanCase, ...] = (ScanCase("A", T=20, n=6, B=4), ScanCase("D", T=20, n=4, B=3, is_complex=True))
     race: dict[str, Any] = field(default_factory=lambda: {"repeats": 1, "seconds": 1e-3})
     memory_size: int = 32
     epoch: int = 2

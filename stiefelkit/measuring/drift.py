@@ -36,11 +36,7 @@ QUICK_STEPS = 100
 
 
 def measure(
-    plan: DriftPlan,
-    out: Path,
-    figures: Figures,
-    watch: ProgressCallback = quiet,
-    schedule: Schedule | None = None,
+    plan: DriftPlan, out: Path, figures: Figures, watch: ProgressCallback = quiet, schedule: Schedule | None = None
 ) -> Iterator[Race]:
     """Yields the races of a plan, and writes them to `drift.json` and a figure in a folder, if there is a curve.
 

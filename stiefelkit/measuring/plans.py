@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from cyclopts import Parameter, Token
 
-from stiefelkit.checks import (
-    STEP_LENGTH,
-    Option,
-    Sizes,
-    known_words,
-    tall_sizes,
-    usable_place,
-    words_of,
-)
+from stiefelkit.checks import STEP_LENGTH, Option, Sizes, known_words, tall_sizes, usable_place, words_of
 from stiefelkit.errors import OptionError, needs
 from stiefelkit.numbers import PRECISIONS, above, integer, validate_fields_
 from stiefelkit.optim import names_in_words, optimizers
@@ -305,8 +297,7 @@ class ScanRace(TimingConfig):
     """
 
     cases: Annotated[
-        tuple[ScanCase, ...],
-        Parameter(name=("--cases", "--case"), converter=_cases, accepts_keys=False, n_tokens=1),
+        tuple[ScanCase, ...], Parameter(name=("--cases", "--case"), converter=_cases, accepts_keys=False, n_tokens=1)
     ] = ()
     activation: str = "modrelu"
     backends: tuple[str, ...] = ()

@@ -17,13 +17,7 @@ from stiefelkit.training.train import resume, train
 
 
 def compare(
-    task: Task,
-    models: Sequence[str],
-    out: Path,
-    settings: Settings,
-    display: Silent,
-    figures: Figures,
-    resuming: bool,
+    task: Task, models: Sequence[str], out: Path, settings: Settings, display: Silent, figures: Figures, resuming: bool
 ) -> tuple[list[Summary], list[Path], int | None]:
     """Trains each model in a folder of its own under `out`, then draws their curves there.
 

@@ -12,13 +12,7 @@ from tiny_runs import SMALL, TRAIN
 
 import stiefelkit as sk
 from stiefelkit.cli import main
-from stiefelkit.measuring.plans import (
-    DriftPlan,
-    OptimizerRace,
-    ParametrizationRace,
-    ReportPlan,
-    ScanRace,
-)
+from stiefelkit.measuring.plans import DriftPlan, OptimizerRace, ParametrizationRace, ReportPlan, ScanRace
 from stiefelkit.training.tasks import tasks
 
 Refused = Callable[[str], str]

@@ -72,10 +72,7 @@ def test_a_wide_matrix_is_refused_and_the_remedy_measures_its_rows():
 
 @pytest.mark.parametrize(
     ("scheme", "shape", "dtype", "error"),
-    [
-        ("harr", (2, 2), torch.float64, errors.OptionError),
-        ("haar", (2, 5), torch.float64, errors.ShapeError),
-    ],
+    [("harr", (2, 2), torch.float64, errors.OptionError), ("haar", (2, 5), torch.float64, errors.ShapeError)],
 )
 def test_what_cannot_be_drawn_is_refused(scheme, shape, dtype, error):
     with pytest.raises(error):

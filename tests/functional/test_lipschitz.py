@@ -12,12 +12,7 @@ from stiefelkit import errors
 from stiefelkit.metrics import lipschitz, operators
 
 PADDED = ("circular", "zeros", "reflect", "replicate")
-WINDOWS = [
-    (3, 1, 1, 1, 1),
-    (2, 2, 0, 1, 2),
-    (3, 1, 2, 2, 1),
-    (3, 2, 2, 2, 1),
-]
+WINDOWS = [(3, 1, 1, 1, 1), (2, 2, 0, 1, 2), (3, 1, 2, 2, 1), (3, 2, 2, 2, 1)]
 """Kernel, stride, padding, dilation, groups."""
 TURNED = [(3, 1, 1, 1, 1), (3, 2, 1, 1, 1), (4, 3, 0, 1, 2)]
 SIZE = (4, 6, 8)

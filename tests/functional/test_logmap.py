@@ -49,8 +49,7 @@ def assert_ends_at(w, u, y, manifold=None):
 
 @in_both_fields
 @pytest.mark.parametrize(
-    ("count", "n", "p"),
-    [(200, 2, 1), (100, 4, 2), (50, 5, 3), (20, 10, 9), (10, 100, 3), (4, 40, 20)],
+    ("count", "n", "p"), [(200, 2, 1), (100, 4, 2), (50, 5, 3), (20, 10, 9), (10, 100, 3), (4, 40, 20)]
 )
 def test_every_pair_of_random_frames_is_joined(count, n, p, dtype):
     w, y = haar_pairs((count, n, p), dtype)

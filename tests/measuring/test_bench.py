@@ -91,10 +91,7 @@ def test_a_peer_that_fails_is_left_out_and_a_member_that_fails_is_not_hidden(own
 
     only(monkeypatch, bad=Implementation("cayley", broken), far=Implementation("cayley", missing))  # type: ignore[arg-type]
     (race,) = races(plan(parametrizations=("cayley",), operations=("forward",)))
-    assert race.left_out == {
-        "bad": "not implemented for 'Matrix'",
-        "far": "nowhere_to_be_found is not installed.",
-    }
+    assert race.left_out == {"bad": "not implemented for 'Matrix'", "far": "nowhere_to_be_found is not installed."}
     own_registry.register("broken", Broken)
     with pytest.raises(RuntimeError, match="a bug"):
         list(races(plan(parametrizations=("broken",))))

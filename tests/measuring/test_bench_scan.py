@@ -11,14 +11,7 @@ from stiefelkit.cli import main
 from stiefelkit.measuring import recurrences
 from stiefelkit.measuring import scan as scan_race
 from stiefelkit.measuring.plans import CASES, ScanCase, ScanRace, read_case
-from stiefelkit.measuring.recurrences import (
-    LOOP,
-    Sequences,
-    fast_backends,
-    ours,
-    picked_backend,
-    recurrence_peers,
-)
+from stiefelkit.measuring.recurrences import LOOP, Sequences, fast_backends, ours, picked_backend, recurrence_peers
 from stiefelkit.measuring.scan import LOSSES, drawn, memory_of, races
 from stiefelkit.testing import seeds
 

@@ -191,10 +191,7 @@ SABOTEURS: dict[str, tuple[tuple[Any, str, Any], Any]] = {
         around(Cayley, "forward", lambda f, self, *c: f(self, *map(Longer.apply, c))),
         has_map("cayley"),
     ),
-    "a gradient is missing": (
-        around(Cayley, "forward", lambda f, self, *c: f(self, *c).detach()),
-        has_map("cayley"),
-    ),
+    "a gradient is missing": (around(Cayley, "forward", lambda f, self, *c: f(self, *c).detach()), has_map("cayley")),
     "a base is not saved": (around(Rebased, "_save_to_state_dict", saves_no_chart), has_map("rebased")),
     "a cast loses digits": (around(CoordinateList, "_apply", loses_digits), lambda drawn: True),
     "a copy is the original": (

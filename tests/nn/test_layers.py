@@ -158,11 +158,7 @@ def test_goru_without_biases_has_open_gates_half_way():
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        (
-            dict(parametrization=None, negative=3),
-            errors.OptionError,
-            "without a parametrization has no option",
-        ),
+        (dict(parametrization=None, negative=3), errors.OptionError, "without a parametrization has no option"),
         (dict(parametrization=None, init="har"), errors.OptionError, 'did you mean "haar"'),
         (dict(activation="oplu", hidden_size=5), errors.OptionError, "even hidden_size"),
         (dict(num_layers=0), errors.OptionError, "num_layers >= 1"),

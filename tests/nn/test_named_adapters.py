@@ -221,11 +221,7 @@ def test_modules_to_save_are_trained_in_a_copy_for_each_name():
 
 def test_two_copies_of_one_module_are_not_on_together():
     model = net("first", "second", modules_to_save=["head"])
-    for act in (
-        lambda: model(X),
-        lambda: sk.nn.fold(model),
-        lambda: sk.nn.use_adapters(model, ["first", "second"]),
-    ):
+    for act in (lambda: model(X), lambda: sk.nn.fold(model), lambda: sk.nn.use_adapters(model, ["first", "second"])):
         with pytest.raises(OptionError, match="use_adapters"):
             act()
     for name in ("first", "second"):

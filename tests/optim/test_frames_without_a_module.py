@@ -89,10 +89,7 @@ def test_what_is_no_frame_is_refused_in_a_sentence(given, error, text):
 
 @pytest.mark.parametrize(
     ("w", "text"),
-    [
-        (sk.init.haar((5, 3)), "does not require grad"),
-        (sk.init.haar((5, 3)).requires_grad_() * 1, "was computed"),
-    ],
+    [(sk.init.haar((5, 3)), "does not require grad"), (sk.init.haar((5, 3)).requires_grad_() * 1, "was computed")],
 )
 def test_what_cannot_be_trained_is_refused_with_a_remedy_that_works(w, text):
     with pytest.raises(errors.OptionError, match=text):

@@ -83,10 +83,7 @@ def test_our_optimizers_take_a_parameter_at_its_word(name, kind):
 
 def test_settings_of_a_group_reach_the_frames_in_it_but_for_weight_decay():
     w, free = parameter(Stiefel()), nn.Parameter(torch.ones(2))
-    optimizer = sk.optim.CayleyAdam(
-        [{"params": [("free", free), ("w", w)], "lr": 0.3, "weight_decay": 0.1}],
-        lr=0.1,
-    )
+    optimizer = sk.optim.CayleyAdam([{"params": [("free", free), ("w", w)], "lr": 0.3, "weight_decay": 0.1}], lr=0.1)
     plain, bound = optimizer.param_groups
     assert (plain["lr"], plain["weight_decay"], plain["param_names"]) == (0.3, 0.1, ["free"])
     assert (bound["lr"], bound["weight_decay"], bound["param_names"]) == (0.3, 0.0, ["w"])

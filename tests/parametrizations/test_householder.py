@@ -100,12 +100,7 @@ def drawn(shape, k, dtype, scale=1.0) -> tuple[torch.Tensor, dict[str, Any], tor
     return v, {"phase": phase}, torch.polar(torch.ones_like(phase), phase).to(torch.complex128)
 
 
-PANELS = [
-    ((512, 512), 512),
-    ((513, 40), 40),
-    ((150, 100), 70),
-    ((2, 3, 70, 68), 66),
-]
+PANELS = [((512, 512), 512), ((513, 40), 40), ((150, 100), 70), ((2, 3, 70, 68), 66)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128, torch.float32, torch.complex64])

@@ -230,11 +230,7 @@ def test_a_composite_has_the_manifolds_of_its_parts_under_its_names():
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "dimension"),
-    [
-        ((6, 6), torch.bfloat16, 15),
-        ((6, 4), torch.complex64, 48 - 16),
-        ((3, 5, 2), torch.float32, 3 * 7),
-    ],
+    [((6, 6), torch.bfloat16, 15), ((6, 4), torch.complex64, 48 - 16), ((3, 5, 2), torch.float32, 3 * 7)],
 )
 def test_parameters_are_counted_by_the_dimension_of_the_manifold(shape, dtype, dimension):
     holder: Any = nn.Module()

@@ -427,12 +427,7 @@ def test_a_map_that_writes_is_called_impure_whatever_law_finds_it(law):
 
 
 @pytest.mark.parametrize(
-    ("saboteur", "words"),
-    [
-        (Doubled, "forward returns"),
-        (Unpaired, "dict"),
-        (Undrawable, "initial"),
-    ],
+    ("saboteur", "words"), [(Doubled, "forward returns"), (Unpaired, "dict"), (Undrawable, "initial")]
 )
 def test_a_broken_contract_is_named_whatever_law_finds_it(saboteur, words):
     with pytest.raises(LawBroken, match=words) as caught:

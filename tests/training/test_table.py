@@ -63,11 +63,7 @@ def arrays() -> list[tuple[str, dict[str, Any]]]:
     np.savez("flags.npz", y=x[..., 0] > 0, x=x)
     np.save("x.npy", x[..., 0])
     np.save("y.npy", x[:, 0, 0])
-    return [
-        ("each.npz", {}),
-        ("flags.npz", {"target": "y", "kind": "classification"}),
-        ("x.npy", {"target": "y.npy"}),
-    ]
+    return [("each.npz", {}), ("flags.npz", {"target": "y", "kind": "classification"}), ("x.npy", {"target": "y.npy"})]
 
 
 def test_the_laws_of_tasks_hold_for_each_layout() -> None:
