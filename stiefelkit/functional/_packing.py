@@ -214,7 +214,7 @@ def remembered(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def index(*of: Any) -> Tensor:
         key = (name, *of)
-        if key in _known and not is_traced():
+        if not is_traced() and key in _known:
             return _known[key]
         # An inference tensor, or a fake one made while tracing, would poison later calls.
         with torch.inference_mode(False):

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stiefelkit._torch import is_traced
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.errors import NotAFrameError, OptionError, needs, shown
+from stiefelkit.errors import DtypeError, NonFiniteError, NotAFrameError, OptionError, ShapeError, needs, shown
 from stiefelkit.functional import product
 from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
@@ -28,7 +28,7 @@ from stiefelkit.weights.find import coordinate_list_of, orthogonal_weights
 class Stream(NamedTuple):
     """What `RotationRNN.step` goes on from: the weights that it began with, and the states, in float32 or better."""
 
-    weights: list[tuple[Tensor, Tensor | None, Tensor, Tensor | None]]
+    weights: list[tuple[Tensor, Tensor | None, tuple[Tensor, Tensor], Tensor | None]]
     planes: list[Tensor]
 
 
@@ -243,7 +243,8 @@ class RotationRNN(GRULayers):
         """Runs one step of all layers, as the next one of sequences that come one step at a time.
 
         Weights are worked out when a stream begins and kept in its state, so that later steps only turn planes. A
-        stream takes no notice of weights that change meanwhile, and is differentiable.
+        stream takes no notice of weights that change meanwhile, and is differentiable. Its states are rounded once a
+        step: after T steps they are about the root of T roundings off.
 
         Args:
             x: inputs of the step (B, m).
@@ -252,19 +253,28 @@ class RotationRNN(GRULayers):
         Returns:
             The states of the top layer (B, n), in the layer's dtype, and the state for the next step.
         """
-        drops = bool(self.dropout) and self.training
-        got = "a bidirectional one" if self.bidirectional else "dropout in training"
-        needs(not self.bidirectional and not drops, OptionError, f"{self._name}.step", "a layer of one direction", got)
+        if self.bidirectional or (self.dropout and self.training):
+            got = "a bidirectional one" if self.bidirectional else "dropout in training"
+            raise OptionError(f"{self._name}.step needs a layer of one direction, got {got}.")
+        batch = len(state.planes[0]) if isinstance(state, Stream) else len(x)
+        if x.shape != (batch, self.input_size):
+            wanted = (batch, self.input_size)
+            raise ShapeError(f"{self._name}.step needs an input of shape {wanted}, got {tuple(x.shape)}.")
+        self._check_input(x)
         if not isinstance(state, Stream):
-            self._check_input(x)
-            self._check_width(x)
-            self._check_state(state, len(x))
-            state = self._stream(state, len(x))
+            if state is not None:
+                self._check_input(state, "an hx")
+            self._check_state(state, batch)
+            state = self._stream(state, batch)
+        rows, *_ = state.weights[0]
+        if len(state.weights) != self.num_layers or rows.shape != (self.input_size, self.hidden_size):
+            raise ShapeError(f"{self._name}.step needs a state of its own layers, got one of another layer.")
         planes = []
         for (rows, bias, factor, outward), z in zip(state.weights, state.planes, strict=True):
             driven = product(x.to(rows.dtype), rows)
             driven = driven if bias is None else driven + bias
-            z = torch.addcmul(_as_planes(driven), factor, z)
+            high, low = factor
+            z = torch.addcmul(torch.addcmul(_as_planes(driven), low, z), high, z)
             planes.append(z)
             h = z if self.is_complex else torch.view_as_real(z).flatten(-2)
             x = _times(h, outward).to(self._dtypes()[int(self.is_complex)])
@@ -275,8 +285,10 @@ class RotationRNN(GRULayers):
         for i, suffix in enumerate(self._suffixes):
             rows, angle, g, inward, outward = self._factors(suffix)
             first = self._first(suffix, None if hx is None else hx[i], batch, rows)
-            factor = (g * torch.polar(torch.ones_like(angle), angle)).to(rows.dtype.to_complex())
-            weights.append((rows[:m], rows[m:] if self.has_bias else None, factor, outward))
+            factor = g * torch.polar(torch.ones_like(angle), angle)
+            high = factor.to(rows.dtype.to_complex())
+            low = (factor - high).to(high.dtype)  # the rounding of a factor, whose error would grow with T
+            weights.append((rows[:m], rows[m:] if self.has_bias else None, (high, low), outward))
             planes.append(_as_planes(_times(first, inward)))
             m = self.hidden_size
         return Stream(weights, planes)
@@ -307,6 +319,8 @@ class RotationRNN(GRULayers):
         from scipy.linalg import schur
 
         who, n = f"{cls.__name__}.from_orthogonal", len(w)
+        is_square = w.dim() == 2 and w.shape[1] == n and u.dim() == 2
+        needs(is_square, ShapeError, who, "a square W and a matrix U", f"{tuple(w.shape)} and {tuple(u.shape)}")
         error, permitted = orthogonality_error(w).item(), frame_tolerance(n, w.dtype)
         needs(
             error <= permitted, NotAFrameError, who, f"an orthogonal W, within {permitted:.2g}", f"one {error:.2g} off"
@@ -332,14 +346,25 @@ class RotationRNN(GRULayers):
             angle = t.new_tensor(turns + [0.0 if t[i, i] > 0 else math.pi for i in single[::2]])
         given = {"decay": None if decay is None else (decay, decay), "normalize": False, "bias": bias is not None}
         rnn = cls(u.shape[1], n, field=kind, device=w.device, dtype=w.real.dtype, **given, **options)
-        with torch.no_grad():
-            assign_(rnn, "basis_l0", p[None].to(w))
-            rnn._read("angle", "_l0").copy_(angle)
-            for name, value in (("weight_ih", u), ("bias", bias)):
-                if value is not None:
-                    parts = torch.cat([value.real, value.imag]) if rnn.is_complex else value
-                    rnn._read(name, "_l0").copy_(parts)
+        assign_(rnn, "basis_l0", p[None].to(w))
+        given = {"weight_ih": u} if bias is None else {"weight_ih": u, "bias": bias}
+        for value in given.values():
+            needs(value.dtype == w.dtype, DtypeError, who, f"U and b of {w.dtype}, as W is", value.dtype)
+        parts = {k: torch.cat([v.real, v.imag]) if rnn.is_complex else v for k, v in given.items()}
+        rnn._take_(who, angle=angle, **parts)
         return rnn
+
+    @torch.no_grad()
+    def _take_(self, who: str, **values: Tensor) -> None:
+        """Copies values into the parameters of the only layer, whose shapes they have to have."""
+        is_one = self.num_layers == 1 and not self.bidirectional
+        needs(is_one, OptionError, who, "one layer of one direction", f"{self.num_layers} layers")
+        for name, value in values.items():
+            own = self._read(name, "_l0")
+            needs(value.shape == own.shape, ShapeError, who, f"{name} of shape {tuple(own.shape)}", tuple(value.shape))
+            is_real = not value.is_complex() and bool(value.isfinite().all())
+            needs(is_real, NonFiniteError, who, f"real, finite numbers in {name}", "others")
+            own.copy_(value)
 
     def _angle(self, suffix: str) -> Tensor:
         return self._read("angle", suffix).double()
@@ -487,11 +512,11 @@ class LRU(RotationRNN):
         >>> LRU.from_parameters(nu, theta, gamma, torch.randn(4, 2, dtype=torch.complex64)).hidden_size
         8
         """
+        needs(b.is_complex() and b.dim() == 2, DtypeError, f"{cls.__name__}.from_parameters", "a complex B", b.dtype)
         rnn = cls(b.shape[1], 2 * len(nu_log), device=b.device, dtype=b.real.dtype, **options)
-        with torch.no_grad():
-            for name, value in (("log_rate", nu_log), ("log_angle", theta_log), ("log_scale", gamma_log)):
-                rnn._read(name, "_l0").copy_(value)
-            rnn._read("weight_ih", "_l0").copy_(torch.stack([b.real, b.imag], 1).flatten(0, 1))
+        rows = torch.stack([b.real, b.imag], 1).flatten(0, 1)
+        who = f"{cls.__name__}.from_parameters"
+        rnn._take_(who, log_rate=nu_log, log_angle=theta_log, log_scale=gamma_log, weight_ih=rows)
         return rnn
 
     @staticmethod

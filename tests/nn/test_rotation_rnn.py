@@ -352,3 +352,18 @@ def test_an_lru_trained_elsewhere_is_taken_over():
         z = step * z + gamma.double().exp() * (row.to(z.dtype) @ b.to(z.dtype).mT)
     found = torch.view_as_complex(rnn(x)[1][0].unflatten(-1, (-1, 2)))
     assert (found - z).norm() <= 1e-6 * z.norm()
+
+
+def test_a_long_stream_drifts_no_further_than_its_states_are_rounded():
+    rnn, state = sk.nn.RotationRNN(2, 8, decay=None), None
+    x = torch.randn(3000, 1, 2)
+    with torch.no_grad():
+        for row in x:
+            h, state = rnn.step(row, state)
+        exact = rnn.double()(x.double())[0][-1]
+    assert (h - exact).norm() < 3000**0.5 * torch.finfo(torch.float32).eps * exact.norm()
+    for odd in (torch.zeros(2, 2), torch.zeros(1, 3)):
+        with pytest.raises(errors.ShapeError):
+            rnn.step(odd.double(), state)
+    with pytest.raises(errors.ShapeError, match="bias"):
+        sk.nn.RotationRNN.from_orthogonal(torch.eye(4), torch.ones(4, 2), torch.ones(1))

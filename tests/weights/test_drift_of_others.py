@@ -3,7 +3,6 @@
 import warnings
 from typing import Any
 
-import geotorch
 import pytest
 import torch
 from torch import nn
@@ -12,6 +11,8 @@ from torch.nn.utils import parametrizations
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.metrics import permitted_error
+
+geotorch: Any = pytest.importorskip("geotorch")
 
 
 def model() -> Any:
