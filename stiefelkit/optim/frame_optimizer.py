@@ -55,6 +55,9 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         cls._call = signature(cls.settings, cls.positional)
         cls._names = tuple(setting.name for setting in cls.settings if setting.name != "lr")
         cls.__signature__ = cls._call
+        if cls.__init__ is not FrameOptimizer.__init__:  # or what a base has would hold for it
+            constructor = inspect.signature(cls.__init__)
+            cls.__signature__ = constructor.replace(parameters=[*constructor.parameters.values()][1:])
         document_settings(cls, cls.settings)
 
     def __init__(self, params: Iterable[Any], *args: Any, **settings: Any):

@@ -16,7 +16,7 @@ from stiefelkit.contract.table import find_parametrization
 from stiefelkit.contract.view import axis_of
 from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, ShapeError, enumerated, needs, warn_caller
 from stiefelkit.metrics import bits_lost, frame_tolerance, orthogonality_error, rounding_limit
-from stiefelkit.tensors import check_tensors, full_tensor, is_sharded, working_dtype
+from stiefelkit.tensors import full_tensor, is_sharded, working_dtype
 from stiefelkit.weights import find
 from stiefelkit.weights.modules import attach_coordinate_list, check_loading_of, stop_checking
 from stiefelkit.weights.optimizer_hooks import mark_replaced
@@ -36,7 +36,6 @@ def assign_(module: nn.Module, name: str, weight: Tensor) -> None:
         name: the weight's name.
         weight: of the weight's shape, (*, n, p), (*, p, n) if wide, or a kernel's; columns (rows, if wide) orthonormal.
     """
-    check_tensors("assign_", weight)
     find.find_weight(module, name, "assign_").coordinate_list.right_inverse(weight)
 
 

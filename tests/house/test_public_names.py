@@ -100,7 +100,9 @@ def printed_commands(text):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_commands_on_the_pages_are_taken_with_all_their_options(page):
     from stiefelkit.cli.app import app
+    from stiefelkit.cli.train import add_tasks
 
+    add_tasks()
     for words in printed_commands(page.read_text()):
         if not re.search(r"damped|mymap|cuda|\$", " ".join(words)):  # plugins, variables, a device that may be missing
             app.parse_args(words, exit_on_error=False, print_error=False)

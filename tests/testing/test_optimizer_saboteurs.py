@@ -29,8 +29,7 @@ class Leaving(CayleySGD):
 
     def move(self, group, bucket):
         super().move(group, bucket)
-        for p in bucket.params:
-            p.mul_(1 - 1e-6)
+        bucket.w = bucket.w * (1 - 1e-6)
 
 
 class Coarse(CayleySGD):
