@@ -16,7 +16,7 @@ STEP_LENGTH = above(0, 100.0)
 """Of steps of frames: longer ones turn a frame many times round and, far beyond, overflow."""
 
 Option = int | float | bool | str | list[Any]
-"""What the options of models, optimizers and maps may be."""
+"""Types of the values of options of models, optimizers and maps."""
 Sizes = Annotated[tuple[tuple[int, int], ...], Parameter(n_tokens=1)]
 """Sizes n x p on the command line, in one word: 64,2048x32."""
 

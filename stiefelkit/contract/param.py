@@ -28,7 +28,7 @@ from stiefelkit.metrics import frame_tolerance, orthogonality_error, permitted_e
 from stiefelkit.numbers import sizes
 
 Position = tuple[tuple[Tensor, ...], dict[str, Tensor]]
-"""Where a frame is: its coordinates, in order, and the whole chart by name."""
+"""A point of a map: its coordinates, in order, and the whole chart by name."""
 Frames = Tensor | tuple[Tensor, ...]
 """The type of the matrices in a weight that must have orthonormal columns: a tuple where their sizes differ."""
 

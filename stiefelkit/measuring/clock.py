@@ -49,7 +49,7 @@ class Timing:
 
     @property
     def figures(self) -> dict[str, float]:
-        """What a file has of it."""
+        """The entries of the timing in a file of results."""
         return {"seconds": self.median, "spread": self.spread, "samples": len(self.samples)}
 
 

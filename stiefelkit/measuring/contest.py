@@ -111,7 +111,7 @@ class DriftCurve:
 
     @property
     def figures(self) -> Mapping[str, object]:
-        """What a file has of it."""
+        """The entries of the curve in a file of results."""
         return dataclasses.asdict(self) | {"worst": self.worst}
 
     @property

@@ -62,7 +62,7 @@ class Part:
 
     @property
     def late(self) -> list[str]:
-        """What a quick form had no time for."""
+        """The names that a quick report left out for lack of time."""
         return list({name: None for race in self.races for name, why in race.left_out.items() if why == NO_TIME})
 
 

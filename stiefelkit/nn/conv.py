@@ -20,10 +20,10 @@ from stiefelkit.weights import attach
 
 
 class Convolution(TorchConvolution):
-    """What convolutions of any dimension share: checks, the map of the kernel, and where the layer is orthogonal."""
+    """Base of convolutions of any dimension: checks, the map of the kernel, and where the layer is orthogonal."""
 
     dims: ClassVar[int]
-    """How many axes an image has."""
+    """Number of axes of an image."""
     is_circular: bool
     """Whether images are padded by their other end."""
     padding: Any

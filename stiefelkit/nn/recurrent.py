@@ -41,7 +41,7 @@ _STACK = {"num_layers": integer(1), "bidirectional": FLAG, "dropout": at_least(0
 
 
 class Steps(TypedDict):
-    """How a layer goes over time, as `stiefelkit.scan.scan` takes it."""
+    """Arguments of `stiefelkit.scan.scan` that say in which order a layer takes the steps."""
 
     batch_sizes: list[int] | None
     reverse: bool

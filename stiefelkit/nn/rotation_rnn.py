@@ -26,7 +26,7 @@ from stiefelkit.weights.find import coordinate_list_of, orthogonal_weights
 
 
 class Stream(NamedTuple):
-    """What `RotationRNN.step` goes on from: the weights that it began with, and the states, in float32 or better."""
+    """State of `RotationRNN.step`: the weights at the start of the stream, and the last states, float32 or better."""
 
     weights: list[tuple[Tensor, Tensor | None, tuple[Tensor, Tensor], Tensor | None]]
     planes: list[Tensor]

@@ -24,7 +24,7 @@ from stiefelkit.errors import (
 from stiefelkit.weights.find import coordinate_list_of
 
 GATES = {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}
-"""How many n x n blocks a recurrent weight has."""
+"""Number of n x n blocks of a recurrent weight."""
 _INSTEAD = {
     nn.RNN: "sk.nn.OrthogonalRNN.from_torch takes it over",
     **dict.fromkeys((nn.GRU, nn.LSTM), "sk.models.FrameGates.from_torch takes it over, with a frame for each gate"),

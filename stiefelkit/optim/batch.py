@@ -22,9 +22,9 @@ __all__ = ["Bucket", "Group", "Sorted", "begin_buckets", "buckets", "limit_of"]
 Group = dict[str, Any]
 """A parameter group: its "params", "manifold" and settings."""
 State = dict[str, Any]
-"""What an optimizer keeps of one parameter."""
+"""The state that an optimizer keeps for one parameter."""
 Sorted = tuple[list[tuple[object, ...]], "list[Bucket]"]
-"""What the buckets of a group depended on when they were sorted, and the buckets."""
+"""The parameters and settings by which a group was sorted, and its buckets."""
 
 _LARGEST = 1 << 22
 """Numbers in a batch that is made by copying frames together."""
@@ -79,7 +79,7 @@ class Bucket:
         self.gradients()
         errors = map(dict.get, self.states, itertools.repeat("wear"), itertools.repeat(math.inf))
         self.accumulated_error: float = max(errors)
-        """What rounding may have done to frames since the last polish, in limits; infinite at first."""
+        """Bound of the error that rounding has added to frames since the last polish, in limits; infinite at first."""
         try:
             with FullPrecision(self.params[0].device):
                 move(group, self)

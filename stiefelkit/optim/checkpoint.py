@@ -1,4 +1,4 @@
-"""What the state of an optimizer must be before anything of it is loaded."""
+"""Checks of the state of an optimizer before anything of it is loaded."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What settings, members and gradients of groups must be, and what reads the members."""
+"""Checks of the settings, members and gradients of groups, and of the modules that read the members."""
 
 import difflib
 import inspect

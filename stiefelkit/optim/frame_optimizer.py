@@ -1,4 +1,4 @@
-"""What every optimizer of frames shares: settings, groups and their checks, checkpoints, and steps all or nothing."""
+"""The base of optimizers of frames: settings, groups and their checks, checkpoints, and steps all or nothing."""
 
 import inspect
 import math

@@ -53,7 +53,7 @@ class MixedOptimizer(torch.optim.Optimizer):
             self.add_param_group(group)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles hold: the optimizers too."""
+        """Returns the state for copies and pickles, with the optimizers."""
         held = {**super().__getstate__(), "optimizers": self.optimizers, "moves_frames": self.moves_frames}
         del held["param_groups"]
         return held

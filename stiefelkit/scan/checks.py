@@ -1,4 +1,4 @@
-"""What every scan asks of its tensors, and the recurrence that is left when they are checked."""
+"""Checks of the tensors of scans, and the recurrence in which they are handed on."""
 
 import itertools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the laws are run on, parametrizations at a shape, with options and a dtype, and what they require with."""
+"""Cases of the laws (parametrizations at a shape, with options and a dtype), and the requirements that laws share."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""What the laws of optimizers are run on: an optimizer with settings, frames in a dtype, and gradients."""
+"""Cases of the laws of optimizers: an optimizer with settings, frames in a dtype, and gradients."""
 
 import copy
 import functools
@@ -22,7 +22,7 @@ SHAPES = ((6, 6), (7, 3), (2, 5, 4), (6, 6), (4, 1))
 _DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)
 RATE = 0.05
 SAME = 1e-6
-"""What two roads to one frame of a few rows may differ by, in single precision."""
+"""Largest difference of two roads to one frame of a few rows, in single precision."""
 
 
 @dataclass(frozen=True)

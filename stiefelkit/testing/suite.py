@@ -86,7 +86,7 @@ def require_refused(error: type[Exception], act: Callable[[], object], what: str
 
 
 drawn: list[str] = []
-"""What the running law runs on: how it was drawn and, if it is small, the numbers."""
+"""Inputs of the running law: how they were drawn and, if small, the numbers."""
 
 
 def record(how: str, names: Iterable[str], tensors: Sequence[Tensor]) -> None:
@@ -101,7 +101,7 @@ def record(how: str, names: Iterable[str], tensors: Sequence[Tensor]) -> None:
 
 
 class _CheckedCase(Protocol):
-    """What a suite needs to know of a case; its `str` is its name."""
+    """Attributes of a case that a suite uses; its `str` is its name."""
 
     @property
     def cls(self) -> type: ...

@@ -25,10 +25,10 @@ from stiefelkit.training.config import Config
 CONFIG, LOG, CHECKPOINTS = "config.json", "log.jsonl", "checkpoints"
 DIGEST, PROCESSOR = "sha256", "processor"
 FACTS = ("parameters", "versions", "data")
-"""What config.json says besides the config."""
+"""Entries of config.json besides the config."""
 REMEDY = "put it back, or start another run with another --out"
 State = dict[str, Any]
-"""What a checkpoint holds."""
+"""Entries of a checkpoint."""
 MEASURED = ("ms_per_step", "cpu_seconds", "peak_bytes", "peak_device_bytes")
 """Keys of a line that tell of the machine, and may differ where all else is the same."""
 

@@ -70,7 +70,7 @@ class Frame(NamedTuple):
 
 
 class _Replaced(NamedTuple):
-    """What `mark_replaced` was told, and whether the parameter had a gradient at that time."""
+    """Arguments of `mark_replaced`, and whether the parameter had a gradient at that time."""
 
     weight: str
     event: str

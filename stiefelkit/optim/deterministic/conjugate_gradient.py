@@ -12,7 +12,7 @@ from stiefelkit.optim.deterministic.objective import Objective, Position, dot
 from stiefelkit.optim.settings import Setting, at_least, one_of
 
 RULES = ("hager_zhang", "hestenes_stiefel", "polak_ribiere")
-"""How much of the last direction goes into the next one."""
+"""Rules for the share of the last direction in the next one."""
 _STEEP = 1e-8
 """Cosine between a direction and the gradient below which it is given up."""
 _FIRST = 0.1

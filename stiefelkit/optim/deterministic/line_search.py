@@ -13,7 +13,7 @@ _MOST = 30
 _FURTHER = 10.0
 """By what a step grows at most from one point to the next."""
 _SHRUNK = 0.66
-"""What is left of a bracket at most, or the next point is its middle."""
+"""Largest share of a bracket that a step may leave; beyond it the next point is the middle."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What optimizers of deterministic losses share: parameters, settings, the closure, when to stop, checkpoints."""
+"""The base of optimizers of deterministic losses: parameters, settings, the closure, when to stop, checkpoints."""
 
 import inspect
 import math
@@ -33,13 +33,13 @@ OF_ALL = (
         "step, if that is below 1.",
     ),
 )
-"""What every minimizer has."""
+"""Settings of every minimizer."""
 Memory = dict[str, Any]
-"""What `Minimizer.iterate` keeps: numbers, and real tensors whose last axis is that of flat vectors."""
+"""The memory of `Minimizer.iterate`: numbers, and real tensors whose last axis is that of flat vectors."""
 _IDLE = 20
 """Iterations without a lower loss or a shorter gradient after which rounding is measured; twice as many next time."""
 _KEPT = ("manifold", "name", "params", "param_names", "weight_decay", "lr")
-"""What groups may have of their own; settings are the same in all."""
+"""Keys in which groups may differ; settings are the same in all."""
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class Objective:
         self._closure, self._params, self._is_curved = closure, params, is_curved
         self.eps, self.unit = torch.finfo(params[0].dtype).eps, unit
         self.scale = unit or 1.0
-        """What losses and gradients are in units of; chosen by the first gradient."""
+        """Unit of losses and gradients, chosen by the first gradient."""
         self.lowest = self.reached = math.inf
         """The least losses: of all positions so far, and of those from which iterations began."""
         self.best: Position | None = None

@@ -13,7 +13,7 @@ from stiefelkit.optim.deterministic.objective import Objective, Position, dot
 from stiefelkit.optim.settings import Setting, at_least, integer
 
 _ACCEPTED = 0.1
-"""What a step has to gain, over what the model says."""
+"""Least share of the gain predicted by the model that a step has to make."""
 
 
 class TrustRegion(Minimizer):
@@ -88,7 +88,7 @@ class TrustRegion(Minimizer):
 
 
 class Model(NamedTuple):
-    """Where a model is least, a flat vector; by how much it falls; and whether that is as long as it may be."""
+    """Minimum of a model: the point, a flat vector; by how much the model falls; whether it is as long as permitted."""
 
     u: Tensor
     gain: float

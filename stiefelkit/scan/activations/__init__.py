@@ -49,7 +49,7 @@ class Activation(ABC):
     default_slope: ClassVar[float | None] = None
     """The slope, or other number, where a name has none; None for activations without."""
     kernel: ClassVar[str | None] = None
-    """What the programs of the GPU call it; None if they do not know it."""
+    """Name of the activation in the programs of the GPU; None if they do not have it."""
 
     @classmethod
     def of_complex(cls) -> "type[Activation] | None":

@@ -1,4 +1,4 @@
-"""What runs a recurrence chunk by chunk or at once, forward and back."""
+"""Engines, which run a recurrence chunk by chunk or at once, forward and back."""
 
 from collections.abc import Sequence
 from typing import Protocol

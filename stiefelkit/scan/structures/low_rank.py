@@ -14,7 +14,7 @@ class LowRank(Structure):
     """W = M + A B^H. Factors (heads + 2k, n): those of M, then the k columns of A, then those of B."""
 
     heads: ClassVar[int]
-    """How many rows of the factors are those of M."""
+    """Number of rows of the factors that belong to M."""
 
     def __init__(self, factors: Tensor):
         a, b = (columns.mT for columns in factors[self.heads :].chunk(2))

@@ -1,4 +1,4 @@
-"""What a recurrent matrix in factors is, and what a structure of such factors does with rows of states."""
+"""Base of structures, which apply a recurrent matrix in factors to rows of states."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

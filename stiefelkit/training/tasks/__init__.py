@@ -11,7 +11,7 @@ from stiefelkit.training.tasks.task import Task
 __all__ = ["Task", "create", "tasks"]
 
 PARTS = ("name", "input_size", "output_size", "last_only", "headline", "loss_label", "recipes", "train_size")
-"""What a task says of itself beside its methods."""
+"""Attributes that a task has beside its methods."""
 
 
 def _check(task: object) -> None:

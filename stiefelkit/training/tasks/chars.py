@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 RESETS = ("window", "line")
 WHO = "Task 'chars'"
 SHARES = {"train": 0.9, "valid": 0.95, "test": 1.0}
-"""Where each part of a single text ends."""
+"""Shares of a single text at which its parts end."""
 NO_TARGET = -100
-"""What cross_entropy passes over."""
+"""The target that cross_entropy ignores."""
 UNSEEN = 0.01
 """Share of held-out characters that the training part may lack."""
 LONGEST = 2**31
