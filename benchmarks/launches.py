@@ -2,12 +2,14 @@
 
     python -m benchmarks.launches
 
-prints launches and reads, the operators that are waited for. They are counted on a CPU, by the road of a device.
+prints launches and reads, the operators that are waited for. They are counted on a CPU, by the road of a device; a
+Triton program is one launch, which leaves its results as they stand in memory.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Self
+from unittest import mock
 
 import torch
 
@@ -16,6 +18,7 @@ from benchmarks.suite import Suite, size_of
 from stiefelkit._torch import TorchDispatchMode, is_view_operator
 from stiefelkit.errors import StiefelkitError
 from stiefelkit.functional._arithmetic.reads import without_reads
+from stiefelkit.functional._kernels import launch
 from stiefelkit.measuring.clock import Run
 from stiefelkit.measuring.implementations import (
     OPERATIONS,
@@ -55,13 +58,31 @@ class _Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class _Programs:
+    """Counts the starts of programs, in the place of each of them."""
+
+    starts = 0
+
+    def __getattr__(self, name: str) -> Self:
+        return self
+
+    def __getitem__(self, grid: object) -> Self:
+        return self
+
+    def __call__(self, *args: object, **options: object) -> None:
+        self.starts += 1
+
+
 def counts_of(run: Run) -> tuple[int, int]:
-    """Counts the operators that are no views, and those that read a value, of one run, as on a device."""
-    with without_reads():
+    """Counts operators that are no views, programs, and operators that read a value, of one run, as on a device."""
+    programs = _Programs()
+    of_a_device = mock.patch.object(launch.Interpreter, "is_on", True)
+    with without_reads(), of_a_device, mock.patch.object(launch, "programs", return_value=programs):
         run()  # what is made at first use
+        programs.starts = 0
         with _Counter() as counter:
             run()
-    return counter.launches, counter.reads
+    return counter.launches + programs.starts, counter.reads
 
 
 def of_map(entrant: Implementation, size: str, dtype: str) -> Run:
