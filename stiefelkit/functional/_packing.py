@@ -63,7 +63,7 @@ def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Te
     return unpack_square(v[..., : p * p], p, is_complex), complex_of(re, im).mT
 
 
-def unpack_square(v: Tensor, n: int, is_complex: bool, shift: float = 0.0) -> Tensor:
+def unpack_square(v: Tensor, n: int, is_complex: bool, shift: int = 0) -> Tensor:
     """Turns packed coordinates into A + shift I with A skew-Hermitian to the bit, shape (*, n, n)."""
     if v.shape[-1] != (size := n * n if is_complex else n * (n - 1) // 2):  # every read comes by: no call
         check_size(f"A skew {n} x {n} matrix", "coordinates", v, size)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit import init as start
-from stiefelkit._torch import is_exported
+from stiefelkit._torch import is_exported, is_jit_traced
 from stiefelkit.errors import DtypeError, OptionError, ShapeError
 from stiefelkit.functional import cayley, cayley_inverse
 from stiefelkit.nn.conv import channels, each_axis
@@ -117,14 +117,15 @@ class _CayleyConv(CoordinateParameters):
             raise ShapeError(f"{name} needs {wanted}, got {input.dtype} of shape {tuple(input.shape)}.")
         size, axes = images.shape[2:], tuple(range(-self.dims, 0))
         w = self.frames(*size)
-        is_empty = images.shape[0] == 0  # which MKL does not take
-        filled = images.new_zeros(1, *images.shape[1:]) if is_empty else images
+        # MKL takes no empty batch, and a trace may meet one.
+        is_padded = is_jit_traced() or images.shape[0] == 0
+        filled = torch.cat([images, images.new_zeros(1, *images.shape[1:])]) if is_padded else images
         spectrum = torch.fft.rfftn(filled.to(w.real.dtype), dim=axes)
         x = spectrum.flatten(2).unflatten(1, (self.groups, -1)).permute(1, 3, 2, 0)  # (groups, frequencies, c, B)
         y = (w.mH if self.is_wide else w) @ x
         y = y.permute(3, 0, 2, 1).flatten(1, 2).unflatten(-1, spectrum.shape[2:])
         out = torch.fft.irfftn(y, size, axes).to(input.dtype)
-        out = out[:0] if is_empty else out
+        out = out[:-1] if is_padded else out
         if self.bias is not None:
             out = out + self.bias.to(out.dtype).view(-1, *(1,) * self.dims)
         return out if images is input else out[0]

@@ -113,7 +113,7 @@ class _Square(Function):
         may_launch = v.dtype == torch.float32 and not fast and (v.is_cuda or Interpreter.is_on)
         if may_launch and takes(v, n, 1 + is_complex):
             return cayley_forward(v, _entries(phase, d), n, dtype)
-        a = unpack_square(v, n, is_complex, shift=1.0)
+        a = unpack_square(v, n, is_complex, shift=1)
         is_split = v.dtype == torch.float32 and not fast and splits(a)
         if not fast:
             a = a.to(torch.complex128 if a.is_complex() else torch.float64)
