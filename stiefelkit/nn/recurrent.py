@@ -29,12 +29,12 @@ from stiefelkit.init import draw
 from stiefelkit.numbers import FLAG, at_least, integer, optional
 from stiefelkit.scan import BACKENDS, Factored, find_activation
 from stiefelkit.scan.dispatch import prefers_loop
-from stiefelkit.tensors import coordinate_dtype
+from stiefelkit.tensors import coordinate_dtype, followed, keep_precision
 from stiefelkit.weights.attach import orthogonal
 from stiefelkit.weights.change import reset_
 from stiefelkit.weights.coordinate_list import CoordinateList
 from stiefelkit.weights.coordinate_parameters import CoordinateParameters
-from stiefelkit.weights.find import coordinate_list_of, orthogonal_weights
+from stiefelkit.weights.find import coordinate_list_of
 
 Field = Literal["real", "complex"]
 _STACK = {"num_layers": integer(1), "bidirectional": FLAG, "dropout": at_least(0, most=1)}
@@ -294,12 +294,9 @@ class Recurrent(CoordinateParameters):
         return real, torch.complex128 if real == torch.float64 else torch.complex64
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Recurrent":
-        """Casts a complex W along with the real parameters; by itself it would stay, as torch's complex tensors do."""
-        super()._apply(fn, recurse)
-        wanted = self._dtypes()[1]
-        held = [*self._parameters.values(), *(weight.coordinate_list.param for weight in orthogonal_weights(self))]
-        if {w.dtype for w in held if w is not None and w.dtype.is_complex} - {wanted}:
-            super()._apply(lambda t: t.to(wanted) if t.is_complex() else t, recurse)
+        """Casts a complex W along with the real parameters; by itself it would stay, or lose its imaginary part."""
+        keep = keep_precision(fn, followed(fn, self._dtypes()[0]))
+        super()._apply(lambda t: keep(t) if t.is_complex() else fn(t), recurse)
         return self
 
     def _check_input(self, x: Tensor, what: str = "an input") -> None:

@@ -14,6 +14,7 @@ from stiefelkit._torch import is_traced
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import DtypeError, NonFiniteError, NotAFrameError, OptionError, ShapeError, needs, shown
 from stiefelkit.functional import product
+from stiefelkit.functional._arithmetic.float64 import float64_is_weak
 from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.nn.recurrent import Field, GRULayers, States, Steps, require_options
@@ -49,7 +50,8 @@ class RotationRNN(GRULayers):
     any parametrization. With field="complex" :math:`W = P diag(e^{i θ}) P^H` is unitary. In the basis P time is a
     scan of complex numbers (`stiefelkit.scan.rotation_scan`), so that a layer takes one product with P for all steps
     instead of one with W for each. There is no activation between steps: put one between layers, as `RotationBlock`
-    does. With `last_only` the top layer works out no other state: one product over time gives the last.
+    does. With `last_only` the top layer works out no other state: one product over time gives the last. A basis without
+    a map, as `stiefelkit.bake` leaves it, is not trained, for it is inverted by its adjoint.
 
     States are divided among heads, each with its own basis and decay :math:`g = exp(-exp(q))`, q `log_rate`. With
     `normalize` inputs are scaled by :math:`s = √{1 - g^2} / ‖U‖_F` of each head, which keeps the expected size of
@@ -85,7 +87,7 @@ class RotationRNN(GRULayers):
 
     frame: ClassVar[str] = "basis"
     _activation: ClassVar[str | None] = "identity"
-    coordinate_parameters: ClassVar[tuple[str, ...]] = ("angle", "log_rate")
+    coordinate_parameters: ClassVar[tuple[str, ...]] = ("angle", "log_rate", "basis")
     _refused: ClassVar[dict[str, str]] = {
         "activation": "its transition is linear; apply one to its output, as sk.nn.RotationBlock does",
         "nonlinearity": "its transition is linear; apply one to its output, as sk.nn.RotationBlock does",
@@ -161,16 +163,24 @@ class RotationRNN(GRULayers):
     def _add_frame(self, suffix: str, device: torch.device | str | None, options: dict[str, Any]) -> None:
         if self.parametrization is not None:
             super()._add_frame(suffix, device, options)
-            held = coordinate_list_of(self, f"basis{suffix}")
-            assert held is not None
-            is_frame = held.param.traits.exact or held.param.precision != "exact"
-            needs(is_frame, OptionError, self._name, "a basis whose weights are frames", held.param.title)
+            self._basis(suffix)
         elif options:
             raise OptionError(f"{self._name} without a parametrization has no basis to draw, got {', '.join(options)}.")
         for name, count in self._counts().items():
             empty = torch.empty(count, device=device, dtype=coordinate_dtype(self.dtype))
             self.register_parameter(f"{name}{suffix}", nn.Parameter(empty))
         self._draw(suffix)
+
+    def _basis(self, suffix: str) -> Tensor:
+        """Returns P, whose inverse is its adjoint: a frame of a map, or a plain one, which gets no gradient."""
+        name = f"{self.frame}{suffix}"
+        if name in self._parameters:
+            return self.get_parameter(name).detach()
+        held = coordinate_list_of(self, name)
+        is_frame = held is None or held.param.traits.exact or held.param.precision != "exact"
+        got = "" if held is None else held.param.title
+        needs(is_frame, OptionError, self._name, "a basis whose weights are frames", got)
+        return self._read(self.frame, suffix)
 
     def _counts(self) -> dict[str, int]:
         """Returns the names of the parameters of the planes, and their sizes."""
@@ -197,7 +207,7 @@ class RotationRNN(GRULayers):
             c, s = angle.cos(), angle.sin()
             w = torch.block_diag(*torch.stack([c, -s, s, c], -1).view(-1, 2, 2))
         if self.parametrization is not None:
-            p = torch.block_diag(*self._read("basis", suffix)).to(w.dtype)
+            p = torch.block_diag(*self._basis(suffix)).to(w.dtype)
             w = p @ w @ p.mH
         return w.to(self._dtypes()[int(self.is_complex)])
 
@@ -217,7 +227,7 @@ class RotationRNN(GRULayers):
             rows = torch.cat([rows, self._join(self._read("bias", suffix)).to(u.dtype)[None]])
         if self.parametrization is None:
             return _Weights(rows, angle, g, None, None)
-        basis = self._read("basis", suffix).to(u.dtype)
+        basis = self._basis(suffix).to(u.dtype)
         return _Weights(_times(rows, basis.conj()), angle, g, basis.conj(), basis.mT)
 
     def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
@@ -230,7 +240,8 @@ class RotationRNN(GRULayers):
                 x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
             first = _times(self._first(suffix, h0, batch, rows), inward)
             # A comparison of sizes would make them constants in traced code.
-            is_free = not is_traced() and self.backend == "auto" and steps["batch_sizes"] is None
+            is_free = self.backend == "auto" and steps["batch_sizes"] is None and not is_traced()
+            is_free = is_free and not float64_is_weak(x.device)
             if is_free and steps["last_only"] and len(x) >= x.shape[-1]:
                 last = driven_last_state(x, rows, angle, g, first, steps["reverse"])
             else:
@@ -371,12 +382,14 @@ class RotationRNN(GRULayers):
 
     def _scaled(self, suffix: str, u: Tensor, rate: Tensor) -> Tensor:
         """Returns the scaled inputs of each head, (heads, d, m), whose decay is exp(-rate) and may round to one."""
-        # The result depends on no scale of u: its largest entry is divided out first.
-        largest = u.detach().abs().amax((1, 2), keepdim=True)
+        # The result depends on no scale of u: its largest number is divided out first.
+        parts = torch.view_as_real(u).flatten(1) if u.is_complex() else u.flatten(1)
+        largest = parts.detach().abs().amax(1, keepdim=True)
         is_zero = largest == 0
-        u = u / torch.where(is_zero, 1, largest)
-        size = torch.where(is_zero, 1, u.abs().square().sum((1, 2), keepdim=True)).sqrt()
-        return u / size * (-torch.expm1(-2 * rate)).sqrt().to(u.real.dtype)[:, None, None]
+        parts = parts / torch.where(is_zero, 1, largest)
+        size = torch.where(is_zero, 1, parts.square().sum(1, keepdim=True)).sqrt()
+        parts = parts / size * (-torch.expm1(-2 * rate)).sqrt().to(parts.dtype)[:, None]
+        return torch.view_as_complex(parts.view(*u.shape, 2)) if u.is_complex() else parts.view(u.shape)
 
 
 class RotationBlock(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor
 from stiefelkit._torch import is_exported, is_traced
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean, shown
 from stiefelkit.functional._arithmetic.function import Context, Function
-from stiefelkit.functional._arithmetic.product import opaque, product
+from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.scan.checks import DTYPES, check_shapes, lengths, row_counts
 from stiefelkit.scan.dispatch import scan
 from stiefelkit.scan.engines import planes
@@ -116,14 +116,16 @@ def scan_planes(
 
 
 def driven_last_state(x: Tensor, u: Tensor, angle: Tensor, decay: Tensor, h0: Tensor, reverse: bool) -> Tensor:
-    """Returns the last state of `rotation_scan` over x U, (T, B, k) times (k, .), by one product over time."""
-    real = u.real.dtype
+    """Returns the last state of `rotation_scan` over x U, (T, B, k) times (k, .), by one product over time.
+
+    It is taken in float64: powers that are rounded add up an error that grows with the root of T.
+    """
     powers = _powers(_factor(decay.double(), angle.double()), len(x) + 1)
     weights = powers[:-1] if reverse else powers[:-1].flip(0)
-    rows = _like(weights.to(real.to_complex()), u, real)
-    sums = _complex(product(x.flatten(1).mT, rows), real).unflatten(0, x.shape[1:])
-    last = (sums * _complex(u, real)).sum(1) + _complex(h0, real) * powers[-1].to(real.to_complex())
-    return _like(last, u, real)
+    rows = weights if u.is_complex() else torch.view_as_real(weights).flatten(1)
+    sums = _complex(x.flatten(1).mT.to(rows.dtype) @ rows, torch.float64).unflatten(0, x.shape[1:])
+    last = (sums * _complex(u, torch.float64)).sum(1) + _complex(h0, torch.float64) * powers[-1]
+    return _like(last, u, u.real.dtype)
 
 
 def _powers(factor: Tensor, count: int) -> Tensor:

@@ -22,7 +22,6 @@ EXTRA = "_extra_state"
 _FORMAT = 1
 _LONGEST = 1 << 20
 """Bytes of a description that are read; those written have a few hundred."""
-_PRECISE = torch.float32, torch.float64, torch.complex64, torch.complex128
 _WITHIN_THE_LAW = 1e4
 """Up to here the law of scale says that any coordinates give a frame; beyond, the weight itself is looked at."""
 _SCALED = "stiefelkit.parametrizations.scaled:Scaled"
@@ -218,12 +217,11 @@ def _cast(what: str, needed: str, value: Tensor) -> CheckpointError:
     return CheckpointError(f"{what} needs {needed}, got a checkpoint cast to {value.dtype}; {remedy}.")
 
 
-def check_precise(parameters: Iterable[tuple[str, Tensor | None]], state_dict: Mapping[str, Any]) -> None:
-    """Raises CheckpointError if one of these parameters, in float32 or better, would be loaded from less."""
+def check_entries(parameters: Iterable[tuple[str, Tensor]], state_dict: Mapping[str, Any]) -> None:
+    """Raises CheckpointError or NonFiniteError if entries under these names are none that coordinates can take."""
     for name, ours in parameters:
-        value = state_dict.get(name)
-        if ours is not None and isinstance(value, Tensor) and ours.dtype in _PRECISE and value.dtype not in _PRECISE:
-            raise _cast(name, "float32 or better", value)
+        if name in state_dict:
+            _entry(state_dict[name], name, name, ours, tuple(ours.shape), True)
 
 
 def _check_frame(w: Tensor, what: str) -> None:

@@ -1,13 +1,14 @@
 """Parameters of layers that are coordinates, as the angles and rates of linear recurrences are."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from stiefelkit._torch import class_name
 from stiefelkit.tensors import coordinate_dtype
-from stiefelkit.weights.checkpoint import check_precise
+from stiefelkit.weights.checkpoint import check_entries
 from stiefelkit.weights.optimizer_hooks import watch_layer
 
 
@@ -34,22 +35,28 @@ class CoordinateParameters(nn.Module):
             watch_layer(self, class_name(self))
 
     def coordinate_keys(self) -> dict[str, str]:
-        """Returns name of parameter, "angle_l0", to that of its coordinate, "angle"."""
+        """Returns name of parameter, "angle_l0", to that of its coordinate, "angle".
+
+        Of a coordinate that torch's `register_parametrization` was given, these are the parameters behind it.
+        """
+        held = {key: key for key, p in self._parameters.items() if p is not None}
+        for key, behind in cast(nn.ModuleDict, self.parametrizations).items() if is_parametrized(self) else ():
+            if type(behind) is ParametrizationList:
+                held |= {f"parametrizations.{key}.{own}": key for own, _ in behind.named_parameters()}
         names = self.coordinate_parameters
-        return {key: name for key in self._parameters for name in names if f"{key}_l".startswith(f"{name}_l")}
+        return {own: name for own, key in held.items() for name in names if f"{key}_l".startswith(f"{name}_l")}
 
     def check_coordinates(self, state_dict: Mapping[str, Any], prefix: str) -> None:
-        """Raises CheckpointError if a coordinate would be loaded from less than float32."""
-        own = self._parameters
-        check_precise(((f"{prefix}{key}", own[key]) for key in self.coordinate_keys()), state_dict)
+        """Raises CheckpointError or NonFiniteError if a coordinate would be loaded from what it cannot hold."""
+        check_entries(((f"{prefix}{key}", self.get_parameter(key)) for key in self.coordinate_keys()), state_dict)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.check_coordinates(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CoordinateParameters":
-        held = [self._parameters[key] for key in self.coordinate_keys()]
-        own = {id(t) for p in held if p is not None for t in (p, p.grad) if t is not None}
+        held = [self.get_parameter(key) for key in self.coordinate_keys()]
+        own = {id(t) for p in held for t in (p, p.grad) if t is not None and not t.is_complex()}
 
         def apply(t: Tensor) -> Tensor:
             moved = fn(t)

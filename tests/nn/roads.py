@@ -80,6 +80,8 @@ LAYERS: dict[str, Layer] = {
 SENTENCES: dict[tuple[str, str], str] = {
     ("OrthogonalRNN", "double_backward"): "reference",
     ("LinearTransitionRNN", "double_backward"): "reference",
+    ("GORU", "trace_of_other_steps"): "Expected 9 elements",
+    ("GORU", "export_of_any_steps"): "specialized",
     ("RotationRNN complex", "onnx"): "ONNX",
     ("HadamardLinear", "onnx"): "hadamard_transform",
     ("CayleyConv1d", "onnx"): "baked",
@@ -149,6 +151,20 @@ def road_trace(layer: Layer) -> None:
         traced: Any = torch.jit.trace(net, (layer.x(batch),), check_trace=False)
         for x in (layer.x(4), layer.x(batch)):
             require_same(traced(x), net(x))
+
+
+def road_trace_of_other_steps(layer: Layer) -> None:
+    if layer.is_recurrent:
+        net = layer.net().eval()
+        traced: Any = torch.jit.trace(net, (layer.x(),), check_trace=False)
+        require_same(traced(layer.x(3, 12)), net(layer.x(3, 12)))
+
+
+def road_export_of_any_steps(layer: Layer) -> None:
+    if layer.is_recurrent:
+        net, steps = layer.net().eval(), {layer.shape.index("T"): torch.export.Dim("steps", min=2)}
+        exported: Any = torch.export.export(net, (layer.x(),), dynamic_shapes=(steps,), strict=False).module()
+        require_same(exported(layer.x(3, 12)), net(layer.x(3, 12)))
 
 
 def road_onnx(layer: Layer) -> None:

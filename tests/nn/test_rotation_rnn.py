@@ -276,19 +276,22 @@ def test_a_decay_next_to_one_is_as_precise_as_its_rate(kind, slow):
         assert (rnn(x, last_only=last_only)[1] - exact).norm() <= 1e-5 * exact.norm()
 
 
-def test_scaled_inputs_depend_on_no_scale_of_their_weights():
-    rnn = sk.nn.RotationRNN(3, N, heads=2, bias=False)
+@pytest.mark.parametrize("field", ["real", "complex"])
+def test_scaled_inputs_depend_on_no_scale_of_their_weights(field):
+    rnn = sk.nn.RotationRNN(3, N, heads=2, bias=False, field=field)
     x, outs = torch.randn(20, 2, 3), []
-    for scale in (1.0, 2.0**-100, 2.0**100, 0.0):
+    for scale in (1.0, 2.0**-100, 2.0**100, 0.0, 2.0**-149, 2.0**127):
         twin: Any = copy.deepcopy(rnn)
         with torch.no_grad():
-            twin.weight_ih_l0.mul_(scale)
+            twin.weight_ih_l0.sign_().mul_(scale) if abs(math.log2(scale or 1)) > 100 else twin.weight_ih_l0.mul_(scale)
         outs.append(twin(x)[0])
-        outs[-1].square().mean().backward()
-        assert all(p.grad.isfinite().all() for p in twin.parameters())
+        outs[-1].abs().square().mean().backward()
+        # The gradient by the smallest numbers is larger than any of float32.
+        assert scale == 2.0**-149 or all(p.grad.isfinite().all() for p in twin.parameters())
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
     assert not outs[3].any()
+    assert torch.equal(outs[4], outs[5])
 
 
 @pytest.mark.parametrize("kind", [sk.nn.RotationRNN, sk.nn.LRU])
@@ -304,6 +307,51 @@ def test_rates_beyond_every_decay_have_finite_gradients(kind, rate):
 def test_a_basis_that_is_no_frame_is_refused(options):
     with pytest.raises(errors.OptionError, match=r"frames|adjoint"):
         sk.nn.RotationRNN(3, N, **options)
+    rnn = sk.orthogonal(sk.bake(sk.nn.RotationRNN(3, N)), "basis_l0", **{"parametrization": "cayley", **options})
+    if not options.get("gain"):
+        with pytest.raises(errors.OptionError, match="frames"):
+            rnn(torch.zeros(5, 2, 3))
+
+
+@pytest.mark.parametrize("field", ["real", "complex"])
+def test_a_baked_basis_stays_a_frame_in_training_and_under_casts(field):
+    rnn: Any = sk.bake(sk.nn.RotationRNN(3, N, field=field))
+    before, optimizer = copy.deepcopy(rnn), torch.optim.SGD(rnn.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        rnn(torch.randn(20, 2, 3))[0].abs().square().mean().backward()
+        optimizer.step()
+    assert not torch.equal(rnn.angle_l0, before.angle_l0)
+    for cast in (rnn, copy.deepcopy(rnn).bfloat16(), copy.deepcopy(rnn).to(torch.bfloat16), rnn.to(torch.float64)):
+        assert torch.equal(cast.basis_l0, before.basis_l0.to(cast.basis_l0.dtype))
+    assert rnn.basis_l0.dtype == (torch.float64 if field == "real" else torch.complex128)
+
+
+def test_an_angle_with_a_parametrization_of_torchs_is_a_coordinate_still():
+    rnn: Any = sk.nn.RotationRNN(3, N)
+    angle = rnn.angle_l0.detach().clone()
+    torch.nn.utils.parametrize.register_parametrization(rnn, "angle_l0", torch.nn.Identity())
+    groups = sk.optim.parameter_groups(rnn, lr=1.0, angle=0.1)
+    assert [group["lr"] for group in groups if group.get("name") == "angle"] == [0.1]
+    assert torch.equal(rnn.bfloat16().angle_l0, angle)
+    with pytest.raises(errors.CheckpointError, match="angle_l0"):
+        rnn.load_state_dict({**rnn.state_dict(), "parametrizations.angle_l0.original": angle.half()})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1j])
+def test_coordinates_of_recurrences_load_real_and_finite_numbers_alone(value):
+    rnn = sk.nn.LRU(3, N)
+    state = rnn.state_dict()
+    with pytest.raises((errors.CheckpointError, errors.NonFiniteError), match="log_angle_l0"):
+        rnn.load_state_dict({**state, "log_angle_l0": torch.full((N // 2,), value)})
+    assert all(torch.equal(t, state[key]) for key, t in rnn.state_dict().items())
+
+
+@pytest.mark.parametrize("steps", [100, 20000])
+def test_the_error_of_the_last_state_alone_does_not_grow_with_the_steps(steps):
+    rnn, x = sk.nn.RotationRNN(4, 32, decay=None), torch.ones(steps, 2, 4)
+    last, exact = rnn(x, last_only=True)[1], copy.deepcopy(rnn).double()(x.double())[1]
+    assert (last - exact).norm() <= 3 * torch.finfo(torch.float32).eps * exact.norm()
 
 
 @pytest.mark.parametrize("decay", [(0, 1), (0.0, 0.99), (0.9, 1.0), (1.0, 1.0)])
