@@ -1,5 +1,6 @@
 """Two gloo processes on this machine."""
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["on_two_ranks", "rank_of_two", "under_torchrun"]
+__all__ = ["equal_on_both", "mesh", "on_two_ranks", "rank_of_two", "sharded", "under_torchrun"]
 
 # A server that has imported these forks each rank: seconds less than ranks that import them themselves.
 PRELOADED = ["pytest", "stiefelkit", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"]
@@ -33,6 +34,28 @@ def under_torchrun(run: Callable[[int], None]) -> list[int | None]:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     return _start(_launched, run, str(port))
+
+
+@functools.cache
+def mesh() -> Any:
+    """Returns the mesh of both ranks."""
+    return torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+
+
+def sharded(net: Any, *parts: torch.nn.Module) -> Any:
+    """Shards parts of a model by FSDP2, then the model, which is returned."""
+    from torch.distributed.fsdp import fully_shard
+
+    for part in (*parts, net):
+        fully_shard(part, mesh=mesh())
+    return net
+
+
+def equal_on_both(t: torch.Tensor) -> bool:
+    """Returns whether both ranks have the same tensor."""
+    both = [torch.empty_like(t) for _ in range(2)]
+    dist.all_gather(both, t.detach().contiguous())
+    return torch.equal(*both)
 
 
 def _start(

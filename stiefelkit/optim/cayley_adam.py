@@ -21,19 +21,11 @@ class CayleyAdam(TangentOptimizer):
     along :math:`A / r`, where A is the n x n skew generator of M, :math:`A W = M`, never formed. Other groups are moved
     by torch.optim.Adam.
 
-    In "stiefel:euclidean" this is the published algorithm, except that nothing is drawn at random: what rounding does
-    to orthogonality is taken away as `TangentOptimizer` tells. In "stiefel:canonical" the part of A within the columns
-    of W counts double.
+    Metrics, and what differs from the published algorithm, are as in `CayleySGD`.
 
     References:
         Li, Fuxin, Todorovic, Efficient Riemannian optimization on the Stiefel manifold via the Cayley transform, ICLR
         2020, algorithm 2.
-
-    >>> import stiefelkit as sk
-    >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
-    >>> optimizer = CayleyAdam(sk.optim.parameter_groups(layer, lr=1e-2))
-    >>> layer(torch.ones(4)).square().sum().backward()
-    >>> optimizer.step()
     """
 
     free_optimizer = torch.optim.Adam

@@ -28,12 +28,6 @@ class CayleySGD(TangentOptimizer):
     References:
         Li, Fuxin, Todorovic, Efficient Riemannian optimization on the Stiefel manifold via the Cayley transform, ICLR
         2020, algorithm 1.
-
-    >>> import stiefelkit as sk
-    >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
-    >>> optimizer = CayleySGD(sk.optim.parameter_groups(layer, lr=0.1))
-    >>> layer(torch.ones(4)).square().sum().backward()
-    >>> optimizer.step()
     """
 
     free_optimizer = torch.optim.SGD

@@ -21,6 +21,14 @@ from stiefelkit.optim.checkpoint import check_entries, check_states, without_rem
 from stiefelkit.optim.settings import RATE, WEIGHT_DECAY, Setting, document_settings, signature
 from stiefelkit.weights.optimizer_hooks import frames
 
+_EXAMPLE = """\
+>>> import torch, stiefelkit as sk
+>>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
+>>> optimizer = {name}(sk.optim.parameter_groups(layer, lr=1e-3, stiefel=dict(lr={lr})))
+>>> layer(torch.ones(4)).square().sum().backward()
+>>> optimizer.step()
+"""
+
 
 class FrameOptimizer(torch.optim.Optimizer, ABC):
     """Moves the frames in groups that name a manifold along it; a torch optimizer moves all other groups.
@@ -58,7 +66,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         if cls.__init__ is not FrameOptimizer.__init__:  # or what a base has would hold for it
             constructor = inspect.signature(cls.__init__)
             cls.__signature__ = constructor.replace(parameters=[*constructor.parameters.values()][1:])
-        document_settings(cls, cls.settings)
+        document_settings(cls, cls.settings, _EXAMPLE)
 
     def __init__(self, params: Iterable[Any], *args: Any, **settings: Any):
         params, chosen = checks.read_arguments(

@@ -55,12 +55,6 @@ class Landing(FrameOptimizer):
         Ablin, Peyre, Fast and accurate optimization on the orthogonal manifold without retraction, AISTATS 2022.
         Ablin, Vary, Gao, Absil, Infeasible deterministic, stochastic, and variance-reduction algorithms for
         optimization under orthogonality constraints, JMLR 2024.
-
-    >>> import stiefelkit as sk
-    >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
-    >>> optimizer = Landing(sk.optim.parameter_groups(layer, lr=1e-2))
-    >>> layer(torch.ones(4)).square().sum().backward()
-    >>> optimizer.step()
     """
 
     free_optimizer = torch.optim.Adam

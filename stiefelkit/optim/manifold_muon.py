@@ -49,13 +49,6 @@ class ManifoldMuon(TangentOptimizer):
     References:
         Bernstein, Modular manifolds, Thinking Machines Lab, 2025.
         Su, Steepest descent on manifolds: 3. Muon + Stiefel, kexue.fm/archives/11221, 2025.
-
-    >>> import stiefelkit as sk
-    >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
-    >>> groups = sk.optim.parameter_groups(layer, lr=1e-3, stiefel=dict(lr=0.02))
-    >>> optimizer = ManifoldMuon(groups)
-    >>> layer(torch.ones(4)).square().sum().backward()
-    >>> optimizer.step()
     """
 
     free_optimizer = torch.optim.Adam

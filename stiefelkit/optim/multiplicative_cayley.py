@@ -33,13 +33,6 @@ class MultiplicativeCayley(TangentOptimizer):
     References:
         Wisdom, Powers, Hershey, Le Roux, Atlas, Full-capacity unitary recurrent neural networks, NIPS 2016.
         Wen, Yin, A feasible method for optimization with orthogonality constraints, 2013.
-
-    >>> import stiefelkit as sk
-    >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
-    >>> groups = sk.optim.parameter_groups(layer, lr=1e-3, stiefel=dict(lr=1e-2))
-    >>> optimizer = MultiplicativeCayley(groups)
-    >>> layer(torch.ones(4)).square().sum().backward()
-    >>> optimizer.step()
     """
 
     free_optimizer = torch.optim.RMSprop

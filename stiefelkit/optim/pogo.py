@@ -76,12 +76,6 @@ class POGO(TangentOptimizer):
     References:
         Javaloy, Vergari, An embarrassingly simple way to optimize orthogonal matrices at scale, ICML 2026.
         Ablin, Peyre, Fast and accurate optimization on the orthogonal manifold without retraction, AISTATS 2022.
-
-    >>> import stiefelkit as sk
-    >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
-    >>> optimizer = POGO(sk.optim.parameter_groups(layer, lr=1e-2))
-    >>> layer(torch.ones(4)).square().sum().backward()
-    >>> optimizer.step()
     """
 
     free_optimizer = torch.optim.Adam

@@ -116,17 +116,20 @@ OF_TORCH = {
 """Names that torch's optimizers give their settings, which a group may have beside those of its own optimizer."""
 
 
-def document_settings(optimizer: type, settings: Collection[Setting]) -> None:
-    """Adds what the settings are to a docstring, before its references and examples."""
+def document_settings(optimizer: type, settings: Collection[Setting], example: str) -> None:
+    """Adds what the settings are to a docstring, before its references, and an example, unless it has one."""
     if not optimizer.__doc__ or not settings or "Args:\n" in optimizer.__doc__:
         return
     doc = inspect.cleandoc(optimizer.__doc__)
+    if ">>> " not in doc:
+        defaults = {setting.name: setting.default for setting in settings}
+        doc += "\n\n" + example.format_map({"lr": 0.01, **defaults, "name": optimizer.__name__})
     names: dict[str, list[str]] = {}
     for setting in settings:
         names.setdefault(setting.words, []).append(setting.name)
     entries = [_PARAMS, *(f"{', '.join(alike)}: {words}" for words, alike in names.items())]
     wrapped = [textwrap.fill(entry, 116, initial_indent=" " * 4, subsequent_indent=" " * 8) for entry in entries]
-    end = min((doc.find(mark) for mark in ("References:", ">>> ") if mark in doc), default=len(doc))
+    end = min(doc.find(mark) for mark in ("References:", ">>> ") if mark in doc)
     optimizer.__doc__ = "\n".join([doc[:end].rstrip(), "", "Args:", *wrapped, "", doc[end:]])
 
 

@@ -27,12 +27,6 @@ class SPEL(TangentOptimizer):
 
     References:
         Yang, Lai, Manifold constrained steepest descent, ICML 2026.
-
-    >>> import stiefelkit as sk
-    >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
-    >>> optimizer = SPEL(sk.optim.parameter_groups(layer, lr=1e-3, stiefel=dict(lr=0.02)))
-    >>> layer(torch.ones(4)).square().sum().backward()
-    >>> optimizer.step()
     """
 
     free_optimizer = torch.optim.Adam

@@ -31,12 +31,6 @@ class StiefelAdam(SplitOptimizer):
     References:
         Kong, Wang, Tao, Momentum Stiefel optimizer, with applications to suitably-orthogonal attention, and optimal
         transport, ICLR 2023.
-
-    >>> import stiefelkit as sk
-    >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
-    >>> optimizer = StiefelAdam(sk.optim.parameter_groups(layer, lr=1e-3))
-    >>> layer(torch.ones(4)).square().sum().backward()
-    >>> optimizer.step()
     """
 
     free_optimizer = torch.optim.Adam

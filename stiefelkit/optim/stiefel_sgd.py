@@ -91,12 +91,6 @@ class StiefelSGD(SplitOptimizer):
         Kong, Wang, Tao, Momentum Stiefel optimizer, with applications to suitably-orthogonal attention, and optimal
         transport, ICLR 2023; the factor of V Y, 2 a - 1 (a = 0 in the Euclidean metric, 1/2 in the canonical one), is
         that of the Euler-Lagrange equations, where the authors' code has 1 - 3 a / 2.
-
-    >>> import stiefelkit as sk
-    >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
-    >>> optimizer = StiefelSGD(sk.optim.parameter_groups(layer, lr=0.1))
-    >>> layer(torch.ones(4)).square().sum().backward()
-    >>> optimizer.step()
     """
 
     free_optimizer = torch.optim.SGD

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from optimizers_at_hand import STATEFUL
 from torch import nn
-from two_ranks import on_two_ranks, rank_of_two
+from two_ranks import equal_on_both, mesh, on_two_ranks, rank_of_two, sharded
 
 import stiefelkit as sk
 from stiefelkit.testing import seeds
@@ -59,12 +58,6 @@ def train(net, optimizer, x, steps=5):
         optimizer.step()
 
 
-def equal_on_both(t):
-    both = [torch.empty_like(t) for _ in range(2)]
-    dist.all_gather(both, t.detach().contiguous())
-    return torch.equal(*both)
-
-
 def run_ddp(rank):
     for name in STATEFUL:
         net = nn.parallel.DistributedDataParallel(make())
@@ -83,22 +76,13 @@ def run_fsdp(rank):
         set_model_state_dict,
         set_optimizer_state_dict,
     )
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (2,))
-
-    def sharded() -> Any:
-        net = make()
-        sk.fully_shard_coordinates(net, mesh)
-        for layer in net:
-            if list(layer.parameters()):
-                fully_shard(layer, mesh=mesh)
-        fully_shard(net, mesh=mesh)
-        return net
+    def made() -> Any:
+        net = sk.fully_shard_coordinates(make(), mesh())
+        return sharded(net, *(layer for layer in net.children() if list(layer.parameters())))
 
     for name in STATEFUL:
-        net = sharded()
+        net = made()
         optimizer = build(net, name)
         train(net, optimizer, data()[rank::2], steps=3)
         frames = [p for group in optimizer.param_groups if group["manifold"] for p in group["params"]]
@@ -111,7 +95,7 @@ def run_fsdp(rank):
         for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True):
             assert torch.allclose(ours.full_tensor(), theirs, atol=1e-4), name
         assert all(d.error <= 2 * d.limit + 1.2e-7 for d in sk.drift(net).values())
-        again = sharded()
+        again = made()
         other = build(again, name)
         set_model_state_dict(again, model_state)
         set_optimizer_state_dict(again, other, state)
@@ -121,14 +105,10 @@ def run_fsdp(rank):
 
 
 def run_a_bad_gradient_on_one_rank(rank):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (2,))
     for sizes in ((8,), (8, 4)):
         seeds.reseed()
         net: Any = nn.Sequential(*(sk.orthogonal(nn.Linear(8, n), "weight", "stiefel") for n in sizes))
-        fully_shard(net, mesh=mesh)
+        sharded(net)
         optimizer = build(net, "CayleySGD")
         train(net, optimizer, data()[rank::2], steps=1)
         before = [p.to_local().clone() for p in net.parameters()]

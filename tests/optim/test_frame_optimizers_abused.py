@@ -6,18 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from optimizers_at_hand import OPTIMIZERS, STATEFUL, every_optimizer, group, run
+from optimizers_at_hand import OPTIMIZERS, STATEFUL, every_optimizer, frame, group, run
 from torch import nn
 
 import stiefelkit as sk
-from stiefelkit import errors, init
-from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit import errors
+from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing import seeds
-
-
-def frame(n, p, dtype=torch.float32, seed=0) -> Any:
-    exact = init.haar((n, p), working_dtype(dtype), seeds.generator(seed))
-    return nn.Parameter(exact.to(dtype).contiguous())
 
 
 def gradient(w, seed=0, size=1.0):
@@ -36,7 +31,7 @@ def excess(w):
 
 
 def test_a_long_step_is_the_cayley_transform_too():
-    w = frame(12, 4)
+    w = frame((12, 4))
     g = gradient(w)
     exact, g64 = w.detach().double(), g.double()
     b = g64 @ exact.mT - exact @ g64.mT
@@ -48,7 +43,7 @@ def test_a_long_step_is_the_cayley_transform_too():
 
 @every_optimizer
 def test_a_gradient_that_overflows_moves_no_other_frame(name):
-    first, second = frame(16, 16), frame(20, 4)
+    first, second = frame((16, 16)), frame((20, 4))
     optimizer = make(name, first, second, lr=0.1)
     before = [w.detach().clone() for w in (first, second)]
     first.grad, second.grad = gradient(first), gradient(second, size=1.7e19)
@@ -59,7 +54,7 @@ def test_a_gradient_that_overflows_moves_no_other_frame(name):
 
 @every_optimizer
 def test_moments_that_overflow_are_an_error_and_not_written(name):
-    w = frame(16, 16)
+    w = frame((16, 16))
     optimizer = make(name, w, lr=0.1, **STATEFUL[name])
     for size in (5e18, 1e20, 1e22):
         w.grad = gradient(w, size=size)
@@ -87,10 +82,10 @@ def test_casts_between_steps(name):
 @every_optimizer
 def test_a_state_that_was_loaded_into_another_dtype_is_one_that_its_own_optimizer_takes(name, pair):
     """What rounding left of a frame in one dtype is nothing that belongs to it in another."""
-    w = frame(8, 8, pair[0])
+    w = frame((8, 8), pair[0])
     optimizer = make(name, w, **STATEFUL[name])
     run(optimizer, w, [gradient(w, seed) for seed in range(3)])
-    other = make(name, frame(8, 8, pair[1]), **STATEFUL[name])
+    other = make(name, frame((8, 8), pair[1]), **STATEFUL[name])
     other.load_state_dict(optimizer.state_dict())
     (state,) = other.state_dict()["state"].values()
     assert "lo" not in state
@@ -102,7 +97,7 @@ def test_a_state_of_torchs_own_optimizer_is_refused_with_the_remedy(name):
     two = sk.optim.parameter_groups(sk.orthogonal(nn.Linear(3, 3), "weight", "stiefel"), lr=1e-2)
     ours, plain = OPTIMIZERS[name](two), OPTIMIZERS[name].free_optimizer
     with pytest.raises(errors.CheckpointError, match="load the model"):
-        ours.load_state_dict(plain([frame(16, 16)]).state_dict())
+        ours.load_state_dict(plain([frame((16, 16))]).state_dict())
 
 
 @pytest.mark.parametrize("change", ["assign", "reset", "load"])
@@ -167,7 +162,7 @@ def test_clipping_of_huge_gradients_measures_them():
 @every_optimizer
 def test_ten_steps_after_a_mean_that_was_written_through_data_end_at_a_frame(name, shape, dtype, count):
     """As averages write, which torch does not count."""
-    ws = [frame(*shape, dtype=dtype, seed=k) for k in range(count)]
+    ws = [frame(shape, dtype, k) for k in range(count)]
     optimizer = make(name, *ws, lr=0.1)
 
     def step(seed):
@@ -196,7 +191,7 @@ def free_beside(name, w, **options) -> Any:
 
 @every_optimizer
 def test_what_torchs_optimizer_refuses_is_refused_before_a_frame_moves(name):
-    w = frame(4, 4)
+    w = frame((4, 4))
     before = w.detach().clone()
     free, optimizer = free_beside(name, w)
     if optimizer.free_optimizer is torch.optim.SGD:

@@ -1,7 +1,6 @@
 """gradient="half": the half of dL/dW that the code of Wisdom et al. follows, from a free real 2n x 2n matrix."""
 
 import copy
-import io
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from stiefelkit import errors, init
 from stiefelkit.nn import OrthogonalRNN, OrthogonalRNNCell
 from stiefelkit.scan import scan
 from stiefelkit.testing import seeds
+from stiefelkit.testing.cases import saved_and_loaded
 
 DOUBLE, N = torch.float64, 6
 FRAME = "rnn.parametrizations.weight_hh_l0.original0"
@@ -110,20 +110,13 @@ def test_another_optimizer_of_the_frame_has_the_exact_gradient_again():
         assert all(torch.equal(g, exact[key]) for key, g in gradients(net).items())
 
 
-def through_pickle(net):
-    file = io.BytesIO()
-    torch.save(net, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-@pytest.mark.parametrize("change", [copy.deepcopy, through_pickle, lambda net: copy.deepcopy(nn.Sequential(net))[0]])
-def test_copies_keep_to_it(change):
+def test_copies_keep_to_it():
     net = make()
     optimizer_of(net, "half")
     expected = gradients(net)
-    found = gradients(change(net))
-    assert all(torch.equal(found[key], g) for key, g in expected.items())
+    for twin in (copy.deepcopy(net), saved_and_loaded(net, False), copy.deepcopy(nn.Sequential(net))[0]):
+        found = gradients(twin)
+        assert all(torch.equal(found[key], g) for key, g in expected.items())
 
 
 def test_a_run_is_resumed_with_it():

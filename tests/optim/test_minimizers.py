@@ -12,9 +12,9 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.functional import cayley_retraction, inner_product, riemannian_hessian
+from stiefelkit.functional._stiefel.conjugate_gradients import truncated
 from stiefelkit.functional._stiefel.retractions import cayley_curve
 from stiefelkit.optim.deterministic.space import Space
-from stiefelkit.optim.deterministic.trust_region import truncated
 from stiefelkit.testing.seeds import generator
 
 METRICS = ("canonical", "euclidean")

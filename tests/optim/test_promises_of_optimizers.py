@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from optimizers_at_hand import OPTIMIZERS, STATEFUL, every_optimizer
+from optimizers_at_hand import OPTIMIZERS, STATEFUL, every_optimizer, excess, frame, group
 from torch import nn
 
 import stiefelkit as sk
@@ -16,19 +16,8 @@ from stiefelkit.optim.steps import PROMISED, measured, polish_threshold
 from stiefelkit.testing import seeds
 
 
-def excess(w):
-    return orthogonality_error(w).item() / rounding_limit(w.shape[-1], w.dtype)
-
-
-def frame(n, p, dtype=torch.float32):
-    exact = init.haar((n, p), torch.complex128 if dtype.is_complex else torch.float64, seeds.generator(1))
-    return nn.Parameter(exact.to(dtype))
-
-
 def optimizer_of(w, lr, **settings):
-    return sk.optim.CayleySGD(
-        [{"params": [w], "manifold": "stiefel:canonical"}], lr=lr, momentum=0.0, q=math.inf, **settings
-    )
+    return sk.optim.CayleySGD(group(w), lr=lr, momentum=0.0, q=math.inf, **settings)
 
 
 def of_length(w, g, length):
@@ -68,7 +57,7 @@ def test_roundings_of_steady_steps_line_up_and_small_frames_keep_what_is_promise
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_roots_by_eigenvectors_are_right_to_rounding_of_double_precision(optimizer, dtype):
     w = nn.Parameter(init.haar((2000, 2, 2), dtype, seeds.generator()))
-    moves = optimizer([{"params": [w], "manifold": "stiefel:euclidean"}], lr=1.65, precision="fast", momentum=0.0)
+    moves = optimizer(group(w, metric="euclidean"), lr=1.65, precision="fast", momentum=0.0)
     for number in range(6):
         w.grad = torch.randn(w.shape, dtype=dtype, generator=seeds.generator(number))
         moves.step()
@@ -92,10 +81,9 @@ def test_long_steps_along_one_direction_keep_a_fast_frame_that_its_own_state_dic
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 def test_a_defect_that_is_taken_away_with_a_long_step_does_not_grow(precision, n, p, rate):
     """A gradient of rank 1 that stays: steps of 1 to 3 along one direction, again and again."""
-    w, generator = frame(n, p), seeds.generator(6)
+    w, generator = frame((n, p)), seeds.generator(6)
     g = torch.randn(n, 1, generator=generator) @ torch.randn(1, p, generator=generator)
-    group = {"params": [w], "manifold": "stiefel:euclidean"}
-    optimizer = sk.optim.MultiplicativeCayley([group], lr=rate, precision=precision)
+    optimizer = sk.optim.MultiplicativeCayley(group(w, metric="euclidean"), lr=rate, precision=precision)
     for _ in range(60):
         w.grad = g * (p**0.5 / g.norm())
         optimizer.step()
@@ -106,7 +94,7 @@ def test_a_defect_that_is_taken_away_with_a_long_step_does_not_grow(precision, n
 @pytest.mark.parametrize(("n", "p"), [(64, 64), (160, 160), (300, 20), (512, 64), (400, 200)])
 def test_steps_just_below_those_that_are_polished_at_once_add_up_to_no_more(n, p, dtype):
     for share in (0.45, 0.9, 1.1, 1.9):
-        w, generator = frame(n, p, dtype), seeds.generator(3)
+        w, generator = frame((n, p), dtype), seeds.generator(3)
         optimizer = optimizer_of(w, 1.0)
         fixed = torch.randn(n, 1, dtype=dtype, generator=generator) @ torch.randn(
             1, p, dtype=dtype, generator=generator
@@ -121,9 +109,9 @@ def test_steps_just_below_those_that_are_polished_at_once_add_up_to_no_more(n, p
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 def test_near_an_optimum_at_which_the_gradient_is_large_nothing_is_magnified(precision):
     """Max tr(C^T W): W ends at the polar factor of C, where what moves it is a small rest of G = -C."""
-    w = frame(53, 9)
+    w = frame((53, 9))
     c = torch.ones(53, 9) + 0.05 * torch.randn(53, 9, generator=seeds.generator(4))
-    optimizer = sk.optim.CayleySGD([{"params": [w], "manifold": "stiefel:euclidean"}], lr=0.3, precision=precision)
+    optimizer = sk.optim.CayleySGD(group(w, metric="euclidean"), lr=0.3, precision=precision)
     for _ in range(60):
         w.grad = -c
         optimizer.step()
@@ -144,7 +132,7 @@ def test_a_plane_among_many_that_turns_faster_costs_no_orthogonality(length):
             block = torch.diag(sizes[:-1], 1)
             a = q @ (block - block.mT) @ q.mT
             a += (bulk - bulk.mT) / (2.9 * n**0.5 * ratio)
-            w = frame(n, n)
+            w = frame((n, n))
             optimizer = optimizer_of(w, length)
             for _ in range(3):
                 w.grad = (a.float() / 2) @ w.detach()
@@ -155,7 +143,7 @@ def test_a_plane_among_many_that_turns_faster_costs_no_orthogonality(length):
 @pytest.mark.parametrize("course", ["random", "steady", "there and back"])
 @pytest.mark.parametrize(("n", "p"), [(64, 64), (256, 256), (300, 20), (1024, 64)])
 def test_what_the_error_model_says_bounds_what_rounding_has_done(n, p, course):
-    w, generator = frame(n, p), seeds.generator(9)
+    w, generator = frame((n, p)), seeds.generator(9)
     optimizer = optimizer_of(w, 1.0)
     g = torch.randn(n, p, generator=generator)
     for k in range(12):
@@ -170,7 +158,7 @@ def test_what_the_error_model_says_bounds_what_rounding_has_done(n, p, course):
 def test_large_frames_are_seldom_measured_and_stay_frames(monkeypatch):
     counted = []
     monkeypatch.setattr("stiefelkit.optim.steps.measured", lambda *args: counted.append(1) or measured(*args))
-    w, generator = frame(256, 256), seeds.generator(8)
+    w, generator = frame((256, 256)), seeds.generator(8)
     optimizer = optimizer_of(w, 1.0)
     for _ in range(12):
         w.grad = of_length(w, torch.randn(256, 256, generator=generator), 0.8)

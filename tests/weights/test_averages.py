@@ -1,7 +1,6 @@
 """Averages of weights stay frames, or become frames again before anybody reads or saves them."""
 
 import copy
-import io
 import os
 import pickle
 from typing import Any
@@ -16,6 +15,7 @@ from stiefelkit import errors
 from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.metrics import orthogonality_error, permitted_error
 from stiefelkit.testing import seeds
+from stiefelkit.testing.cases import saved_and_loaded
 from stiefelkit.weights.find import orthogonal_weights
 
 MAPS = sorted(sk.available())
@@ -47,14 +47,6 @@ def turned_(module, k):
     sk.reset_(module, "weight", generator=seeds.generator(k))
 
 
-def written(module):
-    """State dict through a file, as a checkpoint is."""
-    file = io.BytesIO()
-    torch.save(module.state_dict(), file)
-    file.seek(0)
-    return torch.load(file)
-
-
 def at_the_limit(module):
     if not all(weight.coordinate_list.param.traits.exact for weight in orthogonal_weights(module)):
         return True  # near-orthogonal by construction
@@ -77,7 +69,7 @@ def test_averages_of_every_map_are_frames_and_load(name, dtype, decay):
                     p.mul_(1.01)
     assert at_the_limit(averaged)
     fresh = averaging(made(name, dtype))
-    fresh.load_state_dict(written(averaged))
+    fresh.load_state_dict(saved_and_loaded(averaged.state_dict()))
     assert torch.equal(fresh.module.weight, averaged.module.weight)
 
 
@@ -233,7 +225,7 @@ def hidden_mean(name, dtype, write, k=3):
 def test_means_through_data_are_mended_before_they_are_read_saved_or_copied(name, dtype, write, look):
     averaged: Any = hidden_mean(name, dtype, write)
     if look == "save":
-        state = written(averaged)
+        state = saved_and_loaded(averaged.state_dict())
         averaged = made(name, dtype)
         averaged.load_state_dict(state)
     elif look == "copy":
@@ -307,7 +299,7 @@ def test_what_does_not_land_at_each_step_lands_before_it_is_saved():
         optimizer.step()
     with torch.no_grad():
         assert not at_the_limit(module)  # evaluating it does not
-    made("stiefel").load_state_dict(written(module))
+    made("stiefel").load_state_dict(saved_and_loaded(module.state_dict()))
     assert at_the_limit(module)
 
 

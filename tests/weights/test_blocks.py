@@ -1,7 +1,6 @@
 """Several weights side by side in one, as q, k and v are: a frame of each."""
 
 import copy
-import io
 import itertools
 from typing import Any
 
@@ -15,6 +14,7 @@ from stiefelkit.contract.composite import SideBySide
 from stiefelkit.metrics import orthogonality_error, permitted_error
 from stiefelkit.parametrizations import Cayley, Householder, Scaled, View, Viewed
 from stiefelkit.testing import check_parametrization, seeds
+from stiefelkit.testing.cases import saved_and_loaded
 
 GQA = (8, 2, 2)
 """Rows of queries, keys and values where heads share keys and values."""
@@ -134,11 +134,7 @@ def test_a_state_dict_goes_round_and_names_its_blocks(kind, name):
 def test_they_are_copied_pickled_reset_assigned_cast_and_baked(kind):
     layer = made(kind)
     w = layer.weight.detach().clone()
-    twin = copy.deepcopy(layer)
-    buffer = io.BytesIO()
-    torch.save(layer, buffer)
-    buffer.seek(0)
-    again = torch.load(buffer, weights_only=False)
+    twin, again = copy.deepcopy(layer), saved_and_loaded(layer, weights_only=False)
     sk.reset_(layer, "weight")
     assert not torch.allclose(layer.weight, w, atol=1e-2)
     require_frames(layer.weight, kind)

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from two_ranks import on_two_ranks
+from two_ranks import equal_on_both, mesh, on_two_ranks, sharded
 
 import stiefelkit as sk
 from stiefelkit import errors
@@ -61,34 +60,22 @@ def check_ddp(rank, name):
     train(alone, data())
     for ours, theirs in zip(net.module.parameters(), alone.parameters(), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5), name
-    for parameter in net.parameters():
-        both = [torch.empty_like(parameter) for _ in range(2)]
-        dist.all_gather(both, parameter.detach())
-        assert torch.equal(*both)
+    assert all(map(equal_on_both, net.parameters()))
 
 
 def run_fsdp(rank):
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (2,))
     for name in free():
         if sk.available()[name].supports((8, 8), torch.float32) is None:
             net = make(name)
-            for layer in (net[0], net[2]):
-                fully_shard(layer, mesh=mesh)
-            fully_shard(net, mesh=mesh)
-            train(net, data()[rank::2])
+            train(sharded(net, net[0], net[2]), data()[rank::2])
             alone = make(name)
             train(alone, data())
             for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True):
                 assert torch.allclose(ours.full_tensor(), theirs, atol=1e-5), name
     net = make()
-    for layer in (net[0], net[2]):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(net, mesh=mesh)
-    train(net, data()[rank::2])
+    train(sharded(net, net[0], net[2]), data()[rank::2])
     measured = sk.drift(net)
     assert list(measured) == ["0.weight", "2.weight"]
     assert all(d.error < 5e-7 for d in measured.values())
@@ -109,16 +96,9 @@ def run_fsdp(rank):
 
 
 def run_fsdp_of_two_dtypes(rank):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (2,))
     net: Any = make("matrix_exp", torch.bfloat16)
-    sk.fully_shard_coordinates(net, mesh)
-    for layer in (net[0], net[2]):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(net, mesh=mesh)
-    train(net, data()[rank::2].bfloat16())
+    sk.fully_shard_coordinates(net, mesh())
+    train(sharded(net, net[0], net[2]), data()[rank::2].bfloat16())
     assert all(d.error < 0.05 for d in sk.drift(net).values())
     dtypes = {p.dtype for p in net.parameters()}
     assert dtypes == {torch.float32, torch.bfloat16}
@@ -130,26 +110,18 @@ def run_fsdp_of_two_dtypes(rank):
 
 
 def run_fsdp_of_layers_that_apply_their_weight(rank):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (2,))
     for dtype in (torch.float32, torch.bfloat16):
         seeds.reseed()
         net: Any = sk.nn.OrthogonalLinear(80, 80, parametrization="householder", reflections=2, dtype=dtype)
         x = torch.randn(4, 80, dtype=dtype)
         expected = net(x)
-        fully_shard(sk.fully_shard_coordinates(net, mesh), mesh=mesh)
+        sharded(sk.fully_shard_coordinates(net, mesh()))
         y = net(x)
         assert torch.allclose(y, expected, atol=0.05 if dtype == torch.bfloat16 else 1e-5)
         y.float().square().sum().backward()
 
 
 def run_frames_that_are_sharded(rank):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (2,))
     for dtype in (torch.float32, torch.bfloat16, torch.complex64):
         seeds.reseed()
         net: Any = nn.Sequential(*(nn.Linear(8, n, dtype=dtype) for n in (8, 4)))
@@ -158,9 +130,7 @@ def run_frames_that_are_sharded(rank):
         whole = {key: value.clone() for key, value in net.state_dict().items()}
         x = torch.randn(16, 8).to(dtype)
         expected = net(x)
-        for layer in net:
-            fully_shard(sk.fully_shard_coordinates(layer, mesh), mesh=mesh)
-        fully_shard(net, mesh=mesh)
+        sharded(net, *(sk.fully_shard_coordinates(layer, mesh()) for layer in net))
         assert torch.equal(net(x), expected)
         net(x[rank::2]).abs().square().sum().backward()
         frames: Any = optimizer_hooks.frames().values()
@@ -184,16 +154,10 @@ def run_frames_that_are_sharded(rank):
 
 def run_layers_that_are_made_without_memory(rank):
     """torch's recipe for models that fit on no single rank, each with a generator of its own."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (2,))
     for name in ("cayley", "householder", "stiefel", "matrix_exp"):
         net: Any = nn.Sequential(nn.Linear(8, 6, device="meta"), nn.RNNCell(6, 6, device="meta"))
         sk.orthogonal(net, ["0.weight", "1.weight_hh"], name)
-        for layer in net:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(net, mesh=mesh)
+        sharded(net, *net)
         net.to_empty(device="cpu")
         seeds.reseed(rank)
         for module in net.modules():
@@ -203,9 +167,7 @@ def run_layers_that_are_made_without_memory(rank):
         assert all(torch.isfinite(p.full_tensor()).all() for p in net.parameters())
         for weight in find.orthogonal_weights(net):
             w = weight.coordinate_list.param(*weight.coordinate_list.gathered()).detach()
-            both = [torch.empty_like(w) for _ in range(2)]
-            dist.all_gather(both, w)
-            assert torch.equal(*both), name
+            assert equal_on_both(w), name
 
 
 def run_states_that_are_shared_out(rank):

@@ -1,7 +1,6 @@
 """Weights that are a frame times a gain: fixed, or learned as a coordinate of its own."""
 
 import copy
-import io
 import itertools
 import math
 from typing import Any
@@ -15,6 +14,7 @@ from stiefelkit import errors
 from stiefelkit.contract.param import check_frame, load_chart_
 from stiefelkit.parametrizations import Cayley, Householder, Scaled
 from stiefelkit.testing import check_parametrization, seeds
+from stiefelkit.testing.cases import saved_and_loaded
 
 LEARNED: dict[str, Any] = {"gain": "learned"}
 
@@ -232,10 +232,7 @@ def test_a_scaled_layer_moves_casts_bakes_and_is_saved_as_any_other():
     layer: Any = sk.nn.OrthogonalLinear(128, 128, parametrization="householder", reflections=4, gain=2.0)
     x = torch.randn(3, 128)
     assert torch.allclose(layer(x), nn.functional.linear(x, layer.weight, layer.bias), atol=1e-5)
-    stream = io.BytesIO()
-    torch.save(layer, stream)
-    stream.seek(0)
-    assert torch.equal(torch.load(stream, weights_only=False).weight, layer.weight)
+    assert torch.equal(saved_and_loaded(layer, weights_only=False).weight, layer.weight)
     half: Any = sk.orthogonal(nn.Linear(64, 64, dtype=torch.bfloat16), "weight", **LEARNED)
     assert half.weight.dtype == torch.bfloat16
     assert all(c.dtype == torch.float32 for c in sk.coordinates(half, "weight").values())

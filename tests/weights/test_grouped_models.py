@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from test_grouped import evaluations, loss, several
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from two_ranks import on_two_ranks
+from two_ranks import equal_on_both, on_two_ranks, sharded
 
 import stiefelkit as sk
 from stiefelkit.testing import seeds
@@ -175,10 +174,7 @@ def run_ddp(rank):
             with sk.grouped(net):
                 trained(net, data()[rank::2])
         assert_close(net.module.parameters(), trained(Stack(), data()))
-        for parameter in net.parameters():
-            both = [torch.empty_like(parameter) for _ in range(2)]
-            dist.all_gather(both, parameter.detach())
-            assert torch.equal(*both)
+        assert all(map(equal_on_both, net.parameters()))
 
 
 def run_ddp_unused(rank):
@@ -210,10 +206,6 @@ class Tapped(nn.Module):
 
 
 def run_fsdp(rank):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (2,))
     seeds.reseed()
     for is_switched_first in (True, False):
         net: Any = Stack()
@@ -224,9 +216,7 @@ def run_fsdp(rank):
         alone = copy.deepcopy(net)
         if is_switched_first:
             sk.group_(net)
-        for block in net.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(net, mesh=mesh)
+        sharded(net, *net.blocks)
         sk.group_(net)
         for step in range(3):
             with pytest.MonkeyPatch.context() as patch:

@@ -32,6 +32,7 @@ from stiefelkit.functional._exponential.packed import join_blocks, on_span, skew
 from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._packing import check_alike
 from stiefelkit.functional._polish import polished
+from stiefelkit.functional._stiefel.conjugate_gradients import truncated
 from stiefelkit.functional._stiefel.tangents import METRICS, alpha_of, skew_part, tangent_parts
 from stiefelkit.metrics import defect
 
@@ -337,10 +338,6 @@ def shorten(v: Tensor, p: int) -> tuple[Tensor, float]:
 
     By Newton's method with trust regions, its equations solved by conjugate gradients. As h <= 1, the step -C alone
     would shorten always, but slowly; where the curvature is negative a step goes along it. Returns L, and ||C||_F.
-
-    References:
-        Steihaug, The conjugate gradient method and trust regions in large scale optimization, SIAM J. Numer. Anal. 20,
-        1983.
     """
     t, q = spectrum(v)
     c = skew_from(t, q[p:], v.dtype)
@@ -369,30 +366,24 @@ def shorten(v: Tensor, p: int) -> tuple[Tensor, float]:
 
 
 def _newton_step(t: Tensor, q: Tensor, c: Tensor, radius: float) -> tuple[Tensor, float]:
-    """Returns a step within the radius, by Steihaug's conjugate gradients, and by how much F should fall."""
-    low = q[-len(c) :]
-    curvature = _curvature(t)
+    """Returns a step within the radius, and by how much F should fall."""
+    low, curvature = q[-len(c) :], _curvature(t)
 
-    def bent(x: Tensor) -> Tensor:
-        y = low @ (curvature * (low.mH @ x.to(low.dtype) @ low)) @ low.mH
+    def bent(flat: Tensor) -> Tensor:
+        y = low @ (curvature * (low.mH @ _of_flat(flat, c).to(low.dtype) @ low)) @ low.mH
         # Rounding's Hermitian part would grow: the curvature says nothing of it.
-        return skew_part(y if c.is_complex() else y.real)
+        return _flat(skew_part(y if c.is_complex() else y.real))
 
-    x, r, d = torch.zeros_like(c), c, -c
-    square = start = _inner(r, r)
-    for _ in range(_MOST_INNER):
-        hd = bent(d)
-        bend, dd, xd, xx = _inner(d, hd), _inner(d, d), _inner(x, d), _inner(x, x)
-        alpha = square / bend if bend > 0 else 0.0
-        if bend <= 0 or xx + 2 * alpha * xd + alpha * alpha * dd >= radius * radius:
-            x = x + (math.sqrt(max(xd * xd + dd * (radius * radius - xx), 0.0)) - xd) / dd * d
-            break
-        x, r = x + alpha * d, r + alpha * hd
-        before, square = square, _inner(r, r)
-        if square <= start * min(max(start, 1e-12), 1e-2):
-            break
-        d = square / before * d - r
-    return x, -_inner(c, x) - _inner(x, bent(x)) / 2
+    model = truncated(_flat(c), bent, radius, 0.1, 1.0, _MOST_INNER, 1e-6)
+    return _of_flat(model.u, c), model.gain
+
+
+def _flat(x: Tensor) -> Tensor:
+    return (torch.view_as_real(x) if x.is_complex() else x).reshape(-1)
+
+
+def _of_flat(flat: Tensor, like: Tensor) -> Tensor:
+    return (torch.view_as_complex(flat.view(-1, 2)) if like.is_complex() else flat).view(like.shape)
 
 
 def _curvature(t: Tensor) -> Tensor:
@@ -400,10 +391,6 @@ def _curvature(t: Tensor) -> Tensor:
     x = (t.unsqueeze(-1) - t) / 2
     small = x.abs() < 1e-4
     return torch.where(small, 1 - x * x / 3, x / torch.where(small, 1.0, x).tan()).clamp(min=-1e6)
-
-
-def _inner(a: Tensor, b: Tensor) -> float:
-    return (a.conj() * b).real.sum().item()
 
 
 def spectrum(v: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,9 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._stiefel.conjugate_gradients import dot
 from stiefelkit.optim.deterministic.line_search import Wolfe, search
 from stiefelkit.optim.deterministic.minimizer import OF_ALL, Memory, Minimizer
-from stiefelkit.optim.deterministic.objective import Objective, Position, dot
+from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.settings import Setting, at_least, one_of
 
 RULES = ("hager_zhang", "hestenes_stiefel", "polak_ribiere")
@@ -29,14 +30,6 @@ class ConjugateGradient(Minimizer):
         Hager, Zhang, A survey of nonlinear conjugate gradient methods, Pacific J. Optim. 2, 2006.
         Zhu, A Riemannian conjugate gradient method for optimization on the Stiefel manifold, Comput. Optim. Appl. 67,
         2017: the transport, and why it has to be isometric.
-
-    >>> import stiefelkit as sk
-    >>> a = torch.diag(torch.arange(1.0, 7.0, dtype=torch.float64))
-    >>> w = torch.nn.Parameter(sk.init.haar((6, 2)))
-    >>> optimizer = ConjugateGradient(sk.optim.frames(w), max_iter=100)
-    >>> _ = optimizer.step(lambda: -torch.trace(w.mT @ a @ w))
-    >>> round(optimizer.progress.loss, 12)
-    -11.0
     """
 
     settings = (

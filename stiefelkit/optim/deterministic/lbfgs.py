@@ -5,9 +5,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._stiefel.conjugate_gradients import dot
 from stiefelkit.optim.deterministic.line_search import Wolfe, search
 from stiefelkit.optim.deterministic.minimizer import OF_ALL, Memory, Minimizer
-from stiefelkit.optim.deterministic.objective import Objective, Position, dot
+from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.settings import Setting, at_least, integer
 
 _CAUTION = 1e-8
@@ -26,14 +27,6 @@ class LBFGS(Minimizer):
         2015.
         Huang, Absil, Gallivan, A Riemannian BFGS method without differentiated retraction for nonconvex optimization
         problems, SIAM J. Optim. 28, 2018: which pairs may count.
-
-    >>> import stiefelkit as sk
-    >>> a = torch.diag(torch.arange(1.0, 7.0, dtype=torch.float64))
-    >>> w = torch.nn.Parameter(sk.init.haar((6, 2)))
-    >>> optimizer = LBFGS(sk.optim.frames(w), max_iter=100)
-    >>> _ = optimizer.step(lambda: -torch.trace(w.mT @ a @ w))
-    >>> round(optimizer.progress.loss, 12)
-    -11.0
     """
 
     settings = (

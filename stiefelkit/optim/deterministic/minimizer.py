@@ -41,6 +41,16 @@ _IDLE = 20
 _KEPT = ("manifold", "name", "params", "param_names", "weight_decay", "lr")
 """Keys in which groups may differ; settings are the same in all."""
 
+_EXAMPLE = """\
+>>> import torch, stiefelkit as sk
+>>> a = torch.diag(torch.arange(1.0, 7.0, dtype=torch.float64))
+>>> w = torch.nn.Parameter(sk.init.haar((6, 2)))
+>>> optimizer = {name}(sk.optim.frames(w), max_iter=100)
+>>> _ = optimizer.step(lambda: -torch.trace(w.mT @ a @ w))
+>>> round(optimizer.progress.loss, 12)
+-11.0
+"""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -96,7 +106,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         cls.__signature__ = cls._call = signature(cls.settings)
-        document_settings(cls, cls.settings)
+        document_settings(cls, cls.settings, _EXAMPLE)
 
     def __init__(self, params: Iterable[Any], *args: Any, **settings: Any):
         self._versions: dict[int, int] = {}

@@ -12,7 +12,7 @@ from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import as_python_number
 from stiefelkit.optim.deterministic.space import Space
 
-__all__ = ["Objective", "Position", "dot"]
+__all__ = ["Objective", "Position"]
 
 NOISE = 8.0
 """Rounding of a loss, at most, over eps and its size: 0.2 of a sum, and more where its terms cancel."""
@@ -27,11 +27,6 @@ _ORDINARY = 2.0**32
 """Largest entry of a gradient from which on, or from whose inverse down, losses and gradients are in units of it."""
 _CANCELLED = 1e-3
 """Share of the Euclidean gradient below which what is left of it is projected once more."""
-
-
-def dot(u: Tensor, v: Tensor) -> float:
-    """Returns the inner product of flat vectors."""
-    return torch.dot(u, v).item()
 
 
 @dataclass(frozen=True)

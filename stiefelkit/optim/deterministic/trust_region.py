@@ -1,15 +1,12 @@
 """A trust region along frames, whose model is minimized by truncated conjugate gradients."""
 
 import math
-from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-import torch
-from torch import Tensor
-
+from stiefelkit.functional._stiefel.conjugate_gradients import dot, truncated
 from stiefelkit.numbers import optional
 from stiefelkit.optim.deterministic.minimizer import OF_ALL, Memory, Minimizer
-from stiefelkit.optim.deterministic.objective import Objective, Position, dot
+from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.settings import Setting, at_least, integer
 
 _ACCEPTED = 0.1
@@ -30,14 +27,6 @@ class TrustRegion(Minimizer):
     References:
         Absil, Baker, Gallivan, Trust-region methods on Riemannian manifolds, Found. Comput. Math. 7, 2007.
         Conn, Gould, Toint, Trust-region methods, 2000, section 17.4.2: the ratio.
-
-    >>> import stiefelkit as sk
-    >>> a = torch.diag(torch.arange(1.0, 7.0, dtype=torch.float64))
-    >>> w = torch.nn.Parameter(sk.init.haar((6, 2)))
-    >>> optimizer = TrustRegion(sk.optim.frames(w))
-    >>> _ = optimizer.step(lambda: -torch.trace(w.mT @ a @ w))
-    >>> round(optimizer.progress.loss, 12)
-    -11.0
     """
 
     needs_products = True
@@ -85,63 +74,3 @@ class TrustRegion(Minimizer):
         if radius < objective.eps * space.diameter:
             return None
         return objective.at(here.points)  # its graph was of parameters that have been written to
-
-
-class Model(NamedTuple):
-    """Minimum of a model: the point, a flat vector; by how much the model falls; whether it is as long as permitted."""
-
-    u: Tensor
-    gain: float
-    is_at_boundary: bool
-
-
-def truncated(
-    g: Tensor,
-    hessian: Callable[[Tensor], Tensor],
-    radius: float,
-    kappa: float,
-    theta: float,
-    most: int,
-    least: float = 0.0,
-) -> Model:
-    """Minimizes <g, u> + <u, H u> / 2 within a radius by conjugate gradients, by so many products at most.
-
-    Until ||g + H u|| is the share `kappa` of ||g||, times the power `theta` of the first step's length, but no less
-    than the share `least`, below which what is left is rounding.
-
-    References:
-        Steihaug, The conjugate gradient method and trust regions in large scale optimization, SIAM J. Numer. Anal. 20,
-        1983.
-    """
-    u, hu = torch.zeros_like(g), torch.zeros_like(g)
-    r, d = g, -g
-    rr = dd = dot(g, g)
-    uu, ud, gain, length = 0.0, 0.0, 0.0, math.sqrt(rr)
-    near = enough = kappa * kappa * rr
-    for i in range(most):
-        hd = hessian(d)
-        bend = dot(d, hd)
-        if rr <= near and bend <= length * dd:
-            break  # along the minima, if they are no points: such a curvature is as small as the gradient
-        step = rr / bend if bend > 0 else math.inf
-        if i == 0 and bend > 0:
-            q = step * length
-            enough = rr * max(min(kappa, min(q, 1.0) ** theta), least) ** 2
-        reached = uu + 2 * step * ud + step * step * dd
-        if not reached < radius * radius:
-            step = (-ud + math.sqrt(ud * ud + dd * (radius * radius - uu))) / dd
-            u, hu = torch.add(u, d, alpha=step), torch.add(hu, hd, alpha=step)
-            return Model(u, -dot(g, u) - 0.5 * dot(u, hu), True)
-        new_u, new_hu = torch.add(u, d, alpha=step), torch.add(hu, hd, alpha=step)
-        new_gain = -dot(g, new_u) - 0.5 * dot(new_u, new_hu)
-        if new_gain <= gain:
-            break
-        u, hu, gain = new_u, new_hu, new_gain
-        r = torch.add(r, hd, alpha=step)
-        before, rr = rr, dot(r, r)
-        if rr <= enough:
-            break
-        beta = rr / before
-        uu, ud, dd = reached, beta * (ud + step * dd), rr + beta * beta * dd
-        d = torch.sub(beta * d, r)
-    return Model(u, gain, False)
