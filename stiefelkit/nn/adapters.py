@@ -246,9 +246,10 @@ def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor], name: str 
     for key in {**keys, **state}:
         got = f"{shown(key)} {'missing' if key in keys else 'left over'}"
         needs(key in keys and key in state, CheckpointError, who, f"the keys of the adapters {name!r}", got)
-        there, shape = present[keys[key]], tuple(state[key].shape)
-        fits = shape == tuple(there.shape) or there.dtype == torch.uint8
-        needs(fits, CheckpointError, who, f"{key} of shape {tuple(there.shape)}", shape)
+        there, given = present[keys[key]], state[key]
+        fits = (given.shape == there.shape or there.dtype == torch.uint8) and given.is_complex() == there.is_complex()
+        wanted, got = (f"{tuple(t.shape)} and {t.dtype}" for t in (there, given))
+        needs(fits, CheckpointError, who, f"{key} of shape {wanted}", got)
     model.load_state_dict({keys[key]: value for key, value in state.items()}, strict=False)
 
 

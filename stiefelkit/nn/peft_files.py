@@ -6,6 +6,7 @@ import re
 import shutil
 import uuid
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from stiefelkit._torch import held_modules
 from stiefelkit.errors import CheckpointError, OptionError, needs, shown
 from stiefelkit.files import checked_cast, importing, parse_tensors, read_file, read_json
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter
 from stiefelkit.nn.adapters import Site, TrainedCopy, base_state, put_on, replacements, sites_of, to_save
 from stiefelkit.nn.frozen import attribute
 from stiefelkit.nn.peft_formats import FORMATS, Written, read, written
+from stiefelkit.numbers import integer
 from stiefelkit.weights.find import check_module
 
 _CONFIG, _TENSORS, _PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
+_LISTS = {"target_modules": str, "exclude_modules": str, "modules_to_save": str, "layers_to_transform": int}
+_HEADS = ("classifier", "score", "qa_outputs")  # which PEFT adds to modules_to_save, by the task, for any model
 
 
 def load_peft(model: nn.Module, folder: str | os.PathLike[str], name: str = "default") -> nn.Module:
@@ -44,14 +49,26 @@ def load_peft(model: nn.Module, folder: str | os.PathLike[str], name: str = "def
     needs(is_base, OptionError, "load_peft", "the base model", f"{type(model).__name__}; model.unload() gives its base")
     config, tensors = _files(folder)
     kind, sites = config["peft_type"], {site.name: site for site in sites_of(model)}
+    places = Counter(id(child) for module in model.modules() for child in held_modules(module).values())
     of_base = f", of the base {config['base_model_name_or_path']}" if config.get("base_model_name_or_path") else ""
     with importing("load_peft", f"{folder}{of_base}"):
         groups, rest = _by_layer(tensors, kind)
         missing = [title for title in groups if title not in sites]
         needs(not missing, CheckpointError, "It", "the base that it is of", f"a model without {', '.join(missing[:3])}")
         saved = _modules_to_save(model, sites, rest, config["modules_to_save"] or ())
+        adapted = {id(sites[title].layer) for title in groups}
+        for title, site in sites.items():
+            is_adapted, kinds = _is_adapted(config, title), (*FORMATS[kind].keys.values(),)
+            is_fit = is_adapted is not False if title in groups else not is_adapted or id(site.layer) in adapted
+            got = f"{'some' if title in groups else 'none'} of {title}"
+            wanted = "tensors of the layers of target_modules, exclude_modules and layers_to_transform"
+            needs(is_fit or not isinstance(site.layer, kinds), CheckpointError, "It", wanted, got)
     for title in (*groups, *saved):
-        is_free = all(other.name != name for other in sites[title].around)
+        site = sites[title]
+        outermost: nn.Module = site.around[0] if site.around else site.layer
+        got = f"{title} in several, of which PEFT changes one"
+        needs(places[id(outermost)] < 2, OptionError, "load_peft", "layers in one place of the model", got)
+        is_free = all(other.name != name for other in site.around)
         needs(is_free, OptionError, "load_peft", "a name= that is free", f"{shown(name)}, which {title} has")
 
     def made(site: Site) -> OrthogonalAdapter:
@@ -159,13 +176,19 @@ def _files(given: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Ten
         kind = config.get("peft_type")
         is_known = isinstance(kind, str) and kind in FORMATS
         needs(is_known, CheckpointError, "It", f"a peft_type of {', '.join(FORMATS)}", shown(kind))
-        config = {"bias": "none", "modules_to_save": None, **config}
+        config = {"bias": "none", **config}
         needs(config["bias"] == "none", CheckpointError, "It", 'bias="none"', shown(config["bias"]))
-        saved = config["modules_to_save"] or []
-        is_list = isinstance(saved, list) and all(isinstance(title, str) for title in saved)
-        needs(is_list, CheckpointError, "It", "a list of modules_to_save", shown(saved))
+        for key, of_entries in _LISTS.items():
+            found = config.setdefault(key, None)
+            is_one = key != "modules_to_save" and not isinstance(found, list)
+            is_known = found is None or isinstance(found, of_entries if is_one else list)
+            is_known &= not isinstance(found, list) or all(isinstance(entry, of_entries) for entry in found)
+            needs(is_known, CheckpointError, "It", f"a list of {key}", shown(found))
+            config[key] = [found] if type(found) is int else found
         for key, (default, check) in FORMATS[kind].settings.items():
             config[key] = check.require("It", key, config.get(key, default))
+        for key in FORMATS[kind].sizes:
+            config[key] = integer(0).require("It", key, config.get(key, 0))
     with importing("load_peft", folder / _TENSORS):
         return config, parse_tensors(read_file((folder / _TENSORS).resolve()))
 
@@ -180,7 +203,9 @@ def _by_layer(tensors: Mapping[str, Tensor], kind: str) -> tuple[dict[str, dict[
             if key.endswith(f".{end}"):
                 groups.setdefault(key.removesuffix(f".{end}"), {})[end] = short.pop(key)
                 break
-    needs(len(groups) > 0, CheckpointError, "It", f"tensors of {kind}", f"none in {_TENSORS}")
+    is_old = any(key.endswith(".oft_r") for key in short)
+    remedy = ", but oft_r of PEFT before 0.16, which computes another function; merge_and_unload() there folds it"
+    needs(len(groups) > 0, CheckpointError, "It", f"tensors of {kind}", f"none in {_TENSORS}{remedy if is_old else ''}")
     return groups, short
 
 
@@ -197,16 +222,42 @@ def _modules_to_save(
             saved.setdefault(title, {})[key.removeprefix(f"{title}.")] = value
             continue
         there = base.get(key.replace(".base_layer.", "."))
-        is_same = there is not None and there.shape == value.shape and torch.equal(there.cpu(), value.to(there.dtype))
+        is_same = there is not None and (there.shape, there.is_complex()) == (value.shape, value.is_complex())
+        is_same = there is not None and is_same and torch.equal(there.cpu(), value.to(there.dtype))
         wanted = "tensors of adapters, of modules_to_save and of the base"
-        needs(is_same, CheckpointError, "It", wanted, f"{key} left over, which is not the model's")
+        needs(is_same, CheckpointError, "It", wanted, f"{key} of {value.dtype} left over, which is not the model's")
     for title, state in saved.items():
         there = sites[title].layer.state_dict()
         for key in {**there, **state}:
             is_known, word = key in there and key in state, "missing" if key in there else "left over"
             needs(is_known, CheckpointError, title, "all of its tensors and no other", f"{key} {word}")
             state[key] = checked_cast(f"{title}.{key}", state[key], there[key].dtype, there[key].shape)
+    inside = {id(inner) for title in saved for inner in sites[title].layer.modules()}
+    for pattern in patterns:
+        named = [site for site in sites.values() if site.name and site.name.endswith(pattern)]
+        is_known = bool(named) or pattern in _HEADS
+        needs(is_known, CheckpointError, "It", "modules_to_save that the base has", shown(pattern))
+        for site in named:
+            has_tensors = not site.layer.state_dict() or any(id(inner) in inside for inner in site.layer.modules())
+            needs(has_tensors, CheckpointError, "It", "tensors of all modules_to_save", f"none of {site.name}")
     return saved
+
+
+def _is_adapted(config: Mapping[str, Any], title: str) -> bool | None:
+    """Returns whether PEFT adapts a layer of a name; None where a pattern says so: a stranger's may take for ever."""
+    targets, excluded, layers = (config[key] for key in ("target_modules", "exclude_modules", "layers_to_transform"))
+    numbers = {int(part) for part in title.split(".")[:-1] if part.isdecimal()}
+
+    def is_in(names: object) -> bool:
+        return isinstance(names, list) and f".{title}".endswith(tuple(f".{name}" for name in names))
+
+    is_left_out = isinstance(targets, list) and not is_in(targets)
+    if is_left_out or is_in(excluded) or (layers and numbers.isdisjoint(layers)):
+        return False
+    is_counted = not layers or (numbers <= {*layers} and re.match(r".*?\.[^.]*\.\d+\.", title))  # as PEFT counts
+    is_saved = any(f".{name}." in f".{title}." for name in config["modules_to_save"] or ())
+    has_patterns = not isinstance(targets, list) or isinstance(excluded, str) or config.get("layers_pattern")
+    return True if is_counted and not is_saved and not has_patterns else None
 
 
 def _config(done: Mapping[str, Written]) -> dict[str, Any]:

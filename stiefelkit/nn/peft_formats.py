@@ -85,6 +85,7 @@ def read(
     if kind == "HRA":
         u = found[end]
         _check_shape(end, u, u.dim() == 2 and u.shape[0] == n and 1 <= u.shape[1] <= n, f"({n}, r), r at most {n}")
+        _check_sizes(kind, config, (u.shape[1],), n)
         v = trapezoidal_reflectors(u, config["apply_GS"])
         return _filled(OrthogonalAdapter(layer, "householder", reflections=u.shape[1], **options), pack_trapezoid(v))
     needs(len(found) == 2, CheckpointError, kind, "boft_R and boft_s", f"{end} alone")
@@ -92,6 +93,9 @@ def read(
     is_fit = r.dim() == 4 and r.shape[2] == r.shape[3] and r.shape[1] * r.shape[2] == n
     _check_shape("boft_R", r, is_fit, f"(m, {n} / b, b, b)")
     _check_shape("boft_s", s, s.numel() == m, f"({m}, 1)")
+    _check_sizes(kind, config, (r.shape[2], r.shape[1]), n)
+    asked = config["boft_n_butterfly_factor"]  # without its CUDA extension PEFT makes one
+    needs(len(r) in (1, asked), CheckpointError, "It", f"{asked} factors, as boft_n_butterfly_factor says", len(r))
     sizes = {"block_size": r.shape[2], "factors": r.shape[0], "dropout": config["boft_dropout"]}
     adapter = ButterflyAdapter(layer, **sizes, **options)
     _filled(adapter, pack_skew((r.mT - r) / 2)).get_parameter("scale").copy_(s.flatten())
@@ -114,6 +118,7 @@ def _read_oft(layer: nn.Module, v: Tensor, n: int, config: Mapping[str, Any], op
     k, is_shared = (n // b if b else 0), config["block_share"]
     is_fit = b * k == n and v.shape[1] == b * (b - 1) // 2 and v.shape[0] == (1 if is_shared else k)
     _check_shape("oft_R", v, is_fit, f"({n} / b, b (b - 1) / 2) for {n} features")
+    _check_sizes("OFT", config, (b, k), n)
     bound = 2 * config["eps"] * math.sqrt(k if is_shared else 1) if config["coft"] else None
     adapter = OrthogonalAdapter(layer, block_size=b, shared=is_shared, bound=bound, **options)
     q = v.new_zeros(len(v), b, b)
@@ -229,6 +234,15 @@ def _differs(kind: str, layer: nn.Module, end: str) -> tuple[str, str] | None:
     # PEFT's forward differs from what it merges.
     is_point = end != "oft_R.weight" or layer.kernel_size == (1, 1)
     return None if is_point else ("a Conv2d of kernel 1 x 1 for OFT", f"{layer.kernel_size}")
+
+
+def _check_sizes(kind: str, config: Mapping[str, Any], sizes: tuple[int, ...], n: int) -> None:
+    """Raises CheckpointError for a size of tensors of n features that is not the one that PEFT makes of its entry."""
+    for key, size in zip(FORMATS[kind].sizes, sizes, strict=True):
+        asked = config[key] or size
+        if kind == "OFT" and asked != size:
+            asked = min((b for b in range(1, n + 1) if n % b == 0), key=lambda b: abs(b - asked))
+        needs(asked == size, CheckpointError, "It", f"tensors of {key}={config[key]}, for {n} features", size)
 
 
 def _check_shape(end: str, value: Tensor, is_fit: bool, wanted: str) -> None:

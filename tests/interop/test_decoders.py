@@ -22,18 +22,10 @@ from stiefelkit.testing import seeds
 transformers: Any = pytest.importorskip("transformers")
 
 SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 50,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
+    "num_key_value_heads": 2, "vocab_size": 50, "max_position_embeddings": 64,
+    "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
 FAMILIES = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Phi3", "GPT2", "GPTNeoX"]
 
 

@@ -115,9 +115,8 @@ def language_model(kind: str) -> Any:
     transformers = pytest.importorskip("transformers", reason="needs the extra [interop]")
     torch.manual_seed(seeds.seed())
     if kind == "gpt2":
-        config = transformers.GPT2Config(
-            vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=16, bos_token_id=0, eos_token_id=0
-        )
+        sizes = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}
+        config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
         return transformers.GPT2LMHeadModel(config).eval().requires_grad_(False)
     sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 0}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": kind == "tied llama"}

@@ -29,19 +29,13 @@ TARGETS = ["q_proj", "down_proj"]
 TOKENS = torch.randint(0, 50, (2, 7), generator=seeds.generator())
 IMAGES = torch.randn(2, 4, 6, 6, generator=seeds.generator(1))
 EXACT = {"use_cayley_neumann": False}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 50, "num_attention_heads": 4}
 
 
 def decoder(tied: bool = False, dtype: torch.dtype = torch.float32) -> Any:
     torch.manual_seed(seeds.seed())
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "vocab_size": 50,
-        "initializer_range": 0.3,
-    }
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": tied}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).to(dtype).eval()
+    options = {"num_hidden_layers": 2, "num_key_value_heads": 2, "initializer_range": 0.3, "tie_word_embeddings": tied}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **options)).to(dtype).eval()
 
 
 class Images(nn.Module):
@@ -95,16 +89,20 @@ def butterflies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer, "get_fbd_cuda", lambda: Extension)
 
 
+def oft(**options: Any) -> Any:
+    return peft.OFTConfig(**{"oft_block_size": 8, "target_modules": TARGETS, **EXACT} | options)
+
+
 CONFIGS: dict[str, Any] = {
-    "oft": lambda: peft.OFTConfig(oft_block_size=8, target_modules=TARGETS, **EXACT),
-    "oft_by_count": lambda: peft.OFTConfig(r=4, oft_block_size=0, target_modules=TARGETS, **EXACT),
-    "oft_shared": lambda: peft.OFTConfig(oft_block_size=8, block_share=True, target_modules=TARGETS, **EXACT),
-    "coft": lambda: peft.OFTConfig(oft_block_size=8, coft=True, eps=0.3, target_modules=TARGETS, **EXACT),
-    "coft_shared": lambda: peft.OFTConfig(
-        oft_block_size=8, coft=True, eps=0.3, block_share=True, target_modules=TARGETS, **EXACT
-    ),
-    "oft_embedding": lambda: peft.OFTConfig(oft_block_size=8, target_modules=["embed_tokens", "v_proj"], **EXACT),
-    "oft_dropout": lambda: peft.OFTConfig(oft_block_size=8, module_dropout=0.25, target_modules=TARGETS, **EXACT),
+    "oft": lambda: oft(),
+    "oft_by_count": lambda: oft(r=4, oft_block_size=0),
+    "oft_shared": lambda: oft(block_share=True),
+    "coft": lambda: oft(coft=True, eps=0.3),
+    "coft_shared": lambda: oft(coft=True, eps=0.3, block_share=True),
+    "oft_embedding": lambda: oft(target_modules=["embed_tokens", "v_proj"]),
+    "oft_adjusted": lambda: oft(oft_block_size=5, layers_to_transform=[1]),
+    "oft_excluded": lambda: oft(exclude_modules=["layers.0.mlp.down_proj"]),
+    "oft_dropout": lambda: oft(module_dropout=0.25),
     "boft": lambda: peft.BOFTConfig(boft_block_size=4, target_modules=TARGETS),
     "boft_by_count": lambda: peft.BOFTConfig(boft_block_size=0, boft_block_num=4, target_modules=TARGETS),
     "boft_butterfly": lambda: peft.BOFTConfig(boft_block_size=4, boft_n_butterfly_factor=3, target_modules=TARGETS),
@@ -112,7 +110,7 @@ CONFIGS: dict[str, Any] = {
     "hra_odd": lambda: peft.HRAConfig(r=3, target_modules=TARGETS),
     "hra_gram_schmidt": lambda: peft.HRAConfig(r=3, apply_GS=True, target_modules=TARGETS),
     "hra_saved": lambda: peft.HRAConfig(r=4, target_modules=TARGETS, modules_to_save=["lm_head"]),
-    "oft_saved": lambda: peft.OFTConfig(oft_block_size=8, target_modules=TARGETS, modules_to_save=["norm"], **EXACT),
+    "oft_saved": lambda: oft(modules_to_save=["norm"]),
 }
 
 
@@ -161,8 +159,7 @@ def test_what_peft_saved_is_computed_folded_and_saved_for_peft_with_the_bits_tha
 
 @pytest.mark.parametrize("terms", [2, 3, 4, 5, 8])
 def test_a_neumann_series_is_loaded_as_the_nearest_rotation_with_its_distance(terms: int, tmp_path: Path):
-    settings = {"use_cayley_neumann": True, "num_cayley_neumann_terms": terms}
-    theirs = trained(decoder(), peft.OFTConfig(oft_block_size=8, target_modules=TARGETS, **settings))
+    theirs = trained(decoder(), oft(use_cayley_neumann=True, num_cayley_neumann_terms=terms))
     with pytest.warns(UserWarning, match=rf"nearest rotations of 4 layers.*Neumann series of {terms} terms: up to"):
         ours = sk.nn.load_peft(decoder(), saved(theirs, tmp_path / "peft"))
     layers = dict(theirs.base_model.model.named_modules())
@@ -182,7 +179,7 @@ def test_a_neumann_series_is_loaded_as_the_nearest_rotation_with_its_distance(te
 
 
 def test_five_terms_of_a_small_a_are_near_the_cayley_transform_of_the_other_sign(tmp_path: Path):
-    theirs = trained(decoder(), peft.OFTConfig(oft_block_size=8, target_modules=TARGETS), 0.01)
+    theirs = trained(decoder(), oft(use_cayley_neumann=True), 0.01)
     with pytest.warns(UserWarning, match="Neumann"):
         ours = sk.nn.load_peft(decoder(), saved(theirs, tmp_path / "peft"))
     assert_close(logits(ours), logits(theirs), 1e-4)
@@ -191,7 +188,7 @@ def test_five_terms_of_a_small_a_are_near_the_cayley_transform_of_the_other_sign
 CONVOLUTIONS: dict[str, Any] = {
     "hra": lambda: peft.HRAConfig(r=2, target_modules=["first", "point", "head"]),
     "boft": lambda: peft.BOFTConfig(boft_block_size=2, target_modules=["first", "point", "head"]),
-    "oft": lambda: peft.OFTConfig(oft_block_size=2, target_modules=["point", "head"], **EXACT),
+    "oft": lambda: oft(oft_block_size=2, target_modules=["point", "head"]),
 }
 
 
@@ -291,6 +288,15 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "dependent": ("hra_gram_schmidt", lambda f: without(f, **{f"{LAYER}.hra_u": torch.ones(32, 3)}), "independent"),
     "no scale": ("boft", lambda f: without(f, "boft_s"), "boft_s"),
     "factors": ("boft", lambda f: without(f, **{f"{LAYER}.boft_R": torch.zeros(5, 8, 4, 4)}), "factors"),
+    "another block size": ("boft", lambda f: edited(f, boft_block_size=8), "boft_block_size=8"),
+    "another rank": ("hra", lambda f: edited(f, r=3), "r=3"),
+    "more factors": ("boft_butterfly", lambda f: edited(f, boft_n_butterfly_factor=4), "boft_n_butterfly_factor"),
+    "an old release": (
+        "oft",
+        lambda f: without(f, "weight", **{f"{LAYER}.oft_r": torch.zeros(4, 8, 8)}),
+        r"before 0\.16",
+    ),
+    "a layer less": ("oft", lambda f: without(f, "1.self_attn.q_proj.oft_R.weight"), r"layers\.1\.self_attn\.q_proj"),
     "another layer": ("oft", lambda f: without(f, **{f"{MODEL}.up.oft_R.weight": torch.zeros(4, 28)}), r"model\.up"),
     "a layer without rotation": (
         "oft",
@@ -303,7 +309,7 @@ BAD: dict[str, tuple[str, Any, str]] = {
 
 
 @pytest.mark.parametrize("what", list(BAD))
-def test_a_bad_folder_is_refused_and_changes_nothing(what: str, tmp_path: Path):
+def test_a_bad_folder_is_refused_and_changes_nothing(what: str, tmp_path: Path, butterflies: None):
     kind, spoil, word = BAD[what]
     folder = spoil(saved(trained(decoder(), CONFIGS[kind]()), tmp_path / "peft"))
     model = decoder()
@@ -336,13 +342,10 @@ def test_modules_to_save_are_trained_copies(tmp_path: Path):
 def test_a_classifier_of_peft_with_its_head_is_loaded_and_saved(tmp_path: Path):
     def classifier() -> Any:
         torch.manual_seed(seeds.seed())
-        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 50}
-        config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_labels=3, pad_token_id=0)
+        config = transformers.LlamaConfig(**SIZES, num_hidden_layers=1, num_labels=3, pad_token_id=0)
         return transformers.LlamaForSequenceClassification(config).eval()
 
-    theirs = trained(
-        classifier(), peft.OFTConfig(oft_block_size=8, target_modules=TARGETS, task_type="SEQ_CLS", **EXACT)
-    )
+    theirs = trained(classifier(), oft(task_type="SEQ_CLS"))
     ours = sk.nn.load_peft(classifier(), saved(theirs, tmp_path / "peft"))
     assert_close(logits(ours), logits(theirs))
     sk.nn.save_peft(ours, tmp_path / "ours", task_type="SEQ_CLS")

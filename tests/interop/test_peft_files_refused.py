@@ -24,9 +24,12 @@ class Twice(nn.Module):
         self.xone = nn.Linear(4, 4)
 
 
-def adapted(where: Any = "a", net: Any = None, **options: Any) -> Any:
-    net = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Linear(12, 8), "c": nn.Conv2d(2, 2, 3)}) if net is None else net
-    return sk.nn.adapt(net, where, **options)
+def net() -> Any:
+    return nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Linear(12, 8), "c": nn.Conv2d(2, 2, 3)})
+
+
+def adapted(where: Any = "a", model: Any = None, **options: Any) -> Any:
+    return sk.nn.adapt(net() if model is None else model, where, **options)
 
 
 def reflected(model: Any) -> Any:
@@ -45,9 +48,7 @@ UNWRITTEN: dict[str, tuple[Any, str]] = {
     "a side": (lambda: adapted(side="out"), "side"),
     "a kernel": (lambda: adapted("c", block_size=2, side="patches"), "1 x 1"),
     "a stride": (
-        lambda: adapted(
-            "0", nn.Sequential(nn.Conv2d(2, 2, 3, stride=(1, 2))), side="patches", parametrization="householder"
-        ),
+        lambda: adapted("0", nn.Sequential(nn.Conv2d(2, 2, 3, (1, 2))), side="patches", parametrization="householder"),
         "square",
     ),
     "Conv1D": (lambda: adapted("0", nn.Sequential(transformers.pytorch_utils.Conv1D(4, 8))), "Conv1D"),
@@ -98,7 +99,7 @@ def test_sizes_that_differ_are_given_by_their_number(tmp_path: Path):
         for p in model.parameters():
             if p.requires_grad:
                 p.add_(0.1)
-    plain = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Linear(12, 8), "c": nn.Conv2d(2, 2, 3)})
+    plain = net()
     plain.load_state_dict(sk.nn.base_state(model))
     sk.nn.save_peft(model, tmp_path / "ours")
     theirs: Any = peft.PeftModel.from_pretrained(plain, str(tmp_path / "ours"))
@@ -110,12 +111,21 @@ def test_sizes_that_differ_are_given_by_their_number(tmp_path: Path):
 
 
 def test_a_layer_whose_name_ends_that_of_another_is_the_only_target(tmp_path: Path):
-    net = nn.ModuleDict({"a": nn.Linear(8, 8), "n": nn.ModuleDict({"a": nn.Linear(8, 8)})})
-    plain = copy.deepcopy(net)
-    sk.nn.save_peft(adapted("a", net), tmp_path / "ours")
+    plain = nn.ModuleDict({"a": nn.Linear(8, 8), "n": nn.ModuleDict({"a": nn.Linear(8, 8)})})
+    sk.nn.save_peft(adapted("a", copy.deepcopy(plain)), tmp_path / "ours")
     model: Any = peft.PeftModel.from_pretrained(plain, str(tmp_path / "ours"))
     assert "oft_R" in repr(model.base_model.model["a"])
     assert type(model.base_model.model["n"]["a"]) is nn.Linear
+
+
+@pytest.mark.filterwarnings("ignore:(Failed to load the CUDA extension|Setting boft_n_butterfly_factor to 1)")
+def test_one_factor_that_peft_makes_without_its_extension_and_two_places_of_a_layer(tmp_path: Path):
+    config = peft.BOFTConfig(boft_block_size=2, boft_n_butterfly_factor=2, target_modules=["one"])
+    peft.get_peft_model(Twice(), config).save_pretrained(tmp_path)
+    with pytest.raises(OptionError, match="several"):  # PEFT changes the first
+        sk.nn.load_peft(Twice(), tmp_path)
+    once = nn.ModuleDict({"one": nn.Linear(4, 4), "xone": nn.Linear(4, 4)})
+    assert list(sk.nn.adapters(sk.nn.load_peft(once, tmp_path))) == ["one"]
 
 
 def test_a_model_of_peft_is_told_how_to_get_its_base(tmp_path: Path):

@@ -146,6 +146,16 @@ LOADED_BEFORE: dict[str, tuple[dict[str, Any], dict[str, Tensor]]] = {
     "many terms": ({"use_cayley_neumann": True, "num_cayley_neumann_terms": 100_000}, {}),
     "a bound without end": ({"coft": True, "eps": 1e300}, {}),
     "one layer by two names": ({}, {"base_model.model.0.oft_R.weight": torch.ones(2, 6)}),
+    "another block size": ({"oft_block_size": 2}, {}),
+    "another number of blocks": ({"oft_block_size": 0, "r": 4}, {}),
+    "a negative size": ({"oft_block_size": -4}, {}),
+    "another target": ({"target_modules": ["1"]}, {}),
+    "a target without tensors": ({"target_modules": ["0", "1"]}, {}),
+    "a layer that is excluded": ({"target_modules": ["0"], "exclude_modules": ["0"]}, {}),
+    "another number of a layer": ({"target_modules": ["0"], "layers_to_transform": 1}, {}),
+    "a module without tensors": (HEAD, {}),
+    "an unknown module": ({"modules_to_save": ["head"]}, {}),
+    "complex numbers of the base": ({}, {"1.weight": net()[1].weight.detach().to(torch.complex64)}),
 }
 
 

@@ -13,8 +13,6 @@ from stiefelkit.errors import CheckpointError, NonFiniteError, OptionError, Unkn
 from stiefelkit.testing import seeds
 
 CLOSE = 4e-6
-
-
 X = drawn(4, 8)
 
 
@@ -189,6 +187,7 @@ def test_adapters_travel_alone_under_the_keys_of_a_model_that_has_no_others():
         (lambda state: state.pop(next(iter(state))), "missing"),
         (lambda state: state.update(b=X), "left over"),
         (lambda state: state.update({"head.copy.bias": X}), "shape"),
+        (lambda state: state.update({"head.copy.bias": torch.ones(3, dtype=torch.complex64)}), "complex64"),
         (lambda state: state.update({key: v / 0 for key, v in state.items() if "original0" in key}), "finite|NaN"),
     ],
 )
