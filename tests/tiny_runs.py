@@ -13,7 +13,7 @@ from stiefelkit.errors import StiefelkitError
 from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, train
 from stiefelkit.training.config import Config
-from stiefelkit.training.display import Silent
+from stiefelkit.training.display import Screen, Terminal
 from stiefelkit.training.run_folder import MEASURED, read_log
 
 SMALL = f"--seed {seeds.seed()} --T 2 --train-size 30 --test-size 20 --hidden-size 5 --steps 6 --batch-size 8"
@@ -26,15 +26,19 @@ class Killed(BaseException):
     """Stands for SIGKILL: nobody may catch it."""
 
 
-class Watching(Silent):
+class Watching(Terminal):
     """Calls a function after each step, and keeps the notes."""
 
     def __init__(self, after: Callable[[int], None] = lambda step: None):
+        super().__init__(Screen(quiet=True))
         self.after = after
         self.notes: list[str] = []
 
     def stepped(self, step: int, loss: float) -> None:
         self.after(step)
+
+    def record(self, record: Any) -> None:
+        pass
 
     def note(self, sentence: str) -> None:
         self.notes.append(sentence)

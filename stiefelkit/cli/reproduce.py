@@ -1,15 +1,14 @@
 """`stiefelkit reproduce NAME` and `stiefelkit reproduce --list`."""
 
 import itertools
-import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.table import Table
 
 from stiefelkit.cli.options import Options
-from stiefelkit.errors import DivergedError, OptionError, RunError, needs
+from stiefelkit.errors import OptionError, RunError, needs
 from stiefelkit.figure import Figures
 from stiefelkit.files import reachable, refuse_links, writable
 from stiefelkit.training import papers
@@ -55,8 +54,8 @@ def reproduce(
         out: folder of the runs; that of an experiment lies in it under its name.
         figures: how they are written.
     """
-    asked = {"epochs": epochs, "seed": seed, "threads": threads, "device": device}
-    asked = {option: value for option, value in asked.items() if value is not None}
+    settings = Settings(seed=seed, threads=threads, device=device)
+    asked = [*settings.given(), *(["epochs"] if epochs is not None else [])]
     modes = [word for word in (name, list and "--list", report and "--report") if word]
     words = "the name of an experiment, --list or --report"
     needs(len(modes) == 1, OptionError, "Reproducing", words, " and ".join(modes) or "none; --list has all names")
@@ -78,29 +77,17 @@ def reproduce(
                 say(f"Figure: {path}")
             say(f"Page: {written}")
             return 0
-        return _run(str(name), out, asked)
+        return _run(str(name), out, epochs, settings)
 
 
-def _run(name: str, out: Path, asked: dict[str, Any]) -> int:
+def _run(name: str, out: Path, epochs: int | None, settings: Settings) -> int:
     from stiefelkit.training.display import Terminal
-    from stiefelkit.training.reproduce import note
     from stiefelkit.training.reproduce import reproduce as run
-    from stiefelkit.training.run_folder import last_step
 
     row, path = papers.find(name), out / name
     with reachable("Reproducing", path):
         refuse_links(path, out)
-    before, diverged = last_step(path), ""
-    try:
-        named = {option: value for option, value in asked.items() if option != "epochs"}
-        outcome = run(row, path, asked.get("epochs"), Settings(**named), Terminal())
-    except DivergedError as error:
-        diverged = error.found
-        raise
-    finally:
-        if diverged or last_step(path) > before:
-            words = [word for option, value in asked.items() for word in (f"--{option}", str(value))]
-            note(path, row, shlex.join(["stiefelkit", "reproduce", name, *words]), diverged)
+    outcome = run(row, path, epochs, settings, Terminal())
     if outcome.signal is not None:
         say(f"Stopped at step {outcome.step} and saved; the same command continues it.")
         return 128 + outcome.signal

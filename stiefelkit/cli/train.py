@@ -14,7 +14,7 @@ from stiefelkit.cli.options import DEFAULTS, Options, resume_line
 from stiefelkit.errors import OptionError
 from stiefelkit.figure import Figures
 from stiefelkit.training.data import named
-from stiefelkit.training.display import Screen, Silent, Terminal, say
+from stiefelkit.training.display import Screen, Terminal, say
 from stiefelkit.training.ranks import joined
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, tasks
@@ -53,7 +53,7 @@ def _train(
 
     path, settings, named_options = out or Path("runs") / f"{cls.name}-{model}", settings or Settings(), _given(task)
     with named(data), joined() as ranks:
-        display = Terminal() if ranks.is_first else Silent()
+        display = Terminal(Screen(quiet=not ranks.is_first))
         if resume:
             asked: dict[str, Any] = {**settings.given(), "task": cls.name}
             asked |= {"model": model} if model else {}

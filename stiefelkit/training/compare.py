@@ -8,7 +8,7 @@ from stiefelkit.errors import OptionError, RunError, UnknownNameError, did_you_m
 from stiefelkit.figure import Figures
 from stiefelkit.files import reachable, refuse_links, write_json
 from stiefelkit.training.config import BY_COORDINATE, Config
-from stiefelkit.training.display import Silent
+from stiefelkit.training.display import Terminal
 from stiefelkit.training.plot import plot
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.run_folder import Summary, is_run, summarise
@@ -17,7 +17,13 @@ from stiefelkit.training.train import resume, train
 
 
 def compare(
-    task: Task, models: Sequence[str], out: Path, settings: Settings, display: Silent, figures: Figures, resuming: bool
+    task: Task,
+    models: Sequence[str],
+    out: Path,
+    settings: Settings,
+    display: Terminal,
+    figures: Figures,
+    resuming: bool,
 ) -> tuple[list[Summary], list[Path], int | None]:
     """Trains each model in a folder of its own under `out`, then draws their curves there.
 

@@ -16,10 +16,10 @@ Record = Mapping[str, Any]
 
 
 class Screen(Console):
-    """A console that shows text as it is: no markup, no emoji, control characters as escapes."""
+    """A console that shows text as it is: no markup, no emoji, control characters as escapes; or nothing if quiet."""
 
-    def __init__(self) -> None:
-        super().__init__(highlight=False, markup=False, emoji=False)
+    def __init__(self, quiet: bool = False) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, quiet=quiet)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Returns what a string looks like, in a table too."""
@@ -29,25 +29,6 @@ class Screen(Console):
 def say(sentence: str) -> None:
     """Prints a sentence, which may hold names and paths of others, as one line of any length."""
     print(printable(sentence))
-
-
-class Silent:
-    """Shows nothing; also what a display must be able to do."""
-
-    def begin(self, title: str, step: int, steps: int) -> None:
-        """Shows that a run begins, or resumes at `step`."""
-
-    def stepped(self, step: int, loss: float) -> None:
-        """Shows that one optimizer step is done; `loss` is the mean since the last record."""
-
-    def record(self, record: Record) -> None:
-        """Shows a line that was written to the log."""
-
-    def note(self, sentence: str) -> None:
-        """Says something that the user should know."""
-
-    def end(self) -> None:
-        """Shows that the run stopped, finished or not."""
 
 
 class Bar(Progress):
@@ -64,7 +45,7 @@ class Bar(Progress):
             auto_refresh=False,
             transient=not stays,
             expand=True,
-            disable=not console.is_terminal,
+            disable=console.quiet or not console.is_terminal,
         )
         self._task, self._drawn = self.add_task("", words=""), 0.0
 
@@ -77,7 +58,7 @@ class Bar(Progress):
             self._drawn = time.monotonic()
 
 
-class Terminal(Silent):
+class Terminal:
     """A bar with loss and scores on an interactive console; elsewhere a plain line for every evaluation."""
 
     def __init__(self, console: Console | None = None):

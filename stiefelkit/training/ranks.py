@@ -53,9 +53,9 @@ def joined() -> Iterator[Ranks]:
     import torch
     import torch.distributed as dist
 
-    has_gpus = torch.cuda.is_available() and dist.is_nccl_available()
-    if has_gpus and _local_rank() < torch.cuda.device_count():
-        torch.cuda.set_device(_local_rank())  # "cuda" means this one from now on
+    has_gpus, own = torch.cuda.is_available() and dist.is_nccl_available(), int(os.environ.get("LOCAL_RANK", "0"))
+    if has_gpus and own < torch.cuda.device_count():
+        torch.cuda.set_device(own)  # "cuda" means this one from now on
     with _all_there("to begin with"):
         dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout=PATIENCE)
     try:
@@ -106,13 +106,8 @@ class Ranks:
     def first(self, work: Callable[[], T]) -> T:
         """Calls a function on the first rank, and returns its result on all; what it raises is told to all."""
         with self.together():
-            result = [work() if self.is_first else None]
-        if self.size > 1:
-            import torch.distributed as dist
-
-            with _all_there():
-                dist.broadcast_object_list(result, src=0)
-        return cast(T, result[0])
+            result = work() if self.is_first else None
+        return cast(T, self._gathered(result)[0])
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -136,16 +131,14 @@ class Ranks:
         import torch.distributed as dist
 
         self._meet()
-        parts = [torch.view_as_real(g.resolve_conj()) if g.is_complex() else g for g in gradients]
-        numbers = torch.tensor([count, *sums], dtype=torch.float64, device=parts[0].device if parts else "cpu")
-        flat = torch.cat([numbers, *(part.double().flatten() * count for part in parts)])
+        numbers = torch.tensor([count, *sums], dtype=torch.float64, device=gradients[0].device if gradients else "cpu")
         with _all_there():
-            dist.all_reduce(flat)
-        totals, *means = flat.split([len(numbers), *(part.numel() for part in parts)])
-        for gradient, part, mean in zip(gradients, parts, means, strict=True):
-            mean = mean.view(part.shape).div_(totals[0])
-            gradient.copy_(torch.complex(*mean.unbind(-1)) if gradient.is_complex() else mean)
-        return totals.tolist()
+            dist.all_reduce(numbers)
+            for gradient in gradients:
+                total = gradient.to(torch.promote_types(gradient.dtype, torch.float64)) * count
+                dist.all_reduce(total)
+                gradient.copy_(total / numbers[0])
+        return numbers.tolist()
 
     def _meet(self, error: Exception | None = None) -> None:
         """Learns of signals and failures of others, and tells those of this rank."""
@@ -179,7 +172,3 @@ def _all_there(until: str = "to the end") -> Iterator[None]:
         reason = str(error).partition("\n")[0].rstrip(".")
         words = f"{SUBJECT} needs all of them {until}, got one that stopped ({reason}); continue with --resume."
         raise _ErrorElsewhere(words) from error
-
-
-def _local_rank() -> int:
-    return int(os.environ.get("LOCAL_RANK", "0"))

@@ -3,24 +3,22 @@
 import dataclasses
 import re
 import statistics
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stiefelkit.errors import RunError, StiefelkitError, needs, printable
 from stiefelkit.figure import Figures, figure, reference_line
-from stiefelkit.files import parse_json, read_file, write_atomically, write_json
-from stiefelkit.machine import processor
+from stiefelkit.files import write_atomically
 from stiefelkit.training import papers
-from stiefelkit.training.display import Silent
+from stiefelkit.training.display import Terminal
 from stiefelkit.training.papers import Row
 from stiefelkit.training.plot import Curve, Value, draw, draw_runs
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.run_folder import PROCESSOR, RunFolder, by_kind, is_run, last_step
+from stiefelkit.training.run_folder import RunFolder, by_kind, is_run, last_step
 from stiefelkit.training.train import RunOutcome, resume, train
 
-MADE, PAGE = "reproduced.json", "report.md"
+PAGE = "report.md"
 
 
 @dataclass(frozen=True)
@@ -65,14 +63,9 @@ class Finding:
         headline, goal = self.row.build_task().headline, self.row.goal or 0.0
         return next((record["step"] for record in self.records["test"] if record[headline] < goal), None)
 
-    @property
-    def made_by(self) -> list[dict[str, Any]]:
-        """The commands and commits that it was made by."""
-        return made_by(self.folder.path)
-
 
 def reproduce(
-    row: Row, out: Path, epochs: int | None = None, named: Settings | None = None, display: Silent | None = None
+    row: Row, out: Path, epochs: int | None = None, named: Settings | None = None, display: Terminal | None = None
 ) -> RunOutcome:
     """Trains as a row of a paper's table says, or goes on where a run of it stopped.
 
@@ -116,34 +109,6 @@ def finding(path: Path, row: Row) -> Finding:
     chosen = best(validation, key=validation.__getitem__, default=None)
     first, last = (Score(test[step], step) for step in (best(test, key=test.__getitem__), max(test)))
     return Finding(row, first, None if chosen is None else Score(test[chosen], chosen), last, folder, records)
-
-
-def note(path: Path, row: Row, command: str, diverged: str = "") -> None:
-    """Writes into the folder of a run which command went on with it, on what, and what was not finite at its end."""
-    entry = {"command": command, "commit": _commit(), PROCESSOR: processor(RunFolder.open(path).config.device)}
-    entry |= {"diverged": diverged} if diverged else {}
-    begun = made_by(path)
-    if entry not in begun:
-        write_json(path / MADE, {"name": row.name, "made_by": [*begun, entry]})
-
-
-def made_by(path: Path) -> list[dict[str, Any]]:
-    """Returns the commands and commits that a run was made by; none if nobody wrote them down."""
-    try:
-        return [dict(entry) for entry in parse_json(read_file(path / MADE))["made_by"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-
-
-def _commit() -> str:
-    """Returns the commit of the package's source, with a + if it was changed since; empty outside of a checkout."""
-    words = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
-    try:
-        return subprocess.run(
-            words, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
 
 def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[Path, list[Path]]:

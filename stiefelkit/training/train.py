@@ -14,7 +14,7 @@ from stiefelkit.machine import threads
 from stiefelkit.models import count_parameters
 from stiefelkit.training import checkpoint, data
 from stiefelkit.training.config import Config
-from stiefelkit.training.display import Silent
+from stiefelkit.training.display import Screen, Terminal
 from stiefelkit.training.ranks import Ranks
 from stiefelkit.training.run_folder import Log, RunFolder, State, versions
 from stiefelkit.training.session import Session, Window
@@ -30,7 +30,7 @@ class RunOutcome:
     already: bool = False
 
 
-def train(config: Config, out: Path, display: Silent | None = None, ranks: Ranks | None = None) -> RunOutcome:
+def train(config: Config, out: Path, display: Terminal | None = None, ranks: Ranks | None = None) -> RunOutcome:
     """Trains a new model into the new or empty folder `out`, by ranks each of which calls this.
 
     All that can be refused is refused before the folder appears. Raises DivergedError if the loss, a gradient or a
@@ -46,13 +46,13 @@ def train(config: Config, out: Path, display: Silent | None = None, ranks: Ranks
             held.enter_context(folder.claimed())
             return folder
 
-        return _run(session, ranks.first(created), None, display or Silent())
+        return _run(session, ranks.first(created), None, display or Terminal(Screen(quiet=True)))
 
 
 def resume(
     out: Path,
     asked: Mapping[str, Any] | Config | None = None,
-    display: Silent | None = None,
+    display: Terminal | None = None,
     ranks: Ranks | None = None,
 ) -> RunOutcome:
     """Continues a run from its last whole checkpoint, to the same bits that an uninterrupted run gives.
@@ -60,7 +60,7 @@ def resume(
     A run that died before its first checkpoint starts again. `asked` are fields of `Config` that the user named, or a
     config, all of it: as the run was started with. Another number of ranks changes the last bits.
     """
-    display, ranks, who = display or Silent(), ranks or Ranks(), f"Resuming run {out}"
+    display, ranks, who = display or Terminal(Screen(quiet=True)), ranks or Ranks(), f"Resuming run {out}"
     with contextlib.ExitStack() as held:
 
         def opened() -> tuple[RunFolder, Config, int, State | None]:
@@ -110,7 +110,7 @@ def _started(config: Config, ranks: Ranks, folder: RunFolder | None = None) -> t
     return session, digest
 
 
-def _run(session: Session, folder: RunFolder, state: State | None, display: Silent) -> RunOutcome:
+def _run(session: Session, folder: RunFolder, state: State | None, display: Terminal) -> RunOutcome:
     config, ranks, begun = session.config, session.ranks, session.step
     saved = begun
     writing = functools.partial(

@@ -17,9 +17,8 @@ from stiefelkit.testing import seeds
 from stiefelkit.training import papers, train
 from stiefelkit.training.papers import Row
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.reproduce import Score, finding, made_by, opened, reproduce, write_page
+from stiefelkit.training.reproduce import Score, finding, opened, reproduce, write_page
 from stiefelkit.training.run_folder import RunFolder, read_log
-from stiefelkit.training.session import Session
 
 ROWS = papers.rows()
 
@@ -155,7 +154,7 @@ def test_both_ways_to_choose_an_epoch_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_the_command_ends_with_both_figures_and_the_report_says_how_they_were_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = f"reproduce tiny-copying-2 --out {tmp_path} --epochs"
     report = f"reproduce --report --out {tmp_path} --dpi 40"
@@ -168,25 +167,11 @@ def test_the_command_ends_with_both_figures_and_the_report_says_how_they_were_ma
     assert main(f"{run} 2".split()) == 0
     assert main(f"reproduce --list --out {tmp_path}".split()) == 0
     assert "tiny-copying-2" in capsys.readouterr().out
-
-    def overflow(session: Session) -> None:
-        raise session._stopped("the loss is inf", "the loss itself")
-
-    monkeypatch.setattr(Session, "advance", overflow)
-    for _ in range(2):  # noted once
-        assert main(f"{run} 3".split()) == 2
-    made = made_by(tmp_path / "tiny-copying-2")
-    assert [entry["command"] for entry in made] == [
-        f"stiefelkit reproduce tiny-copying-2 --epochs {k}" for k in (1, 2, 3)
-    ]
-    assert all(isinstance(entry["commit"], str) and entry["processor"] == processor("cpu") for entry in made)
-    assert [entry.get("diverged") for entry in made] == [None, None, "the loss is inf at step 8"]
     assert main(report.split()) == 0
     page = (tmp_path / "report" / "report.md").read_text()
-    for part in ("## copying T=2", "| tiny-copying-2 |", "2 of 3", "| 0.1 |", "a note", "`stiefelkit reproduce tiny-"):
+    for part in ("## copying T=2", "| tiny-copying-2 |", "2 of 3", "| 0.1 |", "a note", f"seed {seeds.seed(3)}, "):
         assert part in page
-    assert "tiny-copying-2: ended where the loss is inf at step 8." in page
-    assert page.count(processor("cpu")) == 3
+    assert page.count(f"processor {processor('cpu')}") == 1
     for name in ("scores", "drift", "gradients"):
         assert f"(copying-2-{name}.png)" in page
         assert (tmp_path / "report" / f"copying-2-{name}.png").stat().st_size > 1000
@@ -217,7 +202,6 @@ def test_what_a_run_was_begun_with_stays_and_a_refusal_makes_nothing(
     for words in ("1 --seed 8", "2 --seed 8"):
         assert main(f"{run} {words}".split()) == 2
         assert "needs seed = " in capsys.readouterr().err
-    assert [entry["command"][-8:] for entry in made_by(tmp_path / "tiny-copying-2")] == ["--seed 7"]
     assert main(f"{run} 2".split()) == 0
     assert RunFolder.open(tmp_path / "tiny-copying-2").config.seed == 7
     row = papers.find("tiny-copying-2")

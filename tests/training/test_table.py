@@ -212,7 +212,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "long": ("", {"window": 60, "ahead": 1}, "60 rows"),
     "many": ("", {"target": "time"}, "--kind"),
     "leak": ("", {"features": "wind,level"}, "level"),
-    "empty": (" ", {}, "CSV"),
+    "empty": (" ", {}, "whole file"),
     "no names": ("1,2\n3,4\n", {}, "names"),
     "short": ("a,b,y\n1,1,2\n3\n", {}, "column 'b'"),
     "nan": ("a,y\n1,2\nnan,4\n", {}, "row 2"),

@@ -106,11 +106,6 @@ class Chars(Parted):
         """Returns the cross-entropy in bits, mean over all characters that are targets."""
         return cross_entropy(output, y) / math.log(2)
 
-    def accuracy(self, output: Tensor, y: Tensor) -> Tensor:
-        """Returns the share of targets that are the likeliest character."""
-        real = y >= 0
-        return (output.argmax(-1) == y)[real].double().mean()
-
     def totals(self, output: Tensor, y: Tensor) -> dict[str, tuple[float, float]]:
         """Returns sums over targets, and how many there are."""
         count = int((y >= 0).sum())

@@ -59,10 +59,6 @@ class DigitTask(Task):
         """Returns the cross-entropy of the last output."""
         return cross_entropy(output, y)
 
-    def accuracy(self, output: Tensor, y: Tensor) -> Tensor:
-        """Returns the share of images whose likeliest class is right."""
-        return (output.argmax(-1) == y).double().mean()
-
 
 @dataclass(frozen=True)
 class Digits(DigitTask):

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from stiefelkit.checks import known_words, of_type
+from stiefelkit.checks import known_words, of_type, words_of
 from stiefelkit.errors import DataError, did_you_mean, needs
+from stiefelkit.files import importing
 from stiefelkit.numbers import integer, optional, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.recipes import Recipe, recipes_of
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KINDS = ("classification", "regression")
-ENDINGS = (".csv", ".tsv", ".npy", ".npz")
+ARRAYS = (".npy", ".npz")
+ENDINGS = (".csv", ".tsv", *ARRAYS)
 HELD_OUT = 0.15
 """Share of the validation part, and of the test part."""
 MAX_CLASSES = 100
@@ -141,10 +143,6 @@ class Table(Parted):
 
         return F.mse_loss(output.squeeze(-1), y) if y.is_floating_point() else cross_entropy(output, y)
 
-    def accuracy(self, output: Tensor, y: Tensor) -> Tensor | None:
-        """Returns the share of targets that are the likeliest class; None for numbers."""
-        return None if y.is_floating_point() else (output.argmax(-1) == y).double().mean()
-
     @property
     def _at_hand(self) -> Prepared | None:
         try:
@@ -160,14 +158,13 @@ class Table(Parted):
 
     def _paths(self) -> list[Path]:
         """Returns the file, in the folder of data or where the path leads from here, and the targets of an .npy."""
+        homes = [data.folder(self.name)] if data.place() or not self.file else []
         if self.file:
-            homes = [data.folder(self.name), Path()] if data.place() else [Path()]
-            found = [(home / self.file).resolve() for home in homes if (home / self.file).is_file()][:1]
-            got = f"none named {self.file!r} in {homes[0]}"
+            places = [(home / self.file).resolve() for home in (*homes, Path())]
+            found = [path for path in places if path.is_file()][:1]
         else:
-            folder = data.folder(self.name)
-            found = [path for path in sorted(folder.glob("[!.]*")) if path.suffix.lower() in ENDINGS]
-            got = ", ".join(path.name for path in found[:4]) or f"none in {folder}"
+            found = [path for path in sorted(homes[0].glob("[!.]*")) if path.suffix.lower() in ENDINGS]
+        got = ", ".join(path.name for path in found[:4]) or f"none named {self.file!r} in {(*homes, Path())[0]}"
         needs(len(found) == 1, DataError, WHO, f"one file ({', '.join(ENDINGS)})", f"{got}; name it with --file")
         if found[0].suffix.lower() == ".npy":
             found.append(found[0].with_name(self.target or "?"))
@@ -214,27 +211,25 @@ def prepared(task: Table, paths: tuple[Path, ...], changed: tuple[int, ...]) -> 
     import numpy as np
     import torch
 
-    path, window, ahead = paths[0], task.window, task.ahead
-    is_array = path.suffix.lower() in (".npy", ".npz")
-    x, y, at_each = arrays(task, *paths) if is_array else columns(task, path)
-    has_history = ahead > 0 and y.name in x
+    read = arrays if paths[0].suffix.lower() in ARRAYS else columns
+    (x, y, at_each), path, ahead = read(task, *paths), paths[0], task.ahead
     lengths = np.bincount(y.index)
-    shortest, longest = int(lengths.min()), int(lengths.max())
-    is_cut = window is not None or (len(lengths) > 1 and shortest == longest)
-    got = f"{len(lengths)} of {shortest} to {longest} rows in {path}"
+    is_cut = task.window is not None or (len(lengths) > 1 and lengths.min() == lengths.max())
+    got = f"{len(lengths)} of {lengths.min()} to {lengths.max()} rows in {path}"
     needs(is_cut, DataError, WHO, "--window, or --series of one length", got)
-    pieces, length = _pieces(lengths, path), window or longest - ahead
-    reach, starts = length + ahead, {}
+    length = task.window or int(lengths[0]) - ahead
+    offset = None if at_each else length + ahead - 1
+    pieces, starts = _pieces(lengths, path), {}
     for part, ends in pieces.items():
-        starts[part] = np.concatenate([np.arange(first, max(first, end - reach + 1)) for first, end in ends])
+        starts[part] = np.concatenate([np.arange(first, max(first, end - length - ahead + 1)) for first, end in ends])
         most = max(end - first for first, end in ends)
         words = f"--window and --ahead within the {most} rows of its {part} part in {path}"
-        needs(length >= 1 and len(starts[part]) > 0, DataError, WHO, words, f"{length} and {ahead}")
+        needs(length > 0 and len(starts[part]) > 0, DataError, WHO, words, f"{length} and {ahead}")
     trained = np.concatenate([np.arange(*piece) for piece in pieces["train"]])
     inputs, scales = _standardized(x, trained)
     if task.kind == KINDS[1] or (not task.kind and y.dtype.kind == "f"):
-        words = "targets that are different numbers"
-        needs(y.iloc[trained].nunique() > 1, DataError, WHO, words, f"a single one in {path}")
+        is_varied = y.iloc[trained].nunique() > 1
+        needs(is_varied, DataError, WHO, "targets that are different numbers", f"a single one in {path}")
         targets, more = _standardized(y.to_frame(), trained)
         targets, scales, classes = targets[:, 0], scales | more, ()
     else:
@@ -243,9 +238,8 @@ def prepared(task: Table, paths: tuple[Path, ...], changed: tuple[int, ...]) -> 
         got = f"{len(values)} different targets in {path}; --kind says whether they are classes"
         needs(1 < len(values) <= most, DataError, WHO, f"2 to {MAX_CLASSES} classes", got)
         targets, classes = torch.from_numpy(codes), tuple(values.tolist())
-    offset = None if at_each else reach - 1
     parts = {part: Stretches(inputs, targets, torch.from_numpy(s), length, offset) for part, s in starts.items()}
-    return Prepared(parts, classes, scales, _baseline(parts["test"], len(classes), has_history))
+    return Prepared(parts, classes, scales, _baseline(parts["test"], len(classes), ahead > 0 and y.name in x))
 
 
 def columns(task: Table, path: Path) -> tuple[pd.DataFrame, pd.Series, bool]:
@@ -256,58 +250,53 @@ def columns(task: Table, path: Path) -> tuple[pd.DataFrame, pd.Series, bool]:
         import pandas as pd
     except ImportError as error:
         raise DataError(f'{WHO} needs pandas, got an installation without; pip install "stiefelkit[data]".') from error
-    try:
+    with importing(WHO, path, DataError):
         with path.open(encoding="utf-8-sig") as file:
-            head = file.readline()
-        sep = max(",;\t", key=head.count)
+            sep = max(",;\t", key=file.readline().count)
         table = pd.read_csv(path, sep=sep, index_col=False, skipinitialspace=True, keep_default_na=False, na_values="")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{WHO} needs a CSV in UTF-8 that can be read, got {path}: {error}.") from error
     table.columns = names = [str(name).strip() for name in table.columns]
-    is_head = len(names) > 1 and bool(np.isnan(np.asarray(pd.to_numeric(names, errors="coerce"), float)).any())
-    words = "a first line with the names of two columns or more, and rows"
-    needs(is_head and len(table) > 0, DataError, WHO, words, f"{head.strip()[:60]!r} in {path}")
+    is_head = len(names) > 1 and bool(np.any(pd.isna(pd.to_numeric(pd.Series(names), errors="coerce"))))
+    words, got = "a first line with the names of two columns or more, and rows", f"{', '.join(names)[:60]!r} in {path}"
+    needs(is_head and len(table) > 0, DataError, WHO, words, got)
     target, series, ahead = task.target or names[-1], task.series, task.ahead
-    asked = [name.strip() for name in task.features.split(",")] if task.features else []
-    for name in (target, *asked, *([series] if series else [])):
+    asked = words_of(task.features)
+    for name in (target, *asked, *filter(None, [series])):
         if name not in names:
             raise DataError(f"{WHO} finds no column {name!r} in {path}{did_you_mean(name, names)}")
     is_apart = (target not in asked or ahead > 0) and series not in (target, *asked)
     words = f"features beside the target {target!r}, which is one with --ahead alone, and the series {series!r}"
     needs(is_apart, DataError, WHO, words, task.features)
-    asked = asked or [name for name in names if name not in (target, series)]
-    checked = [*(name for name in asked if name != target), target]
-    numbers = {name: np.asarray(pd.to_numeric(table[name], errors="coerce")) for name in checked}
-    is_finite = {name: np.isfinite(column.astype(float)) for name, column in numbers.items()}
-    has_words = not (is_finite[target].all() if task.kind else is_finite[target].any())
-    if has_words and target not in asked and task.kind != KINDS[1] and not np.any(table[target].isna()):
+    inputs = list(asked) or [name for name in names if name not in (target, series)]
+    numbers = {name: np.asarray(pd.to_numeric(table[name], errors="coerce")) for name in (*inputs, target)}
+    is_number = {name: np.isfinite(column.astype(float)) for name, column in numbers.items()}
+    has_words = not (is_number[target].all() if task.kind else is_number[target].any())
+    if has_words and target not in inputs and task.kind != KINDS[1] and not np.any(pd.isna(table[target])):
         numbers[target] = np.array([str(cell).strip() for cell in table[target]])
-        checked.remove(target)
-    for name in checked:
-        if not is_finite[name].all():
-            row = int(is_finite[name].argmin())
+        del is_number[target]
+    elif ahead > 0 and not asked and numbers[target].dtype.kind in "if":
+        inputs.append(target)
+    for name, is_known in is_number.items():
+        if not is_known.all():
+            row = int(is_known.argmin())
             got = f"{table[name].iloc[row]!r} in row {row + 1} of {path}; fill it in, or name other --features"
             raise DataError(f"{WHO} needs a finite number in each cell of column {name!r}, got {got}.")
-    if ahead > 0 and not task.features and numbers[target].dtype.kind in "if":
-        asked.append(target)
     index = pd.factorize(table[series], use_na_sentinel=False)[0] if series else np.zeros(len(table), int)
-    x = pd.DataFrame({name: numbers[name].astype(float) for name in asked}, index)
+    x = pd.DataFrame({name: numbers[name].astype(float) for name in inputs}, index)
     return x.sort_index(kind="stable"), pd.Series(numbers[target], index, name=target).sort_index(kind="stable"), False
 
 
-def arrays(task: Table, path: Path, of_targets: Path | None = None) -> tuple[pd.DataFrame, pd.Series, bool]:
+def arrays(task: Table, *paths: Path) -> tuple[pd.DataFrame, pd.Series, bool]:
     """Returns the same of an .npz, or of two .npy, and whether there is a target at each step."""
     import numpy as np
     import pandas as pd
 
+    path, held = paths[0], {}
     is_plain = not (task.series or task.window or task.ahead)
     needs(is_plain, DataError, WHO, "a CSV for --series, --window and --ahead", str(path))
     try:
-        if of_targets is not None:
-            held = {"": np.load(path, allow_pickle=False), task.target: np.load(of_targets, allow_pickle=False)}
-        else:
-            with np.load(path, allow_pickle=False) as file:
-                held = dict(file)
+        for each in paths:
+            found = np.load(each, allow_pickle=False)
+            held |= {each.name: found} if isinstance(found, np.ndarray) else dict(found)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{WHO} needs whole arrays of numbers or words, got {path}: {error}.") from error
     target = task.target or ["", *held][-1]
@@ -322,9 +311,9 @@ def arrays(task: Table, path: Path, of_targets: Path | None = None) -> tuple[pd.
     needs(is_sequences, DataError, WHO, words, got)
     is_finite = all(held.dtype.kind != "f" or bool(np.isfinite(held).all()) for held in (x, y))
     needs(is_finite, DataError, WHO, "finite numbers", f"NaN or infinity in {path}")
-    (n, steps), index = x.shape[:2], np.repeat(np.arange(x.shape[0]), x.shape[1])
-    inputs = pd.DataFrame(x.reshape(n * steps, -1), index, [*map(str, range(x.shape[2]))])
-    return inputs, pd.Series(y.reshape(-1) if y.ndim == 2 else np.repeat(y, steps), index, name=target), y.ndim == 2
+    index, targets = np.repeat(np.arange(len(x)), x.shape[1]), y if y.ndim == 2 else y.repeat(x.shape[1])
+    inputs = pd.DataFrame(x.reshape(len(index), -1), index, [*map(str, range(x.shape[2]))])
+    return inputs, pd.Series(targets.reshape(-1), index, name=target), y.ndim == 2
 
 
 def _pieces(lengths: np.ndarray, path: Path) -> dict[str, list[tuple[int, int]]]:

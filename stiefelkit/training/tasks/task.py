@@ -131,8 +131,11 @@ class Task(ABC):
         """Returns the mean loss over the batch (and over the steps unless `last_only`)."""
 
     def accuracy(self, output: Tensor, y: Tensor) -> Tensor | float | None:
-        """Returns the share of correct answers, a number or a tensor of one; None for real numbers, never exact."""
-        return None
+        """Returns the share of targets, below 0 none, that are the likeliest class; None if it is none of `scores`."""
+        if "accuracy" not in self.scores:
+            return None
+        is_target = y >= 0
+        return (output.argmax(-1) == y)[is_target].double().mean()
 
     @property
     def scores(self) -> Collection[str]:
