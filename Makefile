@@ -4,6 +4,7 @@
 # make bench    measures precision and time on this machine, in ten minutes: tables, and pages in .asv/html
 # make bench-quick  measures some of it in under a minute and writes one page, report.html
 # make bench-full  the same at more sizes and over more steps, in hours
+# make bench-gpu  enters FIGURES of a GPU, an H100's by default, into those pages under GPU_NAME; needs no GPU
 # make bench-smoke  a glance at the benchmarks, and the regression gate, as CI does it
 # make fuzz     random lives of random models for SECONDS from SEED: each failure with its smallest form;
 #               and MUTATIONS of each file of a run, and of PEFT
@@ -27,7 +28,7 @@
 # Each target first brings .venv up to date; only the first time, or after pyproject.toml or constraints.txt
 # has changed, is there anything to do. Another interpreter: make test PYTHON=python3.12
 
-.PHONY: help demo demo-all bench bench-full bench-quick bench-smoke gpu gpu-smoke test test-all test-seeds test-arithmetic test-interop
+.PHONY: help demo demo-all bench bench-full bench-quick bench-smoke bench-gpu gpu gpu-smoke test test-all test-seeds test-arithmetic test-interop
 .PHONY: docs docs-links fuzz
 .PHONY: lint format release-check clean
 .PHONY: peers-suites test-torch test-oldest-torch
@@ -86,6 +87,13 @@ bench bench-full: $(VENV)/.bench
 	STIEFELKIT_BENCH=$(MODE) $(ASV) publish $(ASV_CONFIG)
 	@echo "Pages: .asv/html; to look at them: $(ASV) preview $(ASV_CONFIG)"
 	@echo "They load scripts from the web; the page of $(BIN)/stiefelkit report needs no network."
+
+# Figures of make gpu, of this machine or another, beside those of make bench.
+FIGURES := benchmarks/results/gpu/h100-2026-11-28/gpu.json
+GPU_NAME := h100
+
+bench-gpu: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.recorded $(FIGURES) $(GPU_NAME)
 
 bench-quick: $(VENV)/.cli
 	$(BIN)/stiefelkit report --quick

@@ -11,6 +11,7 @@ a process of its own with a time limit. OUT/gpu.json is rewritten after every ta
 """
 
 import argparse
+import itertools
 import json
 import os
 import queue
@@ -20,6 +21,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -76,19 +79,28 @@ def main(words: list[str] | None = None) -> int:
 
 def measure(names: list[str], scale: str, device: str, path: Path, command: str, say: Callable[[str], None]) -> Record:
     """Measures parts in their order, and rewrites the file of figures after every table."""
-    record = Record(machine(device, 1, "float32"), command)
+    record, lock = Record(machine(device, 1, "float32"), command), threading.Lock()
+
+    def gather(part: Part, limit: float, number: int, count: int) -> None:
+        """Runs a share of a part in its process, and adds what it says; rows of one table belong together."""
+        start = time.monotonic()
+        share = [str(time.time() + limit), str(number), str(count)]
+        words = [sys.executable, "-m", "benchmarks.gpu.worker", part.name, scale, device, *share]
+        for said_of in said(words, limit, path.with_name(f"{part.name}{number or ''}.log")):
+            with lock:
+                if "race" in said_of:
+                    part.add(race_of(said_of["race"]))
+                part.error = said_of.get("error", part.error)
+                part.left_out |= said_of.get("left_out", {})
+                part.seconds = time.monotonic() - start
+                record.write(path)
+
     for name in names:
-        limit = PARTS[name].seconds * SCALES[scale].time
-        part, start = Part(name, limit=limit), time.monotonic()
+        limit, count = PARTS[name].seconds * SCALES[scale].time, PARTS[name].processes if "cuda" in device else 1
+        part = Part(name, limit=limit)
         record.parts.append(part)
-        words = [sys.executable, "-m", "benchmarks.gpu.worker", name, scale, device, str(limit)]
-        for said_of in said(words, limit, path.with_name(f"{name}.log")):
-            if "race" in said_of:
-                part.races.append(race_of(said_of["race"]))
-            part.error = said_of.get("error", part.error)
-            part.left_out |= said_of.get("left_out", {})
-            part.seconds = time.monotonic() - start
-            record.write(path)
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(partial(gather, part, limit), range(count), itertools.repeat(count)))
         rows = sum(len(race.rows) for race in part.races)
         say(f"{name}: {rows} rows, {part.seconds:.0f} of {limit:.0f} s{': ' * bool(part.error)}{part.error}")
     record.finished = True
@@ -108,7 +120,7 @@ def said(command: list[str], seconds: float, log: Path) -> Iterator[dict[str, An
             stderr=errors,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": paths},
+            env={**os.environ, "PYTHONPATH": paths, "TORCHINDUCTOR_COMPILE_THREADS": "2"},
             start_new_session=True,
         )
         assert process.stdout is not None

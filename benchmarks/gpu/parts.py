@@ -17,13 +17,16 @@ from torch.nn import functional as F
 import stiefelkit as sk
 from benchmarks import convolutions
 from benchmarks.gpu.scale import Scale
+from benchmarks.gpu.truth import KINDS
+from benchmarks.gpu.truth import TOLERANCE as TRUTH
+from benchmarks.gpu.truth import worst as errors_of
 from benchmarks.published_drift import NAME, UncorrectedCayley
 from stiefelkit import models
 from stiefelkit.measuring import drift, frames, scan
-from stiefelkit.measuring.clock import WARM_UPS, Run, clock_of, peak_bytes, replayed
+from stiefelkit.measuring.clock import WARM_UPS, Run, clock_of, peak_bytes, replayed, with_kernels
 from stiefelkit.measuring.clock import race as race_versions
 from stiefelkit.measuring.contest import Contest, Race, Row, Schedule, finite
-from stiefelkit.measuring.moved_frames import own_optimizers
+from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers
 from stiefelkit.measuring.plans import DriftPlan, OptimizerRace, ParametrizationRace, ScanRace
 from stiefelkit.scan import rotation_scan
 from stiefelkit.testing import LawBroken, check_optimizer, check_parametrization
@@ -70,9 +73,8 @@ def laws(scale: Scale, device: str, schedule: Schedule) -> Races:
             for law in (law for law in names if not is_lowered or law in UNDER_LOWERED):
                 with lowered(is_lowered):
                     rows = [
-                        _law(name, partial(check, cls, [law], device=device))
-                        for name, cls in members.items()
-                        if name in (chosen or members)
+                        _law(name, partial(check, members[name], [law], device=device))
+                        for name in scale.mine(name for name in members if name in (chosen or members))
                     ]
                 yield Race(f"{kind}: {law}" + ", products lowered" * is_lowered, "law", rows)
 
@@ -93,9 +95,68 @@ def _held(name: str, holds: bool, words: str = "", **figures: float) -> Row:
 
 
 def drifts(scale: Scale, device: str, schedule: Schedule) -> Races:
-    """All maps and optimizers over many steps, and the update without correction."""
+    """All maps and optimizers over many steps, by replays of a graph, and the update without correction; then peers."""
     sk.optim.register(NAME, UncorrectedCayley)
-    yield from drift.races(DriftPlan(device=device, gradients="rotation", **scale.drift), schedule=schedule)
+    plan = DriftPlan(device=device, gradients="rotation", **scale.drift)
+    ours = replace(plan, methods=tuple(scale.mine(name for name in plan.methods if name not in peer_optimizers)))
+    yield from drift.races(replace(ours, replay=device.startswith("cuda")), schedule=schedule)
+    if peers := tuple(scale.mine(name for name in plan.methods if name in peer_optimizers)):
+        yield from drift.races(replace(plan, methods=peers, steps=min(plan.steps, 1000)), schedule=schedule)
+
+
+def truth(scale: Scale, device: str, schedule: Schedule) -> Races:
+    """Outputs and gradients of maps and layers against float64 on the CPU, on random shapes, in turns until the end."""
+    found = {kind: errors_of(kind, device, scale.share[0]) for kind in scale.maps or KINDS}
+    worst: dict[str, tuple[str, float]] = {}
+    with lowered(False):
+        for tried in range(scale.tries):  # noqa: B007
+            if schedule.is_over:
+                break
+            for kind, errors in found.items():
+                worst[kind] = max(worst.get(kind, ("", 0.0)), next(errors), key=lambda case: case[1])
+    rows = [
+        _held(kind, error <= TRUTH, f"{error:.2g} in the worst of {tried + 1} cases, {words}", error=error)
+        for kind, (words, error) in worst.items()
+    ]
+    yield Race(f"outputs and gradients are those of float64, draw {scale.share[0]}", "law", rows)
+
+
+def compiled(scale: Scale, device: str, schedule: Schedule) -> Races:
+    """Forward and backward by torch.compile: right, and how fast, also by its graphs."""
+    place, nets = torch.device(device), dict[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]]()
+    for name, cls in sk.available().items():
+        if cls.supports((64, 64), torch.float32) is None and name in (scale.maps or sk.available()):
+            nets[name] = lambda name=name: (sk.orthogonal(nn.Linear(64, 64), "weight", name), (32, 64))
+    if not scale.maps:
+        nets["OrthogonalRNN"] = lambda: (sk.nn.OrthogonalRNN(4, 64), (100, 16, 4))
+        nets["OrthogonalConv2d"] = lambda: (sk.nn.OrthogonalConv2d(8, 8, 3), (4, 8, 12, 12))
+    modes: dict[str, dict[str, Any]] = {"aot_eager": {"backend": "aot_eager"}}
+    if place.type == "cuda":
+        modes = {mode: {"mode": mode} for mode in ("default", "reduce-overhead")}
+    law, times = [], []
+    for name, mode in scale.mine((name, mode) for name in nets for mode in modes):
+        torch.manual_seed(0)
+        net, shape = nets[name]()
+        x = torch.randn(shape, device=place)
+        launched, fast = partial(_passed, net.to(place), x), partial(_passed, torch.compile(net, **modes[mode]), x)
+        try:
+            pairs = zip(fast(), launched(), strict=True)
+        except Exception as error:
+            law.append(_held(f"{name}, {mode}", False, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"))
+            continue
+        off = max(float(torch.dist(a, b) / b.norm().clamp_min(EPS)) for a, b in pairs)
+        law.append(_held(f"{name}, {mode}", off < 16 * TOLERANCE, f"off by {off:.2g}", error=off))
+        rows = _timed(scale, "", {"launched": launched, mode: fast}, place).rows
+        times += [replace(row, figures={**row.figures, "contender": f"{name}, {row.name}"}) for row in rows]
+    yield Race("compiled nets have the outputs and gradients of launched ones", "law", law)
+    yield Race("forward and backward, compiled", "times", times)
+
+
+def _passed(net: Any, x: Tensor) -> list[Tensor]:
+    """Returns the output and the gradients of its square."""
+    out = net(x)
+    out = out[0] if isinstance(out, tuple) else out
+    return [t.clone() for t in (out.detach(), *torch.autograd.grad(out.square().sum(), list(net.parameters())))]
 
 
 def maps(scale: Scale, device: str, schedule: Schedule) -> Races:
@@ -200,6 +261,7 @@ def _recurrences(states: Tensor, angle: Tensor) -> dict[str, Run]:
 def _timed(scale: Scale, subject: str, runs: dict[str, Run], device: torch.device) -> Race:
     found = race_versions(runs, clock_of(device), **scale.race)
     first = next(iter(found.values())).median
+    found = with_kernels(found, runs, device)
     rows = [
         Row(
             {"contender": name, **timing.figures, "/ first": timing.median / first}
@@ -315,22 +377,25 @@ def _epoch(task: Task, units: int, batches: int, device: str) -> Race:
 
 @dataclass(frozen=True)
 class GpuPart:
-    """A part: what it measures, and its seconds."""
+    """A part: what it measures, its seconds, and the processes that share it on a GPU, where it times nothing."""
 
     measure: Callable[[Scale, str, Schedule], Races]
     seconds: float
+    processes: int = 1
 
 
 PARTS = {
-    "laws": GpuPart(laws, 110),
-    "drift": GpuPart(drifts, 110),
-    "maps": GpuPart(maps, 90),
+    "laws": GpuPart(laws, 70, 8),
+    "drift": GpuPart(drifts, 60, 8),
+    "maps": GpuPart(maps, 75),
     "steps": GpuPart(steps, 50),
-    "replays": GpuPart(replays, 20),
-    "scan": GpuPart(scans, 80),
-    "linear": GpuPart(linear, 14),
-    "capture": GpuPart(capture, 15),
-    "memory": GpuPart(memory, 25),
-    "epoch": GpuPart(epoch, 25),
+    "replays": GpuPart(replays, 25),
+    "scan": GpuPart(scans, 45),
+    "linear": GpuPart(linear, 16),
+    "capture": GpuPart(capture, 18),
+    "compile": GpuPart(compiled, 50, 8),
+    "truth": GpuPart(truth, 30, 8),
+    "memory": GpuPart(memory, 15),
+    "epoch": GpuPart(epoch, 20),
 }
-"""Name to part; together less than nine minutes."""
+"""Name to part; together less than eight minutes, and each may end by so much later as its last table takes."""

@@ -1,10 +1,12 @@
 """How much each part measures: nine minutes of a GPU, a dry run of minutes on two cores, a smoke test of seconds."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from stiefelkit.measuring.plans import CASES, ScanCase
 
+T = TypeVar("T")
 Sizes = tuple[tuple[int, int, int], ...]
 """Of n, p, and the number of frames in the batch; the ones that matter most first, in case time runs out."""
 
@@ -29,6 +31,8 @@ class Scale:
         epoch: batches of the epoch; all if 0.
         rotations: T, B and n of linear recurrences.
         image: side of the images of convolutions.
+        tries: cases of each kind whose truth is looked at.
+        share: number of this process, of how many.
     """
 
     time: float = 3.0
@@ -46,6 +50,13 @@ class Scale:
     epoch: int = 2
     rotations: Sizes = ((40, 3, 8), (200, 2, 8))
     image: int = 8
+    tries: int = 3
+    share: tuple[int, int] = (0, 1)
+
+    def mine(self, items: Iterable[T]) -> list[T]:
+        """Returns those of the items that are this process's."""
+        number, count = self.share
+        return list(items)[number::count]
 
 
 _SQUARES = ((64, 64, 1), (1024, 1024, 1), (64, 64, 256), (256, 256, 1), (4096, 4096, 1), (32, 32, 2048), (512, 512, 1))
@@ -68,6 +79,7 @@ SCALES = {
         epoch=0,
         rotations=((784, 50, 128), (16384, 2, 128), (784, 128, 512)),
         image=28,
+        tries=10_000,
     ),
     "dry": DRY,
     "smoke": replace(
@@ -84,5 +96,6 @@ SCALES = {
         memory_size=8,
         epoch=1,
         rotations=DRY.rotations[:1],
+        tries=1,
     ),
 }

@@ -1,4 +1,4 @@
-"""One part, in a process of its own: `python -m benchmarks.gpu.worker PART SCALE DEVICE SECONDS`.
+"""One part, or a share of one, in a process of its own: `python -m benchmarks.gpu.worker PART SCALE DEVICE END SHARE`.
 
 A line of JSON on standard output for each table; what libraries print goes to standard error.
 """
@@ -13,19 +13,18 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.gpu.parts import PARTS
-from benchmarks.gpu.scale import SCALES
+from benchmarks.gpu.scale import SCALES, Scale
 from stiefelkit.machine import threads
 from stiefelkit.measuring.contest import Schedule
 
 
-def work(part: str, scale: str, device: str, seconds: float, say: Callable[[dict[str, object]], None]) -> None:
-    """Measures a part, and says each table; ends before the first that would begin after so many seconds."""
-    end = time.monotonic() + seconds
+def work(part: str, scale: Scale, device: str, end: float, say: Callable[[dict[str, object]], None]) -> None:
+    """Measures a part, and says each table; ends before the first that would begin after a time of the clock."""
     with threads(1):
-        for race in PARTS[part].measure(SCALES[scale], device, Schedule(seconds)):
+        for race in PARTS[part].measure(scale, device, Schedule(end - time.time())):
             say({"race": dataclasses.asdict(race)})
-            if time.monotonic() > end:
-                say({"left_out": {"what comes after": f"{seconds:.0f} seconds were over."}})
+            if time.time() > end:
+                say({"left_out": {"what comes after": "the time of the part was over."}})
                 return
 
 
@@ -37,12 +36,13 @@ def indexed_device(device: torch.device | str) -> torch.device:
 
 def main() -> None:
     """Reads the command line, and keeps standard output for the lines."""
-    part, scale, device, seconds = sys.argv[1:]
+    part, scale, device, end, number, count = sys.argv[1:]
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     if device.startswith("cuda"):
         torch.cuda.set_device(indexed_device(device))
-    work(part, scale, device, float(seconds), lambda said: print(json.dumps(said), file=lines))
+    shared = dataclasses.replace(SCALES[scale], share=(int(number), int(count)))
+    work(part, shared, device, float(end), lambda said: print(json.dumps(said), file=lines))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,10 @@ CPU_CACHE = 1 << 26
 
 @dataclass(frozen=True)
 class Timing:
-    """The samples of one version: seconds per call, in the order of measurement."""
+    """The samples of one version, seconds per call in the order of measurement, and those of its kernels alone."""
 
     samples: tuple[float, ...]
+    kernels: float | None = None
 
     @property
     def median(self) -> float:
@@ -50,7 +51,8 @@ class Timing:
     @property
     def figures(self) -> dict[str, float]:
         """The entries of the timing in a file of results."""
-        return {"seconds": self.median, "spread": self.spread, "samples": len(self.samples)}
+        figures = {"seconds": self.median, "spread": self.spread, "samples": len(self.samples)}
+        return figures if self.kernels is None else {**figures, "kernel_seconds": self.kernels}
 
 
 def cpu_seconds(run: Run, calls: int, before: Run = lambda: None) -> float:
@@ -88,6 +90,20 @@ def clock_of(device: torch.device, cold: bool = False) -> Clock:
     size = 2 * torch.cuda.get_device_properties(device).L2_cache_size if is_cuda else CPU_CACHE
     buffer = torch.empty(size, dtype=torch.int8, device=device)
     return lambda run, calls: sum(clock(run, 1, buffer.zero_) for _ in range(calls))
+
+
+def with_kernels(timings: Mapping[str, Timing], runs: Mapping[str, Run], device: torch.device) -> dict[str, Timing]:
+    """Returns timings on a GPU with the time that its kernels take, which is all of it where the host keeps ahead."""
+    if device.type != "cuda":
+        return dict(timings)
+    found = {}
+    for name, timing in timings.items():
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            runs[name]()
+            torch.cuda.synchronize(device)
+        kernels = sum(event.self_device_time_total for event in profile.key_averages()) / 1e6
+        found[name] = replace(timing, kernels=kernels or None)
+    return found
 
 
 def replayed(run: Run, device: torch.device) -> Run:

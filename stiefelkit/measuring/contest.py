@@ -14,7 +14,7 @@ import torch
 
 from stiefelkit.errors import OptionError, RunError, StiefelkitError, needs
 from stiefelkit.files import refuse_special, writable
-from stiefelkit.measuring.clock import Run, Timing, clock_of, race, replayed
+from stiefelkit.measuring.clock import Run, Timing, clock_of, race, replayed, with_kernels
 from stiefelkit.measuring.plans import SUBJECT, Machine, TimingConfig
 
 UNIT = "the unit"
@@ -188,7 +188,7 @@ class Contest:
         device = torch.device(config.device)
         if config.replay:
             unit = replayed(unit, device)
-            runs = self.attempt("capturing", runs, lambda name: _captured(runs[name], device))
+            runs = self.attempt("capturing", runs, lambda name: captured(runs[name], device))
         timings = race(
             {UNIT: unit, **runs},
             clock_of(device, config.cold),
@@ -199,10 +199,13 @@ class Contest:
         )
         timed = [name for name in runs if UNIT in timings and name in timings]
         self.left_out.update({name: NO_TIME for name in runs if name not in timed})
-        return timings[UNIT].median if timed else math.nan, {name: timings[name] for name in timed}
+        found = {name: timings[name] for name in timed}
+        found = found if config.replay else with_kernels(found, runs, device)
+        return timings[UNIT].median if timed else math.nan, found
 
 
-def _captured(run: Run, device: torch.device) -> Run:
+def captured(run: Run, device: torch.device) -> Run:
+    """Returns the replay of a graph of a run; OptionError says why there is none."""
     try:
         return replayed(run, device)
     except (RuntimeError, StiefelkitError) as error:

@@ -19,7 +19,8 @@ from stiefelkit.figure import Figures
 from stiefelkit.files import parse_json, writable, write_json
 from stiefelkit.machine import threads
 from stiefelkit.measuring import charts
-from stiefelkit.measuring.contest import Contest, DriftCurve, ProgressCallback, Race, Row, Schedule, quiet
+from stiefelkit.measuring.clock import WARM_UPS, Run
+from stiefelkit.measuring.contest import Contest, DriftCurve, ProgressCallback, Race, Row, Schedule, captured, quiet
 from stiefelkit.measuring.implementations import dtype_of
 from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers, start
 from stiefelkit.measuring.plans import UNCONSTRAINED, DriftPlan, torch_dtype
@@ -33,6 +34,8 @@ FRAME_OPTIMIZER = "multiplicative_cayley"
 """Trains a parametrization with a frame as a coordinate, where the optimizer of the plan moves none."""
 QUICK_STEPS = 100
 """Steps of a quick form, at most."""
+LAUNCHED = 100
+"""Steps that are launched one by one before replays of a graph take over; these have to come to the same bits."""
 
 
 def measure(
@@ -116,9 +119,20 @@ def run(plan: DriftPlan, method: str, n: int, p: int, watch: Callable[[int], Non
         own = str(dtype_of(available()[method], torch_dtype(plan.dtype))).removeprefix("torch.")
         plan = plan if own == plan.dtype else dataclasses.replace(plan, methods=(method,), dtype=own)
     dtype = torch_dtype(plan.dtype)
-    torch.manual_seed(plan.seed)
-    gradient = _gradients(plan, n, p, torch.Generator().manual_seed(plan.seed))
-    weight, step = _started(plan, method, n, p, gradient)
+
+    def started() -> tuple[Callable[[], Tensor], Run]:
+        """Returns what reads the weight, and what makes a step."""
+        torch.manual_seed(plan.seed)
+        gradient = _gradients(plan, n, p, torch.Generator().manual_seed(plan.seed))
+        weight, step = _started(plan, method, n, p, gradient)
+
+        def advance() -> None:
+            with _surroundings(plan):
+                with torch.no_grad():
+                    g = gradient(weight())
+                step(g)
+
+        return weight, advance
 
     def error() -> float:
         with torch.no_grad():
@@ -126,16 +140,20 @@ def run(plan: DriftPlan, method: str, n: int, p: int, watch: Callable[[int], Non
                 w = weight()
             return float(orthogonality_error(w))
 
+    weight, advance = started()
     grid, errors, seen = log_grid(plan.steps), [error()], []
     # At regular looks, what an optimizer does every so many steps would always be seen, or never.
     source, look = random.Random(plan.seed), 0
     for done in range(1, plan.steps + 1):
         if done % plan.look_every == 1 % plan.look_every:
             look = done + source.randrange(plan.look_every)
-        with _surroundings(plan):
-            with torch.no_grad():
-                g = gradient(weight())
-            step(g)
+        if plan.replay and done == LAUNCHED + 1:
+            launched, (weight, advance) = weight(), started()
+            advance = captured(advance, torch.device(plan.device))
+            for _ in range(LAUNCHED - WARM_UPS):
+                advance()
+            needs(torch.equal(weight(), launched), RunError, "A graph", "the bits of launched steps", "others")
+        advance()
         is_due = done == grid[len(errors)]
         if is_due or done == look:
             seen.append(error())
@@ -219,7 +237,8 @@ def _started(
         orthogonal(layer, "weight", method, init=param.schemes[0])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* holds no frame")  # as of most maps, on purpose
-        optimizer = optimizers.get(name)(parameter_groups(layer, lr=plan.lr))
+        capturable = {"capturable": True} if plan.replay else {}
+        optimizer = optimizers.get(name)(parameter_groups(layer, lr=plan.lr), **capturable)
 
     def step(g: Tensor) -> None:
         optimizer.zero_grad(set_to_none=True)

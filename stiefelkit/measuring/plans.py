@@ -345,6 +345,8 @@ class DriftPlan(Machine):
             miss a peak.
         autocast: make the steps under autocast to bfloat16.
         tf32: let a GPU lower float32 products to TF32.
+        replay: after 100 steps replay a CUDA graph of one, which has to come to the same bits; gradients that are
+            drawn on the host are refused.
     """
 
     steps: int = 1000
@@ -358,6 +360,7 @@ class DriftPlan(Machine):
     look_every: int = 1
     autocast: bool = False
     tf32: bool = False
+    replay: bool = False
 
     subject: ClassVar[str] = "The drift experiment"
 
@@ -368,7 +371,11 @@ class DriftPlan(Machine):
         super().__post_init__()
         who = self.subject
         validate_fields_(self, who, steps=integer(1), look_every=integer(1), lr=above(0), step_length=STEP_LENGTH)
-        needs(not self.tf32 or self.device.startswith("cuda"), OptionError, who, "a CUDA device for TF32", self.device)
+        is_cuda = self.device.startswith("cuda")
+        needs(is_cuda or not self.tf32, OptionError, who, "a CUDA device for TF32", self.device)
+        needs(is_cuda or not self.replay, OptionError, who, "a CUDA device for replays", self.device)
+        is_drawn = self.replay and self.gradients in ("random", "digits")
+        needs(not is_drawn, OptionError, who, "fixed or rotation gradients for replays", self.gradients)
         self._check_sizes(self.sizes)
         known_words(who, "dtype", [self.dtype], (*WIDE_DTYPES, "bfloat16"))
         known_words(who, "gradients", [self.gradients], ("random", "fixed", "rotation", "digits"))

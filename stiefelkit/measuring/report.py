@@ -53,6 +53,15 @@ class Part:
     left_out: dict[str, str] = field(default_factory=dict)
     error: str = ""
 
+    def add(self, race: Race) -> None:
+        """Adds a race, or its rows to those of the same table."""
+        for each in self.races:
+            if (each.subject, each.operation) == (race.subject, race.operation):
+                each.rows.extend(race.rows)
+                each.left_out.update(race.left_out)
+                return
+        self.races.append(race)
+
     @property
     def broken(self) -> list[str]:
         """The laws that do not hold, and what ended it."""

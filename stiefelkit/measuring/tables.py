@@ -13,7 +13,12 @@ from stiefelkit.measuring.plans import UNCONSTRAINED
 STEPS = (0, 1, 100, 10_000, 100_000, 1_000_000)
 """Steps up to which drift is shown."""
 MEMORY = {"last state": "memory_last_state", "sequence": "memory_sequence"}
-UNITS = {"seconds": (1e3, "ms"), "bytes": (1e-6, "MB"), "spread": (1e3, "spread")}
+UNITS = {
+    "seconds": (1e3, "ms"),
+    "kernel_seconds": (1e3, "kernels ms"),
+    "bytes": (1e-6, "MB"),
+    "spread": (1e3, "spread"),
+}
 """Figure to the factor and the heading that it is shown with, where a race has no table of its own."""
 Cell = str | float | None
 Columns = list[tuple[str, Callable[[Row], Cell]]]
@@ -81,6 +86,7 @@ def _of_frames(race: Race) -> list[Table]:
     def over_fast(row: Row) -> float | None:
         return over(row, row.name.replace("(exact", "(fast"))
 
+    columns[1:1] = _kernels(race)
     if "bytes" in race.rows[0].figures:
         columns.append(("MB", lambda row: row["bytes"] / 1e6))
     if any(row.family == "ours" and over_fast(row) for row in race.rows):
@@ -91,10 +97,17 @@ def _of_frames(race: Race) -> list[Table]:
     return [_table(f"{race.operation}, {race.subject}, {_place(race)}", race, columns, note)]
 
 
+def _kernels(race: Race) -> Columns:
+    """Returns the column of the time of kernels alone, where a GPU was timed."""
+    factor, heading = UNITS["kernel_seconds"]
+    is_timed = any("kernel_seconds" in row.figures for row in race.rows)
+    return [(heading, lambda row: _scaled(row.figures.get("kernel_seconds"), factor))] * is_timed
+
+
 def _of_curves(race: Race) -> list[Table]:
     curves = race.curves
-    last = max(curve.steps[-1] for curve in curves)
-    shown = [step for step in STEPS if step < last] + [last]
+    first, last = max(curve.steps[0] for curve in curves), max(curve.steps[-1] for curve in curves)
+    shown = [step for step in STEPS if first <= step < last] + [last]
     columns: Columns = [
         (f"to {step}", lambda row, step=step: DriftCurve.of(row.figures).worst_until(step)) for step in shown
     ]
@@ -143,6 +156,7 @@ def _of_scan(race: Race) -> list[Table]:
         ("/ LIMIT", lambda row: row["limit_units"]),
         ("ours x", lambda row: row["time_over_ours"]),
     ]
+    times[2:2] = _kernels(race)
     tables = [_table(title, race, times, f"{limit}; ours x: time over that of our scan")]
     if any(row[name] is not None for row in race.rows for name in MEMORY.values()):
         sizes: Columns = [

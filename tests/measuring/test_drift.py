@@ -9,7 +9,9 @@ import torch
 
 from stiefelkit import init
 from stiefelkit.cli import main
+from stiefelkit.errors import RunError
 from stiefelkit.measuring import drift as run
+from stiefelkit.measuring.clock import WARM_UPS
 from stiefelkit.measuring.contest import DriftCurve
 from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers, start
 from stiefelkit.measuring.plans import DriftPlan
@@ -96,6 +98,27 @@ def test_a_run_ends_where_an_error_is_not_finite_and_the_rest_is_nan(monkeypatch
     assert math.isnan(curve.errors[-1])
     assert math.isnan(curve.worst)
     assert curve.worst_until(0) < 2
+
+
+@pytest.mark.parametrize("method", ["cayley", "landing"])
+@pytest.mark.parametrize("is_right", [True, False])
+def test_replays_of_a_graph_go_on_where_launched_steps_end_or_are_refused(method, is_right, monkeypatch):
+    plan = DriftPlan(methods=(method,), steps=110, sizes=((6, 6),), gradients="rotation")
+    launched = run.run(plan, method, 6, 6)
+    object.__setattr__(plan, "replay", True)
+
+    def captured(advance, device):
+        for _ in range(WARM_UPS):
+            advance()
+        return advance if is_right else lambda: None
+
+    monkeypatch.setattr(run, "captured", captured)
+    monkeypatch.setattr(run.optimizers, "get", lambda _: lambda groups, capturable: torch.optim.Adam(groups))
+    if is_right:
+        assert run.run(plan, method, 6, 6) == launched
+    else:
+        with pytest.raises(RunError, match="bits"):
+            run.run(plan, method, 6, 6)
 
 
 def test_gradients_are_as_named():

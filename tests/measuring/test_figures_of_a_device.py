@@ -1,13 +1,16 @@
 """`benchmarks.gpu`: a process for each part, a file that is whole after every table, and a page."""
 
+import itertools
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks import recorded
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.scale import SCALES
@@ -111,3 +114,19 @@ def test_what_cannot_be_measured_is_said(words, said, capsys):
         command.main(words)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_figures_of_gpus_are_rows_of_asv_and_pages(monkeypatch):
+    for path in Path(recorded.__file__).parent.glob("results/gpu/*/gpu.json"):
+        monkeypatch.setenv(recorded.VARIABLE, str(path))
+        assert all(recorded._figures(name) for name in ("seconds", "worst", "bytes", "error_over_limit"))
+        assert read_record(path).page()
+
+
+def test_shares_of_a_part_are_one_table(record):
+    (race,) = record.parts[1].races
+    record.parts[1].add(Race(race.subject, race.operation, [Row({"contender": "givens", "seconds": 2e-3})], {"a": "b"}))
+    assert [[row.name for row in each.rows] for each in record.parts[1].races] == [["cayley", "givens"]]
+    assert race.left_out == {"a": "b"}
+    shares = [replace(SCALES["full"], share=(number, 3)).mine(range(7)) for number in range(3)]
+    assert sorted(itertools.chain(*shares)) == list(range(7))
