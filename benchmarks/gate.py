@@ -6,7 +6,8 @@
     python -m benchmarks.gate --update             # writes what was measured into the baseline
 
 It ends with 1 and one line for each regression if a frame loses more than half a bit more than in the baseline, if a
-ratio is more than 20 % worse, or if something of the baseline cannot be measured any more.
+ratio is more than 20 % worse, if a device would launch more operators, or if something of the baseline cannot be
+measured any more.
 """
 
 import argparse
@@ -71,18 +72,20 @@ class Track:
 
     def allowed(self, before: float, ratio: float = ALLOWED_RATIO) -> float:
         """The largest figure that is no regression."""
-        return before + ALLOWED_BITS if self.suite.unit == "bits" else before * ratio
+        return {"bits": before + ALLOWED_BITS, "launches": before}.get(self.suite.unit, before * ratio)
 
     def looks_better(self, before: float, now: float) -> bool:
         """Whether the baseline is out of date."""
-        return now < before - ALLOWED_BITS if self.suite.unit == "bits" else now * ALLOWED_RATIO < before
+        unit = self.suite.unit
+        return {"bits": now < before - ALLOWED_BITS, "launches": now < before}.get(unit, now * ALLOWED_RATIO < before)
 
 
 def tracks() -> Iterator[Track]:
     """All cells whose figures do not depend on the machine, measured here or not."""
-    from benchmarks import drift, peers
+    from benchmarks import drift, launches, peers
 
-    for suite in (drift.Frames, drift.Models, peers.Parametrizations, peers.Optimizers, peers.Scan):
+    counts = (launches.Parametrizations, launches.Optimizers)
+    for suite in (drift.Frames, drift.Models, peers.Parametrizations, peers.Optimizers, peers.Scan, *counts):
         for cell in itertools.product(*suite.axes):
             yield Track(suite, cell)
 
@@ -132,7 +135,7 @@ def updated(found: Sequence[Track], baseline: Mapping[str, float | None]) -> dic
         except NotImplementedError:
             new[track.name] = None
             continue
-        new[track.name] = float(f"{figure:.3g}")
+        new[track.name] = figure if track.suite.unit == "launches" else float(f"{figure:.3g}")
         print(f"{track.name}: {figure:.3g} {track.suite.unit}", flush=True)
     return dict(sorted(new.items()))
 

@@ -32,7 +32,7 @@ from stiefelkit.measuring.moved_frames import peer_optimizers, start
 from stiefelkit.measuring.plans import OptimizerRace
 from stiefelkit.testing.portable import READS
 
-SIZES = ("64x64", "128x32")
+SIZES = ("64x64", "512x512", "128x32")
 DTYPES = {"float32": torch.float32, "complex64": torch.complex64}
 DEVICES = ("cpu",)
 _IDLE = frozenset(
@@ -101,6 +101,10 @@ def of_optimizer(method: str, size: str, dtype: str) -> Run:
     return lambda: moved.step(gradient.clone())
 
 
+def _takes(contender: str, dtype: str) -> bool:
+    return dtype_of(sk.available()[contender.partition(" ")[0]], DTYPES[dtype]) == DTYPES[dtype]
+
+
 class Parametrizations(Suite):
     """Forward and backward."""
 
@@ -109,11 +113,12 @@ class Parametrizations(Suite):
     param_names = ("contender", "size", "dtype", "device")
 
     def level(self, *cell: str) -> str:
-        return "smoke" if cell[:3] == ("cayley (exact)", "64x64", "float32") else "quick"
+        contender, size, dtype, _ = cell
+        return "smoke" if size != "128x32" and dtype == "float32" and _takes(contender, dtype) else "quick"
 
     def measure(self, *cell: str) -> float:
         contender, size, dtype, _ = cell
-        if dtype_of(sk.available()[contender.partition(" ")[0]], DTYPES[dtype]) != DTYPES[dtype]:
+        if not _takes(contender, dtype):
             raise NotImplementedError(f"{contender} needs a complex weight")
         return counts_of(of_map(MAPS[contender], size, dtype))[0]
 
@@ -129,7 +134,7 @@ class Optimizers(Suite):
     param_names = ("optimizer", "size", "dtype", "device")
 
     def level(self, *cell: str) -> str:
-        return "quick"
+        return "smoke" if cell[1:3] == ("64x64", "float32") else "quick"
 
     def measure(self, *cell: str) -> float:
         return counts_of(of_optimizer(OPTIMIZERS[cell[0]], *cell[1:3]))[0]

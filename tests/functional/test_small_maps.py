@@ -146,7 +146,15 @@ def compiled(name, n, parts, capability, is_double):
     options = {key: fixed.pop(key) for key in ("num_warps", "num_stages", "maxnreg")}
     fixed |= {"TURNS": 1} if name == "run_step" else {}
     frames = "*fp64" if is_double else "*fp32"
-    types = {"d": "*fp64", "step": "*fp64", "defects": "*fp64", "n": "i32", "batch": "i32", "scratch": "*fp64"}
+    types = {
+        "d": "*fp64" if parts == 2 else "*i8",
+        "apart": "i32",
+        "step": "*fp64",
+        "defects": "*fp64",
+        "n": "i32",
+        "batch": "i32",
+        "scratch": "*fp64",
+    }
     types |= {"run_forward": {"w": frames}, "run_backward": {"w": frames, "scratch": frames}}.get(name, {})
     signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in program.arg_names}
     places = {arg: (i,) for i, arg in enumerate(program.arg_names)}

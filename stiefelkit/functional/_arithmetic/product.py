@@ -168,9 +168,9 @@ def _batched(
         for a, d in zip(args, in_dims, strict=True)
     ]
     # Broadcasting aligns last dimensions: behind the new one all need as many as the longest has.
-    most = max((a.dim() - 1 - k for a, k in zip(moved, dims, strict=False)), default=0)
-    for i, k in enumerate(dims):
-        a = moved[i]
+    given = [(i, k, moved[i]) for i, k in enumerate(dims) if moved[i] is not None]
+    most = max((a.dim() - 1 - k for _, k, a in given), default=0)
+    for i, k, a in given:
         moved[i] = a.reshape(a.shape[0], *(1,) * (most + 1 + k - a.dim()), *a.shape[1:])
     results = op(*moved)
     return results, (0 if isinstance(results, Tensor) else (0,) * len(results))

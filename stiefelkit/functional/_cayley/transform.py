@@ -27,11 +27,13 @@ from stiefelkit.functional._arithmetic.split_products import (
 from stiefelkit.functional._cayley.quotient import inverse_by_lu, inverse_of_accretive
 from stiefelkit.functional._kernels.launch import Interpreter, cayley_backward, cayley_forward, takes
 from stiefelkit.functional._packing import (
+    check_size,
     check_tall,
     diagonal,
     pack_skew,
     pack_skew_gradient,
     phase_gradient,
+    skew_size,
     unpack_skew,
     unpack_square,
 )
@@ -84,6 +86,9 @@ def cayley(
         check_counts("cayley", n=n, p=p)
     if precision not in PRECISIONS:
         PRECISION.require("cayley", "precision", precision)
+    may_launch = n == p and v.dtype == torch.float32 and (v.is_cuda or Interpreter.is_on)
+    if may_launch and takes(v, n, 1 + (phase is not None)):
+        return _InOneLaunch.of(v, phase, signs, n, False).to(torch.float32 if phase is None else torch.complex64)
     if phase is not None:
         d = None
     elif signs is not None:
@@ -106,13 +111,7 @@ class _Square(Function):
     @staticmethod
     def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, fast: bool) -> Tensor:
         is_complex = phase is not None
-        # A real A of odd order has a null vector, which costs gradients of large coordinates half of float32's digits.
-        is_single = fast or (n > _LARGEST_IN_DOUBLE and (is_complex or n % 2 == 0))
-        dtype = v.dtype if is_single else torch.float64
-        dtype = torch.promote_types(dtype, torch.complex32) if is_complex else dtype
-        may_launch = v.dtype == torch.float32 and not fast and (v.is_cuda or Interpreter.is_on)
-        if may_launch and takes(v, n, 1 + is_complex):
-            return cayley_forward(v, _entries(phase, d), n, dtype)
+        dtype = _saved_dtype(v, n, is_complex, fast)
         a = unpack_square(v, n, is_complex, shift=1)
         is_split = v.dtype == torch.float32 and not fast and splits(a)
         if not fast:
@@ -153,20 +152,51 @@ class _Square(Function):
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
         phase, d, w = ctx.saved_tensors
-        if not is_differentiated() and ctx.dtype == torch.float32 and takes(w, ctx.n, 1 + w.is_complex()):
-            gv = cayley_backward(w, g, _entries(phase, d), ctx.dtype)
-            return gv, phase_gradient(phase, w, g), None, None, None
-        d = _entries(phase, d).to(w.dtype)
-        adjoint = _add_diagonal(w, d).mH
-        # (2 M)^H G D^H (2 M)^H with (2 M)^H = D (W + D)^H
-        if ctx.dtype == torch.float32 and w.dtype == working_dtype(w.dtype) and splits(w):
-            inner = fine_product(fine_product(adjoint, g), adjoint)
-        else:
-            inner = sandwich(adjoint, g)
-        gv = pack_skew_gradient(inner * (d * -0.5).unsqueeze(-1))
-        return gv.to(ctx.dtype), phase_gradient(phase, w, g), None, None, None
+        return _pulled_back(g, phase, _entries(phase, d), w, ctx.dtype)
 
     tangent = by_transposing(backward)
+
+
+class _InOneLaunch(_Square):
+    """Takes a program of a GPU each way, which reads signs as they are; where that is differentiated, many launches."""
+
+    @staticmethod
+    def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, fast: bool) -> Tensor:
+        check_size(f"A skew {n} x {n} matrix", "coordinates", v, skew_size(n, n, phase is not None))
+        d = d if phase is None else diagonal(phase=phase)
+        return cayley_forward(v, d, n, _saved_dtype(v, n, phase is not None, fast))
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
+        phase, d, w = ctx.saved_tensors
+        if is_differentiated():
+            signs = w.new_ones(ctx.n, dtype=torch.int8) if d is None else d
+            return _pulled_back(g, phase, diagonal(signs=signs, phase=phase), w, ctx.dtype)
+        gv = cayley_backward(w, g, d if phase is None else diagonal(phase=phase), ctx.dtype)
+        return gv, phase_gradient(phase, w, g), None, None, None
+
+    tangent = by_transposing(backward)
+
+
+def _saved_dtype(v: Tensor, n: int, is_complex: bool, fast: bool) -> torch.dtype:
+    # A real A of odd order has a null vector, which costs gradients of large coordinates half of float32's digits.
+    is_single = fast or (n > _LARGEST_IN_DOUBLE and (is_complex or n % 2 == 0))
+    dtype = v.dtype if is_single else torch.float64
+    return torch.promote_types(dtype, torch.complex32) if is_complex else dtype
+
+
+def _pulled_back(
+    g: Tensor, phase: Tensor | None, d: Tensor, w: Tensor, dtype: torch.dtype
+) -> tuple[Tensor | None, ...]:
+    d = d.to(w.dtype)
+    adjoint = _add_diagonal(w, d).mH
+    # (2 M)^H G D^H (2 M)^H with (2 M)^H = D (W + D)^H
+    if dtype == torch.float32 and w.dtype == working_dtype(w.dtype) and splits(w):
+        inner = fine_product(fine_product(adjoint, g), adjoint)
+    else:
+        inner = sandwich(adjoint, g)
+    gv = pack_skew_gradient(inner * (d * -0.5).unsqueeze(-1))
+    return gv.to(dtype), phase_gradient(phase, w, g), None, None, None
 
 
 class _Tall(Function):

@@ -54,28 +54,31 @@ def settings(n: int, parts: int, tensor_cores: bool = True) -> dict[str, Any]:
 
 
 @opaque(lambda v, d, n, dtype: v.new_empty(*v.shape[:-1], n, n, dtype=dtype), dims=(1, 1))
-def cayley_forward(v: Tensor, d: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """Returns (2 (I + A)^-1 - I) D from float32 coordinates, computed in float64 and rounded once to a dtype."""
-    parts = 1 + d.is_complex()
+def cayley_forward(v: Tensor, d: Tensor | None, n: int, dtype: torch.dtype) -> Tensor:
+    """Returns (2 (I + A)^-1 - I) D from float32 coordinates, computed in float64 and rounded once to a dtype.
+
+    D is the entries of a complex diagonal, the signs of a real one in any dtype, or None, the identity.
+    """
+    parts = 1 + dtype.is_complex
     shape = v.shape[:-1]
-    entries = _parts(d.expand(*shape, n))
     w = v.new_empty(*shape, n, n, dtype=dtype)
     fixed = settings(n, parts, not float64_is_weak(v.device))
     scratch = _scratch(v, shape.numel(), 3, fixed, torch.float64)
-    _run("run_forward", v, scratch, v.contiguous(), entries, _parts(w), scratch, n, shape.numel(), **fixed)
+    entries, apart = _diagonals(d, shape, n)
+    _run("run_forward", v, scratch, v.contiguous(), entries, _parts(w), scratch, apart, n, shape.numel(), **fixed)
     return w
 
 
 @opaque(lambda w, g, d, dtype: w.new_empty(*w.shape[:-2], _size(w), dtype=dtype), dims=(2, 2, 1))
-def cayley_backward(w: Tensor, g: Tensor, d: Tensor, dtype: torch.dtype) -> Tensor:
+def cayley_backward(w: Tensor, g: Tensor, d: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Returns the gradient of packed coordinates from frames of `cayley_forward` and theirs, in the dtype of W."""
     n, parts = w.shape[-1], 1 + w.is_complex()
     shape = w.shape[:-2]
     gv = w.new_empty(*shape, _size(w), dtype=dtype)
     fixed = settings(n, parts, w.dtype.to_real() == torch.float64 and not float64_is_weak(w.device))
     scratch = _scratch(w, shape.numel(), 3, fixed, w.real.dtype)
-    entries = _parts(d.expand(*shape, n))
-    _run("run_backward", w, scratch, _parts(w), _parts(g), entries, gv, scratch, n, shape.numel(), **fixed)
+    entries, apart = _diagonals(d, shape, n)
+    _run("run_backward", w, scratch, _parts(w), _parts(g), entries, gv, scratch, apart, n, shape.numel(), **fixed)
     return gv
 
 
@@ -109,6 +112,16 @@ def _size(w: Tensor) -> int:
 def _parts(t: Tensor) -> Tensor:
     t = t.resolve_conj().contiguous()
     return torch.view_as_real(t) if t.is_complex() else t
+
+
+def _diagonals(d: Tensor | None, shape: torch.Size, n: int) -> tuple[Tensor | None, int]:
+    """Returns D as numbers in memory, and how far those of a matrix are from those of the next."""
+    if d is None:
+        return None, 0
+    if d.numel() == n:
+        return _parts(d), 0
+    d = _parts(d.expand(*shape, n))
+    return d, d.numel() // max(shape.numel(), 1)
 
 
 def _scratch(like: Tensor, batch: int, matrices: int, fixed: dict[str, Any], dtype: torch.dtype) -> Tensor:

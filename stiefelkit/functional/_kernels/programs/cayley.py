@@ -1,15 +1,10 @@
-"""Small Cayley maps, their gradients and steps as Triton programs: one takes a matrix from its coordinates to the end.
-
-All matrices are real: a complex one is [[Re, -Im], [Im, Re]], twice as large. They are padded with the identity to N
-rows, and lie in scratch memory of the program, which stays in the cache; only the inversion is in registers. Products
-are exact in their dtype, float64 or float32, never TF32. A program that is done with a matrix takes the next.
-
-Needs triton: import this module only where it is known to be there.
-"""
+"""Small Cayley maps, their gradients and steps."""
 
 import triton
 import triton.language as tl
 from triton.language import constexpr
+
+from .parts import add_product, entry_of_skew, of_parts
 
 
 @triton.jit
@@ -22,7 +17,7 @@ def _invert_leaf(m, x, N: constexpr, SIZE: constexpr):
     values = tl.load(m + at)
     tl.store(x + at, values, mask=(row == 0) | (column == 0))
     tl.debug_barrier()
-    for k in tl.range(SIZE, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+    for k in tl.range(SIZE, num_stages=1):
         across = tl.load(x + k * N + line)
         down = tl.load(x + line * N + k)
         inverse = 1.0 / tl.load(x + k * N + k)
@@ -38,28 +33,6 @@ def _invert_leaf(m, x, N: constexpr, SIZE: constexpr):
 
 
 @triton.jit
-def _add_product(
-    c, a, b, out, SCALE: constexpr, SIGN: constexpr, N: constexpr, T: constexpr, K: constexpr, SIZE: constexpr
-):
-    """OUT = SIGN C + SCALE A B of SIZE rows, N numbers apart, in tiles of T; C is not read if SIGN is 0."""
-    line = tl.arange(0, T)
-    strip = tl.arange(0, K)
-    for i in range(0, SIZE, T):
-        for j in range(0, SIZE, T):
-            here = (i + line)[:, None] * N + (j + line)[None, :]
-            total = tl.full((T, T), 0.0, dtype=out.dtype.element_ty)
-            for k in range(0, SIZE, K):
-                left = tl.load(a + (i + line)[:, None] * N + (k + strip)[None, :])
-                right = tl.load(b + (k + strip)[:, None] * N + (j + line)[None, :])
-                total = tl.dot(left, right, total, input_precision="ieee", out_dtype=out.dtype.element_ty)
-            total = SCALE * total
-            if SIGN != 0:
-                total += SIGN * tl.load(c + here)
-            tl.store(out + here, total)
-    tl.debug_barrier()
-
-
-@triton.jit
 def _invert(m, x, r, N: constexpr, T: constexpr, K: constexpr):
     """M <- M^-1 of N rows with Hermitian part at least I, by 2 x 2 blocks and a Newton step; overwrites X and R."""
     if N == T:
@@ -70,45 +43,41 @@ def _invert(m, x, r, N: constexpr, T: constexpr, K: constexpr):
         lower: constexpr = T * N
         last: constexpr = T * N + T
         _invert_leaf(m, x, N, T)
-        _add_product(m, m + lower, x, r + lower, 1.0, 0.0, N, T, K, T)
-        _add_product(m, x, m + upper, r + upper, 1.0, 0.0, N, T, K, T)
-        _add_product(m + last, r + lower, m + upper, r + last, -1.0, 1.0, N, T, K, T)
+        add_product(m, m + lower, x, r + lower, 1.0, 0.0, N, T, K, T)
+        add_product(m, x, m + upper, r + upper, 1.0, 0.0, N, T, K, T)
+        add_product(m + last, r + lower, m + upper, r + last, -1.0, 1.0, N, T, K, T)
         _invert_leaf(r + last, x + last, N, T)
-        _add_product(m, r + upper, x + last, x + upper, -1.0, 0.0, N, T, K, T)
-        _add_product(m, x + last, r + lower, x + lower, -1.0, 0.0, N, T, K, T)
-        _add_product(x, x + upper, r + lower, x, -1.0, 1.0, N, T, K, T)
+        add_product(m, r + upper, x + last, x + upper, -1.0, 0.0, N, T, K, T)
+        add_product(m, x + last, r + lower, x + lower, -1.0, 0.0, N, T, K, T)
+        add_product(x, x + upper, r + lower, x, -1.0, 1.0, N, T, K, T)
     # R = X - X (M X) is what the step adds.
-    _add_product(m, m, x, r, 1.0, 0.0, N, T, K, N)
-    _add_product(x, x, r, m, -1.0, 2.0, N, T, K, N)
+    add_product(m, m, x, r, 1.0, 0.0, N, T, K, N)
+    add_product(x, x, r, m, -1.0, 2.0, N, T, K, N)
 
 
 @triton.jit
-def _entries(v, i, j, inside, n, PARTS: constexpr):
-    """Returns real and imaginary parts of a skew matrix at i, j, in float64, from its packed coordinates."""
-    high = tl.maximum(i, j)
-    low = tl.minimum(i, j)
-    if PARTS == 1:
-        re = tl.load(v + high * (high - 1) // 2 + low, mask=inside & (i != j), other=0.0).to(tl.float64)
-        im = re * 0.0
+def _diagonal(d, at, inside, PARTS: constexpr):
+    """Returns the entry of D at a place, in float64: 1 or -1 of a sign of any dtype, 0 read as 1, and 1 of no signs."""
+    if d is None:
+        value = at * 0.0 + tl.full((1, 1), 1.0, dtype=tl.float64)
+    elif PARTS == 2:
+        value = tl.load(d + at, mask=inside, other=0.0)
     else:
-        re = tl.load(v + high * n + low, mask=inside & (i != j), other=0.0).to(tl.float64)
-        im = tl.load(v + low * n + high, mask=inside, other=0.0).to(tl.float64)
-    return tl.where(i > j, re, -re), im
+        sign = tl.load(d + at, mask=inside, other=1).to(tl.float64) + 0.5
+        value = sign / tl.abs(sign)
+    return value
 
 
-@triton.jit
-def _of_parts(re, im, in_lower, in_right):
-    """Returns the entry of [[Re, -Im], [Im, Re]] in a lower or upper, right or left block."""
-    return tl.where(in_lower == in_right, re, tl.where(in_lower, im, -im))
-
-
-@triton.jit(do_not_specialize=["n", "batch"])
-def run_forward(v, d, w, scratch, n, batch, PARTS: constexpr, N: constexpr, T: constexpr, K: constexpr, E: constexpr):
+@triton.jit(do_not_specialize=["apart", "n", "batch"])
+def run_forward(
+    v, d, w, scratch, apart, n, batch, PARTS: constexpr, N: constexpr, T: constexpr, K: constexpr, E: constexpr
+):
     """W = (2 (I + A)^-1 - I) D, rounded once.
 
-    `v` are packed coordinates (batch, n (n - 1) / 2), or (batch, n n) of a complex A; `d` the entries of D, float64
-    (batch, n, PARTS), 2 of complex matrices; `w` frames (batch, n, n, PARTS); `scratch` float64 (programs, 3, N, N). N,
-    a power of two, pads n PARTS; tiles of products have T rows and K columns, those of what is no product E rows.
+    `v` are packed coordinates (batch, n (n - 1) / 2), or (batch, n n) of a complex A; `d` signs, None of them, or
+    entries of D, float64 (n, 2), of complex matrices, those of the next one so many numbers `apart`, or the same; `w`
+    frames (batch, n, n, PARTS); `scratch` float64 (programs, 3, N, N). N, a power of two, pads n PARTS; tiles of
+    products have T rows and K columns, those of what is no product E rows.
     """
     size = n * (n - 1) // 2 if PARTS == 1 else n * n
     m = scratch + tl.program_id(0).to(tl.int64) * 3 * N * N
@@ -116,7 +85,7 @@ def run_forward(v, d, w, scratch, n, batch, PARTS: constexpr, N: constexpr, T: c
     r = x + N * N
     line = tl.arange(0, E)
     turns = (batch - 1 - tl.program_id(0)) // tl.num_programs(0) + 1
-    for index in tl.range(turns, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+    for index in tl.range(turns, num_stages=1):
         matrix = tl.program_id(0).to(tl.int64) + index * tl.num_programs(0)
         for i in range(0, N, E):
             for j in range(0, N, E):
@@ -127,8 +96,8 @@ def run_forward(v, d, w, scratch, n, batch, PARTS: constexpr, N: constexpr, T: c
                 inside = (row < n * PARTS) & (column < n * PARTS)
                 a = row - n * in_lower.to(tl.int32)
                 b = column - n * in_right.to(tl.int32)
-                re, im = _entries(v + matrix * size, a, b, inside, n, PARTS)  # pyright: ignore[reportGeneralTypeIssues]
-                entry = _of_parts(re, im, in_lower, in_right) if PARTS == 2 else re
+                re, im = entry_of_skew(v + matrix * size, a, b, inside, n, PARTS)
+                entry = of_parts(re, im, in_lower, in_right) if PARTS == 2 else re
                 tl.store(m + row * N + column, tl.where(row == column, entry + 1.0, entry))
         tl.debug_barrier()
         _invert(m, x, r, N, T, K)
@@ -140,20 +109,20 @@ def run_forward(v, d, w, scratch, n, batch, PARTS: constexpr, N: constexpr, T: c
                 out = w + matrix * n * n * PARTS + (row * n + column) * PARTS
                 re = 2.0 * tl.load(m + row * N + column, mask=inside, other=0.0)
                 re = tl.where(row == column, re - 1.0, re)
-                d_re = tl.load(d + matrix * n * PARTS + column * PARTS, mask=column < n, other=0.0)
+                d_re = _diagonal(d, matrix * apart + column * PARTS, column < n, PARTS)
                 if PARTS == 1:
                     tl.store(out, re * d_re, mask=inside)
                 else:
                     im = 2.0 * tl.load(m + (row + n) * N + column, mask=inside, other=0.0)
-                    d_im = tl.load(d + matrix * n * PARTS + column * PARTS + 1, mask=column < n, other=0.0)
+                    d_im = _diagonal(d, matrix * apart + column * PARTS + 1, column < n, PARTS)
                     tl.store(out, re * d_re - im * d_im, mask=inside)
                     tl.store(out + 1, re * d_im + im * d_re, mask=inside)
         tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=["n", "batch"])
+@triton.jit(do_not_specialize=["apart", "n", "batch"])
 def run_backward(
-    w, g, d, gv, scratch, n, batch, PARTS: constexpr, N: constexpr, T: constexpr, K: constexpr, E: constexpr
+    w, g, d, gv, scratch, apart, n, batch, PARTS: constexpr, N: constexpr, T: constexpr, K: constexpr, E: constexpr
 ):
     """The gradient of packed coordinates from W and that of W: of M = -D (W + D)^H G (W + D)^H / 2 what is skew.
 
@@ -167,11 +136,11 @@ def run_backward(
     between = inner + N * N
     line = tl.arange(0, E)
     turns = (batch - 1 - tl.program_id(0)) // tl.num_programs(0) + 1
-    for index in tl.range(turns, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+    for index in tl.range(turns, num_stages=1):
         matrix = tl.program_id(0).to(tl.int64) + index * tl.num_programs(0)
         frame = w + matrix * n * n * PARTS
         gradient = g + matrix * n * n * PARTS
-        entries = d + matrix * n * PARTS
+        entries = matrix * apart
         for i in range(0, N, E):
             for j in range(0, N, E):
                 row = (i + line)[:, None]
@@ -185,34 +154,35 @@ def run_backward(
                 here = (a * n + b) * PARTS
                 on_diagonal = inside & (a == b)
                 re = tl.load(frame + there, mask=inside, other=0.0)
-                re += tl.load(entries + a * PARTS + b * 0, mask=on_diagonal, other=0.0).to(re.dtype)
+                d_re = _diagonal(d, entries + a * PARTS + b * 0, on_diagonal, PARTS)
+                re += tl.where(on_diagonal, d_re, 0.0).to(re.dtype)
                 value = tl.load(gradient + here, mask=inside, other=0.0).to(re.dtype)
                 if PARTS == 2:
                     im = tl.load(frame + there + 1, mask=inside, other=0.0)
-                    im += tl.load(entries + a * PARTS + b * 0 + 1, mask=on_diagonal, other=0.0).to(im.dtype)
-                    re = _of_parts(re, -im, in_lower, in_right)
+                    im += _diagonal(d, entries + a * PARTS + b * 0 + 1, on_diagonal, PARTS).to(im.dtype)
+                    re = of_parts(re, -im, in_lower, in_right)
                     other = tl.load(gradient + here + 1, mask=inside, other=0.0).to(value.dtype)
-                    value = _of_parts(value, other, in_lower, in_right)
+                    value = of_parts(value, other, in_lower, in_right)
                 tl.store(adjoint + row * N + column, re)
                 tl.store(between + row * N + column, value)
         tl.debug_barrier()
-        _add_product(between, adjoint, between, inner, 1.0, 0.0, N, T, K, N)
-        _add_product(inner, inner, adjoint, between, 1.0, 0.0, N, T, K, N)
+        add_product(between, adjoint, between, inner, 1.0, 0.0, N, T, K, N)
+        add_product(inner, inner, adjoint, between, 1.0, 0.0, N, T, K, N)
         for i in range(0, N, E):
             for j in range(0, N, E):
                 row = (i + line)[:, None]
                 column = (j + line)[None, :]
                 inside = (row < n) & (column < n)
-                d_row = tl.load(entries + row * PARTS, mask=row < n, other=0.0) * -0.5
-                d_column = tl.load(entries + column * PARTS, mask=column < n, other=0.0) * -0.5
+                d_row = _diagonal(d, entries + row * PARTS, row < n, PARTS) * -0.5
+                d_column = _diagonal(d, entries + column * PARTS, column < n, PARTS) * -0.5
                 ours = tl.load(between + row * N + column, mask=inside, other=0.0)
                 theirs = tl.load(between + column * N + row, mask=inside, other=0.0)
                 if PARTS == 1:
                     skew = ours * d_row.to(ours.dtype) - theirs * d_column.to(ours.dtype)
                     tl.store(gv + matrix * size + row * (row - 1) // 2 + column, skew, mask=inside & (row > column))
                 else:
-                    d_row_im = tl.load(entries + row * PARTS + 1, mask=row < n, other=0.0) * -0.5
-                    d_column_im = tl.load(entries + column * PARTS + 1, mask=column < n, other=0.0) * -0.5
+                    d_row_im = _diagonal(d, entries + row * PARTS + 1, row < n, PARTS) * -0.5
+                    d_column_im = _diagonal(d, entries + column * PARTS + 1, column < n, PARTS) * -0.5
                     ours_im = tl.load(between + (row + n) * N + column, mask=inside, other=0.0)
                     theirs_im = tl.load(between + (column + n) * N + row, mask=inside, other=0.0)
                     re = ours * d_row.to(ours.dtype) - ours_im * d_row_im.to(ours.dtype)
@@ -256,7 +226,7 @@ def run_step(
     frame = r + N * N
     line = tl.arange(0, E)
     turns = (batch - 1 - tl.program_id(0)) // tl.num_programs(0) + 1
-    for index in tl.range(turns, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+    for index in tl.range(turns, num_stages=1):
         matrix = tl.program_id(0).to(tl.int64) + index * tl.num_programs(0)
         place = matrix * n * n * PARTS
         half = 0.5 * tl.load(step + matrix)
@@ -273,24 +243,24 @@ def run_step(
                 value += tl.load(lo + here, mask=inside, other=0.0).to(tl.float64)
                 if PARTS == 2:
                     other = tl.load(omega + here + 1, mask=inside, other=0.0).to(tl.float64)
-                    q = _of_parts(q, other, in_lower, in_right)
+                    q = of_parts(q, other, in_lower, in_right)
                     other = tl.load(w + here + 1, mask=inside, other=0.0).to(tl.float64)
                     other += tl.load(lo + here + 1, mask=inside, other=0.0).to(tl.float64)
-                    value = _of_parts(value, other, in_lower, in_right)
+                    value = of_parts(value, other, in_lower, in_right)
                 outside = (row == column) & (row >= n * PARTS)
                 tl.store(m + row * N + column, tl.where(row == column, half * q + 1.0, half * q))
                 tl.store(frame + row * N + column, tl.where(outside, 1.0, value))
         tl.debug_barrier()
         _invert(m, x, r, N, T, K)
         # W (I - Q) (I + Q)^-1 = 2 W (I + Q)^-1 - W.
-        _add_product(frame, frame, m, x, 2.0, -1.0, N, T, K, N)
+        add_product(frame, frame, m, x, 2.0, -1.0, N, T, K, N)
         # A turn takes what is in X to FRAME or back.
         square = 0.0
-        for turn in tl.static_range(TURNS):  # pyright: ignore[reportGeneralTypeIssues]
+        for turn in tl.static_range(TURNS):
             before = x if turn % 2 == 0 else frame
             after = frame if turn % 2 == 0 else x
             square = _gram_less(before, r, N, T, K)
-            _add_product(before, before, r, after, -0.5, 1.0, N, T, K, N)
+            add_product(before, before, r, after, -0.5, 1.0, N, T, K, N)
         tl.store(defects + matrix, square)
         result = frame if TURNS % 2 == 1 else x
         for i in range(0, N, E):
@@ -299,7 +269,7 @@ def run_step(
                 column = (j + line)[None, :]
                 inside = (row < n) & (column < n)
                 here = place + (row * n + column) * PARTS
-                for part in tl.static_range(PARTS):  # pyright: ignore[reportGeneralTypeIssues]
+                for part in tl.static_range(PARTS):
                     value = tl.load(result + (row + part * n) * N + column, mask=inside, other=0.0)
                     rounded = value.to(tl.float32)
                     tl.store(moved + here + part, rounded, mask=inside)

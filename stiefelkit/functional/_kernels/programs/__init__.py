@@ -1,0 +1,12 @@
+"""Small maps, their gradients and steps as Triton programs: one takes a matrix from its coordinates to the end.
+
+All matrices are real: a complex one is [[Re, -Im], [Im, Re]], twice as large. They are padded with the identity to N
+rows, and lie in scratch memory of the program, which stays in the cache; only the inversion is in registers. Products
+are exact in their dtype, float64 or float32, never TF32. A program that is done with a matrix takes the next.
+
+They need triton: `launch` imports them, by names of its own, where that is known to be there.
+"""
+
+from .cayley import run_backward, run_forward, run_step
+
+__all__ = ["run_backward", "run_forward", "run_step"]
