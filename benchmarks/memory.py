@@ -8,8 +8,7 @@ from stiefelkit.machine import threads
 from stiefelkit.measuring.clock import peak_bytes
 from stiefelkit.measuring.implementations import OPERATIONS, FrameProblem, own_implementations
 from stiefelkit.measuring.plans import CASES, ScanRace
-from stiefelkit.measuring.recurrences import LOOP, ours, recurrence_peers
-from stiefelkit.measuring.scan import LOSSES, drawn, memory_of
+from stiefelkit.measuring.scan import LOOP, LOSSES, drawn, memory_of, ours, recurrence_peers
 from stiefelkit.scan import BACKENDS
 
 SIZES = {"1024x1024": "quick", "2048x32": "quick", "2048x2048": "full"}

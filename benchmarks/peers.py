@@ -8,7 +8,7 @@ from stiefelkit.measuring import frames, scan
 from stiefelkit.measuring.implementations import own_implementations, peers
 from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.plans import CASES, OptimizerRace, ParametrizationRace, ScanRace
-from stiefelkit.measuring.recurrences import recurrence_peers
+from stiefelkit.measuring.scan import recurrence_peers
 
 SIZES = {
     "64x64": "quick",

@@ -40,39 +40,11 @@ if TYPE_CHECKING:
     from stiefelkit.weights.modules import check_state_dict
 
 __all__ = [
-    "CoordinateList",
-    "Drift",
-    "OrthogonalParam",
-    "StiefelkitError",
-    "Traits",
-    "__version__",
-    "assign_",
-    "available",
-    "bake",
-    "check_state_dict",
-    "coordinates",
-    "drift",
-    "errors",
-    "fully_shard_coordinates",
-    "functional",
-    "group_",
-    "grouped",
-    "init",
-    "manifolds",
-    "metrics",
-    "models",
-    "nn",
-    "optim",
-    "orthogonal",
-    "parametrizations",
-    "rebase_",
-    "register",
-    "reset_",
-    "scan",
-    "testing",
-    "tie",
-    "ungroup_",
-]
+    "CoordinateList", "Drift", "OrthogonalParam", "StiefelkitError", "Traits", "__version__", "assign_", "available",
+    "bake", "check_state_dict", "coordinates", "drift", "errors", "fully_shard_coordinates", "functional", "group_",
+    "grouped", "init", "manifolds", "metrics", "models", "nn", "optim", "orthogonal", "parametrizations", "rebase_",
+    "register", "reset_", "scan", "testing", "tie", "ungroup_",
+]  # fmt: skip
 
 
 _HOMES = ("errors", "weights.attach", "weights.change", "weights.coordinate_list", "weights.grouped", "weights.modules")

@@ -87,12 +87,6 @@ class Registry:
         self._contested: dict[str, tuple[Any, Any]] = {}
         self._plugins_read = not group
 
-    def copy(self) -> "Registry":
-        """Returns a table of the same names, which further ones may be added to; it reads no plugins."""
-        twin = Registry(self.group, self.kind, self._targets, self._check_kind)
-        twin._origins, twin._plugins_read = dict(self._origins), True
-        return twin
-
     def register(self, name: str, target: Any) -> None:
         """Adds a name of an object, or of a dotted string `"package.module:attribute"`."""
         if not isinstance(name, str) or not name or not name.replace("_", "a").replace("-", "a").isalnum():

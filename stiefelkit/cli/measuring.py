@@ -52,8 +52,7 @@ def parametrizations(*, plan: Options[ParametrizationRace] = None, json: RowsFil
     of the same map in the same table: 2 means twice as fast as it. The error is ||W^H W - I||_F over what rounding an
     exact frame costs. Of two or more sizes n x n the exponents of growth are fitted. docs/benchmarks.md says how.
     """
-    from stiefelkit.measuring.frames import races
-    from stiefelkit.measuring.growth import growth
+    from stiefelkit.measuring.frames import growth, races
 
     def with_growth(plan: ParametrizationRace, watch: "ProgressCallback") -> "Iterator[Race]":
         done = []

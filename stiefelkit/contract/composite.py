@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stiefelkit.contract.param import OrthogonalParam, Parametrization, Position, Traits, check_tensor
 from stiefelkit.contract.table import check_options, find_parametrization
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import DtypeError, OptionError, needs
 from stiefelkit.tensors import computing_dtype
 
 T = TypeVar("T")
@@ -33,9 +33,12 @@ class Inner:
         check_options(self.cls, options)
         return self.cls.supports(shape, computing_dtype(dtype), **options)
 
-    def build(self, outer: OrthogonalParam, shape: tuple[int, ...], device: Any, **defaults: Any) -> OrthogonalParam:
-        """Makes the map; raises OptionError if its weights are no frames."""
-        options = {**defaults, **(self.options or {})}
+    def build(self, outer: OrthogonalParam, shape: tuple[int, ...], device: Any) -> OrthogonalParam:
+        """Makes the map; raises DtypeError if it does no such frames, and OptionError if its weights are no frames."""
+        reason = self.flaw(shape, outer.dtype)
+        needs(reason is None, DtypeError, self.cls.__name__, str(reason), f"frames of {shape} and {outer.dtype}")
+        options = {"precision": outer.precision if outer.precision in self.cls.precisions else "exact"}
+        options |= self.options or {}
         inner = self.cls(shape, dtype=computing_dtype(outer.dtype), device=device, **options)
         if inner.precision == "exact" and not inner.traits.exact:
             raise OptionError(f"{outer.title} needs inner maps whose weights are frames, got {inner.title}.")
@@ -59,7 +62,6 @@ class Parts(OrthogonalParam):
     manifolds = property(lambda self: self._of_parts("manifolds"), doc="Those of all parts.")
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Returns the first flaw of the parts' charts."""
         flaws = (part.check_chart(within(chart, name)) for name, part in self._named())
         return next((flaw for flaw in flaws if flaw is not None), None)
 
@@ -166,40 +168,31 @@ class SideBySide(Parts):
         return tuple(scheme for scheme in each[0] if all(scheme in schemes for schemes in each))
 
     def options(self) -> dict[str, Any]:
-        """Returns the options of every part, and where they stand."""
         return {"parts": [part.options() for part in self.parts], "blocks": self.blocks, "dim": self.dim}
 
     def forward(self, *coordinates: Tensor) -> Tensor:
-        """Maps every part's coordinates, and joins the frames."""
         return torch.cat([part(*own) for part, own in self._shares(coordinates)], self.axis)
 
     def bare(self, *coordinates: Tensor) -> Any:
-        """Returns the frames of the parts, unscaled."""
         return tuple(part.bare(*own) for part, own in self._shares(coordinates))
 
     def frames(self, weight: Tensor) -> Any:
-        """Returns the frames in each part's share of a weight."""
         return tuple(part.frames(own) for part, own in self._cut(weight))
 
     def nearest(self, weight: Tensor) -> Tensor:
-        """Returns the nearest weight, part by part."""
         return torch.cat([part.nearest(own) for part, own in self._cut(weight)], self.axis)
 
     def project(self, weight: Tensor) -> Tensor:
-        """Returns the nearest weight that the parts may have."""
         return torch.cat([part.project(own) for part, own in self._cut(weight)], self.axis)
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
-        """Draws every part."""
         return self._joined(part.initial(scheme, generator) for part in self.parts)
 
     def solve(self, w: Tensor) -> Position:
-        """Returns every part's position at its share of a weight."""
         check_tensor(self, w)
         return self._joined(part.solve(own) for part, own in self._cut(w))
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """Returns the largest bound of the parts."""
         return max(part.error_bound(*own) for part, own in self._shares(coordinates))
 
     def _cut(self, weight: Tensor) -> Iterator[tuple[OrthogonalParam, Tensor]]:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stiefelkit.contract.composite import Composite, Inner, made_elsewhere
-from stiefelkit.contract.param import OrthogonalParam, Parametrization, Position, Traits
-from stiefelkit.errors import DtypeError, ShapeError, needs
+from stiefelkit.contract.param import Parametrization, Position, Traits
+from stiefelkit.errors import ShapeError, needs
 from stiefelkit.functional import polish
 from stiefelkit.metrics import permitted_error
 from stiefelkit.tensors import working_dtype
@@ -68,17 +68,11 @@ class Paraunitary(Composite):
         self.zeros = [(k - k // 2, k // 2) if m < 2 else (0, 0) for k in more]
         more = [k if m >= 2 else 0 for k in more]
         self.steps = [(axis, j % 2) for j in range(max(more)) for axis, most in enumerate(more) if j < most]
-        inner = Inner(parametrization, options)
-
-        def build(*frame: int) -> OrthogonalParam:
-            reason = inner.flaw(frame, dtype)
-            needs(reason is None, DtypeError, inner.cls.__name__, str(reason), f"frames of shape {frame} and {dtype}")
-            return inner.build(self, frame, device)
-
-        sides = (self.rows, m * patch)
+        inner, sides = Inner(parametrization, options), (self.rows, m * patch)
         self.is_wide = sides[0] < sides[1]
-        self.frame = build(groups, max(sides), min(sides))
-        self.projectors = build(groups, len(self.steps), m, m // 2) if self.steps else None
+        self.frame = inner.build(self, (groups, max(sides), min(sides)), device)
+        frames = (groups, len(self.steps), m, m // 2)
+        self.projectors = inner.build(self, frames, device) if self.steps else None
 
     @property
     def traits(self) -> Traits:
@@ -91,7 +85,6 @@ class Paraunitary(Composite):
         return self.frame.schemes
 
     def options(self) -> dict[str, Any]:
-        """Returns groups, stride and the options of the inner maps."""
         inner = {key: part.options() for key, part in self._named()}
         return {"groups": self.groups, "stride": list(self.stride), **inner}
 
@@ -108,11 +101,9 @@ class Paraunitary(Composite):
         )
 
     def solve(self, w: Tensor) -> Position:
-        """Raises ImageError: there is no right inverse."""
-        return self.invert(w)
+        return self.invert(w)  # which raises: there is no right inverse
 
     def forward(self, *coordinates: Tensor) -> Tensor:
-        """Maps coordinates to the kernel."""
         first, dtype = len(self.frame.coordinates), working_dtype(self.dtype)
         r = polish(self.frame(*coordinates[:first]).to(dtype))
         r = r.mH if self.is_wide else r

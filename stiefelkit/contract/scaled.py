@@ -49,31 +49,25 @@ class Scaled(Wrapper):
 
     @property
     def traits(self) -> Traits:
-        """The inner map's traits, but never exact."""
         return replace(self.inner.traits, exact=False)
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """The inner map's coordinates, and `gain` if it is learned."""
         return self.inner.coordinates | ({GAIN: (self.blocks,)} if self.gain is None else {})
 
     def options(self) -> dict[str, Any]:
-        """Returns the inner map's and the gain."""
         return {**self.inner.options(), GAIN: "learned" if self.gain is None else self.gain}
 
     def forward(self, *coordinates: Tensor) -> Tensor:
-        """Maps coordinates to the weight."""
         unscaled, gain = self._split(coordinates)
         return (self.inner(*unscaled) * self._spread(gain)).to(self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
-        """Applies the inner map, and scales."""
         unscaled, gain = self._split(coordinates)
         y = self.inner.linear(x, *unscaled)
         return (y * gain).to(y.dtype)
 
     def bare(self, *coordinates: Tensor) -> Frames:
-        """Returns the frames before they are scaled."""
         return self.inner.bare(*self._split(coordinates)[0])
 
     def frames(self, weight: Tensor) -> Frames:
@@ -84,7 +78,6 @@ class Scaled(Wrapper):
         return self.inner.frames((weight.to(working_dtype(weight.dtype)) / gain).to(weight.dtype))
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
-        """Draws as the inner map does, with gain 1 if it is learned."""
         unscaled, chart = self.inner.initial(scheme, generator)
         return self._joined(unscaled, 1.0), chart
 
@@ -94,13 +87,11 @@ class Scaled(Wrapper):
         return q * (self.gain or self._gain_along(q, weight))
 
     def project(self, weight: Tensor) -> Tensor:
-        """Returns the nearest weight that the inner map may have, times the gain."""
         gain = self.gain or self._gain_along(self.inner.nearest(weight), weight)
         return gain * self.inner.project(weight.to(working_dtype(self.dtype)) / gain)
 
     @torch.no_grad()
     def solve(self, w: Tensor) -> Position:
-        """Hands the weight divided by its gain to the inner map; see `OrthogonalParam.right_inverse`."""
         check_tensor(self, w)
         gain = self._gain_of(w)
         if isinstance(gain, Tensor) and bool((gain == 0).any()):
@@ -166,5 +157,4 @@ class Scaled(Wrapper):
         return self._spread(traces / (q.numel() / self.blocks / self.shape[-2]))
 
     def extra_repr(self) -> str:
-        """Returns the gain and the weight's shape."""
         return f"gain={self.options()[GAIN]!r}, shape={self.shape}"

@@ -4,8 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -55,16 +54,52 @@ class View:
     blocks: int = 1
     dim: int = 0
 
+    split_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Shape of the weight with a dimension of its own for its parts, in front of the one that they are cut from."""
+    order: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Dimensions of `split_shape` in the order in which the matrix has them."""
+    matrix_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Shape of the matrices before the adjoint."""
+    frame_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Shape of the frames, (*, n, p) with :math:`n ≥ p`."""
+    is_wide: bool = field(init=False, repr=False, compare=False)
+    """True if the frame is the adjoint of the matrix."""
+    is_plain: bool = field(init=False, repr=False, compare=False)
+    """True if the weight itself is the frame."""
+    _moved_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _back: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
         validate_fields_(self)
         if not isinstance(self.name, str) or self.name not in VIEWS:
             raise OptionError(f"No view is named {shown(self.name)}{did_you_mean(self.name, VIEWS)}")
-        if len(self.shape) < 2:
-            raise ShapeError(f"View needs a weight of two dimensions or more, got shape {self.shape}.")
-        axis, parts = self._cut
-        if parts < 1 or self.shape[axis] % parts:
-            raise ShapeError(f"View needs a weight of {parts} equal groups or blocks, got shape {self.shape}.")
-        _ = self.is_wide, self._back  # computed here: torch.compile does not trace a cached_property
+        shape, kind = self.shape, self.name.removeprefix(_GROUPED)
+        if len(shape) < 2:
+            raise ShapeError(f"View needs a weight of two dimensions or more, got shape {shape}.")
+        cut = 0 if self.is_grouped else axis_of(self.name, shape, self.dim)
+        parts = self.groups if self.is_grouped else self.blocks
+        if parts < 1 or shape[cut] % parts:
+            raise ShapeError(f"View needs a weight of {parts} equal groups or blocks, got shape {shape}.")
+        split = (*shape[:cut], parts, shape[cut] // parts, *shape[cut + 1 :]) if self.is_split else shape
+        rest = list(range(len(split)))
+        batch = [rest.pop(cut)] if self.is_split else []
+        out, into = rest[self.out_dim], rest[1 - self.out_dim]
+        if kind == "matrix":
+            order = (*batch, *rest)
+        elif kind == "per_tap":
+            order = (*batch, *rest[2:], out, into)
+        else:
+            first = into if kind == "in_by_rest" else out
+            order = (*batch, first, *(d for d in rest if d != first))
+        moved = matrix = tuple(map(split.__getitem__, order))
+        if kind not in ("matrix", "per_tap"):
+            matrix = (*moved[: 1 + self.is_split], math.prod(moved[1 + self.is_split :]))
+        is_wide = matrix[-2] < matrix[-1]
+        frame = (*matrix[:-2], *sorted(matrix[-2:], reverse=True))
+        is_plain = frame == shape and order == tuple(range(len(split)))
+        vars(self).update(split_shape=split, order=order, matrix_shape=matrix, frame_shape=frame, is_wide=is_wide)
+        back = tuple(sorted(range(len(order)), key=order.__getitem__))
+        vars(self).update(is_plain=is_plain, _moved_shape=moved, _back=back)
 
     @property
     def is_grouped(self) -> bool:
@@ -72,61 +107,9 @@ class View:
         return self.name.startswith(_GROUPED)
 
     @property
-    def _cut(self) -> tuple[int, int]:
-        """The dimension of the weight that parts, groups or blocks, are cut from, and how many there are."""
-        return (0, self.groups) if self.is_grouped else (axis_of(self.name, self.shape, self.dim), self.blocks)
-
-    @property
     def is_split(self) -> bool:
         """True if there is a matrix for each of several parts, groups or blocks."""
         return self.is_grouped or self.blocks > 1
-
-    @cached_property
-    def split_shape(self) -> tuple[int, ...]:
-        """Shape of the weight with a dimension of its own for its parts, in front of the one that they are cut from."""
-        if not self.is_split:
-            return self.shape
-        axis, parts = self._cut
-        return (*self.shape[:axis], parts, self.shape[axis] // parts, *self.shape[axis + 1 :])
-
-    @cached_property
-    def order(self) -> tuple[int, ...]:
-        """Dimensions of `split_shape` in the order in which the matrix has them."""
-        rest = list(range(len(self.split_shape)))
-        batch = [rest.pop(self._cut[0])] if self.is_split else []
-        out, into = rest[self.out_dim], rest[1 - self.out_dim]
-        kind = self.name.removeprefix(_GROUPED)
-        if kind == "matrix":
-            return (*batch, *rest)
-        if kind == "per_tap":
-            return (*batch, *rest[2:], out, into)
-        first = out if kind == "out_by_rest" else into
-        return (*batch, first, *(d for d in rest if d != first))
-
-    @cached_property
-    def matrix_shape(self) -> tuple[int, ...]:
-        """Shape of the matrices before the adjoint."""
-        moved = self._moved_shape
-        if self.name.removeprefix(_GROUPED) in ("matrix", "per_tap"):
-            return moved
-        *batch, first = moved[: 1 + self.is_split]
-        return (*batch, first, math.prod(moved[1 + self.is_split :]))
-
-    @cached_property
-    def is_wide(self) -> bool:
-        """True if the frame is the adjoint of the matrix."""
-        return self.matrix_shape[-2] < self.matrix_shape[-1]
-
-    @cached_property
-    def frame_shape(self) -> tuple[int, ...]:
-        """Shape of the frames, (*, n, p) with :math:`n ≥ p`."""
-        *batch, rows, columns = self.matrix_shape
-        return (*batch, columns, rows) if self.is_wide else (*batch, rows, columns)
-
-    @cached_property
-    def is_plain(self) -> bool:
-        """True if the weight itself is the frame."""
-        return self.frame_shape == self.shape and self.order == tuple(range(len(self.split_shape)))
 
     @property
     def rms_gain(self) -> float:
@@ -153,16 +136,6 @@ class View:
             m = m.reshape(-1, *self._moved_shape).permute(0, *(1 + d for d in self._back))
             return m.reshape(-1, *self.shape)
         return m.reshape(self._moved_shape).permute(self._back).reshape(self.shape)
-
-    @cached_property
-    def _moved_shape(self) -> tuple[int, ...]:
-        """The dimensions of `split_shape`, in order."""
-        return tuple(map(self.split_shape.__getitem__, self.order))
-
-    @cached_property
-    def _back(self) -> tuple[int, ...]:
-        """The permutation that takes `order` back."""
-        return tuple(sorted(range(len(self.order)), key=self.order.__getitem__))
 
 
 @functools.lru_cache(256)
@@ -216,34 +189,26 @@ class Viewed(Wrapper):
         self.view = view
 
     def options(self) -> dict[str, Any]:
-        """Returns the inner map's, and the view with how many groups or blocks there are."""
         return {**self.inner.options(), **self.view.options()}
 
     def forward(self, *coordinates: Tensor) -> Tensor:
-        """Maps coordinates to the weight."""
         return self.view.from_frame(self.inner(*coordinates))
 
     def solve(self, w: Tensor) -> Position:
-        """Hands the frames in the weight to the inner map; see `OrthogonalParam.right_inverse`."""
         check_tensor(self, w)
         return self.inner.solve(self.view.to_frame(w))
 
     def nearest(self, weight: Tensor) -> Tensor:
-        """Returns the nearest weight whose frames are orthonormal."""
         return self.view.from_frame(self.inner.nearest(self.view.to_frame(weight)))
 
     def project(self, weight: Tensor) -> Tensor:
-        """Returns the nearest weight that the inner map may have."""
         return self.view.from_frame(self.inner.project(self.view.to_frame(weight)))
 
     def frames(self, weight: Tensor) -> Frames:
-        """Returns the weight read as the inner map's."""
         return self.inner.frames(self.view.to_frame(weight))
 
     def bare(self, *coordinates: Tensor) -> Frames:
-        """Returns those of the inner map."""
         return self.inner.bare(*coordinates)
 
     def extra_repr(self) -> str:
-        """Returns the view and the weight's shape."""
         return f"view={self.view.name!r}, shape={self.shape}"

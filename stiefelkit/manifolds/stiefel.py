@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import geoopt
 import torch
@@ -117,9 +116,7 @@ class Stiefel(geoopt.Stiefel):
             w[..., 0] *= det * torch.linalg.det(w).sign().unsqueeze(-1)
         return geoopt.ManifoldTensor(w.to(device=device, dtype=dtype), manifold=self)  # type: ignore[call-arg]
 
-    def random_naive(self, *size: int | Sequence[int], **options: Any) -> geoopt.ManifoldTensor:
-        """Draws frames as `random` does."""
-        return self.random(*size, **options)
+    random_naive = random
 
     def origin(
         self,

@@ -50,7 +50,7 @@ class Schedule:
 
     @property
     def is_over(self) -> bool:
-        """Whether the end has come."""
+        """True if the end has come."""
         return self.left <= 0
 
     def check(self) -> None:

@@ -16,7 +16,7 @@ from stiefelkit.numbers import PRECISIONS
 from stiefelkit.optim import optimizers
 from stiefelkit.weights.optimizer_hooks import moves_frames
 
-__all__ = ["MovedFrame", "PeerOptimizer", "methods", "own_optimizers", "peer_optimizers", "start"]
+__all__ = ["MovedFrame", "methods", "own_optimizers", "peer_optimizers", "start"]
 
 MANIFOLD = "stiefel:canonical"
 TRIAL = 1e-6
@@ -37,15 +37,7 @@ class MovedFrame:
 
 
 Make = Callable[[Tensor, float], MovedFrame]
-
-
-@dataclass(frozen=True)
-class PeerOptimizer:
-    """Another implementation of an optimizer along the manifold."""
-
-    make: Make
-    complex: bool = False
-    yardstick: bool = False
+"""Gets an optimizer ready to move a frame, by a learning rate."""
 
 
 def _geoopt(optimizer: str, canonical: bool, frame: Tensor, lr: float) -> MovedFrame:
@@ -66,17 +58,19 @@ def _pogo(frame: Tensor, lr: float) -> MovedFrame:
     return MovedFrame(point, pogo.POGO([point], SGD(), lr, flatten_fn=stacked, rows=False))
 
 
-_PEERS = {  # each name begins with that of its package
-    "geoopt_adam_canonical": PeerOptimizer(partial(_geoopt, "RiemannianAdam", True)),
-    "geoopt_adam_euclidean": PeerOptimizer(partial(_geoopt, "RiemannianAdam", False)),
-    "geoopt_sgd_canonical": PeerOptimizer(partial(_geoopt, "RiemannianSGD", True), yardstick=True),
-    "geoopt_sgd_euclidean": PeerOptimizer(partial(_geoopt, "RiemannianSGD", False), yardstick=True),
-    "pogo_torch": PeerOptimizer(_pogo),
+_PEERS: dict[str, Make] = {  # each name begins with that of its package
+    "geoopt_adam_canonical": partial(_geoopt, "RiemannianAdam", True),
+    "geoopt_adam_euclidean": partial(_geoopt, "RiemannianAdam", False),
+    "geoopt_sgd_canonical": partial(_geoopt, "RiemannianSGD", True),
+    "geoopt_sgd_euclidean": partial(_geoopt, "RiemannianSGD", False),
+    "pogo_torch": _pogo,
 }
 peer_optimizers = {
     name: peer for name, peer in _PEERS.items() if importlib.util.find_spec(name.partition("_")[0]) is not None
 }
-"""Name to `PeerOptimizer`, of those whose package is installed."""
+"""Name to `Make` of other implementations, which take real frames alone, of those whose package is installed."""
+YARDSTICKS = ("geoopt_sgd_canonical", "geoopt_sgd_euclidean")
+"""Those that a step is compared with."""
 
 
 def own_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
@@ -92,7 +86,7 @@ def methods() -> dict[str, Make]:
         for precision in PRECISIONS if has_several else PRECISIONS[:1]:
             found[f"{name}:{precision}"] = partial(_ours, cls, {"precision": precision} if has_several else {})
         found[name] = found[f"{name}:{PRECISIONS[0]}"]
-    return found | {name: peer.make for name, peer in peer_optimizers.items()}
+    return found | peer_optimizers
 
 
 def start(method: str, frame: Tensor, gradient: Tensor, length: float, dtype: torch.dtype | None = None) -> MovedFrame:

@@ -24,7 +24,6 @@ from stiefelkit.machine import cpu
 from stiefelkit.measuring import drift, frames, scan
 from stiefelkit.measuring.charts import chart
 from stiefelkit.measuring.contest import NO_TIME, ProgressCallback, Race, Row, Schedule, by_reason, quiet
-from stiefelkit.measuring.growth import growth
 from stiefelkit.measuring.plans import ReportPlan
 from stiefelkit.measuring.tables import of_race
 
@@ -100,7 +99,7 @@ class Record:
         sections = []
         for part in self.parts:
             races = [race for race in part.races if race.rows]
-            races += growth(races) if part.name == "time" else []
+            races += frames.growth(races) if part.name == "time" else []
             tables = [table for race in races for table in of_race(race)]
             left_out = {name: why for race in part.races for name, why in race.left_out.items()} | part.left_out
             sections.append(

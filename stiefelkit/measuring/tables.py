@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stiefelkit.measuring.contest import DriftCurve, Race, Row
-from stiefelkit.measuring.growth import PRODUCT
+from stiefelkit.measuring.frames import PRODUCT
 from stiefelkit.measuring.implementations import APART, GROUPED, near_orthogonal
 from stiefelkit.measuring.plans import UNCONSTRAINED
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from stiefelkit.errors import NonFiniteError, NotAFrameError, OptimizerError, RankError
 from stiefelkit.functional import Tangent, cayley_increment, nearest_frame, norms_of, riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import Norms, probes
-from stiefelkit.functional._arithmetic.product import SHORT, plus_product
+from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._arithmetic.reads import may_sync_host
+from stiefelkit.functional._cayley.quotient import SHORT
 from stiefelkit.functional._polish import rounded_defect
 from stiefelkit.functional._stiefel.retractions import landed_in_one
 from stiefelkit.metrics import defect as defect_of

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stiefelkit.contract.composite import Composite, Inner, of_inner, prefixed
 from stiefelkit.contract.param import Parametrization, Position, Traits
-from stiefelkit.errors import DtypeError, ImageError, needs
+from stiefelkit.errors import ImageError, needs
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import permitted_return, rounding_limit
 from stiefelkit.numbers import Check, integer
@@ -64,11 +64,8 @@ class BlockDiagonal(Composite):
         inner_options: Mapping[str, Any] | None = None,
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
-        wrapped, self.blocks = Inner(inner, inner_options), _require_blocks(blocks, self.shape)
-        reason, got = wrapped.flaw(self._block_shape, self.dtype), f"blocks of {self._block_shape} and {self.dtype}"
-        needs(reason is None, DtypeError, "BlockDiagonal", str(reason), got)
-        precision = precision if precision in wrapped.cls.precisions else "exact"
-        self.inner = wrapped.build(self, self._block_shape, device, precision=precision)
+        self.blocks = _require_blocks(blocks, self.shape)
+        self.inner = Inner(inner, inner_options).build(self, _block_shape(self.shape, self.blocks), device)
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
@@ -87,10 +84,6 @@ class BlockDiagonal(Composite):
             ((8, 8), {"blocks": 2, "inner": "stiefel"}),
             ((12, 12), {"blocks": 3, "inner": "householder", "precision": "fast"}),
         ]
-
-    @property
-    def _block_shape(self) -> tuple[int, ...]:
-        return _block_shape(self.shape, self.blocks)
 
     @property
     def traits(self) -> Traits:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -177,8 +176,8 @@ class Givens(OrthogonalParam):
         reason = self.supports(self.shape, self.dtype, layout=layout)
         needs(reason is None, ShapeError, "Givens", str(reason), n)
         layers = optional(integer(1)).require("Givens", "layers", layers)
-        self.layers: int = _Fft(n).layers if layout == "fft" else n if layers is None else layers
-        _ = self.rotations  # computed here: torch.compile does not trace a cached_property
+        self.mesh = _Fft(n) if layout == "fft" else _BrickWall(n, n if layers is None else layers)
+        self.layers, self.rotations = self.mesh.layers, self.mesh.rotations
         if not self.is_complex:
             self.register_buffer("signs", unit_signs(self.shape[:-1], device))
 
@@ -202,15 +201,6 @@ class Givens(OrthogonalParam):
             ((2, 12, 5), fast),
             ((8, 8), fast | fourier),
         ]
-
-    @cached_property
-    def mesh(self) -> _BrickWall | _Fft:
-        n = self.shape[-2]
-        return _Fft(n) if self.layout == "fft" else _BrickWall(n, self.layers)
-
-    @cached_property
-    def rotations(self) -> int:
-        return self.mesh.rotations
 
     @property
     def traits(self) -> Traits:

@@ -9,7 +9,7 @@ from torch import Tensor
 from stiefelkit.contract import table
 from stiefelkit.contract.composite import Composite, Inner, prefixed
 from stiefelkit.contract.param import Parametrization, Position, Traits, check_tensor, rounded
-from stiefelkit.errors import DtypeError, NotAFrameError, needs
+from stiefelkit.errors import NotAFrameError, needs
 from stiefelkit.functional import nearest_frame, product
 from stiefelkit.metrics import FRAME_TOLERANCE, rounding_limit
 from stiefelkit.numbers import at_least
@@ -67,8 +67,6 @@ class Margin(Composite):
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         self.margin = float(at_least(0, below=1).require("Margin", "margin", margin))
-        reason = self.supports(self.shape, self.dtype, u=u, v=v, u_options=u_options, v_options=v_options)
-        needs(reason is None, DtypeError, "Margin", str(reason), f"shape {self.shape} and {self.dtype}")
         *batch, _, p = self.shape
         self.u = Inner(u, u_options).build(self, self.shape, device)
         self.v = Inner(v, v_options).build(self, (*batch, p, p), device)

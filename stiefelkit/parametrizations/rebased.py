@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stiefelkit.contract.composite import Composite, Inner, of_inner, prefixed
 from stiefelkit.contract.param import Parametrization, Position, Traits, check_tensor, rounded
-from stiefelkit.errors import DtypeError, OptionError, needs
+from stiefelkit.errors import OptionError, needs
 from stiefelkit.functional import nearest_frame, polish, product
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.parametrizations._charts import (
@@ -68,12 +68,8 @@ class Rebased(Composite):
         inner_options: Mapping[str, Any] | None = None,
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
-        wrapped = Inner(inner, inner_options)
-        reason = wrapped.flaw(self.shape, self.dtype)
-        needs(reason is None, DtypeError, "Rebased", str(reason), f"shape {self.shape} and {self.dtype}")
-        precision = precision if precision in wrapped.cls.precisions else "exact"
-        self.inner = wrapped.build(self, self.shape, device, precision=precision)
-        got = f"{wrapped.cls.__name__} with inner_options={dict(inner_options or {})}; the base takes any frame"
+        self.inner = Inner(inner, inner_options).build(self, self.shape, device)
+        got = f"{self.inner.title} with inner_options={dict(inner_options or {})}; the base takes any frame"
         needs("identity" in self.inner.schemes, OptionError, "Rebased", "an inner map that can be the identity", got)
         *batch, n, _ = self.shape
         self.register_buffer("base", identity_buffer(tuple(batch), n, self.dtype, device))

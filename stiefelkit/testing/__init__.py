@@ -8,7 +8,7 @@ A third party tests a new parametrization in two lines:
 
 or `check_parametrization(MyMap)` in a script; `parametrize_optimizers_with_checks` and `check_optimizer` do the same
 for an optimizer. Laws run on the class's examples, in the dtypes that they are about, and broken ones raise one
-`LawBroken`, which lists each: law, case, figure and bound, seed, coordinates, and one line that repeats it.
+`LawBroken`, which lists each: law, case, figure and bound, seed, and one line that repeats it.
 """
 
 from collections.abc import Callable, Iterable

@@ -16,7 +16,7 @@ from stiefelkit.contract.table import registered
 from stiefelkit.errors import ImageError, OptionError
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
 from stiefelkit.testing import seeds
-from stiefelkit.testing.suite import Failure, LawBroken, record, require, require_within
+from stiefelkit.testing.suite import Failure, LawBroken, require, require_within
 from stiefelkit.weights import attach
 from stiefelkit.weights.coordinate_list import CoordinateList
 
@@ -25,7 +25,7 @@ Drawn = tuple[OrthogonalParam, tuple[Tensor, ...]]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Case:
     """One parametrization with options, and the shape and dtype of its frames."""
 
@@ -45,13 +45,8 @@ class Case:
         return None if self.device == "cpu" else self.device
 
     @property
-    def example(self) -> str:
-        """Shape and options."""
-        return f"{self.shape} {self.options}"
-
-    @property
     def is_wide(self) -> bool:
-        """Whether frames are in float64 or complex128, with nothing finer to compute in."""
+        """True if frames are in float64 or complex128, with nothing finer to compute in."""
         return self.dtype == working_dtype(self.dtype)
 
     def normal(self, seed: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -63,13 +58,12 @@ class Case:
         param = self.build()
         coordinates, chart = draw(param, param.schemes[0], seed)
         load_chart_(param, chart)
-        return self._recorded(f"drawn({seed})", param, rounded(param, coordinates))
+        return self._placed(param, rounded(param, coordinates))
 
     def random(self, scale: float, seed: int = 0) -> Drawn:
         """Makes the map with Gaussian coordinates of a size, Haar frames for bound ones, on its default chart."""
         param, _ = self.drawn(seed)
-        coordinates = random_coordinates(param, scale, seeds.generator(seed + 1))
-        return self._recorded(f"random({scale!r}, {seed})", param, coordinates)
+        return self._placed(param, random_coordinates(param, scale, seeds.generator(seed + 1)))
 
     def undrawn(self) -> Drawn:
         """Makes the map with Gaussian coordinates, on the chart that it is built with where none can be drawn."""
@@ -77,29 +71,22 @@ class Case:
             return self.random(1.0)
         except ImageError:
             param = self.build()
-        return self._recorded("undrawn()", param, random_coordinates(param, 1.0, seeds.generator(1)))
+        return self._placed(param, random_coordinates(param, 1.0, seeds.generator(1)))
 
     def equal(self, fill: float) -> Drawn:
         """Makes the map with all coordinates equal, but for those that must stay on a manifold, as drawn."""
         param, coordinates = self.drawn()
         named = zip(param.coordinates, coordinates, strict=True)
         filled = (c if name in param.manifolds else torch.full_like(c, fill) for name, c in named)
-        return self._recorded(f"equal({fill!r})", param, filled)
+        return self._placed(param, filled)
 
-    def _recorded(self, how: str, param: OrthogonalParam, drawn: Iterable[Tensor]) -> Drawn:
-        coordinates = tuple(c.to(self.device) for c in drawn)
-        record(f"{self!r}.{how}", param.coordinates, coordinates)
-        return param, coordinates
+    def _placed(self, param: OrthogonalParam, drawn: Iterable[Tensor]) -> Drawn:
+        return param, tuple(c.to(self.device) for c in drawn)
 
     def details(self) -> str:
         """Returns the class, and what its frames are."""
         name = f"{self.cls.__module__}.{self.cls.__qualname__}"
         return f"{name}, shape {self.shape}, {self.dtype}, options {dict(self.options)}"
-
-    def __repr__(self) -> str:
-        """Returns Python that makes the case, where the class, Case and torch are known."""
-        place = "" if self.device == "cpu" else f", {self.device!r}"
-        return f"Case({self.cls.__name__}, {self.shape}, {self.dtype}, {self.options}{place})"
 
     def __str__(self) -> str:
         options = "".join(f"-{key}={value}" for key, value in self.options)
@@ -179,13 +166,17 @@ def spread(law: str, every: Sequence[Case]) -> list[Case]:
     examples: dict[object, list[Case]] = {}
     for case in every:
         if _concerns(law, case):
-            examples.setdefault(case.example, []).append(case)
+            examples.setdefault(_example(case), []).append(case)
     kept: dict[object, Case] = {}
     for turn, of_example in enumerate(examples.values()):
         shift = turn % len(of_example)
         for case in of_example[shift:] + of_example[:shift]:
             kept.setdefault(_kind(law, case), case)
     return list(kept.values())
+
+
+def _example(case: Case) -> str:
+    return f"{case.shape} {case.options}"
 
 
 def _concerns(law: str, case: Case) -> bool:
@@ -207,7 +198,7 @@ def _kind(law: str, case: Case) -> object:
         return case.dtype.is_complex, len(batch), n == p, "" if law == "compile" else str(case.options)
     if law in _IN_EVERY_DTYPE:
         return str(case)
-    return case.example, law in _IN_ONE_DTYPE or case.dtype.is_complex
+    return _example(case), law in _IN_ONE_DTYPE or case.dtype.is_complex
 
 
 class Layer(nn.Module):
@@ -228,11 +219,7 @@ def layer_of(case: Case, seed: int = 0) -> Layer:
     """Makes a module whose `weight` is the case's frame and whose forward returns it."""
     layer = Layer(torch.full(case.shape, float("nan"), dtype=case.dtype, device=case.place))
     generator = seeds.generator(seed)
-    layer = attach.orthogonal(layer, "weight", case.cls, generator=generator, **dict(case.options))
-    coordinates = coordinate_list_of(layer).coordinates
-    if not any(value.is_meta for value in coordinates.values()):
-        record(f"layer_of({case!r}, {seed})", coordinates, tuple(coordinates.values()))
-    return layer
+    return attach.orthogonal(layer, "weight", case.cls, generator=generator, **dict(case.options))
 
 
 def coordinate_list_of(layer: nn.Module) -> CoordinateList:
@@ -254,16 +241,11 @@ def special_frames(case: Case) -> Iterator[tuple[str, Tensor]]:
         "a reflection": reflection[:, :p],
         "a sign change": eye * torch.tensor([(-1.0) ** j for j in range(p)], dtype=dtype),
     }.items():
-        yield _recorded(case, name, w.expand(case.shape).clone())
+        yield name, w.expand(case.shape).clone().to(case.device)
     for scheme in ("haar", "unit_circle"):
-        yield _recorded(case, scheme, init.draw(scheme, case.shape, dtype, generator))
+        yield scheme, init.draw(scheme, case.shape, dtype, generator).to(case.device)
     loose = init.haar(case.shape, dtype, generator) * (1 + rounding_limit(p, case.dtype))
-    yield _recorded(case, "a frame within tolerance", loose)
-
-
-def _recorded(case: Case, name: str, w: Tensor) -> tuple[str, Tensor]:
-    record(f"the inverse of dict(special_frames({case!r}))[{name!r}]", ["w"], [w])
-    return name, w.to(case.device)
+    yield "a frame within tolerance", loose.to(case.device)
 
 
 # What laws require

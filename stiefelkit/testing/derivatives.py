@@ -1,21 +1,18 @@
 """Derivatives against finite differences, and the laws of modes but plain reverse."""
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.autograd.gradcheck import GradcheckError
 
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.metrics import working_dtype
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case, double, in_double, require_close
-from stiefelkit.testing.suite import require, require_within
+from stiefelkit.testing.suite import require_within
 
-_RELATIVE, _ABSOLUTE = 1e-5, 1e-7
-_ENTRIES = 25
-"""Up to as many entries of a frame each derivative is compared with a difference; beyond, one random direction."""
+_DIRECTIONS = 3
+"""Random directions along which a derivative is compared with a difference."""
 
 Function = Callable[..., Tensor]
 Tensors = tuple[Tensor, ...]
@@ -42,51 +39,23 @@ def _turned(s: Tensor, x: Tensor) -> Tensor:
     return (torch.matrix_exp(wide - wide.mH) @ s.to(wide.dtype)).to(s.dtype)
 
 
-def require_derivatives(case: Case, fn: Function, leaves: Tensors) -> None:
-    """Requires gradcheck; of large frames derivatives along one direction."""
-    _check(case, torch.autograd.gradcheck, fn, leaves, lambda *c: (fn(*c),))
+def require_derivatives(fn: Callable[..., Tensors], leaves: Tensors) -> None:
+    """Requires derivatives along random directions to be those of finite differences."""
+    for number in range(_DIRECTIONS):
+        generator = seeds.generator(12 + 100 * number)
+        along, ys = _normal_like(leaves, generator), fn(*leaves)
+        gs = _normal_like(ys, generator)
 
+        def value(step: float, along: Tensors = along, gs: Tensors = gs) -> float:
+            with torch.no_grad():
+                return _inner(gs, fn(*(c + step * d for c, d in zip(leaves, along, strict=True))))
 
-def require_second_derivatives(case: Case, fn: Function, leaves: Tensors) -> None:
-    """Requires the same of second derivatives, by gradgradcheck."""
-    g = case.normal(13)
-
-    def gradient(*leaves: Tensor) -> Tensors:
-        with torch.enable_grad():
-            leaves = tuple(x if x.requires_grad else x.requires_grad_() for x in leaves)
-            return torch.autograd.grad(fn(*leaves), leaves, g, create_graph=True)
-
-    _check(case, torch.autograd.gradgradcheck, fn, leaves, gradient)
-
-
-def _check(
-    case: Case, check: Callable[..., bool], fn: Function, leaves: Tensors, measured: Callable[..., Tensors]
-) -> None:
-    if math.prod(case.shape) > _ENTRIES:
-        return _require_along(measured, leaves, "")
-    try:
-        check(fn, leaves, rtol=_RELATIVE, atol=_ABSOLUTE)
-    except GradcheckError as error:
-        words = f"{check.__name__} fails: {str(error).partition(chr(10))[0].strip(' ,.')}"
-        _require_along(measured, leaves, f"{words}; ")
-        require(False, words)
-
-
-def _require_along(fn: Callable[..., Tensors], leaves: Tensors, words: str) -> None:
-    generator = seeds.generator(12)
-    along, ys = _normal_like(leaves, generator), fn(*leaves)
-    gs = _normal_like(ys, generator)
-
-    def value(step: float) -> float:
-        with torch.no_grad():
-            return _inner(gs, fn(*(c + step * d for c, d in zip(leaves, along, strict=True))))
-
-    grads = torch.autograd.grad(ys, leaves, gs)
-    ours = _inner(grads, along)
-    size = sum((a.norm() * d.norm()).item() for a, d in zip(grads, along, strict=True))
-    difference = (value(1e-5) - value(-1e-5)) / 2e-5
-    what = f"{words}{ours:.8g} along a direction, where a difference gives {difference:.8g}: off by"
-    require_within(abs(ours - difference), 1e-6 * size, what)
+        grads = torch.autograd.grad(ys, leaves, gs)
+        ours = _inner(grads, along)
+        size = sum((a.norm() * d.norm()).item() for a, d in zip(grads, along, strict=True))
+        difference = (value(1e-5) - value(-1e-5)) / 2e-5
+        what = f"{ours:.8g} along a direction, where a difference gives {difference:.8g}: off by"
+        require_within(abs(ours - difference), 1e-6 * size + 1e-9, what)  # a map of one entry may be constant
 
 
 # Other modes than plain reverse

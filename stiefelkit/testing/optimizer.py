@@ -42,7 +42,6 @@ from stiefelkit.testing.optimizer_cases import (
     give_gradients,
     mixed,
     optimizer_cases,
-    require_states_refused,
     snapshot,
     walk,
 )
@@ -168,7 +167,16 @@ def law_checkpoint(case: OptimizerCase) -> None:
             for what, wrong in (("of another shape", ws[1].data), ("that is no tensor", "none")):
                 exchange = {key: wrong}
                 spoilt.append((f"{key} {what}", CheckpointError, lambda d, new=exchange: d["state"][0].update(new)))
-    require_states_refused(optimizer, good, spoilt)
+
+    def everything() -> list[object]:
+        return [*snapshot(optimizer), [{**group, "params": None} for group in optimizer.param_groups]]
+
+    before = copy.deepcopy(everything())
+    for what, error, spoil in spoilt:
+        wrong = copy.deepcopy(good)
+        spoil(wrong)
+        require_refused(error, functools.partial(optimizer.load_state_dict, wrong), f"a state dict with {what}")
+        require(equal(everything(), before), f"a state dict with {what} is refused, but leaves something")
 
 
 def law_finite(case: OptimizerCase) -> None:
@@ -266,7 +274,7 @@ def law_settings(case: OptimizerCase) -> None:
 
 
 def law_invariance(case: OptimizerCase) -> None:
-    """Where W and W Q have the same loss, and part of a gradient is rounding, single precision ends where double does.
+    """Single precision ends where double does if W and W Q have the same loss, and part of a gradient is rounding.
 
     Principal components have such a loss; variances far apart are for steps that do not grow with the gradient. Of a
     square frame all of the gradient is rounding.

@@ -1,7 +1,6 @@
 """Cases of the laws of optimizers: an optimizer with settings, frames in a dtype, and gradients."""
 
 import copy
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,6 @@ from stiefelkit import init
 from stiefelkit.errors import OptionError
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.testing import seeds
-from stiefelkit.testing.suite import require, require_refused
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
 SHAPES = ((6, 6), (7, 3), (2, 5, 4), (6, 6), (4, 1))
@@ -36,7 +34,7 @@ class OptimizerCase:
 
     @property
     def is_wide(self) -> bool:
-        """Whether frames are in float64 or complex128."""
+        """True if frames are in float64 or complex128."""
         return self.dtype == working_dtype(self.dtype)
 
     def __str__(self) -> str:
@@ -98,25 +96,6 @@ def error_and_bound(w: Tensor, promised: float) -> tuple[float, float]:
     """Returns ||W^H W - I||_F, the largest of a batch, and so many rounding limits, plus eps."""
     limit = rounding_limit(w.shape[-1], w.dtype)
     return orthogonality_error(w).max().item(), promised * limit + torch.finfo(w.dtype).eps
-
-
-def require_states_refused(
-    optimizer: Optimizer,
-    good: dict[str, Any],
-    spoilt: Iterable[tuple[str, type[Exception], Callable[[dict[str, Any]], object]]],
-) -> None:
-    """Requires each way to spoil a state dict to be refused, and to change nothing."""
-
-    def everything() -> list[object]:
-        return [*snapshot(optimizer), [{**group, "params": None} for group in optimizer.param_groups]]
-
-    before = copy.deepcopy(everything())
-    for what, error, spoil in spoilt:
-        wrong = copy.deepcopy(good)
-        spoil(wrong)
-        require_refused(error, functools.partial(optimizer.load_state_dict, wrong), f"a state dict with {what}")
-        same = equal(everything(), before)
-        require(same, f"a state dict with {what} is refused, but leaves something")
 
 
 def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:

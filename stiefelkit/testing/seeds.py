@@ -1,4 +1,4 @@
-"""Where laws and tests take their randomness from: one number in the environment shifts every seed."""
+"""Seeds of laws and tests: one number in the environment shifts every one."""
 
 import os
 from collections.abc import Sequence

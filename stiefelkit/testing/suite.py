@@ -1,4 +1,4 @@
-"""How laws are run on cases, and the report of a broken one: law, case, figure, bound, and a line that repeats it."""
+"""Suites of laws that run on cases, and the report of a broken one, with a line that repeats it."""
 
 import functools
 import itertools
@@ -11,14 +11,10 @@ from typing import Generic, Protocol, TypeVar
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
 
 from stiefelkit.errors import StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.testing import seeds
 from stiefelkit.testing.lowered import flags_of
-
-PRINTED_NUMBERS = 16
-"""Draws up to this size are printed in failures."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +27,7 @@ class Failure:
         found: the finding, in words and figures.
         figure: the measured number, if there is one.
         bound: what the law permits it to be.
-        details: class, shape, dtype, options, seed and coordinates, a line each.
+        details: class, shape, dtype, options and seed, a line each.
         line: Python that raises the same again.
     """
 
@@ -83,21 +79,6 @@ def require_refused(error: type[Exception], act: Callable[[], object], what: str
         require(False, f"{what} is {type(caught).__name__}, and not {error.__name__}: {caught}")
     else:
         require(False, f"{what} is not refused")
-
-
-drawn: list[str] = []
-"""Inputs of the running law: how they were drawn and, if small, the numbers."""
-
-
-def record(how: str, names: Iterable[str], tensors: Sequence[Tensor]) -> None:
-    """Remembers what a law runs on, and Python that draws it again, for the report of a failure."""
-    shown = []
-    if sum(t.numel() for t in tensors) <= PRINTED_NUMBERS:
-        # repr of a Python float is exact, of a tensor it is four digits
-        pairs = zip(names, tensors, strict=True)
-        shown = [f"{name} = torch.tensor({t.tolist()!r}, dtype={t.dtype})" for name, t in pairs if t.numel()]
-        shown = [words.replace("nan", "torch.nan") for words in shown]
-    drawn[:] = [f"coordinates: {how}" + f": {'; '.join(shown)}" * bool(shown)]
 
 
 class _CheckedCase(Protocol):
@@ -190,14 +171,13 @@ class Suite(Generic[C]):
         return pytest.mark.parametrize("check", [pytest.param(check, id=name) for name, check in self.checks(classes)])
 
     def _run(self, law: str, case: C) -> None:
-        drawn.clear()
         with torch.random.fork_rng(devices=[]):
             seeds.reseed()
             try:
                 return self.laws[law](case)
             except LawBroken as broken:
                 failure = broken.failures[0]
-        details = (case.details(), _machine(), *drawn)
+        details = (case.details(), _machine())
         for cause in itertools.takewhile(lambda cause: cause != law, self.causes):
             if _breaks(self.causes[cause], case):
                 return self._run(cause, case)

@@ -165,7 +165,7 @@ def check_state(
             found[name] = _entry(state_dict.get(key), key, what, ours, tuple(shape), may_be_meta)
     for name in values.keys() & param.manifolds.keys():
         _check_frame(full_tensor(values[name]), f"{weight} ({name})")
-    if any(choice.is_meta for choice in choices.values()):
+    if any([choice.is_meta for choice in choices.values()]):
         return False
     # Names of buffers in a map inside differ from those of the chart.
     names = {id(choice): name for name, choice in param.chart.items()}
@@ -238,7 +238,7 @@ def _check_frame(w: Tensor, what: str) -> None:
 @torch.no_grad()
 def _check_weight(param: OrthogonalParam, values: dict[str, Tensor], chart: dict[str, Tensor], weight: str) -> None:
     """Raises NonFiniteError or CheckpointError where coordinates beyond the law of scale make no frame."""
-    if any([t.is_meta for t in (*values.values(), *chart.values())]):
+    if any([value.is_meta for value in values.values()]):
         return
     gathered = {name: full_tensor(value) for name, value in values.items()}
     largest = max((c.abs().max().item() for c in gathered.values() if c.numel()), default=0.0)

@@ -165,13 +165,6 @@ def test_what_is_not_of_the_kind_is_refused_by_name_and_left_out_with_a_warning(
         assert set(table.available()) == {"square"}
 
 
-def test_a_copy_takes_names_of_its_own(fresh):
-    twin = fresh.copy()
-    twin.register("mine", Mine)
-    assert twin.available()["mine"] is Mine
-    assert fresh.names() == ["cayley"]
-
-
 @pytest.mark.slow
 def test_members_load_lazily():
     code = """

@@ -48,9 +48,8 @@ def only(monkeypatch, **others: Implementation) -> None:
 
 @pytest.fixture
 def own_registry(monkeypatch):
-    own = table.registered.copy()
-    monkeypatch.setattr(table, "registered", own)
-    return own
+    monkeypatch.setattr(table.registered, "_targets", dict(table.registered._targets))
+    return table.registered
 
 
 @pytest.mark.slow

@@ -8,11 +8,20 @@ import torch
 
 from stiefelkit import errors
 from stiefelkit.cli import main
-from stiefelkit.measuring import recurrences
 from stiefelkit.measuring import scan as scan_race
 from stiefelkit.measuring.plans import CASES, ScanCase, ScanRace, read_case
-from stiefelkit.measuring.recurrences import LOOP, Sequences, fast_backends, ours, picked_backend, recurrence_peers
-from stiefelkit.measuring.scan import LOSSES, drawn, memory_of, races
+from stiefelkit.measuring.scan import (
+    LOOP,
+    LOSSES,
+    Sequences,
+    drawn,
+    fast_backends,
+    memory_of,
+    ours,
+    picked_backend,
+    races,
+    recurrence_peers,
+)
 from stiefelkit.testing import seeds
 
 REAL = ScanCase("real", T=6, n=4, B=3, m=2, matched=5)
@@ -83,7 +92,7 @@ def test_a_row_is_its_time_over_the_limit_and_over_that_of_the_scan_that_auto_pi
             assert row["time_over_ours"] == row["seconds"] / seconds[picked]
         order = [(row.is_peer, row["seconds"]) for row in race.rows]
         assert order == sorted(order)
-    monkeypatch.setattr(recurrences, "picked_backend", lambda drawn: "another")
+    monkeypatch.setattr(scan_race, "picked_backend", lambda drawn: "another")
     (race,) = races(plan(backends=("reference", "inplace")))
     seconds = {row.name: row["seconds"] for row in race.rows}
     fastest = min(seconds["scan (reference)"], seconds["scan (inplace)"])

@@ -11,8 +11,7 @@ import stiefelkit as sk
 from stiefelkit.cli import main
 from stiefelkit.measuring.clock import peak_bytes
 from stiefelkit.measuring.contest import Race, Row
-from stiefelkit.measuring.frames import races
-from stiefelkit.measuring.growth import PRODUCT, growth
+from stiefelkit.measuring.frames import PRODUCT, growth, races
 from stiefelkit.measuring.plans import ParametrizationRace
 from stiefelkit.testing import seeds
 

@@ -9,8 +9,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stiefelkit import errors
 from stiefelkit.measuring.plans import ScanCase, ScanRace
-from stiefelkit.measuring.recurrences import LOOP, Sequences, backward, fast_backends, limit, ours, recurrence_peers
-from stiefelkit.measuring.scan import LOSSES, races
+from stiefelkit.measuring.scan import (
+    LOOP,
+    LOSSES,
+    Sequences,
+    backward,
+    fast_backends,
+    limit,
+    ours,
+    races,
+    recurrence_peers,
+)
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.scan import activations, find_activation
 from stiefelkit.testing import seeds

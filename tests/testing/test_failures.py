@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stiefelkit.parametrizations.cayley import Cayley
-from stiefelkit.testing import Case, LawBroken, cases, check_parametrization, seeds
+from stiefelkit.testing import LawBroken, cases, check_parametrization, seeds
 
 
 class Small(Cayley):
@@ -77,44 +77,17 @@ def test_a_line_for_a_class_that_cannot_be_imported_needs_it_in_scope():
         exec(failure.line, {"Local": Local})
 
 
-class Refusing(Small):
-    def forward(self, skew, phase=None):
-        if skew.isnan().any():
-            raise ArithmeticError("NaN")
-        return super().forward(skew, phase)
-
-
-def test_the_coordinates_of_a_failure_at_nan_have_it():
-    (failure,) = failures(Refusing, ["pure"], only="Refusing-3x3-float64")
-    assert re.search(r"with NaN as the last of skew: skew = torch\.tensor\(\[.*, torch\.nan\]", str(failure))
-
-
-class StretchedWhenLarge(Small):
-    def forward(self, skew, phase=None):
-        return super().forward(skew, phase) * (1 + 1e-2 * (skew.abs().amax() > 50))
-
-
-def test_the_coordinates_of_a_failure_are_those_that_failed():
-    (failure,) = failures(StretchedWhenLarge, ["frames"], only="StretchedWhenLarge-3x3-float64")
-    assert ".random(100.0, 0): skew" in str(failure)
-    (large,) = failures(Stretched, ["frames"], only="Stretched-12x12-float64-precision=fast")
-    assert "torch.tensor([" not in str(large)
-
-
-def test_the_words_that_draw_the_coordinates_draw_them():
+def test_a_failure_has_its_case_seed_figure_and_bound():
     (failure,) = failures(Stretched, ["frames"], only="Stretched-3x3-float64", offset=7)
     for part in ("test_failures.Stretched, shape (3, 3), torch.float64, options {}", f"{seeds.OFFSET}=7"):
         assert part in str(failure)
     assert failure.figure > failure.bound > 0  # type: ignore[operator]
-    how, values = re.search(r"coordinates: (Case\(.*?\)\.\w+\(.*?\)): skew = (.*)", str(failure)).groups()  # type: ignore[union-attr]
-    _, (skew,) = eval(how, {"Case": Case, "Stretched": Stretched, "torch": torch})
-    assert torch.equal(skew, eval(values, {"torch": torch}))
 
 
 @pytest.mark.parametrize(("cls", "law"), [(WrongGradient, "gradients"), (WrongHessian, "second_derivatives")])
 def test_derivatives_that_fail_have_a_figure(cls, law):
     for failure in failures(cls, [law], only=f"{cls.__name__}-3x3-float64"):
-        assert re.search(r"check fails: \S.* along a direction, where a difference gives \S+: off by", failure.found)
+        assert re.search(r"\S+ along a direction, where a difference gives \S+: off by", failure.found)
         assert failure.figure > failure.bound  # type: ignore[operator]
 
 

@@ -24,9 +24,6 @@ from stiefelkit.tensors import check_tensors
 P = ParamSpec("P")
 R = TypeVar("R")
 
-SHORT = 64
-"""Terms of the sums of `short_product`."""
-
 
 class _Lowering:
     """Lowers float32 products on a kind of device, process-wide, unless some context disables that."""
@@ -266,18 +263,3 @@ def add_product_(c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
     if c.dim() == 2:
         return c.addmm_(a, b, alpha=alpha)
     return c.baddbmm_(a, b, alpha=alpha) if c.dim() == 3 else c.add_(a @ b, alpha=alpha)
-
-
-def short_product(a: Tensor, b: Tensor, c: Tensor | None = None, share: float = 1.0) -> Tensor:
-    """Returns A B + share C of matrices by sums of at most 64 terms, so that no processor rounds as long sums do."""
-    if a.dim() != 2:
-        return a @ b if c is None else torch.add(a @ b, c, alpha=share)
-    k = a.shape[-1]
-    if k <= SHORT or not a.is_cpu:
-        return torch.mm(a, b) if c is None else torch.addmm(c, a, b, beta=share)
-    here = slice(SHORT)
-    ab = a[:, here] @ b[here] if c is None else torch.addmm(c, a[:, here], b[here], beta=share)
-    for start in range(SHORT, k, SHORT):
-        here = slice(start, start + SHORT)
-        ab.addmm_(a[:, here], b[here])
-    return ab

@@ -24,6 +24,8 @@ _SMALLEST_PROBED = 128
 """From here on power steps take less time than a product."""
 _LARGEST_SCALE = 1e6
 """Beyond, A^2 of a Q that counts may leave the range of float32."""
+SHORT = 64
+"""Terms of the sums of `short_product`."""
 _CONTRACTS = 0.25
 """||Q||_2^2 below which Y = Q - Q Y is worth a turn; beyond, a polish follows the step anyway."""
 
@@ -190,3 +192,18 @@ def _invert(m: Tensor, out: Tensor) -> None:
     torch.addmm(upper, z, s, beta=0, alpha=-1, out=upper)
     torch.addmm(lower, s, y, beta=0, alpha=-1, out=lower)
     x.addmm_(upper, y, alpha=-1)
+
+
+def short_product(a: Tensor, b: Tensor, c: Tensor | None = None, share: float = 1.0) -> Tensor:
+    """Returns A B + share C of matrices by sums of at most 64 terms, so that no processor rounds as long sums do."""
+    if a.dim() != 2:
+        return a @ b if c is None else torch.add(a @ b, c, alpha=share)
+    k = a.shape[-1]
+    if k <= SHORT or not a.is_cpu:
+        return torch.mm(a, b) if c is None else torch.addmm(c, a, b, beta=share)
+    here = slice(SHORT)
+    ab = a[:, here] @ b[here] if c is None else torch.addmm(c, a[:, here], b[here], beta=share)
+    for start in range(SHORT, k, SHORT):
+        here = slice(start, start + SHORT)
+        ab.addmm_(a[:, here], b[here])
+    return ab

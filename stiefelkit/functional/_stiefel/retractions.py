@@ -25,8 +25,8 @@ from torch import Tensor
 
 from stiefelkit.errors import RankError
 from stiefelkit.functional._arithmetic.float64 import float64_is_weak
-from stiefelkit.functional._arithmetic.product import plus_product, short_product
-from stiefelkit.functional._cayley.quotient import quotient_of_accretive, quotient_of_skew
+from stiefelkit.functional._arithmetic.product import plus_product
+from stiefelkit.functional._cayley.quotient import quotient_of_accretive, quotient_of_skew, short_product
 from stiefelkit.functional._kernels.launch import cayley_step, takes
 from stiefelkit.functional._packing import check_alike
 from stiefelkit.functional._polar import polar_factor
