@@ -7,10 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import is_traced
+from stiefelkit._torch import is_differentiated, is_traced
 from stiefelkit.errors import ShapeError, needs
-from stiefelkit.functional._arithmetic.function import Context, Function
+from stiefelkit.functional._arithmetic.function import Context, Function, by_transposing, keep
 from stiefelkit.functional._arithmetic.product import opaque
+from stiefelkit.functional._kernels.columns import (
+    LONGEST,
+    hadamard_rows,
+    hadamard_rows_gradient,
+    takes_rows,
+    transform_rows,
+)
+from stiefelkit.functional._packing import diagonal
 from stiefelkit.init import hadamard_factors
 from stiefelkit.tensors import check_dtype, check_tensors, working_dtype
 
@@ -65,6 +73,8 @@ class _Transform(Function):
 @opaque(lambda x, adjoint: torch.empty_like(x, memory_format=torch.contiguous_format), dims=(1,))
 def _transformed(x: Tensor, adjoint: bool) -> Tensor:
     n = x.shape[-1]
+    if x.dtype.to_real() in (torch.float32, torch.float64) and takes_rows(x, n, 8 * LONGEST):
+        return transform_rows(x)
     y = x.to(working_dtype(x.dtype)).resolve_conj()
     rest = n
     for h in _grouped(n, y.dtype, y.device):
@@ -87,3 +97,72 @@ def _grouped(n: int, dtype: torch.dtype, device: torch.device) -> Sequence[Tenso
             else:
                 groups.append(h)
         return tuple(h.to(device, dtype) for h in groups)
+
+
+def turned_rows(x: Tensor | None, turn: Tensor, signs: Tensor | None, n: int, dtype: torch.dtype) -> Tensor:
+    """Returns x W^T for :math:`W = D_2 H D_1`, or if real :math:`W = S_2 R_2 H R_1 S_1`, as the map `Hadamard` has it.
+
+    Args:
+        x: rows of shape (*, m, n), those of the identity if None.
+        turn: phases of D1 and D2, shape (*, 2, n), or angles of R1 and R2, (*, 2, n // 2).
+        signs: of S1 and S2, shape (*, 2, n); None if W is complex.
+        n: the order.
+        dtype: the result is rounded to it once.
+    """
+    if not takes_rows(turn, n):
+        return _plainly_turned(x, turn, signs, n).to(dtype)
+    if x is not None and turn.dim() > 2:
+        x = x.expand(*turn.shape[:-2], *x.shape[-2:])
+    y = _Turned.of(turn, signs, x if x is None or turn.dim() > 2 else x.reshape(-1, n), n, dtype)[0]
+    return y if x is None else y.reshape(x.shape)
+
+
+class _Turned(Function):
+    """Saves cosines and sines for the derivative in one launch; further derivatives are those of the plain formula."""
+
+    @staticmethod
+    def forward(turn: Tensor, signs: Tensor | None, x: Tensor | None, n: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        return hadamard_rows(turn, signs, x, n, dtype)
+
+    @staticmethod
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        turn, signs, x, ctx.n, _ = inputs
+        keep(ctx, turn, signs, x, *output[1:], output[0])
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+        turn, signs, x, c, s, _ = ctx.saved_tensors
+        if g is None:
+            return (None,) * 5
+        if is_differentiated():
+
+            def plainly(turn: Tensor, *x: Tensor) -> Tensor:
+                return _plainly_turned(x[0] if x else None, turn, signs, ctx.n).to(g.dtype)
+
+            to_turn, *to_x = torch.func.vjp(plainly, turn, *([] if x is None else [x]))[1](g)
+        else:
+            to_turn, *to_x = hadamard_rows_gradient(c, s, signs, x, g)
+        return to_turn.to(turn.dtype), None, None if x is None else to_x[0], None, None
+
+    @staticmethod
+    def tangent(ctx: Context, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        return by_transposing(_Turned.backward)(ctx, *tangents), None, None
+
+
+def _plainly_turned(x: Tensor | None, turn: Tensor, signs: Tensor | None, n: int) -> Tensor:
+    """Does the same by operators that torch differentiates, in float64 or complex128."""
+    d = diagonal(phase=turn) if signs is None else diagonal(signs=signs)
+    x = torch.eye(n, dtype=d.dtype, device=d.device) if x is None else x.to(d.dtype)
+    first, last = (d.unsqueeze(-2) for d in d.unbind(-2))
+    if signs is None:
+        return hadamard_transform(x * first) * last
+    right, left = (t.unsqueeze(-2) for t in turn.double().unbind(-2))
+    return _rotated(hadamard_transform(_rotated(x * first, right)), left) * last
+
+
+def _rotated(x: Tensor, t: Tensor) -> Tensor:
+    """Rotates the entries i and i + n // 2 of vectors x by angles t; a single entry stays."""
+    a, b, rest = x.tensor_split((t.shape[-1], 2 * t.shape[-1]), -1)
+    return torch.cat([t.cos() * a - t.sin() * b, t.sin() * a + t.cos() * b, rest], -1)

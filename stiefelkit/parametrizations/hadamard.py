@@ -9,7 +9,8 @@ from torch import Tensor
 
 from stiefelkit.contract.param import OrthogonalParam, Position, Traits, rows_of
 from stiefelkit.errors import ImageError, ShapeError, needs
-from stiefelkit.functional import diagonal, hadamard_transform, polish
+from stiefelkit.functional import hadamard_transform, polish
+from stiefelkit.functional._hadamard import turned_rows
 from stiefelkit.init import hadamard_factors, hadamard_orders, symmetric
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.parametrizations._charts import check_signs, component
@@ -100,15 +101,13 @@ class Hadamard(OrthogonalParam):
             turn: angles in radians, those on the right of H first: phases of shape (*, 2, n), or if real angles of
                 rotations of shape (*, 2, n // 2).
         """
-        work = torch.complex128 if self.is_complex else torch.float64
-        w = self._apply_rows(torch.eye(self.shape[-1], dtype=work, device=turn.device), turn).mT
-        return polish(w) if self.dtype == work else w.to(self.dtype)
+        w = self._apply_rows(None, turn).mT
+        return polish(w) if self.dtype in (torch.float64, torch.complex128) else w
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
         if len(self.shape) > 2 or x.dtype != self.dtype or x.dim() < 2 or not rows_of(x):
             return super().linear(x, *coordinates)
-        work = torch.complex128 if self.is_complex else torch.float64
-        return self._apply_rows(x.to(work), *coordinates).to(self.dtype)
+        return self._apply_rows(x, *coordinates)
 
     def invert(self, w: Tensor) -> Position:
         """Reads the diagonals off the first column and row, or pairs of them; raises ImageError if that is not W."""
@@ -138,20 +137,10 @@ class Hadamard(OrthogonalParam):
         signs = symmetric(self.signs.shape, 1.0, generator).sign().to(torch.int8)
         return (turn if scheme == "uniform" else turn * 0,), {"signs": signs}
 
-    def _apply_rows(self, x: Tensor, turn: Tensor, signs: Tensor | None = None) -> Tensor:
-        """Maps each row x to (W x)^T."""
-        d = diagonal(phase=turn) if self.is_complex else diagonal(signs=self.signs if signs is None else signs)
-        first, last = (d.unsqueeze(-2) for d in d.unbind(-2))
-        if self.is_complex:
-            return hadamard_transform(x * first) * last
-        right, left = (t.unsqueeze(-2) for t in turn.double().unbind(-2))
-        return _rotated(hadamard_transform(_rotated(x * first, right)), left) * last
-
-
-def _rotated(x: Tensor, t: Tensor) -> Tensor:
-    """Rotates the entries i and i + n // 2 of vectors x by angles t; a single entry stays."""
-    a, b, rest = x.tensor_split((t.shape[-1], 2 * t.shape[-1]), -1)
-    return torch.cat([t.cos() * a - t.sin() * b, t.sin() * a + t.cos() * b, rest], -1)
+    def _apply_rows(self, x: Tensor | None, turn: Tensor, signs: Tensor | None = None) -> Tensor:
+        """Maps each row x, those of the identity if None, to (W x)^T; in the dtype of x, or the map's."""
+        signs = None if self.is_complex else self.signs if signs is None else signs
+        return turned_rows(x, turn, signs, self.shape[-1], self.dtype if x is None else x.dtype)
 
 
 def _phases(w: Tensor, h: Tensor) -> Position:

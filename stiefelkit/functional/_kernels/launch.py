@@ -35,14 +35,19 @@ class Interpreter:
     is_on = False
 
 
-def takes(m: Tensor, n: int, parts: int) -> bool:
-    """Returns whether one launch maps and moves n x n matrices of so many parts where the tensor M is."""
+def is_at_hand(m: Tensor) -> bool:
+    """Returns whether programs run where the tensor M is, which has to have entries."""
     if m.device.type != "cuda":
-        return Interpreter.is_on and m.is_cpu and 0 < n * parts <= LARGEST and m.numel() > 0
-    largest = LARGEST_IF_WEAK if float64_is_weak(m.device) else LARGEST
-    if not 0 < n * parts <= largest or not m.numel() or torch.version.cuda is None:
+        return Interpreter.is_on and m.is_cpu and m.numel() > 0
+    if not m.numel() or torch.version.cuda is None:
         return False
     return torch.cuda.get_device_properties(m.device).major >= 8 and HAS_TRITON
+
+
+def takes(m: Tensor, n: int, parts: int) -> bool:
+    """Returns whether one launch maps and moves n x n matrices of so many parts where the tensor M is."""
+    largest = LARGEST_IF_WEAK if float64_is_weak(m.device) else LARGEST
+    return 0 < n * parts <= largest and is_at_hand(m)
 
 
 def settings(n: int, parts: int, tensor_cores: bool = True) -> dict[str, Any]:

@@ -7,6 +7,7 @@ are exact in their dtype, float64 or float32, never TF32. A program that is done
 They need triton: `launch` imports them, by names of its own, where that is known to be there.
 """
 
+from .butterflies import rows_backward, rows_forward, rows_transform
 from .cayley import run_backward, run_forward, run_step
 
-__all__ = ["run_backward", "run_forward", "run_step"]
+__all__ = ["rows_backward", "rows_forward", "rows_transform", "run_backward", "run_forward", "run_step"]

@@ -1,0 +1,95 @@
+"""Maps whose rows or columns programs take one by one: what fills their arguments and launches them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit.functional._arithmetic.product import opaque
+from stiefelkit.functional._kernels.launch import PACKAGE, _parts, is_at_hand, start
+
+LONGEST = 1024
+"""Entries of a row that a program turns and transforms, eight times as many that it only transforms."""
+SHARES = 1024
+"""Programs that share the rows of all matrices, each with a sum of its own for the gradient of the angles."""
+
+
+def takes_rows(t: Tensor, n: int, largest: int = LONGEST) -> bool:
+    """Returns whether programs multiply rows of n entries by a Hadamard matrix where a tensor is."""
+    return 1 < n <= largest and n & (n - 1) == 0 and is_at_hand(t)
+
+
+def transform_rows(x: Tensor) -> Tensor:
+    """Returns x H / sqrt(n) for rows of n entries, worked out in float64 and rounded once."""
+    y, rows = torch.empty_like(x, memory_format=torch.contiguous_format), x.numel() // x.shape[-1]
+    fixed = _settings(x.shape[-1], rows, 1, 1 + x.is_complex())
+    start(PACKAGE, "rows_transform", fixed["COUNT"], x, _parts(x), _parts(y), rows, **fixed)
+    return y
+
+
+def _like_rows(turn: Tensor, signs: Tensor | None, x: Tensor | None, n: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    y = turn.new_empty((*turn.shape[:-2], n if x is None else x.shape[-2], n), dtype=dtype)
+    return y, *(torch.empty_like(turn, dtype=torch.float64, memory_format=torch.contiguous_format) for _ in range(2))
+
+
+@opaque(_like_rows, dims=(2,))
+def hadamard_rows(
+    turn: Tensor, signs: Tensor | None, x: Tensor | None, n: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns rows x W^T, those of W^T if None, in a dtype, and cosines and sines of the angles in float64.
+
+    W is D2 H D1 with phases `turn` of shape (*, 2, n), or S2 R2 H R1 S1 with angles (*, 2, n / 2) and signs (*, 2, n);
+    the rows have the shape (*, m, n).
+    """
+    wide = turn.contiguous().double()
+    c, s = wide.cos(), wide.sin()
+    y = _like_rows(turn, signs, x, n, dtype)[0]
+    shape, rows = turn.shape[:-2], y.shape[-2]
+    batch = shape.numel()
+    fixed = _settings(n, rows, batch, 1 + dtype.is_complex) | {"IDENTITY": x is None}
+    given = [
+        c if x is None else _parts(x),
+        c,
+        s,
+        _signs(signs, c, n),
+        _parts(y),
+    ]
+    start(PACKAGE, "rows_forward", batch * fixed["COUNT"], turn, *given, rows, **fixed)
+    return y, c, s
+
+
+@opaque(lambda c, s, signs, x, g: (torch.empty_like(c), g.new_empty((0,) if x is None else x.shape)), dims=(2, 2))
+def hadamard_rows_gradient(
+    c: Tensor, s: Tensor, signs: Tensor | None, x: Tensor | None, g: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of angles, in float64, and rows, by that of the result of `hadamard_rows`."""
+    (*shape, rows, n), parts = g.shape, 1 + g.is_complex()
+    batch = torch.Size(shape).numel()
+    fixed = _settings(n, rows, batch, parts) | {"IDENTITY": x is None}
+    gx = g.new_empty((0,) if x is None else x.shape)
+    turns = c.new_empty(batch, fixed["COUNT"], 2, 2 // parts, parts * n // 2)
+    g = g.resolve_conj().reshape(batch, rows, n)
+    g = torch.view_as_real(g) if parts == 2 else g
+    given = [
+        c if x is None else _parts(x),
+        c,
+        s,
+        _signs(signs, c, n),
+        g,
+        _parts(gx),
+        turns,
+    ]
+    start(PACKAGE, "rows_backward", batch * fixed["COUNT"], g, *given, rows, *g.stride()[:3], **fixed)
+    return turns.sum((1, 3)).reshape(c.shape), gx
+
+
+def _signs(signs: Tensor | None, like: Tensor, n: int) -> Tensor:
+    return like if signs is None else signs.expand(*like.shape[:-1], n).contiguous()
+
+
+def _settings(n: int, rows: int, batch: int, parts: int) -> dict[str, Any]:
+    """Returns constants and options of programs for rows of n entries; COUNT of them share those of a matrix."""
+    at_a_time = max(1, 128 // n)
+    fixed = {"PARTS": parts, "R": at_a_time, "N": n, "LOG": n.bit_length() - 1}
+    count = max(1, min(-(-rows // at_a_time), SHARES // max(batch, 1)))
+    return {"COUNT": count, **fixed, "num_warps": max(1, min(16, n // 128)), "num_stages": 1}

@@ -1,0 +1,135 @@
+"""Maps whose rows or columns programs take one by one: in triton's interpreter against float64, and compiled."""
+
+import pytest
+import torch
+from compiled_programs import compiled_for, is_exact, is_without_spills, machinery
+
+import stiefelkit as sk
+from benchmarks import launches
+from stiefelkit.functional import hadamard_transform
+from stiefelkit.functional._kernels import columns, launch
+from stiefelkit.functional._kernels.launch import Interpreter
+from stiefelkit.metrics import orthogonality_error, permitted_error
+from stiefelkit.testing import seeds
+
+pytest.importorskip("triton")
+
+Hadamard = sk.parametrizations.Hadamard
+
+
+@pytest.fixture
+def _interpreter(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(Interpreter, "is_on", True)
+
+
+@pytest.fixture
+def counted(monkeypatch, _interpreter):
+    """Names of the programs that are started."""
+    names, start = [], launch.start
+    monkeypatch.setattr(columns, "start", lambda *args, **options: names.append(args[1]) or start(*args, **options))
+    return names
+
+
+def drawn(kind, shape, dtype, **options):
+    """A map, coordinates, and a gradient by the frames."""
+    param = kind(shape, dtype=dtype, **options)
+    coordinates = [3 * seeds.normal(size, 1, torch.float32) for size in param.coordinates.values()]
+    if not dtype.is_complex:
+        param.signs.copy_(seeds.normal(param.signs.shape, 2, torch.float32).sign())
+    return param, coordinates, seeds.normal(shape, 3, dtype)
+
+
+CASES = [
+    (Hadamard, (2, 2), torch.float32, {}),
+    (Hadamard, (3, 8, 8), torch.float32, {}),
+    (Hadamard, (3, 8, 8), torch.complex64, {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "shape", "dtype", "options"), CASES)
+def test_frames_and_gradients_are_those_of_float64(kind, shape, dtype, options, counted):
+    param, coordinates, g = drawn(kind, shape, dtype, **options)
+    wide = kind(shape, dtype=torch.complex128 if dtype.is_complex else torch.float64, **options)
+    wide.load_state_dict(param.state_dict())
+    leaves = [c.requires_grad_() for c in coordinates]
+    doubled = [c.detach().double().requires_grad_() for c in coordinates]
+    w = param(*leaves)
+    ours = torch.autograd.grad(w, leaves, g)
+    assert len(counted) == 2
+    Interpreter.is_on = False
+    exact = wide(*doubled)
+    assert orthogonality_error(w).max() <= permitted_error(shape[-1], dtype)
+    assert torch.allclose(w, exact.to(dtype), rtol=0, atol=2 * torch.finfo(dtype).eps)
+    for a, b in zip(ours, torch.autograd.grad(exact, doubled, g.to(exact.dtype)), strict=True):
+        assert torch.dist(a.double(), b) <= 1e-5 * b.norm()
+
+
+@pytest.mark.usefixtures("_interpreter")
+def test_second_derivatives_tangents_and_vmap_are_those_of_many_launches():
+    param, (turn,), _ = drawn(Hadamard, (4, 4), torch.float32)
+    x = seeds.normal((3, 4), 4, torch.float32)
+
+    def loss(turn, x=None):
+        return ((param(turn) if x is None else param.linear(x, turn))[0] ** 3).sum()
+
+    def found():
+        yield torch.func.hessian(loss)(turn)
+        yield torch.func.jvp(loss, (turn, x), (turn + 1, x - 1))[1]
+        yield torch.vmap(torch.func.grad(loss))(torch.stack([turn, -turn]))
+        yield from torch.vmap(torch.func.grad(loss, (0, 1)), (None, 0))(turn, torch.stack([x, 2 * x]))
+
+    ours = list(found())
+    Interpreter.is_on = False
+    for a, b in zip(ours, found(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_rows_are_transformed_in_one_launch(dtype, counted):
+    x = seeds.normal((3, 5, 32), 5, dtype)
+    y = hadamard_transform(x)
+    assert counted == ["rows_transform"]
+    Interpreter.is_on = False
+    assert torch.equal(y, hadamard_transform(x))
+
+
+@pytest.mark.usefixtures("_interpreter")
+def test_nan_stays_where_it_is():
+    for kind in (Hadamard,):
+        param, coordinates, _ = drawn(kind, (3, 4, 4), torch.float32)
+        coordinates[0][1, 1] = float("nan")
+        w = param(*coordinates)
+        assert w[1].isnan().any()
+        assert not w[[0, 2]].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "most"), [("hadamard (exact)", "64x64", 8), ("hadamard (exact)", "512x512", 10)]
+)
+def test_a_device_launches_few_operators_forward_and_backward(name, size, most):
+    for dtype in ("float32", "complex64"):
+        assert launches.counts_of(launches.of_map(launches.MAPS[name], size, dtype)) <= (most, 0)
+
+
+TYPES = dict.fromkeys(["c", "s", "turns"], "*fp64") | {"signs": "*i8"}
+TYPES |= dict.fromkeys(["rows", "matrix_stride", "row_stride", "line_stride"], "i32")
+
+
+@pytest.mark.parametrize("capability", [90, *(pytest.param(each, marks=pytest.mark.slow) for each in (80, 120))])
+@pytest.mark.parametrize(
+    ("program", "fixed"),
+    [
+        ("rows_transform", columns._settings(4096, 9, 1, 2)),
+        ("rows_forward", columns._settings(64, 64, 1, 1) | {"IDENTITY": True}),
+        ("rows_backward", columns._settings(1024, 9, 1, 2) | {"IDENTITY": False}),
+    ],
+)
+def test_programs_compile_without_spills_to_exact_products(program, fixed, capability, monkeypatch, tmp_path):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    found = getattr(launch.programs(launch.PACKAGE, False), program)
+    machine = machinery(compiled_for(found, fixed, TYPES, capability), tmp_path)
+    assert is_without_spills(machine)
+    assert machine.registers <= 255
+    assert is_exact(machine)
