@@ -136,9 +136,13 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         """Returns a state dict with settings as they are called here."""
         state_dict = as_python_number(dict(state_dict), keep=Tensor)
         check_states(self, state_dict, self.free_optimizer)
-        # torch.optim.SGD has None for a momentum that is not there.
+        # Copies, as a state is written to; torch.optim.SGD has None for a momentum that is not there.
         states = {
-            key: {k: v for k, v in entry.items() if v is not None or k != "momentum_buffer"}
+            key: {
+                k: v.clone() if isinstance(v, Tensor) else v
+                for k, v in entry.items()
+                if v is not None or k != "momentum_buffer"
+            }
             for key, entry in state_dict["state"].items()
         }
         groups, dtypes = [], {}

@@ -90,6 +90,8 @@ def test_a_state_that_was_loaded_into_another_dtype_is_one_that_its_own_optimize
     (state,) = other.state_dict()["state"].values()
     assert "lo" not in state
     other.load_state_dict(other.state_dict())
+    (copied,) = other.state_dict()["state"].values()
+    assert not any(isinstance(value, torch.Tensor) and value is state[key] for key, value in copied.items())
 
 
 @every_optimizer
