@@ -1,5 +1,6 @@
 """The state that training changes: one step, one evaluation, what a checkpoint holds, what was first to be NaN."""
 
+import contextlib
 import math
 import sys
 import time
@@ -46,11 +47,15 @@ class Session:
     window: Window = field(default_factory=Window)
     epoch_seconds: float = 0.0
     ranks: Ranks = field(default_factory=Ranks)
+    graph: bool = False
+    """Whether steps replay CUDA graphs of the model, forward and backward."""
 
     def __post_init__(self) -> None:
         self._batches = self.task.batches_per_epoch(self.config.batch_size)
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self._trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self._answer: Callable[[Tensor], Tensor] | None = None
+        self._shape: torch.Size | None = None
 
     @classmethod
     def start(cls, config: Config, ranks: Ranks | None = None) -> "Session":
@@ -71,7 +76,7 @@ class Session:
             share = 0.5 * (1.0 + math.cos(math.pi * self.step / self.config.steps))
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * share
-        output = self.task.answer(self.model, x)
+        output = self._output(x)
         loss = self.task.loss(output, y)
         value = loss.item()
         if not math.isfinite(value):
@@ -97,6 +102,15 @@ class Session:
         self.epoch_seconds += seconds
         self.step += 1
 
+    def _output(self, x: Tensor) -> Tensor:
+        """Returns the model's output; on a GPU by graphs of the first batch, for all batches of its shape."""
+        if self._shape is None:
+            self._shape, self._answer = x.shape, graphed(_Answer(self.task, self.model), x)
+            self.graph = self._answer is not None
+        if self._answer is not None and x.shape == self._shape:
+            return self._answer(x)
+        return self.task.answer(self.model, x)
+
     def _of_batch(self, output: Tensor, y: Tensor, loss: float, gradients: list[Tensor]) -> tuple[float, float]:
         """Returns loss and accuracy over the shares of all ranks, and makes the gradients those of that loss."""
         if self.ranks.size == 1:
@@ -121,7 +135,8 @@ class Session:
             record["accuracy"] = window.correct / window.steps
         errors = {name: {"error": float(each.error), "limit": float(each.limit)} for name, each in drifts.items()}
         record |= {"gradient_norm": window.gradient_norm, "orthogonality": errors}
-        return record | {"ms_per_step": round(1e3 * window.seconds / window.steps, 3)}
+        record["ms_per_step"] = round(1e3 * window.seconds / window.steps, 3)
+        return record | {"graph": True} if self.graph else record
 
     def test_records(self) -> Iterator[Record]:
         """Gives the lines of the log for an evaluation, held out and set apart."""
@@ -179,6 +194,26 @@ class Session:
         remedy = "start a new run with a smaller --lr, or with --clip-norm 1"
         words = f"Training needs finite numbers, but {found}, where the first to fail is {culprit}; {remedy}"
         return DivergedError(words, found)
+
+
+class _Answer(nn.Module):
+    """The model as a task asks it, a function of the batch alone, which graphs can be made of."""
+
+    def __init__(self, task: Task, model: nn.Module):
+        super().__init__()
+        self.task, self.model = task, model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.task.answer(self.model, x)
+
+
+def graphed(answer: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """Returns a module by CUDA graphs of a batch, forward and backward; None without CUDA, or if it reads values."""
+    made: Any = None
+    if x.device.type == "cuda":
+        with torch.random.fork_rng([x.device], device_type="cuda"), contextlib.suppress(RuntimeError):
+            made = torch.cuda.make_graphed_callables(answer, (x.clone(),), allow_unused_input=True)
+    return made
 
 
 def _all_finite(tensors: Iterable[Tensor | None]) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stiefelkit.errors import NonFiniteError, OptimizerError, OptionError, UnknownNameError
 from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, train
+from stiefelkit.training import session as sessions
 from stiefelkit.training.config import Config
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.run_folder import read_log, summarise
@@ -164,6 +165,24 @@ def test_a_run_that_moves_a_frame_resumes_to_the_same_bits(
     last = [line for line in read_log(tmp_path / "run/log.jsonl") if line["kind"] == "train"][-1]
     orthogonality = last["orthogonality"]["rnn.weight_hh_l0"]
     assert orthogonality["error"] <= 2 * orthogonality["limit"] + torch.finfo(torch.float32).eps
+
+
+def test_graphs_of_a_model_serve_batches_of_one_shape_and_the_log_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, replayed, shapes = Session.start(longer()), Session.start(longer()), []
+
+    def graphed(answer: nn.Module, x: Tensor) -> Any:
+        return lambda x: shapes.append(x.shape) or answer(x)
+
+    for number in range(3):
+        plain.advance()
+        with monkeypatch.context() as patched:
+            patched.setattr(sessions, "graphed", graphed)
+            replayed.advance()
+        assert len(shapes) == number + 1
+    assert all(torch.equal(a, b) for a, b in zip(plain.model.parameters(), replayed.model.parameters(), strict=True))
+    assert (replayed.train_record()["graph"], "graph" in plain.train_record()) == (True, False)
+    replayed._output(replayed.task.held_out()[0][:1])
+    assert len(shapes) == 3
 
 
 def test_frames_are_clipped_by_their_riemannian_gradient() -> None:
