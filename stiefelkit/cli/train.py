@@ -104,7 +104,7 @@ def _compare(
         settings: how to train; what is left out comes from the recipe of the task for each model.
         figures: how they are written.
     """
-    from stiefelkit.training.compare import compare
+    from stiefelkit.training.train import compare
 
     path, problem = out or Path("runs") / cls.name, cls(**_given(task))
     with named(data):

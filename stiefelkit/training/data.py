@@ -11,18 +11,25 @@ import contextlib
 import gzip
 import hashlib
 import itertools
+import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from stiefelkit.errors import DataError, needs
+from stiefelkit.files import importing
+
+if TYPE_CHECKING:
+    import numpy as np
 
 T = TypeVar("T")
 VARIABLE = "STIEFELKIT_DATA"
+AUDIO = (".wav", ".flac", ".sph")
+"""Endings of recordings."""
 REMEDY = f"name its folder with --data DIR or {VARIABLE}"
 
 _named: ContextVar[Path | None] = ContextVar("named", default=None)
@@ -127,3 +134,25 @@ def _checked(file: File, path: Path, remedy: str) -> bytes:
     words, got = f"the sha256 {file.sha256[:16]}...", f"{sha256[:16]}... in {path}; {remedy}"
     needs(sha256 == file.sha256, DataError, file.name, words, got)
     return content
+
+
+def recording(path: Path, rate: int | None = None) -> "tuple[np.ndarray, int]":
+    """Returns the samples of a WAV, FLAC or NIST SPHERE, float32 in [-1, 1], the mean of channels, and their rate."""
+    import numpy as np
+
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:  # OSError: a package without the library that it wraps
+        words = 'soundfile, got an installation without; pip install "stiefelkit[speech]"'
+        raise DataError(f"Reading audio needs {words}.") from error
+    with importing("Audio", path, DataError):
+        samples, written = soundfile.read(path, dtype="float32", always_2d=True)
+    finite = samples.size > 0 and bool(np.isfinite(samples).all())
+    needs(finite, DataError, "Audio", "one finite sample or more", f"{path} with none, NaN or infinity")
+    mono = samples.mean(axis=1)
+    if rate in (None, written):
+        return mono, written
+    from scipy.signal import resample_poly
+
+    divisor = math.gcd(rate, written)
+    return resample_poly(mono, rate // divisor, written // divisor).astype(np.float32), rate

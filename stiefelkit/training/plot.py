@@ -68,7 +68,7 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
     is_told = len({folder.config.model for folder, _ in logs}) == len(logs)
     curves = []
     for folder, records in logs:
-        needs(bool(records["train"]), RunError, f"A figure of {folder.path}", "lines in its log", "none yet")
+        needs(bool(records["train"]), RunError, "A figure", f"lines in {folder.log}", "none yet")
         label = folder.config.model if is_told else str(folder.path)
         curves.append(Curve(label, folder.config.build_task(), records))
     _same("runs with one score and one loss", {f"{curve.task.headline}, {curve.task.loss_label}" for curve in curves})

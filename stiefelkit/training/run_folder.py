@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import math
 import os
@@ -132,8 +133,9 @@ class RunFolder:
         """
         is_folder = self.checkpoints.is_dir() or not os.path.lexists(self.checkpoints)
         needs(is_folder, RunError, f"Run {self.path}", "a folder of checkpoints", "another thing of that name")
-        latest, begun = checkpoint.latest(self.checkpoints), content_of(self.log).count(b"\n")
+        latest, content = checkpoint.latest(self.checkpoints), content_of(self.log)
         if latest is None:
+            begun = content.count(b"\n")
             remedy = f"put the checkpoints back, or remove {self.log} to start again at step 0"
             got = f"none but {begun} lines in its log; {remedy}"
             needs(begun == 0, RunError, f"Run {self.path}", "a checkpoint", got)
@@ -146,7 +148,7 @@ class RunFolder:
             copy = dataclasses.replace(copy, config=dataclasses.replace(copy.config, steps=self.config.steps))
         got = f"another than the checkpoint of step {step} has; {REMEDY}"
         needs(copy.record() == self.record(), RunError, f"Run {self.path}", f"{CONFIG} as it was written", got)
-        is_same = hashlib.sha256(content_of(self.log, size)[:size]).hexdigest() == digest
+        is_same = len(content) >= size and hashlib.sha256(content[:size]).hexdigest() == digest
         got = f"a change; {REMEDY}"
         needs(is_same, RunError, f"Log {self.log}", "the lines that its checkpoint counts", got)
         return latest
@@ -174,65 +176,53 @@ class RunFolder:
                 raise RunError(f"Run {self.path} is being trained by another process; wait or stop it.") from error
             yield
 
+    @contextlib.contextmanager
+    def _written_log(self) -> Iterator[io.FileIO]:
+        with os.fdopen(open_file(self.log, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab", buffering=0) as file:
+            yield file
+
+    def cut_log(self, size: int) -> None:
+        """Cuts the log back to the bytes that a checkpoint counts, or makes it; raises RunError where it cannot."""
+        with writable("A log", self.log), self._written_log() as file:
+            file.truncate(size)
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Appends one line to the log, or nothing."""
+        left = json.dumps(record, allow_nan=False).encode() + b"\n"
+        with self._written_log() as file:
+            size = file.seek(0, os.SEEK_END)
+            try:
+                while left:
+                    left = left[file.write(left) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(size)
+                raise
+
+    def sync_log(self) -> dict[str, Any]:
+        """Waits until all lines are on the disk, and returns what `latest` knows them by."""
+        with self._written_log() as file:
+            os.fsync(file)
+        content = content_of(self.log)
+        return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
 
 def _digest(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-class Log:
-    """An append-only JSONL file, cut back to the `keep` bytes that a checkpoint counts; RunError if it is shorter."""
-
-    def __init__(self, path: Path, keep: int = 0):
-        kept = content_of(path, keep)[:keep]
-        self._size, self._sha = len(kept), hashlib.sha256(kept)
-        with writable("A log", path):
-            # without a buffer: what a full disk refused must not come again when the file is closed
-            self._file = os.fdopen(open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab", buffering=0)
-            self._file.truncate(keep)
-
-    def write(self, record: dict[str, Any]) -> None:
-        """Appends one line, or nothing."""
-        line = json.dumps(record, allow_nan=False).encode() + b"\n"
-        try:
-            left = line
-            while left:
-                left = left[self._file.write(left) :]
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._file.truncate(self._size)
-            raise
-        self._size += len(line)
-        self._sha.update(line)
-
-    def sync(self) -> dict[str, Any]:
-        """Waits until all lines are on the disk, and returns what `RunFolder.check` knows them by."""
-        os.fsync(self._file.fileno())
-        return {"bytes": self._size, "sha256": self._sha.hexdigest()}
-
-    def close(self) -> None:
-        """Closes the file."""
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-
-def content_of(path: Path, least: int = 0) -> bytes:
-    """Returns a log of so many bytes or more, else raises RunError; one that is not there is empty."""
+def content_of(path: Path) -> bytes:
+    """Returns what a log says, nothing if it is not there; raises RunError if it cannot be read."""
     try:
-        content = read_file(path, most=checkpoint.LARGEST)
+        return read_file(path, most=checkpoint.LARGEST) if os.path.lexists(path) else b""
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and not least and not path.is_symlink():
-            return b""
         raise RunError(f"Log {path} needs to be a file that can be read, got {error.strerror!r}; {REMEDY}.") from error
-    needs(len(content) >= least, RunError, f"Log {path}", f"{least} bytes or more; {REMEDY}", len(content))
-    return content
 
 
 def read_log(path: Path, scores: Collection[str] = ("loss",)) -> list[dict[str, Any]]:
     """Returns the records of a log, whose evaluations hold `scores`, but for a half-written end; or raises RunError."""
     records = []
-    with importing("A run", path, RunError):
-        lines = read_file(path, most=checkpoint.LARGEST).split(b"\n")[:-1]
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(content_of(path).split(b"\n")[:-1], 1):
         with importing(f"A log at line {number}", path, RunError):
             records.append(parse_json(line))
             _check_record(records[-1], scores)

@@ -52,7 +52,7 @@ class Sweep:
             try:
                 first[key] = values["low"] if isinstance(values, dict) else values[0]
                 _suggest(FixedTrial(first), key, values)
-            except (KeyError, IndexError, TypeError, ValueError) as error:
+            except (LookupError, TypeError, ValueError) as error:
                 words = f"a list, or a range such as {{low = 1e-4, high = 1e-2, log = true}}, for vary.{key}"
                 raise OptionError(f"{SUBJECT} needs {words}, got {values!r}.") from error
         config = self.config(first)
@@ -66,11 +66,8 @@ class Sweep:
         """Returns the description of a run; raises what `train` would of its options."""
         options = copy.deepcopy(self.fixed)
         for key, value in chosen.items():
-            table, _, entry = key.partition(".")
-            if entry:
-                options.setdefault(table, {})[entry] = value
-            else:
-                options[key] = value
+            *tables, entry = key.split(".", 1)
+            (options.setdefault(tables[0], {}) if tables else options)[entry] = value
         task, model = options.pop("task", ""), options.pop("model", "")
         needs(bool(task and model), OptionError, SUBJECT, 'task = "..." and model = "..."', f"{task!r} and {model!r}")
         settings = {key: options.pop(key) for key in SETTINGS & options.keys()}

@@ -1,23 +1,36 @@
-"""The training loop: logs, evaluates, saves, stops cleanly and resumes exactly."""
+"""The training loop, of one model or of several: logs, evaluates, saves, stops cleanly and resumes exactly."""
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stiefelkit.checks import usable_device
-from stiefelkit.errors import DivergedError, NonFiniteError, RunError, StiefelkitError, needs
-from stiefelkit.files import MALFORMED, importing, reachable
+from stiefelkit.errors import (
+    DivergedError,
+    NonFiniteError,
+    OptionError,
+    RunError,
+    StiefelkitError,
+    UnknownNameError,
+    did_you_mean,
+    needs,
+)
+from stiefelkit.figure import Figures
+from stiefelkit.files import MALFORMED, importing, reachable, refuse_links, write_json
 from stiefelkit.machine import threads
 from stiefelkit.models import count_parameters
 from stiefelkit.training import checkpoint, data
-from stiefelkit.training.config import Config
+from stiefelkit.training.config import BY_COORDINATE, Config
 from stiefelkit.training.display import Screen, Terminal
+from stiefelkit.training.plot import plot
 from stiefelkit.training.ranks import Ranks
-from stiefelkit.training.run_folder import Log, RunFolder, State, versions
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.run_folder import RunFolder, State, Summary, is_run, summarise, versions
 from stiefelkit.training.session import Session, Window
+from stiefelkit.training.tasks import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,16 +130,16 @@ def _run(session: Session, folder: RunFolder, state: State | None, display: Term
         reachable, "A run", folder.path, "written", "; mend that, then continue it with --resume"
     )
     with ranks.interruptible(), ranks.together(), contextlib.ExitStack() as held:
-        kept = state["log"]["bytes"] if state else 0
-        log = held.enter_context(contextlib.closing(Log(folder.log, kept))) if ranks.is_first else None
+        if ranks.is_first:
+            folder.cut_log(state["log"]["bytes"] if state else 0)
         held.enter_context(config.within_memory())
 
         def save() -> int:
-            if log is not None:
+            if ranks.is_first:
                 state = session.state()
                 with writing():
                     # the lines reach the disk before the checkpoint that counts them
-                    around = {"config": folder.record(), "log": log.sync()}
+                    around = {"config": folder.record(), "log": folder.sync_log()}
                     checkpoint.save(folder.checkpoints, session.step, state | around)
             return session.step
 
@@ -137,10 +150,10 @@ def _run(session: Session, folder: RunFolder, state: State | None, display: Term
             while session.step < config.steps and ranks.signal is None:
                 session.advance()
                 display.stepped(session.step, session.window.loss / session.window.steps)
-                if log is not None:
+                if ranks.is_first:
                     for record in _records(session):
                         with writing():
-                            log.write(record)
+                            folder.append(record)
                         display.record(record)
                 if _due(session, config.checkpoint_every):
                     saved = save()
@@ -174,3 +187,52 @@ def _records(session: Session) -> Iterator[dict[str, Any]]:
 
 def _due(session: Session, every: int) -> bool:
     return session.step % every == 0 or session.step == session.config.steps
+
+
+def compare(
+    task: Task,
+    models: Sequence[str],
+    out: Path,
+    settings: Settings,
+    display: Terminal,
+    figures: Figures,
+    resuming: bool,
+) -> tuple[list[Summary], list[Path], int | None]:
+    """Trains each model in a folder of its own under `out`, then draws their curves there.
+
+    Returns the figures of each run, and the plots; or nothing, and the signal that stopped it. A learning rate of a
+    coordinate is for the models that have it. Where `resuming`, finished runs are kept, others continued as they began,
+    and missing ones begun.
+    """
+    who, listed = "A comparison", ", ".join(models)
+    needs(0 < len(models) == len(set(models)), OptionError, who, "one or more different models", listed or "none")
+    with reachable(who, out):
+        if out.exists() and (not out.is_dir() or is_run(out)):
+            raise RunError(f"{who} needs a folder of its own, got {out}; choose another --out.")
+        is_new = resuming or not out.exists() or not any(out.iterdir())
+        needs(is_new, RunError, who, "a new or empty folder", f"{out}; add --resume to continue what is there")
+    for model in models:
+        with reachable(who, out / model):
+            refuse_links(out / model, out)
+    configs = [Config.resolve(task, model, settings, strict=False) for model in models]
+    for table in BY_COORDINATE:
+        for name in settings.given().get(table, {}):
+            if not any(name in vars(config)[table] for config in configs):
+                known = {coordinate for config in configs for coordinate in config.coordinate_names()}
+                raise UnknownNameError(f"None of {listed} has a coordinate {name!r}{did_you_mean(name, known)}")
+    for config in configs:  # a bad option of the last model must not be found out after hours
+        config.build_optimizer(config.build_model())
+    for config in configs:
+        path = out / config.model
+        if is_run(path):
+            outcome = resume(path, config, display)
+            if outcome.already:
+                display.note(f"{config.model} is finished at step {outcome.step}.")
+        else:
+            outcome = train(config, path, display)
+        if outcome.signal is not None:
+            return [], [], outcome.signal
+    paths = [out / model for model in models]
+    summaries = [summarise(path) for path in paths]
+    write_json(out / "summary.json", [dataclasses.asdict(summary) for summary in summaries])
+    return summaries, plot(paths, out, figures), None

@@ -8,26 +8,26 @@ import pytest
 from small_data import write
 
 from stiefelkit.errors import DataError
-from stiefelkit.training.audio import read
+from stiefelkit.training.data import recording
 
 TONE = 0.5 * np.sin(2 * np.pi * 1000 * np.arange(4000) / 8000)
 
 
 @pytest.mark.parametrize("name", ["a.WAV", "a.flac", "a.sph"])
 def test_every_format_has_the_samples_that_were_written(name: str, tmp_path: Path) -> None:
-    samples, rate = read(write(tmp_path / name, TONE))
+    samples, rate = recording(write(tmp_path / name, TONE))
     assert (rate, samples.dtype) == (8000, np.float32)
     assert np.abs(samples - TONE).max() < 1 / 2**15
 
 
 def test_channels_are_averaged(tmp_path: Path) -> None:
-    samples, _ = read(write(tmp_path / "a.flac", np.stack([TONE, 0 * TONE], axis=1)))
+    samples, _ = recording(write(tmp_path / "a.flac", np.stack([TONE, 0 * TONE], axis=1)))
     assert np.abs(samples - TONE / 2).max() < 1 / 2**15
 
 
 def test_other_rates_are_resampled(tmp_path: Path) -> None:
     tone = 0.5 * np.sin(2 * np.pi * 1000 * np.arange(22050) / 44100)
-    samples, now = read(write(tmp_path / "a.wav", tone, 44100), 8000)
+    samples, now = recording(write(tmp_path / "a.wav", tone, 44100), 8000)
     assert now == 8000
     assert abs(len(samples) - 4000) <= 1
     assert np.abs(samples[200:3800] - TONE[200:3800]).max() < 0.01
@@ -39,17 +39,17 @@ def test_a_file_that_cannot_be_decoded_is_refused(name: str, share: float, tmp_p
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
     with pytest.raises(DataError, match="whole"):
-        read(path)
+        recording(path)
 
 
 @pytest.mark.parametrize("content", [np.array([]), np.array([0.1, np.nan])])
 def test_no_samples_and_samples_that_are_no_numbers_are_refused(content: np.ndarray, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="finite"):
-        read(write(tmp_path / "a.wav", content, subtype="FLOAT"))
+        recording(write(tmp_path / "a.wav", content, subtype="FLOAT"))
 
 
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.wav", TONE)
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(DataError, match="soundfile"):
-        read(path)
+        recording(path)

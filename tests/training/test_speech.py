@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from stiefelkit.errors import DataError, OptionError
 from stiefelkit.testing import seeds
 from stiefelkit.training import data, train
-from stiefelkit.training.audio import read
 from stiefelkit.training.config import Config
+from stiefelkit.training.data import recording
 from stiefelkit.training.plot import plot
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.run_folder import RunFolder, by_kind, summarise
@@ -49,7 +49,7 @@ class Repeating(nn.Module):
 
 
 def test_a_frame_is_the_log_power_of_its_own_window(read_in: dict[str, Recordings]) -> None:
-    samples, _ = read(read_in["train"].paths[3])
+    samples, _ = recording(read_in["train"].paths[3])
     frames = read_in["train"].pieces[3]
     # periodic: 256 of 257 points, so that two windows half a window apart add to one
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(256) / 256)

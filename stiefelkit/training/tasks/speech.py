@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, ClassVar
 from stiefelkit.errors import DataError, OptionError, needs
 from stiefelkit.numbers import FLAG, integer, optional, validate_fields_
 from stiefelkit.training import data
-from stiefelkit.training.audio import ENDINGS, read
 from stiefelkit.training.recipes import Recipe, recipes_of
 from stiefelkit.training.tasks.task import Parted, Pieces
 
@@ -159,7 +158,7 @@ def levels(path: Path) -> Tensor:
     """Returns 10 log10(|X|^2 + 1e-5), (frames, 129), of each whole window of a recording at 8 kHz."""
     import torch
 
-    samples, least = torch.from_numpy(read(path, RATE)[0]), WINDOW + HOP
+    samples, least = torch.from_numpy(data.recording(path, RATE)[0]), WINDOW + HOP
     words = f"recordings of {least} samples at {RATE} Hz or more"
     needs(len(samples) >= least, DataError, WHO, words, f"{len(samples)} in {path}; remove it")
     spectra = torch.fft.rfft(samples.unfold(0, WINDOW, HOP) * torch.hann_window(WINDOW, periodic=True, device="cpu"))
@@ -229,7 +228,7 @@ def recordings(root: Path, validation_speakers: int) -> dict[str, list[Path]]:
         split: [path for name, files in speakers.items() if name in some for path in files]
         for split, (speakers, some) in chosen.items()
     }
-    needs(all(paths.values()), DataError, WHO, f"recordings ({', '.join(ENDINGS)}) in each part", str(root))
+    needs(all(paths.values()), DataError, WHO, f"recordings ({', '.join(data.AUDIO)}) in each part", str(root))
     return paths
 
 
@@ -239,7 +238,7 @@ def _folders(root: Path) -> list[Path]:
 
 def _speakers(parents: Iterable[Path], left_out: str = "(?!)") -> dict[str, list[Path]]:
     """Maps a name to recordings; a copy in another format, SX37.WAV.wav beside SX37.WAV, is none of its own."""
-    recordings, ending = {}, re.compile(rf"({'|'.join(map(re.escape, ENDINGS))})+$", re.IGNORECASE)
+    recordings, ending = {}, re.compile(rf"({'|'.join(map(re.escape, data.AUDIO))})+$", re.IGNORECASE)
     for speaker in (speaker for parent in parents for speaker in _folders(parent)):
         files: dict[Path, Path] = {}
         for path in sorted(speaker.rglob("[!.]*")):

@@ -12,7 +12,6 @@ from stiefelkit.checks import of_type
 from stiefelkit.errors import DataError, needs
 from stiefelkit.numbers import at_least, integer, validate_fields_
 from stiefelkit.training import data
-from stiefelkit.training.audio import ENDINGS, read
 from stiefelkit.training.recipes import Recipe, recipes_of
 from stiefelkit.training.tasks.task import Task
 
@@ -91,7 +90,7 @@ def _excerpt(folder: Path, file: str, start: float, excerpt: int, length: int) -
     import torch
 
     path = _recording(folder, file)
-    samples, rate = read(path)
+    samples, rate = data.recording(path)
     first = round(start * rate) + excerpt * length
     y = torch.from_numpy(samples[first : first + length])
     is_whole = len(y) == length and bool(y.min() < y.max())
@@ -101,7 +100,7 @@ def _excerpt(folder: Path, file: str, start: float, excerpt: int, length: int) -
 
 
 def _recording(folder: Path, file: str) -> Path:
-    paths = [folder / file] if file else sorted(p for p in folder.rglob("[!.]*") if p.suffix.lower() in ENDINGS)
-    words = f"a recording ({', '.join(ENDINGS)})"
+    paths = [folder / file] if file else sorted(p for p in folder.rglob("[!.]*") if p.suffix.lower() in data.AUDIO)
+    words = f"a recording ({', '.join(data.AUDIO)})"
     needs(bool(paths) and paths[0].is_file(), DataError, WHO, words, f"none in {folder / file}")
     return paths[0]
