@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from stiefelkit.errors import NonFiniteError, OptionError, ShapeError, needs, shown
 from stiefelkit.numbers import FLAG, as_python_number, integer, optional, sizes
-from stiefelkit.tensors import check_dtype, working_dtype
+from stiefelkit.tensors import check_dtype, computing_dtype, working_dtype
 
 
 class Lipschitz(NamedTuple):
@@ -23,8 +23,8 @@ class Lipschitz(NamedTuple):
     Attributes:
         largest: the largest singular value, the layer's Lipschitz constant; the largest stretch found, if not exact.
         smallest: the smallest of min(inputs, outputs) singular values; the smallest found, if not exact.
-        bound: of the stretch of every input: `largest` if exact. Else it is certain for torch's convolutions; for other
-            layers it fails for one in 1e10 of the directions that the search may start from.
+        bound: of the stretch of every input: `largest` if exact. Else the smaller of two: one that is certain, of
+            torch's convolutions, and one that fails for one in 1e10 of the directions that the search may start from.
         is_exact: whether all singular values were computed, to rounding.
         residual: :math:`‖A^H A v - s^2 v‖ / s^2` at the largest stretch s found, along v; 0 if exact.
     """
@@ -40,6 +40,10 @@ _WORK = 2**32
 """Multiplications in decompositions, up to a factor, and 128 times the numbers in them, begun by default."""
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _FAILS = 1e-10
+_NEAR = 1.02
+"""Lanczos steps end where no stretch is larger than that found by more than this."""
+_FEW = 8
+"""Steps from the largest stretch of the torus; if they end short of its bound, others start from anywhere."""
 _FINE = 1.01
 """Bounds of convolutions may be so much larger for the frequencies that they leave out."""
 
@@ -59,7 +63,8 @@ def lipschitz(
     padding of any stride, groups and dilation, also in a chain of layers. Where the rest is too large to decompose,
     Lanczos steps on the layer itself find the largest and the smallest stretch from inside. Gram matrices of the symbol
     of a convolution, on a torus that holds the padded input, bound the largest from outside (Delattre, Barthélemy,
-    Araujo, Allauzen 2023); steps end within 2 % of that.
+    Araujo, Allauzen 2023); steps end within 2 % of a bound. That one is tight with zeros around large images; reflected
+    and replicated pixels raise it by how often they count, and Lanczos steps are what bounds them.
 
     Args:
         layer: any module that maps a tensor with a batch axis to one; real or complex.
@@ -70,7 +75,7 @@ def lipschitz(
         dtype: of the inputs; that of the first weight if left out.
 
     Raises:
-        NonFiniteError: a weight is not finite, or too large for Lanczos steps.
+        NonFiniteError: a weight is not finite, or products of those of a chain are not.
 
     >>> import torch
     >>> conv = torch.nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular")
@@ -93,15 +98,14 @@ def lipschitz(
         grid = operator.grid()
         if exact or (exact is None and _work(operator.shape, operator.out_shape, grid) <= _WORK):
             values = _by_frequency(operator.adjoint, operator.out_shape, grid, operator.at_origin)
-            largest, smallest = values.max().item(), values.min().item()
+            largest, smallest = values.max().item() * operator.unit, values.min().item() * operator.unit
             return Lipschitz(largest, smallest, largest, True, 0.0)
-        certain = _bound_of_convolution(layer, operator)
-        try:
-            found = _lanczos(operator, steps, math.inf if certain is None else certain)
-        except torch.linalg.LinAlgError as cause:  # pyright: ignore[reportPrivateImportUsage]
-            words = "lipschitz needs finite products of the layer and its adjoint, got others; scale its weight"
-            raise NonFiniteError(f"{words}, or exact=True.") from cause
-    return found if certain is None else found._replace(bound=max(certain, found.largest))
+        certain, peak = _bound_of_convolution(layer, operator)
+        if peak is not None:
+            found = _lanczos(operator, min(steps, _FEW), certain, peak)
+            if certain <= _NEAR * found.largest:
+                return found._replace(bound=max(certain, found.largest))
+        return _lanczos(operator, steps, certain, operator.draw(*operator.smaller_side))
 
 
 def _input_shape(layer: nn.Module, input_size: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -136,6 +140,7 @@ class _Operator:
                 self._origin = torch.zeros(1, *self.shape, dtype=self.dtype, device=self.device, requires_grad=True)
                 self.at_origin = self._called(self._origin)
                 self.out_shape, self.out_dtype = tuple(self.at_origin.shape[1:]), self.at_origin.dtype
+                self._measure()
                 yield
         finally:
             for module, mode in modes.items():
@@ -152,23 +157,56 @@ class _Operator:
         needs(is_map, OptionError, "lipschitz", "a layer from a tensor to a tensor, example by example", who)
         return torch.view_as_real(y) if y.is_complex() and not x.is_complex() else y
 
+    def _measure(self) -> None:
+        """Finds `unit`, the size of A, a power of two; products of A / unit with numbers near one stay in the dtype."""
+        self.unit, self._there, self._back = 1.0, 1.0, 1.0
+        offset, most = self.at_origin.abs().max().item(), torch.finfo(self.dtype).max
+        y = self.draw(self.out_shape, self.out_dtype)[None]
+        for small in (1.0, 2.0 ** -int(math.log2(most) / 2)):
+            size = self.adjoint(small * y).abs().max().item() / small
+            if 0 < size < math.inf:
+                self.unit = 2.0 ** round(math.log2(size))
+                break
+        needs(
+            math.isfinite(size),
+            NonFiniteError,
+            "lipschitz",
+            "finite products of the layer",
+            "others; scale its weights",
+        )
+        self._back = min(1 / self.unit, most / 2**14)
+        self._there = min(max(1.0, offset) / self.unit, most / 2**14)  # or a large bias would cost digits
+        is_lost = size > 0 and self._there * self.unit < 64 * torch.finfo(self.dtype).eps * offset
+        got = f"{type(self.layer).__name__} with entries of {self.unit:.2g}, which its bias rounds away; set it to zero"
+        needs(not is_lost, OptionError, "lipschitz", "a layer whose linear part counts beside its bias", got)
+
+    @property
+    def has_fewer_outputs(self) -> bool:
+        """Whether outputs have fewer entries than inputs."""
+        return math.prod(self.out_shape) < math.prod(self.shape)
+
+    @property
+    def smaller_side(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and dtype of inputs or outputs, whichever are fewer."""
+        return (self.out_shape, self.out_dtype) if self.has_fewer_outputs else (self.shape, self.dtype)
+
     def __call__(self, x: Tensor) -> Tensor:
-        """Returns A x of one input of its shape, in working precision."""
+        """Returns A x / unit of one input of its shape, in working precision."""
         with torch.no_grad():
-            scale = self.at_origin.abs().max().clamp_min(1)  # or a large bias would cost digits
-            y = self._called((x * scale).to(self.dtype)[None]) - self.at_origin
-        return (y[0] / scale).to(working_dtype(y.dtype))
+            y = self._called((x * self._there).to(self.dtype)[None]) - self.at_origin
+        return y[0].to(working_dtype(y.dtype)) / (self._there * self.unit)
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """Returns A^H y of a batch of outputs, in working precision."""
+        """Returns A^H y / unit of a batch of outputs, in working precision."""
         origin, out = self._origin, self.at_origin
         if len(y) > 1:
             origin = torch.zeros_like(origin).expand(len(y), *self.shape).contiguous().requires_grad_()
             out = self._called(origin)
         if not out.requires_grad:
             return torch.zeros_like(origin, dtype=working_dtype(origin.dtype))
-        (x,) = torch.autograd.grad(out, origin, y.to(out.dtype), retain_graph=len(y) == 1, materialize_grads=True)
-        return x.to(working_dtype(x.dtype))
+        along = (y * self._back).to(out.dtype)
+        (x,) = torch.autograd.grad(out, origin, along, retain_graph=len(y) == 1, materialize_grads=True)
+        return x.to(working_dtype(x.dtype)) / (self._back * self.unit)
 
     def draw(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Draws Gaussian numbers, the same in each call of `lipschitz`."""
@@ -239,21 +277,20 @@ def _by_frequency(
     return torch.linalg.svdvals(rows)
 
 
-def _lanczos(operator: _Operator, steps: int, certain: float) -> Lipschitz:
-    """Finds the extreme singular values by Lanczos steps with full reorthogonalization, on the smaller side.
+def _lanczos(operator: _Operator, steps: int, certain: float, start: Tensor) -> Lipschitz:
+    """Finds the extreme singular values by Lanczos steps with full reorthogonalization on the smaller side.
 
-    Stops within 2 % of a certain bound, or at rounding; without one it takes all steps, for its own bound's sake.
+    Stops where the largest is within 2 % of a certain bound, or of one that holds for nearly all starts.
     """
-    n, m = math.prod(operator.shape), math.prod(operator.out_shape)
     sides = [operator.shape, operator.out_shape]
     along: list[Callable[[Tensor], Tensor]] = [operator, lambda y: operator.adjoint(y[None])[0]]
-    if m < n:
+    if operator.has_fewer_outputs:
         sides, along = sides[::-1], along[::-1]
-    dtype = operator.dtype if n <= m else operator.out_dtype
-    start = operator.draw(sides[0], dtype).flatten()
+    dtype, start = operator.smaller_side[1], start.flatten()
     basis, matrix = [start / start.norm()], torch.zeros(steps, steps, dtype=torch.float64, device="cpu")
     largest, smallest, residual, k, tolerance = 0.0, 0.0, 0.0, 0, max(8 * torch.finfo(dtype).eps, 1e-9)
-    is_exhausted = False
+    count = len(start) * (2 if dtype.is_complex else 1)
+    is_exhausted, short = False, 1.0
     while k < min(steps, len(start)) and not is_exhausted:
         q = torch.stack(basis)
         w = along[1](along[0](basis[-1].view(sides[0]))).flatten()
@@ -264,39 +301,41 @@ def _lanczos(operator: _Operator, steps: int, certain: float) -> Lipschitz:
         values, vectors = torch.linalg.eigh(matrix[:k, :k])
         smallest, largest = values[0].clamp_min(0).item(), values[-1].clamp_min(0).item()
         residual = rest * vectors[-1, -1].abs().item() / max(largest, 1e-300)
-        is_exhausted = rest <= 1e-14 * largest  # the start has a part in all that there is
-        is_enough = certain <= 1.02 * math.sqrt(largest) < math.inf or (residual <= tolerance and certain < math.inf)
+        # The start has a part in all that there is.
+        is_exhausted = rest <= 1e-14 * largest or k == len(start)
+        # Kuczynski and Wozniakowski 1992: Pr[theta < (1 - e) lambda] <= 1.648 sqrt(n) exp(-sqrt(e) (2k - 1)).
+        short = (math.log(1.648 * math.sqrt(count) / _FAILS) / (2 * k - 1)) ** 2
+        short = tolerance if is_exhausted else min(short, 1.0)
+        is_enough = min(certain / operator.unit, math.sqrt(largest / max(1 - short, 1e-300))) <= _NEAR * math.sqrt(
+            largest
+        )
         if is_enough or k == steps:
             break
         matrix[k - 1, k] = matrix[k, k - 1] = rest
         basis.append(w / max(rest, 1e-300))
-    # Kuczynski and Wozniakowski 1992: Pr[theta < (1 - e) lambda] <= 1.648 sqrt(n) exp(-sqrt(e) (2k - 1)).
-    count = len(start) * (2 if dtype.is_complex else 1)
-    short = (math.log(1.648 * math.sqrt(count) / _FAILS) / (2 * k - 1)) ** 2
-    if is_exhausted or k == len(start):
-        short = tolerance
-    found = math.sqrt(largest)
-    bound = found / math.sqrt(1 - short) if short < 1 else math.inf
-    return Lipschitz(found, math.sqrt(smallest), bound, False, residual)
+    found = math.sqrt(largest) * operator.unit
+    bound = min(found / math.sqrt(1 - short) if short < 1 else math.inf, max(certain, found))
+    return Lipschitz(found, math.sqrt(smallest) * operator.unit, bound, False, residual)
 
 
-def _bound_of_convolution(layer: nn.Module, operator: _Operator) -> float | None:
-    """Returns a certain bound of a convolution of torch's; None if the layer does something else.
+def _bound_of_convolution(layer: nn.Module, operator: _Operator) -> tuple[float, Tensor | None]:
+    """Returns a certain bound of a convolution of torch's, infinity if the layer does something else.
 
     It pads, then convolves on a torus that holds the padded input, and keeps some outputs: Fourier's transform takes
     the convolution apart, and padding repeats an entry, or keeps an output, only so often. Transposed ones are adjoints
     of such. Of a large torus fewer frequencies count: a symbol of exponential type d, between two of them, falls from
-    its largest value no faster than cos(d x).
+    its largest value no faster than cos(d x). With zeros around, what is stretched most on the torus comes too, cut to
+    the image, where a search may start from.
     """
     base = next((cls for cls in _CONVOLUTIONS if isinstance(layer, cls)), None)
     conv: Any = layer
     if base is None or conv.padding_mode not in ("zeros", "circular", "reflect", "replicate"):
-        return None
+        return math.inf, None
     x = operator.draw(operator.shape, operator.dtype).to(operator.dtype)[None]
     with torch.no_grad():
         y = conv(x)
         if not bool((base.forward(conv, x) - y).abs().max() <= operator.tolerance(y)):
-            return None
+            return math.inf, None
     image = operator.out_shape[1:] if conv.transposed else operator.shape[1:]
     rows, factor = [], 1.0
     for axis, n in enumerate(image):
@@ -308,8 +347,8 @@ def _bound_of_convolution(layer: nn.Module, operator: _Operator) -> float | None
         if conv.padding_mode == "circular":  # on the torus already, where an output may come twice
             places = torch.arange((length - wrap - 1) // stride + 1, device="cpu") * stride % n
             stride, length = stride if n % stride == 0 else 1, n
-        elif conv.padding_mode == "zeros":
-            places = torch.arange(n, device="cpu")
+        elif conv.padding_mode == "zeros":  # where both ends may share their zeros
+            places, length = torch.arange(n, device="cpu"), max(n + max(padding), length - wrap, wrap + 1)
         else:
             places = torch.arange(n, dtype=torch.float32, device="cpu")[None, None]
             places = F.pad(places, padding, mode=conv.padding_mode).long().flatten()
@@ -319,10 +358,18 @@ def _bound_of_convolution(layer: nn.Module, operator: _Operator) -> float | None
             factor /= math.cos(math.pi * wrap / 2 / (count * stride))
         factor *= math.sqrt(int(places.bincount().max()))
         rows.append(_interpolation(size, dilation, stride, count).to(operator.device))
-    weight = conv.weight.detach().unflatten(0, (conv.groups, -1))
+    weight = conv.weight.detach()
+    weight = weight.to(computing_dtype(weight.dtype)).unflatten(0, (conv.groups, -1))
+    is_output = not conv.transposed
     if weight.shape[2] < weight.shape[1] and max(conv.stride) == 1:
-        weight = weight.transpose(1, 2)
-    return factor * _norm_of_symbol(weight, rows)
+        weight, is_output = weight.transpose(1, 2), not is_output
+    found = _norm_of_symbol(weight, rows)
+    if conv.padding_mode != "zeros" or weight.is_complex():
+        return factor * found.norm, None
+    peak = _cut_wave(found, operator.out_shape if is_output else operator.shape, operator)
+    if is_output != operator.has_fewer_outputs:
+        peak = operator.adjoint(peak[None])[0] if is_output else operator(peak)
+    return factor * found.norm, peak
 
 
 def _interpolation(size: int, dilation: int, stride: int, count: int) -> Tensor:
@@ -336,7 +383,16 @@ def _interpolation(size: int, dilation: int, stride: int, count: int) -> Tensor:
     return ((2 * (away[..., None] * lags).cos().sum(-1) - 1) / len(nodes)).view(stride, count, -1).mean(0)
 
 
-def _norm_of_symbol(weight: Tensor, rows: Sequence[Tensor]) -> float:
+class _Peak(NamedTuple):
+    """The largest singular value of a symbol, in which group, at which parts of a turn a pixel, and its vector."""
+
+    norm: float
+    group: int
+    turns: list[float]
+    vector: Tensor
+
+
+def _norm_of_symbol(weight: Tensor, rows: Sequence[Tensor]) -> _Peak:
     """Bounds the largest singular value at all frequencies, weights (groups, out, in, *kernel), to 1e-4.
 
     The Gram matrices at few frequencies determine all. That none is beyond the largest value known is what Cholesky
@@ -351,20 +407,51 @@ def _norm_of_symbol(weight: Tensor, rows: Sequence[Tensor]) -> float:
         )
         symbol = symbol.movedim(3, -1) @ turns.to(symbol.dtype).mT
     symbol = symbol.permute(*axes, 0, 1, 2)
-    gram = symbol @ symbol.mH
-    samples = gram.flatten(0, len(axes))
-    first = torch.linalg.matrix_norm(samples).topk(min(8, len(samples))).indices
-    top, eye = torch.linalg.eigvalsh(samples[first]).max().item(), torch.eye(gram.shape[-1], device=weight.device)
+    gram = torch.view_as_real((symbol @ symbol.mH).resolve_conj())
     half = rows[0] if weight.is_complex() else rows[0][: len(rows[0]) // 2 + 1]  # the others are conjugates
-    *outer, inner = (row.to(weight.dtype.to_real()) for row in (half, *rows[1:]))
-    for combination in itertools.product(*outer):
+    grid = [row.to(weight.dtype.to_real()) for row in (half, *rows[1:])]
+    sizes, steps = [len(row) for row in grid], [max(1, len(row) // row.shape[1]) for row in grid]
+    some = gram
+    for row, step in zip(reversed(grid), reversed(steps), strict=True):  # the first axis ends in front
+        some = torch.tensordot(row[::step], some.movedim(len(axes) - 1, 0), 1)
+    some = torch.view_as_complex(some)
+    found = some.flatten(0, len(axes))
+    likely = torch.view_as_real(found).flatten(1).norm(dim=1).topk(min(8, len(found))).indices
+    values = torch.linalg.eigvalsh(found[likely])[:, -1]
+    top, eye = values.max().item(), torch.eye(gram.shape[-2], device=weight.device)
+    *place, group = (int(i) for i in torch.unravel_index(likely[values.argmax()], some.shape[:-2]))
+    place = [i * step for i, step in zip(place, steps, strict=True)]
+    *outer, inner = grid
+    for start in itertools.product(*map(range, sizes[:-1])):
         part = gram
-        for row in combination:
-            part = torch.tensordot(row.to(gram.dtype), part, 1)
-        part = torch.view_as_real(part)
+        for row, i in zip(outer, start, strict=True):
+            part = torch.tensordot(row[i], part, 1)
+        behind, limit = 0, (1 + 1e-4) * top
+        part = torch.view_as_real(limit * eye - torch.view_as_complex(part))  # rows of the interpolation add up to one
         for share in inner.split(max(1, 2**25 // part[0].numel())):
-            each = torch.view_as_complex(torch.tensordot(share, part, 1)).flatten(0, 1)
-            beyond = torch.linalg.cholesky_ex((1 + 1e-4) * top * eye - each).info != 0
-            if beyond.any():
-                top = max(top, torch.linalg.eigvalsh(each[beyond]).max().item())
-    return scale * math.sqrt((1 + 2e-4) * top)
+            each = torch.view_as_complex(torch.tensordot(share, part, 1))
+            is_beyond = torch.linalg.cholesky_ex(each).info != 0
+            if is_beyond.any():
+                values = limit - torch.linalg.eigvalsh(each[is_beyond])[:, 0]
+                last, group = is_beyond.nonzero()[values.argmax()].tolist()
+                top, place = max(top, values.max().item()), [*start, behind + last]
+            behind += len(share)
+    at_top = gram
+    for row, i in zip(grid, place, strict=True):
+        at_top = torch.tensordot(row[i], at_top, 1)
+    vector = torch.linalg.eigh(torch.view_as_complex(at_top[group]))[1][:, -1]
+    turns = [i / len(row) for i, row in zip(place, rows, strict=True)]
+    return _Peak(scale * math.sqrt((1 + 2e-4) * top), group, turns, vector)
+
+
+def _cut_wave(peak: _Peak, side: tuple[int, ...], operator: _Operator) -> Tensor:
+    """Returns a real wave of the largest singular vector that fades towards the edges, and a little of all others."""
+    wave = torch.zeros(side, dtype=peak.vector.dtype, device=peak.vector.device)
+    own = slice(peak.group * len(peak.vector), (peak.group + 1) * len(peak.vector))
+    wave[own] = peak.vector.view(-1, *(1,) * (len(side) - 1))
+    for axis, (n, turn) in enumerate(zip(side[1:], peak.turns, strict=True)):
+        at = torch.arange(n, device=wave.device) + 0.5
+        ripple = torch.polar((math.pi * at / n).sin(), -2 * math.pi * turn * at)
+        wave = wave * ripple.to(wave.dtype).view(-1, *(1,) * (len(side) - 2 - axis))
+    noise = operator.draw(side, operator.dtype)
+    return wave.real / wave.real.norm() + 0.3 * noise / noise.norm()

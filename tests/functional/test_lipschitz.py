@@ -125,15 +125,44 @@ def test_what_is_too_large_to_take_apart_is_bounded_from_both_sides(mode: Any, m
         assert lipschitz(layer, SIZE, exact=True).largest == pytest.approx(true, rel=1e-5)
 
 
-@pytest.mark.parametrize(("channels", "kernel", "size"), [(8, 5, 32), (4, 3, 100)])
-def test_the_bound_of_a_padded_convolution_is_tight(channels: int, kernel: int, size: int, monkeypatch: Any) -> None:
+TIGHT = {
+    "zeros": (nn.Conv2d(8, 8, 5, padding=2), (8, 32, 32)),
+    "large": (nn.Conv2d(4, 4, 3, padding=1), (4, 100, 100)),
+    "valid": (nn.Conv1d(4, 10, 5, groups=2), (4, 400)),
+    "strided": (nn.Conv2d(8, 8, 5, 2, 2), (8, 40, 40)),
+    "dilated": (nn.Conv2d(6, 3, 3, padding=4, dilation=4), (6, 60, 60)),
+    "transposed": (nn.ConvTranspose2d(8, 6, 5, 2, 2), (8, 20, 20)),
+    "reflected": (nn.Conv2d(8, 8, 5, padding=2, padding_mode="reflect"), (8, 24, 24)),
+    "replicated and strided": (nn.Conv2d(8, 8, 3, 2, 1, padding_mode="replicate"), (8, 24, 24)),
+    "bfloat16": (nn.Conv2d(8, 8, 3, padding=1).bfloat16(), (8, 32, 32)),
+    "half": (nn.Conv2d(8, 8, 3, padding=1).half(), (8, 32, 32)),
+    "complex": (nn.Conv1d(6, 6, 5, padding=2, dtype=torch.complex64), (6, 200)),
+}
+
+
+@pytest.mark.parametrize("case", TIGHT.values(), ids=TIGHT)
+def test_the_bound_of_a_convolution_is_tight(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators, "_WORK", 1000)
-    layer = nn.Conv2d(channels, channels, kernel, padding=kernel // 2)
-    operator = operators._Operator(layer, (channels, size, size), None)
+    layer, shape = case
+    operator = operators._Operator(layer, shape, None)
     with operator.held():
-        true = operators._lanczos(operator, 150, math.inf).largest
-    found = lipschitz(layer, (size, size))
-    assert 0.98 * true <= found.largest <= true * (1 + 1e-5) <= found.bound <= 1.02 * true
+        true = operators._lanczos(operator, 150, math.inf, operator.draw(*operator.smaller_side)).largest
+    found = lipschitz(layer, shape)
+    rounding = 10 * torch.finfo(layer.weight.dtype).eps
+    assert 0.98 * true <= found.largest <= true * (1 + rounding) <= found.bound * (1 + 2 * rounding)
+    assert found.bound <= 1.025 * true
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-20, 1e25])
+@pytest.mark.parametrize("exact", [True, False])
+def test_small_and_large_weights_have_their_norm(scale: float, exact: bool) -> None:
+    layer = nn.Conv2d(3, 4, 3, padding=1)
+    true = lipschitz(layer, (12, 12), exact=True).largest
+    with torch.no_grad():
+        layer.weight.mul_(scale)
+    found = lipschitz(layer, (12, 12), exact=exact)
+    assert found.largest <= true * scale * (1 + 1e-4)
+    assert true * scale * (1 - 1e-4) <= found.bound <= 1.05 * true * scale
 
 
 def test_the_bound_of_a_layer_that_torch_has_not_grows_tight_with_steps() -> None:
@@ -189,10 +218,14 @@ def test_measuring_changes_nothing() -> None:
 
 
 def test_what_has_no_finite_norm_is_refused():
-    conv = nn.Conv2d(3, 4, 3, padding=1)
+    conv = nn.Conv2d(3, 3, 3, padding=1)
     with torch.no_grad():
-        conv.weight.mul_(1e20)
+        conv.weight.mul_(1e30)
     with pytest.raises(errors.NonFiniteError, match="products"):
+        sk.metrics.lipschitz(nn.Sequential(conv, conv), (3, 40, 40))
+    with torch.no_grad():
+        conv.weight.mul_(1e-30).mul_(1e-44)
+    with pytest.raises(errors.OptionError, match="bias"):
         sk.metrics.lipschitz(conv, (40, 40))
     with torch.no_grad():
         conv.weight[0] = torch.nan
