@@ -9,51 +9,31 @@ prints the worst draws of each precision beside what is promised, and ends with 
 import argparse
 import math
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import stiefelkit as sk
 from stiefelkit import init
+from stiefelkit.measuring.moved_frames import MovedFrame, own_optimizers, rate
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.optim.steps import PROMISED
 
-OPTIMIZERS = (
-    sk.optim.MultiplicativeCayley,
-    sk.optim.CayleySGD,
-    sk.optim.CayleyAdam,
-    sk.optim.POGO,
-    sk.optim.Landing,
-    sk.optim.ManifoldMuon,
-    sk.optim.SGDG,
-    sk.optim.SPEL,
-    sk.optim.StiefelAdam,
-    sk.optim.StiefelSGD,
-)
 KINDS = ("random", "fixed", "rank 1", "outlier", "rank 1, fixed", "rotation", "constant")
 LARGEST = 600
 SHORTEST, LONGEST = 1e-4, 2.0
-"""Lengths of steps over sqrt(p)."""
+"""The angles by which first steps turn."""
+SETTINGS: dict[str, dict[str, tuple[object, ...]]] = {
+    "multiplicative_cayley": {"precondition": (None, "rmsprop"), "momentum": (0.0, 0.9)},
+    "pogo": {"base": ("sgd", "adam")},
+    **{name: {"q": (0.5, math.inf)} for name in ("cayley_sgd", "cayley_adam", "sgdg")},
+}
 
 
 @dataclass(frozen=True)
 class Draw:
-    """One run of an optimizer on one frame.
-
-    Attributes:
-        seed: repeats it.
-        n: rows.
-        p: columns.
-        dtype: of the frame.
-        kind: of the gradients.
-        length: of the first step over sqrt(p), in the Euclidean norm.
-        steps: how many.
-        optimizer: its class.
-        settings: of the optimizer.
-        metric: of the manifold.
-    """
+    """One run of an optimizer on one n x p frame, in a metric; the seed repeats it, `length` is its first step's."""
 
     seed: int
     n: int
@@ -62,7 +42,7 @@ class Draw:
     kind: str
     length: float
     steps: int
-    optimizer: type[torch.optim.Optimizer]
+    optimizer: str
     settings: dict[str, object]
     metric: str
 
@@ -70,7 +50,15 @@ class Draw:
         settings = ", ".join(f"{key}={value}" for key, value in self.settings.items())
         return (
             f"seed {self.seed}: {self.n} x {self.p} {str(self.dtype).removeprefix('torch.')}, {self.kind}, "
-            f"{self.steps} steps of {self.length:.2g} sqrt(p), {self.optimizer.__name__}({settings}), {self.metric}"
+            f"{self.steps} steps of {self.length:.2g}, {self.optimizer}({settings}), {self.metric}"
+        )
+
+    def make(self, frame: Tensor, lr: float) -> MovedFrame:
+        """Returns a frame and the optimizer that moves it."""
+        point = nn.Parameter(frame)
+        cls: Any = own_optimizers()[self.optimizer]
+        return MovedFrame(
+            point, cls([{"params": [point], "manifold": f"stiefel:{self.metric}"}], lr=lr, **self.settings)
         )
 
 
@@ -78,85 +66,47 @@ def draw(seed: int) -> Draw:
     rng = random.Random(seed)
     n = round(math.exp(rng.uniform(0, math.log(LARGEST))))
     p = n if rng.random() < 0.4 else max(1, round(n ** rng.random()))
-    optimizer = rng.choice(OPTIMIZERS)
-    settings: dict[str, object] = {"precision": rng.choice(("exact", "fast"))}
-    if optimizer is sk.optim.MultiplicativeCayley:
-        settings |= {"precondition": rng.choice((None, "rmsprop")), "momentum": rng.choice((0.0, 0.9))}
-    elif optimizer is sk.optim.POGO:
-        settings |= {"base": rng.choice(("sgd", "adam"))}
-    elif optimizer in (sk.optim.CayleySGD, sk.optim.CayleyAdam, sk.optim.SGDG):
-        settings |= {"q": rng.choice((0.5, math.inf))}
+    optimizer = rng.choice(list(own_optimizers()))
+    settings = {name: rng.choice(values) for name, values in SETTINGS.get(optimizer, {}).items()}
+    settings["precision"] = rng.choice(("exact", "fast"))
     length = math.exp(rng.uniform(math.log(SHORTEST), math.log(LONGEST)))
-    steps = rng.choice((1, 2, 3, 5, 10, 20, 40)) if n < 200 else rng.choice((1, 2, 3, 5, 10))
+    steps = rng.choice((1, 2, 3, 5, 10, 20, 40) if n < 200 else (1, 2, 3, 5, 10))
     dtype = rng.choice((torch.float32, torch.float32, torch.complex64, torch.float64, torch.complex128))
-    return Draw(
-        seed, n, p, dtype, rng.choice(KINDS), length, steps, optimizer, settings, rng.choice(("canonical", "euclidean"))
-    )
+    metric = rng.choice(("canonical", "euclidean"))
+    return Draw(seed, n, p, dtype, rng.choice(KINDS), length, steps, optimizer, settings, metric)
 
 
-def gradients(d: Draw, generator: torch.Generator) -> Iterator[Tensor]:
-    """Gradients of one size, of the kind that is asked for."""
+def gradient(d: Draw, w: Tensor, number: int) -> Tensor:
+    """Returns the gradient of a step, of the kind that is asked for and of one size; "rotation" turns every plane."""
+    generator = torch.Generator().manual_seed(1000 * d.seed + (0 if d.kind.endswith("fixed") else number))
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=d.dtype, generator=generator)
 
-    fixed = normal(d.n, d.p)
-    if "rank 1" in d.kind:
-        fixed = normal(d.n, 1) @ normal(1, d.p)
-    elif d.kind == "constant":
-        fixed = torch.ones_like(fixed) + 0.01 * fixed
-    while True:
-        if d.kind == "random":
-            yield normal(d.n, d.p)
-        elif d.kind == "rank 1":
-            yield normal(d.n, 1) @ normal(1, d.p)
-        elif d.kind == "outlier":
-            g = 0.03 * normal(d.n, d.p)
-            i, j = (int(torch.randint(size, (1,), generator=generator)) for size in (d.n, d.p))
-            g[i, j] = math.sqrt(d.p)
-            yield g
-        else:
-            yield fixed
-
-
-def rotating(w: Tensor, a: Tensor) -> Tensor:
-    """A gradient that turns W by the same angle in every plane, again and again."""
-    return a[: w.shape[-2], : w.shape[-2]] @ w
+    if d.kind == "rotation":
+        pairs, a = torch.arange(0, d.n - 1, 2), torch.zeros(d.n, d.n, dtype=d.dtype)
+        a[pairs, pairs + 1], a[pairs + 1, pairs] = 1, -1
+        return a @ w
+    if d.kind.startswith("rank 1"):
+        return normal(d.n, 1) @ normal(1, d.p)
+    g = normal(d.n, d.p)
+    if d.kind == "constant":
+        return 1 + 0.01 * g
+    if d.kind == "outlier":
+        g *= 0.03
+        g.view(-1)[int(torch.randint(g.numel(), (1,), generator=generator))] = math.sqrt(d.p)
+    return g
 
 
 def worst(d: Draw) -> float:
     """The largest ||W^H W - I||_F over the steps, in rounding limits; below p = 16 less one eps."""
-    generator = torch.Generator().manual_seed(d.seed)
-    exact = init.haar((d.n, d.p), working_dtype(d.dtype), generator)
-    w = nn.Parameter(exact.to(d.dtype))
-    pairs = torch.arange(0, d.n - 1, 2)
-    a = torch.zeros(d.n, d.n, dtype=d.dtype)
-    a[pairs, pairs + 1], a[pairs + 1, pairs] = 1, -1
-    source = gradients(d, generator)
-    found, optimizer = 0.0, None
-    limit, eps = rounding_limit(d.p, d.dtype), torch.finfo(d.dtype).eps
-    for _ in range(d.steps):
-        g = rotating(w.detach(), a) if d.kind == "rotation" else next(source)
-        if optimizer is None:
-            s = exact.mH @ g.to(exact.dtype)
-            size = torch.linalg.vector_norm(g.to(exact.dtype) - exact @ (s + s.mH) / 2).item()
-            if size == 0:
-                return 0.0
-            lr = d.length * math.sqrt(d.p) / size
-            if d.optimizer is sk.optim.CayleyAdam or d.settings.get("base") == "adam":
-                lr = d.length * math.sqrt(d.p)
-            if d.optimizer in (sk.optim.ManifoldMuon, sk.optim.SPEL):
-                lr = d.length
-            if d.optimizer is sk.optim.StiefelAdam:
-                lr = d.length / math.sqrt(d.n)
-            if d.settings.get("precondition"):
-                lr = d.length / math.sqrt(d.n) * 0.3
-            group = {"params": [w], "manifold": f"stiefel:{d.metric}"}
-            optimizer = d.optimizer([group], lr=lr, **d.settings)  # type: ignore[call-arg]
-        w.grad = g.clone()
-        optimizer.step()
-        error = orthogonality_error(w).item()
-        found = max(found, (error - (eps if d.p < 16 else 0)) / limit)
+    exact = init.haar((d.n, d.p), working_dtype(d.dtype), torch.Generator().manual_seed(d.seed))
+    start = exact.to(d.dtype)
+    moved = d.make(start, rate(d.make, exact, gradient(d, start, 0), d.length))
+    found, limit, eps = 0.0, rounding_limit(d.p, d.dtype), torch.finfo(d.dtype).eps
+    for number in range(d.steps):
+        moved.step(gradient(d, moved.frame.detach(), number))
+        found = max(found, (orthogonality_error(moved.frame).item() - (eps if d.p < 16 else 0)) / limit)
     return found
 
 
@@ -169,27 +119,17 @@ def main() -> int:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     seeds = range(asked.first, asked.first + asked.count) if asked.only is None else [asked.only]
-    found = [(worst(d), d) for d in map(draw, seeds)]
+    groups: dict[str, list[tuple[float, Draw]]] = {}
+    for d in map(draw, seeds):
+        name = "float64" if d.dtype in (torch.float64, torch.complex128) else str(d.settings["precision"])
+        groups.setdefault(name, []).append((worst(d), d))
     broken = 0
-    for precision in ("exact", "fast"):
-        for double in (False, True):
-            those = [
-                (excess, d)
-                for excess, d in found
-                if d.settings["precision"] == precision and (d.dtype in (torch.float64, torch.complex128)) == double
-            ]
-            if not those:
-                continue
-            promised = PROMISED["float64" if double else precision]
-            over = sum(not excess <= promised for excess, _ in those)
-            broken += over
-            print(
-                f"{precision}, {'float64, complex128' if double else 'float32, complex64'}: {len(those)} draws, ",
-                end="",
-            )
-            print(f"{over} above the {promised:g} limits that are promised; the worst:")
-            for excess, d in sorted(those, key=lambda row: -row[0])[: asked.rows]:
-                print(f"  {excess:8.3g}  {d}")
+    for name, found in sorted(groups.items()):
+        over = sum(not excess <= PROMISED[name] for excess, _ in found)
+        broken += over
+        print(f"{name}: {len(found)} draws, {over} above the {PROMISED[name]:g} limits that are promised; the worst:")
+        for excess, d in sorted(found, key=lambda row: -row[0])[: asked.rows]:
+            print(f"  {excess:8.3g}  {d}")
     return int(broken > 0)
 
 

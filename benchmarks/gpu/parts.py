@@ -122,7 +122,7 @@ def truth(scale: Scale, device: str, schedule: Schedule) -> Races:
 
 
 def compiled(scale: Scale, device: str, schedule: Schedule) -> Races:
-    """Forward and backward by torch.compile: right, and how fast, also by its graphs."""
+    """Forward and backward by torch.compile, by its graphs, and by torch's graphs of a module: right, and how fast."""
     place, nets = torch.device(device), dict[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]]()
     for name, cls in sk.available().items():
         if cls.supports((64, 64), torch.float32) is None and name in (scale.maps or sk.available()):
@@ -130,16 +130,22 @@ def compiled(scale: Scale, device: str, schedule: Schedule) -> Races:
     if not scale.maps:
         nets["OrthogonalRNN"] = lambda: (sk.nn.OrthogonalRNN(4, 64), (100, 16, 4))
         nets["OrthogonalConv2d"] = lambda: (sk.nn.OrthogonalConv2d(8, 8, 3), (4, 8, 12, 12))
-    modes: dict[str, dict[str, Any]] = {"aot_eager": {"backend": "aot_eager"}}
+    modes: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+        "aot_eager": lambda net, x: torch.compile(net, backend="aot_eager")
+    }
     if place.type == "cuda":
-        modes = {mode: {"mode": mode} for mode in ("default", "reduce-overhead")}
+        modes = {
+            mode: lambda net, x, mode=mode: torch.compile(net, mode=mode) for mode in ("default", "reduce-overhead")
+        }
+        modes["make_graphed_callables"] = lambda net, x: torch.cuda.make_graphed_callables(net, (x,))
     law, times = [], []
     for name, mode in scale.mine((name, mode) for name in nets for mode in modes):
         torch.manual_seed(0)
         net, shape = nets[name]()
         x = torch.randn(shape, device=place)
-        launched, fast = partial(_passed, net.to(place), x), partial(_passed, torch.compile(net, **modes[mode]), x)
+        launched = partial(_passed, net.to(place), x)
         try:
+            fast = partial(_passed, modes[mode](copy.deepcopy(net), x), x)
             pairs = zip(fast(), launched(), strict=True)
         except Exception as error:
             law.append(_held(f"{name}, {mode}", False, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"))

@@ -97,10 +97,10 @@ def start(method: str, frame: Tensor, gradient: Tensor, length: float, dtype: to
     rounded to `dtype`.
     """
     make = methods()[method]
-    return make(frame.to(dtype or frame.dtype, copy=True), _rate(make, frame, gradient, length))
+    return make(frame.to(dtype or frame.dtype, copy=True), rate(make, frame, gradient, length))
 
 
-def _rate(make: Make, frame: Tensor, gradient: Tensor, length: float) -> float:
+def rate(make: Make, frame: Tensor, gradient: Tensor, length: float) -> float:
     """Returns the learning rate by which the first step has a length."""
     w = frame.reshape(-1, *frame.shape[-2:])[0]
     g = gradient.reshape(-1, *gradient.shape[-2:])[0].to(w.dtype)
