@@ -100,12 +100,6 @@ def checked_cast(name: str, value: Tensor, dtype: torch.dtype, shape: Sequence[i
 
     Real numbers of 16 to 64 bits fit a real dtype, complex ones a complex dtype, if what they are cast to is finite;
     integers and flags fit where the cast changes none of them.
-
-    Args:
-        name: the entry of the file, for messages.
-        value: the tensor.
-        dtype: that of its place in a module.
-        shape: that of its place; any if left out.
     """
     import torch
 

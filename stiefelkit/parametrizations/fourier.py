@@ -140,17 +140,20 @@ class Fourier(OrthogonalParam):
 
 def _unit(packed: Tensor) -> Tensor:
     """Returns the unit vector along Re + i Im of [Re | Im]; zero for zero."""
-    largest = packed.detach().abs().amax()
-    scaled = packed / torch.where(largest == 0, torch.inf, largest)
-    square = scaled.square().sum()
-    return complex_of(*scaled.chunk(2, -1)) / torch.where(square == 0, 1.0, square).sqrt()
+    v, square = _scaled(packed)
+    return v / square.sqrt()
 
 
 def _reflect(x: Tensor, packed: Tensor) -> Tensor:
     """Returns rows x - 2 v (v^H x) / |v|^2, with v = Re + i Im from [Re | Im], of any scale."""
+    v, square = (t.unsqueeze(-2) for t in _scaled(packed))
+    inner = (x * v.conj()).sum(-1, keepdim=True)
+    return x - v * (2 * inner / square)
+
+
+def _scaled(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns Re + i Im of [Re | Im] in units of the largest entry, and its squared length, 1 for zero."""
     largest = packed.detach().abs().amax(-1, keepdim=True)
     scaled = packed / torch.where(largest == 0, torch.inf, largest)
-    square = scaled.square().sum(-1, keepdim=True).unsqueeze(-2)
-    v = complex_of(*scaled.chunk(2, -1)).unsqueeze(-2)
-    inner = (x * v.conj()).sum(-1, keepdim=True)
-    return x - v * (2 * inner / torch.where(square == 0, 1.0, square))
+    square = scaled.square().sum(-1, keepdim=True)
+    return complex_of(*scaled.chunk(2, -1)), torch.where(square == 0, 1.0, square)

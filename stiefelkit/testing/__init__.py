@@ -17,7 +17,7 @@ import torch
 
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.errors import suggest_names
-from stiefelkit.testing import derivatives, numerical, portable
+from stiefelkit.testing import numerical, portable
 from stiefelkit.testing.cases import Case, cases, random_coordinates, spread
 from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.optimizer import OPTIMIZERS
@@ -44,12 +44,11 @@ __all__ = [
 ]
 suggest_names(__name__)
 
-LAWS: dict[str, Callable[[Case], None]] = laws_of(numerical.__name__, derivatives.__name__, portable.__name__)
+LAWS: dict[str, Callable[[Case], None]] = laws_of(numerical.__name__, portable.__name__)
 """The laws of parametrizations by name. Each takes a case and raises `LawBroken`."""
 OPTIMIZER_LAWS: dict[str, Callable[[OptimizerCase], None]] = dict(OPTIMIZERS.laws)
 """The laws of optimizers by name. Each takes a case and raises `LawBroken`."""
-CAUSES: dict[str, Callable[[Case], object]] = {"contract": numerical.require_declared, "pure": numerical.require_purity}
-PARAMETRIZATIONS = Suite("check_parametrization", LAWS, cases, spread, CAUSES)
+PARAMETRIZATIONS = Suite("check_parametrization", LAWS, cases, spread)
 
 
 def check_parametrization(

@@ -83,11 +83,6 @@ class Case:
     def _placed(self, param: OrthogonalParam, drawn: Iterable[Tensor]) -> Drawn:
         return param, tuple(c.to(self.device) for c in drawn)
 
-    def details(self) -> str:
-        """Returns the class, and what its frames are."""
-        name = f"{self.cls.__module__}.{self.cls.__qualname__}"
-        return f"{name}, shape {self.shape}, {self.dtype}, options {dict(self.options)}"
-
     def __str__(self) -> str:
         options = "".join(f"-{key}={value}" for key, value in self.options)
         return f"{self.cls.__name__}-{'x'.join(map(str, self.shape))}-{str(self.dtype).removeprefix('torch.')}{options}"

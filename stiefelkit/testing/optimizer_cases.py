@@ -41,11 +41,6 @@ class OptimizerCase:
         options = "".join(f"-{key}={value}" for key, value in self.options)
         return f"{self.cls.__name__}-{str(self.dtype).removeprefix('torch.')}{options}"
 
-    def details(self) -> str:
-        """Returns the class with its settings, and what it moves."""
-        name, shapes = f"{self.cls.__module__}.{self.cls.__qualname__}", ", ".join(map(str, dict.fromkeys(SHAPES)))
-        return f"{name}, frames of shapes {shapes}, {self.dtype}, settings {dict(self.options)}"
-
     def frames(self, *shapes: tuple[int, ...], dtype: torch.dtype | None = None) -> list[nn.Parameter]:
         """Draws frames, the same ones in every dtype of a field."""
         drawn = [init.haar(shape, working_dtype(self.dtype), seeds.generator(i)) for i, shape in enumerate(shapes)]

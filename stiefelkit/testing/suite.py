@@ -1,11 +1,10 @@
 """Suites of laws that run on cases, and the report of a broken one, with a line that repeats it."""
 
 import functools
-import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 from unittest.mock import patch
@@ -27,7 +26,7 @@ class Failure:
         found: the finding, in words and figures.
         figure: the measured number, if there is one.
         bound: what the law permits it to be.
-        details: class, shape, dtype, options and seed, a line each.
+        details: what figures depend on beside the law: seed, threads, kernels and precision of products.
         line: Python that raises the same again.
     """
 
@@ -36,17 +35,13 @@ class Failure:
     found: str
     figure: float | None = None
     bound: float | None = None
-    details: tuple[str, ...] = ()
+    details: str = ""
     line: str = ""
 
     def __str__(self) -> str:
-        lines = [f"{self.law}: {self.where}: {self.found.rstrip('.')}."]
-        if self.figure is not None and self.bound is not None:
-            lines.append(f"figure {self.figure!r}, bound {self.bound!r}")
-        lines += self.details
-        if self.line:
-            lines.append(f"again: {self.line}")
-        return "\n    ".join(lines)
+        found = f"{self.law}: {self.where}: {self.found.rstrip('.')}."
+        figures = "" if self.figure is None else f"figure {self.figure!r}, bound {self.bound!r}"
+        return "\n    ".join(filter(None, [found, figures, self.details, self.line and f"again: {self.line}"]))
 
 
 class LawBroken(AssertionError):
@@ -88,7 +83,6 @@ class _CheckedCase(Protocol):
     def cls(self) -> type: ...
     @property
     def device(self) -> str: ...
-    def details(self) -> str: ...
 
 
 C = TypeVar("C", bound=_CheckedCase)
@@ -122,16 +116,12 @@ def _named(name: str, law: Callable[[C], None]) -> Callable[[C], None]:
 
 @dataclass(frozen=True)
 class Suite(Generic[C]):
-    """The laws of a kind of class, and the cases that they are run on; `check` is the public function that runs it.
-
-    Where a law fails, the `causes` before it run, and their failure is reported in its stead.
-    """
+    """The laws of a kind of class, and the cases that they are run on; `check` is the public function that runs it."""
 
     check: str
     laws: Mapping[str, Callable[[C], None]]
     cases: Callable[[type, str], Sequence[C]]
     spread: Callable[[str, Sequence[C]], Sequence[C]] = lambda law, cases: cases
-    causes: Mapping[str, Callable[[C], object]] = field(default_factory=dict)
 
     def checks(
         self, classes: Iterable[type], laws: Iterable[str] | None = None, only: str | None = None, device: str = "cpu"
@@ -177,11 +167,7 @@ class Suite(Generic[C]):
                 return self.laws[law](case)
             except LawBroken as broken:
                 failure = broken.failures[0]
-        details = (case.details(), _machine())
-        for cause in itertools.takewhile(lambda cause: cause != law, self.causes):
-            if _breaks(self.causes[cause], case):
-                return self._run(cause, case)
-        raise LawBroken(replace(failure, details=details, line=self._line(law, case)))
+        raise LawBroken(replace(failure, details=_machine(), line=self._line(law, case)))
 
     def _line(self, law: str, case: C) -> str:
         """Returns Python that runs one law on one case again."""
@@ -194,17 +180,7 @@ class Suite(Generic[C]):
         return f"{imports}from stiefelkit.testing import {self.check}; {self.check}({arguments})"
 
 
-def _breaks(check: Callable[[C], object], case: C) -> bool:
-    try:
-        with torch.random.fork_rng(devices=[]):
-            check(case)
-    except Exception as error:
-        return isinstance(error, LawBroken)
-    return False
-
-
 def _machine() -> str:
-    """Returns what figures depend on beside the law: seed, threads, kernels and precision of products."""
     return (
         f"seed: {seeds.OFFSET}={seeds.seed()}; {torch.get_num_threads()} threads,"
         f" {torch.backends.cpu.get_cpu_capability()}, float32 products {flags_of('cpu').fp32_precision}"

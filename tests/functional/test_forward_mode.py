@@ -10,7 +10,7 @@ from stiefelkit.errors import OptionError
 from stiefelkit.functional import cayley, skew_size
 from stiefelkit.scan import scan
 from stiefelkit.testing import cases, seeds
-from stiefelkit.testing.derivatives import of_free
+from stiefelkit.testing.numerical import of_free
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)

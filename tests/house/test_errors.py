@@ -25,12 +25,12 @@ def raised(call: Callable[[], Any]) -> Exception:
     return caught.value
 
 
-def linear(n: int = 4, **options: Any) -> nn.Module:
-    return sk.orthogonal(nn.Linear(n, n, dtype=options.pop("dtype", None)), "weight", **options)
+def linear(n: int = 4, weight: str = "weight", dtype: torch.dtype | None = None, **options: Any) -> nn.Module:
+    return sk.orthogonal(nn.Linear(n, n, dtype=dtype), weight, **options)
 
 
-def by_torch(n: int = 4, orthogonal_map: str | None = None, **options: Any) -> nn.Module:
-    return of_torch.orthogonal(nn.Linear(n, n), "weight", orthogonal_map, use_trivialization=False, **options)
+def by_torch(n: int = 4, parametrization: str | None = None, weight: str = "weight", **options: Any) -> nn.Module:
+    return of_torch.orthogonal(nn.Linear(n, n), weight, parametrization, use_trivialization=False, **options)
 
 
 def assigned(layer: nn.Module, w: torch.Tensor) -> None:
@@ -41,6 +41,17 @@ def points(*rows: int) -> list[torch.Tensor]:
     return [nn.Parameter(torch.eye(n)[:, :2]) for n in rows or (4,)]
 
 
+def cayley_adam(frames: list[torch.Tensor], **options: Any) -> torch.optim.Optimizer:
+    return sk.optim.CayleyAdam(sk.optim.frames(frames), **options)
+
+
+def both(theirs: Any, ours: Any, act: Callable[[Any], Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """The same act on what torch has and on what stands in its place."""
+    return lambda: act(theirs), lambda: act(ours)
+
+
+RNN, LAYER = (nn.RNN, sk.nn.OrthogonalRNN), (by_torch, linear)
+CELL, ADAM = (nn.RNNCell, sk.nn.OrthogonalRNNCell), (torch.optim.Adam, cayley_adam)
 INPUTS = {
     "another width": (torch.zeros(5, 2, 7),),
     "another number of dimensions": (torch.zeros(1, 5, 2, 3),),
@@ -48,76 +59,41 @@ INPUTS = {
     "a batch of states": (ZEROS, torch.zeros(1, 3, 4)),
 }
 CELLS = {"another width": (torch.zeros(2, 5),), "another batch": (torch.zeros(2, 3), torch.zeros(3, 4))}
-RNNS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
-    ((3, 0), {}),
-    ((3, 4), {"foo": 1}),
-    ((3, 4), {"dropout": 2.0}),
-    ((3, 4), {"num_layers": 0}),
-]
+RNNS: list[tuple[int, dict[str, Any]]] = [(0, {}), (4, {"foo": 1}), (4, {"dropout": 2.0}), (4, {"num_layers": 0})]
 SETTINGS: list[dict[str, Any]] = [{"lr": -1}, {"foo": 1}, {"betas": (2, 0.9)}]
-Calls = tuple[Callable[[], Any], Callable[[], Any]]
-PAIRS: dict[str, Calls] = {
-    **{
-        f"RNN of {k}": (lambda x=x: nn.RNN(3, 4)(*x), lambda x=x: sk.nn.OrthogonalRNN(3, 4)(*x))
-        for k, x in INPUTS.items()
-    },
-    **{
-        f"cell of {k}": (lambda x=x: nn.RNNCell(3, 4)(*x), lambda x=x: sk.nn.OrthogonalRNNCell(3, 4)(*x))
-        for k, x in CELLS.items()
-    },
-    **{
-        f"RNN{a}{k}": (lambda a=a, k=k: nn.RNN(*a, **k), lambda a=a, k=k: sk.nn.OrthogonalRNN(*a, **k)) for a, k in RNNS
-    },
-    **{
-        f"Adam of {k}": (
-            lambda k=k: torch.optim.Adam(points(), **k),
-            lambda k=k: sk.optim.CayleyAdam(sk.optim.frames(points()), **k),
-        )
-        for k in SETTINGS
-    },
+COMPLEX, REFLECTION = torch.eye(4).to(torch.complex64), torch.diag(torch.tensor([-1.0, 1, 1, 1]))
+PAIRS = {
+    **{f"RNN of {k}": both(*RNN, lambda make, x=x: make(3, 4)(*x)) for k, x in INPUTS.items()},
+    **{f"cell of {k}": both(*CELL, lambda make, x=x: make(3, 4)(*x)) for k, x in CELLS.items()},
+    **{f"RNN of {n}, {k}": both(*RNN, lambda make, n=n, k=k: make(3, n, **k)) for n, k in RNNS},
+    **{f"Adam of {k}": both(*ADAM, lambda make, k=k: make(points(), **k)) for k in SETTINGS},
     "an unknown activation": (
         lambda: nn.RNN(3, 4, nonlinearity="foo"),
         lambda: sk.nn.OrthogonalRNN(3, 4, activation="foo"),
     ),
-    "an unknown weight": (
-        lambda: of_torch.orthogonal(nn.Linear(4, 4), "wieght"),
-        lambda: sk.orthogonal(nn.Linear(4, 4), "wieght"),
-    ),
-    "an unknown map": (lambda: by_torch(orthogonal_map="foo"), lambda: linear(parametrization="foo")),
-    "an unknown option": (lambda: by_torch(foo=1), lambda: linear(foo=1)),
-    "an assigned shape": (lambda: assigned(by_torch(), torch.eye(3)), lambda: assigned(linear(), torch.eye(3))),
-    "an assigned dtype": (
-        lambda: assigned(of_torch.orthogonal(nn.Linear(4, 4)), torch.eye(4).to(torch.complex64)),
-        lambda: assigned(linear(), torch.eye(4).to(torch.complex64)),
+    "an unknown weight": both(*LAYER, lambda make: make(weight="wieght")),
+    "an unknown map": both(*LAYER, lambda make: make(parametrization="foo")),
+    "an unknown option": both(*LAYER, lambda make: make(foo=1)),
+    "an assigned shape": both(*LAYER, lambda make: assigned(make(), torch.eye(3))),
+    "an assigned dtype": both(
+        lambda: of_torch.orthogonal(nn.Linear(4, 4)), linear, lambda make: assigned(make(), COMPLEX)
     ),
     "no right inverse": (
-        lambda: assigned(by_torch(orthogonal_map="cayley"), torch.eye(4)),
-        lambda: assigned(linear(parametrization="fourier", dtype=torch.complex64), torch.eye(4).to(torch.complex64)),
+        lambda: assigned(by_torch(parametrization="cayley"), torch.eye(4)),
+        lambda: assigned(linear(parametrization="fourier", dtype=torch.complex64), COMPLEX),
     ),
-    "a frame outside the image": (
-        lambda: assigned(by_torch(orthogonal_map="matrix_exp"), torch.diag(torch.tensor([-1.0, 1, 1, 1]))),
-        lambda: assigned(linear(parametrization="matrix_exp"), torch.diag(torch.tensor([-1.0, 1, 1, 1]))),
+    "a frame outside the image": both(*LAYER, lambda make: assigned(make(parametrization="matrix_exp"), REFLECTION)),
+    "a checkpoint of another shape": both(*LAYER, lambda make: make().load_state_dict(make(3).state_dict())),
+    "a checkpoint of a plain weight": both(*LAYER, lambda make: make().load_state_dict(nn.Linear(4, 4).state_dict())),
+    "an optimizer's checkpoint with other groups": both(
+        *ADAM, lambda make: make(points(4)).load_state_dict(make(points(4, 5)).state_dict())
     ),
-    "a checkpoint of another shape": (
-        lambda: by_torch().load_state_dict(by_torch(3).state_dict()),
-        lambda: linear().load_state_dict(linear(3).state_dict()),
-    ),
-    "a checkpoint of a plain weight": (
-        lambda: by_torch().load_state_dict(nn.Linear(4, 4).state_dict()),
-        lambda: linear().load_state_dict(nn.Linear(4, 4).state_dict()),
-    ),
-    "an optimizer's checkpoint with other groups": (
-        lambda: torch.optim.Adam(points(4)).load_state_dict(torch.optim.Adam(points(4, 5)).state_dict()),
-        lambda: sk.optim.CayleyAdam(sk.optim.frames(points(4))).load_state_dict(
-            sk.optim.CayleyAdam(sk.optim.frames(points(4, 5))).state_dict()
-        ),
-    ),
-    "a decomposition of NaN": (lambda: torch.linalg.svd(NAN), lambda: polar_factor(NAN)),
+    "a decomposition of NaN": both(torch.linalg.svd, polar_factor, lambda decompose: decompose(NAN)),
 }
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-def test_what_torch_raises_is_raised_here_too(pair: Calls) -> None:
+def test_what_torch_raises_is_raised_here_too(pair: Any) -> None:
     theirs, ours = map(raised, pair)
     kind = next(cls for cls in type(theirs).__mro__ if cls.__module__ == "builtins")
     assert isinstance(ours, kind), f"{theirs!r} and {ours!r}"

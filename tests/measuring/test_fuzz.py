@@ -33,15 +33,8 @@ def case(
     optimizer = {"free": ["sgd", {}], "frames": [frames, {}], "metric": "canonical", "mixed": True, "lr": 0.01}
     lives = [{"seed": 7 + i, **happening} for i, happening in enumerate(happens)]
     rates = ["StepLR", {"step_size": 2}]
-    return {
-        "seed": 3,
-        "tied": tied,
-        "precision": precision,
-        "layers": layers,
-        "optimizer": optimizer,
-        "scheduler": rates,
-        "events": lives,
-    }
+    of_all = {"seed": 3, "tied": tied, "precision": precision, "layers": layers, "scheduler": rates}
+    return {**of_all, "optimizer": optimizer, "events": lives}
 
 
 def happening(name: str, **options: Any) -> dict[str, Any]:

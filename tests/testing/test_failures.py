@@ -5,7 +5,6 @@ import warnings
 from typing import Any
 
 import pytest
-import torch
 
 from stiefelkit.parametrizations.cayley import Cayley
 from stiefelkit.testing import LawBroken, cases, check_parametrization, seeds
@@ -15,11 +14,6 @@ class Small(Cayley):
     @classmethod
     def examples(cls):
         return [((3, 3), {}), ((12, 12), {"precision": "fast"})]
-
-
-class Loose(Small):
-    def forward(self, skew, phase=None):
-        return super().forward(skew, phase) * (1 + 1e-3 * torch.rand(()))
 
 
 class Stretched(Small):
@@ -79,8 +73,7 @@ def test_a_line_for_a_class_that_cannot_be_imported_needs_it_in_scope():
 
 def test_a_failure_has_its_case_seed_figure_and_bound():
     (failure,) = failures(Stretched, ["frames"], only="Stretched-3x3-float64", offset=7)
-    for part in ("test_failures.Stretched, shape (3, 3), torch.float64, options {}", f"{seeds.OFFSET}=7"):
-        assert part in str(failure)
+    assert f"{seeds.OFFSET}=7" in failure.details
     assert failure.figure > failure.bound > 0  # type: ignore[operator]
 
 
@@ -91,25 +84,11 @@ def test_derivatives_that_fail_have_a_figure(cls, law):
         assert failure.figure > failure.bound  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("law", ["frames", "gradients", "linear", "batch", "pure"])
-def test_an_impure_map_is_called_impure_whatever_law_it_was_asked_for(law):
-    class Batched(Loose):
-        @classmethod
-        def examples(cls):
-            return [((2, 3, 3), {})]
-
-    cls = Batched if law == "batch" else Loose
-    for failure in failures(cls, [law]):
-        assert failure.law == "pure"
-        assert "two calls that differ" in failure.found
-
-
 def test_all_failures_are_listed_once_each():
     found = failures(Stretched, ["frames", "round_trip"])
     assert len({(failure.law, failure.where) for failure in found}) == len(found)
     names = {str(case) for case in cases(Stretched)}
     assert {failure.where for failure in found if failure.law == "frames"} == names
-    assert {failure.law for failure in failures(Loose, ["frames", "gradients", "linear"])} == {"pure"}
 
 
 def test_the_decay_that_a_law_asks_for_is_not_warned_of():

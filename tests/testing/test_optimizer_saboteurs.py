@@ -1,7 +1,6 @@
 """Each law of optimizers catches one that breaks it, and names itself."""
 
 import dataclasses
-import math
 
 import pytest
 import torch
@@ -46,7 +45,7 @@ class Lowered(CayleySGD):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None and p.dim() == 2:
-                    p.grad = p.grad @ torch.eye(p.shape[1], dtype=p.dtype)
+                    p.grad = (p.grad @ torch.eye(p.shape[1], dtype=p.dtype)).to(p.dtype)
         return super().step(closure)
 
 
@@ -90,14 +89,16 @@ class Trusting(CayleySGD):
     """Loads what it is given."""
 
     def _check_state_dict(self, state_dict):
-        pass
+        return state_dict
 
 
 class Hasty(CayleySGD):
     """Moves the free parameters first."""
 
     def step(self, closure=None):
-        self._step_free()
+        free = [group for group in self.param_groups if group["manifold"] is None]
+        self._free.param_groups, self._free.state = free, self.state
+        self._step_of_free(self._free)
         return super().step(closure)
 
 
@@ -191,12 +192,12 @@ class Unchecked(CayleySGD):
 
 
 class Unscaled(CayleySGD):
-    """Takes lengths from sums of squares in the dtype of the frame."""
+    """Keeps squares of gradients, which may leave the range of the dtype."""
 
     def direction(self, group, bucket, w, g):
-        along, steps = super().direction({**group, "q": math.inf}, bucket, w, g)
-        along.rotation_norms = along.rotation.square().sum((-2, -1)).sqrt().reshape(-1).tolist()
-        return along, steps
+        bucket.state("exp_avg_sq")
+        bucket.stage("exp_avg_sq", g.square())
+        return super().direction(group, bucket, w, g)
 
 
 class Unnamed(CayleySGD):

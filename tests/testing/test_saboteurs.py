@@ -191,8 +191,8 @@ class WrongLinear(Small):
 class ForgetfulChart(Small):
     """Keeps a choice where state dicts do not look."""
 
-    def __init__(self, shape, **options: Any):
-        super().__init__(shape, **options)
+    def __init__(self, shape, *, dtype=None, device=None, precision="exact"):
+        super().__init__(shape, dtype=dtype, device=device, precision=precision)
         self.flip = 1.0
 
     def initial(self, scheme, generator=None):
@@ -392,22 +392,6 @@ def test_the_law_catches_its_saboteur(saboteur, law):
     with pytest.raises(LawBroken, match=f"^{law}: ") as caught:
         check_parametrization(saboteur, [law])
     assert {failure.law for failure in caught.value.failures} == {law}
-
-
-@pytest.mark.parametrize("law", ["threads", "round_trip", "compile"])
-def test_a_map_that_writes_is_called_impure_whatever_law_finds_it(law):
-    with pytest.raises(LawBroken) as caught:
-        check_parametrization(Counting, [law])
-    assert {failure.law for failure in caught.value.failures} == {"pure"}
-
-
-@pytest.mark.parametrize(
-    ("saboteur", "words"), [(Doubled, "forward returns"), (Unpaired, "dict"), (Undrawable, "initial")]
-)
-def test_a_broken_contract_is_named_whatever_law_finds_it(saboteur, words):
-    with pytest.raises(LawBroken, match=words) as caught:
-        check_parametrization(saboteur, ["frames", "precision", "functional_call"])
-    assert {failure.law for failure in caught.value.failures} == {"contract"}
 
 
 def test_failures_come_in_the_order_of_the_laws():
