@@ -150,7 +150,7 @@ def _to_coordinates(gu: Tensor, length: Tensor, sign: int = 1) -> Tensor:
     """Returns the packed gradient of reflectors before they were divided; that of a zero reflector is zero."""
     length = length.to(gu.dtype.to_real())
     if gu.shape[-2] == gu.shape[-1]:
-        gu[..., -1, -1] = 0  # a reflector of one entry is -1, whatever the entry
+        gu[..., -1, -1].zero_()  # a reflector of one entry is -1, whatever the entry
     return pack_trapezoid(gu.div_(length.clamp(min=torch.finfo(length.dtype).tiny).mul_(sign)))
 
 

@@ -138,10 +138,10 @@ class _CayleyConv(CoordinateParameters):
         """
         device, total = self.skew.device, math.prod(size)
         counts = [*size[:-1], size[-1] // 2 + 1]
-        f = torch.cartesian_prod(*(torch.arange(n, device=device) for n in counts)).view(-1, self.dims)
-        t = torch.tensor(self._offsets, device=device)
-        parts = torch.tensor([total // n for n in size], device=device)
-        turns = ((f * parts)[:, None] * t).sum(-1) % total
+        parts = (torch.arange(n, device=device) * (total // m) for n, m in zip(counts, size, strict=True))
+        offsets = (torch.arange(-((k - 1) // 2), k // 2 + 1, device=device) for k in self.kernel_size)
+        f, t = (torch.cartesian_prod(*each).view(-1, self.dims) for each in (parts, offsets))
+        turns = (f[:, None] * t).sum(-1) % total
         angle = turns.double() * (2 * math.pi / total)
         return angle.cos(), torch.where(2 * turns % total == 0, 0.0, -angle.sin())
 

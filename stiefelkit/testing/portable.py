@@ -149,6 +149,12 @@ def _renamed(state: dict[str, Any]) -> dict[str, Any]:
 
 
 class _RefusedOperators(TorchDispatchMode):
+    """Refuses reads and tensors made on the host, of which a graph cannot capture the copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[object] = []  # torch.tensor(...), lists as indices, numbers that are assigned to entries
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
@@ -157,7 +163,14 @@ class _RefusedOperators(TorchDispatchMode):
             isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]
         )
         require(name not in READS and not masked, f"{name} reads a value")
-        return func(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
+        parts = [(each,) if isinstance(each, Tensor) else each for each in (*args, *(kwargs or {}).values(), found)]
+        tensors = [t for part in parts if isinstance(part, tuple | list) for t in part if isinstance(t, Tensor)]
+        is_copied = len({t.device for t in tensors}) > 1 or any(t is made for t in tensors for made in self.made)
+        require(not is_copied or name == "fill_", f"{name} takes a tensor from the host")
+        if name == "lift_fresh":
+            self.made.append(found)
+        return found
 
 
 class _RefusedMethods(TorchFunctionMode):
@@ -174,13 +187,13 @@ class _RefusedMethods(TorchFunctionMode):
 
 @contextlib.contextmanager
 def refusing_reads() -> Iterator[None]:
-    """Context that takes on a CPU the road of other devices, and raises LawBroken where a value is read."""
+    """Context that takes on a CPU the road of other devices; raises LawBroken for reads and tensors of the host."""
     with without_reads(), _RefusedOperators(), _RefusedMethods():
         yield
 
 
 def law_reads(case: Case) -> None:
-    """Forward and backward read no value but on a CPU, and give what they give there."""
+    """Forward and backward read no value but on a CPU, copy nothing from there, and give what they give there."""
     param, coordinates = case.random(1.0)
     leaves = [c.detach().requires_grad_() for c in coordinates]
     g = case.normal(12)
@@ -189,6 +202,8 @@ def law_reads(case: Case) -> None:
         w = param(*leaves)
         return w.detach(), *torch.autograd.grad(w, leaves, g)
 
+    with without_reads():
+        run()  # constants are made at first use
     with refusing_reads():
         w, *gradients = run()
     expected, *expected_gradients = run()
@@ -199,12 +214,14 @@ def law_reads(case: Case) -> None:
 
 
 def law_meta(case: Case) -> None:
-    """Forward and backward run on the meta device, where tensors have a shape and no values."""
+    """Forward and backward run on the meta device, where tensors have no values, without tensors of a CPU."""
     param = case.cls(case.shape, dtype=case.dtype, device="meta", **dict(case.options))
     dtypes = coordinate_dtypes(param)
     like: dict[str, Any] = {"device": "meta", "requires_grad": True}
     leaves = [torch.empty(shape, dtype=dtypes[name], **like) for name, shape in param.coordinates.items()]
     w = param(*leaves)
+    with _RefusedOperators():
+        torch.autograd.grad(param(*leaves), leaves, w.detach())
     require(w.is_meta and w.shape == case.shape and w.dtype == case.dtype, f"it gives {tuple(w.shape)}, {w.dtype}")
     for name, leaf, g in zip(param.coordinates, leaves, torch.autograd.grad(w, leaves, w.detach()), strict=True):
         alike = g.is_meta and g.shape == leaf.shape and g.dtype == leaf.dtype

@@ -37,13 +37,37 @@ def test_reads_are_free_on_a_cpu_unless_the_thread_says_otherwise():
         lambda t: t[t > 0],
         lambda t: torch.equal(t, t.clone()),
         lambda t: torch.matrix_exp(t),
+        lambda t: t * torch.tensor(2.0),
+        lambda t: t.new_tensor([1.0, 2.0]) + t,
+        lambda t: t[[0, 1]],
+        lambda t: t[0, 0].__setitem__((), 2.0),
     ],
 )
-def test_a_read_is_refused(read):
+def test_a_read_or_a_tensor_made_on_the_host_is_refused(read):
     t = torch.ones(2, 2)
     read(t)
-    with pytest.raises(LawBroken, match="reads a value"), refusing_reads():
+    with pytest.raises(LawBroken, match=r"reads a value|from the host"), refusing_reads():
         read(t)
+
+
+LAYERS = {
+    "OrthogonalLinear": ((8, 8), (3, 8)), "HadamardLinear": ((12, 12), (3, 12)), "ModReLU": ((8,), (2, 8)),
+    "OrthogonalConv1d": ((4, 4, 3), (2, 4, 9)), "OrthogonalConvTranspose2d": ((4, 4, 3), (2, 4, 9, 9)),
+    "CayleyConv1d": ((4, 4, 3), (2, 4, 9)), "CayleyConv2d": ((4, 4, 3), (2, 4, 9, 9)),
+    **{name: ((5, 8), (7, 2, 5)) for name in ("GORU", "LRU", "LinearTransitionRNN", "OrthogonalRNN", "RotationRNN")},
+    **{name: ((5, 8), (7, 2, 5)) for name in ("LRUBlock", "RotationBlock")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_copy_nothing_from_the_host(name):
+    sizes, shape = LAYERS[name]
+    layer, x = getattr(sk.nn, name)(*sizes), torch.ones(shape)
+    for context in (without_reads, refusing_reads):  # constants are made at first use
+        with context():
+            y = layer(x)
+            y = y[0] if isinstance(y, tuple) else y
+            y.abs().sum().backward()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
