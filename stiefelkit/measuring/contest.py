@@ -62,11 +62,6 @@ class Schedule:
         """Returns the schedule of a part that gets this share, above 0, of the time left."""
         return Schedule(self.left * share, self._now)
 
-    def seconds_each(self, seconds: float, count: int) -> float:
-        """Returns the seconds for the samples of each of so many versions, at most those given."""
-        # As much again for the warm-up, and for others at work.
-        return min(seconds, max(self.left / (4 * count), 1e-6))
-
 
 @dataclass(frozen=True)
 class Row:
@@ -193,7 +188,8 @@ class Contest:
             {UNIT: unit, **runs},
             clock_of(device, config.cold),
             repeats=config.repeats,
-            seconds=self.schedule.seconds_each(config.seconds, len(runs) + 1),
+            # As much again for the warm-up, and for others at work.
+            seconds=min(config.seconds, max(self.schedule.left / (4 * (len(runs) + 1)), 1e-6)),
             watch=lambda done, rounds: self.watch(f"{self.subject}, {operation}", done, rounds),
             is_over=lambda: self.schedule.is_over,
         )

@@ -154,7 +154,7 @@ def own_implementations(
         enters |= {APART: partial(_enter_apart, nullcontext), GROUPED: partial(_enter_apart, grouped)}
     classes, found = available(), {}
     for name in names or classes:
-        taken = {key: value for key, value in options.items() if key in options_of(classes[name])}
+        taken = {key: value for key, value in options.items() if key in option_names(classes[name])}
         for precision in (one for one in classes[name].precisions if not precisions or one in precisions):
             words = ", ".join([precision, *(f"{key}={value}" for key, value in taken.items())])
             layer = partial(_layer, name, precision, taken)
@@ -176,11 +176,6 @@ def near_orthogonal() -> list[str]:
         with suppress(StiefelkitError):
             names += [] if cls((4, 4), dtype=dtype_of(cls, torch.float32)).traits.exact else [name]
     return names
-
-
-def options_of(cls: type[OrthogonalParam]) -> list[str]:
-    """Returns the names of the options that a parametrization has besides those of the contract."""
-    return [name for name in option_names(cls) if name != "precision"]
 
 
 def _enter(make: Callable[[FrameProblem], Holder], problem: FrameProblem) -> Entry:

@@ -140,7 +140,8 @@ class ParametrizationRace(FramePlan):
     memory: bool = False
 
     def __post_init__(self) -> None:
-        from stiefelkit.measuring.implementations import OPERATIONS, options_of
+        from stiefelkit.contract.table import option_names
+        from stiefelkit.measuring.implementations import OPERATIONS
         from stiefelkit.weights.attach import available
 
         super().__post_init__()
@@ -151,7 +152,9 @@ class ParametrizationRace(FramePlan):
         known_words(SUBJECT, "parametrization", self.parametrizations, available())
         classes = [cls for name, cls in available().items() if name in (self.parametrizations or available())]
         known_words(SUBJECT, "precision", self.precisions, {*PRECISIONS}.union(*(cls.precisions for cls in classes)))
-        known_words(SUBJECT, "option", self.options, {option for cls in classes for option in options_of(cls)})
+        known_words(
+            SUBJECT, "option", self.options, {name for cls in classes for name in option_names(cls)} - {"precision"}
+        )
         wanted = f"a parametrization with precision {' or '.join(self.precisions)}"
         needs(bool(self.implementations()), OptionError, SUBJECT, wanted, "none of those")
 
@@ -421,7 +424,6 @@ class ReportPlan(Machine):
         sections: some of drift, time and scan, separated by commas; all if left out.
         peers: measure other implementations too.
         dtype: float32, float64, complex64 or complex128; maps that are complex only are measured as such.
-        scale: how much of each; that of `full` or `quick` if left out.
     """
 
     full: bool = False
@@ -429,7 +431,6 @@ class ReportPlan(Machine):
     sections: tuple[str, ...] = ()
     peers: bool = True
     dtype: str = "float32"
-    scale: Annotated[Scale | None, Parameter(parse=False)] = None
 
     subject: ClassVar[str] = "The report"
 
@@ -447,7 +448,7 @@ class ReportPlan(Machine):
         """Returns the plan of a section."""
         from stiefelkit.measuring.moved_frames import peer_optimizers
 
-        scale = (self.scale or (FULL if self.full else QUICK if self.quick else USUAL))[section]
+        scale = (FULL if self.full else QUICK if self.quick else USUAL)[section]
         place: dict[str, Any] = {"device": self.device, "threads": self.threads, "seed": self.seed, **scale}
         if section == "scan":
             dtype = "float64" if self.dtype in ("float64", "complex128") else "float32"

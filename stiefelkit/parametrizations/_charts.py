@@ -24,11 +24,6 @@ def component_of_product(*factors: Component) -> Component:
     return "chart" if "chart" in factors else "rotations"
 
 
-def unit_signs(shape: Sequence[int], device: torch.device | str | None = None) -> Tensor:
-    """Returns the signs of D = I as a buffer."""
-    return torch.ones(*shape, dtype=torch.int8, device=device)
-
-
 def diagonal_coordinates(d: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """Returns D as an inverse does: phases as a coordinate if complex, signs as chart if real."""
     return ((d.angle(),), {}) if d.is_complex() else ((), {"signs": torch.where(d < 0, -1, 1).to(torch.int8)})

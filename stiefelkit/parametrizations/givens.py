@@ -28,7 +28,7 @@ from stiefelkit.functional._packing import complex_of
 from stiefelkit.init import device_of, symmetric
 from stiefelkit.metrics import permitted_error, rounding_limit
 from stiefelkit.numbers import integer, one_of, optional
-from stiefelkit.parametrizations._charts import check_signs, component, diagonal_coordinates, unit_signs
+from stiefelkit.parametrizations._charts import check_signs, component, diagonal_coordinates
 from stiefelkit.tensors import coordinate_dtype, dtype_of_parts
 
 _Angles = tuple[Tensor, Tensor | None, Tensor]
@@ -179,7 +179,7 @@ class Givens(OrthogonalParam):
         self.mesh = _Fft(n) if layout == "fft" else _BrickWall(n, n if layers is None else layers)
         self.layers, self.rotations = self.mesh.layers, self.mesh.rotations
         if not self.is_complex:
-            self.register_buffer("signs", unit_signs(self.shape[:-1], device))
+            self.register_buffer("signs", torch.ones(*self.shape[:-1], dtype=torch.int8, device=device))
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: object) -> str | None:

@@ -18,10 +18,10 @@ from stiefelkit.functional import (
     trapezoid_size,
     unpack_trapezoid,
 )
-from stiefelkit.init import device_of, gaussian, symmetric
+from stiefelkit.init import gaussian, symmetric
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.numbers import integer, optional
-from stiefelkit.parametrizations._charts import check_signs, component, diagonal_coordinates, unit_signs
+from stiefelkit.parametrizations._charts import check_signs, component, diagonal_coordinates
 from stiefelkit.tensors import coordinate_dtype, dtype_of_parts
 
 
@@ -83,7 +83,7 @@ class Householder(OrthogonalParam):
         reflections = optional(integer(1, p, "p")).require("Householder", "reflections", reflections)
         self.reflections: int = p if reflections is None else reflections
         if not self.is_complex:
-            self.register_buffer("signs", unit_signs((*self.shape[:-2], p), device))
+            self.register_buffer("signs", torch.ones(*self.shape[:-2], p, dtype=torch.int8, device=device))
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
@@ -218,7 +218,7 @@ class Householder(OrthogonalParam):
             return super().initial(scheme, generator)
         (*batch, n, p), k = self.shape, self.reflections
         drawn = [gaussian(shape, generator) for shape in self.coordinates.values()]
-        signs = unit_signs((*batch, p), device_of(generator))
+        signs = torch.ones(*batch, p, dtype=torch.int8, device=drawn[0].device)
         if scheme == "mhammedi":
             u = unpack_trapezoid(drawn[0], n, k, self.is_complex)
             u = u / torch.linalg.vector_norm(u, dim=-2, keepdim=True)
@@ -236,8 +236,8 @@ class Householder(OrthogonalParam):
         needs(k % 2 == 0, OptionError, "Householder", 'an even number of reflections for init="paired"', k)
         u = unpack_trapezoid(gaussian(self.coordinates["reflectors"], generator), n, k, self.is_complex)
         u[..., 0::2] = u[..., 1::2]
-        reflectors, signs = pack_trapezoid(u), unit_signs((*batch, p), device_of(generator))
+        reflectors = pack_trapezoid(u)
         if not self.is_complex:
-            return (reflectors,), {"signs": signs}
+            return (reflectors,), {"signs": torch.ones(*batch, p, dtype=torch.int8, device=u.device)}
         phase = torch.zeros(self.coordinates["phase"], dtype=reflectors.dtype, device=reflectors.device)
         return (reflectors, phase), {}

@@ -24,7 +24,7 @@ PLANS = {
     "bench parametrizations": ParametrizationRace,
     "bench scan": ScanRace,
 } | {f"train {name}": tasks.get(name) for name in tasks.names()}
-HIDDEN = ("scale", "named_peers")
+HIDDEN = ("named_peers",)
 
 
 @pytest.mark.parametrize("command", PLANS)

@@ -11,32 +11,25 @@ from stiefelkit import models
 from stiefelkit.weights.coordinate_list import CoordinateList
 
 INPUTS, UNITS, STEPS = 3, 4, 5
-VECTORS, SEQUENCES = (2, INPUTS), (STEPS, 2, INPUTS)
-
-MODULES: dict[str, Any] = {
-    "CayleyConv2d": (lambda: sk.nn.CayleyConv2d(INPUTS, UNITS, 2, device="meta"), (2, INPUTS, 4, 4)),
-    "GORU": (lambda: sk.nn.GORU(INPUTS, UNITS, device="meta"), SEQUENCES),
-    "LRU": (lambda: sk.nn.LRU(INPUTS, UNITS, device="meta"), SEQUENCES),
-    "LRUBlock": (lambda: sk.nn.LRUBlock(INPUTS, UNITS, device="meta"), (2, STEPS, INPUTS)),
-    "LinearTransitionRNN": (lambda: sk.nn.LinearTransitionRNN(INPUTS, UNITS, device="meta"), SEQUENCES),
-    "ModReLU": (lambda: sk.nn.ModReLU(INPUTS, device="meta"), VECTORS),
-    "OrthogonalConv2d": (lambda: sk.nn.OrthogonalConv2d(INPUTS, UNITS, 3, device="meta"), (2, INPUTS, 4, 4)),
-    "OrthogonalConvTranspose2d": (
-        lambda: sk.nn.OrthogonalConvTranspose2d(INPUTS, UNITS, 3, device="meta"),
-        (2, INPUTS, 4, 4),
-    ),
-    "OrthogonalLinear": (lambda: sk.nn.OrthogonalLinear(INPUTS, UNITS, device="meta"), VECTORS),
-    "OrthogonalRNN": (lambda: sk.nn.OrthogonalRNN(INPUTS, UNITS, 2, bidirectional=True, device="meta"), SEQUENCES),
-    "OrthogonalRNNCell": (lambda: sk.nn.OrthogonalRNNCell(INPUTS, UNITS, device="meta"), VECTORS),
-    "RotationBlock": (lambda: sk.nn.RotationBlock(INPUTS, UNITS, device="meta"), (2, STEPS, INPUTS)),
-    "RotationRNN": (lambda: sk.nn.RotationRNN(INPUTS, UNITS, device="meta"), SEQUENCES),
-    "adapt": (
-        lambda: sk.nn.adapt(
-            torch.nn.Sequential(torch.nn.Linear(INPUTS, UNITS, device="meta")), "0.weight", block_size=INPUTS
-        ),
-        VECTORS,
-    ),
+VECTORS, SEQUENCES, BATCHES = (2, INPUTS), (STEPS, 2, INPUTS), (2, STEPS, INPUTS)
+IMAGES = (2, INPUTS, 4, 4)
+BOTH = (INPUTS, UNITS)
+MODULES: dict[str, tuple[tuple[int, ...], dict[str, Any], tuple[int, ...]]] = {
+    "CayleyConv2d": ((*BOTH, 2), {}, IMAGES),
+    "GORU": (BOTH, {}, SEQUENCES),
+    "LRU": (BOTH, {}, SEQUENCES),
+    "LRUBlock": (BOTH, {}, BATCHES),
+    "LinearTransitionRNN": (BOTH, {}, SEQUENCES),
+    "ModReLU": ((INPUTS,), {}, VECTORS),
+    "OrthogonalConv2d": ((*BOTH, 3), {}, IMAGES),
+    "OrthogonalConvTranspose2d": ((*BOTH, 3), {}, IMAGES),
+    "OrthogonalLinear": (BOTH, {}, VECTORS),
+    "OrthogonalRNN": ((*BOTH, 2), {"bidirectional": True}, SEQUENCES),
+    "OrthogonalRNNCell": (BOTH, {}, VECTORS),
+    "RotationBlock": (BOTH, {}, BATCHES),
+    "RotationRNN": (BOTH, {}, SEQUENCES),
 }
+"""Name to arguments, options, and the shape of an input."""
 
 
 @pytest.fixture
@@ -47,8 +40,14 @@ def a_map_takes_coordinates_without_values(monkeypatch):
 @pytest.mark.usefixtures("a_map_takes_coordinates_without_values")
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_make_everything_on_the_device_they_are_given(name):
-    make, shape = MODULES[name]
-    check_that_all_is_on_meta(make(), shape)
+    sizes, options, shape = MODULES[name]
+    check_that_all_is_on_meta(getattr(sk.nn, name)(*sizes, **options, device="meta"), shape)
+
+
+@pytest.mark.usefixtures("a_map_takes_coordinates_without_values")
+def test_an_adapter_is_on_the_device_of_its_weight():
+    net = torch.nn.Sequential(torch.nn.Linear(INPUTS, UNITS, device="meta"))
+    check_that_all_is_on_meta(sk.nn.adapt(net, "0.weight", block_size=INPUTS), VECTORS)
 
 
 @pytest.mark.usefixtures("a_map_takes_coordinates_without_values")

@@ -30,7 +30,9 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def found() -> Record:
-    return list(gather(ReportPlan(scale=TINY, seed=seeds.seed()), "stiefelkit report"))[-1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plans, "USUAL", TINY)
+        return list(gather(ReportPlan(seed=seeds.seed()), "stiefelkit report"))[-1]
 
 
 @pytest.fixture(scope="module")
