@@ -28,7 +28,6 @@ from stiefelkit.nn.frozen import (
     obstacle,
     reference_tensor,
     size_of,
-    weight_of,
 )
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import above, as_python_number, at_least, integer, one_of
@@ -54,7 +53,7 @@ class Rotation(nn.Module):
     dropout = 0.0
 
     def __init__(
-        self, shape: tuple[int, ...], inner: Parametrization, init: str, factory: Any, options: Mapping[str, Any]
+        self, shape: tuple[int, ...], inner: Parametrization, init: Any, factory: Any, options: Mapping[str, Any]
     ):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(shape, **factory))
@@ -181,12 +180,12 @@ class Adapter(Replacement):
     @property
     def weight(self) -> Tensor:
         """The changed weight, worked out in float64 at each read and rounded once, with gradients."""
-        return self._product("weight")
+        return self._wide().to(self.base.weight.dtype) if self.merged is None else self.merged
 
     def merge(self) -> None:
         """Makes the layer read `weight`, computed once; refused where the layer computes more than W x + b."""
         if self.merged is None:
-            self.merged = self._finite_product("merge")
+            self.merged = self._finite_weight()
 
     def unmerge(self) -> None:
         """Forgets `merged`: the layer reads the frozen weight and the change again."""
@@ -194,9 +193,8 @@ class Adapter(Replacement):
 
     def folded(self) -> nn.Module:
         """Returns a new plain layer with `weight` and the bias, frozen as the old one; raises what `merge` does."""
-        if not is_itself(self):
-            self._refuse("an adapter with hooks or a forward put over its own; remove them first", "folded")
-        w, base = nn.Parameter(self._finite_product("folded"), False), self.base
+        self._refuse(None if is_itself(self) else "an adapter with hooks or another forward; remove them first")
+        w, base = nn.Parameter(self._finite_weight(), False), self.base
         if self._layout != Layout():
             return copy.deepcopy(base, {id(base.weight): w}).train(self.training)
         dense = nn.Linear(*w.shape[::-1], bias=base.bias is not None, device="meta", dtype=w.dtype)
@@ -214,38 +212,33 @@ class Adapter(Replacement):
             return self.unmerged(x, *args, **options)
         is_training = self.training and torch.is_grad_enabled()
         needs(not is_training, OptionError, type(self).__name__, "adapter.unmerge() before training", "a merged one")
-        self._refuse(obstacle(self.base), "forward while merged")
+        self._refuse(obstacle(self.base))
         return applied(self.base, self.merged, x)
 
-    def _product(self, who: str) -> Tensor:
-        return self._wide(who).to(self.base.weight.dtype) if self.merged is None else self.merged
-
-    def _wide(self, who: str) -> Tensor:
+    def _wide(self) -> Tensor:
         """Returns the weight of the layer with all changes, in float64."""
         if isinstance(self.layer, Adapter):
-            self._refuse(None if is_itself(self.layer) else "an adapter with hooks; remove them first", who)
-            w = self.layer._wide(who)
+            self._refuse(None if is_itself(self.layer) else "an adapter with hooks; remove them first")
+            w = self.layer._wide()
         else:
-            self._refuse(beyond_affine(self.layer), who)
+            self._refuse(beyond_affine(self.layer))
             w = self.base.weight.to(working_dtype(self.base.weight.dtype))
         if not self.is_on:
             return w
         parts = [child for name, child in self.named_children() if name != "layer"]
-        self._refuse(None if all(map(is_itself, parts)) else "a rotation with hooks; remove them first", who)
+        self._refuse(None if all(map(is_itself, parts)) else "a rotation with hooks; remove them first")
         return self.changed(w)
 
-    def _finite_product(self, who: str) -> Tensor:
-        """Returns a copy of the product that is in no graph, and that inference mode does not limit."""
+    def _finite_weight(self) -> Tensor:
+        """Returns a copy of the weight that is in no graph, and that inference mode does not limit."""
         with torch.inference_mode(False), torch.no_grad():
-            w = self._product(who).clone(memory_format=torch.contiguous_format)  # as safetensors wants
+            w = self.weight.clone(memory_format=torch.contiguous_format)  # as safetensors wants
         got = "NaN or infinity in their product; load an earlier state first"
-        is_finite = bool(w.isfinite().all())
-        needs(is_finite, NonFiniteError, f"{type(self).__name__}.{who}", "a finite weight and adapter", got)
+        needs(bool(w.isfinite().all()), NonFiniteError, type(self).__name__, "a finite weight and adapter", got)
         return w
 
-    def _refuse(self, found: str | None, who: str) -> None:
-        who = f"{type(self).__name__}.{who}"
-        needs(found is None, OptionError, who, "a layer of one weight and a bias, W x + b", found)
+    def _refuse(self, found: str | None) -> None:
+        needs(found is None, OptionError, type(self).__name__, "a layer of one weight and a bias, W x + b", found)
 
     def extra_repr(self) -> str:
         """Returns the name, and what the adapter does at present."""
@@ -323,7 +316,7 @@ class OrthogonalAdapter(Adapter):
         if side != "patches":
             return self.features(side)
         is_conv = issubclass(kind, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-        self._refuse(beyond_affine(self.base) if is_conv else f"{kind.__name__}, no convolution", "patches")
+        self._refuse(beyond_affine(self.base) if is_conv else f"{kind.__name__}, no convolution")
         return self.base.weight[0].numel()
 
     def _turn_by(self, rotation: Rotation, dropout: float) -> None:
@@ -347,13 +340,13 @@ class OrthogonalAdapter(Adapter):
         if self.side == "in":
             return self.layer(along(self.rotation, x, dim), *args, **options)
         if self.side == "patches":
-            self._refuse(obstacle(self.base), "forward")
-            w = weight_of(self.layer)
+            self._refuse(obstacle(self.base))
+            w = attribute(self.layer, "weight")
             rows, r = w.flatten(1), self.rotation.matrix
             turned = self.rotation.dropped((rows.to(r.dtype) @ r).to(w.dtype), rows)
             return applied(self.base, turned.view_as(w), x)
         if not has_own_forward(self.layer) and is_itself(self.layer) and self._layout == Layout():
-            y = along(self.rotation, F.linear(x, weight_of(self.layer)), dim)
+            y = along(self.rotation, F.linear(x, attribute(self.layer, "weight")), dim)
             return y if self.bias is None else y + self.bias.to(y.dtype)
         y = self.layer(x, *args, **options)
         if self.bias is None:

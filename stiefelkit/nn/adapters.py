@@ -42,26 +42,24 @@ class TrainedCopy(Replacement):
             return super().__getattr__(name)
         return getattr(self.active, name)
 
-    def copies(self) -> list["TrainedCopy"]:
-        """Returns this copy, and those of the same module that were made before."""
-        inner = self.layer.copies() if isinstance(self.layer, TrainedCopy) else []
-        return [self, *inner]
+    def check_alone(self, chosen: Iterable[str] | None = None) -> None:
+        """Raises OptionError for two adapters, on or chosen, with a copy of this module: one alone would train."""
+        copies: list[TrainedCopy] = [self]
+        while isinstance(inner := copies[-1].layer, TrainedCopy):
+            copies.append(inner)
+        names = [other.name for other in copies if (other.is_on if chosen is None else other.name in chosen)]
+        got = f"those of {names}; sk.nn.use_adapters(model, name) switches the others off"
+        needs(len(names) < 2, OptionError, "modules_to_save", "one copy of a module that is on", got)
 
     def forward(self, *args: object, **options: object) -> Any:
         """Calls the copy, or the module if it is off."""
-        _check_alone([other.name for other in self.copies() if other.is_on])
+        self.check_alone()
         return self.active(*args, **options)
 
     def folded(self) -> nn.Module:
         """Returns the module that is called."""
-        _check_alone([other.name for other in self.copies() if other.is_on])
+        self.check_alone()
         return self.active.folded() if isinstance(self.active, Replacement) else self.active
-
-
-def _check_alone(names: list[str]) -> None:
-    """Raises OptionError for two adapters that are on with a copy of one module, of which one alone would train."""
-    got = f"those of {names}; sk.nn.use_adapters(model, name) switches the others off"
-    needs(len(names) < 2, OptionError, "modules_to_save", "one copy of a module that is on", got)
 
 
 class Site(NamedTuple):
@@ -177,7 +175,7 @@ def use_adapters(model: nn.Module, names: str | Iterable[str]) -> None:
     held = replacements(model, "use_adapters", *chosen)
     for other in held:
         if isinstance(other, TrainedCopy):
-            _check_alone([one.name for one in other.copies() if one.name in chosen])
+            other.check_alone(chosen)
     for other in held:
         other.unmerge()
         other.is_on = other.name in chosen

@@ -1,7 +1,7 @@
 """Decoders whose residual stream can be rotated: the places of their layers, by families."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -15,20 +15,29 @@ __all__ = ["Decoder", "Heads", "RotationSites", "decoders", "rotation_sites"]
 
 @dataclass(frozen=True)
 class Decoder:
-    """The places of the layers of a family of decoders, as names inside its base model, and inside of a block."""
+    """The places of the layers of a family of decoders, as names inside its base model, and inside of a block.
+
+    Those that are left out are Llama's.
+    """
 
     classes: tuple[str, ...]  #: names of the classes of base models, "LlamaModel"
-    embeddings: tuple[str, ...]  #: what writes the residual stream first
-    blocks: str  #: the list of blocks
-    norms: Mapping[str, tuple[str, ...]]  #: norm to what reads it, in a block
-    writers: tuple[str, ...]  #: layers of a block whose outputs are added to the stream
-    final: str  #: the norm in front of the head, which is the model's output embedding
-    value: str  #: the layer of a block that makes the values of attention
-    output: str  #: the layer that reads attended values
+    embeddings: tuple[str, ...] = ("embed_tokens",)  #: what writes the residual stream first
+    blocks: str = "layers"  #: the list of blocks
+    norms: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: {
+            "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
+        }
+    )  #: norm to what reads it, in a block
+    writers: tuple[str, ...] = ("self_attn.o_proj", "mlp.down_proj")
+    """Layers of a block whose outputs are added to the stream."""
+    final: str = "norm"  #: the norm in front of the head, which is the model's output embedding
+    value: str = "self_attn.v_proj"  #: the layer of a block that makes the values of attention
+    output: str = "self_attn.o_proj"  #: the layer that reads attended values
     values: Literal["all", "last", "by_head"] = "all"
     """Rows of `value` that are values: all, the last (after queries and keys), or those at the end of each head of keys
     (after its queries and keys)."""
-    downs: tuple[str, ...] = ()  #: layers of a block that read the inner features of an MLP
+    downs: tuple[str, ...] = ()  #: layers of a block that read the inner features of an MLP, none if left out
 
 
 @dataclass(frozen=True)
@@ -114,18 +123,7 @@ GPT_NEOX = Decoder(
 )
 """GPT-NeoX and Pythia: layer norms, queries, keys and values of each head together, attention beside the MLP."""
 LLAMA = Decoder(
-    classes=("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "GemmaModel"),
-    embeddings=("embed_tokens",),
-    blocks="layers",
-    norms={
-        "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
-    },
-    writers=("self_attn.o_proj", "mlp.down_proj"),
-    final="norm",
-    value="self_attn.v_proj",
-    output="self_attn.o_proj",
-    downs=("mlp.down_proj",),
+    classes=("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "GemmaModel"), downs=("mlp.down_proj",)
 )
 """Llama and its like: separate projections, root mean squares, gated MLPs."""
 PHI3 = replace(

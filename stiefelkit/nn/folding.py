@@ -143,7 +143,7 @@ def write(
             continue
         like = site.layer.get_parameter("weight") if old is None else old
         site.layer.register_parameter(name, nn.Parameter(value.to(like.dtype), like.requires_grad))
-        config = config_of(model)
+        config = attribute(model, "config")
         if old is not None and attribute(config, "tie_word_embeddings"):
             config.tie_word_embeddings = False
     for own in affine.values():
@@ -171,11 +171,6 @@ def is_norm(module: nn.Module, n: int) -> bool:
         return False
     weight = held_parameters(module).get("weight")
     return (weight is not None and weight.shape == (n,)) or attribute(module, "normalized_shape") == (n,)
-
-
-def config_of(model: nn.Module | None) -> Any:
-    """Returns the configuration of a model of transformers, None where there is none."""
-    return attribute(model, "config")
 
 
 def kind_of(module: nn.Module) -> str:

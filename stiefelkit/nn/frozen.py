@@ -52,13 +52,6 @@ def inside_peft(layer: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else layer
 
 
-def weight_of(layer: nn.Module) -> Tensor:
-    """Returns the weight of a layer that is known to have one."""
-    w = tensor_of(layer, "weight")
-    assert w is not None
-    return w
-
-
 def tensor_of(layer: nn.Module, name: str) -> Tensor | None:
     """Returns an attribute of a layer if it is a tensor."""
     found = attribute(layer, name)
@@ -128,7 +121,7 @@ def beyond_affine(layer: nn.Module) -> str | None:
     found = obstacle(layer) or beyond_one_matrix(layer)
     if found is not None or not has_own_forward(layer):
         return found
-    layout, w, b = layout_of(layer), weight_of(layer), tensor_of(layer, "bias")
+    layout, w, b = layout_of(layer), attribute(layer, "weight"), tensor_of(layer, "bias")
     if layout is None or layout.inputs is None or w.dim() != 2:
         return f"{type(layer).__name__}, whose forward is not torch's"
     w = w if layout.axes == (1, 0) else w.mT

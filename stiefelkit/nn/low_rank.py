@@ -11,7 +11,7 @@ from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import NonFiniteError, OptionError, needs
 from stiefelkit.nn.adapter import Adapter, Rotation, identity_scheme
-from stiefelkit.nn.frozen import Layout, beyond_one_matrix, inside_peft, weight_of
+from stiefelkit.nn.frozen import Layout, attribute, beyond_one_matrix, inside_peft
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import as_python_number, integer
 from stiefelkit.tensors import working_dtype
@@ -90,7 +90,7 @@ class PrincipalAdapter(_LowRank):
         super().__init__(layer, name, rank, inner, given)
         found = beyond_one_matrix(inside_peft(self.base))
         needs(found is None, OptionError, "PrincipalAdapter", "singular vectors of a weight", found)
-        w = weight_of(layer)
+        w = attribute(layer, "weight")
         is_finite = w.is_meta or bool(w.isfinite().all())
         needs(is_finite, NonFiniteError, "PrincipalAdapter", "a finite weight", "NaN or infinity in it")
         with torch.no_grad():

@@ -21,13 +21,30 @@ from stiefelkit.files import checked_cast, importing, parse_tensors, read_file, 
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter
 from stiefelkit.nn.adapters import Site, TrainedCopy, base_state, put_on, replacements, sites_of, to_save
 from stiefelkit.nn.frozen import attribute
-from stiefelkit.nn.peft_formats import FORMATS, Written, read, written
-from stiefelkit.numbers import integer
+from stiefelkit.nn.peft_formats import FORMATS, read, written
+from stiefelkit.numbers import Check, integer, one_of
 from stiefelkit.weights.find import check_module
 
 _CONFIG, _TENSORS, _PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
-_LISTS = {"target_modules": str, "exclude_modules": str, "modules_to_save": str, "layers_to_transform": int}
 _HEADS = ("classifier", "score", "qa_outputs")  # which PEFT adds to modules_to_save, by the task, for any model
+
+
+def _list_of(kind: type, *alone: type) -> Check:
+    def holds(given: object) -> bool:
+        is_list = isinstance(given, list) and all(isinstance(one, kind) for one in given)
+        return given is None or is_list or isinstance(given, alone)
+
+    return Check("a list of {key}", holds)
+
+
+_ENTRIES = {
+    "bias": ("none", one_of("none")),
+    "target_modules": (None, _list_of(str, str)),
+    "exclude_modules": (None, _list_of(str, str)),
+    "layers_to_transform": (None, _list_of(int, int)),
+    "modules_to_save": (None, _list_of(str)),
+}
+"""Entries of all methods, with PEFT's defaults."""
 
 
 def load_peft(model: nn.Module, folder: str | os.PathLike[str], name: str = "default") -> nn.Module:
@@ -56,35 +73,35 @@ def load_peft(model: nn.Module, folder: str | os.PathLike[str], name: str = "def
         missing = [title for title in groups if title not in sites]
         needs(not missing, CheckpointError, "It", "the base that it is of", f"a model without {', '.join(missing[:3])}")
         saved = _modules_to_save(model, sites, rest, config["modules_to_save"] or ())
-        adapted = {id(sites[title].layer) for title in groups}
+        fresh = {id(sites[title].layer): sites[title] for title in groups}
+        needs(len(fresh) == len(groups), CheckpointError, "It", "each layer once", "one by two names")
         for title, site in sites.items():
             is_adapted, kinds = _is_adapted(config, title), (*FORMATS[kind].keys.values(),)
-            is_fit = is_adapted is not False if title in groups else not is_adapted or id(site.layer) in adapted
+            is_fit = is_adapted is not False if title in groups else not is_adapted or id(site.layer) in fresh
             got = f"{'some' if title in groups else 'none'} of {title}"
             wanted = "tensors of the layers of target_modules, exclude_modules and layers_to_transform"
             needs(is_fit or not isinstance(site.layer, kinds), CheckpointError, "It", wanted, got)
     for title in (*groups, *saved):
-        site = sites[title]
-        outermost: nn.Module = site.around[0] if site.around else site.layer
-        got = f"{title} in several, of which PEFT changes one"
-        needs(places[id(outermost)] < 2, OptionError, "load_peft", "layers in one place of the model", got)
-        is_free = all(other.name != name for other in site.around)
+        around = sites[title].around
+        is_once = places[id(around[0] if around else sites[title].layer)] < 2
+        needs(
+            is_once, OptionError, "load_peft", "layers in one place", f"{title} in several, of which PEFT changes one"
+        )
+        is_free = all(other.name != name for other in around)
         needs(is_free, OptionError, "load_peft", "a name= that is free", f"{shown(name)}, which {title} has")
+    far: dict[str, float] = {}
 
     def made(site: Site) -> OrthogonalAdapter:
         with importing("load_peft", f"{folder}, {site.name}{of_base}"), torch.no_grad():
-            return read(kind, site.layer, name, groups[site.name], config)
+            adapter = read(kind, site.layer, name, groups[site.name], config)
+        far.update({site.name: adapter.peft_distance} if adapter.peft_distance else {})
+        return adapter
 
-    fresh = {id(sites[title].layer): sites[title] for title in groups}
-    needs(len(fresh) == len(groups), CheckpointError, "load_peft", "each layer once in a file", "one by two names")
     model = put_on(model, fresh, to_save(model, list(saved), name, fresh.values()), name, made)
-    far: dict[str, float] = {}
     for site in sites_of(model):
         for other in site.around:
-            if other.name == name and isinstance(other, TrainedCopy) and site.name in saved:
+            if isinstance(other, TrainedCopy) and other.name == name and site.name in saved:
                 other.copy.load_state_dict(saved[site.name])
-            elif other.name == name and isinstance(other, OrthogonalAdapter) and other.peft_distance:
-                far[site.name] = other.peft_distance
     if far:
         worst = max(far, key=far.__getitem__)
         warnings.warn(
@@ -151,12 +168,13 @@ def _contents(sites: Sequence[Site], name: str) -> tuple[dict[str, Tensor], dict
     ends = tuple(f".{title}" for title in done)
     is_end = any(site.name.endswith(ends) and site.name not in done for site in sites)
     target = "|".join(map(re.escape, done)) if is_end else list(done)
-    config = _config(done) | {"target_modules": target, "modules_to_save": sorted(copies) or None}
+    config = _config({title: entries for title, (_, entries) in done.items()})
+    config |= {"target_modules": target, "modules_to_save": sorted(copies) or None}
     for title in copies:
         others = [site.name for site in sites if site.name.endswith(title) and site.name != title]
         got = f"{title} and {', '.join(others)}"
         needs(not others, OptionError, "save_peft", "modules_to_save of which no name ends another", got)
-    tensors = {f"{title}.{end}": t for title, w in done.items() for end, t in w.tensors.items()}
+    tensors = {f"{title}.{end}": t for title, (held_by, _) in done.items() for end, t in held_by.items()}
     tensors |= {f"{title}.{key}": t for title, state in copies.items() for key, t in state.items()}
     return tensors, config
 
@@ -176,19 +194,9 @@ def _files(given: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Ten
         kind = config.get("peft_type")
         is_known = isinstance(kind, str) and kind in FORMATS
         needs(is_known, CheckpointError, "It", f"a peft_type of {', '.join(FORMATS)}", shown(kind))
-        config = {"bias": "none", **config}
-        needs(config["bias"] == "none", CheckpointError, "It", 'bias="none"', shown(config["bias"]))
-        for key, of_entries in _LISTS.items():
-            found = config.setdefault(key, None)
-            is_one = key != "modules_to_save" and not isinstance(found, list)
-            is_known = found is None or isinstance(found, of_entries if is_one else list)
-            is_known &= not isinstance(found, list) or all(isinstance(entry, of_entries) for entry in found)
-            needs(is_known, CheckpointError, "It", f"a list of {key}", shown(found))
-            config[key] = [found] if type(found) is int else found
-        for key, (default, check) in FORMATS[kind].settings.items():
+        sizes = dict.fromkeys(FORMATS[kind].sizes, (0, integer(0)))
+        for key, (default, check) in {**_ENTRIES, **sizes, **FORMATS[kind].settings}.items():
             config[key] = check.require("It", key, config.get(key, default))
-        for key in FORMATS[kind].sizes:
-            config[key] = integer(0).require("It", key, config.get(key, 0))
     with importing("load_peft", folder / _TENSORS):
         return config, parse_tensors(read_file((folder / _TENSORS).resolve()))
 
@@ -221,9 +229,8 @@ def _modules_to_save(
             title = max(titles, key=len)
             saved.setdefault(title, {})[key.removeprefix(f"{title}.")] = value
             continue
-        there = base.get(key.replace(".base_layer.", "."))
-        is_same = there is not None and (there.shape, there.is_complex()) == (value.shape, value.is_complex())
-        is_same = there is not None and is_same and torch.equal(there.cpu(), value.to(there.dtype))
+        there = base.get(key.replace(".base_layer.", "."), torch.tensor(torch.nan, device="cpu"))
+        is_same = there.is_complex() == value.is_complex() and torch.equal(there.cpu(), value.to(there.dtype))
         wanted = "tensors of adapters, of modules_to_save and of the base"
         needs(is_same, CheckpointError, "It", wanted, f"{key} of {value.dtype} left over, which is not the model's")
     for title, state in saved.items():
@@ -235,7 +242,7 @@ def _modules_to_save(
     inside = {id(inner) for title in saved for inner in sites[title].layer.modules()}
     for pattern in patterns:
         named = [site for site in sites.values() if site.name and site.name.endswith(pattern)]
-        is_known = bool(named) or pattern in _HEADS
+        is_known = pattern in _HEADS or len(named) > 0
         needs(is_known, CheckpointError, "It", "modules_to_save that the base has", shown(pattern))
         for site in named:
             has_tensors = not site.layer.state_dict() or any(id(inner) in inside for inner in site.layer.modules())
@@ -246,13 +253,13 @@ def _modules_to_save(
 def _is_adapted(config: Mapping[str, Any], title: str) -> bool | None:
     """Returns whether PEFT adapts a layer of a name; None where a pattern says so: a stranger's may take for ever."""
     targets, excluded, layers = (config[key] for key in ("target_modules", "exclude_modules", "layers_to_transform"))
+    layers = [layers] if isinstance(layers, int) else layers or []
     numbers = {int(part) for part in title.split(".")[:-1] if part.isdecimal()}
 
     def is_in(names: object) -> bool:
         return isinstance(names, list) and f".{title}".endswith(tuple(f".{name}" for name in names))
 
-    is_left_out = isinstance(targets, list) and not is_in(targets)
-    if is_left_out or is_in(excluded) or (layers and numbers.isdisjoint(layers)):
+    if is_in(excluded) or (isinstance(targets, list) and not is_in(targets)) or (layers and numbers.isdisjoint(layers)):
         return False
     is_counted = not layers or (numbers <= {*layers} and re.match(r".*?\.[^.]*\.\d+\.", title))  # as PEFT counts
     is_saved = any(f".{name}." in f".{title}." for name in config["modules_to_save"] or ())
@@ -260,16 +267,14 @@ def _is_adapted(config: Mapping[str, Any], title: str) -> bool | None:
     return True if is_counted and not is_saved and not has_patterns else None
 
 
-def _config(done: Mapping[str, Written]) -> dict[str, Any]:
-    """Returns the configuration that all adapters have in common."""
+def _config(done: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the entries that all adapters have in common: one of their sizes, and all others."""
     first = next(iter(done.values()))
+    sizes = FORMATS[first["peft_type"]].sizes
     for title, other in done.items():
-        is_same = (other.kind, other.settings) == (first.kind, first.settings)
-        got = f"{other.kind} with {other.settings} at {title}, and {first.kind} with {first.settings}"
-        needs(is_same, OptionError, "save_peft", "adapters that differ by sizes alone", got)
-    keys = FORMATS[first.kind].sizes
-    common = [i for i in range(len(keys)) if len({other.sizes[i] for other in done.values()}) == 1]
-    got = f"{sorted({other.sizes for other in done.values()})}"
-    needs(len(common) > 0, OptionError, "save_peft", f"one {' or '.join(keys)} for all layers", got)
-    chosen = {key: first.sizes[i] if i == common[0] else 0 for i, key in enumerate(keys)}
-    return {"peft_type": first.kind, "bias": "none", "inference_mode": True, **first.settings, **chosen}
+        own = {key: value for key, value in other.items() if key not in sizes and first.get(key) != value}
+        needs(not own, OptionError, "save_peft", "adapters that differ by sizes alone", f"{own} at {title}")
+    common = [key for key in sizes if len({other[key] for other in done.values()}) == 1]
+    got = f"{sorted({tuple(map(other.get, sizes)) for other in done.values()})}"
+    needs(len(common) > 0, OptionError, "save_peft", f"one {' or '.join(sizes)} for all layers", got)
+    return {"bias": "none", "inference_mode": True, **first, **{key: 0 for key in sizes if key != common[0]}}

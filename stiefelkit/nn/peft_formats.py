@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.contract.param import load_chart_
-from stiefelkit.errors import CheckpointError, OptionError, needs
+from stiefelkit.errors import CheckpointError, OptionError, StiefelkitError, needs
 from stiefelkit.files import checked_cast
 from stiefelkit.functional import cayley, cayley_inverse, pack_skew, pack_trapezoid, unpack_skew, unpack_trapezoid
 from stiefelkit.functional._householder import trapezoidal_reflectors
@@ -52,24 +52,12 @@ FORMATS: Mapping[str, Format] = {
 """Methods by PEFT's `peft_type`."""
 
 
-class Written(NamedTuple):
-    """An adapter as PEFT has it: the method, tensors by the ends of their keys, sizes and settings."""
-
-    kind: str
-    tensors: Mapping[str, Tensor]
-    sizes: tuple[int, ...]
-    settings: Mapping[str, Any]
-
-
 def read(
     kind: str, layer: nn.Module, name: str, found: Mapping[str, Tensor], config: Mapping[str, Any]
 ) -> OrthogonalAdapter:
     """Returns the adapter around a layer that tensors are, by the entries of PEFT's configuration."""
     end = next(iter(found))
-    reason = _differs(kind, layer, end)
-    needs(reason is None, CheckpointError, kind, *(reason or ("", "")))
-    side = "out" if end.startswith("oft_embedding") else "patches" if isinstance(layer, nn.Conv2d) else "in"
-    layout, inner = layout_of(layer), inside_peft(layer)
+    side, layout, inner = _side(kind, CheckpointError, layer, end), layout_of(layer), inside_peft(layer)
     if layout is None or (layout.inputs is None) != (side == "out"):
         raise CheckpointError(f"{kind} needs a layer that {end} rotates, got {type(layer).__name__}.")
     m, inputs = size_of(inner, layout.outputs) or 0, size_of(inner, layout.inputs) or 0
@@ -148,8 +136,8 @@ def _series(q: Tensor, terms: int) -> Tensor:
     return total
 
 
-def written(adapter: Adapter, title: str) -> Written:
-    """Returns an adapter of a layer as PEFT has it."""
+def written(adapter: Adapter, title: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Returns the tensors of an adapter by the ends of PEFT's keys, and the entries of PEFT's configuration."""
     who = f"save_peft at {title or 'the model itself'}"
     if not isinstance(adapter, OrthogonalAdapter):
         raise OptionError(f"{who} needs a rotation, as OFT, BOFT and HRA are, got {type(adapter).__name__}.")
@@ -159,30 +147,28 @@ def written(adapter: Adapter, title: str) -> Written:
     end = [*FORMATS[kind].keys][kind == "OFT" and isinstance(layer, nn.Embedding)]
     is_known, of_layer = isinstance(layer, FORMATS[kind].keys[end]), f"{kind} of {type(layer).__name__}"
     needs(is_known, OptionError, who, "a layer for which PEFT has the method", of_layer)
-    side = "patches" if isinstance(layer, nn.Conv2d) else "out" if isinstance(layer, nn.Embedding) else "in"
+    side = _side(who, OptionError, layer, end)
     needs(adapter.side == side, OptionError, who, f'side="{side}" for {of_layer}', f'side="{adapter.side}"')
-    reason = _differs(kind, layer, end)
-    needs(reason is None, OptionError, who, *(reason or ("", "")))
     if kind == "HRA":
         return _written_hra(held, dropout)
     a, bound = _skew(held)
     if isinstance(adapter, ButterflyAdapter):
         s = a.new_ones(adapter.out_features) if adapter.scale is None else adapter.scale
         shape = (1, -1) if isinstance(layer, nn.Conv2d) else (-1, 1)
-        tensors = {end: a.mT, "boft_s": s.reshape(shape)}
-        settings = {"boft_n_butterfly_factor": a.shape[0], "boft_dropout": dropout}
-        return Written(kind, tensors, (a.shape[-1], a.shape[1]), settings)
+        entries = {"boft_n_butterfly_factor": a.shape[0], "boft_dropout": dropout}
+        entries |= {"peft_type": kind, "boft_block_size": a.shape[-1], "boft_block_num": a.shape[1]}
+        return {end: a.mT, "boft_s": s.reshape(shape)}, entries
     copies, b = adapter.rotation.copies, a.shape[-1]
-    settings = {key: default for key, (default, _) in FORMATS[kind].settings.items()}
-    settings |= {"block_share": copies > 1, "module_dropout": dropout}
-    settings |= {"use_cayley_neumann": False, "coft": bound is not None}
     a = a.reshape(-1, b, b)
+    entries = {key: default for key, (default, _) in FORMATS[kind].settings.items()}
+    entries |= {"block_share": copies > 1, "module_dropout": dropout, "use_cayley_neumann": False}
+    entries |= {"peft_type": kind, "coft": bound is not None, "oft_block_size": b, "r": len(a) * copies}
     if bound is not None:
         # The shortest number that is loaded as the same bound, whatever the number of blocks.
         root = math.sqrt(len(a))
         near = [float(f"{bound / 2 * root:.{digits}g}") for digits in range(1, 18)]
-        settings["eps"] = next((eps for eps in near if 2 * eps / root == bound), near[-1])
-    return Written(kind, {end: a.mT[:, *torch.triu_indices(b, b, 1, device="cpu")]}, (b, len(a) * copies), settings)
+        entries["eps"] = next((eps for eps in near if 2 * eps / root == bound), near[-1])
+    return {end: a.mT[:, *torch.triu_indices(b, b, 1, device="cpu")]}, entries
 
 
 def _coordinates(adapter: OrthogonalAdapter) -> CoordinateList:
@@ -192,7 +178,7 @@ def _coordinates(adapter: OrthogonalAdapter) -> CoordinateList:
     return held
 
 
-def _written_hra(held: CoordinateList, dropout: float) -> Written:
+def _written_hra(held: CoordinateList, dropout: float) -> tuple[dict[str, Tensor], dict[str, Any]]:
     needs(not dropout, OptionError, "save_peft", "an adapter without dropout for HRA", f"dropout={dropout}")
     param = held.param
     assert isinstance(param, Householder)
@@ -201,7 +187,7 @@ def _written_hra(held: CoordinateList, dropout: float) -> Written:
     axes = torch.eye(len(u), dtype=u.dtype, device=u.device)[:, param.chart["signs"] < 0]
     u = torch.cat([u, axes], dim=1)
     needs(bool(u.any(0).all()), OptionError, "save_peft", "reflectors that are not zero for HRA", "one that is")
-    return Written("HRA", {"hra_u": u}, (u.shape[1],), {"apply_GS": False})
+    return {"hra_u": u}, {"peft_type": "HRA", "r": u.shape[1], "apply_GS": False}
 
 
 def _skew(held: CoordinateList) -> tuple[Tensor, float | None]:
@@ -223,17 +209,18 @@ def _blocks(held: CoordinateList) -> Tensor:
     return w if w.dim() > 2 else w.unsqueeze(0)
 
 
-def _differs(kind: str, layer: nn.Module, end: str) -> tuple[str, str] | None:
-    """Returns what PEFT needs of a convolution to compute what the changed kernel gives, and what it has instead."""
+def _side(who: str, error: type[StiefelkitError], layer: nn.Module, end: str) -> str:
+    """Returns the side that PEFT rotates; raises an error for a convolution that it does not compute as changed."""
     if not isinstance(layer, nn.Conv2d):
-        return None
+        return "out" if end.startswith("oft_embedding") else "in"
     geometry: list[Any] = [layer.kernel_size, layer.stride, layer.padding]
     is_square = all(isinstance(s, tuple) and s[0] == s[1] for s in geometry)
-    if not is_square or (layer.dilation, layer.groups, layer.padding_mode) != ((1, 1), 1, "zeros"):
-        return "a square kernel, stride and padding by zeros of a Conv2d, without dilation and groups", "another"
-    # PEFT's forward differs from what it merges.
-    is_point = end != "oft_R.weight" or layer.kernel_size == (1, 1)
-    return None if is_point else ("a Conv2d of kernel 1 x 1 for OFT", f"{layer.kernel_size}")
+    is_plain = (layer.dilation, layer.groups, layer.padding_mode) == ((1, 1), 1, "zeros")
+    wanted = "a square kernel, stride and padding by zeros of a Conv2d, without dilation and groups"
+    needs(is_square and is_plain, error, who, wanted, "another")
+    is_point = end != "oft_R.weight" or layer.kernel_size == (1, 1)  # else PEFT's forward differs from what it merges
+    needs(is_point, error, who, "a Conv2d of kernel 1 x 1 for OFT", f"{layer.kernel_size}")
+    return "patches"
 
 
 def _check_sizes(kind: str, config: Mapping[str, Any], sizes: tuple[int, ...], n: int) -> None:

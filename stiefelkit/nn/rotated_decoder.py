@@ -1,6 +1,5 @@
 """Rotations of a decoder that are learned through its fake-quantized layers, before they are folded."""
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,16 +11,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stiefelkit import init as first_frames
-from stiefelkit.contract.table import no_option
 from stiefelkit.errors import OptionError, ShapeError, needs
 from stiefelkit.functional import hadamard_transform
+from stiefelkit.nn.adapter import Rotation
 from stiefelkit.nn.decoders import RotationSites, check_sites, rotation_sites
 from stiefelkit.nn.folding import Site, kind_of, weight_and_bias_of
 from stiefelkit.nn.frozen import attribute
 from stiefelkit.nn.linear import HadamardLinear
 from stiefelkit.nn.rotation import absorb_norms_, check_downs, of_hadamard, of_stream, rotate_, site_of, turn_heads
 from stiefelkit.numbers import integer, optional
-from stiefelkit.weights import attach
 
 
 def fake_quantize(x: Tensor, bits: int) -> Tensor:
@@ -94,10 +92,10 @@ class Rotated(nn.Module):
         needs(tuple(r.shape) == (n, n), ShapeError, "Rotated", f"start= of shape {(n, n)}", tuple(r.shape))
         absorb_norms_(sites)
         self.model, self.sites, self.online = sites.model.requires_grad_(False), sites, online
-        device = sites.writers[0].get_parameter("weight").device
-        self.rotation = _Frame(r, device)
-        each = [torch.eye(one.size, device="cpu").expand(one.groups, -1, -1) for one in sites.heads] if heads else []
-        self.head_rotations = nn.ModuleList(_Frame(q, device) for q in each)
+        factory: Any = {"device": sites.writers[0].get_parameter("weight").device, "dtype": torch.float32}
+        self.rotation = Rotation((n, n), "stiefel", r.to(**factory), factory, {})
+        sizes = [(one.groups, one.size, one.size) for one in sites.heads if heads]
+        self.head_rotations = nn.ModuleList(Rotation(size, "stiefel", "identity", factory, {}) for size in sizes)
 
     def forward(self, *args: object, **kwargs: object) -> Any:
         """Calls the model, rotated and rounded."""
@@ -185,17 +183,4 @@ def rotated(model: nn.Module, sites: RotationSites | None = None, **options: Any
     sites = rotation_sites(model) if sites is None else sites
     check_sites(sites, "rotated")
     needs(sites.model is model, OptionError, "rotated", "the sites of its model", "those of another")
-    known = [*inspect.signature(Rotated).parameters][1:]
-    for key in options:
-        if key not in known:
-            raise no_option("rotated", key, known)
     return Rotated(sites, **options)
-
-
-class _Frame(nn.Module):
-    """A frame on its manifold, (*, n, n), in float32."""
-
-    def __init__(self, first: Tensor, device: torch.device):
-        super().__init__()
-        self.weight = nn.Parameter(first.to(device, torch.float32).clone())
-        attach.orthogonal(self, "weight", "stiefel")

@@ -12,8 +12,8 @@ from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.nn import folding
 from stiefelkit.nn.adapter import Replacement, replaced
 from stiefelkit.nn.decoders import Heads, RotationSites, check_sites
-from stiefelkit.nn.folding import Affine, Factor, Site, config_of, kind_of
-from stiefelkit.nn.frozen import agree, beyond_affine, has_own_forward, in_other_adapters, probes, twin
+from stiefelkit.nn.folding import Affine, Factor, Site, kind_of
+from stiefelkit.nn.frozen import agree, attribute, beyond_affine, has_own_forward, in_other_adapters, probes, twin
 from stiefelkit.nn.linear import HadamardLinear
 from stiefelkit.tensors import working_dtype
 
@@ -193,7 +193,7 @@ class _Fold:
         others = folding.write(changes, self.affine, self.model)
         if online and self.sites is not None:
             others |= {id(layer): HadamardLinear.around(layer) for layer in self.sites.downs}
-            if (config := config_of(self.model)) is not None:
+            if (config := attribute(self.model, "config")) is not None:
                 config.stiefelkit_online = True
         if self.model is not None:
             replaced(self.model, others)

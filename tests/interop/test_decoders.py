@@ -274,7 +274,7 @@ def test_bits_and_starts_that_are_none_are_refused_before_norms_are_absorbed():
         ({"activation_bits": 2.5}, OptionError),
         ({"start": "cayley"}, OptionError),
         ({"start": torch.eye(4)}, ShapeError),
-        ({"bits": 4}, OptionError),
+        ({"bits": 4}, TypeError),
     )
     for options, error in cases:
         with pytest.raises(error):

@@ -280,7 +280,7 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "damaged json": ("oft", lambda f: (f / "adapter_config.json").write_text("{") and f, "whole file"),
     "another method": ("oft", lambda f: edited(f, peft_type="LORA"), "LORA"),
     "the method of others": ("oft", lambda f: edited(f, peft_type="HRA"), "tensors of HRA"),
-    "biases": ("oft", lambda f: edited(f, bias="all"), "bias="),
+    "biases": ("oft", lambda f: edited(f, bias="all"), "bias"),
     "a setting": ("oft", lambda f: edited(f, coft="yes"), "coft"),
     "a shape": ("oft", lambda f: without(f, **{f"{LAYER}.oft_R.weight": torch.zeros(4, 27)}), r"oft_R of shape"),
     "nan": ("hra", lambda f: without(f, **{f"{LAYER}.hra_u": torch.full((32, 4), torch.nan)}), "finite"),
