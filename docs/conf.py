@@ -27,6 +27,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx.ext.githubpages",
     "sphinxcontrib.bibtex",
+    "sphinx_copybutton",
     "cells",
     "docstrings",
     "formulas",
@@ -85,6 +86,9 @@ python_use_unqualified_type_names = True
 add_module_names = False
 python_display_short_literal_types = True
 toc_object_entries_show_parents = "hide"
+
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 
 bibtex_bibfiles = ["references.bib"]
 bibtex_default_style = "plain"

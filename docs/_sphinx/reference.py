@@ -90,7 +90,7 @@ def page(room: Room) -> str:
         elif callable(target) and not isinstance(target, Mapping | GenericAlias):
             lines += [f".. autofunction:: {room.name}.{name}"]
         else:
-            lines += [f".. py:data:: {room.name}.{name}", "", f"   {_plain(words_of(room.module, name))}"]
+            lines += [f".. py:data:: {name}", "", f"   {_plain(words_of(room.module, name))}"]
             if isinstance(target, Mapping):
                 lines += ["", f"   Keys: {', '.join(f'``{key!r}``' for key in target)}."]
     return "\n".join(lines) + "\n"
