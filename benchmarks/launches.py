@@ -6,6 +6,7 @@ prints launches and reads, the operators that are waited for. They are counted o
 Triton program is one launch, which leaves its results as they stand in memory.
 """
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
@@ -77,7 +78,8 @@ def counts_of(run: Run) -> tuple[int, int]:
     """Counts operators that are no views, programs, and operators that read a value, of one run, as on a device."""
     programs = _Programs()
     of_a_device = mock.patch.object(launch.Interpreter, "is_on", True)
-    with without_reads(), of_a_device, mock.patch.object(launch, "programs", return_value=programs):
+    of_a_scan = mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"})
+    with without_reads(), of_a_device, of_a_scan, mock.patch.object(launch, "programs", return_value=programs):
         run()  # what is made at first use
         programs.starts = 0
         with _Counter() as counter:
@@ -91,6 +93,13 @@ def of_map(entrant: Implementation, size: str, dtype: str) -> Run:
     entry = entrant.enter(problem)
     problem.dtype = entry.dtype or problem.dtype
     return OPERATIONS["forward_backward"](entry, problem.gradient())
+
+
+def of_layer(name: str, width: str) -> Run:
+    """Forward and backward of a recurrent layer of 128 units over 784 steps."""
+    layer: Any = getattr(sk.nn, name)(int(width), 128, backend="triton")
+    x, g, leaves = torch.randn(784, 4, int(width)), torch.randn(784, 4, 128), [*layer.parameters()]
+    return lambda: torch.autograd.grad(layer(x)[0], leaves, g)
 
 
 def of_optimizer(method: str, size: str, dtype: str) -> Run:
@@ -126,6 +135,23 @@ class Parametrizations(Suite):
         return self.figure
 
 
+class Layers(Suite):
+    """Forward and backward of recurrent layers of 128 units, over 784 steps of a batch of four."""
+
+    unit = "launches"
+    axes = (("RotationRNN", "LRU", "OrthogonalRNN"), ("64",), DEVICES)
+    param_names = ("layer", "width", "device")
+
+    def level(self, *cell: str) -> str:
+        return "smoke"
+
+    def measure(self, *cell: str) -> float:
+        return counts_of(of_layer(*cell[:2]))[0]
+
+    def track_launches(self, *cell: str) -> float:
+        return self.figure
+
+
 class Optimizers(Suite):
     """One step."""
 
@@ -151,6 +177,8 @@ def main() -> None:
         **{name: partial(of_optimizer, method, dtype="float32") for name, method in OPTIMIZERS.items()},
         **{name: partial(of_optimizer, name, dtype="float32") for name in peer_optimizers},
     }
+    for name in Layers.axes[0]:
+        print(f"{name + ', 784 steps':36}" + "{:>6} / {}".format(*counts_of(of_layer(name, "64"))))
     for name, make in rows.items():
         cells = []
         for size in SIZES:

@@ -19,8 +19,9 @@ from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.nn.recurrent import Field, GRULayers, States, Steps, require_options
 from stiefelkit.numbers import FLAG, above, as_python_number, at_least, integer
-from stiefelkit.scan import ROTATION_BACKENDS
-from stiefelkit.scan.rotation import driven_last_state, scan_planes
+from stiefelkit.scan import ROTATION_BACKENDS, transition
+from stiefelkit.scan.rotation import driven_last_state, find_rotation_backend, scan_planes
+from stiefelkit.scan.transition import Transition
 from stiefelkit.tensors import computing_dtype, coordinate_dtype, working_dtype
 from stiefelkit.weights.change import assign_
 from stiefelkit.weights.find import coordinate_list_of, orthogonal_weights
@@ -88,6 +89,8 @@ class RotationRNN(GRULayers):
     frame: ClassVar[str] = "basis"
     _activation: ClassVar[str | None] = "identity"
     coordinate_parameters: ClassVar[tuple[str, ...]] = ("angle", "log_rate", "basis")
+    has_logarithms: ClassVar[bool] = False
+    """Whether angles are kept as logarithms, and scales of inputs are trained."""
     _refused: ClassVar[dict[str, str]] = {
         "activation": "its transition is linear; apply one to its output, as sk.nn.RotationBlock does",
         "nonlinearity": "its transition is linear; apply one to its output, as sk.nn.RotationBlock does",
@@ -200,7 +203,7 @@ class RotationRNN(GRULayers):
         self._draw(suffix)
 
     def _transition(self, suffix: str) -> Tensor:
-        angle = self._angle(suffix)
+        angle = self._angle(self._turns(suffix))
         if self.is_complex:
             w = torch.diag(torch.polar(torch.ones_like(angle), angle))
         else:
@@ -211,44 +214,67 @@ class RotationRNN(GRULayers):
             w = p @ w @ p.mH
         return w.to(self._dtypes()[int(self.is_complex)])
 
-    def _factors(self, suffix: str) -> _Weights:
-        """Returns what a layer and direction computes with: U with its bias as a last row, in the basis."""
+    def _parts(self, suffix: str) -> Transition:
+        """Returns what a layer and direction computes with, each weight read once; complex U and b are joined."""
         u = self._join(self._read("weight_ih", suffix))
-        u, angle = u.to(computing_dtype(u.dtype)), self._angle(suffix)
+        return Transition(
+            u.to(computing_dtype(u.dtype)),
+            self._turns(suffix),
+            self._join(self._read("bias", suffix)) if self.has_bias else None,
+            None if self.parametrization is None else self._basis(suffix).to(computing_dtype(u.dtype)),
+            None if self.decay is None else self._read("log_rate", suffix),
+            self._read("log_scale", suffix) if self.has_logarithms else None,
+        )
+
+    def _factors(self, weights: Transition) -> _Weights:
+        """Returns what the recurrence in the basis computes with: U with its bias as a last row, angles and decays."""
+        u, angle = weights.u, self._angle(weights.angle)
         g = torch.ones_like(angle)
-        if self.decay is not None:
+        if weights.rate is not None:
             # Beyond these bounds a decay is 0 or 1 in float64.
-            rate = self._read("log_rate", suffix).double().clamp(-600, 100).exp()
+            rate = weights.rate.double().clamp(-600, 100).exp()
             g = torch.exp(-rate).repeat_interleave(len(angle) // self.heads)
             if self.normalize:
-                u = self._scaled(suffix, u.unflatten(0, (self.heads, -1)), rate).flatten(0, 1)
-        rows = u.mT
-        if self.has_bias:
-            rows = torch.cat([rows, self._join(self._read("bias", suffix)).to(u.dtype)[None]])
-        if self.parametrization is None:
+                u = self._scaled(u.unflatten(0, (self.heads, -1)), rate, weights.scale).flatten(0, 1)
+        rows, basis = u.mT, weights.basis
+        if weights.bias is not None:
+            rows = torch.cat([rows, weights.bias.to(u.dtype)[None]])
+        if basis is None:
             return _Weights(rows, angle, g, None, None)
-        basis = self._basis(suffix).to(u.dtype)
         return _Weights(_times(rows, basis.conj()), angle, g, basis.conj(), basis.mT)
 
     def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
         autocast = torch.autocast(x.device.type, enabled=False) if is_autocast(x.device) else contextlib.nullcontext()
         with autocast:
-            rows, angle, g, inward, outward = self._factors(suffix)
-            x, out = x.to(rows.dtype), None
-            if self.has_bias:
-                # An input that is 1 meets the bias: no other pass over the states, nor over their gradient.
-                x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
-            first = _times(self._first(suffix, h0, batch, rows), inward)
-            # A comparison of sizes would make them constants in traced code.
-            is_free = self.backend == "auto" and steps["batch_sizes"] is None and not is_traced()
-            is_free = is_free and not float64_is_weak(x.device)
-            if is_free and steps["last_only"] and len(x) >= x.shape[-1]:
-                last = driven_last_state(x, rows, angle, g, first, steps["reverse"])
+            weights = self._parts(suffix)
+            x = x.to(weights.u.dtype)
+
+            def plain(x: Tensor, *tensors: Any) -> States:
+                return self._by_operators(suffix, x, Transition(*tensors), h0, batch, **steps)
+
+            is_whole = h0 is None and not self.trainable_h0 and not steps["last_only"] and steps["batch_sizes"] is None
+            if is_whole and transition.takes(x, weights) and find_rotation_backend(self.backend, x) == "triton":
+                settings = self.normalize and not self.has_logarithms, self.has_logarithms, steps["reverse"]
+                out, last = transition.run(x, weights, settings, plain)
             else:
-                dtype, driven = rows.real.dtype, product(x, rows)
-                out, last = scan_planes(driven, angle, g, first, dtype, backend=self.backend, **steps)
-            out = None if out is None else _times(out, outward).to(self._dtypes()[int(self.is_complex)])
-            return out, _times(last, outward)
+                out, last = plain(x, *weights)
+            return None if out is None else out.to(self._dtypes()[int(self.is_complex)]), last
+
+    def _by_operators(
+        self, suffix: str, x: Tensor, weights: Transition, h0: Tensor | None, batch: int, **steps: Unpack[Steps]
+    ) -> States:
+        rows, angle, g, inward, outward = self._factors(weights)
+        if self.has_bias:
+            # An input that is 1 meets the bias: no other pass over the states, nor over their gradient.
+            x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
+        first = _times(self._first(suffix, h0, batch, rows), inward)
+        # A comparison of sizes would make them constants in traced code.
+        is_free = self.backend == "auto" and steps["batch_sizes"] is None and not is_traced()
+        is_free = is_free and not float64_is_weak(x.device)
+        if is_free and steps["last_only"] and len(x) >= x.shape[-1]:
+            return None, _times(driven_last_state(x, rows, angle, g, first, steps["reverse"]), outward)
+        out, last = scan_planes(product(x, rows), angle, g, first, rows.real.dtype, backend=self.backend, **steps)
+        return None if out is None else _times(out, outward), _times(last, outward)
 
     def step(self, x: Tensor, state: Stream | Tensor | None = None) -> tuple[Tensor, Stream]:
         """Runs one step of all layers, as the next one of sequences that come one step at a time.
@@ -294,7 +320,7 @@ class RotationRNN(GRULayers):
     def _stream(self, hx: Tensor | None, batch: int) -> Stream:
         weights, planes, m = [], [], self.input_size
         for i, suffix in enumerate(self._suffixes):
-            rows, angle, g, inward, outward = self._factors(suffix)
+            rows, angle, g, inward, outward = self._factors(self._parts(suffix))
             first = self._first(suffix, None if hx is None else hx[i], batch, rows)
             factor = g * torch.polar(torch.ones_like(angle), angle)
             high = factor.to(rows.dtype.to_complex())
@@ -377,19 +403,23 @@ class RotationRNN(GRULayers):
             needs(is_real, NonFiniteError, who, f"real, finite numbers in {name}", "others")
             own.copy_(value)
 
-    def _angle(self, suffix: str) -> Tensor:
-        return self._read("angle", suffix).double()
+    def _turns(self, suffix: str) -> Tensor:
+        """Returns angles, or their logarithms, as the layer holds them."""
+        return self._read("log_angle" if self.has_logarithms else "angle", suffix)
 
-    def _scaled(self, suffix: str, u: Tensor, rate: Tensor) -> Tensor:
+    def _angle(self, turns: Tensor) -> Tensor:
+        return turns.double().exp() if self.has_logarithms else turns.double()
+
+    def _scaled(self, u: Tensor, rate: Tensor, scale: Tensor | None) -> Tensor:
         """Returns the scaled inputs of each head, (heads, d, m), whose decay is exp(-rate) and may round to one."""
         # The result depends on no scale of u: its largest number is divided out first.
-        parts = torch.view_as_real(u).flatten(1) if u.is_complex() else u.flatten(1)
-        largest = parts.detach().abs().amax(1, keepdim=True)
+        parts = torch.view_as_real(u).flatten(-2) if u.is_complex() else u
+        largest = parts.detach().abs().amax((1, 2), keepdim=True)
         is_zero = largest == 0
         parts = parts / torch.where(is_zero, 1, largest)
-        size = torch.where(is_zero, 1, parts.square().sum(1, keepdim=True)).sqrt()
-        parts = parts / size * (-torch.expm1(-2 * rate)).sqrt().to(parts.dtype)[:, None]
-        return torch.view_as_complex(parts.view(*u.shape, 2)) if u.is_complex() else parts.view(u.shape)
+        size = torch.where(is_zero, 1, parts.square().sum((1, 2), keepdim=True)).sqrt()
+        parts = parts / size * (-torch.expm1(-2 * rate)).sqrt().to(parts.dtype)[:, None, None]
+        return torch.view_as_complex(parts.unflatten(-1, (-1, 2))) if u.is_complex() else parts
 
 
 class RotationBlock(nn.Module):
@@ -482,6 +512,7 @@ class LRU(RotationRNN):
     """
 
     coordinate_parameters: ClassVar[tuple[str, ...]] = ("log_rate", "log_angle", "log_scale")
+    has_logarithms: ClassVar[bool] = True
     _range: ClassVar[str] = "decay as numbers 0 <= low <= high <= 1, of which high is not 0"
     _refused: ClassVar[dict[str, str]] = {
         **RotationRNN._refused,
@@ -553,11 +584,9 @@ class LRU(RotationRNN):
         inputs = self._read("weight_ih", suffix)
         inputs.normal_(0, (2 * inputs.shape[1]) ** -0.5)
 
-    def _angle(self, suffix: str) -> Tensor:
-        return self._read("log_angle", suffix).double().exp()
-
-    def _scaled(self, suffix: str, u: Tensor, rate: Tensor) -> Tensor:
-        return u * torch.exp(self._read("log_scale", suffix).to(u.dtype))[:, None, None]
+    def _scaled(self, u: Tensor, rate: Tensor, scale: Tensor | None) -> Tensor:
+        assert scale is not None
+        return u * torch.exp(scale.to(u.dtype))[:, None, None]
 
 
 class LRUBlock(RotationBlock):

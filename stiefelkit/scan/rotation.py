@@ -109,7 +109,7 @@ def scan_planes(
         z, angle, g = (
             t if t.dim() == 1 else t.new_zeros(*mask.shape, t.shape[-1]).index_put((mask,), t) for t in (z, angle, g)
         )
-    out, last = _run(z, angle, g, h, mask, reverse, last_only, _find_backend(backend, z))
+    out, last = _run(z, angle, g, h, mask, reverse, last_only, find_rotation_backend(backend, z))
     if mask is not None and out is not None:
         out = out[mask]
     return None if out is None else _like(out, x, dtype), _like(last, x, dtype)
@@ -136,7 +136,8 @@ def _powers(factor: Tensor, count: int) -> Tensor:
     return powers
 
 
-def _find_backend(backend: str, z: Tensor) -> str:
+def find_rotation_backend(backend: str, z: Tensor) -> str:
+    """Returns what runs a scan of inputs that was left to "auto", or the backend that is named, if it can."""
     if backend not in ("auto", "triton"):
         return backend
     flaw = unsupported_device(z.device)
@@ -339,5 +340,6 @@ def rotated_states(
 ) -> tuple[Tensor, Tensor]:
     """Returns all states, none with `last_only`, and the last one; see `_Scan`."""
     factor = torch.polar(decay.double(), angle.double())
-    run = planes.on_gpu if backend == "triton" else planes.by_chunks
-    return run(x.resolve_conj(), first, factor, reverse, last_only)
+    if backend == "triton":
+        return planes.on_gpu(x, first, factor, reverse, last_only)[:2]
+    return planes.by_chunks(x.resolve_conj(), first, factor, reverse, last_only)

@@ -47,7 +47,7 @@ class Checkpointed:
         dx = torch.zeros_like(p.x, memory_format=torch.contiguous_format) if needs[0] else None
         assert outcome.g_last is not None
         carry = outcome.g_last.clone(memory_format=torch.contiguous_format)
-        total = Gradients()
+        total, needs = Gradients(), [*needs[:2], True, *needs[3:]]
         for part, checkpoint in reversed(list(zip(_segments(p), outcome.out, strict=True))):
             sub = p.segment(part, checkpoint)
             batch = sub.h0.shape[0]

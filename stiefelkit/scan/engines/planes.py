@@ -87,46 +87,49 @@ def _chunked(x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool) -> 
 
 
 def on_gpu(
-    x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool, last_only: bool, chunks: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Returns what `by_chunks` does, by Triton programs, in float64: one pass, or two over chunks that fill the GPU."""
+    x: Tensor,
+    first: Tensor | None,
+    factor: Tensor,
+    reverse: bool,
+    last_only: bool,
+    chunks: int | None = None,
+    states: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Returns what `by_chunks` does, by Triton programs, in float64: one pass, or two over chunks that fill the GPU.
+
+    With the states of another scan, which ran the other way, it is the adjoint of that: factors are taken conjugate,
+    and the sum of its own states times conjugate states one step further, (m,), comes third.
+    """
     steps, columns, is_fixed = len(x), x[0].numel(), factor.dim() == 1
+    last = x.new_empty(x.shape[1:])
     if not columns:
-        return torch.empty_like(x[:0] if last_only else x), x.new_empty(x.shape[1:])
+        return torch.empty_like(x[:0] if last_only else x), last, None if states is None else torch.zeros_like(factor)
     blocks = -(-columns // BLOCK)
     if chunks is None:
         fitting = max(1, 4 * multiprocessors(x.device) // blocks)
         chunks = min(-(-steps // LEAST), fitting)
     chunk = -(-steps // chunks)
     chunks = -(-steps // chunk)
-    starts = x.new_zeros(chunks, *x.shape[1:], dtype=torch.complex128)
-    if first is not None:
-        starts[0] = first
-    ends, totals = torch.empty_like(starts), torch.empty_like(starts)
-    out = None if last_only else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    given = torch.view_as_real(x.contiguous()), torch.view_as_real(factor.contiguous())
-    fixed = {"FIXED": is_fixed, "REVERSE": reverse, "BLOCK": BLOCK, "AHEAD": AHEAD, "num_warps": 4}
+    shape = chunks, *x.shape[1:]
+    ends = totals = None
+    if chunks > 1:
+        ends, totals = (torch.empty(shape, dtype=factor.dtype, device=x.device) for _ in range(2))
+    out = x.new_empty(0, *x.shape[1:]) if last_only else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    pulls = None if states is None else torch.empty(shape, dtype=factor.dtype, device=x.device)
+    power = factor**chunk if is_fixed and chunks > 1 else None
+    fixed = {"FIXED": is_fixed, "REVERSE": reverse, "ADJOINT": states is not None, "BLOCK": BLOCK, "AHEAD": AHEAD}
+    given = [_numbers(t) for t in (x, first, factor, power, ends, totals)]
 
-    def run(result: Tensor | None) -> None:
-        held = (torch.view_as_real(t) for t in (starts, ends, totals))
-        begins, *others = held
-        numbers = None if result is None else torch.view_as_real(result)
-        arguments = given[0], begins, given[1], numbers, *others, steps, chunk, columns, x.shape[-1]
-        start(PACKAGE, "rotate_planes", chunks * blocks, x, *arguments, **fixed)
+    def run(count: int, *results: Tensor | None) -> None:
+        held = (_numbers(t) for t in results)
+        sizes = steps, chunk, columns, x.shape[-1], chunks - count
+        start(PACKAGE, "rotate_planes", count * blocks, x, *given, *held, *sizes, **fixed, num_warps=4)
 
     if chunks > 1:
-        run(None)
-        if is_fixed:
-            lengths = torch.full((chunks,), chunk, device=x.device)
-            lengths[-1] = steps - (chunks - 1) * chunk
-            totals = (factor ** lengths[:, None, None]).expand(ends.shape)
-        ends = _chunked(ends, None, totals, False)
-        # The factor of the first step of each chunk after the first.
-        heads = factor
-        if not is_fixed:
-            begins = torch.arange(chunk, steps, chunk, device=x.device)
-            heads = factor[steps - 1 - begins if reverse else begins]
-        starts[1:] = heads * ends[:-1]
-    if chunks == 1 or not last_only:
-        run(out)
-    return x.new_empty(0, *x.shape[1:]) if out is None else out, ends[-1].to(x.dtype)
+        run(chunks, None, None, None, None)
+    run(1 if last_only else chunks, None if last_only else out, last, states, pulls)
+    return out, last, None if pulls is None else pulls.sum((0, 1))
+
+
+def _numbers(t: Tensor | None) -> Tensor | None:
+    return None if t is None else torch.view_as_real(t.resolve_conj().contiguous())

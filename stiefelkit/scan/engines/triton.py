@@ -125,47 +125,54 @@ class Triton:
             bias = None if p.activation_bias is None else p.activation_bias.contiguous()
             args = last.contiguous(), bias, saved.flatten(0, -2) if saved.numel() else None
             # States take the place of projections.
-            steps = _run("forward", p, self.layout, z, p.wt, args)
+            steps = _run("forward", p, self.layout, z, p.wt if p.is_complex else p.w.mT, args)
             last = z[steps.ends(not p.reverse)]
         return p.row_gradient(z).view(*p.x.shape[:-1], p.n), p.row_gradient(last.clone()), saved
 
     def backward(self, p: Problem, outcome: Outcome, needs: Sequence[bool]) -> Gradients:
-        needs_x, needs_w, _, needs_u, needs_bias, needs_inner = needs
-        delta, dh0, h = self._back(p, outcome)
+        needs_x, needs_w, needs_h0, needs_u, needs_bias, needs_inner = needs
+        ut = _input_matrix(p)
+        delta, ends, h = self._back(p, outcome)
+        dh0 = delta[ends] @ (p.rows_w if p.is_complex else p.w) if needs_h0 else None
         w = p.matrix_gradient(_by_states(p, delta, h), True, p.half) if needs_w else None
         u = x = bias = inner = None
         if needs_u and p.u is not None:
             u = p.matrix_gradient(delta.mT @ row_blocks(p.x).flatten(0, -2), p.x.is_complex())
         if needs_x:
-            dx = delta if p.ut is None else delta @ p.ut.mT
+            dx = delta if ut is None else delta @ ut.mT
             x = (from_blocks(dx) if p.x.is_complex() else dx[:, : p.x.shape[-1]].contiguous()).view(p.x.shape)
         if needs_bias and p.bias is not None:
             bias = p.row_gradient(delta.sum(0))
         if needs_inner and p.activation_bias is not None:
             inner = p.activation.bias_gradient(h, outcome.saved.flatten(0, -2), delta).sum(0)
-        return Gradients(x, w, p.row_gradient(dh0), u, bias, inner)
+        return Gradients(x, w, None if dh0 is None else p.row_gradient(dh0), u, bias, inner)
 
-    def _back(self, p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} w), and by h0; and the states as rows."""
+    def _back(self, p: Problem, outcome: Outcome) -> tuple[Tensor, slice | Tensor, Tensor]:
+        """Gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} w); first rows of them; states as rows."""
         out, saved, g_out, g_last = outcome
         h = row_blocks(out).flatten(0, -2)
         delta = torch.empty_like(h)
         if not len(p.first):
-            return delta, torch.empty_like(p.first), h
+            return delta, slice(0), h
         outside = (None if g is None else row_blocks(g).flatten(0, -2) for g in (g_out, g_last))
         args = *outside, h, saved.flatten(0, -2) if saved.numel() else None
-        steps = _run("back", p, self.layout, delta, p.rows_w, args)
-        return delta, delta[steps.ends(p.reverse)] @ p.rows_w, h
+        steps = _run("back", p, self.layout, delta, p.rows_w if p.is_complex else p.w, args)
+        return delta, steps.ends(p.reverse), h
 
 
 def _projected(p: Problem) -> Tensor:
     """Returns the projected inputs of all steps, (rows, N), in memory of their own."""
     x = row_blocks(p.x).flatten(0, -2)
-    if p.ut is not None:
-        return x @ p.ut if p.row_bias is None else torch.addmm(p.row_bias, x, p.ut)
+    if (ut := _input_matrix(p)) is not None:
+        return x @ ut if p.row_bias is None else torch.addmm(p.row_bias, x, ut)
     if p.is_complex and not p.x.is_complex():
         x = torch.cat([x, torch.zeros_like(x)], 1)
     return x.clone() if p.row_bias is None else x + p.row_bias
+
+
+def _input_matrix(p: Problem) -> Tensor | None:
+    """Returns the matrix by which rows of x are multiplied from the right, without a copy if it is real."""
+    return p.ut if p.is_complex or p.u is None else p.u.mT
 
 
 def _by_states(p: Problem, delta: Tensor, h: Tensor) -> Tensor:
@@ -282,8 +289,7 @@ def _run_groups(name: str, steps: _Steps, args: tuple[Any, ...], fixed: dict[str
 def _tiled(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
     """Pads a matrix with zeros to whole tiles, in either half of the columns if they are pairs: no masks."""
     halves = matrix.unflatten(1, (1 + fixed["PAIRS"], -1))
-    rows, columns = -len(matrix) % fixed["BLOCK_K"], -halves.shape[-1] % fixed["BLOCK_N"]
-    return torch.nn.functional.pad(halves, (0, columns, 0, 0, 0, rows)).contiguous()
+    return _padded(halves, -halves.shape[-1] % fixed["BLOCK_N"], 0, -len(matrix) % fixed["BLOCK_K"])
 
 
 def _blocked(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
@@ -299,7 +305,12 @@ def _blocked(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
     first = fixed.get("LONG", fixed["SIZE"])
     length = 2 * first - (2 * first >> fixed["BLOCKS"])
     count = fixed["PARTS"] * fixed["SIZE"] if "LONG" in fixed else length
-    return torch.nn.functional.pad(columns, (0, length - columns.shape[2], 0, count - columns.shape[1])).contiguous()
+    return _padded(columns, length - columns.shape[2], count - columns.shape[1])
+
+
+def _padded(t: Tensor, *zeros: int) -> Tensor:
+    """Returns a contiguous tensor with so many zeros behind the last, the last but one ... dimension."""
+    return torch.nn.functional.pad(t, [n for count in zeros for n in (0, count)]) if any(zeros) else t.contiguous()
 
 
 def _paired(width: int, device: torch.device) -> Tensor:

@@ -4,5 +4,16 @@ from .groups import groups_back, groups_forward
 from .rotations import rotate_planes
 from .rows import rows_back, rows_forward
 from .tiles import tiles_back, tiles_forward
+from .transitions import prepare, prepare_back
 
-__all__ = ["groups_back", "groups_forward", "rotate_planes", "rows_back", "rows_forward", "tiles_back", "tiles_forward"]
+__all__ = [
+    "groups_back",
+    "groups_forward",
+    "prepare",
+    "prepare_back",
+    "rotate_planes",
+    "rows_back",
+    "rows_forward",
+    "tiles_back",
+    "tiles_forward",
+]
