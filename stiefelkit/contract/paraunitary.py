@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stiefelkit.contract.composite import Composite, Inner, made_elsewhere
-from stiefelkit.contract.param import Parametrization, Position, Traits
-from stiefelkit.errors import ShapeError, needs
+from stiefelkit.contract.param import Parametrization, Position, Traits, check_tensor
+from stiefelkit.errors import ImageError, NotAFrameError, ShapeError, needs
 from stiefelkit.functional import polish
-from stiefelkit.metrics import permitted_error
-from stiefelkit.tensors import working_dtype
+from stiefelkit.metrics import frame_tolerance, orthogonality_error, permitted_error
+from stiefelkit.tensors import coarser, working_dtype
 
 
 class Paraunitary(Composite):
@@ -27,8 +27,13 @@ class Paraunitary(Composite):
     and `frame.`. Polished, multiplied in float64 and rounded once.
 
     Image: a subset of all such kernels, those of rank m // 2; without factors (a kernel no larger than the stride) all
-    that R reaches. One channel has no factors: zeros stand around a patch. There is no right inverse. A wide kernel of
-    stride 1 is the adjoint of a tall one.
+    that R reaches. One channel has no factors: zeros stand around a patch. A wide kernel of stride 1 is the adjoint of
+    a tall one.
+
+    Right inverse: :math:`P_i` holds the range of the first taps along its axis, and none of that of the last; it is
+    divided off, and the next one stands at the ends. There is none for kernels with a stride of more outputs than a
+    patch has inputs; and few inputs, below about a quarter of the outputs, may leave a :math:`P_i` open: what does not
+    come back is refused.
 
     Args:
         shape: of the kernel, (rows, columns / groups, *taps).
@@ -76,7 +81,7 @@ class Paraunitary(Composite):
 
     @property
     def traits(self) -> Traits:
-        """Those of R's map, but no inverse, and inexact: each frequency sums the rounding of all taps."""
+        """Those of R's map, but not onto, and inexact: each frequency sums the rounding of all taps."""
         return replace(self.frame.traits, onto=False, invertible=False, exact=False)
 
     @property
@@ -100,22 +105,61 @@ class Paraunitary(Composite):
             for _, part in self._named()
         )
 
+    @torch.no_grad()
     def solve(self, w: Tensor) -> Position:
-        return self.invert(w)  # which raises: there is no right inverse
+        check_tensor(self, w)
+        who, dtype = "An orthogonal convolution", coarser(self.dtype, w.dtype)
+        wanted = "a stride of 1, or no more outputs than a patch has inputs, to be assigned a kernel"
+        is_divisible = math.prod(self.stride) == 1 or self.columns == self.channels
+        needs(is_divisible, ImageError, who, wanted, f"{self.rows} for {self.columns}, stride {self.stride}")
+        k = w.to(working_dtype(self.dtype))
+        frames = self.frames(k)
+        error, permitted = orthogonality_error(frames).max().item(), frame_tolerance(frames.shape[-1], dtype)
+        wanted = f"a kernel with ||W^H W - I||_F <= {permitted:.2g} at each frequency"
+        needs(error <= permitted, NotAFrameError, who, wanted, f"{error:.2g}")
+        r, q = self._factors(k, 4 * torch.finfo(dtype).eps * math.sqrt(self.channels))
+        off = torch.linalg.vector_norm(self._multiplied(r, q) - k).item()
+        wanted = f"a kernel of projectors on {self.channels // 2} of {self.channels} channels, which its taps determine"
+        permitted = frame_tolerance(frames.shape[-1] * self.groups, dtype) + math.sqrt(self.groups) * error
+        needs(off <= permitted, ImageError, who, wanted, f"one that is {off:.2g} off")
+        r = r.mH.resolve_conj() if self.is_wide else r
+        return self._joined([self.frame.solve(r), *([] if self.projectors is None else [self.projectors.solve(q)])])
+
+    def _factors(self, kernel: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+        """Returns R and all :math:`Q_i`, which multiply up to a kernel that is in the image."""
+        k = kernel.unflatten(0, (self.groups, -1))
+        k = k.transpose(1, 2).conj() if self.is_turned else k
+        for axis, (before, after) in enumerate(self.zeros):
+            k = k.narrow(3 + axis, before, k.shape[3 + axis] - before - after)
+        # With strides K^H = F_t^H ... F_1^H R^H, without K = (R F_1 R^H) ... (R F_t R^H) R.
+        is_patch = math.prod(self.stride) > 1
+        steps = self.steps[::-1] if is_patch else self.steps
+        k = (k.transpose(1, 2).conj() if is_patch else k).resolve_conj()
+        rest, q = zip(*(_divided(own, steps, self.channels // 2, noise) for own in k), strict=True)
+        rest, q = torch.stack(rest), torch.stack(q)
+        u, _, v = torch.linalg.svd((rest.transpose(1, 2).conj() if is_patch else rest).flatten(2), full_matrices=False)
+        if is_patch:
+            return u @ v, q.flip(1)
+        r = _completed(u @ v)
+        return r, r.mH[:, None] @ q
 
     def forward(self, *coordinates: Tensor) -> Tensor:
         first, dtype = len(self.frame.coordinates), working_dtype(self.dtype)
         r = polish(self.frame(*coordinates[:first]).to(dtype))
-        r = r.mH if self.is_wide else r
+        q = None if self.projectors is None else polish(self.projectors(*coordinates[first:]).to(dtype))
+        return self._multiplied(r.mH if self.is_wide else r, q).to(self.dtype).resolve_conj()
+
+    def _multiplied(self, r: Tensor, q: Tensor | None) -> Tensor:
+        """Returns the kernel of R, (groups, rows, m * patch), and all :math:`Q_i`, (groups, steps, m, m // 2)."""
         dims = len(self.stride)
-        x = torch.eye(self.channels, self.columns, dtype=dtype, device=r.device)
+        x = torch.eye(self.channels, self.columns, dtype=r.dtype, device=r.device)
         x = x.expand(self.groups, -1, -1).reshape(self.groups, self.channels, self.columns, *(1,) * dims)
-        if self.projectors is not None:
-            q = polish(self.projectors(*coordinates[first:]).to(dtype)).unbind(1)
-            for (axis, is_swapped), each in zip(reversed(self.steps), reversed(q), strict=True):
-                projected = (each @ (each.mH @ x.flatten(2))).view_as(x)
-                parts = (projected, x - projected)
-                x = _shifted_sum(parts[::-1] if is_swapped else parts, axis - dims)
+        for (axis, is_swapped), each in zip(
+            reversed(self.steps), reversed([] if q is None else q.unbind(1)), strict=False
+        ):
+            projected = (each @ (each.mH @ x.flatten(2))).view_as(x)
+            parts = (projected, x - projected)
+            x = _shifted_sum(parts[::-1] if is_swapped else parts, axis - dims)
         # One product of all rows and places of a patch with all columns and taps; then taps of both add up.
         r = r.unflatten(2, (self.channels, *self.stride)).movedim(2, -1)
         y = (r.flatten(1, -2) @ x.flatten(2)).unflatten(1, r.shape[1:-1]).unflatten(-1, x.shape[2:])
@@ -124,7 +168,7 @@ class Paraunitary(Composite):
         if any(map(any, self.zeros)):
             y = F.pad(y, [k for ends in reversed(self.zeros) for k in ends])
         y = y.transpose(1, 2).conj() if self.is_turned else y
-        return y.flatten(0, 1).to(self.dtype).resolve_conj()
+        return y.flatten(0, 1)
 
     def frames(self, weight: Tensor) -> Tensor:
         """Returns the kernel's Fourier transform at as many frequencies as decide over all, adjoint if wide.
@@ -151,3 +195,47 @@ def _shifted_sum(parts: Sequence[Tensor], axis: int) -> Tensor:
     """Returns the sum of equal tensors, part j shifted by j places along an axis, counted from the last."""
     after = (0, 0) * (-1 - axis)
     return sum(F.pad(part, (*after, j, len(parts) - 1 - j)) for j, part in enumerate(parts))  # type: ignore[return-value]
+
+
+def _divided(x: Tensor, steps: Sequence[tuple[int, int]], rank: int, noise: float) -> tuple[Tensor, Tensor]:
+    """Divides factors off the left of a kernel (m, n, *taps), one a step; returns the rest and their Q, stacked."""
+    found = x.new_empty(len(steps), len(x), rank)
+    for i, (axis, is_swapped) in enumerate(steps):
+        taps, last = [tap.flatten(1) for tap in x.unbind(2 + axis)], x.shape[2 + axis] - 1
+        q = found[i] = _range_of_first(taps[::-1] if is_swapped else taps, rank, noise)
+        projected = (q @ (q.mH @ x.flatten(1))).view_as(x)
+        parts = (x - projected, projected) if is_swapped else (projected, x - projected)
+        x = parts[0].narrow(2 + axis, 0, last) + parts[1].narrow(2 + axis, 1, last)
+    return x, found
+
+
+def _range_of_first(taps: Sequence[Tensor], rank: int, noise: float) -> Tensor:
+    """Returns an orthonormal basis of so many vectors, first of the range of the first taps, last of that of the last.
+
+    What neither reaches, the taps behind them decide in the same way.
+    """
+    middle, first, last = torch.eye(len(taps[0]), dtype=taps[0].dtype, device=taps[0].device), [], []
+    for one, other in zip(taps[: max(1, len(taps) // 2)], reversed(taps), strict=False):
+        values, vectors = torch.linalg.eigh(middle.mH @ (_modulus(one) - _modulus(other)) @ middle)
+        turned = (middle @ vectors).flip(1)
+        above, below = int((values > noise).sum()), int((values < -noise).sum())
+        first, last = [*first, turned[:, :above]], [turned[:, turned.shape[1] - below :], *last]
+        middle = turned[:, above : turned.shape[1] - below]
+    return torch.cat([*first, middle, *last], 1)[:, :rank]
+
+
+def _modulus(m: Tensor) -> Tensor:
+    """Returns :math:`(M M^H)^{1/2}`."""
+    u, s, _ = torch.linalg.svd(m, full_matrices=False)
+    return (u * s) @ u.mH
+
+
+def _completed(w: Tensor) -> Tensor:
+    """Returns square frames that begin with the columns of tall ones, rotations if real."""
+    n, p = w.shape[-2:]
+    if n == p:
+        return w
+    rest = torch.linalg.qr(w, mode="complete")[0][..., p:].clone()
+    if not w.is_complex():
+        rest[..., -1] *= torch.cat([w, rest], -1).det().sign()[..., None]
+    return torch.cat([w, rest], -1)

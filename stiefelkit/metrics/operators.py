@@ -306,9 +306,9 @@ def _lanczos(operator: _Operator, steps: int, certain: float, start: Tensor) -> 
         # Kuczynski and Wozniakowski 1992: Pr[theta < (1 - e) lambda] <= 1.648 sqrt(n) exp(-sqrt(e) (2k - 1)).
         short = (math.log(1.648 * math.sqrt(count) / _FAILS) / (2 * k - 1)) ** 2
         short = tolerance if is_exhausted else min(short, 1.0)
-        is_enough = min(certain / operator.unit, math.sqrt(largest / max(1 - short, 1e-300))) <= _NEAR * math.sqrt(
-            largest
-        )
+        is_enough = k > 2 and min(
+            certain / operator.unit, math.sqrt(largest / max(1 - short, 1e-300))
+        ) <= _NEAR * math.sqrt(largest)
         if is_enough or k == steps:
             break
         matrix[k - 1, k] = matrix[k, k - 1] = rest

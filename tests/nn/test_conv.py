@@ -274,14 +274,34 @@ def test_lowered_products_do_not_touch_the_geometry(precision):
         torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
+@pytest.mark.parametrize("geometry", [*GEOMETRY, (8, 8, 5, 1, 1, 1)], ids=str)
+def test_a_kernel_of_one_layer_is_assigned_to_another(geometry, dtype):
+    others = [moved(made(geometry, dtype=dtype)), made(geometry, dtype=dtype, init="identity")]
+    others.append(made(geometry, dtype=dtype, parametrization="stiefel"))
+    for other in others:
+        layer, w = moved(made(geometry, dtype=dtype), 1), other.weight.detach()
+        if geometry[:4] == (2, 12, 4, 2):  # more outputs than inputs in a patch
+            with pytest.raises(errors.ImageError, match="stride of 1"):
+                layer.weight = w
+            continue
+        layer.weight = w
+        assert torch.linalg.vector_norm(layer.weight - w) <= 100 * torch.finfo(dtype).eps
+
+
 @pytest.mark.parametrize("kind", [CONV, UP])
-def test_a_kernel_is_assigned_to_its_own_layer_and_no_other_is(kind):
+def test_a_kernel_that_the_map_does_not_give_is_refused_and_its_own_changes_nothing(kind):
     layer = moved(kind(4, 4, 3))
     state, w = copy.deepcopy(layer.state_dict()), layer.weight.detach().clone()
     layer.weight = w
-    with pytest.raises(errors.ImageError, match="right inverse"):
-        layer.weight = w.flip(0)
+    moved_image = torch.zeros_like(w)
+    moved_image[:, :, 0, 0] = torch.eye(4)
+    for kernel, error, word in ((moved_image, errors.ImageError, "projectors"), (2 * w, errors.NotAFrameError, "W")):
+        with pytest.raises(error, match=word):
+            layer.weight = kernel
     assert all(torch.equal(value, state[key]) for key, value in layer.state_dict().items())
+    layer.weight = w.flip(0)
+    assert torch.allclose(layer.weight, w.flip(0), atol=1e-6)
 
 
 REFUSED = [
