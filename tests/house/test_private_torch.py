@@ -1,6 +1,7 @@
 """What `stiefelkit._torch` takes of torch does what is said there."""
 
 import ast
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,35 @@ from torch.nn.utils import parametrize, prune
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stiefelkit import _torch
+
+
+class Counting(_torch.TorchDispatchMode):
+    """Counts the operators that it sees."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def looking(ask: Callable[[], bool]) -> tuple[nn.Module, list[bool]]:
+    """A module, and what it was told at each of its calls."""
+    seen: list[bool] = []
+
+    class Looking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(ask())
+            return x + 1
+
+    return Looking().eval(), seen
+
+
+@pytest.fixture
+def parametrized() -> Any:
+    module = nn.Linear(2, 2)
+    parametrize.register_parametrization(module, "weight", nn.Identity())
+    return module
 
 
 def test_is_transformed_inside_vmap_and_grad() -> None:
@@ -100,21 +130,10 @@ def test_a_function_is_marked_constant_as_the_compiler_does() -> None:
 
 
 def test_is_intercepted_by_transforms_modes_and_tracers() -> None:
-    seen = []
-
-    class Looking(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append(_torch.is_intercepted())
-            return x + 1
-
-    class Mode(_torch.TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return func(*args, **(kwargs or {}))
-
-    look, x = Looking(), torch.zeros(2)
+    (look, seen), x = looking(_torch.is_intercepted), torch.zeros(2)
     look(x)
     torch.vmap(look)(x)
-    with Mode():
+    with Counting():
         look(x)
     torch.jit.trace(look, x, check_trace=False)
     torch.fx.symbolic_trace(look)
@@ -123,11 +142,8 @@ def test_is_intercepted_by_transforms_modes_and_tracers() -> None:
 
 
 def test_dispatch_modes_counts_those_that_are_open() -> None:
-    class Mode(_torch.TorchDispatchMode):
-        pass
-
     counts = [_torch.dispatch_modes()]
-    with Mode(), Mode():
+    with Counting(), Counting():
         counts.append(_torch.dispatch_modes())
     assert [*counts, _torch.dispatch_modes()] == [0, 2, 0]
 
@@ -161,14 +177,7 @@ def test_is_exporting_under_export_and_not_under_compile(strict: bool) -> None:
 
 def test_is_exported_while_onnx_exports() -> None:
     pytest.importorskip("onnxscript")
-    seen = []
-
-    class Looking(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append(_torch.is_exported())
-            return x + 1
-
-    look, x = Looking().eval(), torch.zeros(2)
+    (look, seen), x = looking(_torch.is_exported), torch.zeros(2)
     look(x)
     torch.onnx.export(look, (x,), dynamo=True, verbose=False)
     assert not seen[0]
@@ -244,44 +253,32 @@ def test_what_torch_func_wraps_of_a_constant_is_unwrapped() -> None:
     assert kept[0].tolist() == [1, 2, 3]
 
 
-def test_is_cached_inside_the_context_of_torch() -> None:
+def test_cached_weights_are_those_of_torchs_context_until_it_ends(parametrized: Any) -> None:
     with parametrize.cached():
         assert _torch.is_cached()
-    assert not _torch.is_cached()
-
-
-def test_cached_weights_are_those_of_torchs_context_until_it_ends() -> None:
-    module = nn.Linear(2, 2)
-    parametrize.register_parametrization(module, "weight", nn.Identity())
-    with parametrize.cached():
-        w = module.weight
+        w = parametrized.weight
         assert [(key[1], kept is w) for key, kept in _torch.cached_weights().items()] == [("weight", True)]
+    assert not _torch.is_cached()
     assert _torch.cached_weights() == {}
 
 
-def test_class_name_is_that_of_a_module_before_its_parametrization() -> None:
-    module = nn.Linear(2, 2)
-    parametrize.register_parametrization(module, "weight", nn.Identity())
-    assert type(module).__name__ != "Linear"
-    assert _torch.class_name(module) == "Linear"
+def test_class_name_is_that_of_a_module_before_its_parametrization(parametrized: Any) -> None:
+    assert type(parametrized).__name__ != "Linear"
+    assert _torch.class_name(parametrized) == "Linear"
 
 
-def test_injected_properties_read_the_weight_from_its_list() -> None:
-    module = nn.Linear(2, 2)
-    parametrize.register_parametrization(module, "weight", nn.Identity())
+def test_injected_properties_read_the_weight_from_its_list(parametrized: Any) -> None:
     (own,) = _torch.injected_properties(["weight"]).values()
     assert isinstance(own, property)
     assert own.fget is not None
-    assert torch.equal(own.fget(module), module.parametrizations.weight())  # type: ignore[union-attr]
+    assert torch.equal(own.fget(parametrized), parametrized.parametrizations.weight())
 
 
-def test_a_list_of_parametrizations_has_the_attributes_that_ours_sets_in_its_place() -> None:
+def test_a_list_of_parametrizations_has_the_attributes_that_ours_sets_in_its_place(parametrized: Any) -> None:
     from stiefelkit.parametrizations.stiefel_point import StiefelPoint
     from stiefelkit.weights.coordinate_list import CoordinateList
 
-    module = nn.Linear(2, 2)
-    parametrize.register_parametrization(module, "weight", nn.Identity())
-    torchs: Any = module.parametrizations.weight  # type: ignore[union-attr]
+    torchs = parametrized.parametrizations.weight
     added = vars(torchs).keys() - vars(nn.ModuleList()).keys()
     assert added == {"unsafe", "is_tensor", "ntensors"}
     ours = CoordinateList(StiefelPoint((2, 2)), [torch.eye(2)])
@@ -308,13 +305,6 @@ def test_operators_are_taken_apart_and_redispatched() -> None:
 
 
 def test_a_mode_that_is_pushed_sees_operators_until_it_is_popped() -> None:
-    class Counting(_torch.TorchDispatchMode):
-        count = 0
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.count += 1
-            return func(*args, **(kwargs or {}))
-
     counting, x = Counting(), torch.ones(2)
     _torch.push_mode(counting)
     try:

@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils import _pytree
 
 import stiefelkit as sk
 from stiefelkit import errors, init
-from stiefelkit._torch import TorchDispatchMode
 from stiefelkit.contract import table
-from stiefelkit.contract.param import coordinate_dtypes
 from stiefelkit.parametrizations import View
 from stiefelkit.registry import Registry
 from stiefelkit.testing import check_parametrization, random_coordinates, seeds
@@ -109,32 +106,3 @@ class Nameless(sk.parametrizations.Cayley):
 def test_a_class_that_does_not_name_its_options_is_told_what_to_write():
     with pytest.raises(errors.OptionError, match="names its options"):
         sk.orthogonal(nn.Linear(3, 3), "weight", Nameless, negative=1)
-
-
-class OfTheHost(TorchDispatchMode):
-    """Lists operators that take or give a tensor on another device than meta."""
-
-    def __init__(self):
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        tensors = [t for t in _pytree.tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)]
-        self.found += [str(func)] * any(not t.is_meta for t in tensors)
-        return out
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
-@pytest.mark.parametrize("cls", BUILT_IN)
-def test_a_frame_and_its_gradient_copy_nothing_from_the_host_the_second_time(cls, dtype):
-    if cls.supports((8, 8), dtype) is not None:
-        return
-    param = cls((8, 8), dtype=dtype, device="meta")
-    dtypes = coordinate_dtypes(param)
-    leaves = [torch.empty(s, dtype=dtypes[k], device="meta").requires_grad_() for k, s in param.coordinates.items()]
-    for _ in range(2):
-        with OfTheHost() as mode:
-            w = param(*leaves)
-            torch.autograd.grad(w, leaves, torch.empty_like(w), allow_unused=True)
-    assert mode.found == []
