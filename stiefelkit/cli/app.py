@@ -33,7 +33,7 @@ app.command("stiefelkit.cli.sweep:sweep", name="sweep")
 app.command("stiefelkit.cli.measuring:drift", name="drift")
 app.command("stiefelkit.cli.measuring:app", name="bench")
 app.command("stiefelkit.cli.measuring:report", name="report")
-app.command("stiefelkit.cli.plot:app", name="plot")
+app.command("stiefelkit.cli.plot:plot", name="plot")
 
 app.meta.suppress_keyboard_interrupt = False
 

@@ -2,19 +2,14 @@
 
 from pathlib import Path
 
-from cyclopts import App
-
-from stiefelkit.cli.options import DEFAULTS, Options
+from stiefelkit.cli.options import Options
 from stiefelkit.figure import Figures
 from stiefelkit.training.data import named
 from stiefelkit.training.display import say
 
-app = App(name="plot", help="Draw the curves of runs.", default_parameter=DEFAULTS)
 
-
-@app.default
 def plot(*runs: Path, out: Path | None = None, data: Path | None = None, figures: Options[Figures] = None) -> int:
-    """Draw the curves of runs of one task, or again the figure of a drift experiment.
+    """Draw the curves of runs, or again the figure of a drift experiment.
 
     Runs that differ by their seed, or by the excerpt of a waveform, also give a box plot of their best scores; models
     that differ by the number of reflections their scores against it; waveforms the generated one beside the true one.

@@ -1,8 +1,9 @@
 """`stiefelkit reproduce NAME` and `stiefelkit reproduce --list`."""
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.table import Table
@@ -15,9 +16,6 @@ from stiefelkit.training import papers
 from stiefelkit.training.data import named
 from stiefelkit.training.display import Screen, say
 from stiefelkit.training.recipes import Settings
-
-if TYPE_CHECKING:
-    from stiefelkit.training.reproduce import Finding, Score
 
 
 def reproduce(
@@ -63,7 +61,7 @@ def reproduce(
     needs(bool(name) or not asked, OptionError, modes[0], "no other options, since it runs nothing", ", ".join(asked))
     with named(data):
         if list:
-            _list(out)
+            _list(papers.rows(), out)
             return 0
         if report:
             from stiefelkit.training.reproduce import write_page
@@ -91,51 +89,34 @@ def _run(name: str, out: Path, epochs: int | None, settings: Settings) -> int:
     if outcome.signal is not None:
         say(f"Stopped at step {outcome.step} and saved; the same command continues it.")
         return 128 + outcome.signal
-    found = _finding(row, path)
-    say(f"{row.name} has not been evaluated yet: give it more --epochs." if found is None else _summary(found))
+    _list([row], out)
+    say(f"{row.note[:1].upper()}{row.note[1:]}." if row.note else f"As in the paper, {row.paper}.")
     return 0
 
 
-def _list(out: Path) -> None:
+def _list(rows: Sequence[papers.Row], out: Path) -> None:
     """Prints a table for each table or figure of a paper, with one line an experiment."""
     console = Screen()
-    for paper, rows in itertools.groupby(sorted(papers.rows(), key=lambda row: row.paper), lambda row: row.paper):
+    for paper, known in itertools.groupby(sorted(rows, key=lambda row: row.paper), lambda row: row.paper):
         table = Table(title=paper, title_justify="left")
-        for title in ("name", "units", "paper", "here", "epochs"):
-            table.add_column(title, justify="left" if title == "name" else "right", no_wrap=True)
-        for row in rows:
-            found = _finding(row, out / row.name)
-            here, done = ("", "") if found is None else (row.said(found.best_test.test), f"{found.epochs:.3g} of ")
-            table.add_row(row.name, str(row.settings.hidden_size), row.printed, here, f"{done}{row.epochs:g}")
+        for title in ("name", "units", "paper", "best", "chosen", "last", "epochs"):
+            table.add_column(title, justify="left" if title == "name" else "right", no_wrap=title == "name")
+        for row in known:
+            scores, epochs = _found(row, out / row.name)
+            table.add_row(row.name, str(row.settings.hidden_size), row.printed, *scores, f"{epochs}{row.epochs:g}")
         console.print(table)
-    console.print("Here: the best epoch on the held-out set, as the papers choose it.")
+    console.print("Held-out scores. Best: of all epochs, as papers report it. Chosen: at the epoch best on validation.")
 
 
-def _finding(row: papers.Row, path: Path) -> "Finding | None":
+def _found(row: papers.Row, path: Path) -> tuple[tuple[str, str, str], str]:
+    """Returns the scores of a run in words, and its epochs so far; nothing without a run that has been evaluated."""
     from stiefelkit.training.reproduce import finding
 
     try:
-        return finding(path, row) if path.is_dir() else None
+        run = finding(path, row) if path.is_dir() else None
     except RunError:
-        return None
-
-
-def _summary(found: "Finding") -> str:
-    """Returns what came of a run beside the figure of its paper."""
-    row, task, chosen = found.row, found.row.build_task(), found.best_validation
-
-    def said(score: "Score") -> str:
-        return f"{row.said(score.test)} at epoch {score.step / row.epoch:.4g}"
-
-    scores = {
-        "best there, as papers report it": said(found.best_test),
-        "best on validation, without bias": said(chosen) if chosen else "this task has no validation examples",
-        "last": said(found.last),
-        "the paper": f"{row.printed} ({row.paper})",
-    }
-    if task.known_baseline:
-        scores["without any memory"] = row.said(task.known_baseline[task.headline])
-    word = "accuracy" if row.by_accuracy else task.loss_label
-    lines = [f"{row.name}, {found.epochs:.4g} of {row.epochs:g} epochs; {word} on the held-out set:"]
-    lines += [f"  {what + ':':<36}{score}" for what, score in scores.items()]
-    return "\n".join([*lines, *([f"  note: {row.note}"] if row.note else []), f"The run is in {found.folder.path}."])
+        run = None
+    if run is None:
+        return ("", "", ""), ""
+    chosen = row.said(run.best_validation.test) if run.best_validation else "-"
+    return (row.said(run.best_test.test), chosen, row.said(run.last.test)), f"{run.epochs:.3g} of "

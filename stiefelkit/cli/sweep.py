@@ -1,5 +1,6 @@
 """`stiefelkit sweep FILE`."""
 
+from operator import itemgetter
 from pathlib import Path
 
 from rich.table import Column, Table
@@ -46,14 +47,13 @@ def sweep(
         study = load_study(plan, file.stem, out, storage or f"sqlite:///{out / 'sweep.db'}")
         signal = run_trials(plan, study, out, trials or (None if plan.grid else SEARCHED))
     done = [trial for trial in study.get_trials(states=DONE) if "run" in trial.user_attrs]
-    sign = -1 if plan.headline == "accuracy" else 1
-    done.sort(key=lambda trial: (trial.state.name == "PRUNED", sign * (trial.value or 0.0)))
+    whole = [(trial.value, trial.user_attrs) for trial in done if trial.state.name == "COMPLETE"]
+    whole.sort(key=itemgetter(0), reverse=plan.headline == "accuracy")
     titles = (f"{plan.headline} to choose by", f"test {plan.headline}")
-    table = Table(Column("run", overflow="fold"), *titles, title=f"best of {len(done)} trials")
-    for trial in done[:ROWS]:
-        is_whole = trial.state.name == "COMPLETE"
-        scores = (f"{trial.value:.5f}", f"{trial.user_attrs['test']:.5f}") if is_whole else ("pruned", "")
-        table.add_row(trial.user_attrs["run"], *scores)
+    title = f"best of {len(whole)} trials, {len(done) - len(whole)} pruned"
+    table = Table(Column("run", overflow="fold"), *titles, title=title)
+    for value, facts in whole[:ROWS]:
+        table.add_row(facts["run"], f"{value:.5f}", f"{facts['test']:.5f}")
     Screen().print(table)
     if signal is None:
         return 0

@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stiefelkit.checks import SEED, THREADS, finite_tables, named_device, of_type, usable_device, within_memory
+from stiefelkit.checks import (
+    SEED,
+    THREADS,
+    finite_tables,
+    known_words,
+    named_device,
+    of_type,
+    usable_device,
+    within_memory,
+)
 from stiefelkit.errors import OptimizerError, OptionError, RunError, UnknownNameError, did_you_mean, needs
 from stiefelkit.numbers import above, at_least, integer, validate_fields_
 from stiefelkit.optim import optimizers
@@ -205,10 +214,8 @@ def _built(config: Config, model: nn.Module, groups: list[Group], optimizer: str
 
     factory, who = optimizers.get(optimizer), f"Optimizer {optimizer!r}"
     parameters = inspect.signature(factory).parameters
-    known = [key for key in parameters if key not in HANDLED]
+    known_words(who, "option", options, [key for key in parameters if key not in HANDLED])
     for option, value in options.items():
-        if option not in known:
-            raise OptionError(f"{who} has no option {option!r}{did_you_mean(option, known)}")
         is_switch = parameters[option].annotation in (bool, bool | None, "bool", "bool | None")
         # a word, "no" as well, would count as true
         needs(not is_switch or isinstance(value, bool | None), OptionError, who, f"{option} to be true or false", value)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,16 +32,22 @@ Scored = tuple[float, RunFolder]
 
 @dataclass(frozen=True)
 class Curve:
-    """A run to draw: its name in the legend, its task, the lines of its log, and the unit of their steps."""
+    """A run to draw: its name in the legend, its log, the steps of an epoch to count in, and the score of a paper."""
 
     label: str
-    task: Task
+    folder: RunFolder
     records: Records
-    unit: float = 1.0
+    epoch: int = 1
+    printed: float | None = None
+
+    @functools.cached_property
+    def task(self) -> Task:
+        """The task of the run."""
+        return self.folder.config.build_task()
 
     def points(self, kind: str, value: Value) -> list[tuple[float, float]]:
-        """Returns steps, in units, and values, where there are any."""
-        found = ((record["step"] / self.unit, value(record)) for record in self.records[kind])
+        """Returns steps, or epochs, and values, where there are any."""
+        found = ((record["step"] / self.epoch, value(record)) for record in self.records[kind])
         return [(step, number) for step, number in found if number is not None]
 
 
@@ -58,40 +65,19 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> list[Path]:
-    """Draws `learning.png`, `orthogonality.png` if a run has frames, and the figures of `draw_runs` that there are.
+    """Draws the figures of `draw_curves` that there are.
 
     Raises RunError if a run is missing or damaged, or the runs are of different tasks, or of one task with different
     scores.
     """
-    logs, figures = [(folder := RunFolder.open(run), by_kind(folder)) for run in runs], figures or Figures()
-    _same("runs of one task", {folder.config.task for folder, _ in logs})
-    is_told = len({folder.config.model for folder, _ in logs}) == len(logs)
-    curves = []
-    for folder, records in logs:
-        needs(bool(records["train"]), RunError, "A figure", f"lines in {folder.log}", "none yet")
-        label = folder.config.model if is_told else str(folder.path)
-        curves.append(Curve(label, folder.config.build_task(), records))
+    folders = [RunFolder.open(run) for run in runs]
+    _same("runs of one task", {folder.config.task for folder in folders})
+    is_told = len({folder.config.model for folder in folders}) == len(folders)
+    curves = [Curve(f.config.model if is_told else str(f.path), f, by_kind(f)) for f in folders]
+    for curve in curves:
+        needs(bool(curve.records["train"]), RunError, "A figure", f"lines in {curve.folder.log}", "none yet")
     _same("runs with one score and one loss", {f"{curve.task.headline}, {curve.task.loss_label}" for curve in curves})
-    task, drawn = curves[0].task, [figures.path(out, "learning")]
-    with figure(drawn[0], 2, figures.dpi) as (left, right):
-        draw(left, curves, "train", lambda record: record["loss"])
-        draw(right, curves, "test", lambda record: record[task.headline])
-        for axes, key in ((left, "loss"), (right, task.headline)):
-            for value in {known[key] for curve in curves if (known := curve.task.known_baseline)}:
-                reference_line(axes, value, "baseline")
-            axes.set_yscale("linear" if key == "accuracy" else "log")
-        left.set(title="training", xlabel="step", ylabel=task.loss_label)
-        right.set(title="held out", xlabel="step", ylabel=_score_label(task))
-        right.legend()
-    if any(curve.points("train", worst_ratio) for curve in curves):
-        drawn.append(figures.path(out, "orthogonality"))
-        with figure(drawn[1], dpi=figures.dpi) as (axes,):
-            draw(axes, curves, "train", worst_ratio)
-            reference_line(axes, 1.0, "rounding limit")
-            label = r"$\Vert W^H W - I\Vert_F$ / rounding limit"
-            axes.set(title="orthogonality", xlabel="step", ylabel=label, yscale="log")
-            axes.legend()
-    return [*drawn, *draw_runs(logs, out, figures).values()]
+    return [*draw_curves(curves, out, figures or Figures()).values()]
 
 
 def _same(what: str, found: set[str]) -> None:
@@ -102,7 +88,44 @@ def _score_label(task: Task) -> str:
     return "accuracy" if task.headline == "accuracy" else task.loss_label
 
 
-def draw(axes: "Axes", curves: Sequence[Curve], kind: str, value: Value) -> None:
+def draw_curves(curves: Sequence[Curve], out: Path, look: Figures, stem: str = "") -> dict[str, Path]:
+    """Draws runs of one task, and returns the files by name.
+
+    * `learning`: the loss in training, and the held-out score;
+    * `orthogonality`: of runs with frames, their error over the rounding limit;
+    * `boxes`: the best held-out score of each run, a box for those that differ by seed or excerpt alone;
+    * `reflections`: the mean of that score against the number of reflectors, for models of one size that have several;
+    * `generated`: where the target is a sequence of numbers, the target, and what the best run of each box makes of it
+      after its last checkpoint; left out where checkpoints or data are not at hand.
+    """
+    task, unit = curves[0].task, "step" if curves[0].epoch == 1 else "epoch"
+    drawn = {"learning": look.path(out, f"{stem}learning")}
+    with figure(drawn["learning"], 2, look.dpi) as (left, right):
+        _draw(left, curves, "train", lambda record: record["loss"])
+        _draw(right, curves, "test", lambda record: record[task.headline])
+        for number, curve in enumerate(curves):
+            if curve.printed is not None:
+                right.axhline(curve.printed, color=f"C{number % 10}", linestyle=":")
+        for axes, key in ((left, "loss"), (right, task.headline)):
+            for value in {known[key] for curve in curves if (known := curve.task.known_baseline)}:
+                reference_line(axes, value, "baseline")
+            axes.set_yscale("linear" if key == "accuracy" else "log")
+        left.set(title="training", xlabel=unit, ylabel=task.loss_label)
+        right.set(title="held out; dotted: papers" if unit == "epoch" else "held out", xlabel=unit)
+        right.set_ylabel(_score_label(task))
+        right.legend()
+    if any(curve.points("train", worst_ratio) for curve in curves):
+        drawn["orthogonality"] = look.path(out, f"{stem}orthogonality")
+        with figure(drawn["orthogonality"], dpi=look.dpi) as (axes,):
+            _draw(axes, curves, "train", worst_ratio)
+            reference_line(axes, 1.0, "rounding limit")
+            label = r"$\Vert W^H W - I\Vert_F$ / rounding limit"
+            axes.set(title="orthogonality", xlabel=unit, ylabel=label, yscale="log")
+            axes.legend()
+    return drawn | draw_scores(curves, out, look, stem)
+
+
+def _draw(axes: "Axes", curves: Sequence[Curve], kind: str, value: Value) -> None:
     """Draws something of the lines of a kind over their steps; a run that has none keeps its colour to itself."""
     for curve in curves:
         points = curve.points(kind, value)
@@ -110,17 +133,11 @@ def draw(axes: "Axes", curves: Sequence[Curve], kind: str, value: Value) -> None
         axes.plot([step for step, _ in points], [number for _, number in points], marker=".", label=label)
 
 
-def draw_runs(runs: Sequence[tuple[RunFolder, Records]], out: Path, look: Figures, stem: str = "") -> dict[str, Path]:
-    """Draws what runs of one task and their logs have besides curves, and returns the files by name.
-
-    * `boxes`: the best held-out score of each run, a box for those that differ by seed or excerpt alone;
-    * `reflections`: the mean of that score against the number of reflectors, for models of one size that have several;
-    * `generated`: where the target is a sequence of numbers, the target, and what the best run of each box makes of it
-      after its last checkpoint; left out where checkpoints or data are not at hand.
-    """
-    task = runs[0][0].config.build_task()
+def draw_scores(curves: Sequence[Curve], out: Path, look: Figures, stem: str = "") -> dict[str, Path]:
+    """Draws `boxes`, `reflections` and `generated` of `draw_curves`."""
+    task = curves[0].task
     best_of = max if task.headline == "accuracy" else min
-    scores = [([record[task.headline] for record in records["test"]], folder) for folder, records in runs]
+    scores = [([record[task.headline] for record in curve.records["test"]], curve.folder) for curve in curves]
     scored = [(best_of(found), folder) for found, folder in scores if found]
     boxes, drawn = _boxes(scored), {}
     draws = [{(run.config.seed, run.config.task_options.get("excerpt")) for _, run in box} for _, box in boxes]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from stiefelkit.errors import RunError, StiefelkitError, needs, printable
-from stiefelkit.figure import Figures, figure, reference_line
+from stiefelkit.figure import Figures
 from stiefelkit.files import write_atomically
 from stiefelkit.training import papers
 from stiefelkit.training.display import Terminal
 from stiefelkit.training.papers import Row
-from stiefelkit.training.plot import Curve, Value, draw, draw_runs
+from stiefelkit.training.plot import Curve, draw_curves
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.run_folder import RunFolder, by_kind, is_run, last_step
 from stiefelkit.training.train import RunOutcome, resume, train
@@ -76,16 +76,12 @@ def reproduce(
     config = row.config(named)
     if not is_run(out):
         return train(config, out, display)
-    begun, done = RunFolder.open(out).config, last_step(out)
+    begun = RunFolder.open(out).config
     if begun.steps != config.steps and not config.may_be_prolonged:
         words = f"--epochs {begun.steps // row.epoch}, over which its rates fall"
         raise RunError(f"Run {out} needs {words}, got {config.steps // row.epoch} epochs; name another --out.")
     kept = {name: vars(begun)[name] for name in ("seed", "threads", "device") if vars(named)[name] is None}
-    asked = dataclasses.replace(config, **kept)
-    if done >= config.steps:
-        begun.continued(dataclasses.replace(asked, steps=begun.steps), str(out))
-        return RunOutcome(out, done, already=True)
-    return resume(out, asked, display)
+    return resume(out, dataclasses.replace(config, steps=max(config.steps, last_step(out)), **kept), display)
 
 
 def opened(path: Path, row: Row) -> RunFolder:
@@ -128,7 +124,10 @@ def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[
     if not groups:
         why = f": {next(iter(left_out.values()))}" if left_out else "; name another --out."
         raise RunError(f"A report needs runs that have been evaluated, got none in {out}{why}")
-    drawn = {group: _drawn(runs, figures or Figures(), place) for group, runs in groups.items()}
+    drawn = {}
+    for group, runs in groups.items():
+        curves = [Curve(run.row.label, run.folder, run.records, run.row.epoch, run.row.figure) for run in runs]
+        drawn[group] = draw_curves(curves, place, figures or Figures(), re.sub(r" \w+=", "-", group) + "-")
     look = Environment(trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
     look.filters |= {"literal": _literal, "printable": printable}
     page = look.from_string(Path(__file__).with_suffix(".md").read_text("utf-8"))
@@ -140,39 +139,3 @@ def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[
 def _literal(words: object) -> str:
     """Returns words of a run, letter by letter in one line of Markdown: no markup, no HTML, no orders to a terminal."""
     return re.sub(r"([\\`*_{}\[\]<>&|#~!$])", r"\\\1", printable(" ".join(str(words).split())))
-
-
-def _drawn(runs: list[Finding], look: Figures, place: Path) -> dict[str, Path]:
-    """Draws scores, drift and gradients of the runs of one group over epochs, where there are any, and `draw_runs`."""
-    curves = [Curve(run.row.label, run.row.build_task(), run.records, run.row.epoch) for run in runs]
-    task, stem, drawn = curves[0].task, re.sub(r" \w+=", "-", runs[0].row.group), {}
-    headline = task.headline
-
-    def largest_error(line: dict[str, Any]) -> float | None:
-        return max((weight["error"] for weight in line["orthogonality"].values()), default=0) or None
-
-    drift = {"title": "orthogonality", "ylabel": r"$\Vert W^H W - I\Vert_F$", "yscale": "log"}
-    size = {"title": "largest gradient since the last line", "ylabel": "norm", "yscale": "log"}
-    score = {"title": "held out", "ylabel": task.loss_label, "yscale": "log"}
-    if runs[0].row.by_accuracy:  # runs of two epochs stand beside others of fifty
-        score = {"title": "held out; dotted: the papers", "ylabel": "accuracy", "xscale": "log"}
-    shown: dict[str, tuple[str, Value, dict[str, str]]] = {
-        "scores": ("test", lambda line: line[headline], score),
-        "drift": ("train", largest_error, drift),
-        "gradients": ("train", lambda line: line["gradient_norm"] or None, size),
-    }
-    for name, (kind, value, words) in shown.items():
-        if not any(curve.points(kind, value) for curve in curves):
-            continue
-        drawn[name] = look.path(place, f"{stem}-{name}")
-        with figure(drawn[name], dpi=look.dpi) as (axes,):
-            draw(axes, curves, kind, value)
-            if name == "scores":
-                for number, run in enumerate(runs):
-                    if run.row.figure is not None:
-                        axes.axhline(run.row.figure, color=f"C{number % 10}", linestyle=":")
-                if task.known_baseline and not runs[0].row.by_accuracy:  # a guess at ten classes would press the curves
-                    reference_line(axes, task.known_baseline[headline], "without memory")
-            axes.set(xlabel="epoch", **words)
-            axes.legend()
-    return drawn | draw_runs([(run.folder, run.records) for run in runs], place, look, f"{stem}-")

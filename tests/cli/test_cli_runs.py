@@ -57,51 +57,51 @@ def test_compare_trains_prints_draws_and_resumes(capsys: pytest.CaptureFixture[s
     assert Path("runs/lstm/learning.png").exists()
 
 
+ENDLESS = f"{TRAIN} --out run --checkpoint-every 100000".replace("--steps 6", "--steps 100000").split()
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(stiefelkit.__file__).parents[1])}
+
+
+def has_begun() -> bool:
+    return Path("run/log.jsonl").exists() and bool(Path("run/log.jsonl").stat().st_size)
+
+
+def saved_step() -> int:
+    step, _ = checkpoint.load(checkpoint.checkpoints(Path("run/checkpoints"))[-1])
+    assert step > 0
+    return step
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)])
 def test_a_signal_ends_with_128_and_its_number_and_tells_how_to_resume(name: str) -> None:
     number = signal.Signals[name]
-    words = f"{TRAIN} --out run --checkpoint-every 100000".replace("--steps 6", "--steps 100000").split()
-    environment = os.environ | {"PYTHONPATH": str(Path(stiefelkit.__file__).parents[1])}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stiefelkit", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    log = Path("run/log.jsonl")
-    while process.poll() is None and not (log.exists() and log.stat().st_size):
+    command, pipe = [sys.executable, "-m", "stiefelkit", *ENDLESS], subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT)
+    while process.poll() is None and not has_begun():
         time.sleep(0.01)
     process.send_signal(number)
     out, err = process.communicate()
     assert process.returncode == 128 + number, err
     assert err == ""
     assert out.splitlines()[-1].endswith("--checkpoint-every 100000 --resume")
-    step, _ = checkpoint.load(checkpoint.checkpoints(Path("run/checkpoints"))[-1])
-    assert step > 0
-    assert f"step {step}" in out
+    assert f"step {saved_step()}" in out
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="there are no terminals here")
 def test_a_terminal_that_is_closed_leaves_a_run_that_is_saved() -> None:
-    words = f"{TRAIN} --out run --checkpoint-every 100000".replace("--steps 6", "--steps 100000").split()
-    environment = os.environ | {"PYTHONPATH": str(Path(stiefelkit.__file__).parents[1])}
     outside, inside = os.openpty()
     take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-    command = [sys.executable, "-c", take, sys.executable, "-m", "stiefelkit", *words]
+    command = [sys.executable, "-c", take, sys.executable, "-m", "stiefelkit", *ENDLESS]
     process = subprocess.Popen(
-        command, stdin=inside, stdout=inside, stderr=inside, env=environment, start_new_session=True
+        command, stdin=inside, stdout=inside, stderr=inside, env=ENVIRONMENT, start_new_session=True
     )
     os.close(inside)
-    log = Path("run/log.jsonl")
-    while process.poll() is None and not (log.exists() and log.stat().st_size):
+    while process.poll() is None and not has_begun():
         os.read(outside, 2**16)  # or its bar would wait for a reader
     os.close(outside)
     assert process.wait() in (2, 128 + signal.SIGHUP)  # 2 where its last words had nowhere to go
-    step, _ = checkpoint.load(checkpoint.checkpoints(Path("run/checkpoints"))[-1])
-    assert step > 0
+    saved_step()
 
 
 def test_a_run_resumes_to_no_fewer_steps_and_holds_no_comparison(

@@ -20,12 +20,9 @@ def test_every_format_has_the_samples_that_were_written(name: str, tmp_path: Pat
     assert np.abs(samples - TONE).max() < 1 / 2**15
 
 
-def test_channels_are_averaged(tmp_path: Path) -> None:
+def test_channels_are_averaged_and_other_rates_resampled(tmp_path: Path) -> None:
     samples, _ = recording(write(tmp_path / "a.flac", np.stack([TONE, 0 * TONE], axis=1)))
     assert np.abs(samples - TONE / 2).max() < 1 / 2**15
-
-
-def test_other_rates_are_resampled(tmp_path: Path) -> None:
     tone = 0.5 * np.sin(2 * np.pi * 1000 * np.arange(22050) / 44100)
     samples, now = recording(write(tmp_path / "a.wav", tone, 44100), 8000)
     assert now == 8000
@@ -42,14 +39,13 @@ def test_a_file_that_cannot_be_decoded_is_refused(name: str, share: float, tmp_p
         recording(path)
 
 
-@pytest.mark.parametrize("content", [np.array([]), np.array([0.1, np.nan])])
-def test_no_samples_and_samples_that_are_no_numbers_are_refused(content: np.ndarray, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="finite"):
-        recording(write(tmp_path / "a.wav", content, subtype="FLOAT"))
-
-
-def test_without_the_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "a.wav", TONE)
+def test_what_holds_no_numbers_is_refused_and_an_extra_that_is_missing_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for content in (np.array([]), np.array([0.1, np.nan])):
+        path = write(tmp_path / "a.wav", content, subtype="FLOAT")
+        with pytest.raises(DataError, match="finite"):
+            recording(path)
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(DataError, match="soundfile"):
         recording(path)

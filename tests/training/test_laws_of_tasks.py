@@ -143,7 +143,8 @@ class Unknown(First):
 
 @pytest.fixture(autouse=True)
 def _own_table(monkeypatch):
-    monkeypatch.setattr(room, "tasks", room.tasks.copy())
+    for held in ("_targets", "_loaded", "_origins"):
+        monkeypatch.setattr(room.tasks, held, dict(vars(room.tasks)[held]))
 
 
 def registered(cls, name="mine"):

@@ -20,28 +20,18 @@ NAMES = ["_old", r"$\frac$", "[red]x", "a\x1b[31mb", ":smile:", "<script>\"&'"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_legend_shows_a_name_letter_by_letter(name: str):
+def test_legends_consoles_and_pages_show_a_name_letter_by_letter(name: str):
     axes = Figure().subplots()
     axes.plot([0, 1], [0, 1], label=literal(name))
     (text,) = axes.legend().get_texts()
-    shown = text.get_text()
-    assert text._preprocess_math(shown)[0].removeprefix("\u200b") == printable(name)  # type: ignore[attr-defined]
-    assert text._preprocess_math(shown)[1] is False  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_console_shows_a_name_letter_by_letter_in_lines_and_tables(name: str, monkeypatch: pytest.MonkeyPatch):
-    screen, shown = Screen(), io.StringIO()
+    parsed, is_formula = text._preprocess_math(text.get_text())  # type: ignore[attr-defined]
+    assert (parsed.removeprefix("\u200b"), is_formula) == (printable(name), False)
+    screen, shown, table = Screen(), io.StringIO(), Table(name)
     screen.file = shown
-    table = Table(name)
     table.add_row(name)
     screen.print(name)
     screen.print(table)
     assert shown.getvalue().count(printable(name)) == 3
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_page_shows_a_name_letter_by_letter(name: str):
     written = environment().from_string('<td title="{{ name }}">{{ name }}</td>').render(name=name)
     assert html.unescape(written) == f'<td title="{printable(name)}">{printable(name)}</td>'
     assert "<script" not in written

@@ -1,6 +1,5 @@
 """Figures of the papers that are no curves: what they show of runs is what the runs are."""
 
-import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from stiefelkit.testing import seeds
 from stiefelkit.training import data, train
 from stiefelkit.training import plot as plotting
 from stiefelkit.training.config import Config
-from stiefelkit.training.plot import find_runs, plot
+from stiefelkit.training.plot import Curve, find_runs, plot
 from stiefelkit.training.run_folder import RunFolder, by_kind
 
 
@@ -100,10 +99,8 @@ def test_accuracies_are_drawn_against_the_number_of_reflectors_in_a_report(
     for count, accuracy in ((2, 0.5), (8, 0.75)):
         config = Config("digits", "ornn", hidden_size=8, options={"reflections": count})
         records: Any = {"test": [{"step": 1, "accuracy": accuracy}, {"step": 2, "accuracy": 0.1}]}
-        runs.append((RunFolder(tmp_path, config, 1, {}), records))
-    assert list(plotting.draw_runs(runs, tmp_path, Figures(dpi=40), "mnist-")) == ["reflections"]
+        runs.append(Curve("", RunFolder(tmp_path, config, 1, {}), records))
+    assert list(plotting.draw_scores(runs, tmp_path, Figures(dpi=40), "mnist-")) == ["reflections"]
     ((axes,),) = axes_of.values()
     assert list(axes.get_lines()[0].get_ydata()) == [0.5, 0.75]
-    same = dataclasses.replace(runs[0][0].config, options={"reflections": 8})
-    runs[0] = (dataclasses.replace(runs[0][0], config=same), runs[0][1])
-    assert plotting.draw_runs(runs, tmp_path, Figures(dpi=40)) == {}
+    assert plotting.draw_scores([runs[1], runs[1]], tmp_path, Figures(dpi=40)) == {}

@@ -15,7 +15,7 @@ from stiefelkit.cli import main
 from stiefelkit.errors import RunError
 from stiefelkit.machine import processor
 from stiefelkit.training import train
-from stiefelkit.training.run_folder import is_run, versions
+from stiefelkit.training.run_folder import is_run, read_log, summarise, versions
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +165,18 @@ def test_two_processes_cannot_train_in_one_folder(tmp_path: Path) -> None:
             train.resume(tmp_path / "run")
 
     train.train(longer(steps=1), tmp_path / "run", Watching(intrude))
+
+
+def test_a_run_keeps_two_checkpoints_and_its_log_tells_loss_scores_orthogonality_and_time(whole: Path) -> None:
+    assert [path.name for path in sorted((whole / "checkpoints").iterdir())] == ["step-00000008", "step-00000012"]
+    log = read_log(whole / "log.jsonl")
+    assert [line["step"] for line in log if line["kind"] == "train"] == [1, 2, 4, 6, 8, 10, 12]
+    assert [line["step"] for line in log if line["kind"] == "test"] == [5, 10, 12]
+    line = log[0]
+    assert set(line["orthogonality"]) == {"rnn.weight_hh_l0"}
+    assert line["ms_per_step"] > 0
+    assert 0 <= line["accuracy"] <= 1
+    assert log[-1].keys() == {"kind", "step", "loss", "accuracy"}
+    summary = summarise(whole)
+    assert summary.parameters == sum(p.numel() for p in longer().build_model().parameters())
+    assert summary.orthogonality is not None

@@ -120,19 +120,15 @@ def test_the_baseline_is_the_best_line_from_the_last_frame(task: Speech, read_in
     assert task.baseline["loss"] < task.evaluate(Repeating())["loss"]
 
 
-def test_splits_are_of_different_speakers(folder: Path) -> None:
+def test_splits_are_of_different_speakers_and_fewer_recordings_of_all(task: Speech, folder: Path) -> None:
     first = recordings(folder, 2)
     who = {split: {path.parent.name for path in paths} for split, paths in first.items()}
     assert [len(names) for names in who.values()] == [8, 2, 3]
     assert not who["train"] & who["valid"]
     assert sum(map(len, first.values())) == 13 * 8
-
-
-def test_fewer_recordings_are_of_all_speakers(task: Speech, folder: Path) -> None:
     few = Speech(validation_speakers=2, train_size=8)
     assert few.sequences == 8
-    speakers = {path.parent.name for path in recordings(folder, 2)["train"]}
-    assert {path.parent.name for path in few._split("train").paths} == speakers
+    assert {path.parent.name for path in few._split("train").paths} == who["train"]
     with pytest.raises(OptionError, match="train_size"):
         Speech(validation_speakers=2, train_size=65).batch(0, 5, seeds.seed())
 

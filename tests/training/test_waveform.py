@@ -51,17 +51,14 @@ def test_every_step_reads_the_one_sequence() -> None:
         task.batch(0, 2, seeds.seed())
 
 
-def test_the_first_recording_by_name_is_taken_unless_one_is_named(folder: Path) -> None:
+def test_the_first_recording_by_name_is_taken_unless_one_is_named_and_what_is_no_excerpt_refused(folder: Path) -> None:
     small_data.write(folder / "a.flac", SAMPLES[::-1])
     assert not torch.equal(Waveform().held_out()[1], Waveform(file="b.wav").held_out()[1])
-
-
-def test_what_is_no_excerpt_is_refused(folder: Path) -> None:
     small_data.write(folder / "silence.wav", np.zeros(999))
     for task, words in (
         (Waveform(file="c.wav"), "none"),
         (Waveform(file="silence.wav"), "constant"),
-        (Waveform(excerpt=6), "2000"),
+        (Waveform(file="b.wav", excerpt=6), "2000"),
     ):
         with pytest.raises(DataError, match=words):
             task.held_out()

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from stiefelkit.errors import OptionError, did_you_mean, needs
+from stiefelkit.checks import known_words
+from stiefelkit.errors import OptionError, needs
 from stiefelkit.registry import Registry
 from stiefelkit.training.tasks.task import Task
 
@@ -54,8 +55,5 @@ def create(name: str, options: Mapping[str, Any] | None = None) -> Task:
     task = tasks.find(name)
     needs(task.name == name, OptionError, f"Task {name!r}", "the name that it is registered under", task.name)
     options = dict(options or {})
-    known = [field.name for field in dataclasses.fields(task)]
-    for option in options:
-        if option not in known:
-            raise OptionError(f"Task {name!r} has no option {option!r}{did_you_mean(option, known)}")
+    known_words(f"Task {name!r}", "option", options, [field.name for field in dataclasses.fields(task)])
     return task(**options)
