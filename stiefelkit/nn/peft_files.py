@@ -229,7 +229,7 @@ def _modules_to_save(
             title = max(titles, key=len)
             saved.setdefault(title, {})[key.removeprefix(f"{title}.")] = value
             continue
-        there = base.get(key.replace(".base_layer.", "."), torch.tensor(torch.nan, device="cpu"))
+        there = base.get(key.replace(".base_layer.", "."), torch.tensor(torch.nan, device="cpu"))  # equal to none
         is_same = there.is_complex() == value.is_complex() and torch.equal(there.cpu(), value.to(there.dtype))
         wanted = "tensors of adapters, of modules_to_save and of the base"
         needs(is_same, CheckpointError, "It", wanted, f"{key} of {value.dtype} left over, which is not the model's")

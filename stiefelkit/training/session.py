@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from stiefelkit.errors import DivergedError, NonFiniteError
 from stiefelkit.machine import peak_memory
+from stiefelkit.numbers import above, at_least, integer, validate_fields_
 from stiefelkit.optim import clip_grad_norm_
 from stiefelkit.training.config import Config
 from stiefelkit.training.ranks import Ranks
@@ -33,6 +34,10 @@ class Window:
     correct: float = 0.0
     gradient_norm: float = 0.0
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        validate_fields_(self, "A window", steps=integer(0), loss=above(-math.inf), correct=at_least(0))
+        validate_fields_(self, "A window", gradient_norm=at_least(0), seconds=at_least(0))
 
 
 @dataclass

@@ -134,6 +134,16 @@ def test_a_state_with_the_right_digests_is_taken_or_refused(stopped: Path, tmp_p
             assert train.resume(path).step == 3, (number, name)
 
 
+@pytest.mark.parametrize(("key", "value"), [("steps", -1), ("loss", "0"), ("seconds", None)])
+def test_a_window_that_is_none_is_refused(stopped: Path, tmp_path: Path, key: str, value: object) -> None:
+    changed, path = json.loads((stopped / LAST).read_bytes())["record"], shutil.copytree(stopped, tmp_path / "run")
+    window = dict(changed["state"]["items"])["window"]["items"]
+    window[:] = [[name, value if name == key else kept] for name, kept in window]
+    (path / LAST).write_bytes(checkpoint._sealed(changed))
+    with pytest.raises(StiefelkitError, match=key):
+        train.resume(path)
+
+
 def test_the_trial_sees_what_is_silent_and_what_is_half_written(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """The saboteurs: a resume that looks at nothing, one that cleans up before it refuses, and one that breaks."""
     damaged = (trial.stopped / "config.json").read_bytes().replace(b'"seed": 0', b'"seed": 1')
