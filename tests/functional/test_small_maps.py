@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import stiefelkit as sk
-from stiefelkit.functional import cayley, skew_size
+from stiefelkit.functional import cayley, matrix_exp, skew_size
 from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.functional._kernels import launch
 from stiefelkit.metrics import orthogonality_error, permitted_error
@@ -40,16 +40,24 @@ def drawn(n, is_complex, scale):
     return v, phase, random(batch, n, n, number=2, dtype=torch.complex64 if is_complex else torch.float32)
 
 
+def exponential(v, n, p, phase=None):
+    return matrix_exp(v if phase is None else v + 0 * phase.sum(), n, p, phase is not None)
+
+
+of_both_maps = pytest.mark.parametrize("map", [cayley, exponential], ids=["cayley", "matrix_exp"])
+
+
 @pytest.mark.slow
+@of_both_maps
 @pytest.mark.parametrize(("n", "is_complex"), [(n, False) for n in EDGES] + [(n, True) for n in (1, 2, 17, 33, 64)])
 @pytest.mark.usefixtures("_interpreter")
-def test_frames_and_gradients_are_those_of_float64(n, is_complex):
+def test_frames_and_gradients_are_those_of_float64(map, n, is_complex):
     for scale in (1.0, 1e4) if n in (2, 17, 65) else (1.0,):
         v, phase, g = drawn(n, is_complex, scale)
         leaves = [v.requires_grad_()] + ([] if phase is None else [phase.requires_grad_()])
-        w = cayley(v, n, n, phase=phase)
+        w = map(v, n, n, phase=phase)
         wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
-        exact = cayley(wide[0], n, n, phase=wide[1] if is_complex else None)
+        exact = map(wide[0], n, n, phase=wide[1] if is_complex else None)
         assert w.dtype == g.dtype
         assert orthogonality_error(w).max() <= permitted_error(n, w.dtype)
         assert torch.allclose(w, exact.to(w.dtype), rtol=0, atol=2 * torch.finfo(w.dtype).eps)
@@ -58,17 +66,20 @@ def test_frames_and_gradients_are_those_of_float64(n, is_complex):
             assert torch.dist(a.double(), b) <= 1e-5 * b.norm()
 
 
+@pytest.mark.parametrize("name", ["Cayley", "MatrixExp"])
 @pytest.mark.usefixtures("_interpreter")
-def test_the_laws_hold():
-    check_parametrization(sk.parametrizations.Cayley, ["frames", "pure", "gradients"], only="Cayley-2x2-float32")
+def test_the_laws_hold(name):
+    laws = ["frames", "pure", "gradients"]
+    check_parametrization(getattr(sk.parametrizations, name), laws, only=f"{name}-2x2-float32")
 
 
+@of_both_maps
 @pytest.mark.usefixtures("_interpreter")
-def test_second_derivatives_and_vmap_are_those_of_many_launches():
+def test_second_derivatives_and_vmap_are_those_of_many_launches(map):
     v = random(3, skew_size(5, 5, False))
 
     def loss(v):
-        return (cayley(v, 5, 5)[..., 0, :] ** 3).sum()
+        return (map(v, 5, 5)[..., 0, :] ** 3).sum()
 
     found = [torch.func.hessian(loss)(v[0]), torch.vmap(torch.func.grad(loss))(v)]
     launch.Interpreter.is_on = False
@@ -117,11 +128,12 @@ def test_steps_go_where_those_of_many_launches_go(shape, dtype, monkeypatch):
     assert worst <= 1
 
 
+@of_both_maps
 @pytest.mark.usefixtures("_interpreter")
-def test_nan_stays_where_it_is():
+def test_nan_stays_where_it_is(map):
     v = random(3, skew_size(20, 20, False))
     v[1, 4] = float("nan")
-    w = cayley(v, 20, 20)
+    w = map(v, 20, 20)
     assert w[1].isnan().any()
     assert not w[[0, 2]].isnan().any()
 
@@ -142,19 +154,13 @@ def compiled(name, n, parts, capability, is_double):
     from triton.compiler import ASTSource
 
     program = getattr(launch.programs(launch.PACKAGE, False), name)
-    fixed = launch.settings(n, parts, is_double and capability < 120)
+    tile = launch.HALF_TILE if "exponential" in name else launch.TILE
+    fixed = launch.settings(n, parts, is_double and capability < 120, tile)
     options = {key: fixed.pop(key) for key in ("num_warps", "num_stages", "maxnreg")}
     fixed |= {"TURNS": 1} if name == "run_step" else {}
     frames = "*fp64" if is_double else "*fp32"
-    types = {
-        "d": "*fp64" if parts == 2 else "*i8",
-        "apart": "i32",
-        "step": "*fp64",
-        "defects": "*fp64",
-        "n": "i32",
-        "batch": "i32",
-        "scratch": "*fp64",
-    }
+    types = {"d": "*fp64" if parts == 2 else "*i8"} | dict.fromkeys(("apart", "n", "batch"), "i32")
+    types |= dict.fromkeys(("table", "step", "defects", "scratch"), "*fp64")
     types |= {"run_forward": {"w": frames}, "run_backward": {"w": frames, "scratch": frames}}.get(name, {})
     signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in program.arg_names}
     places = {arg: (i,) for i, arg in enumerate(program.arg_names)}
@@ -175,6 +181,10 @@ SHARED = {80: 163 << 10, 90: 227 << 10, 120: 99 << 10}
         ("run_backward", 128, 1, 90, False),
         ("run_backward", 33, 2, 80, True),
         ("run_step", 64, 1, 90, True),
+        ("run_exponential", 64, 1, 120, True),
+        ("run_exponential_back", 32, 1, 120, True),
+        ("run_exponential_back", 128, 1, 80, True),
+        ("run_exponential_back", 64, 2, 90, True),
     ],
 )
 def test_programs_compile_without_spills_to_exact_products(

@@ -88,7 +88,8 @@ def cayley(
         PRECISION.require("cayley", "precision", precision)
     may_launch = n == p and v.dtype == torch.float32 and (v.is_cuda or Interpreter.is_on)
     if may_launch and takes(v, n, 1 + (phase is not None)):
-        return _InOneLaunch.of(v, phase, signs, n, False).to(torch.float32 if phase is None else torch.complex64)
+        w = _InOneLaunch.of(v, phase, signs, n, n > _LARGEST_IN_DOUBLE and (phase is not None or n % 2 == 0), False)
+        return w.to(torch.float32 if phase is None else torch.complex64)
     if phase is not None:
         d = None
     elif signs is not None:
@@ -99,7 +100,9 @@ def cayley(
         w = _Tall.of(v, phase, d, n, p)
     else:
         fast = precision == "fast" and v.dtype == torch.float32 and n >= _SMALLEST_FAST and may_sync_host(v)
-        w = _Square.of(v, phase, d, n, fast)
+        # A real A of odd order has a null vector, which costs gradients of large coordinates half of float32's digits.
+        is_single = fast or (n > _LARGEST_IN_DOUBLE and (phase is not None or n % 2 == 0))
+        w = _Square.of(v, phase, d, n, is_single, fast)
     if v.dtype == torch.float32 and w.dtype in _DOUBLE and splits(w):
         w = settle(w)
     return w.to(torch.promote_types(v.dtype, torch.complex32) if d is None else v.dtype)
@@ -109,9 +112,10 @@ class _Square(Function):
     """Saves W, from which 2 M D = W + D: a saved output keeps second derivatives right, another tensor would not."""
 
     @staticmethod
-    def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, fast: bool) -> Tensor:
+    def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, is_single: bool, fast: bool) -> Tensor:
         is_complex = phase is not None
-        dtype = _saved_dtype(v, n, is_complex, fast)
+        dtype = v.dtype if is_single else torch.float64
+        dtype = torch.promote_types(dtype, torch.complex32) if is_complex else dtype
         a = unpack_square(v, n, is_complex, shift=1)
         is_split = v.dtype == torch.float32 and not fast and splits(a)
         if not fast:
@@ -144,7 +148,7 @@ class _Square(Function):
 
     @staticmethod
     def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
-        v, phase, d, ctx.n, _ = inputs
+        v, phase, d, ctx.n, *_ = inputs
         ctx.dtype = v.dtype
         ctx.save_for_backward(phase, d, output)  # as `keep` does, without a call at each read of a weight
         ctx.save_for_forward(phase, d, output)
@@ -161,10 +165,10 @@ class _InOneLaunch(_Square):
     """Takes a program of a GPU each way, which reads signs as they are; where that is differentiated, many launches."""
 
     @staticmethod
-    def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, fast: bool) -> Tensor:
+    def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, is_single: bool, fast: bool) -> Tensor:
         check_size(f"A skew {n} x {n} matrix", "coordinates", v, skew_size(n, n, phase is not None))
-        d = d if phase is None else diagonal(phase=phase)
-        return cayley_forward(v, d, n, _saved_dtype(v, n, phase is not None, fast))
+        d, dtype = d if phase is None else diagonal(phase=phase), torch.float32 if is_single else torch.float64
+        return cayley_forward(v, d, n, dtype if phase is None else dtype.to_complex())
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -173,16 +177,9 @@ class _InOneLaunch(_Square):
             signs = w.new_ones(ctx.n, dtype=torch.int8) if d is None else d
             return _pulled_back(g, phase, diagonal(signs=signs, phase=phase), w, ctx.dtype)
         gv = cayley_backward(w, g, d if phase is None else diagonal(phase=phase), ctx.dtype)
-        return gv, phase_gradient(phase, w, g), None, None, None
+        return gv, phase_gradient(phase, w, g), None, None, None, None
 
     tangent = by_transposing(backward)
-
-
-def _saved_dtype(v: Tensor, n: int, is_complex: bool, fast: bool) -> torch.dtype:
-    # A real A of odd order has a null vector, which costs gradients of large coordinates half of float32's digits.
-    is_single = fast or (n > _LARGEST_IN_DOUBLE and (is_complex or n % 2 == 0))
-    dtype = v.dtype if is_single else torch.float64
-    return torch.promote_types(dtype, torch.complex32) if is_complex else dtype
 
 
 def _pulled_back(
@@ -196,7 +193,7 @@ def _pulled_back(
     else:
         inner = sandwich(adjoint, g)
     gv = pack_skew_gradient(inner * (d * -0.5).unsqueeze(-1))
-    return gv.to(dtype), phase_gradient(phase, w, g), None, None, None
+    return gv.to(dtype), phase_gradient(phase, w, g), None, None, None, None
 
 
 class _Tall(Function):

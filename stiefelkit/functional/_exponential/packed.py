@@ -13,12 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit._torch import is_differentiated
 from stiefelkit.functional._arithmetic.float64 import splits
-from stiefelkit.functional._arithmetic.function import Context, Function
+from stiefelkit.functional._arithmetic.function import Context, Function, keep
 from stiefelkit.functional._arithmetic.product import product
 from stiefelkit.functional._arithmetic.split_products import fine_product, settle, settled
-from stiefelkit.functional._exponential.taylor import exponential
-from stiefelkit.functional._packing import check_square, check_tall, pack_skew_gradient, unpack_skew
+from stiefelkit.functional._exponential.taylor import adjoint, derivative, exponential
+from stiefelkit.functional._kernels.launch import exponential_backward, exponential_forward, takes
+from stiefelkit.functional._packing import (
+    check_size,
+    check_square,
+    check_tall,
+    pack_skew_gradient,
+    skew_size,
+    unpack_skew,
+)
 from stiefelkit.functional._polish import polish
 from stiefelkit.numbers import PRECISION, PRECISIONS, check_counts
 from stiefelkit.tensors import check_tensors
@@ -56,6 +65,8 @@ def matrix_exp(
     if precision not in PRECISIONS:
         PRECISION.require("matrix_exp", "precision", precision)
     single = v.dtype == torch.float32
+    if n == p and single and takes(v, n, 1 + is_complex):
+        return _InOneLaunch.of(v, n, is_complex)
     # Small matrices cost no more in float64 than a polish would.
     double = not single or n > 2 * p or (precision == "exact" and n <= _LARGEST_IN_DOUBLE)
     last = not single or not (double or precision == "fast")
@@ -102,6 +113,33 @@ class _Skew(Function):
     @staticmethod
     def tangent(ctx: Context, t: Tensor, *_: None) -> Tensor:
         return _Skew.of(t, ctx.n, ctx.p, ctx.is_complex)
+
+
+class _InOneLaunch(Function):
+    """Takes a program of a GPU each way; where that is differentiated, many launches."""
+
+    @staticmethod
+    def forward(v: Tensor, n: int, is_complex: bool) -> Tensor:
+        check_size(f"A skew {n} x {n} matrix", "coordinates", v, skew_size(n, n, is_complex))
+        return exponential_forward(v, n, torch.complex64 if is_complex else torch.float32)
+
+    @staticmethod
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
+        v, ctx.n, ctx.is_complex = inputs
+        keep(ctx, v)
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
+        (v,) = ctx.saved_tensors
+        if not is_differentiated():
+            return exponential_backward(v, g), None, None
+        a = _Skew.of(v.double(), ctx.n, ctx.n, ctx.is_complex)
+        return pack_skew_gradient(adjoint(a, g.to(a.dtype), True, _FINER_THAN_SINGLE)).to(v.dtype), None, None
+
+    @staticmethod
+    def tangent(ctx: Context, t: Tensor, *_: None) -> Tensor:
+        a, t = (_Skew.of(x.double(), ctx.n, ctx.n, ctx.is_complex) for x in (*ctx.saved_tensors, t))
+        return derivative(a, t, _FINER_THAN_SINGLE).to(torch.complex64 if ctx.is_complex else torch.float32)
 
 
 def _tall(v: Tensor, n: int, p: int, is_complex: bool, truncation: float | None) -> Tensor:

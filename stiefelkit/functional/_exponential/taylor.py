@@ -83,7 +83,7 @@ class _Traced(Function):
 
     @staticmethod
     def tangent(ctx: Context, t: Tensor, *_: None) -> Tensor:
-        return _derivative(ctx.saved_tensors[0], t, ctx.truncation)
+        return derivative(ctx.saved_tensors[0], t, ctx.truncation)
 
 
 class _Kept(_Traced):
@@ -139,7 +139,10 @@ class _Adjoint(Function):
     tangent = by_transposing(backward)
 
 
-def _derivative(a: Tensor, t: Tensor, truncation: float | None) -> Tensor:
+adjoint = _Adjoint.of
+
+
+def derivative(a: Tensor, t: Tensor, truncation: float | None) -> Tensor:
     """Returns the derivative of the exponential at A along T: the adjoint one at A^H."""
     return _Adjoint.of(a.mH.resolve_conj(), t, False, truncation)
 
@@ -362,6 +365,15 @@ def _coefficients(s: int, transposed: bool, dtype: torch.dtype, device: torch.de
     with torch.inference_mode(False):
         table = torch.tensor(rows, dtype=dtype, device=device)
         return table.mT.contiguous() if transposed else table
+
+
+@functools.lru_cache(maxsize=16)
+def combinations(device: torch.device) -> Tensor:
+    """Returns constants and coefficients of the powers in float64, one row for each combination, (4, 4)."""
+    with torch.inference_mode(False):
+        return torch.tensor(
+            [(c, *row) for c, row in zip(_CONSTANTS, _POWERS, strict=True)], dtype=torch.float64, device=device
+        )
 
 
 def _combine(m: Tensor, s: int, transposed: bool) -> Tensor:

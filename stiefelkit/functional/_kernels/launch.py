@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from stiefelkit.functional._arithmetic.float64 import float64_is_weak
 from stiefelkit.functional._arithmetic.product import opaque
+from stiefelkit.functional._exponential.taylor import combinations
 
 PACKAGE = "stiefelkit.functional._kernels.programs"
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -23,6 +25,8 @@ LARGEST = 128
 LARGEST_IF_WEAK = 64
 """The same where float64 is slow: beyond, float32 products of slices cost less."""
 TILE = 64
+HALF_TILE = 32
+"""Those of exponentials, which take many products and would spill else."""
 ENTRIES = 32
 """Rows of a tile where matrices are filled and read."""
 PROGRAMS = 4
@@ -50,11 +54,11 @@ def takes(m: Tensor, n: int, parts: int) -> bool:
     return 0 < n * parts <= largest and is_at_hand(m)
 
 
-def settings(n: int, parts: int, tensor_cores: bool = True) -> dict[str, Any]:
+def settings(n: int, parts: int, tensor_cores: bool = True, largest_tile: int = TILE) -> dict[str, Any]:
     """Returns constants and options of a program for n rows and so many parts; `maxnreg` keeps it from spilling."""
     size = max(16, 1 << (n * parts - 1).bit_length())
-    tile = min(size, TILE)
-    options = {"num_warps": {16: 1, 32: 4}.get(size, 8), "num_stages": 1, "maxnreg": 255}
+    tile, warps = min(size, largest_tile), min(8, {16: 1, 32: 4}.get(size, 8) * TILE // largest_tile)
+    options = {"num_warps": warps, "num_stages": 1, "maxnreg": 255}
     return {"PARTS": parts, "N": size, "T": tile, "K": tile if tensor_cores else 16, "E": min(size, ENTRIES), **options}
 
 
@@ -85,6 +89,29 @@ def cayley_backward(w: Tensor, g: Tensor, d: Tensor | None, dtype: torch.dtype) 
     entries, apart = _diagonals(d, shape, n)
     _run("run_backward", w, scratch, _parts(w), _parts(g), entries, gv, scratch, apart, n, shape.numel(), **fixed)
     return gv
+
+
+@opaque(lambda v, n, dtype: v.new_empty(*v.shape[:-1], n, n, dtype=dtype), dims=(1,))
+def exponential_forward(v: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    """Returns exp A from float32 coordinates, computed in float64 and rounded once to float32 or complex64."""
+    w = v.new_empty(*v.shape[:-1], n, n, dtype=dtype)
+    _run_exponential("run_exponential", v, [_parts(w)], n, 1 + dtype.is_complex)
+    return w
+
+
+@opaque(lambda v, g: torch.empty_like(v, memory_format=torch.contiguous_format), dims=(1, 2))
+def exponential_backward(v: Tensor, g: Tensor) -> Tensor:
+    """Returns the gradient of float32 coordinates by that of their exponentials, computed in float64."""
+    gv = torch.empty_like(v, memory_format=torch.contiguous_format)
+    _run_exponential("run_exponential_back", v, [_parts(g), gv], g.shape[-1], 1 + g.is_complex())
+    return gv
+
+
+def _run_exponential(name: str, v: Tensor, tensors: Sequence[Tensor], n: int, parts: int) -> None:
+    batch = v.shape[:-1].numel()
+    fixed = settings(n, parts, not float64_is_weak(v.device), HALF_TILE)
+    scratch = _scratch(v, batch, 7, fixed, torch.float64)
+    _run(name, v, scratch, v.contiguous(), *tensors, combinations(v.device), scratch, n, batch, **fixed)
 
 
 def _like_step(w: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-from .parts import add_product, entry_of_skew, of_parts
+from .parts import add_product, entry_of_skew, of_parts, plus
 
 
 @triton.jit
@@ -278,11 +278,6 @@ def run_step(
 
 
 @triton.jit
-def _plus(a, b):
-    return a + b
-
-
-@triton.jit
 def _gram_less(a, out, N: constexpr, T: constexpr, K: constexpr):
     """OUT = A^T A - I; returns the square of its Frobenius norm."""
     line = tl.arange(0, T)
@@ -298,7 +293,7 @@ def _gram_less(a, out, N: constexpr, T: constexpr, K: constexpr):
             row = (i + line)[:, None]
             column = (j + line)[None, :]
             total = tl.where(row == column, total - 1.0, total)
-            square += tl.reduce(total * total, 1, _plus)
+            square += tl.reduce(total * total, 1, plus)
             tl.store(out + row * N + column, total)
     tl.debug_barrier()
-    return tl.reduce(square, 0, _plus)
+    return tl.reduce(square, 0, plus)

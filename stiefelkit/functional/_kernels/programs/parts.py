@@ -7,9 +7,24 @@ from triton.language import constexpr
 
 @triton.jit
 def add_product(
-    c, a, b, out, SCALE: constexpr, SIGN: constexpr, N: constexpr, T: constexpr, K: constexpr, SIZE: constexpr
+    c,
+    a,
+    b,
+    out,
+    SCALE: constexpr,
+    SIGN: constexpr,
+    N: constexpr,
+    T: constexpr,
+    K: constexpr,
+    SIZE: constexpr,
+    TURNED: constexpr = False,
 ):
-    """OUT = SIGN C + SCALE A B of SIZE rows, N numbers apart, in tiles of T; C is not read if SIGN is 0."""
+    """OUT = SIGN C + SCALE A B of SIZE rows, N numbers apart, in tiles of T, or A^T B if it is TURNED.
+
+    C is not read if SIGN is 0. OUT may be C, and is neither A nor B.
+    """
+    down: constexpr = 1 if TURNED else N
+    across: constexpr = N if TURNED else 1
     line = tl.arange(0, T)
     strip = tl.arange(0, K)
     for i in range(0, SIZE, T):
@@ -17,7 +32,7 @@ def add_product(
             here = (i + line)[:, None] * N + (j + line)[None, :]
             total = tl.full((T, T), 0.0, dtype=out.dtype.element_ty)
             for k in range(0, SIZE, K):
-                left = tl.load(a + (i + line)[:, None] * N + (k + strip)[None, :])
+                left = tl.load(a + (i + line)[:, None] * down + (k + strip)[None, :] * across)
                 right = tl.load(b + (k + strip)[:, None] * N + (j + line)[None, :])
                 total = tl.dot(left, right, total, input_precision="ieee", out_dtype=out.dtype.element_ty)
             total = SCALE * total
@@ -45,3 +60,8 @@ def entry_of_skew(v, i, j, inside, n, PARTS: constexpr):
 def of_parts(re, im, in_lower, in_right):
     """Returns the entry of [[Re, -Im], [Im, Re]] in a lower or upper, right or left block."""
     return tl.where(in_lower == in_right, re, tl.where(in_lower, im, -im))
+
+
+@triton.jit
+def plus(a, b):
+    return a + b
