@@ -90,7 +90,7 @@ def _run(name: str, out: Path, epochs: int | None, settings: Settings) -> int:
         say(f"Stopped at step {outcome.step} and saved; the same command continues it.")
         return 128 + outcome.signal
     _list([row], out)
-    say(f"{row.note[:1].upper()}{row.note[1:]}." if row.note else f"As in the paper, {row.paper}.")
+    say(f"The run is in {path}." + f" Note: {row.note}." * bool(row.note))
     return 0
 
 

@@ -162,7 +162,7 @@ def test_the_command_ends_with_both_figures_and_the_report_says_how_they_were_ma
     assert "got none" in capsys.readouterr().err
     assert main(f"{run} 1".split()) == 0
     said = capsys.readouterr().out
-    for part in ("1 of 3", "as papers report it", "Nobody 2001", "│   0.1 │", "A note."):
+    for part in ("1 of 3", "as papers report it", "Nobody 2001", "│   0.1 │", "Note: a note."):
         assert part in said
     assert main(f"{run} 2".split()) == 0
     assert main(f"reproduce --list --out {tmp_path}".split()) == 0
