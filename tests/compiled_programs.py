@@ -57,30 +57,30 @@ class Machinery:
 def compiled(
     layout: KernelLayout, way: str, activation: str, units: int, capability: int = 90, packed: bool = False
 ) -> Any:
-    """A program for GPUs of a compute capability."""
+    """A program of a layout for GPUs of a compute capability."""
     is_complex = layout.states == "complex"
     act = find_activation(activation, is_complex)
     fixed = program_constants(layout, units * (1 + is_complex), units, act)
+    options = {key: fixed.pop(key) for key in ("num_warps", "enable_fp_fusion")}
     fixed |= {"PACKED": packed, "REVERSE": packed}
     program = getattr(programs(PACKAGE, False), f"{layout.program}_{way}")
     is_there = {"bias": act.bias_inside, "saved": act.saved is not None}
     fixed |= {arg: None for arg in program.arg_names if not is_there.get(arg, True)}
     types = TYPES | {"saved": "*i8" if activation in ("abs", "oplu") else "*fp32"}
-    return compiled_for(program, fixed, types, capability)
+    return built(program, fixed, types, capability, **options)
 
 
-def compiled_for(program: Any, fixed: dict[str, Any], types: dict[str, str], capability: int) -> Any:
-    """A program with constants, options and types, float32 in memory where none is given."""
+def built(program: Any, fixed: dict[str, Any], types: dict[str, str], capability: int, **options: Any) -> Any:
+    """A program with fixed arguments and types of others, which are arrays of float32 if they are not named."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    options = {key: value for key, value in fixed.items() if key not in program.arg_names}
-    fixed = {key: value for key, value in fixed.items() if key in program.arg_names}
     signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in program.arg_names}
     places = {arg: (i,) for i, arg in enumerate(program.arg_names)}
     aligned = {places[arg]: [["tt.divisibility", 16]] for arg, kind in signature.items() if kind.startswith("*")}
-    source = ASTSource(program, signature, {places[arg]: value for arg, value in fixed.items()}, aligned)
+    constants = {places[arg]: value for arg, value in fixed.items() if arg in places}
+    source = ASTSource(program, signature, constants, aligned)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 

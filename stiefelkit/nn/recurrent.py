@@ -450,19 +450,7 @@ class GRULayers(Layers):
     """Layers with the positional arguments of torch.nn.GRU, among which no activation is."""
 
     _activation: ClassVar[str | None] = None
+    _refused: ClassVar[dict[str, str]] = {"nonlinearity": "activation= names it"}
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
-    ):
-        stack = num_layers, self._activation, bias, batch_first, dropout, bidirectional, device, dtype
-        super().__init__(input_size, hidden_size, *stack, **options)
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, *args: Any, **options: Any):
+        super().__init__(input_size, hidden_size, num_layers, self._activation, *args, **options)

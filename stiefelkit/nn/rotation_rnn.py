@@ -21,7 +21,7 @@ from stiefelkit.nn.recurrent import Field, GRULayers, States, Steps, require_opt
 from stiefelkit.numbers import FLAG, above, as_python_number, at_least, integer
 from stiefelkit.scan import ROTATION_BACKENDS, transition
 from stiefelkit.scan.rotation import driven_last_state, find_rotation_backend, scan_planes
-from stiefelkit.scan.transition import Transition
+from stiefelkit.scan.transition import Transition, angles_of, plain_weights
 from stiefelkit.tensors import computing_dtype, coordinate_dtype, working_dtype
 from stiefelkit.weights.change import assign_
 from stiefelkit.weights.find import coordinate_list_of, orthogonal_weights
@@ -91,6 +91,7 @@ class RotationRNN(GRULayers):
     coordinate_parameters: ClassVar[tuple[str, ...]] = ("angle", "log_rate", "basis")
     has_logarithms: ClassVar[bool] = False
     """Whether angles are kept as logarithms, and scales of inputs are trained."""
+    _turns: ClassVar[str] = "angle"
     _refused: ClassVar[dict[str, str]] = {
         "activation": "its transition is linear; apply one to its output, as sk.nn.RotationBlock does",
         "nonlinearity": "its transition is linear; apply one to its output, as sk.nn.RotationBlock does",
@@ -203,7 +204,7 @@ class RotationRNN(GRULayers):
         self._draw(suffix)
 
     def _transition(self, suffix: str) -> Tensor:
-        angle = self._angle(self._turns(suffix))
+        angle = angles_of(self._read(self._turns, suffix), self.has_logarithms)
         if self.is_complex:
             w = torch.diag(torch.polar(torch.ones_like(angle), angle))
         else:
@@ -219,7 +220,7 @@ class RotationRNN(GRULayers):
         u = self._join(self._read("weight_ih", suffix))
         return Transition(
             u.to(computing_dtype(u.dtype)),
-            self._turns(suffix),
+            self._read(self._turns, suffix),
             self._join(self._read("bias", suffix)) if self.has_bias else None,
             None if self.parametrization is None else self._basis(suffix).to(computing_dtype(u.dtype)),
             None if self.decay is None else self._read("log_rate", suffix),
@@ -228,18 +229,8 @@ class RotationRNN(GRULayers):
 
     def _factors(self, weights: Transition) -> _Weights:
         """Returns what the recurrence in the basis computes with: U with its bias as a last row, angles and decays."""
-        u, angle = weights.u, self._angle(weights.angle)
-        g = torch.ones_like(angle)
-        if weights.rate is not None:
-            # Beyond these bounds a decay is 0 or 1 in float64.
-            rate = weights.rate.double().clamp(-600, 100).exp()
-            g = torch.exp(-rate).repeat_interleave(len(angle) // self.heads)
-            if self.normalize:
-                u = self._scaled(u.unflatten(0, (self.heads, -1)), rate, weights.scale).flatten(0, 1)
-        rows, basis = u.mT, weights.basis
-        if weights.bias is not None:
-            rows = torch.cat([rows, weights.bias.to(u.dtype)[None]])
-        if basis is None:
+        rows, angle, g = plain_weights(weights, self.heads, self.normalize, self.has_logarithms)
+        if (basis := weights.basis) is None:
             return _Weights(rows, angle, g, None, None)
         return _Weights(_times(rows, basis.conj()), angle, g, basis.conj(), basis.mT)
 
@@ -254,7 +245,7 @@ class RotationRNN(GRULayers):
 
             is_whole = h0 is None and not self.trainable_h0 and not steps["last_only"] and steps["batch_sizes"] is None
             if is_whole and transition.takes(x, weights) and find_rotation_backend(self.backend, x) == "triton":
-                settings = self.normalize and not self.has_logarithms, self.has_logarithms, steps["reverse"]
+                settings = self.heads, self.normalize, self.has_logarithms, steps["reverse"]
                 out, last = transition.run(x, weights, settings, plain)
             else:
                 out, last = plain(x, *weights)
@@ -381,45 +372,25 @@ class RotationRNN(GRULayers):
             p = p[:, [*(j for i in starts for j in (i, i + 1)), *single]]
             turns = [math.atan2(t[i + 1, i], t[i, i]) for i in starts]
             angle = t.new_tensor(turns + [0.0 if t[i, i] > 0 else math.pi for i in single[::2]])
+        values = {"weight_ih": u} if bias is None else {"weight_ih": u, "bias": bias}
+        for value in values.values():
+            needs(value.dtype == w.dtype, DtypeError, who, f"U and b of {w.dtype}, as W is", value.dtype)
         given = {"decay": None if decay is None else (decay, decay), "normalize": False, "bias": bias is not None}
         rnn = cls(u.shape[1], n, field=kind, device=w.device, dtype=w.real.dtype, **given, **options)
         assign_(rnn, "basis_l0", p[None].to(w))
-        given = {"weight_ih": u} if bias is None else {"weight_ih": u, "bias": bias}
-        for value in given.values():
-            needs(value.dtype == w.dtype, DtypeError, who, f"U and b of {w.dtype}, as W is", value.dtype)
-        parts = {k: torch.cat([v.real, v.imag]) if rnn.is_complex else v for k, v in given.items()}
-        rnn._take_(who, angle=angle, **parts)
+        rnn._take_(who, angle=angle, **values)
         return rnn
 
     @torch.no_grad()
     def _take_(self, who: str, **values: Tensor) -> None:
-        """Copies values into the parameters of the only layer, whose shapes they have to have."""
+        """Copies values into parameters of the only layer, whose shapes they have to have, complex ones by parts."""
         is_one = self.num_layers == 1 and not self.bidirectional
         needs(is_one, OptionError, who, "one layer of one direction", f"{self.num_layers} layers")
         for name, value in values.items():
-            own = self._read(name, "_l0")
-            needs(value.shape == own.shape, ShapeError, who, f"{name} of shape {tuple(own.shape)}", tuple(value.shape))
-            is_real = not value.is_complex() and bool(value.isfinite().all())
-            needs(is_real, NonFiniteError, who, f"real, finite numbers in {name}", "others")
-            own.copy_(value)
-
-    def _turns(self, suffix: str) -> Tensor:
-        """Returns angles, or their logarithms, as the layer holds them."""
-        return self._read("log_angle" if self.has_logarithms else "angle", suffix)
-
-    def _angle(self, turns: Tensor) -> Tensor:
-        return turns.double().exp() if self.has_logarithms else turns.double()
-
-    def _scaled(self, u: Tensor, rate: Tensor, scale: Tensor | None) -> Tensor:
-        """Returns the scaled inputs of each head, (heads, d, m), whose decay is exp(-rate) and may round to one."""
-        # The result depends on no scale of u: its largest number is divided out first.
-        parts = torch.view_as_real(u).flatten(-2) if u.is_complex() else u
-        largest = parts.detach().abs().amax((1, 2), keepdim=True)
-        is_zero = largest == 0
-        parts = parts / torch.where(is_zero, 1, largest)
-        size = torch.where(is_zero, 1, parts.square().sum((1, 2), keepdim=True)).sqrt()
-        parts = parts / size * (-torch.expm1(-2 * rate)).sqrt().to(parts.dtype)[:, None, None]
-        return torch.view_as_complex(parts.unflatten(-1, (-1, 2))) if u.is_complex() else parts
+            own, t = self._read(name, "_l0"), torch.cat([value.real, value.imag]) if value.is_complex() else value
+            needs(t.shape == own.shape, ShapeError, who, f"{name} of shape {tuple(own.shape)}", tuple(t.shape))
+            needs(bool(t.isfinite().all()), NonFiniteError, who, f"finite numbers in {name}", "others")
+            own.copy_(t)
 
 
 class RotationBlock(nn.Module):
@@ -513,6 +484,7 @@ class LRU(RotationRNN):
 
     coordinate_parameters: ClassVar[tuple[str, ...]] = ("log_rate", "log_angle", "log_scale")
     has_logarithms: ClassVar[bool] = True
+    _turns: ClassVar[str] = "log_angle"
     _range: ClassVar[str] = "decay as numbers 0 <= low <= high <= 1, of which high is not 0"
     _refused: ClassVar[dict[str, str]] = {
         **RotationRNN._refused,
@@ -583,10 +555,6 @@ class LRU(RotationRNN):
         scale.copy_(torch.log(-torch.expm1(2 * log_modulus)) / 2)
         inputs = self._read("weight_ih", suffix)
         inputs.normal_(0, (2 * inputs.shape[1]) ** -0.5)
-
-    def _scaled(self, u: Tensor, rate: Tensor, scale: Tensor | None) -> Tensor:
-        assert scale is not None
-        return u * torch.exp(scale.to(u.dtype))[:, None, None]
 
 
 class LRUBlock(RotationBlock):

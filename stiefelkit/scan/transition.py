@@ -28,6 +28,38 @@ class Transition(NamedTuple):
     scale: Tensor | None
 
 
+def angles_of(turns: Tensor, logarithms: bool) -> Tensor:
+    """Returns angles in float64."""
+    return turns.double().exp() if logarithms else turns.double()
+
+
+def plain_weights(w: Transition, heads: int, normalize: bool, logarithms: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns U^T, scaled for each head, with the bias as a last row, and angles and decays of planes in float64."""
+    u, angle = w.u, angles_of(w.angle, logarithms)
+    g = torch.ones_like(angle)
+    if w.rate is not None:
+        # Beyond these bounds a decay is 0 or 1 in float64.
+        rate = w.rate.double().clamp(-600, 100).exp()
+        g = torch.exp(-rate).repeat_interleave(len(angle) // heads)
+        if w.scale is not None:
+            u = (u.unflatten(0, (heads, -1)) * torch.exp(w.scale.to(u.dtype))[:, None, None]).flatten(0, 1)
+        elif normalize:
+            u = _normalized(u.unflatten(0, (heads, -1)), rate).flatten(0, 1)
+    return (u.mT if w.bias is None else torch.cat([u.mT, w.bias.to(u.dtype)[None]])), angle, g
+
+
+def _normalized(u: Tensor, rate: Tensor) -> Tensor:
+    """Returns inputs of each head, (heads, d, m), of length √(1 - g^2), for a decay g that may round to one."""
+    # The result depends on no scale of u: its largest number is divided out first.
+    parts = torch.view_as_real(u).flatten(-2) if u.is_complex() else u
+    largest = parts.detach().abs().amax((1, 2), keepdim=True)
+    is_zero = largest == 0
+    parts = parts / torch.where(is_zero, 1, largest)
+    size = torch.where(is_zero, 1, parts.square().sum((1, 2), keepdim=True)).sqrt()
+    parts = parts / size * (-torch.expm1(-2 * rate)).sqrt().to(parts.dtype)[:, None, None]
+    return torch.view_as_complex(parts.unflatten(-1, (-1, 2))) if u.is_complex() else parts
+
+
 Plain = Callable[..., tuple[Tensor | None, Tensor]]
 """Runs inputs through a `Transition`, handed over as tensors, by operators of torch."""
 
@@ -38,10 +70,10 @@ def takes(x: Tensor, weights: Transition) -> bool:
     return all(t.dtype == torch.float32 for t in held) and is_plain(*held) and not is_in_forward_mode()
 
 
-def run(x: Tensor, weights: Transition, settings: tuple[bool, bool, bool], plain: Plain) -> tuple[Tensor, Tensor]:
-    """Returns all states of a layer, without first ones, and the last; settings are `normalize`, logarithms, reverse.
+def run(x: Tensor, weights: Transition, settings: tuple[int, bool, bool, bool], plain: Plain) -> tuple[Tensor, Tensor]:
+    """Returns all states of a layer, without first ones, and the last; see `plain_weights`.
 
-    Derivatives of higher order are those of `plain`.
+    Settings are those of `plain_weights` and `reverse`. Derivatives of higher order are those of `plain`.
     """
     out, last, *_ = _Run.of(x, *weights, *settings, plain)
     return out, last
@@ -49,14 +81,13 @@ def run(x: Tensor, weights: Transition, settings: tuple[bool, bool, bool], plain
 
 class _Run(Function):
     @staticmethod
-    def forward(x, u, angle, bias, basis, rate, scale, normalize, logarithms, reverse, plain) -> tuple[Tensor, ...]:
-        return transition_forward(x, u, angle, bias, basis, rate, scale, normalize, logarithms, reverse)
+    def forward(*args: Any) -> tuple[Tensor, ...]:
+        return transition_forward(*args[:-1])
 
     @staticmethod
     def setup_context(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, normalize, logarithms, reverse, ctx.plain = inputs
-        ctx.settings = normalize, logarithms, reverse
-        ctx.save_for_backward(*tensors, output[0], *output[2:])
+        ctx.settings, ctx.plain = inputs[7:-1], inputs[-1]
+        ctx.save_for_backward(*inputs[:7], output[0], *output[2:])
         ctx.mark_non_differentiable(*output[2:])
         ctx.set_materialize_grads(False)
 
@@ -66,25 +97,25 @@ class _Run(Function):
         needs = ctx.needs_input_grad[: 1 + len(weights)]
         given = [g for g in (g_out, g_last) if g is not None]
         if not given:
-            return (None,) * (len(needs) + 4)
+            return (None,) * (len(needs) + 5)
         if torch.is_grad_enabled() or not is_plain(*given):
             with torch.enable_grad():
                 found = ctx.plain(x, *weights)
             results = [t for t, g in zip(found, (g_out, g_last), strict=True) if g is not None and t is not None]
             wanted = [t for t, needed in zip((x, *weights), needs, strict=True) if needed]
             grads = iter(torch.autograd.grad(results, wanted, given, create_graph=True, allow_unused=True))
-            return (*(next(grads) if needed else None for needed in needs), None, None, None, None)
+            return (*(next(grads) if needed else None for needed in needs), *[None] * 5)
         if g_last is not None:
-            end = 0 if ctx.settings[2] else -1
+            end = 0 if ctx.settings[-1] else -1
             g_out = torch.zeros_like(out) if g_out is None else g_out.clone()
             g_out[end] += g_last
         states = out if not z.numel() else z
         found = transition_backward(x, *weights, states, rows, factor, g_out, *ctx.settings, needs[0])
-        return (*(t if needed else None for t, needed in zip(found, needs, strict=True)), None, None, None, None)
+        return (*(t if needed else None for t, needed in zip(found, needs, strict=True)), *[None] * 5)
 
 
 WEIGHTS = "Tensor x, Tensor u, Tensor angle, Tensor? bias, Tensor? basis, Tensor? rate, Tensor? scale"
-SETTINGS = "bool normalize, bool logarithms, bool reverse"
+SETTINGS = "int heads, bool normalize, bool logarithms, bool reverse"
 
 
 def _like_forward(x: Tensor, *args: Any) -> tuple[Tensor, ...]:
@@ -101,10 +132,10 @@ def transition_forward(x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, T
 
     Rows are U, scaled, and beside it the bias, both out of the basis.
     """
-    weights, (normalize, logarithms, reverse) = Transition(*args[:6]), args[6:]
+    weights, (*settings, reverse) = Transition(*args[:6]), args[6:]
     m, basis = weights.u.shape[1], weights.basis
     out, last, z, rows, factor = _like_forward(x, *args)
-    _start("prepare", weights, (), (rows, torch.view_as_real(factor)), (rows.shape[1],), normalize, logarithms)
+    _start("prepare", weights, (), (rows, torch.view_as_real(factor)), (rows.shape[1],), *settings)
     inward = rows.mT if basis is None else _by_heads(rows.mT, basis)
     flat = x.flatten(0, 1)
     driven = flat @ inward if weights.bias is None else torch.addmm(inward[m], flat, inward[:m])
@@ -127,7 +158,7 @@ def _like_backward(x: Tensor, *args: Any) -> list[Tensor]:
 )
 def transition_backward(x: Tensor, *args: Any) -> list[Tensor]:
     """Returns the gradients by inputs and weights, empty where there is none, from those by all states."""
-    weights, (z, rows, factor, g, normalize, logarithms, reverse, needs_x) = Transition(*args[:6]), args[6:]
+    weights, (z, rows, factor, g, *settings, reverse, needs_x) = Transition(*args[:6]), args[6:]
     (n, m), basis = weights.u.shape, weights.basis
     dx, *found = _like_backward(x, *weights)
     flat, g_flat = x.flatten(0, 1), g.reshape(-1, n)
@@ -149,7 +180,7 @@ def transition_backward(x: Tensor, *args: Any) -> list[Tensor]:
     assert pull is not None
     results = [None if t is None else found[i] for i, t in enumerate(weights) if i != 3]
     given = g_rows, torch.view_as_real(pull)
-    _start("prepare_back", weights, given, results, g_rows.stride(), normalize, logarithms)
+    _start("prepare_back", weights, given, results, g_rows.stride(), *settings)
     return [(a @ inward[:m].mT).view(x.shape) if needs_x else dx, *found]
 
 
@@ -159,17 +190,17 @@ def _start(
     given: Sequence[Tensor],
     results: Sequence[Tensor | None],
     strides: Sequence[int],
+    heads: int,
     normalize: bool,
     logarithms: bool,
 ) -> None:
     """Starts a program of weights, one for each head."""
-    u, angle, bias, basis, rate, scale = (None if t is None else t.contiguous() for t in weights)
+    u, angle, bias, _, rate, scale = (None if t is None else t.contiguous() for t in weights)
     assert u is not None
     assert angle is not None
-    heads = next((len(t) for t in (basis, rate) if t is not None), 1)
     held = (u, angle, bias, rate, scale) if name == "prepare" else (u, angle, rate, scale)
     sizes = u.shape[1], *strides, len(angle) // heads
-    fixed = {"NORMALIZE": normalize, "LOGARITHMS": logarithms, "BLOCK": BLOCK, "num_warps": 8}
+    fixed = {"NORMALIZE": normalize and rate is not None, "LOGARITHMS": logarithms, "BLOCK": BLOCK, "num_warps": 8}
     start(PACKAGE, name, heads, u, *held, *given, *results, *sizes, **fixed)
 
 

@@ -151,23 +151,6 @@ def test_w_is_evaluated_once_a_forward(monkeypatch):
     assert len(calls) == 1
 
 
-def test_a_trained_first_state_is_used_when_none_is_given():
-    rnn: Any = OrthogonalRNN(2, 3, trainable_h0=True)
-    x = torch.randn(4, 5, 2)
-    given = rnn.h0_l0.detach().expand(1, 5, 3)
-    assert torch.equal(rnn(x)[0], rnn(x, given)[0])
-    rnn(x)[0].sum().backward()
-    assert rnn.h0_l0.grad.abs().sum() > 0
-
-
-def test_dropout_acts_between_layers_in_training_only():
-    rnn: Any = OrthogonalRNN(3, 8, 2, dropout=1.0, activation="tanh")
-    x = torch.randn(4, 2, 3)
-    bias_only = rnn(x)[0]
-    assert torch.equal(bias_only, torch.zeros_like(bias_only))
-    assert rnn.eval()(x)[0].abs().sum() > 0
-
-
 @pytest.mark.parametrize(
     ("options", "error", "word"),
     [

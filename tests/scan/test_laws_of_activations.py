@@ -1,5 +1,6 @@
 """Every activation keeps the laws of activations, each of which has a saboteur; what one more activation costs."""
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -195,7 +196,7 @@ def test_every_activation_keeps_the_laws(name, law):
 @pytest.fixture
 def own(monkeypatch):
     """Gives a test a table of names of its own, with softsign in it."""
-    monkeypatch.setattr(activations, "_activations", activations._activations.copy())
+    monkeypatch.setattr(activations, "_activations", copy.deepcopy(activations._activations))
     monkeypatch.setattr(activations, "_by_name", {})
     monkeypatch.setattr(activations, "_found", SimpleNamespace())
     activations.register("softsign", Softsign)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_programs import is_without_spills, machinery
+from compiled_programs import built, is_without_spills, machinery
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
@@ -172,16 +172,6 @@ def test_vmap_over_any_tensor_is_the_loop_over_it():
     torch.testing.assert_close(last, torch.stack([run(x, angle, g)[1] for g in numbers]))
 
 
-def test_a_sequence_in_parts_is_the_sequence():
-    tensors = drawn(50, is_complex=False, is_varying=False)
-    x, rest = tensors.pop("x"), tensors
-    whole, end = run(x, **rest)
-    first, h = run(x[:17], **rest)
-    second, last = run(x[17:], **{**rest, "h0": h})
-    torch.testing.assert_close(torch.cat([first, second]), whole)
-    torch.testing.assert_close(last, end)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_float32_and_rounded_once(dtype):
     tensors = {k: t.detach().to(dtype) for k, t in drawn(64, is_complex=False, is_varying=False).items()}
@@ -244,20 +234,13 @@ def _wide(t: Tensor) -> torch.dtype:
 @pytest.mark.parametrize("capability", [80, 90, 120])
 def test_the_program_keeps_its_states_in_registers(capability, written, is_fixed, tmp_path):
     pytest.importorskip("triton")
-    from triton import compile
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     program = programs(PACKAGE, False).rotate_planes
     fixed: dict[str, Any] = {"FIXED": is_fixed, "REVERSE": False, "ADJOINT": written == "pulls", "BLOCK": planes.BLOCK}
     fixed |= {"AHEAD": planes.AHEAD} | dict.fromkeys(["out", "last"] if written == "ends" else ["ends", "totals"])
     fixed |= {} if written == "pulls" else dict.fromkeys(["states", "pulls"])
     types = dict.fromkeys(["ends", "totals", "factor", "power", "pulls"], "*fp64")
     types |= dict.fromkeys(["steps", "chunk", "columns", "planes", "skipped"], "i32")
-    signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in program.arg_names}
-    constants = {(i,): fixed[arg] for i, arg in enumerate(program.arg_names) if arg in fixed}
-    target = GPUTarget("cuda", capability, 32)
-    found = machinery(compile(ASTSource(program, signature, constants), target, {"num_warps": 4}), tmp_path)
+    found = machinery(built(program, fixed, types, capability, num_warps=4), tmp_path)
     assert is_without_spills(found)
     assert found.registers <= 72
     assert found.count("LDGSTS") == (2 if is_fixed and written != "pulls" else 4)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_programs import is_without_spills, machinery
+from compiled_programs import built, is_without_spills, machinery
 
 import stiefelkit as sk
 from stiefelkit.functional._kernels.launch import programs
@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 
 CASES: list[tuple[Any, dict[str, Any]]] = [
     (sk.nn.RotationRNN, {"heads": 2, "bidirectional": True}),
-    (sk.nn.RotationRNN, {"decay": None, "bias": False, "num_layers": 2, "normalize": False}),
+    (sk.nn.RotationRNN, {"decay": None, "bias": False, "num_layers": 2}),
     (sk.nn.RotationRNN, {"parametrization": None, "heads": 4, "normalize": False}),
     (sk.nn.LRU, {"bias": True, "bidirectional": True}),
 ]
@@ -96,18 +96,9 @@ def test_derivatives_of_second_order_are_those_of_operators_and_nan_goes_through
 @pytest.mark.parametrize("name", ["prepare", "prepare_back"])
 @pytest.mark.parametrize("is_log", [False, True])
 def test_programs_of_weights_compile_without_spills(name, is_log, capability, tmp_path):
-    from triton import compile
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     program = getattr(programs(PACKAGE, False), name)
     fixed: dict[str, Any] = {"NORMALIZE": not is_log, "LOGARITHMS": is_log, "BLOCK": transition.BLOCK}
     fixed |= {} if is_log else {"scales": None, "g_scales": None}
     types = dict.fromkeys(["width", "stride", "planes", "of_row", "of_column"], "i32")
     types |= dict.fromkeys(["factor", "pull"], "*fp64")
-    signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in program.arg_names}
-    constants = {(i,): fixed[arg] for i, arg in enumerate(program.arg_names) if arg in fixed}
-    target = GPUTarget("cuda", capability, 32)
-    assert is_without_spills(
-        machinery(compile(ASTSource(program, signature, constants), target, {"num_warps": 8}), tmp_path)
-    )
+    assert is_without_spills(machinery(built(program, fixed, types, capability, num_warps=8), tmp_path))

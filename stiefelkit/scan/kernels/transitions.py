@@ -64,7 +64,7 @@ def prepare(
     u, angles, bias, rates, scales, rows, factor, width, stride, planes,
     NORMALIZE: constexpr, LOGARITHMS: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
-    """Writes what `plain_weights` of `stiefelkit.scan.transition` returns: rows, of a stride, and factors."""
+    """Writes `plain_weights` of `stiefelkit.scan.transition`: rows of U and its bias, of a stride, and factors."""
     head = tl.program_id(0)
     rate, _ = _decay(rates, head)
     g = tl.exp(-rate)
