@@ -99,13 +99,13 @@ def checked_cast(name: str, value: Tensor, dtype: torch.dtype, shape: Sequence[i
     """Returns a tensor of a file in a dtype; raises CheckpointError unless kind and shape fit, and numbers afterwards.
 
     Real numbers of 16 to 64 bits fit a real dtype, complex ones a complex dtype, if what they are cast to is finite;
-    integers and flags fit where the cast changes none of them.
+    integers and flags fit where the cast changes none of them. Any shape fits if none is given; `name` is the entry.
     """
     import torch
 
     real, unreal = (torch.float16, torch.bfloat16, torch.float32, torch.float64), (torch.complex64, torch.complex128)
-    is_shape = shape is None or value.shape == tuple(shape)
-    needs(is_shape, CheckpointError, name, f"shape {shape}", f"{tuple(value.shape)}")
+    is_fit = shape is None or value.shape == tuple(shape)
+    needs(is_fit, CheckpointError, name, f"shape {shape}", f"{tuple(value.shape)}")
     if dtype.is_floating_point or dtype.is_complex:
         known = unreal if dtype.is_complex else real
         needs(value.dtype in known, CheckpointError, name, f"one of {known}", str(value.dtype))

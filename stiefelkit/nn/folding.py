@@ -74,7 +74,9 @@ class Change(NamedTuple):
 
 def matrix_of(layer: nn.Module) -> tuple[nn.Parameter, int]:
     """Returns the weight of a layer, and the dimension of its outputs."""
-    has_outputs_last = isinstance(layer, nn.Embedding) or is_turned(layer)
+    classes = [f"{cls.__module__}.{cls.__name__}" for cls in type(layer).__mro__]
+    is_conv1d = any(name.startswith("transformers.") and name.endswith(".Conv1D") for name in classes)
+    has_outputs_last = isinstance(layer, nn.Embedding) or is_conv1d
     w = held_parameters(layer).get("weight") if isinstance(layer, nn.Linear) or has_outputs_last else None
     if w is None:
         is_adapted = isinstance(layer, Replacement) or inside_peft(layer) is not layer
@@ -89,11 +91,6 @@ def weight_and_bias_of(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Returns the weight of a linear layer, outputs by inputs, and its bias."""
     w, dim = matrix_of(layer)
     return (w if dim == 0 else w.mT), held_parameters(layer).get("bias")
-
-
-def is_turned(layer: nn.Module) -> bool:
-    """Returns whether a layer is transformers' `Conv1D`, a linear layer whose weight is inputs by outputs."""
-    return any(cls.__name__ == "Conv1D" and cls.__module__.startswith("transformers.") for cls in type(layer).__mro__)
 
 
 def changes_of(sites: Sequence[Site], may_untie: bool) -> list[Change]:

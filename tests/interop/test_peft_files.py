@@ -300,7 +300,7 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "another layer": ("oft", lambda f: without(f, **{f"{MODEL}.up.oft_R.weight": torch.zeros(4, 28)}), r"model\.up"),
     "a layer without rotation": (
         "oft",
-        lambda f: without(f, **{f"{MODEL}.embed_tokens.oft_R.weight": torch.zeros(4, 28)}),
+        lambda f: edited(without(f, **{f"{MODEL}.embed_tokens.oft_R.weight": torch.zeros(4, 28)}), target_modules="x"),
         "Embedding",
     ),
     "left over": ("oft", lambda f: without(f, **{f"{LAYER}.lora_A.weight": torch.zeros(4, 28)}), "lora_A"),
