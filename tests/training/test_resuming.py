@@ -108,13 +108,6 @@ def test_a_process_killed_by_the_system_resumes_to_the_same_bits(tmp_path: Path)
     assert content(killed) == content(smooth)
 
 
-def test_resuming_a_finished_run_changes_nothing(whole: Path) -> None:
-    before = content(whole)
-    outcome = train.resume(whole)
-    assert outcome.already
-    assert content(whole) == before
-
-
 def test_a_run_may_be_prolonged_if_the_schedule_is_constant(tmp_path: Path) -> None:
     train.train(longer(schedule="constant", steps=8), tmp_path / "a")
     train.resume(tmp_path / "a", {"steps": 12})
@@ -134,8 +127,9 @@ def test_a_run_resumes_only_as_it_began(whole: Path) -> None:
     assert train.resume(whole, {"hidden_size": 5, "task_options": {"T": 2}}).already
 
 
-def test_nothing_is_overwritten(whole: Path, tmp_path: Path) -> None:
+def test_a_finished_run_is_not_changed_and_nothing_overwritten(whole: Path, tmp_path: Path) -> None:
     before = content(whole)
+    assert train.resume(whole).already
     with pytest.raises(RunError, match="--resume"):
         train.train(longer(), whole)
     assert content(whole) == before
