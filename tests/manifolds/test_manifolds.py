@@ -1,4 +1,4 @@
-"""The manifold as geoopt sees it: laws, logarithms, random frames, names, and what is refused."""
+"""The manifold as geoopt sees it, and what users of other toolboxes look for: logarithms, Hessians, random frames."""
 
 import subprocess
 import sys
@@ -83,3 +83,63 @@ def test_unknown_options_are_refused():
 def test_importing_the_package_leaves_geoopt_alone():
     code = "import sys, stiefelkit; assert 'geoopt' not in sys.modules; stiefelkit.manifolds.Stiefel()"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+METRICS = ("canonical", "euclidean")
+REAL, COMPLEX = torch.float64, torch.complex128
+SHAPES = [(1, 1), (4, 4), (5, 4), (7, 3), (6, 1), (2, 5, 2)]
+
+
+def gaussians(shape, dtype, count, number=0):
+    g = seeds.generator(number)
+    return [torch.randn(shape, dtype=dtype, generator=g) for _ in range(count)]
+
+
+def euclidean(a, b):
+    return (a.conj() * b).real.sum((-2, -1))
+
+
+def test_the_hessian_of_single_frames_is_rounded_once_and_batches_broadcast():
+    manifold, w = Stiefel(), init.haar((7, 3), REAL, seeds.generator(7))
+    g, h, *others = gaussians((7, 3), REAL, 4, 8)
+    u, v = (manifold.proju(w, z) for z in others)
+    single = [z.float() for z in (w, g, h, u)]
+    expected = manifold.ehess2rhess(*(z.double() for z in single))
+    found = manifold.ehess2rhess(*single)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected.float())
+    both = torch.stack([u, v])
+    together = manifold.ehess2rhess(w, g, torch.stack([h, 2 * h]), both)
+    torch.testing.assert_close(together[1], manifold.ehess2rhess(w, g, 2 * h, v))
+
+
+@pytest.mark.parametrize("dtype", [REAL, COMPLEX])
+@pytest.mark.parametrize("shape", [(1, 1), (4, 4), (5, 3), (6, 1)])
+def test_the_dimension_is_the_rank_of_the_projection_on_tangent_vectors(shape, dtype):
+    units = torch.eye(shape[0] * shape[1], dtype=dtype)
+    units = (torch.cat([units, 1j * units]) if dtype.is_complex else units).view(-1, *shape)
+    w = init.haar(shape, dtype, seeds.generator())
+    trace = euclidean(units, Stiefel().proju(w, units)).sum()
+    assert abs(trace - Stiefel().dim(*shape, dtype=dtype)) <= 1e-12
+    assert Stiefel("euclidean").dim((3, *shape), dtype=dtype) == Stiefel().dim(shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_the_typical_distance_is_the_mean_chord_but_for_the_square_root_of_two(dtype):
+    count, n, p = 2000, 5, 3
+    w, y = (Stiefel().random(count, n, p, dtype=dtype, generator=seeds.generator(k)) for k in (1, 2))
+    squares = torch.linalg.matrix_norm(w - y).square() / 2
+    # ||X - Y||^2 / 2 = p - Re tr(X^H Y), whose variance is p / n, half that where complex: six standard errors.
+    assert abs(squares.mean() - Stiefel().typical_dist(n, p, dtype=dtype) ** 2) <= 6 * (p / n / count) ** 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("det", [1, -1])
+def test_random_frames_come_from_the_component_that_is_asked_for(det, n, dtype):
+    w = Stiefel().random(50, n, n, dtype=dtype, generator=seeds.generator(3), det=det)
+    assert isinstance(w, geoopt.ManifoldTensor)
+    assert (torch.linalg.det(w) * det > 0.9).all()
+    free = Stiefel().random(50, n, n, dtype=dtype, generator=seeds.generator(3))
+    fits = torch.linalg.det(free) * det > 0
+    assert torch.equal(w[fits], free[fits])

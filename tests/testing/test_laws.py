@@ -1,11 +1,11 @@
-"""Every parametrization keeps the laws, the day that it is registered."""
+"""Every parametrization and every optimizer of frames keeps the laws, the day that it is registered."""
 
 import pytest
 import torch
 
 import stiefelkit as sk
 from stiefelkit.metrics import orthogonality_error, permitted_error
-from stiefelkit.testing import parametrize_with_checks, random_coordinates, seeds
+from stiefelkit.testing import parametrize_optimizers_with_checks, parametrize_with_checks, random_coordinates, seeds
 
 
 @pytest.mark.slow
@@ -28,3 +28,10 @@ def test_exact_frames_are_exact_at_large_sizes(name, n, dtype):
         w = map(*random_coordinates(map, scale, generator))
         if map.traits.exact:
             assert orthogonality_error(w).item() <= permitted_error(n, dtype)
+
+
+@parametrize_optimizers_with_checks(
+    [cls for cls in sk.optim.available().values() if getattr(cls, "moves_frames", False)]
+)
+def test_every_optimizer_keeps_the_laws(check):
+    check()
