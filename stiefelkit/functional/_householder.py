@@ -9,6 +9,7 @@ from stiefelkit._torch import is_differentiated
 from stiefelkit.errors import NonFiniteError, RankError, needs
 from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Context, Function, by_transposing, keep
+from stiefelkit.functional._kernels.columns import reflected_columns, reflected_columns_gradient, takes_columns
 from stiefelkit.functional._packing import (
     check_complex,
     check_tall,
@@ -76,7 +77,7 @@ def householder(
     if phase is not None and not dtype.is_complex:
         check_complex("householder", dtype, phase)
     exact = precision == "exact"
-    if k <= _panels(dtype)[0]:
+    if k <= _panels(dtype)[0] and not takes_columns(v, n, p, dtype):
         return _OnePanel.of(v, phase, signs, n, k, p, dtype, exact)[0]
     return _Panels.of(v, phase, signs, n, k, p, dtype, exact)
 
@@ -160,6 +161,9 @@ class _Panels(Function):
     def forward(
         v: Tensor, phase: Tensor | None, signs: Tensor | None, n: int, k: int, p: int, dtype: torch.dtype, exact: bool
     ) -> Tensor:
+        if takes_columns(v, n, p, dtype):
+            d = _diagonal(v, phase, signs, p, working_dtype(dtype))
+            return reflected_columns(v, d, n, k, dtype)
         working, is_split = _working(v, p, dtype, exact)
         d = _diagonal(v, phase, signs, p, working)
         w = form_columns(v, d, n, k, p, working, _panels(dtype)[1])
@@ -173,6 +177,8 @@ class _Panels(Function):
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
         v, phase, signs, w = ctx.saved_tensors
+        if not is_differentiated() and takes_columns(v, ctx.n, ctx.p, w.dtype):
+            return reflected_columns_gradient(v, w, g, ctx.k), phase_gradient(phase, w, g), *[None] * 6
         d = _diagonal(v, phase, signs, ctx.p, w.dtype)
         if is_differentiated():
             gv = _plain_gradient(v, d, g, ctx.n, ctx.k)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from compiled_programs import compiled_for, is_exact, is_without_spills, machinery
+from compiled_programs import built, is_exact, is_without_spills, machinery
 
 import stiefelkit as sk
 from benchmarks import launches
@@ -14,7 +14,7 @@ from stiefelkit.testing import seeds
 
 pytest.importorskip("triton")
 
-Hadamard = sk.parametrizations.Hadamard
+Hadamard, Householder = sk.parametrizations.Hadamard, sk.parametrizations.Householder
 
 
 @pytest.fixture
@@ -44,6 +44,10 @@ CASES = [
     (Hadamard, (2, 2), torch.float32, {}),
     (Hadamard, (3, 8, 8), torch.float32, {}),
     (Hadamard, (3, 8, 8), torch.complex64, {}),
+    (Householder, (1, 1), torch.float32, {}),
+    (Householder, (3, 7, 7), torch.float32, {"precision": "fast"}),
+    (Householder, (20, 17), torch.float32, {"reflections": 9}),
+    (Householder, (3, 5, 5), torch.complex64, {}),
 ]
 
 
@@ -66,8 +70,9 @@ def test_frames_and_gradients_are_those_of_float64(kind, shape, dtype, options, 
 
 
 @pytest.mark.usefixtures("_interpreter")
-def test_second_derivatives_tangents_and_vmap_are_those_of_many_launches():
-    param, (turn,), _ = drawn(Hadamard, (4, 4), torch.float32)
+@pytest.mark.parametrize("kind", [Hadamard, Householder])
+def test_second_derivatives_tangents_and_vmap_are_those_of_many_launches(kind):
+    param, (turn,), _ = drawn(kind, (4, 4), torch.float32)
     x = seeds.normal((3, 4), 4, torch.float32)
 
     def loss(turn, x=None):
@@ -96,7 +101,7 @@ def test_rows_are_transformed_in_one_launch(dtype, counted):
 
 @pytest.mark.usefixtures("_interpreter")
 def test_nan_stays_where_it_is():
-    for kind in (Hadamard,):
+    for kind in (Hadamard, Householder):
         param, coordinates, _ = drawn(kind, (3, 4, 4), torch.float32)
         coordinates[0][1, 1] = float("nan")
         w = param(*coordinates)
@@ -105,15 +110,21 @@ def test_nan_stays_where_it_is():
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "most"), [("hadamard (exact)", "64x64", 8), ("hadamard (exact)", "512x512", 10)]
+    ("name", "size", "most"),
+    [
+        ("hadamard (exact)", "64x64", 8),
+        ("hadamard (exact)", "512x512", 10),
+        ("householder (exact)", "64x64", 14),
+        ("householder (exact)", "512x512", 60),
+    ],
 )
 def test_a_device_launches_few_operators_forward_and_backward(name, size, most):
-    for dtype in ("float32", "complex64"):
+    for dtype in ("float32", "complex64") if size == "64x64" else ("float32",):
         assert launches.counts_of(launches.of_map(launches.MAPS[name], size, dtype)) <= (most, 0)
 
 
-TYPES = dict.fromkeys(["c", "s", "turns"], "*fp64") | {"signs": "*i8"}
-TYPES |= dict.fromkeys(["rows", "matrix_stride", "row_stride", "line_stride"], "i32")
+TYPES = dict.fromkeys(["c", "d", "s", "turns"], "*fp64") | {"signs": "*i8"}
+TYPES |= dict.fromkeys(["rows", "matrix_stride", "row_stride", "line_stride", "n", "k", "p"], "i32")
 
 
 @pytest.mark.parametrize("capability", [90, *(pytest.param(each, marks=pytest.mark.slow) for each in (80, 120))])
@@ -123,13 +134,18 @@ TYPES |= dict.fromkeys(["rows", "matrix_stride", "row_stride", "line_stride"], "
         ("rows_transform", columns._settings(4096, 9, 1, 2)),
         ("rows_forward", columns._settings(64, 64, 1, 1) | {"IDENTITY": True}),
         ("rows_backward", columns._settings(1024, 9, 1, 2) | {"IDENTITY": False}),
+        ("reflectors_forward", columns._tile(64, 64, 1, 1)),
+        ("reflectors_backward", columns._tile(512, 512, 1, 1)),
+        ("reflectors_backward", columns._tile(256, 256, 1, 2)),
     ],
 )
 def test_programs_compile_without_spills_to_exact_products(program, fixed, capability, monkeypatch, tmp_path):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     found = getattr(launch.programs(launch.PACKAGE, False), program)
-    machine = machinery(compiled_for(found, fixed, TYPES, capability), tmp_path)
+    options = {key: fixed[key] for key in fixed if key not in found.arg_names}
+    constants = {key: fixed[key] for key in fixed if key in found.arg_names}
+    machine = machinery(built(found, constants, TYPES, capability, **options), tmp_path)
     assert is_without_spills(machine)
     assert machine.registers <= 255
     assert is_exact(machine)

@@ -10,6 +10,8 @@ from stiefelkit.functional._kernels.launch import PACKAGE, _parts, is_at_hand, s
 
 LONGEST = 1024
 """Entries of a row that a program turns and transforms, eight times as many that it only transforms."""
+TALLEST = 512
+"""Rows of real columns, twice those of complex ones, that a program holds."""
 SHARES = 1024
 """Programs that share the rows of all matrices, each with a sum of its own for the gradient of the angles."""
 
@@ -81,6 +83,47 @@ def hadamard_rows_gradient(
     ]
     start(PACKAGE, "rows_backward", batch * fixed["COUNT"], g, *given, rows, *g.stride()[:3], **fixed)
     return turns.sum((1, 3)).reshape(c.shape), gx
+
+
+def takes_columns(v: Tensor, n: int, p: int, dtype: torch.dtype) -> bool:
+    """Returns whether programs map n x p frames of a dtype, from float32 coordinates."""
+    is_single = v.dtype == torch.float32 and dtype in (torch.float32, torch.complex64)
+    return is_single and p > 0 and n * (1 + dtype.is_complex) <= TALLEST and is_at_hand(v)
+
+
+@opaque(lambda v, d, n, k, dtype: v.new_empty(*v.shape[:-1], n, d.shape[-1], dtype=dtype), dims=(1, 1))
+def reflected_columns(v: Tensor, d: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
+    """Returns H_1 ... H_k [D; 0] from packed reflectors and float64 or complex128 entries of D, (*, p), in a dtype."""
+    shape, p = v.shape[:-1], d.shape[-1]
+    w, d = v.new_empty(*shape, n, p, dtype=dtype), d.expand(*shape, p)
+    fixed = _tile(n, p, shape.numel(), 1 + dtype.is_complex)
+    programs = shape.numel() * fixed["COUNT"]
+    start(PACKAGE, "reflectors_forward", programs, v, v.contiguous(), _parts(d), _parts(w), n, k, p, **fixed)
+    return w
+
+
+@opaque(lambda v, w, g, k: torch.empty_like(v), dims=(1, 2, 2))
+def reflected_columns_gradient(v: Tensor, w: Tensor, g: Tensor, k: int) -> Tensor:
+    """Returns dL/dv from W = reflected_columns(v, ...) and dL/dW."""
+    (*shape, n, p), v = w.shape, v.expand(*w.shape[:-2], -1).contiguous()
+    batch = torch.Size(shape).numel()
+    fixed = _tile(n, p, batch, 1 + w.is_complex())
+    gv = v.new_zeros(batch, fixed["COUNT"], v.shape[-1])
+    programs = batch * fixed["COUNT"]
+    start(PACKAGE, "reflectors_backward", programs, v, v, _parts(w), _parts(g), gv, n, k, p, **fixed)
+    return gv.sum(1).reshape(v.shape)
+
+
+def _tile(n: int, p: int, batch: int, parts: int) -> dict[str, Any]:
+    """Returns constants and options of programs that hold columns of n entries; COUNT of them share those of a matrix.
+
+    They are few, since each adds up a gradient of its own.
+    """
+    rows = max(16, 1 << (n - 1).bit_length())
+    columns = 4 if rows * parts <= 64 else 8
+    count = max(1, min(-(-p // columns), 128 // max(batch, 1)))
+    warps = max(1, columns * rows * parts // 512)
+    return {"COUNT": count, "PARTS": parts, "C": columns, "N": rows, "num_warps": warps, "num_stages": 1}
 
 
 def _signs(signs: Tensor | None, like: Tensor, n: int) -> Tensor:

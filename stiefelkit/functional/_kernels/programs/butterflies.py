@@ -7,10 +7,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-
-@triton.jit
-def _plus(a, b):
-    return a + b
+from .parts import plus
 
 
 @triton.jit
@@ -184,5 +181,5 @@ def rows_backward(
             if PARTS == 2:
                 tl.store(gx + at + 1, g_im, mask=inside)
     place = turns + tl.program_id(0).to(tl.int64) * 2 * N + tl.arange(0, N)
-    tl.store(place, tl.reduce(first, 0, _plus))
-    tl.store(place + N, tl.reduce(last, 0, _plus))
+    tl.store(place, tl.reduce(first, 0, plus))
+    tl.store(place + N, tl.reduce(last, 0, plus))

@@ -64,4 +64,5 @@ def of_parts(re, im, in_lower, in_right):
 
 @triton.jit
 def plus(a, b):
+    """Returns what a reduction sums by: tl.sum is compiled, also where programs are interpreted."""
     return a + b
