@@ -1,5 +1,6 @@
 """The base of recurrent layers and cells: their weights, and layers over layers with the face of torch.nn.RNN."""
 
+import contextlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -67,6 +68,11 @@ def require_options(cls: type, parametrization: Parametrization | None, options:
                 raise OptionError(f"{cls.__name__} has no option {key!r}: {reason}.")
             names = {*known} - {"layer", "name"}  # of adapters, which are given otherwise
             raise no_option(f"{cls.__name__}{which}", key, names)
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Returns a context in which autocast is off."""
+    return torch.autocast(device.type, enabled=False) if is_autocast(device) else contextlib.nullcontext()
 
 
 def _paired(re: Tensor, im: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Recurrent layers whose recurrent matrix is orthogonal or unitary, with the arguments and shapes of torch.nn.RNN."""
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any, Self, Unpack
 
@@ -10,8 +9,7 @@ from torch import Tensor, nn
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.functional import product
-from stiefelkit.functional._arithmetic.product import is_autocast
-from stiefelkit.nn.recurrent import Layers, Recurrent, States, Steps
+from stiefelkit.nn.recurrent import Layers, Recurrent, States, Steps, without_autocast
 from stiefelkit.nn.torch_rnn import fill_, read
 from stiefelkit.scan import find_activation, scan
 from stiefelkit.weights.find import coordinate_list_of
@@ -152,8 +150,7 @@ class LinearTransitionRNN(Layers):
             bias = self._join(bias)
         # As precise as the scan, in which the projection stands elsewhere: float32 at least, and out of autocast.
         dtype = torch.promote_types(like.dtype, torch.float32)
-        autocast = torch.autocast(x.device.type, enabled=False) if is_autocast(x.device) else contextlib.nullcontext()
-        with autocast:
+        with without_autocast(x.device):
             projected = product(x.to(dtype), u.to(dtype).mT)
             driven = find_activation(self.activation, self.is_complex)(projected, bias)
         first = self._first(suffix, h0, batch, like)

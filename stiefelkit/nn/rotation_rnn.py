@@ -1,6 +1,5 @@
 """Recurrent layers with a linear transition, orthogonal or with decays, which run in parallel over time."""
 
-import contextlib
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Self, Unpack
@@ -15,13 +14,12 @@ from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import DtypeError, NonFiniteError, NotAFrameError, OptionError, ShapeError, needs, shown
 from stiefelkit.functional import product
 from stiefelkit.functional._arithmetic.float64 import float64_is_weak
-from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
-from stiefelkit.nn.recurrent import Field, GRULayers, States, Steps, require_options
+from stiefelkit.nn.recurrent import Field, GRULayers, States, Steps, require_options, without_autocast
 from stiefelkit.numbers import FLAG, above, as_python_number, at_least, integer
 from stiefelkit.scan import ROTATION_BACKENDS, transition
 from stiefelkit.scan.rotation import driven_last_state, find_rotation_backend, scan_planes
-from stiefelkit.scan.transition import Transition, angles_of, plain_weights
+from stiefelkit.scan.transition import Transition, angles_of, by_heads, plain_weights, planes_of
 from stiefelkit.tensors import computing_dtype, coordinate_dtype, working_dtype
 from stiefelkit.weights.change import assign_
 from stiefelkit.weights.find import coordinate_list_of, orthogonal_weights
@@ -235,8 +233,7 @@ class RotationRNN(GRULayers):
         return _Weights(_times(rows, basis.conj()), angle, g, basis.conj(), basis.mT)
 
     def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
-        autocast = torch.autocast(x.device.type, enabled=False) if is_autocast(x.device) else contextlib.nullcontext()
-        with autocast:
+        with without_autocast(x.device):
             weights = self._parts(suffix)
             x = x.to(weights.u.dtype)
 
@@ -244,7 +241,7 @@ class RotationRNN(GRULayers):
                 return self._by_operators(suffix, x, Transition(*tensors), h0, batch, **steps)
 
             is_whole = h0 is None and not self.trainable_h0 and not steps["last_only"] and steps["batch_sizes"] is None
-            if is_whole and transition.takes(x, weights) and find_rotation_backend(self.backend, x) == "triton":
+            if is_whole and find_rotation_backend(self.backend, x) == "triton" and transition.takes(x, weights):
                 settings = self.heads, self.normalize, self.has_logarithms, steps["reverse"]
                 out, last = transition.run(x, weights, settings, plain)
             else:
@@ -302,7 +299,7 @@ class RotationRNN(GRULayers):
             driven = product(x.to(rows.dtype), rows)
             driven = driven if bias is None else driven + bias
             high, low = factor
-            z = torch.addcmul(torch.addcmul(_as_planes(driven), low, z), high, z)
+            z = torch.addcmul(torch.addcmul(planes_of(driven), low, z), high, z)
             planes.append(z)
             h = z if self.is_complex else torch.view_as_real(z).flatten(-2)
             x = _times(h, outward).to(self._dtypes()[int(self.is_complex)])
@@ -317,7 +314,7 @@ class RotationRNN(GRULayers):
             high = factor.to(rows.dtype.to_complex())
             low = (factor - high).to(high.dtype)  # the rounding of a factor, whose error would grow with T
             weights.append((rows[:m], rows[m:] if self.has_bias else None, (high, low), outward))
-            planes.append(_as_planes(_times(first, inward)))
+            planes.append(planes_of(_times(first, inward)))
             m = self.hidden_size
         return Stream(weights, planes)
 
@@ -575,15 +572,5 @@ class LRUBlock(RotationBlock):
 
 
 def _times(rows: Tensor, matrices: Tensor | None) -> Tensor:
-    """Returns rows (*, n) times one matrix for each head, (heads, d, d)."""
-    if matrices is None:
-        return rows
-    if len(matrices) == 1:
-        return product(rows, matrices[0])
-    parts = rows.reshape(-1, *matrices.shape[:2]).transpose(0, 1)
-    return product(parts, matrices).transpose(0, 1).reshape(rows.shape)
-
-
-def _as_planes(h: Tensor) -> Tensor:
-    """Returns states (B, n) as complex numbers."""
-    return h if h.is_complex() else torch.view_as_complex(h.contiguous().unflatten(-1, (-1, 2)))
+    """Returns rows times the matrices of heads, if there are some, in full precision."""
+    return rows if matrices is None else by_heads(rows, matrices, product)

@@ -136,14 +136,14 @@ def transition_forward(x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, T
     m, basis = weights.u.shape[1], weights.basis
     out, last, z, rows, factor = _like_forward(x, *args)
     _start("prepare", weights, (), (rows, torch.view_as_real(factor)), (rows.shape[1],), *settings)
-    inward = rows.mT if basis is None else _by_heads(rows.mT, basis)
+    inward = rows.mT if basis is None else by_heads(rows.mT, basis)
     flat = x.flatten(0, 1)
     driven = flat @ inward if weights.bias is None else torch.addmm(inward[m], flat, inward[:m])
-    turned, last, _ = on_gpu(_planes(driven.view(out.shape)), None, factor, reverse, False)
+    turned, last, _ = on_gpu(planes_of(driven.view(out.shape)), None, factor, reverse, False)
     states, last = (torch.view_as_real(t).flatten(-2) for t in (turned, last))
     if basis is None:
         return states, last, z, rows, factor
-    out = _by_heads(states.flatten(0, 1), basis.mT).view(out.shape)
+    out = by_heads(states.flatten(0, 1), basis.mT).view(out.shape)
     return out, out[0 if reverse else -1].clone(), states, rows, factor
 
 
@@ -162,8 +162,8 @@ def transition_backward(x: Tensor, *args: Any) -> list[Tensor]:
     (n, m), basis = weights.u.shape, weights.basis
     dx, *found = _like_backward(x, *weights)
     flat, g_flat = x.flatten(0, 1), g.reshape(-1, n)
-    g_planes = g_flat if basis is None else _by_heads(g_flat, basis)
-    a, _, pull = on_gpu(_planes(g_planes.view(g.shape)), None, factor, not reverse, False, states=_planes(z))
+    g_planes = g_flat if basis is None else by_heads(g_flat, basis)
+    a, _, pull = on_gpu(planes_of(g_planes.view(g.shape)), None, factor, not reverse, False, states=planes_of(z))
     a = torch.view_as_real(a).view(-1, n)
     g_inward = torch.empty_like(rows.mT, memory_format=torch.contiguous_format)
     torch.mm(flat.mT, a, out=g_inward[:m])
@@ -176,7 +176,7 @@ def transition_backward(x: Tensor, *args: Any) -> list[Tensor]:
         g_rows = torch.bmm(basis, parts.mT).view(n, -1)
         torch.bmm(g_flat.view(-1, heads, size).permute(1, 2, 0), z.view(-1, heads, size).transpose(0, 1), out=found[3])
         found[3].baddbmm_(rows.view(heads, size, -1), parts)
-        inward = _by_heads(rows.mT, basis) if needs_x else inward
+        inward = by_heads(rows.mT, basis) if needs_x else inward
     assert pull is not None
     results = [None if t is None else found[i] for i, t in enumerate(weights) if i != 3]
     given = g_rows, torch.view_as_real(pull)
@@ -204,13 +204,14 @@ def _start(
     start(PACKAGE, name, heads, u, *held, *given, *results, *sizes, **fixed)
 
 
-def _planes(t: Tensor) -> Tensor:
-    return torch.view_as_complex(t.contiguous().unflatten(-1, (-1, 2)))
+def planes_of(h: Tensor) -> Tensor:
+    """Returns states (*, n) as complex numbers (*, n / 2), complex ones as they are."""
+    return h if h.is_complex() else torch.view_as_complex(h.contiguous().unflatten(-1, (-1, 2)))
 
 
-def _by_heads(rows: Tensor, matrices: Tensor) -> Tensor:
-    """Returns rows (k, n) times one matrix for each head, (heads, d, d)."""
+def by_heads(rows: Tensor, matrices: Tensor, times: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> Tensor:
+    """Returns rows (*, n) times one matrix for each head, (heads, d, d)."""
     if len(matrices) == 1:
-        return rows @ matrices[0]
+        return times(rows, matrices[0])
     parts = rows.reshape(-1, *matrices.shape[:2]).transpose(0, 1)
-    return torch.bmm(parts, matrices).transpose(0, 1).reshape(rows.shape)
+    return times(parts, matrices).transpose(0, 1).reshape(rows.shape)
