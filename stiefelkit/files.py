@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import json
 import math
@@ -59,9 +60,8 @@ def reachable(who: str, path: Path, what: str = "reached", remedy: str = "; choo
         raise RunError(f"{who} needs a place that can be {what}, got {path}: {error.strerror}{remedy}.") from error
 
 
-def writable(who: str, path: Path) -> contextlib.AbstractContextManager[None]:
-    """Turns an OSError of writing into a RunError."""
-    return reachable(who, path, "written", "")
+writable = functools.partial(reachable, what="written", remedy="")
+"""Turns an OSError of writing into a RunError."""
 
 
 def parse_json(content: bytes) -> Any:
