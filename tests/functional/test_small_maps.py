@@ -17,7 +17,7 @@ from stiefelkit.testing import check_parametrization, seeds
 
 triton = pytest.importorskip("triton")
 
-EDGES = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 128]
+EDGES = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 128, 129, 150]
 BATCHES = {2: 17, 16: 3, 33: 3}
 """Others take one matrix: the interpreter is slow."""
 
@@ -88,6 +88,19 @@ def test_second_derivatives_and_vmap_are_those_of_many_launches(map):
         assert torch.allclose(a, b, atol=1e-5)
 
 
+@of_both_maps
+@pytest.mark.usefixtures("_interpreter")
+def test_larger_matrices_keep_nan_and_second_derivatives(map):
+    v = (random(skew_size(130, 130, False)) / 10).requires_grad_()
+    found = []
+    for launch.Interpreter.is_on in (True, False):
+        (g,) = torch.autograd.grad((map(v, 130, 130)[:9] ** 3).sum(), v, create_graph=True)
+        found.append(torch.autograd.grad((g * v.detach()).sum(), v)[0])
+    assert torch.dist(*found) <= 1e-4 * found[1].norm()
+    launch.Interpreter.is_on = True
+    assert map(torch.where(torch.arange(len(v)) == 4, torch.nan, v), 130, 130).isnan().any()
+
+
 def walked(shape, dtype, steps):
     """Frames after some steps, by the road of a device, and the largest error on the way."""
     w = torch.nn.Parameter(sk.init.haar(shape, dtype.to_complex() if dtype.is_complex else torch.float64).to(dtype))
@@ -156,11 +169,13 @@ def compiled(name, n, parts, capability, is_double):
     program = getattr(launch.programs(launch.PACKAGE, False), name)
     tile = launch.HALF_TILE if "exponential" in name else launch.TILE
     fixed = launch.settings(n, parts, is_double and capability < 120, tile)
+    fixed = {"E": launch.ENTRIES, "num_warps": 4, "num_stages": 3, "maxnreg": 255} if "skew" in name else fixed
     options = {key: fixed.pop(key) for key in ("num_warps", "num_stages", "maxnreg")}
     fixed |= {"TURNS": 1} if name == "run_step" else {}
     frames = "*fp64" if is_double else "*fp32"
     types = {"d": "*fp64" if parts == 2 else "*i8"} | dict.fromkeys(("apart", "n", "batch"), "i32")
     types |= dict.fromkeys(("table", "step", "defects", "scratch"), "*fp64")
+    types |= {"a": "*fp64", "shift": "fp32", "scale": "fp32"}
     types |= {"run_forward": {"w": frames}, "run_backward": {"w": frames, "scratch": frames}}.get(name, {})
     signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in program.arg_names}
     places = {arg: (i,) for i, arg in enumerate(program.arg_names)}
@@ -181,6 +196,8 @@ SHARED = {80: 163 << 10, 90: 227 << 10, 120: 99 << 10}
         ("run_backward", 128, 1, 90, False),
         ("run_backward", 33, 2, 80, True),
         ("run_step", 64, 1, 90, True),
+        ("run_skew", 512, 1, 80, True),
+        ("run_skew_back", 512, 1, 120, True),
         ("run_exponential", 64, 1, 120, True),
         ("run_exponential_back", 32, 1, 120, True),
         ("run_exponential_back", 128, 1, 80, True),

@@ -140,7 +140,7 @@ def inverse_of_accretive(m: Tensor) -> Tensor:
     in float64, and of larger norm by LU. Other devices, where each step is a launch and no norm is read, take LU.
     Inverses are right to about 20 eps sqrt(n) in float32 and to 1e-10 or better in float64; NaN propagates.
     """
-    if m.shape[-1] >= _SMALLEST_BLOCKED and not m.is_cuda:
+    if m.shape[-1] >= _SMALLEST_BLOCKED and not (m.is_cuda or switch.forbidden):
         return _blocked(m)
     # Without a call of `inverse_by_lu` where it adds nothing: weights are read so.
     return torch.linalg.inv_ex(m)[0] if m.is_cpu and not switch.forbidden else inverse_by_lu(m)
@@ -151,7 +151,7 @@ def inverse_by_lu(m: Tensor) -> Tensor:
     inverse = torch.linalg.inv_ex(m)[0]
     if may_sync_host(m) or not m.numel():
         return inverse
-    return inverse + 0 * torch.linalg.vector_norm(m, math.inf, (-2, -1), keepdim=True)
+    return torch.add(inverse, torch.linalg.vector_norm(m, math.inf, (-2, -1), keepdim=True), alpha=0)
 
 
 @opaque(lambda m: torch.empty_like(m, memory_format=torch.contiguous_format))

@@ -25,7 +25,15 @@ from stiefelkit.functional._arithmetic.split_products import (
     settled,
 )
 from stiefelkit.functional._cayley.quotient import inverse_by_lu, inverse_of_accretive
-from stiefelkit.functional._kernels.launch import Interpreter, cayley_backward, cayley_forward, takes
+from stiefelkit.functional._kernels.launch import (
+    Interpreter,
+    cayley_backward,
+    cayley_forward,
+    packs,
+    skew_coordinates,
+    skew_matrix,
+    takes,
+)
 from stiefelkit.functional._packing import (
     check_size,
     check_tall,
@@ -116,7 +124,10 @@ class _Square(Function):
         is_complex = phase is not None
         dtype = v.dtype if is_single else torch.float64
         dtype = torch.promote_types(dtype, torch.complex32) if is_complex else dtype
-        a = unpack_square(v, n, is_complex, shift=1)
+        is_packed = (v.is_cuda or Interpreter.is_on) and not is_complex and packs(v, v.dtype)
+        if is_packed:
+            check_size(f"A skew {n} x {n} matrix", "coordinates", v, skew_size(n, n, False))
+        a = skew_matrix(v, n, 1.0) if is_packed else unpack_square(v, n, is_complex, shift=1)
         is_split = v.dtype == torch.float32 and not fast and splits(a)
         if not fast:
             a = a.to(torch.complex128 if a.is_complex() else torch.float64)
@@ -135,9 +146,11 @@ class _Square(Function):
             w.diagonal(dim1=-2, dim2=-1).sub_(d)
             # What is saved in float64 has 2 M D = W + D to the digits of M, which may be small.
             return w if dtype == w.dtype else settled(w).to(dtype)
-        if n < _LARGE or dtype == m.dtype:
+        if n < _LARGE or dtype == m.dtype or is_packed:
             w = m.mul_(2 * d.unsqueeze(-2))
             w.diagonal(dim1=-2, dim2=-1).sub_(d)
+            if is_packed:  # an inverse on a device lies there by columns
+                return w.to(dtype, memory_format=torch.contiguous_format)
             return polish(w) if v.dtype == torch.float64 else w.to(dtype)
         on_diagonal = (2 * m.diagonal(dim1=-2, dim2=-1) - 1) * d
         doubled = (2 * d).unsqueeze(-2)
@@ -192,7 +205,10 @@ def _pulled_back(
         inner = fine_product(fine_product(adjoint, g), adjoint)
     else:
         inner = sandwich(adjoint, g)
-    gv = pack_skew_gradient(inner * (d * -0.5).unsqueeze(-1))
+    if (w.is_cuda or Interpreter.is_on) and not is_differentiated() and packs(w, dtype):
+        gv = skew_coordinates(inner * d.unsqueeze(-1), -0.5)
+    else:
+        gv = pack_skew_gradient(inner * (d * -0.5).unsqueeze(-1))
     return gv.to(dtype), phase_gradient(phase, w, g), None, None, None, None
 
 

@@ -16,10 +16,23 @@ from torch import Tensor
 from stiefelkit._torch import is_differentiated
 from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Context, Function, keep
-from stiefelkit.functional._arithmetic.product import product
+from stiefelkit.functional._arithmetic.product import is_plain, product
 from stiefelkit.functional._arithmetic.split_products import fine_product, settle, settled
-from stiefelkit.functional._exponential.taylor import adjoint, derivative, exponential
-from stiefelkit.functional._kernels.launch import exponential_backward, exponential_forward, takes
+from stiefelkit.functional._exponential.taylor import (
+    adjoint,
+    derivative,
+    exponential,
+    squared_adjoint,
+    squared_exponential,
+)
+from stiefelkit.functional._kernels.launch import (
+    exponential_backward,
+    exponential_forward,
+    fill_skew_,
+    packs,
+    skew_coordinates,
+    takes,
+)
 from stiefelkit.functional._packing import (
     check_size,
     check_square,
@@ -33,6 +46,8 @@ from stiefelkit.numbers import PRECISION, PRECISIONS, check_counts
 from stiefelkit.tensors import check_tensors
 
 _LARGEST_IN_DOUBLE = 32
+_LARGEST_KEPT = 512
+"""Rows of a matrix whose powers a device keeps, 44 matrices; beyond, products cost more than their launches."""
 _FINER_THAN_SINGLE = 1e-10
 """Truncation of frames in float64 that are rounded to float32."""
 _WINDOW = (-0.97, -0.8)
@@ -67,6 +82,8 @@ def matrix_exp(
     single = v.dtype == torch.float32
     if n == p and single and takes(v, n, 1 + is_complex):
         return _InOneLaunch.of(v, n, is_complex)
+    if n == p <= _LARGEST_KEPT and v.dim() == 1 and not is_complex and packs(v, v.dtype) and is_plain(v):
+        return _Squared.of(v, n, is_complex)
     # Small matrices cost no more in float64 than a polish would.
     double = not single or n > 2 * p or (precision == "exact" and n <= _LARGEST_IN_DOUBLE)
     last = not single or not (double or precision == "fast")
@@ -130,16 +147,40 @@ class _InOneLaunch(Function):
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
-        (v,) = ctx.saved_tensors
-        if not is_differentiated():
+        v = ctx.saved_tensors[0]
+        if not is_differentiated() and takes(v, ctx.n, 1 + ctx.is_complex):
             return exponential_backward(v, g), None, None
         a = _Skew.of(v.double(), ctx.n, ctx.n, ctx.is_complex)
         return pack_skew_gradient(adjoint(a, g.to(a.dtype), True, _FINER_THAN_SINGLE)).to(v.dtype), None, None
 
     @staticmethod
     def tangent(ctx: Context, t: Tensor, *_: None) -> Tensor:
-        a, t = (_Skew.of(x.double(), ctx.n, ctx.n, ctx.is_complex) for x in (*ctx.saved_tensors, t))
+        a, t = (_Skew.of(x.double(), ctx.n, ctx.n, ctx.is_complex) for x in (ctx.saved_tensors[0], t))
         return derivative(a, t, _FINER_THAN_SINGLE).to(torch.complex64 if ctx.is_complex else torch.float32)
+
+
+class _Squared(_InOneLaunch):
+    """Keeps the factors of the adjoint of one matrix on a device, in plain eager mode."""
+
+    generate_vmap_rule = False
+    setup_context = torch.autograd.Function.setup_context
+
+    @staticmethod
+    def forward(ctx: Context, v: Tensor, n: int, is_complex: bool) -> Tensor:
+        check_size(f"A skew {n} x {n} matrix", "coordinates", v, skew_size(n, n, is_complex))
+        powers = v.new_empty(3, n, n, dtype=torch.float64)
+        fill_skew_(powers[0], v, 0.0)
+        w, factors = squared_exponential(powers)
+        ctx.n, ctx.is_complex = n, is_complex
+        ctx.save_for_backward(v, *factors)
+        ctx.save_for_forward(v)
+        return w.float()
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
+        if is_differentiated() or not is_plain(g):
+            return _InOneLaunch.backward(ctx, g)
+        return skew_coordinates(squared_adjoint(g.double(), *ctx.saved_tensors[1:]), 1.0), None, None
 
 
 def _tall(v: Tensor, n: int, p: int, is_complex: bool, truncation: float | None) -> Tensor:

@@ -30,6 +30,7 @@ _LARGEST_IN_SINGLE = 8.0
 """Norm above which the squarings would cost float32 too many of its digits."""
 _SQUARINGS = 20
 """Without host syncs: enough for ||A||_2 of some 2e5, turns of which float32 coordinates hold two digits."""
+_LONGEST = 2.0**18
 _DEGREE = 12
 _LOG_FACTORIAL = math.log2(math.factorial(_DEGREE + 1))
 _CONSTANTS = (0.0, 5.3159789575987123025, 0.18188869982170451712, 0.0)
@@ -248,6 +249,56 @@ def _adjoint(g: Tensor, factors: Sequence[Tensor], skew: bool, split: bool) -> T
     return (ga if scale is None else ga.mul_(scale)).view(shape)
 
 
+def squared_exponential(powers: Tensor) -> Factors:
+    """Returns exp(A) of one skew float64 A, the first of three matrices (3, n, n), by few launches without host syncs.
+
+    Always takes 20 squarings, after which float64 is still exact to some 1e-9, two at a time: the blocks of `rows` are
+    W, W^2, W^3, W^4, its second and third power, and so on. A of norm beyond 2^18 is scaled to that norm.
+    """
+    n = powers.shape[-1]
+    a, a2, a3 = powers
+    torch.mm(a, a, out=a2)
+    torch.mm(a2, a, out=a3)
+    table, constants, exponents = _scaled_combinations(powers.device)
+    scaled = table * torch.linalg.vector_norm(a3).clamp_(min=_LONGEST**3).pow(exponents)
+    b = (scaled @ powers.flatten(1)).view(4, n, n)
+    b.diagonal(dim1=-2, dim2=-1).add_(constants)
+    w, left, a6, b3 = b
+    left.addmm_(b3, b3)
+    a6.addmm_(b3, b3)
+    rows = powers.new_empty(n, (3 * _SQUARINGS // 2 + 1) * n)
+    torch.addmm(w, left, a6, out=rows[:, :n])
+    for start in range(0, rows.shape[1] - n, 3 * n):
+        square = rows[:, start + n : start + 2 * n]
+        torch.mm(rows[:, start : start + n], rows[:, start : start + n], out=square)
+        torch.mm(square, rows[:, start : start + 2 * n], out=rows[:, start + 2 * n : start + 4 * n])
+    return rows[:, -n:], (powers, scaled, b, rows)
+
+
+def squared_adjoint(g: Tensor, powers: Tensor, scaled: Tensor, b: Tensor, rows: Tensor) -> Tensor:
+    """Returns the gradient of A by G, that of its `squared_exponential`, up to a Hermitian matrix.
+
+    With Omega = W^H G a squaring back is Omega <- Omega + W Omega W^H, two of them are the sum over four powers of W.
+    """
+    n = g.shape[-1]
+    omega = rows[:, -n:].mH @ g
+    between = torch.empty_like(rows[:, : 3 * n])
+    for start in range(0, rows.shape[1] - n, 3 * n):
+        three = rows[:, start : start + 3 * n]
+        stacked, out = (t.unflatten(1, (3, n)).transpose(0, 1) for t in (three, between))
+        torch.bmm(stacked, omega.expand(3, n, n), out=out)
+        omega = torch.addmm(omega, between, three.mH)
+    _, left, a6, b3 = b
+    gb = torch.empty_like(b)
+    torch.mm(rows[:, :n], omega, out=gb[0])
+    torch.mm(gb[0], a6.mH, out=gb[1])
+    torch.mm(left.mH, gb[0], out=gb[2])
+    both = gb[1] + gb[2]
+    torch.mm(both, b3.mH, out=gb[3]).addmm_(b3.mH, both)
+    ga, ga2, ga3 = (scaled.mH @ gb.flatten(1)).view(3, n, n)
+    return _skew_gradient(powers[0], powers[1], ga, ga2, ga3, add_product_)
+
+
 def _truncation(a: Tensor) -> tuple[float, float]:
     """Returns the binary logarithm of the truncation, relative to ||W||_F, and a bound of ||A||_2, for any A."""
     norm = float(finite(torch.linalg.matrix_norm(a, 1)).amax())
@@ -323,15 +374,21 @@ def _polynomial_adjoint(g: Tensor, powers: Tensor, b: Tensor, s: int, skew: bool
     add_product_(gb3, b3.mH, gb2)
     ga, ga2, ga3 = _combine(gb, s, True).unbind()
     if skew:
-        # A^2 can change by Hermitian, A^3 by skew matrices only: -(S A + A S) and -2 S A have the same skew part.
-        ga3 = minus_adjoint(ga3)
-        add_product_(ga2, ga3, a, alpha=-0.5)
-        add_product_(ga, a2, ga3, alpha=0.5)
-        return add_product_(ga, ga2 + ga2.mH, a, alpha=-1)
+        return _skew_gradient(a, a2, ga, ga2, ga3, add_product_)
     add_product_(ga2, ga3, a.mH)
     add_product_(ga, a2.mH, ga3)
     add_product_(ga, ga2, a.mH)
     return add_product_(ga, a.mH, ga2)
+
+
+def _skew_gradient(
+    a: Tensor, a2: Tensor, ga: Tensor, ga2: Tensor, ga3: Tensor, add_product_: Callable[..., Tensor]
+) -> Tensor:
+    # A^2 can change by Hermitian, A^3 by skew matrices only: -(S A + A S) and -2 S A have the same skew part.
+    ga3 = minus_adjoint(ga3)
+    add_product_(ga2, ga3, a, alpha=-0.5)
+    add_product_(ga, a2, ga3, alpha=0.5)
+    return add_product_(ga, ga2 + ga2.mH, a, alpha=-1)
 
 
 def _products(a: Tensor, split: bool = False) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
@@ -365,6 +422,16 @@ def _coefficients(s: int, transposed: bool, dtype: torch.dtype, device: torch.de
     with torch.inference_mode(False):
         table = torch.tensor(rows, dtype=dtype, device=device)
         return table.mT.contiguous() if transposed else table
+
+
+@functools.lru_cache(maxsize=16)
+def _scaled_combinations(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns coefficients of B0, B1 + B2, B2, B3 for A times _LONGEST 2^-20, constants, and exponents of ||A^3||."""
+    table = combinations(torch.device("cpu")).clone()
+    table[1] += table[2]
+    sizes = (_LONGEST * 0.5**_SQUARINGS) ** torch.arange(1.0, 4.0, dtype=torch.float64)
+    exponents = torch.arange(1.0, 4.0, dtype=torch.float64) / -3
+    return (table[:, 1:] * sizes).to(device), table[:, :1].to(device), exponents.to(device)
 
 
 @functools.lru_cache(maxsize=16)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit._torch import is_exporting
 from stiefelkit.functional._arithmetic.float64 import float64_is_weak
 from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.functional._exponential.taylor import combinations
@@ -112,6 +113,37 @@ def _run_exponential(name: str, v: Tensor, tensors: Sequence[Tensor], n: int, pa
     fixed = settings(n, parts, not float64_is_weak(v.device), HALF_TILE)
     scratch = _scratch(v, batch, 7, fixed, torch.float64)
     _run(name, v, scratch, v.contiguous(), *tensors, combinations(v.device), scratch, n, batch, **fixed)
+
+
+def packs(m: Tensor, dtype: torch.dtype) -> bool:
+    """Returns whether programs turn coordinates of a dtype into real matrices, where M is, and gradients back."""
+    if dtype != torch.float32 or m.is_complex() or (torch.compiler.is_compiling() and is_exporting()):
+        return False  # an exported program trains by the derivatives of torch's operators
+    return is_at_hand(m) and not float64_is_weak(m.device)
+
+
+@opaque(lambda v, n, shift: v.new_empty(*v.shape[:-1], n, n, dtype=torch.float64), dims=(1,))
+def skew_matrix(v: Tensor, n: int, shift: float) -> Tensor:
+    """Returns A + shift I in float64 from float32 coordinates."""
+    return fill_skew_(v.new_empty(*v.shape[:-1], n, n, dtype=torch.float64), v, shift)
+
+
+def fill_skew_(a: Tensor, v: Tensor, shift: float) -> Tensor:
+    """Fills contiguous matrices as `skew_matrix` does."""
+    n = a.shape[-1]
+    count = v.shape[:-1].numel() * (-(-n // ENTRIES)) ** 2
+    start(PACKAGE, "run_skew", count, v, v.contiguous(), a, shift, n, E=ENTRIES)
+    return a
+
+
+@opaque(lambda g, scale: g.new_empty(*g.shape[:-2], _size(g), dtype=torch.float32), dims=(2,))
+def skew_coordinates(g: Tensor, scale: float) -> Tensor:
+    """Returns the gradient of float32 coordinates from scale G, that of A."""
+    n = g.shape[-1]
+    gv = g.new_empty(*g.shape[:-2], _size(g), dtype=torch.float32)
+    count = g.shape[:-2].numel() * (-(-n // ENTRIES)) ** 2
+    start(PACKAGE, "run_skew_back", count, g, g.contiguous(), gv, scale, n, E=ENTRIES)
+    return gv
 
 
 def _like_step(w: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,9 +10,10 @@ They need triton: `launch` imports them, by names of its own, where that is know
 from .butterflies import rows_backward, rows_forward, rows_transform
 from .cayley import run_backward, run_forward, run_step
 from .exponential import run_exponential, run_exponential_back
+from .packing import run_skew, run_skew_back
 from .reflectors import reflectors_backward, reflectors_forward
 
 __all__ = [
     "reflectors_backward", "reflectors_forward", "rows_backward", "rows_forward", "rows_transform", "run_backward",
-    "run_exponential", "run_exponential_back", "run_forward", "run_step",
+    "run_exponential", "run_exponential_back", "run_forward", "run_skew", "run_skew_back", "run_step",
 ]  # fmt: skip
