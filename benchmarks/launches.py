@@ -37,8 +37,8 @@ SIZES = ("64x64", "512x512", "128x32")
 DTYPES = {"float32": torch.float32, "complex64": torch.complex64}
 DEVICES = ("cpu",)
 _IDLE = frozenset(
-    "_record_function_enter_new _record_function_exit alias detach empty empty_like empty_strided lift_fresh new_empty "
-    "new_empty_strided resize_ scalar_tensor set_".split()
+    "_record_function_enter_new _record_function_exit _unsafe_view alias detach empty empty_like empty_strided "
+    "lift_fresh new_empty new_empty_strided promote_types resize_ scalar_tensor set_".split()
 )
 """Operators that take memory or make a number of the host's a tensor, and launch nothing."""
 
@@ -96,7 +96,10 @@ def of_map(entrant: Implementation, size: str, dtype: str) -> Run:
 
 
 def of_layer(name: str, width: str) -> Run:
-    """Forward and backward of a recurrent layer of 128 units over 784 steps."""
+    """Forward and backward of a recurrent layer of 128 units over 784 steps, or of a convolution of 3 x 3 taps."""
+    if name.endswith("Conv2d"):
+        conv, images = getattr(sk.nn, name)(int(width), int(width), 3), torch.randn(2, int(width), 28, 28)
+        return lambda: torch.autograd.grad(conv(images), [*conv.parameters()], torch.ones_like(images))
     layer: Any = getattr(sk.nn, name)(int(width), 128, backend="triton")
     x, g, leaves = torch.randn(784, 4, int(width)), torch.randn(784, 4, 128), [*layer.parameters()]
     return lambda: torch.autograd.grad(layer(x)[0], leaves, g)
@@ -136,10 +139,10 @@ class Parametrizations(Suite):
 
 
 class Layers(Suite):
-    """Forward and backward of recurrent layers of 128 units, over 784 steps of a batch of four."""
+    """Forward and backward of recurrent layers of 128 units, over 784 steps of a batch of four, and of convolutions."""
 
     unit = "launches"
-    axes = (("RotationRNN", "LRU", "OrthogonalRNN"), ("64",), DEVICES)
+    axes = (("RotationRNN", "LRU", "OrthogonalRNN", "OrthogonalConv2d", "CayleyConv2d"), ("64",), DEVICES)
     param_names = ("layer", "width", "device")
 
     def level(self, *cell: str) -> str:
@@ -178,7 +181,7 @@ def main() -> None:
         **{name: partial(of_optimizer, name, dtype="float32") for name in peer_optimizers},
     }
     for name in Layers.axes[0]:
-        print(f"{name + ', 784 steps':36}" + "{:>6} / {}".format(*counts_of(of_layer(name, "64"))))
+        print(f"{name + ', a layer of 64':36}" + "{:>6} / {}".format(*counts_of(of_layer(name, "64"))))
     for name, make in rows.items():
         cells = []
         for size in SIZES:

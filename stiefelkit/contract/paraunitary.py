@@ -1,5 +1,6 @@
 """Kernels whose convolutions keep norms: a frame at every frequency, made of projectors and one frame."""
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,8 @@ from stiefelkit.contract.composite import Composite, Inner, made_elsewhere
 from stiefelkit.contract.param import Parametrization, Position, Traits, check_tensor
 from stiefelkit.errors import ImageError, NotAFrameError, ShapeError, needs
 from stiefelkit.functional import polish
+from stiefelkit.functional._arithmetic.reads import may_sync_host
+from stiefelkit.functional._packing import remembered
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, permitted_error
 from stiefelkit.tensors import coarser, working_dtype
 
@@ -152,23 +155,45 @@ class Paraunitary(Composite):
     def _multiplied(self, r: Tensor, q: Tensor | None) -> Tensor:
         """Returns the kernel of R, (groups, rows, m * patch), and all :math:`Q_i`, (groups, steps, m, m // 2)."""
         dims = len(self.stride)
-        x = torch.eye(self.channels, self.columns, dtype=r.dtype, device=r.device)
-        x = x.expand(self.groups, -1, -1).reshape(self.groups, self.channels, self.columns, *(1,) * dims)
-        for (axis, is_swapped), each in zip(
-            reversed(self.steps), reversed([] if q is None else q.unbind(1)), strict=False
-        ):
-            projected = (each @ (each.mH @ x.flatten(2))).view_as(x)
-            parts = (projected, x - projected)
-            x = _shifted_sum(parts[::-1] if is_swapped else parts, axis - dims)
+        if q is None or may_sync_host(q):
+            x = torch.eye(self.channels, self.columns, dtype=r.dtype, device=r.device)
+            x = x.expand(self.groups, -1, -1).reshape(self.groups, self.channels, self.columns, *(1,) * dims)
+            steps = [] if q is None else [*zip(self.steps, q.unbind(1), strict=True)]
+            for (axis, is_swapped), each in reversed(steps):
+                projected = (each @ (each.mH @ x.flatten(2))).view_as(x)
+                parts = (projected, x - projected)
+                x = _shifted_sum(parts[::-1] if is_swapped else parts, axis - dims)
+        else:
+            x = self._multiplied_by_frequency(q)
         # One product of all rows and places of a patch with all columns and taps; then taps of both add up.
         r = r.unflatten(2, (self.channels, *self.stride)).movedim(2, -1)
         y = (r.flatten(1, -2) @ x.flatten(2)).unflatten(1, r.shape[1:-1]).unflatten(-1, x.shape[2:])
         for axis in range(dims):
-            y = _shifted_sum(y.unbind(2), axis - dims)
+            y = _shifted_sum(y.unbind(2), axis - dims) if y.shape[2] > 1 else y.squeeze(2)
         if any(map(any, self.zeros)):
             y = F.pad(y, [k for ends in reversed(self.zeros) for k in ends])
         y = y.transpose(1, 2).conj() if self.is_turned else y
         return y.flatten(0, 1)
+
+    def _multiplied_by_frequency(self, q: Tensor) -> Tensor:
+        """Returns all taps of :math:`F_1 ... F_t`, (groups, m, columns, *taps), by few operators, as devices want it.
+
+        All :math:`F_i` at all frequencies that tell their taps apart are multiplied pair by pair.
+        """
+        lengths = tuple(1 + sum(axis == at for axis, _ in self.steps) for at in range(len(self.stride)))
+        order = _order_of_tree(len(self.steps), q.device)
+        of = tuple(self.steps), lengths, q.is_complex(), q.device
+        chosen = q.index_select(1, order).transpose(0, 1)
+        projectors = (chosen @ chosen.mH)[:, :, None]
+        x = _constant_part(*of, self.channels) + _symbols(*of)[1] * projectors  # (steps, groups, frequencies, m, m)
+        while len(x) > 1:
+            left, right = x.split(len(x) // 2)
+            x = left @ right
+        x = x[0, ..., : self.columns]
+        counts = lengths if q.is_complex() else (*lengths[:-1], lengths[-1] // 2 + 1)
+        axes = tuple(range(1, 1 + len(lengths)))
+        x = (torch.fft.ifftn if q.is_complex() else torch.fft.irfftn)(x.unflatten(1, counts), lengths, axes)
+        return x.movedim(axes, tuple(range(3, 3 + len(axes))))
 
     def frames(self, weight: Tensor) -> Tensor:
         """Returns the kernel's Fourier transform at as many frequencies as decide over all, adjoint if wide.
@@ -194,7 +219,46 @@ class Paraunitary(Composite):
 def _shifted_sum(parts: Sequence[Tensor], axis: int) -> Tensor:
     """Returns the sum of equal tensors, part j shifted by j places along an axis, counted from the last."""
     after = (0, 0) * (-1 - axis)
-    return sum(F.pad(part, (*after, j, len(parts) - 1 - j)) for j, part in enumerate(parts))  # type: ignore[return-value]
+    return functools.reduce(torch.add, (F.pad(part, (*after, j, len(parts) - 1 - j)) for j, part in enumerate(parts)))
+
+
+@remembered
+def _order_of_tree(count: int, device: torch.device) -> Tensor:
+    """Returns the order of factors in which halves times halves multiply neighbours; 0 in the places to spare."""
+    order = torch.zeros(1, dtype=torch.int64, device=device)
+    while len(order) < count:
+        order = torch.cat([2 * order, 2 * order + 1])
+    return torch.where(order < count, order, 0)
+
+
+@remembered
+def _symbols(
+    steps: tuple[tuple[int, int], ...], lengths: tuple[int, ...], is_complex: bool, device: torch.device
+) -> Tensor:
+    """Returns a and b of :math:`F_i = a I + b P_i` at all frequencies, in that order, (2, steps, 1, frequencies, 1, 1).
+
+    Real kernels need half of the last axis.
+    """
+    counts = lengths if is_complex else (*lengths[:-1], lengths[-1] // 2 + 1)
+    turns = (torch.arange(n, dtype=torch.float64, device=device) / of for n, of in zip(counts, lengths, strict=True))
+    grid = torch.meshgrid(*turns, indexing="ij")
+    shifts = [torch.polar(torch.ones_like(grid[axis]), -2 * math.pi * grid[axis]).flatten() for axis, _ in steps]
+    one = torch.ones_like(shifts[0])
+    pairs = [
+        torch.stack([one, z - 1] if is_swapped else [z, 1 - z])
+        for z, (_, is_swapped) in zip(shifts, steps, strict=True)
+    ]
+    pairs += [torch.stack([one, 0 * one])] * (len(_order_of_tree(len(steps), device)) - len(steps))
+    return torch.stack(pairs, 1)[:, _order_of_tree(len(pairs), device), None, :, None, None]
+
+
+@remembered
+def _constant_part(
+    steps: tuple[tuple[int, int], ...], lengths: tuple[int, ...], is_complex: bool, device: torch.device, m: int
+) -> Tensor:
+    """Returns a I of `_symbols`, for m channels."""
+    a = _symbols(steps, lengths, is_complex, device)[0]
+    return a * torch.eye(m, dtype=a.dtype, device=device)
 
 
 def _divided(x: Tensor, steps: Sequence[tuple[int, int]], rank: int, noise: float) -> tuple[Tensor, Tensor]:

@@ -219,7 +219,7 @@ def remembered(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         # An inference tensor, or a fake one made while tracing, would poison later calls.
         with torch.inference_mode(False):
             made = make(*of)
-        if type(made) is Tensor and not made.is_floating_point() and made.nbytes <= _LARGEST_CACHED and not is_traced():
+        if not is_traced() and type(made) is Tensor and not made.is_floating_point() and made.nbytes <= _LARGEST_CACHED:
             made = _known[key] = unwrapped(made)
         return made
 

@@ -11,6 +11,7 @@ from stiefelkit import init as start
 from stiefelkit._torch import is_exported, is_jit_traced
 from stiefelkit.errors import DtypeError, OptionError, ShapeError
 from stiefelkit.functional import cayley, cayley_inverse
+from stiefelkit.functional._packing import remembered
 from stiefelkit.nn.conv import channels, each_axis
 from stiefelkit.numbers import one_of
 from stiefelkit.tensors import coordinate_dtype
@@ -76,10 +77,12 @@ class _CayleyConv(CoordinateParameters):
         n and p are the larger and the smaller number of channels of a group.
         """
         n, p = self._frame_shape
-        cos, sin = self._waves(size)
+        waves = torch.view_as_real(_waves(self.kernel_size, tuple(size), self.skew.device))
+        cos, sin = waves.view(2, -1, len(self._offsets)).unbind()
         skew, diagonal = self.skew.double(), self.diagonal.double()
         parts = [cos @ skew, sin @ skew, sin[:, len(self._offsets) - diagonal.shape[1] :] @ diagonal]
-        packed = torch.cat(parts, -1).index_select(-1, self._places()).to(coordinate_dtype(self.skew.dtype))
+        places = _places(p, skew.shape[-1], skew.device)
+        packed = torch.cat(parts, -1).index_select(-1, places).to(coordinate_dtype(self.skew.dtype))
         w = cayley(packed, n, p, phase=packed.new_zeros(*packed.shape[:-1], p))
         return w * self.signs[:, None, None, :].to(w.dtype)
 
@@ -130,30 +133,6 @@ class _CayleyConv(CoordinateParameters):
             out = out + self.bias.to(out.dtype).view(-1, *(1,) * self.dims)
         return out if images is input else out[0]
 
-    def _waves(self, size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Returns the parts of exp(-i t f) for all frequencies f and taps t, shape (frequencies, taps), in float64.
-
-        Angles are counted in whole parts of a turn, so that a frequency that is its own conjugate has no imaginary part
-        to the bit, and its frame is real.
-        """
-        device, total = self.skew.device, math.prod(size)
-        counts = [*size[:-1], size[-1] // 2 + 1]
-        parts = (torch.arange(n, device=device) * (total // m) for n, m in zip(counts, size, strict=True))
-        offsets = (torch.arange(-((k - 1) // 2), k // 2 + 1, device=device) for k in self.kernel_size)
-        f, t = (torch.cartesian_prod(*each).view(-1, self.dims) for each in (parts, offsets))
-        turns = (f[:, None] * t).sum(-1) % total
-        angle = turns.double() * (2 * math.pi / total)
-        return angle.cos(), torch.where(2 * turns % total == 0, 0.0, -angle.sin())
-
-    def _places(self) -> Tensor:
-        """Returns where `functional.cayley` finds real parts, imaginary parts and the diagonal, side by side."""
-        p, total, device = self._frame_shape[1], self.skew.shape[-1], self.skew.device
-        below, triangle = torch.tril_indices(p, p, -1, device=device), p * (p - 1) // 2
-        table = torch.arange(2 * total, 2 * total + p, device=device).diag_embed()
-        lower, rest = torch.arange(total, device=device).split([triangle, total - triangle])
-        table[below[0], below[1]], table[below[1], below[0]] = lower, lower + total
-        return torch.cat([table.flatten(), rest, rest + total])
-
     def extra_repr(self) -> str:
         """Returns the arguments."""
         more = (f", groups={self.groups}" if self.groups > 1 else "") + (", bias=False" if self.bias is None else "")
@@ -199,3 +178,32 @@ class CayleyConv1d(_CayleyConv):
     """A convolution of circular sequences that is orthogonal; see `CayleyConv2d`."""
 
     dims: ClassVar[int] = 1
+
+
+@remembered
+def _waves(kernel_size: tuple[int, ...], size: tuple[int, ...], device: torch.device) -> Tensor:
+    """Returns the parts of exp(-i t f) for all frequencies f and taps t, of shape (2, frequencies, taps).
+
+    They stand as pairs in one complex128 vector, since `remembered` keeps no floating tensors. Angles are counted in
+    whole parts of a turn, so that a frequency that is its own conjugate has no imaginary part to the bit, and its frame
+    is real.
+    """
+    total, dims = math.prod(size), len(size)
+    counts = [*size[:-1], size[-1] // 2 + 1]
+    parts = (torch.arange(n, device=device) * (total // m) for n, m in zip(counts, size, strict=True))
+    offsets = (torch.arange(-((k - 1) // 2), k // 2 + 1, device=device) for k in kernel_size)
+    f, t = (torch.cartesian_prod(*each).view(-1, dims) for each in (parts, offsets))
+    turns = (f[:, None] * t).sum(-1) % total
+    angle = turns.double() * (2 * math.pi / total)
+    sin = torch.where(2 * turns % total == 0, 0.0, -angle.sin())
+    return torch.view_as_complex(torch.stack([angle.cos(), sin]).view(-1, 2))
+
+
+@remembered
+def _places(p: int, total: int, device: torch.device) -> Tensor:
+    """Returns where `functional.cayley` finds real parts, imaginary parts and the diagonal, side by side."""
+    below, triangle = torch.tril_indices(p, p, -1, device=device), p * (p - 1) // 2
+    table = torch.arange(2 * total, 2 * total + p, device=device).diag_embed()
+    lower, rest = torch.arange(total, device=device).split([triangle, total - triangle])
+    table[below[0], below[1]], table[below[1], below[0]] = lower, lower + total
+    return torch.cat([table.flatten(), rest, rest + total])

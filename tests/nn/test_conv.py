@@ -11,6 +11,7 @@ from torch import nn
 
 import stiefelkit as sk
 from stiefelkit import errors
+from stiefelkit.functional._arithmetic.reads import without_reads
 
 CONV, UP, CAYLEY = sk.nn.OrthogonalConv2d, sk.nn.OrthogonalConvTranspose2d, sk.nn.CayleyConv2d
 GEOMETRY = [  # (in, out, kernel, stride, dilation, groups) of images of 6 x 6
@@ -160,6 +161,19 @@ def test_derivatives_of_a_kernel_are_right(dtype, geometry):
     coordinates = tuple(c.detach().requires_grad_() for c in layer.parametrizations.weight.coordinates.values())
     assert torch.autograd.gradcheck(param, coordinates)
     assert torch.autograd.gradgradcheck(param, coordinates)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("geometry", [*GEOMETRY, (4, 4, (4, 7), 1, 1, 1)], ids=str)
+def test_the_few_operators_of_a_device_give_the_same_kernel_and_gradients(geometry, dtype):
+    layer = made(geometry, dtype=dtype, bias=False, padding_mode="zeros")
+    w, leaves = layer.weight, [*layer.parameters()]
+    g = torch.randn_like(w)
+    with without_reads():
+        other = layer.weight
+    assert torch.allclose(w, other, atol=1e-14)
+    for one, two in zip(torch.autograd.grad(w, leaves, g), torch.autograd.grad(other, leaves, g), strict=True):
+        assert torch.allclose(one, two, atol=1e-12)
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "kernel"), [(2, 2, 3), (3, 2, 2), (1, 2, 1)])
