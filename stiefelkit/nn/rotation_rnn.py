@@ -165,7 +165,7 @@ class RotationRNN(GRULayers):
     def _add_frame(self, suffix: str, device: torch.device | str | None, options: dict[str, Any]) -> None:
         if self.parametrization is not None:
             super()._add_frame(suffix, device, options)
-            self._basis(suffix)
+            self._check_basis(f"{self.frame}{suffix}")
         elif options:
             raise OptionError(f"{self._name} without a parametrization has no basis to draw, got {', '.join(options)}.")
         for name, count in self._counts().items():
@@ -178,11 +178,14 @@ class RotationRNN(GRULayers):
         name = f"{self.frame}{suffix}"
         if name in self._parameters:
             return self.get_parameter(name).detach()
+        self._check_basis(name)
+        return self._read(self.frame, suffix)
+
+    def _check_basis(self, name: str) -> None:
         held = coordinate_list_of(self, name)
         is_frame = held is None or held.param.traits.exact or held.param.precision != "exact"
         got = "" if held is None else held.param.title
         needs(is_frame, OptionError, self._name, "a basis whose weights are frames", got)
-        return self._read(self.frame, suffix)
 
     def _counts(self) -> dict[str, int]:
         """Returns the names of the parameters of the planes, and their sizes."""
