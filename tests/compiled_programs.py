@@ -111,7 +111,7 @@ def machinery(program: Any, folder: Path) -> Machinery:
     def number(name: str) -> int:
         return int(re.findall(rf"\b{name}:(\d+)", usage)[-1])
 
-    step = max(loops, key=products)
+    step = max(loops, key=products, default=[])
     everything = [text for _, text in lines]
     return Machinery(number("REG"), number("STACK"), program.metadata.shared, step, everything)
 

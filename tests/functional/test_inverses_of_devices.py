@@ -8,7 +8,7 @@ from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.metrics import orthogonality_error, permitted_error
 from stiefelkit.testing import lowered_products, seeds
 
-PLACES = [(20, 20), (130, 130), (9, 4), (140, 70)]
+PLACES = [(n, p, is_complex) for n, p in [(20, 20), (130, 130), (9, 4), (140, 70)] for is_complex in (False, True)]
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +28,7 @@ def drawn(n, p, is_complex):
     return v, seeds.normal((p,), 1, torch.float32) if is_complex else None
 
 
-@pytest.mark.parametrize("is_complex", [False, True])
-@pytest.mark.parametrize(("n", "p"), PLACES)
+@pytest.mark.parametrize(("n", "p", "is_complex"), PLACES)
 def test_fast_frames_are_exact_and_heed_no_lowered_product(n, p, is_complex):
     v, phase = drawn(n, p, is_complex)
     w = cayley(v, n, p, phase=phase, precision="fast")
@@ -39,8 +38,7 @@ def test_fast_frames_are_exact_and_heed_no_lowered_product(n, p, is_complex):
 
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])
-@pytest.mark.parametrize("is_complex", [False, True])
-@pytest.mark.parametrize(("n", "p"), PLACES)
+@pytest.mark.parametrize(("n", "p", "is_complex"), PLACES)
 def test_nan_in_any_coordinate_is_nan_in_the_frame(n, p, is_complex, precision):
     for place in (0, -1):
         v, phase = drawn(n, p, is_complex)

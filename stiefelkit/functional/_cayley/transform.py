@@ -25,15 +25,7 @@ from stiefelkit.functional._arithmetic.split_products import (
     settled,
 )
 from stiefelkit.functional._cayley.quotient import inverse_by_lu, inverse_of_accretive
-from stiefelkit.functional._kernels.launch import (
-    Interpreter,
-    cayley_backward,
-    cayley_forward,
-    packs,
-    skew_coordinates,
-    skew_matrix,
-    takes,
-)
+from stiefelkit.functional._kernels import launch
 from stiefelkit.functional._packing import (
     check_size,
     check_tall,
@@ -94,8 +86,8 @@ def cayley(
         check_counts("cayley", n=n, p=p)
     if precision not in PRECISIONS:
         PRECISION.require("cayley", "precision", precision)
-    may_launch = n == p and v.dtype == torch.float32 and (v.is_cuda or Interpreter.is_on)
-    if may_launch and takes(v, n, 1 + (phase is not None)):
+    may_launch = n == p and v.dtype == torch.float32 and (v.is_cuda or launch.Interpreter.is_on)
+    if may_launch and launch.takes(v, n, 1 + (phase is not None)):
         w = _InOneLaunch.of(v, phase, signs, n, n > _LARGEST_IN_DOUBLE and (phase is not None or n % 2 == 0), False)
         return w.to(torch.float32 if phase is None else torch.complex64)
     if phase is not None:
@@ -124,10 +116,10 @@ class _Square(Function):
         is_complex = phase is not None
         dtype = v.dtype if is_single else torch.float64
         dtype = torch.promote_types(dtype, torch.complex32) if is_complex else dtype
-        is_packed = (v.is_cuda or Interpreter.is_on) and not is_complex and packs(v, v.dtype)
+        is_packed = (v.is_cuda or launch.Interpreter.is_on) and not is_complex and launch.packs(v, v.dtype)
         if is_packed:
             check_size(f"A skew {n} x {n} matrix", "coordinates", v, skew_size(n, n, False))
-        a = skew_matrix(v, n, 1.0) if is_packed else unpack_square(v, n, is_complex, shift=1)
+        a = launch.skew_matrix(v, n, 1.0) if is_packed else unpack_square(v, n, is_complex, shift=1)
         is_split = v.dtype == torch.float32 and not fast and splits(a)
         if not fast:
             a = a.to(torch.complex128 if a.is_complex() else torch.float64)
@@ -181,7 +173,7 @@ class _InOneLaunch(_Square):
     def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, is_single: bool, fast: bool) -> Tensor:
         check_size(f"A skew {n} x {n} matrix", "coordinates", v, skew_size(n, n, phase is not None))
         d, dtype = d if phase is None else diagonal(phase=phase), torch.float32 if is_single else torch.float64
-        return cayley_forward(v, d, n, dtype if phase is None else dtype.to_complex())
+        return launch.cayley_forward(v, d, n, dtype if phase is None else dtype.to_complex())
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -189,7 +181,7 @@ class _InOneLaunch(_Square):
         if is_differentiated():
             signs = w.new_ones(ctx.n, dtype=torch.int8) if d is None else d
             return _pulled_back(g, phase, diagonal(signs=signs, phase=phase), w, ctx.dtype)
-        gv = cayley_backward(w, g, d if phase is None else diagonal(phase=phase), ctx.dtype)
+        gv = launch.cayley_backward(w, g, d if phase is None else diagonal(phase=phase), ctx.dtype)
         return gv, phase_gradient(phase, w, g), None, None, None, None
 
     tangent = by_transposing(backward)
@@ -205,8 +197,8 @@ def _pulled_back(
         inner = fine_product(fine_product(adjoint, g), adjoint)
     else:
         inner = sandwich(adjoint, g)
-    if (w.is_cuda or Interpreter.is_on) and not is_differentiated() and packs(w, dtype):
-        gv = skew_coordinates(inner * d.unsqueeze(-1), -0.5)
+    if (w.is_cuda or launch.Interpreter.is_on) and not is_differentiated() and launch.packs(w, dtype):
+        gv = launch.skew_coordinates(inner * d.unsqueeze(-1), -0.5)
     else:
         gv = pack_skew_gradient(inner * (d * -0.5).unsqueeze(-1))
     return gv.to(dtype), phase_gradient(phase, w, g), None, None, None, None

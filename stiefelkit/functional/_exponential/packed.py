@@ -25,14 +25,7 @@ from stiefelkit.functional._exponential.taylor import (
     squared_adjoint,
     squared_exponential,
 )
-from stiefelkit.functional._kernels.launch import (
-    exponential_backward,
-    exponential_forward,
-    fill_skew_,
-    packs,
-    skew_coordinates,
-    takes,
-)
+from stiefelkit.functional._kernels import launch
 from stiefelkit.functional._packing import (
     check_size,
     check_square,
@@ -80,9 +73,9 @@ def matrix_exp(
     if precision not in PRECISIONS:
         PRECISION.require("matrix_exp", "precision", precision)
     single = v.dtype == torch.float32
-    if n == p and single and takes(v, n, 1 + is_complex):
+    if n == p and single and launch.takes(v, n, 1 + is_complex):
         return _InOneLaunch.of(v, n, is_complex)
-    if n == p <= _LARGEST_KEPT and v.dim() == 1 and not is_complex and packs(v, v.dtype) and is_plain(v):
+    if n == p <= _LARGEST_KEPT and v.dim() == 1 and not is_complex and launch.packs(v, v.dtype) and is_plain(v):
         return _Squared.of(v, n, is_complex)
     # Small matrices cost no more in float64 than a polish would.
     double = not single or n > 2 * p or (precision == "exact" and n <= _LARGEST_IN_DOUBLE)
@@ -138,7 +131,7 @@ class _InOneLaunch(Function):
     @staticmethod
     def forward(v: Tensor, n: int, is_complex: bool) -> Tensor:
         check_size(f"A skew {n} x {n} matrix", "coordinates", v, skew_size(n, n, is_complex))
-        return exponential_forward(v, n, torch.complex64 if is_complex else torch.float32)
+        return launch.exponential_forward(v, n, torch.complex64 if is_complex else torch.float32)
 
     @staticmethod
     def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -148,8 +141,8 @@ class _InOneLaunch(Function):
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
         v = ctx.saved_tensors[0]
-        if not is_differentiated() and takes(v, ctx.n, 1 + ctx.is_complex):
-            return exponential_backward(v, g), None, None
+        if not is_differentiated() and launch.takes(v, ctx.n, 1 + ctx.is_complex):
+            return launch.exponential_backward(v, g), None, None
         a = _Skew.of(v.double(), ctx.n, ctx.n, ctx.is_complex)
         return pack_skew_gradient(adjoint(a, g.to(a.dtype), True, _FINER_THAN_SINGLE)).to(v.dtype), None, None
 
@@ -169,7 +162,7 @@ class _Squared(_InOneLaunch):
     def forward(ctx: Context, v: Tensor, n: int, is_complex: bool) -> Tensor:
         check_size(f"A skew {n} x {n} matrix", "coordinates", v, skew_size(n, n, is_complex))
         powers = v.new_empty(3, n, n, dtype=torch.float64)
-        fill_skew_(powers[0], v, 0.0)
+        launch.fill_skew_(powers[0], v, 0.0)
         w, factors = squared_exponential(powers)
         ctx.n, ctx.is_complex = n, is_complex
         ctx.save_for_backward(v, *factors)
@@ -180,7 +173,7 @@ class _Squared(_InOneLaunch):
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
         if is_differentiated() or not is_plain(g):
             return _InOneLaunch.backward(ctx, g)
-        return skew_coordinates(squared_adjoint(g.double(), *ctx.saved_tensors[1:]), 1.0), None, None
+        return launch.skew_coordinates(squared_adjoint(g.double(), *ctx.saved_tensors[1:]), 1.0), None, None
 
 
 def _tall(v: Tensor, n: int, p: int, is_complex: bool, truncation: float | None) -> Tensor:

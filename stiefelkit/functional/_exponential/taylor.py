@@ -259,7 +259,7 @@ def squared_exponential(powers: Tensor) -> Factors:
     a, a2, a3 = powers
     torch.mm(a, a, out=a2)
     torch.mm(a2, a, out=a3)
-    table, constants, exponents = _scaled_combinations(powers.device)
+    table, constants, exponents = _combinations_of_skew(powers.device)
     scaled = table * torch.linalg.vector_norm(a3).clamp_(min=_LONGEST**3).pow(exponents)
     b = (scaled @ powers.flatten(1)).view(4, n, n)
     b.diagonal(dim1=-2, dim2=-1).add_(constants)
@@ -425,22 +425,20 @@ def _coefficients(s: int, transposed: bool, dtype: torch.dtype, device: torch.de
 
 
 @functools.lru_cache(maxsize=16)
-def _scaled_combinations(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns coefficients of B0, B1 + B2, B2, B3 for A times _LONGEST 2^-20, constants, and exponents of ||A^3||."""
-    table = combinations(torch.device("cpu")).clone()
-    table[1] += table[2]
-    sizes = (_LONGEST * 0.5**_SQUARINGS) ** torch.arange(1.0, 4.0, dtype=torch.float64)
-    exponents = torch.arange(1.0, 4.0, dtype=torch.float64) / -3
-    return (table[:, 1:] * sizes).to(device), table[:, :1].to(device), exponents.to(device)
-
-
-@functools.lru_cache(maxsize=16)
 def combinations(device: torch.device) -> Tensor:
     """Returns constants and coefficients of the powers in float64, one row for each combination, (4, 4)."""
     with torch.inference_mode(False):
-        return torch.tensor(
-            [(c, *row) for c, row in zip(_CONSTANTS, _POWERS, strict=True)], dtype=torch.float64, device=device
-        )
+        rows = [(c, *row) for c, row in zip(_CONSTANTS, _POWERS, strict=True)]
+        return torch.tensor(rows, dtype=torch.float64, device=device)
+
+
+@functools.lru_cache(maxsize=16)
+def _combinations_of_skew(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns coefficients of B0, B1 + B2, B2, B3 for _LONGEST 2^-20 A, constants, and exponents of ||A^3||_F."""
+    with torch.inference_mode(False):
+        k, table = torch.arange(1.0, 4.0, dtype=torch.float64, device=device), combinations(device).clone()
+        table[1] += table[2]
+        return table[:, 1:] * (_LONGEST * 0.5**_SQUARINGS) ** k, table[:, :1].clone(), k / -3
 
 
 def _combine(m: Tensor, s: int, transposed: bool) -> Tensor:
