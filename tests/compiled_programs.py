@@ -70,7 +70,7 @@ def compiled(
     return built(program, fixed, types, capability, **options)
 
 
-def built(program: Any, fixed: dict[str, Any], types: dict[str, str], capability: int, **options: Any) -> Any:
+def built(program: Any, fixed: dict[str, Any], types: dict[str, Any], capability: int, **options: Any) -> Any:
     """A program with fixed arguments and types of others, which are arrays of float32 if they are not named."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -78,7 +78,7 @@ def built(program: Any, fixed: dict[str, Any], types: dict[str, str], capability
 
     signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in program.arg_names}
     places = {arg: (i,) for i, arg in enumerate(program.arg_names)}
-    aligned = {places[arg]: [["tt.divisibility", 16]] for arg, kind in signature.items() if kind.startswith("*")}
+    aligned = {places[arg]: [["tt.divisibility", 16]] for arg, kind in signature.items() if kind[0] == "*"}
     constants = {places[arg]: value for arg, value in fixed.items() if arg in places}
     source = ASTSource(program, signature, constants, aligned)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

@@ -16,6 +16,7 @@ from torch import Tensor
 from stiefelkit.errors import NonFiniteError, RankError, ShapeError, needs
 from stiefelkit.functional._arithmetic.function import Context, Function, by_transposing, keep
 from stiefelkit.functional._arithmetic.product import opaque, plus_product
+from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import orthogonality_error, working_dtype
 from stiefelkit.numbers import FLAG, PRECISION, at_least
@@ -245,6 +246,9 @@ def msign(x: Tensor, *, lowest: float = 1e-3, precision: str = "exact") -> Tenso
 def _signed(x: Tensor, lowest: float, exact: bool) -> Tensor:
     if not x.numel():
         return x.clone()
+    if not may_sync_host(x) and x.dtype != working_dtype(x.dtype):
+        x = _signed_in_few(x, lowest)
+        return polished(x) if exact else x
     x = scaled(x)
     gram = x.mH @ x
     square = gram @ gram
@@ -259,6 +263,29 @@ def _signed(x: Tensor, lowest: float, exact: bool) -> Tensor:
             square = gram @ gram
         x = plus_product(a * x, x, b * gram + c * square)
     return polished(x) if exact else x
+
+
+def _signed_in_few(x: Tensor, lowest: float) -> Tensor:
+    """Does the same in float32 or complex64 without a polish, where launches count."""
+    parts, dims = (torch.view_as_real(x), (-3, -2, -1)) if x.is_complex() else (x, (-2, -1))
+    size = torch.linalg.vector_norm(parts, dim=dims, keepdim=True, dtype=torch.float64)
+    size = size.squeeze(-1) if x.is_complex() else size
+    x = (x / size.clamp(min=torch.finfo(torch.float64).tiny)).to(x.dtype)
+    gram = x.mH @ x
+    # ||X||_2^4 <= ||(X^H X)^2||_F, at most sqrt(p) times that.
+    size = torch.linalg.matrix_norm(gram @ gram, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny).pow(-0.25)
+    x, gram = x * size, gram * size.square()
+    for i, (a, b, c) in enumerate(quintics(lowest * x.shape[-1] ** -0.125, False)):
+        gram = x.mH @ x if i else gram
+        x = times_shifted(x, a, times_shifted(gram, b, gram, c))
+    return x
+
+
+def times_shifted(a: Tensor, shift: float, b: Tensor, share: float = 1.0) -> Tensor:
+    """Returns A (shift I + share B), of two or three dimensions in one launch."""
+    if a.dim() > 3:
+        return a * shift + (a @ b) * share
+    return (torch.addmm if a.dim() == 2 else torch.baddbmm)(a, a, b, beta=shift, alpha=share)
 
 
 @functools.lru_cache(maxsize=64)

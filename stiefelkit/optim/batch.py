@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit._torch import copy_each, write_count
+from stiefelkit.functional._arithmetic.norms import Norms, norms_of
 from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.functional._arithmetic.reads import switch
+from stiefelkit.functional._kernels.step import commit
 from stiefelkit.metrics import frame_tolerance, rounding_limit, working_dtype
 from stiefelkit.tensors import full_tensor, is_sharded, local_part, placed_like
 
@@ -26,6 +28,8 @@ State = dict[str, Any]
 Sorted = tuple[list[tuple[object, ...]], "list[Bucket]"]
 """The parameters and settings by which a group was sorted, and its buckets."""
 
+EXTERNAL_CHANGE = 0.1
+"""||W^H W - I||_F over sqrt(p) from which a frame has been changed by something else than its optimizer."""
 _LARGEST = 1 << 22
 """Numbers in a batch that is made by copying frames together."""
 _SEEN_COLUMNS = 16
@@ -54,6 +58,7 @@ class Bucket:
         self.params, self.states = params, states
         self.dtype, self.is_sharded = params[0].dtype, _is_sharded(params[0])
         self.is_narrow = self.dtype not in (torch.float64, torch.complex128)
+        self.matrices = math.prod(params[0].shape[:-2])
         self._is_matrix = len(params) == 1 and params[0].dim() == 2 and not self.is_sharded
         self._stacks: dict[str, tuple[Tensor, tuple[Tensor, ...]]] = {}
         self._not_looked = 0
@@ -62,8 +67,12 @@ class Bucket:
     def begin(self, is_free: bool = True) -> None:
         """Begins a step, in which values are read if they can be and are free."""
         self.may_sync_host = is_free and not switch.forbidden and self.params[0].is_cpu
+        self._writes: list[tuple[Tensor, Tensor]] | None = None if self.may_sync_host else []
         self.all_finite: Tensor | None = None
+        self.bounds: list[tuple[Tensor, float]] = []
+        """Where no value is read: what has to hold, and values with the most that they may be, for a step to count."""
         vars(self).pop("g", None)  # of a step that was refused before it began
+        self._norms: Norms | None = None
         self._read_states: dict[str, Tensor] = {}
         self._staged: dict[str, Tensor | list[Any]] = {}
         self.stage: Callable[[str, Tensor | list[Any]], None] = self._staged.__setitem__
@@ -98,6 +107,13 @@ class Bucket:
                 raise error()
         elif isinstance(holds, Tensor):
             self.all_finite = holds if self.all_finite is None else self.all_finite & holds
+
+    def require_at_most(self, values: Norms, most: float, error: Callable[[], Exception]) -> None:
+        """Raises an error unless no value is larger, or NaN; where none is read, nothing will be written then."""
+        if self.may_sync_host:
+            self.require(all([value <= most for value in values]), error)
+        else:
+            self.bounds.append((values[0], most))
 
     def _were_changed(self, writes: Mapping[int, int], by_value: bool) -> bool:
         """Returns whether somebody else wrote to a frame: by write counts, each eighth time by the columns."""
@@ -141,6 +157,19 @@ class Bucket:
         largest = torch.linalg.vector_norm(self.gradients().reshape(len(self.params), -1), ord=math.inf, dim=1)
         return largest.double() * (p.numel() ** 0.5 / most)
 
+    def gradient_sizes(self) -> tuple[Norms, float]:
+        """Returns norms of gradients that are not read, of any kind, and what squares stay finite up to."""
+        most = torch.finfo(self.dtype).max ** 0.5
+        if self.is_sharded or not self.is_narrow:
+            return [self.shares_of_overflow()], math.nextafter(1.0, 0.0)
+        return self.gradient_norms(), most
+
+    def gradient_norms(self) -> Norms:
+        """Returns ‖G‖_F of each matrix, as `norms_of` gives them."""
+        if self._norms is None:
+            (self._norms,) = norms_of(self.gradients())
+        return self._norms
+
     def add(self, increment: Tensor) -> None:
         """Adds to W + lo, where W is what rounds to the dtype."""
         w, lo = self.w, self.lo
@@ -150,6 +179,12 @@ class Bucket:
         if lo is not None:
             # The rounding of W + lo comes out exactly, but where lo is larger than W, and then relative to lo.
             self.lo = torch.sub(w, self.w).add_(increment)
+
+    def land(self, w: Tensor, lo: Tensor, squares: Tensor) -> bool:
+        """Sets W and lo to what one launch has made, and has the squares of their last defects looked at; True."""
+        self.w, self.lo = w, None if self.lo is None else lo
+        self.require_at_most([squares], (1 + w.is_complex()) * EXTERNAL_CHANGE**2 * w.shape[-1], AssertionError)
+        return True
 
     def assign(self, exact: Tensor) -> None:
         """Sets W + lo to frames in float64 or complex128."""
@@ -163,6 +198,15 @@ class Bucket:
             shape = torch.Size((*shape[:-2], shape[-1], shape[-1]))
         found = self._read(key, shape, self.dtype.to_real() if is_real else self.dtype)
         return found if found.dim() == 2 else found.reshape(-1, *found.shape[-2:])
+
+    def averaged(self, key: str, g: Tensor, decay: float) -> Tensor:
+        """Returns :math:`decay M + (1 - decay) G` of a state M."""
+        before = self.state(key)
+        return before.mul(decay).add_(g, alpha=1 - decay) if self.may_sync_host else torch.lerp(before, g, 1 - decay)
+
+    def mixed(self, before: Tensor, now: Tensor, decay: float) -> Tensor:
+        """Returns the same of two tensors, each rounded by itself on a CPU."""
+        return before * decay + now * (1 - decay) if self.may_sync_host else torch.lerp(before, now, 1 - decay)
 
     def numbers(self, key: str, *, of_frames: bool = False) -> Tensor:
         """Returns a real number of each matrix, or of each frame, zero at first."""
@@ -200,20 +244,32 @@ class Bucket:
                 continue
             for state, entry in zip(self.states, value, strict=True):
                 state[key] = entry
-        if self.w is not before:
-            w = self.w if self.all_finite is None else torch.where(self.all_finite, self.w, before)
-            if not self.is_sharded:
-                copy_each(self._detached, [w] if self._is_matrix else self._apart(w))
-            for p, part in zip(self.params, self._apart(w), strict=True) if self.is_sharded else ():
-                local_part(p.detach()).copy_(local_part(placed_like(part, p)))
+        if not self.may_sync_host:
+            self._commit_if_finite(before)
+        elif self.w is not before:
+            self._set_frames(self.w)
         for state in self.states:
             if self.may_sync_host:
                 state["wear"] = self.accumulated_error
             else:
                 state.pop("wear", None)
-        if self.all_finite is not None:
-            refused, self.all_finite = ~self.all_finite, None
-            self._write("refused", self.numbers("refused", of_frames=True) + refused)
+
+    def _commit_if_finite(self, before: Tensor) -> None:
+        """Writes what the step has made if all is finite, by few launches; counts it if not."""
+        self.numbers("refused", of_frames=True)
+        refused = self._read_states["refused"]
+        moved = [(before, self.w)] if self.w is not before else []
+        commit([*moved, *(self._writes or ())], refused, self.bounds, self.all_finite)
+        self.bounds, self.all_finite, self._writes = [], None, None
+        self._write("refused", refused)
+        if moved and before.data_ptr() != self._detached[0].data_ptr():
+            self._set_frames(before)
+
+    def _set_frames(self, w: Tensor) -> None:
+        if not self.is_sharded:
+            copy_each(self._detached, [w] if self._is_matrix else self._apart(w))
+        for p, part in zip(self.params, self._apart(w), strict=True) if self.is_sharded else ():
+            local_part(p.detach()).copy_(local_part(placed_like(part, p)))
 
     def _together(self, tensors: list[Tensor]) -> Tensor:
         """Returns one tensor of matrices out of a tensor for each frame."""
@@ -244,15 +300,16 @@ class Bucket:
         return stack
 
     def _write(self, key: str, value: Tensor) -> None:
-        stack, put = self._read_states[key], Tensor.copy_ if self.all_finite is None else self._put_if_finite
-        value = value.reshape(stack.shape)
+        """Writes a state; where no value is read, when all is known to be finite."""
+        stack = self._read_states[key]
         if self.is_sharded:
             parts = value.reshape(len(self.params), *stack.shape[len(self.params) > 1 :]).unbind()
             for p, state, part in zip(self.params, self.states, parts, strict=True):
                 state[key] = entry = _entry(state.get(key), p, part.shape, stack.dtype)
-                put(local_part(entry), local_part(placed_like(part, entry)))
+                self._put(local_part(entry), local_part(placed_like(part, entry)))
             return
-        put(stack, value)
+        if value is not stack:
+            self._put(stack, value.reshape(stack.shape))
         if len(self.params) == 1:
             self.states[0][key] = stack
         elif key not in self._stacks:
@@ -260,9 +317,11 @@ class Bucket:
             for state, row in zip(self.states, self._stacks[key][1], strict=True):
                 state[key] = row
 
-    def _put_if_finite(self, old: Tensor, value: Tensor) -> Tensor:
-        assert self.all_finite is not None
-        return torch.where(self.all_finite, value.to(old.dtype), old, out=old)
+    def _put(self, old: Tensor, value: Tensor) -> None:
+        if self._writes is None:
+            old.copy_(value)
+        else:
+            self._writes.append((old, value))
 
 
 _gradient_of = operator.attrgetter("grad")

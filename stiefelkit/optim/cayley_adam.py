@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
+from stiefelkit.functional import Tangent, riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.optim.batch import Bucket, Group
 from stiefelkit.optim.settings import BETAS, BOUNDED, OF_FREE, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
-from stiefelkit.optim.steps import TangentOptimizer, bounded_steps, inverse, metric_of, rate, second_moments
+from stiefelkit.optim.steps import TangentOptimizer, adam_scales, bounded_steps, metric_of, rate
 
 
 class CayleyAdam(TangentOptimizer):
@@ -45,12 +45,8 @@ class CayleyAdam(TangentOptimizer):
     def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
         metric = metric_of(group)
-        first, second = group["betas"]
-        moment = bucket.state("exp_avg").mul(first).add_(g, alpha=1 - first)
+        moment = bucket.averaged("exp_avg", g, group["betas"][0])
         direction = riemannian_gradient(w, moment, metric)
         bucket.stage("exp_avg", direction.covector(w, metric))
-        scales = [
-            inverse((1 - first**k) * (v / (1 - second**k) + group["eps"]) ** 0.5)
-            for k, v in second_moments(bucket, norms_of(g)[0], second)
-        ]
+        scales = adam_scales(bucket, bucket.gradient_norms(), group["betas"], group["eps"], is_inside=True)
         return direction, bounded_steps(direction.generator_norms(), scales, rate(group), group["q"])

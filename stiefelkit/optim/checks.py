@@ -30,6 +30,9 @@ from stiefelkit.weights.optimizer_hooks import MANIFOLDS, Frame, frames, manifol
 TAKE_ANY_GRADIENT = (torch.optim.SGD, torch.optim.Adagrad)
 """Optimizers of torch that take sparse gradients, and know no capturing."""
 
+_FEW = 4
+"""Buckets of a group whose gradients are looked at one by one."""
+
 
 def check_group(name: str, settings: Sequence[Setting], group: Group) -> Group:
     """Returns a group with Python's own numbers; raises OptionError unless its settings are in range."""
@@ -203,10 +206,15 @@ def check_gradients(who: str, buckets: Sequence[Bucket]) -> None:
         raise not_finite(who, buckets)
 
 
-def are_finite(buckets: Sequence[Bucket]) -> Tensor:
-    """Returns whether all gradients, and the squares of their norms, are finite: a tensor without dimensions."""
-    shares = [bucket.shares_of_overflow() for bucket in buckets]
-    return (torch.cat([share.to(shares[0].device) for share in shares]) < 1).all()  # not where one is NaN
+def require_finite(buckets: Sequence[Bucket]) -> None:
+    """Has buckets that are not read written together, if all gradients, and the squares of their norms, are finite."""
+    sizes = [(norms[0], most) for norms, most in map(Bucket.gradient_sizes, buckets)]
+    for bucket in buckets:
+        device = bucket.params[0].device
+        bounds = [(size.to(device), most) for size, most in sizes]
+        if len(bounds) > _FEW:
+            bounds = [(torch.cat([size / most for size, most in bounds]), 1.0)]
+        bucket.bounds += bounds
 
 
 def not_finite(who: str, buckets: Sequence[Bucket]) -> NonFiniteError:

@@ -218,14 +218,11 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     def _step_on_device(self, batches: list[tuple[Group, Bucket]]) -> None:
         """Moves frames whose values are not read; those of a group all or none."""
         check_capture(self)
-        for group in self.param_groups:
-            own = [bucket for other, bucket in batches if other is group]
-            if not own:
-                continue
-            all_finite = checks.are_finite(own)
-            for bucket in own:
-                bucket.all_finite = all_finite.to(bucket.params[0].device)
-                with without_reads():
+        with without_reads():
+            for group in self.param_groups:
+                own = [bucket for other, bucket in batches if other is group]
+                checks.require_finite(own)
+                for bucket in own:
                     bucket.run(self.move, group, self._writes)
 
     @abstractmethod

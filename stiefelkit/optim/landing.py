@@ -15,12 +15,14 @@ from stiefelkit.optim.checks import not_finite
 from stiefelkit.optim.frame_optimizer import FrameOptimizer
 from stiefelkit.optim.settings import MOMENTUM, OF_ADAM, RATE, SHARED, Setting, at_least, integer
 from stiefelkit.optim.steps import (
+    LARGEST,
     as_factor,
     count_steps,
     divided,
     fit_float32_range,
     is_still,
     land,
+    landed_along,
     metric_of,
     rate,
     units_of,
@@ -80,16 +82,16 @@ class Landing(FrameOptimizer):
         s = w.mH @ g
         if group["momentum"]:
             bucket.stage("momentum_buffer", plus_product(g, w, s + s.mH, -0.5))
-        field = _field(group, w, g, s, off, attraction * off)
+        field = _field(group, w, g, s, off, attraction * off if on_host or attraction else None)
         distances, lengths, normal = norms_of(off, field, s)
-        finite = sum(lengths) < torch.finfo(w.dtype).max ** 0.5 if on_host else (lengths[0] < math.inf).all()
-        bucket.require(finite, lambda: not_finite(who, [bucket]))  # nor where it is NaN
-        furthest = max(distances) if on_host else distances[0].amax()
-        bucket.require(
-            furthest < FURTHEST + 1e-3,
+        size, most = ([sum(lengths)], torch.finfo(w.dtype).max ** 0.5) if on_host else (lengths, LARGEST)
+        bucket.require_at_most(size, most, lambda: not_finite(who, [bucket]))
+        bucket.require_at_most(
+            distances,
+            FURTHEST + 1e-3,
             lambda: NotAFrameError(
-                f"{who} needs matrices near frames, got one with ||W^H W - I||_F = {furthest:.2g}: it was changed from "
-                "outside; assign a frame with sk.assign_."
+                f"{who} needs matrices near frames, got one with ||W^H W - I||_F = {max(distances):.2g}: it was "
+                "changed from outside; assign a frame with sk.assign_."
             ),
         )
         counts = count_steps(bucket)
@@ -109,6 +111,8 @@ class Landing(FrameOptimizer):
             field = _field(group, w, g, s, off, divided(attraction * off, units))
             every = zip(units, distances, *norms_of(field, s), strict=True)
             steps = [_safe(float(lr) * u, d, f, attraction / u, noise * x) for u, d, f, x in every]
+        if not on_host and group["every"] == 1 and landed_along(bucket, field, steps, _POLISHES):
+            return
         bucket.add(field * (-as_factor(steps, w)))
         # A frame without a gradient in some of the steps has a count of its own.
         turns = [(k % group["every"] == 0) * 1.0 for k in counts] if group["every"] > 1 else [1.0]
@@ -117,10 +121,11 @@ class Landing(FrameOptimizer):
             land(bucket, group["precision"], _POLISHES, lands=lands if isinstance(lands, Tensor) else None)
 
 
-def _field(group: Group, w: Tensor, g: Tensor, s: Tensor, off: Tensor, pull: Tensor) -> Tensor:
-    """F of frames with W^H W - I = `off`, of G and S = W^H G; `pull` is `off` times attraction."""
+def _field(group: Group, w: Tensor, g: Tensor, s: Tensor, off: Tensor, pull: Tensor | None) -> Tensor:
+    """F of frames with W^H W - I = `off`, of G and S = W^H G; `pull` is `off` times attraction, None for 0."""
     within = s.mH if metric_of(group) == "canonical" else (s + s.mH) / 2
-    return plus_product(plus_product(g, g, off), w, pull - within)
+    field = plus_product(g, g, off)
+    return plus_product(field, w, within, -1) if pull is None else plus_product(field, w, pull - within)
 
 
 def _safe(lr: float, d: float, f: float, attraction: float, noise: float) -> float:
@@ -139,9 +144,10 @@ def _safe(lr: float, d: float, f: float, attraction: float, noise: float) -> flo
 
 def _safe_on_device(lr: float | Tensor, d: Tensor, f: Tensor, attraction: float, noise: Tensor) -> Tensor:
     """Returns the same of all matrices of a batch."""
-    pull = attraction * d * (1 - d) - noise
     room = (FURTHEST - d).clamp(min=0)
+    if not attraction:  # F = 0 is as short after any step
+        return (room / (torch.hypot(noise, f * room.sqrt()) + noise)).clamp(max=lr)
+    pull = attraction * d * (1 - d) - noise
     root = torch.hypot(pull, f * room.sqrt())
     longest = torch.where(pull > 0, (pull + root) / f / f, room / (root - pull))
-    step = torch.where(f > 0, longest, 0.0).clamp(max=lr)
-    return step.clamp(max=0.5 / attraction) if attraction else step
+    return torch.where(f > 0, longest, 0.0).clamp(max=lr).clamp(max=0.5 / attraction)

@@ -10,7 +10,7 @@ from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._stiefel.spectral import steepest
 from stiefelkit.optim.batch import Bucket, Group
 from stiefelkit.optim.settings import OF_ADAM, RATE, SHARED, Setting, at_least, integer
-from stiefelkit.optim.steps import Retraction, TangentOptimizer, as_factor, have_squares, rate
+from stiefelkit.optim.steps import Retraction, TangentOptimizer, as_factor, have_squares, landed_along, rate
 
 SPECTRAL = (
     Setting("lr", 0.02, RATE, "learning rate: the angle, nearly, by which the columns of a frame turn at each step."),
@@ -19,6 +19,8 @@ SPECTRAL = (
 """Settings of optimizers by the spectral norm."""
 _ROUNDING = 4.0
 """What rounding may leave of the tangent part of a normal matrix, over eps sqrt(p) and its norm."""
+_POLISHES = 11
+"""From a bound of W - step that is `sqrt(p)` times too large they lead to rounding, if the step is tangent."""
 
 
 class PolarStep(Retraction):
@@ -27,6 +29,10 @@ class PolarStep(Retraction):
     def increment(self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None) -> Tensor:
         """See `Retraction`."""
         return polar_increment(w, direction, as_factor(steps, w), defect=defect)
+
+    def landed(self, bucket: Bucket, direction: Tangent, steps: Norms) -> bool:
+        """See `Retraction`."""
+        return direction.rest is None and landed_along(bucket, direction, steps, _POLISHES, "divide", 1.0)
 
     def leap(self, w: Tensor, direction: Tangent, steps: Norms) -> Tensor:
         """See `Retraction`."""
@@ -73,7 +79,7 @@ def averaged_gradient(group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> Tan
     """Stages the mean of the gradients, and returns its tangent part; OverflowError if it is not finite."""
     momentum = group["momentum"]
     if momentum:
-        g = bucket.state("momentum_buffer").mul(momentum).add_(g, alpha=1 - momentum)
+        g = bucket.averaged("momentum_buffer", g, momentum)
         bucket.stage("momentum_buffer", g)
     gradient = riemannian_gradient(w, g, "euclidean")
     if bucket.may_sync_host and not have_squares(gradient, g.dtype):

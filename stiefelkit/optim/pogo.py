@@ -14,12 +14,12 @@ from stiefelkit.optim.settings import BETAS, OF_FREE, RATE, SHARED, SWITCH, WEIG
 from stiefelkit.optim.steps import (
     Retraction,
     TangentOptimizer,
+    adam_scales,
     as_factor,
-    inverse,
     land,
+    landed_along,
     metric_of,
     rate,
-    second_moments,
 )
 
 LONGEST = 0.5
@@ -48,6 +48,10 @@ class StepBack(Retraction):
         return increment.sub_(((w + increment) @ left).mul_(0.5))
 
     polishes = 4  # after the one of the increment, which leaves 0.17, these leave 0.02, 3e-4, 1e-7, and nothing
+
+    def landed(self, bucket: Bucket, direction: Tangent, steps: Norms) -> bool:
+        """See `Retraction`."""
+        return landed_along(bucket, direction, steps, self.polishes + 1, "shorten", LONGEST)
 
     def finish(self, group: Group, bucket: Bucket, length: float) -> None:
         """See `Retraction`."""
@@ -96,17 +100,18 @@ class POGO(TangentOptimizer):
 
     def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
-        metric, adam = metric_of(group), group["base"] == "adam"
-        first, second = group["betas"]
-        moment = bucket.state("exp_avg").mul(first).add_(g, alpha=1 - first if adam else 1.0)
+        metric, betas = metric_of(group), group["betas"]
+        if group["base"] == "adam":
+            moment = bucket.averaged("exp_avg", g, betas[0])
+        elif bucket.may_sync_host:
+            moment = bucket.state("exp_avg").mul(betas[0]).add_(g)
+        else:
+            moment = g.add(bucket.state("exp_avg"), alpha=betas[0])
         direction = riemannian_gradient(w, moment, metric)
         bucket.stage("exp_avg", direction.covector(w, metric) if group["moment"] == "tangent" else moment)
         scales = [1.0] * len(direction.rotation_norms)
-        if adam:
-            scales = [
-                inverse((1 - first**k) * ((v / (1 - second**k)) ** 0.5 + group["eps"]))
-                for k, v in second_moments(bucket, norms_of(g)[0], second)
-            ]
+        if group["base"] == "adam":
+            scales = adam_scales(bucket, bucket.gradient_norms(), betas, group["eps"])
         lr, longest = rate(group), math.sqrt(w.shape[-1])
         steps = [s * lr for s in scales]
         if bucket.may_sync_host:  # else every optimizer does it

@@ -117,11 +117,11 @@ OF_TORCH = {
 
 
 def document_settings(optimizer: type, settings: Collection[Setting], example: str) -> None:
-    """Adds what the settings are to a docstring, before its references, and an example, unless it has one."""
+    """Adds what the settings are to a docstring, before its references; to one of the package an example, if needed."""
     if not optimizer.__doc__ or not settings or "Args:\n" in optimizer.__doc__:
         return
     doc = inspect.cleandoc(optimizer.__doc__)
-    if ">>> " not in doc:
+    if ">>> " not in doc and optimizer.__module__.startswith("stiefelkit."):
         defaults = {setting.name: setting.default for setting in settings}
         doc += "\n\n" + example.format_map({"lr": 0.01, **defaults, "name": optimizer.__name__})
     names: dict[str, list[str]] = {}
@@ -129,7 +129,7 @@ def document_settings(optimizer: type, settings: Collection[Setting], example: s
         names.setdefault(setting.words, []).append(setting.name)
     entries = [_PARAMS, *(f"{', '.join(alike)}: {words}" for words, alike in names.items())]
     wrapped = [textwrap.fill(entry, 116, initial_indent=" " * 4, subsequent_indent=" " * 8) for entry in entries]
-    end = min(doc.find(mark) for mark in ("References:", ">>> ") if mark in doc)
+    end = min((doc.find(mark) for mark in ("References:", ">>> ") if mark in doc), default=len(doc))
     optimizer.__doc__ = "\n".join([doc[:end].rstrip(), "", "Args:", *wrapped, "", doc[end:]])
 
 

@@ -19,26 +19,28 @@ from stiefelkit.functional._arithmetic.norms import Norms, probes
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.functional._cayley.quotient import SHORT
+from stiefelkit.functional._kernels.launch import cayley_step, straight_step
+from stiefelkit.functional._kernels.step import adam_in_one
 from stiefelkit.functional._polish import rounded_defect
-from stiefelkit.functional._stiefel.retractions import landed_in_one
+from stiefelkit.functional._stiefel.retractions import in_one_launch
 from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import working_dtype
-from stiefelkit.optim.batch import Bucket, Group, limit_of
+from stiefelkit.optim.batch import EXTERNAL_CHANGE, Bucket, Group, limit_of
 from stiefelkit.optim.checks import not_finite, too_long
 from stiefelkit.optim.frame_optimizer import FrameOptimizer
 
 __all__ = [
-    "CayleyStep", "Retraction", "TangentOptimizer", "as_factor", "bounded_steps", "count_steps",
-    "fit_float32_range", "gradient_with_momentum", "have_squares", "inverse", "metric_of", "rate", "second_moments",
-    "shares", "step_length_and_error",
+    "CayleyStep", "Retraction", "TangentOptimizer", "adam_scales", "as_factor", "bounded_steps", "corrections",
+    "count_steps", "fit_float32_range", "gradient_with_momentum", "have_squares", "inverse", "metric_of", "rate",
+    "second_moments", "shares", "step_length_and_error",
 ]  # fmt: skip
 
 PROMISED = {"exact": 2.0, "fast": 30.0, "float64": 20.0}
 """Largest ||W^H W - I||_F after any step, in rounding limits; below p = 16 one eps more. "float64" in both."""
-EXTERNAL_CHANGE = 0.1
-"""||W^H W - I||_F over sqrt(p) from which a frame has been changed by something else than its optimizer."""
 LEAP_ABOVE = 100.0
 """Accumulated error above which a step is made in float64: one polish takes away a defect of some 800 limits."""
+LARGEST = torch.finfo(torch.float64).max
+"""Norm up to which a direction that is not read counts as finite."""
 _LONGEST = 2.0
 """Length of a step over sqrt(p) above which it is made in float64."""
 _MAX_POLISHES = 3
@@ -115,15 +117,11 @@ class CayleyStep(Retraction):
 
     def landed(self, bucket: Bucket, direction: Tangent, steps: Norms) -> bool:
         """See `Retraction`."""
-        step = as_factor(steps, bucket.w)
-        if bucket.lo is None or not isinstance(step, Tensor):
+        taken = None if direction.rest is not None else in_one_launch(bucket.w, bucket.lo, steps[0])
+        if taken is None or bucket.w.shape[-2] != bucket.w.shape[-1]:
             return False
-        landed = landed_in_one(bucket.w, bucket.lo, direction, step, self.polishes)
-        if landed is None:
-            return False
-        bucket.w, bucket.lo, defects = landed
-        bucket.require(defects.amax() <= EXTERNAL_CHANGE * math.sqrt(bucket.w.shape[-1]), AssertionError)
-        return True
+        w, lo, step = taken
+        return bucket.land(*cayley_step(w, lo, direction.rotation, step, self.polishes))
 
 
 class TangentOptimizer(FrameOptimizer):
@@ -167,18 +165,22 @@ class TangentOptimizer(FrameOptimizer):
             raise not_finite(type(self).__name__, [bucket]) from None
         if is_still(group, bucket):  # it must not so much as polish
             if not bucket.may_sync_host:
-                bucket.require((lengths_on_device(direction, steps) < math.inf).all(), AssertionError)
+                bucket.require_at_most(direction.norms("euclidean"), LARGEST, AssertionError)
             self.transport(group, bucket, direction, steps, w)
         elif bucket.may_sync_host:
             self._move_on_host(group, bucket, w, direction, steps)
         else:
-            lengths, longest = lengths_on_device(direction, steps), math.sqrt(w.shape[-1])
-            bucket.require((lengths < math.inf).all(), AssertionError)  # not where it is NaN
-            steps = [step * (longest / lengths).clamp(max=1) for step in steps]
-            transports = type(self).transport is not TangentOptimizer.transport
-            if transports or not self.retraction.landed(bucket, direction, steps):
-                self._increment(group, bucket, w, direction, steps, None)
-                self.retraction.finish(group, bucket, longest)
+            self._move_on_device(group, bucket, w, direction, steps)
+
+    def _move_on_device(self, group: Group, bucket: Bucket, w: Tensor, direction: Tangent, steps: Norms) -> None:
+        (lengths,), longest = direction.norms("euclidean"), math.sqrt(w.shape[-1])
+        bucket.require_at_most([lengths], LARGEST, AssertionError)
+        steps = [(longest / lengths).clamp(max=steps[0])]
+        if not self.retraction.landed(bucket, direction, steps):
+            self._increment(group, bucket, w, direction, steps, None)
+            self.retraction.finish(group, bucket, longest)
+        elif type(self).transport is not TangentOptimizer.transport:
+            self.transport(group, bucket, direction, steps, w, leapt=bucket.w)
 
     def _move_on_host(self, group: Group, bucket: Bucket, w: Tensor, direction: Tangent, steps: Norms) -> None:
         precision, (n, p) = group["precision"], w.shape[-2:]
@@ -287,13 +289,46 @@ def second_moments(bucket: Bucket, norms: Norms, decay: float) -> list[tuple[flo
     return list(zip(count_steps(bucket), squares, strict=True))
 
 
+def adam_scales(
+    bucket: Bucket, norms: Norms, betas: tuple[float, float], eps: float, *, is_inside: bool = False
+) -> Norms:
+    """Stages the next count of steps and second moments, and returns the factor of each matrix's first moment.
+
+    That is :math:`1 / ((1 - b_1^k) ((v / (1 - b_2^k))^{1/2} + eps))`, eps under the root if it is inside.
+    """
+    first, second = betas
+    inner, outer = (eps, 0.0) if is_inside else (0.0, eps)
+    if not bucket.may_sync_host:
+        seen = norms[0], bucket.numbers("exp_avg_sq"), inner, outer
+        found = adam_in_one(bucket.numbers("step", of_frames=True), betas, seen, bucket.matrices)
+        if found is not None:
+            bucket.stage("step", found[0])
+            bucket.stage("exp_avg_sq", found[1])
+            return [found[2]]
+    return [
+        inverse((1 - first**k) * ((v / (1 - second**k) + inner) ** 0.5 + outer))
+        for k, v in second_moments(bucket, norms, second)
+    ]
+
+
+def corrections(bucket: Bucket, betas: tuple[float, float], lr: float | Tensor) -> tuple[Norms, Norms]:
+    """Stages the next count of steps; returns :math:`lr / (1 - b_1^k)` and :math:`(1 - b_2^k)^{-1/2}` of matrices."""
+    if not bucket.may_sync_host and isinstance(lr, float):
+        found = adam_in_one(bucket.numbers("step", of_frames=True), betas, None, bucket.matrices, lr)
+        if found is not None:
+            bucket.stage("step", found[0])
+            return [found[2]], [found[1]]
+    ks = count_steps(bucket)
+    return [lr / (1 - betas[0] ** k) for k in ks], [(1 - betas[1] ** k) ** -0.5 for k in ks]
+
+
 def count_steps(bucket: Bucket) -> Norms:
     """Stages the next count of steps, and returns it for each matrix of the batch: where none is read, a tensor."""
-    matrices = math.prod(bucket.params[0].shape[:-2])
+    matrices = bucket.matrices
     if not bucket.may_sync_host:
         after = bucket.numbers("step", of_frames=True) + 1
         bucket.stage("step", after)
-        return [after.double().repeat_interleave(matrices)]
+        return [(after if matrices == 1 else after.repeat_interleave(matrices)).double()]
     counts = []
     for state in bucket.states:
         counts.append(int(state.get("step", 0)) + 1)  # a tensor where none was read before
@@ -315,6 +350,8 @@ def bounded_steps(norms: Norms, scales: Norms, lr: float | Tensor, q: float) -> 
     """
     if q == math.inf and isinstance(lr, float) and not isinstance(scales[0], Tensor):
         return [scale * lr for scale in scales]
+    if q == math.inf and isinstance(scales[0], Tensor):
+        return [scales[0] * lr]
     scaled = [*map(operator.mul, scales, norms)]
     return [*map(operator.mul, scales, shares(scaled, 2 * q, lr))]
 
@@ -322,7 +359,10 @@ def bounded_steps(norms: Norms, scales: Norms, lr: float | Tensor, q: float) -> 
 def shares(norms: Norms, bound: float, most: float | Tensor) -> Norms:
     """Returns min(most, bound / norm) of each norm, and 0 of those that are 0."""
     if isinstance(norms[0], Tensor):
-        return [torch.where(norm > 0, bound / norm, 0.0).clamp(max=most) for norm in norms]
+        taken = bound / norms[0]
+        if not isinstance(most, Tensor) and most == math.inf:
+            return [torch.where(norms[0] > 0, taken, 0.0)]
+        return [taken.clamp(max=most)]
     taken = []
     for norm in norms:
         taken.append(min(most, bound / norm) if norm > 0 else 0.0)
@@ -338,9 +378,16 @@ def as_factor(steps: Norms, like: Tensor) -> float | Tensor:
     return torch.tensor(steps, dtype=like.real.dtype, device=like.device)[:, None, None]
 
 
-def lengths_on_device(direction: Tangent, steps: Norms) -> Tensor:
-    """Returns the Frobenius norms of all increments, to first order, where no value is read."""
-    return steps[0] * direction.norms("euclidean")[0]
+def landed_along(
+    bucket: Bucket, direction: Tangent | Tensor, steps: Norms, turns: int, way: str = "go", most: float = 0.0
+) -> bool:
+    """Does a step and its polishes by one launch, a `straight_step`, where that is possible."""
+    taken = in_one_launch(bucket.w, bucket.lo, steps[0])
+    if taken is None:
+        return False
+    w, lo, step = taken
+    field = direction if isinstance(direction, Tensor) else direction.vector(w)
+    return bucket.land(*straight_step(w, lo, field, step, turns, way, most))
 
 
 def step_length_and_error(
@@ -469,7 +516,7 @@ def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf, lan
             defect = defect if lands is None else defect * lands
             if turn == turns:
                 most = EXTERNAL_CHANGE * math.sqrt(p.shape[-1])
-                bucket.require(torch.linalg.matrix_norm(defect).amax() <= most, AssertionError)
+                bucket.require_at_most([torch.linalg.matrix_norm(defect)], most, AssertionError)
             bucket.add((w @ defect).mul_(-0.5))
         return
     bucket.accumulated_error = 0.0

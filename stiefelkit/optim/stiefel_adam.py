@@ -6,9 +6,10 @@ from torch import Tensor
 from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._arithmetic.product import plus_product
+from stiefelkit.functional._stiefel.tangents import rotation_of
 from stiefelkit.optim.batch import Bucket, Group
 from stiefelkit.optim.settings import BETAS, OF_FREE, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
-from stiefelkit.optim.steps import as_factor, count_steps, in_units, metric_of, rate
+from stiefelkit.optim.steps import as_factor, corrections, in_units, metric_of, rate
 from stiefelkit.optim.stiefel_sgd import SplitOptimizer, TangentWithMomentum, turned
 
 _ROUNDING = 4.0
@@ -49,30 +50,34 @@ class StiefelAdam(SplitOptimizer):
     def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
         metric = metric_of(group)
-        first, second = group["betas"]
-        gradient = riemannian_gradient(w, g, metric)
+        betas, on_host = group["betas"], bucket.may_sync_host
+        before = bucket.state("exp_avg")
+        if on_host or w.shape[-2] != w.shape[-1]:
+            gradient, momentum = (riemannian_gradient(w, m, metric) for m in (g, before))
+        else:  # of which no norm is asked for
+            gradient, momentum = (Tangent(rotation_of(w.mH @ m, metric), None, [], []) for m in (g, before))
         most = torch.finfo(w.dtype).max
         norms = zip(gradient.rotation_norms, gradient.rest_norms, strict=True)
-        if bucket.may_sync_host and not all([o * o + r * r < most for o, r in norms]):
+        if on_host and not all([o * o + r * r < most for o, r in norms]):
             raise OverflowError
-        momentum = riemannian_gradient(w, bucket.state("exp_avg"), metric)
         # Noise would come out as large as anything else: of G, and of what products with W make of the momentum.
-        noise = _rounding(g)
+        noise = _rounding(g) if on_host else bucket.gradient_norms()[0].view(*w.shape[:-2], 1, 1) * _share(w)
         gradient.rotation = gradient.rotation * (gradient.rotation.abs() > noise)
         if gradient.rest is not None:
             gradient.rest = gradient.rest * (gradient.rest.abs() > noise)
-        noise = torch.maximum(noise, _rounding(bucket.state("exp_avg")))
-        momentum.rotation = momentum.rotation * first + gradient.rotation * (1 - first)
+        noise = torch.maximum(noise, _rounding(before))
+        momentum.rotation = bucket.mixed(momentum.rotation, gradient.rotation, betas[0])
         if momentum.rest is not None and gradient.rest is not None:
-            momentum.rest = momentum.rest * first + gradient.rest * (1 - first)
-        ks = count_steps(bucket)
-        roots = as_factor([(1 - second**k) ** -0.5 for k in ks], w)
-        lr = rate(group)
-        steps = [lr / (1 - first**k) for k in ks]
+            momentum.rest = bucket.mixed(momentum.rest, gradient.rest, betas[0])
+        steps, roots = corrections(bucket, betas, rate(group))
+        roots = as_factor(roots, w)
 
         def divided(key: str, moment: Tensor, part: Tensor, of_columns: bool = False) -> Tensor:
-            squares = bucket.state(key, is_real=True, of_columns=of_columns).mul(second)
-            squares.add_(part.abs().square_(), alpha=1 - second)
+            squares = bucket.state(key, is_real=True, of_columns=of_columns)
+            if on_host or part.is_complex():
+                squares = squares.mul(betas[1]).add_(part.abs().square_(), alpha=1 - betas[1])
+            else:
+                squares = torch.lerp(part.square(), squares, betas[1])
             bucket.stage(key, squares)
             root = squares.sqrt() * roots
             return torch.where(root > noise, moment / root.add(group["eps"]), 0.0)
@@ -94,4 +99,8 @@ class StiefelAdam(SplitOptimizer):
 
 def _rounding(x: Tensor) -> Tensor:
     """Returns what rounding leaves of an entry of the tangent part of each matrix, (*, 1, 1)."""
-    return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) * (_ROUNDING * torch.finfo(x.dtype).eps)
+    return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) * _share(x)
+
+
+def _share(x: Tensor) -> float:
+    return _ROUNDING * torch.finfo(x.dtype).eps

@@ -10,9 +10,10 @@ from stiefelkit.functional import Tangent, riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._stiefel.polar_step import leapt_momentum, split_increment, transported_momentum, turn
+from stiefelkit.functional._stiefel.tangents import times
 from stiefelkit.optim.batch import Bucket, Group
 from stiefelkit.optim.settings import MOMENTUM, OF_SGD, RATE, SHARED, Setting
-from stiefelkit.optim.steps import Retraction, TangentOptimizer, as_factor, in_units, metric_of, rate
+from stiefelkit.optim.steps import CayleyStep, Retraction, TangentOptimizer, as_factor, in_units, metric_of, rate
 
 
 @dataclass
@@ -24,6 +25,8 @@ class TangentWithMomentum(Tangent):
 
 class SplitStep(Retraction):
     """Moves frames within the columns of W first, then out of them."""
+
+    landed = CayleyStep.landed  # within the columns that is all of it
 
     def increment(self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None) -> Tensor:
         """See `Retraction`."""
@@ -55,10 +58,10 @@ class SplitOptimizer(TangentOptimizer):
             after = leapt_momentum(w, leapt, direction, as_factor(steps, w), share).to(w.dtype)
         elif increment is None:
             w = w if leapt is None else leapt.to(w.dtype)
-            within = momentum.rotation * share
-            if momentum.rest is not None:
-                within = within - w.mH @ momentum.rest
-            after = w @ within if momentum.rest is None else plus_product(momentum.rest, w, within)
+            if momentum.rest is None:
+                after = times(w, momentum.rotation, share)
+            else:
+                after = plus_product(momentum.rest, w, momentum.rotation * share - w.mH @ momentum.rest)
         else:
             after = transported_momentum(w + increment, direction, as_factor(steps, w), momentum, share)
         if momentum.units:

@@ -6,10 +6,8 @@ from compiled_programs import built, is_without_spills, machinery
 
 import stiefelkit as sk
 from stiefelkit.functional import cayley, matrix_exp, skew_size
-from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.functional._kernels import launch
 from stiefelkit.metrics import orthogonality_error, permitted_error
-from stiefelkit.optim import MultiplicativeCayley
 from stiefelkit.testing import check_parametrization, seeds
 
 triton = pytest.importorskip("triton")
@@ -96,42 +94,6 @@ def test_larger_matrices_keep_nan_and_second_derivatives(map):
     assert map(torch.where(torch.arange(len(v)) == 4, torch.nan, v), 130, 130).isnan().any()
 
 
-def walked(shape, dtype, steps):
-    """Frames after some steps, by the road of a device, and the largest error on the way."""
-    w = torch.nn.Parameter(sk.init.haar(shape, dtype.to_complex() if dtype.is_complex else torch.float64).to(dtype))
-    groups = [{"params": [w], "manifold": "stiefel:canonical"}]
-    optimizer, worst = MultiplicativeCayley(groups, lr=0.05, capturable=True), 0.0
-    for number in range(steps):
-        w.grad = random(*shape, number=number, dtype=dtype)
-        with without_reads():
-            optimizer.step()
-        worst = max(worst, (orthogonality_error(w).max() / permitted_error(shape[-1], dtype)).item())
-    return w.detach(), optimizer.state[w]["lo"], worst
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [((1, 1), torch.float32), ((3, 17, 17), torch.float32), ((65, 65), torch.float32), ((9, 9), torch.complex64)],
-)
-def test_steps_go_where_those_of_many_launches_go(shape, dtype, monkeypatch):
-    wide = torch.complex128 if dtype.is_complex else torch.float64
-    frame = sk.init.haar(shape, wide, seeds.generator(9))
-    monkeypatch.setattr(sk.init, "haar", lambda shape, dtype: frame.clone())
-    steps = 2 if shape[-1] > 32 else 6
-    w, lo, _ = walked(shape, dtype, steps)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    calls, run = [], launch._run
-    monkeypatch.setattr(
-        launch, "_run", lambda name, *args, **options: calls.append(name) or run(name, *args, **options)
-    )
-    monkeypatch.setattr(launch.Interpreter, "is_on", True)
-    moved, rest, worst = walked(shape, dtype, steps)
-    assert calls == ["run_step"] * steps
-    assert torch.dist(moved.to(wide) + rest, w.to(wide) + lo) <= 1e-5 * shape[-1] ** 0.5
-    assert worst <= 1
-
-
 @of_both_maps
 @pytest.mark.usefixtures("_interpreter")
 def test_nan_stays_where_it_is(map):
@@ -159,10 +121,9 @@ def compiled(name, n, parts, capability, is_double):
     fixed = launch.settings(n, parts, is_double and capability < 120, tile)
     fixed = {"E": launch.ENTRIES, "num_warps": 4, "num_stages": 3, "maxnreg": 255} if "skew" in name else fixed
     options = {key: fixed.pop(key) for key in ("num_warps", "num_stages", "maxnreg")}
-    fixed |= {"TURNS": 1} if name == "run_step" else {}
     frames = "*fp64" if is_double else "*fp32"
     types = {"d": "*fp64" if parts == 2 else "*i8"} | dict.fromkeys(("apart", "n", "batch"), "i32")
-    types |= dict.fromkeys(("table", "step", "defects", "scratch"), "*fp64")
+    types |= dict.fromkeys(("table", "scratch"), "*fp64")
     types |= {"a": "*fp64", "shift": "fp32", "scale": "fp32"}
     types |= {"run_forward": {"w": frames}, "run_backward": {"w": frames, "scratch": frames}}.get(name, {})
     return built(program, fixed, types, capability, **options)
@@ -179,7 +140,6 @@ SHARED = {80: 163 << 10, 90: 227 << 10, 120: 99 << 10}
         ("run_forward", 32, 1, 80, True),
         ("run_backward", 128, 1, 90, False),
         ("run_backward", 33, 2, 80, True),
-        ("run_step", 64, 1, 90, True),
         ("run_skew", 512, 1, 80, True),
         ("run_skew_back", 512, 1, 120, True),
         ("run_exponential", 64, 1, 120, True),

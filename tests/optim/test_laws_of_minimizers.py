@@ -1,5 +1,6 @@
 """Every minimizer keeps the laws of minimizers, and each law catches a minimizer that breaks it."""
 
+import contextlib
 import copy
 import dataclasses
 import math
@@ -20,7 +21,7 @@ from stiefelkit.optim.groups import parameter_groups
 from stiefelkit.optim.steps import PROMISED
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import saved_and_loaded
-from stiefelkit.testing.optimizer_cases import equal, error_and_bound, require_states_refused, snapshot
+from stiefelkit.testing.optimizer_cases import equal, error_and_bound, snapshot
 from stiefelkit.weights import attach, change
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
@@ -200,7 +201,15 @@ def law_checkpoint(case: Case) -> None:
                 (f"{key} with NaN", NonFiniteError, lambda d, key=key: d["state"][0][key].fill_(math.nan)),
                 (f"{key} too short", CheckpointError, lambda d, key=key: d["state"][0].update({key: torch.ones(2)})),
             ]
-    require_states_refused(optimizer, good, spoilt)
+    for what, error, spoil in spoilt:
+        before, wrong = snapshot(optimizer), copy.deepcopy(good)
+        groups = copy.deepcopy([{**group, "params": None} for group in optimizer.param_groups])
+        spoil(wrong)
+        with contextlib.suppress(error):
+            optimizer.load_state_dict(wrong)
+            raise AssertionError(f"a state dict with {what} is loaded")
+        assert equal(snapshot(optimizer), before), what
+        assert equal([{**group, "params": None} for group in optimizer.param_groups], groups), what
 
 
 def law_finite(case: Case) -> None:

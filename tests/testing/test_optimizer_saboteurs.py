@@ -173,7 +173,7 @@ class Careless(CayleySGD):
     def move(self, group, bucket):
         if not bucket.may_sync_host:
             bucket.g.nan_to_num_(0.0, 0.0, 0.0)
-            bucket.all_finite = torch.ones_like(bucket.all_finite)
+            bucket.bounds.clear()
         super().move(group, bucket)
 
 

@@ -155,17 +155,33 @@ def cayley_step(w: Tensor, lo: Tensor, omega: Tensor, step: Tensor, turns: int) 
     """Returns square frames W + lo after a Cayley step along -W Omega and one polish or more, all in float64.
 
     W, float32 or complex64, lo and Omega have the shape (*, n, n), steps the shape (*). Returns W, lo, and ||W^H W -
-    I||_F before the last polish, shape (*).
+    I||_F^2 before the last polish, twice that of complex W, shape (*).
     """
-    n, parts = w.shape[-1], 1 + w.is_complex()
+    return _moved(w, lo, omega, step, WAY="cayley", MOST=0.0, TURNS=turns)
+
+
+@opaque(_like_step, dims=None)
+def straight_step(
+    w: Tensor, lo: Tensor, field: Tensor, step: Tensor, turns: int, way: str, most: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns frames W + lo, (*, n, p), less a step along a field of their shape, after polishes; as `cayley_step`.
+
+    The way is "go", or what is done where ||W^H W - I||_F is larger than `most` after the step: "shorten" it, or
+    "divide" by a bound of the largest singular value.
+    """
+    return _moved(w, lo, field, step, WAY=way, MOST=most, TURNS=turns)
+
+
+def _moved(w: Tensor, lo: Tensor, along: Tensor, step: Tensor, **more: object) -> tuple[Tensor, Tensor, Tensor]:
+    (*batch, n, p), parts = w.shape, 1 + w.is_complex()
     moved, rest = (torch.empty(w.shape, dtype=w.dtype, device=w.device) for _ in range(2))
-    defects = w.new_empty(w.shape[:-2], dtype=torch.float64)
-    fixed = {**settings(n, parts, not float64_is_weak(w.device)), "TURNS": turns}
-    scratch = _scratch(w, w.shape[:-2].numel(), 4, fixed, torch.float64)
-    steps = step.double().expand(w.shape[:-2]).contiguous()
-    tensors = [_parts(w), _parts(lo), _parts(omega), steps, _parts(moved), _parts(rest), defects]
-    _run("run_step", w, scratch, *tensors, scratch, n, w.shape[:-2].numel(), **fixed)
-    return moved, rest, (defects / parts).sqrt_()
+    defects = w.new_empty(batch, dtype=torch.float64)
+    fixed = {**settings(n, parts, not float64_is_weak(w.device)), **more}
+    scratch = _scratch(w, defects.numel(), 4, fixed, torch.float64)
+    steps = step.double().expand(batch).contiguous()
+    tensors = [_parts(w), _parts(lo), _parts(along), steps, _parts(moved), _parts(rest), defects]
+    _run("run_step", w, scratch, *tensors, scratch, n, p, defects.numel(), **fixed)
+    return moved, rest, defects
 
 
 def _size(w: Tensor) -> int:

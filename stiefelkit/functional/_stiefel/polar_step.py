@@ -20,9 +20,9 @@ from stiefelkit.functional._arithmetic.norms import norms_of
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.functional._cayley.quotient import quotient_of_skew
-from stiefelkit.functional._polar import quintics
+from stiefelkit.functional._polar import quintics, times_shifted
 from stiefelkit.functional._polish import polished
-from stiefelkit.functional._stiefel.tangents import Tangent
+from stiefelkit.functional._stiefel.tangents import Tangent, times
 from stiefelkit.metrics import working_dtype
 from stiefelkit.tensors import check_tensors
 
@@ -92,11 +92,14 @@ def _by_products(e: Tensor) -> Tensor:
     # With A = I + E <= c: polynomials that take G = A / c to I take Z = c^(-1/2) I to A^(-1/2).
     eye = torch.eye(e.shape[-1], dtype=e.dtype, device=e.device)
     bound = 1 + torch.linalg.matrix_norm(e, keepdim=True)
-    gram, root = (e + eye) / bound, eye * bound.rsqrt()
-    for a, b, c in quintics(_LOWEST, e.dtype == working_dtype(e.dtype)):
-        share = plus_product(a * eye + b * gram, gram, gram, c)
-        root, gram = root @ share, share @ gram @ share
-    return (root + root.mH) / 2 - eye
+    gram, root = (e + eye) / bound, eye * (0.5 * bound.rsqrt())
+    steps = quintics(_LOWEST, e.dtype == working_dtype(e.dtype))
+    for i, (a, b, c) in enumerate(steps):
+        share = times_shifted(gram, b, gram, c)
+        root = times_shifted(root, a, share)
+        if i + 1 < len(steps):
+            gram = times_shifted(times_shifted(gram, a, share), a, share)
+    return root + root.mH - eye
 
 
 def _by_eigenvectors(e: Tensor) -> Tensor:
@@ -158,7 +161,7 @@ def transported_momentum(
 
 def leapt_momentum(w: Tensor, moved: Tensor, direction: Tangent, step: float | Tensor, share: float) -> Tensor:
     """Transports a momentum that is the direction, of any length: V' = (V + t W1 V^H V) (I + t^2 V^H V)^(-1/2)."""
-    within = moved @ (direction.rotation.to(moved.dtype) * share)
+    within = times(moved, direction.rotation.to(moved.dtype), share)
     if direction.rest is None:
         return within
     first = w.to(moved.dtype) + w.to(moved.dtype) @ turn(direction, step).to(moved.dtype)

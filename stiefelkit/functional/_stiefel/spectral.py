@@ -57,16 +57,17 @@ def spectral_direction(w: Tensor, g: Tensor, *, iterations: int = 10) -> tuple[T
     iterations = integer(1, 10_000).require("spectral_direction", "iterations", iterations)
     direction, multiplier = steepest(w, riemannian_gradient(w, g, "euclidean"), iterations)
     s = w.mH @ g
-    return direction.vector(w), multiplier - (s + s.mH) / 4
+    normal = (s + s.mH) / -4
+    return direction.vector(w), normal if multiplier is None else normal + multiplier
 
 
-def steepest(w: Tensor, gradient: Tangent, iterations: int) -> tuple[Tangent, Tensor]:
-    """Returns the steepest direction for a Riemannian gradient W K + P in the Euclidean metric, and its L."""
+def steepest(w: Tensor, gradient: Tangent, iterations: int) -> tuple[Tangent, Tensor | None]:
+    """Returns the steepest direction for a Riemannian gradient W K + P in the Euclidean metric, and its L, or 0."""
     k, rest = gradient.rotation, gradient.rest
     if rest is None:
         signed = minus_adjoint(msign(k, precision="fast")).mul_(0.5)
         (norms,) = norms_of(signed)
-        return Tangent(signed, None, norms, [0.0] * len(norms)), torch.zeros_like(k)
+        return Tangent(signed, None, norms, [0.0] * len(norms)), None
     is_read = may_sync_host(k)
     dtype = working_dtype(k.dtype) if is_read else k.dtype
     unit = _unit(gradient).to(dtype.to_real())

@@ -99,7 +99,7 @@ class Tangent:
 
     def covector(self, w: Tensor, metric: str) -> Tensor:
         """Returns the tangent vector whose Riemannian gradient R is: :math:`W Ω / 2 + P` or R itself."""
-        along = w @ (self.rotation * 0.5 if metric == "canonical" else self.rotation)
+        along = times(w, self.rotation, 0.5 if metric == "canonical" else 1.0)
         return along if self.rest is None else along.add_(self.rest)
 
     def generator_norms(self) -> Norms:
@@ -107,10 +107,23 @@ class Tangent:
         return _together(self.rotation_norms, self.rest_norms, 1.0, 2**0.5)
 
 
+def rotation_of(s: Tensor, metric: str) -> Tensor:
+    """Returns Ω of the Riemannian gradient of a G with S = W^H G."""
+    rotation = s - s.mH if s.shape[-1] < SMALLEST_COPIED else minus_adjoint(s)
+    return rotation.mul_(0.5) if metric == "euclidean" else rotation
+
+
+def times(a: Tensor, b: Tensor, share: float) -> Tensor:
+    """Returns share A B, by one launch."""
+    if a.dim() > 3 or share == 1:
+        return a @ (b if share == 1 else b * share)
+    return (torch.addmm if a.dim() == 2 else torch.baddbmm)(a, a, b, beta=0, alpha=share)
+
+
 def _together(rotations: Norms, rests: Norms, a: float, b: float) -> Norms:
     """Returns the roots of (a o)^2 + (b r)^2."""
     if rotations and isinstance(rotations[0], Tensor):
-        o, r = rotations[0] * a, rests[0]
+        o, r = rotations[0] if a == 1 else rotations[0] * a, rests[0]
         return [torch.hypot(o, r * b) if isinstance(r, Tensor) else o]
     together = []
     for o, r in zip(rotations, rests, strict=True):
@@ -143,9 +156,7 @@ def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side
         got, one_shape = f"{tuple(w.shape)} and {tuple(g.shape)}", "frames and gradients of one shape (*, n, p)"
         needs(False, ShapeError, "riemannian_gradient", f"{one_shape}, n >= p >= 1", got)
     s = w.mH @ g
-    rotation = s - s.mH if s.shape[-1] < SMALLEST_COPIED else minus_adjoint(s)
-    if metric == "euclidean":
-        rotation *= 0.5
+    rotation = rotation_of(s, metric)
     if w.shape[-1] == w.shape[-2] or side == "right":
         (norms,) = norms_of(rotation)
         return Tangent(rotation, None, norms, [0.0] * len(norms))

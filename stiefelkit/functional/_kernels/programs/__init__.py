@@ -8,12 +8,16 @@ They need triton: `launch` imports them, by names of its own, where that is know
 """
 
 from .butterflies import rows_backward, rows_forward, rows_transform
-from .cayley import run_backward, run_forward, run_step
+from .cayley import run_backward, run_forward
+from .commit import run_commit
 from .exponential import run_exponential, run_exponential_back
+from .moments import run_moments
 from .packing import run_skew, run_skew_back
 from .reflectors import reflectors_backward, reflectors_forward
+from .step import run_step
 
 __all__ = [
     "reflectors_backward", "reflectors_forward", "rows_backward", "rows_forward", "rows_transform", "run_backward",
-    "run_exponential", "run_exponential_back", "run_forward", "run_skew", "run_skew_back", "run_step",
+    "run_commit", "run_exponential", "run_exponential_back", "run_forward", "run_moments", "run_skew", "run_skew_back",
+    "run_step",
 ]  # fmt: skip

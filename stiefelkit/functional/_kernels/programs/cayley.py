@@ -1,10 +1,10 @@
-"""Small Cayley maps, their gradients and steps."""
+"""Small Cayley maps and their gradients."""
 
 import triton
 import triton.language as tl
 from triton.language import constexpr
 
-from .parts import add_product, entry_of_skew, of_parts, plus
+from .parts import add_product, entry_of_skew, of_parts
 
 
 @triton.jit
@@ -33,7 +33,7 @@ def _invert_leaf(m, x, N: constexpr, SIZE: constexpr):
 
 
 @triton.jit
-def _invert(m, x, r, N: constexpr, T: constexpr, K: constexpr):
+def invert(m, x, r, N: constexpr, T: constexpr, K: constexpr):
     """M <- M^-1 of N rows with Hermitian part at least I, by 2 x 2 blocks and a Newton step; overwrites X and R."""
     if N == T:
         _invert_leaf(m, x, N, T)
@@ -100,7 +100,7 @@ def run_forward(
                 entry = of_parts(re, im, in_lower, in_right) if PARTS == 2 else re
                 tl.store(m + row * N + column, tl.where(row == column, entry + 1.0, entry))
         tl.debug_barrier()
-        _invert(m, x, r, N, T, K)
+        invert(m, x, r, N, T, K)
         for i in range(0, N, E):
             for j in range(0, N, E):
                 row = (i + line)[:, None]
@@ -192,108 +192,3 @@ def run_backward(
                     im = tl.where(row == column, 0.5 * im, im)
                     tl.store(gv + matrix * size + row * n + column, tl.where(row > column, re, im), mask=inside)
         tl.debug_barrier()
-
-
-@triton.jit(do_not_specialize=["n", "batch"])
-def run_step(
-    w,
-    lo,
-    omega,
-    step,
-    moved,
-    rest,
-    defects,
-    scratch,
-    n,
-    batch,
-    TURNS: constexpr,
-    PARTS: constexpr,
-    N: constexpr,
-    T: constexpr,
-    K: constexpr,
-    E: constexpr,
-):
-    """Moves square frames W + LO along -W OMEGA by the Cayley transform and polishes them, all in float64.
-
-    `w` are frames (batch, n, n, PARTS), `lo` what they have beyond, `omega` skew matrices of that shape, and `step`
-    says how far each goes, (batch,), float64. `moved` are the frames afterwards, of the dtype of w, `rest` what they
-    would have beyond, and `defects` ||W^H W - I||_F^2 before the last of TURNS polishes, times PARTS, float64 (batch,).
-    `scratch` is float64 (programs, 4, N, N). The others are as in `run_forward`.
-    """
-    m = scratch + tl.program_id(0).to(tl.int64) * 4 * N * N
-    x = m + N * N
-    r = x + N * N
-    frame = r + N * N
-    line = tl.arange(0, E)
-    turns = (batch - 1 - tl.program_id(0)) // tl.num_programs(0) + 1
-    for index in tl.range(turns, num_stages=1):
-        matrix = tl.program_id(0).to(tl.int64) + index * tl.num_programs(0)
-        place = matrix * n * n * PARTS
-        half = 0.5 * tl.load(step + matrix)
-        for i in range(0, N, E):
-            for j in range(0, N, E):
-                row = (i + line)[:, None]
-                column = (j + line)[None, :]
-                in_lower = row >= n
-                in_right = column >= n
-                inside = (row < n * PARTS) & (column < n * PARTS)
-                here = place + ((row - n * in_lower.to(tl.int32)) * n + column - n * in_right.to(tl.int32)) * PARTS
-                q = tl.load(omega + here, mask=inside, other=0.0).to(tl.float64)
-                value = tl.load(w + here, mask=inside, other=0.0).to(tl.float64)
-                value += tl.load(lo + here, mask=inside, other=0.0).to(tl.float64)
-                if PARTS == 2:
-                    other = tl.load(omega + here + 1, mask=inside, other=0.0).to(tl.float64)
-                    q = of_parts(q, other, in_lower, in_right)
-                    other = tl.load(w + here + 1, mask=inside, other=0.0).to(tl.float64)
-                    other += tl.load(lo + here + 1, mask=inside, other=0.0).to(tl.float64)
-                    value = of_parts(value, other, in_lower, in_right)
-                outside = (row == column) & (row >= n * PARTS)
-                tl.store(m + row * N + column, tl.where(row == column, half * q + 1.0, half * q))
-                tl.store(frame + row * N + column, tl.where(outside, 1.0, value))
-        tl.debug_barrier()
-        _invert(m, x, r, N, T, K)
-        # W (I - Q) (I + Q)^-1 = 2 W (I + Q)^-1 - W.
-        add_product(frame, frame, m, x, 2.0, -1.0, N, T, K, N)
-        # A turn takes what is in X to FRAME or back.
-        square = 0.0
-        for turn in tl.static_range(TURNS):
-            before = x if turn % 2 == 0 else frame
-            after = frame if turn % 2 == 0 else x
-            square = _gram_less(before, r, N, T, K)
-            add_product(before, before, r, after, -0.5, 1.0, N, T, K, N)
-        tl.store(defects + matrix, square)
-        result = frame if TURNS % 2 == 1 else x
-        for i in range(0, N, E):
-            for j in range(0, N, E):
-                row = (i + line)[:, None]
-                column = (j + line)[None, :]
-                inside = (row < n) & (column < n)
-                here = place + (row * n + column) * PARTS
-                for part in tl.static_range(PARTS):
-                    value = tl.load(result + (row + part * n) * N + column, mask=inside, other=0.0)
-                    rounded = value.to(tl.float32)
-                    tl.store(moved + here + part, rounded, mask=inside)
-                    tl.store(rest + here + part, (value - rounded.to(tl.float64)).to(tl.float32), mask=inside)
-        tl.debug_barrier()
-
-
-@triton.jit
-def _gram_less(a, out, N: constexpr, T: constexpr, K: constexpr):
-    """OUT = A^T A - I; returns the square of its Frobenius norm."""
-    line = tl.arange(0, T)
-    strip = tl.arange(0, K)
-    square = tl.full((T,), 0.0, dtype=tl.float64)
-    for i in range(0, N, T):
-        for j in range(0, N, T):
-            total = tl.full((T, T), 0.0, dtype=tl.float64)
-            for k in range(0, N, K):
-                left = tl.load(a + (k + strip)[None, :] * N + (i + line)[:, None])
-                right = tl.load(a + (k + strip)[:, None] * N + (j + line)[None, :])
-                total = tl.dot(left, right, total, input_precision="ieee", out_dtype=tl.float64)
-            row = (i + line)[:, None]
-            column = (j + line)[None, :]
-            total = tl.where(row == column, total - 1.0, total)
-            square += tl.reduce(total * total, 1, plus)
-            tl.store(out + row * N + column, total)
-    tl.debug_barrier()
-    return tl.reduce(square, 0, plus)
