@@ -33,6 +33,7 @@ from stiefelkit.functional._packing import (
     pack_skew,
     pack_skew_gradient,
     phase_gradient,
+    remembered,
     skew_size,
     unpack_skew,
     unpack_square,
@@ -86,10 +87,13 @@ def cayley(
         check_counts("cayley", n=n, p=p)
     if precision not in PRECISIONS:
         PRECISION.require("cayley", "precision", precision)
-    may_launch = n == p and v.dtype == torch.float32 and (v.is_cuda or launch.Interpreter.is_on)
+    may_launch = p > 0 and v.dtype == torch.float32 and (v.is_cuda or launch.Interpreter.is_on)
     if may_launch and launch.takes(v, n, 1 + (phase is not None)):
-        w = _InOneLaunch.of(v, phase, signs, n, n > _LARGEST_IN_DOUBLE and (phase is not None or n % 2 == 0), False)
-        return w.to(torch.float32 if phase is None else torch.complex64)
+        is_single = n == p and n > _LARGEST_IN_DOUBLE and (phase is not None or n % 2 == 0)
+        if n > p:  # tall frames are columns of square ones, whose other coordinates are zeros
+            v, phase, signs = _of_square(v, n, p, phase, signs)
+        w = _InOneLaunch.of(v, phase, signs, n, is_single, False)
+        return w[..., :p].to(torch.float32 if phase is None else torch.complex64)
     if phase is not None:
         d = None
     elif signs is not None:
@@ -106,6 +110,29 @@ def cayley(
     if v.dtype == torch.float32 and w.dtype in _DOUBLE and splits(w):
         w = settle(w)
     return w.to(torch.promote_types(v.dtype, torch.complex32) if d is None else v.dtype)
+
+
+def _of_square(
+    v: Tensor, n: int, p: int, phase: Tensor | None, signs: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Returns coordinates, phases and signs of square frames whose first p columns are those of tall ones."""
+    places = _places_in_square(n, p, phase is not None, v.device)
+    v = torch.nn.functional.pad(v, (0, 1)).index_select(-1, places)
+    phase = None if phase is None else torch.nn.functional.pad(phase, (0, n - p))
+    return v, phase, None if signs is None else torch.nn.functional.pad(signs, (0, n - p), value=1)
+
+
+@remembered
+def _places_in_square(n: int, p: int, is_complex: bool, device: torch.device) -> Tensor:
+    """Returns where packed coordinates of square frames stand in those of tall ones and a zero."""
+    i, j = torch.arange(n, device=device)[:, None], torch.arange(n, device=device)
+    high, low, size = torch.maximum(i, j), torch.minimum(i, j), skew_size(n, p, is_complex)
+    below = low * (n - p) + high - p  # column by column
+    if not is_complex:
+        place = torch.where(high < p, high * (high - 1) // 2 + low, below + p * (p - 1) // 2)
+        return torch.where(low < p, place, size)[torch.tril_indices(n, n, -1, device=device).unbind()]
+    place = torch.where(high < p, i * p + j, below + p * p + (i < j) * (n - p) * p)
+    return torch.where(low < p, place, size).flatten()
 
 
 class _Square(Function):
