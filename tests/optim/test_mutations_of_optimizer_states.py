@@ -18,7 +18,7 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit.errors import NonFiniteError, StiefelkitError
 from stiefelkit.metrics import orthogonality_error, permitted_error
-from stiefelkit.testing.optimizer_cases import equal
+from stiefelkit.testing.optimizer_cases import equal, snapshot
 from stiefelkit.testing.seeds import seed
 
 COUNT = int(os.environ.get("STIEFELKIT_MUTATIONS", "120"))
@@ -56,18 +56,10 @@ def spoil_value(draw: random.Random, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         t = value.clone()
         wrong = [
-            None,
-            "state",
-            [1.0],
-            t.abs().to(torch.int64),
-            t.abs().bool(),
-            t * math.nan,
-            torch.full_like(t, math.inf),
-            torch.zeros(*t.shape, 2),
-            t.to_sparse() if t.dim() else "state",
+            None, "state", [1.0], {"value": t}, t.abs().to(torch.int64), t.abs().bool(), t * math.nan,
+            torch.full_like(t, math.inf), torch.zeros(*t.shape, 2), t.to_sparse() if t.dim() else "state",
             t.to(torch.complex64) if not t.is_complex() else t.abs(),
-            {"value": t},
-        ]
+        ]  # fmt: skip
         return draw.choice(wrong)
     return draw.choice([None, "2", [value], math.nan, -1, True, {}, torch.zeros(3)])
 
@@ -119,13 +111,9 @@ def spoil(draw: random.Random, state: dict[str, Any]) -> str:
     return kind
 
 
-def snapshot(optimizer: Any) -> Any:
-    return copy.deepcopy(
-        [
-            [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups],
-            [[dict(optimizer.state.get(p, {})) for p in group["params"]] for group in optimizer.param_groups],
-        ]
-    )
+def everything(optimizer: Any) -> Any:
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return copy.deepcopy(groups), snapshot(optimizer)[1]
 
 
 @pytest.mark.timeout(3600)
@@ -133,7 +121,7 @@ def snapshot(optimizer: Any) -> Any:
 def test_a_spoilt_state_is_refused_in_a_sentence_and_nothing_of_it_is_loaded(name):
     good = trained(name, 3).state_dict()
     optimizer = trained(name, 2)
-    before, tally = snapshot(optimizer), collections.Counter()
+    before, tally = everything(optimizer), collections.Counter()
     for number in range(COUNT // len(STATEFUL)):
         draw = random.Random(f"{name} {seed(number)}")
         state = copy.deepcopy(good)
@@ -146,7 +134,7 @@ def test_a_spoilt_state_is_refused_in_a_sentence_and_nothing_of_it_is_loaded(nam
             tally[f"{kind}: {type(error).__name__}"] += 1
         else:
             pytest.fail(f"draw {number} ({kind}) was loaded")
-        assert equal(snapshot(optimizer), before), f"draw {number} ({kind}) left something"
+        assert equal(everything(optimizer), before), f"draw {number} ({kind}) left something"
     print(f"\n{name}: {dict(sorted(tally.items()))}")
 
 
@@ -154,7 +142,7 @@ def test_a_spoilt_state_is_refused_in_a_sentence_and_nothing_of_it_is_loaded(nam
 def test_a_whole_state_is_loaded_and_goes_on(name):
     source, optimizer = trained(name, 3), trained(name, 1)
     optimizer.load_state_dict(source.state_dict())
-    assert equal(snapshot(optimizer), snapshot(source))
+    assert equal(everything(optimizer), everything(source))
     fresh = trained(name, 0)
     optimizer.load_state_dict(fresh.state_dict())
     walk(optimizer, 3)

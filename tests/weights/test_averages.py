@@ -31,8 +31,7 @@ def made(name, dtype=torch.float32, shape=(6, 4)) -> Any:
     return sk.orthogonal(module, "weight", name)
 
 
-def averaging(module, **options) -> Any:
-    return AveragedModel(module, **options)
+averaging: Any = AveragedModel
 
 
 def supported(name, dtype):

@@ -57,7 +57,7 @@ def _in_one(
     looked = tuple(values), tuple(sizes), tuple(mosts), holds
     arguments = tuple(olds), tuple(news), tuple(counts), *looked, refused, refused.numel()
     start(PACKAGE, "run_commit", blocks, refused, *arguments, BLOCK=BLOCK)
-    torch.autograd.graph.increment_version([old for old, _ in pairs])
+    torch.autograd.graph.increment_version([old for old, _ in pairs if not old.is_inference()])
 
 
 def adam_in_one(
