@@ -6,7 +6,7 @@ import stiefelkit as sk
 from benchmarks.suite import PLACES, Suite, named, patience, row_of, size_of
 from stiefelkit.measuring import frames, scan
 from stiefelkit.measuring.implementations import own_implementations, peers
-from stiefelkit.measuring.moved_frames import peer_optimizers
+from stiefelkit.measuring.moved_frames import YARDSTICKS, peer_optimizers
 from stiefelkit.measuring.plans import CASES, OptimizerRace, ParametrizationRace, ScanRace
 from stiefelkit.measuring.scan import recurrence_peers
 
@@ -70,7 +70,7 @@ class Optimizers(Suite):
     def measure(self, *cell: str) -> float:
         optimizer, size, device = cell
         names, precisions = named(optimizer)
-        yardsticks = [peer for peer, found in peer_optimizers.items() if found.yardstick]
+        yardsticks = [peer for peer in YARDSTICKS if peer in peer_optimizers]
         where: dict[str, Any] = {"sizes": (size_of(size),), "device": device, **patience()}
         (race,) = frames.races(OptimizerRace(optimizers=(*names, *yardsticks), precisions=precisions, **where))
         return _inverse(row_of(race, optimizer)["ratio_to_best_peer"])
