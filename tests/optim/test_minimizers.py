@@ -1,6 +1,7 @@
 """What optimizers of deterministic losses promise beyond the laws: orders, ends, and the geometry below."""
 
 import itertools
+import logging
 import math
 
 import numpy as np
@@ -264,6 +265,23 @@ def test_an_end_in_the_wrong_component_of_the_orthogonal_group_is_named(shape, d
         found = sk.optim.minimize(loss, wrong)
     assert found.value > best + 0.01
     assert sk.optim.minimize(loss, found.reflected).value == pytest.approx(best, rel=1e-5)
+
+
+def test_both_components_are_searched_and_each_iteration_is_told(monkeypatch):
+    mirror, seen, lines = torch.diag(torch.tensor([1.0, 1.0, -1.0])), [], []
+    monkeypatch.setattr(logging.getLogger("stiefelkit.optim.minimize"), "info", lambda *words: lines.append(words))
+    found = sk.optim.minimize(
+        lambda w: (w - mirror).square().sum(),
+        sk.init.haar((3, 3), torch.float32, generator(3)) * torch.tensor([-1.0, 1.0, 1.0]),
+        components="both",
+        callback=lambda *told: seen.append(told),
+    )
+    assert found.component == ("reflected" if torch.det(seen[0][0]) > 0 else "start")
+    assert (found.value, found.reflected) == (pytest.approx(0, abs=1e-5), None)
+    assert len(lines) == len(seen) > 1
+    assert all(w.dtype == torch.float32 and value >= 0 and length >= 0 for w, value, length in seen)
+    with pytest.raises(errors.OptionError, match="NumPy"):
+        sk.optim.minimize(lambda w: w.numpy().sum(), sk.init.haar((3, 2)))
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -1,6 +1,7 @@
 """A loss and a start, and the minimum: an optimizer of deterministic losses as a function."""
 
 import itertools
+import logging
 import math
 import operator
 import warnings
@@ -21,6 +22,8 @@ from stiefelkit.optim.deterministic.objective import NOISE
 from stiefelkit.optim.groups import frames
 from stiefelkit.optim.settings import integer
 
+LOGGER = logging.getLogger("stiefelkit.optim.minimize")
+
 
 @dataclass(frozen=True)
 class Minimum:
@@ -33,6 +36,7 @@ class Minimum:
         reflected: for square real frames, whose determinant no step changes: the end of a minimization that started
             from a reflection of this one, where its loss is lower. None where none was found, which rules one out only
             for losses that are linear in the frame.
+        component: "start", that of the start, or "reflected", where `components="both"` took such an end.
     """
 
     point: Any = field(repr=False)
@@ -44,6 +48,7 @@ class Minimum:
     is_converged: bool
     stopped: str = "gradient"
     reflected: Any = field(default=None, repr=False)
+    component: str = "start"
 
 
 def minimize(
@@ -54,6 +59,8 @@ def minimize(
     manifold: str | Sequence[str | None] | None = "stiefel:canonical",
     max_iter: int = 1000,
     reflections: int = 4,
+    components: str = "start",
+    callback: Callable[[Any, float, float], object] | None = None,
     **settings: Any,
 ) -> Minimum:
     r"""Minimises a function of a frame, or of a batch of them, whose values are added up, or of several points.
@@ -74,6 +81,9 @@ def minimize(
         max_iter: iterations at most.
         reflections: how many reflections of an end with square real frames are tried, each a minimization of its own,
             those of lowest loss first; 0 for none.
+        components: "start", or "both" for the lowest of these ends itself in place of a warning.
+        callback: called after each iteration with the point, or a tuple of several, its value, and the length of its
+            gradient; the logger "stiefelkit.optim.minimize" has the same at level INFO.
         **settings: of the method, as `tolerance_grad=1e-8`.
 
     >>> import torch, stiefelkit as sk
@@ -84,6 +94,7 @@ def minimize(
     """
     needs(callable(f), OptionError, "sk.optim.minimize", "a function of the point", f)
     reflections = integer(0).require("sk.optim.minimize", "reflections", reflections)
+    needs(components in ("start", "both"), OptionError, "sk.optim.minimize", 'components "start" or "both"', components)
     are_several = isinstance(x0, tuple | list)
     points = [_parameter(x) for x in (x0 if are_several else [x0])]
     is_one = manifold is None or isinstance(manifold, str)
@@ -95,27 +106,46 @@ def minimize(
     needs(fit, OptionError, "sk.optim.minimize", "a manifold for each point", got)
     cls = minimizers.find(method)
 
+    def watch(at: list[Tensor], value: float, gradient_norm: float) -> None:
+        LOGGER.info("value %.10g, gradient %.3g", value, gradient_norm)
+        if callback is not None:
+            cast = [w.to(like.dtype) for w, like in zip(at, points, strict=True)]
+            callback(_given(cast, are_several), value, gradient_norm)
+
+    def value(*points: Tensor) -> Tensor:
+        try:
+            return f(*points)
+        except RuntimeError as error:
+            if "numpy" not in str(error):
+                raise
+            needs(False, OptionError, "sk.optim.minimize", "a loss of torch's operations", "one that NumPy computes")
+            raise
+
     def descend(points: list[nn.Parameter]) -> Progress:
         groups = [
             {"params": [w]} if name is None else frames(w, manifold=name)[0]
             for w, name in zip(points, manifolds, strict=True)
         ]
         optimizer = cls(groups, max_iter=max_iter, **settings)
-        optimizer.step(lambda: f(*points))
+        optimizer.watch = watch
+        optimizer.step(lambda: value(*points))
         assert optimizer.progress is not None
         return optimizer.progress
 
     end = descend(points)
     tries = 0 if end.stopped == "max_iter" else reflections
     found = _beyond_reflections(f, descend, points, [name is not None for name in manifolds], end.loss, tries)
+    component = "start"
+    if found is not None and components == "both":
+        (points, end), found, component = found, None, "reflected"
     if found is not None:
         warnings.warn(
             "sk.optim.minimize ended at a frame, and found a lower loss behind a reflection of it, at the other "
-            "determinant, which no step reaches: `reflected` of the result.",
+            'determinant, which no step reaches: `reflected` of the result; components="both" takes it.',
             stacklevel=2,
         )
     return Minimum(
-        point=tuple(w.detach() for w in points) if are_several else points[0].detach(),
+        point=_given(points, are_several),
         value=end.loss,
         gradient_norm=end.gradient_norm,
         iterations=end.iterations,
@@ -123,8 +153,14 @@ def minimize(
         products=end.products,
         is_converged=end.is_done,
         stopped=end.stopped,
-        reflected=None if found is None else tuple(found) if are_several else found[0],
+        reflected=None if found is None else _given(found[0], are_several),
+        component=component,
     )
+
+
+def _given(points: Sequence[Tensor], are_several: bool) -> Any:
+    """Returns points as the caller has given them: one, or a tuple."""
+    return tuple(w.detach() for w in points) if are_several else points[0].detach()
 
 
 def _parameter(x: Any) -> nn.Parameter:
@@ -143,7 +179,7 @@ def _beyond_reflections(
     are_frames: list[bool],
     value: float,
     tries: int,
-) -> list[Tensor] | None:
+) -> tuple[list[nn.Parameter], Progress] | None:
     """Returns the lowest end of descents from reflected points that is lower than a value, or None.
 
     A try starts from the lowest reflection that has not been tried, of one matrix of the best points so far.
@@ -151,15 +187,15 @@ def _beyond_reflections(
     eps, best, waiting = torch.finfo(points[0].dtype).eps, None, None
     for _ in range(tries):
         if waiting is None:
-            waiting, noise = _reflections(f, points if best is None else best, are_frames)
+            waiting, noise = _reflections(f, points if best is None else best[0], are_frames)
         if not waiting:
             break
         _, reflect = waiting.pop(0)
         start = [nn.Parameter(w) for w in reflect()]
-        after = descend(start).loss
-        if after < value - NOISE * eps * max(abs(value), noise):
-            best, value, waiting = start, after, None
-    return None if best is None else [w.detach() for w in best]
+        after = descend(start)
+        if after.loss < value - NOISE * eps * max(abs(value), noise):
+            best, value, waiting = (start, after), after.loss, None
+    return best
 
 
 def _reflections(

@@ -101,6 +101,8 @@ class Minimizer(torch.optim.Optimizer, ABC):
     """Whether it asks for products with the Hessian."""
     progress: Progress | None = None
     """How far the last step has come."""
+    watch: Callable[[list[Tensor], float, float], object] | None = None
+    """Called after each iteration with the points, in float64, the loss, and the length of the gradient."""
     _call: ClassVar[inspect.Signature]
 
     def __init_subclass__(cls, **options: object) -> None:
@@ -187,6 +189,8 @@ class Minimizer(torch.optim.Optimizer, ABC):
                     best, objective.reached = objective.best, min(objective.reached, here.loss)
                     there = self.iterate(objective, here, memory)
                     idle = idle + 1 if objective.best is best else 0
+                    if there is not None and self.watch is not None:
+                        self.watch(there.points, there.loss * objective.scale, there.norm * objective.scale)
                     if there is not None and idle < patience:
                         here = there
                         continue
