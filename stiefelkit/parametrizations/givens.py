@@ -24,6 +24,7 @@ from stiefelkit.functional import (
     polish,
     rotate_butterfly,
 )
+from stiefelkit.functional._kernels.columns import takes_mesh
 from stiefelkit.functional._packing import complex_of
 from stiefelkit.init import device_of, symmetric
 from stiefelkit.metrics import permitted_error, rounding_limit
@@ -57,6 +58,8 @@ class _BrickWall:
     def frame(self, angle: Tensor, phase: Tensor | None, d: Tensor, p: int, rounded: torch.dtype | None) -> Tensor:
         """Returns the first p columns of the product, in the angles' precision or, if that is cheaper, rounded."""
         dtype = dtype_of_parts(angle.dtype, phase is not None)
+        if phase is not None and takes_mesh(angle, self.n, p, torch.complex128):
+            dtype = torch.complex128  # D comes before the rounding
         w = brickwall(torch.eye(self.n, p, dtype=dtype, device=angle.device), angle, phase, layers=self.layers)
         return w * d.to(w.dtype).unsqueeze(-1)
 
@@ -250,7 +253,10 @@ class Givens(OrthogonalParam):
         f, d = self._split(phase, work)
         rounded = torch.promote_types(self.dtype, torch.float32)
         w = self.mesh.frame(angle.to(work), f, d, self.shape[-1], rounded)
-        return (polish(w) if exact and work == coordinate_dtype(self.dtype) else w).to(self.dtype)
+        is_rough = work == coordinate_dtype(self.dtype) and not takes_mesh(
+            angle, self.shape[-2], self.shape[-1], rounded
+        )
+        return (polish(w) if exact and is_rough else w).to(self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
         n, p = self.shape[-2:]

@@ -14,7 +14,7 @@ from stiefelkit.testing import seeds
 
 pytest.importorskip("triton")
 
-Hadamard, Householder = sk.parametrizations.Hadamard, sk.parametrizations.Householder
+Givens, Hadamard, Householder = (getattr(sk.parametrizations, name) for name in ("Givens", "Hadamard", "Householder"))
 
 
 @pytest.fixture
@@ -48,6 +48,9 @@ CASES = [
     (Householder, (3, 7, 7), torch.float32, {"precision": "fast"}),
     (Householder, (20, 17), torch.float32, {"reflections": 9}),
     (Householder, (3, 5, 5), torch.complex64, {}),
+    (Givens, (3, 7, 7), torch.float32, {"precision": "fast"}),
+    (Givens, (20, 17), torch.float32, {"layers": 9}),
+    (Givens, (3, 6, 6), torch.complex64, {}),
 ]
 
 
@@ -60,7 +63,7 @@ def test_frames_and_gradients_are_those_of_float64(kind, shape, dtype, options, 
     doubled = [c.detach().double().requires_grad_() for c in coordinates]
     w = param(*leaves)
     ours = torch.autograd.grad(w, leaves, g)
-    assert len(counted) == 2
+    assert len(counted) == (4 if kind is Givens else 2)
     Interpreter.is_on = False
     exact = wide(*doubled)
     assert orthogonality_error(w).max() <= permitted_error(shape[-1], dtype)
@@ -70,7 +73,7 @@ def test_frames_and_gradients_are_those_of_float64(kind, shape, dtype, options, 
 
 
 @pytest.mark.usefixtures("_interpreter")
-@pytest.mark.parametrize("kind", [Hadamard, Householder])
+@pytest.mark.parametrize("kind", [Hadamard, Householder, Givens])
 def test_second_derivatives_tangents_and_vmap_are_those_of_many_launches(kind):
     param, (turn,), _ = drawn(kind, (4, 4), torch.float32)
     x = seeds.normal((3, 4), 4, torch.float32)
@@ -101,7 +104,7 @@ def test_rows_are_transformed_in_one_launch(dtype, counted):
 
 @pytest.mark.usefixtures("_interpreter")
 def test_nan_stays_where_it_is():
-    for kind in (Hadamard, Householder):
+    for kind in (Hadamard, Householder, Givens):
         param, coordinates, _ = drawn(kind, (3, 4, 4), torch.float32)
         coordinates[0][1, 1] = float("nan")
         w = param(*coordinates)
@@ -114,17 +117,19 @@ def test_nan_stays_where_it_is():
     [
         ("hadamard (exact)", "64x64", 8),
         ("hadamard (exact)", "512x512", 10),
+        ("givens (exact)", "64x64", 14),
+        ("givens (exact)", "512x512", 20),
         ("householder (exact)", "64x64", 14),
         ("householder (exact)", "512x512", 60),
     ],
 )
 def test_a_device_launches_few_operators_forward_and_backward(name, size, most):
-    for dtype in ("float32", "complex64") if size == "64x64" else ("float32",):
+    for dtype in ("float32", "complex64") if size == "64x64" and "givens" not in name else ("float32",):
         assert launches.counts_of(launches.of_map(launches.MAPS[name], size, dtype)) <= (most, 0)
 
 
-TYPES = dict.fromkeys(["c", "d", "s", "turns"], "*fp64") | {"signs": "*i8"}
-TYPES |= dict.fromkeys(["rows", "matrix_stride", "row_stride", "line_stride", "n", "k", "p"], "i32")
+TYPES = dict.fromkeys(["c", "d", "s", "scratch", "turns"], "*fp64") | {"signs": "*i8"}
+TYPES |= dict.fromkeys(["rows", "matrix_stride", "row_stride", "line_stride", "n", "k", "p", "layers", "total"], "i32")
 
 
 @pytest.mark.parametrize("capability", [90, *(pytest.param(each, marks=pytest.mark.slow) for each in (80, 120))])
@@ -137,6 +142,9 @@ TYPES |= dict.fromkeys(["rows", "matrix_stride", "row_stride", "line_stride", "n
         ("reflectors_forward", columns._tile(64, 64, 1, 1)),
         ("reflectors_backward", columns._tile(512, 512, 1, 1)),
         ("reflectors_backward", columns._tile(256, 256, 1, 2)),
+        ("mesh_forward", columns._tile(512, 512, 1, 1, 256)),
+        ("mesh_backward", columns._tile(512, 512, 1, 1, 256) | {"WITH_X": False}),
+        ("mesh_backward", columns._tile(256, 256, 1, 2, 256) | {"WITH_X": True}),
     ],
 )
 def test_programs_compile_without_spills_to_exact_products(program, fixed, capability, monkeypatch, tmp_path):

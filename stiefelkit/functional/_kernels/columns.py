@@ -114,15 +114,61 @@ def reflected_columns_gradient(v: Tensor, w: Tensor, g: Tensor, k: int) -> Tenso
     return gv.sum(1).reshape(v.shape)
 
 
-def _tile(n: int, p: int, batch: int, parts: int) -> dict[str, Any]:
+def takes_mesh(angle: Tensor, n: int, p: int, dtype: torch.dtype) -> bool:
+    """Returns whether programs rotate n x p matrices of a dtype by float32 angles."""
+    is_taken = angle.dtype == torch.float32 and dtype in (torch.float32, torch.complex64, torch.complex128)
+    return is_taken and p > 0 and n * (1 + dtype.is_complex) <= TALLEST and is_at_hand(angle)
+
+
+def rotated_columns(x: Tensor, angle: Tensor, phase: Tensor | None, layers: int) -> Tensor:
+    """Returns F_L ... F_1 X as `stiefelkit.functional.brickwall` has it, worked out in float64."""
+    (n, p), batch, y = x.shape[-2:], x.shape[:-2].numel(), torch.empty_like(x, memory_format=torch.contiguous_format)
+    fixed = _tile(n, p, batch, 1 + x.is_complex(), 256)
+    turns, scratch = _turns(angle, phase, batch), _scratch(x, batch, 2, fixed)
+    given = [_parts(x), turns, _parts(y), scratch, n, p, layers, turns.shape[-1]]
+    start(PACKAGE, "mesh_forward", len(scratch), x, *given, **fixed)
+    return y
+
+
+def rotated_columns_gradient(
+    g: Tensor, y: Tensor, angle: Tensor, phase: Tensor | None, layers: int, with_x: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of X (empty unless `with_x`), angles and phases by Y = `rotated_columns` and dL/dY."""
+    (n, p), batch, parts = y.shape[-2:], y.shape[:-2].numel(), 1 + y.is_complex()
+    gx = torch.empty_like(y, memory_format=torch.contiguous_format) if with_x else y.new_empty((*y.shape[:-2], 0, 0))
+    fixed = _tile(n, p, batch, parts, 256)
+    turns, scratch = _turns(angle, phase, batch), _scratch(y, batch, 4, fixed)
+    slopes = angle.new_empty(batch, fixed["COUNT"], parts, turns.shape[-1])
+    given = [_parts(y), _parts(g), turns, _parts(gx), slopes, scratch, n, p, layers, turns.shape[-1]]
+    start(PACKAGE, "mesh_backward", len(scratch), y, *given, **fixed, WITH_X=with_x)
+    sums = slopes.sum(1)
+    g_phase = sums[:, 1].reshape(angle.shape) if parts == 2 else angle.new_empty((*angle.shape[:-1], 0))
+    return gx, sums[:, 0].reshape(angle.shape), g_phase
+
+
+def _turns(angle: Tensor, phase: Tensor | None, batch: int) -> Tensor:
+    """Returns cosines and sines of angles, and of phases if any, in float64: (batch, 2 or 4, d)."""
+    angle, parts, block = angle.contiguous(), 1 if phase is None else 2, 256
+    out, count = angle.new_empty(batch, 2 * parts, angle.shape[-1], dtype=torch.float64), angle.numel()
+    given = [angle, angle if phase is None else phase.contiguous(), out, angle.shape[-1], count]
+    start(PACKAGE, "mesh_turns", -(-count // block), angle, *given, PARTS=parts, SIZE=block)
+    return out
+
+
+def _scratch(like: Tensor, batch: int, matrices: int, fixed: dict[str, Any]) -> Tensor:
+    sizes = (batch * fixed["COUNT"], matrices, fixed["PARTS"], fixed["C"], fixed["N"])
+    return torch.empty(sizes, dtype=torch.float64, device=like.device)
+
+
+def _tile(n: int, p: int, batch: int, parts: int, numbers: int = 512) -> dict[str, Any]:
     """Returns constants and options of programs that hold columns of n entries; COUNT of them share those of a matrix.
 
-    They are few, since each adds up a gradient of its own.
+    They are few, since each adds up a gradient of its own. A warp holds so many numbers.
     """
     rows = max(16, 1 << (n - 1).bit_length())
-    columns = 4 if rows * parts <= 64 else 8
+    columns = 4 if rows <= 64 or parts == 2 else 8
     count = max(1, min(-(-p // columns), 128 // max(batch, 1)))
-    warps = max(1, columns * rows * parts // 512)
+    warps = max(1, columns * rows * parts // numbers)
     return {"COUNT": count, "PARTS": parts, "C": columns, "N": rows, "num_warps": warps, "num_stages": 1}
 
 

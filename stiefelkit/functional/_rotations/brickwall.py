@@ -21,6 +21,7 @@ from stiefelkit._torch import is_differentiated, is_view
 from stiefelkit.errors import ShapeError, needs
 from stiefelkit.functional._arithmetic.function import Context, Function, by_transposing, keep
 from stiefelkit.functional._arithmetic.product import opaque, product
+from stiefelkit.functional._kernels.columns import rotated_columns, rotated_columns_gradient, takes_mesh
 from stiefelkit.functional._packing import check_complex, rotations
 from stiefelkit.functional._rotations.layout import MeshLayout, check_angles, mesh_size
 from stiefelkit.numbers import check_counts
@@ -93,6 +94,8 @@ def _pulled_back(ctx: Context, g: Tensor, with_x: bool) -> tuple[Tensor | None, 
 @opaque(lambda x, angle, phase, layers: x.new_empty(x.shape))
 def _rotated(x: Tensor, angle: Tensor, phase: Tensor | None, layers: int) -> Tensor:
     n = x.shape[-2]
+    if takes_mesh(angle, n, x.shape[-1], x.dtype):
+        return rotated_columns(x, angle, phase, layers)
     mesh = MeshLayout.of(n, layers)
     rows = mesh.rows_of(_diamonds(angle, phase, mesh, x.dtype)[-1])
     z = mesh.pad(x)
@@ -140,6 +143,8 @@ def _gradients(
 def _brickwall_gradients(
     g: Tensor, y: Tensor, angle: Tensor, phase: Tensor | None, layers: int, with_x: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if takes_mesh(angle, y.shape[-2], y.shape[-1], y.dtype):
+        return rotated_columns_gradient(g, y, angle, phase, layers, with_x)
     return _gradients(g, y, angle, phase, layers, with_x)
 
 

@@ -11,13 +11,14 @@ from .butterflies import rows_backward, rows_forward, rows_transform
 from .cayley import run_backward, run_forward
 from .commit import run_commit
 from .exponential import run_exponential, run_exponential_back
+from .meshes import mesh_backward, mesh_forward, mesh_turns
 from .moments import run_moments
 from .packing import run_skew, run_skew_back
 from .reflectors import reflectors_backward, reflectors_forward
 from .step import run_step
 
 __all__ = [
-    "reflectors_backward", "reflectors_forward", "rows_backward", "rows_forward", "rows_transform", "run_backward",
-    "run_commit", "run_exponential", "run_exponential_back", "run_forward", "run_moments", "run_skew", "run_skew_back",
-    "run_step",
+    "mesh_backward", "mesh_forward", "mesh_turns", "reflectors_backward", "reflectors_forward", "rows_backward",
+    "rows_forward", "rows_transform", "run_backward", "run_commit", "run_exponential", "run_exponential_back",
+    "run_forward", "run_moments", "run_skew", "run_skew_back", "run_step",
 ]  # fmt: skip
