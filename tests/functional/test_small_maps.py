@@ -68,8 +68,8 @@ def test_tall_frames_are_columns_of_square_ones(n, p, is_complex):
     n = min(n, 32) if is_complex else n
     v = (100 * random(2, skew_size(n, p, is_complex))).requires_grad_()
     other = random(2, p, number=1)
-    of = {"phase": other} if is_complex else {"signs": other.sign()}
-    w, exact = cayley(v, n, p, **of), cayley(v.double(), n, p, **{key: t.double() for key, t in of.items()})
+    signs, phase = (None, other) if is_complex else (other.sign(), None)
+    w, exact = (cayley(c, n, p, signs=signs, phase=phase) for c in (v, v.double()))
     assert torch.allclose(w, exact.to(w.dtype), rtol=0, atol=2 * torch.finfo(w.dtype).eps)
     ours, theirs = (torch.autograd.grad(f, v, torch.ones_like(f))[0] for f in (w, exact))
     assert torch.dist(ours, theirs) <= 1e-5 * theirs.norm()
