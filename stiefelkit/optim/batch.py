@@ -247,7 +247,10 @@ class Bucket:
         if not self.may_sync_host:
             self._commit_if_finite(before)
         elif self.w is not before:
-            self._set_frames(self.w)
+            if self._is_matrix:
+                copy_each(self._detached, [self.w])
+            else:
+                self._set_frames(self.w)
         for state in self.states:
             if self.may_sync_host:
                 state["wear"] = self.accumulated_error
@@ -306,22 +309,19 @@ class Bucket:
             parts = value.reshape(len(self.params), *stack.shape[len(self.params) > 1 :]).unbind()
             for p, state, part in zip(self.params, self.states, parts, strict=True):
                 state[key] = entry = _entry(state.get(key), p, part.shape, stack.dtype)
-                self._put(local_part(entry), local_part(placed_like(part, entry)))
+                old, new = local_part(entry), local_part(placed_like(part, entry))
+                old.copy_(new) if self._writes is None else self._writes.append((old, new))
             return
-        if value is not stack:
-            self._put(stack, value.reshape(stack.shape))
+        if self._writes is not None:
+            self._writes.append((stack, value.reshape(stack.shape)))
+        elif value is not stack:
+            stack.copy_(value.reshape(stack.shape))
         if len(self.params) == 1:
             self.states[0][key] = stack
         elif key not in self._stacks:
             self._stacks[key] = stack, stack.unbind()
             for state, row in zip(self.states, self._stacks[key][1], strict=True):
                 state[key] = row
-
-    def _put(self, old: Tensor, value: Tensor) -> None:
-        if self._writes is None:
-            old.copy_(value)
-        else:
-            self._writes.append((old, value))
 
 
 _gradient_of = operator.attrgetter("grad")

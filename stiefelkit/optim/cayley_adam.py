@@ -48,5 +48,5 @@ class CayleyAdam(TangentOptimizer):
         moment = bucket.averaged("exp_avg", g, group["betas"][0])
         direction = riemannian_gradient(w, moment, metric)
         bucket.stage("exp_avg", direction.covector(w, metric))
-        scales = adam_scales(bucket, bucket.gradient_norms(), group["betas"], group["eps"], is_inside=True)
+        scales = adam_scales(bucket, g, group["betas"], group["eps"], is_inside=True)
         return direction, bounded_steps(direction.generator_norms(), scales, rate(group), group["q"])

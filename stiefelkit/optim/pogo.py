@@ -111,7 +111,7 @@ class POGO(TangentOptimizer):
         bucket.stage("exp_avg", direction.covector(w, metric) if group["moment"] == "tangent" else moment)
         scales = [1.0] * len(direction.rotation_norms)
         if group["base"] == "adam":
-            scales = adam_scales(bucket, bucket.gradient_norms(), betas, group["eps"])
+            scales = adam_scales(bucket, g, betas, group["eps"])
         lr, longest = rate(group), math.sqrt(w.shape[-1])
         steps = [s * lr for s in scales]
         if bucket.may_sync_host:  # else every optimizer does it

@@ -163,7 +163,8 @@ class TangentOptimizer(FrameOptimizer):
                 raise OverflowError
         except OverflowError:
             raise not_finite(type(self).__name__, [bucket]) from None
-        if is_still(group, bucket):  # it must not so much as polish
+        lr = group["lr"]
+        if (lr == 0) if lr.__class__ is float else is_still(group, bucket):  # it must not so much as polish
             if not bucket.may_sync_host:
                 bucket.require_at_most(direction.norms("euclidean"), LARGEST, AssertionError)
             self.transport(group, bucket, direction, steps, w)
@@ -221,7 +222,8 @@ class TangentOptimizer(FrameOptimizer):
                 f"{tuple(increment.shape)}."
             )
         bucket.add(increment)
-        self.transport(group, bucket, direction, steps, w, increment=increment)
+        if type(self).transport is not TangentOptimizer.transport:
+            self.transport(group, bucket, direction, steps, w, increment=increment)
 
     def _leap(self, group: Group, bucket: Bucket, w: Tensor, direction: Tangent, steps: Norms, length: float) -> None:
         """Makes a step that is no small increment: in float64, to the nearest frame."""
@@ -289,15 +291,14 @@ def second_moments(bucket: Bucket, norms: Norms, decay: float) -> list[tuple[flo
     return list(zip(count_steps(bucket), squares, strict=True))
 
 
-def adam_scales(
-    bucket: Bucket, norms: Norms, betas: tuple[float, float], eps: float, *, is_inside: bool = False
-) -> Norms:
+def adam_scales(bucket: Bucket, g: Tensor, betas: tuple[float, float], eps: float, *, is_inside: bool = False) -> Norms:
     """Stages the next count of steps and second moments, and returns the factor of each matrix's first moment.
 
     That is :math:`1 / ((1 - b_1^k) ((v / (1 - b_2^k))^{1/2} + eps))`, eps under the root if it is inside.
     """
     first, second = betas
     inner, outer = (eps, 0.0) if is_inside else (0.0, eps)
+    norms = norms_of(g)[0] if bucket.may_sync_host else bucket.gradient_norms()
     if not bucket.may_sync_host:
         seen = norms[0], bucket.numbers("exp_avg_sq"), inner, outer
         found = adam_in_one(bucket.numbers("step", of_frames=True), betas, seen, bucket.matrices)

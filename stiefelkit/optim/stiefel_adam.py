@@ -6,7 +6,7 @@ from torch import Tensor
 from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._arithmetic.product import plus_product
-from stiefelkit.functional._stiefel.tangents import rotation_of
+from stiefelkit.functional._packing import minus_adjoint
 from stiefelkit.optim.batch import Bucket, Group
 from stiefelkit.optim.settings import BETAS, OF_FREE, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
 from stiefelkit.optim.steps import as_factor, corrections, in_units, metric_of, rate
@@ -55,7 +55,10 @@ class StiefelAdam(SplitOptimizer):
         if on_host or w.shape[-2] != w.shape[-1]:
             gradient, momentum = (riemannian_gradient(w, m, metric) for m in (g, before))
         else:  # of which no norm is asked for
-            gradient, momentum = (Tangent(rotation_of(w.mH @ m, metric), None, [], []) for m in (g, before))
+            gradient, momentum = (Tangent(minus_adjoint(w.mH @ m), None, [], []) for m in (g, before))
+            if metric == "euclidean":
+                gradient.rotation *= 0.5
+                momentum.rotation *= 0.5
         most = torch.finfo(w.dtype).max
         norms = zip(gradient.rotation_norms, gradient.rest_norms, strict=True)
         if on_host and not all([o * o + r * r < most for o, r in norms]):

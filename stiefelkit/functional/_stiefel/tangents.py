@@ -99,18 +99,17 @@ class Tangent:
 
     def covector(self, w: Tensor, metric: str) -> Tensor:
         """Returns the tangent vector whose Riemannian gradient R is: :math:`W Ω / 2 + P` or R itself."""
-        along = times(w, self.rotation, 0.5 if metric == "canonical" else 1.0)
+        if metric != "canonical":
+            along = w @ self.rotation
+        elif w.dim() == 2:
+            along = torch.addmm(w, w, self.rotation, beta=0, alpha=0.5)
+        else:
+            along = times(w, self.rotation, 0.5)
         return along if self.rest is None else along.add_(self.rest)
 
     def generator_norms(self) -> Norms:
         """Returns the norms of the n x n skew generators that map W to R: :math:`√{‖Ω‖^2 + 2 ‖P‖^2}`."""
         return _together(self.rotation_norms, self.rest_norms, 1.0, 2**0.5)
-
-
-def rotation_of(s: Tensor, metric: str) -> Tensor:
-    """Returns Ω of the Riemannian gradient of a G with S = W^H G."""
-    rotation = s - s.mH if s.shape[-1] < SMALLEST_COPIED else minus_adjoint(s)
-    return rotation.mul_(0.5) if metric == "euclidean" else rotation
 
 
 def times(a: Tensor, b: Tensor, share: float) -> Tensor:
@@ -156,7 +155,9 @@ def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side
         got, one_shape = f"{tuple(w.shape)} and {tuple(g.shape)}", "frames and gradients of one shape (*, n, p)"
         needs(False, ShapeError, "riemannian_gradient", f"{one_shape}, n >= p >= 1", got)
     s = w.mH @ g
-    rotation = rotation_of(s, metric)
+    rotation = s - s.mH if s.shape[-1] < SMALLEST_COPIED else minus_adjoint(s)
+    if metric == "euclidean":
+        rotation *= 0.5
     if w.shape[-1] == w.shape[-2] or side == "right":
         (norms,) = norms_of(rotation)
         return Tangent(rotation, None, norms, [0.0] * len(norms))
