@@ -18,8 +18,9 @@ from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.nn.recurrent import Field, GRULayers, States, Steps, require_options, without_autocast
 from stiefelkit.numbers import FLAG, above, as_python_number, at_least, integer
 from stiefelkit.scan import ROTATION_BACKENDS, transition
+from stiefelkit.scan.engines.planes import planes_of
 from stiefelkit.scan.rotation import driven_last_state, find_rotation_backend, scan_planes
-from stiefelkit.scan.transition import Transition, angles_of, by_heads, plain_weights, planes_of
+from stiefelkit.scan.transition import Transition, by_heads, plain_weights
 from stiefelkit.tensors import computing_dtype, coordinate_dtype, working_dtype
 from stiefelkit.weights.change import assign_
 from stiefelkit.weights.find import coordinate_list_of, orthogonal_weights
@@ -30,16 +31,6 @@ class Stream(NamedTuple):
 
     weights: list[tuple[Tensor, Tensor | None, tuple[Tensor, Tensor], Tensor | None]]
     planes: list[Tensor]
-
-
-class _Weights(NamedTuple):
-    """Inputs' rows in the basis, angles and decays of all planes in float64, and ways into the basis and out of it."""
-
-    rows: Tensor
-    angle: Tensor
-    decay: Tensor
-    inward: Tensor | None
-    outward: Tensor | None
 
 
 class RotationRNN(GRULayers):
@@ -205,7 +196,7 @@ class RotationRNN(GRULayers):
         self._draw(suffix)
 
     def _transition(self, suffix: str) -> Tensor:
-        angle = angles_of(self._read(self._turns, suffix), self.has_logarithms)
+        _, angle, _ = plain_weights(self._parts(suffix))
         if self.is_complex:
             w = torch.diag(torch.polar(torch.ones_like(angle), angle))
         else:
@@ -226,14 +217,17 @@ class RotationRNN(GRULayers):
             None if self.parametrization is None else self._basis(suffix).to(computing_dtype(u.dtype)),
             None if self.decay is None else self._read("log_rate", suffix),
             self._read("log_scale", suffix) if self.has_logarithms else None,
+            self.heads,
+            self.normalize,
+            self.has_logarithms,
         )
 
-    def _factors(self, weights: Transition) -> _Weights:
-        """Returns what the recurrence in the basis computes with: U with its bias as a last row, angles and decays."""
-        rows, angle, g = plain_weights(weights, self.heads, self.normalize, self.has_logarithms)
+    def _factors(self, weights: Transition) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Returns U with its bias as a last row, angles and decays, in the basis; and ways into it and out of it."""
+        rows, angle, g = plain_weights(weights)
         if (basis := weights.basis) is None:
-            return _Weights(rows, angle, g, None, None)
-        return _Weights(_times(rows, basis.conj()), angle, g, basis.conj(), basis.mT)
+            return rows, angle, g, None, None
+        return _times(rows, basis.conj()), angle, g, basis.conj(), basis.mT
 
     def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
         with without_autocast(x.device):
@@ -241,14 +235,13 @@ class RotationRNN(GRULayers):
             x = x.to(weights.u.dtype)
 
             def plain(x: Tensor, *tensors: Any) -> States:
-                return self._by_operators(suffix, x, Transition(*tensors), h0, batch, **steps)
+                return self._by_operators(suffix, x, Transition._make((*tensors, *weights[6:])), h0, batch, **steps)
 
             is_whole = h0 is None and not self.trainable_h0 and not steps["last_only"] and steps["batch_sizes"] is None
             if is_whole and find_rotation_backend(self.backend, x) == "triton" and transition.takes(x, weights):
-                settings = self.heads, self.normalize, self.has_logarithms, steps["reverse"]
-                out, last = transition.run(x, weights, settings, plain)
+                out, last = transition.run(x, weights, steps["reverse"], plain)
             else:
-                out, last = plain(x, *weights)
+                out, last = plain(x, *weights[:6])
             return None if out is None else out.to(self._dtypes()[int(self.is_complex)]), last
 
     def _by_operators(
@@ -350,9 +343,8 @@ class RotationRNN(GRULayers):
         is_square = w.dim() == 2 and w.shape[1] == n and u.dim() == 2
         needs(is_square, ShapeError, who, "a square W and a matrix U", f"{tuple(w.shape)} and {tuple(u.shape)}")
         error, permitted = orthogonality_error(w).item(), frame_tolerance(n, w.dtype)
-        needs(
-            error <= permitted, NotAFrameError, who, f"an orthogonal W, within {permitted:.2g}", f"one {error:.2g} off"
-        )
+        wanted = f"an orthogonal W, within {permitted:.2g}"
+        needs(error <= permitted, NotAFrameError, who, wanted, f"one {error:.2g} off")
         kind = "complex" if w.is_complex() else "real"
         t, p = map(torch.from_numpy, schur(w.detach().cpu().to(working_dtype(w.dtype)).numpy(), output=kind))
         if w.is_complex():
@@ -362,13 +354,8 @@ class RotationRNN(GRULayers):
             single = [i for i in range(n) if i not in starts and i - 1 not in starts]
             single.sort(key=lambda i: t[i, i].item())
             is_even = n % 2 == 0 and sum(t[i, i].item() < 0 for i in single) % 2 == 0
-            needs(
-                is_even,
-                OptionError,
-                who,
-                "an even n and det W = 1",
-                "another W; w.to(torch.complex64) makes it unitary",
-            )
+            got = "another W; w.to(torch.complex64) makes it unitary"
+            needs(is_even, OptionError, who, "an even n and det W = 1", got)
             p = p[:, [*(j for i in starts for j in (i, i + 1)), *single]]
             turns = [math.atan2(t[i + 1, i], t[i, i]) for i in starts]
             angle = t.new_tensor(turns + [0.0 if t[i, i] > 0 else math.pi for i in single[::2]])

@@ -111,13 +111,10 @@ def scan(
     elif activation_bias is not None:
         bias, activation_bias = activation_bias if bias is None else bias + activation_bias, None
     dtype, real = DTYPES[w.dtype]
+    x = x.to(dtype if x.is_complex() or not dtype.is_complex else real)
+    u, bias = (None if t is None else t.to(dtype) for t in (u, bias))
     tensors = Tensors(
-        x.to(dtype if x.is_complex() or not dtype.is_complex else real),
-        w.to(dtype),
-        h0.to(dtype),
-        None if u is None else u.to(dtype),
-        None if bias is None else bias.to(dtype),
-        None if activation_bias is None else activation_bias.to(real),
+        x, w.to(dtype), h0.to(dtype), u, bias, None if activation_bias is None else activation_bias.to(real)
     )
     run = exported_scan if is_exported() else reference_scan if chosen == "reference" else fused_scan
     recurrence = Recurrence(name, sizes, bool(reverse), bool(last_only), gradient == "half", chosen, structure)

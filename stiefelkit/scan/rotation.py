@@ -174,9 +174,7 @@ def _exported(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, **step
 
 def _complex(t: Tensor, real: torch.dtype) -> Tensor:
     """Returns planes as complex numbers, a view where the dtype is at hand."""
-    if t.is_complex():
-        return t.to(torch.promote_types(real, torch.complex32))
-    return torch.view_as_complex(t.to(real).contiguous().unflatten(-1, (-1, 2)))
+    return planes.planes_of(t.to(torch.promote_types(real, torch.complex32) if t.is_complex() else real))
 
 
 def _like(z: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:

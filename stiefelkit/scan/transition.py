@@ -8,9 +8,9 @@ from torch import Tensor
 
 from stiefelkit._torch import is_in_forward_mode
 from stiefelkit.functional._arithmetic.function import Context, Function
-from stiefelkit.functional._arithmetic.product import is_plain, opaque
+from stiefelkit.functional._arithmetic.product import FullPrecision, is_plain
 from stiefelkit.functional._kernels.launch import start
-from stiefelkit.scan.engines.planes import on_gpu
+from stiefelkit.scan.engines.planes import on_gpu, planes_of
 from stiefelkit.scan.engines.triton import PACKAGE
 
 BLOCK = 1024
@@ -18,7 +18,7 @@ BLOCK = 1024
 
 
 class Transition(NamedTuple):
-    """The weights of `RotationRNN` in one layer and direction, as it holds them; None for those that it has not."""
+    """The weights of `RotationRNN` in one layer and direction, None for those that it has not; and what it does."""
 
     u: Tensor
     angle: Tensor
@@ -26,16 +26,15 @@ class Transition(NamedTuple):
     basis: Tensor | None
     rate: Tensor | None
     scale: Tensor | None
+    heads: int
+    normalize: bool
+    logarithms: bool
 
 
-def angles_of(turns: Tensor, logarithms: bool) -> Tensor:
-    """Returns angles in float64."""
-    return turns.double().exp() if logarithms else turns.double()
-
-
-def plain_weights(w: Transition, heads: int, normalize: bool, logarithms: bool) -> tuple[Tensor, Tensor, Tensor]:
+def plain_weights(w: Transition) -> tuple[Tensor, Tensor, Tensor]:
     """Returns U^T, scaled for each head, with the bias as a last row, and angles and decays of planes in float64."""
-    u, angle = w.u, angles_of(w.angle, logarithms)
+    u, heads = w.u, w.heads
+    angle = w.angle.double().exp() if w.logarithms else w.angle.double()
     g = torch.ones_like(angle)
     if w.rate is not None:
         # Beyond these bounds a decay is 0 or 1 in float64.
@@ -43,7 +42,7 @@ def plain_weights(w: Transition, heads: int, normalize: bool, logarithms: bool) 
         g = torch.exp(-rate).repeat_interleave(len(angle) // heads)
         if w.scale is not None:
             u = (u.unflatten(0, (heads, -1)) * torch.exp(w.scale.to(u.dtype))[:, None, None]).flatten(0, 1)
-        elif normalize:
+        elif w.normalize:
             u = _normalized(u.unflatten(0, (heads, -1)), rate).flatten(0, 1)
     return (u.mT if w.bias is None else torch.cat([u.mT, w.bias.to(u.dtype)[None]])), angle, g
 
@@ -61,152 +60,116 @@ def _normalized(u: Tensor, rate: Tensor) -> Tensor:
 
 
 Plain = Callable[..., tuple[Tensor | None, Tensor]]
-"""Runs inputs through a `Transition`, handed over as tensors, by operators of torch."""
+"""Runs inputs through the tensors of a `Transition`, by operators of torch."""
 
 
 def takes(x: Tensor, weights: Transition) -> bool:
     """Returns whether programs run inputs through a layer: in eager mode, in float32, with real states."""
-    held = [x, *(t for t in weights if t is not None)]
+    held = [x, *(t for t in weights[:6] if t is not None)]
     return all(t.dtype == torch.float32 for t in held) and is_plain(*held) and not is_in_forward_mode()
 
 
-def run(x: Tensor, weights: Transition, settings: tuple[int, bool, bool, bool], plain: Plain) -> tuple[Tensor, Tensor]:
-    """Returns all states of a layer, without first ones, and the last; see `plain_weights`.
-
-    Settings are those of `plain_weights` and `reverse`. Derivatives of higher order are those of `plain`.
-    """
-    out, last, *_ = _Run.of(x, *weights, *settings, plain)
+def run(x: Tensor, weights: Transition, reverse: bool, plain: Plain) -> tuple[Tensor, Tensor]:
+    """Returns all states of a layer, without first ones, and the last; derivatives of higher order are by `plain`."""
+    out, last, *_ = _Run.of(x, *weights, reverse, plain)
     return out, last
 
 
 class _Run(Function):
     @staticmethod
-    def forward(*args: Any) -> tuple[Tensor, ...]:
-        return transition_forward(*args[:-1])
+    def forward(x: Tensor, *args: Any) -> tuple[Tensor | None, ...]:
+        *weights, reverse, _ = args
+        with FullPrecision(x.device):
+            return transition_forward(x, Transition(*weights), reverse)
 
     @staticmethod
     def setup_context(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.settings, ctx.plain = inputs[7:-1], inputs[-1]
-        ctx.save_for_backward(*inputs[:7], output[0], *output[2:])
-        ctx.mark_non_differentiable(*output[2:])
+        out, _, z, *parts = output
+        ctx.settings, ctx.reverse, ctx.plain = inputs[7:-2], *inputs[-2:]
+        ctx.save_for_backward(*inputs[:7], out if z is None else z, *parts)
+        ctx.mark_non_differentiable(*(t for t in output[2:] if t is not None))
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Context, g_out: Tensor | None, g_last: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        x, *weights, out, z, rows, factor = ctx.saved_tensors
-        needs = ctx.needs_input_grad[: 1 + len(weights)]
+        x, *weights, states, rows, factor = ctx.saved_tensors
+        needs, unneeded = ctx.needs_input_grad[:7], (None,) * 5
         given = [g for g in (g_out, g_last) if g is not None]
         if not given:
-            return (None,) * (len(needs) + 5)
+            return (None,) * 12
         if torch.is_grad_enabled() or not is_plain(*given):
             with torch.enable_grad():
                 found = ctx.plain(x, *weights)
             results = [t for t, g in zip(found, (g_out, g_last), strict=True) if g is not None and t is not None]
             wanted = [t for t, needed in zip((x, *weights), needs, strict=True) if needed]
             grads = iter(torch.autograd.grad(results, wanted, given, create_graph=True, allow_unused=True))
-            return (*(next(grads) if needed else None for needed in needs), *[None] * 5)
+            return (*(next(grads) if needed else None for needed in needs), *unneeded)
+        g = given[0]
         if g_last is not None:
-            end = 0 if ctx.settings[-1] else -1
-            g_out = torch.zeros_like(out) if g_out is None else g_out.clone()
-            g_out[end] += g_last
-        states = out if not z.numel() else z
-        found = transition_backward(x, *weights, states, rows, factor, g_out, *ctx.settings, needs[0])
-        return (*(t if needed else None for t, needed in zip(found, needs, strict=True)), *[None] * 5)
+            g = torch.zeros_like(states) if g_out is None else g_out.clone()
+            g[0 if ctx.reverse else -1] += g_last
+        with FullPrecision(x.device):
+            of_layer = x, Transition(*weights, *ctx.settings)
+            found = transition_backward(*of_layer, states, rows, factor, g, ctx.reverse, needs[0])
+        return (*(t if needed else None for t, needed in zip(found, needs, strict=True)), *unneeded)
 
 
-WEIGHTS = "Tensor x, Tensor u, Tensor angle, Tensor? bias, Tensor? basis, Tensor? rate, Tensor? scale"
-SETTINGS = "int heads, bool normalize, bool logarithms, bool reverse"
-
-
-def _like_forward(x: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    weights = Transition(*args[:6])
-    (n, m), has_bias = weights.u.shape, weights.bias is not None
-    out, factor = x.new_empty(*x.shape[:2], n), x.new_empty(len(weights.angle), dtype=torch.complex128)
-    z = out.new_empty(0) if weights.basis is None else torch.empty_like(out)
-    return out, out.new_empty(out.shape[1:]), z, x.new_empty(n, m + has_bias), factor
-
-
-@opaque(_like_forward, dims=None, schema=f"({WEIGHTS}, {SETTINGS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
-def transition_forward(x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def transition_forward(x: Tensor, weights: Transition, reverse: bool) -> tuple[Tensor | None, ...]:
     """Returns all states and the last; states in the basis, if there is one; rows of inputs (n, m or m + 1); factors.
 
     Rows are U, scaled, and beside it the bias, both out of the basis.
     """
-    weights, (*settings, reverse) = Transition(*args[:6]), args[6:]
-    m, basis = weights.u.shape[1], weights.basis
-    out, last, z, rows, factor = _like_forward(x, *args)
-    _start("prepare", weights, (), (rows, torch.view_as_real(factor)), (rows.shape[1],), *settings)
+    (n, m), basis = weights.u.shape, weights.basis
+    rows = x.new_empty(n, m + (weights.bias is not None))
+    factor = x.new_empty(len(weights.angle), dtype=torch.complex128)
+    _start("prepare", weights, (), (rows, torch.view_as_real(factor)), (rows.shape[1],))
     inward = rows.mT if basis is None else by_heads(rows.mT, basis)
     flat = x.flatten(0, 1)
     driven = flat @ inward if weights.bias is None else torch.addmm(inward[m], flat, inward[:m])
-    turned, last, _ = on_gpu(planes_of(driven.view(out.shape)), None, factor, reverse, False)
+    turned, last, _ = on_gpu(planes_of(driven.view(*x.shape[:2], n)), None, factor, reverse, False)
     states, last = (torch.view_as_real(t).flatten(-2) for t in (turned, last))
     if basis is None:
-        return states, last, z, rows, factor
-    out = by_heads(states.flatten(0, 1), basis.mT).view(out.shape)
+        return states, last, None, rows, factor
+    out = by_heads(states.flatten(0, 1), basis.mT).view(states.shape)
     return out, out[0 if reverse else -1].clone(), states, rows, factor
 
 
-def _like_backward(x: Tensor, *args: Any) -> list[Tensor]:
-    return [x.new_empty(0) if t is None else torch.empty_like(t) for t in (x, *args[:6])]
-
-
-@opaque(
-    _like_backward,
-    dims=None,
-    schema=f"({WEIGHTS}, Tensor z, Tensor rows, Tensor factor, Tensor g, {SETTINGS}, bool needs_x) -> Tensor[]",
-)
-def transition_backward(x: Tensor, *args: Any) -> list[Tensor]:
-    """Returns the gradients by inputs and weights, empty where there is none, from those by all states."""
-    weights, (z, rows, factor, g, *settings, reverse, needs_x) = Transition(*args[:6]), args[6:]
+def transition_backward(
+    x: Tensor, weights: Transition, z: Tensor, rows: Tensor, factor: Tensor, g: Tensor, reverse: bool, needs_x: bool
+) -> list[Tensor | None]:
+    """Returns the gradients by inputs and weights, None where there is none, from those by all states."""
     (n, m), basis = weights.u.shape, weights.basis
-    dx, *found = _like_backward(x, *weights)
     flat, g_flat = x.flatten(0, 1), g.reshape(-1, n)
     g_planes = g_flat if basis is None else by_heads(g_flat, basis)
     a, _, pull = on_gpu(planes_of(g_planes.view(g.shape)), None, factor, not reverse, False, states=planes_of(z))
+    assert pull is not None
     a = torch.view_as_real(a).view(-1, n)
     g_inward = torch.empty_like(rows.mT, memory_format=torch.contiguous_format)
     torch.mm(flat.mT, a, out=g_inward[:m])
     if weights.bias is not None:
         torch.sum(a, 0, out=g_inward[m])
-    g_rows, inward = g_inward.mT, rows.mT
+    g_rows, inward, g_basis = g_inward.mT, rows.mT, None
     if basis is not None:
         heads, size = basis.shape[:2]
         parts = g_inward.view(-1, heads, size).transpose(0, 1)  # (heads, m or m + 1, d)
         g_rows = torch.bmm(basis, parts.mT).view(n, -1)
-        torch.bmm(g_flat.view(-1, heads, size).permute(1, 2, 0), z.view(-1, heads, size).transpose(0, 1), out=found[3])
-        found[3].baddbmm_(rows.view(heads, size, -1), parts)
+        g_basis = torch.bmm(g_flat.view(-1, heads, size).permute(1, 2, 0), z.view(-1, heads, size).transpose(0, 1))
+        g_basis.baddbmm_(rows.view(heads, size, -1), parts)
         inward = by_heads(rows.mT, basis) if needs_x else inward
-    assert pull is not None
-    results = [None if t is None else found[i] for i, t in enumerate(weights) if i != 3]
-    given = g_rows, torch.view_as_real(pull)
-    _start("prepare_back", weights, given, results, g_rows.stride(), *settings)
-    return [(a @ inward[:m].mT).view(x.shape) if needs_x else dx, *found]
+    found = [None if t is None else torch.empty_like(t) for i, t in enumerate(weights[:6]) if i != 3]
+    _start("prepare_back", weights, (g_rows, torch.view_as_real(pull)), found, g_rows.stride())
+    return [(a @ inward[:m].mT).view(x.shape) if needs_x else None, *found[:3], g_basis, *found[3:]]
 
 
 def _start(
-    name: str,
-    weights: Transition,
-    given: Sequence[Tensor],
-    results: Sequence[Tensor | None],
-    strides: Sequence[int],
-    heads: int,
-    normalize: bool,
-    logarithms: bool,
+    name: str, w: Transition, given: Sequence[Tensor], results: Sequence[Tensor | None], strides: Sequence[int]
 ) -> None:
     """Starts a program of weights, one for each head."""
-    u, angle, bias, _, rate, scale = (None if t is None else t.contiguous() for t in weights)
-    assert u is not None
-    assert angle is not None
-    held = (u, angle, bias, rate, scale) if name == "prepare" else (u, angle, rate, scale)
-    sizes = u.shape[1], *strides, len(angle) // heads
-    fixed = {"NORMALIZE": normalize and rate is not None, "LOGARITHMS": logarithms, "BLOCK": BLOCK, "num_warps": 8}
-    start(PACKAGE, name, heads, u, *held, *given, *results, *sizes, **fixed)
-
-
-def planes_of(h: Tensor) -> Tensor:
-    """Returns states (*, n) as complex numbers (*, n / 2), complex ones as they are."""
-    return h if h.is_complex() else torch.view_as_complex(h.contiguous().unflatten(-1, (-1, 2)))
+    held = w.u, w.angle, *((w.bias,) if name == "prepare" else ()), w.rate, w.scale
+    contiguous = (None if t is None else t.contiguous() for t in held)
+    sizes = w.u.shape[1], *strides, len(w.angle) // w.heads
+    fixed = {"NORMALIZE": w.normalize and w.rate is not None, "LOGARITHMS": w.logarithms, "BLOCK": BLOCK}
+    start(PACKAGE, name, w.heads, w.u, *contiguous, *given, *results, *sizes, **fixed, num_warps=8)
 
 
 def by_heads(rows: Tensor, matrices: Tensor, times: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> Tensor:

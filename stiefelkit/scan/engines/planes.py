@@ -86,6 +86,11 @@ def _chunked(x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool) -> 
     return out
 
 
+def planes_of(h: Tensor) -> Tensor:
+    """Returns states (*, n) as complex numbers (*, n / 2), complex ones as they are."""
+    return h if h.is_complex() else torch.view_as_complex(h.contiguous().unflatten(-1, (-1, 2)))
+
+
 def on_gpu(
     x: Tensor,
     first: Tensor | None,

@@ -183,15 +183,6 @@ def _by_states(p: Problem, delta: Tensor, h: Tensor) -> Tensor:
         if p.reverse:
             first, later, before = slice(len(h) - sizes[0], None), before, later
         return torch.addmm(delta[first].mT @ p.first, delta[later].mT, h[before])
-    return delta.mT @ _states_before(p, h)
-
-
-def _states_before(p: Problem, h: Tensor) -> Tensor:
-    """Returns the states before each of all rows of states, both (rows, N)."""
-    sizes = p.sizes
-    if not p.is_packed:
-        steps = (h[sizes[0] :], p.first) if p.reverse else (p.first, h[: len(h) - sizes[0]])
-        return torch.cat(steps)
     steps = h.split(sizes)
     if p.reverse:
         # A sequence starts at its own last step.
@@ -199,7 +190,7 @@ def _states_before(p: Problem, h: Tensor) -> Tensor:
         rows = [*ahead, p.first[: sizes[-1]]]
     else:
         rows = [p.first[: sizes[0]], *(step[:size] for size, step in zip(sizes[1:], steps, strict=False))]
-    return torch.cat(rows)
+    return delta.mT @ torch.cat(rows)
 
 
 class _Steps:
