@@ -20,23 +20,19 @@ CHANNELS = 16
 UNIT = "torch.nn.Conv2d"
 
 
-def _orthogonium(channels: int, kernel: int) -> nn.Module:
+def _orthogonium() -> nn.Module:
     if find_spec("orthogonium") is None:
         raise NotImplementedError("orthogonium is not installed")
     layers = importlib.import_module("orthogonium.layers")
-    return layers.AdaptiveOrthoConv2d(channels, channels, kernel, 1, kernel // 2, padding_mode="circular")
-
-
-def _by_torch(channels: int, kernel: int) -> nn.Module:
-    return nn.Conv2d(channels, channels, kernel, padding="same", padding_mode="circular")
+    return layers.AdaptiveOrthoConv2d(CHANNELS, CHANNELS, 3, 1, 1, padding_mode="circular")
 
 
 CONTENDERS: dict[str, Callable[[], nn.Module]] = {
-    UNIT: partial(_by_torch, CHANNELS, 3),
+    UNIT: partial(nn.Conv2d, CHANNELS, CHANNELS, 3, padding="same", padding_mode="circular"),
     "OrthogonalConv2d": partial(sk.nn.OrthogonalConv2d, CHANNELS, CHANNELS, 3),
     "OrthogonalConvTranspose2d": partial(sk.nn.OrthogonalConvTranspose2d, CHANNELS, CHANNELS, 3),
     "CayleyConv2d": partial(sk.nn.CayleyConv2d, CHANNELS, CHANNELS, 3),
-    "orthogonium": partial(_orthogonium, CHANNELS, 3),
+    "orthogonium": _orthogonium,
 }
 """Name to what makes the layer; NotImplementedError says what it needs."""
 
@@ -56,13 +52,6 @@ def forward_backward(contender: str, size: int, device: str) -> Run:
     return lambda: torch.autograd.grad(conv(x), leaves, g)
 
 
-def distance(contender: str, size: int, device: str) -> float:
-    """Returns the largest distance of a singular value of the operator from one, in units of float32's eps."""
-    conv = layer(contender, device).eval()
-    found = sk.metrics.lipschitz(conv, (CHANNELS, size, size), exact=True)
-    return max(found.largest - 1, 1 - found.smallest) / torch.finfo(torch.float32).eps
-
-
 class _Convolutions(Suite):
     """A contender at a size of images."""
 
@@ -72,49 +61,43 @@ class _Convolutions(Suite):
     def level(self, *cell: str) -> str:
         return "quick" if cell[1] == "28" else "full"
 
+    def figure_of(self, contender: str, size: int, device: str) -> float:
+        raise NotImplementedError
 
-class Times(_Convolutions):
+    def measure(self, *cell: str) -> float:
+        contender, size, device = cell
+        with threads(1):
+            return self.figure_of(contender, int(size), device)
+
+
+class Times(_Convolutions, track="time"):
     """Forward and backward of a batch of 32, over those of torch.nn.Conv2d in the same process."""
 
     unit = "ratio"
 
-    def measure(self, *cell: str) -> float:
-        contender, size, device = cell
-        with threads(1):
-            runs = {name: forward_backward(name, int(size), device) for name in (UNIT, contender)}
-            found = race(runs, clock_of(torch.device(device)), **patience())
+    def figure_of(self, contender: str, size: int, device: str) -> float:
+        runs = {name: forward_backward(name, size, device) for name in (UNIT, contender)}
+        found = race(runs, clock_of(torch.device(device)), **patience())
         return found[contender].median / found[UNIT].median
 
-    def track_time(self, *cell: str) -> float:
-        return self.figure
 
-
-class Memory(_Convolutions):
+class Memory(_Convolutions, track="peak"):
     """Allocations of the same, at most."""
 
     unit = "bytes"
 
-    def measure(self, *cell: str) -> float:
-        contender, size, device = cell
-        with threads(1):
-            run = forward_backward(contender, int(size), device)
-            run()
-            return peak_bytes(run, torch.device(device))
-
-    def track_peak(self, *cell: str) -> float:
-        return self.figure
+    def figure_of(self, contender: str, size: int, device: str) -> float:
+        run = forward_backward(contender, size, device)
+        run()
+        return peak_bytes(run, torch.device(device))
 
 
-class Isometry(_Convolutions):
+class Isometry(_Convolutions, track="distance"):
     """Largest distance of a singular value of the operator from one, in units of float32's eps."""
 
     unit = "eps"
     axes = (tuple(CONTENDERS)[1:], *_Convolutions.axes[1:])
 
-    def measure(self, *cell: str) -> float:
-        contender, size, device = cell
-        with threads(1):
-            return distance(contender, int(size), device)
-
-    def track_distance(self, *cell: str) -> float:
-        return self.figure
+    def figure_of(self, contender: str, size: int, device: str) -> float:
+        found = sk.metrics.lipschitz(layer(contender, device).eval(), (CHANNELS, size, size), exact=True)
+        return max(found.largest - 1, 1 - found.smallest) / torch.finfo(torch.float32).eps

@@ -35,7 +35,7 @@ create("digits", {}).held_out()  # reads the images, once for the processes of a
 SMOKE = ("cayley", "householder", "matrix_exp", "multiplicative_cayley")
 
 
-class Frames(Suite):
+class Frames(Suite, track="bits_lost"):
     """A 64 x 64 weight under random gradients, and in training on digits, at the worst step of the run.
 
     Methods are the parametrizations, with Adam or, where a coordinate is a frame itself, with the multiplicative Cayley
@@ -78,9 +78,6 @@ class Frames(Suite):
             raise ArithmeticError(f"{method} lost its frame: the error is {worst}.")
         return bits_lost(worst, 1.0)
 
-    def track_bits_lost(self, *cell: str) -> float:
-        return self.figure
-
 
 def rotation_error(steps: int, decay: float, device: str = "cpu") -> float:
     """The largest error of float32 states of `rotation_scan`, in eps times the largest state."""
@@ -95,7 +92,7 @@ def rotation_error(steps: int, decay: float, device: str = "cpu") -> float:
     return float((found.double() - exact).abs().max() / (torch.finfo(torch.float32).eps * exact.abs().max()))
 
 
-class Rotations(Suite):
+class Rotations(Suite, track="bits_lost"):
     """All states of `rotation_scan` in float32 against the loop in float64: bits lost beyond one eps."""
 
     unit = "bits"
@@ -110,11 +107,8 @@ class Rotations(Suite):
         with threads(1):
             return bits_lost(rotation_error(int(steps), float(decay), device), 1.0)
 
-    def track_bits_lost(self, *cell: str) -> float:
-        return self.figure
 
-
-class Models(Suite):
+class Models(Suite, track="bits_lost"):
     """A small net of each registered model after 30 steps of its recipe for digits, the worst of its weights."""
 
     unit = "bits"
@@ -135,6 +129,3 @@ class Models(Suite):
             for _ in range(self.steps):
                 session.advance()
             return max(found.bits_lost for found in sk.drift(session.model).values())
-
-    def track_bits_lost(self, *cell: str) -> float:
-        return self.figure

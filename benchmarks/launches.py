@@ -117,7 +117,7 @@ def _takes(contender: str, dtype: str) -> bool:
     return dtype_of(sk.available()[contender.partition(" ")[0]], DTYPES[dtype]) == DTYPES[dtype]
 
 
-class Parametrizations(Suite):
+class Parametrizations(Suite, track="launches"):
     """Forward and backward."""
 
     unit = "launches"
@@ -134,11 +134,8 @@ class Parametrizations(Suite):
             raise NotImplementedError(f"{contender} needs a complex weight")
         return counts_of(of_map(MAPS[contender], size, dtype))[0]
 
-    def track_launches(self, *cell: str) -> float:
-        return self.figure
 
-
-class Layers(Suite):
+class Layers(Suite, track="launches"):
     """Forward and backward of recurrent layers of 128 units, over 784 steps of a batch of four, and of convolutions."""
 
     unit = "launches"
@@ -151,11 +148,8 @@ class Layers(Suite):
     def measure(self, *cell: str) -> float:
         return counts_of(of_layer(*cell[:2]))[0]
 
-    def track_launches(self, *cell: str) -> float:
-        return self.figure
 
-
-class Optimizers(Suite):
+class Optimizers(Suite, track="launches"):
     """One step."""
 
     unit = "launches"
@@ -167,9 +161,6 @@ class Optimizers(Suite):
 
     def measure(self, *cell: str) -> float:
         return counts_of(of_optimizer(OPTIMIZERS[cell[0]], *cell[1:3]))[0]
-
-    def track_launches(self, *cell: str) -> float:
-        return self.figure
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ STEPS = 784
 """The fewest of the cases whose memory is looked at."""
 
 
-class Parametrizations(Suite):
+class Parametrizations(Suite, track="peak"):
     """Allocations of the forward and backward of a parametrization."""
 
     unit = "bytes"
@@ -38,11 +38,8 @@ class Parametrizations(Suite):
             run()
             return peak_bytes(run, problem.device)
 
-    def track_peak(self, *cell: str) -> float:
-        return self.figure
 
-
-class Scan(Suite):
+class Scan(Suite, track="peak"):
     """Allocations of a long case, by the scan and by the loop that a user writes."""
 
     unit = "bytes"
@@ -64,6 +61,3 @@ class Scan(Suite):
         enter = ours([contender])[contender] if contender in BACKENDS else recurrence_peers[contender]
         with threads(1):
             return memory_of(drawn(plan, CASES[case]), enter, loss)
-
-    def track_peak(self, *cell: str) -> float:
-        return self.figure

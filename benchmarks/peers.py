@@ -1,13 +1,11 @@
 """Our time over that of the best peer in the same process: 0.5 is twice as fast, and a noisy machine slows both."""
 
-from typing import Any
-
 import stiefelkit as sk
-from benchmarks.suite import PLACES, Suite, named, patience, row_of, size_of
-from stiefelkit.measuring import frames, scan
+from benchmarks.suite import PLACES, Suite, map_race, optimizer_race, patience, row_of
+from stiefelkit.measuring import scan
 from stiefelkit.measuring.implementations import own_implementations, peers
 from stiefelkit.measuring.moved_frames import YARDSTICKS, peer_optimizers
-from stiefelkit.measuring.plans import CASES, OptimizerRace, ParametrizationRace, ScanRace
+from stiefelkit.measuring.plans import CASES, OptimizerRace, ScanRace
 from stiefelkit.measuring.scan import recurrence_peers
 
 SIZES = {
@@ -26,7 +24,7 @@ def _families() -> list[str]:
     return [name for name in sk.available() if name in raced]
 
 
-class Parametrizations(Suite):
+class Parametrizations(Suite, track="ratio"):
     """A parametrization beside torch, geotorch and the other peers of its family."""
 
     unit = "ratio"
@@ -40,21 +38,15 @@ class Parametrizations(Suite):
         return SIZES[size]
 
     def measure(self, *cell: str) -> float:
-        contender, operation, size, device = cell
-        where: dict[str, Any] = {"sizes": (size_of(size),), "device": device, "peers": True, **patience()}
-        names, precisions = named(contender)
-        plan = ParametrizationRace(parametrizations=names, precisions=precisions, operations=(operation,), **where)
-        (race,) = frames.races(plan)
+        contender, *_ = cell
+        race = map_race(*cell, peers=True)
         missing = [reason for reason in race.left_out.values() if "not installed" in reason]
         if missing:
             raise NotImplementedError(f"the best peer is known only with all: {missing[0]}")
         return _inverse(row_of(race, contender)["ratio_to_best_peer"])
 
-    def track_ratio(self, *cell: str) -> float:
-        return self.figure
 
-
-class Optimizers(Suite):
+class Optimizers(Suite, track="ratio"):
     """A step of an optimizer of frames beside geoopt's Riemannian SGD."""
 
     unit = "ratio"
@@ -69,17 +61,11 @@ class Optimizers(Suite):
 
     def measure(self, *cell: str) -> float:
         optimizer, size, device = cell
-        names, precisions = named(optimizer)
-        yardsticks = [peer for peer in YARDSTICKS if peer in peer_optimizers]
-        where: dict[str, Any] = {"sizes": (size_of(size),), "device": device, **patience()}
-        (race,) = frames.races(OptimizerRace(optimizers=(*names, *yardsticks), precisions=precisions, **where))
+        race = optimizer_race(optimizer, filter(peer_optimizers.__contains__, YARDSTICKS), size, device)
         return _inverse(row_of(race, optimizer)["ratio_to_best_peer"])
 
-    def track_ratio(self, *cell: str) -> float:
-        return self.figure
 
-
-class Scan(Suite):
+class Scan(Suite, track="ratio"):
     """The scan beside one other recurrence; torch's layers are of another kind, and have as many units."""
 
     unit = "ratio"
@@ -97,9 +83,6 @@ class Scan(Suite):
         plan = ScanRace(cases=(CASES[case],), backends=("auto",), named_peers=(peer,), device=device, **patience())
         (race,) = scan.races(plan)
         return _inverse(row_of(race, peer)["time_over_ours"])
-
-    def track_ratio(self, *cell: str) -> float:
-        return self.figure
 
 
 def _inverse(ratio: float | None) -> float:

@@ -35,6 +35,10 @@ class _Recorded(Suite):
     axes = (("none",),)
     param_names = ("row",)
 
+    def __init_subclass__(cls, track: str = "") -> None:
+        cls.axes = (tuple(cls.figures) or ("none",),)
+        super().__init_subclass__(track)
+
     def level(self, *cell: str) -> str:
         return "quick"
 
@@ -45,48 +49,32 @@ class _Recorded(Suite):
         return self.figures[cell[0]]
 
 
-class Times(_Recorded):
+class Times(_Recorded, track="seconds"):
     """Medians of times: of a map forward and backward, of a step, of recurrences."""
 
     unit = "s"
     figures = _figures("seconds")
-    axes = (tuple(figures) or ("none",),)
-
-    def track_seconds(self, *cell: str) -> float:
-        return self.figure
 
 
-class Drift(_Recorded):
+class Drift(_Recorded, track="limits"):
     """The largest error of a run over the rounding limit."""
 
     unit = "limits"
     figures = _figures("worst")
-    axes = (tuple(figures) or ("none",),)
-
-    def track_limits(self, *cell: str) -> float:
-        return self.figure
 
 
-class Errors(_Recorded):
+class Errors(_Recorded, track="limits"):
     """Errors of frames over the rounding limit, after a forward or all steps of a race."""
 
     unit = "limits"
     figures = _figures("error_over_limit")
-    axes = (tuple(figures) or ("none",),)
-
-    def track_limits(self, *cell: str) -> float:
-        return self.figure
 
 
-class Memory(_Recorded):
+class Memory(_Recorded, track="bytes"):
     """The most bytes at once."""
 
     unit = "bytes"
     figures = _figures("bytes")
-    axes = (tuple(figures) or ("none",),)
-
-    def track_bytes(self, *cell: str) -> float:
-        return self.figure
 
 
 def main() -> None:
@@ -95,24 +83,14 @@ def main() -> None:
     facts = read_record(Path(path)).machine
     place = Path(__file__).resolve().parent
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=place, check=True, capture_output=True, text=True).stdout
-    known = {
-        "os": facts["system"],
-        "arch": facts.get("GPU", ""),
-        "cpu": facts["CPU"],
-        "ram": facts.get("GPU memory", ""),
-    }
-    words = {
-        "machine": [
-            "--yes",
-            "--machine",
-            name,
-            *(word for fact in known.items() for word in (f"--{fact[0]}", fact[1])),
-        ],
-        "run": ["--machine", name, "--python=same", "--set-commit-hash", head.strip(), "--bench", "^recorded"],
-        "publish": [],
-    }
-    for command, options in words.items():
-        line = [sys.executable, "-m", "asv", command, "--config", "asv.conf.json", *options]
+    gpu, memory = facts.get("GPU", ""), facts.get("GPU memory", "")
+    machine = ["--os", facts["system"], "--arch", gpu, "--cpu", facts["CPU"], "--ram", memory]
+    for words in (
+        ["machine", "--yes", "--machine", name, *machine],
+        ["run", "--machine", name, "--python=same", "--set-commit-hash", head.strip(), "--bench", "^recorded"],
+        ["publish"],
+    ):
+        line = [sys.executable, "-m", "asv", *words, "--config", "asv.conf.json"]
         subprocess.run(line, cwd=place, check=True, env={**os.environ, VARIABLE: str(Path(path).resolve())})
 
 

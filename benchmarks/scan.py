@@ -6,7 +6,7 @@ from stiefelkit.measuring.scan import LOSSES, races
 from stiefelkit.scan import BACKENDS
 
 
-class Scan(Suite):
+class Scan(Suite, track="time"):
     """A backend in a case: dL/dh at every step, or that of the last state alone."""
 
     unit = "LIMIT"
@@ -25,6 +25,3 @@ class Scan(Suite):
         (race,) = races(plan)
         name = f"scan ({backend})" + (", last state" if loss == LOSSES[1] else "")
         return row_of(race, name)["limit_units"]
-
-    def track_time(self, *cell: str) -> float:
-        return self.figure

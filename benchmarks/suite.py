@@ -2,13 +2,16 @@
 
 import itertools
 import os
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
 import torch._dynamo  # optimizers import it at their first step: done here, the processes of all cells have it
 
 from stiefelkit.errors import StiefelkitError
+from stiefelkit.measuring import frames
 from stiefelkit.measuring.contest import Race, Row
+from stiefelkit.measuring.plans import OptimizerRace, ParametrizationRace
 
 MODES = ("smoke", "quick", "full")
 """Each measures more cells than the one before, and none measures a cell in another way."""
@@ -34,10 +37,10 @@ def mode() -> str:
 class Suite:
     """A table of figures, smaller is better, with one cell for each combination of the values on its axes.
 
-    A cell is measured in `setup`, and the method `track_...` hands the figure on: asv leaves a cell empty, without
-    calling it a failure, if `setup` raises NotImplementedError. That is what happens to cells that a parametrization
-    refuses (a real dtype) or that the mode leaves out. Values for which a whole table would be empty, such as a GPU
-    where there is none, are left out of `params`; asv finds older figures by value, so they stay with their history.
+    `class Name(Suite, track="time")` has the method `track_time` for asv, which hands on what `setup` has measured. asv
+    leaves a cell empty, without calling it a failure, if `setup` raises NotImplementedError: where a parametrization
+    refuses a cell (a real dtype), or the mode leaves it out. Values for which a whole table would be empty, such as a
+    GPU where there is none, are left out of `params`; asv finds older figures by value: they stay with their history.
 
     Attributes:
         unit: of the figure.
@@ -55,7 +58,9 @@ class Suite:
     param_names: ClassVar[tuple[str, ...]]
     params: ClassVar[list[list[str]]]
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, track: str = "") -> None:
+        if track:
+            setattr(cls, f"track_{track}", lambda self, *cell: self.figure)
         due = [cell for cell in itertools.product(*cls.axes) if cls().reason_against(*cell) is None]
         kept = [{cell[axis] for cell in due} for axis in range(len(cls.axes))]
         # a table without a cell keeps one, since asv knows none of size zero
@@ -93,6 +98,22 @@ class Suite:
             self.figure = float(f"{self.measure(*cell):.4g}")
         except StiefelkitError as error:
             raise NotImplementedError(str(error)) from error
+
+
+def map_race(contender: str, operation: str, size: str, device: str, **options: Any) -> Race:
+    """Races one of our parametrizations in one operation."""
+    names, precisions = named(contender)
+    own: Any = {"parametrizations": names, "precisions": precisions, "operations": (operation,), **options}
+    (race,) = frames.races(ParametrizationRace(sizes=(size_of(size),), device=device, **own, **patience()))
+    return race
+
+
+def optimizer_race(optimizer: str, peers: Iterable[str], size: str, device: str, **options: Any) -> Race:
+    """Races one of our optimizers beside peers, in one step."""
+    names, precisions = named(optimizer)
+    own: Any = {"optimizers": (*names, *peers), "precisions": precisions, **options}
+    (race,) = frames.races(OptimizerRace(sizes=(size_of(size),), device=device, **own, **patience()))
+    return race
 
 
 def row_of(race: Race, contender: str, dtype: str = "float32") -> Row:

@@ -14,7 +14,6 @@ import argparse
 import itertools
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -111,42 +110,24 @@ def measure(names: list[str], scale: str, device: str, path: Path, command: str,
 def said(command: list[str], seconds: float, log: Path) -> Iterator[dict[str, Any]]:
     """What a process says, a line of JSON each, and at the end {"error": ...} if it did not end well or in time."""
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    lines: queue.Queue[str | None] = queue.Queue()
-    end = time.monotonic() + seconds + GRACE
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": paths, "TORCHINDUCTOR_COMPILE_THREADS": "2"},
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
+    own = {**os.environ, "PYTHONPATH": paths, "TORCHINDUCTOR_COMPILE_THREADS": "2"}
+    options: Any = {"stdout": subprocess.PIPE, "text": True, "cwd": ROOT, "env": own, "start_new_session": True}
+    with log.open("w") as errors, subprocess.Popen(command, stderr=errors, **options) as process:
+        late = threading.Timer(seconds + GRACE, os.killpg, (process.pid, signal.SIGKILL))
+        late.start()
         try:
-            while (line := lines.get(timeout=max(end - time.monotonic(), 0.0))) is not None:
-                yield json.loads(line)
-            if process.wait():
-                yield {"error": f"its process ended with {process.returncode}: {_last(log)}"}
-        except queue.Empty:
-            yield {"error": f"it took more than {seconds + GRACE:.0f} seconds and was ended."}
+            yield from (json.loads(line) for line in process.stdout or () if line.endswith("\n"))
+            process.wait()
         finally:
+            in_time = late.is_alive()
+            late.cancel()
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-
-def _read(stream: IO[str], lines: queue.Queue[str | None]) -> None:
-    for line in stream:
-        lines.put(line)
-    lines.put(None)
-
-
-def _last(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "nothing was said."
+    if not in_time:
+        yield {"error": f"it took more than {seconds + GRACE:.0f} seconds and was ended."}
+    elif process.returncode:
+        last = (log.read_text(errors="replace").strip() or "nothing was said.").splitlines()[-1]
+        yield {"error": f"its process ended with {process.returncode}: {last}"}
 
 
 if __name__ == "__main__":

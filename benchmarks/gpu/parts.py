@@ -231,7 +231,9 @@ def linear(scale: Scale, device: str, schedule: Schedule) -> Races:
             except NotImplementedError as error:
                 contest.left_out[name] = str(error)
         yield replace(_timed(scale, f"convolutions, {words}", runs, place), left_out=contest.left_out)
-        errors = {name: convolutions.distance(name, size, device) for name in runs if name != convolutions.UNIT}
+        errors = {
+            name: convolutions.Isometry().figure_of(name, size, device) for name in runs if name != convolutions.UNIT
+        }
         rows = [_held(name, error < 16, f"{error:.3g} eps", eps=error) for name, error in errors.items()]
         yield Race(f"singular values of convolutions are one, {words}", "law", rows)
 

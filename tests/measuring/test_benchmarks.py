@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from benchmarks import convolutions, drift, gate, launches, memory, peers, recorded, scan, step_time
+from benchmarks import suite as suites
 from benchmarks.suite import VARIABLE, Suite
 from stiefelkit import errors
 from stiefelkit.measuring.plans import CASES, ScanCase
@@ -143,7 +144,7 @@ def test_the_weights_of_a_trained_net_lose_less_than_half_a_bit(monkeypatch):
 )
 def test_figures_of_small_cells_are_finite(monkeypatch, suite, cell):
     monkeypatch.setitem(CASES, "A", ScanCase("A", T=8, n=4, B=2))
-    for module in (step_time, memory, peers, scan):
+    for module in (suites, step_time, memory, peers, scan):
         monkeypatch.setattr(module, "SIZES", {"8x4": "quick", "64x64": "quick"}, raising=False)
         monkeypatch.setattr(module, "patience", lambda: {"repeats": 2, "seconds": 1e-3}, raising=False)
     assert 0 <= tracked(suite, cell) < math.inf
