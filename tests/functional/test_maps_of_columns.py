@@ -142,9 +142,9 @@ TYPES |= dict.fromkeys(["rows", "matrix_stride", "row_stride", "line_stride", "n
         ("reflectors_forward", columns._tile(64, 64, 1, 1)),
         ("reflectors_backward", columns._tile(512, 512, 1, 1)),
         ("reflectors_backward", columns._tile(256, 256, 1, 2)),
-        ("mesh_forward", columns._tile(512, 512, 1, 1, 256)),
-        ("mesh_backward", columns._tile(512, 512, 1, 1, 256) | {"WITH_X": False}),
-        ("mesh_backward", columns._tile(256, 256, 1, 2, 256) | {"WITH_X": True}),
+        ("mesh_forward", columns._tile(512, 512, 1, 1, *columns._OF_MESHES)),
+        ("mesh_backward", columns._tile(512, 512, 1, 1, *columns._OF_MESHES) | {"WITH_X": False}),
+        ("mesh_backward", columns._tile(256, 256, 1, 2, *columns._OF_MESHES) | {"WITH_X": True}),
     ],
 )
 def test_programs_compile_without_spills_to_exact_products(program, fixed, capability, monkeypatch, tmp_path):

@@ -12,6 +12,8 @@ LONGEST = 1024
 """Entries of a row that a program turns and transforms, eight times as many that it only transforms."""
 TALLEST = 512
 """Rows of real columns, twice those of complex ones, that a program holds."""
+_OF_MESHES = (4, 256)
+"""Columns of a program, and numbers of a warp: there each entry needs that of its partner beside it."""
 SHARES = 1024
 """Programs that share the rows of all matrices, each with a sum of its own for the gradient of the angles."""
 
@@ -123,7 +125,7 @@ def takes_mesh(angle: Tensor, n: int, p: int, dtype: torch.dtype) -> bool:
 def rotated_columns(x: Tensor, angle: Tensor, phase: Tensor | None, layers: int) -> Tensor:
     """Returns F_L ... F_1 X as `stiefelkit.functional.brickwall` has it, worked out in float64."""
     (n, p), batch, y = x.shape[-2:], x.shape[:-2].numel(), torch.empty_like(x, memory_format=torch.contiguous_format)
-    fixed = _tile(n, p, batch, 1 + x.is_complex(), 256)
+    fixed = _tile(n, p, batch, 1 + x.is_complex(), *_OF_MESHES)
     turns, scratch = _turns(angle, phase, batch), _scratch(x, batch, 2, fixed)
     given = [_parts(x), turns, _parts(y), scratch, n, p, layers, turns.shape[-1]]
     start(PACKAGE, "mesh_forward", len(scratch), x, *given, **fixed)
@@ -136,7 +138,7 @@ def rotated_columns_gradient(
     """Returns the gradients of X (empty unless `with_x`), angles and phases by Y = `rotated_columns` and dL/dY."""
     (n, p), batch, parts = y.shape[-2:], y.shape[:-2].numel(), 1 + y.is_complex()
     gx = torch.empty_like(y, memory_format=torch.contiguous_format) if with_x else y.new_empty((*y.shape[:-2], 0, 0))
-    fixed = _tile(n, p, batch, parts, 256)
+    fixed = _tile(n, p, batch, parts, *_OF_MESHES)
     turns, scratch = _turns(angle, phase, batch), _scratch(y, batch, 4, fixed)
     slopes = angle.new_empty(batch, fixed["COUNT"], parts, turns.shape[-1])
     given = [_parts(y), _parts(g), turns, _parts(gx), slopes, scratch, n, p, layers, turns.shape[-1]]
@@ -160,16 +162,15 @@ def _scratch(like: Tensor, batch: int, matrices: int, fixed: dict[str, Any]) -> 
     return torch.empty(sizes, dtype=torch.float64, device=like.device)
 
 
-def _tile(n: int, p: int, batch: int, parts: int, numbers: int = 512) -> dict[str, Any]:
-    """Returns constants and options of programs that hold columns of n entries; COUNT of them share those of a matrix.
+def _tile(n: int, p: int, batch: int, parts: int, columns: int = 8, numbers: int = 512) -> dict[str, Any]:
+    """Returns constants and options of programs that hold columns of n entries, a warp so many numbers.
 
-    They are few, since each adds up a gradient of its own. A warp holds so many numbers.
+    COUNT of them share those of a matrix: few, since each adds up a gradient of its own.
     """
     rows = max(16, 1 << (n - 1).bit_length())
-    columns = 4 if rows <= 64 or parts == 2 else 8
     count = max(1, min(-(-p // columns), 128 // max(batch, 1)))
-    warps = max(1, columns * rows * parts // numbers)
-    return {"COUNT": count, "PARTS": parts, "C": columns, "N": rows, "num_warps": warps, "num_stages": 1}
+    options = {"num_warps": max(1, columns * rows * parts // numbers), "num_stages": 1, "maxnreg": 255}
+    return {"COUNT": count, "PARTS": parts, "C": columns, "N": rows, **options}
 
 
 def _signs(signs: Tensor | None, like: Tensor, n: int) -> Tensor:
