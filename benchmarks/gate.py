@@ -40,12 +40,7 @@ UPDATES = 3
 
 @dataclass(frozen=True)
 class Track:
-    """One cell of a suite.
-
-    Args:
-        suite: the suite.
-        cell: its parameters.
-    """
+    """One cell of a suite."""
 
     suite: type[Suite]
     cell: tuple[str, ...]
@@ -140,21 +135,18 @@ def updated(found: Sequence[Track], baseline: Mapping[str, float | None]) -> dic
     return dict(sorted(new.items()))
 
 
-def _pattern(words: str) -> re.Pattern[str]:
-    try:
-        return re.compile(words)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"{words!r} is no regular expression: {error}") from None
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gate", description="Compares with the baseline.")
     parser.add_argument("--subset", choices=MODES, default=mode(), help="how much is measured")
-    parser.add_argument("--tracks", type=_pattern, default="", metavar="REGEX", help="only tracks whose name matches")
+    parser.add_argument("--tracks", default="", metavar="REGEX", help="only tracks whose name matches")
     parser.add_argument("--baseline", type=Path, default=BASELINE, metavar="FILE", help="another baseline")
     parser.add_argument("--update", action="store_true", help="write what is measured into the baseline")
     asked = parser.parse_args(words)
+    try:
+        asked.tracks = re.compile(asked.tracks)
+    except re.error as error:
+        parser.error(f"{asked.tracks!r} is no regular expression: {error}")
     os.environ[VARIABLE] = asked.subset
     here = {"torch": torch.__version__.partition("+")[0], "processor": cpu()}
     if not (asked.update or asked.baseline.exists()):

@@ -420,27 +420,7 @@ def functional(world: World, how: str) -> str:
     return "same"
 
 
-@event(0.7)
-def curvature(world: World) -> str:
-    """Second derivatives of a weight, along its own gradient, are those of the map in float64."""
-    weight = world.weight()
-    if weight is None or world.real.itemsize == 2 or not weight.coordinate_list.param.traits.twice_differentiable:
-        return "same"
-    one = weight.coordinate_list
-    map64 = copy.deepcopy(one.param).to(working_dtype(one.param.dtype))
-    g = torch.randn(one.param.shape, dtype=map64.dtype, generator=world.generator)
-    found = []
-    for param in (one.param, map64):
-        held = [(exact(c) if param is map64 else c.detach()).requires_grad_() for c in one.coordinates.values()]
-        first = (param(*held).to(g.dtype) * g.conj()).real.square().sum()
-        grads = torch.autograd.grad(first, held, create_graph=True)
-        total = torch.stack([d.abs().to(torch.float64).square().sum() for d in grads]).sum()
-        found.append(torch.autograd.grad(total, held, allow_unused=True) if total.requires_grad else [])
-    world.compare("a second derivative", *found)
-    return "same"
-
-
-@event(0.7, "needs", what=("nan", "plain", "other_map", "shape", "missing"))
+@event(0.7, "needs", what=("nan", "shape", "missing"))
 def bad_state(world: World, what: str) -> str:
     """A state dict that does not fit is refused as a whole."""
     weight = world.weight()
@@ -448,17 +428,11 @@ def bad_state(world: World, what: str) -> str:
         return "same"
     state = {key: t.clone() for key, t in world.net.state_dict().items()}
     prefix = f"{weight.qualified.rpartition('.')[0]}.parametrizations.{weight.name}."
-    first, extra = next(key for key in state if key.startswith(f"{prefix}original")), f"{prefix}_extra_state"
+    first = next(key for key in state if key.startswith(f"{prefix}original"))
     if not state[first].numel() or (world.is_tied and what == "missing"):  # which may have been saved once
         return "same"
     if what == "nan":
         state[first].fill_(float("nan"))
-    elif what == "plain":
-        state = {key: t for key, t in state.items() if not key.startswith(prefix)}
-        state[weight.qualified] = getattr(weight.host, weight.name).detach()
-    elif what == "other_map":
-        text = bytes(state[extra].tolist()).replace(b'"map"', b'"mop"')
-        state[extra] = torch.tensor(list(text), dtype=torch.uint8)
     elif what == "shape":
         state[first] = torch.zeros(*state[first].shape, 2)
     else:

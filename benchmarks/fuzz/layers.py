@@ -57,14 +57,9 @@ class Loop(nn.Module):
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of layer.
+    """One kind of layer: what makes it of sizes a and b, in a dtype, and the name of the weight that is orthogonal.
 
-    Attributes:
-        make: a layer of sizes a and b, real tensors of a dtype, without orthogonal weights.
-        weight: the name of the one that becomes orthogonal.
-        shapes: of what it is called with, by a and b; beginning with -1 if those are integers below a.
-        blocks: how many weights stand side by side.
-        is_complex: whether it may be.
+    It is called with inputs of `shapes`, by a and b, which begin with -1 if those are integers below a.
     """
 
     make: Callable[[int, int, Layer, torch.dtype], nn.Module]

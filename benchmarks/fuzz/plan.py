@@ -29,7 +29,6 @@ SCHEDULERS = {
     "LinearLR": {},
     "ReduceLROnPlateau": {"patience": 0},
 }
-INNER = ("cayley", "matrix_exp", "householder", "givens", "stiefel")
 WHOLE = ("block_diagonal", "fourier", "hadamard")
 """Maps of weights without blocks."""
 
@@ -76,8 +75,12 @@ def _layer(rng: random.Random, only: str | None = None) -> dict[str, Any]:
     complex_ = only is None and (name == "fourier" or rng.random() < 0.3)
     kind = rng.choice(COMPLEX) if complex_ and kind not in COMPLEX else kind
     a, b = (rng.randint(1, 7) for _ in range(2))
+    examples = [(shape[-2:], given) for shape, given in maps[name].examples() if max(shape) < 10]
+    shape, options = rng.choice(examples)
+    a, b = rng.sample(shape, 2) if options else (a, b)
+    options: dict[str, Any] = dict(options)
     a = 4 if name == "hadamard" and a > 2 else a
-    b = a if name in ("fourier", "hadamard") or rng.random() < 0.4 else b
+    b = a if name in ("fourier", "hadamard") or (not options and rng.random() < 0.4) else b
     blocks: Any = KINDS[kind].blocks
     view, dim = None, None
     if kind.startswith(("conv", "transposed")):
@@ -86,7 +89,6 @@ def _layer(rng: random.Random, only: str | None = None) -> dict[str, Any]:
         blocks, dim = rng.choice((2, 3, [1, 2], [2, 1, 1])), rng.choice((0, 1))
         size = blocks * rng.randint(1, 3) if isinstance(blocks, int) else sum(blocks)
         a, b = (a, size) if dim == 0 else (size, b)
-    options = _options(rng, name, a if blocks else max(a, b), a if blocks else min(a, b))
     layer: dict[str, Any] = {
         "kind": kind,
         "sizes": [a, b],
@@ -108,17 +110,3 @@ def _layer(rng: random.Random, only: str | None = None) -> dict[str, Any]:
     if "precision" not in options and rng.random() < 0.2 and "fast" in maps[name].precisions:
         options["precision"] = "fast"
     return layer
-
-
-def _options(rng: random.Random, name: str, n: int, p: int) -> dict[str, Any]:
-    """Options of a map for frames of n rows and p columns."""
-    inner = rng.choice(INNER)
-    own: dict[str, list[dict[str, Any]]] = {
-        "block_diagonal": [{"inner": inner}, {"blocks": n, "inner": inner} if n == p else {}],
-        "cayley": [{"negative": rng.randint(0, p)}, {"bandwidth": rng.randint(1, max(1, n - 1))}, {"arc": 0.5}],
-        "givens": [{"layers": rng.randint(1, 2 * n)}, {"layout": "fft"} if n in (1, 2, 4) else {}],
-        "householder": [{"reflections": rng.randint(1, p)}],
-        "margin": [{"margin": 0.05}, {"u": inner, "v": "cayley"}, {"u": "cayley", "v": inner, "margin": 0.0}],
-        "rebased": [{"inner": inner}, {"inner": "cayley", "inner_options": {"arc": 1.0}}],
-    }
-    return {} if name not in own or rng.random() < 0.35 else dict(rng.choice(own[name]))

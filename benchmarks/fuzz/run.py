@@ -17,13 +17,7 @@ TORCHS = (RuntimeError, TypeError, ValueError, NotImplementedError)
 
 @dataclass
 class Outcome:
-    """What became of a case.
-
-    Attributes:
-        failure: what went wrong, in one line, or None.
-        trace: where.
-        counts: how often what was drawn, done, checked and refused, each by its name.
-    """
+    """What became of a case: what went wrong, in a line, and where; how often what was drawn, done and refused."""
 
     failure: str | None = None
     trace: str = ""

@@ -39,19 +39,7 @@ def require(holds: bool, text: str) -> None:
 
 
 class World:
-    """A model and what trains it.
-
-    Args:
-        case: the plan.
-
-    Attributes:
-        net: the model.
-        real: dtype of its real tensors.
-        reals: dtype of the real parts of the weight of each layer.
-        generator: of the event that happens.
-        refused: sentences of what could not be made orthogonal.
-        checks: how often what was compared.
-    """
+    """A model and what trains it, as a case plans it; `refused` says what could not be made orthogonal."""
 
     def __init__(self, case: dict[str, Any]):
         self.case, self.layers, self.is_tied = case, case["layers"], case["tied"]

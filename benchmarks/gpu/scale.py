@@ -15,24 +15,10 @@ Sizes = tuple[tuple[int, int, int], ...]
 class Scale:
     """How much is measured.
 
-    Args:
-        time: what the limits of the parts are multiplied by; a CPU may be busy with other things.
-        maps: parametrizations whose laws are checked; all if empty.
-        optimizers: the same.
-        laws: of maps, most telling first.
-        steps_laws: of optimizers.
-        drift: fields of `DriftPlan`.
-        sizes: of maps.
-        step_sizes: of optimizers of frames.
-        replays: sizes of maps that are replayed as graphs.
-        cases: of the recurrence.
-        race: fields of all races; those of the scan have three times the seconds.
-        memory_size: n of the frames whose memory is measured.
-        epoch: batches of the epoch; all if 0.
-        rotations: T, B and n of linear recurrences.
-        image: side of the images of convolutions.
-        tries: cases of each kind whose truth is looked at.
-        share: number of this process, of how many.
+    `time` multiplies the limits of the parts, since a CPU may be busy with other things. All maps and optimizers are
+    looked at if none is named, and laws most telling first. `drift` and `race` are fields of plans; races of the scan
+    have six times the seconds. `epoch` is in batches, all if 0; `rotations` are T, B and n of linear recurrences; of
+    `tries` cases of each kind the truth is looked at. `share` is the number of this process, of how many.
     """
 
     time: float = 3.0
