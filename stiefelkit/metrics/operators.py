@@ -167,13 +167,8 @@ class _Operator:
             if 0 < size < math.inf:
                 self.unit = 2.0 ** round(math.log2(size))
                 break
-        needs(
-            math.isfinite(size),
-            NonFiniteError,
-            "lipschitz",
-            "finite products of the layer",
-            "others; scale its weights",
-        )
+        wanted, got = "finite products of the layer", "others; scale its weights"
+        needs(math.isfinite(size), NonFiniteError, "lipschitz", wanted, got)
         self._back = min(1 / self.unit, most / 2**14)
         self._there = min(max(1.0, offset) / self.unit, most / 2**14)  # or a large bias would cost digits
         is_lost = size > 0 and self._there * self.unit < 64 * torch.finfo(self.dtype).eps * offset
@@ -306,10 +301,8 @@ def _lanczos(operator: _Operator, steps: int, certain: float, start: Tensor) -> 
         # Kuczynski and Wozniakowski 1992: Pr[theta < (1 - e) lambda] <= 1.648 sqrt(n) exp(-sqrt(e) (2k - 1)).
         short = (math.log(1.648 * math.sqrt(count) / _FAILS) / (2 * k - 1)) ** 2
         short = tolerance if is_exhausted else min(short, 1.0)
-        is_enough = k > 2 and min(
-            certain / operator.unit, math.sqrt(largest / max(1 - short, 1e-300))
-        ) <= _NEAR * math.sqrt(largest)
-        if is_enough or k == steps:
+        bound = min(certain / operator.unit, math.sqrt(largest / max(1 - short, 1e-300)))
+        if (k > 2 and bound <= _NEAR * math.sqrt(largest)) or k == steps:
             break
         matrix[k - 1, k] = matrix[k, k - 1] = rest
         basis.append(w / max(rest, 1e-300))
@@ -402,9 +395,8 @@ def _norm_of_symbol(weight: Tensor, rows: Sequence[Tensor]) -> _Peak:
     symbol, axes = (weight / scale).to(weight.dtype.to_complex()), tuple(range(3, weight.dim()))
     for row in rows:  # each takes the first axis of the kernel, and puts its frequencies last
         tap, frequency = (torch.arange(n, device=weight.device) for n in (symbol.shape[3], row.shape[1]))
-        turns = torch.polar(
-            torch.ones((), device=weight.device), -2 * math.pi / len(frequency) * frequency[:, None] * tap
-        )
+        angle = -2 * math.pi / len(frequency) * frequency[:, None] * tap
+        turns = torch.polar(torch.ones_like(angle), angle)
         symbol = symbol.movedim(3, -1) @ turns.to(symbol.dtype).mT
     symbol = symbol.permute(*axes, 0, 1, 2)
     gram = torch.view_as_real((symbol @ symbol.mH).resolve_conj())

@@ -19,8 +19,6 @@ from stiefelkit.weights.coordinate_parameters import CoordinateParameters
 
 
 class _CayleyConv(CoordinateParameters):
-    """The layer for images of `dims` axes; see `CayleyConv2d`."""
-
     coordinate_parameters: ClassVar[tuple[str, ...]] = ("skew", "diagonal")
     dims: ClassVar[int]
     signs: Tensor

@@ -108,8 +108,6 @@ class Convolution(TorchConvolution):
 
 
 class _Forward(Convolution):
-    """A convolution, whose images are torch's."""
-
     def __init__(
         self,
         in_channels: int,

@@ -112,7 +112,6 @@ GPT2 = Decoder(
 GPT_NEOX = Decoder(
     classes=("GPTNeoXModel",),
     embeddings=("embed_in",),
-    blocks="layers",
     norms={"input_layernorm": ("attention.query_key_value",), "post_attention_layernorm": ("mlp.dense_h_to_4h",)},
     writers=("attention.dense", "mlp.dense_4h_to_h"),
     final="final_layer_norm",

@@ -84,25 +84,22 @@ def load_peft(model: nn.Module, folder: str | os.PathLike[str], name: str = "def
     for title in (*groups, *saved):
         around = sites[title].around
         is_once = places[id(around[0] if around else sites[title].layer)] < 2
-        needs(
-            is_once, OptionError, "load_peft", "layers in one place", f"{title} in several, of which PEFT changes one"
-        )
+        got = f"{title} in several, of which PEFT changes one"
+        needs(is_once, OptionError, "load_peft", "layers in one place", got)
         is_free = all(other.name != name for other in around)
         needs(is_free, OptionError, "load_peft", "a name= that is free", f"{shown(name)}, which {title} has")
-    far: dict[str, float] = {}
 
     def made(site: Site) -> OrthogonalAdapter:
         with importing("load_peft", f"{folder}, {site.name}{of_base}"), torch.no_grad():
-            adapter = read(kind, site.layer, name, groups[site.name], config)
-        far.update({site.name: adapter.peft_distance} if adapter.peft_distance else {})
-        return adapter
+            return read(kind, site.layer, name, groups[site.name], config)
 
     model = put_on(model, fresh, to_save(model, list(saved), name, fresh.values()), name, made)
-    for site in sites_of(model):
-        for other in site.around:
-            if isinstance(other, TrainedCopy) and other.name == name and site.name in saved:
-                other.copy.load_state_dict(saved[site.name])
-    if far:
+    put = [(site.name, other) for site in sites_of(model) for other in site.around if other.name == name]
+    for title, other in put:
+        if isinstance(other, TrainedCopy) and title in saved:
+            other.copy.load_state_dict(saved[title])
+    distances = ((title, other.peft_distance) for title, other in put if isinstance(other, OrthogonalAdapter))
+    if far := {title: distance for title, distance in distances if distance}:
         worst = max(far, key=far.__getitem__)
         warnings.warn(
             f"load_peft loaded the nearest rotations of {len(far)} layers, for which PEFT computes a Neumann series of "

@@ -162,7 +162,6 @@ class Recurrent(CoordinateParameters):
         self._build(device, options)
 
     def _build(self, device: torch.device | str | None, options: dict[str, Any]) -> None:
-        """Adds the weights, those of one step."""
         self._add_weights("", self.input_size, device, options)
 
     _name = property(class_name)

@@ -227,7 +227,7 @@ class RotationRNN(GRULayers):
         rows, angle, g = plain_weights(weights)
         if (basis := weights.basis) is None:
             return rows, angle, g, None, None
-        return _times(rows, basis.conj()), angle, g, basis.conj(), basis.mT
+        return by_heads(rows, basis.conj()), angle, g, basis.conj(), basis.mT
 
     def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
         with without_autocast(x.device):
@@ -251,14 +251,14 @@ class RotationRNN(GRULayers):
         if self.has_bias:
             # An input that is 1 meets the bias: no other pass over the states, nor over their gradient.
             x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
-        first = _times(self._first(suffix, h0, batch, rows), inward)
+        first = by_heads(self._first(suffix, h0, batch, rows), inward)
         # A comparison of sizes would make them constants in traced code.
         is_free = self.backend == "auto" and steps["batch_sizes"] is None and not is_traced()
         is_free = is_free and not float64_is_weak(x.device)
         if is_free and steps["last_only"] and len(x) >= x.shape[-1]:
-            return None, _times(driven_last_state(x, rows, angle, g, first, steps["reverse"]), outward)
+            return None, by_heads(driven_last_state(x, rows, angle, g, first, steps["reverse"]), outward)
         out, last = scan_planes(product(x, rows), angle, g, first, rows.real.dtype, backend=self.backend, **steps)
-        return None if out is None else _times(out, outward), _times(last, outward)
+        return None if out is None else by_heads(out, outward), by_heads(last, outward)
 
     def step(self, x: Tensor, state: Stream | Tensor | None = None) -> tuple[Tensor, Stream]:
         """Runs one step of all layers, as the next one of sequences that come one step at a time.
@@ -298,7 +298,7 @@ class RotationRNN(GRULayers):
             z = torch.addcmul(torch.addcmul(planes_of(driven), low, z), high, z)
             planes.append(z)
             h = z if self.is_complex else torch.view_as_real(z).flatten(-2)
-            x = _times(h, outward).to(self._dtypes()[int(self.is_complex)])
+            x = by_heads(h, outward).to(self._dtypes()[int(self.is_complex)])
         return x, Stream(state.weights, planes)
 
     def _stream(self, hx: Tensor | None, batch: int) -> Stream:
@@ -310,7 +310,7 @@ class RotationRNN(GRULayers):
             high = factor.to(rows.dtype.to_complex())
             low = (factor - high).to(high.dtype)  # the rounding of a factor, whose error would grow with T
             weights.append((rows[:m], rows[m:] if self.has_bias else None, (high, low), outward))
-            planes.append(planes_of(_times(first, inward)))
+            planes.append(planes_of(by_heads(first, inward)))
             m = self.hidden_size
         return Stream(weights, planes)
 
@@ -559,8 +559,3 @@ class LRUBlock(RotationBlock):
         super().__init__(width, hidden_size, **options)
         nn.init.normal_(self.output.weight, std=(2 / self.rnn.hidden_size) ** 0.5)
         nn.init.normal_(self.skip)
-
-
-def _times(rows: Tensor, matrices: Tensor | None) -> Tensor:
-    """Returns rows times the matrices of heads, if there are some, in full precision."""
-    return rows if matrices is None else by_heads(rows, matrices, product)

@@ -1,7 +1,7 @@
 """The fast scan with its derivative, once differentiable, under autograd, torch.func and compilers."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +19,6 @@ TENSORS = Tensors.__match_args__
 
 Arguments = Sequence[Any]
 Dims = Sequence[int | None]
-
-
-class _VmapInfo(Protocol):
-    @property
-    def batch_size(self) -> int: ...
 
 
 def fused_scan(recurrence: Recurrence, tensors: Tensors) -> tuple[Tensor | None, Tensor]:
@@ -81,8 +76,8 @@ class _Scan(_Fast):
         return (*(g if needed else None for g, needed in zip(gradients, needs, strict=True)), None, None)
 
     @staticmethod
-    def vmap(info: _VmapInfo, in_dims: Dims, *args) -> tuple[tuple[Tensor, ...], Dims]:
-        return _one_by_one(_Scan.of, info, in_dims, args)
+    def vmap(info, in_dims: Dims, *args) -> tuple[tuple[Tensor, ...], Dims]:
+        return _one_by_one(_Scan.of, info.batch_size, in_dims, args)
 
 
 class _ScanBackward(_Fast):
@@ -98,8 +93,8 @@ class _ScanBackward(_Fast):
         raise OptionError('scan needs backend="reference" for second derivatives, got a fast one.')
 
     @staticmethod
-    def vmap(info: _VmapInfo, in_dims: Dims, *args) -> tuple[tuple[Tensor, ...], Dims]:
-        return _one_by_one(_ScanBackward.of, info, in_dims, args)
+    def vmap(info, in_dims: Dims, *args) -> tuple[tuple[Tensor, ...], Dims]:
+        return _one_by_one(_ScanBackward.of, info.batch_size, in_dims, args)
 
 
 ARGUMENTS = f"Tensor x, Tensor w, Tensor h0, Tensor? u, Tensor? bias, Tensor? activation_bias, {SETTINGS}"
@@ -158,12 +153,12 @@ def scan_backward(*args: Any) -> list[Tensor]:
 
 
 def _one_by_one(
-    call: Callable[..., Sequence[Tensor]], info: _VmapInfo, in_dims: Dims, args: Arguments
+    call: Callable[..., Sequence[Tensor]], count: int, in_dims: Dims, args: Arguments
 ) -> tuple[tuple[Tensor, ...], Dims]:
     """Calls a function for each index of the new dimension, and stacks what it returns."""
     results = [
         call(*(arg.select(dim, i) if isinstance(dim, int) else arg for dim, arg in zip(in_dims, args, strict=True)))
-        for i in range(info.batch_size)
+        for i in range(count)
     ]
     stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
     return stacked, (0,) * len(stacked)

@@ -65,9 +65,8 @@ def rotation_scan(
     tensor([[-1.,  1.]])
     """
     if backend not in ROTATION_BACKENDS:
-        raise UnknownNameError(
-            f"rotation_scan has no backend {shown(backend)}{did_you_mean(backend, ROTATION_BACKENDS)}"
-        )
+        near = did_you_mean(backend, ROTATION_BACKENDS)
+        raise UnknownNameError(f"rotation_scan has no backend {shown(backend)}{near}")
     g = decay
     if not isinstance(g, Tensor):
         g = torch.full((), g, dtype=torch.float64, device=angle.device)
@@ -103,16 +102,30 @@ def scan_planes(
     shape = torch.broadcast_shapes(angle.shape, g.shape)
     shape = (z.shape[-1],) if len(shape) < 2 else shape
     angle, g = (torch.broadcast_to(t.to(torch.promote_types(t.dtype, real)), shape) for t in (angle, g))
-    mask = None
+    mask = ends = first = None
     if sizes is not None:
         mask = torch.arange(sizes[0], device=x.device) < torch.tensor(sizes, device=x.device)[:, None]
+        ends = mask.sum(0) - 1, torch.arange(sizes[0], device=x.device)
         z, angle, g = (
             t if t.dim() == 1 else t.new_zeros(*mask.shape, t.shape[-1]).index_put((mask,), t) for t in (z, angle, g)
         )
-    out, last = _run(z, angle, g, h, mask, reverse, last_only, find_rotation_backend(backend, z))
-    if mask is not None and out is not None:
-        out = out[mask]
-    return None if out is None else _like(out, x, dtype), _like(last, x, dtype)
+    if h is not None:
+        factor = _factor(g, angle)
+        if ends is None or not reverse:
+            first = (h * (factor if factor.dim() == 1 else factor[-1 if reverse else 0])).to(z.dtype)
+        else:
+            # States stay zero until a sequence begins at its own last step.
+            turned = (h * (factor if factor.dim() == 1 else factor[ends])).to(z.dtype)
+            z = z.index_put(ends, turned, accumulate=True)
+    name, is_last_only = find_rotation_backend(backend, z), last_only and (ends is None or reverse)
+    if name == "reference":
+        out, last = _loop(z, first, angle, g, reverse)
+    else:
+        out, last = _Scan.of(z, first, angle, g, reverse, is_last_only, name)
+    if ends is not None and not reverse:
+        last = out[ends]
+    last = _like(last, x, dtype)
+    return None if last_only else _like(out if mask is None else out[mask], x, dtype), last
 
 
 def driven_last_state(x: Tensor, u: Tensor, angle: Tensor, decay: Tensor, h0: Tensor, reverse: bool) -> Tensor:
@@ -181,37 +194,6 @@ def _like(z: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.is_complex():
         return z.to(torch.promote_types(dtype, torch.complex32))
     return torch.view_as_real(z).flatten(-2).to(dtype)
-
-
-def _run(
-    z: Tensor,
-    angle: Tensor,
-    decay: Tensor,
-    h: Tensor | None,
-    mask: Tensor | None,
-    reverse: bool,
-    last_only: bool,
-    backend: str,
-) -> tuple[Tensor | None, Tensor]:
-    """Runs padded sequences, which `mask` (T, B) marks, of complex numbers."""
-    ends = None if mask is None else (mask.sum(0) - 1, torch.arange(mask.shape[1], device=z.device))
-    first = None
-    if h is not None:
-        factor = _factor(decay, angle)
-        if ends is None or not reverse:
-            first = (h * (factor if factor.dim() == 1 else factor[-1 if reverse else 0])).to(z.dtype)
-        else:
-            # States stay zero until a sequence begins at its own last step.
-            turned = (h * (factor if factor.dim() == 1 else factor[ends])).to(z.dtype)
-            z = z.index_put(ends, turned, accumulate=True)
-    is_last_only = last_only and (ends is None or reverse)
-    if backend == "reference":
-        out, last = _loop(z, first, angle, decay, reverse)
-    else:
-        out, last = _Scan.of(z, first, angle, decay, reverse, is_last_only, backend)
-    if ends is not None and not reverse:
-        last = out[ends]
-    return None if last_only else out, last
 
 
 def _factor(decay: Tensor, angle: Tensor) -> Tensor:

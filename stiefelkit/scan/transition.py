@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stiefelkit._torch import is_in_forward_mode
 from stiefelkit.functional._arithmetic.function import Context, Function
-from stiefelkit.functional._arithmetic.product import FullPrecision, is_plain
+from stiefelkit.functional._arithmetic.product import FullPrecision, is_plain, product
 from stiefelkit.functional._kernels.launch import start
 from stiefelkit.scan.engines.planes import on_gpu, planes_of
 from stiefelkit.scan.engines.triton import PACKAGE
@@ -59,18 +59,17 @@ def _normalized(u: Tensor, rate: Tensor) -> Tensor:
     return torch.view_as_complex(parts.unflatten(-1, (-1, 2))) if u.is_complex() else parts
 
 
-Plain = Callable[..., tuple[Tensor | None, Tensor]]
-"""Runs inputs through the tensors of a `Transition`, by operators of torch."""
-
-
 def takes(x: Tensor, weights: Transition) -> bool:
     """Returns whether programs run inputs through a layer: in eager mode, in float32, with real states."""
     held = [x, *(t for t in weights[:6] if t is not None)]
     return all(t.dtype == torch.float32 for t in held) and is_plain(*held) and not is_in_forward_mode()
 
 
-def run(x: Tensor, weights: Transition, reverse: bool, plain: Plain) -> tuple[Tensor, Tensor]:
-    """Returns all states of a layer, without first ones, and the last; derivatives of higher order are by `plain`."""
+def run(x: Tensor, weights: Transition, reverse: bool, plain: Callable[..., Any]) -> tuple[Tensor, Tensor]:
+    """Returns all states of a layer, without first ones, and the last; its derivatives are of first order.
+
+    Those of higher order are of `plain`, which takes inputs and the tensors of weights, by operators of torch.
+    """
     out, last, *_ = _Run.of(x, *weights, reverse, plain)
     return out, last
 
@@ -123,8 +122,7 @@ def transition_forward(x: Tensor, weights: Transition, reverse: bool) -> tuple[T
     rows = x.new_empty(n, m + (weights.bias is not None))
     factor = x.new_empty(len(weights.angle), dtype=torch.complex128)
     _start("prepare", weights, (), (rows, torch.view_as_real(factor)), (rows.shape[1],))
-    inward = rows.mT if basis is None else by_heads(rows.mT, basis)
-    flat = x.flatten(0, 1)
+    inward, flat = by_heads(rows.mT, basis), x.flatten(0, 1)
     driven = flat @ inward if weights.bias is None else torch.addmm(inward[m], flat, inward[:m])
     turned, last, _ = on_gpu(planes_of(driven.view(*x.shape[:2], n)), None, factor, reverse, False)
     states, last = (torch.view_as_real(t).flatten(-2) for t in (turned, last))
@@ -140,25 +138,25 @@ def transition_backward(
     """Returns the gradients by inputs and weights, None where there is none, from those by all states."""
     (n, m), basis = weights.u.shape, weights.basis
     flat, g_flat = x.flatten(0, 1), g.reshape(-1, n)
-    g_planes = g_flat if basis is None else by_heads(g_flat, basis)
-    a, _, pull = on_gpu(planes_of(g_planes.view(g.shape)), None, factor, not reverse, False, states=planes_of(z))
+    g_planes = planes_of(by_heads(g_flat, basis).view(g.shape))
+    a, _, pull = on_gpu(g_planes, None, factor, not reverse, False, states=planes_of(z))
     assert pull is not None
     a = torch.view_as_real(a).view(-1, n)
     g_inward = torch.empty_like(rows.mT, memory_format=torch.contiguous_format)
     torch.mm(flat.mT, a, out=g_inward[:m])
     if weights.bias is not None:
         torch.sum(a, 0, out=g_inward[m])
-    g_rows, inward, g_basis = g_inward.mT, rows.mT, None
+    g_rows, g_basis = g_inward.mT, None
     if basis is not None:
         heads, size = basis.shape[:2]
         parts = g_inward.view(-1, heads, size).transpose(0, 1)  # (heads, m or m + 1, d)
         g_rows = torch.bmm(basis, parts.mT).view(n, -1)
         g_basis = torch.bmm(g_flat.view(-1, heads, size).permute(1, 2, 0), z.view(-1, heads, size).transpose(0, 1))
         g_basis.baddbmm_(rows.view(heads, size, -1), parts)
-        inward = by_heads(rows.mT, basis) if needs_x else inward
     found = [None if t is None else torch.empty_like(t) for i, t in enumerate(weights[:6]) if i != 3]
     _start("prepare_back", weights, (g_rows, torch.view_as_real(pull)), found, g_rows.stride())
-    return [(a @ inward[:m].mT).view(x.shape) if needs_x else None, *found[:3], g_basis, *found[3:]]
+    dx = (a @ by_heads(rows.mT, basis)[:m].mT).view(x.shape) if needs_x else None
+    return [dx, *found[:3], g_basis, *found[3:]]
 
 
 def _start(
@@ -172,9 +170,11 @@ def _start(
     start(PACKAGE, name, w.heads, w.u, *contiguous, *given, *results, *sizes, **fixed, num_warps=8)
 
 
-def by_heads(rows: Tensor, matrices: Tensor, times: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> Tensor:
-    """Returns rows (*, n) times one matrix for each head, (heads, d, d)."""
+def by_heads(rows: Tensor, matrices: Tensor | None) -> Tensor:
+    """Returns rows (*, n) times one matrix for each head, (heads, d, d), if there are some, in full precision."""
+    if matrices is None:
+        return rows
     if len(matrices) == 1:
-        return times(rows, matrices[0])
+        return product(rows, matrices[0])
     parts = rows.reshape(-1, *matrices.shape[:2]).transpose(0, 1)
-    return times(parts, matrices).transpose(0, 1).reshape(rows.shape)
+    return product(parts, matrices).transpose(0, 1).reshape(rows.shape)

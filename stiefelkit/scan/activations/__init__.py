@@ -119,14 +119,7 @@ def _check(target: object) -> None:
     needs(is_one, OptionError, "An activation", "to be a subclass of Activation", target)
 
 
-_SIMPLE = {
-    "abs": "Abs",
-    "identity": "Identity",
-    "leaky_relu": "LeakyReLU",
-    "oplu": "OPLU",
-    "relu": "ReLU",
-    "tanh": "Tanh",
-}
+_SIMPLE = dict(abs="Abs", identity="Identity", leaky_relu="LeakyReLU", oplu="OPLU", relu="ReLU", tanh="Tanh")
 _BUILT_IN = {name: f"{__name__}.simple:{cls}" for name, cls in _SIMPLE.items()}
 _BUILT_IN |= {"modrelu": f"{__name__}.modrelu:ModReLU", "modrelu_epsilon": f"{__name__}.modrelu:ModReLUEpsilon"}
 _activations = Registry("", "activation", _BUILT_IN, _check)

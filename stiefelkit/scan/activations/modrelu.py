@@ -224,8 +224,6 @@ class ModReLUEpsilon(Activation):
 
 
 class _ComplexEpsilon(_OfPairs, ModReLUEpsilon):
-    """The same of pairs [Re z | Im z]."""
-
     def of_rows(self, z: Tensor, b: Tensor) -> Tensor:
         return modrelu_of_parts(z.unflatten(-1, (2, -1)), b, self.slope, -2).flatten(-2)
 

@@ -1,7 +1,6 @@
 """Engines, which run a recurrence chunk by chunk or at once, forward and back."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,22 +11,10 @@ from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem, segment
 from stiefelkit.scan.engines.triton import Triton
 
 
-class Engine(Protocol):
-    """A way to run the recurrence and to go back through it."""
-
-    def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns all states, the last of each sequence, and (with `keep`) what the derivative needs besides."""
-        ...
-
-    def backward(self, p: Problem, outcome: Outcome, needs: Sequence[bool]) -> Gradients:
-        """Returns the gradients by those of x, w, h0, u, bias and activation bias that are wanted."""
-        ...
-
-
 class Checkpointed:
-    """Another engine, which keeps states before segments of about T^(1/2) steps in the place of all; see `Engine`."""
+    """Another engine, which keeps states before segments of about T^(1/2) steps in the place of all."""
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: InPlace | Triton):
         self.engine = engine
 
     def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,7 +54,7 @@ def _segments(p: Problem) -> list[slice]:
     return parts[::-1] if p.reverse else parts
 
 
-def find_engine(recurrence: Recurrence) -> Engine:
+def find_engine(recurrence: Recurrence) -> InPlace | Triton | Checkpointed:
     """Returns what runs a recurrence and keeps the states that are asked for."""
     engine = Triton() if recurrence.backend == "triton" else InPlace()
     return Checkpointed(engine) if recurrence.last_only else engine

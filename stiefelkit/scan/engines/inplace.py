@@ -16,9 +16,10 @@ from stiefelkit.scan.structures import Structure
 
 
 class InPlace:
-    """The recurrence chunk by chunk; see `Engine`."""
+    """The recurrence chunk by chunk."""
 
     def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns all states, the last of each sequence, and (with `keep`) what the derivative needs besides."""
         # Rows of sequences that are not alive in a chunk stay: they have ended, or wait for their first step.
         out, state, saved, act = p.states_like(), p.first.clone(), p.saved_like(keep), p.activation
         add = partial(Tensor.addmm_, mat2=p.wt) if p.structure is None else p.structure.add_
@@ -39,6 +40,7 @@ class InPlace:
         return out, p.row_gradient(state), saved
 
     def backward(self, p: Problem, outcome: Outcome, needs: Sequence[bool]) -> Gradients:
+        """Returns the gradients by those of x, w, h0, u, bias and activation bias that are wanted."""
         sums = _Sums(p, needs)
         dx = torch.empty_like(p.x, memory_format=torch.contiguous_format) if needs[0] else None
         # The gradients by the last states, (B, N), become those by the first ones.
@@ -129,11 +131,7 @@ class _Sums:
     def __init__(self, p: Problem, needs: Sequence[bool]):
         self.p = p
         _, self.needs_w, _, needs_u, needs_bias, needs_inner = needs
-        parts, columns = 1 + p.is_complex, p.x.shape[-1] * (1 + p.x.is_complex())
-
-        def zeros(*shape: int) -> Tensor:
-            return p.first.new_zeros(shape)
-
+        parts, columns, zeros = 1 + p.is_complex, p.x.shape[-1] * (1 + p.x.is_complex()), p.first.new_zeros
         self.w = zeros(p.width, p.width) if self.needs_w and p.structure is None else None
         self.u = zeros(p.width, columns) if needs_u and p.u is not None else None
         self.bias = zeros(parts * len(p.bias)) if needs_bias and p.bias is not None else None

@@ -97,7 +97,6 @@ def on_gpu(
     factor: Tensor,
     reverse: bool,
     last_only: bool,
-    chunks: int | None = None,
     states: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Returns what `by_chunks` does, by Triton programs, in float64: one pass, or two over chunks that fill the GPU.
@@ -110,10 +109,8 @@ def on_gpu(
     if not columns:
         return torch.empty_like(x[:0] if last_only else x), last, None if states is None else torch.zeros_like(factor)
     blocks = -(-columns // BLOCK)
-    if chunks is None:
-        fitting = max(1, 4 * multiprocessors(x.device) // blocks)
-        chunks = min(-(-steps // LEAST), fitting)
-    chunk = -(-steps // chunks)
+    fitting = max(1, 4 * multiprocessors(x.device) // blocks)
+    chunk = -(-steps // min(-(-steps // LEAST), fitting))
     chunks = -(-steps // chunk)
     shape = chunks, *x.shape[1:]
     ends = totals = None

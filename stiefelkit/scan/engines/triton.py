@@ -114,7 +114,7 @@ def unsupported_device(device: torch.device) -> str | None:
 
 
 class Triton:
-    """The recurrence as two kernels, in a layout of the work or that of the table; see `Engine`."""
+    """The recurrence as two kernels, in a layout of the work or that of the table, with the methods of `InPlace`."""
 
     def __init__(self, layout: KernelLayout | None = None):
         self.layout = layout
@@ -239,12 +239,9 @@ def program_constants(layout: KernelLayout, width: int, units: int, activation: 
 def _tiles(width: int, is_paired: bool) -> dict[str, Any]:
     """Returns the first of TILES that pads a matrix least."""
     columns = width // 2 if is_paired else width
-
-    def padded(tile: tuple[int, int]) -> int:
-        return -(-columns // tile[1]) * tile[1]
-
     # Two halves side by side fill a tile of pairs.
-    rows, size = min(((rows, size >> is_paired) for rows, size in TILES), key=padded)
+    tiles = ((rows, size >> is_paired) for rows, size in TILES)
+    rows, size = min(tiles, key=lambda tile: -columns % tile[1])
     return {"BLOCK_B": BATCH_BLOCK, "BLOCK_K": rows, "BLOCK_N": size, "PAIRS": is_paired, "num_warps": 4}
 
 

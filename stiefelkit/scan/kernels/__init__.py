@@ -7,13 +7,6 @@ from .tiles import tiles_back, tiles_forward
 from .transitions import prepare, prepare_back
 
 __all__ = [
-    "groups_back",
-    "groups_forward",
-    "prepare",
-    "prepare_back",
-    "rotate_planes",
-    "rows_back",
-    "rows_forward",
-    "tiles_back",
-    "tiles_forward",
-]
+    "groups_back", "groups_forward", "prepare", "prepare_back", "rotate_planes", "rows_back", "rows_forward",
+    "tiles_back", "tiles_forward",
+]  # fmt: skip

@@ -26,7 +26,6 @@ def _meet(counter, target):
 
 @inline
 def _blocks(matrix, column, BLOCKS: constexpr, LONG: constexpr, SIZE: constexpr, DEEP: constexpr):
-    """Returns the blocks of SIZE columns of a matrix."""
     STRIDE: constexpr = start_of(BLOCKS, LONG)
     blocks = ()
     for i in tl.static_range(BLOCKS):

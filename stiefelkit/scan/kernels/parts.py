@@ -253,13 +253,11 @@ def added(x, y):
 
 @inline
 def _halves(x, SIZE: constexpr):
-    """Returns the first and the second units of all pairs."""
     return tl.split(tl.reshape(x, (SIZE // 2, 2)))
 
 
 @inline
 def _whole(x, y, SIZE: constexpr):
-    """Undoes `_halves`."""
     return tl.reshape(tl.join(x, y), (SIZE,))
 
 

@@ -72,32 +72,19 @@ class Brick(Structure):
         counts = [(self.n - i % 2) // 2 for i in range(layers)]
         self.turns = [turn[:count] for turn, count in zip(turns, counts, strict=True)]
         self.turns_back = [turn.conj().resolve_conj() for turn in self.turns]
-        self.phases = [_diagonal(self._spread(second, i)) for i in range(layers)]
+        seconds = [row[:count] if factors.is_complex() else 1.0 for row, count in zip(second, counts, strict=True)]
+        self.phases = [_diagonal(_with_seconds(d[0], i, phases)) for i, phases in enumerate(seconds)]
         self.d = _diagonal(d[0])
         # With conjugate pairs, which gradients by angles take: second units have the other sign behind a layer.
-        signs = [self._signs(i) for i in range(layers)]
-        before = [torch.ones_like(self.d.re), *signs]
-        self.signs = signs
-        products = (a * b for a, b in zip(signs, before[:-1], strict=True))
+        self.signs = [_with_seconds(self.d.re, i, -1.0) for i in range(layers)]
+        before = [torch.ones_like(self.d.re), *self.signs]
+        products = (a * b for a, b in zip(self.signs, before[:-1], strict=True))
         self.phases_of_conjugates = [phase.signed(s) for phase, s in zip(self.phases, products, strict=True)]
         self.block = max(1, BLOCK // (self.parts * self.n))
         self.rooms: dict[int, list[_Room]] = {}
         self.stages = self.d.re.new_empty(0)
         self.views: list[list[_Room]] = []
         self._restart()
-
-    def _signs(self, i: int) -> Tensor:
-        row = torch.ones_like(self.d.re)
-        row[i % 2 + 1 :: 2] = -1
-        return row
-
-    def _spread(self, phases: Tensor, i: int) -> Tensor:
-        """Returns the phases of a layer at the second of its units."""
-        row = torch.ones_like(phases[i])
-        if self.parts == 2:
-            count = (self.n - i % 2) // 2
-            row[i % 2 + 1 :: 2] = phases[i, :count]
-        return row
 
     def _restart(self) -> None:
         real = self.d.re
@@ -195,6 +182,13 @@ class Brick(Structure):
             g = along_circle(self.factors, torch.cat([turned, torch.stack(of_layers), of_d.unsqueeze(0)]))
         self._restart()
         return g
+
+
+def _with_seconds(like: Tensor, i: int, seconds: Tensor | float) -> Tensor:
+    """Returns a row of ones, and of other numbers at the second units of the pairs of layer i."""
+    row = torch.ones_like(like)
+    row[i % 2 + 1 :: 2] = seconds
+    return row
 
 
 def _diagonal(d: Tensor) -> _Diagonal:
