@@ -14,9 +14,10 @@ from stiefelkit import errors
 
 def compiled(layer, x):
     torch.compiler.reset()
-    run = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    twin = copy.deepcopy(layer)  # a second map makes symbols of numbers that the first was given
+    run = torch.compile(lambda x: layer(x) + twin(x), fullgraph=True, dynamic=True, backend="aot_eager")
     for rows in (1, 2, 7):
-        assert close(run(x[:rows]), layer(x[:rows]))
+        assert close(run(x[:rows]), 2 * layer(x[:rows]))
 
 
 def exported(layer, x, strict=False):

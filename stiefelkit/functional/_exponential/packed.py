@@ -41,8 +41,6 @@ from stiefelkit.tensors import check_tensors
 _LARGEST_IN_DOUBLE = 32
 _LARGEST_KEPT = 512
 """Rows of a matrix whose powers a device keeps, 44 matrices; beyond, products cost more than their launches."""
-_FINER_THAN_SINGLE = 1e-10
-"""Truncation of frames in float64 that are rounded to float32."""
 _WINDOW = (-0.97, -0.8)
 """Eigenvalues of the Hermitian part below a gap in here are those near -1."""
 
@@ -81,15 +79,15 @@ def matrix_exp(
     double = not single or n > 2 * p or (precision == "exact" and n <= _LARGEST_IN_DOUBLE)
     last = not single or not (double or precision == "fast")
     v = v.double() if double else v
-    truncation = _FINER_THAN_SINGLE if single and double else None
+    is_fine = single and double
     is_split = single and splits(v.new_empty(0, p))
     last = last or (is_split and not double)
     if n > 2 * p:
-        w = _tall(v, n, p, is_complex, truncation)
+        w = _tall(v, n, p, is_complex, is_fine)
         w = w if single else polish(w)
     else:
         a = _Skew.of(v, n, p, is_complex)
-        w = exponential(a, skew=True, truncation=truncation, polish=last and n == p)
+        w = exponential(a, skew=True, is_fine=is_fine, polish=last and n == p)
     if n > p:
         w = w[..., :p]
         if rotation is not None:
@@ -144,12 +142,12 @@ class _InOneLaunch(Function):
         if not is_differentiated() and launch.takes(v, ctx.n, 1 + ctx.is_complex):
             return launch.exponential_backward(v, g), None, None
         a = _Skew.of(v.double(), ctx.n, ctx.n, ctx.is_complex)
-        return pack_skew_gradient(adjoint(a, g.to(a.dtype), True, _FINER_THAN_SINGLE)).to(v.dtype), None, None
+        return pack_skew_gradient(adjoint(a, g.to(a.dtype), True, True)).to(v.dtype), None, None
 
     @staticmethod
     def tangent(ctx: Context, t: Tensor, *_: None) -> Tensor:
         a, t = (_Skew.of(x.double(), ctx.n, ctx.n, ctx.is_complex) for x in (ctx.saved_tensors[0], t))
-        return derivative(a, t, _FINER_THAN_SINGLE).to(torch.complex64 if ctx.is_complex else torch.float32)
+        return derivative(a, t, True).to(torch.complex64 if ctx.is_complex else torch.float32)
 
 
 class _Squared(_InOneLaunch):
@@ -176,12 +174,12 @@ class _Squared(_InOneLaunch):
         return launch.skew_coordinates(squared_adjoint(g.double(), *ctx.saved_tensors[1:]), 1.0), None, None
 
 
-def _tall(v: Tensor, n: int, p: int, is_complex: bool, truncation: float | None) -> Tensor:
+def _tall(v: Tensor, n: int, p: int, is_complex: bool, is_fine: bool) -> Tensor:
     a11, a21 = unpack_skew(v, n, p, is_complex)
-    is_split = truncation is not None and splits(a11)
+    is_split = is_fine and splits(a11)
     times = fine_product if is_split else torch.matmul
     block, z, _ = on_span(a11, a21, times)
-    columns = exponential(block, truncation=truncation)[..., :p]
+    columns = exponential(block, is_fine=is_fine)[..., :p]
     return torch.cat([columns[..., :p, :], times(z, columns[..., p:, :])], dim=-2)
 
 

@@ -42,10 +42,12 @@ _POWERS = (
 )
 """B_k = constant + combination of A, A^2, A^3; then A6 = B2 + B3^2 and sum_{j <= 12} A^j / j! = B0 + (B1 + A6) A6."""
 
+_FINE = 1e-10
+"""Error of frames in float64 that are rounded to float32."""
 Factors = tuple[Tensor, tuple[Tensor, ...]]
 
 
-def exponential(a: Tensor, *, skew: bool = False, truncation: float | None = None, polish: bool = False) -> Tensor:
+def exponential(a: Tensor, *, skew: bool = False, is_fine: bool = False, polish: bool = False) -> Tensor:
     """Returns the exponential of square matrices, twice differentiable, once of them in forward mode.
 
     Takes :math:`4 + s` products and :math:`7 + 2 s` more backward (:math:`8 + 2 s` if not skew),
@@ -55,36 +57,36 @@ def exponential(a: Tensor, *, skew: bool = False, truncation: float | None = Non
     Args:
         a: square matrices, shape (*, n, n), float32, float64, complex64 or complex128; one scaling serves a batch.
         skew: whether :math:`A^H = -A`. The gradient is then right up to a Hermitian matrix: antisymmetrize it.
-        truncation: error that the polynomial may have, relative to :math:`‖W‖_F` (8 times as much in single
-            directions); 3.5 eps of the dtype when None.
+        is_fine: whether the polynomial may be off by 1e-10, relative to :math:`‖W‖_F` (8 times as much in single
+            directions), in place of 3.5 eps of the dtype. No number, which Dynamo would make a symbol.
         polish: for skew A: take a last step to the nearest unitary matrix (`stiefelkit.functional.polish`).
 
     Returns:
         Tensor of the shape and dtype of A; float32 of norm above 8 is computed in float64. NaN propagates.
     """
     check_square("exponential", a)
-    return (_Kept if is_plain(a) else _Traced).of(a, skew, truncation, polish)
+    return (_Kept if is_plain(a) else _Traced).of(a, skew, is_fine, polish)
 
 
 class _Traced(Function):
     """Calls an opaque operator each way."""
 
     @staticmethod
-    def forward(a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Tensor:
-        return _exponential(a, skew, truncation, polish)
+    def forward(a: Tensor, skew: bool, is_fine: bool, polish: bool) -> Tensor:
+        return _exponential(a, skew, is_fine, polish)
 
     @staticmethod
     def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Any) -> None:
-        a, ctx.skew, ctx.truncation, _ = inputs
+        a, ctx.skew, ctx.is_fine, _ = inputs
         keep(ctx, a)
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
-        return _Adjoint.of(ctx.saved_tensors[0], g, ctx.skew, ctx.truncation), None, None, None
+        return _Adjoint.of(ctx.saved_tensors[0], g, ctx.skew, ctx.is_fine), None, None, None
 
     @staticmethod
     def tangent(ctx: Context, t: Tensor, *_: None) -> Tensor:
-        return derivative(ctx.saved_tensors[0], t, ctx.truncation)
+        return derivative(ctx.saved_tensors[0], t, ctx.is_fine)
 
 
 class _Kept(_Traced):
@@ -94,14 +96,14 @@ class _Kept(_Traced):
     setup_context = torch.autograd.Function.setup_context
 
     @staticmethod
-    def forward(ctx: Context, a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Tensor:
+    def forward(ctx: Context, a: Tensor, skew: bool, is_fine: bool, polish: bool) -> Tensor:
         with FullPrecision(a.device):
-            w, factors = _taylor(a, skew, truncation)
+            w, factors = _taylor(a, skew, is_fine)
             w = _shaped(w, a)
             w = polished(w) if polish else w
             # Dual numbers take no view for what a function returns.
             w = w.clone() if is_view(w) else w
-        ctx.skew, ctx.truncation = skew, truncation
+        ctx.skew, ctx.is_fine = skew, is_fine
         ctx.save_for_backward(a, *factors)
         ctx.save_for_forward(a)
         return w
@@ -112,7 +114,7 @@ class _Kept(_Traced):
             return _Traced.backward(ctx, g)
         a, *factors = ctx.saved_tensors
         with FullPrecision(g.device):
-            split = _is_split(a, ctx.truncation)
+            split = _is_split(a, ctx.is_fine)
             return _adjoint(g.to(factors[0].dtype), factors, ctx.skew, split).to(a.dtype), None, None, None
 
 
@@ -120,8 +122,8 @@ class _Adjoint(Function):
     """Returns the adjoint derivative of the exponential at A along G, differentiable in both."""
 
     @staticmethod
-    def forward(a: Tensor, g: Tensor, skew: bool, truncation: float | None) -> Tensor:
-        return _exponential_adjoint(a, g, skew, truncation)
+    def forward(a: Tensor, g: Tensor, skew: bool, is_fine: bool) -> Tensor:
+        return _exponential_adjoint(a, g, skew, is_fine)
 
     @staticmethod
     def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -143,9 +145,9 @@ class _Adjoint(Function):
 adjoint = _Adjoint.of
 
 
-def derivative(a: Tensor, t: Tensor, truncation: float | None) -> Tensor:
+def derivative(a: Tensor, t: Tensor, is_fine: bool) -> Tensor:
     """Returns the derivative of the exponential at A along T: the adjoint one at A^H."""
-    return _Adjoint.of(a.mH.resolve_conj(), t, False, truncation)
+    return _Adjoint.of(a.mH.resolve_conj(), t, False, is_fine)
 
 
 def _blocks(a: Tensor, g: Tensor) -> Tensor:
@@ -153,16 +155,16 @@ def _blocks(a: Tensor, g: Tensor) -> Tensor:
     return torch.cat([torch.cat([a, g], dim=-1), torch.cat([torch.zeros_like(a), a], dim=-1)], dim=-2)
 
 
-@opaque(lambda a, skew, truncation, polish: torch.empty_like(a, memory_format=torch.contiguous_format))
-def _exponential(a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Tensor:
-    w = _shaped(_taylor(a, skew, truncation)[0], a)
+@opaque(lambda a, skew, is_fine, polish: torch.empty_like(a, memory_format=torch.contiguous_format))
+def _exponential(a: Tensor, skew: bool, is_fine: bool, polish: bool) -> Tensor:
+    w = _shaped(_taylor(a, skew, is_fine)[0], a)
     return polished(w) if polish else w
 
 
-@opaque(lambda a, g, skew, truncation: torch.empty_like(a, memory_format=torch.contiguous_format))
-def _exponential_adjoint(a: Tensor, g: Tensor, skew: bool, truncation: float | None) -> Tensor:
-    _, factors = _taylor(a, skew, truncation)
-    out = _adjoint(g.to(factors[0].dtype), factors, skew, _is_split(a, truncation)).to(a.dtype)
+@opaque(lambda a, g, skew, is_fine: torch.empty_like(a, memory_format=torch.contiguous_format))
+def _exponential_adjoint(a: Tensor, g: Tensor, skew: bool, is_fine: bool) -> Tensor:
+    _, factors = _taylor(a, skew, is_fine)
+    out = _adjoint(g.to(factors[0].dtype), factors, skew, _is_split(a, is_fine)).to(a.dtype)
     return out.clone() if is_view(out) else out  # forward mode takes a view for one of A
 
 
@@ -171,16 +173,16 @@ def _shaped(w: Tensor, a: Tensor) -> Tensor:
     return (w if w.shape == a.shape else w.reshape(a.shape)).to(a.dtype)
 
 
-def _is_split(a: Tensor, truncation: float | None) -> bool:
+def _is_split(a: Tensor, is_fine: bool) -> bool:
     """Returns whether to avoid float64 products: the result is rounded to float32, and float64 is slow."""
-    return (truncation is not None or a.dtype != working_dtype(a.dtype)) and splits(a)
+    return (is_fine or a.dtype != working_dtype(a.dtype)) and splits(a)
 
 
-def _taylor(a: Tensor, skew: bool, truncation: float | None) -> Factors:
+def _taylor(a: Tensor, skew: bool, is_fine: bool) -> Factors:
     """Returns exp(A), and the factors of its adjoint: powers of A, parts of its polynomial, and the squared."""
-    split = _is_split(a, truncation)
+    split = _is_split(a, is_fine)
     if switch.forbidden or split or not (a.is_cpu and a.numel()):
-        return _taylor_no_sync(a, skew, truncation, split)
+        return _taylor_no_sync(a, skew, is_fine, split)
     n = a.shape[-1]
     a = a.reshape(-1, n, n) if a.dim() > 3 else a
     times, _ = _products(a)
@@ -189,14 +191,14 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> Factors:
     first.copy_(a)
     times(a, a, out=a2)
     times(a2, a, out=a3)
-    unit = 3.5 * torch.finfo(a.dtype).eps if truncation is None else truncation
+    unit = 3.5 * torch.finfo(a.dtype).eps if not is_fine else _FINE
     longest = _LARGEST_IN_SINGLE if a.dtype != working_dtype(a.dtype) else math.inf
     s, norm = _squarings_of_skew(powers, unit, longest) if skew else (None, 0.0)
     if s is None:
         log_error, norm = _skew_truncation(powers) if skew else _truncation(a)
         s = _squarings(log_error, norm, unit)
     if not norm <= longest:
-        return _taylor(a.to(working_dtype(a.dtype)), skew, truncation)
+        return _taylor(a.to(working_dtype(a.dtype)), skew, is_fine)
     w, b = _polynomial(powers, s)
     squared = []
     for k in range(s):
@@ -207,7 +209,7 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> Factors:
     return w, (powers, b, *squared)
 
 
-def _taylor_no_sync(a: Tensor, skew: bool, truncation: float | None, split: bool) -> Factors:
+def _taylor_no_sync(a: Tensor, skew: bool, is_fine: bool, split: bool) -> Factors:
     """Does the same as `_taylor` in float64 or complex128, by float32 products if `split`, without host syncs.
 
     The factors are powers of A 2^-s, parts of its polynomial, integers s, (*, 1, 1), 2^-s, and the squared.
@@ -218,7 +220,7 @@ def _taylor_no_sync(a: Tensor, skew: bool, truncation: float | None, split: bool
     times, _ = _products(a, split)
     a2 = times(a, a)
     a3 = times(a2, a)
-    unit = math.log2(3.5 * torch.finfo(a.dtype).eps if truncation is None else truncation)
+    unit = math.log2(3.5 * torch.finfo(a.dtype).eps if not is_fine else _FINE)
     norm = _bound(a, a2, a3, skew)
     s = ((13 * norm.log2() - _LOG_FACTORIAL - unit) / _DEGREE).ceil_().clamp_(0, _SQUARINGS)
     longest = 2 ** ((_DEGREE * _SQUARINGS + _LOG_FACTORIAL + unit) / 13)
@@ -300,7 +302,7 @@ def squared_adjoint(g: Tensor, powers: Tensor, scaled: Tensor, b: Tensor, rows: 
 
 
 def _truncation(a: Tensor) -> tuple[float, float]:
-    """Returns the binary logarithm of the truncation, relative to ||W||_F, and a bound of ||A||_2, for any A."""
+    """Returns the binary logarithm of the is_fine, relative to ||W||_F, and a bound of ||A||_2, for any A."""
     norm = float(finite(torch.linalg.matrix_norm(a, 1)).amax())
     return 13 * _log2(norm) - _LOG_FACTORIAL, norm
 
