@@ -55,3 +55,15 @@ class Shapes(TorchDispatchMode):
             self.largest = max(self.largest, found.numel())
         self.products += "mm" in func.__name__
         return found
+
+
+def descend(optimizer: Any, loss: Any, steps: int = 1) -> list[float]:
+    """The values of a loss before each of some steps by its gradient."""
+    values = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        optimizer.step()
+        values.append(value.item())
+    return values

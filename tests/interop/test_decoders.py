@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from decoder_laws import check_decoder
+from optimizers_at_hand import descend
 from safetensors.torch import load_file
 from torch import nn
 
@@ -252,13 +253,7 @@ def test_rotations_are_learned_through_rounded_layers_and_stay_frames():
     rotated = sk.nn.rotated(model, start="identity")
     frozen = {key: value.clone() for key, value in model.state_dict().items()}
     optimizer = sk.optim.SGDG(sk.optim.parameter_groups(rotated, lr=1.0))
-    losses = []
-    for _ in range(40):
-        optimizer.zero_grad()
-        loss = (rotated(tokens).logits - before).square().mean() / before.square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = descend(optimizer, lambda: (rotated(tokens).logits - before).square().mean() / before.square().mean(), 40)
     assert sum(losses[-5:]) / 5 < 0.8 * losses[0]
     assert all(drift.bits_lost < 1 for drift in sk.drift(rotated).values())
     assert all(torch.equal(value, frozen[key]) for key, value in model.state_dict().items())

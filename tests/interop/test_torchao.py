@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from optimizers_at_hand import descend
 from torch import nn
 
 import stiefelkit as sk
@@ -26,13 +27,7 @@ def test_quantized_layers_are_adapted_and_trained(options: dict[str, Any]):
     sk.nn.adapt(model, "*.weight", **options)
     torch.testing.assert_close(model(x), before, rtol=0, atol=1e-5)
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.05)
-    losses = []
-    for _ in range(5):
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = descend(optimizer, lambda: model(x).square().mean(), 5)
     assert losses[-1] < losses[0]
     with sk.nn.without_adapters(model):
         assert torch.equal(model(x), before)

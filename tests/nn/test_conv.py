@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from optimizers_at_hand import descend
 from torch import nn
 
 import stiefelkit as sk
@@ -142,13 +143,7 @@ def test_a_riemannian_optimizer_trains_the_kernel_and_keeps_it():
     layer: Any = CONV(4, 4, 3, parametrization="stiefel")
     opt = sk.optim.CayleySGD(sk.optim.parameter_groups(layer, lr=0.1))
     x, target = torch.randn(8, 4, 6, 6), torch.randn(8, 4, 6, 6)
-    losses = []
-    for _ in range(20):
-        opt.zero_grad()
-        loss = (layer(x) - target).square().mean()
-        loss.backward()
-        opt.step()
-        losses.append(loss.item())
+    losses = descend(opt, lambda: (layer(x) - target).square().mean(), 20)
     assert losses[-1] < losses[0]
     assert sk.drift(layer)["weight"].error <= layer.parametrizations.weight.param.error_bound()
 

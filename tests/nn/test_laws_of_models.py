@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from optimizers_at_hand import descend
 from torch import Tensor, nn
 
 import stiefelkit as sk
@@ -132,10 +133,7 @@ def law_frames(case: Case) -> None:
     optimizer = (sk.optim.CayleySGD if has_frames else torch.optim.SGD)(groups)
     before = model.eval()(x).detach().clone()
     model.train()
-    for _ in range(4):
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
+    descend(optimizer, lambda: model(x).square().mean(), 4)
     assert not torch.equal(model.eval()(x), before)
     exact = {weight.qualified for weight in orthogonal_weights(model) if weight.coordinate_list.param.traits.exact}
     for name, found in sk.drift(model).items():
@@ -157,7 +155,7 @@ LAWS = {name.removeprefix("law_"): law for name, law in vars().copy().items() if
 
 @pytest.fixture(autouse=True)
 def _own_table(monkeypatch):
-    monkeypatch.setattr(models, "_models", models._models.copy())
+    monkeypatch.setattr(models, "_models", copy.deepcopy(models._models))
 
 
 @pytest.mark.parametrize("law", LAWS)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from optimizers_at_hand import STATEFUL
+from optimizers_at_hand import STATEFUL, descend
 from torch import nn
 from two_ranks import equal_on_both, mesh, on_two_ranks, rank_of_two, sharded
 
@@ -52,10 +52,7 @@ def build(net, name):
 
 
 def train(net, optimizer, x, steps=5):
-    for _ in range(steps):
-        optimizer.zero_grad()
-        (net(x) - 1).square().mean().backward()
-        optimizer.step()
+    descend(optimizer, lambda: (net(x) - 1).square().mean(), steps)
 
 
 def run_ddp(rank):

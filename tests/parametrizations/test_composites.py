@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from optimizers_at_hand import descend
 
 import stiefelkit as sk
 from stiefelkit import errors, init
@@ -82,10 +83,7 @@ def test_rebasing_keeps_the_weight_and_zeroes_the_way_to_it(inner, dtype):
     layer = square("rebased", dtype=dtype, inner=inner)
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
     target = torch.randn(6, 6, dtype=dtype)
-    for _ in range(3):
-        optimizer.zero_grad()
-        (layer.weight - target).abs().square().sum().backward()
-        optimizer.step()
+    descend(optimizer, lambda: (layer.weight - target).abs().square().sum(), 3)
     before = layer.weight.detach().clone()
     sk.rebase_(layer, "weight", optimizer)
     kind = before.dtype if before.is_complex() else torch.float32

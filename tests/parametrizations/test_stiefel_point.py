@@ -6,6 +6,7 @@ from typing import Any
 import geoopt
 import pytest
 import torch
+from optimizers_at_hand import descend
 from torch import nn
 
 import stiefelkit as sk
@@ -258,13 +259,7 @@ def test_geoopt_trains_the_frame_in_place(dtype, metric):
     assert all(p is q for p, q in zip(params, geoopt_parameters(net, metric), strict=True))
     target = haar(5, 5, dtype, seed=1).to(dtype)
     optimizer = geoopt.optim.RiemannianAdam(params, lr=1e-2)
-    losses = []
-    for _ in range(20):
-        optimizer.zero_grad()
-        loss = (net[0].weight - target).abs().square().sum()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = descend(optimizer, lambda: (net[0].weight - target).abs().square().sum(), 20)
     assert losses[-1] < losses[0]
     assert sk.drift(net)["0.weight"].error < 1e-6
     assert torch.equal(frame_of(net[1]), before["1." + KEY])

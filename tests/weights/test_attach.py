@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from optimizers_at_hand import descend
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -176,10 +177,7 @@ def test_adamw_with_weight_decay_stays_on_the_manifold_for_a_thousand_steps(rows
     layer = sk.orthogonal(nn.Linear(columns, rows, bias=False, dtype=dtype), "weight", "cayley")
     optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
     x = torch.randn(8, columns, dtype=dtype)
-    for _ in range(1000):
-        optimizer.zero_grad()
-        (layer(x) - 1).abs().square().mean().backward()
-        optimizer.step()
+    descend(optimizer, lambda: (layer(x) - 1).abs().square().mean(), 1000)
     (measured,) = sk.drift(layer).values()
     assert measured.error <= 1.2 * measured.limit + 1.2e-7
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from optimizers_at_hand import descend
 from torch import nn
 
 import stiefelkit as sk
@@ -86,12 +87,9 @@ def test_they_train_one_by_one_and_stay_frames(kind):
     optimizer = torch.optim.AdamW(sk.optim.parameter_groups(layer, lr=0.1, weight_decay=0.1, skew=0.2))
     before = layer.weight.detach().clone()
     first = parts(before, kind)[0]
-    for _ in range(5):
-        optimizer.zero_grad()
-        (parts_of := layer.weight).flatten()[0].backward()
-        optimizer.step()
+    descend(optimizer, lambda: layer.weight.flatten()[0], 5)
     require_frames(layer.weight, kind)
-    now = parts(parts_of, kind)
+    now = parts(layer.weight, kind)
     assert not torch.equal(now[0], first)
     for q, old in list(zip(now, parts(before, kind), strict=True))[1:]:
         assert torch.allclose(q, old, atol=0.5)
@@ -104,13 +102,7 @@ def test_an_optimizer_of_frames_moves_each_along_its_manifold(kind):
     assert layer.parametrizations.weight.param.manifolds == names
     optimizer = sk.optim.CayleyAdam(sk.optim.parameter_groups(layer, lr=0.1))
     target = torch.randn_like(layer.weight)
-    losses = []
-    for _ in range(10):
-        optimizer.zero_grad()
-        loss = (layer.weight - target).square().sum()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = descend(optimizer, lambda: (layer.weight - target).square().sum(), 10)
     assert losses[-1] < losses[0]
     require_frames(layer.weight, kind)
     assert sk.drift(layer)["weight"].bits_lost < 2

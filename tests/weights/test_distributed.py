@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from optimizers_at_hand import descend
 from torch import nn
 from two_ranks import equal_on_both, mesh, on_two_ranks, sharded
 
@@ -33,10 +34,7 @@ def make(name: str = "cayley", dtype: torch.dtype = torch.float32) -> Any:
 
 def train(net, x, steps=3):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)  # Adam would blow rounding up
-    for _ in range(steps):
-        optimizer.zero_grad()
-        net(x).square().mean().backward()
-        optimizer.step()
+    descend(optimizer, lambda: net(x).square().mean(), steps)
 
 
 def data():

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from optimizers_at_hand import descend
 from test_grouped import evaluations, loss, several
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -37,10 +38,7 @@ class Stack(nn.Module):
 
 def trained(net, x, steps=3):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        (net(x) - 1).square().mean().backward()
-        optimizer.step()
+    descend(optimizer, lambda: (net(x) - 1).square().mean(), steps)
     return list(net.parameters())
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from optimizers_at_hand import descend
 from torch import nn
 
 import stiefelkit as sk
@@ -68,10 +69,7 @@ def test_one_parameter_in_two_places_takes_a_tensor_as_its_first_value():
 def test_training_keeps_both_the_same_frame():
     net = Language("stiefel")
     optimizer = sk.optim.CayleyAdam(sk.optim.parameter_groups(net, lr=0.1))
-    for _ in range(20):
-        optimizer.zero_grad()
-        (-loss(net)).backward()
-        optimizer.step()
+    descend(optimizer, lambda: -loss(net), 20)
     assert torch.equal(net.encoder.weight, net.decoder.weight)
     assert orthogonality_error(net.decoder.weight).item() < 1e-6
 
