@@ -96,8 +96,8 @@ def lipschitz(
     with operator.held():
         operator.check()
         grid = operator.grid()
-        if exact or (exact is None and _work(operator.shape, operator.out_shape, grid) <= _WORK):
-            values = _by_frequency(operator.adjoint, operator.out_shape, grid, operator.at_origin)
+        if exact or (exact is None and _work(operator, grid) <= _WORK):
+            values = _by_frequency(operator, grid)
             largest, smallest = values.max().item() * operator.unit, values.min().item() * operator.unit
             return Lipschitz(largest, smallest, largest, True, 0.0)
         certain, peak = _bound_of_convolution(layer, operator)
@@ -243,26 +243,25 @@ class _Operator:
         return tuple(found)
 
 
-def _work(shape: Sequence[int], out_shape: Sequence[int], grid: Sequence[int]) -> int:
+def _work(operator: _Operator, grid: Sequence[int]) -> int:
     """Returns the multiplications in all decompositions, up to a factor, or 128 times the numbers in them."""
     frequencies = math.prod(grid)
-    n, m = math.prod(shape) // frequencies, math.prod(out_shape) // frequencies
+    n, m = math.prod(operator.shape) // frequencies, math.prod(operator.out_shape) // frequencies
     return frequencies * n * m * max(128, min(n, m))
 
 
-def _by_frequency(
-    adjoint: Callable[[Tensor], Tensor], out_shape: tuple[int, ...], grid: tuple[int, ...], like: Tensor
-) -> Tensor:
+def _by_frequency(operator: _Operator, grid: tuple[int, ...]) -> Tensor:
     """Returns the singular values of an operator that commutes with the shifts of a grid, min(n, m) a frequency.
 
     The rows of the operator in one cell of the grid, the only one of (), determine it: their Fourier transform over the
-    grid is a matrix for each frequency. `adjoint` takes batches of outputs, of the dtype and device of `like`.
+    grid is a matrix for each frequency.
     """
+    out_shape, like = operator.out_shape, operator.at_origin
     cell = [m // g for m, g in zip(out_shape, grid, strict=True)] if grid else list(out_shape)
     count = math.prod(cell)
     impulses = torch.eye(count, dtype=like.dtype, device=like.device).view(count, *cell)
     beside = [(0, m - c) for m, c in zip(out_shape, cell, strict=True)]
-    rows = adjoint(F.pad(impulses, [length for pair in reversed(beside) for length in pair]))
+    rows = operator.adjoint(F.pad(impulses, [length for pair in reversed(beside) for length in pair]))
     if not grid:
         return torch.linalg.svdvals(rows.flatten(1))
     rows = rows.reshape(count, *(size for n, g in zip(rows.shape[1:], grid, strict=True) for size in (g, n // g)))

@@ -515,10 +515,10 @@ class LRU(RotationRNN):
         >>> LRU.from_parameters(nu, theta, gamma, torch.randn(4, 2, dtype=torch.complex64)).hidden_size
         8
         """
-        needs(b.is_complex() and b.dim() == 2, DtypeError, f"{cls.__name__}.from_parameters", "a complex B", b.dtype)
+        who = f"{cls.__name__}.from_parameters"
+        needs(b.is_complex() and b.dim() == 2, DtypeError, who, "a complex B", b.dtype)
         rnn = cls(b.shape[1], 2 * len(nu_log), device=b.device, dtype=b.real.dtype, **options)
         rows = torch.stack([b.real, b.imag], 1).flatten(0, 1)
-        who = f"{cls.__name__}.from_parameters"
         rnn._take_(who, log_rate=nu_log, log_angle=theta_log, log_scale=gamma_log, weight_ih=rows)
         return rnn
 

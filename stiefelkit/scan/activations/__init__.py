@@ -19,7 +19,7 @@ from stiefelkit._torch import constant_in_traced_code
 from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, needs, shown
 from stiefelkit.registry import Registry
 
-__all__ = ["Activation", "Loop", "find_activation", "in_place", "names", "register"]
+__all__ = ["Activation", "Loop", "find_activation", "in_place", "names", "register", "step_by_step"]
 
 Views = tuple[Tensor, ...]
 Loop = Callable[[Iterable[Views], Tensor, Callable[[Tensor, Tensor], object]], Tensor]
@@ -109,6 +109,19 @@ def in_place(apply: Callable[[Tensor], Tensor]) -> Loop:
         for z, _ in views:
             add(z, h)
             h = apply(z)
+        return h
+
+    return loop
+
+
+def step_by_step(apply: Callable[..., object]) -> Loop:
+    """Returns the loop of an activation that `apply`, which takes all `views` of a step, puts in the place of z."""
+
+    def loop(views: Iterable[Views], h: Tensor, add: Callable[[Tensor, Tensor], object]) -> Tensor:
+        for view in views:
+            add(view[0], h)
+            apply(*view)
+            h = view[0]
         return h
 
     return loop

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from stiefelkit.functional import modrelu
 from stiefelkit.functional._activations import modrelu_of_parts
-from stiefelkit.scan.activations import Activation, Loop, Views
+from stiefelkit.scan.activations import Activation, Loop, Views, step_by_step
 
 STEEPEST = 1e18
 """The largest ratio of a complex bias to the modulus whose derivative is told apart."""
@@ -30,17 +30,14 @@ class ModReLU(Activation):
         is_falling = bias.device.type == "cpu" and not bool((bias > 0).any())
         rise = None if is_falling else bias.clamp(min=0).expand(len(like), -1).contiguous()
 
-        def loop(views, h, add):
-            for z, _ in views:
-                add(z, h)
-                torch.clamp(z, low, high, out=part)
-                h = z.sub_(part)
-                if rise is not None:
-                    torch.sign(z, out=part)
-                    z.addcmul_(part, rise)
-            return h
+        def apply(z, _):
+            torch.clamp(z, low, high, out=part)
+            z.sub_(part)
+            if rise is not None:
+                torch.sign(z, out=part)
+                z.addcmul_(part, rise)
 
-        return loop
+        return step_by_step(apply)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
         return (h.sign().abs_(),)
@@ -89,37 +86,29 @@ class ComplexModReLU(_OfPairs):
         bias = torch.where(bias == 0, -tiny * eps, bias).expand(len(like), -1).contiguous()
         ratio, below = torch.empty_like(bias), tiny * (1 - eps)
 
-        def loop(views, h, add):
-            for z, saved, re, im, pairs, scale in views:
-                add(z, h)
-                torch.hypot(re, im, out=ratio)
-                torch.threshold_(ratio, below, 0)
-                torch.div(bias, ratio, out=ratio)
-                torch.clamp(ratio, -1, STEEPEST, out=saved)
-                pairs.addcmul_(pairs, scale)
-                h = z
-            return h
+        def apply(z, saved, re, im, pairs, scale):
+            torch.hypot(re, im, out=ratio)
+            torch.threshold_(ratio, below, 0)
+            torch.div(bias, ratio, out=ratio)
+            torch.clamp(ratio, -1, STEEPEST, out=saved)
+            pairs.addcmul_(pairs, scale)
 
-        return loop
+        return step_by_step(apply)
 
     def careful(self, like: Tensor, bias: Tensor | None) -> Loop:
         assert bias is not None
         tiny = torch.finfo(like.dtype).tiny
 
-        def loop(views, h, add):
-            for z, saved, re, im, pairs, _ in views:
-                add(z, h)
-                modulus = torch.hypot(re, im)
-                q = torch.where(modulus < tiny, -1, (bias / modulus).clamp_(-1, STEEPEST))
-                saved.copy_(q)
-                unit = pairs / modulus.clamp_min(tiny).unsqueeze(-2)
-                # b / |z| may overflow, z / |z| + b does not.
-                length = torch.where(q == -1, 0, modulus + bias)
-                torch.mul(unit, length.unsqueeze(-2), out=pairs)
-                h = z
-            return h
+        def apply(z, saved, re, im, pairs, _):
+            modulus = torch.hypot(re, im)
+            q = torch.where(modulus < tiny, -1, (bias / modulus).clamp_(-1, STEEPEST))
+            saved.copy_(q)
+            unit = pairs / modulus.clamp_min(tiny).unsqueeze(-2)
+            # b / |z| may overflow, z / |z| + b does not.
+            length = torch.where(q == -1, 0, modulus + bias)
+            torch.mul(unit, length.unsqueeze(-2), out=pairs)
 
-        return loop
+        return step_by_step(apply)
 
     def is_ill(self, saved: Tensor) -> bool:
         """Returns whether b / |z| was cut off."""
@@ -182,20 +171,16 @@ class ModReLUEpsilon(Activation):
         bias, root, epsilon = bias.expand(len(like), -1), like.new_tensor(self.slope**0.5), self.slope
         size = torch.empty_like(bias, memory_format=torch.contiguous_format)
 
-        def loop(views, h, add):
-            for z, saved, *parts in views:
-                add(z, h)
-                re, im, pairs, scale = parts or (z, root, z, saved)
-                torch.hypot(re, im, out=size)
-                if parts:
-                    torch.hypot(size, root, out=size)
-                torch.add(size, bias, out=saved)
-                torch.div(saved.clamp_(min=0), size.add_(epsilon), out=saved)
-                pairs.mul_(scale)
-                h = z
-            return h
+        def apply(z, saved, *parts):
+            re, im, pairs, scale = parts or (z, root, z, saved)
+            torch.hypot(re, im, out=size)
+            if parts:
+                torch.hypot(size, root, out=size)
+            torch.add(size, bias, out=saved)
+            torch.div(saved.clamp_(min=0), size.add_(epsilon), out=saved)
+            pairs.mul_(scale)
 
-        return loop
+        return step_by_step(apply)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
         """Returns the derivative q + (1 - q) z^2 / (s (s + epsilon))."""

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stiefelkit.functional import leaky_relu, oplu
-from stiefelkit.scan.activations import Activation, Loop, Views, in_place
+from stiefelkit.scan.activations import Activation, Loop, Views, in_place, step_by_step
 
 
 class ReLU(Activation):
@@ -46,15 +46,12 @@ class Abs(Activation):
     def loop(self, like: Tensor, bias: Tensor | None) -> Loop:
         sign = torch.empty_like(like)
 
-        def loop(views, h, add):
-            for z, saved in views:
-                add(z, h)
-                torch.sign(z, out=sign)
-                saved.copy_(sign)
-                h = z.abs_()
-            return h
+        def apply(z, saved):
+            torch.sign(z, out=sign)
+            saved.copy_(sign)
+            z.abs_()
 
-        return loop
+        return step_by_step(apply)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
         return (saved.to(h.dtype),)
@@ -107,17 +104,13 @@ class OPLU(Activation):
     def loop(self, like: Tensor, bias: Tensor | None) -> Loop:
         larger = like.new_empty(like.shape[0], like.shape[1] // 2)
 
-        def loop(views, h, add):
-            for z, saved, first, second in views:
-                add(z, h)
-                saved.copy_(first < second)
-                torch.maximum(first, second, out=larger)
-                torch.minimum(first, second, out=second)
-                first.copy_(larger)
-                h = z
-            return h
+        def apply(z, saved, first, second):
+            saved.copy_(first < second)
+            torch.maximum(first, second, out=larger)
+            torch.minimum(first, second, out=second)
+            first.copy_(larger)
 
-        return loop
+        return step_by_step(apply)
 
     def views(self, z: Tensor, saved: Tensor) -> list[Views]:
         return list(zip(*(part.unbind(0) for part in (z, saved, *z.chunk(2, -1))), strict=True))

@@ -77,22 +77,20 @@ def prepare(
         cos, sin = _turn(angle)
         tl.store(factor + 2 * at, g * cos, is_there)
         tl.store(factor + 2 * at + 1, g * sin, is_there)
-    row, size = head * 2 * planes, 2 * planes * width
+    row, count = head * 2 * planes, 2 * planes
     share = 1.0
     if scales is not None:
         share = tl.exp(tl.load(scales + head).to(tl.float64))
     elif NORMALIZE:
-        square = _product(u, u, row, (width, 1), (width, 1), width, size, BLOCK)
+        square = _product(u, u, row, (width, 1), (width, 1), width, count * width, BLOCK)
         share = _size(rate) / tl.sqrt(tl.where(square == 0.0, 1.0, square))
-    for start in range(0, size, BLOCK):
+    for start in range(0, count * stride, BLOCK):
         i = start + tl.arange(0, BLOCK)
-        r, c, is_there = row + i // width, i % width, i < size
-        tl.store(rows + r * stride + c, share * tl.load(u + r * width + c, is_there, 0.0), is_there)
-    if bias is not None:
-        for start in range(0, 2 * planes, BLOCK):
-            i = start + tl.arange(0, BLOCK)
-            value = tl.load(bias + row + i, i < 2 * planes, 0.0)
-            tl.store(rows + (row + i) * stride + width, value, i < 2 * planes)
+        r, c, is_there = row + i // stride, i % stride, i < count * stride
+        value = share * tl.load(u + r * width + c, is_there & (c < width), 0.0)
+        if bias is not None:
+            value += tl.load(bias + r, is_there & (c == width), 0.0)
+        tl.store(rows + r * stride + c, value, is_there)
 
 
 @triton.jit
