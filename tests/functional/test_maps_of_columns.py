@@ -137,14 +137,14 @@ TYPES |= dict.fromkeys(["rows", "matrix_stride", "row_stride", "line_stride", "n
     ("program", "fixed"),
     [
         ("rows_transform", columns._settings(4096, 9, 1, 2)),
-        ("rows_forward", columns._settings(64, 64, 1, 1) | {"IDENTITY": True}),
-        ("rows_backward", columns._settings(1024, 9, 1, 2) | {"IDENTITY": False}),
+        ("rows_forward", columns._settings(64, 64, 1, 1) | {"x": None}),
+        ("rows_backward", columns._settings(1024, 9, 1, 2)),
         ("reflectors_forward", columns._tile(64, 64, 1, 1)),
         ("reflectors_backward", columns._tile(512, 512, 1, 1)),
         ("reflectors_backward", columns._tile(256, 256, 1, 2)),
         ("mesh_forward", columns._tile(512, 512, 1, 1, *columns._OF_MESHES)),
-        ("mesh_backward", columns._tile(512, 512, 1, 1, *columns._OF_MESHES) | {"WITH_X": False}),
-        ("mesh_backward", columns._tile(256, 256, 1, 2, *columns._OF_MESHES) | {"WITH_X": True}),
+        ("mesh_backward", columns._tile(512, 512, 1, 1, *columns._OF_MESHES) | {"gx": None}),
+        ("mesh_backward", columns._tile(256, 256, 1, 2, *columns._OF_MESHES)),
     ],
 )
 def test_programs_compile_without_spills_to_exact_products(program, fixed, capability, monkeypatch, tmp_path):

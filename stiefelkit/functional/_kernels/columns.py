@@ -50,14 +50,8 @@ def hadamard_rows(
     y = _like_rows(turn, signs, x, n, dtype)[0]
     shape, rows = turn.shape[:-2], y.shape[-2]
     batch = shape.numel()
-    fixed = _settings(n, rows, batch, 1 + dtype.is_complex) | {"IDENTITY": x is None}
-    given = [
-        c if x is None else _parts(x),
-        c,
-        s,
-        _signs(signs, c, n),
-        _parts(y),
-    ]
+    fixed = _settings(n, rows, batch, 1 + dtype.is_complex)
+    given = [None if x is None else _parts(x), c, s, _signs(signs, c, n), _parts(y)]
     start(PACKAGE, "rows_forward", batch * fixed["COUNT"], turn, *given, rows, **fixed)
     return y, c, s
 
@@ -69,20 +63,12 @@ def hadamard_rows_gradient(
     """Returns the gradients of angles, in float64, and rows, by that of the result of `hadamard_rows`."""
     (*shape, rows, n), parts = g.shape, 1 + g.is_complex()
     batch = torch.Size(shape).numel()
-    fixed = _settings(n, rows, batch, parts) | {"IDENTITY": x is None}
+    fixed = _settings(n, rows, batch, parts)
     gx = g.new_empty((0,) if x is None else x.shape)
     turns = c.new_empty(batch, fixed["COUNT"], 2, 2 // parts, parts * n // 2)
     g = g.resolve_conj().reshape(batch, rows, n)
     g = torch.view_as_real(g) if parts == 2 else g
-    given = [
-        c if x is None else _parts(x),
-        c,
-        s,
-        _signs(signs, c, n),
-        g,
-        _parts(gx),
-        turns,
-    ]
+    given = [None if x is None else _parts(x), c, s, _signs(signs, c, n), g, _parts(gx), turns]
     start(PACKAGE, "rows_backward", batch * fixed["COUNT"], g, *given, rows, *g.stride()[:3], **fixed)
     return turns.sum((1, 3)).reshape(c.shape), gx
 
@@ -141,8 +127,19 @@ def rotated_columns_gradient(
     fixed = _tile(n, p, batch, parts, *_OF_MESHES)
     turns, scratch = _turns(angle, phase, batch), _scratch(y, batch, 4, fixed)
     slopes = angle.new_empty(batch, fixed["COUNT"], parts, turns.shape[-1])
-    given = [_parts(y), _parts(g), turns, _parts(gx), slopes, scratch, n, p, layers, turns.shape[-1]]
-    start(PACKAGE, "mesh_backward", len(scratch), y, *given, **fixed, WITH_X=with_x)
+    given = [
+        _parts(y),
+        _parts(g),
+        turns,
+        _parts(gx) if with_x else None,
+        slopes,
+        scratch,
+        n,
+        p,
+        layers,
+        turns.shape[-1],
+    ]
+    start(PACKAGE, "mesh_backward", len(scratch), y, *given, **fixed)
     sums = slopes.sum(1)
     g_phase = sums[:, 1].reshape(angle.shape) if parts == 2 else angle.new_empty((*angle.shape[:-1], 0))
     return gx, sums[:, 0].reshape(angle.shape), g_phase

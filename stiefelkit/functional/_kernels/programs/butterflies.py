@@ -1,13 +1,10 @@
-"""Sylvester's matrix between two diagonals or layers of rotations, as Triton programs that take rows in registers.
-
-Needs triton: import this module only where it is known to be there.
-"""
+"""Sylvester's matrix between two diagonals or layers of rotations, as Triton programs that take rows in registers."""
 
 import triton
 import triton.language as tl
 from triton.language import constexpr
 
-from .parts import plus
+from .parts import load_parts, plus, store_parts, times
 
 
 @triton.jit
@@ -41,7 +38,7 @@ def _partner(x, R: constexpr, N: constexpr):
 def _turned(re, im, c, s, line, PARTS: constexpr, R: constexpr, N: constexpr):
     """Multiplies rows by c + i s, or rotates the entries i and i + N / 2 of real ones."""
     if PARTS == 2:
-        return c * re - s * im, s * re + c * im
+        return times(re, im, c, s)
     other = _partner(re, R, N)
     return c * re + tl.where(line < N // 2, -s, s) * other, im
 
@@ -55,12 +52,12 @@ def _slope(re, im, g_re, g_im, line, PARTS: constexpr, R: constexpr, N: constexp
 
 
 @triton.jit
-def _rows_of(x, at, inside, row, line, PARTS: constexpr, IDENTITY: constexpr):
-    if IDENTITY:
+def _rows_of(x, at, inside, row, line, PARTS: constexpr):
+    if x is None:
         re = tl.where(row == line, 1.0, 0.0).to(tl.float64)
-        return re, re * 0.0
-    re = tl.load(x + at, mask=inside, other=0.0).to(tl.float64)
-    im = tl.load(x + at + 1, mask=inside, other=0.0).to(tl.float64) if PARTS == 2 else re
+        im = re * 0.0
+    else:
+        re, im = load_parts(x + at, inside, PARTS)
     return re, im
 
 
@@ -89,24 +86,13 @@ def rows_transform(x, out, rows, COUNT: constexpr, PARTS: constexpr, R: constexp
 
 @triton.jit(do_not_specialize=["rows"])
 def rows_forward(
-    x,
-    c,
-    s,
-    signs,
-    out,
-    rows,
-    COUNT: constexpr,
-    PARTS: constexpr,
-    IDENTITY: constexpr,
-    R: constexpr,
-    N: constexpr,
-    LOG: constexpr,
+    x, c, s, signs, out, rows, COUNT: constexpr, PARTS: constexpr, R: constexpr, N: constexpr, LOG: constexpr
 ):
     """OUT = X W^T for W = D2 H D1, or S2 R2 H R1 S1 if real, worked out in float64 and rounded once.
 
-    `x` are rows (batch, rows, N, PARTS), not read if IDENTITY; `c` and `s` cosines and sines, float64 (batch, 2, N), of
-    rotations (batch, 2, N / 2); `signs` (batch, 2, N) of real matrices; COUNT programs take a matrix, R rows each at
-    a time. N is 2 to the power LOG.
+    `x` are rows (batch, rows, N, PARTS), None those of the identity; `c` and `s` cosines and sines, float64 (batch, 2,
+    N), of rotations (batch, 2, N / 2); `signs` (batch, 2, N) of real matrices; COUNT programs take a matrix, R rows
+    each at a time. N is 2 to the power LOG.
     """
     matrix = (tl.program_id(0) // COUNT).to(tl.int64)
     line = tl.arange(0, N)[None, :]
@@ -116,15 +102,13 @@ def rows_forward(
         row = start + tl.arange(0, R)[:, None]
         inside = (row < rows) & (line < N)
         at = ((matrix * rows + row) * N + line) * PARTS
-        re, im = _rows_of(x, at, inside, row, line, PARTS, IDENTITY)
+        re, im = _rows_of(x, at, inside, row, line, PARTS)
         re, im = _turned(sign1 * re, im, c1, s1, line, PARTS, R, N)
         re = _transformed(re, R, N, LOG)
         if PARTS == 2:
             im = _transformed(im, R, N, LOG)
         re, im = _turned(re, im, c2, s2, line, PARTS, R, N)
-        tl.store(out + at, sign2 * re, mask=inside)
-        if PARTS == 2:
-            tl.store(out + at + 1, im, mask=inside)
+        store_parts(out + at, sign2 * re, im, inside, PARTS)
 
 
 @triton.jit(do_not_specialize=["rows", "matrix_stride", "row_stride", "line_stride"])
@@ -142,7 +126,6 @@ def rows_backward(
     line_stride,
     COUNT: constexpr,
     PARTS: constexpr,
-    IDENTITY: constexpr,
     R: constexpr,
     N: constexpr,
     LOG: constexpr,
@@ -150,7 +133,7 @@ def rows_backward(
     """Returns the gradients GX of rows by those of `rows_forward`, G, and what each program adds to those of angles.
 
     `g` may have any strides, in numbers; `turns` is float64 (batch, COUNT, 2, N): of rotations, both of a pair add.
-    The others are as in `rows_forward`; `gx` is not written if IDENTITY.
+    The others are as in `rows_forward`; `gx` is not written without them.
     """
     matrix = (tl.program_id(0) // COUNT).to(tl.int64)
     line = tl.arange(0, N)[None, :]
@@ -162,10 +145,10 @@ def rows_backward(
         row = start + tl.arange(0, R)[:, None]
         inside = (row < rows) & (line < N)
         at = ((matrix * rows + row) * N + line) * PARTS
-        re, im = _rows_of(x, at, inside, row, line, PARTS, IDENTITY)
+        re, im = _rows_of(x, at, inside, row, line, PARTS)
         re, im = _turned(sign1 * re, im, c1, s1, line, PARTS, R, N)
         there = matrix * matrix_stride + row * row_stride + line * line_stride
-        g_re, g_im = _rows_of(g, there, inside, row, line, PARTS, False)
+        g_re, g_im = load_parts(g + there, inside, PARTS)
         g_re *= sign2
         y_re = _transformed(re, R, N, LOG)
         y_im = _transformed(im, R, N, LOG) if PARTS == 2 else im
@@ -175,11 +158,9 @@ def rows_backward(
         g_re = _transformed(g_re, R, N, LOG)
         g_im = _transformed(g_im, R, N, LOG) if PARTS == 2 else g_im
         first += _slope(re, im, g_re, g_im, line, PARTS, R, N)
-        if not IDENTITY:
+        if x is not None:
             g_re, g_im = _turned(g_re, g_im, c1, -s1, line, PARTS, R, N)
-            tl.store(gx + at, sign1 * g_re, mask=inside)
-            if PARTS == 2:
-                tl.store(gx + at + 1, g_im, mask=inside)
+            store_parts(gx + at, sign1 * g_re, g_im, inside, PARTS)
     place = turns + tl.program_id(0).to(tl.int64) * 2 * N + tl.arange(0, N)
     tl.store(place, tl.reduce(first, 0, plus))
     tl.store(place + N, tl.reduce(last, 0, plus))

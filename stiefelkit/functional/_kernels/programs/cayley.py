@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-from .parts import add_product, entry_of_skew, of_parts
+from .parts import add_product, entry_of, fill_skew, of_parts, store_parts, store_skew, tile_of, times
 
 
 @triton.jit
@@ -57,15 +57,30 @@ def invert(m, x, r, N: constexpr, T: constexpr, K: constexpr):
 
 @triton.jit
 def _diagonal(d, at, inside, PARTS: constexpr):
-    """Returns the entry of D at a place, in float64: 1 or -1 of a sign of any dtype, 0 read as 1, and 1 of no signs."""
+    """Returns parts of entries of D, in float64: 1 or -1 of a sign of any dtype, 0 read as 1, and 1 of no signs."""
     if d is None:
-        value = at * 0.0 + tl.full((1, 1), 1.0, dtype=tl.float64)
+        re = at * 0.0 + tl.full((1, 1), 1.0, dtype=tl.float64)
+        im = re * 0.0
     elif PARTS == 2:
-        value = tl.load(d + at, mask=inside, other=0.0)
+        re = tl.load(d + at, mask=inside, other=0.0)
+        im = tl.load(d + at + 1, mask=inside, other=0.0)
     else:
         sign = tl.load(d + at, mask=inside, other=1).to(tl.float64) + 0.5
-        value = sign / tl.abs(sign)
-    return value
+        re = sign / tl.abs(sign)
+        im = re * 0.0
+    return re, im
+
+
+@triton.jit
+def _with_diagonal(m, d, entries, row, column, n, PARTS: constexpr, N: constexpr):
+    """Returns parts of entries of -D M / 2."""
+    inside = (row < n) & (column < n)
+    d_re, d_im = _diagonal(d, entries + row * PARTS, row < n, PARTS)
+    re = tl.load(m + row * N + column, mask=inside, other=0.0)
+    im = re * 0.0
+    if PARTS == 2:
+        im = tl.load(m + (row + n) * N + column, mask=inside, other=0.0)
+    return times(re, im, (d_re * -0.5).to(re.dtype), (d_im * -0.5).to(re.dtype))
 
 
 @triton.jit(do_not_specialize=["apart", "n", "batch"])
@@ -83,40 +98,21 @@ def run_forward(
     m = scratch + tl.program_id(0).to(tl.int64) * 3 * N * N
     x = m + N * N
     r = x + N * N
-    line = tl.arange(0, E)
-    turns = (batch - 1 - tl.program_id(0)) // tl.num_programs(0) + 1
-    for index in tl.range(turns, num_stages=1):
-        matrix = tl.program_id(0).to(tl.int64) + index * tl.num_programs(0)
-        for i in range(0, N, E):
-            for j in range(0, N, E):
-                row = (i + line)[:, None]
-                column = (j + line)[None, :]
-                in_lower = row >= n
-                in_right = column >= n
-                inside = (row < n * PARTS) & (column < n * PARTS)
-                a = row - n * in_lower.to(tl.int32)
-                b = column - n * in_right.to(tl.int32)
-                re, im = entry_of_skew(v + matrix * size, a, b, inside, n, PARTS)
-                entry = of_parts(re, im, in_lower, in_right) if PARTS == 2 else re
-                tl.store(m + row * N + column, tl.where(row == column, entry + 1.0, entry))
-        tl.debug_barrier()
+    for matrix in tl.range(tl.program_id(0).to(tl.int64), batch, tl.num_programs(0), num_stages=1):
+        fill_skew(v + matrix * size, m, n, 1.0, 1.0, PARTS, N, E)
         invert(m, x, r, N, T, K)
-        for i in range(0, N, E):
-            for j in range(0, N, E):
-                row = (i + line)[:, None]
-                column = (j + line)[None, :]
-                inside = (row < n) & (column < n)
-                out = w + matrix * n * n * PARTS + (row * n + column) * PARTS
-                re = 2.0 * tl.load(m + row * N + column, mask=inside, other=0.0)
-                re = tl.where(row == column, re - 1.0, re)
-                d_re = _diagonal(d, matrix * apart + column * PARTS, column < n, PARTS)
-                if PARTS == 1:
-                    tl.store(out, re * d_re, mask=inside)
-                else:
-                    im = 2.0 * tl.load(m + (row + n) * N + column, mask=inside, other=0.0)
-                    d_im = _diagonal(d, matrix * apart + column * PARTS + 1, column < n, PARTS)
-                    tl.store(out, re * d_re - im * d_im, mask=inside)
-                    tl.store(out + 1, re * d_im + im * d_re, mask=inside)
+        for tile in range((N // E) ** 2):
+            row, column = tile_of(tile, N, E)
+            inside = (row < n) & (column < n)
+            out = w + (matrix * n * n + row * n + column) * PARTS
+            re = 2.0 * tl.load(m + row * N + column, mask=inside, other=0.0)
+            re = tl.where(row == column, re - 1.0, re)
+            im = re * 0.0
+            if PARTS == 2:
+                im = 2.0 * tl.load(m + (row + n) * N + column, mask=inside, other=0.0)
+            d_re, d_im = _diagonal(d, matrix * apart + column * PARTS, column < n, PARTS)
+            re, im = times(re, im, d_re, d_im)
+            store_parts(out, re, im, inside, PARTS)
         tl.debug_barrier()
 
 
@@ -134,61 +130,23 @@ def run_backward(
     adjoint = scratch + tl.program_id(0).to(tl.int64) * 3 * N * N
     inner = adjoint + N * N
     between = inner + N * N
-    line = tl.arange(0, E)
-    turns = (batch - 1 - tl.program_id(0)) // tl.num_programs(0) + 1
-    for index in tl.range(turns, num_stages=1):
-        matrix = tl.program_id(0).to(tl.int64) + index * tl.num_programs(0)
-        frame = w + matrix * n * n * PARTS
-        gradient = g + matrix * n * n * PARTS
-        entries = matrix * apart
-        for i in range(0, N, E):
-            for j in range(0, N, E):
-                row = (i + line)[:, None]
-                column = (j + line)[None, :]
-                in_lower = row >= n
-                in_right = column >= n
-                inside = (row < n * PARTS) & (column < n * PARTS)
-                a = row - n * in_lower.to(tl.int32)
-                b = column - n * in_right.to(tl.int32)
-                there = (b * n + a) * PARTS
-                here = (a * n + b) * PARTS
-                on_diagonal = inside & (a == b)
-                re = tl.load(frame + there, mask=inside, other=0.0)
-                d_re = _diagonal(d, entries + a * PARTS + b * 0, on_diagonal, PARTS)
-                re += tl.where(on_diagonal, d_re, 0.0).to(re.dtype)
-                value = tl.load(gradient + here, mask=inside, other=0.0).to(re.dtype)
-                if PARTS == 2:
-                    im = tl.load(frame + there + 1, mask=inside, other=0.0)
-                    im += _diagonal(d, entries + a * PARTS + b * 0 + 1, on_diagonal, PARTS).to(im.dtype)
-                    re = of_parts(re, -im, in_lower, in_right)
-                    other = tl.load(gradient + here + 1, mask=inside, other=0.0).to(value.dtype)
-                    value = of_parts(value, other, in_lower, in_right)
-                tl.store(adjoint + row * N + column, re)
-                tl.store(between + row * N + column, value)
+    for matrix in tl.range(tl.program_id(0).to(tl.int64), batch, tl.num_programs(0), num_stages=1):
+        place = matrix * n * n * PARTS
+        for tile in range((N // E) ** 2):
+            row, column = tile_of(tile, N, E)
+            on_diagonal = (row < n * PARTS) & (column < n * PARTS) & (row % n == column % n)
+            d_re, d_im = _diagonal(d, matrix * apart + row % n * PARTS + column * 0, on_diagonal, PARTS)
+            # The adjoint of a matrix is what it is as a real one, transposed.
+            entry = tl.where(on_diagonal, of_parts(d_re, d_im, column >= n, row >= n), 0.0)
+            value = entry_of(w + place, column, row, n, n, PARTS)
+            tl.store(adjoint + row * N + column, value + entry.to(value.dtype))
+            tl.store(between + row * N + column, entry_of(g + place, row, column, n, n, PARTS))
         tl.debug_barrier()
         add_product(between, adjoint, between, inner, 1.0, 0.0, N, T, K, N)
         add_product(inner, inner, adjoint, between, 1.0, 0.0, N, T, K, N)
-        for i in range(0, N, E):
-            for j in range(0, N, E):
-                row = (i + line)[:, None]
-                column = (j + line)[None, :]
-                inside = (row < n) & (column < n)
-                d_row = _diagonal(d, entries + row * PARTS, row < n, PARTS) * -0.5
-                d_column = _diagonal(d, entries + column * PARTS, column < n, PARTS) * -0.5
-                ours = tl.load(between + row * N + column, mask=inside, other=0.0)
-                theirs = tl.load(between + column * N + row, mask=inside, other=0.0)
-                if PARTS == 1:
-                    skew = ours * d_row.to(ours.dtype) - theirs * d_column.to(ours.dtype)
-                    tl.store(gv + matrix * size + row * (row - 1) // 2 + column, skew, mask=inside & (row > column))
-                else:
-                    d_row_im = _diagonal(d, entries + row * PARTS + 1, row < n, PARTS) * -0.5
-                    d_column_im = _diagonal(d, entries + column * PARTS + 1, column < n, PARTS) * -0.5
-                    ours_im = tl.load(between + (row + n) * N + column, mask=inside, other=0.0)
-                    theirs_im = tl.load(between + (column + n) * N + row, mask=inside, other=0.0)
-                    re = ours * d_row.to(ours.dtype) - ours_im * d_row_im.to(ours.dtype)
-                    im = ours * d_row_im.to(ours.dtype) + ours_im * d_row.to(ours.dtype)
-                    re -= theirs * d_column.to(ours.dtype) - theirs_im * d_column_im.to(ours.dtype)
-                    im += theirs * d_column_im.to(ours.dtype) + theirs_im * d_column.to(ours.dtype)
-                    im = tl.where(row == column, 0.5 * im, im)
-                    tl.store(gv + matrix * size + row * n + column, tl.where(row > column, re, im), mask=inside)
+        for tile in range((N // E) ** 2):
+            row, column = tile_of(tile, N, E)
+            re, im = _with_diagonal(between, d, matrix * apart, row, column, n, PARTS, N)
+            other_re, other_im = _with_diagonal(between, d, matrix * apart, column, row, n, PARTS, N)
+            store_skew(gv + matrix * size, row, column, re - other_re, im + other_im, n, PARTS)
         tl.debug_barrier()

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-from .parts import add_product, entry_of_skew, of_parts, plus
+from .parts import add_product, entry_of, fill_skew, plus, store_skew, tile_of
 
 SQUARINGS = tl.constexpr(20)
 """At most so many, and one more backward: an A of norm beyond some 2e5 is scaled to that norm."""
@@ -19,23 +19,6 @@ COMMUTATORS = tl.constexpr(10)
 @triton.jit
 def _power_of_two(k):
     return ((k.to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
-
-
-@triton.jit
-def _fill(v, a, n, SIGN: constexpr, PARTS: constexpr, N: constexpr, E: constexpr):
-    """A = the skew matrix of packed coordinates, or its adjoint for a SIGN of -1, beside zeros."""
-    line = tl.arange(0, E)
-    for i in range(0, N, E):
-        for j in range(0, N, E):
-            row = (i + line)[:, None]
-            column = (j + line)[None, :]
-            lower = row >= n
-            right = column >= n
-            inside = (row < n * PARTS) & (column < n * PARTS)
-            re, im = entry_of_skew(v, row - n * lower.to(tl.int32), column - n * right.to(tl.int32), inside, n, PARTS)
-            entry = of_parts(re, im, lower, right) if PARTS == 2 else re
-            tl.store(a + row * N + column, SIGN * entry)
-    tl.debug_barrier()
 
 
 @triton.jit
@@ -51,33 +34,32 @@ def _scaled_exponential(a, w, table, EXTRA: constexpr, N: constexpr, T: constexp
     a3 = a2 + N * N
     add_product(a, a, a, a2, 1.0, 0.0, N, T, K, N)
     add_product(a, a2, a, a3, 1.0, 0.0, N, T, K, N)
-    line = tl.arange(0, E)
     sums = tl.full((E,), 0.0, dtype=tl.float64)
-    for i in range(0, N, E):
-        for j in range(0, N, E):
-            entries = tl.load(a3 + (i + line)[:, None] * N + (j + line)[None, :])
-            sums += tl.reduce(entries * entries, 1, plus)
+    for tile in range((N // E) ** 2):
+        row, column = tile_of(tile, N, E)
+        entries = tl.load(a3 + row * N + column)
+        sums += tl.reduce(entries * entries, 1, plus)
     # ||A||^6 <= ||A^3||_F^2 < 2^bound, 2048 and more of what is not finite; then (2^-k ||A||)^13 / 13! <= 2^(-36 - k).
     bound = ((tl.reduce(sums, 0, plus).to(tl.int64, bitcast=True) >> 52) & 2047) - 1022
     halvings = (tl.maximum(13 * bound + 24, 0) + 71) // 72 + EXTRA
     scale = _power_of_two(-halvings)
-    for i in range(0, N, E):
-        for j in range(0, N, E):
-            at = (i + line)[:, None] * N + (j + line)[None, :]
-            one = tl.where((i + line)[:, None] == (j + line)[None, :], 1.0, 0.0)
-            x = tl.load(a + at) * scale
-            y = tl.load(a2 + at) * scale * scale
-            z = tl.load(a3 + at) * scale * scale * scale
-            for k in tl.static_range(4):
-                c = table + 4 * k
-                rest = tl.load(c + 1) * x + tl.load(c + 2) * y + tl.load(c + 3) * z
-                tl.store(w + k * N * N + at, tl.load(c) * one + rest)
+    for tile in range((N // E) ** 2):
+        row, column = tile_of(tile, N, E)
+        at = row * N + column
+        one = tl.where(row == column, 1.0, 0.0)
+        x = tl.load(a + at) * scale
+        y = tl.load(a2 + at) * scale * scale
+        z = tl.load(a3 + at) * scale * scale * scale
+        for k in tl.static_range(4):
+            c = table + 4 * k
+            rest = tl.load(c + 1) * x + tl.load(c + 2) * y + tl.load(c + 3) * z
+            tl.store(w + k * N * N + at, tl.load(c) * one + rest)
     tl.debug_barrier()
     add_product(a6, b3, b3, a6, 1.0, 1.0, N, T, K, N)
-    for i in range(0, N, E):
-        for j in range(0, N, E):
-            at = (i + line)[:, None] * N + (j + line)[None, :]
-            tl.store(left + at, tl.load(left + at) + tl.load(a6 + at))
+    for tile in range((N // E) ** 2):
+        row, column = tile_of(tile, N, E)
+        at = row * N + column
+        tl.store(left + at, tl.load(left + at) + tl.load(a6 + at))
     tl.debug_barrier()
     add_product(w, left, a6, w, 1.0, 1.0, N, T, K, N)
     return halvings
@@ -94,25 +76,20 @@ def run_exponential(
     """
     size = n * (n - 1) // 2 if PARTS == 1 else n * n
     a = scratch + tl.program_id(0).to(tl.int64) * 7 * N * N
-    line = tl.arange(0, E)
-    turns = (batch - 1 - tl.program_id(0)) // tl.num_programs(0) + 1
-    for index in tl.range(turns, num_stages=1):
-        matrix = tl.program_id(0).to(tl.int64) + index * tl.num_programs(0)
-        _fill(v + matrix * size, a, n, 1.0, PARTS, N, E)
+    for matrix in tl.range(tl.program_id(0).to(tl.int64), batch, tl.num_programs(0), num_stages=1):
+        fill_skew(v + matrix * size, a, n, 0.0, 1.0, PARTS, N, E)
         count = tl.minimum(_scaled_exponential(a, a + N * N, table, 0, N, T, K, E), SQUARINGS)
         for k in tl.range(count, num_stages=1):
             before = a + (1 + k % 2) * (N * N)
             add_product(a, before, before, a + (2 - k % 2) * (N * N), 1.0, 0.0, N, T, K, N)
         result = a + (1 + count % 2) * (N * N)
-        for i in range(0, N, E):
-            for j in range(0, N, E):
-                row = (i + line)[:, None]
-                column = (j + line)[None, :]
-                inside = (row < n) & (column < n)
-                out = w + (matrix * n * n + row * n + column) * PARTS
-                for part in tl.static_range(PARTS):
-                    value = tl.load(result + (row + part * n) * N + column, mask=inside, other=0.0)
-                    tl.store(out + part, value, mask=inside)
+        for tile in range((N // E) ** 2):
+            row, column = tile_of(tile, N, E)
+            inside = (row < n) & (column < n)
+            out = w + (matrix * n * n + row * n + column) * PARTS
+            for part in tl.static_range(PARTS):
+                value = tl.load(result + (row + part * n) * N + column, mask=inside, other=0.0)
+                tl.store(out + part, value, mask=inside)
         tl.debug_barrier()
 
 
@@ -131,31 +108,17 @@ def run_exponential_back(
     x = omega + N * N
     powers = x + N * N
     product = a + 6 * N * N
-    line = tl.arange(0, E)
-    turns = (batch - 1 - tl.program_id(0)) // tl.num_programs(0) + 1
-    for index in tl.range(turns, num_stages=1):
-        matrix = tl.program_id(0).to(tl.int64) + index * tl.num_programs(0)
+    for matrix in tl.range(tl.program_id(0).to(tl.int64), batch, tl.num_programs(0), num_stages=1):
         # A is the adjoint here, and powers are those of W^H.
-        _fill(v + matrix * size, a, n, -1.0, PARTS, N, E)
+        fill_skew(v + matrix * size, a, n, 0.0, -1.0, PARTS, N, E)
         halvings = _scaled_exponential(a, first, table, 1, N, T, K, E)
         count = tl.minimum(halvings, SQUARINGS + 1)
         for k in tl.range(count, num_stages=1):
             power = a + tl.where(k == 0, 1, 4 + (k + 1) % 2) * (N * N)
             add_product(a, power, power, powers + k % 2 * (N * N), 1.0, 0.0, N, T, K, N)
-        for i in range(0, N, E):
-            for j in range(0, N, E):
-                row = (i + line)[:, None]
-                column = (j + line)[None, :]
-                lower = row >= n
-                right = column >= n
-                inside = (row < n * PARTS) & (column < n * PARTS)
-                place = (row - n * lower.to(tl.int32)) * n + column - n * right.to(tl.int32)
-                place = (matrix * n * n + place) * PARTS
-                value = tl.load(g + place, mask=inside, other=0.0).to(tl.float64)
-                if PARTS == 2:
-                    im = tl.load(g + place + 1, mask=inside, other=0.0).to(tl.float64)
-                    value = of_parts(value, im, lower, right)
-                tl.store(x + row * N + column, value)
+        for tile in range((N // E) ** 2):
+            row, column = tile_of(tile, N, E)
+            tl.store(x + row * N + column, entry_of(g + matrix * n * n * PARTS, row, column, n, n, PARTS))
         tl.debug_barrier()
         add_product(a, powers + (count - 1) % 2 * (N * N), x, product, 0.5, 0.0, N, T, K, N)
         _skew_part(product, x, omega, 0.0, 1.0, N, E)
@@ -169,33 +132,26 @@ def run_exponential_back(
             add_product(x, power, product, x, 1.0, 0.5, N, T, K, N, True)
             add_product(a, power, power, powers + k % 2 * (N * N), 1.0, 0.0, N, T, K, N)
         less = _power_of_two(count - halvings)
-        for i in range(0, N, E):
-            for j in range(0, N, E):
-                row = (i + line)[:, None]
-                column = (j + line)[None, :]
-                inside = (row < n) & (column < n)
-                re = tl.load(x + row * N + column, mask=inside, other=0.0)
-                re = less * (re - tl.load(x + column * N + row, mask=inside, other=0.0))
-                if PARTS == 1:
-                    tl.store(gv + matrix * size + row * (row - 1) // 2 + column, re, mask=inside & (row > column))
-                else:
-                    im = tl.load(x + (row + n) * N + column, mask=inside, other=0.0)
-                    im = less * (im + tl.load(x + (column + n) * N + row, mask=inside, other=0.0))
-                    im = tl.where(row == column, 0.5 * im, im)
-                    tl.store(gv + matrix * size + row * n + column, tl.where(row > column, re, im), mask=inside)
+        for tile in range((N // E) ** 2):
+            row, column = tile_of(tile, N, E)
+            inside = (row < n) & (column < n)
+            re = tl.load(x + row * N + column, mask=inside, other=0.0)
+            re = less * (re - tl.load(x + column * N + row, mask=inside, other=0.0))
+            im = re
+            if PARTS == 2:
+                im = tl.load(x + (row + n) * N + column, mask=inside, other=0.0)
+                im = less * (im + tl.load(x + (column + n) * N + row, mask=inside, other=0.0))
+            store_skew(gv + matrix * size, row, column, re, im, n, PARTS)
         tl.debug_barrier()
 
 
 @triton.jit
 def _skew_part(m, c, out, SHARE: constexpr, scale, N: constexpr, E: constexpr):
     """OUT = SHARE C + scale (M - M^T); C is not read if SHARE is 0."""
-    line = tl.arange(0, E)
-    for i in range(0, N, E):
-        for j in range(0, N, E):
-            row = (i + line)[:, None]
-            column = (j + line)[None, :]
-            value = scale * (tl.load(m + row * N + column) - tl.load(m + column * N + row))
-            if SHARE != 0:
-                value += SHARE * tl.load(c + row * N + column)
-            tl.store(out + row * N + column, value)
+    for tile in range((N // E) ** 2):
+        row, column = tile_of(tile, N, E)
+        value = scale * (tl.load(m + row * N + column) - tl.load(m + column * N + row))
+        if SHARE != 0:
+            value += SHARE * tl.load(c + row * N + column)
+        tl.store(out + row * N + column, value)
     tl.debug_barrier()

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-from .parts import plus
+from .parts import load_parts, plus, store_parts, times
 
 
 @triton.jit(do_not_specialize=["total", "count"])
@@ -52,9 +52,10 @@ def _partners(x, scratch, place, partner, column, N: constexpr):
 
 
 @triton.jit
-def _times(re, im, e_re, e_im, is_it):
+def _turned(re, im, e_re, e_im, is_it):
     """Multiplies some entries by a phase."""
-    return tl.where(is_it, re * e_re - im * e_im, re), tl.where(is_it, re * e_im + im * e_re, im)
+    turned_re, turned_im = times(re, im, e_re, e_im)
+    return tl.where(is_it, turned_re, re), tl.where(is_it, turned_im, im)
 
 
 @triton.jit(do_not_specialize=["n", "p", "layers", "total"])
@@ -74,22 +75,17 @@ def mesh_forward(
     for start in tl.range(tl.program_id(0) % COUNT * C, p, COUNT * C, num_stages=1):
         inside = (line < n) & (start + one < p)
         here = ((matrix * n + line) * p + start + one) * PARTS
-        re = tl.load(x + here, mask=inside, other=0.0).to(tl.float64)
-        im = re
-        if PARTS == 2:
-            im = tl.load(x + here + 1, mask=inside, other=0.0).to(tl.float64)
+        re, im = load_parts(x + here, inside, PARTS)
         for layer in tl.range(layers, num_stages=1):
             _, _, is_upper, partner, c, s, e_re, e_im = _layer(turns, matrix, total, layer, line, n, PARTS)
             buffer = own + layer % 2 * PARTS * C * N
             s = tl.where(is_upper, -s, s)
             if PARTS == 2:
-                re, im = _times(re, im, e_re, e_im, (is_upper == 0) & (partner != line))
+                re, im = _turned(re, im, e_re, e_im, (is_upper == 0) & (partner != line))
                 other = _partners(im, buffer + C * N, place, partner, one, N)
                 im = c * im + s * other
             re = c * re + s * _partners(re, buffer, place, partner, one, N)
-        tl.store(y + here, re, mask=inside)
-        if PARTS == 2:
-            tl.store(y + here + 1, im, mask=inside)
+        store_parts(y + here, re, im, inside, PARTS)
         tl.debug_barrier()
 
 
@@ -109,11 +105,10 @@ def mesh_backward(
     PARTS: constexpr,
     C: constexpr,
     N: constexpr,
-    WITH_X: constexpr,
 ):
     """Takes Y and its gradient G back layer by layer: writes to SLOPES what columns say of angles, and of phases.
 
-    `slopes` are (batch, COUNT, PARTS, total); `gx` is the gradient of X, if WITH_X; `scratch` has twice the matrices.
+    `slopes` are (batch, COUNT, PARTS, total); `gx` is the gradient of X, or None; `scratch` has twice the matrices.
     The others are as in `mesh_forward`.
     """
     matrix = (tl.program_id(0) // COUNT).to(tl.int64)
@@ -125,13 +120,8 @@ def mesh_backward(
     for start in tl.range(tl.program_id(0) % COUNT * C, p, COUNT * C, num_stages=1):
         inside = (line < n) & (start + one < p)
         here = ((matrix * n + line) * p + start + one) * PARTS
-        re = tl.load(y + here, mask=inside, other=0.0).to(tl.float64)
-        g_re = tl.load(g + here, mask=inside, other=0.0).to(tl.float64)
-        im = re
-        g_im = g_re
-        if PARTS == 2:
-            im = tl.load(y + here + 1, mask=inside, other=0.0).to(tl.float64)
-            g_im = tl.load(g + here + 1, mask=inside, other=0.0).to(tl.float64)
+        re, im = load_parts(y + here, inside, PARTS)
+        g_re, g_im = load_parts(g + here, inside, PARTS)
         for back in tl.range(layers, num_stages=1):
             layer = layers - 1 - back
             at, turns_here, is_upper, partner, c, s, e_re, e_im = _layer(turns, matrix, total, layer, line, n, PARTS)
@@ -153,14 +143,12 @@ def mesh_backward(
                 is_lower = turns_here & (is_upper == 0)
                 turned = tl.reduce(re * g_im - im * g_re, 0, plus)[None, :]
                 tl.store(out + total, tl.load(out + total, mask=is_lower & is_more, other=0.0) + turned, mask=is_lower)
-                re, im = _times(re, im, e_re, -e_im, is_lower)
-                g_re, g_im = _times(g_re, g_im, e_re, -e_im, is_lower)
+                re, im = _turned(re, im, e_re, -e_im, is_lower)
+                g_re, g_im = _turned(g_re, g_im, e_re, -e_im, is_lower)
             is_it = turns_here & is_upper
             tl.store(
                 out, tl.load(out, mask=is_it & is_more, other=0.0) + tl.reduce(slope, 0, plus)[None, :], mask=is_it
             )
-        if WITH_X:
-            tl.store(gx + here, g_re, mask=inside)
-            if PARTS == 2:
-                tl.store(gx + here + 1, g_im, mask=inside)
+        if gx is not None:
+            store_parts(gx + here, g_re, g_im, inside, PARTS)
         tl.debug_barrier()

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-from .parts import entry_of_skew
+from .parts import entry_of_skew, store_skew
 
 
 @triton.jit
@@ -33,5 +33,4 @@ def run_skew_back(g, gv, scale, n, E: constexpr):
     inside = (row < n) & (column < row)
     ours = tl.load(g + (matrix * n + row) * n + column, mask=inside, other=0.0)
     theirs = tl.load(g + (matrix * n + column) * n + row, mask=inside, other=0.0)
-    here = gv + matrix * (n * (n - 1) // 2) + row * (row - 1) // 2 + column
-    tl.store(here, scale * (ours - theirs), mask=inside)
+    store_skew(gv + matrix * (n * (n - 1) // 2), row, column, scale * (ours - theirs), ours, n, 1)

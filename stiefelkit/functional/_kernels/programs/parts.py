@@ -43,6 +43,37 @@ def add_product(
 
 
 @triton.jit
+def tile_of(tile, N: constexpr, E: constexpr):
+    """Returns rows (E, 1) and columns (1, E) of one of the (N / E)^2 tiles of a matrix."""
+    line = tl.arange(0, E)
+    return (tile // (N // E) * E + line)[:, None], (tile % (N // E) * E + line)[None, :]
+
+
+@triton.jit
+def fill_skew(v, m, n, SHIFT: constexpr, SIGN: constexpr, PARTS: constexpr, N: constexpr, E: constexpr):
+    """M = SHIFT I + SIGN A of packed coordinates, padded by SHIFT I."""
+    for tile in range((N // E) ** 2):
+        row, column = tile_of(tile, N, E)
+        inside = (row < n * PARTS) & (column < n * PARTS)
+        re, im = entry_of_skew(
+            v, tl.where(row < n, row, row - n), tl.where(column < n, column, column - n), inside, n, PARTS
+        )
+        entry = SIGN * of_parts(re, im, row >= n, column >= n)
+        tl.store(m + row * N + column, tl.where(row == column, entry + SHIFT, entry))
+    tl.debug_barrier()
+
+
+@triton.jit
+def store_skew(gv, row, column, re, im, n, PARTS: constexpr):
+    """Writes to packed coordinates their gradient by entries of a matrix that is skew."""
+    if PARTS == 1:
+        tl.store(gv + row * (row - 1) // 2 + column, re, mask=(row < n) & (column < row))
+    else:
+        im = tl.where(row == column, 0.5 * im, im)
+        tl.store(gv + row * n + column, tl.where(row > column, re, im), mask=(row < n) & (column < n))
+
+
+@triton.jit
 def entry_of_skew(v, i, j, inside, n, PARTS: constexpr):
     """Returns real and imaginary parts of a skew matrix at i, j, in float64, from its packed coordinates."""
     high = tl.maximum(i, j)
@@ -60,6 +91,40 @@ def entry_of_skew(v, i, j, inside, n, PARTS: constexpr):
 def of_parts(re, im, in_lower, in_right):
     """Returns the entry of [[Re, -Im], [Im, Re]] in a lower or upper, right or left block."""
     return tl.where(in_lower == in_right, re, tl.where(in_lower, im, -im))
+
+
+@triton.jit
+def entry_of(m, row, column, n, p, PARTS: constexpr):
+    """Returns the entries of [[Re, -Im], [Im, Re]] of a matrix (n, p, PARTS), and zeros beyond."""
+    inside = (row < n * PARTS) & (column < p * PARTS)
+    at = m + (tl.where(row < n, row, row - n) * p + tl.where(column < p, column, column - p)) * PARTS
+    value = tl.load(at, mask=inside, other=0.0)
+    if PARTS == 2:
+        value = of_parts(value, tl.load(at + 1, mask=inside, other=0.0), row >= n, column >= p)
+    return value
+
+
+@triton.jit
+def load_parts(x, inside, PARTS: constexpr):
+    """Returns real and imaginary parts of numbers in float64, the real ones twice if there are no others."""
+    re = tl.load(x, mask=inside, other=0.0).to(tl.float64)
+    im = re
+    if PARTS == 2:
+        im = tl.load(x + 1, mask=inside, other=0.0).to(tl.float64)
+    return re, im
+
+
+@triton.jit
+def store_parts(x, re, im, inside, PARTS: constexpr):
+    tl.store(x, re, mask=inside)
+    if PARTS == 2:
+        tl.store(x + 1, im, mask=inside)
+
+
+@triton.jit
+def times(a_re, a_im, b_re, b_im):
+    """Returns real and imaginary parts of a product."""
+    return a_re * b_re - a_im * b_im, a_re * b_im + a_im * b_re
 
 
 @triton.jit

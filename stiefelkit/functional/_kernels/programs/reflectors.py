@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-from .parts import plus
+from .parts import load_parts, plus, store_parts
 
 
 @triton.jit
@@ -50,21 +50,16 @@ def reflectors_forward(v, d, w, n, k, p, COUNT: constexpr, PARTS: constexpr, C: 
     line = tl.arange(0, N)[None, :]
     for start in tl.range(tl.program_id(0) % COUNT * C, p, COUNT * C, num_stages=1):
         column = start + tl.arange(0, C)[:, None]
-        entry = d + (matrix * p + column) * PARTS
-        re = tl.where(line == column, tl.load(entry, mask=column < p, other=0.0), 0.0)
-        im = re * 0.0
-        if PARTS == 2:
-            im = tl.where(line == column, tl.load(entry + 1, mask=column < p, other=0.0), 0.0)
+        re, im = load_parts(d + (matrix * p + column) * PARTS, column < p, PARTS)
+        re = tl.where(line == column, re, 0.0)
+        im = tl.where(line == column, im, 0.0)
         steps = tl.minimum(k, start + C)  # later reflectors are zero where these columns are not
         for step in tl.range(steps, num_stages=1):
             _, _, u_re, u_im, tau = _reflector(v + matrix * size, steps - 1 - step, line, n, k, PARTS)
             a_re, a_im = _along(u_re, u_im, re, im, PARTS)
             re, im = _less(re, im, u_re, u_im, tau * a_re, tau * a_im, PARTS)
         inside = (line < n) & (column < p)
-        out = w + ((matrix * n + line) * p + column) * PARTS
-        tl.store(out, re, mask=inside)
-        if PARTS == 2:
-            tl.store(out + 1, im, mask=inside)
+        store_parts(w + ((matrix * n + line) * p + column) * PARTS, re, im, inside, PARTS)
 
 
 @triton.jit(do_not_specialize=["n", "k", "p"])
@@ -81,13 +76,8 @@ def reflectors_backward(v, w, g, gv, n, k, p, COUNT: constexpr, PARTS: constexpr
         column = start + tl.arange(0, C)[:, None]
         here = ((matrix * n + line) * p + column) * PARTS
         inside = (line < n) & (column < p)
-        re = tl.load(w + here, mask=inside, other=0.0).to(tl.float64)
-        g_re = tl.load(g + here, mask=inside, other=0.0).to(tl.float64)
-        im = re
-        g_im = g_re
-        if PARTS == 2:
-            im = tl.load(w + here + 1, mask=inside, other=0.0).to(tl.float64)
-            g_im = tl.load(g + here + 1, mask=inside, other=0.0).to(tl.float64)
+        re, im = load_parts(w + here, inside, PARTS)
+        g_re, g_im = load_parts(g + here, inside, PARTS)
         for j in tl.range(tl.minimum(k, start + C), num_stages=1):
             at, is_there, u_re, u_im, tau = _reflector(v + matrix * size, j, line, n, k, PARTS)
             a_re, a_im = _along(u_re, u_im, re, im, PARTS)

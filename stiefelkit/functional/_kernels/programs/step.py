@@ -5,27 +5,24 @@ import triton.language as tl
 from triton.language import constexpr
 
 from .cayley import invert
-from .parts import add_product, of_parts, plus
+from .parts import add_product, entry_of, plus, tile_of
 
 
 @triton.jit
 def _gram_less(a, out, columns, N: constexpr, T: constexpr, K: constexpr):
     """OUT = A^T A, less the identity of so many columns; returns the square of its Frobenius norm."""
-    line = tl.arange(0, T)
-    strip = tl.arange(0, K)
     square = tl.full((T,), 0.0, dtype=tl.float64)
-    for i in range(0, N, T):
-        for j in range(0, N, T):
-            total = tl.full((T, T), 0.0, dtype=tl.float64)
-            for k in range(0, N, K):
-                left = tl.load(a + (k + strip)[None, :] * N + (i + line)[:, None])
-                right = tl.load(a + (k + strip)[:, None] * N + (j + line)[None, :])
-                total = tl.dot(left, right, total, input_precision="ieee", out_dtype=tl.float64)
-            row = (i + line)[:, None]
-            column = (j + line)[None, :]
-            total = tl.where((row == column) & (row < columns), total - 1.0, total)
-            square += tl.reduce(total * total, 1, plus)
-            tl.store(out + row * N + column, total)
+    strip = tl.arange(0, K)
+    for tile in range((N // T) ** 2):
+        row, column = tile_of(tile, N, T)
+        total = tl.full((T, T), 0.0, dtype=tl.float64)
+        for k in range(0, N, K):
+            left = tl.load(a + (k + strip)[None, :] * N + row)
+            right = tl.load(a + (k + strip)[:, None] * N + column)
+            total = tl.dot(left, right, total, input_precision="ieee", out_dtype=tl.float64)
+        total = tl.where((row == column) & (row < columns), total - 1.0, total)
+        square += tl.reduce(total * total, 1, plus)
+        tl.store(out + row * N + column, total)
     tl.debug_barrier()
     return tl.reduce(square, 0, plus)
 
@@ -67,40 +64,28 @@ def run_step(
     x = m + N * N
     r = x + N * N
     frame = r + N * N
-    line = tl.arange(0, E)
     columns = N if WAY == "cayley" else p * PARTS
     turns = (batch - 1 - tl.program_id(0)) // tl.num_programs(0) + 1
     for index in tl.range(turns, num_stages=1):
         matrix = tl.program_id(0).to(tl.int64) + index * tl.num_programs(0)
         place = matrix * n * p * PARTS
         size = tl.load(step + matrix)
-        for i in range(0, N, E):
-            for j in range(0, N, E):
-                row = (i + line)[:, None]
-                column = (j + line)[None, :]
-                in_lower = row >= n
-                in_right = column >= p
+        for tile in range((N // E) ** 2):
+            row, column = tile_of(tile, N, E)
+            at = row * N + column
+            q = entry_of(along + place, row, column, n, p, PARTS).to(tl.float64)
+            value = entry_of(w + place, row, column, n, p, PARTS).to(tl.float64)
+            value += entry_of(lo + place, row, column, n, p, PARTS).to(tl.float64)
+            if WAY == "cayley":
+                outside = (row == column) & (row >= n * PARTS)
+                tl.store(m + at, tl.where(row == column, 0.5 * size * q + 1.0, 0.5 * size * q))
+                tl.store(frame + at, tl.where(outside, 1.0, value))
+            else:
+                # What is outside counts for nothing, NaN and infinity of the step either.
                 inside = (row < n * PARTS) & (column < p * PARTS)
-                here = place + ((row - n * in_lower.to(tl.int32)) * p + column - p * in_right.to(tl.int32)) * PARTS
-                q = tl.load(along + here, mask=inside, other=0.0).to(tl.float64)
-                value = tl.load(w + here, mask=inside, other=0.0).to(tl.float64)
-                value += tl.load(lo + here, mask=inside, other=0.0).to(tl.float64)
-                if PARTS == 2:
-                    other = tl.load(along + here + 1, mask=inside, other=0.0).to(tl.float64)
-                    q = of_parts(q, other, in_lower, in_right)
-                    other = tl.load(w + here + 1, mask=inside, other=0.0).to(tl.float64)
-                    other += tl.load(lo + here + 1, mask=inside, other=0.0).to(tl.float64)
-                    value = of_parts(value, other, in_lower, in_right)
-                here = row * N + column
-                if WAY == "cayley":
-                    outside = (row == column) & (row >= n * PARTS)
-                    tl.store(m + here, tl.where(row == column, 0.5 * size * q + 1.0, 0.5 * size * q))
-                    tl.store(frame + here, tl.where(outside, 1.0, value))
-                else:
-                    # What is outside counts for nothing, NaN and infinity of the step either.
-                    tl.store(m + here, tl.where(inside, size * q, 0.0))
-                    tl.store(frame + here, value)
-                    tl.store(x + here, tl.where(inside, value - size * q, 0.0))
+                tl.store(m + at, tl.where(inside, size * q, 0.0))
+                tl.store(frame + at, value)
+                tl.store(x + at, tl.where(inside, value - size * q, 0.0))
         tl.debug_barrier()
         if WAY == "cayley":
             invert(m, x, r, N, T, K)
@@ -110,13 +95,13 @@ def run_step(
             norm = tl.sqrt(_gram_less(x, r, columns, N, T, K) / PARTS)
             shorter = tl.where(norm > MOST, tl.sqrt(0.9 * MOST / norm), 1.0)
             divided = tl.where(norm > MOST, 1.0 / tl.sqrt(1.0 + norm), 1.0)
-            for i in range(0, N, E):
-                for j in range(0, N, E):
-                    at = (i + line)[:, None] * N + (j + line)[None, :]
-                    if WAY == "shorten":
-                        tl.store(x + at, tl.load(frame + at) - shorter * tl.load(m + at))
-                    else:
-                        tl.store(x + at, divided * tl.load(x + at))
+            for tile in range((N // E) ** 2):
+                row, column = tile_of(tile, N, E)
+                at = row * N + column
+                if WAY == "shorten":
+                    tl.store(x + at, tl.load(frame + at) - shorter * tl.load(m + at))
+                else:
+                    tl.store(x + at, divided * tl.load(x + at))
             tl.debug_barrier()
         # A turn takes what is in X to FRAME or back.
         square = 0.0
@@ -127,15 +112,13 @@ def run_step(
             add_product(before, before, r, after, -0.5, 1.0, N, T, K, N)
         tl.store(defects + matrix, square)
         result = frame if TURNS % 2 == 1 else x
-        for i in range(0, N, E):
-            for j in range(0, N, E):
-                row = (i + line)[:, None]
-                column = (j + line)[None, :]
-                inside = (row < n) & (column < p)
-                here = place + (row * p + column) * PARTS
-                for part in tl.static_range(PARTS):
-                    value = tl.load(result + (row + part * n) * N + column, mask=inside, other=0.0)
-                    rounded = value.to(tl.float32)
-                    tl.store(moved + here + part, rounded, mask=inside)
-                    tl.store(rest + here + part, (value - rounded.to(tl.float64)).to(tl.float32), mask=inside)
+        for tile in range((N // E) ** 2):
+            row, column = tile_of(tile, N, E)
+            inside = (row < n) & (column < p)
+            here = place + (row * p + column) * PARTS
+            for part in tl.static_range(PARTS):
+                value = tl.load(result + (row + part * n) * N + column, mask=inside, other=0.0)
+                rounded = value.to(tl.float32)
+                tl.store(moved + here + part, rounded, mask=inside)
+                tl.store(rest + here + part, (value - rounded.to(tl.float64)).to(tl.float32), mask=inside)
         tl.debug_barrier()
