@@ -9,6 +9,7 @@ import torch
 from hypothesis import settings
 
 from stiefelkit import registry
+from stiefelkit.functional._kernels import launch
 from stiefelkit.testing import lowered_products, seeds
 
 pytest.register_assert_rewrite(
@@ -65,3 +66,22 @@ def pytest_runtest_protocol():
 @pytest.fixture(autouse=True)
 def _seeded():
     seeds.reseed()
+
+
+@pytest.fixture
+def _interpreter(monkeypatch):
+    """Has Triton's interpreter run programs of scans."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
+def _as_on_a_device(_interpreter, monkeypatch):
+    """Has it run those of maps too."""
+    monkeypatch.setattr(launch.Interpreter, "is_on", True)
+
+
+@pytest.fixture
+def _for_gpus(monkeypatch, tmp_path):
+    """Has programs compiled for GPUs that need not be there."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))

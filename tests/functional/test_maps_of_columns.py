@@ -18,13 +18,7 @@ Givens, Hadamard, Householder = (getattr(sk.parametrizations, name) for name in 
 
 
 @pytest.fixture
-def _interpreter(monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(Interpreter, "is_on", True)
-
-
-@pytest.fixture
-def counted(monkeypatch, _interpreter):
+def counted(monkeypatch, _as_on_a_device):
     """Names of the programs that are started."""
     names, start = [], launch.start
     monkeypatch.setattr(columns, "start", lambda *args, **options: names.append(args[1]) or start(*args, **options))
@@ -72,7 +66,7 @@ def test_frames_and_gradients_are_those_of_float64(kind, shape, dtype, options, 
         assert torch.dist(a.double(), b) <= 1e-5 * b.norm()
 
 
-@pytest.mark.usefixtures("_interpreter")
+@pytest.mark.usefixtures("_as_on_a_device")
 @pytest.mark.parametrize("kind", [Hadamard, Householder, Givens])
 def test_second_derivatives_tangents_and_vmap_are_those_of_many_launches(kind):
     param, (turn,), _ = drawn(kind, (4, 4), torch.float32)
@@ -102,7 +96,7 @@ def test_rows_are_transformed_in_one_launch(dtype, counted):
     assert torch.equal(y, hadamard_transform(x))
 
 
-@pytest.mark.usefixtures("_interpreter")
+@pytest.mark.usefixtures("_as_on_a_device")
 def test_nan_stays_where_it_is():
     for kind in (Hadamard, Householder, Givens):
         param, coordinates, _ = drawn(kind, (3, 4, 4), torch.float32)
@@ -132,6 +126,7 @@ TYPES = dict.fromkeys(["c", "d", "s", "scratch", "turns"], "*fp64") | {"signs": 
 TYPES |= dict.fromkeys(["rows", "matrix_stride", "row_stride", "line_stride", "n", "k", "p", "layers", "total"], "i32")
 
 
+@pytest.mark.usefixtures("_for_gpus")
 @pytest.mark.parametrize("capability", [90, *(pytest.param(each, marks=pytest.mark.slow) for each in (80, 120))])
 @pytest.mark.parametrize(
     ("program", "fixed"),
@@ -147,9 +142,7 @@ TYPES |= dict.fromkeys(["rows", "matrix_stride", "row_stride", "line_stride", "n
         ("mesh_backward", columns._tile(256, 256, 1, 2, *columns._OF_MESHES)),
     ],
 )
-def test_programs_compile_without_spills_to_exact_products(program, fixed, capability, monkeypatch, tmp_path):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_programs_compile_without_spills_to_exact_products(program, fixed, capability, tmp_path):
     found = getattr(launch.programs(launch.PACKAGE, False), program)
     options = {key: fixed[key] for key in fixed if key not in found.arg_names}
     constants = {key: fixed[key] for key in fixed if key in found.arg_names}

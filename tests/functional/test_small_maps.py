@@ -17,12 +17,6 @@ BATCHES = {2: 17, 16: 3, 33: 3}
 """Others take one matrix: the interpreter is slow."""
 
 
-@pytest.fixture
-def _interpreter(monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(launch.Interpreter, "is_on", True)
-
-
 def random(*shape, number=0, dtype=torch.float32):
     return seeds.normal(shape, number, dtype)
 
@@ -45,7 +39,7 @@ of_both_maps = pytest.mark.parametrize("map", [cayley, exponential], ids=["cayle
 @pytest.mark.slow
 @of_both_maps
 @pytest.mark.parametrize(("n", "is_complex"), [(n, False) for n in EDGES] + [(n, True) for n in (1, 2, 17, 33, 64)])
-@pytest.mark.usefixtures("_interpreter")
+@pytest.mark.usefixtures("_as_on_a_device")
 def test_frames_and_gradients_are_those_of_float64(map, n, is_complex):
     for scale in (1.0, 1e4) if n in (2, 17, 65) else (1.0,):
         v, phase, g = drawn(n, is_complex, scale)
@@ -63,7 +57,7 @@ def test_frames_and_gradients_are_those_of_float64(map, n, is_complex):
 
 @pytest.mark.parametrize(("n", "p"), [(2, 1), (5, 3), (64, 1)])
 @pytest.mark.parametrize("is_complex", [False, True])
-@pytest.mark.usefixtures("_interpreter")
+@pytest.mark.usefixtures("_as_on_a_device")
 def test_tall_frames_are_columns_of_square_ones(n, p, is_complex):
     n = min(n, 32) if is_complex else n
     v = (100 * random(2, skew_size(n, p, is_complex))).requires_grad_()
@@ -76,13 +70,13 @@ def test_tall_frames_are_columns_of_square_ones(n, p, is_complex):
 
 
 @pytest.mark.parametrize("cls", [sk.parametrizations.Cayley, sk.parametrizations.MatrixExp])
-@pytest.mark.usefixtures("_interpreter")
+@pytest.mark.usefixtures("_as_on_a_device")
 def test_the_laws_hold(cls):
     check_parametrization(cls, ["frames", "pure", "gradients"], only=f"{cls.__name__}-2x2-float32")
 
 
 @of_both_maps
-@pytest.mark.usefixtures("_interpreter")
+@pytest.mark.usefixtures("_as_on_a_device")
 def test_second_derivatives_and_vmap_are_those_of_many_launches(map):
     v = random(3, skew_size(5, 5, False))
 
@@ -97,7 +91,7 @@ def test_second_derivatives_and_vmap_are_those_of_many_launches(map):
 
 
 @of_both_maps
-@pytest.mark.usefixtures("_interpreter")
+@pytest.mark.usefixtures("_as_on_a_device")
 def test_larger_matrices_keep_nan_and_second_derivatives(map):
     v = (random(skew_size(130, 130, False)) / 10).requires_grad_()
     found = []
@@ -109,7 +103,7 @@ def test_larger_matrices_keep_nan_and_second_derivatives(map):
 
 
 @of_both_maps
-@pytest.mark.usefixtures("_interpreter")
+@pytest.mark.usefixtures("_as_on_a_device")
 def test_nan_stays_where_it_is(map):
     v = random(3, skew_size(20, 20, False))
     v[1, 4] = float("nan")
@@ -147,6 +141,7 @@ SHARED = {80: 163 << 10, 90: 227 << 10, 120: 99 << 10}
 """Bytes of shared memory that a program may have."""
 
 
+@pytest.mark.usefixtures("_for_gpus")
 @pytest.mark.parametrize(
     ("name", "n", "parts", "capability", "is_double"),
     [
@@ -162,11 +157,7 @@ SHARED = {80: 163 << 10, 90: 227 << 10, 120: 99 << 10}
         ("run_exponential_back", 64, 2, 90, True),
     ],
 )
-def test_programs_compile_without_spills_to_exact_products(
-    name, n, parts, capability, is_double, monkeypatch, tmp_path
-):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_programs_compile_without_spills_to_exact_products(name, n, parts, capability, is_double, tmp_path):
     kernel = compiled(name, n, parts, capability, is_double)
     found = machinery(kernel, tmp_path)
     assert "tf32" not in kernel.asm["ptx"]

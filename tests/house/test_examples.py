@@ -1,7 +1,7 @@
 """The programs of examples/ run as they stand."""
 
-import importlib.util
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -12,13 +12,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(name, words, monkeypatch):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *words.split()])
-    module.main()
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
 
 @pytest.mark.parametrize("options", ["", "--dtype bfloat16 --optimizer SGDG"])

@@ -1,8 +1,8 @@
 """Rotations of whole decoders of transformers: the same logits, whatever the family, the ties and the dtype."""
 
 import dataclasses
-import importlib.util
 import re
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -282,14 +282,9 @@ def test_bits_and_starts_that_are_none_are_refused_before_norms_are_absorbed():
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_the_example_learns_folds_and_saves(family, monkeypatch, capsys, tmp_path):
     path = Path(__file__).parents[2] / "examples" / "rotate_decoder.py"
-    spec = importlib.util.spec_from_file_location("rotate_decoder", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     words = f"--family {family} --steps 8 --rotation-steps 3 --out {tmp_path / 'rotated'}"
     monkeypatch.setattr(sys, "argv", ["rotate_decoder.py", *words.split()])
-    module.main()
+    runpy.run_path(str(path), run_name="__main__")
     shown = capsys.readouterr().out
     assert len(re.findall(r"perplexity +[\d.]+$", shown, re.MULTILINE)) == 5
     worst, away = map(float, re.findall(r"([\d.e-]+) (?:limits|away)", shown))

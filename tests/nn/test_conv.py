@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from optimizers_at_hand import descend
 from torch import nn
 
 import stiefelkit as sk
@@ -137,15 +136,6 @@ def test_maps_are_interchangeable(name, options, geometry):
     assert sk.drift(layer)["weight"].error <= layer.parametrizations.weight.param.error_bound()
     found = sk.metrics.lipschitz(layer, (6, 6))
     assert max(abs(found.largest - 1), abs(found.smallest - 1)) <= 1e-6
-
-
-def test_a_riemannian_optimizer_trains_the_kernel_and_keeps_it():
-    layer: Any = CONV(4, 4, 3, parametrization="stiefel")
-    opt = sk.optim.CayleySGD(sk.optim.parameter_groups(layer, lr=0.1))
-    x, target = torch.randn(8, 4, 6, 6), torch.randn(8, 4, 6, 6)
-    losses = descend(opt, lambda: (layer(x) - target).square().mean(), 20)
-    assert losses[-1] < losses[0]
-    assert sk.drift(layer)["weight"].error <= layer.parametrizations.weight.param.error_bound()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])

@@ -339,11 +339,8 @@ def test_a_last_state_alone_takes_no_memory_for_others():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
 def test_a_recurrence_trained_elsewhere_is_taken_over(dtype):
     seeds.reseed()
-    w, u, b = (
-        sk.init.haar((N, N), dtype, seeds.generator()),
-        torch.randn(N, 3, dtype=dtype),
-        torch.randn(N, dtype=dtype),
-    )
+    w = sk.init.haar((N, N), dtype, seeds.generator())
+    u, b = torch.randn(N, 3, dtype=dtype), torch.randn(N, dtype=dtype)
     if not dtype.is_complex and torch.linalg.det(w) < 0:
         w[:, 0] *= -1
     flat = torch.diag(torch.tensor([1.0, -1, -1, 1, 1, 1, -1, -1], dtype=dtype))  # planes that are not turned
@@ -367,10 +364,8 @@ def test_an_lru_trained_elsewhere_is_taken_over():
     nu, theta, gamma = torch.randn(3, 4).unbind()
     b, x = torch.randn(4, 3, dtype=torch.complex64), torch.randn(30, 2, 3)
     rnn = sk.nn.LRU.from_parameters(nu, theta, gamma, b)
-    z, step = (
-        torch.zeros(2, 4, dtype=torch.complex128),
-        torch.exp(torch.complex(-nu.exp(), theta.exp()).to(torch.complex128)),
-    )
+    z = torch.zeros(2, 4, dtype=torch.complex128)
+    step = torch.exp(torch.complex(-nu.exp(), theta.exp()).to(z.dtype))
     for row in x:
         z = step * z + gamma.double().exp() * (row.to(z.dtype) @ b.to(z.dtype).mT)
     found = torch.view_as_complex(rnn(x)[1][0].unflatten(-1, (-1, 2)))

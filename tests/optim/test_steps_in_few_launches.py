@@ -88,14 +88,13 @@ OF_MOMENTS |= {"scales": "*fp64"}
 OF_COMMIT |= {"sizes": ("i32",) * 2, "mosts": ("fp32",) * 2, "holds": "*i1"}
 
 
+@pytest.mark.usefixtures("_for_gpus")
 @pytest.mark.parametrize("capability", [80, 90, 120])
 @pytest.mark.parametrize(
     ("way", "n", "parts"),
     [("cayley", 64, 1), ("shorten", 33, 2), ("divide", 64, 1), ("go", 32, 1), (None, 0, 1), (None, 1, 1)],
 )
-def test_programs_compile_without_spills_to_exact_products(way, n, parts, capability, monkeypatch, tmp_path):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_programs_compile_without_spills_to_exact_products(way, n, parts, capability, tmp_path):
     programs = launch.programs(launch.PACKAGE, False)
     fixed = launch.settings(n, parts, capability < 120) | {"WAY": way, "MOST": 0.5, "TURNS": 2}
     options = {key: fixed.pop(key) for key in ("num_warps", "num_stages", "maxnreg")}

@@ -183,21 +183,6 @@ def test_a_checkpoint_that_holds_no_frame_is_refused_before_anything_is_written(
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
 
 
-@COMPLEX
-def test_meta_and_empty_frames_are_filled_by_loading_or_reset(dtype):
-    layer = make(dtype=dtype)
-    with torch.device("meta"):
-        other = make(dtype=dtype)
-    other.to(torch.complex128 if dtype.is_complex else torch.float64).to(dtype).to_empty(device="cpu")
-    with pytest.raises(errors.UnfilledError):
-        other.weight  # noqa: B018
-    other.load_state_dict(layer.state_dict())
-    assert torch.equal(other.weight, layer.weight)
-    other.to_empty(device="cpu")
-    sk.reset_(other, "weight")
-    assert orthogonality_error(other.weight) <= permitted_error(4, dtype)
-
-
 # Groups and counts
 
 

@@ -29,11 +29,6 @@ HELD = [layout for layout in LAYOUTS if layout.program != "tiles"]
 WIDEST = [layout for layout in HELD if (layout.states, layout.max_units) in {("real", 192), ("complex", 128)}]
 
 
-@pytest.fixture
-def _interpreter(monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-
-
 def blocks(rows):
     return torch.cat([rows.real, rows.imag], -1) if rows.is_complex() else rows
 
@@ -236,11 +231,10 @@ def test_support_is_a_reason_or_none(monkeypatch):
     assert "triton" in str(triton.unsupported(torch.device("cuda"), torch.float32, 8, tanh))
 
 
+@pytest.mark.usefixtures("_for_gpus")
 @pytest.mark.parametrize("way", ["forward", "back"])
 @pytest.mark.parametrize(("activation", "units"), [("tanh", 20), ("modrelu", 64), ("oplu", 190)])
-def test_tiles_compile_for_a_gpu_to_exact_products(way, activation, units, monkeypatch, tmp_path):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_tiles_compile_for_a_gpu_to_exact_products(way, activation, units):
     program = compiled(TILES, way, activation, units, packed=units != 64)
     assert program.asm["cubin"]
     assert program.asm["ptx"].count("fma.rn.f32") >= 128
@@ -301,12 +295,6 @@ def held(layout, way):
 
 def named(layout):
     return f"{layout.program} {layout.states} {layout.max_units}"
-
-
-@pytest.fixture
-def _for_gpus(monkeypatch, tmp_path):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def tight(layout, way, tmp_path, activation="modrelu", capability=90):

@@ -24,11 +24,6 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.fixture
-def _interpreter(monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-
-
 def drawn(kind: Any, options: dict[str, Any]) -> tuple[Any, Any]:
     """A layer that programs run, and its twin in float64."""
     seeds.reseed()

@@ -15,8 +15,8 @@ from stiefelkit import errors
 from stiefelkit.testing import seeds
 
 
-def make(rows=5, columns=3, **options):
-    return sk.orthogonal(nn.Linear(columns, rows), "weight", "cayley", **options)
+def make(rows=5, columns=3, dtype=None, name="cayley", **options):
+    return sk.orthogonal(nn.Linear(columns, rows, dtype=dtype), "weight", name, **options)
 
 
 def test_keys_are_torchs_and_one_entry_names_the_map():
@@ -84,9 +84,13 @@ def test_a_real_weight_cannot_become_complex():
         make().to(torch.complex64)
 
 
-def test_meta_weights_fill_by_reset_or_load():
+@pytest.mark.filterwarnings("ignore:Complex modules")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("name", ["cayley", "stiefel"])
+def test_meta_weights_fill_by_reset_or_load(name, dtype):
     with torch.device("meta"):
-        layer = make()
+        layer = make(name=name, dtype=dtype)
+    layer.to(torch.complex128 if dtype.is_complex else torch.float64).to(dtype)
     with pytest.raises(errors.UnfilledError):
         layer.weight  # noqa: B018
     for write in (lambda: sk.reset_(layer, "weight"), lambda: sk.assign_(layer, "weight", torch.eye(5, 3))):
@@ -94,13 +98,14 @@ def test_meta_weights_fill_by_reset_or_load():
             write()
     layer.to_empty(device="cpu")
     with pytest.raises(errors.UnfilledError):
-        layer(torch.ones(3))
+        layer(torch.ones(3, dtype=dtype))
     sk.reset_(layer, "weight")
     assert sk.drift(layer)["weight"].error < 1e-6
-    with torch.device("meta"):
-        other = make()
-    other.load_state_dict(layer.state_dict(), assign=True)
-    assert torch.equal(other.weight, layer.weight)
+    for assign in (True, False):
+        with torch.device("meta"):
+            other = make(name=name, dtype=dtype)
+        (other if assign else other.to_empty(device="cpu")).load_state_dict(layer.state_dict(), assign=assign)
+        assert torch.equal(other.weight, layer.weight)
 
 
 def test_reset_repeats_the_scheme_and_does_not_remember_earlier_weights():
