@@ -150,24 +150,18 @@ class _Square(Function):
         is_split = v.dtype == torch.float32 and not fast and splits(a)
         if not fast:
             a = a.to(torch.complex128 if a.is_complex() else torch.float64)
-        if is_split:
-            m = fine_inverse(a, BITS_OF_RESIDUALS)
-        else:
-            m = inverse_of_accretive(a)
+        m = fine_inverse(a, BITS_OF_RESIDUALS) if is_split else inverse_of_accretive(a)
         if v.dtype == torch.float64:
             # What the inverse leaves in float64, a Newton step takes away.
             m = m + m @ (torch.eye(n, dtype=m.dtype, device=m.device) - a @ m)
         if torch.compiler.is_compiling() and is_exporting():
             m = m.clone()  # an exported program trains by the derivative of the inverse, which needs it as it is
         d = (diagonal(phase=phase) if d is None else d).to(m.dtype)
-        if is_split:
+        if is_split or n < _LARGE or dtype == m.dtype or is_packed:
             w = m.mul_(2 * d.unsqueeze(-2))
             w.diagonal(dim1=-2, dim2=-1).sub_(d)
-            # What is saved in float64 has 2 M D = W + D to the digits of M, which may be small.
-            return w if dtype == w.dtype else settled(w).to(dtype)
-        if n < _LARGE or dtype == m.dtype or is_packed:
-            w = m.mul_(2 * d.unsqueeze(-2))
-            w.diagonal(dim1=-2, dim2=-1).sub_(d)
+            if is_split:  # what is saved in float64 has 2 M D = W + D to the digits of M, which may be small
+                return w if dtype == w.dtype else settled(w).to(dtype)
             if is_packed:  # an inverse on a device lies there by columns
                 return w.to(dtype, memory_format=torch.contiguous_format)
             return polish(w) if v.dtype == torch.float64 else w.to(dtype)
@@ -238,7 +232,7 @@ class _Tall(Function):
     def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, p: int) -> Tensor:
         a11, a21 = unpack_skew(v.double(), n, p, phase is not None)
         d = _entries(phase, d).to(a11.dtype)
-        if _is_split(v, a11):
+        if v.dtype == torch.float32 and splits(a11):
             return _split_frame(a11, a21, d)
         doubled = 2 * _resolvent(a11, a21) * d.unsqueeze(-2)
         w = torch.cat([_add_diagonal(doubled, -d).mT, -doubled.mT @ a21.mT], dim=-1).mT
@@ -257,7 +251,7 @@ class _Tall(Function):
         adjoint = _add_diagonal(w[..., :p, :], d).mH
         _, a21 = unpack_skew(v.double(), n, p, phase is not None)
         g1, g2 = g[..., :p, :], g[..., p:, :]
-        if _is_split(v, w):
+        if v.dtype == torch.float32 and splits(w):
             g11 = _of_tall(_of_tall(adjoint, g1 - _of_tall(a21.mH, g2)), adjoint) * (d.unsqueeze(-1) / -2)
             g21 = (_of_tall(a21, g11 + g11.mH) - _of_tall(g2, adjoint)).mT
         else:
@@ -267,11 +261,6 @@ class _Tall(Function):
         return gv.to(v.dtype), phase_gradient(phase, w, g), None, None, None
 
     tangent = by_transposing(backward)
-
-
-def _is_split(v: Tensor, m: Tensor) -> bool:
-    """Returns whether frames of float32 coordinates avoid products of float64 matrices as large as M."""
-    return v.dtype == torch.float32 and splits(m)
 
 
 _of_tall = partial(fine_product, bits=BITS_OF_TALL)

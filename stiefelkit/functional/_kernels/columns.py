@@ -127,19 +127,8 @@ def rotated_columns_gradient(
     fixed = _tile(n, p, batch, parts, *_OF_MESHES)
     turns, scratch = _turns(angle, phase, batch), _scratch(y, batch, 4, fixed)
     slopes = angle.new_empty(batch, fixed["COUNT"], parts, turns.shape[-1])
-    given = [
-        _parts(y),
-        _parts(g),
-        turns,
-        _parts(gx) if with_x else None,
-        slopes,
-        scratch,
-        n,
-        p,
-        layers,
-        turns.shape[-1],
-    ]
-    start(PACKAGE, "mesh_backward", len(scratch), y, *given, **fixed)
+    given = [_parts(y), _parts(g), turns, _parts(gx) if with_x else None, slopes, scratch]
+    start(PACKAGE, "mesh_backward", len(scratch), y, *given, n, p, layers, turns.shape[-1], **fixed)
     sums = slopes.sum(1)
     g_phase = sums[:, 1].reshape(angle.shape) if parts == 2 else angle.new_empty((*angle.shape[:-1], 0))
     return gx, sums[:, 0].reshape(angle.shape), g_phase

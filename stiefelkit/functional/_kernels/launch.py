@@ -73,9 +73,8 @@ def cayley_forward(v: Tensor, d: Tensor | None, n: int, dtype: torch.dtype) -> T
     shape = v.shape[:-1]
     w = v.new_empty(*shape, n, n, dtype=dtype)
     fixed = settings(n, parts, not float64_is_weak(v.device))
-    scratch = _scratch(v, shape.numel(), 3, fixed, torch.float64)
     entries, apart = _diagonals(d, shape, n)
-    _run("run_forward", v, scratch, v.contiguous(), entries, _parts(w), scratch, apart, n, shape.numel(), **fixed)
+    _run("run_forward", v, 3, [v.contiguous(), entries, _parts(w)], apart, n, shape.numel(), **fixed)
     return w
 
 
@@ -86,9 +85,10 @@ def cayley_backward(w: Tensor, g: Tensor, d: Tensor | None, dtype: torch.dtype) 
     shape = w.shape[:-2]
     gv = w.new_empty(*shape, _size(w), dtype=dtype)
     fixed = settings(n, parts, w.dtype.to_real() == torch.float64 and not float64_is_weak(w.device))
-    scratch = _scratch(w, shape.numel(), 3, fixed, w.real.dtype)
     entries, apart = _diagonals(d, shape, n)
-    _run("run_backward", w, scratch, _parts(w), _parts(g), entries, gv, scratch, apart, n, shape.numel(), **fixed)
+    _run(
+        "run_backward", w, 3, [_parts(w), _parts(g), entries, gv], apart, n, shape.numel(), dtype=w.real.dtype, **fixed
+    )
     return gv
 
 
@@ -109,10 +109,8 @@ def exponential_backward(v: Tensor, g: Tensor) -> Tensor:
 
 
 def _run_exponential(name: str, v: Tensor, tensors: Sequence[Tensor], n: int, parts: int) -> None:
-    batch = v.shape[:-1].numel()
     fixed = settings(n, parts, not float64_is_weak(v.device), HALF_TILE)
-    scratch = _scratch(v, batch, 7, fixed, torch.float64)
-    _run(name, v, scratch, v.contiguous(), *tensors, combinations(v.device), scratch, n, batch, **fixed)
+    _run(name, v, 7, [v.contiguous(), *tensors, combinations(v.device)], n, v.shape[:-1].numel(), **fixed)
 
 
 def packs(m: Tensor, dtype: torch.dtype) -> bool:
@@ -177,10 +175,9 @@ def _moved(w: Tensor, lo: Tensor, along: Tensor, step: Tensor, **more: object) -
     moved, rest = (torch.empty(w.shape, dtype=w.dtype, device=w.device) for _ in range(2))
     defects = w.new_empty(batch, dtype=torch.float64)
     fixed = {**settings(n, parts, not float64_is_weak(w.device)), **more}
-    scratch = _scratch(w, defects.numel(), 4, fixed, torch.float64)
     steps = step.double().expand(batch).contiguous()
     tensors = [_parts(w), _parts(lo), _parts(along), steps, _parts(moved), _parts(rest), defects]
-    _run("run_step", w, scratch, *tensors, scratch, n, p, defects.numel(), **fixed)
+    _run("run_step", w, 4, tensors, n, p, defects.numel(), **fixed)
     return moved, rest, defects
 
 
@@ -204,15 +201,21 @@ def _diagonals(d: Tensor | None, shape: torch.Size, n: int) -> tuple[Tensor | No
     return d, d.numel() // max(shape.numel(), 1)
 
 
-def _scratch(like: Tensor, batch: int, matrices: int, fixed: dict[str, Any], dtype: torch.dtype) -> Tensor:
+def _run(
+    name: str,
+    on: Tensor,
+    matrices: int,
+    tensors: Sequence[Tensor | None],
+    *numbers: int,
+    dtype: torch.dtype = torch.float64,
+    **fixed: Any,
+) -> None:
+    """Launches a program with scratch memory of so many matrices for each of a batch that are worked on at a time."""
     # For as many programs as run at a time; for two on a CPU, so that tests see one take several matrices.
-    most = PROGRAMS * torch.cuda.get_device_properties(like.device).multi_processor_count if like.is_cuda else 2
-    return torch.empty(min(batch, most), matrices, fixed["N"], fixed["N"], dtype=dtype, device=like.device)
-
-
-def _run(name: str, on: Tensor, scratch: Tensor, *args: Any, **options: Any) -> None:
-    if batch := args[-1]:
-        start(PACKAGE, name, min(batch, len(scratch)), on, *args, **options)
+    most = PROGRAMS * torch.cuda.get_device_properties(on.device).multi_processor_count if on.is_cuda else 2
+    if count := min(numbers[-1], most):
+        scratch = torch.empty(count, matrices, fixed["N"], fixed["N"], dtype=dtype, device=on.device)
+        start(PACKAGE, name, count, on, *tensors, scratch, *numbers, **fixed)
 
 
 def start(package: str, name: str, count: int, on: Tensor, *args: Any, **options: Any) -> None:

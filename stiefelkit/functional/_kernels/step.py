@@ -34,7 +34,14 @@ def commit(
     tensors = [t for pair in (*pairs, *bounds, (refused,)) for t in pair if isinstance(t, Tensor)]
     are_few = len(pairs) <= MOST_PAIRS and len(bounds) <= MOST_BOUNDS and is_at_hand(refused)
     if are_few and is_plain(*tensors) and all([t.is_contiguous() for t in tensors]):
-        return _in_one(pairs, refused, bounds, holds)
+        olds, news = ([_words(pair[side]) for pair in pairs] for side in range(2))
+        counts, values = [t.numel() for t in olds], [values for values, _ in bounds]
+        looked = tuple(values), tuple(t.numel() for t in values), tuple(most for _, most in bounds), holds
+        arguments = tuple(olds), tuple(news), tuple(counts), *looked, refused, refused.numel()
+        blocks = -(-max(refused.numel(), *counts, 1) // BLOCK)
+        start(PACKAGE, "run_commit", blocks, refused, *arguments, BLOCK=BLOCK)
+        torch.autograd.graph.increment_version([old for old, _ in pairs if not old.is_inference()])
+        return
     for values, most in bounds:
         fit = (values <= most).all()
         holds = fit if holds is None else holds & fit
@@ -42,22 +49,6 @@ def commit(
         old.copy_(new) if holds is None else torch.where(holds, new, old, out=old)
     if holds is not None:
         refused.add_(holds.logical_not())
-
-
-def _in_one(
-    pairs: Sequence[tuple[Tensor, Tensor]],
-    refused: Tensor,
-    bounds: Sequence[tuple[Tensor, float]],
-    holds: Tensor | None,
-) -> None:
-    olds, news = ([_words(t) for t in some] for some in zip(*pairs, strict=True)) if pairs else ([], [])
-    counts, sizes = [t.numel() for t in olds], [values.numel() for values, _ in bounds]
-    values, mosts = [values for values, _ in bounds], [most for _, most in bounds]
-    blocks = -(-max(refused.numel(), *counts, 1) // BLOCK)
-    looked = tuple(values), tuple(sizes), tuple(mosts), holds
-    arguments = tuple(olds), tuple(news), tuple(counts), *looked, refused, refused.numel()
-    start(PACKAGE, "run_commit", blocks, refused, *arguments, BLOCK=BLOCK)
-    torch.autograd.graph.increment_version([old for old, _ in pairs if not old.is_inference()])
 
 
 def adam_in_one(

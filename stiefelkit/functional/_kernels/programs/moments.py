@@ -7,21 +7,7 @@ from triton.language import constexpr
 
 @triton.jit(do_not_specialize=["batch", "each"])
 def run_moments(
-    norms,
-    moments,
-    counts,
-    mixed,
-    counted,
-    scales,
-    batch,
-    each,
-    first,
-    second,
-    share,
-    inner,
-    outer,
-    rate,
-    N: constexpr,
+    norms, moments, counts, mixed, counted, scales, batch, each, first, second, share, inner, outer, rate, N: constexpr
 ):
     """K <- K + 1, V <- V + SHARE (‖G‖^2 - V), and RATE / ((1 - b1^K) ((V / (1 - b2^K) + INNER)^1/2 + OUTER)).
 
