@@ -42,8 +42,6 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 _FAILS = 1e-10
 _NEAR = 1.02
 """Lanczos steps end where no stretch is larger than that found by more than this."""
-_FEW = 8
-"""Steps from the largest stretch of the torus; if they end short of its bound, others start from anywhere."""
 _FINE = 1.01
 """Bounds of convolutions may be so much larger for the frequencies that they leave out."""
 
@@ -100,12 +98,7 @@ def lipschitz(
             values = _by_frequency(operator, grid)
             largest, smallest = values.max().item() * operator.unit, values.min().item() * operator.unit
             return Lipschitz(largest, smallest, largest, True, 0.0)
-        certain, peak = _bound_of_convolution(layer, operator)
-        if peak is not None:
-            found = _lanczos(operator, min(steps, _FEW), certain, peak)
-            if certain <= _NEAR * found.largest:
-                return found._replace(bound=max(certain, found.largest))
-        return _lanczos(operator, steps, certain, operator.draw(*operator.smaller_side))
+        return _lanczos(operator, steps, _bound_of_convolution(layer, operator))
 
 
 def _input_shape(layer: nn.Module, input_size: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -174,16 +167,6 @@ class _Operator:
         is_lost = size > 0 and self._there * self.unit < 64 * torch.finfo(self.dtype).eps * offset
         got = f"{type(self.layer).__name__} with entries of {self.unit:.2g}, which its bias rounds away; set it to zero"
         needs(not is_lost, OptionError, "lipschitz", "a layer whose linear part counts beside its bias", got)
-
-    @property
-    def has_fewer_outputs(self) -> bool:
-        """Whether outputs have fewer entries than inputs."""
-        return math.prod(self.out_shape) < math.prod(self.shape)
-
-    @property
-    def smaller_side(self) -> tuple[tuple[int, ...], torch.dtype]:
-        """Shape and dtype of inputs or outputs, whichever are fewer."""
-        return (self.out_shape, self.out_dtype) if self.has_fewer_outputs else (self.shape, self.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns A x / unit of one input of its shape, in working precision."""
@@ -271,23 +254,24 @@ def _by_frequency(operator: _Operator, grid: tuple[int, ...]) -> Tensor:
     return torch.linalg.svdvals(rows)
 
 
-def _lanczos(operator: _Operator, steps: int, certain: float, start: Tensor) -> Lipschitz:
+def _lanczos(operator: _Operator, steps: int, certain: float) -> Lipschitz:
     """Finds the extreme singular values by Lanczos steps with full reorthogonalization on the smaller side.
 
     Stops where the largest is within 2 % of a certain bound, or of one that holds for nearly all starts.
     """
-    sides = [operator.shape, operator.out_shape]
+    sides = [(operator.shape, operator.dtype), (operator.out_shape, operator.out_dtype)]
     along: list[Callable[[Tensor], Tensor]] = [operator, lambda y: operator.adjoint(y[None])[0]]
-    if operator.has_fewer_outputs:
+    if math.prod(operator.out_shape) < math.prod(operator.shape):
         sides, along = sides[::-1], along[::-1]
-    dtype, start = operator.smaller_side[1], start.flatten()
+    shape, dtype = sides[0]
+    start = operator.draw(shape, dtype).flatten()
     basis, matrix = [start / start.norm()], torch.zeros(steps, steps, dtype=torch.float64, device="cpu")
     largest, smallest, residual, k, tolerance = 0.0, 0.0, 0.0, 0, max(8 * torch.finfo(dtype).eps, 1e-9)
     count = len(start) * (2 if dtype.is_complex else 1)
     is_exhausted, short = False, 1.0
     while k < min(steps, len(start)) and not is_exhausted:
         q = torch.stack(basis)
-        w = along[1](along[0](basis[-1].view(sides[0]))).flatten()
+        w = along[1](along[0](basis[-1].view(shape))).flatten()
         matrix[k, k] = torch.vdot(basis[-1], w).real
         for _ in range(2):
             w = w - q.mT @ (q.conj() @ w)
@@ -310,24 +294,23 @@ def _lanczos(operator: _Operator, steps: int, certain: float, start: Tensor) -> 
     return Lipschitz(found, math.sqrt(smallest) * operator.unit, bound, False, residual)
 
 
-def _bound_of_convolution(layer: nn.Module, operator: _Operator) -> tuple[float, Tensor | None]:
+def _bound_of_convolution(layer: nn.Module, operator: _Operator) -> float:
     """Returns a certain bound of a convolution of torch's, infinity if the layer does something else.
 
     It pads, then convolves on a torus that holds the padded input, and keeps some outputs: Fourier's transform takes
     the convolution apart, and padding repeats an entry, or keeps an output, only so often. Transposed ones are adjoints
     of such. Of a large torus fewer frequencies count: a symbol of exponential type d, between two of them, falls from
-    its largest value no faster than cos(d x). With zeros around, what is stretched most on the torus comes too, cut to
-    the image, where a search may start from.
+    its largest value no faster than cos(d x).
     """
     base = next((cls for cls in _CONVOLUTIONS if isinstance(layer, cls)), None)
     conv: Any = layer
     if base is None or conv.padding_mode not in ("zeros", "circular", "reflect", "replicate"):
-        return math.inf, None
+        return math.inf
     x = operator.draw(operator.shape, operator.dtype).to(operator.dtype)[None]
     with torch.no_grad():
         y = conv(x)
         if not bool((base.forward(conv, x) - y).abs().max() <= operator.tolerance(y)):
-            return math.inf, None
+            return math.inf
     image = operator.out_shape[1:] if conv.transposed else operator.shape[1:]
     rows, factor = [], 1.0
     for axis, n in enumerate(image):
@@ -352,16 +335,9 @@ def _bound_of_convolution(layer: nn.Module, operator: _Operator) -> tuple[float,
         rows.append(_interpolation(size, dilation, stride, count).to(operator.device))
     weight = conv.weight.detach()
     weight = weight.to(computing_dtype(weight.dtype)).unflatten(0, (conv.groups, -1))
-    is_output = not conv.transposed
     if weight.shape[2] < weight.shape[1] and max(conv.stride) == 1:
-        weight, is_output = weight.transpose(1, 2), not is_output
-    found = _norm_of_symbol(weight, rows)
-    if conv.padding_mode != "zeros" or weight.is_complex():
-        return factor * found.norm, None
-    peak = _cut_wave(found, operator.out_shape if is_output else operator.shape, operator)
-    if is_output != operator.has_fewer_outputs:
-        peak = operator.adjoint(peak[None])[0] if is_output else operator(peak)
-    return factor * found.norm, peak
+        weight = weight.transpose(1, 2)
+    return factor * _norm_of_symbol(weight, rows)
 
 
 def _interpolation(size: int, dilation: int, stride: int, count: int) -> Tensor:
@@ -375,16 +351,7 @@ def _interpolation(size: int, dilation: int, stride: int, count: int) -> Tensor:
     return ((2 * (away[..., None] * lags).cos().sum(-1) - 1) / len(nodes)).view(stride, count, -1).mean(0)
 
 
-class _Peak(NamedTuple):
-    """The largest singular value of a symbol, in which group, at which parts of a turn a pixel, and its vector."""
-
-    norm: float
-    group: int
-    turns: list[float]
-    vector: Tensor
-
-
-def _norm_of_symbol(weight: Tensor, rows: Sequence[Tensor]) -> _Peak:
+def _norm_of_symbol(weight: Tensor, rows: Sequence[Tensor]) -> float:
     """Bounds the largest singular value at all frequencies, weights (groups, out, in, *kernel), to 1e-4.
 
     The Gram matrices at few frequencies determine all. That none is beyond the largest value known is what Cholesky
@@ -410,39 +377,17 @@ def _norm_of_symbol(weight: Tensor, rows: Sequence[Tensor]) -> _Peak:
     likely = torch.view_as_real(found).flatten(1).norm(dim=1).topk(min(8, len(found))).indices
     values = torch.linalg.eigvalsh(found[likely])[:, -1]
     top, eye = values.max().item(), torch.eye(gram.shape[-2], device=weight.device)
-    *place, group = (int(i) for i in torch.unravel_index(likely[values.argmax()], some.shape[:-2]))
-    place = [i * step for i, step in zip(place, steps, strict=True)]
     *outer, inner = grid
     for start in itertools.product(*map(range, sizes[:-1])):
         part = gram
         for row, i in zip(outer, start, strict=True):
             part = torch.tensordot(row[i], part, 1)
-        behind, limit = 0, (1 + 1e-4) * top
+        limit = (1 + 1e-4) * top
         part = torch.view_as_real(limit * eye - torch.view_as_complex(part))  # rows of the interpolation add up to one
         for share in inner.split(max(1, 2**25 // part[0].numel())):
             each = torch.view_as_complex(torch.tensordot(share, part, 1))
             is_beyond = torch.linalg.cholesky_ex(each).info != 0
             if is_beyond.any():
                 values = limit - torch.linalg.eigvalsh(each[is_beyond])[:, 0]
-                last, group = is_beyond.nonzero()[values.argmax()].tolist()
-                top, place = max(top, values.max().item()), [*start, behind + last]
-            behind += len(share)
-    at_top = gram
-    for row, i in zip(grid, place, strict=True):
-        at_top = torch.tensordot(row[i], at_top, 1)
-    vector = torch.linalg.eigh(torch.view_as_complex(at_top[group]))[1][:, -1]
-    turns = [i / len(row) for i, row in zip(place, rows, strict=True)]
-    return _Peak(scale * math.sqrt((1 + 2e-4) * top), group, turns, vector)
-
-
-def _cut_wave(peak: _Peak, side: tuple[int, ...], operator: _Operator) -> Tensor:
-    """Returns a real wave of the largest singular vector that fades towards the edges, and a little of all others."""
-    wave = torch.zeros(side, dtype=peak.vector.dtype, device=peak.vector.device)
-    own = slice(peak.group * len(peak.vector), (peak.group + 1) * len(peak.vector))
-    wave[own] = peak.vector.view(-1, *(1,) * (len(side) - 1))
-    for axis, (n, turn) in enumerate(zip(side[1:], peak.turns, strict=True)):
-        at = torch.arange(n, device=wave.device) + 0.5
-        ripple = torch.polar((math.pi * at / n).sin(), -2 * math.pi * turn * at)
-        wave = wave * ripple.to(wave.dtype).view(-1, *(1,) * (len(side) - 2 - axis))
-    noise = operator.draw(side, operator.dtype)
-    return wave.real / wave.real.norm() + 0.3 * noise / noise.norm()
+                top = max(top, values.max().item())
+    return scale * math.sqrt((1 + 2e-4) * top)

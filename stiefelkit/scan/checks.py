@@ -12,12 +12,8 @@ from stiefelkit.numbers import sizes
 from stiefelkit.scan.activations import Activation
 
 DTYPES = {
-    torch.bfloat16: (torch.float32, torch.float32),
-    torch.float16: (torch.float32, torch.float32),
-    torch.float32: (torch.float32, torch.float32),
-    torch.float64: (torch.float64, torch.float64),
-    torch.complex64: (torch.complex64, torch.float32),
-    torch.complex128: (torch.complex128, torch.float64),
+    dtype: (wide := torch.promote_types(dtype, torch.float32), wide.to_real())
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 }
 """From the dtype of the recurrent matrix to the one that is computed with, and its real counterpart."""
 

@@ -104,14 +104,7 @@ class Activation(ABC):
 
 def in_place(apply: Callable[[Tensor], Tensor]) -> Loop:
     """Returns the loop of an activation that `apply` puts in the place of z, and that saves nothing."""
-
-    def loop(views: Iterable[Views], h: Tensor, add: Callable[[Tensor, Tensor], object]) -> Tensor:
-        for z, _ in views:
-            add(z, h)
-            h = apply(z)
-        return h
-
-    return loop
+    return step_by_step(lambda z, _: apply(z))
 
 
 def step_by_step(apply: Callable[..., object]) -> Loop:

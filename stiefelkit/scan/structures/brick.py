@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stiefelkit.scan.structures.structure import Structure, along_circle
+from stiefelkit.scan.structures.structure import Diagonal, Structure, along_circle
 
 BLOCK = 128 * 1024
 """Numbers of the rows that a gradient is worked out for at a time."""
@@ -31,32 +31,6 @@ class _Room(NamedTuple):
         return cls(memory[..., first : first + n], torch.view_as_complex(pairs))
 
 
-class _Diagonal(NamedTuple):
-    """Numbers of modulus one, or real signs."""
-
-    re: Tensor
-    im: Tensor | None
-
-    def signed(self, signs: Tensor) -> "_Diagonal":
-        return _Diagonal(self.re * signs, None if self.im is None else self.im * signs)
-
-    def times(self, x: Tensor, y: Tensor, is_conjugate: bool = False) -> None:
-        """Writes the product with x, or that of the conjugate, into y, both (rows, parts, n)."""
-        torch.mul(x, self.re, out=y)
-        self._turn(x, y, -1 if is_conjugate else 1)
-
-    def plus_times(self, x: Tensor, z: Tensor) -> None:
-        z.addcmul_(x, self.re)
-        self._turn(x, z, 1)
-
-    def _turn(self, x: Tensor, y: Tensor, sign: int) -> None:
-        if self.im is not None:
-            re, im = x.unbind(1)
-            y_re, y_im = y.unbind(1)
-            y_re.addcmul_(im, self.im, value=-sign)
-            y_im.addcmul_(re, self.im, value=sign)
-
-
 class Brick(Structure):
     """W = D F_L ... F_1. Layer l rotates the units (0, 1), (2, 3), ..., or for even l (1, 2), (3, 4), ... .
 
@@ -73,8 +47,8 @@ class Brick(Structure):
         self.turns = [turn[:count] for turn, count in zip(turns, counts, strict=True)]
         self.turns_back = [turn.conj().resolve_conj() for turn in self.turns]
         seconds = [row[:count] if factors.is_complex() else 1.0 for row, count in zip(second, counts, strict=True)]
-        self.phases = [_diagonal(_with_seconds(d[0], i, phases)) for i, phases in enumerate(seconds)]
-        self.d = _diagonal(d[0])
+        self.phases = [Diagonal.of(_with_seconds(d[0], i, phases)) for i, phases in enumerate(seconds)]
+        self.d = Diagonal.of(d[0])
         # With conjugate pairs, which gradients by angles take: second units have the other sign behind a layer.
         self.signs = [_with_seconds(self.d.re, i, -1.0) for i in range(layers)]
         before = [torch.ones_like(self.d.re), *self.signs]
@@ -189,9 +163,3 @@ def _with_seconds(like: Tensor, i: int, seconds: Tensor | float) -> Tensor:
     row = torch.ones_like(like)
     row[i % 2 + 1 :: 2] = seconds
     return row
-
-
-def _diagonal(d: Tensor) -> _Diagonal:
-    if d.is_complex():
-        return _Diagonal(d.real.contiguous(), d.imag.contiguous())
-    return _Diagonal(d, None)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.scan.blocks import fold, matrix_blocks, read_blocks
-from stiefelkit.scan.structures.structure import Structure, along_circle
+from stiefelkit.scan.structures.structure import Diagonal, Structure, along_circle
 
 
 class LowRank(Structure):
@@ -77,43 +77,33 @@ class DiagonalAndLowRank(LowRank):
 
     def __init__(self, factors: Tensor):
         super().__init__(factors)
-        d = factors[0]
-        if d.is_complex():
-            self.cos, self.sin = d.real.contiguous(), d.imag.contiguous()
-            self.turned = torch.zeros_like(self.cos)
-        else:
-            self.cos = d
+        self.d = Diagonal.of(factors[0])
+        self.turned = torch.zeros_like(self.d.re)
         self.room = self.into.new_empty(0, len(self.into))
 
     def start(self, steps: int, batch: int) -> None:
         if len(self.room) != batch:
             self.room = self.into.new_empty(batch, len(self.into))
 
+    def _view(self, rows: Tensor) -> Tensor:
+        return rows if self.d.im is None else rows.view(len(rows), 2, self.n)
+
     def add_main_(self, z: Tensor, h: Tensor) -> None:
-        if not self.factors.is_complex():
-            z.addcmul_(h, self.cos)
-            return
-        (re, im), (x, y) = z.chunk(2, -1), h.chunk(2, -1)
-        re.addcmul_(x, self.cos).addcmul_(y, self.sin, value=-1)
-        im.addcmul_(y, self.cos).addcmul_(x, self.sin)
+        self.d.plus_times(self._view(h), self._view(z))
 
     def back_main(self, d: Tensor, t: int) -> Tensor:
         """Conjugate diagonal; the room is not read again."""
-        if not self.factors.is_complex():
-            return torch.mul(d, self.cos, out=self.room)
-        (x, y), (re, im) = d.chunk(2, -1), self.room.chunk(2, -1)
-        torch.mul(x, self.cos, out=re).addcmul_(y, self.sin)
-        torch.mul(y, self.cos, out=im).addcmul_(x, self.sin, value=-1)
+        self.d.times(self._view(d), self._view(self.room), True)
         return self.room
 
     def accumulate_main(self, h: Tensor, d: Tensor) -> None:
         """The part along the circle, Im(conj(D h) d)."""
-        if not self.factors.is_complex():
+        if self.d.im is None:
             return
         (x, y), (re, im) = h.flatten(0, 1).chunk(2, -1), d.flatten(0, 1).chunk(2, -1)
         # conj(h) d = across + i along
         across, along = (x * re).addcmul_(y, im).sum(0), (x * im).addcmul_(y, re, value=-1).sum(0)
-        self.turned += self.cos * along - self.sin * across
+        self.turned += self.d.re * along - self.d.im * across
 
     def gradient_main(self) -> Tensor:
         if not self.factors.is_complex():

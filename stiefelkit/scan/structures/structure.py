@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +19,37 @@ class Factored:
 
     structure: str
     factors: Tensor
+
+
+class Diagonal(NamedTuple):
+    """Numbers of modulus one, or real signs."""
+
+    re: Tensor
+    im: Tensor | None
+
+    @classmethod
+    def of(cls, d: Tensor) -> Self:
+        """Takes complex or real numbers apart."""
+        return cls(d.real.contiguous(), d.imag.contiguous()) if d.is_complex() else cls(d, None)
+
+    def signed(self, signs: Tensor) -> Self:
+        return type(self)(self.re * signs, None if self.im is None else self.im * signs)
+
+    def times(self, x: Tensor, y: Tensor, is_conjugate: bool = False) -> None:
+        """Writes the product with x, or that of the conjugate, into y, both (rows, parts, n)."""
+        torch.mul(x, self.re, out=y)
+        self._turn(x, y, -1 if is_conjugate else 1)
+
+    def plus_times(self, x: Tensor, z: Tensor) -> None:
+        z.addcmul_(x, self.re)
+        self._turn(x, z, 1)
+
+    def _turn(self, x: Tensor, y: Tensor, sign: int) -> None:
+        if self.im is not None:
+            re, im = x.unbind(1)
+            y_re, y_im = y.unbind(1)
+            y_re.addcmul_(im, self.im, value=-sign)
+            y_im.addcmul_(re, self.im, value=sign)
 
 
 class Structure(ABC):
