@@ -85,8 +85,8 @@ def reflected_columns(v: Tensor, d: Tensor, n: int, k: int, dtype: torch.dtype) 
     shape, p = v.shape[:-1], d.shape[-1]
     w, d = v.new_empty(*shape, n, p, dtype=dtype), d.expand(*shape, p)
     fixed = _tile(n, p, shape.numel(), 1 + dtype.is_complex)
-    programs = shape.numel() * fixed["COUNT"]
-    start(PACKAGE, "reflectors_forward", programs, v, v.contiguous(), _parts(d), _parts(w), n, k, p, **fixed)
+    given = [v.contiguous(), _parts(d), _parts(w), n, k, p]
+    start(PACKAGE, "reflectors_forward", shape.numel() * fixed["COUNT"], v, *given, **fixed)
     return w
 
 
@@ -97,8 +97,7 @@ def reflected_columns_gradient(v: Tensor, w: Tensor, g: Tensor, k: int) -> Tenso
     batch = torch.Size(shape).numel()
     fixed = _tile(n, p, batch, 1 + w.is_complex())
     gv = v.new_zeros(batch, fixed["COUNT"], v.shape[-1])
-    programs = batch * fixed["COUNT"]
-    start(PACKAGE, "reflectors_backward", programs, v, v, _parts(w), _parts(g), gv, n, k, p, **fixed)
+    start(PACKAGE, "reflectors_backward", batch * fixed["COUNT"], v, v, _parts(w), _parts(g), gv, n, k, p, **fixed)
     return gv.sum(1).reshape(v.shape)
 
 

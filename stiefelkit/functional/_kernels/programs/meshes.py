@@ -15,13 +15,10 @@ def mesh_turns(angle, phase, out, total, count, PARTS: constexpr, SIZE: constexp
     """
     i = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     place = out + i // total * 2 * PARTS * total + i % total
-    t = tl.load(angle + i, mask=i < count, other=0.0).to(tl.float64)
-    tl.store(place, tl.cos(t), mask=i < count)
-    tl.store(place + total, tl.sin(t), mask=i < count)
-    if PARTS == 2:
-        t = tl.load(phase + i, mask=i < count, other=0.0).to(tl.float64)
-        tl.store(place + 2 * total, tl.cos(t), mask=i < count)
-        tl.store(place + 3 * total, tl.sin(t), mask=i < count)
+    for part in tl.static_range(PARTS):
+        t = tl.load((phase if part else angle) + i, mask=i < count, other=0.0).to(tl.float64)
+        tl.store(place + 2 * part * total, tl.cos(t), mask=i < count)
+        tl.store(place + (2 * part + 1) * total, tl.sin(t), mask=i < count)
 
 
 @triton.jit
