@@ -8,14 +8,7 @@ from stiefelkit.scan.rotation import ROTATION_BACKENDS, rotation_scan
 from stiefelkit.scan.structures import Factored
 
 __all__ = [
-    "BACKENDS",
-    "ROTATION_BACKENDS",
-    "Activation",
-    "Factored",
-    "activations",
-    "find_activation",
-    "rotation_scan",
-    "scan",
-    "scan_backend",
-]
+    "BACKENDS", "ROTATION_BACKENDS", "Activation", "Factored", "activations", "find_activation", "rotation_scan",
+    "scan", "scan_backend",
+]  # fmt: skip
 suggest_names(__name__)

@@ -76,7 +76,17 @@ def rotation_scan(
         if tensor.dtype not in DTYPES or (tensor.is_complex() and kind == "real floating"):
             raise DtypeError(f"rotation_scan needs {name} of a {kind} dtype, got {tensor.dtype}.")
     sizes = row_counts("rotation_scan", batch_sizes)
-    _check_shapes(x, angle, g, h0, sizes)
+    batch, _ = lengths("rotation_scan", x, sizes, ".")
+    *rows, width = x.shape
+    if width % 2 and not x.is_complex():
+        raise ShapeError(f"rotation_scan needs a real x of even width, two numbers a plane, got {width}.")
+    count = width if x.is_complex() else width // 2
+    shapes = [(count,), (*rows, count)]
+    for name, tensor, fitting in (("angle", angle, shapes), ("decay", g, [(), *shapes])):
+        if tensor.shape not in fitting:
+            wanted = f"{name} of shape {shapes[0]} or {shapes[1]}"
+            raise ShapeError(f"rotation_scan needs {wanted}, got {tuple(tensor.shape)}.")
+    check_shapes("rotation_scan", h0=(h0, (batch, width)))
     dtype = functools.reduce(torch.promote_types, (t.real.dtype for t in given.values() if t is not g or g is decay))
     steps: dict[str, Any] = {"batch_sizes": sizes, "reverse": reverse, "last_only": last_only}
     return scan_planes(x, angle, g, h0, dtype, **steps, backend=backend)
@@ -133,20 +143,15 @@ def driven_last_state(x: Tensor, u: Tensor, angle: Tensor, decay: Tensor, h0: Te
 
     It is taken in float64: powers that are rounded add up an error that grows with the root of T.
     """
-    powers = _powers(_factor(decay.double(), angle.double()), len(x) + 1)
+    step = _factor(decay.double(), angle.double())
+    powers = torch.ones_like(step)[None]
+    while len(powers) <= len(x):  # twice as many at a time
+        powers, step = torch.cat([powers, powers[: len(x) + 1 - len(powers)] * step]), step * step
     weights = powers[:-1] if reverse else powers[:-1].flip(0)
     rows = weights if u.is_complex() else torch.view_as_real(weights).flatten(1)
     sums = _complex(x.flatten(1).mT.to(rows.dtype) @ rows, torch.float64).unflatten(0, x.shape[1:])
     last = (sums * _complex(u, torch.float64)).sum(1) + _complex(h0, torch.float64) * powers[-1]
     return _like(last, u, u.real.dtype)
-
-
-def _powers(factor: Tensor, count: int) -> Tensor:
-    """Returns the powers 0, 1, ..., count - 1 of factors (m,), of shape (count, m), by doubling."""
-    powers, step = torch.ones_like(factor)[None], factor
-    while len(powers) < count:
-        powers, step = torch.cat([powers, powers[: count - len(powers)] * step]), step * step
-    return powers
 
 
 def find_rotation_backend(backend: str, z: Tensor) -> str:
@@ -157,20 +162,6 @@ def find_rotation_backend(backend: str, z: Tensor) -> str:
     if backend == "triton" and flaw is not None:
         raise OptionError(f'rotation_scan with backend="triton" needs {flaw}.')
     return "triton" if flaw is None and (backend == "triton" or z.is_cuda) else "chunks"
-
-
-def _check_shapes(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, sizes: Sequence[int] | None) -> None:
-    batch, _ = lengths("rotation_scan", x, sizes, ".")
-    *rows, width = x.shape
-    if width % 2 and not x.is_complex():
-        raise ShapeError(f"rotation_scan needs a real x of even width, two numbers a plane, got {width}.")
-    count = width if x.is_complex() else width // 2
-    shapes = [(count,), (*rows, count)]
-    for name, tensor in (("angle", angle), ("decay", decay)):
-        shape = tuple(tensor.shape)
-        if shape not in (shapes if name == "angle" else [(), *shapes]):
-            raise ShapeError(f"rotation_scan needs {name} of shape {shapes[0]} or {shapes[1]}, got {shape}.")
-    check_shapes("rotation_scan", h0=(h0, (batch, width)))
 
 
 def _exported(x: Tensor, angle: Tensor, decay: Tensor, h0: Tensor | None, **steps: Any) -> tuple[Tensor | None, Tensor]:

@@ -5,6 +5,7 @@ long as its pairs lie at even places in memory. Those of every second layer do n
 are multiplied with anyhow, are written one place further on.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -140,20 +141,19 @@ class Brick(Structure):
             phased.addcmul_(g_im, re)
             phased.addcmul_(g_re, im, value=-1)
 
+    def _stacked(self, rows: Iterable[Tensor]) -> Tensor:
+        return torch.stack([torch.nn.functional.pad(row, (0, self.n - len(row))) for row in rows])
+
     def gradient(self) -> Tensor:
-        turned = [turned.sum((0, 1)).imag for turned in self.turned]
-        turned = torch.stack([torch.nn.functional.pad(row, (0, self.n - len(row))) for row in turned])
+        turned = self._stacked(turned.sum((0, 1)).imag for turned in self.turned)
         if self.parts == 1:
             c, s, _ = self.factors.split([self.layers, self.layers, 1])
             g = torch.cat([-s * turned, c * turned, torch.zeros_like(self.factors[:1])])
         else:
             phased = self.phased.sum(1)
-            of_layers = []
-            for i in range(self.layers):
-                seconds = (phased[i] * self.signs[i])[i % 2 + 1 :: 2]
-                of_layers.append(torch.nn.functional.pad(seconds, (0, self.n - len(seconds))))
+            of_layers = self._stacked((phased[i] * s)[i % 2 + 1 :: 2] for i, s in enumerate(self.signs))
             of_d = phased[-1] * self.signs[-1]
-            g = along_circle(self.factors, torch.cat([turned, torch.stack(of_layers), of_d.unsqueeze(0)]))
+            g = along_circle(self.factors, torch.cat([turned, of_layers, of_d.unsqueeze(0)]))
         self._restart()
         return g
 

@@ -92,7 +92,6 @@ class DiagonalAndLowRank(LowRank):
         self.d.plus_times(self._view(h), self._view(z))
 
     def back_main(self, d: Tensor, t: int) -> Tensor:
-        """Conjugate diagonal; the room is not read again."""
         self.d.times(self._view(d), self._view(self.room), True)
         return self.room
 
