@@ -28,6 +28,12 @@ def backward(model, optimizer):
     return loss
 
 
+def stepped(model, optimizer, count):
+    for _ in range(count):
+        backward(model, optimizer)
+        optimizer.step()
+
+
 def are_frames(model):
     return all(drift.error <= 2 * drift.limit + 1.2e-7 for drift in sk.drift(model).values())
 
@@ -59,9 +65,7 @@ def test_flat_coordinates_take_any_optimizer_and_a_frame_none(family):
         for name in FLAT:
             model = net(name)
             optimizer, before = kind(model.parameters(), lr=1e-2), weights(model)
-            for _ in range(3):
-                backward(model, optimizer)
-                optimizer.step()
+            stepped(model, optimizer, 3)
             assert are_frames(model)
             assert all(not torch.equal(old, new) for old, new in zip(before, weights(model), strict=True))
         model = net("stiefel")
@@ -97,9 +101,7 @@ def test_schedule_free_averages_flat_coordinates_and_is_warned_of_around_an_opti
     model = net("cayley")
     optimizer = library.SGDScheduleFree(model.parameters(), lr=0.1)
     optimizer.train()
-    for _ in range(4):
-        backward(model, optimizer)
-        optimizer.step()
+    stepped(model, optimizer, 4)
     trained = weights(model)
     optimizer.eval()
     assert are_frames(model)
@@ -110,14 +112,8 @@ def test_schedule_free_averages_flat_coordinates_and_is_warned_of_around_an_opti
     model = net("stiefel")
     wrapper = library.ScheduleFreeWrapper(sk.optim.CayleySGD(sk.optim.parameter_groups(model, lr=0.5)))
     wrapper.train()
-
-    def steps():
-        for _ in range(6):
-            backward(model, wrapper)
-            wrapper.step()
-
     with pytest.warns(UserWarning, match="by itself"):
-        steps()
+        stepped(model, wrapper, 6)
 
 
 @pytest.mark.parametrize("name", ["cayley", "stiefel"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from optimizers_at_hand import descend
 
 import stiefelkit as sk
 from stiefelkit import errors
@@ -49,14 +50,8 @@ def worst(parts: Any) -> float:
 
 
 def trained(net: Any, optimizer: Any) -> list[float]:
-    tokens, losses = torch.arange(12).reshape(1, -1), []
-    for _ in range(5):
-        optimizer.zero_grad()
-        loss = net(tokens, labels=tokens).loss
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    tokens = torch.arange(12).reshape(1, -1)
+    return descend(optimizer, lambda: net(tokens, labels=tokens).loss, 5)
 
 
 def test_what_the_page_shows_of_gpt2_runs_and_gives_frames_of_q_k_and_v():

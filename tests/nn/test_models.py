@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from optimizers_at_hand import descend
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
@@ -73,13 +74,7 @@ def test_every_model_learns(name):
     frames = [p for key, p in net.named_parameters() if "parametrizations" in key]
     if name != "full_urnn":
         opt.add_param_group({"params": frames, "lr": 1e-2})
-    losses = []
-    for _ in range(60):
-        loss = nn.functional.cross_entropy(net(x, last_only=True), y)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-        losses.append(loss.item())
+    losses = descend(opt, lambda: nn.functional.cross_entropy(net(x, last_only=True), y), 60)
     assert losses[-1] < losses[0]
     assert math.isfinite(losses[-1])
 

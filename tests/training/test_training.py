@@ -10,6 +10,7 @@ from tiny_runs import Killed, Watching, content, killed_at, longer
 from torch import Tensor, nn
 
 from stiefelkit.errors import NonFiniteError, OptimizerError, OptionError, UnknownNameError
+from stiefelkit.measuring.moved_frames import own_optimizers
 from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, train
 from stiefelkit.training import session as sessions
@@ -110,17 +111,8 @@ def test_a_checkpoint_holds_any_tensor(tmp_path: Path) -> None:
 FREE = ("adam", "adamw", "adagrad", "rmsprop", "sgd")
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in FREE),
-    ("multiplicative_cayley", {"precondition": "rmsprop", "momentum": 0.5}),
+    *((name, dict(cls.examples[-1])) for name, cls in own_optimizers().items()),  # type: ignore[attr-defined]
     ("multiplicative_cayley", {"gradient": "half"}),
-    ("cayley_sgd", {}),
-    ("cayley_adam", {}),
-    ("pogo", {"base": "adam"}),
-    ("landing", {"momentum": 0.9}),
-    ("manifold_muon", {}),
-    ("sgdg", {"momentum": 0.5}),
-    ("spel", {}),
-    ("stiefel_adam", {}),
-    ("stiefel_sgd", {}),
 ]
 
 

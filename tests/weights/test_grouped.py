@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from every_map import make, over_all_maps, squares
+from optimizers_at_hand import descend
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -188,16 +189,13 @@ def test_what_stands_on_top_is_applied_to_each_by_itself():
 
 
 def test_a_step_of_an_optimizer_has_the_group_evaluated_anew(monkeypatch):
-    nets = [several(), None]
-    nets[1] = copy.deepcopy(nets[0])
+    first = several()
+    nets = [first, copy.deepcopy(first)]
     seen = evaluations(nets[0], monkeypatch)
     for net, context in ((nets[0], sk.grouped(nets[0])), (nets[1], torch.enable_grad())):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         with context:
-            for _ in range(3):
-                optimizer.zero_grad()
-                loss(net).backward()
-                optimizer.step()
+            descend(optimizer, lambda net=net: loss(net), 3)
     assert seen == [3] * 3
     for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-5)

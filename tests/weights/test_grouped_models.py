@@ -236,14 +236,11 @@ def test_two_processes_agree_with_one(run, tmp_path):
 
 
 def test_frames_that_an_optimizer_moves_are_grouped_too():
-    net, alone = several("stiefel"), None
+    net = several("stiefel")
     alone = copy.deepcopy(net)
     for model in (net, alone):
         optimizer = sk.optim.CayleySGD(sk.optim.parameter_groups(model, lr=0.1))
-        for _ in range(3):
-            optimizer.zero_grad()
-            with sk.grouped(net):
-                loss(model).backward()
-            optimizer.step()
+        with sk.grouped(net):
+            descend(optimizer, lambda model=model: loss(model), 3)
     assert_close(net.parameters(), alone.parameters())
     assert all(d.error < 1e-6 for d in sk.drift(net).values())
