@@ -23,7 +23,7 @@ def frame(*shape, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_float32_frame_is_kept_and_polished_where_it_was_cast_up(dtype):
+def test_a_weight_that_is_a_frame_is_kept(dtype):
     layer = with_weight(frame(7, 7).to(dtype))
     before = layer.weight.detach().clone()
     sk.orthogonal(layer, "weight", "cayley")
