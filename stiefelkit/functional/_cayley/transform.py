@@ -156,7 +156,7 @@ class _Square(Function):
             m = m + m @ (torch.eye(n, dtype=m.dtype, device=m.device) - a @ m)
         if torch.compiler.is_compiling() and is_exporting():
             m = m.clone()  # an exported program trains by the derivative of the inverse, which needs it as it is
-        d = _entries(phase, d).to(m.dtype)
+        d = (diagonal(phase=phase) if d is None else d).to(m.dtype)  # no call at each read of a weight
         if is_split or n < _LARGE or dtype == m.dtype or is_packed:
             w = m.mul_(2 * d.unsqueeze(-2))
             w.diagonal(dim1=-2, dim2=-1).sub_(d)
