@@ -359,6 +359,8 @@ class RotationRNN(GRULayers):
             p = p[:, [*(j for i in starts for j in (i, i + 1)), *single]]
             turns = [math.atan2(t[i + 1, i], t[i, i]) for i in starts]
             angle = t.new_tensor(turns + [0.0 if t[i, i] > 0 else math.pi for i in single[::2]])
+            if torch.linalg.det(p) < 0:  # a plane from behind turns the other way: maps of rotations alone reach it so
+                p[:, :2], angle[0] = p[:, [1, 0]].clone(), -angle[0]
         values = {"weight_ih": u} if bias is None else {"weight_ih": u, "bias": bias}
         for value in values.values():
             needs(value.dtype == w.dtype, DtypeError, who, f"U and b of {w.dtype}, as W is", value.dtype)

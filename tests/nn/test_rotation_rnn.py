@@ -1,6 +1,7 @@
 """A layer of rotations is the recurrence of the W that it stands for, and the linear recurrent unit its paper's."""
 
 import copy
+import itertools
 import math
 from typing import Any
 
@@ -344,8 +345,8 @@ def test_a_recurrence_trained_elsewhere_is_taken_over(dtype):
     if not dtype.is_complex and torch.linalg.det(w) < 0:
         w[:, 0] *= -1
     flat = torch.diag(torch.tensor([1.0, -1, -1, 1, 1, 1, -1, -1], dtype=dtype))  # planes that are not turned
-    for each in (w, flat, torch.eye(N, dtype=dtype)):
-        rnn = sk.nn.RotationRNN.from_orthogonal(each, u, b, decay=0.9)
+    for each, of in itertools.product((w, flat, torch.eye(N, dtype=dtype)), ("cayley", "matrix_exp")):
+        rnn = sk.nn.RotationRNN.from_orthogonal(each, u, b, decay=0.9, parametrization=of)
         x, h = torch.randn(50, 2, 3, dtype=u.real.dtype), torch.zeros(2, N, dtype=dtype)
         for row in x:
             h = 0.9 * (h @ each.mT) + row.to(dtype) @ u.mT + b
