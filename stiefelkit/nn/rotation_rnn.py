@@ -232,10 +232,10 @@ class RotationRNN(GRULayers):
     def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
         with without_autocast(x.device):
             weights = self._parts(suffix)
-            x = x.to(weights.u.dtype)
+            x, settings = x.to(weights.u.dtype), list[Any](weights[6:])
 
             def plain(x: Tensor, *tensors: Any) -> States:
-                return self._by_operators(suffix, x, Transition._make((*tensors, *weights[6:])), h0, batch, **steps)
+                return self._by_operators(suffix, x, Transition(*tensors, *settings), h0, batch, **steps)
 
             is_whole = h0 is None and not self.trainable_h0 and not steps["last_only"] and steps["batch_sizes"] is None
             if is_whole and find_rotation_backend(self.backend, x) == "triton" and transition.takes(x, weights):
