@@ -84,7 +84,7 @@ class Paraunitary(Composite):
 
     @property
     def traits(self) -> Traits:
-        """Those of R's map, but not onto, and inexact: each frequency sums the rounding of all taps."""
+        """The traits of R's map, but not onto, and inexact: each frequency sums the rounding of all taps."""
         return replace(self.frame.traits, onto=False, invertible=False, exact=False)
 
     @property

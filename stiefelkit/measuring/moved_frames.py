@@ -70,7 +70,7 @@ peer_optimizers = {
 }
 """Name to `Make` of other implementations, which take real frames alone, of those whose package is installed."""
 YARDSTICKS = ("geoopt_sgd_canonical", "geoopt_sgd_euclidean")
-"""Those that a step is compared with."""
+"""Peers beside which the time of a step is shown as a ratio."""
 
 
 def own_optimizers() -> dict[str, type[torch.optim.Optimizer]]:

@@ -79,7 +79,7 @@ class RotationRNN(GRULayers):
     _activation: ClassVar[str | None] = "identity"
     coordinate_parameters: ClassVar[tuple[str, ...]] = ("angle", "log_rate", "basis")
     has_logarithms: ClassVar[bool] = False
-    """Whether angles are kept as logarithms, and scales of inputs are trained."""
+    """True if angles are kept as logarithms and scales of inputs are trained."""
     _turns: ClassVar[str] = "angle"
     _refused: ClassVar[dict[str, str]] = {
         "activation": "its transition is linear; apply one to its output, as sk.nn.RotationBlock does",

@@ -27,7 +27,7 @@ LARGEST_IF_WEAK = 64
 """The same where float64 is slow: beyond, float32 products of slices cost less."""
 TILE = 64
 HALF_TILE = 32
-"""Those of exponentials, which take many products and would spill else."""
+"""Side of the tiles of exponentials, whose many products would spill registers in larger ones."""
 ENTRIES = 32
 """Rows of a tile where matrices are filled and read."""
 PROGRAMS = 4

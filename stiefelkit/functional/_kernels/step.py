@@ -1,4 +1,4 @@
-"""What a step of an optimizer does around its products, in few launches where Triton programs run."""
+"""Moments, moves and writes of an optimizer's step, in few launches where Triton programs run."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the programs share: products of matrices in scratch memory, and entries of packed or complex ones."""
+"""Functions that programs share: products in scratch memory, and entries of packed or complex matrices."""
 
 import triton
 import triton.language as tl
