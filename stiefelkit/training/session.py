@@ -1,9 +1,9 @@
 """The state that training changes: one step, one evaluation, what a checkpoint holds, what was first to be NaN."""
 
-import contextlib
 import math
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -213,12 +213,16 @@ class _Answer(nn.Module):
 
 
 def graphed(answer: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor] | None:
-    """Returns a module by CUDA graphs of a batch, forward and backward; None without CUDA, or if it reads values."""
-    made: Any = None
-    if x.device.type == "cuda":
-        with torch.random.fork_rng([x.device], device_type="cuda"), contextlib.suppress(RuntimeError):
-            made = torch.cuda.make_graphed_callables(answer, (x.clone(),), allow_unused_input=True)
-    return made
+    """Returns a module by CUDA graphs of a batch; None without CUDA, or, with a warning, where none can be captured."""
+    if x.device.type != "cuda":
+        return None
+    try:
+        with torch.random.fork_rng([x.device], device_type="cuda"):
+            made: Any = torch.cuda.make_graphed_callables(answer, (x.clone(),), allow_unused_input=True)
+        return made
+    except RuntimeError as error:
+        warnings.warn(f"Training goes on without CUDA graphs: {str(error).partition(chr(10))[0]}", stacklevel=2)
+        return None
 
 
 def _all_finite(tensors: Iterable[Tensor | None]) -> bool:

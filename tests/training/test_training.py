@@ -1,7 +1,9 @@
 """The laws of training: it stops before a step that is not finite, saves all that it changes, and tells what it did."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,6 +152,17 @@ def test_graphs_of_a_model_serve_batches_of_one_shape_and_the_log_says_so(monkey
     assert (replayed.train_record()["graph"], "graph" in plain.train_record()) == (True, False)
     replayed._output(replayed.task.held_out()[0][:1])
     assert len(shapes) == 3
+
+
+def test_a_model_that_no_graph_can_hold_trains_without_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("a value is read\nand more")
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", refused)
+    monkeypatch.setattr(torch.random, "fork_rng", lambda *_, **__: contextlib.nullcontext())
+    with pytest.warns(UserWarning, match="a value is read$"):
+        batch: Any = SimpleNamespace(device=torch.device("cuda"), clone=lambda: None)
+        assert sessions.graphed(nn.Identity(), batch) is None
 
 
 def test_frames_are_clipped_by_their_riemannian_gradient() -> None:
