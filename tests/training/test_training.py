@@ -160,8 +160,8 @@ def test_a_model_that_no_graph_can_hold_trains_without_and_says_so(monkeypatch: 
 
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", refused)
     monkeypatch.setattr(torch.random, "fork_rng", lambda *_, **__: contextlib.nullcontext())
+    batch: Any = SimpleNamespace(device=torch.device("cuda"), clone=lambda: None)
     with pytest.warns(UserWarning, match="a value is read$"):
-        batch: Any = SimpleNamespace(device=torch.device("cuda"), clone=lambda: None)
         assert sessions.graphed(nn.Identity(), batch) is None
 
 
