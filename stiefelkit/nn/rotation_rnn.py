@@ -232,7 +232,8 @@ class RotationRNN(GRULayers):
     def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
         with without_autocast(x.device):
             weights = self._parts(suffix)
-            x, settings = x.to(weights.u.dtype), list[Any](weights[6:])
+            x = x.to(weights.u.dtype)
+            settings: Any = weights[6:]
 
             def plain(x: Tensor, *tensors: Any) -> States:
                 return self._by_operators(suffix, x, Transition(*tensors, *settings), h0, batch, **steps)
