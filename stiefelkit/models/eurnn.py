@@ -2,22 +2,13 @@
 
 from torch import nn
 
-from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, needs
-from stiefelkit.models.sequence import SequenceModel, draw_, layer_options, read_out
+from stiefelkit.models.sequence import DrawReadOut, draw_, recurrent
 from stiefelkit.nn import OrthogonalRNN
 
 
-def eurnn(
-    input_size: int,
-    hidden_size: int,
-    output_size: int,
-    *,
-    parametrization: Parametrization | None = "givens",
-    activation: str = "modrelu",
-    output_init: str = "glorot",
-    **options: object,
-) -> SequenceModel:
+@recurrent(OrthogonalRNN, "givens", is_complex=True, real_part=True, init="uniform")
+def eurnn(rnn: OrthogonalRNN, *, output_init: str = "glorot") -> DrawReadOut | None:
     """Builds EURNN: :math:`W = D F_L ... F_1`, layers of rotations of neighbours or a Fourier pattern, complex modReLU.
 
     As in the authors' code: every angle and phase :math:`U(-π, π)` ("uniform"), input weights :math:`U(-0.01, 0.01)` in
@@ -38,12 +29,13 @@ def eurnn(
         and their application to RNNs, ICML 2017.
     """
     needs(output_init in ("glorot", "authors"), OptionError, "eurnn", 'output_init "glorot" or "authors"', output_init)
-    given = layer_options(parametrization, options, "givens", init="uniform")
-    rnn = OrthogonalRNN(input_size, hidden_size, activation=activation, field="complex", **given)
     draw_(rnn, "weight_ih", nn.init.uniform_, -0.01, 0.01)
-    output = read_out(rnn, output_size)
-    if output_init == "authors":
-        bound = (6 / (output_size + input_size)) ** 0.5
+    if output_init == "glorot":
+        return None
+
+    def draw(output: nn.Linear) -> None:
+        bound = (6 / (output.out_features + rnn.input_size)) ** 0.5
         nn.init.uniform_(output.weight, -bound, bound)
         nn.init.constant_(output.bias, 0.01)
-    return SequenceModel(rnn, output, real_part=True)
+
+    return draw

@@ -2,20 +2,12 @@
 
 from torch import nn
 
-from stiefelkit.contract.param import Parametrization
-from stiefelkit.models.sequence import SequenceModel, draw_, layer_options, read_out
+from stiefelkit.models.sequence import DrawReadOut, draw_, recurrent
 from stiefelkit.nn import OrthogonalRNN
 
 
-def exprnn(
-    input_size: int,
-    hidden_size: int,
-    output_size: int,
-    *,
-    parametrization: Parametrization | None = "matrix_exp",
-    activation: str = "modrelu",
-    **options: object,
-) -> SequenceModel:
+@recurrent(OrthogonalRNN, "matrix_exp", init="henaff")
+def exprnn(rnn: OrthogonalRNN) -> DrawReadOut:
     """Builds expRNN: :math:`W = exp A` with A skew, modReLU.
 
     As in the authors' code: consecutive axes turned by angles :math:`U(-π, π)` ("henaff"), input and read-out weights
@@ -32,10 +24,6 @@ def exprnn(
         Lezcano-Casado, Martinez-Rubio, Cheap orthogonal constraints in neural networks, ICML 2019; Lezcano-Casado,
         Trivializations for gradient-based optimization on manifolds, NeurIPS 2019.
     """
-    given = layer_options(parametrization, options, "matrix_exp", init="henaff")
-    rnn = OrthogonalRNN(input_size, hidden_size, activation=activation, **given)
     draw_(rnn, "weight_ih", nn.init.kaiming_normal_, nonlinearity="relu")
     draw_(rnn, "bias", nn.init.uniform_, -0.01, 0.01)
-    output = read_out(rnn, output_size)
-    nn.init.kaiming_normal_(output.weight, nonlinearity="relu")
-    return SequenceModel(rnn, output)
+    return lambda output: nn.init.kaiming_normal_(output.weight, nonlinearity="relu")

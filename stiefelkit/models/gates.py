@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from stiefelkit._torch import is_exported
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, ShapeError, needs, shown
-from stiefelkit.models.sequence import draw_, exported, named
+from stiefelkit.models.sequence import check_export, draw_, named
 from stiefelkit.nn.recurrent import check_dropout, check_stack
 from stiefelkit.nn.torch_rnn import fill_, read
 from stiefelkit.numbers import integer
@@ -147,6 +146,7 @@ class FrameGates(nn.Module):
 
         `hx` is the first state, or the pair of an LSTM, zero if left out; outputs and last states are torch's.
         """
+        check_export(self)
         packed = input if isinstance(input, PackedSequence) else None
         x: Tensor = input.data if isinstance(input, PackedSequence) else input
         if x.dim() not in ((2, 3) if packed is None else (2,)) or x.shape[-1] != self.input_size:
@@ -164,8 +164,6 @@ class FrameGates(nn.Module):
             u, w, bias = (getattr(self, f"{name}{suffix}") for name in ("weight_ih", "weight_hh", "bias_ih"))
             second = self.get_parameter(f"bias_hh{suffix}") if self.second_bias else torch.zeros_like(bias)
             weights.append([u, w.flatten(0, 1), bias, second])
-        if is_exported() and hx is None and packed is None and self.batch_first:
-            return exported(weights, self.is_lstm, x, self.bidirectional, self.training * self.dropout)
         flat = [w for layer in weights for w in layer]
         stack = (flat, True, self.num_layers, self.dropout, self.training, self.bidirectional)
         kernel: Any = torch.lstm if self.is_lstm else torch.gru

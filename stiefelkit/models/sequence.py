@@ -3,7 +3,7 @@
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,11 +19,13 @@ from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.nn import RotationBlock
 from stiefelkit.nn.recurrent import Layers
 from stiefelkit.numbers import integer
-from stiefelkit.scan.onnx import exported_gates
 from stiefelkit.weights.find import orthogonal_weights
 
 MIN_DROPPED_STATES = 2**22
 """Numbers in all states of a sequence from which on it pays not to keep them: fewer are made faster than left out."""
+
+DrawReadOut = Callable[[nn.Linear], object]
+"""Draws the weights of a read-out, which is Glorot-uniform before."""
 
 
 class SequenceModel(nn.Module):
@@ -157,25 +159,20 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def _run(rnn: nn.Module, x: Tensor | PackedSequence, last_only: bool) -> Any:
-    """Runs a layer, batch first; without gradients only the last of many states, and for ONNX any number of steps."""
+    """Runs a layer, batch first; without gradients it keeps only the last of many states."""
     if last_only and isinstance(rnn, Layers) and not torch.is_grad_enabled() and not is_exported():
         rows: Tensor = x.data if isinstance(x, PackedSequence) else x
         if rows.shape[:-1].numel() * rnn.hidden_size >= MIN_DROPPED_STATES:
             return rnn(x, last_only=True)
-    if is_exported() and isinstance(x, Tensor) and isinstance(rnn, nn.LSTM | nn.GRU):
-        if all(len(layer) == 4 for layer in rnn.all_weights):
-            return exported(rnn.all_weights, isinstance(rnn, nn.LSTM), x, rnn.bidirectional, rnn.training * rnn.dropout)
+    if isinstance(rnn, nn.LSTM | nn.GRU):
+        check_export(rnn)
     return rnn(x)
 
 
-def exported(
-    weights: Sequence[Sequence[Tensor]], is_lstm: bool, x: Tensor, bidirectional: bool, dropout: float
-) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
-    """Runs torch's LSTM or GRU, batch first, as the operator of ONNX."""
-    got = "dropout in training; call eval() first"
-    needs(not dropout, OptionError, "torch.onnx.export", "a net that drops nothing", got)
-    out, h_n, c_n = exported_gates(x.transpose(0, 1), weights, is_lstm=is_lstm, directions=1 + bidirectional)
-    return out.transpose(0, 1), (h_n, c_n) if is_lstm else h_n
+def check_export(rnn: Any) -> None:
+    """Raises OptionError if gates with dropout in training are written for ONNX, whose operators drop nothing."""
+    drops, got = is_exported() and rnn.training and rnn.dropout, "dropout in training; call eval() first"
+    needs(not drops, OptionError, "torch.onnx.export", "a net that drops nothing", got)
 
 
 def named(rnn: nn.Module, name: str) -> list[Tensor]:
@@ -189,42 +186,33 @@ def draw_(rnn: nn.Module, name: str, scheme: Callable[..., object], *args: objec
         scheme(p, *args, **options)
 
 
-def layer_options(
-    parametrization: Parametrization | None,
-    options: Mapping[str, object],
-    home: Parametrization | None,
-    **defaults: object,
-) -> dict[str, Any]:
-    """Returns a layer's arguments: batch first, the caller's options, over the paper's for its own map `home`."""
-    is_own = home is None or (
-        parametrization is not None and find_parametrization(parametrization) is find_parametrization(home)
-    )
-    return dict(parametrization=parametrization, batch_first=True, **(defaults if is_own else {}) | dict(options))
-
-
 def recurrent(
     layer: Callable[..., nn.Module],
     parametrization: Parametrization | None = None,
     activation: str | None = "modrelu",
     *,
     is_complex: bool = False,
+    real_part: bool = False,
     trainable_h0: bool = False,
     **defaults: object,
-) -> Callable[[Callable[..., None]], Callable[..., SequenceModel]]:
+) -> Callable[[Callable[..., DrawReadOut | None]], Callable[..., SequenceModel]]:
     """Makes a model of a function that draws a layer's weights and takes, by name, options of the model alone.
+
+    The function may return another one, which draws those of the read-out.
 
     Args:
         layer: the class of the layer, whose states a Glorot-uniform read-out reads.
         parametrization: the paper's map.
         activation: the paper's; None if it is part of the layer.
         is_complex: whether states are complex.
+        real_part: whether the read-out reads their real parts alone.
         trainable_h0: whether the first state is trained.
         **defaults: the paper's options of its own map (of all, if it has none), or functions of n that return them.
     """
     home: Parametrization | None = parametrization
     fixed = ({"field": "complex"} if is_complex else {}) | ({"trainable_h0": True} if trainable_h0 else {})
 
-    def decorate(draw: Callable[..., None]) -> Callable[..., SequenceModel]:
+    def decorate(draw: Callable[..., DrawReadOut | None]) -> Callable[..., SequenceModel]:
         def build(
             input_size: int,
             hidden_size: int,
@@ -235,12 +223,17 @@ def recurrent(
             **options: object,
         ) -> SequenceModel:
             drawn = {key: options.pop(key) for key in own if key in options}
-            known = {key: value(hidden_size) if callable(value) else value for key, value in defaults.items()}
-            given = layer_options(parametrization, options, home, **known)
-            given |= {} if activation is None else {"activation": activation}
-            rnn = layer(input_size, hidden_size, **fixed, **given)
-            draw(rnn, **drawn)
-            return SequenceModel(rnn, read_out(rnn, output_size, parts=1 + is_complex))
+            given: dict[str, Any] = {"parametrization": parametrization, "batch_first": True}
+            cls, own_cls = (None if name is None else find_parametrization(name) for name in (parametrization, home))
+            if own_cls is None or cls is own_cls:
+                given |= {key: value(hidden_size) if callable(value) else value for key, value in defaults.items()}
+            given |= options if activation is None else {**options, "activation": activation}
+            rnn: Any = layer(input_size, hidden_size, **fixed, **given)
+            draw_read_out = draw(rnn, **drawn)
+            output = read_out(rnn, output_size, parts=1 + (is_complex and not real_part))
+            if draw_read_out is not None:
+                draw_read_out(output)
+            return SequenceModel(rnn, output, real_part=real_part)
 
         signature = inspect.signature(build)
         *before, last = (p for p in signature.parameters.values() if p.name != "activation" or activation is not None)

@@ -89,9 +89,10 @@ class GORU(GRULayers):
             rows = times(x.contiguous(), u.mT) + torch.cat([bias, outer])
 
             def step(row: Tensor, h: Tensor) -> Tensor:
-                moved = times(h, wt)
-                r, g = torch.sigmoid(row[:, : 2 * n] + moved[:, n:]).chunk(2, dim=-1)
-                z = torch.addcmul(row[:, 2 * n :], r, moved[:, :n])
+                # Parts of one split are joined by one operator on the way back; those of slices would be added up.
+                (turned, of_h), (of_x, driven) = times(h, wt).split([n, 2 * n], -1), row.split([2 * n, n], -1)
+                r, g = torch.sigmoid(of_x + of_h).chunk(2, dim=-1)
+                z = torch.addcmul(driven, r, turned)
                 return torch.lerp(act(z, *inner), h, g)
 
             if is_exported() and steps["batch_sizes"] is None:  # any number of steps

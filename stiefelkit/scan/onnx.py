@@ -1,7 +1,5 @@
 """Recurrences in operators that ONNX has: one Scan node of its standard, for any number of steps."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -36,40 +34,6 @@ def exported_scan(recurrence: Recurrence, tensors: Tensors) -> tuple[Tensor | No
     if is_complex:
         out, last = (torch.complex(*t.chunk(2, dim=-1)) for t in (out, last))
     return None if recurrence.last_only else out, last
-
-
-def exported_gates(
-    x: Tensor, weights: Sequence[Sequence[Tensor]], *, is_lstm: bool, directions: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs torch's LSTM or GRU with [U, W, b, b'] of every layer and direction from zero; returns outputs, h and c."""
-    x, last = x.detach(), []
-    for k in range(0, len(weights), directions):
-        runs = [_gates(x, layer, is_lstm, i > 0) for i, layer in enumerate(weights[k : k + directions])]
-        x = torch.cat([out for out, _ in runs], dim=-1)
-        last += [h for _, h in runs]
-    h, *c = torch.stack(last).chunk(2 if is_lstm else 1, dim=-1)
-    return x, h, c[0] if is_lstm else h
-
-
-def _gates(x: Tensor, weights: Sequence[Tensor], is_lstm: bool, reverse: bool) -> tuple[Tensor, Tensor]:
-    u, w, bias, second = (t.detach() for t in weights)
-    n, wt = w.shape[-1], w.mT.contiguous()
-
-    def lstm(row: Tensor, state: Tensor) -> Tensor:
-        h, c = state.chunk(2, dim=-1)
-        i, f, g, o = (row + second + h @ wt).chunk(4, dim=-1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        return torch.cat([torch.sigmoid(o) * torch.tanh(c), c], dim=-1)
-
-    def gru(row: Tensor, h: Tensor) -> Tensor:
-        moved = h @ wt + second
-        r, z = torch.sigmoid(row[:, : 2 * n] + moved[:, : 2 * n]).chunk(2, dim=-1)
-        new = torch.tanh(row[:, 2 * n :] + r * moved[:, 2 * n :])
-        return new + z * (h - new)
-
-    zero = x.new_zeros(x.shape[1], (1 + is_lstm) * n)
-    out, last = exported_loop(lstm if is_lstm else gru, x @ u.mT + bias, zero, reverse)
-    return out[..., :n], last
 
 
 def exported_loop(step: Step, rows: Tensor, h0: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:

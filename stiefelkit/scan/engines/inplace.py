@@ -12,7 +12,6 @@ from torch import Tensor
 
 from stiefelkit.scan.blocks import read_blocks, row_blocks
 from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem
-from stiefelkit.scan.structures import Structure
 
 
 class InPlace:
@@ -45,7 +44,6 @@ class InPlace:
         dx = torch.empty_like(p.x, memory_format=torch.contiguous_format) if needs[0] else None
         # The gradients by the last states, (B, N), become those by the first ones.
         carry = torch.zeros_like(p.first) if outcome.g_last is None else row_blocks(outcome.g_last).clone()
-        back = partial(_back, p) if p.structure is None else partial(_back_factored, p, p.structure)
         outs, saved, outside, dxs = map(p.parts, (outcome.out, outcome.saved, outcome.g_out, dx))
         # Without an input matrix, the gradient by pre-activations is that by the inputs.
         direct = dx is not None and p.u is None and not p.is_complex
@@ -56,7 +54,7 @@ class InPlace:
             g = None if outcome.g_out is None else read_blocks(outside[i], room[i]) if p.is_complex else outside[i]
             # Rows beyond this chunk's batch belong to sequences that are not alive in it: their carry waits.
             alive = carry[: delta.shape[1]]
-            alive.copy_(back(delta, g, alive, p.activation.factors(h, saved[i])))
+            alive.copy_(_back(p, delta, g, alive, p.activation.factors(h, saved[i])))
             sums.add(i, delta, h, before, saved[i])
             if dx is not None and not direct:
                 _write_input_gradient(p, dxs[i], delta)
@@ -77,17 +75,20 @@ def _write_input_gradient(p: Problem, dx: Tensor, delta: Tensor) -> None:
 
 def _back(p: Problem, delta: Tensor, g: Tensor | None, carry: Tensor, factors: Sequence[Tensor]) -> Tensor:
     """Writes a chunk's gradients by pre-activations to `delta`, from those by states; returns the next `carry`."""
-    w, rows, outside = p.rows_w, delta.unbind(0), None if g is None else g.unbind(0)
+    rows, outside = delta.unbind(0), None if g is None else g.unbind(0)
+    w = p.rows_w if p.structure is None else None
     diagonals, others = [*map(torch.unbind, factors), None, None][:2]
     firsts, seconds = map(torch.unbind, delta.chunk(2, -1)) if others else ((), ())
     scratch = torch.empty_like(carry) if others else carry
     first, second = scratch.chunk(2, -1) if others else (scratch, scratch)
+    if p.structure is not None:
+        p.structure.start(*delta.shape[:2])
     d: Tensor | None = None
     for t in range(len(rows)) if p.reverse else range(len(rows) - 1, -1, -1):
         row = rows[t]
         into = scratch if others else row
         # The gradient by a state: from outside, and from the next step.
-        if d is not None:
+        if d is not None and w is not None:
             torch.mm(d, w, out=into) if outside is None else torch.addmm(outside[t], d, w, out=into)
         elif outside is not None:
             torch.add(carry, outside[t], out=into)
@@ -99,30 +100,9 @@ def _back(p: Problem, delta: Tensor, g: Tensor | None, carry: Tensor, factors: S
             firsts[t].addcmul_(second, others[t])
             seconds[t].addcmul_(first, others[t])
         d = row
-    assert d is not None
-    return d @ w
-
-
-def _back_factored(
-    p: Problem, w: Structure, delta: Tensor, g: Tensor | None, carry: Tensor, factors: Sequence[Tensor]
-) -> Tensor:
-    """Does what `_back` does, without the matrix, which is in factors."""
-    steps, batch = delta.shape[:2]
-    w.start(steps, batch)
-    for t in range(steps) if p.reverse else range(steps - 1, -1, -1):
-        row = delta[t]
-        if g is not None:
-            carry = torch.add(carry, g[t], out=row if len(factors) < 2 else None)
-        if not factors:
-            row.copy_(carry)
-        else:
-            torch.mul(carry, factors[0][t], out=row)
-        if len(factors) > 1:
-            (first, second), (x, y) = carry.chunk(2, -1), row.chunk(2, -1)
-            x.addcmul_(second, factors[1][t])
-            y.addcmul_(first, factors[1][t])
-        carry = w.back(row, t)
-    return carry
+        if p.structure is not None:
+            carry = p.structure.back(row, t)
+    return carry if d is None or w is None else d @ w
 
 
 class _Sums:

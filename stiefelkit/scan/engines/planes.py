@@ -4,6 +4,8 @@ Factors are complex128, (m,), or (T, B, m) for one a step, of which the first is
 the first step as it is. The states at the ends of chunks are scanned in complex128.
 """
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -22,67 +24,53 @@ LEAST = 64
 
 def by_chunks(x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool, last_only: bool) -> tuple[Tensor, Tensor]:
     """Returns the states (T, B, m), none with `last_only`, and the last one, in torch operators."""
+    factor = factor.expand(1, 1, -1) if factor.dim() == 1 else factor
+    last = 0 if reverse else -1
     if not last_only:
         out = _chunked(x, first, factor, reverse)
-        return out, out[0 if reverse else -1].clone()
+        return out, out[last].clone()
     # A block at a time, so that memory does not grow with the steps.
-    size = 64 * STEPS
+    size, state = 64 * STEPS, first
     starts = range(0, len(x), size)
     for begin in reversed(starts) if reverse else starts:
         rows = slice(begin, begin + size)
-        of_rows = factor if factor.dim() == 1 else factor[rows]
-        if first is not None and begin != starts[-1 if reverse else 0]:
-            first = (first * (of_rows if factor.dim() == 1 else of_rows[-1 if reverse else 0])).to(x.dtype)
-        first = _chunked(x[rows], first, of_rows, reverse)[0 if reverse else -1]
-    assert first is not None
-    return x.new_empty(0, *x.shape[1:]), first.clone()
+        of_rows = factor if len(factor) == 1 else factor[rows]
+        if state is not first:
+            assert state is not None
+            state = (state * of_rows[-1 if reverse else 0]).to(x.dtype)
+        state = _chunked(x[rows], state, of_rows, reverse)[last]
+    assert state is not None
+    return x.new_empty(0, *x.shape[1:]), state.clone()
 
 
 def _chunked(x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool) -> Tensor:
-    """Returns the states (T, B, m); factors are complex128 (m,), or (T, B, m), where the first is not used."""
+    """Returns the states (T, B, m); factors are complex128 (1, 1, m), or (T, B, m), where the first is not used."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    is_fixed, count = factor.dim() == 1, len(x) // STEPS
-    f = factor.to(x.dtype)
-    begin, before = (-1, slice(1, None)) if reverse else (0, slice(None, -1))
-    if count < 2:
-        count, rest = 0, range(len(x))
-    elif reverse:
-        rest = range(len(x) % STEPS)
-    else:
-        rest = range(count * STEPS, len(x))
-    if count:
-        rows = slice(len(rest), None) if reverse else slice(rest.start)
-        inner = range(STEPS - 1, -1, -1) if reverse else range(STEPS)
-        given, states = (t[rows].unflatten(0, (count, STEPS)) for t in (x, out))
-        fs = f if is_fixed else f[rows].unflatten(0, (count, STEPS))
-        if is_fixed:
-            powers = factor.expand(STEPS, -1).cumprod(0)
-        else:
-            all_of = factor[rows].unflatten(0, (count, STEPS))
-            powers = all_of.flip(1).cumprod(1) if reverse else all_of.cumprod(1)
-        previous = inner[0]
-        states[:, previous] = given[:, previous]
+    f = factor.to(x.dtype).expand(len(x), -1, -1)
+    order, inner = range(len(x)), range(STEPS)
+    if reverse:
+        order, inner = order[::-1], inner[::-1]
+    if (count := len(x) // STEPS) > 1:
+        order = order[count * STEPS :]
+        rows = slice(len(order), None) if reverse else slice(count * STEPS)
+        given, states, fs = (t[rows].unflatten(0, (count, STEPS)) for t in (x, out, f))
+        states[:, inner[0]] = given[:, inner[0]]
         if first is not None:
-            states[begin, previous] += first
-        for i in inner[1:]:
-            torch.addcmul(given[:, i], fs if is_fixed else fs[:, i], states[:, previous], out=states[:, i])
-            previous = i
-        total = powers[-1] if is_fixed else powers[:, -1]
-        ends = _chunked(states[:, previous].to(torch.complex128), None, total, reverse).to(x.dtype)
-        powers = powers.to(x.dtype)
-        if is_fixed:
-            powers = (powers.flip(0) if reverse else powers)[:, None]
-        else:
-            powers = powers.flip(1)[:-1] if reverse else powers[1:]
-        following = slice(None, -1) if reverse else slice(1, None)
-        states[following].addcmul_(powers, ends[before].unsqueeze(1))
-        first = None
-    for t in reversed(rest) if reverse else rest:
-        is_first = t == (len(x) - 1 if reverse else 0)
-        if is_first:
-            out[t] = x[t] if first is None else x[t] + first
-        else:
-            torch.addcmul(x[t], f if is_fixed else f[t], out[t + 1 if reverse else t - 1], out=out[t])
+            states[-1 if reverse else 0, inner[0]] += first
+        for previous, i in itertools.pairwise(inner):
+            torch.addcmul(given[:, i], fs[:, i], states[:, previous], out=states[:, i])
+        chunks = factor.expand(1, STEPS, -1, -1) if len(factor) == 1 else factor[rows].unflatten(0, (count, STEPS))
+        powers = chunks.flip(1).cumprod(1).flip(1) if reverse else chunks.cumprod(1)
+        ends = states[:, inner[-1]].to(torch.complex128)
+        ends = _chunked(ends, None, powers[:, inner[-1]], reverse).to(x.dtype).unsqueeze(1)
+        powers = powers.to(x.dtype).expand(count, -1, -1, -1)
+        after, before = (slice(None, -1), slice(1, None)) if reverse else (slice(1, None), slice(None, -1))
+        states[after].addcmul_(powers[after], ends[before])
+    elif len(x):
+        out[order[0]] = x[order[0]] if first is None else x[order[0]] + first
+        order = order[1:]
+    for t in order:
+        torch.addcmul(x[t], f[t], out[t + 1 if reverse else t - 1], out=out[t])
     return out
 
 

@@ -1,6 +1,5 @@
 """A matrix of low rank beside a diagonal, as of few reflectors, or beside Fourier transforms: `fourier`."""
 
-from abc import abstractmethod
 from typing import ClassVar
 
 import torch
@@ -15,6 +14,8 @@ class LowRank(Structure):
 
     heads: ClassVar[int]
     """Number of rows of the factors that belong to M."""
+    turning: ClassVar[int]
+    """How many of them are numbers of modulus one, whose gradients by angles are summed up in `turned`."""
 
     def __init__(self, factors: Tensor):
         a, b = (columns.mT for columns in factors[self.heads :].chunk(2))
@@ -31,54 +32,40 @@ class LowRank(Structure):
 
     def _restart(self) -> None:
         self.g_out, self.g_into = torch.zeros_like(self.out), torch.zeros_like(self.back_out)
-
-    @abstractmethod
-    def add_main_(self, z: Tensor, h: Tensor) -> None:
-        """Adds the rows of h M^T to z."""
-
-    @abstractmethod
-    def back_main(self, d: Tensor, t: int) -> Tensor:
-        """Returns the rows of d conj(M), in room that stays until the next step."""
-
-    @abstractmethod
-    def accumulate_main(self, h: Tensor, d: Tensor) -> None:
-        """Adds to the gradients by the factors of M."""
-
-    @abstractmethod
-    def gradient_main(self) -> Tensor:
-        """Returns the gradients by the factors of M, (heads, n), since the last call."""
+        self.turned = torch.zeros_like(self.factors[: self.turning].real)
 
     def add_(self, z: Tensor, h: Tensor) -> None:
-        self.add_main_(z, h)
         z.addmm_(torch.mm(h, self.into), self.out)
 
-    def back(self, d: Tensor, t: int) -> Tensor:
-        rows = self.back_main(d, t)
+    def add_back_(self, rows: Tensor, d: Tensor) -> Tensor:
+        """Adds the rows of d conj(A B^H)."""
         return rows.addmm_(torch.mm(d, self.back_into), self.back_out)
 
     def accumulate(self, h: Tensor, d: Tensor) -> None:
-        self.accumulate_main(h, d)
         h, d = h.flatten(0, 1), d.flatten(0, 1)
         self.g_out.addmm_(torch.mm(h, self.into).mT, d)
         self.g_into.addmm_(torch.mm(d, self.back_into).mT, h)
 
     def gradient(self) -> Tensor:
+        """Returns the gradient with zeros for the factors of M but for those along the circle, which `turned` has."""
         is_complex = self.factors.is_complex()
         g_a = fold(self.g_out.mT) if is_complex else self.g_out.mT
         g_b = (fold(self.g_into) if is_complex else self.g_into).mH
+        g = torch.zeros_like(self.factors[: self.heads])
+        if is_complex:
+            g[: self.turning] = along_circle(self.factors[: self.turning], self.turned)
         self._restart()
-        return torch.cat([self.gradient_main(), g_a.mT, g_b.resolve_conj().mT])
+        return torch.cat([g, g_a.mT, g_b.resolve_conj().mT])
 
 
 class DiagonalAndLowRank(LowRank):
     """W = D + A B^H, the entries of D of modulus one: `householder` with k reflectors."""
 
-    heads = 1
+    heads = turning = 1
 
     def __init__(self, factors: Tensor):
         super().__init__(factors)
         self.d = Diagonal.of(factors[0])
-        self.turned = torch.zeros_like(self.d.re)
         self.room = self.into.new_empty(0, len(self.into))
 
     def start(self, steps: int, batch: int) -> None:
@@ -88,34 +75,27 @@ class DiagonalAndLowRank(LowRank):
     def _view(self, rows: Tensor) -> Tensor:
         return rows if self.d.im is None else rows.view(len(rows), 2, self.n)
 
-    def add_main_(self, z: Tensor, h: Tensor) -> None:
+    def add_(self, z: Tensor, h: Tensor) -> None:
         self.d.plus_times(self._view(h), self._view(z))
+        super().add_(z, h)
 
-    def back_main(self, d: Tensor, t: int) -> Tensor:
+    def back(self, d: Tensor, t: int) -> Tensor:
         self.d.times(self._view(d), self._view(self.room), True)
-        return self.room
+        return self.add_back_(self.room, d)
 
-    def accumulate_main(self, h: Tensor, d: Tensor) -> None:
-        """The part along the circle, Im(conj(D h) d)."""
-        if self.d.im is None:
-            return
-        (x, y), (re, im) = h.flatten(0, 1).chunk(2, -1), d.flatten(0, 1).chunk(2, -1)
-        # conj(h) d = across + i along
-        across, along = (x * re).addcmul_(y, im).sum(0), (x * im).addcmul_(y, re, value=-1).sum(0)
-        self.turned += self.d.re * along - self.d.im * across
-
-    def gradient_main(self) -> Tensor:
-        if not self.factors.is_complex():
-            return torch.zeros_like(self.factors[:1])
-        g = along_circle(self.factors[:1], self.turned)
-        self.turned = torch.zeros_like(self.turned)
-        return g
+    def accumulate(self, h: Tensor, d: Tensor) -> None:
+        super().accumulate(h, d)
+        if self.d.im is not None:  # the part along the circle, Im(conj(D h) d)
+            (x, y), (re, im) = h.flatten(0, 1).chunk(2, -1), d.flatten(0, 1).chunk(2, -1)
+            # conj(h) d = across + i along
+            across, along = (x * re).addcmul_(y, im).sum(0), (x * im).addcmul_(y, re, value=-1).sum(0)
+            self.turned += self.d.re * along - self.d.im * across
 
 
 class FourierAndLowRank(LowRank):
     """W = D3 F^-1 D2 P F D1 + A B^H, complex, (P x)_i = x_{p_i}. Factors of M: D1, D2, D3, the numbers p_i."""
 
-    heads: ClassVar[int] = 4
+    heads, turning = 4, 3
 
     def __init__(self, factors: Tensor):
         super().__init__(factors)
@@ -124,7 +104,6 @@ class FourierAndLowRank(LowRank):
         self.conjugate = [d.conj().resolve_conj() for d in self.d]
         self.order = factors[3].real.round().long()
         self.order_back = self.order.argsort()
-        self.turned = torch.zeros_like(factors[:3].real)
         self.rooms: list[Tensor] = []
         self.stages = factors.new_empty(3, 0, 0, self.n)
 
@@ -138,15 +117,16 @@ class FourierAndLowRank(LowRank):
             self.rooms = [self.factors.new_empty(batch, self.n) for _ in range(2)]
         return self.rooms
 
-    def add_main_(self, z: Tensor, h: Tensor) -> None:
+    def add_(self, z: Tensor, h: Tensor) -> None:
         one, two = self._room(len(h))
         d1, d2, d3 = self.d
         torch.complex(*h.chunk(2, -1), out=one)
         torch.fft.fft(one.mul_(d1), out=two)
         torch.fft.ifft(_gathered(two, self.order, one).mul_(d2), out=two)
         z.add_(read_blocks(two.mul_(d3), torch.view_as_real(one).view(z.shape)))
+        super().add_(z, h)
 
-    def back_main(self, d: Tensor, t: int) -> Tensor:
+    def back(self, d: Tensor, t: int) -> Tensor:
         one, _ = self._room(len(d))
         behind, middle, front = self.stages[:, t]
         c1, c2, c3 = self.conjugate
@@ -154,9 +134,10 @@ class FourierAndLowRank(LowRank):
         torch.fft.fft(torch.mul(behind, c3, out=one), out=middle)
         torch.mul(middle, c2, out=front)
         torch.fft.ifft(_gathered(front, self.order_back, one), out=front)
-        return read_blocks(torch.mul(front, c1, out=one), self.rows)
+        return self.add_back_(read_blocks(torch.mul(front, c1, out=one), self.rows), d)
 
-    def accumulate_main(self, h: Tensor, d: Tensor) -> None:
+    def accumulate(self, h: Tensor, d: Tensor) -> None:
+        super().accumulate(h, d)
         # Recomputes the forward pass, with Im(conj(x) g) of what is behind each diagonal.
         d1, d2, d3 = self.d
         behind, middle, front = self.stages[:, : len(h)].flatten(1, 2).unbind()
@@ -167,11 +148,6 @@ class FourierAndLowRank(LowRank):
         self.turned[1] += _angle_gradient(x, middle) / self.n
         x = torch.fft.ifft(x).mul_(d3)
         self.turned[2] += _angle_gradient(x, behind)
-
-    def gradient_main(self) -> Tensor:
-        g = along_circle(self.factors[:3], self.turned)
-        self.turned = torch.zeros_like(self.turned)
-        return torch.cat([g, torch.zeros_like(g[:1])])
 
 
 def _gathered(x: Tensor, order: Tensor, out: Tensor) -> Tensor:
