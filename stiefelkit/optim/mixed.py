@@ -40,7 +40,9 @@ class MixedOptimizer(torch.optim.Optimizer):
             got = "one parameter in two of them" if members else "none"
             raise OptionError(f"MixedOptimizer needs optimizers with parameters of their own, got {got}.")
         self.moves_frames = any(map(moves_frames, self.optimizers))
-        super().__init__(self.param_groups, {})
+        first, *others = [optimizer.defaults for optimizer in self.optimizers]  # of which schedulers read what all have
+        shared = {key: value for key, value in first.items() if all(key in each for each in others)}
+        super().__init__(self.param_groups, shared)
 
     @property
     def param_groups(self) -> list[Group]:  # type: ignore[override]

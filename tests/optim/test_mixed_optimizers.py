@@ -177,6 +177,32 @@ def test_a_recipes_table_gives_way_to_what_is_named() -> None:
         config.build_optimizer(config.build_model())
 
 
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [(torch.optim.lr_scheduler.OneCycleLR, {"total_steps": 9}), (torch.optim.lr_scheduler.CyclicLR, {"base_lr": 1e-3})],
+)
+@pytest.mark.parametrize(
+    ("kind", "ours", "key"),
+    [(torch.optim.Adam, sk.optim.StiefelAdam, "betas"), (torch.optim.SGD, sk.optim.CayleySGD, "momentum")],
+)
+def test_schedulers_cycle_the_momentum_that_all_have(cls: Any, options: dict[str, Any], kind: Any, ours: Any, key: str):
+    p, w = nn.Parameter(torch.ones(1)), nn.Parameter(torch.eye(3))
+    mixed = sk.optim.MixedOptimizer([kind([p], lr=0.1), ours(sk.optim.frames(w), lr=0.1)])
+    schedule = cls(mixed, max_lr=0.2, **options)
+    seen = set()
+    for _ in range(3):
+        p.grad, w.grad = torch.ones(1), torch.ones(3, 3)
+        mixed.step()
+        schedule.step()
+        of_free, of_frames = (torch.tensor(group[key]).flatten()[0].item() for group in mixed.param_groups)
+        assert of_free == of_frames
+        seen.add(of_free)
+    assert len(seen) == 3
+    other = sk.optim.MixedOptimizer([torch.optim.Adam([p]), torch.optim.SGD([w])])
+    with pytest.raises(ValueError, match="momentum"):
+        cls(other, max_lr=0.2, **options)
+
+
 def test_its_groups_are_those_that_its_optimizers_have_now() -> None:
     p, q, r = (nn.Parameter(torch.ones(1)) for _ in range(3))
     first, second = torch.optim.SGD([p], lr=0.1), torch.optim.SGD([q], lr=0.1)

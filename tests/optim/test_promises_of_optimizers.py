@@ -30,8 +30,8 @@ def of_length(w, g, length):
 @pytest.mark.parametrize("first", range(0, 120, 30))
 def test_random_draws_of_optimizers_keep_what_is_promised(first, monkeypatch):
     monkeypatch.setattr(draws, "LARGEST", 200)
-    for number in range(first, first + 30):
-        d = draws.draw(seeds.seed(number))
+    for number in [*map(seeds.seed, range(first, first + 30)), 433]:  # which a momentum in one column once made drift
+        d = draws.draw(number)
         promised = PROMISED["float64" if torch.finfo(d.dtype).eps < 1e-12 else str(d.settings["precision"])]
         found = draws.worst(d)
         assert found <= promised, f"{found:.3g} limits, {d}"
@@ -77,7 +77,7 @@ def test_long_steps_along_one_direction_keep_a_fast_frame_that_its_own_state_dic
     layer.load_state_dict(layer.state_dict())
 
 
-@pytest.mark.parametrize(("n", "p", "rate"), [(20, 4, 1.4), (64, 12, 1.0), (128, 42, 0.5), (64, 32, 0.5)])
+@pytest.mark.parametrize(("n", "p", "rate"), [(20, 4, 1.4), (64, 12, 1.0), (128, 42, 0.5)])
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 def test_a_defect_that_is_taken_away_with_a_long_step_does_not_grow(precision, n, p, rate):
     """A gradient of rank 1 that stays: steps of 1 to 3 along one direction, again and again."""

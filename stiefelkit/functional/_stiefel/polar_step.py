@@ -135,7 +135,10 @@ def split_increment(
     if unscaled:
         return w @ along - rest
     square = rest.mH @ rest
-    less = inverse_root_less_one(square if defect is None else square + defect)
+    if defect is not None:  # by which P, projected once, is off the complement of W as well
+        beside = w.mH @ rest
+        square = square + (defect - beside - beside.mH)
+    less = inverse_root_less_one(square)
     along = plus_product(along + less, along, less)
     return plus_product(w @ along, rest, less, -1).sub_(rest)
 
