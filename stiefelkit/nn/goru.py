@@ -11,8 +11,7 @@ from stiefelkit.contract.param import Parametrization
 from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.nn.recurrent import GRULayers, States, Steps, require_options
 from stiefelkit.scan import find_activation
-from stiefelkit.scan.onnx import exported_loop
-from stiefelkit.scan.reference import loop, loop_product
+from stiefelkit.scan.reference import exported_loop, loop, loop_product
 from stiefelkit.tensors import computing_dtype
 
 

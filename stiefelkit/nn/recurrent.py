@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from stiefelkit._torch import class_name, is_exported, is_jit_traced
+from stiefelkit._torch import class_name, is_jit_traced
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization, no_option, option_names, registered
 from stiefelkit.errors import (
@@ -33,7 +33,6 @@ from stiefelkit.scan.dispatch import prefers_loop
 from stiefelkit.tensors import coordinate_dtype, followed, keep_precision
 from stiefelkit.weights.attach import orthogonal
 from stiefelkit.weights.change import reset_
-from stiefelkit.weights.coordinate_list import CoordinateList
 from stiefelkit.weights.coordinate_parameters import CoordinateParameters
 from stiefelkit.weights.find import coordinate_list_of
 
@@ -266,25 +265,20 @@ class Recurrent(CoordinateParameters):
         zero = w.real.new_zeros(batch, self.hidden_size)  # ONNX makes no complex ones
         return _paired(zero, zero) if self.is_complex else zero
 
-    def _matrix(
-        self, suffix: str, x: Tensor, batch: int, batch_sizes: list[int] | None
-    ) -> tuple[Tensor | Factored, Tensor]:
-        """Returns W, or its factors where the scan is faster so or `factored` says so, and a tensor of their dtype."""
-        held = coordinate_list_of(self, f"{self.frame}{suffix}") if self._has_factors else None
-        factored = held.factored() if held is not None and self._takes_factors(held, x, batch, batch_sizes) else None
-        if factored is not None:
-            return factored, factored.factors
-        w = self._join(self._read(self.frame, suffix))
-        return w, w
-
-    def _takes_factors(self, held: CoordinateList, x: Tensor, batch: int, batch_sizes: list[int] | None) -> bool:
-        """Returns whether factors are asked for, or faster, and the scan runs in the one backend that takes them."""
-        is_unasked = self.factored is False or (self.factored is None and not held.param.prefers_factors(batch))
-        if is_unasked or held.gradient == "half" or is_exported() or is_jit_traced():
-            return False
-        if self.backend != "auto":
-            return self.backend == "inplace"
-        return x.device.type == "cpu" and not prefers_loop(len(x) if batch_sizes is None else len(batch_sizes))
+    def _begin(
+        self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, batch_sizes: list[int] | None
+    ) -> tuple[Tensor | Factored, Tensor, Tensor]:
+        """Returns W, or its factors where the scan is faster so or `factored` says so; U; and the first state."""
+        w: Tensor | Factored | None = None
+        takes_factors = self._has_factors and self.factored is not False and not is_jit_traced()
+        held = coordinate_list_of(self, f"{self.frame}{suffix}") if takes_factors else None
+        if held is not None and held.gradient != "half" and (self.factored or held.param.prefers_factors(batch)):
+            steps = len(x) if batch_sizes is None else len(batch_sizes)
+            is_in_place = self.backend == "auto" and x.device.type == "cpu" and not prefers_loop(steps)
+            w = held.factored() if is_in_place or self.backend == "inplace" else None
+        w = self._join(self._read(self.frame, suffix)) if w is None else w
+        u = self._join(self._read("weight_ih", suffix))
+        return w, u, self._first(suffix, h0, batch, w.factors if isinstance(w, Factored) else w)
 
     def _join(self, parts: Tensor) -> Tensor:
         """Turns [Re; Im], stacked in the first dimension, into a complex tensor, complex64 at least."""

@@ -21,9 +21,7 @@ class _Scanned(Recurrent):
     frame_gradients = ("exact", "half")
 
     def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
-        w, like = self._matrix(suffix, x, batch, steps["batch_sizes"])
-        u = self._join(self._read("weight_ih", suffix))
-        first = self._first(suffix, h0, batch, like)
+        w, u, first = self._begin(suffix, x, h0, batch, steps["batch_sizes"])
         coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
         gradient = "exact" if coordinate_list is None else coordinate_list.gradient
         how = {"activation": self.activation, "backend": self.backend, "gradient": gradient, **steps}
@@ -143,17 +141,15 @@ class LinearTransitionRNN(Layers):
     """
 
     def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
-        w, like = self._matrix(suffix, x, batch, steps["batch_sizes"])
-        u = self._join(self._read("weight_ih", suffix))
+        w, u, first = self._begin(suffix, x, h0, batch, steps["batch_sizes"])
         bias = self._read("bias", suffix) if self.has_bias else None
         if bias is not None and not self._bias_inside:
             bias = self._join(bias)
         # As precise as the scan, in which the projection stands elsewhere: float32 at least, and out of autocast.
-        dtype = torch.promote_types(like.dtype, torch.float32)
+        dtype = torch.promote_types(first.dtype, torch.float32)
         with without_autocast(x.device):
             projected = product(x.to(dtype), u.to(dtype).mT)
             driven = find_activation(self.activation, self.is_complex)(projected, bias)
-        first = self._first(suffix, h0, batch, like)
         return scan(driven, w, first, activation="identity", backend=self.backend, **steps)
 
 

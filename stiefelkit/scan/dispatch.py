@@ -12,8 +12,7 @@ from stiefelkit.scan.activations import Activation, find_activation
 from stiefelkit.scan.autograd import fused_scan
 from stiefelkit.scan.checks import DTYPES, Recurrence, Tensors, check_pairs, check_shapes, lengths, row_counts, width_of
 from stiefelkit.scan.engines.triton import unsupported
-from stiefelkit.scan.onnx import exported_scan
-from stiefelkit.scan.reference import reference_scan
+from stiefelkit.scan.reference import exported_scan, reference_scan
 from stiefelkit.scan.structures import Factored
 
 BACKENDS = ("auto", "reference", "inplace", "triton")

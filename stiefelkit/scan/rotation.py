@@ -120,13 +120,11 @@ def scan_planes(
             t if t.dim() == 1 else t.new_zeros(*mask.shape, t.shape[-1]).index_put((mask,), t) for t in (z, angle, g)
         )
     if h is not None:
-        factor = _factor(g, angle)
-        if ends is None or not reverse:
-            first = (h * (factor if factor.dim() == 1 else factor[-1 if reverse else 0])).to(z.dtype)
-        else:
-            # States stay zero until a sequence begins at its own last step.
-            turned = (h * (factor if factor.dim() == 1 else factor[ends])).to(z.dtype)
-            z = z.index_put(ends, turned, accumulate=True)
+        # States of packed rows in reverse stay zero until a sequence begins at its own last step.
+        factor, begins = _factor(g, angle), ends if reverse else None
+        start = (-1 if reverse else 0) if begins is None else begins
+        turned = (h * (factor if factor.dim() == 1 else factor[start])).to(z.dtype)
+        z, first = (z, turned) if begins is None else (z.index_put(begins, turned, accumulate=True), None)
     name, is_last_only = find_rotation_backend(backend, z), last_only and (ends is None or reverse)
     if name == "reference":
         out, last = _loop(z, first, angle, g, reverse)
@@ -193,14 +191,15 @@ def _factor(decay: Tensor, angle: Tensor) -> Tensor:
 
 
 def _loop(z: Tensor, first: Tensor | None, angle: Tensor, decay: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
-    factor = _factor(decay.double(), angle.double())
-    factors = [factor] * len(z) if factor.dim() == 1 else factor.unbind(0)
-    h, states = None if first is None else first.to(factor.dtype), []
-    for t in reversed(range(len(z))) if reverse else range(len(z)):
-        step = z[t].to(factor.dtype)
-        # The first factor is in `first` already.
-        h = step if h is None else step + (h if not states else factors[t] * h)
-        states.append(h)
+    factors = _factor(decay.double(), angle.double()).expand(z.shape)
+    states: list[Tensor] = []
+    for t in range(len(z))[:: -1 if reverse else 1]:
+        step = z[t].to(factors.dtype)
+        if states:
+            step = step + factors[t] * states[-1]
+        elif first is not None:  # in which the first factor is already
+            step = step + first
+        states.append(step)
     out = torch.stack(states[::-1] if reverse else states)
     return out.to(z.dtype), states[-1].to(z.dtype)
 

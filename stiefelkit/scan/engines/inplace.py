@@ -20,7 +20,8 @@ class InPlace:
     def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Returns all states, the last of each sequence, and (with `keep`) what the derivative needs besides."""
         # Rows of sequences that are not alive in a chunk stay: they have ended, or wait for their first step.
-        out, state, saved, act = p.states_like(), p.first.clone(), p.saved_like(keep), p.activation
+        out = p.x.new_empty(*p.x.shape[:-1], p.n, dtype=p.w.dtype)
+        state, saved, act = p.first.clone(), p.saved_like(keep), p.activation
         add = partial(Tensor.addmm_, mat2=p.wt) if p.structure is None else p.structure.add_
         outs, kept = p.parts(out), p.parts(saved) if keep else p.rooms(saved.shape[-1], saved.dtype)
         zs = p.rooms(p.width) if p.is_complex else outs

@@ -156,10 +156,6 @@ class Problem:
         if bias is not None:
             z.add_(bias)
 
-    def states_like(self) -> Tensor:
-        """Returns room for all states, as `scan` returns them."""
-        return self.x.new_empty(*self.x.shape[:-1], self.n, dtype=self.w.dtype)
-
     def saved_like(self, keep: bool) -> Tensor:
         """Returns room for what the derivative needs besides the states; without `keep`, of no step."""
         width, dtype = self.activation.saved_like(self.n, self.w.dtype)

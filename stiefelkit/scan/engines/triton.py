@@ -225,24 +225,19 @@ def multiprocessors(device: torch.device) -> int:
 def program_constants(layout: KernelLayout, width: int, units: int, activation: Activation) -> dict[str, Any]:
     """Returns what is fixed when a program is compiled for rows of this width."""
     fixed: dict[str, Any] = {"N": width, "ACTIVATION": activation.kernel, "enable_fp_fusion": True}
+    fixed |= {"PAIRS": activation.is_paired, "num_warps": layout.warps}
     if layout.program == "tiles":
-        return fixed | _tiles(width, activation.is_paired)
-    fixed |= {"PAIRS": activation.is_paired, "BLOCKS": layout.blocks, "DEEP": layout.deep, "num_warps": layout.warps}
+        # The tile that pads a matrix least; two halves side by side fill one of pairs.
+        columns, tiles = width >> activation.is_paired, [(rows, size >> activation.is_paired) for rows, size in TILES]
+        rows, size = min(tiles, key=lambda tile: -columns % tile[1])
+        return fixed | {"BLOCK_B": BATCH_BLOCK, "BLOCK_K": rows, "BLOCK_N": size}
+    fixed |= {"BLOCKS": layout.blocks, "DEEP": layout.deep}
     if layout.program == "groups":
         parts = -(-width // layout.columns)
         return fixed | {"ROWS": layout.rows, "PARTS": parts, "LONG": layout.size, "SIZE": layout.columns}
     if layout.program == "rows":
         fixed |= {"PAIRS": activation.is_paired and width == units, "COMPLEX": width > units}
     return fixed | {"SIZE": layout.size}
-
-
-def _tiles(width: int, is_paired: bool) -> dict[str, Any]:
-    """Returns the first of TILES that pads a matrix least."""
-    columns = width // 2 if is_paired else width
-    # Two halves side by side fill a tile of pairs.
-    tiles = ((rows, size >> is_paired) for rows, size in TILES)
-    rows, size = min(tiles, key=lambda tile: -columns % tile[1])
-    return {"BLOCK_B": BATCH_BLOCK, "BLOCK_K": rows, "BLOCK_N": size, "PAIRS": is_paired, "num_warps": 4}
 
 
 def _run(
