@@ -155,7 +155,8 @@ class Paraunitary(Composite):
     def _multiplied(self, r: Tensor, q: Tensor | None) -> Tensor:
         """Returns the kernel of R, (groups, rows, m * patch), and all :math:`Q_i`, (groups, steps, m, m // 2)."""
         dims = len(self.stride)
-        if q is None or may_sync_host(q):
+        is_by_taps = q is None or may_sync_host(q)
+        if q is None or is_by_taps:
             x = torch.eye(self.channels, self.columns, dtype=r.dtype, device=r.device)
             x = x.expand(self.groups, -1, -1).reshape(self.groups, self.channels, self.columns, *(1,) * dims)
             steps = [] if q is None else [*zip(self.steps, q.unbind(1), strict=True)]
@@ -168,8 +169,11 @@ class Paraunitary(Composite):
         # One product of all rows and places of a patch with all columns and taps; then taps of both add up.
         r = r.unflatten(2, (self.channels, *self.stride)).movedim(2, -1)
         y = (r.flatten(1, -2) @ x.flatten(2)).unflatten(1, r.shape[1:-1]).unflatten(-1, x.shape[2:])
-        for axis in range(dims):
-            y = _shifted_sum(y.unbind(2), axis - dims) if y.shape[2] > 1 else y.squeeze(2)
+        if is_by_taps or math.prod(self.stride) == 1:
+            for axis in range(dims):
+                y = _shifted_sum(y.unbind(2), axis - dims) if y.shape[2] > 1 else y.squeeze(2)
+        else:
+            y = _folded(y, self.stride)
         if any(map(any, self.zeros)):
             y = F.pad(y, [k for ends in reversed(self.zeros) for k in ends])
         y = y.transpose(1, 2).conj() if self.is_turned else y
@@ -181,15 +185,20 @@ class Paraunitary(Composite):
         All :math:`F_i` at all frequencies that tell their taps apart are multiplied pair by pair.
         """
         lengths = tuple(1 + sum(axis == at for axis, _ in self.steps) for at in range(len(self.stride)))
-        order = _order_of_tree(len(self.steps), q.device)
         of = tuple(self.steps), lengths, q.is_complex(), q.device
-        chosen = q.index_select(1, order).transpose(0, 1)
-        projectors = (chosen @ chosen.mH)[:, :, None]
-        x = _constant_part(*of, self.channels) + _symbols(*of)[1] * projectors  # (steps, groups, frequencies, m, m)
+        a, b = _constant_part(*of, self.channels), _symbols(*of)[1]
+        is_in_order = len(self.steps) < 3
+        chosen = (q if is_in_order else q.index_select(1, _order_of_tree(len(self.steps), q.device))).transpose(0, 1)
+        projectors = (chosen @ chosen.mH)[:, :, None]  # x is (steps, groups, frequencies, m, m)
+        if q.is_complex():
+            x = torch.addcmul(a, b, projectors)
+        else:
+            parts = torch.addcmul(torch.view_as_real(a), torch.view_as_real(b), projectors[..., None])
+            x = torch.view_as_complex(parts)
         while len(x) > 1:
             left, right = x.split(len(x) // 2)
             x = left @ right
-        x = x[0, ..., : self.columns]
+        x = x.squeeze(0)[..., : self.columns]
         counts = lengths if q.is_complex() else (*lengths[:-1], lengths[-1] // 2 + 1)
         axes = tuple(range(1, 1 + len(lengths)))
         x = (torch.fft.ifftn if q.is_complex() else torch.fft.irfftn)(x.unflatten(1, counts), lengths, axes)
@@ -220,6 +229,15 @@ def _shifted_sum(parts: Sequence[Tensor], axis: int) -> Tensor:
     """Returns the sum of equal tensors, part j shifted by j places along an axis, counted from the last."""
     after = (0, 0) * (-1 - axis)
     return functools.reduce(torch.add, (F.pad(part, (*after, j, len(parts) - 1 - j)) for j, part in enumerate(parts)))
+
+
+def _folded(y: Tensor, stride: Sequence[int]) -> Tensor:
+    """Returns y, (groups, rows, *stride, columns, *taps), with all places of a patch added up, by one operator."""
+    dims, ones = len(stride), (1,) * (2 - len(stride))
+    y = y.movedim(tuple(range(2, 2 + dims)), tuple(range(3, 3 + dims)))
+    sizes = [taps + step - 1 for taps, step in zip(y.shape[3 + dims :], stride, strict=True)]
+    columns = y.reshape(1, -1, y.shape[3 + dims :].numel())
+    return F.fold(columns, (*ones, *sizes), (*ones, *stride)).view(*y.shape[:3], *sizes)
 
 
 @remembered

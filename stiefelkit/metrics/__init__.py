@@ -50,14 +50,13 @@ def defect(w: Tensor) -> Tensor:
     rows = max(16, p)
     if n <= rows:
         gram = w.mH @ w
-        gram.diagonal(dim1=-2, dim2=-1).sub_(1)
-        return gram
-    even = n - n % rows
-    gram = w[..., even:, :].mH @ w[..., even:, :]
-    if even:
+    else:
+        even = n - n % rows
         blocks = w[..., :even, :].unflatten(-2, (even // rows, rows))
-        gram = gram + (blocks.mH @ blocks).sum(-3)
-    return gram - torch.eye(p, dtype=w.dtype, device=w.device)
+        gram = (blocks.mH @ blocks).sum(-3)
+        gram = gram if even == n else w[..., even:, :].mH @ w[..., even:, :] + gram
+    gram.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return gram
 
 
 def rounding_limit(p: int, dtype: torch.dtype) -> float:

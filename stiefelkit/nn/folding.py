@@ -10,6 +10,7 @@ from stiefelkit._torch import held_modules, held_parameters
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnfilledError, needs
 from stiefelkit.nn.adapter import Replacement
 from stiefelkit.nn.frozen import attribute, inside_peft
+from stiefelkit.nn.linear import HadamardLinear
 from stiefelkit.tensors import working_dtype
 
 
@@ -72,8 +73,14 @@ class Change(NamedTuple):
     is_new: bool = False
 
 
+def inner_of(layer: nn.Module) -> nn.Module:
+    """Returns the plain layer behind a Hadamard transform, any other layer as it is."""
+    return layer.linear if isinstance(layer, HadamardLinear) else layer
+
+
 def matrix_of(layer: nn.Module) -> tuple[nn.Parameter, int]:
     """Returns the weight of a layer, and the dimension of its outputs."""
+    layer = inner_of(layer)
     classes = [f"{cls.__module__}.{cls.__name__}" for cls in type(layer).__mro__]
     is_conv1d = any(name.startswith("transformers.") and name.endswith(".Conv1D") for name in classes)
     has_outputs_last = isinstance(layer, nn.Embedding) or is_conv1d
@@ -90,7 +97,7 @@ def matrix_of(layer: nn.Module) -> tuple[nn.Parameter, int]:
 def weight_and_bias_of(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Returns the weight of a linear layer, outputs by inputs, and its bias."""
     w, dim = matrix_of(layer)
-    return (w if dim == 0 else w.mT), held_parameters(layer).get("bias")
+    return (w if dim == 0 else w.mT), held_parameters(inner_of(layer)).get("bias")
 
 
 def changes_of(sites: Sequence[Site], may_untie: bool) -> list[Change]:
@@ -123,7 +130,7 @@ def _of_site(site: Site) -> Iterator[Change]:
             needs(w.shape[along] == factor.size, ShapeError, "Folding", wanted, tuple(w.shape))
     keys = tuple(map(id, outputs)), tuple(map(id, inputs))
     yield Change(site, "weight", w, keys if dim == 0 else keys[::-1])
-    bias = held_parameters(layer).get("bias")
+    bias = held_parameters(inner_of(layer)).get("bias")
     is_shifted = site.shift is not None and bool(site.shift.any())
     if is_shifted or (bias is not None and outputs):
         yield Change(site, "bias", bias, (keys[0], id(site.shift) if is_shifted else None))
@@ -138,8 +145,9 @@ def write(
         if old is not None and not is_new:
             old.copy_(value)
             continue
-        like = site.layer.get_parameter("weight") if old is None else old
-        site.layer.register_parameter(name, nn.Parameter(value.to(like.dtype), like.requires_grad))
+        layer = inner_of(site.layer)
+        like = layer.get_parameter("weight") if old is None else old
+        layer.register_parameter(name, nn.Parameter(value.to(like.dtype), like.requires_grad))
         config = attribute(model, "config")
         if old is not None and attribute(config, "tie_word_embeddings"):
             config.tie_word_embeddings = False

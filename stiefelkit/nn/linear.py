@@ -70,14 +70,15 @@ class OrthogonalLinear(nn.Linear):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
-class HadamardLinear(nn.Linear):
+class HadamardLinear(nn.Module):
     """Computes :math:`W H x / √n + b`, with the Hadamard matrix of `stiefelkit.init.hadamard(n, random=False)`.
 
     With :math:`W H^T` in the place of W that is the layer as it was, whose input has no outliers where it is rounded.
-    The transform is made anew for each input, in time :math:`O(n log n)`.
+    The transform is made anew for each input, in time :math:`O(n log n)`. Behind it stands `linear`, a plain layer,
+    which what quantizes or adapts linear layers finds under that name.
 
-    The state has the key "hadamard" beside the weight, so that a plain layer, which would compute something else from
-    the same weight, does not load it in silence; and a state without it is refused.
+    The state has the keys of a plain layer and "hadamard", so that a plain layer, which would compute something else
+    from the same weight, does not load it in silence; and a state without it is refused.
 
     Args:
         in_features, out_features, bias, device, dtype: as of `torch.nn.Linear`.
@@ -89,8 +90,10 @@ class HadamardLinear(nn.Linear):
     hadamard: Tensor
 
     def __init__(self, *args: Any, **options: Any):
-        super().__init__(*args, **options)
-        self.register_buffer("hadamard", torch.ones((), dtype=torch.uint8, device=self.weight.device))
+        super().__init__()
+        self.linear = nn.Linear(*args, **options)
+        self.register_buffer("hadamard", torch.ones((), dtype=torch.uint8, device=self.linear.weight.device))
+        self.register_state_dict_post_hook(_name_as_plain)
         self.register_load_state_dict_pre_hook(_refuse_plain)
 
     @classmethod
@@ -99,20 +102,34 @@ class HadamardLinear(nn.Linear):
         w, b = layer.get_parameter("weight"), held_parameters(layer).get("bias")
         w = w if isinstance(layer, nn.Linear) else nn.Parameter(w.detach().mT.contiguous(), w.requires_grad)
         made = cls(w.shape[1], w.shape[0], bias=b is not None, device="meta", dtype=w.dtype)
-        made.weight = w
-        made.register_parameter("bias", b)
+        made.linear.weight = w
+        made.linear.register_parameter("bias", b)
         made.hadamard = torch.ones((), dtype=torch.uint8, device=w.device)
         return made.train(layer.training)
+
+    in_features = property(lambda self: self.linear.in_features, doc="Size of the input.")
+    out_features = property(lambda self: self.linear.out_features, doc="Size of the output.")
+    weight = property(lambda self: self.linear.weight, doc="W.")
+    bias = property(lambda self: self.linear.bias, doc="b, or None.")
 
     def forward(self, x: Tensor) -> Tensor:
         """Applies the layer."""
         got = "HadamardLinear; a Linear with the weight hadamard_transform(layer.weight) does the same"
         needs(not is_exported(), OptionError, "torch.onnx.export", "operators that ONNX has", got)
-        return F.linear(hadamard_transform(x), self.weight, self.bias)
+        return self.linear(hadamard_transform(x))
+
+
+def _name_as_plain(layer: nn.Module, state: dict[str, Tensor], prefix: str, _: object) -> None:
+    for name in ("weight", "bias"):
+        if f"{prefix}linear.{name}" in state:
+            state[f"{prefix}{name}"] = state.pop(f"{prefix}linear.{name}")
 
 
 def _refuse_plain(layer: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Raises CheckpointError for the weight of a layer that does not transform its input."""
+    """Raises CheckpointError for the weight of a layer that does not transform its input; names those of `linear`."""
     if f"{prefix}weight" in state and f"{prefix}hadamard" not in state:
         got = f"{prefix}weight without {prefix}hadamard, of a plain layer; load it before rotate_(online=True)"
         raise CheckpointError(f"HadamardLinear needs a state of its own kind, got {got}.")
+    for name in ("weight", "bias"):
+        if f"{prefix}{name}" in state:
+            state[f"{prefix}linear.{name}"] = state.pop(f"{prefix}{name}")

@@ -189,7 +189,8 @@ class _Fold:
             needs(found is None, OptionError, "Folding", "layers that compute W x + b", found)
         if self.model is not None:
             changed = {change.tensor.data_ptr() for change in changes if change.tensor is not None}
-            _check_model(self.model, {*self.found, *map(id, self.affine)}, changed, r)
+            inner = (id(folding.inner_of(site.layer)) for site in self.found.values())
+            _check_model(self.model, {*self.found, *inner, *map(id, self.affine)}, changed, r)
         others = folding.write(changes, self.affine, self.model)
         if online and self.sites is not None:
             others |= {id(layer): HadamardLinear.around(layer) for layer in self.sites.downs}

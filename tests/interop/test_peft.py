@@ -85,10 +85,15 @@ def test_a_layer_of_peft_is_adapted_as_a_whole_and_stays_adapted_when_lora_is_me
     assert type(plain.a) is nn.Linear
 
 
-def test_an_adapter_is_no_layer_that_peft_takes():
-    net = sk.nn.adapt(Net(), "a.weight", block_size=4)
-    with pytest.raises(ValueError, match="is not supported"):
-        peft.get_peft_model(net, lora(["a"]))
+def test_an_adapter_or_a_hadamard_layer_is_no_layer_that_peft_takes_but_the_plain_one_inside_is():
+    net: Any = Net()
+    net.a = sk.nn.HadamardLinear.around(net.a)
+    for refused in (sk.nn.adapt(Net(), "a.weight", block_size=4), net):
+        with pytest.raises(ValueError, match="is not supported"):
+            peft.get_peft_model(refused, lora(["a"]))
+    model: Any = peft.get_peft_model(net, lora(["a.linear"])).eval()
+    apart = model(X)
+    torch.testing.assert_close(model.merge_and_unload()(X), apart, rtol=0, atol=4e-6)
 
 
 def test_layers_of_peft_that_read_indices_or_images_are_known_by_the_layer_inside():

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import stiefelkit as sk
+from benchmarks import launches
 from stiefelkit import errors
 from stiefelkit.functional._arithmetic.reads import without_reads
 
@@ -159,6 +160,11 @@ def test_the_few_operators_of_a_device_give_the_same_kernel_and_gradients(geomet
     assert torch.allclose(w, other, atol=1e-14)
     for one, two in zip(torch.autograd.grad(w, leaves, g), torch.autograd.grad(other, leaves, g), strict=True):
         assert torch.allclose(one, two, atol=1e-12)
+
+
+def test_a_strided_convolution_is_at_most_seventy_operators_of_a_device_both_ways():
+    layer, x, g = CONV(16, 32, 3, stride=2), torch.randn(2, 16, 8, 8), torch.ones(2, 32, 4, 4)
+    assert launches.counts_of(lambda: torch.autograd.grad(layer(x), [*layer.parameters()], g))[0] <= 70
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "kernel"), [(2, 2, 3), (3, 2, 2), (1, 2, 1)])
