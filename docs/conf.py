@@ -101,6 +101,7 @@ html_theme = "furo"
 html_title = "stiefelkit"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
+html_search_scorer = str(HERE / "_static" / "scorer.js")
 html_favicon = "_static/mark.svg"
 html_theme_options = {
     "sidebar_hide_name": False,

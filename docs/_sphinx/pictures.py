@@ -257,9 +257,13 @@ def _sphere(axes, points):
     axes.axis("off")
 
 
-def idea(path):
+def idea(path, narrow=False):
     """What a matrix does to a circle when it is applied again and again: a frame keeps it, another does not."""
-    figure, (plain, frame, norms) = plt.subplots(1, 3, figsize=(7.6, 2.4), width_ratios=(1, 1, 1.4))
+    if narrow:
+        figure, axes = plt.subplot_mosaic("ab;cc", figsize=(3.8, 4.2))
+    else:
+        figure, axes = plt.subplot_mosaic("abc", figsize=(7.6, 2.4), width_ratios=(1, 1, 1.4))
+    plain, frame, norms = axes.values()
     angle = torch.linspace(0, 2 * math.pi, 200)
     circle = torch.stack([angle.cos(), angle.sin()])
     turn = torch.tensor([[0.8, -0.6], [0.6, 0.8]])
@@ -290,5 +294,39 @@ def idea(path):
     plt.close(figure)
 
 
+CHOICES = (
+    ("a loss without noise?", "sk.optim.minimize"),
+    ("a trained layer, frozen?", "sk.nn.adapt(..., block_size=32)"),
+    ("a recurrent net?", "sk.nn.RotationRNN if time is fixed,\nOrthogonalRNN; LSTM for language"),
+    ("momentum on the manifold?", '"stiefel" and CayleyAdam'),
+    ("many channels, cheaply?", '"householder", "givens", "hadamard"'),
+    ("", '"cayley" and Adam'),
+)
+"""Questions, and what a yes takes; the last stands where every answer was no."""
+
+
+def choice(path):
+    """The questions that lead to a map, an optimizer or a net, one below the other."""
+    figure, axes = plt.subplots(figsize=(6.4, 4.6))
+    box = {"boxstyle": "round,pad=0.5", "fc": "none"}
+    for row, (question, answer) in enumerate(CHOICES):
+        asked = {"va": "center", "ha": "center", "fontsize": 10}
+        if question:
+            axes.text(0, -row, question, bbox=box | {"ec": GREY}, **asked)
+            axes.annotate("", (0.85, -row), (0.62, -row), arrowprops={"arrowstyle": "->", "color": GREY})
+            axes.text(0.72, 0.13 - row, "yes", color=GREY, fontsize=9, ha="center")
+            axes.annotate("", (0, -row - 0.7), (0, -row - 0.3), arrowprops={"arrowstyle": "->", "color": GREY})
+            axes.text(0.05, -row - 0.5, "no", color=GREY, fontsize=9, va="center")
+        place = 1.6 if question else 0
+        axes.text(place, -row, answer, bbox=box | {"ec": BLUE}, color=BLUE, **asked)
+    axes.set(xlim=(-0.65, 2.4), ylim=(0.5 - len(CHOICES), 0.5))
+    axes.axis("off")
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
 if __name__ == "__main__":
-    idea(Path(__file__).parents[1] / "images" / "idea.svg")
+    images = Path(__file__).parents[1] / "images"
+    idea(images / "idea.svg")
+    idea(images / "idea-narrow.svg", narrow=True)
+    choice(images / "which.svg")

@@ -4,12 +4,15 @@ import ast
 import importlib
 import inspect
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import GenericAlias, ModuleType
 
 import stiefelkit
 
+DOCS = Path(__file__).parents[1]
 FURTHER = (
     "stiefelkit.nn.decoders",
     "stiefelkit.scan.activations",
@@ -48,7 +51,13 @@ def first_sentence(target: object) -> str:
 
 
 def rooms() -> list[Room]:
-    """Every public module with its names, each name described once: in the most special module that hands it on."""
+    """Every public module with its names, each name described once: in the most special module that hands it on.
+
+    Modules and names that the guides call most come first.
+    """
+    guides = "\n".join(page.read_text() for page in DOCS.glob("*.md"))
+    uses = Counter(f"stiefelkit.{name}" for name in re.findall(r"\bsk\.((?:[a-z]\w*\.)?\w+)", guides))
+    uses.update(f"stiefelkit.{name}" for name in re.findall(r"\bsk\.([a-z]+)(?=\.\w)", guides))
     subpackages = [f"stiefelkit.{name}" for name in stiefelkit.__all__ if inspect.ismodule(getattr(stiefelkit, name))]
     homes: dict[int, str] = {}
     made = []
@@ -65,8 +74,9 @@ def rooms() -> list[Room]:
                 continue
             homes[id(target)] = f"{name}.{public}"
             room.described[public] = target
+        room.described = dict(sorted(room.described.items(), key=lambda item: -uses[f"{room.name}.{item[0]}"]))
         made.append(room)
-    return [made[-1], *made[:-1]]
+    return sorted(made, key=lambda room: (room.name != "stiefelkit", room.name in FURTHER, -uses[room.name]))
 
 
 def page(room: Room) -> str:

@@ -297,7 +297,7 @@ def test_the_page_runs_as_it_stands(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "language-models.md").read_text()
     codes = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert len(codes) == 5
+    assert len(codes) == 6
     names: dict[str, Any] = {}
     for code in codes:
         exec(compile(code, "language-models.md", "exec"), names)
