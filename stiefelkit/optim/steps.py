@@ -19,7 +19,7 @@ from stiefelkit.functional._arithmetic.norms import Norms, probes
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.functional._cayley.quotient import SHORT
-from stiefelkit.functional._kernels.launch import cayley_step, straight_step
+from stiefelkit.functional._kernels.launch import frame_step
 from stiefelkit.functional._kernels.step import adam_in_one
 from stiefelkit.functional._polish import rounded_defect
 from stiefelkit.functional._stiefel.retractions import in_one_launch
@@ -117,11 +117,9 @@ class CayleyStep(Retraction):
 
     def landed(self, bucket: Bucket, direction: Tangent, steps: Norms) -> bool:
         """See `Retraction`."""
-        taken = None if direction.rest is not None else in_one_launch(bucket.w, bucket.lo, steps[0])
-        if taken is None or bucket.w.shape[-2] != bucket.w.shape[-1]:
+        if direction.rest is not None or bucket.w.shape[-2] != bucket.w.shape[-1]:
             return False
-        w, lo, step = taken
-        return bucket.land(*cayley_step(w, lo, direction.rotation, step, self.polishes))
+        return landed_along(bucket, direction.rotation, steps, self.polishes, "cayley")
 
 
 class TangentOptimizer(FrameOptimizer):
@@ -382,13 +380,13 @@ def as_factor(steps: Norms, like: Tensor) -> float | Tensor:
 def landed_along(
     bucket: Bucket, direction: Tangent | Tensor, steps: Norms, turns: int, way: str = "go", most: float = 0.0
 ) -> bool:
-    """Does a step and its polishes by one launch, a `straight_step`, where that is possible."""
+    """Does a step and its polishes by one launch, a `frame_step`, where that is possible."""
     taken = in_one_launch(bucket.w, bucket.lo, steps[0])
     if taken is None:
         return False
     w, lo, step = taken
     field = direction if isinstance(direction, Tensor) else direction.vector(w)
-    return bucket.land(*straight_step(w, lo, field, step, turns, way, most))
+    return bucket.land(*frame_step(w, lo, field, step, turns, way, most))
 
 
 def step_length_and_error(

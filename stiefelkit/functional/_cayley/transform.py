@@ -94,12 +94,9 @@ def cayley(
             v, phase, signs = _of_square(v, n, p, phase, signs)
         w = _InOneLaunch.of(v, phase, signs, n, is_single, False)
         return w[..., :p].to(torch.float32 if phase is None else torch.complex64)
-    if phase is not None:
-        d = None
-    elif signs is not None:
-        d = diagonal(signs=signs)
-    else:
-        d = v.new_ones(p, dtype=torch.float64)
+    d = None
+    if phase is None:
+        d = v.new_ones(p, dtype=torch.float64) if signs is None else diagonal(signs=signs)
     if n > p:
         w = _Tall.of(v, phase, d, n, p)
     else:

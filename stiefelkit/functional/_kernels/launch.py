@@ -149,35 +149,23 @@ def _like_step(w: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @opaque(_like_step, dims=None)
-def cayley_step(w: Tensor, lo: Tensor, omega: Tensor, step: Tensor, turns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns square frames W + lo after a Cayley step along -W Omega and one polish or more, all in float64.
-
-    W, float32 or complex64, lo and Omega have the shape (*, n, n), steps the shape (*). Returns W, lo, and ||W^H W -
-    I||_F^2 before the last polish, twice that of complex W, shape (*).
-    """
-    return _moved(w, lo, omega, step, WAY="cayley", MOST=0.0, TURNS=turns)
-
-
-@opaque(_like_step, dims=None)
-def straight_step(
-    w: Tensor, lo: Tensor, field: Tensor, step: Tensor, turns: int, way: str, most: float
+def frame_step(
+    w: Tensor, lo: Tensor, along: Tensor, step: Tensor, turns: int, way: str, most: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns frames W + lo, (*, n, p), less a step along a field of their shape, after polishes; as `cayley_step`.
+    """Returns frames W + lo after a step, and one polish or more, all in float64.
 
-    The way is "go", or what is done where ||W^H W - I||_F is larger than `most` after the step: "shorten" it, or
-    "divide" by a bound of the largest singular value.
+    W, float32 or complex64, and lo have the shape (*, n, p), steps the shape (*). The way is "cayley", by a transform
+    of square frames along -W A, A skew, or straight along a field of their shape: "go", or what is done where ||W^H W -
+    I||_F is larger than `most` after the step: "shorten" it, or "divide" by a bound of the largest singular value.
+    Returns W, lo, and ||W^H W - I||_F^2 before the last polish, twice that of complex W, shape (*).
     """
-    return _moved(w, lo, field, step, WAY=way, MOST=most, TURNS=turns)
-
-
-def _moved(w: Tensor, lo: Tensor, along: Tensor, step: Tensor, **more: object) -> tuple[Tensor, Tensor, Tensor]:
     (*batch, n, p), parts = w.shape, 1 + w.is_complex()
     moved, rest = (torch.empty(w.shape, dtype=w.dtype, device=w.device) for _ in range(2))
     defects = w.new_empty(batch, dtype=torch.float64)
-    fixed = {**settings(n, parts, not float64_is_weak(w.device)), **more}
+    fixed = settings(n, parts, not float64_is_weak(w.device))
     steps = step.double().expand(batch).contiguous()
     tensors = [_parts(w), _parts(lo), _parts(along), steps, _parts(moved), _parts(rest), defects]
-    _run("run_step", w, 4, tensors, n, p, defects.numel(), **fixed)
+    _run("run_step", w, 4, tensors, n, p, defects.numel(), WAY=way, MOST=most, TURNS=turns, **fixed)
     return moved, rest, defects
 
 

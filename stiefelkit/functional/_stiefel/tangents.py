@@ -94,17 +94,11 @@ class Tangent:
 
     def vector(self, w: Tensor) -> Tensor:
         """Returns R itself."""
-        along = w @ self.rotation
-        return along if self.rest is None else along.add_(self.rest)
+        return self.covector(w, "euclidean")
 
     def covector(self, w: Tensor, metric: str) -> Tensor:
         """Returns the tangent vector whose Riemannian gradient R is: :math:`W Ω / 2 + P` or R itself."""
-        if metric != "canonical":
-            along = w @ self.rotation
-        elif w.dim() == 2:
-            along = torch.addmm(w, w, self.rotation, beta=0, alpha=0.5)
-        else:
-            along = times(w, self.rotation, 0.5)
+        along = times(w, self.rotation, METRICS[metric] / 2)
         return along if self.rest is None else along.add_(self.rest)
 
     def generator_norms(self) -> Norms:
@@ -124,10 +118,7 @@ def _together(rotations: Norms, rests: Norms, a: float, b: float) -> Norms:
     if rotations and isinstance(rotations[0], Tensor):
         o, r = rotations[0] if a == 1 else rotations[0] * a, rests[0]
         return [torch.hypot(o, r * b) if isinstance(r, Tensor) else o]
-    together = []
-    for o, r in zip(rotations, rests, strict=True):
-        together.append(math.hypot(a * o, b * r))
-    return together
+    return [math.hypot(a * o, b * r) for o, r in zip(rotations, rests, strict=True)]
 
 
 def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side: str = "left") -> Tangent:

@@ -4,10 +4,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-
-@triton.jit
-def _plus(a, b):
-    return a + b
+from .products import total
 
 
 @triton.jit
@@ -50,13 +47,13 @@ def _size(rate):
 @triton.jit
 def _product(a, b, row, of_a, of_b, width, size, BLOCK: constexpr):
     """Returns the sum of a b over the rows of a head; `of_a` and `of_b` are strides (row, column)."""
-    total = tl.full([BLOCK], 0.0, tl.float64)
+    sums = tl.full([BLOCK], 0.0, tl.float64)
     for start in range(0, size, BLOCK):
         i = start + tl.arange(0, BLOCK)
         r, c, is_there = row + i // width, i % width, i < size
         u = tl.load(a + r * of_a[0] + c * of_a[1], is_there, 0.0).to(tl.float64)
-        total += u * tl.load(b + r * of_b[0] + c * of_b[1], is_there, 0.0).to(tl.float64)
-    return tl.reduce(total, 0, _plus)
+        sums += u * tl.load(b + r * of_b[0] + c * of_b[1], is_there, 0.0).to(tl.float64)
+    return total(sums, 0)
 
 
 @triton.jit
@@ -117,7 +114,7 @@ def prepare_back(
             turn *= angle
         tl.store(g_angles + at, turn, is_there)
     row, size = head * 2 * planes, 2 * planes * width
-    share, inward, by_rate = 1.0, 0.0, -g * tl.reduce(along, 0, _plus)
+    share, inward, by_rate = 1.0, 0.0, -g * total(along, 0)
     if scales is not None:
         share = tl.exp(tl.load(scales + head).to(tl.float64))
         inner = _product(u, g_rows, row, (width, 1), (of_row, of_column), width, size, BLOCK)

@@ -113,23 +113,9 @@ def rows_forward(
 
 @triton.jit(do_not_specialize=["rows", "matrix_stride", "row_stride", "line_stride"])
 def rows_backward(
-    x,
-    c,
-    s,
-    signs,
-    g,
-    gx,
-    turns,
-    rows,
-    matrix_stride,
-    row_stride,
-    line_stride,
-    COUNT: constexpr,
-    PARTS: constexpr,
-    R: constexpr,
-    N: constexpr,
-    LOG: constexpr,
-):
+    x, c, s, signs, g, gx, turns, rows, matrix_stride, row_stride, line_stride,
+    COUNT: constexpr, PARTS: constexpr, R: constexpr, N: constexpr, LOG: constexpr,
+):  # fmt: skip
     """Returns the gradients GX of rows by those of `rows_forward`, G, and what each program adds to those of angles.
 
     `g` may have any strides, in numbers; `turns` is float64 (batch, COUNT, 2, N): of rotations, both of a pair add.

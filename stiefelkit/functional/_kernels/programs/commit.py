@@ -4,10 +4,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-
-@triton.jit
-def _both(a, b):
-    return a * b
+from .parts import plus
 
 
 @triton.jit
@@ -18,7 +15,7 @@ def _are_at_most(values, count, most, BLOCK: constexpr):
     for i in range(0, count, BLOCK):
         value = tl.load(values + i + line, mask=i + line < count, other=0.0)
         fit = fit & ((value <= most) | (i + line >= count))
-    return tl.reduce(fit.to(tl.int32), 0, _both)
+    return (tl.reduce(fit.to(tl.int32), 0, plus) == BLOCK).to(tl.int32)
 
 
 @triton.jit

@@ -88,21 +88,9 @@ def mesh_forward(
 
 @triton.jit(do_not_specialize=["n", "p", "layers", "total"])
 def mesh_backward(
-    y,
-    g,
-    turns,
-    gx,
-    slopes,
-    scratch,
-    n,
-    p,
-    layers,
-    total,
-    COUNT: constexpr,
-    PARTS: constexpr,
-    C: constexpr,
-    N: constexpr,
-):
+    y, g, turns, gx, slopes, scratch, n, p, layers, total,
+    COUNT: constexpr, PARTS: constexpr, C: constexpr, N: constexpr,
+):  # fmt: skip
     """Takes Y and its gradient G back layer by layer: writes to SLOPES what columns say of angles, and of phases.
 
     `slopes` are (batch, COUNT, PARTS, total); `gx` is the gradient of X, or None; `scratch` has twice the matrices.

@@ -7,18 +7,10 @@ from triton.language import constexpr
 
 @triton.jit
 def add_product(
-    c,
-    a,
-    b,
-    out,
-    SCALE: constexpr,
-    SIGN: constexpr,
-    N: constexpr,
-    T: constexpr,
-    K: constexpr,
-    SIZE: constexpr,
+    c, a, b, out,
+    SCALE: constexpr, SIGN: constexpr, N: constexpr, T: constexpr, K: constexpr, SIZE: constexpr,
     TURNED: constexpr = False,
-):
+):  # fmt: skip
     """OUT = SIGN C + SCALE A B of SIZE rows, N numbers apart, in tiles of T, or A^T B if it is TURNED.
 
     C is not read if SIGN is 0. OUT may be C, and is neither A nor B.

@@ -29,26 +29,10 @@ def _gram_less(a, out, columns, N: constexpr, T: constexpr, K: constexpr):
 
 @triton.jit(do_not_specialize=["n", "p", "batch"])
 def run_step(
-    w,
-    lo,
-    along,
-    step,
-    moved,
-    rest,
-    defects,
-    scratch,
-    n,
-    p,
-    batch,
-    WAY: constexpr,
-    MOST: constexpr,
-    TURNS: constexpr,
-    PARTS: constexpr,
-    N: constexpr,
-    T: constexpr,
-    K: constexpr,
+    w, lo, along, step, moved, rest, defects, scratch, n, p, batch,
+    WAY: constexpr, MOST: constexpr, TURNS: constexpr, PARTS: constexpr, N: constexpr, T: constexpr, K: constexpr,
     E: constexpr,
-):
+):  # fmt: skip
     """Moves frames W + LO, n x p, against ALONG, and polishes them, all in float64.
 
     WAY "cayley" has skew matrices (batch, n, n, PARTS), and moves square frames along -W ALONG by the Cayley transform.
