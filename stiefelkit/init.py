@@ -14,13 +14,13 @@ from torch import Tensor
 from stiefelkit.errors import OptionError, ShapeError, did_you_mean, needs, shown, suggest_names
 from stiefelkit.metrics import defect
 from stiefelkit.numbers import one_of, sizes
-from stiefelkit.tensors import check_dtype, working_dtype
+from stiefelkit.tensors import Generator, check_dtype, working_dtype
 
 __all__ = ["SCHEMES", "draw", "haar", "hadamard", "henaff", "identity", "unit_circle"]
 suggest_names(__name__)
 
 
-def haar(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None) -> Tensor:
+def haar(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: Generator = None) -> Tensor:
     """Draws frames, exact to rounding, from the uniform (Haar) measure of :math:`St(n, p)`, each independently.
 
     Args:
@@ -41,18 +41,14 @@ def haar(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: to
     return w.to(dtype).contiguous()
 
 
-def identity(
-    shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
-) -> Tensor:
+def identity(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: Generator = None) -> Tensor:
     """Returns the first p columns of the identity; shape, dtype and generator as of `haar`."""
     shape = _check("identity", shape, dtype)
     eye = torch.eye(shape[-2], shape[-1], dtype=dtype, device=device_of(generator))
     return eye.expand(*shape).clone()
 
 
-def henaff(
-    shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
-) -> Tensor:
+def henaff(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: Generator = None) -> Tensor:
     """Rotates consecutive pairs of axes by angles uniform on :math:`(-π, π)` (Henaff, Szlam, LeCun 2016).
 
     Eigenvalues are uniform on the unit circle. Takes shape, dtype and generator as `haar`.
@@ -68,9 +64,7 @@ def henaff(
     return w[..., :p].to(dtype).contiguous()
 
 
-def unit_circle(
-    shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
-) -> Tensor:
+def unit_circle(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: Generator = None) -> Tensor:
     """Draws frames with eigenvalues uniform on the unit circle: `henaff` if real, :math:`diag(e^{it})` if complex.
 
     Takes shape, dtype and generator as `haar`.
@@ -83,9 +77,7 @@ def unit_circle(
     return (identity(shape, dtype, generator) * torch.exp(1j * t)[..., None, :]).to(dtype)
 
 
-def hadamard(
-    n: int, *, random: bool = True, dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
-) -> Tensor:
+def hadamard(n: int, *, random: bool = True, dtype: torch.dtype = torch.float64, generator: Generator = None) -> Tensor:
     """Returns :math:`H / √n`, H a Hadamard matrix (entries 1 and -1, orthogonal rows), with columns of random sign.
 
     H is a product of Sylvester's matrices, of order :math:`2^k`, with one of Paley's, of order :math:`q + 1` or
@@ -221,13 +213,8 @@ SCHEMES: dict[str, Callable[..., Tensor]] = {
 """Name to function of the shape, dtype and generator, of what every map can start from."""
 
 
-def draw(
-    scheme: str, shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
-) -> Tensor:
-    """Draws initial frames by a scheme in `SCHEMES`, with shape, dtype and generator as `haar`.
-
-    Raises OptionError for other names.
-    """
+def draw(scheme: str, shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: Generator = None) -> Tensor:
+    """Draws initial frames by a scheme in `SCHEMES`, with shape, dtype and generator as `haar`."""
     if not one_of(*SCHEMES).holds(scheme):
         raise OptionError(f"No init scheme is named {shown(scheme)}{did_you_mean(scheme, SCHEMES)}")
     return SCHEMES[scheme](shape, dtype, generator)
@@ -245,7 +232,7 @@ def _check(who: str, shape: Sequence[int], dtype: torch.dtype) -> tuple[int, ...
     return frame
 
 
-def device_of(generator: torch.Generator | None) -> torch.device | None:
+def device_of(generator: Generator) -> torch.device | None:
     """Returns where a generator draws; None, torch's default, without one."""
     if generator is None:
         return None
@@ -253,16 +240,16 @@ def device_of(generator: torch.Generator | None) -> torch.device | None:
     return generator.device
 
 
-def uniform(shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+def uniform(shape: Sequence[int], generator: Generator) -> Tensor:
     """Draws uniformly from [0, 1)."""
     return torch.rand(*shape, dtype=torch.float64, device=device_of(generator), generator=generator)
 
 
-def symmetric(shape: Sequence[int], bound: float, generator: torch.Generator | None) -> Tensor:
+def symmetric(shape: Sequence[int], bound: float, generator: Generator) -> Tensor:
     """Draws uniformly from (-bound, bound)."""
     return (2 * uniform(shape, generator) - 1) * bound
 
 
-def gaussian(shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+def gaussian(shape: Sequence[int], generator: Generator) -> Tensor:
     """Draws from N(0, 1)."""
     return torch.randn(*shape, dtype=torch.float64, device=device_of(generator), generator=generator)

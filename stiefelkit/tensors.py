@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Device = torch.device | str | None
 """The type of an argument `device`."""
+Generator = torch.Generator | None
+"""The type of an argument `generator`."""
 
 
 def check_tensors(who: str, *values: Any) -> None:

@@ -4,15 +4,15 @@ import dataclasses
 
 from wrong_derivatives import Small
 
+from stiefelkit.contract.param import OrthogonalParam
+from stiefelkit.parametrizations.matrix_exp import MatrixExp
 from stiefelkit.parametrizations.stiefel_point import StiefelPoint
 
 
 class InOnePiece(Small):
     """Says that square real frames are connected."""
 
-    @property
-    def traits(self):
-        return dataclasses.replace(super().traits, component="connected")
+    traits = property(lambda self: dataclasses.replace(super().traits, component="connected"))
 
 
 class OnlyRotations(Small):
@@ -22,6 +22,19 @@ class OnlyRotations(Small):
     def traits(self):
         is_square = self.shape[-1] == self.shape[-2] and not self.is_complex
         return dataclasses.replace(super().traits, component="rotations" if is_square else "connected")
+
+
+class EveryRotation(MatrixExp):
+    """Says that rotations are all frames."""
+
+    traits = property(lambda self: dataclasses.replace(super().traits, onto=True))
+
+
+class Uninverted(Small):
+    """Says that it takes frames, and has no method for it."""
+
+    schemes = ("helfrich",)
+    invert = OrthogonalParam.invert
 
 
 class Crossing(StiefelPoint):

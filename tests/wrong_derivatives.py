@@ -11,9 +11,7 @@ from stiefelkit.parametrizations.stiefel_point import StiefelPoint
 class Small(Cayley):
     """Keeps the laws, at few shapes."""
 
-    @classmethod
-    def examples(cls):
-        return [((4, 4), {}), ((16, 16), {}), ((5, 3), {}), ((2, 3, 3), {})]
+    examples = classmethod(lambda cls: [((4, 4), {}), ((16, 16), {}), ((5, 3), {}), ((2, 3, 3), {})])
 
 
 class WrongGradient(Small):

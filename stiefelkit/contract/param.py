@@ -199,9 +199,10 @@ class OrthogonalParam(ABC, nn.Module):
 
         Raises ImageError where W is outside the image, and where the map has no right inverse.
         """
-        raise ImageError(
-            f"{self.title} needs an init scheme (sk.reset_), since it has no right inverse, got a frame to assign."
-        )
+        wanted = "an init scheme (sk.reset_), since it has no right inverse"
+        if self.traits.invertible:
+            wanted = "a method invert(w), since its traits say invertible=True"
+        raise ImageError(f"{self.title} needs {wanted}, got a frame to assign.")
 
     def error_bound(self, *coordinates: Tensor) -> float:
         """Returns the largest :math:`‖W^H W - I‖_F` that the map promises here, of each matrix of a batch.

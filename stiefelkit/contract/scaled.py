@@ -102,7 +102,12 @@ class Scaled(Wrapper):
         try:
             unscaled, chart = self.inner.solve(frame)
         except NotAFrameError as error:
-            raise NotAFrameError(self._in_words(w)) from error
+            times = "a number" if self.gain is None else f"{self.gain:.7g}"
+            low, high = [s.item() for s in torch.aminmax(torch.linalg.svdvals(w.to(working_dtype(w.dtype))))]
+            raise NotAFrameError(
+                f"{self.title} with gain={self.options()[GAIN]!r} needs a frame times {times}, got singular values "
+                f"from {low:.7g} to {high:.7g}; sk.functional.nearest_frame gives a frame."
+            ) from error
         return self._joined(unscaled, gain), chart
 
     def error_bound(self, *coordinates: Tensor) -> float:
@@ -141,15 +146,6 @@ class Scaled(Wrapper):
             return exact.real.new_full((self.blocks,), math.nan)
         s = torch.linalg.svdvals(exact).reshape(self.blocks, -1)
         return (s.amax(-1) + s.amin(-1)) / 2
-
-    def _in_words(self, w: Tensor) -> str:
-        """Returns why a weight is refused: it is a frame times another number, or times none."""
-        times = "a number" if self.gain is None else f"{self.gain:.7g}"
-        low, high = [s.item() for s in torch.aminmax(torch.linalg.svdvals(w.to(working_dtype(w.dtype))))]
-        return (
-            f"{self.title} with gain={self.options()[GAIN]!r} needs a frame times {times}, got singular values from "
-            f"{low:.7g} to {high:.7g}; sk.functional.nearest_frame gives a frame."
-        )
 
     def _gain_along(self, q: Tensor, weight: Tensor) -> Tensor:
         """Returns the learned gain that brings frames Q nearest to a weight whose polar factor they are, spread."""

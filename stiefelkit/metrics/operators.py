@@ -94,7 +94,9 @@ def lipschitz(
     with operator.held():
         operator.check()
         grid = operator.grid()
-        if exact or (exact is None and _work(operator, grid) <= _WORK):
+        frequencies = math.prod(grid)
+        n, m = math.prod(operator.shape) // frequencies, math.prod(operator.out_shape) // frequencies
+        if exact or (exact is None and frequencies * n * m * max(128, min(n, m)) <= _WORK):
             values = _by_frequency(operator, grid)
             largest, smallest = values.max().item() * operator.unit, values.min().item() * operator.unit
             return Lipschitz(largest, smallest, largest, True, 0.0)
@@ -224,13 +226,6 @@ class _Operator:
             shifted = self(x.roll(n // g, axis)) - y.roll(m // g, axis)
             found.append(g if bool(shifted.abs().max() <= self.tolerance(y)) else 1)
         return tuple(found)
-
-
-def _work(operator: _Operator, grid: Sequence[int]) -> int:
-    """Returns the multiplications in all decompositions, up to a factor, or 128 times the numbers in them."""
-    frequencies = math.prod(grid)
-    n, m = math.prod(operator.shape) // frequencies, math.prod(operator.out_shape) // frequencies
-    return frequencies * n * m * max(128, min(n, m))
 
 
 def _by_frequency(operator: _Operator, grid: tuple[int, ...]) -> Tensor:

@@ -193,7 +193,11 @@ class Cayley(OrthogonalParam):
     def invert(self, w: Tensor) -> Position:
         if self.dtype.is_complex and self.bandwidth is not None:
             raise ImageError("Cayley with bandwidth= has no right inverse for complex frames; draw by sk.reset_.")
-        for signs in self._tried(w.device):
+        tried: list[Tensor | None] = [None]  # the inverse chooses signs, or phases
+        if not (self.negative is self.bandwidth is self.bound is None):
+            tried = [] if self.bandwidth is None else [self.signs.to(w.device)]
+            tried.append(self._first_signs(w.device))
+        for signs in tried:
             skew, d = cayley_inverse(w, signs)
             packed, rest = (skew, 0.0) if self.bandwidth is None else self._in_band(skew)
             if rest == 0 or rest <= rounding_limit(self.shape[-1], coordinate_dtype(self.dtype)):
@@ -220,13 +224,6 @@ class Cayley(OrthogonalParam):
         n, p = self.shape[-2:]
         band, rest = pick_band(skew, n, p, self.is_complex, self.bandwidth)
         return band, rest.max().item()
-
-    def _tried(self, device: torch.device) -> list[Tensor | None]:
-        """Returns the signs to try; None has the inverse choose them, or phases."""
-        if self.negative is None and self.bandwidth is None and self.bound is None:
-            return [None]
-        first = self._first_signs(device)
-        return [first] if self.bandwidth is None else [self.signs.to(device), first]
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame, or by "helfrich" the skew part itself.

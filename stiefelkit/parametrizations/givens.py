@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -31,88 +30,6 @@ from stiefelkit.metrics import permitted_error, rounding_limit
 from stiefelkit.numbers import integer, one_of, optional
 from stiefelkit.parametrizations._charts import check_signs, component, diagonal_coordinates
 from stiefelkit.tensors import coordinate_dtype, dtype_of_parts
-
-_Angles = tuple[Tensor, Tensor | None, Tensor]
-"""_Angles and phases of all rotations, the latter None for real frames, and the entries of D."""
-
-
-@dataclass(frozen=True)
-class _BrickWall:
-    """Layers that rotate rows (0, 1), (2, 3), ... and (1, 2), (3, 4), ... by turns."""
-
-    n: int
-    layers: int
-    cost_exponent = 3.0
-
-    @property
-    def rotations(self) -> int:
-        return mesh_size(self.n, self.layers)
-
-    @property
-    def is_full(self) -> bool:
-        return self.n <= 2 or self.layers >= self.n
-
-    def haar_indices(self) -> Tensor:
-        return haar_indices(self.n, min(self.n, self.layers))
-
-    def frame(self, angle: Tensor, phase: Tensor | None, d: Tensor, p: int, rounded: torch.dtype | None) -> Tensor:
-        """Returns the first p columns of the product, in the angles' precision or, if that is cheaper, rounded."""
-        dtype = dtype_of_parts(angle.dtype, phase is not None)
-        if phase is not None and takes_mesh(angle, self.n, p, torch.complex128):
-            dtype = torch.complex128  # D comes before the rounding
-        w = brickwall(torch.eye(self.n, p, dtype=dtype, device=angle.device), angle, phase, layers=self.layers)
-        return w * d.to(w.dtype).unsqueeze(-1)
-
-    def rotate(self, x: Tensor, angle: Tensor, phase: Tensor | None) -> Tensor:
-        """Rotates the entries of each row of x, shape (m, n)."""
-        return brickwall(x.T, angle, phase, layers=self.layers).T
-
-    def readings(self, w: Tensor) -> Iterator[_Angles]:
-        """Yields possible angles of a frame; certain ones, if the mesh is full."""
-        yield _placed(*(brickwall_inverse(w) if self.is_full else layer_inverse(w)), self.rotations, 0)
-
-
-@dataclass(frozen=True)
-class _Fft:
-    """Layers that rotate rows n/2, n/4, ..., 1 apart, n a power of two; in all else as `_BrickWall`."""
-
-    n: int
-    cost_exponent = 2.0
-
-    @property
-    def layers(self) -> int:
-        return self.n.bit_length() - 1
-
-    @property
-    def rotations(self) -> int:
-        return self.n // 2 * self.layers
-
-    @property
-    def is_full(self) -> bool:
-        return self.n <= 2
-
-    def haar_indices(self) -> Tensor:
-        return torch.ones(self.rotations, device="cpu")
-
-    def frame(self, angle: Tensor, phase: Tensor | None, d: Tensor, p: int, rounded: torch.dtype | None) -> Tensor:
-        return butterfly(angle, d, phase, n=self.n, dtype=rounded)[..., :p]
-
-    def rotate(self, x: Tensor, angle: Tensor, phase: Tensor | None) -> Tensor:
-        return rotate_butterfly(x, angle, phase)
-
-    def readings(self, w: Tensor) -> Iterator[_Angles]:
-        if self.is_full:
-            yield _placed(*brickwall_inverse(w), self.rotations, 0)
-            return
-        yield _placed(*layer_inverse(w), self.rotations, self.rotations - self.n // 2)
-        if w.shape[-1] == w.shape[-2]:
-            yield butterfly_inverse(w)
-
-
-def _placed(angle: Tensor, phase: Tensor | None, d: Tensor, size: int, start: int) -> _Angles:
-    """Puts the angles and phases of some rotations, from `start` on, among zeros."""
-    ends = (start, size - start - angle.shape[-1])
-    return F.pad(angle, ends), None if phase is None else F.pad(phase, ends), d
 
 
 class Givens(OrthogonalParam):
@@ -179,8 +96,10 @@ class Givens(OrthogonalParam):
         reason = self.supports(self.shape, self.dtype, layout=layout)
         needs(reason is None, ShapeError, "Givens", str(reason), n)
         layers = optional(integer(1)).require("Givens", "layers", layers)
-        self.mesh = _Fft(n) if layout == "fft" else _BrickWall(n, n if layers is None else layers)
-        self.layers, self.rotations = self.mesh.layers, self.mesh.rotations
+        self._is_fft = layout == "fft"
+        self.layers: int = n.bit_length() - 1 if self._is_fft else n if layers is None else layers
+        self.rotations = n // 2 * self.layers if self._is_fft else mesh_size(n, self.layers)
+        self._is_full = n <= 2 or (self.layers >= n and not self._is_fft)
         if not self.is_complex:
             self.register_buffer("signs", torch.ones(*self.shape[:-1], dtype=torch.int8, device=device))
 
@@ -209,11 +128,11 @@ class Givens(OrthogonalParam):
     def traits(self) -> Traits:
         n, p = self.shape[-2:]
         return Traits(
-            onto=self.mesh.is_full,
-            invertible=self.mesh.is_full or self.layers == 1 or (self.layout == "fft" and n == p),
+            onto=self._is_full,
+            invertible=self._is_full or self.layers == 1 or (self._is_fft and n == p),
             exact=self.precision == "exact",
             component=component(self.shape, self.is_complex),
-            cost_exponent=self.mesh.cost_exponent,
+            cost_exponent=2.0 if self._is_fft else 3.0,
         )
 
     @property
@@ -248,11 +167,11 @@ class Givens(OrthogonalParam):
         """
         exact = self.precision == "exact"
         # With few layers float64 costs less than a polish.
-        few = self.layout == "fft" or 32 * self.layers <= self.shape[-2]
+        few = self._is_fft or 32 * self.layers <= self.shape[-2]
         work = torch.float64 if exact and few else coordinate_dtype(self.dtype)
         f, d = self._split(phase, work)
         rounded = torch.promote_types(self.dtype, torch.float32)
-        w = self.mesh.frame(angle.to(work), f, d, self.shape[-1], rounded)
+        w = self._frame(angle.to(work), f, d, rounded)
         is_rough = work == coordinate_dtype(self.dtype) and not takes_mesh(
             angle, self.shape[-2], self.shape[-1], rounded
         )
@@ -269,7 +188,8 @@ class Givens(OrthogonalParam):
         work = torch.float64 if exact else coordinate_dtype(self.dtype)
         f, d = self._split(phase, work)
         z = F.pad(x.reshape(-1, p).to(dtype_of_parts(work, self.is_complex)), (0, n - p))
-        z = self.mesh.rotate(z, angle.to(work), f)
+        angle = angle.to(work)
+        z = rotate_butterfly(z, angle, f) if self._is_fft else brickwall(z.T, angle, f, layers=self.layers).T
         return (z * d.to(z.dtype)).reshape(*x.shape[:-1], n).to(self.dtype)
 
     @property
@@ -308,12 +228,12 @@ class Givens(OrthogonalParam):
         """
         n, p = self.shape[-2:]
         permitted = max(8 * rounding_limit(p, self.dtype), 1e-10)
-        for angle, phase, d in self.mesh.readings(w):
-            back = w if self.mesh.is_full else self.mesh.frame(angle, phase, d, p, None)
+        for angle, phase, d in self._readings(w):
+            back = w if self._is_full else self._frame(angle, phase, d, None)
             if torch.linalg.matrix_norm(back - w).max().item() <= permitted:
                 phases, chart = diagonal_coordinates(d)
                 return ((angle,) if phase is None else (angle, torch.cat([phase, *phases], -1))), chart
-        remedy = 'layout="brickwall"' if self.layout == "fft" else f"layers={n}"
+        remedy = 'layout="brickwall"' if self._is_fft else f"layers={n}"
         requirement = f"a frame that {self.layers} layers of the {self.layout} mesh make, and whose angles can be found"
         raise ImageError(f"Givens needs {requirement}, got another; with {remedy} any frame fits.")
 
@@ -330,7 +250,8 @@ class Givens(OrthogonalParam):
         if scheme == "uniform":
             angle = symmetric((*batch, self.rotations), math.pi, generator)
         else:
-            index = self.mesh.haar_indices()
+            each = torch.ones(self.rotations, device="cpu")
+            index = each if self._is_fft else haar_indices(n, min(n, self.layers))
             angle = haar_angles(index, tuple(batch), self.is_complex, generator)
             angle = F.pad(angle, (0, self.rotations - len(index)))
         if self.is_complex:
@@ -339,6 +260,27 @@ class Givens(OrthogonalParam):
         if scheme == "haar":
             d = symmetric((*batch, n), math.pi, generator).sign()
         return (angle,), {"signs": d.to(torch.int8)}
+
+    def _frame(self, angle: Tensor, phase: Tensor | None, d: Tensor, rounded: torch.dtype | None) -> Tensor:
+        """Returns the frame in the angles' precision or, if that is cheaper, rounded."""
+        n, p = self.shape[-2:]
+        if self._is_fft:
+            return butterfly(angle, d, phase, n=n, dtype=rounded)[..., :p]
+        dtype = dtype_of_parts(angle.dtype, phase is not None)
+        if phase is not None and takes_mesh(angle, n, p, torch.complex128):
+            dtype = torch.complex128  # D comes before the rounding
+        w = brickwall(torch.eye(n, p, dtype=dtype, device=angle.device), angle, phase, layers=self.layers)
+        return w * d.to(w.dtype).unsqueeze(-1)
+
+    def _readings(self, w: Tensor) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
+        """Yields possible angles and phases of all rotations, and D, of a frame; certain ones, if the mesh is full."""
+        angle, phase, d = brickwall_inverse(w) if self._is_full else layer_inverse(w)
+        # One layer of neighbours is the first of a brick wall, the last of "fft"; the others turn by nothing.
+        rest = self.rotations - angle.shape[-1]
+        ends = (rest, 0) if self._is_fft else (0, rest)
+        yield F.pad(angle, ends), None if phase is None else F.pad(phase, ends), d
+        if self._is_fft and not self._is_full and w.shape[-1] == w.shape[-2]:
+            yield butterfly_inverse(w)
 
     def _split(self, phase: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor]:
         """Returns the phases of the rotations in a dtype, and D."""

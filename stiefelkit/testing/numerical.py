@@ -158,24 +158,27 @@ def law_second_derivatives(case: Case) -> None:
 
 
 def law_component(case: Case) -> None:
-    """Square real frames have the determinants that `traits.component` says; others are "connected", and only they."""
+    """Square real frames have the determinants that `traits.component` says; others are "connected", and only they.
+
+    A map of rotations alone is not onto.
+    """
     param, _ = case.drawn()
     *_, n, p = case.shape
     claimed = param.traits.component
     in_two_parts = n == p and not param.is_complex
     kind = f"{'complex' if param.is_complex else 'real'} frames of {n} x {p} have {1 + in_two_parts} components"
     require((claimed != "connected") == in_two_parts, f"{kind}, and it declares {claimed!r}")
-    if not in_two_parts or n * p > _SMALL:
-        return
-    signs = []
-    for k in range(_DRAWS):
+    signs: list[Tensor] = []
+    for k in range(_DRAWS if in_two_parts and n * p <= _SMALL else 0):
         coordinates = random_coordinates(param, (1.0, 100.0)[k % 2], seeds.generator(20 + k))
         signs.append(torch.linalg.det(param(*coordinates).double()).sign())
         if claimed == "rotations":
             require(bool((signs[-1] > 0).all()), "it declares rotations, and has one of determinant -1")
         if claimed == "chart":
             require(torch.equal(signs[0], signs[-1]), "it declares that the chart decides, and one has both components")
-    if claimed == "coordinates":
+    is_half = claimed == "rotations"
+    require(not (is_half and param.traits.onto), "it declares rotations, half of all frames, and that it is onto")
+    if claimed == "coordinates" and signs:
         are_both = any(bool((sign != signs[0]).any()) for sign in signs)
         require(are_both, f"it declares that the coordinates decide, and {_DRAWS} draws are in one component")
 

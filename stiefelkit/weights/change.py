@@ -77,18 +77,17 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
     held = {id(c) for group in getattr(optimizer, "param_groups", ()) for c in group["params"]}
     own = list(coordinate_list.coordinates.values())
     moved = [c for _, share in maps for c in own[share]]
+    wanted = f"an optimizer that holds the coordinates of {name!r}"
     holds = optimizer is None or all(id(c) in held for c in moved)
-    needs(
-        holds, OptionError, "rebase_", f"an optimizer that holds the coordinates of {name!r}", type(optimizer).__name__
-    )
+    needs(holds, OptionError, "rebase_", wanted, type(optimizer).__name__)
     coordinate_list.check_assignable()
     present = coordinate_list.gathered()  # of which gains stay
-    charts = []
-    for param, share in maps:
-        present[share], chart = param.rebased(*present[share])
-        charts.append(chart)
-    for (param, _), chart in zip(maps, charts, strict=True):
+    positions = [
+        param.rebased(*present[share]) for param, share in maps
+    ]  # all, or an error before the first is written
+    for (param, share), (begun, chart) in zip(maps, positions, strict=True):
         load_chart_(param, chart)
+        present[share] = begun
     coordinate_list.fill_(present)
     if isinstance(optimizer, torch.optim.LBFGS):  # keeps one history for all parameters
         optimizer.state.clear()
@@ -288,14 +287,12 @@ def _like_frames(model: nn.Module) -> list[str]:
 
 
 def _worst(frames: Sequence[Tensor], qualified: str) -> Drift:
-    return max((_drift(q, qualified) for q in frames), key=lambda d: d.error / d.limit)
-
-
-def _drift(frames: Tensor, qualified: str) -> Drift:
-    error = orthogonality_error(frames).max().item()
-    needs(math.isfinite(error), NonFiniteError, qualified, "finite entries", "NaN or infinity")
-    limit = rounding_limit(frames.shape[-1], frames.dtype)
-    return Drift(error, limit, bits_lost(error, limit))
+    found = []
+    for q in frames:
+        error, limit = orthogonality_error(q).max().item(), rounding_limit(q.shape[-1], q.dtype)
+        needs(math.isfinite(error), NonFiniteError, qualified, "finite entries", "NaN or infinity")
+        found.append(Drift(error, limit, bits_lost(error, limit)))
+    return max(found, key=lambda d: d.error / d.limit)
 
 
 def fully_shard_coordinates(model: nn.Module, mesh: Any = None, **options: Any) -> nn.Module:

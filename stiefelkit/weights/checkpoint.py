@@ -1,7 +1,8 @@
 """The entries of one orthogonal weight in a state dict: description of its map, coordinates and chart."""
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,9 +25,8 @@ _LONGEST = 1 << 20
 """Bytes of a description that are read; those written have a few hundred."""
 _WITHIN_THE_LAW = 1e4
 """Up to here the law of scale says that any coordinates give a frame; beyond, the weight itself is looked at."""
-_SCALED = "stiefelkit.parametrizations.scaled:Scaled"
 _SAVED_NAMES: dict[type, str] = {
-    Scaled: _SCALED,
+    Scaled: "stiefelkit.parametrizations.scaled:Scaled",
     Viewed: "stiefelkit.parametrizations.viewed:Viewed",
     SideBySide: "stiefelkit.parametrizations._inner:SideBySide",
 }
@@ -75,12 +75,10 @@ def read_description(state: Any, weight: str, own: Any = None) -> dict[str, Any]
         found = state.tolist()
         if own is not None and found == written(own):
             return None
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             description = json.loads(bytes(found).decode())
-        except (ValueError, RecursionError):
-            description = None
-        if isinstance(description, dict):
-            return description
+            if isinstance(description, dict):
+                return description
     raise CheckpointError(
         f"{weight} needs a checkpoint that names its map, JSON in a uint8 tensor, got an unreadable entry"
         f"{f' ({why})' if why else ''}{_OF_A_MEAN if 'float' in (why or '') else ''}."
@@ -162,7 +160,7 @@ def check_state(
     for found, entries in ((values, own_keys), (choices, chart)):
         for name, key, ours, shape in entries:
             what, may_be_meta = f"{weight} ({name})", assign or ours.is_meta
-            found[name] = _entry(state_dict.get(key), key, what, ours, tuple(shape), may_be_meta)
+            found[name] = entry_of(state_dict.get(key), key, what, ours, tuple(shape), may_be_meta)
     for name in values.keys() & param.manifolds.keys():
         _check_frame(full_tensor(values[name]), f"{weight} ({name})")
     if any([choice.is_meta for choice in choices.values()]):
@@ -187,7 +185,7 @@ def _flaw(value: Any) -> str | None:
     return None
 
 
-def _entry(value: Any, key: str, what: str, ours: Tensor, shape: tuple[int, ...], may_be_meta: bool) -> Tensor:
+def entry_of(value: Any, key: str, what: str, ours: Tensor, shape: tuple[int, ...], may_be_meta: bool) -> Tensor:
     """Returns the tensor under a key of a state dict if it can take the place of ours, whose shape is given."""
     flaw = _flaw(value)
     if flaw is not None:
@@ -197,7 +195,9 @@ def _entry(value: Any, key: str, what: str, ours: Tensor, shape: tuple[int, ...]
     single, double = (torch.complex64, torch.complex128) if ours.is_complex() else (torch.float32, torch.float64)
     inexact = ours.is_floating_point() or ours.is_complex()
     if inexact and value.dtype not in (single, double):
-        raise _cast(what, f"{single} or {double}", value)
+        got = f"a checkpoint cast to {value.dtype}"
+        remedy = "load it in the dtype that it was saved in, and cast the model after that"
+        raise CheckpointError(f"{what} needs {single} or {double}, got {got}; {remedy}.")
     if not inexact and value.dtype not in _INTEGERS:
         raise CheckpointError(f"{what} needs integers, got {value.dtype}{_OF_A_MEAN}.")
     if value.is_meta:
@@ -210,18 +210,6 @@ def _entry(value: Any, key: str, what: str, ours: Tensor, shape: tuple[int, ...]
         largest = local.abs().max().item()
         raise NonFiniteError(f"{what} needs coordinates that {ours.dtype} holds, got one of modulus {largest:.2g}.")
     return value
-
-
-def _cast(what: str, needed: str, value: Tensor) -> CheckpointError:
-    remedy = "load it in the dtype that it was saved in, and cast the model after that"
-    return CheckpointError(f"{what} needs {needed}, got a checkpoint cast to {value.dtype}; {remedy}.")
-
-
-def check_entries(parameters: Iterable[tuple[str, Tensor]], state_dict: Mapping[str, Any]) -> None:
-    """Raises CheckpointError or NonFiniteError if entries under these names are none that coordinates can take."""
-    for name, ours in parameters:
-        if name in state_dict:
-            _entry(state_dict[name], name, name, ours, tuple(ours.shape), True)
 
 
 def _check_frame(w: Tensor, what: str) -> None:

@@ -8,7 +8,7 @@ from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from stiefelkit._torch import class_name
 from stiefelkit.tensors import coordinate_dtype
-from stiefelkit.weights.checkpoint import check_entries
+from stiefelkit.weights.checkpoint import entry_of
 from stiefelkit.weights.optimizer_hooks import watch_layer
 
 
@@ -48,7 +48,10 @@ class CoordinateParameters(nn.Module):
 
     def check_coordinates(self, state_dict: Mapping[str, Any], prefix: str) -> None:
         """Raises CheckpointError or NonFiniteError if a coordinate would be loaded from what it cannot hold."""
-        check_entries(((f"{prefix}{key}", self.get_parameter(key)) for key in self.coordinate_keys()), state_dict)
+        for key in self.coordinate_keys():
+            if (name := f"{prefix}{key}") in state_dict:
+                ours = self.get_parameter(key)
+                entry_of(state_dict[name], name, name, ours, tuple(ours.shape), True)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.check_coordinates(state_dict, prefix)

@@ -166,8 +166,10 @@ def choose(model: nn.Module, where: Where, who: str = "orthogonal", of_buffers: 
         else:
             matched = [place for place in matrices if isinstance(place.host, pattern)]
         if not matched:
-            which = "" if is_predicate else f"{pattern.__name__ if pattern in classes else repr(pattern)}"
-            raise _no_match(model, f"where={which}", pattern if isinstance(pattern, str) else "", matrices)
+            which = "" if is_predicate else pattern.__name__ if pattern in classes else repr(pattern)
+            typed, names = pattern if isinstance(pattern, str) else "", [place.qualified for place in matrices]
+            near = nearest_of(typed, names, takes_patterns=True)
+            raise UnknownNameError(f"where={which} needs to match a weight of {class_name(model)}, got none{near}")
         chosen += matched
     meant = {place[1:] for place in chosen}
     return [*{place[1:]: place for place in reversed(places) if place[1:] in meant}.values()][::-1]
@@ -355,13 +357,12 @@ def _weights(module: nn.Module, prefix: str = "", of_buffers: bool = False) -> l
     if isinstance(module, torch.jit.ScriptModule):
         return []
     children, places = held_modules(module), []
-    parametrized = children["parametrizations"] if "parametrizations" in children else None
+    parametrized = children.get("parametrizations")
     held = list(parametrized) if isinstance(parametrized, nn.ModuleDict) else []
-    for name, p in {**held_parameters(module), **(held_buffers(module) if of_buffers else {})}.items():
+    buffers = held_buffers(module) if of_buffers else {}
+    for name, p in {**held_parameters(module), **buffers, **dict.fromkeys(held, module)}.items():
         if p is not None:
             places.append(WeightPath(prefix + name, module, name))
-    for name in held:
-        places.append(WeightPath(prefix + name, module, name))
     for name, child in children.items():
         if child is not None and not (name == "parametrizations" and held):
             places += _weights(child, f"{prefix}{name}.", of_buffers)
@@ -380,11 +381,6 @@ def nearest_of(name: object, names: Sequence[str], near: Sequence[str] = (), tak
         if met:
             return f'; did you mean "{pattern if takes_patterns and len(met) > 1 else met[0]}"?'
     return did_you_mean(name, names, near)
-
-
-def _no_match(model: nn.Module, which: str, pattern: str, matrices: Sequence[WeightPath]) -> UnknownNameError:
-    near = nearest_of(pattern, [place.qualified for place in matrices], takes_patterns=True)
-    return UnknownNameError(f"{which} needs to match a weight of {class_name(model)}, got none{near}")
 
 
 def _not_plain(place: WeightPath, what: str, remedy: str) -> OptionError:

@@ -5,7 +5,6 @@ import math
 import threading
 import weakref
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from types import MethodType
 from typing import TypeVar
 
@@ -200,19 +199,15 @@ class Group:
         return self.map(*coordinates).contiguous()
 
 
-@dataclass
-class _Backward:
-    """The trace of a backward pass: whether there was one, and which weights had no part in it."""
-
-    is_done: bool = False
-    without_gradient: frozenset[int] = frozenset()
-
-
 class Evaluation:
-    """The weights of a group, and for each the tensors that it was computed from, with their counts of writes."""
+    """The weights of a group, and for each the tensors that it was computed from, with their counts of writes.
+
+    `backward` has the indices of weights without a gradient, of each backward pass that has gone through.
+    """
 
     def __init__(self, stacked: Tensor, rows: Sequence[Sequence[Tensor]]):
-        self.stacked, self.weights, self.backward = stacked, stacked.unbind(), _Backward()
+        self.stacked, self.weights = stacked, stacked.unbind()
+        self.backward: list[frozenset[int]] = []
         self.tensors = rows
         self.counts = [[write_count(t) for t in row] for row in rows]
         self.trained = [t.requires_grad for t in rows[0]]
@@ -226,7 +221,7 @@ class Evaluation:
         if write_count(self.stacked) != self.writes:
             warn_of_write("A weight of a group")
             return False
-        return not (wants_graph and (self.backward.is_done or self.has_graph != any(self.trained)))
+        return not (wants_graph and (self.backward or self.has_graph != any(self.trained)))
 
 
 class GroupSlot:
@@ -387,17 +382,14 @@ def maps_stacks(param: OrthogonalParam) -> bool:
     return all(cls.stacks and owner(cls, "stacks") is owner(cls, "forward") for cls in kinds)
 
 
-def _follow_backward(weights: Sequence[Tensor], coordinates: Sequence[Tensor], backward: _Backward) -> None:
+def _follow_backward(weights: Sequence[Tensor], coordinates: Sequence[Tensor], backward: list[frozenset[int]]) -> None:
     """Makes a backward pass leave the coordinates of weights that no loss depends on without gradients."""
 
     def begin(gradients: Sequence[Tensor | None]) -> None:
-        backward.is_done = True
-        backward.without_gradient = frozenset(i for i, g in enumerate(gradients) if g is None)
+        backward.append(frozenset(i for i, g in enumerate(gradients) if g is None))
 
     def leave_out(gradients: Sequence[Tensor | None], _: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
-        if not backward.without_gradient:
-            return None
-        return tuple(None if i in backward.without_gradient else g for i, g in enumerate(gradients))
+        return tuple(None if i in backward[-1] else g for i, g in enumerate(gradients)) if backward[-1] else None
 
     weights[0].grad_fn.register_prehook(begin)  # type: ignore[union-attr]
     for c in coordinates:

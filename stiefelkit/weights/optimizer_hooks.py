@@ -115,8 +115,7 @@ def _forget(table: _Alive[T, Entry], key: int, _: weakref.ref[T]) -> None:
 
 
 def _install() -> None:
-    _hooks.append(register_optimizer_step_pre_hook(_before_step))
-    _hooks.append(register_optimizer_step_post_hook(_after_step))
+    _hooks.extend([register_optimizer_step_pre_hook(_before_step), register_optimizer_step_post_hook(_after_step)])
 
 
 def _alive(table: _Alive[T, Entry]) -> Iterator[tuple[T, Entry]]:
@@ -310,16 +309,15 @@ def _warn_of_replaced(optimizer: torch.optim.Optimizer, held: dict[int, Tensor])
             found.setdefault((is_read, entry.event), {})[name] = None
     for (is_read, event), names in sorted(found.items(), reverse=True):
         what = f"what {enumerated([*names])} had before {event}"
-        if is_read:
-            warn_caller(
-                f"{type(optimizer).__name__} trains {what}: another module was tied to it, and the tie is broken; "
-                'sk.tie(module, "weight", other, "weight") ties them again; make the optimizer after that.'
-            )
-        else:
-            warn_caller(
-                f"{type(optimizer).__name__} holds {what}, which no module reads any more, and does not train what "
-                "took its place; make a new optimizer."
-            )
+        broken = (
+            f"trains {what}: another module was tied to it, and the tie is broken; "
+            'sk.tie(module, "weight", other, "weight") ties them again; make the optimizer after that.'
+        )
+        lost = (
+            f"holds {what}, which no module reads any more, and does not train what took its place; make a new "
+            "optimizer."
+        )
+        warn_caller(f"{type(optimizer).__name__} {broken if is_read else lost}")
 
 
 def _warn_of_decay(optimizer: torch.optim.Optimizer) -> None:
@@ -335,9 +333,8 @@ def _warn_of_decay(optimizer: torch.optim.Optimizer) -> None:
     lists = coordinate_lists(of_frames=False)
     free = [(one.weight, one.param.manifolds, name, c) for one in lists for name, c in one.coordinates.items()]
     for layer, title in _alive(_layers):
-        free += [
-            (f"{title}.{key}", {}, name, layer.get_parameter(key)) for key, name in layer.coordinate_keys().items()
-        ]
+        keys = layer.coordinate_keys().items()
+        free += [(f"{title}.{key}", {}, name, layer.get_parameter(key)) for key, name in keys]
     for weight, manifolds, name, c in free:
         decay, group_name = decays.get(id(c), (0.0, name))
         if name not in manifolds and group_name != name and name != "gain":  # the decay of a gain is that of a weight

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from false_claims import Crossing, Halves, InOnePiece, Nameless, OnlyRotations, Remembering, Tallying
+from false_claims import (
+    Crossing,
+    EveryRotation,
+    Halves,
+    InOnePiece,
+    Nameless,
+    OnlyRotations,
+    Remembering,
+    Tallying,
+    Uninverted,
+)
 from wrong_derivatives import (
     Dividing,
     Fading,
@@ -44,13 +54,9 @@ class Single(Small):
 class Boasting(Small):
     """Says that it is within one limit in fast precision, and is not."""
 
-    @classmethod
-    def examples(cls):
-        return [((6, 6), {"precision": "fast"})]
+    examples = classmethod(lambda cls: [((6, 6), {"precision": "fast"})])
 
-    @property
-    def traits(self):
-        return dataclasses.replace(super().traits, exact=False)
+    traits = property(lambda self: dataclasses.replace(super().traits, exact=False))
 
     def error_bound(self, *coordinates):
         return rounding_limit(self.shape[-1], self.dtype)
@@ -62,9 +68,7 @@ class Boasting(Small):
 class Lowered(Small):
     """Multiplies in whatever precision products are allowed to have."""
 
-    @classmethod
-    def examples(cls):
-        return [((64, 64), {})]
+    examples = classmethod(lambda cls: [((64, 64), {})])
 
     def forward(self, skew, phase=None):
         w = super().forward(skew, phase)
@@ -152,9 +156,7 @@ class Transposing(Small):
 class SignInCoordinate(Small):
     """Trains a sign, so that steps and weight decay take the frame through zero."""
 
-    @property
-    def coordinates(self):
-        return {**super().coordinates, "sign": self.shape[:-2]}
+    coordinates = property(lambda self: {**super().coordinates, "sign": self.shape[:-2]})
 
     def initial(self, scheme, generator=None):
         coordinates, chart = super().initial(scheme, generator)
@@ -247,17 +249,13 @@ class Undrawable(OrthogonalParam):
     def traits(self):
         return dataclasses.replace(Cayley((3, 3)).traits, onto=False, invertible=False, component="rotations")
 
-    @classmethod
-    def examples(cls):
-        return [((3, 3), {})]
+    examples = classmethod(lambda cls: [((3, 3), {})])
 
     @classmethod
     def supports(cls, shape, dtype, **options):
         return "a real dtype" if dtype.is_complex else None
 
-    @property
-    def coordinates(self):
-        return {"skew": (*self.shape[:-2], 3)}
+    coordinates = property(lambda self: {"skew": (*self.shape[:-2], 3)})
 
     def forward(self, skew):
         return functional.cayley(skew.double(), 3, 3).to(self.dtype)
@@ -307,9 +305,7 @@ class FollowingTheDefault(Small):
 class OddImage(Small):
     """Draws something that is no frame."""
 
-    @property
-    def schemes(self):
-        return ("haar", "noise")
+    schemes = property(lambda self: ("haar", "noise"))
 
     def initial(self, scheme, generator=None):
         coordinates, chart = super().initial("haar", generator)
@@ -354,9 +350,7 @@ class Stretching(StiefelPoint):
 
 
 class NoExamples(Small):
-    @classmethod
-    def examples(cls):
-        return []
+    examples = classmethod(lambda cls: [])
 
 
 SABOTEURS = {
@@ -366,9 +360,9 @@ SABOTEURS = {
     "second_derivatives": [WrongHessian],
     "forward_mode": [WrongTangent],
     "batched_gradients": [LastOfBatch],
-    "pure": [Counting, Keeping, Swallowing, Remembering, Tallying],
+    "pure": [Counting, Keeping, Swallowing, Remembering, Tallying, Uninverted],
     "threads": [Sharing, Flagging],
-    "component": [InOnePiece, OnlyRotations, Crossing, Halves],
+    "component": [InOnePiece, OnlyRotations, EveryRotation, Crossing, Halves],
     "batch": [FirstOfBatch, OneChart],
     "round_trip": [Transposing, HalfInverse, Overwriting, Stretching],
     "finite_gradients": [Dividing],
