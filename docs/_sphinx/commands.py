@@ -8,7 +8,7 @@ import os
 def commands():
     """Returns the words of every command, "train digits", with the application behind them."""
     from stiefelkit.cli.app import app
-    from stiefelkit.cli.train import add_tasks
+    from stiefelkit.cli.runs import add_tasks
 
     add_tasks()
 

@@ -56,8 +56,8 @@ def _run(words: list[str], is_program: bool) -> int:
         app.resolved_commands()  # the table of commands shows the first line of each
     app.console = app.meta.console = Console()  # as wide as the terminal is now; cyclopts would keep its first
     try:
-        if words[:1] in (["train"], ["compare"]):
-            from stiefelkit.cli.train import add_tasks
+        if words[:1] in (["train"], ["compare"], ["--install-completion"]):
+            from stiefelkit.cli.runs import add_tasks
 
             add_tasks(words[1:2])
         code = app.meta(words, exit_on_error=False, print_error=False, result_action="return_value")

@@ -26,14 +26,15 @@ app = App(
 )
 app.command("stiefelkit.cli.about:show", name="list")
 app.command("stiefelkit.cli.new_plugin:new_plugin", name="new-plugin")
-app.command("stiefelkit.cli.train:train", name="train")
-app.command("stiefelkit.cli.train:compare", name="compare")
+app.command("stiefelkit.cli.runs:train", name="train")
+app.command("stiefelkit.cli.runs:compare", name="compare")
 app.command("stiefelkit.cli.reproduce:reproduce", name="reproduce")
-app.command("stiefelkit.cli.sweep:sweep", name="sweep")
+app.command("stiefelkit.cli.runs:sweep", name="sweep")
 app.command("stiefelkit.cli.measuring:drift", name="drift")
 app.command("stiefelkit.cli.measuring:app", name="bench")
 app.command("stiefelkit.cli.measuring:report", name="report")
-app.command("stiefelkit.cli.plot:plot", name="plot")
+app.command("stiefelkit.cli.runs:plot", name="plot")
+app.register_install_completion_command(help="Have bash, zsh, fish or PowerShell complete commands and options.")
 
 app.meta.suppress_keyboard_interrupt = False
 

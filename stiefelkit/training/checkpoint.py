@@ -15,17 +15,8 @@ import torch
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from stiefelkit import files
 from stiefelkit.errors import RunError, needs
-from stiefelkit.files import (
-    importing,
-    make_folder,
-    parse_tensors,
-    read_file,
-    remove,
-    rename,
-    sync_directory,
-    write_synced,
-)
 
 KEPT = 2
 LARGEST = 2**30
@@ -43,32 +34,32 @@ def place_of(folder: Path, step: int) -> Path:
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     """Writes the checkpoint of a step: nested dicts, lists, tuples of tensors and plain values; keeps the last two."""
-    make_folder(folder)
+    files.make_folder(folder)
     tree, tensors = pack(state)
     content = save_tensors(tensors)
     final, temporary = place_of(folder, step), folder / f"{TEMPORARY}{step:08d}"
     run = folder.parent  # below which no link is followed
     for stale in folder.glob(f"{TEMPORARY}*"):
-        remove(stale, run)
+        files.remove(stale, run)
     try:
-        make_folder(temporary, run)
-        write_synced(temporary / TENSORS, content, run)
+        files.make_folder(temporary, run)
+        files.write_synced(temporary / TENSORS, content, run)
         mark = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
         record = {"step": step, "tensors": mark, "state": tree}
-        write_synced(temporary / STATE, _sealed(record), run)
-        sync_directory(temporary)
-        remove(final, run)  # a damaged one that was resumed past
-        rename(temporary, final.name, run)
+        files.write_synced(temporary / STATE, _sealed(record), run)
+        files.sync_directory(temporary)
+        files.remove(final, run)  # a damaged one that was resumed past
+        files.rename(temporary, final.name, run)
     except OSError:
         with contextlib.suppress(OSError):
-            remove(temporary, run)
+            files.remove(temporary, run)
         raise
-    sync_directory(folder)
+    files.sync_directory(folder)
     # those of later steps are damaged or no checkpoints of this run, and must not push out one that is
     kept = [path for path in checkpoints(folder) if step_of(path) <= step][-KEPT:]
     for old in _named(folder):  # also what a kill has left of one while it was removed
         if step_of(old) <= step and old not in kept:
-            remove(old, run)
+            files.remove(old, run)
     return final
 
 
@@ -105,15 +96,15 @@ def latest(folder: Path) -> tuple[int, dict[str, Any], list[str]] | None:
 def load(path: Path) -> tuple[int, dict[str, Any]]:
     """Returns step and state of one checkpoint; raises RunError if a file is missing or is not what was written."""
     run, step = path.parent.parent, step_of(path)
-    with importing("A checkpoint", path, RunError):
-        sealed = read_file(path / STATE, run, LARGEST)
+    with files.importing("A checkpoint", path, RunError):
+        sealed = files.read_file(path / STATE, run, LARGEST)
         record = json.loads(sealed)["record"]
-        content = read_file(path / TENSORS, run, record["tensors"].get("bytes"))  # which 0.1 did not write
+        content = files.read_file(path / TENSORS, run, record["tensors"].get("bytes"))  # which 0.1 did not write
         digest = hashlib.sha256(content).hexdigest()
         # JSON of its own making comes back to the byte
         if sealed != _sealed(record) or (record["step"], record["tensors"]["sha256"]) != (step, digest):
             raise ValueError("it is not what was written")
-        return step, dict(unpack(record["state"], parse_tensors(content)))
+        return step, dict(unpack(record["state"], files.parse_tensors(content)))
 
 
 def _sealed(record: object) -> bytes:

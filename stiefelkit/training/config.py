@@ -6,20 +6,11 @@ import contextlib
 import dataclasses
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stiefelkit.checks import (
-    SEED,
-    THREADS,
-    finite_tables,
-    known_words,
-    named_device,
-    of_type,
-    usable_device,
-    within_memory,
-)
+from stiefelkit import checks
 from stiefelkit.errors import OptimizerError, OptionError, RunError, UnknownNameError, did_you_mean, needs
 from stiefelkit.numbers import above, at_least, integer, validate_fields_
 from stiefelkit.optim import optimizers
@@ -36,7 +27,7 @@ SUBJECT = "Training"
 SCHEDULES = ("constant", "cosine")
 SIZES = dict.fromkeys(("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"), integer(1))
 TABLES = ("task_options", "rates", "optimizers", "options", "optimizer_options")
-KINDS = dict.fromkeys(TABLES, of_type(dict))
+KINDS = dict.fromkeys(TABLES, checks.of_type(dict)) | {"seed": checks.SEED, "threads": checks.THREADS}
 BY_COORDINATE = ("rates", "optimizers")
 """Fields whose keys are names of coordinates."""
 HANDLED = ("params", "lr", "capturable", "differentiable", "foreach", "fused")
@@ -78,10 +69,8 @@ class Config:
 
     def __post_init__(self) -> None:
         """Checks names and ranges, nothing that needs the model."""
-        validate_fields_(
-            self, SUBJECT, **SIZES, seed=SEED, threads=THREADS, lr=above(0), clip_norm=at_least(0), **KINDS
-        )
-        finite_tables(SUBJECT, {name: vars(self)[name] for name in TABLES})
+        validate_fields_(self, SUBJECT, **SIZES, **KINDS, lr=above(0), clip_norm=at_least(0))
+        checks.finite_tables(SUBJECT, {name: vars(self)[name] for name in TABLES})
         for coordinate, rate in self.rates.items():
             at_least(0).require(SUBJECT, f"rates.{coordinate}", rate)
         optimizers.get(self.optimizer)
@@ -93,7 +82,7 @@ class Config:
             if "lr" in table:
                 above(0).require(SUBJECT, f"optimizers.{coordinate}.lr", table["lr"])
         needs(self.schedule in SCHEDULES, OptionError, SUBJECT, f"a schedule out of {SCHEDULES}", self.schedule)
-        named_device(SUBJECT, self.device)
+        checks.named_device(SUBJECT, self.device)
         task = self.build_task()
         if task.train_size is not None:  # else the data say it, and a run is read where they are not
             task.batches_per_epoch(self.batch_size)
@@ -155,14 +144,14 @@ class Config:
 
         from stiefelkit import models
 
-        usable_device(SUBJECT, self.device)
+        checks.usable_device(SUBJECT, self.device)
         task = task or self.build_task()
         torch.manual_seed(self.seed)
         sizes = {"input_size": task.input_size, "hidden_size": self.hidden_size, "output_size": task.output_size}
         for option in self.options:
             if option in sizes or option == "name":
                 raise OptionError(f"Model {self.model!r} has no option {option!r}; task and --hidden-size set sizes.")
-        with within_memory(SUBJECT, f"hidden_size {self.hidden_size}"):
+        with checks.within_memory(SUBJECT, f"hidden_size {self.hidden_size}"):
             return models.create(self.model, **sizes, **self.options).to(self.device)
 
     def coordinate_names(self) -> list[str]:
@@ -178,7 +167,7 @@ class Config:
     def within_memory(self) -> contextlib.AbstractContextManager[None]:
         """Turns a failure to allocate task and model into an OptionError that names their sizes."""
         sizes = {"hidden_size": self.hidden_size, "batch_size": self.batch_size, **self.task_options}
-        return within_memory(SUBJECT, ", ".join(f"{name} {value}" for name, value in sizes.items()))
+        return checks.within_memory(SUBJECT, ", ".join(f"{name} {value}" for name, value in sizes.items()))
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Returns the optimizer, with one parameter group for each coordinate that has its own rate."""
@@ -201,6 +190,16 @@ class Config:
         return MixedOptimizer(built) if self.optimizers else built[0]
 
 
+def check_coordinates(configs: Sequence[Config], settings: Settings) -> None:
+    """Raises UnknownNameError for a coordinate with a setting of its own that none of some models has."""
+    for table in BY_COORDINATE:
+        for name in settings.given().get(table, {}):
+            if not any(name in vars(config)[table] for config in configs):
+                known = {coordinate for config in configs for coordinate in config.coordinate_names()}
+                models = ", ".join(config.model for config in configs)
+                raise UnknownNameError(f"None of {models} has a coordinate {name!r}{did_you_mean(name, known)}")
+
+
 def _merged(begun: Any, asked: Any) -> Any:
     """Returns what was begun with, and in its tables what is asked for."""
     if not (isinstance(begun, dict) and isinstance(asked, dict)):
@@ -214,7 +213,7 @@ def _built(config: Config, model: nn.Module, groups: list[Group], optimizer: str
 
     factory, who = optimizers.get(optimizer), f"Optimizer {optimizer!r}"
     parameters = inspect.signature(factory).parameters
-    known_words(who, "option", options, [key for key in parameters if key not in HANDLED])
+    checks.known_words(who, "option", options, [key for key in parameters if key not in HANDLED])
     for option, value in options.items():
         is_switch = parameters[option].annotation in (bool, bool | None, "bool", "bool | None")
         # a word, "no" as well, would count as true

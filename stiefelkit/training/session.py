@@ -36,8 +36,8 @@ class Window:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        validate_fields_(self, "A window", steps=integer(0), loss=above(-math.inf), correct=at_least(0))
-        validate_fields_(self, "A window", gradient_norm=at_least(0), seconds=at_least(0))
+        sums = dict.fromkeys(("correct", "gradient_norm", "seconds"), at_least(0))
+        validate_fields_(self, "A window", steps=integer(0), loss=above(-math.inf), **sums)
 
 
 @dataclass

@@ -8,22 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from stiefelkit.checks import usable_device
-from stiefelkit.errors import (
-    DivergedError,
-    NonFiniteError,
-    OptionError,
-    RunError,
-    StiefelkitError,
-    UnknownNameError,
-    did_you_mean,
-    needs,
-)
+from stiefelkit.errors import DivergedError, NonFiniteError, OptionError, RunError, StiefelkitError, needs
 from stiefelkit.figure import Figures
 from stiefelkit.files import MALFORMED, importing, reachable, refuse_links, write_json
 from stiefelkit.machine import threads
 from stiefelkit.models import count_parameters
 from stiefelkit.training import checkpoint, data
-from stiefelkit.training.config import BY_COORDINATE, Config
+from stiefelkit.training.config import Config, check_coordinates
 from stiefelkit.training.display import Screen, Terminal
 from stiefelkit.training.plot import plot
 from stiefelkit.training.ranks import Ranks
@@ -215,11 +206,7 @@ def compare(
         with reachable(who, out / model):
             refuse_links(out / model, out)
     configs = [Config.resolve(task, model, settings, strict=False) for model in models]
-    for table in BY_COORDINATE:
-        for name in settings.given().get(table, {}):
-            if not any(name in vars(config)[table] for config in configs):
-                known = {coordinate for config in configs for coordinate in config.coordinate_names()}
-                raise UnknownNameError(f"None of {listed} has a coordinate {name!r}{did_you_mean(name, known)}")
+    check_coordinates(configs, settings)
     for config in configs:  # a bad option of the last model must not be found out after hours
         config.build_optimizer(config.build_model())
     for config in configs:

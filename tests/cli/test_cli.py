@@ -89,17 +89,12 @@ def test_errors_of_the_program_keep_their_traceback(monkeypatch: pytest.MonkeyPa
         main(f"{TRAIN} --out run".split())
 
 
-def test_list_names_all_that_has_a_name_and_where_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_all_that_has_a_name_and_of_a_name_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     rows = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if line.startswith("│")}
     for registry in tables().values():
         for name in registry.names():
             assert str(registry.origin(name)) in rows[name]
-
-
-def test_list_of_a_name_shows_its_signature_and_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    for registry in tables().values():
-        for name in registry.names():
             assert main(["list", name]) == 0
             assert capsys.readouterr().out.startswith(f"{name}: ")
     for name, words in (("cayley", ("bandwidth", "References")), ("digits", ("permuted", "scornn", "rates.skew"))):
@@ -108,13 +103,19 @@ def test_list_of_a_name_shows_its_signature_and_what_it_is(capsys: pytest.Captur
         assert all(word in shown for word in words)
 
 
-def test_help_of_drift_says_what_methods_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_drift_says_what_methods_there_are_and_what_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == stiefelkit.__version__
     assert main(["drift", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for name in (*own_optimizers(), *peer_optimizers, "multiplicative_cayley:fast", '"unconstrained"'):
         assert name in shown
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.strip() == stiefelkit.__version__
+@pytest.mark.skipif(sys.platform == "win32", reason="bash of POSIX")
+def test_a_shell_completes_tasks_and_their_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main("--install-completion --shell bash".split()) == 0
+    (script,) = tmp_path.rglob("completions/stiefelkit")
+    cut = "source $0; COMP_WORDS=(stiefelkit train copying --at); COMP_CWORD=3; _stiefelkit; echo ${COMPREPLY[@]}"
+    assert "--at-marker" in subprocess.run(["bash", "-c", cut, script], capture_output=True, text=True).stdout

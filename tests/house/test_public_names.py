@@ -100,7 +100,7 @@ def printed_commands(text):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_commands_on_the_pages_are_taken_with_all_their_options(page):
     from stiefelkit.cli.app import app
-    from stiefelkit.cli.train import add_tasks
+    from stiefelkit.cli.runs import add_tasks
 
     add_tasks()
     for words in printed_commands(page.read_text()):

@@ -10,7 +10,7 @@ import torch
 
 import stiefelkit as sk
 from stiefelkit import errors, registry
-from stiefelkit.cli.train import add_tasks, train
+from stiefelkit.cli.runs import add_tasks, train
 from stiefelkit.contract import table
 from stiefelkit.registry import Registry
 from stiefelkit.training.tasks import tasks

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.numbers import FLAG, integer, validate_fields_
-from stiefelkit.training.recipes import Recipe, recipes_of
+from stiefelkit.training.recipes import recipes_of
 from stiefelkit.training.tasks.task import Drawn
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class Adding(Drawn):
     last_only: ClassVar[bool] = True
     headline: ClassVar[str] = "loss"
     loss_label: ClassVar[str] = "mean squared error"
-    recipes: ClassVar[Mapping[str, Recipe]] = recipes_of("adding")
+    recipes = recipes_of("adding")
 
     def __post_init__(self) -> None:
         # below T = 3 the first half is empty

@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import glob
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.checks import known_words, of_type
 from stiefelkit.errors import DataError, needs
+from stiefelkit.files import importing
 from stiefelkit.numbers import integer, optional, validate_fields_
 from stiefelkit.training import data
-from stiefelkit.training.recipes import Recipe, recipes_of
+from stiefelkit.training.recipes import recipes_of
 from stiefelkit.training.tasks.task import Parted, Pieces, cross_entropy
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Chars(Parted):
     last_only: ClassVar[bool] = False
     headline: ClassVar[str] = "loss"
     loss_label: ClassVar[str] = "bits per character"
-    recipes: ClassVar[Mapping[str, Recipe]] = recipes_of("chars")
+    recipes = recipes_of("chars")
     scores: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
 
     def __post_init__(self) -> None:
@@ -190,7 +190,5 @@ def _parts(folder: Path, file: str, source: str) -> dict[str, str]:
 
 
 def _read(path: Path) -> str:
-    try:
+    with importing(f"{WHO}, which reads UTF-8,", path, DataError):
         return path.read_text("utf-8-sig")  # the mark of byte order that some editors write is no character
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{WHO} needs a text in UTF-8 that can be read, got {path}: {error}.") from error

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.numbers import FLAG, integer, validate_fields_
-from stiefelkit.training.recipes import Recipe, recipes_of
+from stiefelkit.training.recipes import recipes_of
 from stiefelkit.training.tasks.task import Drawn, cross_entropy
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class Copying(Drawn):
     last_only: ClassVar[bool] = False
     headline: ClassVar[str] = "loss"
     loss_label: ClassVar[str] = "cross-entropy (nats per step)"
-    recipes: ClassVar[Mapping[str, Recipe]] = recipes_of("copying")
+    recipes = recipes_of("copying")
 
     def __post_init__(self) -> None:
         sizes = dict.fromkeys(("T", "train_size", "test_size"), integer(1))

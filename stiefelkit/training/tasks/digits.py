@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training import data
-from stiefelkit.training.recipes import Recipe, recipes_of
+from stiefelkit.training.recipes import recipes_of
 from stiefelkit.training.tasks.task import Task, cross_entropy
 
 if TYPE_CHECKING:
@@ -39,11 +38,15 @@ class DigitTask(Task):
         """Returns the sequences of some images."""
         return images
 
+    def _moved(self, images: Tensor, step: int, seed: int) -> Tensor:
+        """Returns the images of a batch as they are trained on."""
+        return images
+
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch)."""
         order = self._visited(step, batch_size, seed, data.device())
         images, labels = self._images()["train"]
-        return self._read(images[order]), labels[order]
+        return self._read(self._moved(images[order], step, seed)), labels[order]
 
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Returns the test images."""
@@ -76,7 +79,7 @@ class Digits(DigitTask):
     train_size: int = ALL_TRAIN
 
     name: ClassVar[str] = "digits"
-    recipes: ClassVar[Mapping[str, Recipe]] = recipes_of("digits")
+    recipes = recipes_of("digits")
 
     def __post_init__(self) -> None:
         validate_fields_(self, "Digits", train_size=integer(1, ALL_TRAIN))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from stiefelkit.numbers import integer, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.data import File
-from stiefelkit.training.recipes import Recipe, recipes_of
+from stiefelkit.training.recipes import recipes_of
 from stiefelkit.training.tasks.digits import DigitTask
 from stiefelkit.training.tasks.task import generator
 
@@ -64,18 +63,13 @@ class Mnist(DigitTask):
     shifts: int = 0
 
     name: ClassVar[str] = "mnist"
-    recipes: ClassVar[Mapping[str, Recipe]] = recipes_of("mnist")
+    recipes = recipes_of("mnist")
 
     def __post_init__(self) -> None:
         validate_fields_(self, type(self).__name__, train_size=integer(1, ALL_TRAIN), shifts=integer(0, SIDE))
 
-    def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch), moved if `shifts`."""
-        if not self.shifts:
-            return super().batch(step, batch_size, seed)
-        order = self._visited(step, batch_size, seed, data.device())
-        images, labels = self._images()["train"]
-        return self._read(_shifted(images[order], self.shifts, generator(seed, step, SHIFTS))), labels[order]
+    def _moved(self, images: Tensor, step: int, seed: int) -> Tensor:
+        return _shifted(images, self.shifts, generator(seed, step, SHIFTS)) if self.shifts else images
 
     def validation(self) -> tuple[Tensor, Tensor]:
         """Returns the 5,000 images that are set apart of the training files."""
@@ -105,7 +99,7 @@ class PermutedMnist(Mnist):
     permutation_seed: int = 92916
 
     name: ClassVar[str] = "pmnist"
-    recipes: ClassVar[Mapping[str, Recipe]] = recipes_of("pmnist")
+    recipes = recipes_of("pmnist")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from stiefelkit.errors import DataError, OptionError, needs
 from stiefelkit.numbers import FLAG, integer, optional, validate_fields_
 from stiefelkit.training import data
-from stiefelkit.training.recipes import Recipe, recipes_of
+from stiefelkit.training.recipes import recipes_of
 from stiefelkit.training.tasks.task import Parted, Pieces
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Speech(Parted):
     last_only: ClassVar[bool] = False
     headline: ClassVar[str] = "loss"
     loss_label: ClassVar[str] = "squared error of the next frame (dB^2)"
-    recipes: ClassVar[Mapping[str, Recipe]] = recipes_of("speech")
+    recipes = recipes_of("speech")
     scores: ClassVar[tuple[str, ...]] = ("loss", "padded")
 
     def __post_init__(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -14,7 +13,7 @@ from stiefelkit.errors import DataError, did_you_mean, needs
 from stiefelkit.files import importing
 from stiefelkit.numbers import integer, optional, validate_fields_
 from stiefelkit.training import data
-from stiefelkit.training.recipes import Recipe, recipes_of
+from stiefelkit.training.recipes import recipes_of
 from stiefelkit.training.tasks.task import Parted, Sequences, cross_entropy, generator
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class Table(Parted):
     train_size: int | None = None
 
     name: ClassVar[str] = "table"
-    recipes: ClassVar[Mapping[str, Recipe]] = recipes_of("table")
+    recipes = recipes_of("table")
 
     def __post_init__(self) -> None:
         sizes = {"window": optional(integer(1)), "ahead": integer(0), "train_size": optional(integer(1))}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -12,7 +11,7 @@ from stiefelkit.checks import of_type
 from stiefelkit.errors import DataError, needs
 from stiefelkit.numbers import at_least, integer, validate_fields_
 from stiefelkit.training import data
-from stiefelkit.training.recipes import Recipe, recipes_of
+from stiefelkit.training.recipes import recipes_of
 from stiefelkit.training.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class Waveform(Task):
     last_only: ClassVar[bool] = False
     headline: ClassVar[str] = "loss"
     loss_label: ClassVar[str] = "normalized squared error"
-    recipes: ClassVar[Mapping[str, Recipe]] = recipes_of("waveform")
+    recipes = recipes_of("waveform")
 
     def __post_init__(self) -> None:
         validate_fields_(self, "Waveform", T=integer(2), excerpt=integer(0), start=at_least(0), file=of_type(str))

@@ -1,17 +1,18 @@
-"""`stiefelkit train TASK`, alone or under torchrun, and `stiefelkit compare TASK`."""
+"""`stiefelkit train TASK`, alone or under torchrun, `compare TASK`, `sweep FILE` and `plot RUN...`."""
 
 import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Collection
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
-from rich.table import Table
+from rich.table import Column, Table
 
-from stiefelkit.cli.options import DEFAULTS, Options, resume_line
-from stiefelkit.errors import OptionError
+from stiefelkit.cli.options import DEFAULTS, Options, read_toml, resume_line
+from stiefelkit.errors import OptionError, needs
 from stiefelkit.figure import Figures
 from stiefelkit.training.data import named
 from stiefelkit.training.display import Screen, Terminal, say
@@ -22,6 +23,9 @@ from stiefelkit.training.tasks import Task, tasks
 if TYPE_CHECKING:
     from stiefelkit.training.run_folder import Summary
     from stiefelkit.training.train import RunOutcome
+
+SEARCHED, ROWS = 50, 10
+"""Trials of a search that is not told how many, and of the table."""
 
 
 def _train(
@@ -187,3 +191,76 @@ def _add(task: str, cls: type[Task]) -> None:
         one.default_parameter = DEFAULTS
         one.default(run)
         app.command(one)
+
+
+def sweep(
+    file: Path,
+    /,
+    *,
+    trials: int | None = None,
+    storage: str | None = None,
+    out: Path | None = None,
+    data: Path | None = None,
+) -> int:
+    """Train over lists and ranges of settings, in an optuna study.
+
+    A list, `seed = [1, 2, 3]`, and a range, `lr = {low = 1e-4, high = 1e-2, log = true}`, say how an option varies.
+    Lists alone are a grid; with a range optuna searches, and stops bad runs. Each trial is a run in a folder of its
+    own. The same command resumes, and shares the work with others of its kind that are running.
+
+    Args:
+        file: TOML: task and model, options of stiefelkit train, and a table [vary] of lists and ranges.
+        trials: finished trials of the whole study; all combinations of lists if left out, 50 with a range.
+        storage: URL of a database, which several machines may share; sqlite:///OUT/sweep.db if left out.
+        out: folder with one run for each trial; runs/NAME of the file if left out.
+        data: folder of the data; that of STIEFELKIT_DATA if left out.
+    """
+    try:
+        from stiefelkit.training.sweep import DONE, SUBJECT, Sweep, load_study, run_trials
+    except ImportError as error:
+        raise OptionError(f'stiefelkit sweep needs optuna, got {error}; pip install "stiefelkit[sweep]".') from error
+    needs(trials is None or trials > 0, OptionError, SUBJECT, "--trials >= 1", trials)
+    out = out or Path("runs") / file.stem
+    with named(data):
+        plan = Sweep(read_toml(SUBJECT, file))
+        study = load_study(plan, file.stem, out, storage or f"sqlite:///{out / 'sweep.db'}")
+        signal = run_trials(plan, study, out, trials or (None if plan.grid else SEARCHED))
+    done = [trial for trial in study.get_trials(states=DONE) if "run" in trial.user_attrs]
+    whole = [(trial.value, trial.user_attrs) for trial in done if trial.state.name == "COMPLETE"]
+    whole.sort(key=itemgetter(0), reverse=plan.headline == "accuracy")
+    titles = (f"{plan.headline} to choose by", f"test {plan.headline}")
+    title = f"best of {len(whole)} trials, {len(done) - len(whole)} pruned"
+    table = Table(Column("run", overflow="fold"), *titles, title=title)
+    for value, facts in whole[:ROWS]:
+        table.add_row(facts["run"], f"{value:.5f}", f"{facts['test']:.5f}")
+    Screen().print(table)
+    if signal is None:
+        return 0
+    say("Stopped and saved; the same command continues it.")
+    return 128 + signal
+
+
+def plot(*runs: Path, out: Path | None = None, data: Path | None = None, figures: Options[Figures] = None) -> int:
+    """Draw the curves of runs, or again the figure of a drift experiment.
+
+    Runs that differ by their seed, or by the excerpt of a waveform, also give a box plot of their best scores; models
+    that differ by the number of reflections their scores against it; waveforms the generated one beside the true one.
+
+    Args:
+        runs: run folders, or folders of comparisons; or one folder that stiefelkit drift has written.
+        out: folder for the figures; the run's own folder for a single run, else plots.
+        data: folder of the data, for baselines and true waveforms; that of STIEFELKIT_DATA if left out.
+        figures: how they are written.
+    """
+    from stiefelkit.training import plot as plots
+
+    figures, folder = figures or Figures(), out or (runs[0] if len(runs) == 1 else Path("plots"))
+    if len(runs) == 1 and (record := runs[0] / "drift.json").is_file():
+        from stiefelkit.measuring.drift import redraw
+
+        say(f"Figure: {redraw(record, folder, figures)}")
+        return 0
+    with named(data):
+        for figure in plots.plot(plots.find_runs(runs), folder, figures):
+            say(f"Figure: {figure}")
+    return 0
