@@ -146,7 +146,7 @@ class FrameGates(nn.Module):
 
         `hx` is the first state, or the pair of an LSTM, zero if left out; outputs and last states are torch's.
         """
-        check_export(self)
+        check_export(self.training, self.dropout)
         packed = input if isinstance(input, PackedSequence) else None
         x: Tensor = input.data if isinstance(input, PackedSequence) else input
         if x.dim() not in ((2, 3) if packed is None else (2,)) or x.shape[-1] != self.input_size:

@@ -165,13 +165,13 @@ def _run(rnn: nn.Module, x: Tensor | PackedSequence, last_only: bool) -> Any:
         if rows.shape[:-1].numel() * rnn.hidden_size >= MIN_DROPPED_STATES:
             return rnn(x, last_only=True)
     if isinstance(rnn, nn.LSTM | nn.GRU):
-        check_export(rnn)
+        check_export(rnn.training, rnn.dropout)
     return rnn(x)
 
 
-def check_export(rnn: Any) -> None:
+def check_export(training: bool, dropout: float) -> None:
     """Raises OptionError if gates with dropout in training are written for ONNX, whose operators drop nothing."""
-    drops, got = is_exported() and rnn.training and rnn.dropout, "dropout in training; call eval() first"
+    drops, got = is_exported() and training and dropout, "dropout in training; call eval() first"
     needs(not drops, OptionError, "torch.onnx.export", "a net that drops nothing", got)
 
 
@@ -228,7 +228,7 @@ def recurrent(
             if own_cls is None or cls is own_cls:
                 given |= {key: value(hidden_size) if callable(value) else value for key, value in defaults.items()}
             given |= options if activation is None else {**options, "activation": activation}
-            rnn: Any = layer(input_size, hidden_size, **fixed, **given)
+            rnn = layer(input_size, hidden_size, **fixed, **given)
             draw_read_out = draw(rnn, **drawn)
             output = read_out(rnn, output_size, parts=1 + (is_complex and not real_part))
             if draw_read_out is not None:
