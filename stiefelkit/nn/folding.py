@@ -162,11 +162,9 @@ def write(
 
 def _root_mean_square(norm: nn.LayerNorm) -> nn.RMSNorm:
     """Returns the norm of centred inputs, with a scale of one under the same name."""
-    has_scale, w = norm.elementwise_affine, norm.weight
-    other = nn.RMSNorm([*norm.normalized_shape], eps=norm.eps, elementwise_affine=has_scale)
-    other = other.to(w.device, w.dtype) if has_scale else other
-    if has_scale:
-        other.weight.requires_grad_(w.requires_grad)
+    other = nn.RMSNorm([*norm.normalized_shape], eps=norm.eps, elementwise_affine=norm.elementwise_affine)
+    if norm.elementwise_affine:
+        other.to(norm.weight.device, norm.weight.dtype).weight.requires_grad_(norm.weight.requires_grad)
     return other.train(norm.training)
 
 

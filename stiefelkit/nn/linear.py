@@ -102,8 +102,7 @@ class HadamardLinear(nn.Module):
         w, b = layer.get_parameter("weight"), held_parameters(layer).get("bias")
         w = w if isinstance(layer, nn.Linear) else nn.Parameter(w.detach().mT.contiguous(), w.requires_grad)
         made = cls(w.shape[1], w.shape[0], bias=b is not None, device="meta", dtype=w.dtype)
-        made.linear.weight = w
-        made.linear.register_parameter("bias", b)
+        made.linear.weight, made.linear.bias = w, b
         made.hadamard = torch.ones((), dtype=torch.uint8, device=w.device)
         return made.train(layer.training)
 

@@ -149,8 +149,14 @@ def written(adapter: Adapter, title: str) -> tuple[dict[str, Tensor], dict[str, 
     needs(is_known, OptionError, who, "a layer for which PEFT has the method", of_layer)
     side = _side(who, OptionError, layer, end)
     needs(adapter.side == side, OptionError, who, f'side="{side}" for {of_layer}', f'side="{adapter.side}"')
-    if kind == "HRA":
-        return _written_hra(held, dropout)
+    if isinstance(held.param, Householder) and kind == "HRA":
+        needs(not dropout, OptionError, "save_peft", "an adapter without dropout for HRA", f"dropout={dropout}")
+        u = unpack_trapezoid(held.coordinates["reflectors"], held.param.shape[0], held.param.reflections, False)
+        # The signs that are -1 are reflectors of single axes.
+        axes = torch.eye(len(u), dtype=u.dtype, device=u.device)[:, held.param.chart["signs"] < 0]
+        u = torch.cat([u, axes], dim=1)
+        needs(bool(u.any(0).all()), OptionError, "save_peft", "reflectors that are not zero for HRA", "one that is")
+        return {"hra_u": u}, {"peft_type": kind, "r": u.shape[1], "apply_GS": False}
     a, bound = _skew(held)
     if isinstance(adapter, ButterflyAdapter):
         s = a.new_ones(adapter.out_features) if adapter.scale is None else adapter.scale
@@ -176,18 +182,6 @@ def _coordinates(adapter: OrthogonalAdapter) -> CoordinateList:
     if held is None or len(held) > 1:
         raise OptionError("save_peft needs a rotation with coordinates, got a baked or further parametrized one.")
     return held
-
-
-def _written_hra(held: CoordinateList, dropout: float) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    needs(not dropout, OptionError, "save_peft", "an adapter without dropout for HRA", f"dropout={dropout}")
-    param = held.param
-    assert isinstance(param, Householder)
-    u = unpack_trapezoid(held.coordinates["reflectors"], param.shape[0], param.reflections, False)
-    # The signs that are -1 are reflectors of single axes.
-    axes = torch.eye(len(u), dtype=u.dtype, device=u.device)[:, param.chart["signs"] < 0]
-    u = torch.cat([u, axes], dim=1)
-    needs(bool(u.any(0).all()), OptionError, "save_peft", "reflectors that are not zero for HRA", "one that is")
-    return {"hra_u": u}, {"peft_type": "HRA", "r": u.shape[1], "apply_GS": False}
 
 
 def _skew(held: CoordinateList) -> tuple[Tensor, float | None]:

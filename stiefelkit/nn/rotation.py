@@ -165,7 +165,8 @@ class _Fold:
             own = _affine(norm, r, is_centred)
             if own is not None:
                 self.affine[norm] = own
-            scale = [] if own is None or own.values is None else [_of_scale(own.values)]
+            g = None if own is None else own.values
+            scale = [] if g is None else [Factor(len(g), lambda m, g=g: g.to(m.device)[:, None] * m)]
             shift = None if own is None or own.bias is None else own.bias.detach().double()
             for layer in read:
                 site = site_of(self.found, layer)
@@ -244,10 +245,6 @@ def turn_heads(found: dict[int, Site], one: Heads, stack: Tensor) -> None:
 def of_stream(r: Tensor) -> Factor:
     """Returns the factor of a rotation of the residual stream."""
     return Factor(len(r), lambda m: r.to(m.device) @ m)
-
-
-def _of_scale(values: Tensor) -> Factor:
-    return Factor(len(values), lambda m: values.to(m.device)[:, None] * m)
 
 
 def _of_heads(stack: Tensor, rows: Tensor, size: int) -> Factor:
