@@ -38,7 +38,10 @@ def multi_avg_fn(decay: float | None = None) -> Callable[[Sequence[Tensor], Sequ
     >>> averaged = torch.optim.swa_utils.AveragedModel(layer, multi_avg_fn=average)
     >>> averaged.update_parameters(layer)
     """
-    mean = _mean(decay)
+    if decay is None:
+        mean = get_swa_multi_avg_fn()
+    else:
+        mean = get_ema_multi_avg_fn(at_least(0, most=1).require("An average", "decay", decay))
 
     @torch.no_grad()
     def update(averaged: Sequence[Tensor], current: Sequence[Tensor], count: Tensor | int) -> None:
@@ -74,12 +77,6 @@ def average_fn(decay: float | None = None) -> Callable[[Tensor, Tensor, Tensor |
         return updated
 
     return averaged_with
-
-
-def _mean(decay: float | None) -> Callable[..., None]:
-    if decay is None:
-        return get_swa_multi_avg_fn()
-    return get_ema_multi_avg_fn(at_least(0, most=1).require("An average", "decay", decay))
 
 
 def _bound(

@@ -51,7 +51,8 @@ def check_states(optimizer: Optimizer, state_dict: object, free: type[Optimizer]
         seen.update(ids)
     for key, entry in state.items():
         is_own = key in seen and isinstance(entry, Mapping)
-        needs(is_own, CheckpointError, name, "the states of its own parameters", f"{shown(key)} with {_kind(entry)}")
+        kind = f"a {entry.layout} tensor" if isinstance(entry, Tensor) else type(entry).__name__
+        needs(is_own, CheckpointError, name, "the states of its own parameters", f"{shown(key)} with {kind}")
 
 
 def check_entries(
@@ -105,7 +106,3 @@ def _check_entry(who: str, key: str, value: object, p: Tensor, is_complex: bool,
     most = torch.finfo(parts.dtype).eps if key == "lo" else math.inf
     is_small = most == math.inf or bool((parts.abs() <= most).all())
     needs(is_small, CheckpointError, who, f"remainders of rounding, entries of at most {most:.2g}", "a larger")
-
-
-def _kind(value: object) -> str:
-    return f"a {value.layout} tensor" if isinstance(value, Tensor) else type(value).__name__

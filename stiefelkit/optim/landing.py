@@ -16,6 +16,7 @@ from stiefelkit.optim.frame_optimizer import FrameOptimizer
 from stiefelkit.optim.settings import MOMENTUM, OF_ADAM, RATE, SHARED, Setting, at_least, integer
 from stiefelkit.optim.steps import (
     LARGEST,
+    ROUNDING,
     as_factor,
     count_steps,
     divided,
@@ -30,8 +31,6 @@ from stiefelkit.optim.steps import (
 
 FURTHEST = 0.5
 """||W^H W - I||_F that no step goes beyond."""
-_ROUNDING = 4.0
-"""What rounding may leave of the tangent part of a normal matrix, over eps sqrt(p) and its norm."""
 _POLISHES = 6
 """From there they leave 0.19, 0.03, 6e-4, 3e-7, 6e-14 and nothing."""
 
@@ -98,7 +97,7 @@ class Landing(FrameOptimizer):
         bucket.accumulated_error = 0.0
         if is_still(group, bucket):
             return
-        noise, lr = _ROUNDING * torch.finfo(w.dtype).eps * w.shape[-1] ** 0.5, rate(group)
+        noise, lr = ROUNDING * torch.finfo(w.dtype).eps * w.shape[-1] ** 0.5, rate(group)
         each = [(d, f, noise * x) for d, f, x in zip(distances, lengths, normal, strict=True)]
         if on_host:
             steps = [_safe(float(lr), d, f, attraction, x) for d, f, x in each]

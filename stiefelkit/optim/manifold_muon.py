@@ -10,15 +10,13 @@ from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._stiefel.spectral import steepest
 from stiefelkit.optim.batch import Bucket, Group
 from stiefelkit.optim.settings import OF_ADAM, RATE, SHARED, Setting, at_least, integer
-from stiefelkit.optim.steps import Retraction, TangentOptimizer, as_factor, have_squares, landed_along, rate
+from stiefelkit.optim.steps import ROUNDING, Retraction, TangentOptimizer, as_factor, have_squares, landed_along, rate
 
 SPECTRAL = (
     Setting("lr", 0.02, RATE, "learning rate: the angle, nearly, by which the columns of a frame turn at each step."),
     Setting("momentum", 0.95, at_least(0, below=1.0), "decay of the mean gradient M <- momentum M + (1 - momentum) G."),
 )
 """Settings of optimizers by the spectral norm."""
-_ROUNDING = 4.0
-"""What rounding may leave of the tangent part of a normal matrix, over eps sqrt(p) and its norm."""
 _POLISHES = 11
 """From a bound of W - step that is `sqrt(p)` times too large they lead to rounding, if the step is tangent."""
 
@@ -89,7 +87,7 @@ def averaged_gradient(group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> Tan
 
 def above_rounding(gradient: Tangent, g: Tensor) -> Tangent:
     """Returns a Riemannian gradient of G, with zeros for a part that cannot be told from rounding."""
-    rounding = _ROUNDING * torch.finfo(g.dtype).eps * g.shape[-1] ** 0.5
+    rounding = ROUNDING * torch.finfo(g.dtype).eps * g.shape[-1] ** 0.5
     lost = [rounding * norm for norm in norms_of(g)[0]]
     rotation, rotation_norms = _above(lost, gradient.rotation, gradient.rotation_norms)
     if gradient.rest is None:

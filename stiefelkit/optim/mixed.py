@@ -16,8 +16,8 @@ from stiefelkit.weights.optimizer_hooks import moves_frames
 class MixedOptimizer(torch.optim.Optimizer):
     """Steps several optimizers one after the other, as papers train coordinates by others than the rest.
 
-    Its groups are theirs, so that schedulers and `clip_grad_norm_` reach all of them, and its state dict is the list of
-    theirs.
+    Its groups are theirs, so that schedulers and `clip_grad_norm_` reach all of them; `OneCycleLR` and `CyclicLR` cycle
+    a momentum, or betas, if all of them have such. Its state dict is the list of theirs.
 
     Args:
         optimizers: one or more, no two of which hold the same parameter.

@@ -71,9 +71,6 @@ def _preconditioned(g: Tensor, squares: Tensor, alpha: float, eps: float) -> tup
         if may_sync_host(squares) and not torch.isfinite(squares).all():
             raise OverflowError
         return g / squares.sqrt().add_(eps), squares
-    scaled, squares = _preconditioned(_parts(g), _parts(squares), alpha, eps)
+    real, real_squares = (torch.view_as_real(t.resolve_conj().contiguous()) for t in (g, squares))
+    scaled, squares = _preconditioned(real, real_squares, alpha, eps)
     return torch.view_as_complex(scaled), torch.view_as_complex(squares)
-
-
-def _parts(t: Tensor) -> Tensor:
-    return torch.view_as_real(t.resolve_conj().contiguous())

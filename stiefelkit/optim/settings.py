@@ -124,10 +124,10 @@ def document_settings(optimizer: type, settings: Collection[Setting], example: s
     if ">>> " not in doc and optimizer.__module__.startswith("stiefelkit."):
         defaults = {setting.name: setting.default for setting in settings}
         doc += "\n\n" + example.format_map({"lr": 0.01, **defaults, "name": optimizer.__name__})
-    names: dict[str, list[str]] = {}
+    names = {"groups, as `sk.optim.parameter_groups` gives them.": ["params"]}
     for setting in settings:
         names.setdefault(setting.words, []).append(setting.name)
-    entries = [_PARAMS, *(f"{', '.join(alike)}: {words}" for words, alike in names.items())]
+    entries = [f"{', '.join(alike)}: {words}" for words, alike in names.items()]
     wrapped = [textwrap.fill(entry, 116, initial_indent=" " * 4, subsequent_indent=" " * 8) for entry in entries]
     end = min((doc.find(mark) for mark in ("References:", ">>> ") if mark in doc), default=len(doc))
     optimizer.__doc__ = "\n".join([doc[:end].rstrip(), "", "Args:", *wrapped, "", doc[end:]])
@@ -141,6 +141,3 @@ def signature(settings: Sequence[Setting], positional: int = 1) -> inspect.Signa
         for i, setting in enumerate(settings)
     ]
     return inspect.Signature([inspect.Parameter("params", first), *taken])
-
-
-_PARAMS = "params: groups, as `sk.optim.parameter_groups` gives them."

@@ -29,18 +29,14 @@ from stiefelkit.optim.batch import EXTERNAL_CHANGE, Bucket, Group, limit_of
 from stiefelkit.optim.checks import not_finite, too_long
 from stiefelkit.optim.frame_optimizer import FrameOptimizer
 
-__all__ = [
-    "CayleyStep", "Retraction", "TangentOptimizer", "adam_scales", "as_factor", "bounded_steps", "corrections",
-    "count_steps", "fit_float32_range", "gradient_with_momentum", "have_squares", "inverse", "metric_of", "rate",
-    "second_moments", "shares", "step_length_and_error",
-]  # fmt: skip
-
 PROMISED = {"exact": 2.0, "fast": 30.0, "float64": 20.0}
 """Largest ||W^H W - I||_F after any step, in rounding limits; below p = 16 one eps more. "float64" in both."""
 LEAP_ABOVE = 100.0
 """Accumulated error above which a step is made in float64: one polish takes away a defect of some 800 limits."""
 LARGEST = torch.finfo(torch.float64).max
 """Norm up to which a direction that is not read counts as finite."""
+ROUNDING = 4.0
+"""What rounding may leave of the tangent part of a normal matrix, over its norm and eps sqrt(p); of entries, eps."""
 _LONGEST = 2.0
 """Length of a step over sqrt(p) above which it is made in float64."""
 _MAX_POLISHES = 3
@@ -270,44 +266,33 @@ def gradient_with_momentum(group: Group, bucket: Bucket, w: Tensor, g: Tensor, *
     return direction
 
 
-def second_moments(bucket: Bucket, norms: Norms, decay: float) -> list[tuple[float | Tensor, float | Tensor]]:
-    """Stages the next count of steps and :math:`v ← decay v + (1 - decay) ‖G‖^2`; returns both for each matrix.
-
-    Where no value is read, one pair of tensors of all of them. A moment that is not finite raises OverflowError.
-    """
-    p, moments = bucket.params[0], bucket.numbers("exp_avg_sq")
-    if not bucket.may_sync_host:
-        mixed = decay * moments + (1 - decay) * norms[0].square()
-        bucket.stage("exp_avg_sq", mixed)
-        return [(*count_steps(bucket), mixed)]
-    largest, squares = torch.finfo(p.dtype).max, []
-    for v, x in zip(moments.tolist(), norms, strict=True):
-        squares.append(decay * v + (1 - decay) * x * x)
-        if not squares[-1] < largest:  # also for NaN
-            raise OverflowError
-    bucket.stage("exp_avg_sq", torch.tensor(squares, dtype=p.dtype.to_real(), device=p.device))
-    return list(zip(count_steps(bucket), squares, strict=True))
-
-
 def adam_scales(bucket: Bucket, g: Tensor, betas: tuple[float, float], eps: float, *, is_inside: bool = False) -> Norms:
     """Stages the next count of steps and second moments, and returns the factor of each matrix's first moment.
 
-    That is :math:`1 / ((1 - b_1^k) ((v / (1 - b_2^k))^{1/2} + eps))`, eps under the root if it is inside.
+    With :math:`v ← b_2 v + (1 - b_2) ‖G‖^2`, which raises OverflowError where it is read and not finite, that is
+    :math:`1 / ((1 - b_1^k) ((v / (1 - b_2^k))^{1/2} + eps))`, eps under the root if it is inside.
     """
-    first, second = betas
-    inner, outer = (eps, 0.0) if is_inside else (0.0, eps)
-    norms = norms_of(g)[0] if bucket.may_sync_host else bucket.gradient_norms()
-    if not bucket.may_sync_host:
-        seen = norms[0], bucket.numbers("exp_avg_sq"), inner, outer
+    (first, second), (inner, outer) = betas, (eps, 0.0) if is_inside else (0.0, eps)
+    dtype, moments = bucket.dtype.to_real(), bucket.numbers("exp_avg_sq")
+    if bucket.may_sync_host:
+        squares = []
+        for v, x in zip(moments.tolist(), norms_of(g)[0], strict=True):
+            squares.append(second * v + (1 - second) * x * x)
+            if not squares[-1] < torch.finfo(dtype).max:  # also for NaN
+                raise OverflowError
+        bucket.stage("exp_avg_sq", torch.tensor(squares, dtype=dtype, device=bucket.params[0].device))
+    else:
+        norms = bucket.gradient_norms()[0]
+        seen = norms, moments, inner, outer
         found = adam_in_one(bucket.numbers("step", of_frames=True), betas, seen, bucket.matrices)
         if found is not None:
             bucket.stage("step", found[0])
             bucket.stage("exp_avg_sq", found[1])
             return [found[2]]
-    return [
-        inverse((1 - first**k) * ((v / (1 - second**k) + inner) ** 0.5 + outer))
-        for k, v in second_moments(bucket, norms, second)
-    ]
+        squares = [second * moments + (1 - second) * norms.square()]
+        bucket.stage("exp_avg_sq", squares[0])
+    counted = zip(count_steps(bucket), squares, strict=True)
+    return [inverse((1 - first**k) * ((v / (1 - second**k) + inner) ** 0.5 + outer)) for k, v in counted]
 
 
 def corrections(bucket: Bucket, betas: tuple[float, float], lr: float | Tensor) -> tuple[Norms, Norms]:

@@ -9,11 +9,8 @@ from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._packing import minus_adjoint
 from stiefelkit.optim.batch import Bucket, Group
 from stiefelkit.optim.settings import BETAS, OF_FREE, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
-from stiefelkit.optim.steps import as_factor, corrections, in_units, metric_of, rate
+from stiefelkit.optim.steps import ROUNDING, as_factor, corrections, in_units, metric_of, rate
 from stiefelkit.optim.stiefel_sgd import SplitOptimizer, TangentWithMomentum, turned
-
-_ROUNDING = 4.0
-"""What rounding may leave of an entry of the tangent part of a normal matrix, over eps and the norm of that."""
 
 
 class StiefelAdam(SplitOptimizer):
@@ -106,4 +103,4 @@ def _rounding(x: Tensor) -> Tensor:
 
 
 def _share(x: Tensor) -> float:
-    return _ROUNDING * torch.finfo(x.dtype).eps
+    return ROUNDING * torch.finfo(x.dtype).eps

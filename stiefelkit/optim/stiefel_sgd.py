@@ -1,6 +1,6 @@
 """SGD on the Stiefel manifold with a momentum that stays in the tangent bundle by itself, and its split step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -20,7 +20,7 @@ from stiefelkit.optim.steps import CayleyStep, Retraction, TangentOptimizer, as_
 class TangentWithMomentum(Tangent):
     """A direction, and the momentum that it was made of."""
 
-    momentum: Tangent | None = None
+    momentum: Tangent = field(kw_only=True)
 
 
 class SplitStep(Retraction):
@@ -51,9 +51,7 @@ class SplitOptimizer(TangentOptimizer):
             return
         increment, leapt = to.get("increment"), to.get("leapt")
         share = 0.5 if metric_of(group) == "canonical" else 1.0
-        momentum = (
-            direction.momentum if isinstance(direction, TangentWithMomentum) and direction.momentum else direction
-        )
+        momentum = direction.momentum if isinstance(direction, TangentWithMomentum) else direction
         if leapt is not None and momentum is direction:
             after = leapt_momentum(w, leapt, direction, as_factor(steps, w), share).to(w.dtype)
         elif increment is None:

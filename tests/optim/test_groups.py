@@ -19,13 +19,6 @@ def by_name(groups):
     return {group.get("name"): group for group in groups}
 
 
-def test_each_parameter_stands_in_exactly_one_group():
-    net = model()
-    net.append(net[0])
-    ids = [id(p) for group in sk.optim.parameter_groups(net, lr=1e-3) for p in group["params"]]
-    assert sorted(ids) == sorted(id(p) for p in net.parameters())
-
-
 def test_settings_go_to_the_named_coordinate_and_the_rest_to_lr():
     groups = by_name(sk.optim.parameter_groups(model(), lr=1e-3, skew=dict(lr=1e-4, weight_decay=0.1), phase=1e-2))
     assert groups[None]["lr"] == 1e-3
@@ -33,8 +26,12 @@ def test_settings_go_to_the_named_coordinate_and_the_rest_to_lr():
     assert (groups["phase"]["lr"], groups["phase"]["weight_decay"]) == (1e-2, 0.0)
 
 
-def test_coordinates_get_no_weight_decay_unless_asked():
-    optimizer = torch.optim.AdamW(sk.optim.parameter_groups(model(), lr=1e-3), weight_decay=0.3)
+def test_each_parameter_stands_in_one_group_and_coordinates_get_no_weight_decay_unless_asked():
+    net = model()
+    net.append(net[0])
+    optimizer = torch.optim.AdamW(sk.optim.parameter_groups(net, lr=1e-3), weight_decay=0.3)
+    ids = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(ids) == sorted(id(p) for p in net.parameters())
     decays = {group.get("name"): group["weight_decay"] for group in optimizer.param_groups}
     assert decays == {None: 0.3, "skew": 0.0, "phase": 0.0}
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._stiefel.conjugate_gradients import dot
-from stiefelkit.optim.deterministic.line_search import Wolfe, search
+from stiefelkit.optim.deterministic.line_search import search
 from stiefelkit.optim.deterministic.minimizer import OF_ALL, Memory, Minimizer
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.settings import Setting, at_least, one_of
@@ -42,7 +42,7 @@ class ConjugateGradient(Minimizer):
     def iterate(self, objective: Objective, here: Position, memory: Memory) -> Position | None:
         """See `Minimizer`."""
         settings = self.param_groups[0]
-        wolfe = Wolfe(min(0.1, settings["curvature"] / 2), settings["curvature"])
+        curvature = settings["curvature"]
         g, d = here.gradient, memory.get("direction")
         slope, dd = (0.0, 0.0) if d is None else (dot(g, d), dot(d, d))
         if d is None or not slope < -_STEEP * here.norm * math.sqrt(dd):
@@ -50,7 +50,7 @@ class ConjugateGradient(Minimizer):
             slope = -dd
         bend = abs(memory.get("bend", 0.0))
         t = -slope / (bend * dd) if bend > 0 else _FIRST * objective.space.diameter / here.norm
-        trial = search(objective, here, d, slope, t, wolfe)
+        trial = search(objective, here, d, slope, t, min(0.1, curvature / 2), curvature)
         if trial is None and "direction" in memory:
             memory.clear()
             return here

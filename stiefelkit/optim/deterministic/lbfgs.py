@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._stiefel.conjugate_gradients import dot
-from stiefelkit.optim.deterministic.line_search import Wolfe, search
+from stiefelkit.optim.deterministic.line_search import search
 from stiefelkit.optim.deterministic.minimizer import OF_ALL, Memory, Minimizer
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.settings import Setting, at_least, integer
@@ -39,13 +39,13 @@ class LBFGS(Minimizer):
     def iterate(self, objective: Objective, here: Position, memory: Memory) -> Position | None:
         """See `Minimizer`."""
         settings, g = self.param_groups[0], here.gradient
-        wolfe = Wolfe(min(1e-4, settings["curvature"] / 2), settings["curvature"])
+        curvature = settings["curvature"]
         kept = [memory["steps"], memory["changes"]] if {"steps", "changes"} <= memory.keys() else []
         d, t = (-_two_loops(g, *kept), 1.0) if kept else (-g, 0.1 * objective.space.diameter / here.norm)
         slope = dot(g, d)
         trial = None
         if slope < -1e-8 * here.norm * torch.linalg.vector_norm(d).item():
-            trial = search(objective, here, d, slope, t, wolfe)
+            trial = search(objective, here, d, slope, t, min(1e-4, curvature / 2), curvature)
         if trial is None:
             if not memory:
                 return None

@@ -26,32 +26,15 @@ class Trial:
     slope: float
 
 
-@dataclass(frozen=True)
-class Wolfe:
-    """Conditions on a step: :math:`f(t) ≤ f(0) + decrease t f'(0)`, and :math:`|f'(t)| ≤ curvature |f'(0)|`.
+def search(
+    objective: Objective, start: Position, u: Tensor, slope: float, t: float, decrease: float, curvature: float
+) -> Trial | None:
+    """Looks along a flat vector for a step, t at first, with the strong Wolfe conditions.
 
-    Where f(t) and the least loss of any start differ by no more than rounding, the first is
-    :math:`f'(t) ≤ (2 decrease - 1) f'(0)` instead, which is the same for a parabola.
-    """
-
-    decrease: float
-    curvature: float
-
-    def holds(self, start: Position, slope: float, trial: Trial, is_low: bool) -> bool:
-        """Returns whether a trial is such; `is_low` tells whether `Objective.allows` its loss."""
-        loss = trial.position.loss
-        if not abs(trial.slope) <= self.curvature * abs(slope):
-            return False
-        if loss <= start.loss + self.decrease * trial.t * slope:
-            return True
-        return is_low and trial.slope <= (2 * self.decrease - 1) * slope
-
-
-def search(objective: Objective, start: Position, u: Tensor, slope: float, t: float, wolfe: Wolfe) -> Trial | None:
-    """Looks along a flat vector for a step, t at first.
-
-    Slopes are those of the curve itself. A bracket, at whose left end the curve falls and at whose right it rises or is
-    too high, shrinks by secants of the slopes.
+    These are :math:`f(t) ≤ f(0) + decrease t f'(0)` and :math:`|f'(t)| ≤ curvature |f'(0)|`. Where f(t) and the least
+    loss of any start differ by no more than rounding, the first is :math:`f'(t) ≤ (2 decrease - 1) f'(0)` instead,
+    which is the same for a parabola. Slopes are those of the curve itself. A bracket, at whose left end the curve falls
+    and at whose right it rises or is too high, shrinks by secants of the slopes.
 
     Returns:
         A trial; where none keeps the conditions the flattest of those that are lower, or None.
@@ -68,7 +51,9 @@ def search(objective: Objective, start: Position, u: Tensor, slope: float, t: fl
         position = objective.at(on_curve.points)
         trial = Trial(t, on_curve, position, on_curve.slope(position.gradients))
         is_low = objective.allows(position, start.noise)
-        if wolfe.holds(start, slope, trial, is_low):
+        decreases = position.loss <= start.loss + decrease * t * slope
+        decreases = decreases or (is_low and trial.slope <= (2 * decrease - 1) * slope)
+        if decreases and abs(trial.slope) <= curvature * abs(slope):
             return trial
         if is_low and position.norm < math.inf and (best is None or abs(trial.slope) < abs(best.slope)):
             best = trial
@@ -83,15 +68,12 @@ def search(objective: Objective, start: Position, u: Tensor, slope: float, t: fl
             continue
         if right - left <= 1e-15 * right:
             break
-        t = left + (right - left) * _share(left_slope, right_slope)
+        # A secant of the slopes again; nearer the left end if that at the right is unknown.
+        share = min(max(left_slope / (left_slope - right_slope), 0.05), 0.95) if right_slope > 0 else 0.25
+        t = left + (right - left) * share
         if right - left > _SHRUNK * width:
             t = (left + right) / 2
         width = right - left
     if best is None or not (best.position.loss < start.loss or abs(best.slope) < abs(slope)):
         return None
     return best
-
-
-def _share(left: float, right: float) -> float:
-    """Returns where a secant of a bracket's slopes is 0; nearer the left end if the right is unknown."""
-    return min(max(left / (left - right), 0.05), 0.95) if right > 0 else 0.25

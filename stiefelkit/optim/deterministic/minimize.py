@@ -116,9 +116,10 @@ def minimize(
         try:
             return f(*points)
         except RuntimeError as error:
-            if "numpy" not in str(error):
-                raise
-            needs(False, OptionError, "sk.optim.minimize", "a loss of torch's operations", "one that NumPy computes")
+            is_torchs = "numpy" not in str(error)
+            needs(
+                is_torchs, OptionError, "sk.optim.minimize", "a loss of torch's operations", "one that NumPy computes"
+            )
             raise
 
     def descend(points: list[nn.Parameter]) -> Progress:
@@ -190,8 +191,7 @@ def _beyond_reflections(
             waiting, noise = _reflections(f, points if best is None else best[0], are_frames)
         if not waiting:
             break
-        _, reflect = waiting.pop(0)
-        start = [nn.Parameter(w) for w in reflect()]
+        start = [nn.Parameter(w) for w in waiting.pop(0)[1]()]
         after = descend(start)
         if after.loss < value - NOISE * eps * max(abs(value), noise):
             best, value, waiting = (start, after), after.loss, None

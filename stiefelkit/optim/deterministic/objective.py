@@ -12,8 +12,6 @@ from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import as_python_number
 from stiefelkit.optim.deterministic.space import Space
 
-__all__ = ["Objective", "Position"]
-
 NOISE = 8.0
 """Rounding of a loss, at most, over eps and its size: 0.2 of a sum, and more where its terms cancel."""
 UNREACHED = 4.0
@@ -195,15 +193,12 @@ class Objective:
             returned=returned,
         )
         if math.isfinite(loss + norm):
-            self._remember(position, size)
+            self.lowest, self.steepest = min(self.lowest, loss), max(self.steepest, size)
+            best, noise = self.best, position.noise
+            is_low = loss <= self.lowest + noise
+            if best is None or loss < best.loss - noise or (is_low and norm < best.norm):
+                self.best = replace(position, graph=None, returned=None)
         return position
-
-    def _remember(self, position: Position, size: float) -> None:
-        self.lowest, self.steepest = min(self.lowest, position.loss), max(self.steepest, size)
-        best, noise = self.best, position.noise
-        is_low = position.loss <= self.lowest + noise
-        if best is None or position.loss < best.loss - noise or (is_low and position.norm < best.norm):
-            self.best = replace(position, graph=None, returned=None)
 
     def _value(self, returned: object) -> float:
         """Returns a loss as a number; raises OptimizerError for what is no real number."""
