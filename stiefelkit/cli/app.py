@@ -26,6 +26,7 @@ app = App(
 )
 app.command("stiefelkit.cli.about:show", name="list")
 app.command("stiefelkit.cli.new_plugin:new_plugin", name="new-plugin")
+app.command("stiefelkit.cli.new_plugin:new_bench", name="new-bench")
 app.command("stiefelkit.cli.runs:train", name="train")
 app.command("stiefelkit.cli.runs:compare", name="compare")
 app.command("stiefelkit.cli.reproduce:reproduce", name="reproduce")

@@ -134,7 +134,13 @@ def _rendered(table: "Measured") -> Table:
     return drawn
 
 
-def drift(*, plan: Options[DriftPlan] = None, out: Path = Path("runs/drift"), figures: Options[Figures] = None) -> int:
+def drift(
+    *,
+    plan: Options[DriftPlan] = None,
+    out: Path = Path("runs/drift"),
+    figures: Options[Figures] = None,
+    fail_above: float | None = None,
+) -> int:
     """Measure how weights keep orthogonality.
 
     Each weight is taken through many optimizer steps: parametrizations by --optimizer; "unconstrained", a plain weight;
@@ -147,15 +153,26 @@ def drift(*, plan: Options[DriftPlan] = None, out: Path = Path("runs/drift"), fi
         plan: what to measure.
         out: folder for drift.json and drift.png; one that has a drift.json is refused.
         figures: how the figure is written.
+        fail_above: bits of orthogonality; the exit status is 1 if a method loses more at its worst step or is left out.
+            Those given by import path are held to it, or all if there is none.
     """
-    from stiefelkit.measuring.drift import measure
+    from stiefelkit.measuring.drift import failures, measure
 
-    plan, figures = plan or DriftPlan(), figures or Figures()
-    code = _raced(plan, lambda plan, watch: measure(plan, out, figures, watch), None)
+    plan, figures, done = plan or DriftPlan(), figures or Figures(), list["Race"]()
+
+    def races(plan: DriftPlan, watch: "ProgressCallback") -> "Iterator[Race]":
+        for race in measure(plan, out, figures, watch):
+            done.append(race)
+            yield race
+
+    _raced(plan, races, None)
     if (record := out / "drift.json").exists():
         say(f"Data: {record}")
         say(f"Figure: {figures.path(out, 'drift')}")
-    return code
+    failed = [] if fail_above is None else failures(plan, done, fail_above)
+    for words in failed:
+        say(f"Above the limit: {words}")
+    return int(bool(failed))
 
 
 def report(

@@ -1,4 +1,4 @@
-"""`stiefelkit new-plugin NAME`."""
+"""`stiefelkit new-plugin NAME` and `stiefelkit new-bench DIR`: folders to start from."""
 
 import keyword
 import os
@@ -29,16 +29,43 @@ def new_plugin(name: str, /, *, kind: str = "parametrization", out: Path = Path(
         raise UnknownNameError(f"No kind of plugin is named {kind!r}{did_you_mean(kind, KINDS)}")
     _check_name(name, kind)
     folder = out / f"stiefelkit-{name.replace('_', '-')}"
-    needs(not os.path.lexists(folder), OptionError, "new-plugin", "a folder that does not exist yet", str(folder))
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out) as unfinished:
+    _write("new-plugin", folder, _files(name, kind))
+    print(f"Wrote {folder}. To install and test it:\n  pip install -e {folder} pytest\n  pytest {folder}")
+    return 0
+
+
+def new_bench(folder: Path, /) -> int:
+    """Write benchmarks of your own model for asv, to start from.
+
+    They measure the drift of its weights and the time of a step, on a CPU and on CUDA, by each of several methods.
+
+    Args:
+        folder: that is made, with asv.conf.json and benchmarks/, whose __init__.py is for your model and optimizers.
+    """
+    root = next((above for above in folder.resolve().parents if (above / ".git").exists()), folder.resolve())
+    values = {"name": folder.resolve().name, "repo": os.path.relpath(root, folder.resolve())}
+    templates = SKELETONS / "bench"
+    files = {str(one.relative_to(templates))[:-3]: _filled(one, values) for one in templates.rglob("*.in")}
+    _write("new-bench", folder, files)
+    print(f"Wrote {folder}. To run it:\n  pip install asv\n  cd {folder}")
+    print("  asv run --quick --set-commit-hash $(git rev-parse HEAD)")
+    return 0
+
+
+def _write(who: str, folder: Path, files: dict[str, str]) -> None:
+    """Writes texts by their paths in a new folder, all or none."""
+    needs(not os.path.lexists(folder), OptionError, who, "a folder that does not exist yet", str(folder))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
         made = Path(unfinished, folder.name)
-        for path, text in _files(name, kind).items():
+        for path, text in files.items():
             (made / path).parent.mkdir(parents=True, exist_ok=True)
             (made / path).write_text(text, encoding="utf-8")
         made.rename(folder)
-    print(f"Wrote {folder}. To install and test it:\n  pip install -e {folder} pytest\n  pytest {folder}")
-    return 0
+
+
+def _filled(template: Path, values: dict[str, str]) -> str:
+    return Template(template.read_text(encoding="utf-8")).substitute(values)
 
 
 def _check_name(name: str, kind: str) -> None:
@@ -59,5 +86,5 @@ def _files(name: str, kind: str) -> dict[str, str]:
     for template in (*SKELETONS.glob("*.in"), *(SKELETONS / kind).glob("*.in")):
         path = template.name.removesuffix(".in")
         path = {"module.py": f"stiefelkit_{name}.py"}.get(path, f"tests/{path}" if path.startswith("test_") else path)
-        files[path] = Template(template.read_text(encoding="utf-8")).substitute(values)
+        files[path] = _filled(template, values)
     return files

@@ -5,15 +5,17 @@ import dataclasses
 import math
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 from stiefelkit import init
+from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.errors import RunError, needs
 from stiefelkit.figure import Figures
 from stiefelkit.files import parse_json, writable, write_json
@@ -22,9 +24,9 @@ from stiefelkit.measuring import charts
 from stiefelkit.measuring.clock import WARM_UPS, Run
 from stiefelkit.measuring.contest import Contest, DriftCurve, ProgressCallback, Race, Row, Schedule, captured, quiet
 from stiefelkit.measuring.implementations import dtype_of
-from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers, start
+from stiefelkit.measuring.moved_frames import imported, own_optimizers, peer_optimizers, start
 from stiefelkit.measuring.plans import UNCONSTRAINED, DriftPlan, torch_dtype
-from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.optim import optimizers, parameter_groups
 from stiefelkit.weights.attach import available, orthogonal
 
@@ -94,13 +96,25 @@ def races(
             return run(plan, method, n, p, looked)
 
     for n, p in plan.sizes:
-        contest = Contest(f"{n} x {p}", peer_optimizers, schedule=schedule)
+        contest = Contest(f"{n} x {p}", {*peer_optimizers, *plan.imported}, schedule=schedule)
         done.append(Race(f"{n} x {p}, {plan.gradients} gradients", "drift", [], contest.left_out))
         for method in plan.methods:
             for curve in contest.attempt("drift of", [method], partial(measured, n, p)).values():
                 done[-1].rows.append(Row({"contender": method, **curve.figures}, is_peer=method in peer_optimizers))
             after_each(done)
         yield done[-1]
+
+
+def failures(plan: DriftPlan, done: Iterable[Race], bits: float) -> list[str]:
+    """Returns who lost more bits than that, or was left out, of the methods given by import path, or of all."""
+    found = []
+    for race in done:
+        lost = {row.name: bits_lost(row["worst"], 1.0) for row in race.rows}
+        for name in plan.imported or plan.methods:
+            if not lost.get(name, math.nan) <= bits:  # NaN is above every limit
+                words = f"lost {lost[name]:.3g} bits, {bits:g} permitted" if name in lost else "was not measured"
+                found.append(f"{name}, {race.subject}: {words}.")
+    return found
 
 
 def log_grid(steps: int, per_decade: int = 8) -> list[int]:
@@ -115,8 +129,9 @@ def log_grid(steps: int, per_decade: int = 8) -> list[int]:
 
 def run(plan: DriftPlan, method: str, n: int, p: int, watch: Callable[[int], None] = lambda step: None) -> DriftCurve:
     """Takes an n x p weight through the steps of a plan, and calls `watch` with their number after each look."""
-    if method in available():
-        own = str(dtype_of(available()[method], torch_dtype(plan.dtype))).removeprefix("torch.")
+    cls = _map_of(plan, method)
+    if cls is not None and issubclass(cls, OrthogonalParam):
+        own = str(dtype_of(cls, torch_dtype(plan.dtype))).removeprefix("torch.")
         plan = plan if own == plan.dtype else dataclasses.replace(plan, methods=(method,), dtype=own)
     dtype = torch_dtype(plan.dtype)
 
@@ -217,24 +232,32 @@ def _of_digits(before: Tensor, after: Tensor, seed: int) -> Callable[[Tensor], T
     return gradient
 
 
+def _map_of(plan: DriftPlan, method: str) -> type[nn.Module] | None:
+    """Returns the class of a map, by its name or import path; None for other methods."""
+    return imported(plan.subject, method, nn.Module) if method == plan.map else available().get(method)
+
+
 def _started(
     plan: DriftPlan, method: str, n: int, p: int, gradient: Callable[[Tensor], Tensor]
 ) -> tuple[Callable[[], Tensor], Callable[[Tensor], None]]:
     """Returns what reads the weight, and what makes a step with a gradient."""
     dtype = torch_dtype(plan.dtype)
-    if method not in (*available(), UNCONSTRAINED):
+    cls = _map_of(plan, method)
+    if cls is None and method != UNCONSTRAINED:
         frame = init.haar((n, p), working_dtype(dtype)).to(plan.device)
         moved = start(method, frame, gradient(frame.to(dtype)), plan.step_length, dtype)
         return lambda: moved.frame, moved.step
     layer = nn.Linear(p, n, bias=False, dtype=dtype, device=plan.device)
-    name = plan.optimizer
-    if method == UNCONSTRAINED:
+    name = "adam" if plan.optimizer in plan.imported else plan.optimizer
+    if cls is None or not issubclass(cls, OrthogonalParam):
         layer.weight.data.copy_(init.haar((n, p), working_dtype(dtype)))
+        if cls is not None:
+            parametrize.register_parametrization(layer, "weight", cls())
     else:
-        param = available()[method]((n, p), dtype=dtype)
-        if param.manifolds and plan.optimizer not in own_optimizers():
+        param = cls((n, p), dtype=dtype)
+        if param.manifolds and name not in own_optimizers():
             name = FRAME_OPTIMIZER
-        orthogonal(layer, "weight", method, init=param.schemes[0])
+        orthogonal(layer, "weight", cls, init=param.schemes[0])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* holds no frame")  # as of most maps, on purpose
         capturable = {"capturable": True} if plan.replay else {}

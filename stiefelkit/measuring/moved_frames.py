@@ -3,20 +3,26 @@
 import importlib.util
 import inspect
 import math
+import pkgutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from stiefelkit.errors import OptionError
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import PRECISIONS
 from stiefelkit.optim import optimizers
+from stiefelkit.registry import code_of_others
 from stiefelkit.weights.optimizer_hooks import moves_frames
 
-__all__ = ["MovedFrame", "methods", "own_optimizers", "peer_optimizers", "start"]
+__all__ = ["MovedFrame", "imported", "methods", "own_optimizers", "peer_optimizers", "start"]
+
+T = TypeVar("T")
 
 MANIFOLD = "stiefel:canonical"
 TRIAL = 1e-6
@@ -73,6 +79,18 @@ YARDSTICKS = ("geoopt_sgd_canonical", "geoopt_sgd_euclidean")
 """Peers beside which the time of a step is shown as a ratio."""
 
 
+def imported(who: str, path: str, kind: type[T]) -> type[T]:
+    """Returns the class of an import path, my.module:MyClass; modules in the current folder are found too."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    wanted = f"{who} needs the import path of a subclass of {kind.__name__}, as my.module:MyClass"
+    with code_of_others(f"{wanted}, and {path!r} to import"):
+        found = pkgutil.resolve_name(path)
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise OptionError(f"{wanted}, got {path!r}.")
+    return found
+
+
 def own_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
     """Returns name to class of the registered optimizers that move frames, plugins included."""
     return {name: cls for name, cls in optimizers.available().items() if moves_frames(cls)}
@@ -96,7 +114,8 @@ def start(method: str, frame: Tensor, gradient: Tensor, length: float, dtype: to
     step in float64 finds the learning rate, in the same way for all. A frame is exact in float64 or complex128, and
     rounded to `dtype`.
     """
-    make = methods()[method]
+    known = methods()
+    make = known[method] if method in known else partial(_ours, imported("drift", method, torch.optim.Optimizer), {})
     return make(frame.to(dtype or frame.dtype, copy=True), rate(make, frame, gradient, length))
 
 
@@ -116,7 +135,7 @@ def rate(make: Make, frame: Tensor, gradient: Tensor, length: float) -> float:
 
 def _ours(cls: Callable[..., torch.optim.Optimizer], options: dict[str, Any], frame: Tensor, lr: float) -> MovedFrame:
     point = nn.Parameter(frame)
-    groups = [{"params": [point], "manifold": MANIFOLD}]
+    groups: list[dict[str, Any]] = [{"params": [point]} | ({"manifold": MANIFOLD} if moves_frames(cls) else {})]
     return MovedFrame(point, cls(groups, lr=lr, **options, **getattr(cls, "steady", {})))
 
 

@@ -341,7 +341,11 @@ class DriftPlan(Machine):
         gradients: random draws one for each step, fixed keeps the first, rotation turns the weight steadily, by
             G = A W with one random skew A, digits trains it to tell handwritten digits apart.
         optimizer: of the parametrizations: {free}, one that moves frames, or the name of an installed plugin;
-            multiplicative_cayley where a coordinate is a frame and it moves none.
+            multiplicative_cayley where a coordinate is a frame and it moves none. An import path,
+            my.module:MyOptimizer, is a method more: any torch optimizer, which moves a plain weight;
+            parametrizations get adam then.
+        map: import path of a method more, my.module:MyMap: a parametrization, or a module for
+            torch.nn.utils.parametrize that needs no arguments.
         lr: its learning rate.
         step_length: lr ||B||_2, B = G W^H - W G^H, of the first step of a frame; at most 100.
         look_every: the error is looked at after one step, at random, out of so many in a row; more is faster, and may
@@ -358,6 +362,7 @@ class DriftPlan(Machine):
     dtype: str = "float32"
     gradients: str = "random"
     optimizer: str = "adam"
+    map: str = ""
     lr: float = 1e-3
     step_length: float = 1e-2
     look_every: int = 1
@@ -368,7 +373,9 @@ class DriftPlan(Machine):
     subject: ClassVar[str] = "The drift experiment"
 
     def __post_init__(self) -> None:
-        from stiefelkit.measuring.moved_frames import methods, own_optimizers, peer_optimizers
+        import torch
+
+        from stiefelkit.measuring.moved_frames import imported, methods, own_optimizers, peer_optimizers
         from stiefelkit.weights.attach import available
 
         super().__post_init__()
@@ -383,9 +390,18 @@ class DriftPlan(Machine):
         known_words(who, "dtype", [self.dtype], (*WIDE_DTYPES, "bfloat16"))
         known_words(who, "gradients", [self.gradients], ("random", "fixed", "rotation", "digits"))
         maps = [*available(), UNCONSTRAINED]
-        known_words(who, "parametrization or optimizer of frames", self.methods, [*maps, *methods()])
-        optimizers.get(self.optimizer)
-        self._set(methods=self.methods or (*maps, *own_optimizers(), *peer_optimizers))
+        known_words(who, "parametrization or optimizer of frames", self.methods, [*maps, *methods(), *self.imported])
+        for path in self.imported:
+            imported(who, path, torch.optim.Optimizer if path == self.optimizer else torch.nn.Module)
+        if self.optimizer not in self.imported:
+            optimizers.get(self.optimizer)
+        known = self.methods or (*maps, *own_optimizers(), *peer_optimizers)
+        self._set(methods=tuple(dict.fromkeys((*known, *self.imported))))
+
+    @property
+    def imported(self) -> tuple[str, ...]:
+        """The methods that are given by import path."""
+        return tuple(path for path in (self.map, self.optimizer if ":" in self.optimizer else "") if path)
 
 
 _free, _of_frames = names_in_words()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import ShapeError, needs, suggest_names
+from stiefelkit.errors import OptionError, ShapeError, needs, suggest_names
 from stiefelkit.metrics.operators import Lipschitz, lipschitz
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_dtype, check_tensors, working_dtype
@@ -113,10 +113,19 @@ def permitted_return(shape: Sequence[int], dtype: torch.dtype, *, unspared: bool
     return (100 * max(1.0, shape[-2] / 64) if wide else 8) * rounding_limit(shape[-1], dtype)
 
 
-def bits_lost(error: float, limit: float) -> float:
+def bits_lost(w: Tensor | float, limit: float | None = None) -> float:
     """Returns the bits of orthogonality lost beyond rounding: :math:`log_2(max(error / limit, 1))`.
 
-    >>> bits_lost(8e-7, 1e-7)
-    3.0
+    Args:
+        w: matrices (*, n, p), real or complex, of which the worst counts, and wide ones by rows; or an error.
+        limit: of an error; that of a matrix follows from its shape and dtype, as `rounding_limit` says.
+
+    >>> bits_lost(torch.eye(8, 4)), bits_lost(8e-7, 1e-7)
+    (0.0, 3.0)
     """
-    return math.log2(max(error / limit, 1.0))
+    if limit is None:
+        if not isinstance(w, Tensor):
+            raise OptionError(f"bits_lost needs a matrix, or an error and its limit, got {w!r} alone.")
+        tall = w if w.dim() < 2 or w.shape[-2] >= w.shape[-1] else w.mH
+        w, limit = orthogonality_error(tall).max().item(), rounding_limit(tall.shape[-1], tall.dtype)
+    return math.log2(max(float(w) / limit, 1.0))

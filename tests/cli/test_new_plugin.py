@@ -1,12 +1,14 @@
 """`stiefelkit new-plugin` writes a package of each kind, which works as it stands: its laws pass, or it runs."""
 
 import importlib
+import json
 import os
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -94,3 +96,24 @@ def test_a_name_that_cannot_be_is_refused_and_nothing_written(words, word, tmp_p
     assert main(["new-plugin", *words.split(), "--out", str(tmp_path)]) == 2
     assert word in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_benchmarks_of_a_model_measure_its_drift_and_its_steps(tmp_path, monkeypatch):
+    (tmp_path / ".git").mkdir()
+    folder = tmp_path / "own" / "bench"
+    assert main(["new-bench", str(folder)]) == 0
+    assert json.loads((folder / "asv.conf.json").read_text())["repo"] == "../.."
+    monkeypatch.syspath_prepend(folder)
+    with mock.patch.dict(sys.modules):  # the benchmarks of this repository come back
+        for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+            del sys.modules[name]
+        found = importlib.import_module("benchmarks.training")
+    monkeypatch.setattr(found, "STEPS", 3)
+    lost = {}
+    for method in found.METHODS:
+        case = found.Training()
+        case.setup(method, "cpu")
+        case.time_step(method, "cpu")
+        lost[method] = case.track_bits_lost(method, "cpu")
+    assert lost["stiefelkit"] < 2 < 10 < lost["plain"]
+    assert main(["new-bench", str(folder)]) == 2

@@ -81,3 +81,8 @@ def test_what_cannot_be_drawn_is_refused(scheme, shape, dtype, error):
 
 def test_bits_lost_count_from_the_limit():
     assert (bits_lost(1.0, 2.0), bits_lost(8.0, 2.0)) == (0, 2)
+    w = 1.1 * sk.init.haar((9, 4), torch.complex64)
+    expected = pytest.approx(bits_lost(orthogonality_error(w).item(), rounding_limit(4, w.dtype)))
+    assert bits_lost(torch.stack([sk.init.haar((9, 4), w.dtype), w]).mH) == expected
+    with pytest.raises(errors.OptionError, match="limit"):
+        bits_lost(1e-7)

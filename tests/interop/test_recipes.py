@@ -12,7 +12,7 @@ from torch import nn
 
 import stiefelkit as sk
 
-PAGE = Path(__file__).parents[2] / "docs" / "gallery" / "recipes.md"
+GALLERY = Path(__file__).parents[2] / "docs" / "gallery"
 
 
 @pytest.fixture
@@ -24,9 +24,9 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"sk": sk, "torch": torch, "nn": nn}
 
 
-def ran(title: str, held: dict[str, Any]) -> dict[str, Any]:
+def ran(title: str, held: dict[str, Any], page: str = "recipes") -> dict[str, Any]:
     """Runs the code under a heading."""
-    section = PAGE.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    section = (GALLERY / f"{page}.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     (code,) = re.findall(r"^```py\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -40,14 +40,10 @@ def check_frames(net: Any, count: int) -> None:
     assert max(drift.bits_lost for drift in drifts.values()) < 1
 
 
-def test_lightning_trains_as_the_page_says(held: dict[str, Any]) -> None:
-    pytest.importorskip("lightning", reason="needs the extra [interop]")
-    check_frames(ran("lightning", held)["net"], 2)
-
-
-def test_accelerate_trains_and_restores_as_the_page_says(held: dict[str, Any]) -> None:
-    pytest.importorskip("accelerate", reason="needs the extra [interop]")
-    check_frames(ran("accelerate", held)["net"], 2)
+@pytest.mark.parametrize("library", ["lightning", "accelerate"])
+def test_it_trains_and_restores_as_the_page_says(library: str, held: dict[str, Any]) -> None:
+    pytest.importorskip(library, reason="needs the extra [interop]")
+    check_frames(ran(library, held)["net"], 2)
 
 
 def test_the_trainer_of_transformers_trains_and_saves_gpt2_as_the_page_says(held: dict[str, Any]) -> None:
@@ -94,3 +90,14 @@ def test_accelerate_trains_adapters_and_saves_them_as_the_page_says(held: dict[s
     for one, other in zip(sk.nn.adapters(twin).values(), sk.nn.adapters(net).values(), strict=True):
         assert torch.equal(one.rotation.weight, other.rotation.weight)
         assert torch.dist(one.rotation.weight, torch.eye(16)) > 1e-2
+
+
+@pytest.mark.parametrize(("title", "library"), [("lightning", "lightning"), ("Hugging Face Trainer", "accelerate")])
+def test_callbacks_log_drift_and_stop_above_a_limit(title: str, library: str, held: dict[str, Any]) -> None:
+    pytest.importorskip(library, reason="needs the extra [interop]")
+    trainer = ran(title, held, "callbacks")["trainer"]
+    is_lightning = library == "lightning"
+    logged = trainer.callback_metrics if is_lightning else trainer.state.log_history[0]
+    ours, plain = [float(logged[name]) for name in sorted(logged) if name.startswith("bits_lost/")]
+    assert ours < 2 < plain
+    assert 0 < (trainer.global_step if is_lightning else trainer.state.global_step) < 80

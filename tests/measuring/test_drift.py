@@ -218,6 +218,27 @@ def test_the_command_shows_and_writes_the_worst_of_each(capsys):
     assert "needs a file as stiefelkit drift writes it, got mine" in capsys.readouterr().err
 
 
+MINE = """import torch
+class Failing(torch.optim.SGD):
+    def step(self): raise ValueError("no way")
+class Map(torch.nn.Module):
+    def forward(self, x): return torch.linalg.qr(x)[0]
+"""
+
+
+def test_classes_by_import_path_are_held_to_a_limit_in_bits(capsys):
+    Path("mine_of_drift.py").write_text(MINE)
+    words = "drift --steps 3 --sizes 8 --methods cayley,unconstrained --out".split()
+    for option, code, said in (
+        ("--map mine_of_drift:Map", 0, "mine_of_drift:Map"),
+        ("--optimizer torch.optim:SGD", 1, "torch.optim:SGD, 8 x 8, random gradients: lost"),
+        ("--optimizer mine_of_drift:Failing", 1, "no way"),
+        ("", 1, "unconstrained, 8 x 8, random gradients: lost"),
+    ):
+        assert main([*words, option.rpartition(":")[2] or "none", *option.split(), "--fail-above", "6"]) == code
+        assert said in capsys.readouterr().out
+
+
 def test_where_nothing_can_be_measured_nothing_is_written(capsys):
     assert main("drift --steps 2 --sizes 4x2 --methods fourier --out mine".split()) == 2
     assert "got nothing" in capsys.readouterr().err

@@ -23,6 +23,8 @@ from stiefelkit.cli import main
         ("bench scan --activation tanh --cases D", "'tanh'"),
         ("drift --methods geoopt_sgd", "geoopt_sgd_"),
         ("drift --look-every 0", "look_every"),
+        ("drift --optimizer torch.nn:Linear", "subclass of Optimizer"),
+        ("drift --map no_such_module:Map", "'no_such_module:Map' to import"),
         ("report --sections drifts", "drifts"),
         ("report --out nowhere/report.html", "existing folder"),
         ("report --full --quick", "--full or --quick, got both"),
