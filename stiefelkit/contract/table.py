@@ -56,9 +56,13 @@ def find_parametrization(parametrization: "Parametrization") -> "type[Orthogonal
     return registered.find(parametrization)
 
 
-@functools.lru_cache(256)
 def option_names(cls: type) -> tuple[str, ...]:
     """Returns the names of the options of the class `cls` of a parametrization, `precision` among them."""
+    return _option_names(cls)
+
+
+@functools.lru_cache(256)
+def _option_names(cls: type) -> tuple[str, ...]:
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = [key for key, p in inspect.signature(cls.__init__).parameters.items() if p.kind not in kinds]
     return tuple(key for key in named if key not in ("self", "shape", "dtype", "device"))
@@ -75,7 +79,7 @@ def check_options(cls: type, options: Any, near: Iterable[str] = ()) -> None:
     """Raises OptionError unless options are a mapping whose keys `cls` takes; names in `near` may be meant too."""
     if not isinstance(options, Mapping):
         raise OptionError(f"{cls.__name__} needs options as a mapping, got {shown(options)}.")
-    names = option_names(cls)
+    names = _option_names(cls)
     for key in options:
         if key not in names:
             rest = ", ".join(rest_of(cls))

@@ -19,6 +19,8 @@ from stiefelkit.functional._kernels.step import commit
 from stiefelkit.metrics import frame_tolerance, rounding_limit, working_dtype
 from stiefelkit.tensors import full_tensor, is_sharded, local_part, placed_like
 
+__all__ = ["Bucket", "Group", "Sorted", "begin_buckets", "buckets", "limit_of"]
+
 Group = dict[str, Any]
 """A parameter group: its "params", "manifold" and settings."""
 State = dict[str, Any]

@@ -29,6 +29,12 @@ from stiefelkit.optim.batch import EXTERNAL_CHANGE, Bucket, Group, limit_of
 from stiefelkit.optim.checks import not_finite, too_long
 from stiefelkit.optim.frame_optimizer import FrameOptimizer
 
+__all__ = [
+    "CayleyStep", "Retraction", "TangentOptimizer", "adam_scales", "as_factor", "bounded_steps", "corrections",
+    "count_steps", "fit_float32_range", "gradient_with_momentum", "have_squares", "inverse", "metric_of", "rate",
+    "shares", "step_length_and_error",
+]  # fmt: skip
+
 PROMISED = {"exact": 2.0, "fast": 30.0, "float64": 20.0}
 """Largest ||W^H W - I||_F after any step, in rounding limits; below p = 16 one eps more. "float64" in both."""
 LEAP_ABOVE = 100.0

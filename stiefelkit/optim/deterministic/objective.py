@@ -12,6 +12,8 @@ from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import as_python_number
 from stiefelkit.optim.deterministic.space import Space
 
+__all__ = ["Objective", "Position"]
+
 NOISE = 8.0
 """Rounding of a loss, at most, over eps and its size: 0.2 of a sum, and more where its terms cancel."""
 UNREACHED = 4.0
