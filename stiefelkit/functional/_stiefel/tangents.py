@@ -118,7 +118,10 @@ def _together(rotations: Norms, rests: Norms, a: float, b: float) -> Norms:
     if rotations and isinstance(rotations[0], Tensor):
         o, r = rotations[0] if a == 1 else rotations[0] * a, rests[0]
         return [torch.hypot(o, r * b) if isinstance(r, Tensor) else o]
-    return [math.hypot(a * o, b * r) for o, r in zip(rotations, rests, strict=True)]
+    together = []
+    for o, r in zip(rotations, rests, strict=True):  # a comprehension is a call of its own in Python 3.11
+        together.append(math.hypot(a * o, b * r))
+    return together
 
 
 def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side: str = "left") -> Tangent:
