@@ -39,7 +39,9 @@ _HAS_DESCRIPTORS = os.open in os.supports_dir_fd
 
 
 @contextlib.contextmanager
-def importing(who: str, path: str | os.PathLike[str], error: type[StiefelkitError] = CheckpointError) -> Iterator[None]:
+def importing(
+    who: str, path: str | os.PathLike[str], error: type[StiefelkitError] = CheckpointError, what: str = "a whole file"
+) -> Iterator[None]:
     """Turns whatever is raised by a file that is not as it should be into an `error` that names the file."""
     try:
         yield
@@ -48,7 +50,7 @@ def importing(who: str, path: str | os.PathLike[str], error: type[StiefelkitErro
         if isinstance(problem, KeyError):
             reason = f"it lacks {shown(*problem.args)}"
         reason = (reason or str(problem).partition("\n")[0] or type(problem).__name__).removesuffix(".")[:1000]
-        raise error(f"{who} needs a whole file, got {shown(str(path), 300)}: {reason}.") from problem
+        raise error(f"{who} needs {what}, got {shown(str(path), 300)}: {reason}.") from problem
 
 
 @contextlib.contextmanager
@@ -112,7 +114,9 @@ def checked_cast(name: str, value: Tensor, dtype: torch.dtype, shape: Sequence[i
         cast = value.to(dtype)
         needs(bool(cast.isfinite().all()), CheckpointError, name, f"finite numbers that {dtype} holds", "others")
         return cast
-    is_exact = not (value.is_floating_point() or value.is_complex()) and torch.equal(value.to(dtype).to(value), value)
+    is_exact = not (value.is_floating_point() or value.is_complex()) and all(
+        torch.equal(value.to(dtype).to(to), value.to(to)) for to in (value.dtype, torch.float64)
+    )
     needs(is_exact, CheckpointError, name, f"numbers that {dtype} holds", f"others, of {value.dtype}")
     return value.to(dtype)
 

@@ -90,7 +90,5 @@ def check_options(cls: type, options: Any, near: Iterable[str] = ()) -> None:
 def no_option(who: str, key: str, names: Iterable[str], near: Iterable[str] = ()) -> OptionError:
     """Returns the error for an option of a map or layer that is not among the known ones; `near` may be meant too."""
     if key in ("dtype", "field"):
-        return OptionError(
-            f"{who} has no option {key!r}; make the layer with dtype=torch.complex64 for a unitary weight."
-        )
+        return OptionError(f"{who} has no option {key!r}; make a layer of dtype=torch.complex64 for unitary weights.")
     return OptionError(f"{who} has no option {key!r}{did_you_mean(key, names, near)}")

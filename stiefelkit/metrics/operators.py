@@ -88,8 +88,8 @@ def lipschitz(
     steps = integer(1).require("lipschitz", "steps", steps)
     has_size = not any(is_lazy(p) for p in layer.parameters())
     needs(has_size, OptionError, "lipschitz", "a layer with a size", "a lazy one; call it on a batch first")
-    is_finite = all(bool(p.isfinite().all()) for p in layer.parameters() if not p.is_meta)
-    needs(is_finite, NonFiniteError, "lipschitz", "finite weights", f"a {type(layer).__name__} with others")
+    is_finite = all(not p.is_meta and bool(p.isfinite().all()) for p in layer.parameters())
+    needs(is_finite, NonFiniteError, "lipschitz", "finite weights, none on meta", f"those of a {type(layer).__name__}")
     operator = _Operator(layer, _input_shape(layer, input_size), dtype)
     with operator.held():
         operator.check()

@@ -95,6 +95,7 @@ class Replacement(nn.Module, ABC):
 
     def __init__(self, layer: nn.Module, name: str):
         super().__init__()
+        needs(isinstance(name, str) and name != "", OptionError, type(self).__name__, "a text as name", name)
         self.layer, self.name, self.is_on = layer, name, True
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -1,5 +1,6 @@
 """Adapters in PEFT's files: OFT, BOFT and HRA are read as exact rotations, and written for PEFT to load."""
 
+import contextlib
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import uuid
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,27 +133,29 @@ def save_peft(
         task_type: as in PEFT's configuration, "CAUSAL_LM" for instance.
     """
     replacements(model, "save_peft", name)
-    place = Path(folder)
-    is_free = not place.exists() or (place.is_dir() and not any(place.iterdir()))
+    writing = partial(importing, "save_peft", folder, what="a folder that can be written")
+    with writing():
+        place = Path(folder)
+        is_free = not place.exists() or (place.is_dir() and not any(place.iterdir()))
     needs(is_free, OptionError, "save_peft", "a folder that is empty or not there", shown(str(folder), 300))
     try:
         tensors, config = _contents(list(sites_of(model)), name)
     except OptionError as error:
         remedy = f"sk.nn.adapter_state(model, {name!r}) holds any adapter, and sk.nn.fold(model) makes a plain model"
         raise OptionError(f"{str(error).removesuffix('.')}; {remedy}.") from error
-    config["base_model_name_or_path"] = base_model_name_or_path or attribute(model, "name_or_path") or None
-    config["task_type"] = task_type
+    base = base_model_name_or_path or attribute(model, "name_or_path") or None
     written_out = {_PREFIX + key: t.detach().cpu().clone().contiguous() for key, t in tensors.items()}
-    beside = place.parent / f".{place.name}.{uuid.uuid4().hex}"
-    try:
+    beside = place.parent / f".{uuid.uuid4().hex}"
+    with writing(), contextlib.ExitStack() as stack:
+        config |= {"base_model_name_or_path": base and os.fspath(base), "task_type": task_type}
+        text = json.dumps(config, indent=2, sort_keys=True, allow_nan=False)
+        stack.callback(shutil.rmtree, beside, ignore_errors=True)
         beside.mkdir(parents=True)
         save_file(written_out, beside / _TENSORS, metadata={"format": "pt"})
-        (beside / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+        (beside / _CONFIG).write_text(text, encoding="utf-8")
         if place.exists():
             place.rmdir()
         beside.rename(place)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def _contents(sites: Sequence[Site], name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

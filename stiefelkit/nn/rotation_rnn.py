@@ -27,9 +27,9 @@ from stiefelkit.weights.find import coordinate_list_of, orthogonal_weights
 
 
 class Stream(NamedTuple):
-    """State of `RotationRNN.step`: the weights at the start of the stream, and the last states, float32 or better."""
+    """State of `RotationRNN.step`: the weights at the start of the stream, and the last states, in complex128."""
 
-    weights: list[tuple[Tensor, Tensor | None, tuple[Tensor, Tensor], Tensor | None]]
+    weights: list[tuple[Tensor, Tensor | None, Tensor, Tensor | None]]
     planes: list[Tensor]
 
 
@@ -111,9 +111,10 @@ class RotationRNN(GRULayers):
         needs(n % step == 0, OptionError, name, f"a hidden_size that is a multiple of {step}", f"{n}, heads={heads}")
         self.heads, self.decay = heads, None
         if decay is not None:
-            low, high = (float(as_python_number(g)) for g in decay)
-            needs(self._spans(low, high), OptionError, name, self._range, shown(decay))
-            self.decay = low, high
+            given = [as_python_number(g) for g in decay] if isinstance(decay, list | tuple | Tensor) else []
+            is_range = len(given) == 2 and all(isinstance(g, int | float) for g in given) and self._spans(*given)
+            needs(is_range, OptionError, name, self._range, shown(decay))
+            self.decay = float(given[0]), float(given[1])
         self.max_angle = at_least(0).require(name, "max_angle", max_angle)
         self.normalize = FLAG.require(name, "normalize", normalize)
         super().__init__(input_size, n, *args, parametrization=parametrization, field=field, **options)
@@ -265,8 +266,8 @@ class RotationRNN(GRULayers):
         """Runs one step of all layers, as the next one of sequences that come one step at a time.
 
         Weights are worked out when a stream begins and kept in its state, so that later steps only turn planes. A
-        stream takes no notice of weights that change meanwhile, and is differentiable. Its states are rounded once a
-        step: after T steps they are about the root of T roundings off.
+        stream takes no notice of weights that change meanwhile, and is differentiable. Its states are float64, so that
+        roundings do not add up over steps.
 
         Args:
             x: inputs of the step (B, m).
@@ -278,28 +279,32 @@ class RotationRNN(GRULayers):
         if self.bidirectional or (self.dropout and self.training):
             got = "a bidirectional one" if self.bidirectional else "dropout in training"
             raise OptionError(f"{self._name}.step needs a layer of one direction, got {got}.")
-        batch = len(state.planes[0]) if isinstance(state, Stream) else len(x)
-        if x.shape != (batch, self.input_size):
-            wanted = (batch, self.input_size)
-            raise ShapeError(f"{self._name}.step needs an input of shape {wanted}, got {tuple(x.shape)}.")
-        self._check_input(x)
+        who, is_state = f"{self._name}.step", state is None or isinstance(state, Stream | Tensor)
+        needs(is_state, OptionError, who, "the state of its last step, first states or None", state)
+        is_rows = isinstance(x, Tensor) and x.dim() > 0
+        batch = len(state.planes[0]) if isinstance(state, Stream) else len(x) if is_rows else 0
+        if not is_rows or x.shape != (batch, self.input_size):
+            got = tuple(x.shape) if isinstance(x, Tensor) else x
+            raise ShapeError(f"{who} needs an input of shape {(batch, self.input_size)}, got {shown(got)}.")
+        if x.dtype != (dtype := self._dtypes()[int(self.is_complex)]):
+            self._check_input(x)
         if not isinstance(state, Stream):
             if state is not None:
                 self._check_input(state, "an hx")
             self._check_state(state, batch)
             state = self._stream(state, batch)
         rows, *_ = state.weights[0]
-        if len(state.weights) != self.num_layers or rows.shape != (self.input_size, self.hidden_size):
-            raise ShapeError(f"{self._name}.step needs a state of its own layers, got one of another layer.")
+        found = len(state.weights), *rows.shape, rows.is_complex()
+        is_own = found == (self.num_layers, self.input_size, self.hidden_size, self.is_complex)
+        needs(is_own, ShapeError, who, "a state of its own layers", "one of another layer")
         planes = []
         for (rows, bias, factor, outward), z in zip(state.weights, state.planes, strict=True):
             driven = product(x.to(rows.dtype), rows)
-            driven = driven if bias is None else driven + bias
-            high, low = factor
-            z = torch.addcmul(torch.addcmul(planes_of(driven), low, z), high, z)
-            planes.append(z)
-            h = z if self.is_complex else torch.view_as_real(z).flatten(-2)
-            x = by_heads(h, outward).to(self._dtypes()[int(self.is_complex)])
+            driven = planes_of(driven if bias is None else driven + bias)
+            planes.append(torch.addcmul(driven.to(factor.dtype), factor, z))
+            h = planes[-1].to(driven.dtype)
+            h = h if self.is_complex else torch.view_as_real(h).flatten(-2)
+            x = by_heads(h, outward).to(dtype)
         return x, Stream(state.weights, planes)
 
     def _stream(self, hx: Tensor | None, batch: int) -> Stream:
@@ -308,10 +313,8 @@ class RotationRNN(GRULayers):
             rows, angle, g, inward, outward = self._factors(self._parts(suffix))
             first = self._first(suffix, None if hx is None else hx[i], batch, rows)
             factor = g * torch.polar(torch.ones_like(angle), angle)
-            high = factor.to(rows.dtype.to_complex())
-            low = (factor - high).to(high.dtype)  # the rounding of a factor, whose error would grow with T
-            weights.append((rows[:m], rows[m:] if self.has_bias else None, (high, low), outward))
-            planes.append(planes_of(by_heads(first, inward)))
+            weights.append((rows[:m], rows[m:] if self.has_bias else None, factor, outward))
+            planes.append(planes_of(by_heads(first, inward)).to(factor.dtype))
             m = self.hidden_size
         return Stream(weights, planes)
 
@@ -340,8 +343,10 @@ class RotationRNN(GRULayers):
         """
         from scipy.linalg import schur
 
-        who, n = f"{cls.__name__}.from_orthogonal", len(w)
-        is_square = w.dim() == 2 and w.shape[1] == n and u.dim() == 2
+        values, who = {"weight_ih": u} | ({} if bias is None else {"bias": bias}), f"{cls.__name__}.from_orthogonal"
+        cls._check_values(who, w=w, **values)
+        n = w.shape[-1] if w.dim() else 0
+        is_square = w.shape == (n, n) and u.dim() == 2
         needs(is_square, ShapeError, who, "a square W and a matrix U", f"{tuple(w.shape)} and {tuple(u.shape)}")
         error, permitted = orthogonality_error(w).item(), frame_tolerance(n, w.dtype)
         wanted = f"an orthogonal W, within {permitted:.2g}"
@@ -362,14 +367,21 @@ class RotationRNN(GRULayers):
             angle = t.new_tensor(turns + [0.0 if t[i, i] > 0 else math.pi for i in single[::2]])
             if torch.linalg.det(p) < 0:  # a plane from behind turns the other way: maps of rotations alone reach it so
                 p[:, :2], angle[0] = p[:, [1, 0]].clone(), -angle[0]
-        values = {"weight_ih": u} if bias is None else {"weight_ih": u, "bias": bias}
         for value in values.values():
             needs(value.dtype == w.dtype, DtypeError, who, f"U and b of {w.dtype}, as W is", value.dtype)
         given = {"decay": None if decay is None else (decay, decay), "normalize": False, "bias": bias is not None}
-        rnn = cls(u.shape[1], n, field=kind, device=w.device, dtype=w.real.dtype, **given, **options)
+        given |= {"field": kind, "device": w.device, "dtype": w.real.dtype}
+        needs(given.keys().isdisjoint(options), OptionError, who, f"no option that W says: {', '.join(given)}", options)
+        rnn = cls(u.shape[1], n, **given, **options)
         assign_(rnn, "basis_l0", p[None].to(w))
         rnn._take_(who, angle=angle, **values)
         return rnn
+
+    @staticmethod
+    def _check_values(who: str, **values: Tensor) -> None:
+        for name, value in values.items():
+            is_fit = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+            needs(is_fit and not value.is_meta, DtypeError, who, f"floating-point numbers in a tensor {name}", value)
 
     @torch.no_grad()
     def _take_(self, who: str, **values: Tensor) -> None:
@@ -379,8 +391,8 @@ class RotationRNN(GRULayers):
         for name, value in values.items():
             own, t = self._read(name, "_l0"), torch.cat([value.real, value.imag]) if value.is_complex() else value
             needs(t.shape == own.shape, ShapeError, who, f"{name} of shape {tuple(own.shape)}", tuple(t.shape))
-            needs(bool(t.isfinite().all()), NonFiniteError, who, f"finite numbers in {name}", "others")
             own.copy_(t)
+            needs(bool(own.isfinite().all()), NonFiniteError, who, f"finite {name} in {own.dtype}", "others")
 
 
 class RotationBlock(nn.Module):
@@ -519,8 +531,9 @@ class LRU(RotationRNN):
         8
         """
         who = f"{cls.__name__}.from_parameters"
+        cls._check_values(who, nu_log=nu_log, theta_log=theta_log, gamma_log=gamma_log, b=b)
         needs(b.is_complex() and b.dim() == 2, DtypeError, who, "a complex B", b.dtype)
-        rnn = cls(b.shape[1], 2 * len(nu_log), device=b.device, dtype=b.real.dtype, **options)
+        rnn = cls(b.shape[1], 2 * nu_log.numel(), device=b.device, dtype=b.real.dtype, **options)
         rows = torch.stack([b.real, b.imag], 1).flatten(0, 1)
         rnn._take_(who, log_rate=nu_log, log_angle=theta_log, log_scale=gamma_log, weight_ih=rows)
         return rnn

@@ -186,9 +186,7 @@ def plain_weight(place: WeightPath) -> nn.Parameter:
     """Returns the parameter at a place; raises OptionError or UnknownNameError if none there can be made orthogonal."""
     host, name = place.host, place.name
     if isinstance(host, torch.jit.ScriptModule):
-        raise OptionError(
-            f"An orthogonal weight needs a module before torch.jit.script, got {place.title} of one after."
-        )
+        raise OptionError(f"An orthogonal weight needs a module before torch.jit.script, got {place.title} of another.")
     weight = held_parameters(host).get(name)
     if weight is None:
         _refuse_what_is_there(place)

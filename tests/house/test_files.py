@@ -46,6 +46,7 @@ def test_a_path_that_is_no_small_file_is_refused_before_it_is_read(tmp_path: Pat
         (torch.zeros(()), torch.complex64),
         (torch.tensor(300), torch.uint8),
         (torch.tensor(2), torch.bool),
+        (torch.tensor(2**63, dtype=torch.uint64), torch.int64),
     ],
 )
 def test_a_tensor_that_a_dtype_does_not_hold_is_refused(value: torch.Tensor, dtype: torch.dtype) -> None:

@@ -167,6 +167,7 @@ REFUSED: list[tuple[nn.Module, dict[str, Any], type[StiefelkitError]]] = [
     (nn.Linear(12, 12), {"block_size": 4, "blocks": 3}, OptionError),
     (nn.Linear(12, 12), {"parametrization": "cayley", "block_size": 4}, OptionError),
     (nn.Linear(12, 12), {"side": "left"}, OptionError),
+    *((nn.Linear(12, 12), {"name": name}, OptionError) for name in ("", 3, ["a"])),
     (nn.Linear(12, 12), {"blcks": 3}, OptionError),
     (nn.Linear(37, 4), {}, OptionError),  # would train nothing
     (nn.Linear(12, 12), {"shared": True, "parametrization": "cayley"}, OptionError),

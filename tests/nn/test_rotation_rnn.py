@@ -178,7 +178,7 @@ def test_a_model_counts_the_parameters_of_the_paper():
     [
         (sk.nn.RotationRNN, {"hidden_size": 7}, "multiple of 2"),
         (sk.nn.RotationRNN, {"heads": 3}, "multiple of 6"),
-        (sk.nn.RotationRNN, {"decay": (0.9, 1.0)}, "decay"),
+        *((sk.nn.RotationRNN, {"decay": decay}, "decay") for decay in ((0.9, 1.0), 0.9, (0.9,), ("a", 0.9))),
         (sk.nn.RotationRNN, {"parametrization": None, "init": "haar"}, "basis"),
         (sk.nn.RotationRNN, {"activation": "tanh"}, "linear"),
         (sk.nn.RotationRNN, {"head": 2}, 'did you mean "heads"'),
@@ -234,12 +234,10 @@ def test_sixteen_bits_round_neither_coordinates_nor_states(kind, options, dtype)
     for row in x.split(1):
         h = half(row, h)[1]
     torch.testing.assert_close(h, last, rtol=1e-3, atol=1e-3 * last.abs().max().item())
-    names = half.coordinate_keys()
-    assert names
+    assert (names := half.coordinate_keys())
     for made in (half, kind(3, 64, dtype=dtype, **options), copy.deepcopy(rnn).half().bfloat16()):
         assert {made.get_parameter(name).dtype for name in names} == {torch.float32}
-    for name in names:
-        assert torch.equal(half.get_parameter(name), rnn.get_parameter(name))
+    assert all(torch.equal(half.get_parameter(name), rnn.get_parameter(name)) for name in names)
     rnn.double()
     assert {rnn.get_parameter(name).dtype for name in names} == {torch.float64}
     with pytest.raises(errors.CheckpointError, match="float32"):
@@ -352,12 +350,11 @@ def test_a_recurrence_trained_elsewhere_is_taken_over(dtype):
             h = 0.9 * (h @ each.mT) + row.to(dtype) @ u.mT + b
         assert (rnn.weight_hh_l0 - each).abs().max() <= 1e-6
         assert (rnn(x)[1][0] - h).norm() <= 1e-6 * h.norm()
-    with pytest.raises(errors.NotAFrameError):
-        sk.nn.RotationRNN.from_orthogonal(2 * w, u)
-    if not dtype.is_complex:
-        w[0] *= -1
-        with pytest.raises(errors.OptionError, match="det"):
-            sk.nn.RotationRNN.from_orthogonal(w, u)
+    odd = {(2 * w, u): "orthogonal W", (w.to("meta"), u): "numbers", (w[0, 0], u): "square", (w, None): "weight_ih"}
+    mirror = {} if dtype.is_complex else {(w * w.new_tensor([-1] + [1] * (N - 1)), u): "det"}
+    for given, word in {**odd, **mirror, (w, u, b[:1]): "bias"}.items():
+        with pytest.raises(errors.StiefelkitError, match=word):
+            sk.nn.RotationRNN.from_orthogonal(*given)
 
 
 def test_an_lru_trained_elsewhere_is_taken_over():
@@ -371,18 +368,21 @@ def test_an_lru_trained_elsewhere_is_taken_over():
         z = step * z + gamma.double().exp() * (row.to(z.dtype) @ b.to(z.dtype).mT)
     found = torch.view_as_complex(rnn(x)[1][0].unflatten(-1, (-1, 2)))
     assert (found - z).norm() <= 1e-6 * z.norm()
+    with pytest.raises(errors.NonFiniteError, match="log_rate"):
+        sk.nn.LRU.from_parameters(1e300 * nu.double(), theta, gamma, b)
 
 
-def test_a_long_stream_drifts_no_further_than_its_states_are_rounded():
-    rnn, state = sk.nn.RotationRNN(2, 8, decay=None), None
-    x = torch.randn(3000, 1, 2)
+@pytest.mark.parametrize("scale", [0, 1e-4, 1])
+def test_a_long_stream_drifts_no_further_than_one_state_is_rounded(scale):
+    rnn, state = sk.nn.RotationRNN(2, 8, decay=None), torch.randn(1, 1, 8)
+    x, first = scale * torch.randn(3000, 1, 2), state
     with torch.no_grad():
         for row in x:
             h, state = rnn.step(row, state)
-        exact = rnn.double()(x.double())[0][-1]
-    assert (h - exact).norm() < 3000**0.5 * torch.finfo(torch.float32).eps * exact.norm()
-    for odd in (torch.zeros(2, 2), torch.zeros(1, 3)):
-        with pytest.raises(errors.ShapeError):
-            rnn.step(odd.double(), state)
-    with pytest.raises(errors.ShapeError, match="bias"):
-        sk.nn.RotationRNN.from_orthogonal(torch.eye(4), torch.ones(4, 2), torch.ones(1))
+        exact = rnn.double()(x.double(), first.double())[0][-1]
+    assert (h - exact).norm() < 8 * torch.finfo(torch.float32).eps * exact.norm()
+    row, other = x[0].double(), sk.nn.RotationRNN(2, 8, field="complex", dtype=torch.float64)
+    wrong = [(rnn, odd, state) for odd in (torch.zeros(2, 2), torch.zeros(1, 3), torch.tensor(0), None)]
+    for layer, odd, given in (*wrong, (rnn, row, (state,)), (other, row, state)):
+        with pytest.raises((errors.OptionError, errors.ShapeError), match=r"input of shape|state of its"):
+            layer.step(odd, given)

@@ -93,6 +93,7 @@ def minimize(
     (-11.0, True)
     """
     needs(callable(f), OptionError, "sk.optim.minimize", "a function of the point", f)
+    needs(callback is None or callable(callback), OptionError, "sk.optim.minimize", "a function as callback", callback)
     reflections = integer(0).require("sk.optim.minimize", "reflections", reflections)
     needs(components in ("start", "both"), OptionError, "sk.optim.minimize", 'components "start" or "both"', components)
     are_several = isinstance(x0, tuple | list)
@@ -116,10 +117,8 @@ def minimize(
         try:
             return f(*points)
         except RuntimeError as error:
-            is_torchs = "numpy" not in str(error)
-            needs(
-                is_torchs, OptionError, "sk.optim.minimize", "a loss of torch's operations", "one that NumPy computes"
-            )
+            is_torchs, wanted = "numpy" not in str(error), "a loss of torch's operations"
+            needs(is_torchs, OptionError, "sk.optim.minimize", wanted, "one that NumPy computes")
             raise
 
     def descend(points: list[nn.Parameter]) -> Progress:
