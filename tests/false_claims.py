@@ -12,7 +12,9 @@ from stiefelkit.parametrizations.stiefel_point import StiefelPoint
 class InOnePiece(Small):
     """Says that square real frames are connected."""
 
-    traits = property(lambda self: dataclasses.replace(super().traits, component="connected"))
+    @property
+    def traits(self):
+        return dataclasses.replace(super().traits, component="connected")
 
 
 class OnlyRotations(Small):
@@ -27,14 +29,19 @@ class OnlyRotations(Small):
 class EveryRotation(MatrixExp):
     """Says that rotations are all frames."""
 
-    traits = property(lambda self: dataclasses.replace(super().traits, onto=True))
+    @property
+    def traits(self):
+        return dataclasses.replace(super().traits, onto=True)
 
 
 class Uninverted(Small):
     """Says that it takes frames, and has no method for it."""
 
-    schemes = ("helfrich",)
     invert = OrthogonalParam.invert
+
+    @property
+    def schemes(self):
+        return ("helfrich",)
 
 
 class Crossing(StiefelPoint):

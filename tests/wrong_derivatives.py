@@ -11,7 +11,9 @@ from stiefelkit.parametrizations.stiefel_point import StiefelPoint
 class Small(Cayley):
     """Keeps the laws, at few shapes."""
 
-    examples = classmethod(lambda cls: [((4, 4), {}), ((16, 16), {}), ((5, 3), {}), ((2, 3, 3), {})])
+    @classmethod
+    def examples(cls):
+        return [((4, 4), {}), ((16, 16), {}), ((5, 3), {}), ((2, 3, 3), {})]
 
 
 class WrongGradient(Small):

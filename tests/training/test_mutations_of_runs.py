@@ -1,12 +1,8 @@
 """Hundreds of damaged run folders: what matters is told in one sentence, and nothing else is touched.
 
-Whether a mutation matters is decided by rule, before anything is run:
-
-- state.json: every byte of the last checkpoint's matters; it may be told by a note, with the checkpoint before in use
-  and the same bits in the end.
-- config.json: it says the same if it is JSON without a key that comes twice, with the same keys, values and types.
-- log.jsonl: what lies behind the bytes that the checkpoint counts belongs to steps that will be done again.
-
+A rule decides what matters before anything is run. Every byte of the last state.json does; a note may tell of it, with
+the checkpoint before in use and the same bits in the end. A config.json says the same if its keys, values and types are
+the same and no key comes twice. What lies behind the bytes of log.jsonl that the checkpoint counts will be done again.
 STIEFELKIT_MUTATIONS sets how many of each file there are.
 """
 

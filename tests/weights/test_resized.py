@@ -9,18 +9,14 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit.errors import OptionError
 
-SIZES: list[tuple[Any, str]] = [
-    (lambda: nn.Embedding(6, 4), "num_embeddings"),
-    (lambda: nn.Embedding(6, 4), "embedding_dim"),
-    (lambda: nn.Linear(4, 6), "in_features"),
-    (lambda: nn.Linear(4, 6), "out_features"),
-]
+SIZES: dict[str, Any] = dict.fromkeys(("num_embeddings", "embedding_dim"), nn.Embedding)
+SIZES |= dict.fromkeys(("in_features", "out_features"), nn.Linear)
 
 
 @pytest.mark.parametrize("name", ["cayley", "stiefel"])
-@pytest.mark.parametrize(("make", "size"), SIZES)
+@pytest.mark.parametrize(("size", "make"), SIZES.items())
 def test_a_size_of_a_module_with_an_orthogonal_weight_is_not_changed_until_it_is_baked(make, size, name):
-    module = sk.orthogonal(make(), "weight", name)
+    module = sk.orthogonal(make(6, 4), "weight", name)
     before, w = getattr(module, size), module.weight.detach().clone()
     setattr(module, size, before)
     with pytest.raises(OptionError, match=rf"needs {size}={before} while its weight is orthogonal, got 9; sk.bake"):
