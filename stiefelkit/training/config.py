@@ -69,7 +69,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Checks names and ranges, nothing that needs the model."""
-        validate_fields_(self, SUBJECT, **SIZES, **KINDS, lr=above(0), clip_norm=at_least(0))
+        validate_fields_(self, SUBJECT, model=checks.of_type(str), **SIZES, **KINDS, lr=above(0), clip_norm=at_least(0))
         checks.finite_tables(SUBJECT, {name: vars(self)[name] for name in TABLES})
         for coordinate, rate in self.rates.items():
             at_least(0).require(SUBJECT, f"rates.{coordinate}", rate)

@@ -100,6 +100,7 @@ WAYS: dict[str, Callable[[Path, Path], None]] = {
     "a plot is a link": linked("learning.png", moved=False),
     **{f"{name} is huge": lambda run, outside, name=name: os.truncate(run / name, 2**37) for name in FILES},
     "a model is a path": configured(model="../outside/victim"),
+    "a model is a list": configured(model=[]),
     "data lie outside": configured(task="chars", task_options={"file": "../outside/*"}),
     "a table has no end": configured(task="table", task_options={"file": "/dev/zero"}),
 }
