@@ -88,7 +88,8 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
         raise OSError("no space")
 
     monkeypatch.setattr(Path, "write_text", fails)
-    for folder, base, word in ((tmp_path / "ours", tmp_path, "no space"), (None, "a", "None"), ("o", 3, "int")):
+    refused: Any = ((tmp_path / "ours", tmp_path, "no space"), (None, "a", "None"), ("o", 3, "int"))
+    for folder, base, word in refused:
         with pytest.raises(CheckpointError, match=f"folder that can be written.*{word}"):
             sk.nn.save_peft(adapted(), folder, base_model_name_or_path=base)
     assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -280,7 +281,8 @@ def test_both_components_are_searched_and_each_iteration_is_told(monkeypatch):
     assert (found.value, found.reflected) == (pytest.approx(0, abs=1e-5), None)
     assert len(lines) == len(seen) > 1
     assert all(w.dtype == torch.float32 and value >= 0 and length >= 0 for w, value, length in seen)
-    for loss, callback, word in ((lambda w: w.numpy().sum(), None, "NumPy"), (torch.sum, 3, "callback")):
+    refused: Any = {"NumPy": (lambda w: w.numpy().sum(), None), "callback": (torch.sum, 3)}
+    for word, (loss, callback) in refused.items():
         with pytest.raises(errors.OptionError, match=word):
             sk.optim.minimize(loss, sk.init.haar((3, 2)), callback=callback)
 
