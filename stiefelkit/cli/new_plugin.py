@@ -40,14 +40,14 @@ def new_bench(folder: Path, /) -> int:
     They measure the drift of its weights and the time of a step, on a CPU and on CUDA, by each of several methods.
 
     Args:
-        folder: that is made, with asv.conf.json and benchmarks/, whose __init__.py is for your model and optimizers.
+        folder: that is made, with asv.conf.json and benchmarks; `__init__.py` there is for your model and optimizers.
     """
     root = next((above for above in folder.resolve().parents if (above / ".git").exists()), folder.resolve())
     values = {"name": folder.resolve().name, "repo": os.path.relpath(root, folder.resolve())}
     templates = SKELETONS / "bench"
     files = {str(one.relative_to(templates))[:-3]: _filled(one, values) for one in templates.rglob("*.in")}
     _write("new-bench", folder, files)
-    print(f"Wrote {folder}. To run it:\n  pip install asv\n  cd {folder}")
+    print(f"Wrote {folder}. To run it:\n  pip install asv\n  cd {folder}\n  asv machine --yes")
     print("  asv run --quick --set-commit-hash $(git rev-parse HEAD)")
     return 0
 
