@@ -24,6 +24,7 @@ from stiefelkit.errors import (
     ShapeError,
     StiefelkitError,
 )
+from stiefelkit.functional import product
 from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, working_dtype
 from stiefelkit.optim.groups import frames, parameter_groups
@@ -291,7 +292,7 @@ def law_invariance(case: OptimizerCase) -> None:
         optimizer = case.on([w], manifold)
         schedule = CosineAnnealingLR(optimizer, steps)
         for _ in range(steps):
-            w.grad = -2 * a @ w.detach()
+            w.grad = product(-2 * a, w.detach())
             optimizer.step()
             schedule.step()
         exact, end = a.to(wide), torch.linalg.qr(w.detach().to(wide))[0]
@@ -320,7 +321,7 @@ def law_invariance(case: OptimizerCase) -> None:
         (w,), (start,) = case.frames((n, n), dtype=dtype), case.frames((n, n), dtype=dtype)
         optimizer = case.on([w])
         for _ in range(10):
-            w.grad = a @ w.detach()
+            w.grad = product(a, w.detach())
             optimizer.step()
         return distance([w], [start])
 
