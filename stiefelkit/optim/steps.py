@@ -42,7 +42,7 @@ LEAP_ABOVE = 100.0
 LARGEST = torch.finfo(torch.float64).max
 """Norm up to which a direction that is not read counts as finite."""
 ROUNDING = 4.0
-"""What rounding may leave of the tangent part of a normal matrix, over its norm and eps sqrt(p); of entries, eps."""
+"""Bound of the rounding in the tangent part of a gradient, over eps sqrt(p) and its norm; of an entry, over eps."""
 _LONGEST = 2.0
 """Length of a step over sqrt(p) above which it is made in float64."""
 _MAX_POLISHES = 3

@@ -15,7 +15,7 @@ class LowRank(Structure):
     heads: ClassVar[int]
     """Number of rows of the factors that belong to M."""
     turning: ClassVar[int]
-    """How many of them are numbers of modulus one, whose gradients by angles are summed up in `turned`."""
+    """Number of those rows whose entries have modulus one; `turned` sums up their gradients by angles."""
 
     def __init__(self, factors: Tensor):
         a, b = (columns.mT for columns in factors[self.heads :].chunk(2))
