@@ -1,6 +1,8 @@
 """The laws of a family of decoders."""
 
 import copy
+import importlib
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,6 +58,30 @@ def check_decoder(name: str, model: nn.Module, laws: Iterable[str] = tuple(LAWS)
     for law in laws:
         seeds.reseed()
         LAWS[law](name, copy.deepcopy(model).double().eval())
+
+
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
+    "num_key_value_heads": 2, "vocab_size": 50, "max_position_embeddings": 64,
+    "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+
+
+def tiny_decoder(base: str, task: str = "CausalLM", **changes: object) -> nn.Module:
+    """Returns a tiny model of transformers by the name of its base, with parameters at which a mistake is seen.
+
+    Of sizes those are given that its configuration knows.
+    """
+    transformers: Any = importlib.import_module("transformers")
+    kind = getattr(transformers, base).config_class
+    known = {*inspect.signature(kind).parameters, *kind.attribute_map}
+    config = kind(**{key: value for key, value in (SIZES | changes).items() if key in known or key not in SIZES})
+    model = getattr(transformers, f"AutoModelFor{task}").from_config(config)
+    model.set_experts_implementation("eager")  # others have no float64
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p) if p.dim() == 1 else 0.1 * torch.randn_like(p))
+    return model.eval()
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """Decoders whose residual stream can be rotated: the places of their layers, by families."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -8,35 +8,43 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.errors import OptionError, ShapeError, needs
+from stiefelkit.nn.folding import Matrix
 from stiefelkit.nn.frozen import attribute
 
 __all__ = ["Decoder", "Heads", "RotationSites", "decoders", "rotation_sites"]
+
+
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 @dataclass(frozen=True)
 class Decoder:
     """The places of the layers of a family of decoders, as names inside its base model, and inside of a block.
 
-    Those that are left out are Llama's.
+    Those that are left out are Llama's. "a|b" is the first of both that a block has, "a|" may be missing. A name may be
+    that of a parameter, a matrix or a stack of them, one for each expert.
     """
 
-    classes: tuple[str, ...]  #: names of the classes of base models, "LlamaModel"
+    classes: Mapping[str, Mapping[str, Any]]
+    """Names of the classes of base models, "LlamaModel", each with what the configuration of a tiny one needs beside
+    the sizes that all have."""
     embeddings: tuple[str, ...] = ("embed_tokens",)  #: what writes the residual stream first
     blocks: str = "layers"  #: the list of blocks
     norms: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: {
-            "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
+            "input_layernorm": _QKV,
+            "post_attention_layernorm|input_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
         }
     )  #: norm to what reads it, in a block
     writers: tuple[str, ...] = ("self_attn.o_proj", "mlp.down_proj")
     """Layers of a block whose outputs are added to the stream."""
-    final: str = "norm"  #: the norm in front of the head, which is the model's output embedding
+    final: str = "norm"  #: the norm in front of the head
     value: str = "self_attn.v_proj"  #: the layer of a block that makes the values of attention
     output: str = "self_attn.o_proj"  #: the layer that reads attended values
     values: Literal["all", "last", "by_head"] = "all"
     """Rows of `value` that are values: all, the last (after queries and keys), or those at the end of each head of keys
     (after its queries and keys)."""
+    parts: int = 1  #: heads of values side by side in what is attended, as in differential attention
     downs: tuple[str, ...] = ()  #: layers of a block that read the inner features of an MLP, none if left out
 
 
@@ -49,6 +57,7 @@ class Heads:
     count: int  #: heads of queries
     groups: int  #: heads of keys and values, each shared by count / groups heads of queries
     rows: Tensor  #: the rows of `value` that hold values, head by head
+    parts: int = 1  #: heads of values side by side in each that `output` reads
 
     @property
     def size(self) -> int:
@@ -93,11 +102,85 @@ def check_sites(sites: RotationSites, who: str) -> None:
     held = {*sites.model.modules()}
     for layer in (*sites.norms, *sites.writers, *(layer for read in sites.norms.values() for layer in read)):
         got = f"{type(layer).__name__}, which is not, or no longer; rotation_sites(model) finds them"
-        needs(layer in held, OptionError, who, "sites whose layers are in the model", got)
+        is_held = layer.owner in held and layer.is_held() if isinstance(layer, Matrix) else layer in held
+        needs(is_held, OptionError, who, "sites whose layers are in the model", got)
 
 
+_SIZES: Mapping[str, Any] = {}  # those that all have
+
+
+def _read_by(attention: tuple[str, ...], mlp: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
+    """Returns Llama's norms with other readers; a block without the second norm has both behind the first."""
+    return {"input_layernorm": attention, "post_attention_layernorm|input_layernorm": mlp}
+
+
+LLAMA = Decoder(
+    classes={
+        **dict.fromkeys("LlamaModel MistralModel Qwen2Model Qwen3Model GemmaModel HeliumModel".split(), _SIZES),
+        **dict.fromkeys("SeedOssModel Ernie4_5Model HunYuanDenseV1Model SmolLM3Model".split(), _SIZES),
+        **dict.fromkeys("OlmoModel CohereModel Cohere2Model".split(), _SIZES),
+        "GraniteModel": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
+        "StableLmModel": {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
+    },
+    downs=("mlp.down_proj",),
+)
+"""Llama and its like: separate projections, gated MLPs, with norms of any kind, one or two in a block."""
+PHI3 = replace(
+    LLAMA,
+    classes={"Phi3Model": {}},
+    norms=_read_by(("self_attn.qkv_proj",), ("mlp.gate_up_proj",)),
+    value="self_attn.qkv_proj",
+    values="last",
+)
+"""Phi-3: one layer for queries, keys and values, one for gate and up."""
+UNGATED = replace(LLAMA, classes={"NemotronModel": {}, "ArceeModel": {}}, norms=_read_by(_QKV, ("mlp.up_proj",)))
+"""Nemotron, Arcee: no gate in the MLP."""
+STARCODER2 = Decoder(
+    classes={"Starcoder2Model": {}},
+    norms=_read_by(_QKV, ("mlp.c_fc",)),
+    writers=("self_attn.o_proj", "mlp.c_proj"),
+    downs=("mlp.c_proj",),
+)
+"""StarCoder 2: layer norms, biases, an MLP as GPT-2's."""
+PHI = Decoder(
+    classes={"PhiModel": {}},
+    norms=_read_by(_QKV, ("mlp.fc1",)),
+    writers=("self_attn.dense", "mlp.fc2"),
+    final="final_layernorm",
+    output="self_attn.dense",
+    downs=("mlp.fc2",),
+)
+"""Phi: attention and MLP behind one layer norm."""
+MIXTURE = Decoder(
+    classes={
+        "MixtralModel": {"num_local_experts": 4},
+        "Qwen2MoeModel": {
+            "num_experts": 4,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+            "mlp_only_layers": [0],
+        },
+        "Qwen3MoeModel": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+        "OlmoeModel": {"num_experts": 4, "num_experts_per_tok": 2},
+        "GptOssModel": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    },
+    norms=_read_by(
+        _QKV,
+        (
+            "mlp.experts.gate_up_proj|mlp.gate_proj",
+            "mlp.up_proj|",
+            "mlp.gate.weight|mlp.router.weight|",
+            "mlp.shared_expert.gate_proj|",
+            "mlp.shared_expert.up_proj|",
+            "mlp.shared_expert_gate|",
+        ),
+    ),
+    writers=("self_attn.o_proj", "mlp.experts.down_proj|mlp.down_proj", "mlp.shared_expert.down_proj|"),
+    downs=("mlp.down_proj|mlp.shared_expert.down_proj|",),
+)
+"""Mixtures of experts, in some of the blocks or in all: the router reads the stream as experts do, shared ones too."""
 GPT2 = Decoder(
-    classes=("GPT2Model",),
+    classes={"GPT2Model": {"n_inner": 48}},
     embeddings=("wte", "wpe"),
     blocks="h",
     norms={"ln_1": ("attn.c_attn",), "ln_2": ("mlp.c_fc",)},
@@ -109,10 +192,32 @@ GPT2 = Decoder(
     downs=("mlp.c_proj",),
 )
 """GPT-2: layer norms, positions that are learned, `Conv1D` in the place of linear layers."""
+GPT_NEO = replace(
+    GPT2,
+    classes={"GPTNeoModel": {"attention_types": [[["global", "local"], 1]], "intermediate_size": 48}},
+    norms={"ln_1": tuple(f"attn.attention.{name}_proj" for name in "qkv"), "ln_2": ("mlp.c_fc",)},
+    writers=("attn.attention.out_proj", "mlp.c_proj"),
+    value="attn.attention.v_proj",
+    output="attn.attention.out_proj",
+    values="all",
+)
+"""GPT-Neo: GPT-2 with separate projections."""
+GPTJ = Decoder(
+    classes={"GPTJModel": {"n_inner": 48, "rotary_dim": 4}},
+    embeddings=("wte",),
+    blocks="h",
+    norms={"ln_1": ("attn.q_proj", "attn.k_proj", "attn.v_proj", "mlp.fc_in")},
+    writers=("attn.out_proj", "mlp.fc_out"),
+    final="ln_f",
+    value="attn.v_proj",
+    output="attn.out_proj",
+    downs=("mlp.fc_out",),
+)
+"""GPT-J: attention and MLP behind one layer norm."""
 GPT_NEOX = Decoder(
-    classes=("GPTNeoXModel",),
+    classes={"GPTNeoXModel": {}},
     embeddings=("embed_in",),
-    norms={"input_layernorm": ("attention.query_key_value",), "post_attention_layernorm": ("mlp.dense_h_to_4h",)},
+    norms=_read_by(("attention.query_key_value",), ("mlp.dense_h_to_4h",)),
     writers=("attention.dense", "mlp.dense_4h_to_h"),
     final="final_layer_norm",
     value="attention.query_key_value",
@@ -121,59 +226,98 @@ GPT_NEOX = Decoder(
     downs=("mlp.dense_4h_to_h",),
 )
 """GPT-NeoX and Pythia: layer norms, queries, keys and values of each head together, attention beside the MLP."""
-LLAMA = Decoder(
-    classes=("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "GemmaModel"), downs=("mlp.down_proj",)
+FALCON = Decoder(
+    classes={"FalconModel": {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}},
+    embeddings=("word_embeddings",),
+    blocks="h",
+    norms={
+        "ln_attn|input_layernorm": ("self_attention.query_key_value",),
+        "ln_mlp|post_attention_layernorm|input_layernorm": ("mlp.dense_h_to_4h",),
+    },
+    writers=("self_attention.dense", "mlp.dense_4h_to_h"),
+    final="ln_f",
+    value="self_attention.query_key_value",
+    output="self_attention.dense",
+    values="by_head",
+    downs=("mlp.dense_4h_to_h",),
 )
-"""Llama and its like: separate projections, root mean squares, gated MLPs."""
-PHI3 = replace(
-    LLAMA,
-    classes=("Phi3Model",),
-    norms={"input_layernorm": ("self_attn.qkv_proj",), "post_attention_layernorm": ("mlp.gate_up_proj",)},
-    value="self_attn.qkv_proj",
-    values="last",
-)
-"""Phi-3: one layer for queries, keys and values, one for gate and up."""
-decoders = {"gpt2": GPT2, "gpt_neox": GPT_NEOX, "llama": LLAMA, "phi3": PHI3}
+"""Falcon: one norm or two, in a row or beside each other."""
+decoders = {
+    "llama": LLAMA,
+    "diffllama": replace(LLAMA, classes={"DiffLlamaModel": {}}, parts=2),
+    "falcon": FALCON,
+    "gpt2": GPT2,
+    "gpt_bigcode": replace(GPT2, classes={"GPTBigCodeModel": {"n_inner": 48}}, values="by_head"),
+    "gpt_neo": GPT_NEO,
+    "gpt_neox": GPT_NEOX,
+    "gptj": GPTJ,
+    "mixture": MIXTURE,
+    "phi": PHI,
+    "phi3": PHI3,
+    "starcoder2": STARCODER2,
+    "ungated": UNGATED,
+}
 """Families of decoders by name; another `Decoder` that is put here is known in this process."""
+_HEADS = ("score", "classifier", "qa_outputs")
+"""Heads that are no output embeddings: of classifiers of sequences and of tokens, and of answers to questions."""
 _NORMED_OUTPUTS = {"Gemma2Model", "Gemma3Model", "Gemma3TextModel"}
 
 
 def rotation_sites(model: nn.Module) -> RotationSites:
     """Finds the layers of a decoder that a rotation of its residual stream, or of its heads, is folded into.
 
-    Known are models of transformers with a head: Llama, Mistral, Qwen2, Qwen3, Gemma, Phi-3, GPT-2, GPT-NeoX, and what
-    is put into `decoders`. Others are described by a `RotationSites` of one's own. Models that norm what a
-    block adds to the stream (Gemma 2 and 3) have no such rotation.
+    Known are the classes of bases that `decoders` names, with a head: that of a language model, or a classifier. Others
+    are described by a `RotationSites` of one's own. Models that norm what a block adds to the stream (Gemma 2 and 3)
+    have no such rotation.
 
     Args:
         model: the model, with its head.
     """
-    found = sorted(_NORMED_OUTPUTS & {type(module).__name__ for module in model.modules()})
-    got = f"{', '.join(found)}, which norms it first: no rotation passes the scale of that norm"
-    needs(not found, OptionError, "rotation_sites", "a model that adds to its stream what blocks write", got)
+    normed = sorted(_NORMED_OUTPUTS & {type(module).__name__ for module in model.modules()})
+    got = f"{', '.join(normed)}, which norms it first: no rotation passes the scale of that norm"
+    needs(not normed, OptionError, "rotation_sites", "a model that adds to its stream what blocks write", got)
     known = {name: decoder for decoder in decoders.values() for name in decoder.classes}
     bases = [(module, known[type(module).__name__]) for module in model.modules() if type(module).__name__ in known]
     got = f"{type(model).__name__}{' with several' if bases else ''}; describe it by a RotationSites"
     wanted = f"a model with one base of a known class ({', '.join(sorted(known))})"
     needs(len(bases) == 1, OptionError, "rotation_sites", wanted, got)
-    (base, decoder), find = bases[0], attribute(model, "get_output_embeddings")
-    head = find() if callable(find) else None
+    base, decoder = bases[0]
+    find = attribute(model, "get_output_embeddings")
+    head = (find() if callable(find) else None) or attribute(model, *_HEADS)
     if not isinstance(head, nn.Module):
-        raise OptionError(f"rotation_sites needs a model with its head, got {type(model).__name__} without.")
+        got = f"{type(model).__name__} without; a bare base gives its stream, which a rotation changes"
+        raise OptionError(f"rotation_sites needs a model with its head (or {', '.join(_HEADS)}), got {got}.")
     blocks = list(base.get_submodule(decoder.blocks).children())
-    table = decoder.norms.items()
-    norms = {b.get_submodule(norm): [*map(b.get_submodule, read)] for b in blocks for norm, read in table}
+    norms: dict[nn.Module, list[nn.Module]] = {}
+    for block in blocks:
+        for norm, read in decoder.norms.items():
+            (found,) = _named(block, (norm,))
+            norms.setdefault(found, []).extend(_named(block, read))
     norms[base.get_submodule(decoder.final)] = [head]
-    embeddings = [base.get_submodule(name) for name in decoder.embeddings]
-    writers = [*embeddings, *(block.get_submodule(name) for block in blocks for name in decoder.writers)]
-    downs = [block.get_submodule(name) for block in blocks for name in decoder.downs]
+    embeddings = _named(base, decoder.embeddings)
+    writers = [*embeddings, *(layer for block in blocks for layer in _named(block, decoder.writers))]
+    downs = [layer for block in blocks for layer in _named(block, decoder.downs)]
     return RotationSites(model, norms, writers, list(_heads(base, decoder, blocks)), downs)
+
+
+def _named(module: nn.Module, names: Iterable[str]) -> list[nn.Module]:
+    """Returns what names say in a module, without those that may be missing: see `Decoder`."""
+    modules, matrices = dict(module.named_modules()), dict(module.named_parameters())
+    keys = [next((one for one in name.split("|") if one in modules or one in matrices), None) for name in names]
+    missing = [name for name, key in zip(names, keys, strict=True) if key is None and not name.endswith("|")]
+    got = f"{type(module).__name__} without {', '.join(missing)}; describe it by a RotationSites"
+    needs(not missing, OptionError, "rotation_sites", "the layers of the family", got)
+    found = [(key, key.rpartition(".")) for key in keys if key]
+    return [modules[k] if k in modules else Matrix(modules[owner], name) for k, (owner, _, name) in found]
 
 
 def _heads(base: nn.Module, decoder: Decoder, blocks: Sequence[nn.Module]) -> Iterator[Heads]:
     config: Any = base.config
+    if attribute(config, "clip_qkv") is not None:  # by entries
+        return
     count = config.num_attention_heads
     groups = attribute(config, "num_key_value_heads", "num_kv_heads", default=count)
+    groups = 1 if attribute(config, "multi_query") and not attribute(config, "new_decoder_architecture") else groups
     size = attribute(config, "head_dim") or config.hidden_size // count
     before = 0 if decoder.values == "all" else count + groups
     rows = torch.arange((before + groups) * size, device="cpu")
@@ -184,4 +328,4 @@ def _heads(base: nn.Module, decoder: Decoder, blocks: Sequence[nn.Module]) -> It
         wanted = f"{(before + groups) * size} rows in {decoder.value}, by {count} and {groups} heads of {size}"
         is_known = got in (None, (before + groups) * size)
         needs(is_known, ShapeError, "rotation_sites", wanted, f"{got}; describe it by a RotationSites")
-        yield Heads(value, block.get_submodule(decoder.output), count, groups, rows)
+        yield Heads(value, block.get_submodule(decoder.output), count, groups, rows, decoder.parts)

@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stiefelkit._torch import held_modules, held_parameters
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnfilledError, needs
 from stiefelkit.nn.adapter import Replacement
-from stiefelkit.nn.frozen import attribute, inside_peft
+from stiefelkit.nn.frozen import agree, attribute, inside_peft, probes, twin
 from stiefelkit.nn.linear import HadamardLinear
 from stiefelkit.tensors import working_dtype
 
@@ -20,6 +22,26 @@ class Factor:
 
     size: int  # the number of rows that it takes
     apply: Callable[[Tensor], Tensor]  # maps matrices (size, columns) in float64
+
+
+class Matrix(nn.Module):
+    """A linear map that a module holds as a parameter, or a stack of them, as packed experts do, with their biases.
+
+    Outputs are the dimension before the last, or the last where the module says `is_transposed`.
+    """
+
+    owner: nn.Module
+
+    def __init__(self, owner: nn.Module, name: str):
+        super().__init__()
+        self.__dict__["owner"], self.name = owner, name  # not a child
+        self.bias_name = "bias" if name == "weight" else f"{name}_bias"
+        self.weight, self.bias = owner.get_parameter(name), held_parameters(owner).get(self.bias_name)
+        self.dim = -1 if name != "weight" and attribute(owner, "is_transposed") else -2
+
+    def is_held(self) -> bool:
+        """Returns whether the module holds the same parameter still."""
+        return held_parameters(self.owner).get(self.name) is self.weight
 
 
 @dataclass
@@ -37,7 +59,7 @@ class Site:
         for factor in self.inputs:
             w = factor.apply(w.mT).mT
         for factor in self.outputs:
-            w, b = factor.apply(w), None if b is None else factor.apply(b[:, None])[:, 0]
+            w, b = factor.apply(w), None if b is None else factor.apply(b[..., None])[..., 0]
         return w, b
 
     def values(self, name: str) -> Tensor:
@@ -46,11 +68,11 @@ class Site:
         w = w.to(working_dtype(w.dtype))
         if name == "weight":
             w = self.turned(w, None)[0]
-            return w if matrix_of(self.layer)[1] == 0 else w.mT
-        b = w.new_zeros(len(w)) if b is None else b.to(w.dtype)
+            return w if matrix_of(self.layer)[1] == -2 else w.mT
+        b = w.new_zeros(w.shape[:-1]) if b is None else b.to(w.dtype)
         b = b if self.shift is None else b + w @ self.shift.to(w)
         for factor in self.outputs:
-            b = factor.apply(b[:, None])[:, 0]
+            b = factor.apply(b[..., None])[..., 0]
         return b
 
 
@@ -74,30 +96,36 @@ class Change(NamedTuple):
 
 
 def inner_of(layer: nn.Module) -> nn.Module:
-    """Returns the plain layer behind a Hadamard transform, any other layer as it is."""
+    """Returns the plain layer behind a Hadamard transform, the module that holds a matrix, any other as it is."""
+    if isinstance(layer, Matrix):
+        return layer.owner
     return layer.linear if isinstance(layer, HadamardLinear) else layer
 
 
+def _holder(layer: nn.Module) -> nn.Module:
+    return layer if isinstance(layer, Matrix) else inner_of(layer)
+
+
 def matrix_of(layer: nn.Module) -> tuple[nn.Parameter, int]:
-    """Returns the weight of a layer, and the dimension of its outputs."""
-    layer = inner_of(layer)
+    """Returns the weight of a layer, and the dimension of its outputs, from the last."""
+    layer = _holder(layer)
     classes = [f"{cls.__module__}.{cls.__name__}" for cls in type(layer).__mro__]
     is_conv1d = any(name.startswith("transformers.") and name.endswith(".Conv1D") for name in classes)
-    has_outputs_last = isinstance(layer, nn.Embedding) or is_conv1d
-    w = held_parameters(layer).get("weight") if isinstance(layer, nn.Linear) or has_outputs_last else None
+    dim = layer.dim if isinstance(layer, Matrix) else -1 if isinstance(layer, nn.Embedding) or is_conv1d else -2
+    w = held_parameters(layer).get("weight") if isinstance(layer, nn.Linear | Matrix) or dim == -1 else None
     if w is None:
         is_adapted = isinstance(layer, Replacement) or inside_peft(layer) is not layer
         remedy = "; fold(model) or merge_and_unload() first" if is_adapted else ""
         wanted = "layers of torch.nn.Linear, or Embedding among writers, with plain weights"
         raise DtypeError(f"Folding needs {wanted}, got {kind_of(layer)}{remedy}.")
     needs(not w.is_meta, UnfilledError, "Folding", "weights that hold values", f"{kind_of(layer)} on the meta device")
-    return w, int(has_outputs_last)
+    return w, dim
 
 
 def weight_and_bias_of(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Returns the weight of a linear layer, outputs by inputs, and its bias."""
     w, dim = matrix_of(layer)
-    return (w if dim == 0 else w.mT), held_parameters(inner_of(layer)).get("bias")
+    return (w if dim == -2 else w.mT), held_parameters(_holder(layer)).get("bias")
 
 
 def changes_of(sites: Sequence[Site], may_untie: bool) -> list[Change]:
@@ -124,14 +152,16 @@ def _of_site(site: Site) -> Iterator[Change]:
     w, dim = matrix_of(layer)
     has_inputs = not (inputs and isinstance(layer, nn.Embedding))
     needs(has_inputs, DtypeError, "Folding", "readers of torch.nn.Linear with plain weights", kind_of(layer))
-    for along, factors in ((dim, outputs), (1 - dim, inputs)):
+    for along, factors in ((dim, outputs), (-3 - dim, inputs)):
         for factor in factors:
-            wanted = f"weights with {factor.size} features along dimension {along}"
+            wanted = f"weights with {factor.size} features along dimension {w.dim() + along}"
             needs(w.shape[along] == factor.size, ShapeError, "Folding", wanted, tuple(w.shape))
     keys = tuple(map(id, outputs)), tuple(map(id, inputs))
-    yield Change(site, "weight", w, keys if dim == 0 else keys[::-1])
-    bias = held_parameters(inner_of(layer)).get("bias")
+    yield Change(site, "weight", w, keys if dim == -2 else keys[::-1])
+    bias = held_parameters(_holder(layer)).get("bias")
     is_shifted = site.shift is not None and bool(site.shift.any())
+    got = f"{kind_of(inner_of(layer))} without one behind a norm with a bias"
+    needs(bias is not None or not (is_shifted and isinstance(layer, Matrix)), OptionError, "Folding", "a bias", got)
     if is_shifted or (bias is not None and outputs):
         yield Change(site, "bias", bias, (keys[0], id(site.shift) if is_shifted else None))
 
@@ -145,7 +175,7 @@ def write(
         if old is not None and not is_new:
             old.copy_(value)
             continue
-        layer = inner_of(site.layer)
+        layer = _holder(site.layer)
         like = layer.get_parameter("weight") if old is None else old
         layer.register_parameter(name, nn.Parameter(value.to(like.dtype), like.requires_grad))
         config = attribute(model, "config")
@@ -156,15 +186,33 @@ def write(
             own.weight.fill_(own.neutral)
         if own.bias is not None:
             own.bias.zero_()
-    layer_norms = [norm for norm in affine if isinstance(norm, nn.LayerNorm) and model is not None]
-    return {id(norm): _root_mean_square(norm) for norm in layer_norms}
+    eps = {norm: layer_norm_eps(norm) for norm in affine if model is not None}
+    return {id(norm): _root_mean_square(norm, small) for norm, small in eps.items() if small is not None}
 
 
-def _root_mean_square(norm: nn.LayerNorm) -> nn.RMSNorm:
+def layer_norm_eps(norm: nn.Module) -> float | None:
+    """Returns the epsilon of a layer norm of any class, by what it does without scale and bias, None of another."""
+    if isinstance(norm, nn.LayerNorm):
+        return norm.eps
+    held = {name: p for name, p in held_parameters(norm).items() if p is not None}
+    n = (attribute(norm, "normalized_shape") or held.get("weight", torch.empty(0)).shape or (0,))[0]
+    eps = attribute(norm, "eps", "variance_epsilon", default=1e-5)
+    if not held.keys() <= {"weight", "bias"} or not is_norm(norm, n):
+        return None
+    x = probes(n, next(iter(held.values()), torch.empty(0)).device)
+    x = torch.cat([x, x * eps**0.5])
+    neutral = {name: torch.full_like(p, name == "weight") for name, p in held.items()}
+    is_same = agree(twin(norm, **neutral)(x), F.layer_norm(x, (n,), eps=eps), n)
+    return eps if is_same else None
+
+
+def _root_mean_square(norm: nn.Module, eps: float) -> nn.RMSNorm:
     """Returns the norm of centred inputs, with a scale of one under the same name."""
-    other = nn.RMSNorm([*norm.normalized_shape], eps=norm.eps, elementwise_affine=norm.elementwise_affine)
-    if norm.elementwise_affine:
-        other.to(norm.weight.device, norm.weight.dtype).weight.requires_grad_(norm.weight.requires_grad)
+    weight = held_parameters(norm).get("weight")
+    n = len(weight) if weight is not None else attribute(norm, "normalized_shape")[0]
+    other = nn.RMSNorm(n, eps=eps, elementwise_affine=weight is not None)
+    if weight is not None:
+        other.to(weight.device, weight.dtype).weight.requires_grad_(weight.requires_grad)
     return other.train(norm.training)
 
 

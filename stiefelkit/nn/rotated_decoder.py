@@ -1,8 +1,10 @@
 """Rotations of a decoder that are learned through its fake-quantized layers, before they are folded."""
 
+import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from stiefelkit.errors import OptionError, ShapeError, needs
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.nn.adapter import Rotation
 from stiefelkit.nn.decoders import RotationSites, check_sites, rotation_sites
-from stiefelkit.nn.folding import Site, kind_of, weight_and_bias_of
+from stiefelkit.nn.folding import Matrix, Site, kind_of, weight_and_bias_of
 from stiefelkit.nn.frozen import attribute
 from stiefelkit.nn.linear import HadamardLinear
 from stiefelkit.nn.rotation import absorb_norms_, check_downs, of_hadamard, of_stream, rotate_, site_of, turn_heads
@@ -90,6 +92,8 @@ class Rotated(nn.Module):
         else:
             r = first_frames.draw(start, (n, n), generator=generator)
         needs(tuple(r.shape) == (n, n), ShapeError, "Rotated", f"start= of shape {(n, n)}", tuple(r.shape))
+        packed = [kind_of(w.owner) for w in sites.writers if isinstance(w, Matrix) and self.activation_bits is not None]
+        needs(not packed, OptionError, "Rotated", "activation_bits=None where experts are packed", str(packed[:1]))
         absorb_norms_(sites)
         self.model, self.sites, self.online = sites.model.requires_grad_(False), sites, online
         factory: Any = {"device": sites.writers[0].get_parameter("weight").device, "dtype": torch.float32}
@@ -119,7 +123,11 @@ class Rotated(nn.Module):
     def _rotated(self) -> Iterator[None]:
         """Gives each layer a forward of its own for one call; a checkpoint calls it again, later and without them."""
         r, *heads = (frame.weight for frame in self._frames())
-        forwards = [(site.layer, self._forward_of(site, r)) for site in self._sites(r, heads)]
+        sites = list(self._sites(r, heads))
+        forwards = [(s.layer, self._forward_of(s, r)) for s in sites if not isinstance(s.layer, Matrix)]
+        for owner in {s.layer.owner for s in sites if isinstance(s.layer, Matrix)}:
+            own = [s for s in sites if isinstance(s.layer, Matrix) and s.layer.owner is owner]
+            forwards.append((owner, _checkpointed(owner, partial(self._run_with, owner, own))))
         for layer, _ in forwards:
             got = f"{kind_of(layer)} with another; accelerate's remove_hook_from_submodules takes its hooks off"
             is_own = attribute(layer.forward, "__func__") is type(layer).forward
@@ -147,7 +155,7 @@ class Rotated(nn.Module):
 
     def _forward_of(self, site: Site, r: Tensor) -> Callable[..., Tensor]:
         """Returns what a layer computes; embeddings and the head are not rounded."""
-        layer, own, has_gradients = site.layer, type(site.layer).forward.__get__(site.layer), torch.is_grad_enabled()
+        layer, own = site.layer, type(site.layer).forward.__get__(site.layer)
         if isinstance(layer, nn.Embedding):
             return lambda *args: F.linear(y := own(*args), r.to(y))
         if layer in [*self.sites.norms.values()][-1]:
@@ -156,20 +164,45 @@ class Rotated(nn.Module):
 
         def run(x: Tensor) -> Tensor:
             x = hadamard_transform(x) if is_online else x
-            w, b = weight_and_bias_of(layer)
-            w, b = site.turned(w.float(), None if b is None else b.float())  # products in float32
-            w, b = w.to(x.dtype), None if b is None else b.to(x.dtype)
+            w, b = self._turned(site, x.dtype)
             x = x if self.activation_bits is None else fake_quantize(x, self.activation_bits)
-            w = w if self.weight_bits is None else fake_quantize(w, self.weight_bits)
             return F.linear(x, w, b)
 
-        def forward(x: Tensor) -> Tensor:
-            if has_gradients and not torch.is_grad_enabled():
-                got = "a reentrant checkpoint; switch the model's own gradient checkpointing off: layers have theirs"
-                raise OptionError(f"Rotated needs {kind_of(layer)} to run with gradients, got {got}.")
-            return checkpoint(run, x, use_reentrant=False) if torch.is_grad_enabled() else run(x)  # type: ignore[return-value]
+        return _checkpointed(layer, run)
 
-        return forward
+    def _turned(self, site: Site, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Returns the rotated weight of a layer, rounded unless it is a router's, and its bias."""
+        w, b = weight_and_bias_of(site.layer)
+        w, b = site.turned(w.float(), None if b is None else b.float())  # products in float32
+        w, b = w.to(dtype), None if b is None else b.to(dtype)
+        is_router = isinstance(site.layer, Matrix) and w.dim() == 2
+        return (w if self.weight_bits is None or is_router else fake_quantize(w, self.weight_bits)), b
+
+    def _run_with(self, owner: nn.Module, sites: Sequence[Site], *args: Any) -> Any:
+        """Calls a module with other matrices than its own, as they are turned."""
+        values: dict[str, Tensor] = {}
+        for site in sites:
+            layer: Any = site.layer
+            w, b = self._turned(site, layer.weight.dtype)
+            values[layer.name] = w if layer.dim == -2 else w.mT
+            if b is not None:
+                values[layer.bias_name] = b
+        other = copy.copy(owner)
+        vars(other).pop("forward", None)
+        return torch.func.functional_call(other, values, args)
+
+
+def _checkpointed(layer: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a forward that computes what it does anew in the backward pass."""
+    has_gradients = torch.is_grad_enabled()
+
+    def forward(*args: Any) -> Any:
+        if has_gradients and not torch.is_grad_enabled():
+            got = "a reentrant checkpoint; switch the model's own gradient checkpointing off: layers have theirs"
+            raise OptionError(f"Rotated needs {kind_of(layer)} to run with gradients, got {got}.")
+        return checkpoint(run, *args, use_reentrant=False) if torch.is_grad_enabled() else run(*args)
+
+    return forward
 
 
 def rotated(model: nn.Module, sites: RotationSites | None = None, **options: Any) -> Rotated:

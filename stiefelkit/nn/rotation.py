@@ -155,8 +155,10 @@ class _Fold:
         norms: Mapping[nn.Module, Iterable[nn.Module]],
     ) -> None:
         """Adds the factors of a residual rotation, and those of norms that do not commute with R, if it is given."""
-        is_centred = r is not None and self.model is not None and any(isinstance(m, nn.LayerNorm) for m in norms)
-        centre = [Factor(len(r), lambda m: m - m.mean(0, keepdim=True))] if r is not None and is_centred else []
+        is_centred = (
+            r is not None and self.model is not None and any(folding.layer_norm_eps(m) is not None for m in norms)
+        )
+        centre = [Factor(len(r), lambda m: m - m.mean(-2, keepdim=True))] if r is not None and is_centred else []
         for layer in writers:
             site_of(self.found, layer).outputs[:] = [*centre, *turn]
         for layer in readers:
@@ -181,17 +183,19 @@ class _Fold:
         Norms that are not named are looked for in the model if R is given.
         """
         changes = folding.changes_of(list(self.found.values()), self.sites is not None)
-        for module in [*self.affine, *(site.layer for site in self.found.values())]:
+        layers = [site.layer for site in self.found.values()]
+        inner = [*map(folding.inner_of, layers)]
+        for module in [*self.affine, *layers, *inner]:
             got = f"{kind_of(module)} with hooks; remove them first"
             needs(not any(call_hooks(module)), OptionError, "Folding", "layers and norms without hooks", got)
         for site in self.found.values():
             is_known = isinstance(site.layer, HadamardLinear) and not site.inputs
+            is_known |= isinstance(site.layer, folding.Matrix)
             found = None if is_known or _gives_rows(site) else beyond_affine(site.layer)
             needs(found is None, OptionError, "Folding", "layers that compute W x + b", found)
         if self.model is not None:
             changed = {change.tensor.data_ptr() for change in changes if change.tensor is not None}
-            inner = (id(folding.inner_of(site.layer)) for site in self.found.values())
-            _check_model(self.model, {*self.found, *inner, *map(id, self.affine)}, changed, r)
+            _check_model(self.model, {*self.found, *map(id, inner), *map(id, self.affine)}, changed, r)
         others = folding.write(changes, self.affine, self.model)
         if online and self.sites is not None:
             others |= {id(layer): HadamardLinear.around(layer) for layer in self.sites.downs}
@@ -223,6 +227,13 @@ def site_of(found: dict[int, Site], layer: nn.Module) -> Site:
 def _turn_heads(found: dict[int, Site], attentions: Sequence[Heads], heads: Tensor | Sequence[Tensor]) -> None:
     """Adds the factors of the rotations of heads to value and output layers."""
     each = [heads] * len(attentions) if isinstance(heads, Tensor) else [*heads]
+    needs(
+        len(attentions) > 0,
+        OptionError,
+        "rotate_",
+        "heads= for a model whose values no clip nor norm acts on",
+        "another",
+    )
     needs(len(each) == len(attentions), OptionError, "rotate_", f"heads= for {len(attentions)} attentions", len(each))
     for one, given in zip(attentions, each, strict=True):
         stack = _checked(given, "heads")
@@ -237,7 +248,8 @@ def _turn_heads(found: dict[int, Site], attentions: Sequence[Heads], heads: Tens
 def turn_heads(found: dict[int, Site], one: Heads, stack: Tensor) -> None:
     """Adds the factors of a stack of rotations, one for each head of keys and values, to an attention's layers."""
     site_of(found, one.value).outputs.append(_of_heads(stack, one.rows, len(folding.weight_and_bias_of(one.value)[0])))
-    shared = stack.repeat_interleave(one.count // one.groups, 0)
+    beside = stack.unflatten(0, (one.parts, -1)).transpose(0, 1)
+    shared = beside.repeat_interleave(one.count // one.groups, 0).flatten(0, 1)
     rows = torch.arange(one.count * one.size, device="cpu")
     site_of(found, one.output).inputs.append(_of_heads(shared, rows, len(rows)))
 
@@ -258,7 +270,7 @@ def _of_heads(stack: Tensor, rows: Tensor, size: int) -> Factor:
 
 def of_hadamard(layer: nn.Module) -> Factor:
     """Returns the factor of a layer whose inputs are transformed by a Hadamard matrix."""
-    return Factor(folding.weight_and_bias_of(layer)[0].shape[1], lambda m: hadamard_transform(m.mT).mT)
+    return Factor(folding.weight_and_bias_of(layer)[0].shape[-1], lambda m: hadamard_transform(m.mT).mT)
 
 
 def check_downs(downs: Iterable[nn.Module]) -> None:
@@ -280,7 +292,7 @@ def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool) -> Affine | Non
     needs(is_fit, ShapeError, "Folding", f"norms of {n} features", got)
     if r is not None and _commutes(norm, r):
         return None
-    is_layer_norm = isinstance(norm, nn.LayerNorm) and (is_centred or r is None)
+    is_layer_norm = folding.layer_norm_eps(norm) is not None and (is_centred or r is None)
     if is_layer_norm and weight is None:
         return Affine(None, None, None, 1.0)
     if weight is not None and (bias is None or bias.shape == (n,)):

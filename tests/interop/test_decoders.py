@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from decoder_laws import check_decoder
+from decoder_laws import check_decoder, tiny_decoder
 from optimizers_at_hand import descend
 from safetensors.torch import load_file
 from torch import nn
@@ -17,34 +17,20 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit import init
 from stiefelkit.errors import DtypeError, NotAFrameError, OptionError, ShapeError
-from stiefelkit.nn.decoders import Decoder, decoders
+from stiefelkit.nn.decoders import decoders
 from stiefelkit.testing import seeds
 
 transformers: Any = pytest.importorskip("transformers")
 
-SIZES = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
-    "num_key_value_heads": 2, "vocab_size": 50, "max_position_embeddings": 64,
-    "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
+KINDS = {name.removesuffix("Model"): family for family, places in decoders.items() for name in places.classes}
 FAMILIES = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Phi3", "GPT2", "GPTNeoX"]
 
 
 def decoder(family: str, is_tied: bool = False, groups: int = 2, dtype: torch.dtype = torch.float32) -> Any:
-    torch.manual_seed(seeds.seed(FAMILIES.index(family)))
-    sizes = SIZES | {"num_key_value_heads": groups, "tie_word_embeddings": is_tied}
-    if family in ("GPT2", "GPTNeoX"):
-        sizes.pop("num_key_value_heads")
-    if family == "GPT2":
-        sizes |= {"n_embd": 32, "n_inner": 48, "n_layer": 2, "n_head": 4, "n_positions": 64}
-        sizes = {key: value for key, value in sizes.items() if not key.startswith(("hidden", "num", "inter", "max"))}
-        sizes.pop("head_dim")
-    config = getattr(transformers, f"{family}Config")(**sizes)
-    model = getattr(transformers, f"{family}LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM")(config)
-    with torch.no_grad():
-        for p in model.parameters():  # scales, biases and weights of a size at which a mistake is seen
-            p.add_(0.3 * torch.randn_like(p) if p.dim() == 1 else 0.1 * torch.randn_like(p))
-    return model.to(dtype).eval()
+    torch.manual_seed(seeds.seed(list(KINDS).index(family)))
+    places = decoders[KINDS[family]].classes[f"{family}Model"]
+    model = tiny_decoder(f"{family}Model", **places, tie_word_embeddings=is_tied, num_key_value_heads=groups)
+    return model.to(dtype)
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -55,10 +41,9 @@ def rotation(n: int = 32) -> torch.Tensor:
     return init.haar((n, n), generator=seeds.generator())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KINDS)
 def test_every_family_keeps_the_laws(family):
-    names = {"GPT2": "gpt2", "GPTNeoX": "gpt_neox", "Phi3": "phi3"}
-    check_decoder(names.get(family, "llama"), decoder(family))
+    check_decoder(KINDS[family], decoder(family))
 
 
 @pytest.mark.parametrize(("is_tied", "groups"), [(False, 1), (True, 4)], ids=["untied", "tied"])
@@ -172,36 +157,23 @@ def test_a_decoder_with_adapters_is_refused_with_the_way_out(layers):
 
 def test_norms_that_no_rotation_passes_are_refused():
     for name in ("Gemma2", "Gemma3"):
-        config = getattr(transformers, f"{name}Config" if name == "Gemma2" else f"{name}TextConfig")(**SIZES)
         with pytest.raises(OptionError, match=name):
-            sk.nn.rotation_sites(getattr(transformers, f"{name}ForCausalLM")(config))
-    model = transformers.CohereForCausalLM(transformers.CohereConfig(**SIZES))  # layer norms in a class of its own
+            sk.nn.rotation_sites(tiny_decoder(f"{name}{'Text' * (name == 'Gemma3')}Model"))
+    model = decoder("Cohere")  # layer norms in a class of its own
     with pytest.raises(OptionError, match="LayerNorm"):
         sk.nn.rotate_(rotation(), norms={model.model.norm: [model.lm_head]})
 
 
-def test_packed_values_are_those_of_the_heads_of_keys_or_refused(monkeypatch):
-    falcon = Decoder(
-        classes=("FalconModel",),
-        embeddings=("word_embeddings",),
-        blocks="h",
-        norms={"ln_attn": ("self_attention.query_key_value",), "ln_mlp": ("mlp.dense_h_to_4h",)},
-        writers=("self_attention.dense", "mlp.dense_4h_to_h"),
-        final="ln_f",
-        value="self_attention.query_key_value",
-        output="self_attention.dense",
-        values="by_head",
-    )
-    monkeypatch.setitem(decoders, "falcon", falcon)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
-    sizes |= {"bos_token_id": None, "eos_token_id": None}
-    config = transformers.FalconConfig(**sizes, num_kv_heads=2, new_decoder_architecture=True, bias=True)
-    model = transformers.FalconForCausalLM(config)
-    check_decoder("falcon", model)
-    sites = sk.nn.rotation_sites(model)
-    config.num_kv_heads = 4
+@pytest.mark.parametrize("old", [{"multi_query": True}, {"multi_query": False, "parallel_attn": False}, {}])
+def test_packed_values_are_those_of_the_heads_of_keys_or_refused(old):
+    falcon = tiny_decoder("FalconModel", **old, new_decoder_architecture=not old, num_kv_heads=4 if old else 2)
+    check_decoder("falcon", falcon)
+    if old:
+        return
+    sites = sk.nn.rotation_sites(falcon)
+    falcon.config.num_kv_heads = 4
     with pytest.raises(ShapeError, match="96 rows"):
-        sk.nn.rotation_sites(model)
+        sk.nn.rotation_sites(falcon)
     beyond = dataclasses.replace(sites.heads[0], rows=torch.arange(60, 76))
     with pytest.raises(ShapeError, match="up to 75"):
         sk.nn.rotate_(sites=dataclasses.replace(sites, heads=[beyond]), heads=rotation(8))
@@ -307,11 +279,11 @@ def test_the_page_runs_as_it_stands(monkeypatch, tmp_path):
 def test_a_family_of_ones_own_is_described_as_the_page_says(monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "extending-nets.md").read_text()
     (code,) = re.findall(r"```py\n(import transformers\n.*?)```", page, re.DOTALL)
-    monkeypatch.setitem(decoders, "starcoder2", decoders["llama"])  # goes again after the test
+    monkeypatch.setitem(decoders, "apertus", decoders["llama"])  # goes again after the test
     names: dict[str, Any] = {}
     exec(code, names)
-    assert decoders["starcoder2"] is names["STARCODER2"]
-    check_decoder("starcoder2", names["model"])
+    assert decoders["apertus"] is names["APERTUS"]
+    check_decoder("apertus", names["model"])
 
 
 def test_layers_that_run_in_a_reentrant_checkpoint_or_have_another_forward_are_refused() -> None:

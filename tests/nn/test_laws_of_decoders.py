@@ -13,7 +13,7 @@ from stiefelkit.errors import StiefelkitError
 from stiefelkit.nn.decoders import Decoder, decoders
 
 FAMILY = Decoder(
-    classes=("SmallModel",),
+    classes={"SmallModel": {}},
     embeddings=("embedding",),
     blocks="layers",
     norms={"before_attention": ("query", "key", "value"), "before_mlp": ("up",)},
@@ -74,7 +74,7 @@ class SmallBlock(nn.Module):
 
 
 SABOTEURS = {
-    "known": {"classes": ("Another",)},
+    "known": {"classes": {"Another": {}}},
     "norms": {"norms": {"before_attention": ("query", "key"), "before_mlp": ("up",)}},
     "rotations": {"value": "key"},
     "learned": {"writers": ("out",)},
