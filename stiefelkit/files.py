@@ -16,13 +16,14 @@ import math
 import os
 import shutil
 import stat
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from stiefelkit.errors import CheckpointError, RunError, StiefelkitError, needs, shown
+from stiefelkit.errors import CheckpointError, OptionError, RunError, StiefelkitError, needs, shown
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +52,24 @@ def importing(
             reason = f"it lacks {shown(*problem.args)}"
         reason = (reason or str(problem).partition("\n")[0] or type(problem).__name__).removesuffix(".")[:1000]
         raise error(f"{who} needs {what}, got {shown(str(path), 300)}: {reason}.") from problem
+
+
+@contextlib.contextmanager
+def whole_folder(who: str, folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """Gives a new folder beside one that is empty or not there, which takes its place when all has been written."""
+    writing = functools.partial(importing, who, folder, what="a folder that can be written")
+    with writing():
+        place = Path(folder)
+        is_free = not place.exists() or (place.is_dir() and not any(place.iterdir()))
+    needs(is_free, OptionError, who, "a folder that is empty or not there", shown(str(folder), 300))
+    beside = place.parent / f".{uuid.uuid4().hex}"
+    with writing(), contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        yield beside
+        if place.exists():
+            place.rmdir()
+        beside.rename(place)
 
 
 @contextlib.contextmanager

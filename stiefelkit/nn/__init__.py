@@ -20,6 +20,7 @@ from stiefelkit.nn.conv import OrthogonalConv1d, OrthogonalConv2d, OrthogonalCon
 from stiefelkit.nn.decoders import RotationSites, rotation_sites
 from stiefelkit.nn.goru import GORU
 from stiefelkit.nn.linear import HadamardLinear, OrthogonalLinear
+from stiefelkit.nn.lora import Lora, LoraLayer, to_lora
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
 from stiefelkit.nn.peft_files import load_peft, save_peft
 from stiefelkit.nn.rnn import LinearTransitionRNN, OrthogonalRNN, OrthogonalRNNCell
@@ -29,10 +30,11 @@ from stiefelkit.nn.rotation_rnn import LRU, LRUBlock, RotationBlock, RotationRNN
 
 __all__ = [
     "GORU", "LRU", "Adapter", "ButterflyAdapter", "CayleyConv1d", "CayleyConv2d", "HadamardLinear", "LRUBlock",
-    "LinearTransitionRNN", "LowRankAdapter", "ModReLU", "OrthogonalAdapter", "OrthogonalConv1d", "OrthogonalConv2d",
-    "OrthogonalConvTranspose1d", "OrthogonalConvTranspose2d", "OrthogonalLinear", "OrthogonalRNN", "OrthogonalRNNCell",
-    "PrincipalAdapter", "Rotated", "RotationBlock", "RotationRNN", "RotationSites", "absorb_norm_", "absorb_norms_",
-    "adapt", "adapter_state", "adapters", "base_state", "delete_adapter", "fake_quantize", "fold", "load_adapter_state",
-    "load_peft", "rotate_", "rotated", "rotation_sites", "save_peft", "use_adapters", "without_adapters",
+    "LinearTransitionRNN", "Lora", "LoraLayer", "LowRankAdapter", "ModReLU", "OrthogonalAdapter", "OrthogonalConv1d",
+    "OrthogonalConv2d", "OrthogonalConvTranspose1d", "OrthogonalConvTranspose2d", "OrthogonalLinear", "OrthogonalRNN",
+    "OrthogonalRNNCell", "PrincipalAdapter", "Rotated", "RotationBlock", "RotationRNN", "RotationSites",
+    "absorb_norm_", "absorb_norms_", "adapt", "adapter_state", "adapters", "base_state", "delete_adapter",
+    "fake_quantize", "fold", "load_adapter_state", "load_peft", "rotate_", "rotated", "rotation_sites", "save_peft",
+    "to_lora", "use_adapters", "without_adapters",
 ]  # fmt: skip
 suggest_names(__name__)

@@ -181,7 +181,7 @@ class Adapter(Replacement):
     @property
     def weight(self) -> Tensor:
         """The changed weight, worked out in float64 at each read and rounded once, with gradients."""
-        return self._wide().to(self.base.weight.dtype) if self.merged is None else self.merged
+        return self.changed_wide().to(self.base.weight.dtype) if self.merged is None else self.merged
 
     def merge(self) -> None:
         """Makes the layer read `weight`, computed once; refused where the layer computes more than W x + b."""
@@ -216,11 +216,11 @@ class Adapter(Replacement):
         self._refuse(obstacle(self.base))
         return applied(self.base, self.merged, x)
 
-    def _wide(self) -> Tensor:
+    def changed_wide(self) -> Tensor:
         """Returns the weight of the layer with all changes, in float64."""
         if isinstance(self.layer, Adapter):
             self._refuse(None if is_itself(self.layer) else "an adapter with hooks; remove them first")
-            w = self.layer._wide()
+            w = self.layer.changed_wide()
         else:
             self._refuse(beyond_affine(self.layer))
             w = self.base.weight.to(working_dtype(self.base.weight.dtype))

@@ -1,15 +1,11 @@
 """Adapters in PEFT's files: OFT, BOFT and HRA are read as exact rotations, and written for PEFT to load."""
 
-import contextlib
 import json
 import os
 import re
-import shutil
-import uuid
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +15,8 @@ from torch import Tensor, nn
 
 from stiefelkit._torch import held_modules
 from stiefelkit.errors import CheckpointError, OptionError, needs, shown
-from stiefelkit.files import checked_cast, importing, parse_tensors, read_file, read_json
-from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter
+from stiefelkit.files import checked_cast, importing, parse_tensors, read_file, read_json, whole_folder
+from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter, Replacement
 from stiefelkit.nn.adapters import Site, TrainedCopy, base_state, put_on, replacements, sites_of, to_save
 from stiefelkit.nn.frozen import attribute
 from stiefelkit.nn.peft_formats import FORMATS, read, written
@@ -133,51 +129,57 @@ def save_peft(
         task_type: as in PEFT's configuration, "CAUSAL_LM" for instance.
     """
     replacements(model, "save_peft", name)
-    writing = partial(importing, "save_peft", folder, what="a folder that can be written")
-    with writing():
-        place = Path(folder)
-        is_free = not place.exists() or (place.is_dir() and not any(place.iterdir()))
-    needs(is_free, OptionError, "save_peft", "a folder that is empty or not there", shown(str(folder), 300))
+    sites = list(sites_of(model))
+    held = [(site, other) for site in sites for other in site.around if other.name == name]
     try:
-        tensors, config = _contents(list(sites_of(model)), name)
+        done = {site.name: written(other, site.name) for site, other in held if isinstance(other, Adapter)}
+        config = _config({title: entries for title, (_, entries) in done.items()})
+        contents = contents_of("save_peft", sites, held, {title: t for title, (t, _) in done.items()}, config)
     except OptionError as error:
         remedy = f"sk.nn.adapter_state(model, {name!r}) holds any adapter, and sk.nn.fold(model) makes a plain model"
         raise OptionError(f"{str(error).removesuffix('.')}; {remedy}.") from error
-    base = base_model_name_or_path or attribute(model, "name_or_path") or None
+    write_files("save_peft", folder, *contents, base_model_name_or_path or attribute(model, "name_or_path"), task_type)
+
+
+def write_files(
+    who: str,
+    folder: str | os.PathLike[str],
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    base: str | os.PathLike[str] | None,
+    task_type: str | None,
+) -> None:
+    """Writes tensors, by the keys of a model without PEFT, and a configuration into a new folder that PEFT loads."""
     written_out = {_PREFIX + key: t.detach().cpu().clone().contiguous() for key, t in tensors.items()}
-    beside = place.parent / f".{uuid.uuid4().hex}"
-    with writing(), contextlib.ExitStack() as stack:
-        config |= {"base_model_name_or_path": base and os.fspath(base), "task_type": task_type}
-        text = json.dumps(config, indent=2, sort_keys=True, allow_nan=False)
-        stack.callback(shutil.rmtree, beside, ignore_errors=True)
-        beside.mkdir(parents=True)
+    with whole_folder(who, folder) as beside:
+        entries = {**config, "base_model_name_or_path": os.fspath(base) if base else None, "task_type": task_type}
+        text = json.dumps(entries, indent=2, sort_keys=True, allow_nan=False)
         save_file(written_out, beside / _TENSORS, metadata={"format": "pt"})
         (beside / _CONFIG).write_text(text, encoding="utf-8")
-        if place.exists():
-            place.rmdir()
-        beside.rename(place)
 
 
-def _contents(sites: Sequence[Site], name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns the tensors of adapters of a name and of trained copies, and the configuration of PEFT for them."""
-    held = [(site, other) for site in sites for other in site.around if other.name == name]
-    done = {site.name: written(other, site.name) for site, other in held if isinstance(other, Adapter)}
+def contents_of(
+    who: str,
+    sites: Sequence[Site],
+    held: Sequence[tuple[Site, Replacement]],
+    done: Mapping[str, Mapping[str, Tensor]],
+    config: Mapping[str, Any],
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Returns the tensors of adapted layers and of trained copies, and the configuration of PEFT for them."""
     is_inside = "" not in done and len({id(other) for _, other in held}) == len(held)
-    needs(is_inside, OptionError, "save_peft", "layers inside a model, each in one place of it", "another")
+    needs(is_inside, OptionError, who, "layers inside a model, each in one place of it", "another")
     copies = {site.name: other.copy.state_dict() for site, other in held if isinstance(other, TrainedCopy)}
     # PEFT reads a list as ends of names, and a text as a pattern of whole names.
     ends = tuple(f".{title}" for title in done)
     is_end = any(site.name.endswith(ends) and site.name not in done for site in sites)
     target = "|".join(map(re.escape, done)) if is_end else list(done)
-    config = _config({title: entries for title, (_, entries) in done.items()})
-    config |= {"target_modules": target, "modules_to_save": sorted(copies) or None}
     for title in copies:
         others = [site.name for site in sites if site.name.endswith(title) and site.name != title]
         got = f"{title} and {', '.join(others)}"
-        needs(not others, OptionError, "save_peft", "modules_to_save of which no name ends another", got)
-    tensors = {f"{title}.{end}": t for title, (held_by, _) in done.items() for end, t in held_by.items()}
+        needs(not others, OptionError, who, "modules_to_save of which no name ends another", got)
+    tensors = {f"{title}.{end}": t for title, of_layer in done.items() for end, t in of_layer.items()}
     tensors |= {f"{title}.{key}": t for title, state in copies.items() for key, t in state.items()}
-    return tensors, config
+    return tensors, {**config, "target_modules": target, "modules_to_save": sorted(copies) or None}
 
 
 def _files(given: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -248,6 +248,76 @@ def test_adapters_that_are_ours_are_loaded_by_peft(kind: str, tmp_path: Path, bu
         assert all(torch.equal(there[key].flatten(), here[key].flatten()) for key in coordinates)
 
 
+def check_lora(ours: Any, base: Any, folder: Path) -> None:
+    """Compares what PEFT makes of LoRA, exact and cut off, with the adapters that it comes from."""
+    exact, state = logits(ours), copy.deepcopy(ours.state_dict())
+    given: Any
+    for given in ({"tolerance": 1e-6}, {"tolerance": 0.5}, {"rank": 2}):
+        lora: Any = sk.nn.to_lora(ours, **given, inputs=IMAGES if isinstance(ours, Images) else TOKENS)
+        place = folder / "_".join(map(str, given.values()))
+        lora.save(place)
+        back = peft.PeftModel.from_pretrained(copy.deepcopy(base), str(place)).eval()
+        error = torch.dist(logits(back).double(), exact.double()) / exact.double().norm()
+        assert abs(error - lora.error) <= CLOSE
+        for name, layer in lora.layers.items():
+            adapter = sk.nn.adapters(ours)[name]
+            norm = torch.dist(adapter.changed_wide(), adapter.base.weight.double()).item()
+            assert abs(layer.beyond.norm().item() - layer.error * norm) <= 1e-5 * norm  # Eckart and Young
+            assert layer.error <= given.get("tolerance", 1) + 1e-6
+            assert layer.rank == given.get("rank", layer.rank)
+        assert_close(logits(back.merge_and_unload()), logits(back))
+        assert error <= CLOSE or given != {"tolerance": 1e-6}
+    assert torch.equal(logits(ours), exact)
+    assert all(torch.equal(value, state[key]) for key, value in ours.state_dict().items())
+
+
+def test_what_peft_saved_is_lora_for_peft_alone(pair: tuple[Any, Path], tmp_path: Path):
+    check_lora(sk.nn.load_peft(decoder(), pair[1]), decoder(), tmp_path / "lora")
+
+
+def gpt2() -> Any:
+    torch.manual_seed(seeds.seed())
+    config = transformers.GPT2Config(vocab_size=50, n_positions=32, n_embd=32, n_layer=2, n_head=4)
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+OTHERS: dict[str, Any] = {
+    "principal": (decoder, "*.q_proj", {"parametrization": "principal", "rank": 4}),
+    "low_rank": (decoder, "*.q_proj", {"parametrization": "low_rank", "rank": 4}),
+    "outputs": (decoder, ["*.q_proj", "*.embed_tokens"], {"side": "out", "block_size": 8}),
+    "bfloat16": (lambda: decoder(dtype=torch.bfloat16).float(), "*.down_proj", {"block_size": 8}),
+    "conv1d": (gpt2, ["*.c_attn", "*.mlp.c_proj"], {"block_size": 8, "modules_to_save": "*.ln_f"}),
+    "convolution": (Images, ["first", "head"], {"parametrization": "householder", "reflections": 2}),
+    "patches": (Images, "first", {"side": "patches", "block_size": 6}),
+}
+
+
+@pytest.mark.parametrize("kind", list(OTHERS))
+def test_adapters_that_peft_has_no_place_for_are_lora_for_peft_alone(kind: str, tmp_path: Path):
+    make, where, options = OTHERS[kind]
+    ours = sk.nn.adapt(make().requires_grad_(False), where, **options)
+    sk.nn.adapt(ours, where, "householder", name="second", reflections=2, side=options.get("side", "in"))
+    with torch.no_grad():
+        for p in ours.parameters():
+            if p.requires_grad:
+                p.add_(0.1 * torch.randn(p.shape, generator=seeds.generator(3)))
+    check_lora(ours, make(), tmp_path)
+
+
+def test_lora_of_what_it_cannot_be_is_refused(tmp_path: Path):
+    model = sk.nn.adapt(decoder(), "*.q_proj", block_size=8)
+    given: Any
+    for given in ({}, {"rank": 2, "tolerance": 0.1}, {"rank": 0}, {"tolerance": -1.0}):
+        with pytest.raises(OptionError, match=r"rank|tolerance"):
+            sk.nn.to_lora(model, **given)
+    sk.nn.use_adapters(model, ())
+    with pytest.raises(OptionError, match="off"):
+        sk.nn.to_lora(model, rank=2)
+    transposed = sk.nn.adapt(nn.Sequential(nn.ConvTranspose2d(4, 4, 1)), "*", block_size=2)
+    with pytest.raises(OptionError, match="ConvTranspose2d at 0"):
+        sk.nn.to_lora(transposed, rank=2)
+
+
 def ours_without(model: Any) -> Any:
     """A decoder with the parameters that are not of adapters."""
     plain = decoder()
