@@ -22,6 +22,8 @@ from stiefelkit.training.tasks.task import evaluating
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+AT = "accuracy_at_"
+"""Begins the name of a score of so many steps."""
 Value = Callable[[dict[str, Any]], float | None]
 """Reads the value of a curve from one record of a log; None where the record has none."""
 Records = dict[str, list[dict[str, Any]]]
@@ -92,6 +94,7 @@ def draw_curves(curves: Sequence[Curve], out: Path, look: Figures, stem: str = "
     """Draws runs of one task, and returns the files by name.
 
     * `learning`: the loss in training, and the held-out score;
+    * `positions`: of tasks that tell it, the last held-out accuracy after so many steps of a sequence;
     * `orthogonality`: of runs with frames, their error over the rounding limit;
     * `boxes`: the best held-out score of each run, a box for those that differ by seed or excerpt alone;
     * `reflections`: the mean of that score against the number of reflectors, for models of one size that have several;
@@ -114,6 +117,15 @@ def draw_curves(curves: Sequence[Curve], out: Path, look: Figures, stem: str = "
         right.set(title="held out; dotted: papers" if unit == "epoch" else "held out", xlabel=unit)
         right.set_ylabel(_score_label(task))
         right.legend()
+    ends = [(int(key[len(AT) :]), key) for key in task.scores if key.startswith(AT)]
+    if ends and any(curve.records["test"] for curve in curves):
+        drawn["positions"] = look.path(out, f"{stem}positions")
+        with figure(drawn["positions"], dpi=look.dpi) as (axes,):
+            for curve in (curve for curve in curves if curve.records["test"]):
+                found = [curve.records["test"][-1][key] for _, key in ends]
+                axes.plot([end for end, _ in ends], found, marker=".", label=literal(curve.label))
+            axes.set(title="held out", xlabel="steps of the sequence", ylabel="accuracy", xscale="log")
+            axes.legend()
     if any(curve.points("train", worst_ratio) for curve in curves):
         drawn["orthogonality"] = look.path(out, f"{stem}orthogonality")
         with figure(drawn["orthogonality"], dpi=look.dpi) as (axes,):

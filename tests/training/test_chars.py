@@ -105,11 +105,6 @@ def test_three_files_are_three_parts(folder: Path) -> None:
     assert Chars(file="other.txt").input_size == len(set(TEXT[:900]))
 
 
-def refused(task: Chars, words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        task.held_out()
-
-
 def test_a_mark_of_byte_order_is_no_character(folder: Path, tmp_path: Path) -> None:
     for place, encoding in ((folder, "utf-8"), (tmp_path / "marked", "utf-8-sig")):
         place.mkdir(exist_ok=True)
@@ -120,16 +115,17 @@ def test_a_mark_of_byte_order_is_no_character(folder: Path, tmp_path: Path) -> N
 
 
 def test_what_is_no_text_is_refused(folder: Path) -> None:
-    refused(Chars(), "--file")
-    (folder / "a.txt").write_text("")
-    refused(Chars(), "train part")
-    (folder / "a.txt").write_bytes(b"abc\xff\xfe" * 50)
-    refused(Chars(), "UTF-8")
-    (folder / "b.txt").write_text(TEXT)
-    refused(Chars(), "b.txt")
-    refused(Chars(file="b.txt", ahead=60), "--ahead")
-    (folder / "c.txt").write_text("a" * 950 + "é" * 50)
-    refused(Chars(file="c.txt"), "'é'")
+    for name, content, task, words in (
+        ("readme.md", "", Chars(), "--file"),
+        ("a.txt", "", Chars(), "train part"),
+        ("a.txt", "abc\udcff\udcfe" * 50, Chars(), "UTF-8"),
+        ("b.txt", TEXT, Chars(), "b.txt"),
+        ("b.txt", TEXT, Chars(file="b.txt", ahead=60), "--ahead"),
+        ("c.txt", "a" * 950 + "é" * 50, Chars(file="c.txt"), "'é'"),
+    ):
+        (folder / name).write_text(content, "utf-8", "surrogateescape")
+        with pytest.raises(DataError, match=words):
+            task.held_out()
 
 
 def test_a_run_learns_more_than_frequencies(folder: Path, tmp_path: Path) -> None:

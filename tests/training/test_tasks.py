@@ -23,6 +23,7 @@ from stiefelkit.training.config import Config
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, create, tasks
 from stiefelkit.training.tasks.task import evaluating, generator
+from stiefelkit.training.tasks.words import GROUPS, products
 
 TASKS: list[tuple[str, dict[str, Any]]] = [
     ("digits", {}),
@@ -37,6 +38,8 @@ TASKS: list[tuple[str, dict[str, Any]]] = [
     ("chars", {"reset": "line", "ahead": 5, "train_size": 100}),
     ("table", {}),
     ("table", {"train_size": 60}),
+    ("words", {"group": "S3", "T": 5, "test_T": 17, "train_size": 60, "test_size": 40}),
+    ("words", {"T": 9, "rise": 3, "test_T": 40, "train_size": 60, "test_size": 20, "fresh": False}),
 ]
 
 
@@ -132,6 +135,22 @@ def test_adding_marks_one_number_in_each_half(length: int) -> None:
     assert torch.allclose(y, (numbers * markers).sum(1))
 
 
+@pytest.mark.parametrize("group", GROUPS)
+def test_words_are_products_of_a_group_whose_length_grows_and_accuracy_is_told_by_position(group: str) -> None:
+    table = products(group)
+    size, commutes = len(table), torch.equal(table, table.mT)
+    assert (size, commutes) == ({"S5": 120, "S3": 6}.get(group, 60), group == "Z60")
+    assert torch.equal(table[table], table[:, table])
+    assert all(torch.equal(lines.sort(1).values, torch.arange(size).expand(size, -1)) for lines in (table, table.mT))
+    task = create("words", {"group": group, "T": 8, "rise": 4, "test_T": 40, "test_size": 30})
+    assert [task.batch(step, 3, 0)[0].shape[1] for step in range(6)] == [2, 2, 3, 5, 8, 8]
+    x, y = task.held_out()
+    assert torch.equal(y[:, 0], x[:, 0].argmax(-1))
+    assert torch.equal(y[:, 1:], table[y[:, :-1], x[:, 1:].argmax(-1)])
+    scores = task.totals(torch.eye(size)[torch.where(torch.arange(40) < 32, y, (y + 1) % size)], y)
+    assert [scores[f"accuracy_at_{steps}"] for steps in (16, 32, 40)] == [(30, 30), (30, 30), (0, 30)]
+
+
 def test_digits_are_split_evenly_over_the_classes_and_permuted_ones_have_the_same_pixels() -> None:
     plain, mixed = create("digits").held_out(), create("digits", {"permuted": True}).held_out()
     counts = plain[1].bincount()
@@ -153,6 +172,7 @@ def test_digits_are_split_evenly_over_the_classes_and_permuted_ones_have_the_sam
         ("waveform", {"start": -0.5}),
         ("speech", {"validation_speakers": 0}),
         ("table", {"kind": "regresion"}),
+        ("words", {"group": "A6"}),
     ],
 )
 def test_options_out_of_range_are_refused(name: str, options: dict[str, Any]) -> None:

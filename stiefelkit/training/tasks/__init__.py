@@ -36,6 +36,7 @@ tasks = Registry(
         "speech": "stiefelkit.training.tasks.speech:Speech",
         "table": "stiefelkit.training.tasks.table:Table",
         "waveform": "stiefelkit.training.tasks.waveform:Waveform",
+        "words": "stiefelkit.training.tasks.words:Words",
     },
     _check,
 )

@@ -1,0 +1,147 @@
+"""The word problem of a group: follow the product of elements over a sequence of any length."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from stiefelkit.checks import known_words, of_type
+from stiefelkit.numbers import FLAG, at_least, integer, validate_fields_
+from stiefelkit.training.recipes import recipes_of
+from stiefelkit.training.tasks.task import Drawn
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+GROUPS = ("A5", "S5", "S3", "Z60", "D30")
+SHORTEST = 2
+AT = "accuracy_at_"
+
+
+@functools.lru_cache(maxsize=len(GROUPS))
+def products(group: str) -> Tensor:
+    """Returns the table of a group: entry (a, b) is the number of the element ab, 0 that of the identity.
+
+    Permutations, ab being "b, then a", are in lexical order; D30, the symmetries of a 30-gon, has rotations first.
+
+    >>> products("S3")[1:3, 1:3].tolist()
+    [[0, 4], [3, 0]]
+    """
+    import torch
+
+    if group in ("Z60", "D30"):
+        n = 60 if group == "Z60" else 30
+        flip, turn = torch.arange(60).reshape(60, 1) // n, torch.arange(60) % n
+        return (turn[:, None] + (1 - 2 * flip) * turn) % n + n * (flip ^ flip.T)
+    found = [*itertools.permutations(range(int(group[1])))]
+    if group[0] == "A":
+        found = [p for p in found if sum(a > b for a, b in itertools.combinations(p, 2)) % 2 == 0]
+    number = {p: i for i, p in enumerate(found)}
+    return torch.tensor([[number[tuple(a[i] for i in b)] for b in found] for a in found])
+
+
+@dataclass(frozen=True)
+class Words(Drawn):
+    """Reads elements of a finite group, and must say the product of all elements so far, at each step.
+
+    Input: uniform elements as one-hot vectors of the group's order G. Target: the first element, then the product of
+    the target before and the element read, one of G classes. The loss is the cross-entropy averaged over all steps.
+    Training sequences grow from 2 steps to T; held-out ones have `test_T`. Beside the mean accuracy of all held-out
+    steps the log has that of the last eighth of the first P steps for P = 16, 32, ... and test_T, as accuracy_at_P.
+
+    Reference: Barrington 1989; as a test of recurrent nets Merrill, Petty, Sabharwal 2024.
+
+    Args:
+        group: A5, S5, S3, Z60 or D30.
+        T: steps of a training sequence at most.
+        rise: training steps over which the length grows to T, with their cube.
+        test_T: steps of a held-out sequence.
+        smoothing: share of each target that is spread over all classes, so that states near the right ones still cost.
+        train_size: training sequences, visited in order, epoch after epoch.
+        test_size: held-out sequences.
+        fresh: draw new sequences at each step, in place of a fixed training set.
+    """
+
+    group: str = GROUPS[0]
+    T: int = 32
+    rise: int = 700
+    test_T: int = 256
+    smoothing: float = 0.1
+    train_size: int = 100_000
+    test_size: int = 64
+    fresh: bool = True
+
+    name: ClassVar[str] = "words"
+    last_only: ClassVar[bool] = False
+    headline: ClassVar[str] = "accuracy"
+    loss_label: ClassVar[str] = "cross-entropy (nats per step)"
+    recipes = recipes_of("words")
+
+    def __post_init__(self) -> None:
+        lengths = dict.fromkeys(("T", "test_T"), integer(SHORTEST))
+        sizes = dict.fromkeys(("train_size", "test_size"), integer(1)) | {"rise": integer(0)}
+        kinds = {"group": of_type(str), "smoothing": at_least(0, below=1), "fresh": FLAG}
+        validate_fields_(self, "Words", **lengths, **sizes, **kinds)
+        known_words("Words", "group", [self.group], GROUPS)
+
+    @property
+    def input_size(self) -> int:
+        """The order of the group."""
+        return len(products(self.group))
+
+    @property
+    def output_size(self) -> int:
+        """The order of the group, too."""
+        return self.input_size
+
+    @property
+    def baseline(self) -> dict[str, float]:
+        """Uniform guesses."""
+        chance = 1 / self.input_size
+        ends = [*(2**k for k in range(4, self.test_T.bit_length()) if 2**k < self.test_T), self.test_T]
+        return {"loss": -math.log(chance), "accuracy": chance} | {f"{AT}{end}": chance for end in ends}
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """Returns the cross-entropy with smoothed targets, mean over batch and steps."""
+        from torch.nn import functional as F
+
+        return F.cross_entropy(output.flatten(0, -2), y.flatten(), label_smoothing=self.smoothing)
+
+    def totals(self, output: Tensor, y: Tensor) -> dict[str, tuple[float, float]]:
+        """Returns what a part of the held-out set adds to each score."""
+        found, right = super().totals(output, y), (output.argmax(-1) == y).double()
+        for key in [*self.baseline][2:]:
+            end = int(key.removeprefix(AT))
+            found[key] = float(right[:, end - max(1, end // 8) : end].mean()) * len(y), len(y)
+        return found
+
+    def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Returns the beginning of each sequence of a batch, which grows with the step."""
+        x, y = super().batch(step, batch_size, seed)
+        grown = min(1.0, step / max(1, self.rise)) ** 3
+        length = SHORTEST + round((self.T - SHORTEST) * grown)
+        return x[:, :length], y[:, :length]
+
+    def held_out(self) -> tuple[Tensor, Tensor]:
+        """Returns the test sequences, which are as long as `test_T` says."""
+        return super(Words, dataclasses.replace(self, T=self.test_T)).held_out()
+
+    def draw(self, count: int, source: torch.Generator) -> tuple[Tensor]:
+        """Returns the numbers of elements, (count, T)."""
+        import torch
+
+        return (torch.randint(self.input_size, (count, self.T), generator=source, device="cpu"),)
+
+    def made(self, *drawn: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns one-hot vectors, (count, T, G), and the numbers of the products, (count, T)."""
+        import torch
+
+        (elements,) = drawn
+        table = products(self.group).to(elements.device)
+        so_far = itertools.accumulate(elements.unbind(1), lambda a, b: table[a, b])
+        return torch.eye(self.input_size, device=elements.device)[elements], torch.stack([*so_far], dim=1)
