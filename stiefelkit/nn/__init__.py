@@ -23,6 +23,7 @@ from stiefelkit.nn.linear import HadamardLinear, OrthogonalLinear
 from stiefelkit.nn.lora import Lora, LoraLayer, to_lora
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
 from stiefelkit.nn.peft_files import load_peft, save_peft
+from stiefelkit.nn.reflector_rnn import ReflectorBlock, ReflectorRNN
 from stiefelkit.nn.rnn import LinearTransitionRNN, OrthogonalRNN, OrthogonalRNNCell
 from stiefelkit.nn.rotated_decoder import Rotated, fake_quantize, rotated
 from stiefelkit.nn.rotation import absorb_norm_, absorb_norms_, rotate_
@@ -32,9 +33,9 @@ __all__ = [
     "GORU", "LRU", "Adapter", "ButterflyAdapter", "CayleyConv1d", "CayleyConv2d", "HadamardLinear", "LRUBlock",
     "LinearTransitionRNN", "Lora", "LoraLayer", "LowRankAdapter", "ModReLU", "OrthogonalAdapter", "OrthogonalConv1d",
     "OrthogonalConv2d", "OrthogonalConvTranspose1d", "OrthogonalConvTranspose2d", "OrthogonalLinear", "OrthogonalRNN",
-    "OrthogonalRNNCell", "PrincipalAdapter", "Rotated", "RotationBlock", "RotationRNN", "RotationSites",
-    "absorb_norm_", "absorb_norms_", "adapt", "adapter_state", "adapters", "base_state", "delete_adapter",
-    "fake_quantize", "fold", "load_adapter_state", "load_peft", "rotate_", "rotated", "rotation_sites", "save_peft",
-    "to_lora", "use_adapters", "without_adapters",
+    "OrthogonalRNNCell", "PrincipalAdapter", "ReflectorBlock", "ReflectorRNN", "Rotated", "RotationBlock",
+    "RotationRNN", "RotationSites", "absorb_norm_", "absorb_norms_", "adapt", "adapter_state", "adapters",
+    "base_state", "delete_adapter", "fake_quantize", "fold", "load_adapter_state", "load_peft", "rotate_", "rotated",
+    "rotation_sites", "save_peft", "to_lora", "use_adapters", "without_adapters",
 ]  # fmt: skip
 suggest_names(__name__)

@@ -187,6 +187,11 @@ class Recurrent(CoordinateParameters):
     def _bias_inside(self) -> bool:
         return find_activation(self.activation, self.is_complex).bias_inside
 
+    @property
+    def _input_rows(self) -> int:
+        """The rows of a block of U."""
+        return self.hidden_size * (1 + self.is_complex)
+
     def _read(self, name: str, suffix: str) -> Tensor:
         """Returns a weight of a layer and direction; a frame is worked out anew."""
         return getattr(self, f"{name}{suffix}")
@@ -199,11 +204,12 @@ class Recurrent(CoordinateParameters):
         def parameter(*shape: int, bound: float = 0.0) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype).uniform_(-bound, bound))
 
-        u = parameter(self.input_blocks * parts * n, width, bound=(6 / (parts * n + width)) ** 0.5)
+        rows = self._input_rows
+        u = parameter(self.input_blocks * rows, width, bound=(6 / (rows + width)) ** 0.5)
         self.register_parameter(f"weight_ih{suffix}", u)
         self._add_frame(suffix, device, options)
         if self.has_bias:
-            self.register_parameter(f"bias{suffix}", parameter(n if self._bias_inside else parts * n))
+            self.register_parameter(f"bias{suffix}", parameter(n if self._bias_inside else rows))
         if self.trainable_h0:
             self.register_parameter(f"h0{suffix}", parameter(parts * n, bound=0.01))
 

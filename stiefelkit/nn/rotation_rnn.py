@@ -33,6 +33,23 @@ class Stream(NamedTuple):
     planes: list[Tensor]
 
 
+_RANGE = "decay as numbers 0 < low <= high < 1, or None"
+
+
+def _is_inside(low: float, high: float) -> bool:
+    return 0 < low <= high < 1
+
+
+def decay_range(
+    who: str, decay: object, words: str = _RANGE, spans: Callable[[float, float], bool] = _is_inside
+) -> tuple[float, float]:
+    """Returns a range of decays as Python's numbers; raises OptionError for what is none."""
+    given = [as_python_number(g) for g in decay] if isinstance(decay, list | tuple | Tensor) else []
+    is_range = len(given) == 2 and all(isinstance(g, int | float) for g in given) and spans(*given)
+    needs(is_range, OptionError, who, words, shown(decay))
+    return float(given[0]), float(given[1])
+
+
 class RotationRNN(GRULayers):
     r"""Multi-layer linear RNN :math:`h_t = g W h_{t-1} + s U x_t + b` with an orthogonal W, in parallel over time.
 
@@ -88,7 +105,7 @@ class RotationRNN(GRULayers):
         "gain": "its basis is inverted by its adjoint",
     }
     backends: ClassVar[tuple[str, ...]] = ROTATION_BACKENDS
-    _range: ClassVar[str] = "decay as numbers 0 < low <= high < 1, or None"
+    _range: ClassVar[str] = _RANGE
 
     def __init__(
         self,
@@ -109,12 +126,8 @@ class RotationRNN(GRULayers):
         heads = integer(1).require(name, "heads", heads)
         step = heads * (2 if field == "real" else 1)
         needs(n % step == 0, OptionError, name, f"a hidden_size that is a multiple of {step}", f"{n}, heads={heads}")
-        self.heads, self.decay = heads, None
-        if decay is not None:
-            given = [as_python_number(g) for g in decay] if isinstance(decay, list | tuple | Tensor) else []
-            is_range = len(given) == 2 and all(isinstance(g, int | float) for g in given) and self._spans(*given)
-            needs(is_range, OptionError, name, self._range, shown(decay))
-            self.decay = float(given[0]), float(given[1])
+        self.heads = heads
+        self.decay = None if decay is None else decay_range(name, decay, self._range, self._spans)
         self.max_angle = at_least(0).require(name, "max_angle", max_angle)
         self.normalize = FLAG.require(name, "normalize", normalize)
         super().__init__(input_size, n, *args, parametrization=parametrization, field=field, **options)
@@ -135,7 +148,7 @@ class RotationRNN(GRULayers):
 
     @staticmethod
     def _spans(low: float, high: float) -> bool:
-        return 0 < low <= high < 1
+        return _is_inside(low, high)
 
     @property
     def _frame_shape(self) -> tuple[int, ...]:
@@ -416,7 +429,7 @@ class RotationBlock(nn.Module):
     torch.Size([2, 5, 4])
     """
 
-    layer: ClassVar[type[RotationRNN]] = RotationRNN
+    layer: ClassVar[type[GRULayers]] = RotationRNN
     """The class of the recurrence."""
 
     def __init__(
@@ -569,7 +582,7 @@ class LRUBlock(RotationBlock):
     torch.Size([2, 5, 4])
     """
 
-    layer: ClassVar[type[RotationRNN]] = LRU
+    layer: ClassVar[type[GRULayers]] = LRU
 
     def __init__(self, width: int, hidden_size: int, **options: Any):
         super().__init__(width, hidden_size, **options)

@@ -141,6 +141,7 @@ REAL_ONLY = {"leaky_relu", "oplu", "diagonal", "householder of panels", "scan", 
 
 ELSEWHERE = {
     "Factored": "tests/scan/test_factored.py",
+    "reflector_scan": "tests/scan/test_reflector_scan.py",
     "rotation_scan": "tests/scan/test_rotation_scan.py",
     "pick_band": "tests/parametrizations/test_cayley.py",
     "spread_band": "tests/parametrizations/test_cayley.py",
@@ -155,8 +156,8 @@ VALUES = {
 }  # fmt: skip
 """Of tensors, and used for their values only."""
 NO_TENSORS = {
-    "Activation", "BACKENDS", "METRICS", "RETRACTIONS", "ROTATION_BACKENDS", "Tangent", "activations",
-    "band_size", "find_activation", "mesh_size", "scan_backend", "skew_size", "trapezoid_size",
+    "Activation", "BACKENDS", "METRICS", "REFLECTOR_BACKENDS", "RETRACTIONS", "ROTATION_BACKENDS", "Tangent",
+    "activations", "band_size", "find_activation", "mesh_size", "scan_backend", "skew_size", "trapezoid_size",
 }  # fmt: skip
 
 

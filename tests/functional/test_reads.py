@@ -55,7 +55,7 @@ LAYERS = {
     "OrthogonalConv1d": ((4, 4, 3), (2, 4, 9)), "OrthogonalConvTranspose2d": ((4, 4, 3), (2, 4, 9, 9)),
     "CayleyConv1d": ((4, 4, 3), (2, 4, 9)), "CayleyConv2d": ((4, 4, 3), (2, 4, 9, 9)),
     **{name: ((5, 8), (7, 2, 5)) for name in ("GORU", "LRU", "LinearTransitionRNN", "OrthogonalRNN", "RotationRNN")},
-    **{name: ((5, 8), (7, 2, 5)) for name in ("LRUBlock", "RotationBlock")},
+    **{name: ((5, 8), (7, 2, 5)) for name in ("LRUBlock", "ReflectorBlock", "ReflectorRNN", "RotationBlock")},
 }  # fmt: skip
 
 

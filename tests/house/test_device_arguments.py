@@ -26,6 +26,8 @@ MODULES: dict[str, tuple[tuple[int, ...], dict[str, Any], tuple[int, ...]]] = {
     "OrthogonalLinear": (BOTH, {}, VECTORS),
     "OrthogonalRNN": ((*BOTH, 2), {"bidirectional": True}, SEQUENCES),
     "OrthogonalRNNCell": (BOTH, {}, VECTORS),
+    "ReflectorBlock": (BOTH, {}, BATCHES),
+    "ReflectorRNN": (BOTH, {"decay": (0.9, 0.99), "conv": 2}, SEQUENCES),
     "RotationBlock": (BOTH, {}, BATCHES),
     "RotationRNN": (BOTH, {}, SEQUENCES),
 }

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.testing import seeds
+from stiefelkit.weights.coordinate_parameters import CoordinateParameters
 from stiefelkit.weights.find import orthogonal_weights
 
 
@@ -53,6 +54,14 @@ LAYERS: dict[str, Layer] = {
     "LRU": Layer(lambda **o: sk.nn.LRU(3, 8, 2, bidirectional=True, trainable_h0=True, **o), OF_TIME, True),
     "RotationBlock": Layer(lambda **o: sk.nn.RotationBlock(3, 8, **o), OF_BATCH),
     "LRUBlock": Layer(lambda **o: sk.nn.LRUBlock(3, 8, **o), OF_BATCH),
+    "ReflectorRNN": Layer(lambda **o: sk.nn.ReflectorRNN(3, 8, heads=2, decay=(0.9, 0.999), **o), OF_TIME, True),
+    "ReflectorRNN gated": Layer(
+        lambda **o: sk.nn.ReflectorRNN(3, 8, 2, bidirectional=True, tau="gated", conv=3, columns=2, **o), OF_TIME, True
+    ),
+    "ReflectorRNN free": Layer(
+        lambda **o: sk.nn.ReflectorRNN(3, 16, tau="free", additive=False, trainable_h0=True, **o), OF_TIME, True
+    ),
+    "ReflectorBlock": Layer(lambda **o: sk.nn.ReflectorBlock(3, 8, heads=2, **o), OF_BATCH),
     "OrthogonalLinear": Layer(lambda **o: sk.nn.OrthogonalLinear(3, 4, **o), ("B", 3)),
     "OrthogonalLinear by reflections": Layer(
         lambda **o: sk.nn.OrthogonalLinear(64, 64, parametrization="householder", reflections=2, **o), ("B", 64)
@@ -245,7 +254,7 @@ def road_copies(layer: Layer) -> None:
 def road_file_of_16_bits(layer: Layer) -> None:
     net = layer.net()
     state = {k: t.bfloat16() if t.is_floating_point() else t for k, t in net.state_dict().items()}
-    has_coordinates = any(getattr(module, "coordinate_parameters", ()) for module in net.modules())
+    has_coordinates = any(m.coordinate_keys() for m in net.modules() if isinstance(m, CoordinateParameters))
     try:
         net.load_state_dict(state)
     except errors.CheckpointError:

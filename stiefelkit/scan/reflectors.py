@@ -1,0 +1,444 @@
+"""`reflector_scan`: linear recurrences whose transition is a product of reflections by keys, parallel over time."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from stiefelkit._torch import is_exported, is_exporting, is_in_forward_mode, is_jit_traced, is_traced
+from stiefelkit.errors import (
+    DtypeError,
+    NonFiniteError,
+    OptionError,
+    ShapeError,
+    UnknownNameError,
+    did_you_mean,
+    needs,
+    shown,
+)
+from stiefelkit.functional._arithmetic.product import is_plain, opaque
+from stiefelkit.numbers import FLAG, integer, optional
+from stiefelkit.scan.checks import DTYPES, lengths, row_counts
+from stiefelkit.scan.engines.borders import borders
+from stiefelkit.scan.reference import exported_loop, loop
+
+REFLECTOR_BACKENDS = ("auto", "reference", "chunks")
+"""Names that `reflector_scan` takes as `backend`."""
+TAUS = ("exact", "gated", "free")
+"""Names that `reflector_scan` takes as `tau`."""
+ROWS = 64
+"""The most keys of a chunk."""
+LEAST = -800.0
+"""A decay whose logarithm is smaller is zero in float64."""
+CACHED = 1 << 19
+"""Numbers that the keys of a segment hold at most on a CPU; segments are worked out again in the backward pass."""
+
+
+class Steps(NamedTuple):
+    """Tensors (B, T, ...): queries, keys with a dimension for those of a step behind T, values, beta and log decay."""
+
+    q: Tensor | None
+    k: Tensor
+    v: Tensor | None
+    beta: Tensor | None
+    decay: Tensor | None
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Steps":
+        """Returns the tensors changed, None where there is none."""
+        changed: Any = (None if t is None else change(t) for t in self)
+        return Steps(*changed)
+
+
+def reflector_scan(
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor | None,
+    beta: Tensor | None = None,
+    decay: Tensor | None = None,
+    initial: Tensor | None = None,
+    *,
+    tau: str = "exact",
+    batch_sizes: Sequence[int] | None = None,
+    reverse: bool = False,
+    last_only: bool = False,
+    chunk: int | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor | None, Tensor]:
+    r"""Runs recurrences whose transition is a product of m reflections, :math:`H(k) = I - τ k k^T`, in parallel.
+
+    With queries it is the gated DeltaProduct: before a step the state S, a D x V matrix of each head, is multiplied by
+    :math:`e^{decay}`; then each of m keys and values does :math:`S ← H(k) S + τ k v^T`, and the output is
+    :math:`S^T q`. Without, values are added: :math:`h_t = e^{decay} H(k_{t,m}) ... H(k_{t,1}) h_{t-1} + v_t`, and
+    outputs are the states; with v None nothing is added.
+
+    With "exact" :math:`τ = 2 / |k|^2` of the key as it is stored, in whatever dtype: a reflection always, so that no
+    state changes its length however many steps there are. A zero key is the identity, with a finite gradient. All is
+    worked out in float64 and rounded once: a triangular solve and products for each chunk of keys (compact WY), and a
+    pass over the borders of chunks. Derivatives of any order and forward mode work with every backend, whatever
+    autocast is set to.
+
+    Args:
+        q: queries (B, T, H, D), or None. As all tensors with packed rows: (rows, H, D).
+        k: keys (B, T, m, H, D), or (B, T m, H, D), floating.
+        v: values (B, T, m, H, V), or (B, T m, H, V); what is added (B, T, H, D), or (B, T, H, D, V) for V states of a
+            head, without queries.
+        beta: with "gated" (B, T, H) between 0 and 1, with "free" (B, T, m, H) or (B, T m, H) between 0 and 2.
+        decay: logarithms of decays (B, T, H); none if left out.
+        initial: first state (B, H, D, V), or (B, H, D) of vectors; zero if left out.
+        tau: "exact"; "gated", where the last reflection of a step has :math:`τ = 2 beta / |k|^2` and so may have either
+            determinant; "free", where :math:`τ = beta`, for keys of unit length: stored in 16 bits they lose it by
+            1e-3, and no transition is orthogonal.
+        batch_sizes: as in `stiefelkit.scan.scan`.
+        reverse: as in `stiefelkit.scan.scan`; the keys of a step stay in their order.
+        last_only: return None for the outputs.
+        chunk: keys of a chunk; about D, at most 64, when None.
+        backend: "auto" or "chunks", torch operators on any device; "reference", a loop in float64.
+
+    Returns:
+        Outputs (B, T, H, V), or states of the shape of v, in the widest of the dtypes of q, k, v and `initial`; and the
+        last states, float32 at least.
+
+    References:
+        Yang, Wang, Zhang, Shen, Kim, Parallelizing linear transformers with the delta rule over sequence length, 2024.
+        Siems, Carstensen, Zela, Hutter, Pontil, Grazzi, DeltaProduct, 2025.
+        Joffrain, Low, Quintana-Orti, van de Geijn, Van Zee, Accumulating Householder transformations, revisited, 2006.
+
+    >>> keys, first = torch.randn(1, 1000, 2, 1, 4).bfloat16(), torch.ones(1, 1, 4)
+    >>> _, last = reflector_scan(None, keys, None, initial=first)
+    >>> torch.allclose(last.norm(), torch.tensor(2.0), rtol=1e-6)
+    True
+    """
+    who = "reflector_scan"
+    if tau not in TAUS:
+        raise UnknownNameError(f"{who} has no tau {shown(tau)}{did_you_mean(str(tau), TAUS)}")
+    if backend not in REFLECTOR_BACKENDS:
+        raise UnknownNameError(f"{who} has no backend {shown(backend)}{did_you_mean(str(backend), REFLECTOR_BACKENDS)}")
+    chunk = optional(integer(1)).require(who, "chunk", chunk)
+    for name, flag in (("reverse", reverse), ("last_only", last_only)):
+        FLAG.require(who, name, flag)
+    given = {"q": q, "k": k, "v": v, "beta": beta, "decay": decay, "initial": initial}
+    for name, t in given.items():
+        needs(t is None or isinstance(t, Tensor), DtypeError, who, f"a tensor {name}", shown(t))
+        fits = t is None or (t.dtype in DTYPES and not t.is_complex())
+        needs(fits, DtypeError, who, f"{name} of a real floating dtype", t if t is None else t.dtype)
+    sizes = row_counts(who, batch_sizes)
+    if sizes is not None:
+        lead = next(t for t in (q, v, k) if t is not None)
+        lengths(who, lead.flatten(1), sizes)
+        given |= {name: None if given[name] is None else given[name].unsqueeze(0) for name in list(given)[:5]}
+    steps = _checked(who, tau, *list(given.values())[:5])
+    _check_values(who, tau, steps)
+    first, is_vector = _first(who, steps, initial, None if sizes is None else sizes[0])
+    dtype = functools.reduce(torch.promote_types, (t.dtype for t in (q, k, v, initial) if t is not None))
+    how: dict[str, Any] = {"batch_sizes": sizes, "reverse": reverse, "last_only": last_only, "backend": backend}
+    out, last = scan_reflectors(steps, first, tau, dtype, chunk=chunk, **how)
+    if out is not None:
+        out = out if sizes is None else out.squeeze(0)
+        out = out.squeeze(-1) if is_vector and q is None else out
+    return out, last.squeeze(-1) if is_vector else last
+
+
+def scan_reflectors(
+    steps: Steps,
+    first: Tensor,
+    tau: str,
+    dtype: torch.dtype,
+    *,
+    batch_sizes: Sequence[int] | None,
+    reverse: bool,
+    last_only: bool,
+    backend: str = "auto",
+    chunk: int | None = None,
+) -> tuple[Tensor | None, Tensor]:
+    """Runs `reflector_scan` with outputs of a dtype and no checks; packed rows come, and go, as a batch of one."""
+    times = None
+    if batch_sizes is not None:
+        # Behind its end a sequence has zero keys and values, which change no state.
+        sizes = torch.tensor(batch_sizes, device=first.device)
+        times = torch.arange(batch_sizes[0], device=first.device) < sizes[:, None]
+        steps = steps.each(lambda t: _unpacked(t[0], times))
+    if reverse:
+        steps = steps.each(lambda t: t.flip(1))
+    if is_exported() or backend == "reference":
+        out, last = _loop(steps, first, tau)
+    elif is_exporting() or is_jit_traced():
+        out, last = reflected_states(first, *steps, tau, 0 if chunk is None else chunk)
+    else:
+        out, last = _in_segments(steps, first, tau, chunk, last_only)
+    last = last.to(torch.promote_types(dtype, torch.float32))
+    if last_only or out is None:
+        return None, last
+    out = out.flip(1) if reverse else out
+    return (out if times is None else out.transpose(0, 1)[times].unsqueeze(0)).to(dtype), last
+
+
+def _unpacked(t: Tensor, times: Tensor) -> Tensor:
+    return t.new_zeros(*times.shape, *t.shape[1:]).index_put((times,), t).transpose(0, 1)
+
+
+def _checked(
+    who: str,
+    tau: str,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor | None,
+    beta: Tensor | None,
+    decay: Tensor | None,
+) -> Steps:
+    """Returns tensors of the shapes of `Steps`, a vector state as a matrix of one column."""
+    leading = next((t for t in (q, v if q is None else None, decay) if t is not None), None)
+    needs(k.dim() in (4, 5), ShapeError, who, "k of shape (B, T, m, H, D) or (B, T m, H, D)", tuple(k.shape))
+    if k.dim() == 4:
+        steps = k.shape[1] if leading is None else leading.shape[1]
+        whole = steps > 0 and k.shape[1] % steps == 0 and k.shape[1] > 0
+        needs(whole, ShapeError, who, "k with m >= 1 keys a step", f"{k.shape[1]} keys of {steps} steps")
+        k = k.unflatten(1, (steps, -1))
+    batch, steps, m, heads, width = k.shape
+    needs(min(k.shape[1:]) > 0, ShapeError, who, "k with T, m, H and D >= 1", tuple(k.shape))
+    folded: dict[str, Tensor | None] = {"v": v, "beta": beta}
+    for name, dims in (("v", 5), ("beta", 4)) if q is not None else (("beta", 4),):
+        t = folded[name]
+        if t is not None and t.dim() == dims - 1 and (name == "v" or tau == "free") and t.shape[1] == steps * m:
+            folded[name] = t.unflatten(1, (steps, m))
+    v, beta = folded.values()
+    needs(q is None or v is not None, OptionError, who, "values v for queries", "None")
+    if q is not None:
+        assert v is not None
+        _require(who, "q", q, (batch, steps, heads, width))
+        _require(who, "v", v, (batch, steps, m, heads, v.shape[-1]))
+    elif v is not None:
+        v = v.unsqueeze(-1) if v.dim() == 4 else v
+        _require(who, "v", v, (batch, steps, heads, width, v.shape[-1]))
+    if tau == "exact":
+        needs(beta is None, OptionError, who, 'no beta with tau="exact"', "one")
+    else:
+        wanted = (batch, steps, heads) if tau == "gated" else (batch, steps, m, heads)
+        needs(beta is not None, OptionError, who, f'beta of shape {wanted} with tau="{tau}"', "None")
+        assert beta is not None
+        _require(who, "beta", beta, wanted)
+    if decay is not None:
+        _require(who, "decay", decay, (batch, steps, heads))
+    return Steps(q, k, v, beta, decay)
+
+
+def _require(who: str, name: str, t: Tensor, shape: tuple[int, ...]) -> None:
+    if t.dim() != len(shape) or any(a != b for a, b in zip(t.shape, shape, strict=True)):
+        raise ShapeError(f"{who} needs {name} of shape {shape}, got {tuple(t.shape)}.")
+
+
+def _check_values(who: str, tau: str, steps: Steps) -> None:
+    """Raises for numbers that are none, or a beta out of range, where reading them holds no device up."""
+    present = [t for t in steps if t is not None]
+    if not (all(t.is_cpu for t in present) and is_plain(*present)):
+        return
+    for name, t in steps._asdict().items():
+        if t is not None and name != "decay" and t.numel():
+            # A sum is infinite or NaN if a number is.
+            is_finite = bool(t.detach().sum(dtype=torch.float64).isfinite())
+            needs(is_finite, NonFiniteError, who, f"finite numbers in {name}", "NaN or infinity")
+    if steps.decay is not None:
+        needs(not bool(steps.decay.isnan().any()), NonFiniteError, who, "numbers in decay", "NaN")
+    if steps.beta is not None and steps.beta.numel():
+        most, (low, high) = (1 if tau == "gated" else 2), (x.item() for x in steps.beta.detach().aminmax())
+        fits = 0 <= low and high <= most
+        needs(fits, OptionError, who, f'beta between 0 and {most} with tau="{tau}"', f"{low:.4g} to {high:.4g}")
+
+
+def _first(who: str, steps: Steps, initial: Tensor | None, batch: int | None) -> tuple[Tensor, bool]:
+    """Returns the first state (B, H, D, V) in float64, and whether states are vectors."""
+    k, v = steps.k, steps.v
+    batch = k.shape[0] if batch is None else batch
+    head = batch, k.shape[3], k.shape[4]
+    if initial is None:
+        needs(v is not None, OptionError, who, "an initial state if nothing is added to it", "None")
+        assert v is not None
+        zero = torch.zeros(*head, v.shape[-1], dtype=torch.float64, device=k.device)
+        return zero, steps.q is None and v.shape[-1] == 1
+    is_vector = initial.dim() == 3 and steps.q is None
+    state = initial.unsqueeze(-1) if is_vector else initial
+    columns = state.shape[-1] if v is None else v.shape[-1]
+    _require(who, "initial", state, (*head, columns))
+    return state.double(), is_vector
+
+
+def scales(k: Tensor, beta: Tensor | None, tau: str) -> Tensor:
+    """Returns τ of keys (*, m, D) in float64, (*, m)."""
+    if tau == "free":
+        assert beta is not None
+        return beta
+    square = k.square().sum(-1)
+    exact = 2 / square.masked_fill(square == 0, torch.inf)
+    if beta is None:
+        return exact
+    return torch.cat([exact[..., :-1], exact[..., -1:] * beta.unsqueeze(-1)], -1)
+
+
+def _loop(steps: Steps, first: Tensor, tau: str) -> tuple[Tensor, Tensor]:
+    """Runs one reflection after the other; for ONNX as one node, in float32 if keys and values are."""
+    q, k, v, beta, decay = steps
+    m, wide, state = k.shape[2], k.double(), tuple(first.shape[1:])
+    by_step = None if beta is None else beta.double().movedim(2, -1) if tau == "free" else beta.double()
+    t = scales(wide.movedim(2, -2), by_step, tau).movedim(-1, 2)
+    parts = [wide, t, *(x.double() for x in (v, decay) if x is not None)]
+    shapes = [x.shape[2:] for x in parts]
+    rows = torch.cat([x.flatten(2) for x in parts], -1).transpose(0, 1)
+
+    def step(row: Tensor, flat: Tensor) -> Tensor:
+        h = flat.unflatten(-1, state)
+        split = row.split([shape.numel() for shape in shapes], -1)
+        key, scale, *rest = (x.unflatten(-1, tuple(shape)) for x, shape in zip(split, shapes, strict=True))
+        if decay is not None:
+            h = h * rest[-1].clamp_min(LEAST).exp()[..., None, None]
+        for i in range(m):
+            ki = key[:, i]
+            u = -(ki[..., None] * h).sum(-2)
+            if q is not None:
+                u = u + rest[0][:, i]
+            h = h + ki[..., None] * (scale[:, i, :, None] * u)[..., None, :]
+        return (h + rest[0] if q is None and v is not None else h).flatten(1)
+
+    flat = first.flatten(1)
+    if is_exported():
+        states, last = exported_loop(step, rows.detach(), flat.detach(), False)
+    else:
+        states, last = loop(step, rows, flat)
+    assert states is not None
+    states, last = states.transpose(0, 1).unflatten(-1, state), last.unflatten(-1, state)
+    out = states if q is None else (states * q.double()[..., None]).sum(-2)
+    return out, last
+
+
+def _in_segments(
+    steps: Steps, first: Tensor, tau: str, chunk: int | None, last_only: bool
+) -> tuple[Tensor | None, Tensor]:
+    """Runs chunks, some at a time on a CPU, which are worked out again in the backward pass."""
+    batch, count, m, heads, width = steps.k.shape
+    size = max(1, (min(ROWS, width) if chunk is None else chunk) // m)
+    if not is_traced():
+        size = min(size, count)
+    present = [t for t in (*steps, first) if t is not None]
+    whole = size * max(1, CACHED // max(1, batch * heads * size * m * width))
+    if not (all(t.is_cpu for t in present) and is_plain(*present)) or is_in_forward_mode() or whole >= count:
+        return _chunked(*steps, first, tau, size)
+    parts: list[Any] = [[None] * -(-count // whole) if t is None else t.split(whole, 1) for t in steps]
+    outs, state = [], first
+    is_kept = torch.is_grad_enabled() and any(t.requires_grad for t in present)
+    how: Any = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False) if is_kept else _call
+    for part in zip(*parts, strict=True):
+        out, state = how(_chunked, *part, state, tau, size)
+        outs.append(None if last_only else out)
+    return None if last_only else torch.cat(outs, 1), state
+
+
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+ARGUMENTS = "Tensor first, Tensor? q, Tensor k, Tensor? v, Tensor? beta, Tensor? decay, str tau, int chunk"
+
+
+def _like_states(first: Tensor, q: Tensor | None, k: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    heads = (k.shape[0], k.shape[1], k.shape[3])
+    return first.new_empty(*heads, *first.shape[2 if q is None else 3 :]), torch.empty_like(first)
+
+
+@opaque(_like_states, dims=None, schema=f"({ARGUMENTS}) -> (Tensor, Tensor)")
+def reflected_states(first: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    """Returns outputs (B, T, H, *) and the last state, in programs that are exported or traced."""
+    *steps, tau, chunk = args
+    out, last = _in_segments(Steps(*steps), first, tau, chunk or None, False)
+    assert out is not None
+    return out.contiguous(), last.clone()
+
+
+def _laid(t: Tensor, steps: int, dims: int) -> Tensor:
+    """Lays (B, T, ..., H, *) out as chunks (N, B, H, c, ..., *) in float64; `dims` stand behind H."""
+    count = (t.shape[1] + steps - 1) // steps
+    missing = count * steps - t.shape[1]
+    if is_traced() or missing:  # no comparison in traced code
+        t = F.pad(t, (*(0, 0) * (t.dim() - 2), 0, missing))
+    t = t.unflatten(1, (count, steps)).movedim(1, 0).movedim(-1 - dims, 2)
+    return t.to(torch.float64, memory_format=torch.contiguous_format)
+
+
+def _chunked(
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor | None,
+    beta: Tensor | None,
+    decay: Tensor | None,
+    first: Tensor,
+    tau: str,
+    size: int,
+) -> tuple[Tensor, Tensor]:
+    """Returns outputs (B, T, H, *) and the last state.
+
+    In a chunk of C keys, the rows of K, with decays b from its start, u = τ (v - b S^T k - sums of the keys before)
+    solves (I + diag(τ) L) U = diag(τ) (V - diag(b) K S), where L is the part below the diagonal of K K^T, with the
+    decay between the two. So U = U_v - W S, and the chunk does to a state S what P = b I - K^T W and R = K^T U_v do.
+    """
+    steps, width = k.shape[1], k.shape[-1]
+    keys = _laid(k, size, 1)  # (N, B, H, c, m, D)
+    m = keys.shape[-2]
+    scale = scales(keys, None if beta is None else _laid(beta, size, 0), tau).flatten(-2).unsqueeze(-1)
+    rows = keys.flatten(-3, -2)
+    gram = rows @ rows.mT
+    met, left, within, end, sums = rows, rows, None, None, keys
+    if decay is not None:
+        sums = _laid(decay, size, 0).clamp_min(LEAST).cumsum(-1)  # (N, B, H, c)
+        ahead = torch.ones(size, size, dtype=torch.bool, device=k.device).triu(1)
+        within = (sums.unsqueeze(-1) - sums.unsqueeze(-2)).masked_fill(ahead, -torch.inf).exp()
+        gram = gram.unflatten(-1, (size, m)).unflatten(-3, (size, m)) * within[..., :, None, :, None]
+        gram = gram.flatten(-2).flatten(-3, -2)
+        met = (keys * sums.exp()[..., None, None]).flatten(-3, -2)
+        left = (keys * (sums[..., -1:] - sums).exp()[..., None, None]).flatten(-3, -2)
+        end = sums[..., -1:].exp().unsqueeze(-1)
+    x = values = None
+    if q is not None:
+        assert v is not None
+        values = _laid(v, size, 1).flatten(-3, -2)
+    elif v is not None:
+        x = _laid(v, size, 2)  # (N, B, H, c, D, V)
+        if size > 1:
+            values = -(keys @ (_summed(x, within) - x)).flatten(-3, -2)
+    given = scale * met if values is None else torch.cat([scale * met, scale * values], -1)
+    solved = torch.linalg.solve_triangular(scale * gram, given, upper=False, unitriangular=True)
+    ends = left.mT @ solved
+    eye = torch.eye(width, dtype=torch.float64, device=k.device)
+    p, r = (eye if end is None else end * eye) - ends[..., :width], None if values is None else ends[..., width:]
+    if x is not None:
+        added = _summed(x, within)[..., -1, :, :]
+        r = added if r is None else r + added
+    states = borders(p, r, first)
+    last, before = states[-1], states[:-1]
+    if q is None and size == 1:
+        out = states[1:].unsqueeze(3)
+    else:
+        u = solved[..., :width] @ before
+        u = -u if values is None else solved[..., width:] - u
+        if q is not None:
+            queries = _laid(q, size, 1)
+            seen = (queries @ rows.mT).unflatten(-1, (size, m))
+            if within is None:
+                weights = torch.ones(size, size, dtype=torch.float64, device=k.device).tril()
+            else:
+                weights, queries = within, queries * sums.exp().unsqueeze(-1)
+            out = queries @ before + (seen * weights.unsqueeze(-1)).flatten(-2) @ u
+        else:
+            moved = keys.mT @ u.unflatten(-2, (size, m))
+            moved = _summed(moved if x is None else x + moved, within)
+            carried = before.unsqueeze(3)
+            out = moved + (carried if within is None else carried * sums.exp()[..., None, None])
+    out = out.movedim(0, 1).movedim(2, 3).flatten(1, 2)  # (B, N c, H, *)
+    return out[:, :steps], last
+
+
+def _summed(x: Tensor, within: Tensor | None) -> Tensor:
+    """Returns sums over the steps of a chunk up to each, of (N, B, H, c, D, V), with the decays between."""
+    if within is None:
+        return x.cumsum(3) if x.shape[3] > 1 else x
+    return (within @ x.flatten(-2)).unflatten(-1, x.shape[-2:])
