@@ -26,7 +26,7 @@ from stiefelkit.nn.peft_files import load_peft, save_peft
 from stiefelkit.nn.reflector_rnn import ReflectorBlock, ReflectorRNN
 from stiefelkit.nn.rnn import LinearTransitionRNN, OrthogonalRNN, OrthogonalRNNCell
 from stiefelkit.nn.rotated_decoder import Rotated, fake_quantize, rotated
-from stiefelkit.nn.rotation import absorb_norm_, absorb_norms_, rotate_
+from stiefelkit.nn.rotation import absorb_norm_, absorb_norms_, mean_preserving, rotate_
 from stiefelkit.nn.rotation_rnn import LRU, LRUBlock, RotationBlock, RotationRNN
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
     "OrthogonalConv2d", "OrthogonalConvTranspose1d", "OrthogonalConvTranspose2d", "OrthogonalLinear", "OrthogonalRNN",
     "OrthogonalRNNCell", "PrincipalAdapter", "ReflectorBlock", "ReflectorRNN", "Rotated", "RotationBlock",
     "RotationRNN", "RotationSites", "absorb_norm_", "absorb_norms_", "adapt", "adapter_state", "adapters",
-    "base_state", "delete_adapter", "fake_quantize", "fold", "load_adapter_state", "load_peft", "rotate_", "rotated",
-    "rotation_sites", "save_peft", "to_lora", "use_adapters", "without_adapters",
+    "base_state", "delete_adapter", "fake_quantize", "fold", "load_adapter_state", "load_peft", "mean_preserving",
+    "rotate_", "rotated", "rotation_sites", "save_peft", "to_lora", "use_adapters", "without_adapters",
 ]  # fmt: skip
 suggest_names(__name__)

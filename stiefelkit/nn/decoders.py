@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from stiefelkit.errors import OptionError, ShapeError, needs
 from stiefelkit.nn.folding import Matrix
 from stiefelkit.nn.frozen import attribute
+from stiefelkit.nn.stream import writers_beside
 
 __all__ = ["Decoder", "Heads", "RotationSites", "decoders", "rotation_sites"]
 
@@ -77,6 +78,8 @@ class RotationSites:
     writers: Sequence[nn.Module]  #: embeddings, and layers whose outputs are added to the stream
     heads: Sequence[Heads] = ()  #: the attentions, in the order of blocks
     downs: Sequence[nn.Module] = ()  #: the layers that read the inner features of an MLP
+    inputs: Mapping[str, Any] | None = None
+    """Keyword arguments of the model that outputs are compared on, images too; by default some are made."""
 
     @property
     def size(self) -> int:
@@ -263,7 +266,7 @@ _HEADS = ("score", "classifier", "qa_outputs")
 _NORMED_OUTPUTS = {"Gemma2Model", "Gemma3Model", "Gemma3TextModel"}
 
 
-def rotation_sites(model: nn.Module) -> RotationSites:
+def rotation_sites(model: nn.Module, *, inputs: Mapping[str, Any] | None = None) -> RotationSites:
     """Finds the layers of a decoder that a rotation of its residual stream, or of its heads, is folded into.
 
     Known are the classes of bases that `decoders` names, with a head: that of a language model, or a classifier. Others
@@ -271,7 +274,9 @@ def rotation_sites(model: nn.Module) -> RotationSites:
     have no such rotation.
 
     Args:
-        model: the model, with its head.
+        model: the model, with its head. What lies around its base and writes into the place of embeddings, as what
+            projects images and a soft prompt of PEFT, is found by a run of a copy on images and tokens.
+        inputs: keyword arguments of the model for that run, where its images cannot be made from its configuration.
     """
     normed = sorted(_NORMED_OUTPUTS & {type(module).__name__ for module in model.modules()})
     got = f"{', '.join(normed)}, which norms it first: no rotation passes the scale of that norm"
@@ -297,7 +302,9 @@ def rotation_sites(model: nn.Module) -> RotationSites:
     embeddings = _named(base, decoder.embeddings)
     writers = [*embeddings, *(layer for block in blocks for layer in _named(block, decoder.writers))]
     downs = [layer for block in blocks for layer in _named(block, decoder.downs)]
-    return RotationSites(model, norms, writers, list(_heads(base, decoder, blocks)), downs)
+    sites = RotationSites(model, norms, writers, list(_heads(base, decoder, blocks)), downs, inputs)
+    sites.writers = [*writers, *writers_beside(model, base, writers, sites.size, inputs)]
+    return sites
 
 
 def _named(module: nn.Module, names: Iterable[str]) -> list[nn.Module]:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stiefelkit._torch import held_modules, held_parameters
-from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnfilledError, needs
+from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, ShapeError, UnfilledError, needs
 from stiefelkit.nn.adapter import Replacement
 from stiefelkit.nn.frozen import agree, attribute, inside_peft, probes, twin
 from stiefelkit.nn.linear import HadamardLinear
@@ -83,6 +83,8 @@ class Affine(NamedTuple):
     bias: nn.Parameter | None
     values: Tensor | None
     neutral: float
+    new_bias: Tensor | None = None  # zero if left out
+    is_replaced: bool = False  # by a root mean square
 
 
 class Change(NamedTuple):
@@ -118,8 +120,15 @@ def matrix_of(layer: nn.Module) -> tuple[nn.Parameter, int]:
         remedy = "; fold(model) or merge_and_unload() first" if is_adapted else ""
         wanted = "layers of torch.nn.Linear, or Embedding among writers, with plain weights"
         raise DtypeError(f"Folding needs {wanted}, got {kind_of(layer)}{remedy}.")
-    needs(not w.is_meta, UnfilledError, "Folding", "weights that hold values", f"{kind_of(layer)} on the meta device")
+    require_filled(layer)
     return w, dim
+
+
+def require_filled(layer: nn.Module) -> None:
+    """Raises UnfilledError for a layer whose parameters hold no values."""
+    is_filled = not any(p is not None and p.is_meta for p in held_parameters(layer).values())
+    got = f"{kind_of(layer)} on the meta device; load it, or take accelerate's hooks off, first"
+    needs(is_filled, UnfilledError, "Folding", "parameters that hold values", got)
 
 
 def weight_and_bias_of(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
@@ -166,6 +175,21 @@ def _of_site(site: Site) -> Iterator[Change]:
         yield Change(site, "bias", bias, (keys[0], id(site.shift) if is_shifted else None))
 
 
+def require_finite(changes: Sequence[Change], affine: Mapping[nn.Module, Affine]) -> None:
+    """Raises NonFiniteError if a new value is infinite in the dtype of its weight; looks where numbers are near it."""
+    scales = [own.values.abs().max() for own in affine.values() if own.values is not None]
+    most = max([1.0, *(float(scale) for scale in scales)])
+    for site, name, old, *_ in changes:
+        w = weight_and_bias_of(site.layer)[0]
+        like = w if old is None else old
+        bound = most * max(float(t.abs().max()) for t in (w, like, *(() if site.shift is None else [site.shift])))
+        if bound * w.shape[-2] * w.shape[-1] < torch.finfo(like.dtype).max:
+            continue
+        is_finite = bool(site.values(name).to(like.dtype).isfinite().all())
+        got = f"{kind_of(site.layer)}, whose new {name} is beyond {like.dtype}; cast it to float32 or bfloat16 first"
+        needs(is_finite, NonFiniteError, "Folding", "new values that the dtype of a layer holds", got)
+
+
 def write(
     changes: Sequence[Change], affine: Mapping[nn.Module, Affine], model: nn.Module | None
 ) -> dict[int, nn.Module]:
@@ -182,12 +206,17 @@ def write(
         if old is not None and attribute(config, "tie_word_embeddings"):
             config.tie_word_embeddings = False
     for own in affine.values():
-        if own.weight is not None:
-            own.weight.fill_(own.neutral)
-        if own.bias is not None:
-            own.bias.zero_()
-    eps = {norm: layer_norm_eps(norm) for norm in affine if model is not None}
-    return {id(norm): _root_mean_square(norm, small) for norm, small in eps.items() if small is not None}
+        for _, tensor, value in new_affine(own):
+            tensor.copy_(value)
+    return {id(norm): root_mean_square(norm) for norm, own in affine.items() if own.is_replaced}
+
+
+def new_affine(own: Affine) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
+    """Yields name, parameter and new value of the scale and the bias of a norm."""
+    if own.weight is not None:
+        yield "weight", own.weight, torch.full_like(own.weight, own.neutral, dtype=torch.float64)
+    if own.bias is not None:
+        yield "bias", own.bias, own.bias.new_zeros(own.bias.shape) if own.new_bias is None else own.new_bias
 
 
 def layer_norm_eps(norm: nn.Module) -> float | None:
@@ -206,11 +235,11 @@ def layer_norm_eps(norm: nn.Module) -> float | None:
     return eps if is_same else None
 
 
-def _root_mean_square(norm: nn.Module, eps: float) -> nn.RMSNorm:
+def root_mean_square(norm: nn.Module) -> nn.RMSNorm:
     """Returns the norm of centred inputs, with a scale of one under the same name."""
     weight = held_parameters(norm).get("weight")
     n = len(weight) if weight is not None else attribute(norm, "normalized_shape")[0]
-    other = nn.RMSNorm(n, eps=eps, elementwise_affine=weight is not None)
+    other = nn.RMSNorm(n, eps=layer_norm_eps(norm), elementwise_affine=weight is not None)
     if weight is not None:
         other.to(weight.device, weight.dtype).weight.requires_grad_(weight.requires_grad)
     return other.train(norm.training)

@@ -77,8 +77,8 @@ class HadamardLinear(nn.Module):
     The transform is made anew for each input, in time :math:`O(n log n)`. Behind it stands `linear`, a plain layer,
     which what quantizes or adapts linear layers finds under that name.
 
-    The state has the keys of a plain layer and "hadamard", so that a plain layer, which would compute something else
-    from the same weight, does not load it in silence; and a state without it is refused.
+    The state has the keys of a plain layer and "hadamard", and a weight of the shape (m, 1, n), so that a plain layer,
+    which would compute something else from it, does not load it, strictly or not; and a state without is refused.
 
     Args:
         in_features, out_features, bias, device, dtype: as of `torch.nn.Linear`.
@@ -121,7 +121,8 @@ class HadamardLinear(nn.Module):
 def _name_as_plain(layer: nn.Module, state: dict[str, Tensor], prefix: str, _: object) -> None:
     for name in ("weight", "bias"):
         if f"{prefix}linear.{name}" in state:
-            state[f"{prefix}{name}"] = state.pop(f"{prefix}linear.{name}")
+            t = state.pop(f"{prefix}linear.{name}")
+            state[f"{prefix}{name}"] = t.unsqueeze(1) if name == "weight" else t
 
 
 def _refuse_plain(layer: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
@@ -131,4 +132,5 @@ def _refuse_plain(layer: nn.Module, state: dict[str, Tensor], prefix: str, *_: o
         raise CheckpointError(f"HadamardLinear needs a state of its own kind, got {got}.")
     for name in ("weight", "bias"):
         if f"{prefix}{name}" in state:
-            state[f"{prefix}linear.{name}"] = state.pop(f"{prefix}{name}")
+            t = state.pop(f"{prefix}{name}")
+            state[f"{prefix}linear.{name}"] = t.squeeze(1) if t.dim() == 3 else t

@@ -63,6 +63,7 @@ class Rotated(nn.Module):
         start: the first residual rotation: "hadamard" with random signs, a scheme of `stiefelkit.init` or a matrix.
             Heads start at the identity.
         generator: source of randomness.
+        check: whether outputs are compared first, as in `absorb_norms_`.
 
     The frames are the `weight` of the module `rotation`, and of one for each block in `head_rotations`, (groups, d, d).
     """
@@ -77,6 +78,7 @@ class Rotated(nn.Module):
         online: bool = False,
         start: str | Tensor = "hadamard",
         generator: torch.Generator | None = None,
+        check: bool = True,
     ):
         super().__init__()
         bits = optional(integer(2, 16))
@@ -94,7 +96,7 @@ class Rotated(nn.Module):
         needs(tuple(r.shape) == (n, n), ShapeError, "Rotated", f"start= of shape {(n, n)}", tuple(r.shape))
         packed = [kind_of(w.owner) for w in sites.writers if isinstance(w, Matrix) and self.activation_bits is not None]
         needs(not packed, OptionError, "Rotated", "activation_bits=None where experts are packed", str(packed[:1]))
-        absorb_norms_(sites)
+        absorb_norms_(sites, check=check)
         self.model, self.sites, self.online = sites.model.requires_grad_(False), sites, online
         factory: Any = {"device": sites.writers[0].get_parameter("weight").device, "dtype": torch.float32}
         self.rotation = Rotation((n, n), "stiefel", r.to(**factory), factory, {})
@@ -107,10 +109,14 @@ class Rotated(nn.Module):
             return self.model(*args, **kwargs)
 
     @torch.no_grad()
-    def fold(self) -> nn.Module:
-        """Folds the rotations into the model, in float64, and returns it, unrounded; they are the identity then."""
+    def fold(self, *, check: bool = True) -> nn.Module:
+        """Folds the rotations into the model, in float64, and returns it, unrounded; they are the identity then.
+
+        Args:
+            check: as in `rotate_`.
+        """
         r, *heads = (frame.weight.detach() for frame in self._frames())
-        rotate_(r, sites=self.sites, heads=heads or None, online=self.online)
+        rotate_(r, sites=self.sites, heads=heads or None, online=self.online, check=check)
         for frame in self._frames():
             frame.weight = torch.eye(frame.weight.shape[-1], device=frame.weight.device).expand(frame.weight.shape)
         self.online = False

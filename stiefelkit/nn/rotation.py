@@ -1,21 +1,22 @@
 """Rotations that are folded into the linear layers around them, as quantization of language models wants."""
 
+import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from stiefelkit._torch import call_hooks, held_parameters
-from stiefelkit.errors import NotAFrameError, OptionError, ShapeError, needs
+from stiefelkit.errors import CheckpointError, DtypeError, NotAFrameError, OptionError, ShapeError, needs
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
-from stiefelkit.nn import folding
+from stiefelkit.nn import folding, stream
 from stiefelkit.nn.adapter import Replacement, replaced
 from stiefelkit.nn.decoders import Heads, RotationSites, check_sites
 from stiefelkit.nn.folding import Affine, Factor, Site, kind_of
 from stiefelkit.nn.frozen import agree, attribute, beyond_affine, has_own_forward, in_other_adapters, probes, twin
 from stiefelkit.nn.linear import HadamardLinear
-from stiefelkit.tensors import working_dtype
 
 
 @torch.no_grad()
@@ -29,6 +30,7 @@ def rotate_(
     writers: Iterable[nn.Module] = (),
     norms: Mapping[nn.Module, Iterable[nn.Module]] | None = None,
     model: nn.Module | None = None,
+    check: bool = True,
 ) -> None:
     """Folds a rotation R of features h into the layers around them: what they write and read is R h from then on.
 
@@ -55,6 +57,10 @@ def rotate_(
             that were forgotten, and refused: another norm of n features that does not commute with R, another layer
             that shares a weight with these, and an adapter around one of these. A layer that was left out, and a
             parameter added to h, are not seen.
+        check: whether outputs of the model of `sites` are compared before anything is written: a copy that shares its
+            weights runs with the new values, in float64, on tokens, on embeddings, on images and on `sites.inputs`.
+            What writes or reads h and was left out is refused by its name. New weights of more than 2^27 entries in all
+            are worked out again in each of four runs.
 
     Layers that share a weight and want different changes of it are refused, as are layers with hooks, and those whose
     own forward does not commute with R.
@@ -68,11 +74,13 @@ def rotate_(
     """
     has_sites = sites is not None or (heads is None and not online)
     needs(has_sites, OptionError, "rotate_", "sites=rotation_sites(model) beside heads= and online=", "none")
+    is_something = not (sites is not None and rotation is None and heads is None and not online)
+    needs(is_something, OptionError, "rotate_", "a rotation, heads= or online=True beside sites=", "none of them")
     r = None if rotation is None else _checked(rotation, "a rotation")
     turn, fold = [] if r is None else [of_stream(r)], _Fold(model)
     if sites is None:
         fold.add_stream(turn, r, readers, writers, norms or {})
-        return fold.write(r)
+        return fold.write(fold.require(r))
     check_sites(sites, "rotate_")
     is_alone = not (readers or writers or norms)
     needs(is_alone, OptionError, "rotate_", "either sites= or readers=, writers= and norms=", "both")
@@ -89,11 +97,14 @@ def rotate_(
         factor = of_hadamard(layer)
         factor.apply(torch.zeros(factor.size, 1, device="cpu"))  # raises where there is no such matrix
         site_of(fold.found, layer).inputs.append(factor)
-    fold.write(None, online)
+    changes = fold.require(None)
+    if check:
+        fold.prove("rotate_", sites, online, 0.0 if r is None else orthogonality_error(r).item())
+    fold.write(changes, online)
 
 
 @torch.no_grad()
-def absorb_norms_(sites: RotationSites) -> None:
+def absorb_norms_(sites: RotationSites, *, check: bool = True) -> None:
     """Absorbs all norms of a decoder into what reads them, so that any rotation of its stream commutes with them.
 
     What `rotate_` does to norms, without a rotation: scales and biases go into readers, layer norms become root mean
@@ -101,13 +112,20 @@ def absorb_norms_(sites: RotationSites) -> None:
 
     Args:
         sites: the layers, of `rotation_sites(model)`.
+        check: whether outputs are compared first, as `rotate_` does; by a rotation that is not kept, so that what was
+            left out is seen here, too.
     """
     check_sites(sites, "absorb_norms_")
     v = probes(sites.size, torch.device("cpu"))[0]
     generic = torch.eye(len(v), dtype=v.dtype, device="cpu") - 2 * torch.outer(v, v) / (v @ v)
     fold = _Fold(sites.model, sites)
+    if check:
+        fold.add_stream([of_stream(generic)], generic, [], sites.writers, sites.norms)
+        fold.require(None)
+        fold.prove("absorb_norms_", sites, False, 0.0)
+        fold = _Fold(sites.model, sites)
     fold.add_stream([], generic, [], sites.writers, sites.norms)
-    fold.write(None)
+    fold.write(fold.require(None))
 
 
 @torch.no_grad()
@@ -135,7 +153,7 @@ def absorb_norm_(norm: nn.Module, readers: Iterable[nn.Module]) -> None:
     fold.add_stream([], None, [], [], {norm: readers})
     has_scale = norm in fold.affine and fold.affine[norm].values is not None
     needs(has_scale, OptionError, "absorb_norm_", "a norm with a scale of its own", kind_of(norm))
-    fold.write(None)
+    fold.write(fold.require(None))
 
 
 class _Fold:
@@ -155,21 +173,26 @@ class _Fold:
         norms: Mapping[nn.Module, Iterable[nn.Module]],
     ) -> None:
         """Adds the factors of a residual rotation, and those of norms that do not commute with R, if it is given."""
+        for norm in norms:
+            folding.require_filled(norm)
         is_centred = (
             r is not None and self.model is not None and any(folding.layer_norm_eps(m) is not None for m in norms)
         )
+        is_centred &= r is not None and not (turn and _commutes(nn.LayerNorm(len(r), elementwise_affine=False), r))
         centre = [Factor(len(r), lambda m: m - m.mean(-2, keepdim=True))] if r is not None and is_centred else []
         for layer in writers:
             site_of(self.found, layer).outputs[:] = [*centre, *turn]
         for layer in readers:
             site_of(self.found, layer).inputs[:] = turn
         for norm, read in norms.items():
-            own = _affine(norm, r, is_centred)
+            own, read = _affine(norm, r, is_centred), [*read]
             if own is not None:
-                self.affine[norm] = own
+                is_kept = bool(turn) and r is not None and not is_centred and _has_no_bias(read)
+                own = _with_bias(own, r) if is_kept and r is not None else own
+                self.affine[norm] = own._replace(is_replaced=is_centred and folding.layer_norm_eps(norm) is not None)
             g = None if own is None else own.values
             scale = [] if g is None else [Factor(len(g), lambda m, g=g: g.to(m.device)[:, None] * m)]
-            shift = None if own is None or own.bias is None else own.bias.detach().double()
+            shift = None if own is None or own.bias is None or own.new_bias is not None else own.bias.detach().double()
             for layer in read:
                 site = site_of(self.found, layer)
                 got = f"{kind_of(layer)} behind two"
@@ -177,16 +200,13 @@ class _Fold:
                 site.norm, site.shift = norm, shift
                 site.inputs[:] = [*scale, *turn]
 
-    def write(self, r: Tensor | None, online: bool = False) -> None:
-        """Checks all layers, then writes, and puts new norms and layers into the model and the sites.
-
-        Norms that are not named are looked for in the model if R is given.
-        """
+    def require(self, r: Tensor | None) -> list[folding.Change]:
+        """Checks all layers, and returns their changes; norms are looked for in the model if R is given."""
         changes = folding.changes_of(list(self.found.values()), self.sites is not None)
         layers = [site.layer for site in self.found.values()]
         inner = [*map(folding.inner_of, layers)]
         for module in [*self.affine, *layers, *inner]:
-            got = f"{kind_of(module)} with hooks; remove them first"
+            got = f"{kind_of(module)} with hooks; take them off first, as gradient_checkpointing_disable does its own"
             needs(not any(call_hooks(module)), OptionError, "Folding", "layers and norms without hooks", got)
         for site in self.found.values():
             is_known = isinstance(site.layer, HadamardLinear) and not site.inputs
@@ -196,27 +216,92 @@ class _Fold:
         if self.model is not None:
             changed = {change.tensor.data_ptr() for change in changes if change.tensor is not None}
             _check_model(self.model, {*self.found, *map(id, inner), *map(id, self.affine)}, changed, r)
+        folding.require_finite(changes, self.affine)
+        return changes
+
+    def prove(self, who: str, sites: RotationSites, online: bool, error: float) -> None:
+        """Raises OptionError if a copy of the model with all changes gives other outputs."""
+        first = self.found.get(id(sites.writers[0]))
+
+        def turn(x: Tensor) -> Tensor:
+            y = x.flatten(0, -2).mT
+            for factor in [] if first is None else first.outputs:
+                y = factor.apply(y)
+            return y.mT.view(x.shape)
+
+        read = itertools.chain(*sites.norms.values())
+        groups = (sites.norms, read, sites.writers, [one.value for one in sites.heads])
+        layers = stream.Layers(*({id(folding.inner_of(layer)) for layer in group} for group in groups))
+        changed = stream.changed_copy(sites.model, self.found.values(), self.affine, sites.downs if online else ())
+        probes = stream.own_probes(sites.model, sites.writers, sites.size, sites.inputs)
+        stream.require_same(sites.model, changed, probes, turn, layers, who, error)
+
+    def _refuse_saving(self, is_another: bool) -> None:
+        """Makes `save_pretrained` raise where `from_pretrained` would make other norms, or a head without a bias."""
+        for module in self.model.modules() if is_another and self.model is not None else ():
+            if (
+                callable(attribute(type(module), "from_pretrained"))
+                and attribute(type(module), "get_base_model") is None
+            ):
+                vars(module)["save_pretrained"] = functools.partial(_refuse, kind_of(module))
+
+    def write(self, changes: Sequence[folding.Change], online: bool = False) -> None:
+        """Writes changes, and puts new norms and layers into the model and the sites."""
         others = folding.write(changes, self.affine, self.model)
         if online and self.sites is not None:
             others |= {id(layer): HadamardLinear.around(layer) for layer in self.sites.downs}
             if (config := attribute(self.model, "config")) is not None:
                 config.stiefelkit_online = True
         if self.model is not None:
+            has_new_bias = any(change.name == "bias" and change.is_new for change in changes)
+            self._refuse_saving(has_new_bias or any(own.is_replaced for own in self.affine.values()))
             replaced(self.model, others)
         if self.sites is not None:
             self.sites.replace(others)
 
 
+def _refuse(kind: str, *_: object, **__: object) -> None:
+    got = f"{kind} with norms and biases that its class does not make; torch.save(model, path), or rotate another by"
+    got += " sk.nn.mean_preserving(R), which leaves it as its class makes it"
+    raise CheckpointError(f"save_pretrained needs a model that from_pretrained makes again, got {got}.")
+
+
+def mean_preserving(rotation: Tensor) -> Tensor:
+    """Returns the rotation nearest to R that leaves the mean of features as it is, up to its sign, in float64.
+
+    :math:`(I - 2 v v^T / v^T v) R` with :math:`v = R 1 ∓ 1` maps the vector of ones to one of its signs. A layer norm
+    commutes with it, so that a model with layer norms has the norms and the keys that it had, and `from_pretrained`
+    loads it. Of the n features of a centred stream one less is free anyway.
+
+    Args:
+        rotation: R, n x n.
+
+    >>> r = mean_preserving(torch.eye(3)[[1, 2, 0]])
+    >>> bool((r.sum(1) - 1).abs().max() < 1e-12)
+    True
+    """
+    r = _checked(rotation, "a rotation")
+    image = r.sum(1)
+    v = image - (1.0 if image.sum() >= 0 else -1.0)
+    square = v @ v
+    return r if square < 1e-20 else r - 2 / square * torch.outer(v, v @ r)
+
+
 def _checked(rotation: Tensor, what: str) -> Tensor:
     """Returns a square orthogonal matrix, or a stack of such, in float64."""
+    rotation = torch.as_tensor(rotation)
     is_square = rotation.dim() >= 2 and rotation.shape[-2] == rotation.shape[-1]
     is_square &= what != "a rotation" or rotation.dim() == 2
     needs(is_square, ShapeError, "rotate_", "a square matrix", tuple(rotation.shape))
+    is_real = not rotation.dtype.is_complex and not rotation.is_meta
+    needs(is_real, DtypeError, "rotate_", "a matrix of real numbers", f"{rotation.dtype} on {rotation.device.type}")
+    dtype = rotation.dtype if rotation.dtype in (torch.float32, torch.float64) else torch.float32
+    rotation = rotation.detach().double()
     error = orthogonality_error(rotation).max().item()
-    got = f"one with ||R^H R - I||_F = {error:.2g}; sk.functional.nearest_frame gives the nearest"
-    is_frame = error <= frame_tolerance(rotation.shape[-1], rotation.dtype)
+    got = f"one with ||R^T R - I||_F = {error:.2g}; sk.functional.nearest_frame of it in float64 gives the nearest"
+    is_frame = error <= frame_tolerance(rotation.shape[-1], dtype)
     needs(is_frame, NotAFrameError, "rotate_", "an orthogonal matrix", got)
-    return rotation.detach().to(working_dtype(rotation.dtype))
+    return rotation
 
 
 def site_of(found: dict[int, Site], layer: nn.Module) -> Site:
@@ -299,7 +384,7 @@ def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool) -> Affine | Non
         x, w = probes(n, weight.device), weight.double()
         for neutral, values in ((1.0, w), (0.0, 1 + w)):
             bare = twin(norm, weight=torch.full_like(w, neutral), **({} if bias is None else {"bias": w * 0}))
-            fits = is_layer_norm or r is None or (bias is None and _commutes(bare, r))
+            fits = is_layer_norm or r is None or _commutes(bare, r)
             y = bare(x) * values + (0 if bias is None else bias.double())
             if fits and agree(y, twin(norm)(x), n):
                 return Affine(weight, bias, values, neutral)
@@ -307,6 +392,17 @@ def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool) -> Affine | Non
         return None
     wanted = "norms that are a root mean square and a scale, or a torch.nn.LayerNorm with model="
     raise OptionError(f"Folding needs {wanted}, got {kind_of(norm)}.")
+
+
+def _has_no_bias(readers: Iterable[nn.Module]) -> bool:
+    return any(folding.weight_and_bias_of(layer)[1] is None for layer in readers)
+
+
+def _with_bias(own: Affine, r: Tensor) -> Affine:
+    """Returns the scale and bias of a norm that stays, with what gives R c / g for c, if no entry of g is near zero."""
+    if own.bias is None or own.values is None or own.values.abs().min() < 1e-3 * own.values.abs().max():
+        return own
+    return own._replace(new_bias=r.to(own.values.device) @ (own.bias.double() / own.values.double()))
 
 
 def _commutes(norm: nn.Module, r: Tensor) -> bool:
@@ -340,5 +436,5 @@ def _check_model(model: nn.Module, named: set[int], changed: set[int], r: Tensor
         is_free = all(p is None or p.data_ptr() not in changed for p in held_parameters(module).values())
         needs(is_free, OptionError, "Folding", "all layers that share a weight", f"{name} left out, which reads it")
         if r is not None and folding.is_norm(module, len(r)):
-            got = f"{name}, {kind_of(module)}, left out; norms={{norm: readers}} folds a scale into what reads it"
+            got = f"{name}, {kind_of(module)}, left out; norms= folds a scale into its readers, if it is not added to h"
             needs(_commutes(module, r), OptionError, "Folding", "norms that commute with R", got)
