@@ -42,7 +42,7 @@ PLACE := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
 EXE := $(if $(filter Windows_NT,$(OS)),.exe)
 BIN := $(VENV)/$(PLACE)
 DEMO := runs/demo
-MODELS := scornn,scurnn,full_urnn,restricted_urnn,ornn,eurnn,exprnn,lie_urnn,margin_rnn,goru,rotrnn,lru,irnn,henaff_rnn,gru,lstm
+MODELS := scornn,scurnn,full_urnn,restricted_urnn,ornn,eurnn,exprnn,lie_urnn,margin_rnn,goru,rotrnn,lru,reflector,irnn,henaff_rnn,gru,lstm
 
 # Evaluated only when .venv is made. ensurepip: some systems ship a Python that cannot make environments.
 RIGHT_PYTHON := import ensurepip, sys; sys.exit(sys.version_info < (3, 11))

@@ -24,7 +24,9 @@ def _check(factory: object) -> None:
     needs(first == SIZES, OptionError, "A model", f"a function of {', '.join(SIZES)}", shown(factory))
 
 
-_PAPERS = "eurnn exprnn full_urnn goru gru henaff_rnn irnn lie_urnn lru lstm margin_rnn ornn restricted_urnn rotrnn"
+_PAPERS = (
+    "eurnn exprnn full_urnn goru gru henaff_rnn irnn lie_urnn lru lstm margin_rnn ornn reflector restricted_urnn rotrnn"
+)
 _BUILT_IN = {name: f"stiefelkit.models.{name}:{name}" for name in f"{_PAPERS} scornn scurnn".split()}
 _models = Registry("stiefelkit.models", "model", _BUILT_IN, _check)
 

@@ -56,7 +56,8 @@ class ReflectorRNN(GRULayers):
         backend: as in `stiefelkit.scan.reflector_scan`.
 
     References:
-        Siems, Carstensen, Zela, Hutter, Pontil, Grazzi, DeltaProduct, 2025.
+        Siems, Carstensen, Zela, Hutter, Pontil, Grazzi, DeltaProduct: improving state-tracking in linear RNNs via
+        Householder products, NeurIPS 2025.
         Grazzi, Siems, Franke, Zela, Hutter, Pontil, Unlocking state-tracking in linear RNNs through negative
         eigenvalues, ICLR 2025.
 

@@ -104,7 +104,8 @@ def reflector_scan(
 
     References:
         Yang, Wang, Zhang, Shen, Kim, Parallelizing linear transformers with the delta rule over sequence length, 2024.
-        Siems, Carstensen, Zela, Hutter, Pontil, Grazzi, DeltaProduct, 2025.
+        Siems, Carstensen, Zela, Hutter, Pontil, Grazzi, DeltaProduct: improving state-tracking in linear RNNs via
+        Householder products, NeurIPS 2025.
         Joffrain, Low, Quintana-Orti, van de Geijn, Van Zee, Accumulating Householder transformations, revisited, 2006.
 
     >>> keys, first = torch.randn(1, 1000, 2, 1, 4).bfloat16(), torch.ones(1, 1, 4)

@@ -1,5 +1,6 @@
 """The programs of examples/ run as they stand."""
 
+import itertools
 import re
 import runpy
 import sys
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+import stiefelkit as sk
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -60,6 +63,24 @@ def test_certificates_of_convolutions_stand_on_layers_of_norm_1(monkeypatch, cap
         assert sorted(certified, reverse=True) == certified
         assert 0.2 < certified[-1] < certified[0] < clean
         assert excess < 1e-5
+
+
+def test_transitions_near_a_group_are_snapped_into_it_and_a_net_of_reflectors_is_told_by_length(monkeypatch, capsys):
+    run("word_problem", "--group S3 --seconds 0.5 --T 256 --sequences 2 --steps 1 --heads 2", monkeypatch)
+    assert [row.split()[0] for row in capsys.readouterr().out.splitlines()][:2] == ["trained", "penalty"]
+    told = runpy.run_path(str(EXAMPLES / "word_problem.py"))
+    permutations = torch.eye(5, dtype=torch.float64)[torch.tensor([*itertools.permutations(range(5))])]
+    table = (permutations[None] @ permutations[:, None]).flatten(-2) @ permutations.flatten(-2).mT == 5
+    turned = torch.linalg.matrix_exp(0.1 * torch.arange(3000.0).double().sin().reshape(120, 5, 5).triu(1))
+    near = sk.functional.msign(permutations @ turned)[:, None]
+    exact = told["representation"](near, table.int().argmax(-1))
+    assert told["defects"](near, table.int().argmax(-1)).max() > 1e-3
+    assert told["defects"](exact, table.int().argmax(-1)).max() < 1e-24
+    for one in (exact[7, 0], exact[0, 0], exact[100, 0]):
+        keys = told["reflections_of"](one, 5)
+        assert torch.allclose(
+            torch.linalg.multi_dot([torch.eye(5, dtype=one.dtype) - 2 * k.outer(k) for k in keys.flip(0)]), one
+        )
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def test_parameter_counts_are_the_papers(name, sizes, count):
 REAL = ["scornn", "ornn", "exprnn", "margin_rnn", "irnn", "henaff_rnn", "goru"]
 COMPLEX = ["scurnn", "full_urnn", "restricted_urnn", "eurnn", "lie_urnn"]
 GATED = ["lstm", "gru"]
-BLOCKS = ["lru", "rotrnn"]
+BLOCKS = ["lru", "reflector", "rotrnn"]
 MAPS = ["cayley", "householder", "givens", "matrix_exp", "margin", "rebased", "stiefel"]
 
 
@@ -155,7 +155,7 @@ def test_blocks_take_the_options_of_their_layer(name):
     for block in net.rnn.blocks:
         assert block.rnn.backend == "reference"
         assert block.rnn.h0_l0.requires_grad
-        assert block.rnn.normalize == (name != "rotrnn")
+        assert name == "reflector" or block.rnn.normalize == (name != "rotrnn")
     assert torch.isfinite(net(torch.randn(2, 5, 2))).all()
 
 
@@ -172,6 +172,7 @@ def test_blocks_take_the_options_of_their_layer(name):
         ("goru", 6, {}, errors.DtypeError, "power of two"),
         ("irnn", 4, {"input_std": 0.0}, errors.OptionError, "input_std"),
         ("lstm", 4, {"activation": "relu"}, errors.OptionError, "part of the model"),
+        ("reflector", 4, {"additive": False, "width": 2}, errors.OptionError, "width"),
         ("gru", 4, {"init": "haar"}, errors.OptionError, "parametrization"),
     ],
 )

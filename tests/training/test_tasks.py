@@ -143,7 +143,7 @@ def test_words_are_products_of_a_group_whose_length_grows_and_accuracy_is_told_b
     assert torch.equal(table[table], table[:, table])
     assert all(torch.equal(lines.sort(1).values, torch.arange(size).expand(size, -1)) for lines in (table, table.mT))
     task = create("words", {"group": group, "T": 8, "rise": 4, "test_T": 40, "test_size": 30})
-    assert [task.batch(step, 3, 0)[0].shape[1] for step in range(6)] == [2, 2, 3, 5, 8, 8]
+    assert [task.batch(step, 3, 0)[0].shape[1] for step in range(6)] == [2, 3, 4, 6, 8, 8]
     x, y = task.held_out()
     assert torch.equal(y[:, 0], x[:, 0].argmax(-1))
     assert torch.equal(y[:, 1:], table[y[:, :-1], x[:, 1:].argmax(-1)])

@@ -10,8 +10,8 @@ import stiefelkit as sk
 from stiefelkit.models import sequence
 from stiefelkit.nn.recurrent import Layers
 
-# What lru and rotrnn stack are blocks, which read one way.
-each_model = pytest.mark.parametrize("name", [name for name in sk.models.names() if name not in ("lru", "rotrnn")])
+BLOCKS = ("lru", "reflector", "rotrnn")  # which read one way
+each_model = pytest.mark.parametrize("name", [name for name in sk.models.names() if name not in BLOCKS])
 
 
 @each_model
