@@ -3,8 +3,6 @@
 import functools
 import gc
 import multiprocessing
-import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["equal_on_both", "mesh", "on_two_ranks", "rank_of_two", "sharded", "under_torchrun"]
+__all__ = ["equal_on_both", "mesh", "on_two_ranks", "rank_of_two", "sharded"]
 
 # A server that has imported these forks each rank: seconds less than ranks that import them themselves.
 PRELOADED = ["pytest", "stiefelkit", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"]
@@ -25,15 +23,14 @@ def on_two_ranks(run: Callable[[int], None], store: Path) -> list[int | None]:
         run: a function of a test module.
         store: a new file, by which the processes find each other.
     """
-    return _start(_worker, run, f"file://{store}")
-
-
-def under_torchrun(run: Callable[[int], None]) -> list[int | None]:
-    """Does the same with the variables of torchrun, by which the processes join a group themselves."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    return _start(_launched, run, str(port))
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    if method == "forkserver":
+        multiprocessing.get_context(method).set_forkserver_preload(PRELOADED)
+    start = torch.multiprocessing.start_processes  # pyright: ignore[reportPrivateImportUsage]
+    group: Any = start(_worker, (run, f"file://{store}"), nprocs=2, join=False, start_method=method)
+    while not group.join():
+        pass
+    return [process.exitcode for process in group.processes]
 
 
 @functools.cache
@@ -58,19 +55,6 @@ def equal_on_both(t: torch.Tensor) -> bool:
     return torch.equal(*both)
 
 
-def _start(
-    worker: Callable[[int, Callable[[int], None], str], None], run: Callable[[int], None], by: str
-) -> list[int | None]:
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    if method == "forkserver":
-        multiprocessing.get_context(method).set_forkserver_preload(PRELOADED)
-    start = torch.multiprocessing.start_processes  # pyright: ignore[reportPrivateImportUsage]
-    group: Any = start(worker, (run, by), nprocs=2, join=False, start_method=method)
-    while not group.join():
-        pass
-    return [process.exitcode for process in group.processes]
-
-
 def rank_of_two(runs: list[Callable[[int], None]], **group: object) -> None:
     """Joins the group and calls the functions with the rank."""
     torch.set_num_threads(1)
@@ -84,10 +68,3 @@ def rank_of_two(runs: list[Callable[[int], None]], **group: object) -> None:
 
 def _worker(rank: int, run: Callable[[int], None], store: str) -> None:
     rank_of_two([run], init_method=store, rank=rank, world_size=2)
-
-
-def _launched(rank: int, run: Callable[[int], None], port: str) -> None:
-    torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    run(rank)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from stiefelkit.errors import StiefelkitError, printable
-from stiefelkit.training.ranks import is_first_of_launched
 
 __all__ = ["main"]
 
@@ -81,6 +80,5 @@ def _refuse(sentence: str) -> int:
 
 
 def _tell(kind: str, sentence: str) -> None:
-    if is_first_of_launched():
-        with contextlib.suppress(OSError):  # the terminal is gone, or a disk is full
-            print(f"{kind}:", printable(" ".join(sentence.split())), file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the terminal is gone, or a disk is full
+        print(f"{kind}:", printable(" ".join(sentence.split())), file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`stiefelkit train TASK`, alone or under torchrun, `compare TASK`, `sweep FILE` and `plot RUN...`."""
+"""`stiefelkit train TASK`, `compare TASK`, `sweep FILE` and `plot RUN...`."""
 
 import dataclasses
 import inspect
@@ -16,7 +16,6 @@ from stiefelkit.errors import OptionError, needs
 from stiefelkit.figure import Figures
 from stiefelkit.training.data import named
 from stiefelkit.training.display import Screen, Terminal, say
-from stiefelkit.training.ranks import joined
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, tasks
 
@@ -56,19 +55,15 @@ def _train(
     from stiefelkit.training.train import train
 
     path, settings, named_options = out or Path("runs") / f"{cls.name}-{model}", settings or Settings(), _given(task)
-    with named(data), joined() as ranks:
-        display = Terminal(Screen(quiet=not ranks.is_first))
+    with named(data):
         if resume:
             asked: dict[str, Any] = {**settings.given(), "task": cls.name}
             asked |= {"model": model} if model else {}
             asked |= {"task_options": named_options} if named_options else {}
-            outcome = go_on(path, asked, display, ranks)
+            outcome = go_on(path, asked, Terminal())
         else:
-            with ranks.together():
-                config = Config.resolve(cls(**named_options), str(model), settings)
-            outcome = train(config, path, display, ranks)
-        if ranks.is_first:
-            _tell(outcome)
+            outcome = train(Config.resolve(cls(**named_options), str(model), settings), path, Terminal())
+        _tell(outcome)
     return 0 if outcome.signal is None else 128 + outcome.signal
 
 

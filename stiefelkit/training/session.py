@@ -17,9 +17,7 @@ from stiefelkit.machine import peak_memory
 from stiefelkit.numbers import above, at_least, integer, validate_fields_
 from stiefelkit.optim import clip_grad_norm_
 from stiefelkit.training.config import Config
-from stiefelkit.training.ranks import Ranks
 from stiefelkit.training.tasks import Task
-from stiefelkit.training.tasks.task import generator
 
 Record = dict[str, Any]
 """A line of the log."""
@@ -42,7 +40,7 @@ class Window:
 
 @dataclass
 class Session:
-    """Everything that training changes, and the processes that share the batches."""
+    """Everything that training changes."""
 
     config: Config
     task: Task
@@ -51,7 +49,6 @@ class Session:
     step: int = 0
     window: Window = field(default_factory=Window)
     epoch_seconds: float = 0.0
-    ranks: Ranks = field(default_factory=Ranks)
     graph: bool = False
     """Whether steps replay CUDA graphs of the model, forward and backward."""
 
@@ -63,19 +60,17 @@ class Session:
         self._shape: torch.Size | None = None
 
     @classmethod
-    def start(cls, config: Config, ranks: Ranks | None = None) -> "Session":
+    def start(cls, config: Config) -> "Session":
         """Returns the session at step 0."""
         task = config.build_task()
         model = config.build_model(task)
-        return cls(config, task, model, config.build_optimizer(model), ranks=ranks or Ranks())
+        return cls(config, task, model, config.build_optimizer(model))
 
     def advance(self) -> None:
         """Does one optimizer step; raises DivergedError, with nothing changed, if loss or gradients are not finite."""
         started = time.process_time()
         batch = self.task.batch(self.step, self.config.batch_size, self.config.seed)
-        x, y = (self.ranks.share(tensor).to(self.config.device) for tensor in batch)
-        if self.ranks.size > 1:  # what drops out is another on each rank, and the same when it is done again
-            torch.manual_seed(generator(self.config.seed, self.step, self.ranks.rank).initial_seed())
+        x, y = (tensor.to(self.config.device) for tensor in batch)
         random_state, share = torch.get_rng_state(), 1.0
         if self.config.schedule == "cosine":
             share = 0.5 * (1.0 + math.cos(math.pi * self.step / self.config.steps))
@@ -94,12 +89,12 @@ class Session:
             # the last layer is the first that the backward pass meets
             named = [name for name, p in self.model.named_parameters() if not _all_finite([p.grad])]
             raise self._stopped("a gradient is not finite", f'the gradient of "{(named or ["a frame"])[-1]}"')
-        value, accuracy = self._of_batch(output.detach(), y, value, gradients)
+        accuracy = self.task.accuracy(output.detach(), y)
         norm = clip_grad_norm_(self.optimizer, self.config.clip_norm or math.inf)
         self.optimizer.step()
         self.window.steps += 1
         self.window.loss += value
-        self.window.correct += accuracy
+        self.window.correct += 0.0 if accuracy is None else float(accuracy)
         # finite entries may have an infinite norm in float32, and JSON has no word for that
         self.window.gradient_norm = max(self.window.gradient_norm, min(norm.item(), sys.float_info.max))
         seconds = time.process_time() - started
@@ -115,16 +110,6 @@ class Session:
         if self._answer is not None and x.shape == self._shape:
             return self._answer(x)
         return self.task.answer(self.model, x)
-
-    def _of_batch(self, output: Tensor, y: Tensor, loss: float, gradients: list[Tensor]) -> tuple[float, float]:
-        """Returns loss and accuracy over the shares of all ranks, and makes the gradients those of that loss."""
-        if self.ranks.size == 1:
-            accuracy = self.task.accuracy(output, y)
-            return loss, 0.0 if accuracy is None else float(accuracy)
-        totals = self.task.totals(output, y)
-        (total, count), (hits, answers) = totals["loss"], totals.get("accuracy", (0.0, 1.0))
-        count, total, hits, answers = self.ranks.average_(gradients, count, (total, hits, answers))
-        return total / count, hits / answers
 
     def train_record(self) -> Record:
         """Returns the line of the log about the steps of the window."""

@@ -3,8 +3,11 @@
 import contextlib
 import dataclasses
 import functools
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from stiefelkit.checks import usable_device
@@ -17,11 +20,12 @@ from stiefelkit.training import checkpoint, data
 from stiefelkit.training.config import Config, check_coordinates
 from stiefelkit.training.display import Screen, Terminal
 from stiefelkit.training.plot import plot
-from stiefelkit.training.ranks import Ranks
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.run_folder import RunFolder, State, Summary, is_run, summarise, versions
 from stiefelkit.training.session import Session, Window
 from stiefelkit.training.tasks import Task
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,118 +38,117 @@ class RunOutcome:
     already: bool = False
 
 
-def train(config: Config, out: Path, display: Terminal | None = None, ranks: Ranks | None = None) -> RunOutcome:
-    """Trains a new model into the new or empty folder `out`, by ranks each of which calls this.
+class _Stop:
+    """The signal by which training shall stop after a step; none yet."""
+
+    signal: int | None = None
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Notes the first SIGINT, SIGTERM or SIGHUP, unless ignored; a second one acts at once."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            if self.signal is not None:
+                raise KeyboardInterrupt
+            self.signal = number
+
+        is_main = threading.current_thread() is threading.main_thread()
+        heeded = [number for number in SIGNALS if is_main and signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, note) for number in heeded}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def train(config: Config, out: Path, display: Terminal | None = None) -> RunOutcome:
+    """Trains a new model into the new or empty folder `out`.
 
     All that can be refused is refused before the folder appears. Raises DivergedError if the loss, a gradient or a
     weight became NaN or infinite; the last checkpoint is kept.
     """
-    ranks = ranks or Ranks()
-    ranks.first(lambda: RunFolder.refuse_existing(out))
-    with threads(config.threads), data.on(config.device), contextlib.ExitStack() as held:
-        session, digest = _started(config, ranks)
-
-        def created() -> RunFolder:
-            folder = RunFolder.create(out, config, count_parameters(session.model), digest)
-            held.enter_context(folder.claimed())
-            return folder
-
-        return _run(session, ranks.first(created), None, display or Terminal(Screen(quiet=True)))
+    RunFolder.refuse_existing(out)
+    with threads(config.threads), data.on(config.device):
+        session, digest = _started(config)
+        folder = RunFolder.create(out, config, count_parameters(session.model), digest)
+        with folder.claimed():
+            return _run(session, folder, None, display or Terminal(Screen(quiet=True)))
 
 
-def resume(
-    out: Path,
-    asked: Mapping[str, Any] | Config | None = None,
-    display: Terminal | None = None,
-    ranks: Ranks | None = None,
-) -> RunOutcome:
+def resume(out: Path, asked: Mapping[str, Any] | Config | None = None, display: Terminal | None = None) -> RunOutcome:
     """Continues a run from its last whole checkpoint, to the same bits that an uninterrupted run gives.
 
     A run that died before its first checkpoint starts again. `asked` are fields of `Config` that the user named, or a
-    config, all of it: as the run was started with. Another number of ranks changes the last bits.
+    config, all of it: as the run was started with.
     """
-    display, ranks, who = display or Terminal(Screen(quiet=True)), ranks or Ranks(), f"Resuming run {out}"
-    with contextlib.ExitStack() as held:
-
-        def opened() -> tuple[RunFolder, Config, int, State | None]:
-            folder = RunFolder.open(out)
-            held.enter_context(folder.claimed())
-            config = folder.config.continued(asked or {}, str(out))
-            step, state, notes = folder.latest()
-            needs(step <= config.steps, RunError, who, f"--steps {step} or more", config.steps)
-            if step < config.steps:
-                usable_device(who, config.device, "resume it where there is one")
-                now = versions(config.device)
-                for name, old in folder.versions.items():
-                    if now.get(name) != old:
-                        notes.append(f"Run {out} began with {name} {old}, now it is {now.get(name)}: bits may differ.")
-                for note in notes:
-                    display.note(note)
-            return folder, config, step, state
-
-        folder, config, step, state = ranks.first(opened)
+    display, who, folder = display or Terminal(Screen(quiet=True)), f"Resuming run {out}", RunFolder.open(out)
+    with folder.claimed():
+        config = folder.config.continued(asked or {}, str(out))
+        step, state, notes = folder.latest()
+        needs(step <= config.steps, RunError, who, f"--steps {step} or more", config.steps)
         if step == config.steps:
             return RunOutcome(out, step, already=True)
+        usable_device(who, config.device, "resume it where there is one")
+        now = versions(config.device)
+        for name, old in folder.versions.items():
+            if now.get(name) != old:
+                notes.append(f"Run {out} began with {name} {old}, now it is {now.get(name)}: bits may differ.")
+        for note in notes:
+            display.note(note)
         with threads(config.threads), data.on(config.device):
-            session, _ = _started(config, ranks, folder)
+            session, _ = _started(config, folder)
             if state is not None:
-                with ranks.together(), importing(who, folder.checkpoint(step), RunError):
+                with importing(who, folder.checkpoint(step), RunError):
                     session.restore(step, state)
             if config != folder.config:
                 folder = dataclasses.replace(folder, config=config)
-                ranks.first(folder.write)
+                folder.write()
             return _run(session, folder, state, display)
 
 
-def _started(config: Config, ranks: Ranks, folder: RunFolder | None = None) -> tuple[Session, str | None]:
+def _started(config: Config, folder: RunFolder | None = None) -> tuple[Session, str | None]:
     """Returns the session at step 0 and the digest of its data, once they can be read and held."""
-    with ranks.together():
-        ranks.check(config)
-        task = config.build_task()
-        digest = task.data_digest()
-        if folder is not None:
-            folder.check_data(digest)
-        session = Session.start(config, ranks)
-        with config.within_memory():
-            task.held_out()
-            task.validation()
-            task.batch(0, config.batch_size, config.seed)
-    ranks.same("data", digest)
+    task = config.build_task()
+    digest = task.data_digest()
+    if folder is not None:
+        folder.check_data(digest)
+    session = Session.start(config)
+    with config.within_memory():
+        task.held_out()
+        task.validation()
+        task.batch(0, config.batch_size, config.seed)
     return session, digest
 
 
 def _run(session: Session, folder: RunFolder, state: State | None, display: Terminal) -> RunOutcome:
-    config, ranks, begun = session.config, session.ranks, session.step
+    config, stop, begun = session.config, _Stop(), session.step
     saved = begun
     writing = functools.partial(
         reachable, "A run", folder.path, "written", "; mend that, then continue it with --resume"
     )
-    with ranks.interruptible(), ranks.together(), contextlib.ExitStack() as held:
-        if ranks.is_first:
-            folder.cut_log(state["log"]["bytes"] if state else 0)
-        held.enter_context(config.within_memory())
+    with stop.noted(), config.within_memory():
+        folder.cut_log(state["log"]["bytes"] if state else 0)
 
         def save() -> int:
-            if ranks.is_first:
-                state = session.state()
-                with writing():
-                    # the lines reach the disk before the checkpoint that counts them
-                    around = {"config": folder.record(), "log": folder.sync_log()}
-                    checkpoint.save(folder.checkpoints, session.step, state | around)
+            state = session.state()
+            with writing():
+                # the lines reach the disk before the checkpoint that counts them
+                around = {"config": folder.record(), "log": folder.sync_log()}
+                checkpoint.save(folder.checkpoints, session.step, state | around)
             return session.step
 
         display.begin(f"{config.task} {config.model}", session.step, config.steps)
         try:
             if session.step == 0:
                 saved = save()
-            while session.step < config.steps and ranks.signal is None:
+            while session.step < config.steps and stop.signal is None:
                 session.advance()
                 display.stepped(session.step, session.window.loss / session.window.steps)
-                if ranks.is_first:
-                    for record in _records(session):
-                        with writing():
-                            folder.append(record)
-                        display.record(record)
+                for record in _records(session):
+                    with writing():
+                        folder.append(record)
+                    display.record(record)
                 if _due(session, config.checkpoint_every):
                     saved = save()
             if saved != session.step:
@@ -161,7 +164,7 @@ def _run(session: Session, folder: RunFolder, state: State | None, display: Term
                 raise
         finally:
             display.end()
-    return RunOutcome(folder.path, session.step, ranks.signal if session.step < config.steps else None)
+    return RunOutcome(folder.path, session.step, stop.signal if session.step < config.steps else None)
 
 
 def _records(session: Session) -> Iterator[dict[str, Any]]:

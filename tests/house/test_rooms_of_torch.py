@@ -81,7 +81,7 @@ def test_sharded_tensors_are_known_in_their_room_alone() -> None:
     found = {
         path: {word for word in words(tree) if word in OF_SHARDING or word.startswith("torch.distributed")}
         for path, tree in SOURCES.items()
-        if path not in ("tensors.py", "weights/change.py", "training/ranks.py")
+        if path not in ("tensors.py", "weights/change.py")
     }
     assert {path: names for path, names in found.items() if names} == {}
     assert set(words(SOURCES["tensors.py"])) >= OF_SHARDING - {"DTensor"}
