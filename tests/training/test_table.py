@@ -56,19 +56,7 @@ def rows_of(task: Table, part: str, column: int = 0) -> list[list[int]]:
     return (x[..., column] * deviation + mean).round().int().tolist()
 
 
-def arrays() -> list[tuple[str, dict[str, Any]]]:
-    source = np.random.default_rng(seeds.seed(3))
-    x = source.normal(size=(120, 8, 2))
-    np.savez("each.npz", x=x, y=source.normal(size=(120, 8)))
-    np.savez("flags.npz", y=x[..., 0] > 0, x=x)
-    np.save("x.npy", x[..., 0])
-    np.save("y.npy", x[:, 0, 0])
-    return [("each.npz", {}), ("flags.npz", {"target": "y", "kind": "classification"}), ("x.npy", {"target": "y.npy"})]
-
-
 def test_the_laws_of_tasks_hold_for_each_layout() -> None:
-    for file, options in arrays():
-        check_task("table", file=file, **options)
     file = one_series()
     ways: list[dict[str, Any]] = [{"window": 9}, {"window": 4, "ahead": 3}]
     for options in (*ways, {"window": 1, "target": "time", "kind": "regression"}):
@@ -155,21 +143,6 @@ def test_other_delimiters_and_a_mark_of_byte_order_change_nothing(delimiter: str
     assert all(map(torch.equal, plain, Table(file="other.csv", window=3).held_out()))
 
 
-def test_arrays_have_a_target_for_each_sequence_or_each_step() -> None:
-    (each, _), (flags, options), (single, names) = arrays()
-    task = Table(file=each)
-    assert not task.last_only
-    assert [tuple(part.shape) for part in task.held_out()] == [(18, 8, 2), (18, 8)]
-    assert Table(file=flags, **options).classes == (False, True)
-    task = Table(file=single, **names)
-    x, y = task.held_out()
-    assert x.shape == (18, 8, 1)
-    a, b = (np.load(name)[:, 0] if name == "x.npy" else np.load(name) for name in ("x.npy", "y.npy"))
-    assert np.array_equal(a, b)
-    (m, s), (mean, deviation) = task.scales.values()
-    assert (x[:, 0, 0] * s + m).tolist() == pytest.approx((y * deviation + mean).tolist(), abs=1e-5)
-
-
 def test_the_baseline_is_the_best_constant_or_with_ahead_the_last_value() -> None:
     words = written({"a": numbers(), "y": ["yes", "no", "no", "no"] * 100})
     task = Table(file=words, window=1)
@@ -188,10 +161,10 @@ def test_a_file_is_found_in_the_folder_of_data_or_from_here(tmp_path: Path) -> N
     (tmp_path / "d" / "table").mkdir(parents=True)
     Path("x.csv").rename(tmp_path / "d" / "table" / "y.csv")
     with data.named(tmp_path / "d"):
-        expected = [tmp_path / "d" / "table" / "y.csv"]
-        assert Table(file="y.csv", window=3)._paths() == Table(window=3)._paths() == expected
+        expected = tmp_path / "d" / "table" / "y.csv"
+        assert Table(file="y.csv", window=3)._path() == Table(window=3)._path() == expected
         one_series()
-        assert Table(file="x.csv")._paths() == [tmp_path / "x.csv"]
+        assert Table(file="x.csv")._path() == tmp_path / "x.csv"
     assert Table(file=str(tmp_path / "x.csv"), window=3).sequences == 278
 
 
@@ -203,8 +176,6 @@ def test_a_file_that_changes_is_read_anew_by_the_next_task_and_not_by_one_that_h
     assert not torch.equal(Table(file="x.csv", window=3).held_out()[1], before)
 
 
-X, Y = np.zeros((5, 2, 1)), np.zeros(5)
-NPZ = {"file": "x.npz", "window": None}
 BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "missing": ("", {"file": "y.csv"}, "y.csv"),
     "column": ("", {"target": "levle"}, "did you mean"),
@@ -220,12 +191,6 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "words": ("a,y\n1,u\n1,v\n", {"kind": "regression"}, "'u'"),
     "constant": ("a,y\n" + "1,0.5\n" * 50, {}, "different"),
     "lengths": ("a,s,y\n1,1,0\n2,1,1\n3,2,0\n", {"window": None, "series": "s"}, "1 to 2"),
-    "array": ("", {**NPZ, "target": "z"}, "--target"),
-    "shape": ("", {**NPZ, "features": "y", "target": "x"}, "sequences"),
-    "nan in an array": ("", {**NPZ, "features": "z", "target": "y"}, "finite"),
-    "pickled": ("", {"file": "o.npz", "window": None}, "whole arrays"),
-    "window of an array": ("", {"file": "x.npz"}, "--window"),
-    "targets of an npy": ("", {"file": "x.npy", "window": None}, "--target"),
 }
 
 
@@ -235,9 +200,6 @@ def test_what_is_no_table_is_refused_in_a_sentence(way: str) -> None:
     one_series()
     if content:
         Path("x.csv").write_text(content.strip(" "))
-    np.savez("x.npz", x=X, y=Y, z=X * np.nan)
-    np.savez("o.npz", x=X, y=np.array([{}] * 5))
-    np.save("x.npy", X)
     with pytest.raises(DataError, match=words):
         Table(**{"file": "x.csv", "window": 3, **options}).held_out()
 

@@ -1,9 +1,8 @@
-"""A table or an array in a file: predict a number or a class from a stretch of rows."""
+"""A table in a file: predict a number or a class from a stretch of rows."""
 
 from __future__ import annotations
 
 import functools
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KINDS = ("classification", "regression")
-ARRAYS = (".npy", ".npz")
-ENDINGS = (".csv", ".tsv", *ARRAYS)
+ENDINGS = (".csv", ".tsv")
 HELD_OUT = 0.15
 """Share of the validation part, and of the test part."""
 MAX_CLASSES = 100
@@ -33,15 +31,12 @@ WHO = "Task 'table'"
 
 @dataclass(frozen=True)
 class Table(Parted):
-    """Reads consecutive rows of a table or an array in a file, and must predict a number or a class.
+    """Reads consecutive rows of a table in a file, and must predict a number or a class.
 
     A CSV file has a line with the names of its columns, then rows in the order of time; commas, semicolons or tabs
     separate them. It is one series, cut into windows of `window` rows, one beginning at each row, or, with `series`, a
     sequence for each value of that column. The target is what its column says in the last row; with `ahead`, that many
     rows later, and a target of numbers is an input, too.
-
-    An .npz file has sequences (N, T, features) or (N, T), and targets (N,), or (N, T) for one at each step; an .npy
-    file has the sequences, and another one the targets.
 
     A target of words or of integers is a class, any other a number. The first 70 % of the rows of one series are for
     training, then 15 % for validation and 15 % for the test, and no window crosses a border; of several sequences these
@@ -52,8 +47,8 @@ class Table(Parted):
 
     Args:
         file: in the folder of data (--data DIR or STIEFELKIT_DATA) or a path; the only one in that folder if left out.
-        target: the column; of an .npz the array, of an .npy the file. The last one of a CSV or an .npz if left out.
-        features: columns that are read, separated by commas; all others if left out. Of an .npz the array.
+        target: the column; the last one if left out.
+        features: columns that are read, separated by commas; all others if left out.
         series: the column that says which series a row belongs to.
         window: rows that are read; whole series if left out.
         ahead: rows from the last one that is read to the target.
@@ -71,6 +66,7 @@ class Table(Parted):
     train_size: int | None = None
 
     name: ClassVar[str] = "table"
+    last_only: ClassVar[bool] = True
     recipes = recipes_of("table")
 
     def __post_init__(self) -> None:
@@ -104,11 +100,6 @@ class Table(Parted):
         return dict(self._prepared.scales)
 
     @property
-    def last_only(self) -> bool:
-        """False for a target at each step; True where the data are not at hand."""
-        return self._at_hand is None or self._at_hand.parts["train"].offset is not None
-
-    @property
     def headline(self) -> str:
         """The accuracy of classes; the loss of numbers, and where the data that tell them apart are not at hand."""
         return self.scores[-1]
@@ -133,8 +124,8 @@ class Table(Parted):
         return self._prepared.parts[name]
 
     def data_digest(self) -> str:
-        """Returns that of the file, and of the targets' own."""
-        return data.digest(path.read_bytes() for path in self._paths())
+        """Returns that of the file."""
+        return data.digest([self._path().read_bytes()])
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Returns the mean cross-entropy, or the mean squared error."""
@@ -152,11 +143,11 @@ class Table(Parted):
     @functools.cached_property
     def _prepared(self) -> Prepared:
         # as the data are when they are first asked for
-        paths = self._paths()
-        return prepared(self, tuple(paths), tuple(path.stat().st_mtime_ns for path in paths))
+        path = self._path()
+        return prepared(self, path, path.stat().st_mtime_ns)
 
-    def _paths(self) -> list[Path]:
-        """Returns the file, in the folder of data or where the path leads from here, and the targets of an .npy."""
+    def _path(self) -> Path:
+        """Returns the file, in the folder of data or where the path leads from here."""
         homes = [data.folder(self.name)] if data.place() or not self.file else []
         if self.file:
             places = [(home / self.file).resolve() for home in (*homes, Path())]
@@ -165,33 +156,29 @@ class Table(Parted):
             found = [path for path in sorted(homes[0].glob("[!.]*")) if path.suffix.lower() in ENDINGS]
         got = ", ".join(path.name for path in found[:4]) or f"none named {self.file!r} in {(*homes, Path())[0]}"
         needs(len(found) == 1, DataError, WHO, f"one file ({', '.join(ENDINGS)})", f"{got}; name it with --file")
-        if found[0].suffix.lower() == ".npy":
-            found.append(found[0].with_name(self.target or "?"))
-            got = f"none named {self.target!r} beside {found[0]}"
-            needs(found[1].is_file(), DataError, WHO, "--target, a file of targets", got)
-        return found
+        return found[0]
 
 
 @dataclass(frozen=True, eq=False)
 class Stretches(Sequences):
-    """Stretches of `length` rows: where each begins, and how far from there its target is; None for one at each row."""
+    """Stretches of `length` rows: where each begins, and how far from there its target is."""
 
     x: Tensor
     y: Tensor
     starts: Tensor
     length: int
-    offset: int | None
+    offset: int
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns x, (B, length, features), and y, (B,) or (B, length), of some of them."""
+        """Returns x, (B, length, features), and y, (B,), of some of them."""
         import torch
 
         starts = self.starts[rows]
         inside = starts[:, None] + torch.arange(self.length, device="cpu")
-        return self.x[inside], self.y[inside if self.offset is None else starts + self.offset]
+        return self.x[inside], self.y[starts + self.offset]
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,19 +192,17 @@ class Prepared:
 
 
 @functools.lru_cache(maxsize=2)
-def prepared(task: Table, paths: tuple[Path, ...], changed: tuple[int, ...]) -> Prepared:
-    """Reads files, last changed at some times, and cuts them into stretches."""
+def prepared(task: Table, path: Path, changed: int) -> Prepared:
+    """Reads a file, last changed at some time, and cuts it into stretches."""
     import numpy as np
     import torch
 
-    read = arrays if paths[0].suffix.lower() in ARRAYS else columns
-    (x, y, at_each), path, ahead = read(task, *paths), paths[0], task.ahead
+    (x, y), ahead = columns(task, path), task.ahead
     lengths = np.bincount(y.index)
     is_cut = task.window is not None or (len(lengths) > 1 and lengths.min() == lengths.max())
     got = f"{len(lengths)} of {lengths.min()} to {lengths.max()} rows in {path}"
     needs(is_cut, DataError, WHO, "--window, or --series of one length", got)
     length = task.window or int(lengths[0]) - ahead
-    offset = None if at_each else length + ahead - 1
     pieces, starts = _pieces(lengths, path), {}
     for part, ends in pieces.items():
         starts[part] = np.concatenate([np.arange(first, max(first, end - length - ahead + 1)) for first, end in ends])
@@ -237,12 +222,14 @@ def prepared(task: Table, paths: tuple[Path, ...], changed: tuple[int, ...]) -> 
         got = f"{len(values)} different targets in {path}; --kind says whether they are classes"
         needs(1 < len(values) <= most, DataError, WHO, f"2 to {MAX_CLASSES} classes", got)
         targets, classes = torch.from_numpy(codes), tuple(values.tolist())
-    parts = {part: Stretches(inputs, targets, torch.from_numpy(s), length, offset) for part, s in starts.items()}
+    parts = {
+        part: Stretches(inputs, targets, torch.from_numpy(s), length, length + ahead - 1) for part, s in starts.items()
+    }
     return Prepared(parts, classes, scales, _baseline(parts["test"], len(classes), ahead > 0 and y.name in x))
 
 
-def columns(task: Table, path: Path) -> tuple[pd.DataFrame, pd.Series, bool]:
-    """Returns the columns of a CSV that are asked for, and the target, indexed by the number of the series."""
+def columns(task: Table, path: Path) -> tuple[pd.DataFrame, pd.Series]:
+    """Returns the columns that are asked for, and the target, indexed by the number of the series."""
     import numpy as np
 
     try:
@@ -281,38 +268,7 @@ def columns(task: Table, path: Path) -> tuple[pd.DataFrame, pd.Series, bool]:
             raise DataError(f"{WHO} needs a finite number in each cell of column {name!r}, got {got}.")
     index = pd.factorize(table[series], use_na_sentinel=False)[0] if series else np.zeros(len(table), int)
     x = pd.DataFrame({name: numbers[name].astype(float) for name in inputs}, index)
-    return x.sort_index(kind="stable"), pd.Series(numbers[target], index, name=target).sort_index(kind="stable"), False
-
-
-def arrays(task: Table, *paths: Path) -> tuple[pd.DataFrame, pd.Series, bool]:
-    """Returns the same of an .npz, or of two .npy, and whether there is a target at each step."""
-    import numpy as np
-    import pandas as pd
-
-    path, held = paths[0], {}
-    is_plain = not (task.series or task.window or task.ahead)
-    needs(is_plain, DataError, WHO, "a CSV for --series, --window and --ahead", str(path))
-    try:
-        for each in paths:
-            found = np.load(each, allow_pickle=False)
-            held |= {each.name: found} if isinstance(found, np.ndarray) else dict(found)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{WHO} needs whole arrays of numbers or words, got {path}: {error}.") from error
-    target = task.target or ["", *held][-1]
-    others = [name for name in held if name != target]
-    features = task.features or (others[0] if len(others) == 1 else "")
-    got = f"{', '.join(held)} in {path}; name --target and --features"
-    needs(target in held and features in others, DataError, WHO, f"{target!r} and {features!r}", got)
-    x, y = held[features], held[target]
-    x = x[..., None] if x.ndim == 2 else x
-    is_sequences = x.ndim == 3 and x.size > 0 and y.shape in (x.shape[:1], x.shape[:2])
-    words, got = "sequences (N, T, features) or (N, T) and targets (N,) or (N, T)", f"{x.shape} and {y.shape} in {path}"
-    needs(is_sequences, DataError, WHO, words, got)
-    is_finite = all(held.dtype.kind != "f" or bool(np.isfinite(held).all()) for held in (x, y))
-    needs(is_finite, DataError, WHO, "finite numbers", f"NaN or infinity in {path}")
-    index, targets = np.repeat(np.arange(len(x)), x.shape[1]), y if y.ndim == 2 else y.repeat(x.shape[1])
-    inputs = pd.DataFrame(x.reshape(len(index), -1), index, [*map(str, range(x.shape[2]))])
-    return inputs, pd.Series(targets.reshape(-1), index, name=target), y.ndim == 2
+    return x.sort_index(kind="stable"), pd.Series(numbers[target], index, name=target).sort_index(kind="stable")
 
 
 def _pieces(lengths: np.ndarray, path: Path) -> dict[str, list[tuple[int, int]]]:
@@ -350,7 +306,7 @@ def _baseline(test: Stretches, classes: int, has_history: bool) -> dict[str, flo
 
     _, y = test.all()
     if classes:
-        shares = torch.bincount(y.flatten(), minlength=classes).double() / y.numel()
+        shares = torch.bincount(y, minlength=classes).double() / len(y)
         return {"loss": float(torch.special.entr(shares).sum()), "accuracy": float(shares.max())}
     loss = float(y.double().var(correction=0))
     needs(loss > 0, DataError, WHO, "targets that differ in its test part", "a single one")
