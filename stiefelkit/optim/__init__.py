@@ -13,7 +13,7 @@ from stiefelkit.registry import Registry
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from stiefelkit.optim.averages import average_fn, multi_avg_fn
+    from stiefelkit.optim.averages import multi_avg_fn
     from stiefelkit.optim.clip import clip_grad_norm_
     from stiefelkit.optim.deterministic.minimize import Minimum, minimize
     from stiefelkit.optim.deterministic.minimizer import Minimizer, Progress
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CayleyStep", "Check", "FrameOptimizer", "Minimizer", "Minimum", "MixedOptimizer", "PolarStep", "Progress",
-    "RMSprop", "Retraction", "Setting", "TangentOptimizer", "available", "average_fn", "clip_grad_norm_", "frames",
+    "RMSprop", "Retraction", "Setting", "TangentOptimizer", "available", "clip_grad_norm_", "frames",
     "geoopt_parameters", "minimize", "minimizers", "multi_avg_fn", "parameter_groups", "register",
 ]  # fmt: skip
 
@@ -88,7 +88,7 @@ def register(name: str, optimizer: "type[Optimizer] | str") -> None:
 
 
 _HOMES = {
-    "averages": ("average_fn", "multi_avg_fn"),
+    "averages": ("multi_avg_fn",),
     "clip": ("clip_grad_norm_",),
     "deterministic.minimize": ("Minimum", "minimize"),
     "deterministic.minimizer": ("Minimizer", "Progress"),

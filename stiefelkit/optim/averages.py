@@ -57,28 +57,6 @@ def multi_avg_fn(decay: float | None = None) -> Callable[[Sequence[Tensor], Sequ
     return update
 
 
-def average_fn(decay: float | None = None) -> Callable[[Tensor, Tensor, Tensor | int], Tensor]:
-    """Returns the `avg_fn` of an `AveragedModel` whose frames stay frames; all else as `multi_avg_fn`, which is faster.
-
-    Args:
-        decay: of the exponential mean, in [0, 1]; None for the mean of all with equal weights.
-
-    Returns:
-        A function of the mean so far, a new weight of the same shape (*, n, p), and how many were averaged.
-
-    >>> average_fn(0.5)(torch.zeros(1), torch.ones(1), 1)
-    tensor([0.5000])
-    """
-    update = multi_avg_fn(decay)
-
-    def averaged_with(averaged: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
-        updated = averaged.clone()
-        update([updated], [current], count)
-        return updated
-
-    return averaged_with
-
-
 def _bound(
     mean: Callable[..., None], averaged: Tensor, current: Tensor, count: Tensor | int, kept: dict[Memory, bool]
 ) -> Tensor | None:

@@ -99,21 +99,6 @@ def test_the_average_is_the_frame_nearest_to_the_mean():
     assert torch.dist(averaged.module.weight, u @ vh) < 1e-13
 
 
-def test_one_by_one_and_all_at_once_agree():
-    module: Any = nn.Sequential(made("stiefel"), made("rebased"), nn.Linear(3, 2), nn.BatchNorm1d(2))
-    one = averaging(module, avg_fn=sk.optim.average_fn(0.9), use_buffers=True)
-    all_ = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(0.9), use_buffers=True)
-    for k in range(3):
-        one.update_parameters(module)
-        all_.update_parameters(module)
-        turned_(module[0], k)
-        turned_(module[1], k)
-        with torch.no_grad():
-            module[2].weight.add_(1)
-    for a, b in zip(one.module.state_dict().values(), all_.module.state_dict().values(), strict=True):
-        assert torch.allclose(a, b, rtol=1e-6, atol=1e-6)
-
-
 def test_a_frame_without_a_module_is_averaged_as_one():
     module = nn.Module()
     module.w = nn.Parameter(sk.init.haar((5, 3)))
