@@ -50,18 +50,11 @@ def parametrizations(*, plan: Options[ParametrizationRace] = None, json: RowsFil
     "forward" computes the frame without gradients; "forward_backward" gives the gradient of its coordinates for a fixed
     random dL/dW; "step" is zero_grad, the same, and a step of torch.optim.SGD. The ratio compares with the fastest peer
     of the same map in the same table: 2 means twice as fast as it. The error is ||W^H W - I||_F over what rounding an
-    exact frame costs. Of two or more sizes n x n the exponents of growth are fitted. docs/benchmarks.md says how.
+    exact frame costs.
     """
-    from stiefelkit.measuring.frames import growth, races
+    from stiefelkit.measuring.frames import races
 
-    def with_growth(plan: ParametrizationRace, watch: "ProgressCallback") -> "Iterator[Race]":
-        done = []
-        for race in races(plan, watch):
-            done.append(race)
-            yield race
-        yield from growth(done)
-
-    return _raced(plan or ParametrizationRace(), with_growth, json)
+    return _raced(plan or ParametrizationRace(), races, json)
 
 
 @app.command
@@ -185,9 +178,9 @@ def report(
     """Measure this machine, and write one page about it.
 
     The page is one file of HTML that needs no network: the machine; drift against optimizer steps; time against n, with
-    the time of one matrix product, its ratio to other implementations, and how it grows; and the scan's four cases. It
-    takes a few minutes, most of an hour with --full, and under a minute with --quick, which names what it has no time
-    for. The page is written at the end: a command stopped by Ctrl-C leaves an older one unchanged.
+    the time of one matrix product and its ratio to other implementations; and the scan's four cases. It takes a few
+    minutes, most of an hour with --full, and under a minute with --quick, which names what it has no time for. The page
+    is written at the end: a command stopped by Ctrl-C leaves an older one unchanged.
 
     Args:
         plan: what to measure.

@@ -1,1 +1,1 @@
-"""Measuring this machine and what runs on it: races, drift, growth, and a page about them all."""
+"""Measuring this machine and what runs on it: races, drift, and a page about them all."""

@@ -1,14 +1,12 @@
-"""The races of frames, of parametrizations and of optimizers that move frames, and how cost grows with their size."""
+"""The races of frames: of parametrizations, and of optimizers that move frames."""
 
-import contextlib
 import dataclasses
 import itertools
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
 
-from stiefelkit.errors import DtypeError, StiefelkitError
+from stiefelkit.errors import DtypeError
 from stiefelkit.machine import threads
 from stiefelkit.measuring.clock import Run, peak_bytes, product_of
 from stiefelkit.measuring.contest import Contest, ProgressCallback, Race, Row, Schedule, finite, quiet, seeded
@@ -16,10 +14,7 @@ from stiefelkit.measuring.implementations import OPERATIONS, FrameProblem
 from stiefelkit.measuring.moved_frames import YARDSTICKS, MovedFrame, start
 from stiefelkit.measuring.plans import OptimizerRace, ParametrizationRace, torch_dtype
 from stiefelkit.metrics import orthogonality_error, rounding_limit
-from stiefelkit.weights.attach import available
 
-PRODUCT = "one product"
-"""Name of the yardstick, the matrix product of that size."""
 GRADIENTS = 16
 """Gradients that an optimizer gets in turns: with a single one it would soon be where there is no step left to make."""
 
@@ -124,40 +119,3 @@ def _timed(
         }
         rows.append(Row(figures, families[name], name in contest.peers))
     return Race(str(problem), operation, rows, contest.left_out, unit)
-
-
-def growth(races: Sequence[Race]) -> list[Race]:
-    """Returns the exponents of time, and of memory where it was measured, of ours forward and backward.
-
-    The exponent is that between the two largest sizes: what is paid whatever the size weighs least there. Races of tall
-    frames are left out; of a single size there is none.
-    """
-    series: dict[str, dict[str, list[tuple[Row, float]]]] = {"time": {}, "memory": {}}
-    for race in races:
-        rows = [row for row in race.rows if not row.is_peer and row["operation"] == "forward_backward"]
-        rows = [row for row in rows if row["n"] == row["p"]]
-        for row in rows[:1]:
-            product = Row({**row.figures, "contender": PRODUCT})
-            series["time"].setdefault(PRODUCT, []).append((product, race.unit or math.nan))
-        for row in rows:
-            for what, figure in (("time", "seconds"), ("memory", "bytes")):
-                # a map to a point that is its own coordinate allocates nothing, which has no logarithm
-                if row.figures.get(figure):
-                    series[what].setdefault(row.name.replace(" (exact)", ""), []).append((row, row[figure]))
-    found = {
-        what: [_row(what, name, points) for name, points in names.items() if len({row["n"] for row, _ in points}) > 1]
-        for what, names in series.items()
-    }
-    return [Race("n", what, rows) for what, rows in found.items() if rows]
-
-
-def _row(what: str, name: str, points: Sequence[tuple[Row, float]]) -> Row:
-    (smaller, before), (row, after) = sorted(points, key=lambda point: point[0]["n"])[-2:]
-    expected = 2.0 if what == "memory" else 3.0
-    cls = available().get(row.member)
-    if cls and what == "time":
-        with contextlib.suppress(StiefelkitError):  # what its traits declare, at one size
-            expected = cls((4, 4), dtype=torch_dtype(row["dtype"])).traits.cost_exponent
-    exponent = math.log(after / before) / math.log(row["n"] / smaller["n"])
-    figures = {"contender": name, "dtype": row["dtype"], "device": row["device"], "what": what, "against": "n"}
-    return Row(figures | {"points": [smaller["n"], row["n"]], "exponent": exponent, "expected": expected})

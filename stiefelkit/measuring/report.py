@@ -99,7 +99,6 @@ class Record:
         sections = []
         for part in self.parts:
             races = [race for race in part.races if race.rows]
-            races += frames.growth(races) if part.name == "time" else []
             tables = [table for race in races for table in of_race(race)]
             left_out = {name: why for race in part.races for name, why in race.left_out.items()} | part.left_out
             sections.append(

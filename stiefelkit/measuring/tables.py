@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stiefelkit.measuring.contest import DriftCurve, Race, Row
-from stiefelkit.measuring.frames import PRODUCT
 from stiefelkit.measuring.implementations import APART, GROUPED, near_orthogonal
 from stiefelkit.measuring.plans import UNCONSTRAINED
 
@@ -26,7 +25,7 @@ Columns = list[tuple[str, Callable[[Row], Cell]]]
 
 
 class Line(NamedTuple):
-    """A row of a table: what it is about, the figures, "ours", "peer" or "unit", and whether a group begins here."""
+    """A row of a table: what it is about, the figures, "ours" or "peer", and whether a group begins here."""
 
     head: str
     cells: list[str]
@@ -129,22 +128,12 @@ def _table(title: str, race: Race, columns: Columns, note: str) -> Table:
     """Returns a table in which a group is a family, or else ours and peers; a row of another dtype names it."""
     lines, group, dtype = [], None, race.rows[0].figures.get("dtype")
     for row in race.rows:
-        kind = "unit" if row.name == PRODUCT else "peer" if row.is_peer else "ours"
+        kind = "peer" if row.is_peer else "ours"
         mine, own = row.family or row.is_peer, row.figures.get("dtype")
         name = row.name + (f", {own}" if own != dtype else "")
         lines.append(Line(name, [three_digits(show(row)) for _, show in columns], kind, group not in (None, mine)))
         group = mine
     return Table(title, ["contender", *(heading for heading, _ in columns)], lines, note)
-
-
-def _of_growth(race: Race) -> list[Table]:
-    columns: Columns = [
-        ("exponent", lambda row: f"{row['exponent']:.2f}"),
-        ("range", lambda row: "{} to {}".format(*row["points"])),
-        ("expected", lambda row: f"{row['expected']:g}"),
-    ]
-    title = f"{race.operation} against {race.subject}, {race.rows[0]['device']}"
-    return [_table(title, race, columns, "of forward and backward, between the two largest sizes")]
 
 
 def _of_scan(race: Race) -> list[Table]:
@@ -188,7 +177,6 @@ def _scaled(value: Cell, factor: float) -> Cell:
 
 
 _OF_KEYS: dict[str, Callable[[Race], list[Table]]] = {
-    "against": _of_growth,
     "case": _of_scan,
     "errors": _of_curves,
     "gemm_units": _of_frames,
