@@ -18,7 +18,7 @@ def full_urnn(rnn: OrthogonalRNN, *, bias_bound: float = 0.01) -> None:
 
     The coordinate `stiefel` needs an optimizer of frames: the paper's is `sk.optim.MultiplicativeCayley`, with the
     learning rate of all parameters for copying and speech, and with precondition="rmsprop" and 1e-6 for pixel-by-pixel
-    MNIST. Their code follows half of the gradient (`gradient="half"` there).
+    MNIST. Their code follows the part of the gradient without :math:`Im h`, this one the whole.
 
     Parameters: :math:`n^2 + 2nm + n + 2n + 2np + p`, with a frame counted as the dimension of its manifold.
 

@@ -85,8 +85,6 @@ class Recurrent(CoordinateParameters):
     With the field "complex" U is [Re; Im], W complex, or [Re; Im] if it is free, and a trained first state [Re | Im].
     """
 
-    frame_gradients: ClassVar[tuple[str, ...]] = ("exact",)
-    """Kinds of dL/dW that an optimizer may ask the coordinate list of W for; "half" of complex W only."""
     frame: ClassVar[str] = "weight_hh"
     """Name of the orthogonal weight."""
     input_blocks: ClassVar[int] = 1
@@ -278,7 +276,7 @@ class Recurrent(CoordinateParameters):
         w: Tensor | Factored | None = None
         takes_factors = self._has_factors and self.factored is not False and not is_jit_traced()
         held = coordinate_list_of(self, f"{self.frame}{suffix}") if takes_factors else None
-        if held is not None and held.gradient != "half" and (self.factored or held.param.prefers_factors(batch)):
+        if held is not None and (self.factored or held.param.prefers_factors(batch)):
             steps = len(x) if batch_sizes is None else len(batch_sizes)
             is_in_place = self.backend == "auto" and x.device.type == "cpu" and not prefers_loop(steps)
             w = held.factored() if is_in_place or self.backend == "inplace" else None

@@ -12,19 +12,14 @@ from stiefelkit.functional import product
 from stiefelkit.nn.recurrent import Layers, Recurrent, States, Steps, without_autocast
 from stiefelkit.nn.torch_rnn import fill_, read
 from stiefelkit.scan import find_activation, scan
-from stiefelkit.weights.find import coordinate_list_of
 
 
 class _Scanned(Recurrent):
     """The recurrence h_t = act(x_t U^T + h_{t-1} W^T)."""
 
-    frame_gradients = ("exact", "half")
-
     def _run(self, suffix: str, x: Tensor, h0: Tensor | None, batch: int, **steps: Unpack[Steps]) -> States:
         w, u, first = self._begin(suffix, x, h0, batch, steps["batch_sizes"])
-        coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
-        gradient = "exact" if coordinate_list is None else coordinate_list.gradient
-        how = {"activation": self.activation, "backend": self.backend, "gradient": gradient, **steps}
+        how: dict[str, Any] = {"activation": self.activation, "backend": self.backend, **steps}
         if self.has_bias:
             bias = self._read("bias", suffix)
             how |= {"activation_bias": bias} if self._bias_inside else {"bias": self._join(bias)}

@@ -1,4 +1,4 @@
-"""Checks of the settings, members and gradients of groups, and of the modules that read the members."""
+"""Checks of the settings, members and gradients of groups."""
 
 import difflib
 import inspect
@@ -171,32 +171,13 @@ def check_members(name: str, manifold: str | None, params: Sequence[Tensor]) -> 
         needs(error <= permitted, NotAFrameError, name, words, f"{error:.2g}")
 
 
-def check_readers(who: str, group: Group, params: Sequence[Tensor]) -> None:
-    """Raises OptimizerError unless what reads the frames of a group can give the gradient that it asks for."""
-    if group["manifold"] is None or group.get("gradient", "exact") == "exact":
-        return
-    watched = frames()
-    for p in params:
-        one = watched[id(p)].coordinate_list if id(p) in watched else None
-        can_give_it = one is not None and group["gradient"] in one.gradients and len(one.coordinates) == 1
-        if not (can_give_it and p.is_complex()):
-            of = "one that no module holds" if one is None else f"that of {one.weight} ({p.dtype})"
-            raise OptimizerError(
-                f'{who} with gradient="{group["gradient"]}" needs complex frames that are the '
-                f'recurrent weight of an sk.nn.OrthogonalRNN or OrthogonalRNNCell, got {of}; use gradient="exact".'
-            )
-
-
-def ask_readers(group: Group) -> None:
-    """Tells modules that read the frames which gradient to give, and tracks frames that no module reads."""
-    if group["manifold"] is None:
-        return
-    watched = frames()
-    for p in group["params"]:
-        if id(p) not in watched:
-            watch_frame(p, group["manifold"])
-        elif (coordinate_list := watched[id(p)].coordinate_list) is not None:
-            coordinate_list.gradient = group.get("gradient", "exact")
+def watch_loose_frames(group: Group) -> None:
+    """Tracks the frames of a group that no module reads."""
+    if group["manifold"] is not None:
+        watched = frames()
+        for p in group["params"]:
+            if id(p) not in watched:
+                watch_frame(p, group["manifold"])
 
 
 def check_gradients(who: str, buckets: Sequence[Bucket]) -> None:

@@ -19,7 +19,6 @@ from stiefelkit.optim import checks
 from stiefelkit.optim.batch import Bucket, Group, Sorted, begin_buckets
 from stiefelkit.optim.checkpoint import check_entries, check_states, without_remainders
 from stiefelkit.optim.settings import RATE, WEIGHT_DECAY, Setting, document_settings, signature
-from stiefelkit.weights.optimizer_hooks import frames
 
 _EXAMPLE = """\
 >>> import torch, stiefelkit as sk
@@ -106,12 +105,10 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
                 checks.check_spelling(name, set(group), [*self.defaults, "params", "name", "param_names"])
                 full = self._checked({**self.defaults, **group})
                 groups[i] = {key: full[key] for key in group}
-                members = checks.members_of(full)
-                checks.check_members(name, full["manifold"], members)
-                checks.check_readers(name, full, members)
+                checks.check_members(name, full["manifold"], checks.members_of(full))
         for group in groups:
             super().add_param_group(group)
-            checks.ask_readers(self.param_groups[-1])
+            checks.watch_loose_frames(self.param_groups[-1])
             self._validated[id(self.param_groups[-1])] = [*map(self.param_groups[-1].get, self._names)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -147,10 +144,11 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         }
         groups, dtypes = [], {}
         for i, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
-            if saved.get("gradient") == "reference":  # as 0.1 called "half"
-                saved = {**saved, "gradient": "half"}
-            full = self._checked({**self.defaults, **group, **saved})
             who, is_frame = f"{type(self).__name__}, group {i}", group["manifold"] is not None
+            saved = dict(saved)
+            kind = saved.pop("gradient", "exact")  # of 0.1, which had a part of it as well
+            needs(kind == "exact", CheckpointError, who, "the exact gradient, in a new run", f"gradient={kind!r}")
+            full = self._checked({**self.defaults, **group, **saved})
             check_entries(who, group["params"], saved["params"], states, is_frame)
             groups.append({key: full[key] for key in saved})
             dtypes |= {key: p.dtype for key, p in zip(saved["params"], group["params"], strict=True)}
@@ -158,19 +156,17 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also what copies, and what loads a state dict; what is refused changes nothing."""
-        watched, defaults = frames(), state["defaults"] if "defaults" in state else self.defaults
+        defaults = state["defaults"] if "defaults" in state else self.defaults
         for group in state["param_groups"]:
             for key, value in defaults.items():
                 # Groups of earlier versions need not have the latter, unless torch's optimizer of the rest reads it.
                 if key != "capturable" or value or key in inspect.signature(self.free_optimizer).parameters:
                     group.setdefault(key, value)
             checks.check_members(type(self).__name__, group["manifold"], group["params"])
-            # A copied optimizer may come before the module that holds its frames.
-            checks.check_readers(type(self).__name__, group, [p for p in group["params"] if id(p) in watched])
         super().__setstate__(state)
         self._begin()
         for group in self.param_groups:
-            checks.ask_readers(group)
+            checks.watch_loose_frames(group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]

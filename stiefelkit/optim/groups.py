@@ -163,7 +163,6 @@ def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Pa
 
     for (*_, coordinate_list), name in found:
         c = coordinate_list.coordinates[name]
-        coordinate_list.gradient = "exact"
         manifold = Stiefel(metric or coordinate_list.param.manifolds[name].partition(":")[2])
         if not isinstance(c, geoopt.ManifoldParameter) or c.manifold != manifold:
             bound: Any = geoopt.ManifoldParameter

@@ -14,9 +14,6 @@ from stiefelkit.optim.steps import TangentOptimizer, gradient_with_momentum, rat
 _PRECONDITION = """"rmsprop" divides each entry of G by the root of its mean square before it is projected, real and
 imaginary parts apart, as the paper does on pixel-by-pixel MNIST; where dL/dW is normal to the manifold and not zero,
 as at principal components, that leads away from an optimum. None does not."""
-_GRADIENT = """"exact", or "half": the part of it that the authors' code uses, the sum over time of
-:math:`∂L/∂y_t Re(h_t)^T` instead of :math:`∂L/∂y_t h_t^H`, :math:`y_t = W h_t`. The complex `sk.nn.OrthogonalRNN` that
-the frame is the recurrent weight of leaves out the other half from then on, until another optimizer takes the frame."""
 _SIDE = """"left" is the formula above. "right" is :math:`W ← W (I + lr/2 B)^{-1} (I - lr/2 B)`,
 :math:`B = W^H G - G^H W`: the same step for a square frame, and for a tall one a rotation within the span of its
 columns."""
@@ -45,7 +42,6 @@ class MultiplicativeCayley(TangentOptimizer):
         Setting("momentum", 0.0, MOMENTUM, "factor of the last direction, of frames projected on each tangent space."),
         WEIGHT_DECAY,
         Setting("centered", False, SWITCH, "of the groups without a manifold, as in torch.optim.RMSprop."),
-        Setting("gradient", "exact", one_of("exact", "half"), _GRADIENT),
         Setting("side", "left", one_of(*SIDES), _SIDE),
         *SHARED,
     )

@@ -39,9 +39,7 @@ def _real_first(n: int, device: torch.device) -> Tensor:
     return torch.arange(2 * n, device=device).view(n, 2).mT.flatten()
 
 
-def fold(g: Tensor, half: bool = False) -> Tensor:
-    """Returns the gradient by a complex m from g = d^T h, both [Re | Im], d behind m; `half` leaves Im h out."""
+def fold(g: Tensor) -> Tensor:
+    """Returns the gradient by a complex m from g = d^T h, both [Re | Im], d behind m."""
     n, k = g.shape[0] // 2, g.shape[1] // 2
-    if half:
-        return torch.complex(g[:n, :k].contiguous(), g[n:, :k].contiguous())
     return torch.complex(g[:n, :k] + g[n:, k:], g[n:, :k] - g[:n, k:])

@@ -30,7 +30,7 @@ class Tensors(NamedTuple):
 
 
 class Recurrence(NamedTuple):
-    """What `scan` has checked and hands on, in types that operators take; `half` leaves Im h out of the gradient by w.
+    """What `scan` has checked and hands on, in types that operators take.
 
     The backend is not "auto" any more, and `structure` is that of w in factors, which stand in its place, or "".
     """
@@ -39,12 +39,11 @@ class Recurrence(NamedTuple):
     sizes: Sequence[int] | None = None
     reverse: bool = False
     last_only: bool = False
-    half: bool = False
     backend: str = "inplace"
     structure: str = ""
 
 
-SETTINGS = "str activation, int[]? sizes, bool reverse, bool last_only, bool half, str backend, str structure"
+SETTINGS = "str activation, int[]? sizes, bool reverse, bool last_only, str backend, str structure"
 """A `Recurrence` in the schema of an operator."""
 
 

@@ -17,7 +17,6 @@ from stiefelkit.scan.structures import Factored
 
 BACKENDS = ("auto", "reference", "inplace", "triton")
 """Names that `scan` takes as `backend`."""
-GRADIENTS = ("exact", "half")
 MIN_FAST_STEPS = 8
 """Steps below which a loop is faster."""
 
@@ -35,7 +34,6 @@ def scan(
     reverse: bool = False,
     backend: str = "auto",
     last_only: bool = False,
-    gradient: str = "exact",
 ) -> tuple[Tensor | None, Tensor]:
     """Runs :math:`h_t = act(x_t U^T + b + h_{t-1} W^T)` over time.
 
@@ -60,9 +58,6 @@ def scan(
         backend: "auto", the fastest that can do it (`scan_backend`); "reference", a loop of autograd's; "inplace",
             chunk by chunk in torch operators, for any device; "triton", one kernel for all steps, CUDA.
         last_only: return None for the outputs.
-        gradient: "exact", or "half": the part of :math:`∂L/∂W` that the code of Wisdom et al. 2016 takes, the sum over
-            time of :math:`∂L/∂y_t Re(h_t)^T` instead of :math:`∂L/∂y_t h_t^H`, with :math:`y_t = W h_t`. Complex w
-            only, and only once differentiable; :math:`∂L/∂h` is exact in both.
 
     Returns:
         Outputs of shape (T, B, n), packed rows with `batch_sizes`, and the last state of every sequence, (B, n).
@@ -71,8 +66,7 @@ def scan(
         ShapeError: sizes do not fit together.
         UnknownNameError: there is no such activation or backend.
         OptionError: the backend cannot do this.
-        DtypeError: half of the gradient of a real w, complex tensors with a real w, a complex bias of modReLU, or w of
-            integers.
+        DtypeError: complex tensors with a real w, a complex bias of modReLU, or w of integers.
 
     >>> w = torch.eye(2)
     >>> out, last = scan(torch.ones(3, 1, 2), w, torch.zeros(1, 2), activation="relu")
@@ -92,15 +86,11 @@ def scan(
     if u is None and m != n:
         raise ShapeError(f"scan without u needs x of width n = {n}, got {m}.")
     check_shapes("scan", u=(u, (n, m)), bias=(bias, (n,)), activation_bias=(activation_bias, (n,)), h0=(h0, (batch, n)))
-    if gradient not in GRADIENTS:
-        raise OptionError(f"scan has no gradient {shown(gradient)}{did_you_mean(gradient, GRADIENTS)}")
-    if gradient == "half" and not w.is_complex():
-        raise DtypeError(f'scan needs a complex w with gradient="half", got {w.dtype}.')
     act, name = find_activation(activation, w.is_complex()), activation
     chosen = _find_backend(act, like, steps, backend) if not structure or backend != "auto" else "inplace"
-    takes_factors = chosen == "inplace" and gradient == "exact" and not is_exported() and not is_jit_traced()
-    what = 'backend "auto" or "inplace" and gradient="exact" for factors, outside of ONNX and torch.jit'
-    needs(not structure or takes_factors, OptionError, "scan", what, f"{shown(backend)}, {shown(gradient)}")
+    takes_factors = chosen == "inplace" and not is_exported() and not is_jit_traced()
+    what = 'backend "auto" or "inplace" for factors, outside of ONNX and torch.jit'
+    needs(not structure or takes_factors, OptionError, "scan", what, shown(backend))
     check_pairs(act, n * (1 + w.is_complex()))
     if act.bias_inside:
         if activation_bias is None:
@@ -116,7 +106,7 @@ def scan(
         x, w.to(dtype), h0.to(dtype), u, bias, None if activation_bias is None else activation_bias.to(real)
     )
     run = exported_scan if is_exported() else reference_scan if chosen == "reference" else fused_scan
-    recurrence = Recurrence(name, sizes, bool(reverse), bool(last_only), gradient == "half", chosen, structure)
+    recurrence = Recurrence(name, sizes, bool(reverse), bool(last_only), chosen, structure)
     out, last = run(recurrence, tensors)
     return None if out is None else out.to(given.w.dtype), last.to(given.w.dtype)
 

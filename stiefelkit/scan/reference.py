@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from stiefelkit._torch import higher_order_scan
 from stiefelkit.errors import OptionError
-from stiefelkit.functional._arithmetic.function import Function
 from stiefelkit.functional._arithmetic.product import FullPrecision, is_lowered, product
 from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.blocks import from_blocks, matrix_blocks, row_blocks
@@ -29,12 +27,11 @@ def reference_scan(recurrence: Recurrence, tensors: Tensors) -> tuple[Tensor | N
         rows = x.to(w.dtype).contiguous()
         rows = rows if u is None else times(rows, u.mT)
         rows = rows if bias is None else rows + bias
-        add = _HalfGradient.of if recurrence.half else torch.addmm
         wt, function = w.mT.contiguous(), find_activation(recurrence.activation, w.is_complex()).function
         inner = () if activation_bias is None else (activation_bias,)
 
         def step(row: Tensor, h: Tensor) -> Tensor:
-            moved = add(row, h, wt) if recurrence.half or times is not product else row + product(h, wt)
+            moved = torch.addmm(row, h, wt) if times is not product else row + product(h, wt)
             return function(moved, *inner)
 
         return loop(step, rows, h0, recurrence.sizes, recurrence.reverse, recurrence.last_only)
@@ -108,37 +105,3 @@ def exported_loop(step: Step, rows: Tensor, h0: Tensor, reverse: bool) -> tuple[
         torch.compiler.reset()
     last, out = higher_order_scan(combine, h0.contiguous(), rows.flip(0) if reverse else rows)
     return (out.flip(0) if reverse else out), last
-
-
-class _HalfGradient(Function):
-    """row + h @ wt, whose derivative by wt has no Im h: wt as the first block row of a free [[Re, Im], [-Im, Re]]."""
-
-    @staticmethod
-    def forward(row: Tensor, h: Tensor, wt: Tensor) -> Tensor:
-        return row + product(h, wt) if torch.compiler.is_compiling() else torch.addmm(row, h, wt)
-
-    @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        _, h, wt = inputs
-        ctx.save_for_backward(h, wt)
-
-    @staticmethod
-    def backward(ctx, g: Tensor) -> tuple[Tensor, ...]:
-        return g, *_HalfGradientBackward.of(g, *ctx.saved_tensors)
-
-    @staticmethod
-    def tangent(ctx: object, *tangents: object) -> None:
-        raise OptionError('scan needs gradient="exact" for forward mode, got "half".')
-
-
-class _HalfGradientBackward(Function):
-    """Refuses to be differentiated; torch's once_differentiable gives zero under torch.func."""
-
-    @staticmethod
-    def forward(g: Tensor, h: Tensor, wt: Tensor) -> tuple[Tensor, Tensor]:
-        real = h.real.mT
-        return product(g, wt.mH), torch.complex(product(real, g.real), product(real, g.imag))
-
-    @staticmethod
-    def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor, ...]:
-        raise OptionError('scan needs gradient="exact" for second derivatives, got "half".')

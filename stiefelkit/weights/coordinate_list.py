@@ -61,8 +61,6 @@ class CoordinateList(parametrize.ParametrizationList):
     Attributes:
         scheme: the init that `sk.reset_` repeats, None for the map's default.
         weight: the weight's name in messages, "Linear.weight".
-        gradient: the kind of dL/dW that an optimizer of frames has asked the module for, "exact" or "half".
-        gradients: the kinds that the module can give: its class's `frame_gradients`, else "exact" alone.
         stand_in: what the module reads in the weight's place while `reset_parameters` draws.
         fills: how often all coordinates were set: by assigning, drawing, rebasing.
         changes: counts what may change which weights belong together: new ones, casts, other parameters in their place.
@@ -70,8 +68,6 @@ class CoordinateList(parametrize.ParametrizationList):
 
     _parameters: dict[str, nn.Parameter]  # type: ignore[assignment]
     _modules: dict[str, nn.Module]  # type: ignore[assignment]
-    gradient: str = "exact"
-    gradients: tuple[str, ...] = ("exact",)
     _slot: Slot | None = None
     fills: int = 0
     stand_in: Tensor | None = None

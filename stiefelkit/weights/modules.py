@@ -58,14 +58,10 @@ def adopt_coordinate_list(
 ) -> None:
     """Records in a coordinate list whose weight it is, and gives the module a class with a property for it.
 
-    `plain` is the class of the module, None if torch has injected one already. The list's `gradients` become the kinds
-    that all of its modules can give.
+    `plain` is the class of the module, None if torch has injected one already.
     """
     plain = type(module).__bases__[0] if plain is None else plain
     coordinate_list.weight = f"{plain.__name__}.{name}"
-    own = getattr(plain, "frame_gradients", CoordinateList.gradients)
-    present = vars(coordinate_list).get("gradients", own)
-    coordinate_list.gradients = tuple(filter(own.__contains__, present))
     coordinate_list.leave_group()
     if not (_torch.load_pre_hooks(module) and checks_loading(module)):
         module.register_load_state_dict_pre_hook(_check_before_loading)

@@ -29,8 +29,6 @@ class WatchedWeight(Protocol):
     """An orthogonal weight as optimizers see it: a `CoordinateList`."""
 
     weight: str
-    gradient: str
-    gradients: tuple[str, ...]
 
     @property
     def param(self) -> OrthogonalParam:

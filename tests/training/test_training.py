@@ -114,7 +114,6 @@ FREE = ("adam", "adamw", "adagrad", "rmsprop", "sgd")
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in FREE),
     *((name, dict(cls.examples[-1])) for name, cls in own_optimizers().items()),  # type: ignore[attr-defined]
-    ("multiplicative_cayley", {"gradient": "half"}),
 ]
 
 

@@ -44,13 +44,6 @@ def test_lowered_products_do_not_reach_the_gradients_of_recurrent_nets(kind, ste
     require_same(net, torch.randn(32, 40) if "cell" in kind else torch.randn(steps, 32, 40))
 
 
-@pytest.mark.parametrize("steps", [7, 9])
-def test_lowered_products_do_not_reach_the_half_gradient(steps):
-    net = sk.nn.OrthogonalRNN(40, 64, field="complex", parametrization="stiefel")
-    sk.optim.MultiplicativeCayley(sk.optim.parameter_groups(net, lr=1e-3), gradient="half")
-    require_same(net, torch.randn(steps, 32, 40))
-
-
 @pytest.mark.parametrize("name", ["givens", "cayley", "householder"])
 def test_threads_that_come_and_go_do_not_lower_each_others_products(name):
     layer = sk.orthogonal(torch.nn.Linear(160, 160), "weight", name)

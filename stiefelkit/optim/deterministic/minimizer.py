@@ -139,7 +139,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
                 self.param_groups.pop()
                 got = f"{len(kinds)} of them" if len(kinds) > 1 else "sharded ones"
                 raise OptionError(f"{name} needs whole parameters of one precision on one device, got {got}.")
-            checks.ask_readers(self.param_groups[-1])
+            checks.watch_loose_frames(self.param_groups[-1])
 
     def _check_group(self, group: Group, first: Mapping[str, Any]) -> None:
         """Makes the numbers of a group Python's; raises OptionError unless in range and those of the first group."""
@@ -267,7 +267,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
         super().__setstate__(state)
         self._versions = {}
         for group in self.param_groups:
-            checks.ask_readers(group)
+            checks.watch_loose_frames(group)
 
 
 def _cast(kept: Mapping[str, Any], dtype: torch.dtype) -> Memory:

@@ -139,7 +139,7 @@ class _Sums:
         """Returns all gradients, with those by x and, as rows, by h0; complex ones put together."""
         p, w = self.p, None
         if self.w is not None:
-            w = p.matrix_gradient(self.w, True, p.half)
+            w = p.matrix_gradient(self.w, True)
         elif p.structure is not None and self.needs_w:
             w = p.structure.gradient()
         return Gradients(

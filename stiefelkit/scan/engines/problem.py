@@ -77,7 +77,7 @@ class Problem:
     def __init__(self, recurrence: Recurrence, tensors: Tensors):
         x, w, h0, *_ = tensors
         self.w, self.u, self.bias, self.activation_bias = w, tensors.u, tensors.bias, tensors.activation_bias
-        self.reverse, self.half, sizes = recurrence.reverse, recurrence.half, recurrence.sizes
+        self.reverse, sizes = recurrence.reverse, recurrence.sizes
         self.n, self.is_complex, self.is_packed = h0.shape[-1], w.is_complex(), sizes is not None
         self.activation = find_activation(recurrence.activation, self.is_complex)
         self.structure: Structure | None = STRUCTURES[recurrence.structure](w) if recurrence.structure else None
@@ -199,10 +199,10 @@ class Problem:
         read_blocks(outs[i], h) if self.is_complex else h.copy_(outs[i])
         return h, before
 
-    def matrix_gradient(self, blocks: Tensor, columns_complex: bool, half: bool = False) -> Tensor:
-        """Returns the gradient by a matrix from d^T h in real rows; `half` leaves Im h out."""
+    def matrix_gradient(self, blocks: Tensor, columns_complex: bool) -> Tensor:
+        """Returns the gradient by a matrix from d^T h in real rows."""
         if self.is_complex:
-            return fold(blocks, half) if columns_complex else torch.complex(*blocks.chunk(2, 0))
+            return fold(blocks) if columns_complex else torch.complex(*blocks.chunk(2, 0))
         return blocks
 
     def row_gradient(self, blocks: Tensor) -> Tensor:

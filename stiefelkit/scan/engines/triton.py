@@ -134,7 +134,7 @@ class Triton:
         ut = _input_matrix(p)
         delta, ends, h = self._back(p, outcome)
         dh0 = delta[ends] @ (p.rows_w if p.is_complex else p.w) if needs_h0 else None
-        w = p.matrix_gradient(_by_states(p, delta, h), True, p.half) if needs_w else None
+        w = p.matrix_gradient(_by_states(p, delta, h), True) if needs_w else None
         u = x = bias = inner = None
         if needs_u and p.u is not None:
             u = p.matrix_gradient(delta.mT @ row_blocks(p.x).flatten(0, -2), p.x.is_complex())
