@@ -18,7 +18,7 @@ from stiefelkit import init
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.errors import RunError, needs
 from stiefelkit.figure import Figures
-from stiefelkit.files import parse_json, writable, write_json
+from stiefelkit.files import writable, write_json
 from stiefelkit.machine import threads
 from stiefelkit.measuring import charts
 from stiefelkit.measuring.clock import WARM_UPS, Run
@@ -269,16 +269,3 @@ def _started(
         optimizer.step()
 
     return lambda: layer.weight, step
-
-
-def redraw(record: Path, out: Path, figures: Figures) -> Path:
-    """Draws the figure of a `drift.json` again, in another format or elsewhere; returns where."""
-    try:
-        content = parse_json(record.read_bytes())
-        curves = [DriftCurve.of(curve) for curve in content["curves"]]
-        words = f"{content['plan']['gradients']} gradients"
-        path = figures.path(out, "drift")
-        charts.draw_drift(path, curves, words, figures.dpi)
-    except (LookupError, TypeError, ValueError) as error:
-        raise RunError(f"The figure of drift needs a file as stiefelkit drift writes it, got {record}.") from error
-    return path

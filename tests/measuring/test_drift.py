@@ -211,11 +211,6 @@ def test_the_command_shows_and_writes_the_worst_of_each(capsys):
         assert three_digits(curve["worst"]) in shown
     assert "to 120" in shown
     assert max(len(line) for line in shown.splitlines()) <= 80
-    assert main(["plot", "mine", "--format", "svg"]) == 0
-    assert "<svg" in Path("mine/drift.svg").read_text()
-    Path("mine/drift.json").write_text(json.dumps(record | {"curves": [{}]}))
-    assert main(["plot", "mine"]) == 2
-    assert "needs a file as stiefelkit drift writes it, got mine" in capsys.readouterr().err
 
 
 MINE = """import torch
