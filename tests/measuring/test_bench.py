@@ -249,21 +249,6 @@ def test_complex_frames_race_without_the_peers_that_take_real_ones(capsys):
 
 
 @pytest.mark.slow
-def test_the_command_prints_tables_of_optimizers_and_writes_rows(capsys):
-    words = "--sizes 4,5x2 --peers --optimizers multiplicative_cayley,cayley_sgd --step-length 0.01 --json rows.json"
-    assert bench("optimizers", words) == 0
-    shown = capsys.readouterr().out
-    rows = json.loads(Path("rows.json").read_text())
-    assert {(row["operation"], row["n"], row["p"]) for row in rows} == {("step", 4, 4), ("step", 5, 2)}
-    assert all(row["contender"] in shown for row in rows)
-    assert "exact/fast" in shown
-    assert max(len(line) for line in shown.splitlines()) <= 80
-    first = {row["contender"]: row["seconds"] for row in rows if row["n"] == 4}
-    share = first["cayley_sgd (exact)"] / first["cayley_sgd (fast)"]
-    assert f"{share:.2f}"[:3] in shown
-
-
-@pytest.mark.slow
 def test_peers_that_are_named_race_and_no_others():
     (race,) = races(of_optimizers(optimizers=("pogo", "geoopt_adam_euclidean"), precisions=("fast",), peers=False))
     assert [row.name for row in race.rows] == ["pogo (fast)", "geoopt_adam_euclidean"]

@@ -10,10 +10,7 @@ from task_laws import Constant
 
 from stiefelkit.errors import DataError
 from stiefelkit.testing import seeds
-from stiefelkit.training import data, train
-from stiefelkit.training.config import Config
-from stiefelkit.training.recipes import Settings
-from stiefelkit.training.run_folder import summarise
+from stiefelkit.training import data
 from stiefelkit.training.tasks import chars
 from stiefelkit.training.tasks.chars import Chars
 
@@ -126,16 +123,6 @@ def test_what_is_no_text_is_refused(folder: Path) -> None:
         (folder / name).write_text(content, "utf-8", "surrogateescape")
         with pytest.raises(DataError, match=words):
             task.held_out()
-
-
-def test_a_run_learns_more_than_frequencies(folder: Path, tmp_path: Path) -> None:
-    small_data.text(folder / "a.txt", 300)
-    task = Chars(T=30)
-    settings = Settings(hidden_size=24, steps=60, batch_size=32, lr=1e-2, eval_every=60, seed=seeds.seed())
-    train.train(Config.resolve(task, "scornn", settings), tmp_path / "run")
-    scores = summarise(tmp_path / "run").test
-    assert scores["loss"] < 0.8 * task.baseline["loss"]
-    assert scores["accuracy"] > task.baseline["accuracy"]
 
 
 def test_a_part_without_a_known_target_adds_nothing():

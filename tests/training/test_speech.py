@@ -173,20 +173,6 @@ def test_folders_that_are_no_speech_are_refused(folder: Path, timit: Path, tmp_p
     refused(tmp_path / "a" / "b", "each part")
 
 
-def test_a_damaged_recording_stops_a_run_before_its_folder_appears(tmp_path: Path) -> None:
-    root = small_data.speech(tmp_path / "data", speakers=3, each=1, ending=".flac")
-    config = Config("speech", "lstm", {"validation_speakers": 1}, hidden_size=4, steps=2, batch_size=2)
-    broken = root / "test" / "t01" / "u0.flac"
-    whole = broken.read_bytes()
-    broken.write_bytes(whole[:-9])
-    with data.named(root), pytest.raises(DataError, match="whole"):
-        train.train(config, tmp_path / "run")
-    small_data.write(broken, np.zeros(383))
-    with data.named(root), pytest.raises(DataError, match="384 samples"):
-        train.train(config, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_learns_goes_on_and_is_read_where_its_data_are_not(
     task: Speech, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
