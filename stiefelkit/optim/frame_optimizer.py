@@ -145,8 +145,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         groups, dtypes = [], {}
         for i, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
             who, is_frame = f"{type(self).__name__}, group {i}", group["manifold"] is not None
-            saved = dict(saved)
-            kind = saved.pop("gradient", "exact")  # of 0.1, which had a part of it as well
+            kind = saved.get("gradient", "exact")  # of 0.1, which had a part of it as well
             needs(kind == "exact", CheckpointError, who, "the exact gradient, in a new run", f"gradient={kind!r}")
             full = self._checked({**self.defaults, **group, **saved})
             check_entries(who, group["params"], saved["params"], states, is_frame)
