@@ -110,9 +110,10 @@ def check_sites(sites: RotationSites, who: str) -> None:
 
 
 _SIZES: Mapping[str, Any] = {}  # those that all have
+_FEW: Mapping[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 
-def _read_by(attention: tuple[str, ...], mlp: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
+def _read_by(attention: tuple[str, ...], *mlp: str) -> Mapping[str, tuple[str, ...]]:
     """Returns Llama's norms with other readers; a block without the second norm has both behind the first."""
     return {"input_layernorm": attention, "post_attention_layernorm|input_layernorm": mlp}
 
@@ -128,60 +129,6 @@ LLAMA = Decoder(
     downs=("mlp.down_proj",),
 )
 """Llama and its like: separate projections, gated MLPs, with norms of any kind, one or two in a block."""
-PHI3 = replace(
-    LLAMA,
-    classes={"Phi3Model": {}},
-    norms=_read_by(("self_attn.qkv_proj",), ("mlp.gate_up_proj",)),
-    value="self_attn.qkv_proj",
-    values="last",
-)
-"""Phi-3: one layer for queries, keys and values, one for gate and up."""
-UNGATED = replace(LLAMA, classes={"NemotronModel": {}, "ArceeModel": {}}, norms=_read_by(_QKV, ("mlp.up_proj",)))
-"""Nemotron, Arcee: no gate in the MLP."""
-STARCODER2 = Decoder(
-    classes={"Starcoder2Model": {}},
-    norms=_read_by(_QKV, ("mlp.c_fc",)),
-    writers=("self_attn.o_proj", "mlp.c_proj"),
-    downs=("mlp.c_proj",),
-)
-"""StarCoder 2: layer norms, biases, an MLP as GPT-2's."""
-PHI = Decoder(
-    classes={"PhiModel": {}},
-    norms=_read_by(_QKV, ("mlp.fc1",)),
-    writers=("self_attn.dense", "mlp.fc2"),
-    final="final_layernorm",
-    output="self_attn.dense",
-    downs=("mlp.fc2",),
-)
-"""Phi: attention and MLP behind one layer norm."""
-MIXTURE = Decoder(
-    classes={
-        "MixtralModel": {"num_local_experts": 4},
-        "Qwen2MoeModel": {
-            "num_experts": 4,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 24,
-            "mlp_only_layers": [0],
-        },
-        "Qwen3MoeModel": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
-        "OlmoeModel": {"num_experts": 4, "num_experts_per_tok": 2},
-        "GptOssModel": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    },
-    norms=_read_by(
-        _QKV,
-        (
-            "mlp.experts.gate_up_proj|mlp.gate_proj",
-            "mlp.up_proj|",
-            "mlp.gate.weight|mlp.router.weight|",
-            "mlp.shared_expert.gate_proj|",
-            "mlp.shared_expert.up_proj|",
-            "mlp.shared_expert_gate|",
-        ),
-    ),
-    writers=("self_attn.o_proj", "mlp.experts.down_proj|mlp.down_proj", "mlp.shared_expert.down_proj|"),
-    downs=("mlp.down_proj|mlp.shared_expert.down_proj|",),
-)
-"""Mixtures of experts, in some of the blocks or in all: the router reads the stream as experts do, shared ones too."""
 GPT2 = Decoder(
     classes={"GPT2Model": {"n_inner": 48}},
     embeddings=("wte", "wpe"),
@@ -195,83 +142,108 @@ GPT2 = Decoder(
     downs=("mlp.c_proj",),
 )
 """GPT-2: layer norms, positions that are learned, `Conv1D` in the place of linear layers."""
-GPT_NEO = replace(
-    GPT2,
-    classes={"GPTNeoModel": {"attention_types": [[["global", "local"], 1]], "intermediate_size": 48}},
-    norms={"ln_1": tuple(f"attn.attention.{name}_proj" for name in "qkv"), "ln_2": ("mlp.c_fc",)},
-    writers=("attn.attention.out_proj", "mlp.c_proj"),
-    value="attn.attention.v_proj",
-    output="attn.attention.out_proj",
-    values="all",
-)
-"""GPT-Neo: GPT-2 with separate projections."""
-GPTJ = Decoder(
-    classes={"GPTJModel": {"n_inner": 48, "rotary_dim": 4}},
-    embeddings=("wte",),
-    blocks="h",
-    norms={"ln_1": ("attn.q_proj", "attn.k_proj", "attn.v_proj", "mlp.fc_in")},
-    writers=("attn.out_proj", "mlp.fc_out"),
-    final="ln_f",
-    value="attn.v_proj",
-    output="attn.out_proj",
-    downs=("mlp.fc_out",),
-)
-"""GPT-J: attention and MLP behind one layer norm."""
-GPT_NEOX = Decoder(
-    classes={"GPTNeoXModel": {}},
-    embeddings=("embed_in",),
-    norms=_read_by(("attention.query_key_value",), ("mlp.dense_h_to_4h",)),
-    writers=("attention.dense", "mlp.dense_4h_to_h"),
-    final="final_layer_norm",
-    value="attention.query_key_value",
-    output="attention.dense",
-    values="by_head",
-    downs=("mlp.dense_4h_to_h",),
-)
-"""GPT-NeoX and Pythia: layer norms, queries, keys and values of each head together, attention beside the MLP."""
-FALCON = Decoder(
-    classes={"FalconModel": {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}},
-    embeddings=("word_embeddings",),
-    blocks="h",
-    norms={
-        "ln_attn|input_layernorm": ("self_attention.query_key_value",),
-        "ln_mlp|post_attention_layernorm|input_layernorm": ("mlp.dense_h_to_4h",),
-    },
-    writers=("self_attention.dense", "mlp.dense_4h_to_h"),
-    final="ln_f",
-    value="self_attention.query_key_value",
-    output="self_attention.dense",
-    values="by_head",
-    downs=("mlp.dense_4h_to_h",),
-)
-"""Falcon: one norm or two, in a row or beside each other."""
 decoders = {
     "llama": LLAMA,
     "diffllama": replace(LLAMA, classes={"DiffLlamaModel": {}}, parts=2),
-    "falcon": FALCON,
+    "phi3": replace(
+        LLAMA,
+        classes={"Phi3Model": {}},
+        norms=_read_by(("self_attn.qkv_proj",), "mlp.gate_up_proj"),
+        value="self_attn.qkv_proj",
+        values="last",
+    ),
+    "ungated": replace(LLAMA, classes={"NemotronModel": {}, "ArceeModel": {}}, norms=_read_by(_QKV, "mlp.up_proj")),
+    "starcoder2": Decoder(
+        classes={"Starcoder2Model": {}},
+        norms=_read_by(_QKV, "mlp.c_fc"),
+        writers=("self_attn.o_proj", "mlp.c_proj"),
+        downs=("mlp.c_proj",),
+    ),
+    "phi": Decoder(
+        classes={"PhiModel": {}},
+        norms=_read_by(_QKV, "mlp.fc1"),
+        writers=("self_attn.dense", "mlp.fc2"),
+        final="final_layernorm",
+        output="self_attn.dense",
+        downs=("mlp.fc2",),
+    ),
+    "mixture": Decoder(
+        classes={
+            "MixtralModel": {"num_local_experts": 4},
+            "Qwen2MoeModel": {**_FEW, "shared_expert_intermediate_size": 24, "mlp_only_layers": [0]},
+            "Qwen3MoeModel": _FEW,
+            "OlmoeModel": _FEW,
+            "GptOssModel": {"num_local_experts": 4, "num_experts_per_tok": 2},
+        },
+        norms=_read_by(
+            _QKV,
+            *("mlp.experts.gate_up_proj|mlp.gate_proj", "mlp.up_proj|", "mlp.gate.weight|mlp.router.weight|"),
+            *("mlp.shared_expert.gate_proj|", "mlp.shared_expert.up_proj|", "mlp.shared_expert_gate|"),
+        ),
+        writers=("self_attn.o_proj", "mlp.experts.down_proj|mlp.down_proj", "mlp.shared_expert.down_proj|"),
+        downs=("mlp.down_proj|mlp.shared_expert.down_proj|",),
+    ),
     "gpt2": GPT2,
     "gpt_bigcode": replace(GPT2, classes={"GPTBigCodeModel": {"n_inner": 48}}, values="by_head"),
-    "gpt_neo": GPT_NEO,
-    "gpt_neox": GPT_NEOX,
-    "gptj": GPTJ,
-    "mixture": MIXTURE,
-    "phi": PHI,
-    "phi3": PHI3,
-    "starcoder2": STARCODER2,
-    "ungated": UNGATED,
+    "gpt_neo": replace(
+        GPT2,
+        classes={"GPTNeoModel": {"attention_types": [[["global", "local"], 1]], "intermediate_size": 48}},
+        norms={"ln_1": tuple(f"attn.attention.{name}_proj" for name in "qkv"), "ln_2": ("mlp.c_fc",)},
+        writers=("attn.attention.out_proj", "mlp.c_proj"),
+        value="attn.attention.v_proj",
+        output="attn.attention.out_proj",
+        values="all",
+    ),
+    "gptj": replace(
+        GPT2,
+        classes={"GPTJModel": {"n_inner": 48, "rotary_dim": 4}},
+        embeddings=("wte",),
+        norms={"ln_1": ("attn.q_proj", "attn.k_proj", "attn.v_proj", "mlp.fc_in")},
+        writers=("attn.out_proj", "mlp.fc_out"),
+        value="attn.v_proj",
+        output="attn.out_proj",
+        values="all",
+        downs=("mlp.fc_out",),
+    ),
+    "gpt_neox": Decoder(
+        classes={"GPTNeoXModel": {}},
+        embeddings=("embed_in",),
+        norms=_read_by(("attention.query_key_value",), "mlp.dense_h_to_4h"),
+        writers=("attention.dense", "mlp.dense_4h_to_h"),
+        final="final_layer_norm",
+        value="attention.query_key_value",
+        output="attention.dense",
+        values="by_head",
+        downs=("mlp.dense_4h_to_h",),
+    ),
+    "falcon": Decoder(
+        classes={"FalconModel": {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}},
+        embeddings=("word_embeddings",),
+        blocks="h",
+        norms={
+            "ln_attn|input_layernorm": ("self_attention.query_key_value",),
+            "ln_mlp|post_attention_layernorm|input_layernorm": ("mlp.dense_h_to_4h",),
+        },
+        writers=("self_attention.dense", "mlp.dense_4h_to_h"),
+        final="ln_f",
+        value="self_attention.query_key_value",
+        output="self_attention.dense",
+        values="by_head",
+        downs=("mlp.dense_4h_to_h",),
+    ),
 }
 """Families of decoders by name; another `Decoder` that is put here is known in this process."""
 _HEADS = ("score", "classifier", "qa_outputs")
 """Heads that are no output embeddings: of classifiers of sequences and of tokens, and of answers to questions."""
-_NORMED_OUTPUTS = {"Gemma2Model", "Gemma3Model", "Gemma3TextModel"}
+_NORMED_OUTPUTS = {f"{name}Model" for name in "Gemma2 Gemma3 Gemma3Text Olmo2 Olmo3 Exaone4 Glm4 Bloom".split()}
 
 
 def rotation_sites(model: nn.Module, *, inputs: Mapping[str, Any] | None = None) -> RotationSites:
     """Finds the layers of a decoder that a rotation of its residual stream, or of its heads, is folded into.
 
     Known are the classes of bases that `decoders` names, with a head: that of a language model, or a classifier. Others
-    are described by a `RotationSites` of one's own. Models that norm what a block adds to the stream (Gemma 2 and 3)
-    have no such rotation.
+    are described by a `RotationSites` of one's own. Models that norm what is added to the stream (Gemma 2 and 3,
+    OLMo 2, EXAONE 4, GLM-4, BLOOM) have no such rotation: R does not commute with the scale of that norm.
 
     Args:
         model: the model, with its head. What lies around its base and writes into the place of embeddings, as what
@@ -280,7 +252,7 @@ def rotation_sites(model: nn.Module, *, inputs: Mapping[str, Any] | None = None)
     """
     normed = sorted(_NORMED_OUTPUTS & {type(module).__name__ for module in model.modules()})
     got = f"{', '.join(normed)}, which norms it first: no rotation passes the scale of that norm"
-    needs(not normed, OptionError, "rotation_sites", "a model that adds to its stream what blocks write", got)
+    needs(not normed, OptionError, "rotation_sites", "a model whose stream is what embeddings and blocks write", got)
     known = {name: decoder for decoder in decoders.values() for name in decoder.classes}
     bases = [(module, known[type(module).__name__]) for module in model.modules() if type(module).__name__ in known]
     got = f"{type(model).__name__}{' with several' if bases else ''}; describe it by a RotationSites"

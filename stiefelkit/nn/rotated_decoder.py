@@ -85,7 +85,8 @@ class Rotated(nn.Module):
         self.weight_bits = bits.require("Rotated", "weight_bits", weight_bits)
         self.activation_bits = bits.require("Rotated", "activation_bits", activation_bits)
         check_sites(sites, "Rotated")
-        check_downs(sites.downs if online else ())
+        if online:
+            check_downs(sites.downs)
         n = sites.size
         if isinstance(start, Tensor):
             r = start

@@ -360,6 +360,9 @@ def of_hadamard(layer: nn.Module) -> Factor:
 
 def check_downs(downs: Iterable[nn.Module]) -> None:
     """Raises OptionError for a layer that transforms its input already, which would be lost in another."""
+    downs = list(downs)
+    got = "none; the forward of packed experts leaves no place for it"
+    needs(len(downs) > 0, OptionError, "rotate_", "sites with downs for online=True", got)
     is_plain = not any(isinstance(layer, HadamardLinear) for layer in downs)
     needs(is_plain, OptionError, "rotate_", "online=True once at most", "a HadamardLinear among downs; leave it out")
 

@@ -151,12 +151,42 @@ def test_a_decoder_with_adapters_is_refused_with_the_way_out(layers):
 
 
 def test_norms_that_no_rotation_passes_are_refused():
-    for name in ("Gemma2", "Gemma3"):
+    for name in ("Gemma2", "Gemma3Text", "Olmo2", "Olmo3", "Exaone4", "Glm4", "Bloom"):
         with pytest.raises(OptionError, match=name):
-            sk.nn.rotation_sites(tiny_decoder(f"{name}{'Text' * (name == 'Gemma3')}Model"))
+            sk.nn.rotation_sites(tiny_decoder(f"{name}Model"))
+    sites = sk.nn.rotation_sites(tiny_decoder("OlmoModel", clip_qkv=0.5))
+    with pytest.raises(OptionError, match="clip"):
+        sk.nn.rotate_(sites=sites, heads=rotation(8))
     model = decoder("Cohere")  # layer norms in a class of its own
     with pytest.raises(OptionError, match="LayerNorm"):
         sk.nn.rotate_(rotation(), norms={model.model.norm: [model.lm_head]})
+
+
+@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "QuestionAnswering"])
+@pytest.mark.parametrize("family", ["Qwen2", "GPT2", "Mixtral"])
+def test_classifiers_have_a_head_that_reads_the_stream(family, task):
+    model = tiny_decoder(f"{family}Model", task, **decoders[KINDS[family]].classes[f"{family}Model"])
+    check_decoder(KINDS[family], model, ("norms", "rotations"))
+    with pytest.raises(OptionError, match="score"):
+        sk.nn.rotation_sites(model.base_model)
+
+
+def test_packed_experts_are_rounded_by_rows_and_what_they_have_no_place_for_is_refused():
+    model = decoder("Mixtral")
+    for options in ({}, {"activation_bits": None, "online": True}):
+        with pytest.raises(OptionError, match="experts"):
+            sk.nn.rotated(model, **options)
+    with pytest.raises(OptionError, match="experts"):
+        sk.nn.rotate_(sites=sk.nn.rotation_sites(model), online=True)
+    before = logits(model)
+    rotated = sk.nn.rotated(model, activation_bits=None)
+    assert 1e-3 < torch.dist(logits(rotated), before) / before.norm() < 0.5
+    assert torch.dist(logits(rotated.fold()), before) <= 1e-5 * before.norm()
+    for name in [name for name, _ in model.named_modules() if name.endswith("norm")]:
+        model.set_submodule(name, nn.LayerNorm(32))
+    nn.init.ones_(model.model.layers[0].post_attention_layernorm.bias)
+    with pytest.raises(OptionError, match="a bias"):
+        sk.nn.rotate_(rotation(), sites=sk.nn.rotation_sites(model))
 
 
 @pytest.mark.parametrize("old", [{"multi_query": True}, {"multi_query": False, "parallel_attn": False}, {}])
