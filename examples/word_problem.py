@@ -227,7 +227,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def told(runs: list[dict[str, Any]], figure_file: Path | None) -> None:
-    """Prints mean and worst accuracy of the seeds of each kind of net, and draws the means."""
+    """Prints mean (worst) accuracy of the seeds of each kind of net, in percent, and draws the means."""
     kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for run in runs:
         for how in WAYS:
@@ -236,11 +236,12 @@ def told(runs: list[dict[str, Any]], figure_file: Path | None) -> None:
                 kinds.setdefault((run["group"], name, how), []).append(run)
     print("| group | net | parameters | CPU s | seeds | " + " | ".join(f"{int(p):,}" for p in LENGTHS) + " |")
     print("|" + "---|" * (5 + len(LENGTHS)))
-    for (group, name, how), found in sorted(kinds.items()):
+    for (group, name, how), found in sorted(kinds.items(), key=lambda kind: (*kind[0][:2], WAYS.index(kind[0][2]))):
         cells = []
         for p in LENGTHS:
             scores = [100 * run[how][p] for run in found]
-            cells.append(f"{statistics.fmean(scores):.1f} ({min(scores):.1f})")
+            worst = f" ({min(scores):.1f})" if min(scores) < max(scores) else ""
+            cells.append(f"{statistics.fmean(scores):.1f}{worst}")
         seconds = statistics.fmean(run["cpu_seconds"] for run in found)
         label = name if how == "trained" else f"{name}, {how}"
         print(
@@ -257,8 +258,8 @@ def told(runs: list[dict[str, Any]], figure_file: Path | None) -> None:
                     means = [statistics.fmean(run[how][end] for run in found) for end in ends]
                     label = name if how == "trained" else f"{name}, {how}"
                     axes.plot([int(end) for end in ends], means, marker=".", label=label)
-            axes.set(title=group, xlabel="steps", ylabel="accuracy", xscale="log")
-        panels[-1].legend(fontsize="small")
+            axes.set(title=group, xlabel="letters", ylabel="accuracy", xscale="log", ylim=(-0.05, 1.05))
+            axes.legend(fontsize="small")
 
 
 def main() -> None:
