@@ -139,7 +139,7 @@ class Layers(Suite, track="launches"):
     """Forward and backward of recurrent layers of 128 units, over 784 steps of a batch of four, and of convolutions."""
 
     unit = "launches"
-    axes = (("RotationRNN", "LRU", "OrthogonalRNN", "OrthogonalConv2d", "CayleyConv2d"), ("64",), DEVICES)
+    axes = tuple("RotationRNN LRU ReflectorRNN OrthogonalRNN OrthogonalConv2d CayleyConv2d".split()), ("64",), DEVICES
     param_names = ("layer", "width", "device")
 
     def level(self, *cell: str) -> str:

@@ -4,11 +4,15 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_programs import built, is_without_spills, machinery
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
 from stiefelkit import errors, nn
+from stiefelkit.functional._kernels.launch import programs
 from stiefelkit.scan import reflector_scan, reflectors
+from stiefelkit.scan.engines import reflections
+from stiefelkit.scan.engines.triton import PACKAGE
 from stiefelkit.testing import seeds
 
 B, H, D, V = 2, 2, 4, 3
@@ -43,8 +47,8 @@ def drawn(form: str, tau: str, decays: bool, steps: int, m: int = 2, batch: int 
 
 def naive(tau: str, **tensors: Any) -> tuple[Tensor, Tensor]:
     """The published recurrence, one key after the other."""
-    q, k, v, beta, decay, state = (tensors[name] for name in ("q", "k", "v", "beta", "decay", "initial"))
-    out = []
+    q, k, beta, decay, state = (tensors[name] for name in ("q", "k", "beta", "decay", "initial"))
+    out, given = [], {name: t for name, t in tensors.items() if t is not None}
     square = k.square().sum(-1)
     scale: Any = beta if tau == "free" else 2 / square
     if tau == "gated":
@@ -53,9 +57,9 @@ def naive(tau: str, **tensors: Any) -> tuple[Tensor, Tensor]:
         state = state if decay is None else decay[:, t].exp()[..., None, None] * state
         for i in range(k.shape[2]):
             key = k[:, t, i, :, :, None]
-            wanted: Any = v[:, t, i, :, None] if q is not None else 0.0
+            wanted = given["v"][:, t, i, :, None] if q is not None else 0.0
             state = state + scale[:, t, i, :, None, None] * key * (wanted - (key * state).sum(-2, keepdim=True))
-        state = state + v[:, t] if q is None and v is not None else state
+        state = state + given["v"][:, t] if q is None and "v" in given else state
         out.append(state if q is None else torch.einsum("bhdv,bhd->bhv", state, q[:, t]))
     return torch.stack(out, 1), state
 
@@ -70,7 +74,8 @@ def gradients(found: Any, tensors: dict[str, Any]) -> list[Tensor]:
 @pytest.mark.parametrize(("form", "tau", "decays"), CASES)
 @pytest.mark.parametrize(("steps", "m"), [(1, 2), (9, 1), (23, 3)])
 def test_outputs_and_gradients_are_those_of_the_published_loop(steps, m, form, tau, decays, chunk, monkeypatch):
-    monkeypatch.setattr(reflectors, "CACHED", 8 * B * H * m * D)  # some segments
+    monkeypatch.setattr(reflections, "CACHED", 8 * B * H * m * D)  # some segments
+    monkeypatch.setattr(reflections, "KEPT", 0 if decays else 1 << 20)
     tensors = drawn(form, tau, decays, steps, m)
     expected = naive(**tensors, tau=tau)
     wanted = (*expected, *gradients(expected, tensors))
@@ -137,9 +142,34 @@ def test_derivatives_of_second_order_and_forward_mode_are_right(form, tau, decay
 
 def test_the_operator_of_borders_keeps_the_rules_of_torch():
     p, r, first = (torch.randn(shape, dtype=F64) for shape in ((3, 2, 4, 4), (3, 2, 4, 2), (2, 4, 2)))
-    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    tests, operator = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"), torch.ops.stiefelkit.pass_borders
     for back in (False, True):
-        torch.library.opcheck(torch.ops.stiefelkit.pass_borders.default, (p, r, first, back), test_utils=tests)
+        torch.library.opcheck(operator.default, (p, r, first, back, "chunks"), test_utils=tests)
+
+
+@pytest.mark.parametrize("form", ["queries", "turned"])
+def test_the_program_of_a_gpu_gives_the_states_of_the_loop(form, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    tensors = drawn(form, "gated", True, 13)
+    found, expected = run(**tensors, tau="gated", backend="triton"), naive(**tensors, tau="gated")
+    pairs = zip((*found, *gradients(found, tensors)), (*expected, *gradients(expected, tensors)), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("rows", [16, 32, 64, 128])
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_program_keeps_its_states_in_registers(capability, rows, back, tmp_path):
+    pytest.importorskip("triton")
+    types = dict.fromkeys(["p", "r", "first", "out"], "*fp64")
+    types |= dict.fromkeys(["chunks", "count", "size", "columns"], "i32")
+    fixed = {"BACK": back, "N": rows, "K": min(rows, 32), "V": 16}
+    program = programs(PACKAGE, False).pass_states
+    found = machinery(built(program, fixed, types, capability, num_warps=4 if rows <= 32 else 8), tmp_path)
+    assert is_without_spills(found)
 
 
 @pytest.mark.parametrize("backend", ["chunks", "reference"])
@@ -182,6 +212,7 @@ def test_gates_that_forget_everything_have_finite_gradients():
         ({"decay": torch.zeros(2, 5)}, errors.ShapeError, "decay"),
         ({"initial": torch.zeros(2, 2, 4)}, errors.ShapeError, "initial"),
         ({"chunk": 0}, errors.OptionError, "chunk"),
+        ({"backend": "triton"}, errors.OptionError, "GPU"),
         ({"batch_sizes": [1, 2]}, errors.ShapeError, "increase"),
     ],
 )

@@ -1,5 +1,6 @@
 """Programs for GPUs. They need triton: `launch` imports them, by names of its own, where that is known to be there."""
 
+from .borders import pass_states
 from .groups import groups_back, groups_forward
 from .rotations import rotate_planes
 from .rows import rows_back, rows_forward
@@ -7,6 +8,6 @@ from .tiles import tiles_back, tiles_forward
 from .transitions import prepare, prepare_back
 
 __all__ = [
-    "groups_back", "groups_forward", "prepare", "prepare_back", "rotate_planes", "rows_back", "rows_forward",
-    "tiles_back", "tiles_forward",
+    "groups_back", "groups_forward", "pass_states", "prepare", "prepare_back", "rotate_planes", "rows_back",
+    "rows_forward", "tiles_back", "tiles_forward",
 ]  # fmt: skip
