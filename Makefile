@@ -10,6 +10,9 @@
 #               and MUTATIONS of each file of a run, and of PEFT
 # make gpu      laws, drift and times on a GPU, in less than nine minutes; torch must be built for it
 # make gpu-smoke  goes the same way in seconds, without a GPU
+# make results  writes docs/results.md and the line of README.md anew from benchmarks/results
+# make papers-gpu  trains rows of papers on a GPU for MINUTES, in the order of CELLS, JOBS at once; goes on where OUT stops
+#               and writes OUT.tar.gz, which `stiefelkit reproduce --add` reads
 # make test     runs the tests: of laws with many cases some of them, in five minutes on two quiet cores
 # make test-all runs all of them, as CI does, in a quarter of an hour
 # make test-seeds  runs them with every seed shifted, by each of SEEDS
@@ -28,7 +31,7 @@
 # Each target first brings .venv up to date; only the first time, or after pyproject.toml or constraints.txt
 # has changed, is there anything to do. Another interpreter: make test PYTHON=python3.12
 
-.PHONY: help demo demo-all bench bench-full bench-quick bench-smoke bench-gpu gpu gpu-smoke test test-all test-seeds test-arithmetic test-interop
+.PHONY: help demo demo-all bench bench-full bench-quick bench-smoke bench-gpu gpu gpu-smoke results papers-gpu test test-all test-seeds test-arithmetic test-interop
 .PHONY: docs docs-links fuzz
 .PHONY: lint format release-check clean
 .PHONY: peers-suites test-torch test-oldest-torch
@@ -124,6 +127,45 @@ gpu:
 
 gpu-smoke: $(VENV)/.cli
 	$(BIN)/python -m benchmarks.gpu --smoke --device cpu --out $(GPU_OUT)-smoke
+
+RESULTS := benchmarks/results
+
+results: $(VENV)/.test
+	$(BIN)/stiefelkit reproduce --report --out $(RESULTS) --page docs/results.md --readme README.md --dpi 110
+
+# ROW:SEED:EPOCHS, the first matter most. A run that is finished is passed over in seconds; one that time cuts off is
+# saved, and the next call goes on with it.
+CELLS := $(foreach s,1 2,rotrnn-pmnist-64:$(s):20) $(foreach s,0 1,rotrnn-pmnist-shifts-64:$(s):20) \
+  $(foreach s,1 2,scornn-adding-200:$(s):3 scurnn-adding-200:$(s):3 scornn-copying-1000:$(s):2 scurnn-copying-1000:$(s):2) \
+  scornn-mnist-170:1:10 scurnn-mnist-116:1:10 scornn-mnist-170:2:10 scurnn-mnist-116:2:10 \
+  scurnn-adding-text-750:5544:10 scurnn-mnist-epsilon-116:5544:70 lstm-mnist-unbounded-128:5544:10 \
+  ornn-mnist-script-256:5544:70 full-urnn-copying-1000:5544:2 restricted-urnn-copying-1000:5544:2 \
+  eurnn-copying-1000:5544:2 full-urnn-mnist-116:5544:70 scornn-mnist-360:5544:70 scornn-mnist-512:5544:70 \
+  scurnn-mnist-250:5544:70
+MINUTES := 8
+JOBS := 4
+OUT := runs/papers-gpu
+DEVICE := cuda
+COMMIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null)
+STIEFELKIT = env PYTHONPATH="$(CURDIR)" $(GPU_PYTHON) -m stiefelkit
+# A run that the end of the time interrupts is saved; one of seconds would only begin.
+ONE_CELL = IFS=: read -r row seed epochs <<<"$$1"; left=$$(($$0 - $$(date +%s))); [ $$left -gt 0 ] || exit 0; \
+  run="reproduce $$row --epochs $$epochs --seed $$seed"; at=$(OUT)/seed-$$seed; log=$(OUT)/$$row-$$seed.txt; \
+  timeout --signal=INT $$left $(STIEFELKIT) $$run --device $(DEVICE) --out $$at $(if $(DATA),--data $(DATA)) >>$$log 2>&1; \
+  echo "$$row, seed $$seed: $$(tail -n 1 $$log)"; [ -f $$at/$$row/log.jsonl ] || exit 0; \
+  number() { grep -o "\"$$1\": [0-9.]*" $$at/$$row/$$2 | tail -n 1 | cut -d" " -f2; }; \
+  awk "BEGIN {n = $$(number steps config.json) - $$(number step log.jsonl); printf \"  %d steps left, %.1f minutes by its log\n\", \
+    n, n * $$(number ms_per_step log.jsonl) / 60000}"; \
+  printf "{\"made_by\": [{\"command\": \"stiefelkit $$run\", \"commit\": $(if $(COMMIT),\"$(COMMIT)\",null)}]}\n" >$$at/$$row/reproduced.json
+
+papers-gpu: SHELL := bash
+papers-gpu:
+	@mkdir -p $(OUT)
+	@end=$$(date -d "+$$(awk 'BEGIN {print int($(MINUTES) * 60)}') seconds" +%s); \
+	  printf '%s\n' $(CELLS) | xargs -P $(JOBS) -n 1 bash -c '$(ONE_CELL)' $$end
+	cd $(OUT) && { ls seed-*/*/*.json* && for run in seed-*/*/checkpoints; do ls -d $$run/step-* | tail -n 1; done; } >runs.txt && \
+	  tar -czf ../$(notdir $(OUT)).tar.gz -T runs.txt
+	@ls -l $(OUT).tar.gz; test $$(wc -c <$(OUT).tar.gz) -lt 16000000
 
 # One thread a worker: on a small busy machine a second one makes small matrices much slower, not faster.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1

@@ -60,7 +60,9 @@ def defect(w: Tensor) -> Tensor:
 
 
 def rounding_limit(p: int, dtype: torch.dtype) -> float:
-    r"""Returns the cost of rounding an exact n x p frame to a dtype: :math:`0.30 eps √p` in :math:`‖W^H W - I‖_F`.
+    r"""Returns the cost of rounding an exact p x p frame to a dtype: :math:`0.30 eps √p` in :math:`‖W^H W - I‖_F`.
+
+    A tall frame of n rows whose entries are alike costs about :math:`√(p / n)` of it, one with few rows up to several.
 
     Measured on Haar, Cayley and polar frames; :math:`3.6 · 10^{-8} √p` in float32. Below p = 16 single draws scatter by
     up to one eps around it.
@@ -115,6 +117,8 @@ def permitted_return(shape: Sequence[int], dtype: torch.dtype, *, unspared: bool
 
 def bits_lost(w: Tensor | float, limit: float | None = None) -> float:
     """Returns the bits of orthogonality lost beyond rounding: :math:`log_2(max(error / limit, 1))`.
+
+    Of tall matrices, whose rounding may cost less than the limit, up to :math:`log_2 √(n / p)` more are not seen.
 
     Args:
         w: matrices (*, n, p), real or complex, of which the worst counts, and wide ones by rows; or an error.

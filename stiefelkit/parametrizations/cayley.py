@@ -23,11 +23,11 @@ from stiefelkit.functional import (
 )
 from stiefelkit.init import device_of, uniform
 from stiefelkit.metrics import permitted_return, rounding_limit
-from stiefelkit.numbers import above, as_python_number, integer, optional
+from stiefelkit.numbers import above, as_python_number, at_least, integer, optional
 from stiefelkit.parametrizations._charts import check_signs, component, diagonal_coordinates
 from stiefelkit.tensors import coordinate_dtype
 
-_ARC = above(0, 2 * math.pi)
+_ARC = at_least(0, most=2 * math.pi)
 _STEEPEST = 32.0
 """The largest eigenvalue of A that a draw with fixed signs has; those of the transform stay 2/32 from -1.
 
@@ -63,8 +63,8 @@ class Cayley(OrthogonalParam):
             assigned; complex ones cannot be assigned.
         bound: real frames only: :math:`‖W - I‖_F` is at most this, by scaling a longer A to the Frobenius norm
             :math:`bound / 2`. Such a map starts as the identity, and takes no `negative=`.
-        arc: "helfrich" draws t from :math:`(0, arc)`, :math:`0 < arc ≤ 2π`; π/2 spreads the spectrum over half of the
-            circle.
+        arc: "helfrich" draws t from :math:`(0, arc)`, :math:`0 ≤ arc ≤ 2π`; π/2 spreads the spectrum over half of the
+            circle, 0 begins at W = D.
 
     References:
         Helfrich, Willmott, Ye, Orthogonal recurrent neural networks with scaled Cayley transform, ICML 2018.

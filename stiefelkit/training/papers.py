@@ -40,6 +40,13 @@ class Row:
     in_paper: bool = True
     parameters: int | None = None
 
+    @classmethod
+    def of(cls, name: str, config: Config) -> "Row":
+        """Returns what a run is that no paper has, with the goal of others of its task."""
+        goal = next((row.goal for row in rows() if row.task == config.task), None)
+        settings = Settings(**{item.name: vars(config)[item.name] for item in dataclasses.fields(Settings)})
+        return cls(name, config.task, config.model, settings, "", None, config.task_options, "", goal, False)
+
     def build_task(self) -> Task:
         """Returns the task."""
         return create(self.task, self.task_options)
@@ -67,9 +74,10 @@ class Row:
 
     @property
     def label(self) -> str:
-        """Model, units, and what the name has besides: "scornn 170 cosine"; its own among the rows of a figure."""
+        """Model, units, what the name has besides, and the paper's figure: its own among the rows of a picture."""
         own = self.name.removeprefix(f"{self.model}-{self.task}".replace("_", "-"))
-        return " ".join([self.model, str(self.settings.hidden_size), *own.split("-")[1:-1]])
+        words = [self.model, str(self.settings.hidden_size), *own.split("-")[1:-1]]
+        return " ".join(words + [f"({self.printed})"] * (self.figure is not None))
 
     @property
     def group(self) -> str:

@@ -39,7 +39,7 @@ class Curve:
     label: str
     folder: RunFolder
     records: Records
-    epoch: int = 1
+    epoch: float = 1
     printed: float | None = None
 
     @functools.cached_property

@@ -199,7 +199,8 @@ class Drift:
 
     Attributes:
         error: :math:`‖W^H W - I‖_F` in float64, the worst of a batch, or of blocks.
-        limit: what rounding an exact frame to the weight's dtype costs, `stiefelkit.metrics.rounding_limit`.
+        limit: what rounding an exact square frame to the weight's dtype costs, `stiefelkit.metrics.rounding_limit`;
+            tall ones mostly cost less.
         bits_lost: binary digits lost beyond that, :math:`log_2(max(error / limit, 1))`.
     """
 

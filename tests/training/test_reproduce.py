@@ -2,12 +2,17 @@
 
 import dataclasses
 import json
+import re
+import shutil
+import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import stiefelkit.training.reproduce as again
 from stiefelkit import models
 from stiefelkit.cli import main
 from stiefelkit.errors import RunError, UnknownNameError
@@ -43,7 +48,7 @@ def test_a_row_is_a_config_and_its_name_says_model_task_and_size(row: Row) -> No
 
 
 def test_names_of_rows_are_names_of_one_row() -> None:
-    assert len({row.name for row in ROWS}) == len({(row.group, row.label) for row in ROWS}) == len(ROWS) == 143
+    assert len({row.name for row in ROWS}) == len({(row.group, row.label) for row in ROWS}) == len(ROWS) == 160
     with pytest.raises(UnknownNameError, match='did you mean "scornn-mnist-170"'):
         papers.find("scornn-mnist-17")
 
@@ -112,13 +117,45 @@ def test_rows_of_papers_say_how_many_parameters_or_why_not() -> None:
 
 
 ROOT = Path(__file__).parents[2]
-RUNS = [p.parent for place in ("papers", "underway") for p in ROOT.glob(f"benchmarks/results/{place}/*/config.json")]
+RESULTS = ROOT / "benchmarks/results"
+RUNS = [path.parent for path in RESULTS.glob("papers/**/config.json")]
 
 
 @pytest.mark.skipif(not RUNS, reason="runs are part of a checkout")
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name)
 def test_experiments_of_runs_that_are_kept_mean_what_they_meant(path: Path) -> None:
     opened(path, papers.find(path.name))
+
+
+needs_runs = pytest.mark.skipif(not RUNS, reason="runs are part of a checkout")
+
+
+@needs_runs
+def test_results_are_what_the_command_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(papers, "rows", lambda: ROWS)
+    page = ROOT / "docs/results.md"
+    assert page.read_text() == again.page_of(RESULTS, page)
+    readme, line = (ROOT / "README.md").read_text(), again.summary(again.findings(RESULTS)[0])
+    assert readme == again.marked(readme, line) != again.marked(readme, "other")
+    assert line in page.read_text()
+
+
+@needs_runs
+def test_words_about_results_have_no_number_that_is_not_of_a_log_and_nothing_is_bold() -> None:
+    """Names and settings stand in backticks, figures of a log are expressions; conditions of runs differ."""
+    words = re.sub(r"{{.*?}}|{%.*?%}|`[^`]*`|!?\[[^]]*\]\([^)]*\)", "", (RESULTS / "words.md").read_text())
+    assert not re.findall(r"[^\n]*\d[^\n]*", words)
+    assert not re.findall(r"\*\*[^*\n]*\d[^*\n]*\*\*", (ROOT / "docs/results.md").read_text().replace("`T = 750`", ""))
+
+
+@needs_runs
+def test_every_run_says_at_which_commit_it_was_made_or_that_it_is_lost() -> None:
+    git = lambda *words: subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)  # noqa: E731
+    made = {p.parent: json.loads((p.parent / again.MADE).read_text())["made_by"] for p in RESULTS.rglob("config.json")}
+    assert all(made.values())
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() == "false":
+        commits = {one["commit"] for sessions in made.values() for one in sessions} - {None}
+        assert not [commit for commit in commits if git("merge-base", "--is-ancestor", commit, "HEAD").returncode]
 
 
 def test_a_reproduction_stops_goes_on_and_is_finished(tmp_path: Path) -> None:
@@ -169,9 +206,9 @@ def test_the_command_ends_with_both_figures_and_the_report_says_how_they_were_ma
     assert "tiny-copying-2" in capsys.readouterr().out
     assert main(report.split()) == 0
     page = (tmp_path / "report" / "report.md").read_text()
-    for part in ("## copying T=2", "| tiny-copying-2 |", "2 of 3", "| 0.1 |", "a note", f"seed {seeds.seed(3)}, "):
+    for part in ("## copying T=2", "|tiny-copying-2|", "2 of 3", "|0.1|", "a note", f"|{seeds.seed(3)}|"):
         assert part in page
-    assert page.count(f"processor {processor('cpu')}") == 1
+    assert page.count(processor("cpu")) == 1
     for name in ("learning", "orthogonality"):
         assert f"(copying-2-{name}.png)" in page
         assert (tmp_path / "report" / f"copying-2-{name}.png").stat().st_size > 1000
@@ -186,12 +223,36 @@ def test_a_report_names_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.M
     for each in known:
         reproduce(row, tmp_path / each.name, epochs=1)
     (tmp_path / "tiny-cut" / "log.jsonl").write_text("junk\n")
-    text = write_page(tmp_path, tmp_path / "page", Figures(dpi=40))[0].read_text()
+    write_page(tmp_path, tmp_path / "page.md", Figures(dpi=40))
+    text = (tmp_path / "page.md").read_text()
     shown, _, left_out = text.partition("## Left out")
-    assert "| tiny-copying-2 |" in shown
-    assert not any(word in shown for word in ("tiny-other", "tiny-cut", "T=3"))
+    assert "|tiny-copying-2|" in shown
+    assert not any(word in shown.split("## Not run")[0] for word in ("tiny-other", "tiny-cut", "T=3"))
+    assert "- copying T=3: tiny-alone" in shown
     for words in ("A run of tiny-other needs lr = 0.5, got 0.001", "- tiny-cut: ", "- tiny-alone: "):
         assert words in left_out
+
+
+def test_runs_of_an_archive_go_on_and_seeds_have_a_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row, there = papers.find("tiny-copying-2"), tmp_path / "there"
+    for seed in (7, 8):
+        reproduce(row, there / f"seed-{seed}" / row.name, epochs=1, named=Settings(seed=seed))
+    shutil.copytree(there, here := tmp_path / "here")
+    reproduce(row, there / "seed-7" / row.name)
+    with tarfile.open(archive := tmp_path / "runs.tar.gz", "w:gz") as tar:
+        tar.add(there, "")
+    assert main(f"reproduce --add {archive} --out {here}".split()) == 0
+    assert capsys.readouterr().out.count("Run: ") == 2
+    assert reproduce(row, here / "seed-7" / row.name).already
+    table = again.page_of(here, here / "page.md")
+    assert table.count("|tiny-copying-2|") == 2
+    assert "|tiny-copying-2, 2 seeds: mean, range|" in table
+    (there / "seed-8" / row.name / "log.jsonl").write_text((there / "seed-7" / row.name / "log.jsonl").read_text())
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(there, "")
+    for broken in (archive, tmp_path / "here" / "seed-7" / row.name / "config.json"):
+        with pytest.raises(RunError, match=r"seed-8|config"):
+            again.add(broken, here)
 
 
 def test_what_a_run_was_begun_with_stays_and_a_refusal_makes_nothing(

@@ -63,6 +63,7 @@ class Mnist(DigitTask):
     shifts: int = 0
 
     name: ClassVar[str] = "mnist"
+    test_size: ClassVar[int] = 10_000
     recipes = recipes_of("mnist")
 
     def __post_init__(self) -> None:
