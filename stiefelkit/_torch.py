@@ -23,14 +23,14 @@ from torch.utils._python_dispatch import _pop_mode as pop_mode
 from torch.utils._python_dispatch import _push_mode as push_mode
 
 __all__ = [
-    "CHECKPOINTED", "Convolution", "TorchDispatchMode", "batched", "cached_weights", "call_hooks", "check_capture",
-    "class_name", "constant_in_traced_code", "copy_each", "dispatch_modes", "forward_hooks", "forward_pre_hooks",
-    "has_saved_tensor_hooks", "held_buffers", "held_modules", "held_parameters", "higher_order_scan",
-    "injected_properties", "inside_checkpoint", "is_batched", "is_cached", "is_composite", "is_differentiated",
-    "is_exported", "is_exporting", "is_in_backward", "is_in_forward_mode", "is_intercepted", "is_jit_traced",
-    "is_mapped", "is_traced", "is_transformed", "is_view", "is_view_operator", "kernels_of", "lazy_conjugates",
-    "levels_of_forward_mode", "load_pre_hooks", "pop_mode", "pruned_name", "push_mode", "step_inside", "unbatched",
-    "unhooked_step", "unwrapped", "write_count",
+    "CHECKPOINTED", "Convolution", "TorchDispatchMode", "autograd_time", "backward_pass", "batched", "cached_weights",
+    "call_hooks", "check_capture", "class_name", "constant_in_traced_code", "copy_each", "dispatch_modes",
+    "forward_hooks", "forward_pre_hooks", "has_saved_tensor_hooks", "held_buffers", "held_modules", "held_parameters",
+    "higher_order_scan", "injected_properties", "inside_checkpoint", "is_batched", "is_cached", "is_composite",
+    "is_differentiated", "is_exported", "is_exporting", "is_in_backward", "is_in_forward_mode", "is_intercepted",
+    "is_jit_traced", "is_mapped", "is_traced", "is_transformed", "is_view", "is_view_operator", "kernels_of",
+    "lazy_conjugates", "levels_of_forward_mode", "load_pre_hooks", "pop_mode", "pruned_name", "push_mode",
+    "step_inside", "unbatched", "unhooked_step", "unwrapped", "write_count",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -131,9 +131,25 @@ def is_intercepted() -> bool:
     )
 
 
+def backward_pass() -> int:
+    """Returns the number of the backward pass that this thread is in, -1 for none."""
+    return torch._C._current_graph_task_id()
+
+
 def is_in_backward() -> bool:
     """Returns whether this thread is inside a backward pass: in a hook, or in a checkpoint that computes anew."""
-    return torch._C._current_graph_task_id() != -1
+    return backward_pass() != -1
+
+
+def autograd_time() -> tuple[int, str | None]:
+    """Returns the number that autograd's next node gets; in a backward pass that of the node that runs, and its name.
+
+    A node has the number of its forward pass, so that what a checkpoint computes anew tells when that was.
+    """
+    node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+    if node is None:
+        return torch.autograd._get_sequence_nr(), None  # pyright: ignore[reportPrivateImportUsage]
+    return node._sequence_nr(), node.name()
 
 
 def has_saved_tensor_hooks() -> bool:

@@ -77,18 +77,27 @@ def unit_circle(shape: Sequence[int], dtype: torch.dtype = torch.float64, genera
     return (identity(shape, dtype, generator) * torch.exp(1j * t)[..., None, :]).to(dtype)
 
 
-def hadamard(n: int, *, random: bool = True, dtype: torch.dtype = torch.float64, generator: Generator = None) -> Tensor:
+def hadamard(
+    n: int,
+    *,
+    random: bool = True,
+    dtype: torch.dtype = torch.float64,
+    generator: Generator = None,
+    order: str | None = None,
+) -> Tensor:
     """Returns :math:`H / √n`, H a Hadamard matrix (entries 1 and -1, orthogonal rows), with columns of random sign.
 
     H is a product of Sylvester's matrices, of order :math:`2^k`, with one of Paley's, of order :math:`q + 1` or
-    :math:`2 (q + 1)` for a prime power q, or with Williamson's of order 172. `stiefelkit.functional.hadamard_transform`
-    applies it without forming it.
+    :math:`2 (q + 1)` for a prime power q, or with Williamson's of order 92, 116, 156 or 172.
+    `stiefelkit.functional.hadamard_transform` applies it without forming it.
 
     Args:
         n: the order: 1, 2, or a multiple of 4 of the form above, as about three in four of those up to 2000 are.
         random: multiplies each column by a random sign.
         dtype: of the matrix, real or complex.
         generator: source of randomness, on whose device the matrix is; torch's default when None.
+        order: "fast_hadamard_transform" for the matrices of the library of that name: Sylvester's, or one of order 12,
+            20 or 28 times Sylvester's, in this order.
 
     References:
         Paley, On orthogonal matrices, Journal of Mathematics and Physics, 1933.
@@ -99,37 +108,57 @@ def hadamard(n: int, *, random: bool = True, dtype: torch.dtype = torch.float64,
             [ 0.7071, -0.7071]], dtype=torch.float64)
     """
     shape = _check("hadamard", (n, n), dtype)
-    h = functools.reduce(torch.kron, hadamard_factors(shape[0])).to(device_of(generator))
+    h = functools.reduce(torch.kron, hadamard_factors(shape[0], order)).to(device_of(generator))
     if random:
         h = h * symmetric((shape[0],), 1.0, generator).sign()
     return (h / math.sqrt(shape[0])).to(dtype)
 
 
 @functools.lru_cache(64)
-def hadamard_factors(n: int) -> tuple[Tensor, ...]:
-    """Returns matrices of order 2, and one of another order, whose Kronecker product is the matrix of `hadamard`."""
-    twos = (n & -n).bit_length() - 1 if n > 0 else -1
+def hadamard_factors(n: int, order: str | None = None) -> tuple[Tensor, ...]:
+    """Returns matrices of order 2, and one of another order, whose Kronecker product is the matrix of `hadamard`.
+
+    In the order of `fast_hadamard_transform` that one is the first.
+    """
+    one_of(None, _KERNELS).require("A Hadamard matrix", "order", order)
+    m = _odd_factor(n, order)
+    if m is None and order is not None:
+        raise ShapeError(f"{_KERNELS} needs an order of 2^k times 1, 12, 20 or 28, got {n}; order=None takes more.")
+    if m is None:
+        near, block = "{} and {} are near".format(*hadamard_orders(n)), _largest_block(n)
+        wide = f", and hadamard_transform(x, block={block}) takes blocks" if block > 2 else ""
+        raise ShapeError(f"sk.init.hadamard needs an order like 2^k or 12, 20, 28, ..., got {n}; {near}{wide}.")
     with torch.inference_mode(False):
         two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64, device="cpu")
-        for k in range(twos, -1, -1):
-            if n >> k in (1, 2):
-                return (two,) * twos if twos else (two[:1, :1],)
-            base = _base(n >> k)
-            if base is not None:
-                return *((two,) * k), base
-    near = "{} and {} are near".format(*hadamard_orders(n))
-    raise ShapeError(f"sk.init.hadamard needs an order like 2^k or 12, 20, 28, ..., got {n}; {near}.")
+        if m == 1:
+            return (two,) * (n.bit_length() - 1) if n > 1 else (two[:1, :1],)
+        twos = (two,) * ((n // m).bit_length() - 1)
+        return (_paley(5) if m == 12 else _williamson(m), *twos) if order else (*twos, _base(m))
+
+
+def _odd_factor(n: int, order: str | None = None) -> int | None:
+    """Returns the order of the factor that is not Sylvester's, 1 if all are, None if no such matrix is known."""
+    twos = (n & -n).bit_length() - 1 if n > 0 else -1
+    rests = [n >> k for k in range(twos, -1, -1)]
+    if rests and rests[0] == 1:
+        return 1
+    if order is not None:
+        return next((m for m in rests if m in (12, 20, 28)), None)
+    first = next((m for m in rests if m == 172 or _field(m)), None)  # files hold weights that were turned by these
+    return first or next((m for m in rests if m in (92, 116, 156)), None)
+
+
+def _largest_block(n: int) -> int:
+    """Returns a large divisor of n that is a known order."""
+    parts = (n // q for q in range(1, math.isqrt(max(n, 0)) + 1) if n % q == 0)
+    return next((m for m in parts if _odd_factor(m)), n & -n)
 
 
 def hadamard_orders(n: int) -> tuple[int, int]:
     """Returns the nearest known orders, at most n (or 1) and at least n."""
     n = max(n, 1)
-    return next(m for m in itertools.count(n, -1) if _is_known(m)), next(m for m in itertools.count(n) if _is_known(m))
-
-
-def _is_known(n: int) -> bool:
-    twos = (n & -n).bit_length() - 1
-    return any(n >> k in (1, 2, 172) or _field(n >> k) for k in range(twos + 1))
+    below, above = itertools.count(n, -1), itertools.count(n)
+    return next(m for m in below if _odd_factor(m)), next(m for m in above if _odd_factor(m))
 
 
 def _field(n: int) -> int:
@@ -147,11 +176,13 @@ def _prime_power(q: int) -> tuple[int, int]:
     return 0, 0
 
 
-def _base(n: int) -> Tensor | None:
-    """Returns Paley's or Williamson's matrix of order n, None if there is none."""
+def _base(n: int) -> Tensor:
+    """Returns Paley's or Williamson's matrix of order n."""
     q = _field(n)
-    if not q:
-        return _williamson() if n == 172 else None
+    return _paley(q) if q else _williamson(n)
+
+
+def _paley(q: int) -> Tensor:
     s = torch.zeros(q + 1, q + 1, dtype=torch.float64, device="cpu")
     s[1:, 1:] = _jacobsthal(q)
     s[0, 1:] = 1
@@ -191,15 +222,26 @@ def _jacobsthal(q: int) -> Tensor:
     return torch.tensor(character, dtype=torch.float64, device="cpu")[(differences * weights).sum(-1)]
 
 
-_ROWS_OF_43 = (0x4F4C932F20, 0x1CD53FCAB38, 0x285B198DA14, 0x4F85108A1F2)
-"""First rows of four symmetric circulants, 1 for -1, whose squares add up to 172 I; found by a search."""
+_KERNELS = "fast_hadamard_transform"
+_CIRCULANTS = {
+    20: (0x1E, 0x1E, 0xC, 0x12),
+    28: (0x7E, 0x3C, 0x5A, 0x66),
+    92: (0x7CA53E, 0x289914, 0x2C6634, 0x7A5E0),
+    116: (0x1A700396, 0x4873848, 0x14EC0DCA, 0x15E4C9EA),
+    156: (0x1AFB3CDF58, 0xECF5AF370, 0x1975BDAE98, 0x72BE247D4E),
+    172: (0x4F4C932F20, 0x1CD53FCAB38, 0x285B198DA14, 0x4F85108A1F2),
+}
+"""First rows of four symmetric circulants whose squares add up to n I; a bit is -1, its place the power of two.
+
+Those of 20, 28 and 156 are in Sloane's library of Hadamard matrices, the others were found by searches.
+"""
 
 
-def _williamson() -> Tensor:
-    """Returns the matrix of order 172 of four symmetric circulants of order 43."""
-    places = torch.arange(43, device="cpu")
-    bits = (torch.tensor(_ROWS_OF_43, device="cpu")[:, None] >> places) & 1
-    a, b, c, d = (1.0 - 2.0 * bits.double())[:, (places[:, None] - places) % 43]
+def _williamson(n: int) -> Tensor:
+    """Returns the matrix of order n of four symmetric circulants."""
+    places = torch.arange(n // 4, device="cpu")
+    bits = (torch.tensor(_CIRCULANTS[n], device="cpu")[:, None] >> places) & 1
+    a, b, c, d = (1.0 - 2.0 * bits.double())[:, (places[:, None] - places) % (n // 4)]
     rows = ((a, b, c, d), (-b, a, -d, c), (-c, d, a, -b), (-d, -c, b, a))
     return torch.cat([torch.cat(row, 1) for row in rows])
 

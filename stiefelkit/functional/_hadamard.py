@@ -20,13 +20,16 @@ from stiefelkit.functional._kernels.columns import (
 )
 from stiefelkit.functional._packing import diagonal
 from stiefelkit.init import hadamard_factors
+from stiefelkit.numbers import integer
 from stiefelkit.tensors import check_dtype, check_tensors, working_dtype
 
 _RADIX = 16
 """The order up to which factors are multiplied to one matrix: measured, passes of such products are the fastest."""
 
 
-def hadamard_transform(x: Tensor, *, adjoint: bool = False) -> Tensor:
+def hadamard_transform(
+    x: Tensor, *, adjoint: bool = False, block: int | None = None, order: str | None = None
+) -> Tensor:
     """Returns :math:`H x / √n` for vectors x, with the matrix of `stiefelkit.init.hadamard(n, random=False)`.
 
     It is orthogonal. Costs :math:`8 n log_2(n)` operations for :math:`n = 2^k` in place of :math:`2 n^2`: one product
@@ -36,6 +39,8 @@ def hadamard_transform(x: Tensor, *, adjoint: bool = False) -> Tensor:
     Args:
         x: vectors of shape (*, n), real or complex, of any floating dtype.
         adjoint: multiplies by :math:`H^T` instead, the inverse.
+        block: transforms each run of so many entries alone; for n that have no such matrix.
+        order: as of `stiefelkit.init.hadamard`; that of the library `fast_hadamard_transform` is by its name.
 
     >>> hadamard_transform(torch.tensor([3.0, 1.0, 0.0, 0.0]))
     tensor([2., 1., 2., 1.])
@@ -45,39 +50,43 @@ def hadamard_transform(x: Tensor, *, adjoint: bool = False) -> Tensor:
         check_dtype("hadamard_transform", x.dtype)
     if x.dim() < 1:
         needs(False, ShapeError, "hadamard_transform", "vectors of shape (*, n)", "a number")
+    if block is not None and block != x.shape[-1]:
+        size, n = int(integer(1).require("hadamard_transform", "block", block)), x.shape[-1]
+        needs(n % size == 0, ShapeError, "hadamard_transform", f"a block that divides {n}", size)
+        return hadamard_transform(x.unflatten(-1, (-1, size)), adjoint=adjoint, order=order).flatten(-2)
     if not is_traced():
-        hadamard_factors(x.shape[-1])  # raises
-    return _Transform.of(x, adjoint)
+        hadamard_factors(x.shape[-1], order)  # raises
+    return _Transform.of(x, adjoint, order)
 
 
 class _Transform(Function):
     """Applies H or its adjoint, each of which is the other's gradient."""
 
     @staticmethod
-    def forward(x: Tensor, adjoint: bool) -> Tensor:
-        return _transformed(x, adjoint)
+    def forward(x: Tensor, adjoint: bool, order: str | None) -> Tensor:
+        return _transformed(x, adjoint, order)
 
     @staticmethod
     def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.adjoint = inputs[1]
+        ctx.adjoint, ctx.order = inputs[1:]
 
     @staticmethod
-    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None]:
-        return _Transform.of(g, not ctx.adjoint), None
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None, None]:
+        return _Transform.of(g, not ctx.adjoint, ctx.order), None, None
 
     @staticmethod
     def tangent(ctx: Context, t: Tensor, *_: None) -> Tensor:
-        return _Transform.of(t, ctx.adjoint)
+        return _Transform.of(t, ctx.adjoint, ctx.order)
 
 
-@opaque(lambda x, adjoint: torch.empty_like(x, memory_format=torch.contiguous_format), dims=(1,))
-def _transformed(x: Tensor, adjoint: bool) -> Tensor:
+@opaque(lambda x, adjoint, order: torch.empty_like(x, memory_format=torch.contiguous_format), dims=(1,))
+def _transformed(x: Tensor, adjoint: bool, order: str | None) -> Tensor:
     n = x.shape[-1]
     if x.dtype.to_real() in (torch.float32, torch.float64) and takes_rows(x, n, 8 * LONGEST):
         return transform_rows(x)
     y = x.to(working_dtype(x.dtype)).resolve_conj()
     rest = n
-    for h in _grouped(n, y.dtype, y.device):
+    for h in _grouped(n, order, y.dtype, y.device):
         # x is in the order (before, this factor, after): each factor acts on an index of its own.
         m = len(h)
         rest //= m
@@ -87,11 +96,11 @@ def _transformed(x: Tensor, adjoint: bool) -> Tensor:
 
 
 @functools.lru_cache(64)
-def _grouped(n: int, dtype: torch.dtype, device: torch.device) -> Sequence[Tensor]:
+def _grouped(n: int, order: str | None, dtype: torch.dtype, device: torch.device) -> Sequence[Tensor]:
     """Returns the factors of the matrix of order n, small ones multiplied together, kept where they are used."""
     groups: list[Tensor] = []
     with torch.inference_mode(False):
-        for h in hadamard_factors(n):
+        for h in hadamard_factors(n, order):
             if groups and len(groups[-1]) * len(h) <= _RADIX:
                 groups[-1] = torch.kron(groups[-1], h)
             else:

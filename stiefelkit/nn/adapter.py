@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from stiefelkit._torch import call_hooks, held_modules, is_cached
+from stiefelkit._torch import autograd_time, backward_pass, call_hooks, held_modules, is_cached, is_traced
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, needs
@@ -38,6 +38,8 @@ from stiefelkit.tensors import computing_dtype, working_dtype
 from stiefelkit.weights import attach
 from stiefelkit.weights.find import coordinate_list_of
 
+_REMEMBERED = 64
+"""Changes between a forward pass and its backward pass of which a checkpoint can be told; older ones are forgotten."""
 _BLOCK = 32  # rows of a block where nothing else is asked for
 _OF_THE_LAYER = frozenset(("weight", "bias", "in_features", "out_features"))
 
@@ -92,9 +94,13 @@ class Replacement(nn.Module, ABC):
     name = "default"
     is_on = True
     merged: Tensor | None
+    _switched_in: int
+    _calls: list[list[Any]]
+    """Runs of calls in one state: the numbers of autograd at the first and the last of them, and the state."""
 
     def __init__(self, layer: nn.Module, name: str):
         super().__init__()
+        self._calls = []
         needs(isinstance(name, str) and name != "", OptionError, type(self).__name__, "a text as name", name)
         self.layer, self.name, self.is_on = layer, name, True
 
@@ -105,7 +111,35 @@ class Replacement(nn.Module, ABC):
             wanted = f"{name} set on its layer, `base` (to resize or tie that, fold or delete_adapter first)"
             needs(is_same, OptionError, type(self).__name__, wanted, "it set on itself")
         else:
+            if name == "is_on":
+                vars(self)["_switched_in"] = backward_pass()
             super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the attributes for copies and pickles, without the calls in this process."""
+        return {**vars(self), "_calls": []}
+
+    def check_recomputed(self) -> None:
+        """Raises OptionError if a checkpoint computes anew what was computed while something else was on."""
+        if is_traced() or -1 != backward_pass() == self._switched_in:  # what a checkpoint computes may switch, too
+            return
+        (time, node), state, calls = autograd_time(), (self.is_on, self.merged is None), self._calls
+        if node is None:
+            if calls and calls[-1][2] == state:
+                calls[-1][1] = time
+            else:
+                del calls[:-_REMEMBERED]
+                calls.append([time, time, state])
+            return
+        # A reentrant checkpoint has a node of its own, made before what it computes; others run a node of that itself.
+        is_before = node.startswith("CheckpointFunction")
+        found = [then for first, last, then in calls if (time < last if is_before else first <= time)]
+        then = found[0 if is_before else -1] if found else None
+        wanted = (
+            "a backward pass with the adapters on, and merged, as in the forward pass that a checkpoint computes anew"
+        )
+        got = "others; call backward() before use_adapters, merge, unmerge or adapt"
+        needs(then == state, OptionError, type(self).__name__, wanted, got)
 
     @property
     def base(self) -> Any:
@@ -207,6 +241,7 @@ class Adapter(Replacement):
 
     def forward(self, x: Tensor, *args: object, **options: object) -> Tensor:
         """Applies the layer; see the class. A merged one in training is refused."""
+        self.check_recomputed()
         if not self.is_on:
             return self.layer(x, *args, **options)
         if self.merged is None:

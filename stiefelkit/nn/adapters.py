@@ -53,6 +53,7 @@ class TrainedCopy(Replacement):
 
     def forward(self, *args: object, **options: object) -> Any:
         """Calls the copy, or the module if it is off."""
+        self.check_recomputed()
         self.check_alone()
         return self.active(*args, **options)
 

@@ -1,11 +1,13 @@
 """Rotations of a decoder that are learned through its fake-quantized layers, before they are folded."""
 
 import copy
+import functools
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +43,30 @@ def fake_quantize(x: Tensor, bits: int) -> Tensor:
     scale = exact.abs().amax(-1, keepdim=True) / most
     rounded = (exact / torch.where(scale == 0, 1.0, scale)).round() * scale
     return rounded + (x - exact)  # the bracket is zero: x + (rounded - exact) can miss the grid by one ulp
+
+
+_Attribute: TypeAlias = tuple[nn.Module, Callable[..., Any], str]
+_OF_THE_MODEL = frozenset(
+    "config device dtype generation_config main_input_name name_or_path can_generate gradient_checkpointing_enable "
+    "gradient_checkpointing_disable is_gradient_checkpointing supports_gradient_checkpointing get_input_embeddings "
+    "get_output_embeddings enable_input_require_grads disable_input_require_grads accepts_loss_kwargs".split()
+)
+"""Attributes that trainers ask of a model, and that neither run nor save it."""
+
+
+class _with_signature_of_the_model:
+    """Makes a method that has the signature of the model's forward, by which trainers choose columns of data."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]
+
+    def __get__(self, module: Any, _: type) -> Any:
+        if module is None:
+            return self.function
+        bound: Any = partial(self.function, module)
+        bound.__signature__ = inspect.signature(module.model.forward)
+        return bound
 
 
 class Rotated(nn.Module):
@@ -104,10 +130,19 @@ class Rotated(nn.Module):
         sizes = [(one.groups, one.size, one.size) for one in sites.heads if heads]
         self.head_rotations = nn.ModuleList(Rotation(size, "stiefel", "identity", factory, {}) for size in sizes)
 
-    def forward(self, *args: object, **kwargs: object) -> Any:
-        """Calls the model, rotated and rounded."""
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name) if name in _OF_THE_MODEL else super().__getattr__(name)
+
+    @_with_signature_of_the_model
+    def forward(self, *args: object, labels: object = None, **kwargs: object) -> Any:
+        """Calls the model, rotated and rounded, with the arguments and the signature that it has."""
         with self._rotated():
-            return self.model(*args, **kwargs)
+            return self.model(*args, **kwargs, **({} if labels is None else {"labels": labels}))
+
+    def generate(self, *args: object, **kwargs: object) -> Any:
+        """Generates with the model, rotated and rounded."""
+        with torch.no_grad(), self._rotated():
+            return attribute(self.model, "generate")(*args, **kwargs)
 
     @torch.no_grad()
     def fold(self, *, check: bool = True) -> nn.Module:
@@ -128,24 +163,23 @@ class Rotated(nn.Module):
 
     @contextmanager
     def _rotated(self) -> Iterator[None]:
-        """Gives each layer a forward of its own for one call; a checkpoint calls it again, later and without them."""
+        """Gives each layer a forward of its own for one call, and where the model's checkpoints compute anew."""
         r, *heads = (frame.weight for frame in self._frames())
         sites = list(self._sites(r, heads))
-        forwards = [(s.layer, self._forward_of(s, r)) for s in sites if not isinstance(s.layer, Matrix)]
+        forwards: list[_Attribute] = []
+        forwards += [(s.layer, self._forward_of(s, r), "forward") for s in sites if not isinstance(s.layer, Matrix)]
         for owner in {s.layer.owner for s in sites if isinstance(s.layer, Matrix)}:
             own = [s for s in sites if isinstance(s.layer, Matrix) and s.layer.owner is owner]
-            forwards.append((owner, _checkpointed(owner, partial(self._run_with, owner, own))))
-        for layer, _ in forwards:
+            forwards.append((owner, _checkpointed(owner, partial(self._run_with, owner, own)), "forward"))
+        for layer, *_ in forwards:
             got = f"{kind_of(layer)} with another; accelerate's remove_hook_from_submodules takes its hooks off"
             is_own = attribute(layer.forward, "__func__") is type(layer).forward
             needs(is_own, OptionError, "Rotated", "layers with the forward of their class", got)
-        try:
-            for layer, forward in forwards:
-                vars(layer)["forward"] = forward
+        for module in self.sites.model.modules():  # of transformers, and of torch.distributed
+            for name in {"_gradient_checkpointing_func", "checkpoint_fn"} & vars(module).keys():
+                forwards.append((module, partial(_checkpoint_again, vars(module)[name], forwards), name))
+        with _attributes(forwards):
             yield
-        finally:
-            for layer, _ in forwards:
-                del vars(layer)["forward"]
 
     def _sites(self, r: Tensor, heads: list[Tensor]) -> Iterable[Site]:
         """Returns each layer with the rotations on both of its sides."""
@@ -199,13 +233,38 @@ class Rotated(nn.Module):
         return torch.func.functional_call(other, values, args)
 
 
+@contextmanager
+def _attributes(given: Sequence[_Attribute]) -> Iterator[None]:
+    """Gives modules attributes of their own, inside a block."""
+    before = [(module, name, vars(module).get(name)) for module, _, name in given]
+    try:
+        for module, value, name in given:
+            vars(module)[name] = value
+        yield
+    finally:
+        for module, name, value in before:
+            vars(module).pop(name) if value is None else vars(module).update({name: value})
+
+
+def _checkpoint_again(
+    original: Callable[..., Any], given: Sequence[_Attribute], run: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    """Checkpoints a function that has the same attributes of modules when it is called again."""
+
+    def again(*args: Any, **options: Any) -> Any:
+        with _attributes([one for one in given if one[2] == "forward"]):
+            return run(*args, **options)
+
+    return original(again, *args, **options)
+
+
 def _checkpointed(layer: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a forward that computes what it does anew in the backward pass."""
     has_gradients = torch.is_grad_enabled()
 
     def forward(*args: Any) -> Any:
         if has_gradients and not torch.is_grad_enabled():
-            got = "a reentrant checkpoint; switch the model's own gradient checkpointing off: layers have theirs"
+            got = "a reentrant checkpoint; use_reentrant=False, or none of the model's own: layers have theirs"
             raise OptionError(f"Rotated needs {kind_of(layer)} to run with gradients, got {got}.")
         return checkpoint(run, *args, use_reentrant=False) if torch.is_grad_enabled() else run(*args)
 

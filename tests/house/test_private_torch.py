@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.checkpoint import checkpoint
 
 from stiefelkit import _torch
 
@@ -153,6 +154,27 @@ def test_is_in_backward_in_hooks_of_gradients() -> None:
     x.register_hook(lambda g: seen.append(_torch.is_in_backward()))
     x.sum().backward()
     assert [*seen, _torch.is_in_backward()] == [True, False]
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_what_a_checkpoint_computes_anew_tells_when_it_was_computed(use_reentrant: bool) -> None:
+    x, seen, passes = torch.ones(2, requires_grad=True), [], []
+
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        seen.append(_torch.autograd_time())
+        passes.append(_torch.backward_pass())
+        return x.exp()
+
+    ys: list[Any] = [checkpoint(noted, x, use_reentrant=use_reentrant) for _ in range(2)]
+    (ys[0] * ys[1]).sum().backward()
+    times, names = zip(*seen, strict=True)
+    assert times[0] < times[1] <= _torch.autograd_time()[0]
+    assert names[:2] == (None, None)
+    assert all(name.startswith("CheckpointFunction") == use_reentrant for name in names[2:])
+    first, second = sorted(times[2:])
+    assert first < times[0] <= second < times[1] if use_reentrant else times[0] <= first < times[1] <= second
+    assert passes[:2] == [-1, -1]
+    assert passes[2] == passes[3] != -1
 
 
 def test_saved_tensors_have_hooks_inside_their_context() -> None:

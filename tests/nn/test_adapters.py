@@ -7,6 +7,7 @@ import pytest
 import torch
 from moved_adapters import drawn
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import stiefelkit as sk
 from stiefelkit.errors import DtypeError, NonFiniteError, OptimizerError, OptionError, StiefelkitError, UnknownNameError
@@ -322,3 +323,50 @@ def test_principal_vectors_need_a_weight_and_frames_none():
     x, one = drawn(2, 12), LowRankAdapter(Packed(), rank=4)
     assert torch.equal(one(x), Packed()(x))
     assert trained(one).spectrum.abs().min() > 0
+
+
+SWITCHES: dict[str, Any] = {
+    "use_adapters": lambda net: sk.nn.use_adapters(net, "a"),
+    "none": lambda net: sk.nn.use_adapters(net, ()),
+    "merge": lambda net: [net.eval(), *(one.merge() for one in sk.nn.adapters(net).values())],
+    "adapt": lambda net: sk.nn.adapt(net, "0", block_size=4, name="c"),
+}
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True], ids=["", "reentrant"])
+@pytest.mark.parametrize("parametrization", ["block_diagonal", "low_rank"])
+def test_a_checkpoint_computes_anew_what_was_on_or_is_refused(parametrization, use_reentrant):
+    def net_and_output() -> Any:
+        net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        for name in "ab":
+            sk.nn.adapt(net, ["0", "2"], parametrization, name=name)
+        x = torch.randn(3, 8, requires_grad=True)
+        output: Any = checkpoint(net, x, use_reentrant=use_reentrant)
+        return net, x, output.pow(3).sum()
+
+    for switch in SWITCHES.values():
+        net, _, y = net_and_output()
+        switch(net)
+        with pytest.raises(OptionError, match="backward"):
+            y.backward()
+    net, x, _ = net_and_output()
+    for _ in range(100):  # more than are remembered
+        with sk.nn.without_adapters(net), torch.no_grad():
+            net(x)
+        expected = torch.autograd.grad(net(x).pow(3).sum(), x)[0]
+        x.grad = torch.zeros_like(x)
+        output: Any = checkpoint(net, x, use_reentrant=use_reentrant)
+        output.pow(3).sum().backward()
+        assert torch.equal(x.grad, expected)
+
+    def switching(x: Tensor) -> Tensor:
+        sk.nn.use_adapters(net, "a")
+        y = net(x)
+        sk.nn.use_adapters(net, "b")
+        return net(y).pow(3).sum()
+
+    expected = torch.autograd.grad(switching(x), x)[0]
+    x.grad = torch.zeros_like(x)
+    output = checkpoint(switching, x, use_reentrant=use_reentrant)
+    output.backward()
+    assert torch.equal(x.grad, expected)
