@@ -235,7 +235,8 @@ decoders = {
 """Families of decoders by name; another `Decoder` that is put here is known in this process."""
 _HEADS = ("score", "classifier", "qa_outputs")
 """Heads that are no output embeddings: of classifiers of sequences and of tokens, and of answers to questions."""
-_NORMED_OUTPUTS = {f"{name}Model" for name in "Gemma2 Gemma3 Gemma3Text Olmo2 Olmo3 Exaone4 Glm4 Bloom".split()}
+_NORMED = "Afmoe Bloom Exaone4 FlexOlmo Gemma2 Gemma3 Gemma3Text Gemma4Text Glm4 Olmo2 Olmo3"
+_NORMED_OUTPUTS = {f"{name}Model" for name in _NORMED.split()}
 
 
 def rotation_sites(model: nn.Module, *, inputs: Mapping[str, Any] | None = None) -> RotationSites:

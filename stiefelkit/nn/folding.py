@@ -13,7 +13,7 @@ from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, ShapeErro
 from stiefelkit.nn.adapter import Replacement
 from stiefelkit.nn.frozen import agree, attribute, inside_peft, probes, twin
 from stiefelkit.nn.linear import HadamardLinear
-from stiefelkit.tensors import working_dtype
+from stiefelkit.tensors import is_sharded, working_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,8 +125,11 @@ def matrix_of(layer: nn.Module) -> tuple[nn.Parameter, int]:
 
 
 def require_filled(layer: nn.Module) -> None:
-    """Raises UnfilledError for a layer whose parameters hold no values."""
-    is_filled = not any(p is not None and p.is_meta for p in held_parameters(layer).values())
+    """Raises UnfilledError for a layer whose parameters hold no values, DtypeError where each process holds a part."""
+    held = [p for p in held_parameters(layer).values() if p is not None]
+    got = f"{kind_of(layer)} whose are sharded; rotate before fully_shard"
+    needs(not is_sharded(*held), DtypeError, "Folding", "parameters that one process holds", got)
+    is_filled = not any(p.is_meta for p in held)
     got = f"{kind_of(layer)} on the meta device; load it, or take accelerate's hooks off, first"
     needs(is_filled, UnfilledError, "Folding", "parameters that hold values", got)
 

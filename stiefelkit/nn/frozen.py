@@ -102,9 +102,15 @@ def has_own_forward(module: nn.Module) -> bool:
     return not is_torchs or "forward" in vars(module) or type(module).__call__ is not nn.Module.__call__
 
 
+def foreign_hooks(layer: nn.Module) -> bool:
+    """Returns whether a call of a layer runs hooks, but for transformers' that makes outputs require gradients."""
+    hooks = [hook for table in call_hooks(layer) for hook in table.values()]
+    return any(attribute(hook, "__name__") != "make_inputs_require_grads" for hook in hooks)
+
+
 def obstacle(layer: nn.Module) -> str | None:
     """Returns what a layer visibly has beside one matrix and a bias, as the end of a sentence, or None."""
-    if any(call_hooks(layer)):
+    if foreign_hooks(layer):
         return f"{type(layer).__name__} with hooks; remove them first"
     for name, _ in layer.named_parameters():
         if name not in ("weight", "bias") and not name.startswith("parametrizations."):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from stiefelkit._torch import call_hooks, held_parameters
+from stiefelkit._torch import held_parameters
 from stiefelkit.errors import CheckpointError, DtypeError, NotAFrameError, OptionError, ShapeError, needs
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
@@ -15,7 +15,16 @@ from stiefelkit.nn import folding, stream
 from stiefelkit.nn.adapter import Replacement, replaced
 from stiefelkit.nn.decoders import Heads, RotationSites, check_sites
 from stiefelkit.nn.folding import Affine, Factor, Site, kind_of
-from stiefelkit.nn.frozen import agree, attribute, beyond_affine, has_own_forward, in_other_adapters, probes, twin
+from stiefelkit.nn.frozen import (
+    agree,
+    attribute,
+    beyond_affine,
+    foreign_hooks,
+    has_own_forward,
+    in_other_adapters,
+    probes,
+    twin,
+)
 from stiefelkit.nn.linear import HadamardLinear
 
 
@@ -206,8 +215,8 @@ class _Fold:
         layers = [site.layer for site in self.found.values()]
         inner = [*map(folding.inner_of, layers)]
         for module in [*self.affine, *layers, *inner]:
-            got = f"{kind_of(module)} with hooks; take them off first, as gradient_checkpointing_disable does its own"
-            needs(not any(call_hooks(module)), OptionError, "Folding", "layers and norms without hooks", got)
+            got = f"{kind_of(module)} with hooks; remove them first"
+            needs(not foreign_hooks(module), OptionError, "Folding", "layers and norms without hooks", got)
         for site in self.found.values():
             is_known = isinstance(site.layer, HadamardLinear) and not site.inputs
             is_known |= isinstance(site.layer, folding.Matrix)
@@ -239,10 +248,8 @@ class _Fold:
     def _refuse_saving(self, is_another: bool) -> None:
         """Makes `save_pretrained` raise where `from_pretrained` would make other norms, or a head without a bias."""
         for module in self.model.modules() if is_another and self.model is not None else ():
-            if (
-                callable(attribute(type(module), "from_pretrained"))
-                and attribute(type(module), "get_base_model") is None
-            ):
+            is_adapted = attribute(type(module), "get_base_model") is not None  # PEFT saves its own
+            if callable(attribute(type(module), "from_pretrained")) and not is_adapted:
                 vars(module)["save_pretrained"] = functools.partial(_refuse, kind_of(module))
 
     def write(self, changes: Sequence[folding.Change], online: bool = False) -> None:
@@ -312,13 +319,8 @@ def site_of(found: dict[int, Site], layer: nn.Module) -> Site:
 def _turn_heads(found: dict[int, Site], attentions: Sequence[Heads], heads: Tensor | Sequence[Tensor]) -> None:
     """Adds the factors of the rotations of heads to value and output layers."""
     each = [heads] * len(attentions) if isinstance(heads, Tensor) else [*heads]
-    needs(
-        len(attentions) > 0,
-        OptionError,
-        "rotate_",
-        "heads= for a model whose values no clip nor norm acts on",
-        "another",
-    )
+    wanted = "heads= for a model whose values no clip nor norm acts on"
+    needs(len(attentions) > 0, OptionError, "rotate_", wanted, "another")
     needs(len(each) == len(attentions), OptionError, "rotate_", f"heads= for {len(attentions)} attentions", len(each))
     for one, given in zip(attentions, each, strict=True):
         stack = _checked(given, "heads")

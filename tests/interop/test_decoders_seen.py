@@ -96,8 +96,12 @@ def test_norms_of_what_is_added_are_refused_with_the_reason_however_they_are_des
         ]  # fmt: skip
         norms[of_mlp] = [mlp.gate_proj, mlp.up_proj]
     writers = [base.embed_tokens, *(w for b in base.layers for w in (b.self_attn.o_proj, b.mlp.down_proj))]
-    with pytest.raises(OptionError, match="norm"):
-        sk.nn.rotate_(rotation(), sites=sk.nn.RotationSites(model, norms, writers))
+    for call in (
+        sk.nn.rotation_sites,
+        lambda m: sk.nn.rotate_(rotation(), sites=sk.nn.RotationSites(m, norms, writers)),
+    ):
+        with pytest.raises(OptionError, match=r"norm|passes the scale"):
+            call(model)
 
 
 def test_soft_prompts_are_writers_and_a_prefix_is_refused_with_rotated_heads():
@@ -172,6 +176,7 @@ def test_the_check_leaves_mode_randomness_and_buffers_as_they_were():
     config = transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=64)  # with dropout
     model = shaken(transformers.GPT2LMHeadModel(config)).train()
     model.transformer.h[0].eval()
+    model.gradient_checkpointing_enable()
     modes = {name: module.training for name, module in model.named_modules()}
     kept = torch.get_rng_state(), {name: b.clone() for name, b in model.named_buffers()}
     sk.nn.rotate_(sk.nn.mean_preserving(rotation()), sites=sk.nn.rotation_sites(model))
