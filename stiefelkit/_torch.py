@@ -28,7 +28,8 @@ __all__ = [
     "forward_hooks", "forward_pre_hooks", "has_saved_tensor_hooks", "held_buffers", "held_modules", "held_parameters",
     "higher_order_scan", "injected_properties", "inside_checkpoint", "is_batched", "is_cached", "is_composite",
     "is_differentiated", "is_exported", "is_exporting", "is_in_backward", "is_in_forward_mode", "is_intercepted",
-    "is_jit_traced", "is_mapped", "is_traced", "is_transformed", "is_view", "is_view_operator", "kernels_of",
+    "is_jit_traced", "is_mapped", "is_traced", "is_transformed", "is_view", "is_view_operator",
+    "is_writing_operator", "kernels_of",
     "lazy_conjugates", "levels_of_forward_mode", "load_pre_hooks", "pop_mode", "pruned_name", "push_mode",
     "step_inside", "unbatched", "unhooked_step", "unwrapped", "write_count",
 ]  # fmt: skip
@@ -269,6 +270,11 @@ def unhooked_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Op
 def is_view_operator(op: Any) -> bool:
     """Returns whether an operator only looks at its argument in another way, and so runs nothing on a device."""
     return any(a.alias_info is not None and not a.alias_info.is_write for a in op._schema.returns)
+
+
+def is_writing_operator(op: Any) -> bool:
+    """Returns whether an operator writes to an argument."""
+    return op._schema.is_mutable
 
 
 def kernels_of(device: str) -> Any:

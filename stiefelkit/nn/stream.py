@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stiefelkit._torch import TorchDispatchMode, held_modules, held_parameters
+from stiefelkit._torch import TorchDispatchMode, held_modules, held_parameters, is_writing_operator
 from stiefelkit.errors import OptionError, needs
 from stiefelkit.nn import folding
 from stiefelkit.nn.adapter import replaced
@@ -42,7 +42,7 @@ class _InFloat64(TorchDispatchMode):
     """Works in float64 whatever the dtype of weights is, and whatever the model casts to."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
-        written = args[0] if func._schema.is_mutable and args and isinstance(args[0], Tensor) else None
+        written = args[0] if is_writing_operator(func) and args and isinstance(args[0], Tensor) else None
         dtype = written.dtype if written is not None and written.is_floating_point() else torch.float64
 
         def cast(x: object) -> object:
