@@ -126,7 +126,7 @@ def hadamard_factors(n: int, order: str | None = None) -> tuple[Tensor, ...]:
         raise ShapeError(f"{_KERNELS} needs an order of 2^k times 1, 12, 20 or 28, got {n}; order=None takes more.")
     if m is None:
         near, block = "{} and {} are near".format(*hadamard_orders(n)), _largest_block(n)
-        wide = f", and hadamard_transform(x, block={block}) takes blocks" if block > 2 else ""
+        wide = f", and a transform with block={block} takes blocks" if block > 2 else ""
         raise ShapeError(f"sk.init.hadamard needs an order like 2^k or 12, 20, 28, ..., got {n}; {near}{wide}.")
     with torch.inference_mode(False):
         two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64, device="cpu")
@@ -228,12 +228,12 @@ _CIRCULANTS = {
     28: (0x7E, 0x3C, 0x5A, 0x66),
     92: (0x7CA53E, 0x289914, 0x2C6634, 0x7A5E0),
     116: (0x1A700396, 0x4873848, 0x14EC0DCA, 0x15E4C9EA),
-    156: (0x1AFB3CDF58, 0xECF5AF370, 0x1975BDAE98, 0x72BE247D4E),
+    156: (0x761EA5786E, 0x3165FFA68C, 0x4FCD42B3F2, 0x7749E792EE),
     172: (0x4F4C932F20, 0x1CD53FCAB38, 0x285B198DA14, 0x4F85108A1F2),
 }
 """First rows of four symmetric circulants whose squares add up to n I; a bit is -1, its place the power of two.
 
-Those of 20, 28 and 156 are in Sloane's library of Hadamard matrices, the others were found by searches.
+Those of 20 and 28 are in Sloane's library of Hadamard matrices, the others were found by searches.
 """
 
 

@@ -15,6 +15,7 @@ from stiefelkit.errors import CheckpointError, OptionError, UnknownNameError, di
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter, Replacement, replaced
 from stiefelkit.nn.butterfly import ButterflyAdapter
 from stiefelkit.nn.frozen import OF_PEFT, in_other_adapters, layout_of
+from stiefelkit.nn.linear import HadamardLinear
 from stiefelkit.nn.low_rank import LowRankAdapter, PrincipalAdapter
 from stiefelkit.weights.find import Where, check_module, matches, nearest_of
 
@@ -276,6 +277,7 @@ def _owners(model: nn.Module, state: Iterable[str]) -> dict[str, tuple[str | Non
     """
     held = [(path, m.name) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, Replacement)]
     names = {".".join(part for part in path.split(".") if part != CHECKPOINTED): name for path, name in held}
+    online = {path for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, HadamardLinear)}
     found: dict[str, tuple[str | None, str]] = {}
     for key in state:
         parts, short, owner = key.split("."), [], None
@@ -284,6 +286,8 @@ def _owners(model: nn.Module, state: Iterable[str]) -> dict[str, tuple[str | Non
             if around is None or part != "layer":
                 short.append(part)
                 owner = owner or around
+        if owner is None and short[-2:-1] == ["linear"] and ".".join(short[:-2]) in online:
+            del short[-2]  # whose keys are those of a plain layer
         found[key] = owner, ".".join(short)
     return found
 

@@ -12,6 +12,7 @@ from stiefelkit.errors import CheckpointError, OptionError, needs
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.nn.recurrent import require_options
+from stiefelkit.numbers import integer, optional
 from stiefelkit.weights import attach
 from stiefelkit.weights.find import coordinate_list_of
 
@@ -82,6 +83,7 @@ class HadamardLinear(nn.Module):
 
     Args:
         in_features, out_features, bias, device, dtype: as of `torch.nn.Linear`.
+        block, order: as of `stiefelkit.functional.hadamard_transform`; "hadamard" holds them.
 
     Shape:
         (*, in_features) to (*, out_features).
@@ -89,21 +91,24 @@ class HadamardLinear(nn.Module):
 
     hadamard: Tensor
 
-    def __init__(self, *args: Any, **options: Any):
+    def __init__(self, *args: Any, block: int | None = None, order: str | None = None, **options: Any):
         super().__init__()
         self.linear = nn.Linear(*args, **options)
-        self.register_buffer("hadamard", torch.ones((), dtype=torch.uint8, device=self.linear.weight.device))
+        block = optional(integer(2)).require("HadamardLinear", "block", block)
+        self.options: dict[str, Any] = {"block": block, "order": order}
+        hadamard_transform(torch.empty(0, self.in_features, device="cpu"), **self.options)  # raises
+        self.register_buffer("hadamard", self._code.to(self.linear.weight.device))
         self.register_state_dict_post_hook(_name_as_plain)
         self.register_load_state_dict_pre_hook(_refuse_plain)
 
     @classmethod
-    def around(cls, layer: nn.Module) -> "HadamardLinear":
+    def around(cls, layer: nn.Module, **options: Any) -> "HadamardLinear":
         """Returns a layer with the weight and bias of a linear one, or of transformers' `Conv1D`, as they are."""
         w, b = layer.get_parameter("weight"), held_parameters(layer).get("bias")
         w = w if isinstance(layer, nn.Linear) else nn.Parameter(w.detach().mT.contiguous(), w.requires_grad)
-        made = cls(w.shape[1], w.shape[0], bias=b is not None, device="meta", dtype=w.dtype)
+        made = cls(w.shape[1], w.shape[0], bias=b is not None, device="meta", dtype=w.dtype, **options)
         made.linear.weight, made.linear.bias = w, b
-        made.hadamard = torch.ones((), dtype=torch.uint8, device=w.device)
+        made.hadamard = made._code.to(w.device)
         return made.train(layer.training)
 
     in_features = property(lambda self: self.linear.in_features, doc="Size of the input.")
@@ -115,7 +120,16 @@ class HadamardLinear(nn.Module):
         """Applies the layer."""
         got = "HadamardLinear; a Linear with the weight hadamard_transform(layer.weight) does the same"
         needs(not is_exported(), OptionError, "torch.onnx.export", "operators that ONNX has", got)
-        return self.linear(hadamard_transform(x))
+        return self.linear(hadamard_transform(x, **self.options))
+
+    @property
+    def _code(self) -> Tensor:
+        """One, or the size of blocks, below zero in the order of the kernels."""
+        block, order = self.options.values()
+        size = block or self.in_features
+        is_whole = order is None and size == self.in_features
+        kind = torch.uint8 if is_whole else torch.int32
+        return torch.tensor(1 if is_whole else size if order is None else -size, dtype=kind, device="cpu")
 
 
 def _name_as_plain(layer: nn.Module, state: dict[str, Tensor], prefix: str, _: object) -> None:
@@ -125,11 +139,15 @@ def _name_as_plain(layer: nn.Module, state: dict[str, Tensor], prefix: str, _: o
             state[f"{prefix}{name}"] = t.unsqueeze(1) if name == "weight" else t
 
 
-def _refuse_plain(layer: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+def _refuse_plain(layer: HadamardLinear, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Raises CheckpointError for the weight of a layer that does not transform its input; names those of `linear`."""
     if f"{prefix}weight" in state and f"{prefix}hadamard" not in state:
         got = f"{prefix}weight without {prefix}hadamard, of a plain layer; load it before rotate_(online=True)"
         raise CheckpointError(f"HadamardLinear needs a state of its own kind, got {got}.")
+    if f"{prefix}hadamard" in state and not state[f"{prefix}hadamard"].is_meta:
+        wanted, given = int(layer._code), int(state[f"{prefix}hadamard"])
+        got = f"{given}; 1 is the whole, others blocks of so many, below zero in the order of fast_hadamard_transform"
+        needs(given == wanted, CheckpointError, "HadamardLinear", f"{prefix}hadamard of {wanted}", got)
     for name in ("weight", "bias"):
         if f"{prefix}{name}" in state:
             t = state.pop(f"{prefix}{name}")

@@ -4,7 +4,7 @@ import copy
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
@@ -22,7 +22,16 @@ from stiefelkit.nn.decoders import RotationSites, check_sites, rotation_sites
 from stiefelkit.nn.folding import Matrix, Site, kind_of, weight_and_bias_of
 from stiefelkit.nn.frozen import attribute
 from stiefelkit.nn.linear import HadamardLinear
-from stiefelkit.nn.rotation import absorb_norms_, check_downs, of_hadamard, of_stream, rotate_, site_of, turn_heads
+from stiefelkit.nn.rotation import (
+    absorb_norms_,
+    check_downs,
+    hadamard_options,
+    of_hadamard,
+    of_stream,
+    rotate_,
+    site_of,
+    turn_heads,
+)
 from stiefelkit.numbers import integer, optional
 
 
@@ -49,7 +58,8 @@ _Attribute: TypeAlias = tuple[nn.Module, Callable[..., Any], str]
 _OF_THE_MODEL = frozenset(
     "config device dtype generation_config main_input_name name_or_path can_generate gradient_checkpointing_enable "
     "gradient_checkpointing_disable is_gradient_checkpointing supports_gradient_checkpointing get_input_embeddings "
-    "get_output_embeddings enable_input_require_grads disable_input_require_grads accepts_loss_kwargs".split()
+    "get_output_embeddings activation_checkpointing_enable activation_checkpointing_disable accepts_loss_kwargs "
+    "enable_input_require_grads disable_input_require_grads".split()
 )
 """Attributes that trainers ask of a model, and that neither run nor save it."""
 
@@ -85,7 +95,7 @@ class Rotated(nn.Module):
         weight_bits: bits of weights; None leaves them as they are.
         activation_bits: bits of what layers read.
         heads: whether heads are rotated, too.
-        online: whether what `sites.downs` read is multiplied by a Hadamard matrix.
+        online: whether what `sites.downs` read is multiplied by a Hadamard matrix, or options of it, as in `rotate_`.
         start: the first residual rotation: "hadamard" with random signs, a scheme of `stiefelkit.init` or a matrix.
             Heads start at the identity.
         generator: source of randomness.
@@ -101,7 +111,7 @@ class Rotated(nn.Module):
         weight_bits: int | None = 4,
         activation_bits: int | None = 4,
         heads: bool = True,
-        online: bool = False,
+        online: bool | Mapping[str, Any] = False,
         start: str | Tensor = "hadamard",
         generator: torch.Generator | None = None,
         check: bool = True,
@@ -191,7 +201,7 @@ class Rotated(nn.Module):
         for one, q in zip(self.sites.heads, heads, strict=bool(heads)):
             turn_heads(found, one, q)
         for layer in self.sites.downs if self.online else ():
-            site_of(found, layer).inputs.append(of_hadamard(layer))
+            site_of(found, layer).inputs.append(of_hadamard(layer, **hadamard_options(self.online)))
         return found.values()
 
     def _forward_of(self, site: Site, r: Tensor) -> Callable[..., Tensor]:
@@ -201,10 +211,11 @@ class Rotated(nn.Module):
             return lambda *args: F.linear(y := own(*args), r.to(y))
         if layer in [*self.sites.norms.values()][-1]:
             return lambda x: own(x @ r.to(x))
-        is_online = isinstance(layer, HadamardLinear) or (self.online and layer in self.sites.downs)
+        is_online = isinstance(layer, HadamardLinear) or (bool(self.online) and layer in self.sites.downs)
+        options = layer.options if isinstance(layer, HadamardLinear) else hadamard_options(self.online)
 
         def run(x: Tensor) -> Tensor:
-            x = hadamard_transform(x) if is_online else x
+            x = hadamard_transform(x, **options) if is_online else x
             w, b = self._turned(site, x.dtype)
             x = x if self.activation_bits is None else fake_quantize(x, self.activation_bits)
             return F.linear(x, w, b)

@@ -2,14 +2,16 @@
 
 import functools
 import itertools
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stiefelkit._torch import held_parameters
 from stiefelkit.errors import CheckpointError, DtypeError, NotAFrameError, OptionError, ShapeError, needs
-from stiefelkit.functional import hadamard_transform
+from stiefelkit.functional import hadamard_transform, nearest_frame
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.nn import folding, stream
 from stiefelkit.nn.adapter import Replacement, replaced
@@ -34,7 +36,7 @@ def rotate_(
     *,
     sites: RotationSites | None = None,
     heads: Tensor | Sequence[Tensor] | None = None,
-    online: bool = False,
+    online: bool | Mapping[str, Any] = False,
     readers: Iterable[nn.Module] = (),
     writers: Iterable[nn.Module] = (),
     norms: Mapping[nn.Module, Iterable[nn.Module]] | None = None,
@@ -51,14 +53,16 @@ def rotate_(
     checked. With R of `sk.orthogonal(layer, "weight", "stiefel")` that is layer.weight.
 
     Args:
-        rotation: R, n x n; None with `heads` or `online` alone.
+        rotation: R, n x n; None with `heads` or `online` alone. The nearest rotation is taken of what was rounded, and
+            a warning says how far away it is.
         sites: the layers of a whole decoder, of `rotation_sites(model)`, in the place of those below. A head that is
             tied to the embedding and has to differ from it gets a weight of its own, and the configuration says so.
         heads: rotations between the value and the output layer of each attention of `sites`: a matrix for all heads, a
             stack of one for each head of keys and values, or a sequence of these, one for each block.
         online: multiplies what `sites.downs` read by a Hadamard matrix when the model runs, and their weights by its
             inverse; each becomes a `HadamardLinear`, under the same name, with the key "hadamard" beside its weight,
-            which no plain layer loads; `config.stiefelkit_online` is True then, if the model has a configuration.
+            which no plain layer loads; `config.stiefelkit_online` is `online` then, if the model has a configuration.
+            With options of `hadamard_transform` in the place of True, {"block": 128}, it is made by them.
         readers: linear layers with n inputs.
         writers: linear layers with n outputs; or embeddings, whose rows are rotated.
         norms: norms of n features, each with all layers that read what it gives, which are readers by that.
@@ -103,7 +107,7 @@ def rotate_(
     if online:
         check_downs(sites.downs)
     for layer in sites.downs if online else ():
-        factor = of_hadamard(layer)
+        factor = of_hadamard(layer, **hadamard_options(online))
         factor.apply(torch.zeros(factor.size, 1, device="cpu"))  # raises where there is no such matrix
         site_of(fold.found, layer).inputs.append(factor)
     changes = fold.require(None)
@@ -228,7 +232,7 @@ class _Fold:
         folding.require_finite(changes, self.affine)
         return changes
 
-    def prove(self, who: str, sites: RotationSites, online: bool, error: float) -> None:
+    def prove(self, who: str, sites: RotationSites, online: bool | Mapping[str, Any], error: float) -> None:
         """Raises OptionError if a copy of the model with all changes gives other outputs."""
         first = self.found.get(id(sites.writers[0]))
 
@@ -241,7 +245,9 @@ class _Fold:
         read = itertools.chain(*sites.norms.values())
         groups = (sites.norms, read, sites.writers, [one.value for one in sites.heads])
         layers = stream.Layers(*({id(folding.inner_of(layer)) for layer in group} for group in groups))
-        changed = stream.changed_copy(sites.model, self.found.values(), self.affine, sites.downs if online else ())
+        changed = stream.changed_copy(
+            sites.model, self.found.values(), self.affine, sites.downs if online else (), hadamard_options(online)
+        )
         probes = stream.own_probes(sites.model, sites.writers, sites.size, sites.inputs)
         stream.require_same(sites.model, changed, probes, turn, layers, who, error)
 
@@ -252,13 +258,15 @@ class _Fold:
             if callable(attribute(type(module), "from_pretrained")) and not is_adapted:
                 vars(module)["save_pretrained"] = functools.partial(_refuse, kind_of(module))
 
-    def write(self, changes: Sequence[folding.Change], online: bool = False) -> None:
+    def write(self, changes: Sequence[folding.Change], online: bool | Mapping[str, Any] = False) -> None:
         """Writes changes, and puts new norms and layers into the model and the sites."""
         others = folding.write(changes, self.affine, self.model)
         if online and self.sites is not None:
-            others |= {id(layer): HadamardLinear.around(layer) for layer in self.sites.downs}
+            others |= {
+                id(layer): HadamardLinear.around(layer, **hadamard_options(online)) for layer in self.sites.downs
+            }
             if (config := attribute(self.model, "config")) is not None:
-                config.stiefelkit_online = True
+                config.stiefelkit_online = hadamard_options(online) or True
         if self.model is not None:
             has_new_bias = any(change.name == "bias" and change.is_new for change in changes)
             self._refuse_saving(has_new_bias or any(own.is_replaced for own in self.affine.values()))
@@ -306,9 +314,17 @@ def _checked(rotation: Tensor, what: str) -> Tensor:
     rotation = rotation.detach().double()
     error = orthogonality_error(rotation).max().item()
     got = f"one with ||R^T R - I||_F = {error:.2g}; sk.functional.nearest_frame of it in float64 gives the nearest"
-    is_frame = error <= frame_tolerance(rotation.shape[-1], dtype)
-    needs(is_frame, NotAFrameError, "rotate_", "an orthogonal matrix", got)
-    return rotation
+    n = rotation.shape[-1]
+    needs(error <= frame_tolerance(n, torch.bfloat16), NotAFrameError, "rotate_", "an orthogonal matrix", got)
+    if error <= frame_tolerance(n, dtype):
+        return rotation
+    nearest = nearest_frame(rotation)
+    warnings.warn(
+        f"rotate_ takes the rotation nearest to {what} with ||R^T R - I||_F = {error:.2g}, "
+        f"{torch.dist(nearest, rotation).item():.2g} away in the Frobenius norm.",
+        stacklevel=3,
+    )
+    return nearest
 
 
 def site_of(found: dict[int, Site], layer: nn.Module) -> Site:
@@ -355,9 +371,14 @@ def _of_heads(stack: Tensor, rows: Tensor, size: int) -> Factor:
     return Factor(size, apply)
 
 
-def of_hadamard(layer: nn.Module) -> Factor:
+def hadamard_options(online: bool | Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of `hadamard_transform` that `online=` gives, none for True."""
+    return dict(online) if isinstance(online, Mapping) else {}
+
+
+def of_hadamard(layer: nn.Module, **options: Any) -> Factor:
     """Returns the factor of a layer whose inputs are transformed by a Hadamard matrix."""
-    return Factor(folding.weight_and_bias_of(layer)[0].shape[-1], lambda m: hadamard_transform(m.mT).mT)
+    return Factor(folding.weight_and_bias_of(layer)[0].shape[-1], lambda m: hadamard_transform(m.mT, **options).mT)
 
 
 def check_downs(downs: Iterable[nn.Module]) -> None:

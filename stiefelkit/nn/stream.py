@@ -302,16 +302,22 @@ def _relation(x: Tensor | None, y: Tensor | None, turn: Turn) -> str:
 
 
 def changed_copy(
-    model: nn.Module, sites: Iterable[Site], norms: Mapping[nn.Module, Affine], downs: Iterable[nn.Module]
+    model: nn.Module,
+    sites: Iterable[Site],
+    norms: Mapping[nn.Module, Affine],
+    downs: Iterable[nn.Module],
+    options: Mapping[str, Any],
 ) -> nn.Module:
     """Returns a copy of a model with the new values of all sites, each worked out in float64 where it is read.
 
-    Values are kept where all are small. The layers `downs` read the Hadamard transform of their inputs.
+    Values are kept where all are small. The layers `downs` read the Hadamard transform of their inputs, by its options.
     """
     other, memo = copied(model)
     sites = [*sites]
     is_kept = sum(folding.matrix_of(site.layer)[0].numel() for site in sites) < _KEPT
-    online: dict[int, nn.Module] = {id(memo[id(layer)]): HadamardLinear.around(memo[id(layer)]) for layer in downs}
+    online: dict[int, nn.Module] = {
+        id(memo[id(layer)]): HadamardLinear.around(memo[id(layer)], **options) for layer in downs
+    }
     last: dict[object, Tensor] = {}
     for site in sites:
         layer, dim = site.layer, folding.matrix_of(site.layer)[1]

@@ -187,12 +187,37 @@ def test_a_layer_that_reads_and_writes_gets_both_products_and_one_weight_in_two_
     assert torch.equal(reader.weight, w)
 
 
-def test_a_hadamard_layer_is_the_layer_with_the_transform_in_its_weight():
-    layer, x = nn.Linear(12, 5).double(), torch.randn(3, 12, dtype=torch.float64)
-    online = sk.nn.HadamardLinear.around(copy.deepcopy(layer))
+@pytest.mark.parametrize(("n", "options"), [(12, {}), (28, {"block": 4}), (24, {"order": "fast_hadamard_transform"})])
+def test_a_hadamard_layer_is_the_layer_with_the_transform_in_its_weight(n, options):
+    layer, x = nn.Linear(n, 5).double(), torch.randn(3, n, dtype=torch.float64)
+    online = sk.nn.HadamardLinear.around(copy.deepcopy(layer), **options)
     with torch.no_grad():
-        online.weight.copy_(sk.functional.hadamard_transform(layer.weight))
+        online.weight.copy_(sk.functional.hadamard_transform(layer.weight, **options))
     assert torch.allclose(online(x), layer(x), atol=1e-13)
+    online.load_state_dict(online.state_dict())
+    other = sk.nn.HadamardLinear(n, 5, dtype=torch.float64, block=2)
+    with pytest.raises(errors.CheckpointError, match="hadamard"):
+        other.load_state_dict(online.state_dict())
+
+
+@pytest.mark.parametrize("n", [80, 2048])
+def test_a_rotation_that_a_float32_root_scaled_is_taken_as_the_nearest_one(n):
+    h = sk.init.hadamard(n, random=False) * n**0.5
+    r = h / torch.tensor(n).sqrt()  # as SpinQuant and QuaRot make it
+    writer, reader = nn.Linear(4, n, dtype=torch.float64), nn.Linear(n, 3, dtype=torch.float64)
+    w = writer.weight.detach().clone()
+    with pytest.warns(UserWarning, match="nearest"):
+        sk.nn.rotate_(r, writers=[writer], readers=[reader])
+    exact = sk.init.hadamard(n, random=False) @ w
+    assert torch.dist(writer.weight, exact) <= 1e-14 * exact.norm()
+
+
+def test_base_state_has_plain_keys_for_an_adapter_behind_a_transform():
+    net = nn.Sequential(sk.nn.HadamardLinear(8, 8))
+    keys = net.state_dict().keys()
+    sk.nn.adapt(net, "0.linear", block_size=4)
+    assert sk.nn.base_state(net).keys() == keys
+    assert all(key.startswith("0.linear.rotation.") for key in sk.nn.adapter_state(net))
 
 
 def test_a_plain_layer_and_a_hadamard_layer_do_not_load_each_other_in_silence():
