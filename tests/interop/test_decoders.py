@@ -294,7 +294,7 @@ def test_the_page_runs_as_it_stands(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "language-models.md").read_text()
     codes = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert len(codes) == 6
+    assert len(codes) == 7
     names: dict[str, Any] = {}
     for code in codes:
         exec(compile(code, "language-models.md", "exec"), names)
@@ -329,3 +329,55 @@ def test_layers_that_run_in_a_reentrant_checkpoint_or_have_another_forward_are_r
     assert "forward" in vars(layer)
     hooks.remove_hook_from_submodules(model)
     rotated(tokens)
+
+
+def test_a_rotated_decoder_is_checkpointed_trained_and_generates_as_its_model(tmp_path):
+    model, tokens = decoder("Llama"), torch.arange(24).view(2, 12)
+    rotated: Any = sk.nn.rotated(model, generator=seeds.generator()).train()
+    trained = [p for p in rotated.parameters() if p.requires_grad]
+    expected = torch.autograd.grad(rotated(tokens, labels=tokens).loss, trained)
+    rotated.gradient_checkpointing_enable()
+    found = torch.autograd.grad(rotated(tokens, labels=tokens).loss, trained)
+    assert all(map(torch.equal, found, expected))
+    assert all("forward" not in vars(module) for module in model.modules())
+    rotated.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    with pytest.raises(OptionError, match="use_reentrant=False"):
+        rotated(tokens, labels=tokens)
+    data = [{"input_ids": tokens[0], "labels": tokens[0], "text": "dropped"}] * 4
+    optimizer = sk.optim.MixedOptimizer([sk.optim.SGDG(sk.optim.parameter_groups(rotated, lr=1.0))])
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=3)
+    options = {"max_steps": 2, "report_to": [], "use_cpu": True, "disable_tqdm": True, "gradient_checkpointing": True}
+    arguments = transformers.TrainingArguments(str(tmp_path), save_strategy="no", **options)
+    trainer = transformers.Trainer(
+        rotated, arguments, train_dataset=data, eval_dataset=data, optimizers=(optimizer, schedule)
+    )
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] > 0
+    rotated.eval()
+    longer = rotated.generate(tokens[:1, :4], max_new_tokens=1, do_sample=False)
+    assert longer[0, -1] == rotated(tokens[:1, :4]).logits[0, -1].argmax()
+    assert not hasattr(rotated, "save_pretrained")
+
+
+def test_widths_without_a_hadamard_matrix_take_blocks_and_the_configuration_names_them():
+    model: Any = tiny_decoder("LlamaModel", intermediate_size=56)
+    fresh, before = type(model)(model.config).eval(), logits(model)
+    sk.nn.rotate_(sites=sk.nn.rotation_sites(model), online={"block": 8})
+    assert torch.dist(logits(model), before) <= 1e-5 * before.norm()
+    sk.nn.rotate_(sites=sk.nn.rotation_sites(fresh), online=model.config.stiefelkit_online)
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(logits(fresh), logits(model))
+
+
+def test_what_spinquant_saves_is_folded(tmp_path):
+    model, d = decoder("Llama"), 8
+    names = [f"model.layers.{i}.self_attn.R2" for i in range(2)]
+    torch.save({"R1": rotation().float(), **{name: rotation(d).float() for name in names}}, tmp_path / "R.bin")
+    r, before = torch.load(tmp_path / "R.bin", weights_only=True), logits(model)
+    w, v = model.model.embed_tokens.weight.detach().clone(), model.model.layers[1].self_attn.v_proj.weight.detach()
+    expected = (w @ r["R1"], (v @ torch.diag(model.model.layers[1].input_layernorm.weight.detach()) @ r["R1"]).clone())
+    sk.nn.rotate_(r["R1"].mT, sites=sk.nn.rotation_sites(model), heads=[r[name].mT for name in names])
+    torch.testing.assert_close(model.model.embed_tokens.weight, expected[0], rtol=0, atol=1e-5)
+    turned = r[names[1]].mT @ expected[1].view(-1, d, 32)
+    torch.testing.assert_close(model.model.layers[1].self_attn.v_proj.weight, turned.flatten(0, 1), rtol=0, atol=1e-5)
+    assert torch.dist(logits(model), before) <= 1e-5 * before.norm()

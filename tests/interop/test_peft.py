@@ -1,5 +1,6 @@
 """Layers of PEFT inside and around our adapters: each works, or is refused in a sentence."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -91,9 +92,13 @@ def test_an_adapter_or_a_hadamard_layer_is_no_layer_that_peft_takes_but_the_plai
     for refused in (sk.nn.adapt(Net(), "a.weight", block_size=4), net):
         with pytest.raises(ValueError, match="is not supported"):
             peft.get_peft_model(refused, lora(["a"]))
-    model: Any = peft.get_peft_model(net, lora(["a.linear"])).eval()
-    apart = model(X)
-    torch.testing.assert_close(model.merge_and_unload()(X), apart, rtol=0, atol=4e-6)
+    oft = peft.OFTConfig(target_modules=["a.linear"], oft_block_size=4, use_cayley_neumann=False)
+    for config in (lora(["a.linear"]), oft):
+        model: Any = peft.get_peft_model(copy.deepcopy(net), config).eval()
+        for name, p in model.named_parameters():
+            p.data.add_(0.1 * torch.randn_like(p) if "oft_R" in name else 0)
+        apart = model(X)
+        torch.testing.assert_close(model.merge_and_unload()(X), apart, rtol=0, atol=4e-6)
 
 
 def test_layers_of_peft_that_read_indices_or_images_are_known_by_the_layer_inside():
