@@ -89,7 +89,7 @@ def rotate_(
     needs(has_sites, OptionError, "rotate_", "sites=rotation_sites(model) beside heads= and online=", "none")
     is_something = not (sites is not None and rotation is None and heads is None and not online)
     needs(is_something, OptionError, "rotate_", "a rotation, heads= or online=True beside sites=", "none of them")
-    r = None if rotation is None else _checked(rotation, "a rotation")
+    r = None if rotation is None else checked_rotation(rotation, "a rotation")
     turn, fold = [] if r is None else [of_stream(r)], _Fold(model)
     if sites is None:
         fold.add_stream(turn, r, readers, writers, norms or {})
@@ -295,32 +295,32 @@ def mean_preserving(rotation: Tensor) -> Tensor:
     >>> bool((r.sum(1) - 1).abs().max() < 1e-12)
     True
     """
-    r = _checked(rotation, "a rotation")
+    r = checked_rotation(rotation, "a rotation")
     image = r.sum(1)
     v = image - (1.0 if image.sum() >= 0 else -1.0)
     square = v @ v
     return r if square < 1e-20 else r - 2 / square * torch.outer(v, v @ r)
 
 
-def _checked(rotation: Tensor, what: str) -> Tensor:
+def checked_rotation(rotation: Tensor, what: str, who: str = "rotate_") -> Tensor:
     """Returns a square orthogonal matrix, or a stack of such, in float64."""
     rotation = torch.as_tensor(rotation)
     is_square = rotation.dim() >= 2 and rotation.shape[-2] == rotation.shape[-1]
     is_square &= what != "a rotation" or rotation.dim() == 2
-    needs(is_square, ShapeError, "rotate_", "a square matrix", tuple(rotation.shape))
+    needs(is_square, ShapeError, who, "a square matrix", tuple(rotation.shape))
     is_real = not rotation.dtype.is_complex and not rotation.is_meta
-    needs(is_real, DtypeError, "rotate_", "a matrix of real numbers", f"{rotation.dtype} on {rotation.device.type}")
+    needs(is_real, DtypeError, who, "a matrix of real numbers", f"{rotation.dtype} on {rotation.device.type}")
     dtype = rotation.dtype if rotation.dtype in (torch.float32, torch.float64) else torch.float32
     rotation = rotation.detach().double()
     error = orthogonality_error(rotation).max().item()
     got = f"one with ||R^T R - I||_F = {error:.2g}; sk.functional.nearest_frame of it in float64 gives the nearest"
     n = rotation.shape[-1]
-    needs(error <= frame_tolerance(n, torch.bfloat16), NotAFrameError, "rotate_", "an orthogonal matrix", got)
+    needs(error <= frame_tolerance(n, torch.bfloat16), NotAFrameError, who, "an orthogonal matrix", got)
     if error <= frame_tolerance(n, dtype):
         return rotation
     nearest = nearest_frame(rotation)
     warnings.warn(
-        f"rotate_ takes the rotation nearest to {what} with ||R^T R - I||_F = {error:.2g}, "
+        f"{who} takes the rotation nearest to {what} with ||R^T R - I||_F = {error:.2g}, "
         f"{torch.dist(nearest, rotation).item():.2g} away in the Frobenius norm.",
         stacklevel=3,
     )
@@ -339,7 +339,7 @@ def _turn_heads(found: dict[int, Site], attentions: Sequence[Heads], heads: Tens
     needs(len(attentions) > 0, OptionError, "rotate_", wanted, "another")
     needs(len(each) == len(attentions), OptionError, "rotate_", f"heads= for {len(attentions)} attentions", len(each))
     for one, given in zip(attentions, each, strict=True):
-        stack = _checked(given, "heads")
+        stack = checked_rotation(given, "heads")
         wanted = [(one.size, one.size), (one.groups, one.size, one.size)]
         needs(stack.shape in wanted, ShapeError, "rotate_", f"heads= of a shape in {wanted}", tuple(stack.shape))
         most, rows = int(one.rows.max()), len(folding.weight_and_bias_of(one.value)[0])

@@ -294,6 +294,7 @@ def test_the_page_runs_as_it_stands(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "language-models.md").read_text()
     codes = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    codes = [code for code in codes if "compressed_tensors" not in code]  # which tests/interop/test_transforms.py runs
     assert len(codes) == 7
     names: dict[str, Any] = {}
     for code in codes:
