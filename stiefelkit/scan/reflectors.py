@@ -22,8 +22,9 @@ from stiefelkit.functional._arithmetic.product import is_plain
 from stiefelkit.numbers import FLAG, integer, optional
 from stiefelkit.scan.checks import DTYPES, lengths, row_counts
 from stiefelkit.scan.engines.borders import takes_borders
-from stiefelkit.scan.engines.reflections import Steps, in_segments, one_by_one, reflected_states
+from stiefelkit.scan.engines.reflections import LEAST, Steps, in_segments, reflected_states, scales
 from stiefelkit.scan.engines.triton import unsupported_device
+from stiefelkit.scan.reference import exported_loop, loop
 
 REFLECTOR_BACKENDS = ("auto", "reference", "chunks", "triton")
 """Names that `reflector_scan` takes as `backend`."""
@@ -159,6 +160,41 @@ def scan_reflectors(
         return None, last
     out = out.flip(1) if reverse else out
     return (out if times is None else out.transpose(0, 1)[times].unsqueeze(0)).to(dtype), last
+
+
+def one_by_one(steps: Steps, first: Tensor, tau: str) -> tuple[Tensor, Tensor]:
+    """Runs one reflection after the other; for ONNX as one node, in float32 if keys and values are."""
+    q, k, v, beta, decay = steps
+    m, wide, state = k.shape[2], k.double(), tuple(first.shape[1:])
+    by_step = None if beta is None else beta.double().movedim(2, -1) if tau == "free" else beta.double()
+    t = scales(wide.movedim(2, -2), by_step, tau).movedim(-1, 2)
+    parts = [wide, t, *(x.double() for x in (v, decay) if x is not None)]
+    shapes = [x.shape[2:] for x in parts]
+    rows = torch.cat([x.flatten(2) for x in parts], -1).transpose(0, 1)
+
+    def step(row: Tensor, flat: Tensor) -> Tensor:
+        h = flat.unflatten(-1, state)
+        split = row.split([shape.numel() for shape in shapes], -1)
+        key, scale, *rest = (x.unflatten(-1, tuple(shape)) for x, shape in zip(split, shapes, strict=True))
+        if decay is not None:
+            h = h * rest[-1].clamp_min(LEAST).exp()[..., None, None]
+        for i in range(m):
+            ki = key[:, i]
+            u = -(ki[..., None] * h).sum(-2)
+            if q is not None:
+                u = u + rest[0][:, i]
+            h = h + ki[..., None] * (scale[:, i, :, None] * u)[..., None, :]
+        return (h + rest[0] if q is None and v is not None else h).flatten(1)
+
+    flat = first.flatten(1)
+    if is_exported():
+        states, last = exported_loop(step, rows.detach(), flat.detach(), False)
+    else:
+        states, last = loop(step, rows, flat)
+    assert states is not None
+    states, last = states.transpose(0, 1).unflatten(-1, state), last.unflatten(-1, state)
+    out = states if q is None else (states * q.double()[..., None]).sum(-2)
+    return out, last
 
 
 def _unpacked(t: Tensor, times: Tensor) -> Tensor:
