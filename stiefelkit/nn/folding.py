@@ -227,11 +227,11 @@ def layer_norm_eps(norm: nn.Module) -> float | None:
     if isinstance(norm, nn.LayerNorm):
         return norm.eps
     held = {name: p for name, p in held_parameters(norm).items() if p is not None}
-    n = (attribute(norm, "normalized_shape") or held.get("weight", torch.empty(0)).shape or (0,))[0]
+    n = (attribute(norm, "normalized_shape") or (held["weight"].shape if "weight" in held else (0,)))[0]
     eps = attribute(norm, "eps", "variance_epsilon", default=1e-5)
     if not held.keys() <= {"weight", "bias"} or not is_norm(norm, n):
         return None
-    x = probes(n, next(iter(held.values()), torch.empty(0)).device)
+    x = probes(n, next((p.device for p in held.values()), torch.device("cpu")))
     x = torch.cat([x, x * eps**0.5])
     neutral = {name: torch.full_like(p, name == "weight") for name, p in held.items()}
     is_same = agree(twin(norm, **neutral)(x), F.layer_norm(x, (n,), eps=eps), n)

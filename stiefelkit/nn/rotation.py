@@ -304,7 +304,7 @@ def mean_preserving(rotation: Tensor) -> Tensor:
 
 def checked_rotation(rotation: Tensor, what: str, who: str = "rotate_") -> Tensor:
     """Returns a square orthogonal matrix, or a stack of such, in float64."""
-    rotation = torch.as_tensor(rotation)
+    rotation = torch.as_tensor(rotation, device=rotation.device if isinstance(rotation, Tensor) else "cpu")
     is_square = rotation.dim() >= 2 and rotation.shape[-2] == rotation.shape[-1]
     is_square &= what != "a rotation" or rotation.dim() == 2
     needs(is_square, ShapeError, who, "a square matrix", tuple(rotation.shape))

@@ -403,6 +403,7 @@ def test_is_view_operator_of_what_shares_memory_with_its_argument() -> None:
     views, others = (aten.transpose.int, aten.view.default, aten.split.Tensor), (aten.mm.default, aten.add_.Tensor)
     assert all(map(_torch.is_view_operator, views))
     assert not any(map(_torch.is_view_operator, others))
+    assert [*map(_torch.is_writing_operator, others)] == [False, True]
 
 
 def test_lazy_conjugates_are_resolved_by_kernels_inside_a_mode() -> None:

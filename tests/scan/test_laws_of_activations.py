@@ -284,7 +284,7 @@ def test_an_activation_that_a_program_has_no_branch_for_does_not_run_as_another(
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(Softsign, "kernel", "softsign")
     z = torch.ones(2, 1, 4)
-    recurrence = Recurrence("softsign", None, False, False, False, "triton")
+    recurrence = Recurrence("softsign", None, False, False, "triton")
     p = Problem(recurrence, Tensors(z, torch.eye(4), torch.zeros(1, 4)))
     with pytest.raises(Exception, match="branch"):
         Triton().forward(p, True)

@@ -334,7 +334,7 @@ def test_last_states_alone_lie_in_memory_as_tracing_says_whatever_h0_and_its_gra
     h0, g = torch.randn(4, 3, dtype=dtype).mT.requires_grad_(), torch.randn(4, 3, dtype=dtype).mT
     x = torch.randn(9, 3, 4, dtype=dtype)
     forward, backward = torch.ops.stiefelkit.scan_forward.default, torch.ops.stiefelkit.scan_backward.default
-    leaves = (x, w, h0, None, None, None, *Recurrence("identity", None, False, True, False, "inplace"))
+    leaves = (x, w, h0, None, None, None, *Recurrence("identity", None, False, True, "inplace"))
     torch.library.opcheck(forward, (*leaves, True), test_utils="test_faketensor")
     marks, _, saved = (t.detach() for t in forward(*leaves, True))
     needs = [True, True, True, False, False, False]

@@ -35,7 +35,7 @@ def blocks(rows):
 
 def problem(z, w, h0, activation, bias=None, sizes=None, reverse=False):
     """A recurrence on projections."""
-    recurrence = Recurrence(activation, sizes, reverse, False, False, "triton")
+    recurrence = Recurrence(activation, sizes, reverse, False, "triton")
     return Problem(recurrence, Tensors(z, w, h0, activation_bias=bias))
 
 

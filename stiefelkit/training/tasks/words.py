@@ -35,11 +35,12 @@ def products(group: str) -> Tensor:
 
     n = int(group[1:])
     if group[0] in "ZD":
-        flip, turn = torch.arange(60).reshape(60, 1) // n, torch.arange(60) % n
+        flip, turn = torch.arange(60, device="cpu").reshape(60, 1) // n, torch.arange(60, device="cpu") % n
         return (turn[:, None] + (1 - 2 * flip) * turn) % n + n * (flip ^ flip.T)
-    found = [p for p in itertools.permutations(range(n)) if group[0] == "S" or torch.eye(n)[[*p]].det() > 0]
+    eye = torch.eye(n, device="cpu")
+    found = [p for p in itertools.permutations(range(n)) if group[0] == "S" or eye[[*p]].det() > 0]
     number = {p: i for i, p in enumerate(found)}
-    return torch.tensor([[number[tuple(a[i] for i in b)] for b in found] for a in found])
+    return torch.tensor([[number[tuple(a[i] for i in b)] for b in found] for a in found], device="cpu")
 
 
 @dataclass(frozen=True)
