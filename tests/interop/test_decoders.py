@@ -247,10 +247,12 @@ def test_rotations_are_learned_through_rounded_layers_and_stay_frames():
     model = decoder("Llama")
     model.get_input_embeddings().weight.data[:, 3] *= 20  # an outlier channel
     before, tokens = logits(model), torch.arange(24).view(2, 12)
-    rotated = sk.nn.rotated(model, start="identity")
+    rotated = sk.nn.rotated(model, start="identity", weight_bits=8)
     frozen = {key: value.clone() for key, value in model.state_dict().items()}
-    optimizer = sk.optim.SGDG(sk.optim.parameter_groups(rotated, lr=1.0))
-    losses = descend(optimizer, lambda: (rotated(tokens).logits - before).square().mean() / before.square().mean(), 40)
+    optimizer = sk.optim.SGDG(sk.optim.parameter_groups(rotated, lr=10.0))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 80)  # rounding makes the loss rough
+    optimizer.register_step_post_hook(lambda *_: schedule.step())
+    losses = descend(optimizer, lambda: (rotated(tokens).logits - before).square().mean() / before.square().mean(), 80)
     assert sum(losses[-5:]) / 5 < 0.8 * losses[0]
     assert all(drift.bits_lost < 1 for drift in sk.drift(rotated).values())
     assert all(torch.equal(value, frozen[key]) for key, value in model.state_dict().items())
