@@ -19,6 +19,7 @@ letters here by a loop of products of the transitions of their layer, which are 
 
 import argparse
 import copy
+import itertools
 import json
 import math
 import statistics
@@ -38,6 +39,8 @@ from stiefelkit.training.tasks.words import Words, products
 
 LENGTHS = ("256", "1024", "4096", "16384")
 WAYS = ("trained", "penalty", "snapped", "contracted")
+COLORS = {"exact": "C0", "free": "C3", "gated": "C1"}
+"""Of nets of reflectors in the figure, by tau; others are grey."""
 NEAR = 0.5
 """Distance from a representation, over |W|, up to which a head is moved to it."""
 
@@ -252,14 +255,21 @@ def told(runs: list[dict[str, Any]], figure_file: Path | None) -> None:
     groups = sorted({group for group, _, _ in kinds})
     with figure(figure_file, len(groups)) as panels:
         for axes, group in zip(panels, groups, strict=True):
-            for (of, name, how), found in sorted(kinds.items()):
+            greys = itertools.cycle(["-", "--", "-.", ":"])
+            for (of, name, how), found in sorted(kinds.items(), key=lambda item: (item[0][2] != "snapped", item[0])):
                 if of == group and how in ("trained", "snapped"):
                     ends = list(found[0][how])
-                    means = [statistics.fmean(run[how][end] for run in found) for end in ends]
+                    means = [100 * statistics.fmean(run[how][end] for run in found) for end in ends]
+                    color = next((color for tau, color in COLORS.items() if f" {tau}," in name), None)
+                    look: dict[str, Any] = {"color": color or "0.6"}
+                    if color is None:
+                        look["linestyle"] = next(greys)
+                    if how == "snapped":
+                        look |= {"linewidth": 5, "alpha": 0.35}
                     label = name if how == "trained" else f"{name}, {how}"
-                    axes.plot([int(end) for end in ends], means, marker=".", label=label)
-            axes.set(title=group, xlabel="letters", ylabel="accuracy", xscale="log", ylim=(-0.05, 1.05))
-            axes.legend(fontsize="small")
+                    axes.plot([int(end) for end in ends], means, label=label.removeprefix("reflector "), **look)
+            axes.set(title=f"{group}: trained to 32 letters", xlabel="letters", ylabel="percent right", xscale="log")
+            axes.legend(fontsize="small", loc="center left", frameon=False)
 
 
 def main() -> None:
