@@ -14,7 +14,9 @@ from decoder_laws import logits, tiny_decoder
 from stiefelkit import init
 from stiefelkit.errors import StiefelkitError
 from stiefelkit.nn.decoders import decoders, rotation_sites
-from stiefelkit.nn.rotation import rotate_
+from stiefelkit.nn.folding import layer_norm_eps
+from stiefelkit.nn.rotation import mean_preserving, rotate_
+from stiefelkit.nn.transforms import save_transforms
 from stiefelkit.testing import seeds
 
 KINDS = {name.removesuffix("Model"): sizes for one in decoders.values() for name, sizes in one.classes.items()}
@@ -28,11 +30,17 @@ def made(kind: str, dtype: torch.dtype = torch.float64, **changes: Any) -> tuple
     return model, logits(model)
 
 
-def turned(model: Any, online: bool = True) -> Any:
-    """Returns a model with a rotation of its stream, one of each head, and online ones where there are places."""
+def turned(model: Any, online: bool = True, is_for_files: bool = False) -> Any:
+    """Returns a model with a rotation of its stream, one of each head, and online ones where there are places.
+
+    For files the rotation of a stream with layer norms is one that they stay layer norms by.
+    """
     sites = rotation_sites(model)
+    r = init.haar((sites.size, sites.size))
+    if is_for_files and any(layer_norm_eps(norm) is not None for norm in sites.norms):
+        r = mean_preserving(r)
     heads = [init.haar((one.groups, one.size, one.size)) for one in sites.heads]
-    rotate_(init.haar((sites.size, sites.size)), sites=sites, heads=heads, online=online and bool(sites.downs))
+    rotate_(r, sites=sites, heads=heads, online=online and bool(sites.downs))
     return model
 
 
@@ -61,7 +69,7 @@ def saved(kind: str) -> float:
     """Saves a rotated model, and loads it in another process."""
     model, before = made(kind, torch.float32)
     with tempfile.TemporaryDirectory() as folder:
-        turned(model, online=False).save_pretrained(folder)
+        turned(model, online=False, is_for_files=True).save_pretrained(folder)
         return off(another_process().submit(loaded, folder).result(), before)
 
 
@@ -100,6 +108,23 @@ def merged(kind: str) -> float:
     return off(logits(adapted.merge_and_unload()), before)
 
 
+def served(kind: str) -> float:
+    """Saves a rotated model with its transforms, which compressed-tensors alone then puts in."""
+    import transformers
+    from compressed_tensors.transform import (  # pyright: ignore[reportMissingImports]
+        TransformConfig,
+        apply_transform_config,
+    )
+
+    model, before = made(kind, intermediate_size=64, n_inner=64, shared_expert_intermediate_size=32)
+    with tempfile.TemporaryDirectory() as folder:
+        save_transforms(turned(model, is_for_files=True), f"{folder}/out")
+        options: Any = {"experts_implementation": "eager", "dtype": torch.float64}
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(f"{folder}/out", **options).eval()
+    apply_transform_config(theirs, TransformConfig(**theirs.config.transform_config))
+    return off(logits(theirs), before)
+
+
 COLUMNS: dict[str, Callable[[str], float]] = {
     "float64": in_dtype,
     "float32": functools.partial(in_dtype, dtype=torch.float32),
@@ -109,6 +134,7 @@ COLUMNS: dict[str, Callable[[str], float]] = {
     "generate": generated,
     "quanto": quantized,
     "PEFT": merged,
+    "transforms": served,
 }
 
 

@@ -222,6 +222,7 @@ def new_affine(own: Affine) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
         yield "bias", own.bias, own.bias.new_zeros(own.bias.shape) if own.new_bias is None else own.new_bias
 
 
+@torch.no_grad()
 def layer_norm_eps(norm: nn.Module) -> float | None:
     """Returns the epsilon of a layer norm of any class, by what it does without scale and bias, None of another."""
     if isinstance(norm, nn.LayerNorm):

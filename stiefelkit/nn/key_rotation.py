@@ -55,7 +55,7 @@ class _RotatedKeys:
     def __init__(self, cache: Any, rotation: KeyRotation):
         self.cache, self.rotation = cache, rotation
 
-    def update(self, keys: Tensor, values: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, *args: object, **options: object) -> tuple[Tensor, Tensor]:
         keys = self.rotation(keys)
         return (keys, values) if self.cache is None else self.cache.update(keys, values, *args, **options)
 
@@ -148,7 +148,7 @@ def _register(attention: str) -> str:
     return _PREFIX + attention
 
 
-def _attend(attention: str, module: Any, query: Tensor, *args: Any, **options: Any) -> Any:
+def _attend(attention: str, module: Any, query: Tensor, *args: object, **options: object) -> Any:
     """Calls an attention with rotated queries; its keys are."""
     eager = attribute(sys.modules[type(module).__module__], "eager_attention_forward")
     known = importlib.import_module("transformers").modeling_utils.ALL_ATTENTION_FUNCTIONS

@@ -61,7 +61,9 @@ class Lora:
 
 
 @torch.no_grad()
-def to_lora(model: nn.Module, *, rank: int | None = None, tolerance: float | None = None, inputs: Any = None) -> Lora:
+def to_lora(
+    model: nn.Module, *, rank: int | None = None, tolerance: float | None = None, inputs: object = None
+) -> Lora:
     """Returns the adapters of a model that are on as LoRA: the nearest :math:`B A` of low rank to each change.
 
     Of :math:`D = W' - W = U S V^T`, in float64, :math:`B = U_r S_r^{1/2}` and :math:`A = S_r^{1/2} V_r^T` are the
@@ -143,7 +145,7 @@ def _relative(difference: Tensor, exact: Tensor) -> float:
     return torch.linalg.vector_norm(difference).item() / norm if norm else 0.0
 
 
-def _error_of_outputs(model: nn.Module, weights: Mapping[Adapter, Tensor], inputs: Any) -> float:
+def _error_of_outputs(model: nn.Module, weights: Mapping[Adapter, Tensor], inputs: object) -> float:
     """Returns how far the outputs of a model with these weights are from its own."""
     training, merged = {m: m.training for m in model.modules()}, {adapter: adapter.merged for adapter in weights}
     try:
@@ -159,7 +161,7 @@ def _error_of_outputs(model: nn.Module, weights: Mapping[Adapter, Tensor], input
             module.training = was
 
 
-def _outputs(model: nn.Module, inputs: Any) -> Tensor:
+def _outputs(model: nn.Module, inputs: object) -> Tensor:
     if isinstance(inputs, Mapping):
         given = model(**inputs)
     else:

@@ -71,7 +71,7 @@ class _with_signature_of_the_model:
         self.function = function
         functools.update_wrapper(self, function)  # type: ignore[arg-type]
 
-    def __get__(self, module: Any, _: type) -> Any:
+    def __get__(self, module: "Rotated | None", _: type) -> Any:
         if module is None:
             return self.function
         bound: Any = partial(self.function, module)
@@ -230,7 +230,7 @@ class Rotated(nn.Module):
         is_router = isinstance(site.layer, Matrix) and w.dim() == 2
         return (w if self.weight_bits is None or is_router else fake_quantize(w, self.weight_bits)), b
 
-    def _run_with(self, owner: nn.Module, sites: Sequence[Site], *args: Any) -> Any:
+    def _run_with(self, owner: nn.Module, sites: Sequence[Site], *args: object) -> Any:
         """Calls a module with other matrices than its own, as they are turned."""
         values: dict[str, Tensor] = {}
         for site in sites:
@@ -258,11 +258,11 @@ def _attributes(given: Sequence[_Attribute]) -> Iterator[None]:
 
 
 def _checkpoint_again(
-    original: Callable[..., Any], given: Sequence[_Attribute], run: Callable[..., Any], *args: Any, **options: Any
+    original: Callable[..., Any], given: Sequence[_Attribute], run: Callable[..., Any], *args: object, **options: object
 ) -> Any:
     """Checkpoints a function that has the same attributes of modules when it is called again."""
 
-    def again(*args: Any, **options: Any) -> Any:
+    def again(*args: object, **options: object) -> Any:
         with _attributes([one for one in given if one[2] == "forward"]):
             return run(*args, **options)
 
@@ -273,7 +273,7 @@ def _checkpointed(layer: nn.Module, run: Callable[..., Any]) -> Callable[..., An
     """Returns a forward that computes what it does anew in the backward pass."""
     has_gradients = torch.is_grad_enabled()
 
-    def forward(*args: Any) -> Any:
+    def forward(*args: object) -> Any:
         if has_gradients and not torch.is_grad_enabled():
             got = "a reentrant checkpoint; use_reentrant=False, or none of the model's own: layers have theirs"
             raise OptionError(f"Rotated needs {kind_of(layer)} to run with gradients, got {got}.")

@@ -81,7 +81,7 @@ def _run(model: nn.Module, probe: "Probe", turn: Turn) -> list[Tensor]:
         return probe.run(model, turn)
 
 
-def _logits(found: Any) -> list[Tensor]:
+def _logits(found: Tensor | Iterable[object]) -> list[Tensor]:
     if isinstance(found, Tensor):
         return [found.detach().clone()]
     named = found.items() if isinstance(found, Mapping) else enumerate(found)
@@ -240,7 +240,9 @@ def _recorded(model: nn.Module, like: nn.Module, probe: Probe, turn: Turn) -> li
     return calls
 
 
-def _record(calls: list[_Call], name: str, module: nn.Module, args: Any, kwargs: Any, y: Any) -> None:
+def _record(
+    calls: list[_Call], name: str, module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object], y: object
+) -> None:
     parts = [*args, *kwargs.values()], (y if isinstance(y, tuple) else [y])
     x, y = (next((t for t in part if isinstance(t, Tensor)), None) for part in parts)
     calls.append(_Call(name, module, x, y))

@@ -84,7 +84,7 @@ def in_segments(
     return None if last_only else torch.cat(outs, 1), state
 
 
-def _call(function: Callable[..., Any], *args: Any) -> Any:
+def _call(function: Callable[..., Any], *args: object) -> Any:
     return function(*args)
 
 
