@@ -196,7 +196,8 @@ def entry_of(value: Any, key: str, what: str, ours: Tensor, shape: tuple[int, ..
     inexact = ours.is_floating_point() or ours.is_complex()
     if inexact and value.dtype not in (single, double):
         got = f"a checkpoint cast to {value.dtype}"
-        remedy = "load it in the dtype that it was saved in; if it is lost, load tensor.float(), a weight nearby"
+        remedy = "load it in the dtype that it was saved in, and cast the model after that; "
+        remedy += "if that is lost, tensor.float() is a weight nearby"
         raise CheckpointError(f"{what} needs {single} or {double}, got {got}; {remedy}.")
     if not inexact and value.dtype not in _INTEGERS:
         raise CheckpointError(f"{what} needs integers, got {value.dtype}{_OF_A_MEAN}.")

@@ -160,7 +160,10 @@ def test_matrices_are_taken_where_they_are_exact_and_weights_elsewhere_are_refus
         assert torch.dist(logits(model), before) <= 1e-5 * before.norm()
     model = decoder("Llama")
     sites = sk.nn.rotation_sites(model)
-    for error, r in ((NotAFrameError, rotation().bfloat16()), (DtypeError, rotation() + 0j), (OptionError, None)):
+    with pytest.warns(UserWarning, match="nearest"):
+        sk.nn.rotate_(rotation().bfloat16(), sites=sites)
+    assert torch.dist(logits(model), before) <= 1e-5 * before.norm()
+    for error, r in ((NotAFrameError, 1.1 * rotation()), (DtypeError, rotation() + 0j), (OptionError, None)):
         with pytest.raises(error, match=r"^rotate_ needs"):
             sk.nn.rotate_(r, sites=sites)
     with torch.device("meta"):
