@@ -59,7 +59,7 @@ nitpick_ignore_regex = [
     # Inner classes of which a public one is made.
     (
         r"py:.*",
-        r"stiefelkit\.(contract\.composite\.Wrapper|testing\.optimizer_cases\.SteppedCase|optim\.deterministic\.space\.\w+|nn\.adapter\.Replacement|nn\.layers\.Layers|nn\.(recurrent|rotation_rnn)\.\w+)",
+        r"stiefelkit\.(contract\.composite\.Wrapper|testing\.optimizer_cases\.SteppedCase|optim\.deterministic\.space\.\w+|nn\.adapter\.Replacement|nn\.layers\.Layers|nn\.(recurrent|rotation_rnn|reflector_rnn)\.\w+)",
     ),
 ]
 
