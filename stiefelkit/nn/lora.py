@@ -26,7 +26,7 @@ _KEYS = {
 
 
 class LoraLayer(NamedTuple):
-    """What a layer's change D = W' - W is as a LoRA."""
+    """The LoRA of a layer's change D = W' - W."""
 
     rank: int  #: the rank of B A
     error: float  #: ‖D - B A‖_F / ‖D‖_F, with B and A as they are written

@@ -1,4 +1,4 @@
-"""What a model computes before and after its layers are rotated, in float64, and the layer that differs first."""
+"""Compares what a model computes before and after a rotation, in float64, and names the layer that differs first."""
 
 import contextlib
 import copy
