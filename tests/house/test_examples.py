@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import stiefelkit as sk
+from stiefelkit.cli import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -65,9 +66,15 @@ def test_certificates_of_convolutions_stand_on_layers_of_norm_1(monkeypatch, cap
         assert excess < 1e-5
 
 
-def test_transitions_near_a_group_are_snapped_into_it_and_a_net_of_reflectors_is_told_by_length(monkeypatch, capsys):
-    run("word_problem", "--group S3 --seconds 0.5 --T 256 --sequences 2 --steps 1 --heads 2", monkeypatch)
-    assert [row.split()[0] for row in capsys.readouterr().out.splitlines()][:2] == ["trained", "penalty"]
+def test_transitions_near_a_group_are_snapped_into_it_and_a_net_is_told_by_length(monkeypatch, capsys, tmp_path):
+    sizes = "--hidden-size 50 --options.heads 2 --steps 60 --rise 30 --test-T 256 --test-size 2"
+    assert main(f"train words --group S3 --model reflector {sizes} --out {tmp_path / 'run'}".split()) == 0
+    capsys.readouterr()
+    run("word_problem", f"{tmp_path / 'run'} --steps 1 --out {tmp_path / 'runs.jsonl'}", monkeypatch)
+    ways = ["trained", "penalty", "snapped", "contracted"]
+    assert [row.split()[0] for row in capsys.readouterr().out.splitlines()] == ways
+    run("word_problem", f"--table {tmp_path / 'runs.jsonl'}", monkeypatch)
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 4
     told = runpy.run_path(str(EXAMPLES / "word_problem.py"))
     permutations = torch.eye(5, dtype=torch.float64)[torch.tensor([*itertools.permutations(range(5))])]
     table = (permutations[None] @ permutations[:, None]).flatten(-2) @ permutations.flatten(-2).mT == 5

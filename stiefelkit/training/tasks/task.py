@@ -74,11 +74,11 @@ def evaluating(model: nn.Module) -> Iterator[torch.device]:
             part.training = True
 
 
-def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """Returns the cross-entropy of classes, mean over batch and steps."""
+def cross_entropy(output: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Returns the cross-entropy of classes, mean over batch and steps, a share of targets spread over all classes."""
     from torch.nn import functional as F
 
-    return F.cross_entropy(output.flatten(0, -2), y.flatten())
+    return F.cross_entropy(output.flatten(0, -2), y.flatten(), label_smoothing=smoothing)
 
 
 class Task(ABC):
