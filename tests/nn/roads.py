@@ -56,10 +56,10 @@ LAYERS: dict[str, Layer] = {
     "LRUBlock": Layer(lambda **o: sk.nn.LRUBlock(3, 8, **o), OF_BATCH),
     "ReflectorRNN": Layer(lambda **o: sk.nn.ReflectorRNN(3, 8, heads=2, decay=(0.9, 0.999), **o), OF_TIME, True),
     "ReflectorRNN gated": Layer(
-        lambda **o: sk.nn.ReflectorRNN(3, 8, 2, bidirectional=True, tau="gated", conv=3, columns=2, **o), OF_TIME, True
+        lambda **o: sk.nn.ReflectorRNN(3, 8, bidirectional=True, tau="gated", conv=3, columns=2, **o), OF_TIME, True
     ),
     "ReflectorRNN free": Layer(
-        lambda **o: sk.nn.ReflectorRNN(3, 16, tau="free", additive=False, trainable_h0=True, **o), OF_TIME, True
+        lambda **o: sk.nn.ReflectorRNN(3, 16, 2, tau="free", additive=False, trainable_h0=True, **o), OF_TIME, True
     ),
     "ReflectorBlock": Layer(lambda **o: sk.nn.ReflectorBlock(3, 8, heads=2, **o), OF_BATCH),
     "OrthogonalLinear": Layer(lambda **o: sk.nn.OrthogonalLinear(3, 4, **o), ("B", 3)),
