@@ -31,7 +31,7 @@ __all__ = [
     "is_jit_traced", "is_mapped", "is_traced", "is_transformed", "is_view", "is_view_operator",
     "is_writing_operator", "kernels_of",
     "lazy_conjugates", "levels_of_forward_mode", "load_pre_hooks", "pop_mode", "pruned_name", "push_mode",
-    "step_inside", "unbatched", "unhooked_step", "unwrapped", "write_count",
+    "unbatched", "unhooked_step", "unwrapped", "write_count",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -254,11 +254,6 @@ def check_capture(optimizer: torch.optim.Optimizer) -> None:
     # torch 2.13 has another name for it.
     name = "_accelerator_graph_capture_health_check"
     getattr(optimizer, name if hasattr(optimizer, name) else "_cuda_graph_capture_health_check")()
-
-
-def step_inside(optimizer: torch.optim.Optimizer) -> None:
-    """Does a step that is part of another optimizer's, whose hooks are those of the whole: none is called here."""
-    unhooked_step(type(optimizer))(optimizer)
 
 
 def unhooked_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], object]:

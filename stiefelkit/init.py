@@ -125,15 +125,18 @@ def hadamard_factors(n: int, order: str | None = None) -> tuple[Tensor, ...]:
     if m is None and order is not None:
         raise ShapeError(f"{_KERNELS} needs an order of 2^k times 1, 12, 20 or 28, got {n}; order=None takes more.")
     if m is None:
-        near, block = "{} and {} are near".format(*hadamard_orders(n)), _largest_block(n)
-        wide = f", and a transform with block={block} takes blocks" if block > 2 else ""
-        raise ShapeError(f"sk.init.hadamard needs an order like 2^k or 12, 20, 28, ..., got {n}; {near}{wide}.")
+        below, above = hadamard_orders(n)
+        near = f"{below} and {above} are near, and a transform with block= takes blocks"
+        raise ShapeError(f"sk.init.hadamard needs an order like 2^k or 12, 20, 28, ..., got {n}; {near}.")
     with torch.inference_mode(False):
         two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64, device="cpu")
         if m == 1:
             return (two,) * (n.bit_length() - 1) if n > 1 else (two[:1, :1],)
         twos = (two,) * ((n // m).bit_length() - 1)
-        return (_paley(5) if m == 12 else _williamson(m), *twos) if order else (*twos, _base(m))
+        if order:
+            return (_paley(5) if m == 12 else _williamson(m), *twos)
+        q = _field(m)
+        return (*twos, _paley(q) if q else _williamson(m))
 
 
 def _odd_factor(n: int, order: str | None = None) -> int | None:
@@ -146,12 +149,6 @@ def _odd_factor(n: int, order: str | None = None) -> int | None:
         return next((m for m in rests if m in (12, 20, 28)), None)
     first = next((m for m in rests if m == 172 or _field(m)), None)  # files hold weights that were turned by these
     return first or next((m for m in rests if m in (92, 116, 156)), None)
-
-
-def _largest_block(n: int) -> int:
-    """Returns a large divisor of n that is a known order."""
-    parts = (n // q for q in range(1, math.isqrt(max(n, 0)) + 1) if n % q == 0)
-    return next((m for m in parts if _odd_factor(m)), n & -n)
 
 
 def hadamard_orders(n: int) -> tuple[int, int]:
@@ -174,12 +171,6 @@ def _prime_power(q: int) -> tuple[int, int]:
         if p > 1 and p**k == q and all(p % d for d in range(2, math.isqrt(p) + 1)):
             return p, k
     return 0, 0
-
-
-def _base(n: int) -> Tensor:
-    """Returns Paley's or Williamson's matrix of order n."""
-    q = _field(n)
-    return _paley(q) if q else _williamson(n)
 
 
 def _paley(q: int) -> Tensor:

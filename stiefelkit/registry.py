@@ -23,29 +23,21 @@ T = TypeVar("T")
 
 def entry_points(group: str) -> list[EntryPoint]:
     """Returns the entry points of a group; a distribution that cannot be read is warned about and left out."""
-    try:
-        return list(metadata.entry_points(group=group))
-    except Exception:  # of one distribution, which Python takes all others with
-        return _readable(group)
-
-
-def _readable(group: str) -> list[EntryPoint]:
+    # Not by metadata.entry_points, which one damaged distribution takes all others with.
     found: dict[Any, list[EntryPoint]] = {}
     for place in metadata.distributions():
-        name, text = place, group
+        text = group
         try:
-            name = place.name
-            if name in found:  # of two with one name Python takes the first
-                continue
-            found[name] = []
             text = place.read_text("entry_points.txt") or ""
-            found[name] += [point for point in place.entry_points if point.group == group]
+            if group in text and place.name not in found:  # of two with one name Python takes the first
+                found[place.name] = [point for point in place.entry_points if point.group == group]
         except Exception as error:
-            if group in text:
+            if group in text and place.name not in found:
+                found[place.name] = []
                 warnings.warn(
-                    f"The plugins of {name} are left out: its entry_points.txt needs lines of the form "
+                    f"The plugins of {place.name} are left out: its entry_points.txt needs lines of the form "
                     f"name = module:object, got {error!r}.",
-                    stacklevel=5,
+                    stacklevel=4,
                 )
     return [point for points in found.values() for point in points]
 

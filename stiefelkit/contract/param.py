@@ -342,15 +342,6 @@ def load_chart_(param: OrthogonalParam, chart: Mapping[str, Tensor]) -> None:
         held[name].copy_(value)
 
 
-def right_inverse_of(parametrization: nn.Module, who: str) -> Callable[[Tensor], Tensor]:
-    """Returns the method by which a weight or a coordinate is assigned through any parametrization of it."""
-    found = getattr(parametrization, "right_inverse", None)
-    if found is None:
-        needs = "a right_inverse in every parametrization to be assigned"
-        raise ImageError(f"{who} needs {needs}, got {type(parametrization).__name__}.")
-    return found
-
-
 def check_tensor(param: OrthogonalParam, w: Tensor) -> None:
     """Raises unless W is a tensor with the shape and field of a map and finite entries."""
     tensors.check_tensors(param.title, w)

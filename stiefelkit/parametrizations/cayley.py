@@ -175,13 +175,6 @@ class Cayley(OrthogonalParam):
         return permitted_return(self.shape, self.dtype, unspared=not self.traits.onto)
 
     def forward(self, skew: Tensor, phase: Tensor | None = None) -> Tensor:
-        """Maps coordinates to frames of shape (*, n, p).
-
-        Args:
-            skew: packed skew part, shape (*, d), :math:`d = n(n - 1)/2` for square real, :math:`n^2` for square complex
-                frames.
-            phase: angles of D in radians, shape (*, p), complex frames only.
-        """
         (n, p), is_complex = self.shape[-2:], self.dtype.is_complex
         signs = None if is_complex else self.signs
         if self.bound is not None:
@@ -238,9 +231,7 @@ class Cayley(OrthogonalParam):
             if self.is_complex:
                 return (skew, uniform(self.coordinates["phase"], generator) * (2 * math.pi)), {}
             return (skew,), {"signs": self._first_signs(skew.device)}
-        if self.bandwidth is not None:
-            if scheme != "identity":
-                raise ImageError(f"Cayley with bandwidth= draws by {' or '.join(self.schemes)}, got {scheme!r}.")
+        if self.bandwidth is not None and scheme == "identity":
             on = device_of(generator)
             zeros = tuple(torch.zeros(shape, dtype=torch.float64, device=on) for shape in self.coordinates.values())
             return zeros, {} if self.is_complex else {"signs": self._first_signs(on)}

@@ -79,12 +79,6 @@ class Fourier(OrthogonalParam):
         return None if fits else f"a permutation of {self.shape[-1]} entries"
 
     def forward(self, phase: Tensor, reflectors: Tensor) -> Tensor:
-        """Maps coordinates to frames of shape (*, n, n).
-
-        Args:
-            phase: angles in radians, shape (*, 3, n).
-            reflectors: two reflectors as [Re | Im], shape (*, 2, 2n).
-        """
         eye = torch.eye(self.shape[-1], dtype=torch.complex128, device=phase.device)
         w = self._apply_rows(eye, phase, reflectors).mT
         return polish(w) if self.dtype == torch.complex128 else w.to(self.dtype)

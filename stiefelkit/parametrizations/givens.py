@@ -149,7 +149,6 @@ class Givens(OrthogonalParam):
         return {"layout": self.layout, "layers": self.layers}
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """Returns an exact frame's bound; "fast" adds :math:`(L + 16) eps √p`, eps of the coordinates' dtype."""
         p = self.shape[-1]
         rounded = permitted_error(p, self.dtype)
         if self.precision == "exact":
@@ -158,13 +157,6 @@ class Givens(OrthogonalParam):
         return rounded + (self.layers + 16) * eps * math.sqrt(p)
 
     def forward(self, angle: Tensor, phase: Tensor | None = None) -> Tensor:
-        """Maps coordinates to frames of shape (*, n, p).
-
-        Args:
-            angle: angles of the rotations in radians, shape (*, d), :math:`d = n(n - 1)/2` for n layers of a brick
-                wall, :math:`n/2 log_2(n)` for "fft".
-            phase: phases of the rotations, then of D, shape (*, d + n), complex frames only.
-        """
         exact = self.precision == "exact"
         # With few layers float64 costs less than a polish.
         few = self._is_fft or 32 * self.layers <= self.shape[-2]
@@ -221,11 +213,7 @@ class Givens(OrthogonalParam):
         return self.shape[-1] ** 2 >= (self.layers + 2) * (many + few / max(rows, 1))
 
     def invert(self, w: Tensor) -> Position:
-        """Nulls W rotation by rotation; see `stiefelkit.functional.brickwall_inverse` and `butterfly_inverse`.
-
-        Raises:
-            ImageError: the mesh is not full, and W is neither made by one layer of neighbours nor, square, by "fft".
-        """
+        """Nulls W rotation by rotation; see `stiefelkit.functional.brickwall_inverse` and `butterfly_inverse`."""
         n, p = self.shape[-2:]
         permitted = max(8 * rounding_limit(p, self.dtype), 1e-10)
         for angle, phase, d in self._readings(w):

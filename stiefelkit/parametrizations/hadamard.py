@@ -95,12 +95,6 @@ class Hadamard(OrthogonalParam):
         return super().error_bound() + abs(n * entry**2 - 1) * math.sqrt(n)
 
     def forward(self, turn: Tensor) -> Tensor:
-        """Maps coordinates to frames of shape (*, n, n).
-
-        Args:
-            turn: angles in radians, those on the right of H first: phases of shape (*, 2, n), or if real angles of
-                rotations of shape (*, 2, n // 2).
-        """
         w = self._apply_rows(None, turn).mT
         return polish(w) if self.dtype in (torch.float64, torch.complex128) else w
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.contract.param import OrthogonalParam, Position, Traits, rows_of
-from stiefelkit.errors import ImageError, OptionError, needs
+from stiefelkit.errors import ImageError
 from stiefelkit.functional import (
     diagonal,
     householder,
@@ -120,12 +120,6 @@ class Householder(OrthogonalParam):
         return {"reflections": self.reflections}
 
     def forward(self, reflectors: Tensor, phase: Tensor | None = None) -> Tensor:
-        """Maps coordinates to frames of shape (*, n, p).
-
-        Args:
-            reflectors: packed reflectors, shape (*, d), :math:`d = nk - k(k - 1)/2`, twice that for complex frames.
-            phase: angles of D in radians, shape (*, p), complex frames only.
-        """
         n, p = self.shape[-2:]
         dtype = self.dtype if self.is_complex else coordinate_dtype(self.dtype)
         return householder(reflectors, n, self.reflections, p, dtype=dtype, **self._diagonal(phase)).to(self.dtype)
@@ -233,7 +227,6 @@ class Householder(OrthogonalParam):
     def _paired(self, generator: torch.Generator | None) -> Position:
         """Draws reflectors 1 and 2 alike, 3 and 4, ...; the first of a pair is zero where the second has no entry."""
         (*batch, n, p), k = self.shape, self.reflections
-        needs(k % 2 == 0, OptionError, "Householder", 'an even number of reflections for init="paired"', k)
         u = unpack_trapezoid(gaussian(self.coordinates["reflectors"], generator), n, k, self.is_complex)
         u[..., 0::2] = u[..., 1::2]
         reflectors = pack_trapezoid(u)

@@ -124,11 +124,6 @@ class Margin(Composite):
         return torch.linalg.vector_norm(s * s - 1, dim=-1).max().item() + rounding
 
     def forward(self, *coordinates: Tensor) -> Tensor:
-        """Maps coordinates to weights of shape (*, n, p).
-
-        Args:
-            *coordinates: those of U, those of V, and q of shape (*, p).
-        """
         of_u, of_v, q = self._split(coordinates)
         u, v = self.u(*of_u), self.v(*of_v)
         s = self._singular_values(q.double()).to(u.real.dtype)

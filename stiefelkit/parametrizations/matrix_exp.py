@@ -94,12 +94,6 @@ class MatrixExp(OrthogonalParam):
         return {"skew": (*batch, skew_size(n, p, self.is_complex))}
 
     def forward(self, skew: Tensor) -> Tensor:
-        """Maps coordinates to frames of shape (*, n, p).
-
-        Args:
-            skew: packed skew matrix, shape (*, d), :math:`d = n(n - 1)/2` for square real, :math:`n^2` for square
-                complex frames.
-        """
         n, p = self.shape[-2:]
         rotation = None if n == p else from_buffer(self.rotation, self.is_complex)
         return matrix_exp(skew, n, p, self.is_complex, precision=self.precision, rotation=rotation).to(self.dtype)

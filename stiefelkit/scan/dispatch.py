@@ -62,12 +62,6 @@ def scan(
     Returns:
         Outputs of shape (T, B, n), packed rows with `batch_sizes`, and the last state of every sequence, (B, n).
 
-    Raises:
-        ShapeError: sizes do not fit together.
-        UnknownNameError: there is no such activation or backend.
-        OptionError: the backend cannot do this.
-        DtypeError: complex tensors with a real w, a complex bias of modReLU, or w of integers.
-
     >>> w = torch.eye(2)
     >>> out, last = scan(torch.ones(3, 1, 2), w, torch.zeros(1, 2), activation="relu")
     >>> last
@@ -120,12 +114,6 @@ def scan_backend(w: Tensor, steps: int | None = None, *, activation: str = "modr
             fast backend takes longer to start. None for many.
         activation: as in `scan`.
         backend: as in `scan`; one that is named is returned, if it can do it.
-
-    Raises:
-        UnknownNameError: there is no such activation or backend.
-        OptionError: the one that is named cannot do it.
-        DtypeError: the activation is not defined for complex states, or w is of integers.
-        ShapeError: w is not square.
 
     >>> scan_backend(torch.eye(4))
     'inplace'

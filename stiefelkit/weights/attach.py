@@ -95,9 +95,6 @@ def orthogonal(
     Returns:
         The same module.
 
-    Raises:
-        ImageError: the weight is a frame that the map does not reach, and `init` is None.
-
     >>> layer = orthogonal(nn.Linear(8, 4, bias=False), "weight", "cayley")
     >>> torch.dist(layer.weight @ layer.weight.mT, torch.eye(4)).item() < 1e-6
     True

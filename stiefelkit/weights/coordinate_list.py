@@ -12,8 +12,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils import parametrize
 
 from stiefelkit import _torch
-from stiefelkit.contract.param import OrthogonalParam, Position, coordinate_dtypes, load_chart_, right_inverse_of
-from stiefelkit.errors import DtypeError, OptionError, UnfilledError
+from stiefelkit.contract.param import OrthogonalParam, Position, coordinate_dtypes, load_chart_
+from stiefelkit.errors import DtypeError, ImageError, OptionError, UnfilledError
 from stiefelkit.scan.structures import Factored
 from stiefelkit.tensors import (
     as_on_the_first,
@@ -106,11 +106,9 @@ class CoordinateList(parametrize.ParametrizationList):
             self.note_written()
 
     def __len__(self) -> int:
-        """Returns the number of parametrizations."""
         return len(self._modules)
 
     def __iter__(self) -> Iterator[nn.Module]:
-        """Yields the map and the parametrizations on top."""
         return iter([*self.children()])
 
     def named_modules(
@@ -219,7 +217,7 @@ class CoordinateList(parametrize.ParametrizationList):
         notes = self._notes
         if notes.were_cast():
             self._settle()
-        written = notes.written(optimizer_hooks.was_moved)
+        written = notes.written()
         looks = by_value or (by_value is None and self.is_at_rest())
         if written or (looks and not _torch.is_intercepted() and (by_value or notes.may_be_wrong())):
             is_strange = notes.project_(self.param, self.coordinates, written, self.weight, bool(by_value))
@@ -330,7 +328,11 @@ class CoordinateList(parametrize.ParametrizationList):
         """Sets the coordinates so that the weight is `value`: checked first, copied, never aliased."""
         self.check_assignable()
         for on_top in [*self][:0:-1]:
-            value = right_inverse_of(on_top, self.weight)(value)
+            inverse = getattr(on_top, "right_inverse", None)
+            if inverse is None:
+                wanted = "a right_inverse in every parametrization to be assigned"
+                raise ImageError(f"{self.weight} needs {wanted}, got {type(on_top).__name__}.")
+            value = inverse(value)
         if not self.param.traits.invertible and isinstance(value, Tensor) and value.dtype == self.param.dtype:
             if tuple(value.shape) == self.param.shape and torch.equal(value, self().to(value.device)):
                 return  # a map without a right inverse keeps what it gives

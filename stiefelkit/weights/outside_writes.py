@@ -2,8 +2,7 @@
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit
 from stiefelkit.tensors import coarser, is_sharded, working_dtype
-from stiefelkit.weights.optimizer_hooks import is_left_between_landings
+from stiefelkit.weights.optimizer_hooks import is_left_between_landings, was_moved
 
 _PROJECTED_FROM = 32
 """Rounding limits from which a frame is projected: what optimizers leave in precision "fast" is 30."""
@@ -60,25 +59,19 @@ def warn_of_write(name: str) -> None:
     )
 
 
-@dataclass(slots=True)
 class _Note:
     """A tensor as it was: where it is held, how often it had been written to, and something of its values.
 
     The count is None in inference mode. Integers are kept as they are, of frames a sum of some entries.
     """
 
-    slot: TensorSlot
-    id: int
-    count: int | None
-    integers: Tensor | None
     total: float | None = None
 
-    @classmethod
-    def of(cls, slot: TensorSlot, t: Tensor) -> "_Note":
-        """Notes a tensor as it is now."""
+    def __init__(self, slot: TensorSlot, t: Tensor):
         is_integer = slot.packed is None and not (t.is_floating_point() or t.is_complex())
-        count = None if t.is_inference() else write_count(t)
-        return cls(slot, id(t), count, t.detach().clone() if is_integer else None)
+        self.slot, self.id = slot, id(t)
+        self.count: int | None = None if t.is_inference() else write_count(t)
+        self.integers = t.detach().clone() if is_integer else None
 
     def may_be_wrong(self, t: Tensor) -> bool:
         """Returns whether the values are others than when last asked, and may be no frames, or other integers.
@@ -149,7 +142,7 @@ class Notes:
             held, key, _ = slot
             t = held.get(key)
             if t is not None and not (t.is_meta or is_sharded(t)):
-                self._noted.append(_Note.of(slot, t))
+                self._noted.append(_Note(slot, t))
                 self.places[0].append(held)
                 self.places[1].append(key)
 
@@ -166,13 +159,13 @@ class Notes:
         pairs = [(note, note.slot.held.get(note.slot.key)) for note in self._noted]
         return [(note, t) for note, t in pairs if t is not None and id(t) == note.id]
 
-    def written(self, may_stay: Callable[[Tensor], bool]) -> list[Tensor]:
-        """Returns those that were written to since, but for those that may stay as they are, which are noted anew."""
+    def written(self) -> list[Tensor]:
+        """Returns those that were written to since, but for those that an optimizer moved, which are noted anew."""
         strange = []
         for note, t in self._present():
             if note.count is None or write_count(t) == note.count:
                 continue
-            if may_stay(t):
+            if was_moved(t):
                 note.count, self.were_trained = write_count(t), True
             else:
                 strange.append(t)

@@ -379,7 +379,7 @@ def test_check_capture_asks_whether_a_graph_is_captured(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop])
-def test_step_inside_calls_no_hook_and_does_what_step_does(kind: Any) -> None:
+def test_an_unhooked_step_calls_no_hook_and_does_what_step_does(kind: Any) -> None:
     pair = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))]
     inner, alone = (kind([p], lr=0.1) for p in pair)
     called: list[str] = []
@@ -389,7 +389,7 @@ def test_step_inside_calls_no_hook_and_does_what_step_does(kind: Any) -> None:
     ]
     for p in pair:
         p.grad = torch.ones(2)
-    _torch.step_inside(inner)
+    _torch.unhooked_step(kind)(inner)
     assert not called
     assert _torch.unhooked_step(kind) is not kind.step
     for handle in handles:

@@ -148,11 +148,6 @@ def register(name: str, target: str | type[Activation]) -> None:
 def find_activation(name: str, is_complex: bool) -> Activation:
     """Looks an activation up by a name, or one with a number, "leaky_relu(0.2)"; of complex states if `is_complex`.
 
-    Raises:
-        UnknownNameError: nothing has this name.
-        OptionError: the number is not positive, or the activation has none.
-        DtypeError: it is not defined for complex states.
-
     >>> import torch
     >>> find_activation("tanh", False)(torch.zeros(2))
     tensor([0., 0.])
