@@ -142,7 +142,8 @@ def main() -> None:
         show(name, net, unseen, y[1200:], rounding, r)
 
     before = net(unseen)
-    sk.nn.rotate_(learned, readers=[*net.up, net.head], writers=[net.embed, *net.down])
+    sites = sk.nn.RotationSites(net, {}, [net.embed, *net.down], readers=[*net.up, net.head], inputs={"x": unseen})
+    sk.nn.rotate_(learned, sites=sites)
     exported: Any = torch.export.export(net, (unseen,))
     if chosen.out:
         torch.export.save(exported, chosen.out)

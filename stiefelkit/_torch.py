@@ -142,15 +142,15 @@ def is_in_backward() -> bool:
     return backward_pass() != -1
 
 
-def autograd_time() -> tuple[int, str | None]:
-    """Returns the number that autograd's next node gets; in a backward pass that of the node that runs, and its name.
+def autograd_time() -> int:
+    """Returns the number that autograd's next node gets; in a backward pass that of the node that runs.
 
     A node has the number of its forward pass, so that what a checkpoint computes anew tells when that was.
     """
     node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
     if node is None:
-        return torch.autograd._get_sequence_nr(), None  # pyright: ignore[reportPrivateImportUsage]
-    return node._sequence_nr(), node.name()
+        return torch.autograd._get_sequence_nr()  # pyright: ignore[reportPrivateImportUsage]
+    return node._sequence_nr()
 
 
 def has_saved_tensor_hooks() -> bool:

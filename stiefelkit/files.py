@@ -54,16 +54,24 @@ def importing(
         raise error(f"{who} needs {what}, got {shown(str(path), 300)}: {reason}.") from problem
 
 
-@contextlib.contextmanager
-def whole_folder(who: str, folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """Gives a new folder beside one that is empty or not there, which takes its place when all has been written."""
-    writing = functools.partial(importing, who, folder, what="a folder that can be written")
-    with writing():
+_writing = functools.partial(importing, what="a folder that can be written")
+
+
+def free_place(who: str, folder: str | os.PathLike[str]) -> Path:
+    """Returns the place of a folder that is empty or not there; raises OptionError for another."""
+    with _writing(who, folder):
         place = Path(folder)
         is_free = not place.exists() or (place.is_dir() and not any(place.iterdir()))
     needs(is_free, OptionError, who, "a folder that is empty or not there", shown(str(folder), 300))
+    return place
+
+
+@contextlib.contextmanager
+def whole_folder(who: str, folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """Gives a new folder beside one that is empty or not there, which takes its place when all has been written."""
+    place = free_place(who, folder)
     beside = place.parent / f".{uuid.uuid4().hex}"
-    with writing(), contextlib.ExitStack() as stack:
+    with _writing(who, folder), contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, beside, ignore_errors=True)
         beside.mkdir(parents=True)
         yield beside

@@ -78,9 +78,13 @@ def tiny_decoder(base: str, task: str = "CausalLM", **changes: Any) -> Any:
     config = kind(**{key: value for key, value in (SIZES | changes).items() if key in known or key not in SIZES})
     model = getattr(transformers, f"AutoModelFor{task}").from_config(config)
     model.set_experts_implementation("eager")  # others have no float64
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.3 * torch.randn_like(p) if p.dim() == 1 else 0.1 * torch.randn_like(p))
+    return shaken(model)
+
+
+@torch.no_grad()
+def shaken(model: Any) -> Any:
+    for p in model.parameters():
+        p.add_(0.3 * torch.randn_like(p) if p.dim() == 1 else 0.1 * torch.randn_like(p))
     return model.eval()
 
 

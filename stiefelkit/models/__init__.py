@@ -49,10 +49,6 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
         A module that maps (B, T, input_size), the batch first, unlike a layer on its own, to (B, T, output_size), or to
         (B, output_size) with `last_only=True`.
 
-    Raises:
-        UnknownNameError: no model has this name.
-        OptionError: neither the model nor its parametrization has such an option.
-
     >>> net = create("scornn", 1, 8, 10, negative=4)
     >>> import torch
     >>> net(torch.zeros(2, 5, 1), last_only=True).shape

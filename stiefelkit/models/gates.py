@@ -177,7 +177,6 @@ class FrameGates(nn.Module):
         return packed._replace(data=out), tuple(last) if self.is_lstm else last[0]
 
     def _first(self, hx: Any, x: Tensor, batch: int) -> list[Tensor]:
-        """Returns the first states, one or two; raises ShapeError unless they are (layers * directions, B, n)."""
         shape = (len(self._suffixes), batch, self.hidden_size)
         if hx is None:
             return [x.new_zeros(shape)] * (1 + self.is_lstm)

@@ -40,10 +40,6 @@ class SequenceModel(nn.Module):
     Shape:
         (B, T, m), the batch first, to (B, T, output_size), or to (B, output_size) with `last_only`. A PackedSequence
         gives one of the outputs at every step, or with `last_only` the output at the end of each sequence.
-
-    Raises:
-        OptionError: the layer reads (T, B, m).
-        ShapeError: the last states that the layer returns are not (layers, B, n).
     """
 
     def __init__(self, rnn: nn.Module, output: nn.Linear, *, real_part: bool = False):

@@ -3,7 +3,7 @@
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ from stiefelkit.weights import attach
 from stiefelkit.weights.find import coordinate_list_of
 
 _REMEMBERED = 64
-"""Changes between a forward pass and its backward pass of which a checkpoint can be told; older ones are forgotten."""
+"""Switches between a forward pass and its backward pass of which a checkpoint can be told; older ones are forgotten."""
 _BLOCK = 32  # rows of a block where nothing else is asked for
 _OF_THE_LAYER = frozenset(("weight", "bias", "in_features", "out_features"))
 
@@ -94,15 +94,15 @@ class Replacement(nn.Module, ABC):
     name = "default"
     is_on = True
     merged: Tensor | None
-    _switched_in: int
-    _calls: list[list[Any]]
-    """Runs of calls in one state: the numbers of autograd at the first and the last of them, and the state."""
+    _switched_in = -1  # the backward pass
+    _switches: Sequence[tuple[int, object]] = ()
+    """The numbers of autograd before which it was switched, the last ones, each with the state until then."""
 
     def __init__(self, layer: nn.Module, name: str):
         super().__init__()
-        self._calls = []
+        self._switches = [(autograd_time(), None)]
         needs(isinstance(name, str) and name != "", OptionError, type(self).__name__, "a text as name", name)
-        self.layer, self.name, self.is_on = layer, name, True
+        self.layer, self.name = layer, name
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OF_THE_LAYER:
@@ -110,36 +110,32 @@ class Replacement(nn.Module, ABC):
             is_same = value is held or (type(value) is int and value == held)
             wanted = f"{name} set on its layer, `base` (to resize or tie that, fold or delete_adapter first)"
             needs(is_same, OptionError, type(self).__name__, wanted, "it set on itself")
-        else:
-            if name == "is_on":
-                vars(self)["_switched_in"] = backward_pass()
-            super().__setattr__(name, value)
+            return
+        if name in ("is_on", "merged") and not is_traced():
+            if (this := backward_pass()) == -1:
+                self._switches = [*self._switches[1 - _REMEMBERED :], (autograd_time(), self._state)]
+            vars(self)["_switched_in"] = this
+        super().__setattr__(name, value)
+
+    @property
+    def _state(self) -> object:
+        return self.is_on, self.merged is None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the attributes for copies and pickles, without the calls in this process."""
-        return {**vars(self), "_calls": []}
+        """Returns the attributes for copies and pickles, without what was switched in this process."""
+        return {**vars(self), "_switches": ()}
 
     def check_recomputed(self) -> None:
         """Raises OptionError if a checkpoint computes anew what was computed while something else was on."""
-        if is_traced() or -1 != backward_pass() == self._switched_in:  # what a checkpoint computes may switch, too
+        if is_traced() or backward_pass() in (-1, self._switched_in):  # what a checkpoint computes may switch, too
             return
-        (time, node), state, calls = autograd_time(), (self.is_on, self.merged is None), self._calls
-        if node is None:
-            if calls and calls[-1][2] == state:
-                calls[-1][1] = time
-            else:
-                del calls[:-_REMEMBERED]
-                calls.append([time, time, state])
-            return
-        # A reentrant checkpoint has a node of its own, made before what it computes; others run a node of that itself.
-        is_before = node.startswith("CheckpointFunction")
-        found = [then for first, last, then in calls if (time < last if is_before else first <= time)]
-        then = found[0 if is_before else -1] if found else None
+        time = autograd_time()
+        then = next((state for when, state in self._switches if when > time), self._state)
         wanted = (
             "a backward pass with the adapters on, and merged, as in the forward pass that a checkpoint computes anew"
         )
         got = "others; call backward() before use_adapters, merge, unmerge or adapt"
-        needs(then == state, OptionError, type(self).__name__, wanted, got)
+        needs(then == self._state, OptionError, type(self).__name__, wanted, got)
 
     @property
     def base(self) -> Any:
@@ -345,7 +341,6 @@ class OrthogonalAdapter(Adapter):
         self._turn_by(_rotation(n, cls, init, self.factory, options, shared, bound), dropout)
 
     def _turned_features(self, side: str) -> int:
-        """Returns the size of R on a side that the layer has."""
         self.side, kind = one_of("in", "out", "patches").require("OrthogonalAdapter", "side", side), type(self.base)
         is_tensor = self.bias is None or isinstance(self.bias, Tensor)
         needs(is_tensor, OptionError, "OrthogonalAdapter", "a layer whose bias is a tensor", kind.__name__)
@@ -428,7 +423,6 @@ def _rotation(
 
 
 def _with_defaults(cls: type, n: int, block_size: int | None, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options of the map of R, with those that are left out."""
     who, has_size = "OrthogonalAdapter", cls is BlockDiagonal and "blocks" not in options
     wanted = "block_size= for block_diagonal without blocks="
     needs(has_size or block_size is None, OptionError, who, wanted, f"it with {cls.__name__}")

@@ -1,5 +1,6 @@
 """Decoders whose residual stream can be rotated: the places of their layers, by families."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -7,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from stiefelkit._torch import held_parameters
 from stiefelkit.errors import OptionError, ShapeError, needs
 from stiefelkit.nn.folding import Matrix
 from stiefelkit.nn.frozen import attribute
@@ -80,6 +82,8 @@ class RotationSites:
     downs: Sequence[nn.Module] = ()  #: the layers that read the inner features of an MLP
     inputs: Mapping[str, Any] | None = None
     """Keyword arguments of the model that outputs are compared on, images too; by default some are made."""
+    readers: Sequence[nn.Module] = ()  #: layers that read the stream with no norm in front
+    beside: Sequence[nn.Module] = ()  #: writers outside of the base, as what projects images
 
     @property
     def size(self) -> int:
@@ -94,7 +98,7 @@ class RotationSites:
             return others.get(id(layer), layer)
 
         self.norms = {new(norm): [*map(new, read)] for norm, read in self.norms.items()}
-        self.writers, self.downs = [*map(new, self.writers)], [*map(new, self.downs)]
+        self.writers, self.readers, self.downs = ([*map(new, g)] for g in (self.writers, self.readers, self.downs))
         self.heads = [replace(one, value=new(one.value), output=new(one.output)) for one in self.heads]
 
 
@@ -102,10 +106,13 @@ def check_sites(sites: RotationSites, who: str) -> None:
     """Raises OptionError for the sites of a model in which a layer was replaced since."""
     if not isinstance(sites, RotationSites):
         raise OptionError(f"{who} needs sites, which rotation_sites(model) returns, got {type(sites).__name__}.")
+    needs(len(sites.writers) > 0, OptionError, who, "sites with writers", "none")
     held = {*sites.model.modules()}
-    for layer in (*sites.norms, *sites.writers, *(layer for read in sites.norms.values() for layer in read)):
+    for layer in (*sites.norms, *sites.writers, *sites.readers, *itertools.chain(*sites.norms.values())):
         got = f"{type(layer).__name__}, which is not, or no longer; rotation_sites(model) finds them"
-        is_held = layer.owner in held and layer.is_held() if isinstance(layer, Matrix) else layer in held
+        is_held = layer in held
+        if isinstance(layer, Matrix):
+            is_held = layer.owner in held and held_parameters(layer.owner).get(layer.name) is layer.weight
         needs(is_held, OptionError, who, "sites whose layers are in the model", got)
 
 
@@ -276,7 +283,8 @@ def rotation_sites(model: nn.Module, *, inputs: Mapping[str, Any] | None = None)
     writers = [*embeddings, *(layer for block in blocks for layer in _named(block, decoder.writers))]
     downs = [layer for block in blocks for layer in _named(block, decoder.downs)]
     sites = RotationSites(model, norms, writers, list(_heads(base, decoder, blocks)), downs, inputs)
-    sites.writers = [*writers, *writers_beside(model, base, writers, sites.size, inputs)]
+    sites.beside = writers_beside(model, base, writers, sites.size, inputs)
+    sites.writers = [*writers, *sites.beside]
     return sites
 
 

@@ -39,10 +39,6 @@ class Matrix(nn.Module):
         self.weight, self.bias = owner.get_parameter(name), held_parameters(owner).get(self.bias_name)
         self.dim = -1 if name != "weight" and attribute(owner, "is_transposed") else -2
 
-    def is_held(self) -> bool:
-        """Returns whether the module holds the same parameter still."""
-        return held_parameters(self.owner).get(self.name) is self.weight
-
 
 @dataclass
 class Site:
@@ -140,20 +136,18 @@ def weight_and_bias_of(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
     return (w if dim == -2 else w.mT), held_parameters(_holder(layer)).get("bias")
 
 
-def changes_of(sites: Sequence[Site], may_untie: bool) -> list[Change]:
+def changes_of(sites: Sequence[Site]) -> list[Change]:
     """Returns what is to be written, each tensor once: biases, which are made of weights, then new weights, then all.
 
-    A weight that layers share, and want different changes of, is new for all but the first, or else refused.
+    A weight that layers share, and want different changes of, is new for all but the first.
     """
     changes: list[Change] = []
     known: dict[Any, Change] = {}
     for change in (change for site in sites for change in _of_site(site)):
-        tensor, layer = change.tensor, change.site.layer
-        place = (tensor.device, tensor.data_ptr(), tensor.shape) if tensor is not None else id(layer)
+        tensor = change.tensor
+        place = (tensor.device, tensor.data_ptr(), tensor.shape) if tensor is not None else id(change.site.layer)
         other = known.setdefault(place, change)
-        got = f"two, of {kind_of(other.site.layer)} and {kind_of(layer)}; untie them first"
         is_same = other.key == change.key
-        needs(is_same or may_untie, OptionError, "Folding", "one change of a weight that layers share", got)
         if other is change or not is_same:
             changes.append(change._replace(is_new=tensor is None or not is_same))
     return sorted(changes, key=lambda change: (change.name, not change.is_new))

@@ -30,9 +30,6 @@ class GORU(GRULayers):
     (Q, a frame), `bias_gates_l0` = :math:`[b_r; b_g]`, `bias_l0` (:math:`b_c`), and `_reverse` for the second
     direction. Matrices start Glorot-uniform, biases zero.
 
-    Raises:
-        UnknownNameError, OptionError, DtypeError, ShapeError: as `OrthogonalRNN`.
-
     References:
         Jing, Gulcehre, Peurifoy, Shen, Tegmark, Soljacic, Bengio, Gated orthogonal recurrent units: on learning to
         forget, 2017.

@@ -149,7 +149,6 @@ def _register(attention: str) -> str:
 
 
 def _attend(attention: str, module: Any, query: Tensor, *args: object, **options: object) -> Any:
-    """Calls an attention with rotated queries; its keys are."""
     eager = attribute(sys.modules[type(module).__module__], "eager_attention_forward")
     known = importlib.import_module("transformers").modeling_utils.ALL_ATTENTION_FUNCTIONS
     rotation = attribute(module, "key_rotation")
@@ -158,7 +157,6 @@ def _attend(attention: str, module: Any, query: Tensor, *args: object, **options
 
 
 def _rotate_cached(module: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Hands an attention a cache that is given rotated keys."""
     known = inspect.signature(type(module).forward).parameters
     name = next((name for name in _CACHES if options.get(name) is not None), None)
     name = name or next(name for name in _CACHES if name in known)

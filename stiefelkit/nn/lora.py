@@ -146,7 +146,6 @@ def _relative(difference: Tensor, exact: Tensor) -> float:
 
 
 def _error_of_outputs(model: nn.Module, weights: Mapping[Adapter, Tensor], inputs: object) -> float:
-    """Returns how far the outputs of a model with these weights are from its own."""
     training, merged = {m: m.training for m in model.modules()}, {adapter: adapter.merged for adapter in weights}
     try:
         model.eval()

@@ -15,34 +15,16 @@ from torch import Tensor, nn
 
 from stiefelkit._torch import held_modules
 from stiefelkit.errors import CheckpointError, OptionError, needs, shown
-from stiefelkit.files import checked_cast, importing, parse_tensors, read_file, read_json, whole_folder
+from stiefelkit.files import checked_cast, free_place, importing, parse_tensors, read_file, read_json, whole_folder
 from stiefelkit.nn.adapter import Adapter, OrthogonalAdapter, Replacement
 from stiefelkit.nn.adapters import Site, TrainedCopy, base_state, put_on, replacements, sites_of, to_save
 from stiefelkit.nn.frozen import attribute
 from stiefelkit.nn.peft_formats import FORMATS, read, written
-from stiefelkit.numbers import Check, integer, one_of
+from stiefelkit.numbers import integer, one_of
 from stiefelkit.weights.find import check_module
 
 _CONFIG, _TENSORS, _PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
 _HEADS = ("classifier", "score", "qa_outputs")  # which PEFT adds to modules_to_save, by the task, for any model
-
-
-def _list_of(kind: type, *alone: type) -> Check:
-    def holds(given: object) -> bool:
-        is_list = isinstance(given, list) and all(isinstance(one, kind) for one in given)
-        return given is None or is_list or isinstance(given, alone)
-
-    return Check("a list of {key}", holds)
-
-
-_ENTRIES = {
-    "bias": ("none", one_of("none")),
-    "target_modules": (None, _list_of(str, str)),
-    "exclude_modules": (None, _list_of(str, str)),
-    "layers_to_transform": (None, _list_of(int, int)),
-    "modules_to_save": (None, _list_of(str)),
-}
-"""Entries of all methods, with PEFT's defaults."""
 
 
 def load_peft(model: nn.Module, folder: str | os.PathLike[str], name: str = "default") -> nn.Module:
@@ -70,7 +52,8 @@ def load_peft(model: nn.Module, folder: str | os.PathLike[str], name: str = "def
         groups, rest = _by_layer(tensors, kind)
         missing = [title for title in groups if title not in sites]
         needs(not missing, CheckpointError, "It", "the base that it is of", f"a model without {', '.join(missing[:3])}")
-        saved = _modules_to_save(model, sites, rest, config["modules_to_save"] or ())
+        whole = config.get("modules_to_save") or ()
+        saved = _modules_to_save(model, sites, rest, [whole] if isinstance(whole, str) else whole)
         fresh = {id(sites[title].layer): sites[title] for title in groups}
         needs(len(fresh) == len(groups), CheckpointError, "It", "each layer once", "one by two names")
         for title, site in sites.items():
@@ -129,6 +112,7 @@ def save_peft(
         task_type: as in PEFT's configuration, "CAUSAL_LM" for instance.
     """
     replacements(model, "save_peft", name)
+    free_place("save_peft", folder)
     sites = list(sites_of(model))
     held = [(site, other) for site in sites for other in site.around if other.name == name]
     try:
@@ -198,7 +182,7 @@ def _files(given: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Ten
         is_known = isinstance(kind, str) and kind in FORMATS
         needs(is_known, CheckpointError, "It", f"a peft_type of {', '.join(FORMATS)}", shown(kind))
         sizes = dict.fromkeys(FORMATS[kind].sizes, (0, integer(0)))
-        for key, (default, check) in {**_ENTRIES, **sizes, **FORMATS[kind].settings}.items():
+        for key, (default, check) in {"bias": ("none", one_of("none")), **sizes, **FORMATS[kind].settings}.items():
             config[key] = check.require("It", key, config.get(key, default))
     with importing("load_peft", folder / _TENSORS):
         return config, parse_tensors(read_file((folder / _TENSORS).resolve()))
@@ -255,7 +239,7 @@ def _modules_to_save(
 
 def _is_adapted(config: Mapping[str, Any], title: str) -> bool | None:
     """Returns whether PEFT adapts a layer of a name; None where a pattern says so: a stranger's may take for ever."""
-    targets, excluded, layers = (config[key] for key in ("target_modules", "exclude_modules", "layers_to_transform"))
+    targets, excluded, layers = map(config.get, ("target_modules", "exclude_modules", "layers_to_transform"))
     layers = [layers] if isinstance(layers, int) else layers or []
     numbers = {int(part) for part in title.split(".")[:-1] if part.isdecimal()}
 
@@ -265,7 +249,7 @@ def _is_adapted(config: Mapping[str, Any], title: str) -> bool | None:
     if is_in(excluded) or (isinstance(targets, list) and not is_in(targets)) or (layers and numbers.isdisjoint(layers)):
         return False
     is_counted = not layers or (numbers <= {*layers} and re.match(r".*?\.[^.]*\.\d+\.", title))  # as PEFT counts
-    is_saved = any(f".{name}." in f".{title}." for name in config["modules_to_save"] or ())
+    is_saved = any(f".{name}." in f".{title}." for name in config.get("modules_to_save") or ())
     has_patterns = not isinstance(targets, list) or isinstance(excluded, str) or config.get("layers_pattern")
     return True if is_counted and not is_saved and not has_patterns else None
 

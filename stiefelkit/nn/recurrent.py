@@ -187,7 +187,6 @@ class Recurrent(CoordinateParameters):
 
     @property
     def _input_rows(self) -> int:
-        """The rows of a block of U."""
         return self.hidden_size * (1 + self.is_complex)
 
     def _read(self, name: str, suffix: str) -> Tensor:

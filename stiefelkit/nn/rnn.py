@@ -100,11 +100,6 @@ class OrthogonalRNN(_Scanned, Layers):
             dropout: another one; a state dict has none.
             **options: `trainable_h0`, `backend`, and options of the parametrization.
 
-        Raises:
-            OptionError, CheckpointError, ShapeError, DtypeError: the source is no torch.nn.RNN with plain weights.
-            NonFiniteError, RankError: a recurrent matrix has no nearest frame.
-            NotAFrameError, ImageError: with init=None a recurrent matrix is no frame; the map does not reach it.
-
         >>> rnn = OrthogonalRNN.from_torch(nn.RNN(3, 8, num_layers=2, bidirectional=True))
         >>> rnn(torch.randn(5, 2, 3))[0].shape
         torch.Size([5, 2, 16])

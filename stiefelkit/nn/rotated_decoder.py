@@ -25,11 +25,11 @@ from stiefelkit.nn.linear import HadamardLinear
 from stiefelkit.nn.rotation import (
     absorb_norms_,
     check_downs,
-    hadamard_options,
-    of_hadamard,
     of_stream,
+    online_options,
     rotate_,
     site_of,
+    turn_downs,
     turn_heads,
 )
 from stiefelkit.numbers import integer, optional
@@ -84,9 +84,9 @@ class Rotated(nn.Module):
 
     The residual rotation R, and one rotation for each head of keys and values, are frames that an optimizer of frames
     trains (`sk.optim.SGDG`, `CayleyAdam`); the model's own parameters are frozen. At each call, each layer between
-    embedding and head computes with its rotated weight, rounded by rows, from its input, rounded by tokens; weights are
-    computed anew in the backward pass, so that no second copy of the model is held. `fold` makes what was learned part
-    of the model.
+    embedding and head computes with its rotated weight, rounded by rows, from its input, rounded by tokens; what writes
+    to the stream outside of the base, as what projects images, is rotated and not rounded. Weights are computed anew in
+    the backward pass, so that no second copy of the model is held. `fold` makes what was learned part of the model.
 
     Norms are absorbed into what reads them, in the model itself, when this is made: see `rotate_`.
 
@@ -121,8 +121,8 @@ class Rotated(nn.Module):
         self.weight_bits = bits.require("Rotated", "weight_bits", weight_bits)
         self.activation_bits = bits.require("Rotated", "activation_bits", activation_bits)
         check_sites(sites, "Rotated")
-        if online:
-            check_downs(sites.downs)
+        if (options := online_options(online)) is not None:
+            check_downs(sites.downs, options)
         n = sites.size
         if isinstance(start, Tensor):
             r = start
@@ -175,13 +175,11 @@ class Rotated(nn.Module):
     def _rotated(self) -> Iterator[None]:
         """Gives each layer a forward of its own for one call, and where the model's checkpoints compute anew."""
         r, *heads = (frame.weight for frame in self._frames())
-        sites = list(self._sites(r, heads))
-        forwards: list[_Attribute] = []
-        forwards += [(s.layer, self._forward_of(s, r), "forward") for s in sites if not isinstance(s.layer, Matrix)]
-        for owner in {s.layer.owner for s in sites if isinstance(s.layer, Matrix)}:
-            own = [s for s in sites if isinstance(s.layer, Matrix) and s.layer.owner is owner]
-            forwards.append((owner, _checkpointed(owner, partial(self._run_with, owner, own)), "forward"))
-        for layer, *_ in forwards:
+        of_each: dict[nn.Module, list[Site]] = {}
+        for site in self._sites(r, heads):
+            of_each.setdefault(site.layer.owner if isinstance(site.layer, Matrix) else site.layer, []).append(site)
+        forwards: list[_Attribute] = [(m, self._forward_of(m, own, r), "forward") for m, own in of_each.items()]
+        for layer in of_each:
             got = f"{kind_of(layer)} with another; accelerate's remove_hook_from_submodules takes its hooks off"
             is_own = attribute(layer.forward, "__func__") is type(layer).forward
             needs(is_own, OptionError, "Rotated", "layers with the forward of their class", got)
@@ -192,7 +190,6 @@ class Rotated(nn.Module):
             yield
 
     def _sites(self, r: Tensor, heads: list[Tensor]) -> Iterable[Site]:
-        """Returns each layer with the rotations on both of its sides."""
         found: dict[int, Site] = {}
         for layer in self.sites.writers:
             site_of(found, layer).outputs[:] = [of_stream(r)]
@@ -200,23 +197,25 @@ class Rotated(nn.Module):
             site_of(found, layer).inputs[:] = [of_stream(r)]
         for one, q in zip(self.sites.heads, heads, strict=bool(heads)):
             turn_heads(found, one, q)
-        for layer in self.sites.downs if self.online else ():
-            site_of(found, layer).inputs.append(of_hadamard(layer, **hadamard_options(self.online)))
+        if (options := online_options(self.online)) is not None:
+            turn_downs(found, self.sites.downs, options)
         return found.values()
 
-    def _forward_of(self, site: Site, r: Tensor) -> Callable[..., Tensor]:
-        """Returns what a layer computes; embeddings and the head are not rounded."""
-        layer, own = site.layer, type(site.layer).forward.__get__(site.layer)
-        if isinstance(layer, nn.Embedding):
+    def _forward_of(self, layer: nn.Module, sites: Sequence[Site], r: Tensor) -> Callable[..., Any]:
+        """Returns what a layer computes; the head, embeddings and what stands beside them are not rounded."""
+        if isinstance(sites[0].layer, Matrix):
+            return _checkpointed(layer, partial(self._run_with, layer, sites))
+        own = type(layer).forward.__get__(layer)
+        if isinstance(layer, nn.Embedding) or layer in self.sites.beside:
             return lambda *args: F.linear(y := own(*args), r.to(y))
         if layer in [*self.sites.norms.values()][-1]:
             return lambda x: own(x @ r.to(x))
-        is_online = isinstance(layer, HadamardLinear) or (bool(self.online) and layer in self.sites.downs)
-        options = layer.options if isinstance(layer, HadamardLinear) else hadamard_options(self.online)
+        options = online_options(self.online) if layer in self.sites.downs else None
+        options = layer.options if isinstance(layer, HadamardLinear) else options
 
         def run(x: Tensor) -> Tensor:
-            x = hadamard_transform(x, **options) if is_online else x
-            w, b = self._turned(site, x.dtype)
+            x = x if options is None else hadamard_transform(x, **options)
+            w, b = self._turned(sites[0], x.dtype)
             x = x if self.activation_bits is None else fake_quantize(x, self.activation_bits)
             return F.linear(x, w, b)
 
@@ -246,7 +245,6 @@ class Rotated(nn.Module):
 
 @contextmanager
 def _attributes(given: Sequence[_Attribute]) -> Iterator[None]:
-    """Gives modules attributes of their own, inside a block."""
     before = [(module, name, vars(module).get(name)) for module, _, name in given]
     try:
         for module, value, name in given:

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit._torch import held_parameters
-from stiefelkit.errors import CheckpointError, DtypeError, NotAFrameError, OptionError, ShapeError, needs
+from stiefelkit.errors import CheckpointError, DtypeError, NotAFrameError, OptionError, ShapeError, needs, warn_caller
 from stiefelkit.functional import hadamard_transform, nearest_frame
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.nn import folding, stream
@@ -34,86 +33,65 @@ from stiefelkit.nn.linear import HadamardLinear
 def rotate_(
     rotation: Tensor | None = None,
     *,
-    sites: RotationSites | None = None,
+    sites: RotationSites,
     heads: Tensor | Sequence[Tensor] | None = None,
     online: bool | Mapping[str, Any] = False,
-    readers: Iterable[nn.Module] = (),
-    writers: Iterable[nn.Module] = (),
-    norms: Mapping[nn.Module, Iterable[nn.Module]] | None = None,
-    model: nn.Module | None = None,
     check: bool = True,
 ) -> None:
     """Folds a rotation R of features h into the layers around them: what they write and read is R h from then on.
 
     Writers, whose outputs are added up to h, get :math:`R W` and :math:`R b`, readers :math:`W R^T`, and what does both
     :math:`R W R^T` and :math:`R b`: the function of the whole is the same, but for rounding. A norm between them must
-    commute with R, as a root mean square does; its scale is folded into those that read it, `norms={norm: readers}`,
-    and is one from then on. A layer norm is made a root mean square: writers are centred, and its bias goes into
-    readers. Each tensor is worked out once, in float64, and rounded once; nothing is written before all of it was
-    checked. With R of `sk.orthogonal(layer, "weight", "stiefel")` that is layer.weight.
+    commute with R, as a root mean square does; its scale is folded into those that read it, and is one from then on. A
+    layer norm is made a root mean square: writers are centred, and its bias goes into readers. Each tensor is worked
+    out once, in float64, and rounded once; nothing is written before all of it was checked. With R of
+    `sk.orthogonal(layer, "weight", "stiefel")` that is layer.weight.
 
     Args:
         rotation: R, n x n; None with `heads` or `online` alone. The nearest rotation is taken of what was rounded, and
             a warning says how far away it is.
-        sites: the layers of a whole decoder, of `rotation_sites(model)`, in the place of those below. A head that is
-            tied to the embedding and has to differ from it gets a weight of its own, and the configuration says so.
+        sites: the layers, of `rotation_sites(model)` for a whole decoder, or a `RotationSites` of one's own. A head
+            that is tied to the embedding and has to differ from it gets a weight of its own, and the configuration says
+            so.
         heads: rotations between the value and the output layer of each attention of `sites`: a matrix for all heads, a
             stack of one for each head of keys and values, or a sequence of these, one for each block.
         online: multiplies what `sites.downs` read by a Hadamard matrix when the model runs, and their weights by its
             inverse; each becomes a `HadamardLinear`, under the same name, with the key "hadamard" beside its weight,
             which no plain layer loads; `config.stiefelkit_online` is `online` then, if the model has a configuration.
             With options of `hadamard_transform` in the place of True, {"block": 128}, it is made by them.
-        readers: linear layers with n inputs.
-        writers: linear layers with n outputs; or embeddings, whose rows are rotated.
-        norms: norms of n features, each with all layers that read what it gives, which are readers by that.
-        model: the model of all these, which layer norms are replaced in. If it is given, three things are looked for
-            that were forgotten, and refused: another norm of n features that does not commute with R, another layer
-            that shares a weight with these, and an adapter around one of these. A layer that was left out, and a
-            parameter added to h, are not seen.
-        check: whether outputs of the model of `sites` are compared before anything is written: a copy that shares its
-            weights runs with the new values, in float64, on tokens, on embeddings, on images and on `sites.inputs`.
-            What writes or reads h and was left out is refused by its name. New weights of more than 2^27 entries in all
-            are worked out again in each of four runs.
+        check: whether outputs of the model are compared before anything is written: a copy that shares its weights runs
+            with the new values, in float64, on tokens, on images and on `sites.inputs`. What writes or reads h and was
+            left out is refused by its name. New weights of more than 2^27 entries in all are worked out again in each
+            of three runs.
 
-    Layers that share a weight and want different changes of it are refused, as are layers with hooks, and those whose
-    own forward does not commute with R.
+    Layers with hooks, in adapters, or with a forward of their own that does not commute with R are refused.
 
-    >>> first, last = nn.Linear(3, 4), nn.Linear(4, 2)
+    >>> net = nn.Sequential(nn.Linear(3, 4), nn.RMSNorm(4, elementwise_affine=False), nn.Linear(4, 2))
     >>> x = torch.randn(5, 3)
-    >>> before = last(first(x))
-    >>> rotate_(torch.eye(4).flip(0), readers=[last], writers=[first])
-    >>> torch.allclose(last(first(x)), before, atol=1e-6)
+    >>> before = net(x)
+    >>> sites = RotationSites(net, {net[1]: [net[2]]}, [net[0]], inputs={"input": x})
+    >>> rotate_(torch.eye(4).flip(0), sites=sites)
+    >>> torch.allclose(net(x), before, atol=1e-6)
     True
     """
-    has_sites = sites is not None or (heads is None and not online)
-    needs(has_sites, OptionError, "rotate_", "sites=rotation_sites(model) beside heads= and online=", "none")
-    is_something = not (sites is not None and rotation is None and heads is None and not online)
-    needs(is_something, OptionError, "rotate_", "a rotation, heads= or online=True beside sites=", "none of them")
-    r = None if rotation is None else checked_rotation(rotation, "a rotation")
-    turn, fold = [] if r is None else [of_stream(r)], _Fold(model)
-    if sites is None:
-        fold.add_stream(turn, r, readers, writers, norms or {})
-        return fold.write(fold.require(r))
     check_sites(sites, "rotate_")
-    is_alone = not (readers or writers or norms)
-    needs(is_alone, OptionError, "rotate_", "either sites= or readers=, writers= and norms=", "both")
-    fold = _Fold(sites.model, sites)
+    is_something = rotation is not None or heads is not None or bool(online)
+    needs(is_something, OptionError, "rotate_", "a rotation, heads= or online=True beside sites=", "none of them")
+    fold = _Fold(sites, online_options(online))
+    r = None if rotation is None else checked_rotation(rotation, "a rotation")
     if r is not None:
         wanted = f"a rotation of the {sites.size} features of the stream"
         needs(len(r) == sites.size, ShapeError, "rotate_", wanted, tuple(r.shape))
-        fold.add_stream(turn, r, [], sites.writers, sites.norms)
+        fold.add_stream([of_stream(r)], r)
     if heads is not None:
         _turn_heads(fold.found, sites.heads, heads)
-    if online:
-        check_downs(sites.downs)
-    for layer in sites.downs if online else ():
-        factor = of_hadamard(layer, **hadamard_options(online))
-        factor.apply(torch.zeros(factor.size, 1, device="cpu"))  # raises where there is no such matrix
-        site_of(fold.found, layer).inputs.append(factor)
-    changes = fold.require(None)
+    if fold.online is not None:
+        check_downs(sites.downs, fold.online)
+        turn_downs(fold.found, sites.downs, fold.online)
+    changes = fold.require()
     if check:
-        fold.prove("rotate_", sites, online, 0.0 if r is None else orthogonality_error(r).item())
-    fold.write(changes, online)
+        fold.prove("rotate_", 0.0 if r is None else orthogonality_error(r).item())
+    fold.write(changes)
 
 
 @torch.no_grad()
@@ -131,14 +109,14 @@ def absorb_norms_(sites: RotationSites, *, check: bool = True) -> None:
     check_sites(sites, "absorb_norms_")
     v = probes(sites.size, torch.device("cpu"))[0]
     generic = torch.eye(len(v), dtype=v.dtype, device="cpu") - 2 * torch.outer(v, v) / (v @ v)
-    fold = _Fold(sites.model, sites)
     if check:
-        fold.add_stream([of_stream(generic)], generic, [], sites.writers, sites.norms)
-        fold.require(None)
-        fold.prove("absorb_norms_", sites, False, 0.0)
-        fold = _Fold(sites.model, sites)
-    fold.add_stream([], generic, [], sites.writers, sites.norms)
-    fold.write(fold.require(None))
+        turned = _Fold(sites)
+        turned.add_stream([of_stream(generic)], generic)
+        turned.require()
+        turned.prove("absorb_norms_", 0.0)
+    fold = _Fold(sites)
+    fold.add_stream([], generic)
+    fold.write(fold.require())
 
 
 @torch.no_grad()
@@ -163,77 +141,84 @@ def absorb_norm_(norm: nn.Module, readers: Iterable[nn.Module]) -> None:
     (True, 0.0)
     """
     fold = _Fold(None)
-    fold.add_stream([], None, [], [], {norm: readers})
+    fold.add_norm(norm, readers)
     has_scale = norm in fold.affine and fold.affine[norm].values is not None
     needs(has_scale, OptionError, "absorb_norm_", "a norm with a scale of its own", kind_of(norm))
-    fold.write(fold.require(None))
+    fold.write(fold.require())
 
 
 class _Fold:
-    """Layers with what is to be folded into them, and norms that lose a scale, of a model if there is one."""
+    """Layers with what is to be folded into them, and norms that lose a scale, of a model if there are its sites."""
 
-    def __init__(self, model: nn.Module | None, sites: RotationSites | None = None):
-        self.model, self.sites = model, sites
+    def __init__(self, sites: RotationSites | None, online: dict[str, Any] | None = None):
+        self.sites, self.online = sites, online
         self.found: dict[int, Site] = {}
         self.affine: dict[nn.Module, Affine] = {}
 
-    def add_stream(
-        self,
-        turn: list[Factor],
-        r: Tensor | None,
-        readers: Iterable[nn.Module],
-        writers: Iterable[nn.Module],
-        norms: Mapping[nn.Module, Iterable[nn.Module]],
-    ) -> None:
-        """Adds the factors of a residual rotation, and those of norms that do not commute with R, if it is given."""
+    def add_stream(self, turn: list[Factor], r: Tensor) -> None:
+        """Adds the factors of a residual rotation, none to absorb norms that do not commute with R."""
+        assert self.sites is not None
+        norms, writers = self.sites.norms, self.sites.writers
         for norm in norms:
             folding.require_filled(norm)
-        is_centred = (
-            r is not None and self.model is not None and any(folding.layer_norm_eps(m) is not None for m in norms)
-        )
-        is_centred &= r is not None and not (turn and _commutes(nn.LayerNorm(len(r), elementwise_affine=False), r))
-        centre = [Factor(len(r), lambda m: m - m.mean(-2, keepdim=True))] if r is not None and is_centred else []
+        is_centred = any(folding.layer_norm_eps(norm) is not None for norm in norms)
+        is_centred &= not (turn and _commutes(nn.LayerNorm(len(r), elementwise_affine=False), r))
+        centre = [Factor(len(r), lambda m: m - m.mean(-2, keepdim=True))] if is_centred else []
         for layer in writers:
             site_of(self.found, layer).outputs[:] = [*centre, *turn]
-        for layer in readers:
+        for layer in self.sites.readers:
             site_of(self.found, layer).inputs[:] = turn
         for norm, read in norms.items():
-            own, read = _affine(norm, r, is_centred), [*read]
-            if own is not None:
-                is_kept = bool(turn) and r is not None and not is_centred and _has_no_bias(read)
-                own = _with_bias(own, r) if is_kept and r is not None else own
-                self.affine[norm] = own._replace(is_replaced=is_centred and folding.layer_norm_eps(norm) is not None)
-            g = None if own is None else own.values
-            scale = [] if g is None else [Factor(len(g), lambda m, g=g: g.to(m.device)[:, None] * m)]
-            shift = None if own is None or own.bias is None or own.new_bias is not None else own.bias.detach().double()
-            for layer in read:
-                site = site_of(self.found, layer)
-                got = f"{kind_of(layer)} behind two"
-                needs(site.norm in (None, norm), OptionError, "Folding", "one norm in front of a layer", got)
-                site.norm, site.shift = norm, shift
-                site.inputs[:] = [*scale, *turn]
+            self.add_norm(norm, read, turn, r, is_centred)
 
-    def require(self, r: Tensor | None) -> list[folding.Change]:
-        """Checks all layers, and returns their changes; norms are looked for in the model if R is given."""
-        changes = folding.changes_of(list(self.found.values()), self.sites is not None)
+    def add_norm(
+        self,
+        norm: nn.Module,
+        readers: Iterable[nn.Module],
+        turn: Sequence[Factor] = (),
+        r: Tensor | None = None,
+        is_centred: bool = False,
+    ) -> None:
+        """Adds what a norm loses, and what its readers get with the factors of R, if it is given."""
+        own, readers = _affine(norm, r, is_centred), [*readers]
+        if own is not None:
+            has_no_bias = any(folding.weight_and_bias_of(layer)[1] is None for layer in readers)
+            own = _with_bias(own, r) if turn and r is not None and not is_centred and has_no_bias else own
+            self.affine[norm] = own._replace(is_replaced=is_centred and folding.layer_norm_eps(norm) is not None)
+        g = None if own is None else own.values
+        scale = [] if g is None else [Factor(len(g), lambda m, g=g: g.to(m.device)[:, None] * m)]
+        shift = None if own is None or own.bias is None or own.new_bias is not None else own.bias.detach().double()
+        for layer in readers:
+            site = site_of(self.found, layer)
+            got = f"{kind_of(layer)} behind two"
+            needs(site.norm in (None, norm), OptionError, "Folding", "one norm in front of a layer", got)
+            site.norm, site.shift = norm, shift
+            site.inputs[:] = [*scale, *turn]
+
+    def require(self) -> list[folding.Change]:
+        """Checks all layers, and returns their changes."""
+        changes = folding.changes_of(list(self.found.values()))
+        model = nn.Module() if self.sites is None else self.sites.model
+        others = in_other_adapters(model)
+        others |= {id(a.layer): type(a).__name__ for a in model.modules() if isinstance(a, Replacement)}
         layers = [site.layer for site in self.found.values()]
-        inner = [*map(folding.inner_of, layers)]
-        for module in [*self.affine, *layers, *inner]:
+        for module in [*self.affine, *layers, *map(folding.inner_of, layers)]:
             got = f"{kind_of(module)} with hooks; remove them first"
             needs(not foreign_hooks(module), OptionError, "Folding", "layers and norms without hooks", got)
+            got = f"{kind_of(module)} inside {others.get(id(module))}; fold or merge_and_unload it first"
+            needs(id(module) not in others, OptionError, "Folding", "layers that nothing else adds to", got)
         for site in self.found.values():
             is_known = isinstance(site.layer, HadamardLinear) and not site.inputs
             is_known |= isinstance(site.layer, folding.Matrix)
             found = None if is_known or _gives_rows(site) else beyond_affine(site.layer)
             needs(found is None, OptionError, "Folding", "layers that compute W x + b", found)
-        if self.model is not None:
-            changed = {change.tensor.data_ptr() for change in changes if change.tensor is not None}
-            _check_model(self.model, {*self.found, *map(id, inner), *map(id, self.affine)}, changed, r)
         folding.require_finite(changes, self.affine)
         return changes
 
-    def prove(self, who: str, sites: RotationSites, online: bool | Mapping[str, Any], error: float) -> None:
+    def prove(self, who: str, error: float) -> None:
         """Raises OptionError if a copy of the model with all changes gives other outputs."""
+        assert self.sites is not None
+        sites = self.sites
         first = self.found.get(id(sites.writers[0]))
 
         def turn(x: Tensor) -> Tensor:
@@ -242,37 +227,36 @@ class _Fold:
                 y = factor.apply(y)
             return y.mT.view(x.shape)
 
-        read = itertools.chain(*sites.norms.values())
-        groups = (sites.norms, read, sites.writers, [one.value for one in sites.heads])
-        layers = stream.Layers(*({id(folding.inner_of(layer)) for layer in group} for group in groups))
-        changed = stream.changed_copy(
-            sites.model, self.found.values(), self.affine, sites.downs if online else (), hadamard_options(online)
-        )
-        probes = stream.own_probes(sites.model, sites.writers, sites.size, sites.inputs)
-        stream.require_same(sites.model, changed, probes, turn, layers, who, error)
+        values, read = [one.value for one in sites.heads], [*itertools.chain(*sites.norms.values()), *sites.readers]
+        groups = {"reader": read, "value": values, "writer": sites.writers, "norm": sites.norms}
+        names = {id(module): name for name, module in sites.model.named_modules()}
+        inner = [(folding.inner_of(layer), role) for role, group in groups.items() for layer in group]
+        roles = {names.get(id(layer), ""): role for layer, role in inner}
+        downs = () if self.online is None else sites.downs
+        changed = stream.changed_copy(sites.model, self.found.values(), self.affine, downs, self.online or {})
+        runs = stream.own_probes(sites.model, sites.writers, sites.size, sites.inputs)
+        stream.require_same(sites.model, changed, runs, turn, roles, who, error)
 
-    def _refuse_saving(self, is_another: bool) -> None:
-        """Makes `save_pretrained` raise where `from_pretrained` would make other norms, or a head without a bias."""
-        for module in self.model.modules() if is_another and self.model is not None else ():
+    def write(self, changes: Sequence[folding.Change]) -> None:
+        """Writes changes, and puts new norms and layers into the model and the sites.
+
+        `save_pretrained` raises then where `from_pretrained` would make other norms, or a head without a bias.
+        """
+        model = None if self.sites is None else self.sites.model
+        others = folding.write(changes, self.affine, model)
+        if self.sites is None or model is None:
+            return
+        is_another = any(change.name == "bias" and change.is_new for change in changes) or bool(others)
+        if self.online is not None:
+            others |= {id(layer): HadamardLinear.around(layer, **self.online) for layer in self.sites.downs}
+            if (config := attribute(model, "config")) is not None:
+                config.stiefelkit_online = self.online or True
+        for module in model.modules() if is_another else ():
             is_adapted = attribute(type(module), "get_base_model") is not None  # PEFT saves its own
             if callable(attribute(type(module), "from_pretrained")) and not is_adapted:
                 vars(module)["save_pretrained"] = functools.partial(_refuse, kind_of(module))
-
-    def write(self, changes: Sequence[folding.Change], online: bool | Mapping[str, Any] = False) -> None:
-        """Writes changes, and puts new norms and layers into the model and the sites."""
-        others = folding.write(changes, self.affine, self.model)
-        if online and self.sites is not None:
-            others |= {
-                id(layer): HadamardLinear.around(layer, **hadamard_options(online)) for layer in self.sites.downs
-            }
-            if (config := attribute(self.model, "config")) is not None:
-                config.stiefelkit_online = hadamard_options(online) or True
-        if self.model is not None:
-            has_new_bias = any(change.name == "bias" and change.is_new for change in changes)
-            self._refuse_saving(has_new_bias or any(own.is_replaced for own in self.affine.values()))
-            replaced(self.model, others)
-        if self.sites is not None:
-            self.sites.replace(others)
+        replaced(model, others)
+        self.sites.replace(others)
 
 
 def _refuse(kind: str, *_: object, **__: object) -> None:
@@ -319,10 +303,9 @@ def checked_rotation(rotation: Tensor, what: str, who: str = "rotate_") -> Tenso
     if error <= frame_tolerance(n, dtype):
         return rotation
     nearest = nearest_frame(rotation)
-    warnings.warn(
+    warn_caller(
         f"{who} takes the rotation nearest to {what} with ||R^T R - I||_F = {error:.2g}, "
-        f"{torch.dist(nearest, rotation).item():.2g} away in the Frobenius norm.",
-        stacklevel=3,
+        f"{torch.dist(nearest, rotation).item():.2g} away in the Frobenius norm."
     )
     return nearest
 
@@ -333,7 +316,6 @@ def site_of(found: dict[int, Site], layer: nn.Module) -> Site:
 
 
 def _turn_heads(found: dict[int, Site], attentions: Sequence[Heads], heads: Tensor | Sequence[Tensor]) -> None:
-    """Adds the factors of the rotations of heads to value and output layers."""
     each = [heads] * len(attentions) if isinstance(heads, Tensor) else [*heads]
     wanted = "heads= for a model whose values no clip nor norm acts on"
     needs(len(attentions) > 0, OptionError, "rotate_", wanted, "another")
@@ -371,23 +353,26 @@ def _of_heads(stack: Tensor, rows: Tensor, size: int) -> Factor:
     return Factor(size, apply)
 
 
-def hadamard_options(online: bool | Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of `hadamard_transform` that `online=` gives, none for True."""
-    return dict(online) if isinstance(online, Mapping) else {}
+def online_options(online: bool | Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the options of `hadamard_transform` that `online=` gives, none for True; None for False."""
+    return (dict(online) if isinstance(online, Mapping) else {}) if online else None
 
 
-def of_hadamard(layer: nn.Module, **options: Any) -> Factor:
-    """Returns the factor of a layer whose inputs are transformed by a Hadamard matrix."""
-    return Factor(folding.weight_and_bias_of(layer)[0].shape[-1], lambda m: hadamard_transform(m.mT, **options).mT)
+def turn_downs(found: dict[int, Site], downs: Iterable[nn.Module], options: dict[str, Any]) -> None:
+    """Adds the factors of layers whose inputs are transformed by a Hadamard matrix."""
+    for layer in downs:
+        n = folding.weight_and_bias_of(layer)[0].shape[-1]
+        site_of(found, layer).inputs.append(Factor(n, lambda m: hadamard_transform(m.mT, **options).mT))
 
 
-def check_downs(downs: Iterable[nn.Module]) -> None:
-    """Raises OptionError for a layer that transforms its input already, which would be lost in another."""
-    downs = list(downs)
+def check_downs(downs: Sequence[nn.Module], options: dict[str, Any]) -> None:
+    """Raises an error where there is no such Hadamard matrix, or a layer transforms its input already."""
     got = "none; the forward of packed experts leaves no place for it"
     needs(len(downs) > 0, OptionError, "rotate_", "sites with downs for online=True", got)
     is_plain = not any(isinstance(layer, HadamardLinear) for layer in downs)
     needs(is_plain, OptionError, "rotate_", "online=True once at most", "a HadamardLinear among downs; leave it out")
+    for layer in downs:
+        hadamard_transform(torch.empty(0, folding.weight_and_bias_of(layer)[0].shape[-1], device="cpu"), **options)
 
 
 def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool) -> Affine | None:
@@ -416,12 +401,7 @@ def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool) -> Affine | Non
                 return Affine(weight, bias, values, neutral)
     if r is None:
         return None
-    wanted = "norms that are a root mean square and a scale, or a torch.nn.LayerNorm with model="
-    raise OptionError(f"Folding needs {wanted}, got {kind_of(norm)}.")
-
-
-def _has_no_bias(readers: Iterable[nn.Module]) -> bool:
-    return any(folding.weight_and_bias_of(layer)[1] is None for layer in readers)
+    raise OptionError(f"Folding needs a root mean square or a layer norm, and a scale, got {kind_of(norm)}.")
 
 
 def _with_bias(own: Affine, r: Tensor) -> Affine:
@@ -448,19 +428,3 @@ def _gives_rows(site: Site) -> bool:
     for factor in site.outputs:
         y = factor.apply(y)
     return agree(changed, y, len(y))
-
-
-def _check_model(model: nn.Module, named: set[int], changed: set[int], r: Tensor | None) -> None:
-    """Raises OptionError for what stands on h in a model and was not named; norms are looked at where R is given."""
-    others = in_other_adapters(model)
-    others |= {id(a.layer): type(a).__name__ for a in model.modules() if isinstance(a, Replacement)}
-    for name, module in model.named_modules():
-        if id(module) in named:
-            got = f"{name} inside {others.get(id(module))}; fold or merge_and_unload it first"
-            needs(id(module) not in others, OptionError, "Folding", "layers that nothing else adds to", got)
-            continue
-        is_free = all(p is None or p.data_ptr() not in changed for p in held_parameters(module).values())
-        needs(is_free, OptionError, "Folding", "all layers that share a weight", f"{name} left out, which reads it")
-        if r is not None and folding.is_norm(module, len(r)):
-            got = f"{name}, {kind_of(module)}, left out; norms= folds a scale into its readers, if it is not added to h"
-            needs(_commutes(module, r), OptionError, "Folding", "norms that commute with R", got)

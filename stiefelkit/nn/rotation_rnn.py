@@ -33,21 +33,14 @@ class Stream(NamedTuple):
     planes: list[Tensor]
 
 
-_RANGE = "decay as numbers 0 < low <= high < 1, or None"
-
-
-def _is_inside(low: float, high: float) -> bool:
-    return 0 < low <= high < 1
-
-
-def decay_range(
-    who: str, decay: object, words: str = _RANGE, spans: Callable[[float, float], bool] = _is_inside
-) -> tuple[float, float]:
-    """Returns a range of decays as Python's numbers; raises OptionError for what is none."""
+def decay_range(who: str, decay: object, has_ends: bool = False) -> tuple[float, float]:
+    """Returns a range of decays between 0 and 1 as Python's numbers; raises OptionError for what is none."""
     given = [as_python_number(g) for g in decay] if isinstance(decay, list | tuple | Tensor) else []
-    is_range = len(given) == 2 and all(isinstance(g, int | float) for g in given) and spans(*given)
+    low, high = given if len(given) == 2 and all(isinstance(g, int | float) for g in given) else (1.0, 0.0)
+    words = f"decay as numbers {'0 <= low <= high <= 1, of which high is not 0' if has_ends else '0 < low <= high < 1'}"
+    is_range = 0 <= low <= high <= 1 and high > 0 and (has_ends or 0 < low <= high < 1)
     needs(is_range, OptionError, who, words, shown(decay))
-    return float(given[0]), float(given[1])
+    return float(low), float(high)
 
 
 class RotationRNN(GRULayers):
@@ -105,7 +98,6 @@ class RotationRNN(GRULayers):
         "gain": "its basis is inverted by its adjoint",
     }
     backends: ClassVar[tuple[str, ...]] = ROTATION_BACKENDS
-    _range: ClassVar[str] = _RANGE
 
     def __init__(
         self,
@@ -127,7 +119,8 @@ class RotationRNN(GRULayers):
         step = heads * (2 if field == "real" else 1)
         needs(n % step == 0, OptionError, name, f"a hidden_size that is a multiple of {step}", f"{n}, heads={heads}")
         self.heads = heads
-        self.decay = None if decay is None else decay_range(name, decay, self._range, self._spans)
+        has_none = decay is None and not self.has_logarithms
+        self.decay = None if has_none else decay_range(name, decay, self.has_logarithms)
         self.max_angle = at_least(0).require(name, "max_angle", max_angle)
         self.normalize = FLAG.require(name, "normalize", normalize)
         super().__init__(input_size, n, *args, parametrization=parametrization, field=field, **options)
@@ -145,10 +138,6 @@ class RotationRNN(GRULayers):
             parts = ", ".join([*([] if self.parametrization is None else ["basis"]), *self._counts()])
             raise OptionError(f"{type(self).__name__} needs {name} set by its parts ({parts}), got {shown(value)}.")
         super().__setattr__(name, value)
-
-    @staticmethod
-    def _spans(low: float, high: float) -> bool:
-        return _is_inside(low, high)
 
     @property
     def _frame_shape(self) -> tuple[int, ...]:
@@ -340,15 +329,11 @@ class RotationRNN(GRULayers):
         W is taken apart into its real Schur form, or, if it is complex, into its eigenvalues and their vectors.
 
         Args:
-            w: W, orthogonal with det W = 1 (n, n), or unitary.
+            w: W, orthogonal with det W = 1, for planes turn and none is reflected (n, n), or unitary.
             u: U (n, m), of the dtype of W.
             bias: b (n,), none if left out.
             decay: g below 1, or None for 1.
             **options: others of the layer, as `parametrization=`, which has to reach the basis.
-
-        Raises:
-            NotAFrameError: W is not orthogonal.
-            OptionError: W is real, and its determinant is -1: its planes turn, none is reflected.
 
         >>> w = torch.linalg.matrix_exp(torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
         >>> torch.allclose(RotationRNN.from_orthogonal(w, torch.eye(2)).weight_hh_l0, w)
@@ -384,7 +369,6 @@ class RotationRNN(GRULayers):
             needs(value.dtype == w.dtype, DtypeError, who, f"U and b of {w.dtype}, as W is", value.dtype)
         given = {"decay": None if decay is None else (decay, decay), "normalize": False, "bias": bias is not None}
         given |= {"field": kind, "device": w.device, "dtype": w.real.dtype}
-        needs(given.keys().isdisjoint(options), OptionError, who, f"no option that W says: {', '.join(given)}", options)
         rnn = cls(u.shape[1], n, **given, **options)
         assign_(rnn, "basis_l0", p[None].to(w))
         rnn._take_(who, angle=angle, **values)
@@ -500,7 +484,6 @@ class LRU(RotationRNN):
     coordinate_parameters: ClassVar[tuple[str, ...]] = ("log_rate", "log_angle", "log_scale")
     has_logarithms: ClassVar[bool] = True
     _turns: ClassVar[str] = "log_angle"
-    _range: ClassVar[str] = "decay as numbers 0 <= low <= high <= 1, of which high is not 0"
     _refused: ClassVar[dict[str, str]] = {
         **RotationRNN._refused,
         "heads": "each plane has a decay and an angle of its own",
@@ -523,7 +506,6 @@ class LRU(RotationRNN):
         require_options(type(self), None, options)
         hidden_size = integer(1).require(self._name, "hidden_size", hidden_size)
         needs(hidden_size % 2 == 0, OptionError, self._name, "an even hidden_size, two numbers a plane", hidden_size)
-        needs(decay is not None, OptionError, self._name, self._range, decay)
         max_angle = above(0).require(self._name, "max_angle", max_angle)
         planes = {"parametrization": None, "heads": hidden_size // 2, "decay": decay, "max_angle": max_angle}
         super().__init__(input_size, hidden_size, num_layers, bias, *args, **planes, **options)
@@ -550,10 +532,6 @@ class LRU(RotationRNN):
         rows = torch.stack([b.real, b.imag], 1).flatten(0, 1)
         rnn._take_(who, log_rate=nu_log, log_angle=theta_log, log_scale=gamma_log, weight_ih=rows)
         return rnn
-
-    @staticmethod
-    def _spans(low: float, high: float) -> bool:
-        return 0 <= low <= high <= 1 and high > 0
 
     def _counts(self) -> dict[str, int]:
         return dict.fromkeys(self.coordinate_parameters, self.heads)

@@ -22,15 +22,6 @@ Turn = Callable[[Tensor], Tensor]
 _KEPT = 2**27  # entries of new weights that are not worked out again at each read
 
 
-class Layers(NamedTuple):
-    """The layers of a model that are rotated, each by its id."""
-
-    norms: set[int]
-    readers: set[int]
-    writers: set[int]
-    values: set[int]  # whose outputs are turned head by head
-
-
 class _Call(NamedTuple):
     name: str
     module: nn.Module
@@ -72,13 +63,13 @@ def copied(model: nn.Module) -> tuple[nn.Module, dict[int, Any]]:
     return other, memo
 
 
-def _run(model: nn.Module, probe: "Probe", turn: Turn) -> list[Tensor]:
+def _run(model: nn.Module, probe: "Probe") -> list[Tensor]:
     """Returns what a copy gives, in float64; random numbers and modes stay as they were."""
     devices = {p.device for p in model.parameters()}
     random = torch.random.fork_rng([d for d in devices if d.type == "cuda"])
     autocast = torch.autocast(next((d.type for d in devices if d.type != "cpu"), "cpu"), enabled=False)
     with torch.no_grad(), random, autocast, torch.compiler.set_stance("force_eager"), _InFloat64():
-        return probe.run(model, turn)
+        return probe.run(model)
 
 
 def _logits(found: Tensor | Iterable[object]) -> list[Tensor]:
@@ -91,56 +82,51 @@ def _logits(found: Tensor | Iterable[object]) -> list[Tensor]:
 
 
 class Probe(NamedTuple):
-    """A run of a model, in which what stands in the place of embeddings is turned first; it gives logits."""
+    """A run of a model, which gives logits."""
 
     on: str
-    run: Callable[[nn.Module, Turn], list[Tensor]]
+    run: Callable[[nn.Module], list[Tensor]]
     is_wanted: bool = False  # whether a model that does not run so is refused
 
 
 def own_probes(model: nn.Module, writers: Sequence[nn.Module], n: int, inputs: Mapping[str, Any] | None) -> list[Probe]:
-    """Returns runs of a model on inputs that are given, or images, on tokens, once and in two steps, and embeddings."""
+    """Returns runs of a model on inputs that are given, or images, and on tokens, in two steps and at once."""
     known = inspect.signature(model.forward).parameters
     find = attribute(model, "get_input_embeddings")
     first = [find()] if callable(find) and not isinstance(writers[0], nn.Embedding) else []  # if it was left out
     tables = [m for m in (*first, *writers) if isinstance(m, nn.Embedding)]
-    probes = [] if inputs is None else [Probe("the inputs given", lambda m, _: _logits(m(**inputs)), True)]
+    probes = [] if inputs is None else [Probe("the inputs given", lambda m: _logits(m(**inputs)), True)]
     if not tables:
         return probes
     count, like = min([8, *(t.num_embeddings for t in tables[1:])]), tables[0].weight
-    source = torch.Generator().manual_seed(0)
     config = attribute(model, "config")
     known_tokens = [vars(c) for c in (config, attribute(config, "text_config")) if c is not None]
     special = {i for held in known_tokens for key, i in held.items() if "token" in key and type(i) is int}
     words = torch.tensor([i for i in range(min(len(like), 4096)) if i not in special] or [0], device="cpu")
-    order = torch.randperm(len(words), generator=source, device="cpu").repeat(count)[:count]
-    ids = words[order][None].to(like.device)
-    probes.append(Probe("tokens", lambda m, _: _logits(m(ids))))
+    ids = words.repeat(count)[None, :count].to(like.device)
+    probes.append(Probe("tokens", lambda m: _logits(m(ids))))
     cache = next((key for key in ("cache", "past_key_values") if key in known), None)
     if cache is not None:
 
-        def in_steps(m: nn.Module, _: Turn) -> list[Tensor]:
+        def in_steps(m: nn.Module) -> list[Tensor]:
             first = m(ids[:, : count // 2], use_cache=True)
             held = {cache: attribute(first, "past_key_values", "cache")}
             return [*_logits(first), *_logits(m(ids[:, count // 2 :], **held))]
 
         probes.insert(len(probes) - 1, Probe("tokens in two steps", in_steps))
-    if "inputs_embeds" in known:
-        x = torch.randn(1, count, n, generator=source, dtype=torch.float64, device="cpu").to(like.device)
-        probes.append(Probe("inputs_embeds", lambda m, turn: _logits(m(inputs_embeds=turn(x).to(like.dtype)))))
     senses = [key for key in ("vision_config", "audio_config") if attribute(config, key) is not None]
     if inputs is None and senses:
         probes.insert(0, Probe(f"images (of {senses[-1]})", _of_images(config, ids, n, like), True))
     return probes
 
 
-def _of_images(config: Any, ids: Tensor, n: int, like: Tensor) -> Callable[[nn.Module, Turn], list[Tensor]]:
+def _of_images(config: Any, ids: Tensor, n: int, like: Tensor) -> Callable[[nn.Module], list[Tensor]]:
     vision, token = attribute(config, "vision_config"), attribute(config, "image_token_id", "image_token_index")
     size = attribute(vision, "image_size", default=32)
     shape = (attribute(vision, "num_channels", default=3), *(size if isinstance(size, list | tuple) else (size, size)))
     x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0), device="cpu").to(like)
 
-    def run(m: nn.Module, _: Turn) -> list[Tensor]:
+    def run(m: nn.Module) -> list[Tensor]:
         find: Any = attribute(m, "get_image_features")
         for pixels in (x, x[None]):  # images, or images of each text
             with contextlib.suppress(Exception):  # of a model that takes the others
@@ -162,23 +148,18 @@ def writers_beside(
     beside = [m for m in model.modules() if attribute(m, "embedding_dim", "out_features") == n and id(m) not in inside]
     if not beside or any(p.is_meta for p in model.parameters()):
         return []
-    (other, memo), read, given = copied(model), list[Tensor](), [list[Tensor]() for _ in beside]
-    memo[id(base)].register_forward_pre_hook(functools.partial(_keep_embeddings, read), with_kwargs=True)
+    (other, memo), read, given = copied(model), list[Any](), [list[Tensor]() for _ in beside]
+    memo[id(base)].register_forward_pre_hook(
+        lambda _, __, given: read.append(given.get("inputs_embeds")), with_kwargs=True
+    )
     for m, rows in zip(beside, given, strict=True):
-        memo[id(m)].register_forward_hook(functools.partial(_keep_output, rows))
+        memo[id(m)].register_forward_hook(lambda _, __, y, rows=rows: rows.append(y))
         rows += [m.weight] if isinstance(m, nn.Embedding) and m.weight.numel() < 2**20 else []  # some read it uncalled
     for _ in results(other, own_probes(model, writers, n, inputs), "rotation_sites"):
         pass
-    found, each = _directions(read, n), [_directions(rows, n) for rows in given]
-    return [m for m, rows in zip(beside, each, strict=True) if bool(((found @ rows.mT).abs() > 1 - 1e-6).any())]
-
-
-def _keep_embeddings(kept: list[Tensor], _: object, args: object, kwargs: dict[str, Any]) -> None:
-    kept += [kwargs["inputs_embeds"]] if kwargs.get("inputs_embeds") is not None else []
-
-
-def _keep_output(kept: list[Tensor], _: object, args: object, y: Tensor) -> None:
-    kept.append(y)
+    found = _directions([x for x in read if x is not None], n)
+    each = [(found @ _directions(rows, n).mT).abs() > 1 - 1e-6 for rows in given]
+    return [m for m, is_parallel in zip(beside, each, strict=True) if bool(is_parallel.any())]
 
 
 def _directions(found: list[Tensor], n: int) -> Tensor:
@@ -194,7 +175,7 @@ def results(model: nn.Module, probes: Iterable[Probe], who: str) -> Iterator[tup
     count, last = 0, "none of them"
     for probe in probes:
         try:
-            found = _run(model, probe, _identity)
+            found = _run(model, probe)
         except Exception as error:  # whatever a stranger's forward raises
             last = f"{type(model).__name__}, which raises {type(error).__name__}"
             wanted = f"a model that runs on {probe.on} in float64, or inputs= of its processor in rotation_sites"
@@ -208,93 +189,72 @@ def results(model: nn.Module, probes: Iterable[Probe], who: str) -> Iterator[tup
 
 
 def require_same(
-    model: nn.Module, changed: nn.Module, probes: Sequence[Probe], turn: Turn, layers: Layers, who: str, error: float
+    model: nn.Module,
+    changed: nn.Module,
+    probes: Sequence[Probe],
+    turn: Turn,
+    roles: Mapping[str, str],
+    who: str,
+    error: float,
 ) -> None:
     """Raises OptionError, naming the layer that it is from, if a changed copy gives other outputs than a model.
 
-    `turn` is what happens to rows of the stream, `error` by how much the rotation is off an orthogonal matrix.
+    `turn` is what happens to rows of the stream, `roles` has the names of layers that are listed, each with "norm",
+    "reader", "writer" or "value", and `error` is by how much the rotation is off an orthogonal matrix.
     """
-    plain, memo = copied(model)
+    plain, _ = copied(model)
     for probe, before in results(plain, probes, who):
-        after = _run(changed, probe, turn)
+        after = _run(changed, probe)
         off = [float(torch.dist(b, a) / b.norm().clamp(min=1e-30)) for b, a in zip(before, after, strict=True)]
         if all(far <= 1e-6 + 100 * error for far in off):  # which NaN is not
             continue
-        calls = [_recorded(m, plain, probe, own) for m, own in ((plain, _identity), (changed, turn))]
-        found = _culprit(calls[0], calls[1], turn, Layers(*({id(memo[i]) for i in group} for group in layers)), plain)
+        found = _culprit(_recorded(plain, plain, probe), _recorded(changed, plain, probe), turn, roles)
         got = f"{max(off):.1e} off on {probe.on}: {found}; check=False folds all the same"
         raise OptionError(f"{who} needs sites that leave the outputs of {type(model).__name__} equal, got {got}.")
 
 
-def _identity(x: Tensor) -> Tensor:
-    return x
-
-
-def _recorded(model: nn.Module, like: nn.Module, probe: Probe, turn: Turn) -> list[_Call]:
+def _recorded(model: nn.Module, like: nn.Module, probe: Probe) -> list[_Call]:
     """Returns the calls of layers of a model, those that have none inside in another one like it."""
     calls: list[_Call] = []
+
+    def record(name: str, module: nn.Module, args: Any, kwargs: Any, y: Any) -> None:
+        parts = [*args, *kwargs.values()], (y if isinstance(y, tuple) else [y])
+        calls.append(_Call(name, module, *(next((t for t in part if isinstance(t, Tensor)), None) for part in parts)))
+
     for name, leaf in like.named_modules():
         if not held_modules(leaf):
-            model.get_submodule(name).register_forward_hook(functools.partial(_record, calls, name), with_kwargs=True)
-    _run(model, probe, turn)
+            model.get_submodule(name).register_forward_hook(functools.partial(record, name), with_kwargs=True)
+    _run(model, probe)
     return calls
 
 
-def _record(
-    calls: list[_Call], name: str, module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object], y: object
-) -> None:
-    parts = [*args, *kwargs.values()], (y if isinstance(y, tuple) else [y])
-    x, y = (next((t for t in part if isinstance(t, Tensor)), None) for part in parts)
-    calls.append(_Call(name, module, x, y))
-
-
-def _place(x: Tensor | None) -> int:
-    return 0 if x is None else x.untyped_storage().data_ptr()
-
-
-def _culprit(before: list[_Call], after: list[_Call], turn: Turn, layers: Layers, model: nn.Module) -> str:
+def _culprit(before: list[_Call], after: list[_Call], turn: Turn, roles: Mapping[str, str]) -> str:
     """Returns the sentence that names what writes or reads the stream and was not rotated, as far as calls tell."""
-    read, behind, beside, first = {_place(call.x) for call in before}, set[int](), list[tuple[str, int]](), ""
+    behind, beside = set[int](), dict[int, str]()
     for one, two in zip(before, after, strict=False):
-        key, named = id(one.module), f"{one.name}, {type(one.module).__name__},"
+        named, role = f"{one.name}, {type(one.module).__name__},", roles.get(one.name)
         x, y = _relation(one.x, two.x, turn), _relation(one.y, two.y, turn)
-        is_listed, is_other = any(key in group for group in layers), y in ("same", "other")
-        if key in layers.norms:
-            behind.add(_place(one.y))
+        if role == "norm" and one.y is not None:
+            behind.add(one.y.data_ptr())
             if x == "same":
                 return f"{named} is among the norms and does not read the stream"
             if x == "other" and one.x is not None:
-                n, none = one.x.shape[-1], f"what is computed in front of {one.name}, by no layer,"
-                what = [none, *_held(model, n)[:1], *(name for name, size in beside if size == n)][-1]
-                return f"{what} writes the stream and is not among the writers"
-        elif key in layers.writers and is_other:
+                what = beside.get(one.x.shape[-1], "what no layer computes")
+                return f"{what} writes to the stream in front of {one.name} and is not among the writers"
+        elif role == "writer" and y in ("same", "other"):
             cause = "reads what its layers did not write, as values of a prefix in a cache"
             return f"{named} {cause if x == 'other' else 'writes to the stream what is not turned'}"
-        elif key in layers.readers - layers.writers - layers.values and y == "other":
+        elif role == "reader" and y == "other":
             return f"{named} does not read the norm that it is listed behind, or reads another beside"
-        elif not is_listed and y == "other" and _place(one.x) in behind:
-            return f"{named} reads the stream behind a norm and is not among the readers"
-        elif not is_listed and y == "other" and x == "turned":
-            if isinstance(one.module, nn.Linear) or one.x is None or one.y is None or one.x.shape != one.y.shape:
-                return f"{named} reads the stream and is not among the readers"
-            if _place(one.y) in read:
-                return f"{named} has a scale and is not among the norms; norms={{norm: readers}} folds it"
-            return f"{named} norms what is added to the stream, and no rotation passes the scale of a norm"
-        elif not is_listed and y == "same" and one.y is not None and _place(one.y) not in read:
-            beside.append((named, one.y.shape[-1]))
-        first = first or (f"the first that differs is {named[:-1]}" if x == "other" and not is_listed else "")
-    return first or "no layer tells where"
-
-
-def _held(model: nn.Module, n: int) -> list[str]:
-    """Returns the names of parameters of n features of modules that are no layers, as of a mark between images."""
-    modules = [(name, m) for name, m in model.named_modules() if held_modules(m)]
-    named = [(f"{name}.{key}", p) for name, m in modules for key, p in held_parameters(m).items() if p is not None]
-    return [name for name, p in named if p.shape[-1:] == (n,)]
+        elif role is None and y == "other" and (x == "turned" or (one.x is not None and one.x.data_ptr() in behind)):
+            remedy = "; norms={norm: readers} folds its scale, but not that of a norm of what is added to the stream"
+            return f"{named} reads the stream and is not among the readers{remedy if 'Norm' in named else ''}"
+        elif role is None and y == "same" and one.y is not None:
+            beside[one.y.shape[-1]] = named
+    return "no layer tells where"
 
 
 def _relation(x: Tensor | None, y: Tensor | None, turn: Turn) -> str:
-    """Returns how what a layer reads or gives was changed."""
     if x is None or y is None or x.shape != y.shape or not x.is_floating_point():
         return "unknown"
     with contextlib.suppress(Exception):  # of another size than the stream's

@@ -1,9 +1,8 @@
 """Rotated decoders as plain files beside compressed-tensors' `transform_config`, for what quantizes and serves them."""
 
 import copy
+import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -59,8 +58,12 @@ def save_transforms(model: Any, folder: str | os.PathLike[str]) -> None:
         state[f"{name}.weight"] = hadamard_transform(w.to(working_dtype(w.dtype))).to(w.dtype)
     is_double = any(layer.weight.dtype == torch.float64 for layer in online.values())
     groups = {"R4": _group(list(online), "float64" if is_double else "float32")} if online else {}
-    with whole_folder("save_transforms", folder) as beside, _configured(model.config, {"config_groups": groups}):
+    with whole_folder("save_transforms", folder) as beside:
         model.save_pretrained(beside, state_dict=state)
+        file = beside / "config.json"
+        entries = json.loads(file.read_text(encoding="utf-8")) | {_CONFIG: {"config_groups": groups}}
+        entries.pop("stiefelkit_online", None)  # which says that the weights are transformed
+        file.write_text(json.dumps(entries, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 @torch.no_grad()
@@ -114,16 +117,3 @@ def _check_plain(model: Any, online: dict[str, HadamardLinear]) -> None:
     for key in model.state_dict().keys() ^ fresh.state_dict().keys():
         is_known = key.removesuffix(".hadamard") in online
         needs(is_known, OptionError, "save_transforms", "the keys of a plain load", f"{key} missing or left over")
-
-
-@contextmanager
-def _configured(config: Any, entry: dict[str, Any]) -> Iterator[None]:
-    """Gives a configuration the entry of transforms, in the place of what says that the weights are transformed."""
-    before = dict(vars(config))
-    try:
-        vars(config).pop("stiefelkit_online", None)
-        setattr(config, _CONFIG, entry)
-        yield
-    finally:
-        vars(config).clear()
-        vars(config).update(before)

@@ -122,14 +122,11 @@ def test_what_is_not_known_or_does_not_fit_is_refused_and_nothing_written():
         (NotAFrameError, {"rotation": 2 * rotation()}),
         (ShapeError, {"heads": rotation(4)}),
         (OptionError, {"heads": [rotation(8)]}),
-        (OptionError, {"rotation": rotation(), "readers": [model.lm_head]}),
     )
     for error, arguments in cases:
         with pytest.raises(error, match=r"^rotate_ needs"):
             sk.nn.rotate_(**({"rotation": None} | arguments), sites=sites)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    with pytest.raises(OptionError, match="sites="):
-        sk.nn.rotate_(heads=rotation(8))
     for call in (
         lambda: sk.nn.rotation_sites(nn.Linear(4, 4)),
         lambda: sk.nn.rotation_sites(model.model),
@@ -157,9 +154,6 @@ def test_norms_that_no_rotation_passes_are_refused():
     sites = sk.nn.rotation_sites(tiny_decoder("OlmoModel", clip_qkv=0.5))
     with pytest.raises(OptionError, match="clip"):
         sk.nn.rotate_(sites=sites, heads=rotation(8))
-    model = decoder("Cohere")  # layer norms in a class of its own
-    with pytest.raises(OptionError, match="LayerNorm"):
-        sk.nn.rotate_(rotation(), norms={model.model.norm: [model.lm_head]})
 
 
 @pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "QuestionAnswering"])
@@ -321,7 +315,7 @@ def test_layers_that_run_in_a_reentrant_checkpoint_or_have_another_forward_are_r
     model.gradient_checkpointing_enable({"use_reentrant": True})
     model.train()
     tokens = torch.arange(6)[None]
-    with pytest.raises(OptionError, match="reentrant"):
+    with pytest.raises(OptionError, match="use_reentrant=False"):
         rotated(tokens)
     model.gradient_checkpointing_disable()
     rotated(tokens).logits.sum().backward()
@@ -343,9 +337,6 @@ def test_a_rotated_decoder_is_checkpointed_trained_and_generates_as_its_model(tm
     found = torch.autograd.grad(rotated(tokens, labels=tokens).loss, trained)
     assert all(map(torch.equal, found, expected))
     assert all("forward" not in vars(module) for module in model.modules())
-    rotated.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
-    with pytest.raises(OptionError, match="use_reentrant=False"):
-        rotated(tokens, labels=tokens)
     data = [{"input_ids": tokens[0], "labels": tokens[0], "text": "dropped"}] * 4
     optimizer = sk.optim.MixedOptimizer([sk.optim.SGDG(sk.optim.parameter_groups(rotated, lr=1.0))])
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=3)

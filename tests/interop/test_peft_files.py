@@ -59,12 +59,15 @@ def assert_close(a: Tensor, b: Tensor, bound: float = CLOSE) -> None:
 
 def trained(model: Any, config: Any, scale: float = 0.1) -> Any:
     """Puts PEFT's adapters onto a model, and moves them."""
-    model = peft.get_peft_model(model, config).eval()
+    return moved(peft.get_peft_model(model, config).eval(), scale)
+
+
+@torch.no_grad()
+def moved(model: Any, scale: float = 0.1) -> Any:
     generator = seeds.generator(2)
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.requires_grad:
-                p.add_(scale * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+    for p in model.parameters():
+        if p.requires_grad:
+            p.add_(scale * torch.randn(p.shape, generator=generator, dtype=p.dtype))
     return model
 
 
@@ -231,11 +234,7 @@ OPTIONS: dict[str, Any] = {
 @pytest.mark.parametrize("kind", list(OPTIONS))
 def test_adapters_that_are_ours_are_loaded_by_peft(kind: str, tmp_path: Path, butterflies: None):
     where = ["*.q_proj", "*.down_proj"][: 1 if kind == "shared_bound" else 2]
-    ours: Any = sk.nn.adapt(decoder(), where, name="tuned", **OPTIONS[kind])
-    with torch.no_grad():
-        for p in ours.parameters():
-            if p.requires_grad and p.ndim < 5 and p.shape != (50, 32):
-                p.add_(0.1 * torch.randn(p.shape, generator=seeds.generator(3)))
+    ours: Any = moved(sk.nn.adapt(decoder().requires_grad_(False), where, name="tuned", **OPTIONS[kind]))
     if kind != "unscaled":
         assert torch.dist(logits(ours), logits(decoder())) > 0
     sk.nn.save_peft(ours, tmp_path / "ours", "tuned")
@@ -297,11 +296,7 @@ def test_adapters_that_peft_has_no_place_for_are_lora_for_peft_alone(kind: str, 
     make, where, options = OTHERS[kind]
     ours = sk.nn.adapt(make().requires_grad_(False), where, **options)
     sk.nn.adapt(ours, where, "householder", name="second", reflections=2, side=options.get("side", "in"))
-    with torch.no_grad():
-        for p in ours.parameters():
-            if p.requires_grad:
-                p.add_(0.1 * torch.randn(p.shape, generator=seeds.generator(3)))
-    check_lora(ours, make(), tmp_path)
+    check_lora(moved(ours), make(), tmp_path)
 
 
 def test_lora_of_what_it_cannot_be_is_refused(tmp_path: Path):

@@ -104,7 +104,7 @@ def test_merging_is_one_rounding_away_and_unmerging_restores_every_bit(kind: str
 
 
 @every_case
-def test_adapters_are_saved_loaded_copied_exported_and_folded(kind: str, more: Any):
+def test_adapters_are_saved_loaded_and_folded(kind: str, more: Any):
     layers = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 4)).requires_grad_(False)
     model, other = (sk.nn.adapt(copy.deepcopy(layers), "0.weight", **KINDS[kind], **more) for _ in range(2))
     trained(model[0])  # type: ignore[index]
@@ -112,11 +112,8 @@ def test_adapters_are_saved_loaded_copied_exported_and_folded(kind: str, more: A
     x = drawn(3, 12)
     y = model.eval()(x)
     assert torch.equal(other.eval()(x), y)
-    assert torch.equal(copy.deepcopy(model)(x), y)
     with sk.nn.without_adapters(other):
         assert torch.equal(other(x), layers(x))
-    exported: Any = torch.export.export(model, (x,)).module()
-    torch.testing.assert_close(exported(x), y, rtol=0, atol=1e-5)
     torch.testing.assert_close(sk.nn.fold(model)(x), y, rtol=0, atol=1e-5)
     assert [type(layer) for layer in model.children()] == [nn.Linear, nn.ReLU, nn.Linear]
 
@@ -252,11 +249,6 @@ def test_one_matrix_does_what_the_factors_do_and_is_loaded_on_meta(factors: int,
         other.to_empty(device="cpu").load_state_dict(one.state_dict())
         assert torch.equal(other(x), one(x))
         assert torch.equal(other.rotation.matrix, one.rotation.matrix)
-
-
-def test_an_adapter_of_a_model_that_does_not_train_does_not_train():
-    net = sk.nn.adapt(nn.Sequential(nn.Linear(16, 4)).eval(), "*", block_size=4, dropout=0.5)
-    assert not any(m.training for m in net.modules())
 
 
 # Low rank

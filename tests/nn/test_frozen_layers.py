@@ -46,6 +46,24 @@ class Quantized(nn.Module):
         return F.linear(x, weight.to(x.dtype) * self.scale)
 
 
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def hooked() -> nn.Module:
+    layer: Any = nn.Linear(8, 8)
+    layer.register_forward_hook(lambda module, args, y: 2 * y)
+    return layer
+
+
+def faking_quantization() -> nn.Module:
+    from torch.ao.nn.qat import Linear
+    from torch.ao.quantization import get_default_qat_qconfig
+
+    return Linear(8, 8, qconfig=get_default_qat_qconfig("fbgemm"))
+
+
 def image(*sizes: int) -> Callable[[], Tensor]:
     return lambda: drawn(2, 8, *sizes)
 
@@ -75,6 +93,9 @@ UNMERGED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[s
         ("in", "out"),
         "bake",
     ),
+    "hooks": (hooked, lambda: drawn(3, 8), ("in", "out"), "hooks"),
+    "a forward of its own": (lambda: Doubled(8, 8), lambda: drawn(3, 8), ("in", "out"), "does more"),
+    "fake quantization": (faking_quantization, lambda: drawn(3, 8), ("in", "out"), "Linear"),
 }
 CASES = [(kind, side) for kind, (_, _, sides) in MERGED.items() for side in sides]
 STRANGE = [(kind, side) for kind, (_, _, sides, _) in UNMERGED.items() for side in sides]
@@ -105,19 +126,22 @@ def test_a_layer_does_what_it_did_then_what_its_matrix_does(kind: str, side: str
 @pytest.mark.parametrize(("kind", "side"), STRANGE)
 def test_what_computes_no_matrix_is_adapted_trained_and_not_merged(kind: str, side: str):
     make, draw, _, word = UNMERGED[kind]
-    layer, x = make(), draw()
+    layer, x = make().eval(), draw()
     before = layer(x).detach()
-    model: Any = sk.nn.adapt(nn.Sequential(layer), ["0"], side=side, block_size=4)
+    model: Any = sk.nn.adapt(nn.Sequential(layer), ["0"], side=side, block_size=4).eval()
     torch.testing.assert_close(model(x), before, rtol=0, atol=CLOSE)
     model(x).pow(3).sum().backward()
     skew = sk.coordinates(model[0].rotation, "weight")["skew"]
     assert skew.grad is not None
     assert skew.grad.norm() > 0
     assert [p for p in model.parameters() if p.requires_grad] == [skew]
+    apart, state = turned(model)(x), copy.deepcopy(model.state_dict())
     for act in (model[0].merge, model[0].folded, lambda: sk.nn.fold(model)):
         with pytest.raises(OptionError, match=word):
             act()
     assert isinstance(model[0], OrthogonalAdapter)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert torch.equal(model(x), apart)
 
 
 def test_a_rotation_of_patches_keeps_the_singular_values_of_the_kernel_and_one_of_channels_does_too():
@@ -176,7 +200,10 @@ def test_a_bound_holds_whatever_the_coordinates_are_and_leaves_small_rotations_a
 
 
 def test_dropout_leaves_whole_blocks_alone_with_its_chance_and_only_in_training():
-    adapter = turned(OrthogonalAdapter(nn.Linear(400, 400, bias=False), block_size=2, dropout=0.25))
+    options: Any = {"block_size": 2, "dropout": 0.25}
+    net = sk.nn.adapt(nn.Sequential(nn.Linear(16, 4)).eval(), "*", **options)
+    assert not any(m.training for m in net.modules())
+    adapter = turned(OrthogonalAdapter(nn.Linear(400, 400, bias=False), **options))
     with torch.no_grad():
         adapter.layer.weight.copy_(torch.eye(400))
     x = drawn(3, 400)
@@ -189,64 +216,11 @@ def test_dropout_leaves_whole_blocks_alone_with_its_chance_and_only_in_training(
     assert 20 <= is_x.sum() <= 80  # of 200, of which a quarter is 50 with a deviation of 6
 
 
-class Doubled(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
-
-
 class Respelled(nn.Linear):
     """Another forward, the same function."""
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight) + self.bias
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(9, 8), nn.Linear(8, 9, bias=False)
-        self.head.weight = self.embedding.weight
-
-
-def hooked() -> nn.Module:
-    layer = nn.Linear(8, 8)
-
-    def double(module: nn.Module, args: Any, y: Any) -> Any:
-        return 2 * y
-
-    layer.register_forward_hook(double)
-    return layer
-
-
-def faking_quantization() -> nn.Module:
-    from torch.ao.nn.qat import Linear
-    from torch.ao.quantization import get_default_qat_qconfig
-
-    return Linear(8, 8, qconfig=get_default_qat_qconfig("fbgemm"))
-
-
-LAYERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "hooks": (hooked, "hooks"),
-    "a forward of its own": (lambda: Doubled(8, 8), "does more"),
-    "fake quantization": (faking_quantization, "Linear"),
-}
-
-
-@pytest.mark.parametrize(("act", "side"), [("merge", "in"), ("fold", "in"), ("fold", "out")])
-@pytest.mark.parametrize("kind", LAYERS)
-def test_a_layer_that_does_more_is_adapted_and_neither_merged_nor_folded(kind: str, act: str, side: str):
-    make, word = LAYERS[kind]
-    layer: Any = make().eval()
-    x = drawn(3, 8)
-    expected = layer(x)
-    model: Any = adapt(nn.Sequential(layer), "*.weight", block_size=4, side=side).eval()
-    torch.testing.assert_close(model(x), expected, rtol=0, atol=CLOSE)
-    turned(model)
-    before, state = model(x), {key: value.clone() for key, value in model.state_dict().items()}
-    with pytest.raises(OptionError, match=word):
-        fold(model) if act == "fold" else model[0].merge()
-    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-    torch.testing.assert_close(model(x), before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("side", ["in", "out"])
@@ -267,7 +241,8 @@ def test_a_rotation_is_not_adapted_and_goes_on_training():
 
 
 def test_a_tied_embedding_that_trains_is_not_frozen_by_its_other_name():
-    model: Any = Tied()
+    model: Any = nn.ModuleDict({"embedding": nn.Embedding(9, 8), "head": nn.Linear(8, 9, bias=False)})
+    model["head"].weight = model["embedding"].weight
     with pytest.raises(OptionError, match=r"embedding\.weight"):
         adapt(model, "head.weight", block_size=4)
     assert model.embedding.weight.requires_grad

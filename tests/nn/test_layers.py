@@ -67,9 +67,6 @@ def test_batch_first_and_given_first_states_are_as_torch_has_them(kind):
     other = layer(kind, 3, 4, 2, batch_first=True)
     other.load_state_dict(rnn.state_dict())
     assert torch.allclose(other(x.transpose(0, 1), h_0)[0].transpose(0, 1), out)
-    none, end = rnn(x, h_0, last_only=True)
-    assert none is None
-    assert torch.allclose(end, last)
 
 
 @each_kind
@@ -131,16 +128,17 @@ def test_input_matrices_take_parametrizations_too(kind):
 
 
 @each_kind
-def test_dropout_between_layers_and_casts_are_those_of_every_layer(kind):
+def test_dropout_stands_between_layers(kind):
     rnn: Any = kind(3, 4, 2, dropout=0.5)
     x = torch.randn(5, 2, 3)
     assert not torch.equal(rnn(x)[0], rnn(x)[0])
     rnn.eval()
     assert torch.equal(rnn(x)[0], rnn(x)[0])
-    assert rnn.double()(x.double())[0].dtype == DOUBLE
 
 
-def test_goru_without_biases_has_open_gates_half_way():
+def test_goru_has_real_states_and_without_biases_open_gates_half_way():
+    with pytest.raises(errors.OptionError, match="GORU has no option 'field': its states are real"):
+        GORU(3, 4, field="complex")
     rnn: Any = GORU(3, 4, bias=False, activation="tanh", dtype=DOUBLE)
     assert {name.partition("_l0")[0] for name, _ in rnn.named_parameters()} == {
         "weight_ih",
@@ -162,6 +160,9 @@ def test_goru_without_biases_has_open_gates_half_way():
         (dict(parametrization=None, init="har"), errors.OptionError, 'did you mean "haar"'),
         (dict(activation="oplu", hidden_size=5), errors.OptionError, "even hidden_size"),
         (dict(num_layers=0), errors.OptionError, "num_layers >= 1"),
+        (dict(hidden_size=0), errors.OptionError, "hidden_size"),
+        (dict(dropout=2.0), errors.OptionError, "dropout"),
+        (dict(dtype=torch.complex64), errors.DtypeError, "complex64"),
     ],
 )
 def test_bad_options_are_said_in_one_sentence(kind, options, error, text):
@@ -180,17 +181,6 @@ def test_the_warning_of_dropout_names_the_layer_and_the_line(kind):
         warnings.simplefilter("error")
         kind(3, 4, 2, dropout=0.5)
         kind(3, 4, dropout=0.0)
-
-
-def test_goru_has_real_states():
-    with pytest.raises(errors.OptionError, match="GORU has no option 'field': its states are real"):
-        GORU(3, 4, field="complex")
-
-
-@each_kind
-def test_input_of_the_wrong_width_names_the_layer(kind):
-    with pytest.raises(errors.ShapeError, match=rf"^{kind.__name__} needs an input of width 3"):
-        kind(3, 4)(torch.zeros(5, 2, 4))
 
 
 @pytest.mark.parametrize("options", [{}, {"parametrization": None, "init": "identity"}, {"trainable_h0": True}])

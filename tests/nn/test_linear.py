@@ -30,6 +30,10 @@ def test_it_equals_torchs_linear(name, dtype, shape, options):
     ours, theirs = torch.autograd.grad(y, inputs, g), torch.autograd.grad(expected, inputs, g)
     for a, b in zip(ours, theirs, strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-4)
+    for leading in ((), (0,), (2, 0)):
+        assert layer(torch.zeros(*leading, shape[1], dtype=dtype)).shape == (*leading, shape[0])
+    with pytest.raises(RuntimeError):
+        layer(torch.zeros(2, shape[1], dtype=torch.complex128 if dtype != torch.complex128 else torch.float32))
 
 
 @pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16])
@@ -66,12 +70,3 @@ def test_it_starts_as_asked_and_resets():
     assert not torch.allclose(layer.weight, before)
     assert torch.allclose(layer.weight @ layer.weight.mT, torch.eye(4), atol=1e-6)
     assert sk.nn.OrthogonalLinear(6, 4, bias=False).bias is None
-
-
-@pytest.mark.parametrize(("name", "dtype", "shape", "options"), MAPS)
-def test_vectors_empty_batches_and_wrong_dtypes_are_as_torch_has_them(name, dtype, shape, options):
-    layer = sk.nn.OrthogonalLinear(shape[1], shape[0], parametrization=name, dtype=dtype, **options)
-    for leading in ((), (0,), (2, 0)):
-        assert layer(torch.zeros(*leading, shape[1], dtype=dtype)).shape == (*leading, shape[0])
-    with pytest.raises(RuntimeError):
-        layer(torch.zeros(2, shape[1], dtype=torch.complex128 if dtype != torch.complex128 else torch.float32))

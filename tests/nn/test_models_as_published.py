@@ -165,12 +165,8 @@ def test_the_bias_of_scurnn_begins_within_its_bound():
     assert torch.equal(net.rnn.bias_l0, torch.zeros(10))
     with pytest.raises(sk.errors.OptionError, match="bias_bound"):
         sk.models.create("scurnn", 2, 10, 3, bias_bound=-0.1)
-
-
-def test_without_a_bias_scurnn_passes_gradients_on_as_they_are():
-    net: Any = sk.models.create("scurnn", 1, 12, 1, bias_bound=0).double()
-    rnn = net.rnn
-    states, _ = rnn(torch.randn(1, 700, 1, dtype=torch.float64))
+    rnn = net.double().rnn  # which passes gradients on as they are
+    states, _ = rnn(torch.randn(1, 700, 2, dtype=torch.float64))
     seed = torch.randn_like(states[:, -1])
     (gradient,) = torch.autograd.grad(states[:, -1], rnn.h0_l0, seed)
     torch.testing.assert_close(gradient.norm(), seed.norm())
@@ -202,14 +198,11 @@ def test_full_urnn_draws_the_same_by_the_class_as_by_its_name():
     assert torch.equal(*(net.rnn.weight_hh_l0 for net in nets))
 
 
-def test_the_lstm_has_one_bias_and_an_open_forget_gate():
+def test_gated_nets_have_one_bias_and_gates_that_keep_the_state():
     net: Any = sk.models.create("lstm", 2, 4, 3, forget_bias=2.0)
     assert net.rnn.bias_ih_l0.tolist() == [0.0] * 4 + [2.0] * 4 + [0.0] * 8
     assert not net.rnn.bias_hh_l0.requires_grad
-
-
-def test_the_gru_has_one_bias_and_gates_that_keep_the_state():
-    net: Any = sk.models.create("gru", 2, 4, 3)
+    net = sk.models.create("gru", 2, 4, 3)
     assert net.rnn.bias_ih_l0.tolist() == [1.0] * 8 + [0.0] * 4
     assert not net.rnn.bias_hh_l0.requires_grad
     framed: Any = sk.models.create("gru", 2, 4, 3, parametrization="cayley", gate_bias=2.0)

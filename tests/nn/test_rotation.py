@@ -1,6 +1,7 @@
 """Rotations that are folded into the layers around them leave the function as it was."""
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -32,7 +33,14 @@ class Residual(nn.Module):
         return self.head(self.norm(h))
 
     def rotate(self, r):
-        sk.nn.rotate_(r, readers=[*self.up, self.head], writers=[self.embedding, *self.down])
+        rotate(r, [self.embedding, *self.down], [*self.up, self.head], model=self)
+
+
+def rotate(r, writers, readers=(), norms=None, model=None):
+    """Folds R into layers of a model, which is compared, or into loose ones."""
+    held = nn.ModuleList([*writers, *readers, *(norms or {}), *itertools.chain(*(norms or {}).values())])
+    sites = sk.nn.RotationSites(model or held, norms or {}, writers, readers=readers)
+    sk.nn.rotate_(r, sites=sites, check=model is not None)
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
@@ -49,14 +57,6 @@ def test_the_function_is_the_same(is_tied):
     assert torch.allclose(net.down[0].weight, weight, atol=1e-13)
 
 
-def test_low_precision_weights_are_rounded_once():
-    layer = nn.Linear(16, 8, dtype=torch.bfloat16)
-    r = init.haar((16, 16), generator=seeds.generator()).float()
-    expected = (layer.weight.double() @ r.double().mT).bfloat16()
-    sk.nn.rotate_(r, readers=[layer])
-    assert torch.equal(layer.weight, expected)
-
-
 def test_what_does_not_fit_is_refused_before_anything_is_written():
     good, narrow = nn.Linear(4, 4), nn.Linear(3, 4)
     before = good.weight.detach().clone()
@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written():
         (errors.DtypeError, r, [good, sk.orthogonal(nn.Linear(4, 4), "weight")]),
     ):
         with pytest.raises(error):
-            sk.nn.rotate_(given, readers=readers)
+            rotate(given, [nn.Linear(2, 4)], readers)
     assert torch.equal(good.weight, before)
 
 
@@ -112,7 +112,7 @@ def test_layers_and_norms_that_do_more_are_refused_and_nothing_is_written(what):
     before = copy.deepcopy([norm.state_dict(), layer.state_dict()])
     for act in (
         lambda: sk.nn.absorb_norm_(norm, [layer]),
-        lambda: sk.nn.rotate_(R, writers=[nn.Embedding(5, 8)], norms={norm: [layer]}),
+        lambda: rotate(R, [nn.Embedding(5, 8)], norms={norm: [layer]}),
     ):
         with pytest.raises(errors.OptionError):
             act()
@@ -126,8 +126,8 @@ def test_layers_and_norms_that_do_more_are_refused_and_nothing_is_written(what):
 def test_a_layer_inside_an_adapter_is_refused():
     net: Any = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 5)).requires_grad_(False)
     sk.nn.adapt(net, "1.weight", block_size=4)
-    with pytest.raises(errors.OptionError, match=r"1\.layer"):
-        sk.nn.rotate_(sk.init.haar((8, 8)), readers=[net[1].layer], writers=[net[0]], model=net)
+    with pytest.raises(errors.OptionError, match="fold"):
+        rotate(R, [net[0]], [net[1].layer], model=net)
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -139,7 +139,7 @@ def test_a_norm_is_absorbed_by_what_reads_it(kind, has_bias):
         nn.init.normal_(p)
     x = torch.randn(4, 8, dtype=torch.float64)
     before = [layer(norm(x)) for layer in readers]
-    sk.nn.absorb_norm_(norm, readers)
+    sk.nn.absorb_norm_(norm, [*readers, readers[0]])  # which takes it once
     for layer, y in zip(readers, before, strict=True):
         assert torch.allclose(layer(norm(x)), y, atol=1e-13)
     assert torch.equal(norm.weight, torch.ones(8, dtype=torch.float64))
@@ -162,29 +162,26 @@ def test_norms_in_a_model_are_folded_where_they_are_named_and_refused_where_they
     net: Any = Normed(kind).double()
     tokens, norms = torch.arange(6), {net.norm: [net.head]}
     before = net(tokens)
-    wrong: Any = [{"readers": [net.head], "model": net}]
-    wrong += [{"norms": norms}] if kind is nn.LayerNorm else []  # without model= it cannot be replaced
-    for options in wrong:
-        with pytest.raises(errors.OptionError, match="norm"):
-            sk.nn.rotate_(R, writers=[net.embed], **options)
+    with pytest.raises(errors.OptionError, match="norm"):
+        rotate(R, [net.embed], [net.head], model=net)
     assert torch.equal(net(tokens), before)
-    sk.nn.rotate_(R, writers=[net.embed], norms=norms, model=net)
+    rotate(R, [net.embed], norms=norms, model=net)
     assert isinstance(net.norm, nn.RMSNorm)
     assert torch.equal(net.norm.weight, torch.ones(8))
     assert torch.allclose(net(tokens), before, atol=1e-12)
 
 
-def test_a_layer_that_reads_and_writes_gets_both_products_and_one_weight_in_two_roles_none():
+def test_a_layer_that_reads_and_writes_gets_both_products_and_one_weight_in_two_roles_becomes_two():
     layer, reader, writer = (nn.Linear(8, 8).double() for _ in range(3))
     w, b = layer.weight.detach().clone(), layer.bias.detach().clone()
-    sk.nn.rotate_(R, readers=[layer], writers=[layer])
+    rotate(R, [layer], [layer])
     torch.testing.assert_close(layer.weight, R @ w @ R.mT)
     torch.testing.assert_close(layer.bias, R @ b)
     writer.weight = reader.weight
     w = reader.weight.detach().clone()
-    with pytest.raises(errors.OptionError, match="share"):
-        sk.nn.rotate_(R, readers=[reader], writers=[writer])
-    assert torch.equal(reader.weight, w)
+    rotate(R, [writer], [reader])
+    torch.testing.assert_close(writer.weight, R @ w)
+    torch.testing.assert_close(reader.weight, w @ R.mT)
 
 
 @pytest.mark.parametrize(("n", "options"), [(12, {}), (28, {"block": 4}), (24, {"order": "fast_hadamard_transform"})])
@@ -206,8 +203,9 @@ def test_a_rotation_that_a_float32_root_scaled_is_taken_as_the_nearest_one(n):
     r = h / torch.tensor(n).sqrt()  # as SpinQuant and QuaRot make it
     writer, reader = nn.Linear(4, n, dtype=torch.float64), nn.Linear(n, 3, dtype=torch.float64)
     w = writer.weight.detach().clone()
-    with pytest.warns(UserWarning, match="nearest"):
-        sk.nn.rotate_(r, writers=[writer], readers=[reader])
+    with pytest.warns(UserWarning, match="nearest") as shown:
+        rotate(r, [writer], [reader])
+    assert shown[0].filename == __file__
     exact = sk.init.hadamard(n, random=False) @ w
     assert torch.dist(writer.weight, exact) <= 1e-14 * exact.norm()
 
@@ -246,12 +244,3 @@ def test_quantized_rows_are_integers_times_one_scale_and_gradients_pass_straight
     (y * torch.arange(33)).sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad, torch.arange(33.0).expand(64, 33))
-
-
-def test_a_reader_that_is_named_twice_takes_the_norm_once():
-    norm, layer = nn.LayerNorm(4), nn.Linear(4, 3, bias=False)
-    nn.init.normal_(norm.bias, generator=seeds.generator())
-    x = torch.randn(5, 4, generator=seeds.generator(1))
-    before = layer(norm(x))
-    sk.nn.absorb_norm_(norm, [layer, layer])
-    assert torch.allclose(layer(norm(x)), before, atol=1e-6)
