@@ -109,12 +109,7 @@ def _multiplicative(w: Tensor, g: Tensor, s: State, o: Group) -> Step:
         squares = o["alpha"] * squares + (1 - o["alpha"]) * parts**2
         back = torch.view_as_complex if g.is_complex() else torch.clone
         g, kept["square_avg"] = back(parts / (squares.sqrt() + o["eps"])), back(squares)
-    m = _with_momentum(g, s, o)
-    moved, kept["momentum_buffer"] = _bounded(w, m, o)
-    if o["side"] == "right":
-        turn, _ = _parts(w, m, o)
-        moved = w @ _cayley(o["lr"] * turn, _eye(w.shape[-1], w).expand_as(turn))
-        kept["momentum_buffer"] = _source(w, turn, 0 * w, o)
+    moved, kept["momentum_buffer"] = _bounded(w, _with_momentum(g, s, o), o)
     return moved, kept
 
 

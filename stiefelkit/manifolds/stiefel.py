@@ -201,25 +201,21 @@ class Stiefel(geoopt.Stiefel):
         """Projects V on the tangent space at Y."""
         return self.proju(y, v)
 
-    def logmap(self, x: Tensor, y: Tensor, *, missing: str = "raise") -> Tensor:
+    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Finds a tangent vector at X whose geodesic ends at Y; see `stiefelkit.functional.geodesic_logarithm`.
 
-        Where there is none, "raise" raises ImageError, and "nan" gives NaN for these members of the batch.
+        Raises ImageError where there is none; that function says for which members of the batch.
         """
-        one_of("raise", "nan").require("Stiefel.logmap", "missing", missing)
         w, end = torch.broadcast_tensors(*_widened(x, y))
         u, joined = functional.geodesic_logarithm(polish(w), polish(end), self.metric)
-        if missing == "raise" and not joined.all():
-            raise ImageError(
-                f"Stiefel.logmap needs frames that a geodesic joins, got {(~joined).sum()} of {joined.numel()} that "
-                'none joins: their determinants differ, or they are far apart, where metric="canonical" joins all; '
-                'missing="nan" keeps the rest.'
-            )
+        if not joined.all():
+            got = f"{(~joined).sum()} of {joined.numel()} that none joins; geodesic_logarithm says which"
+            needs(False, ImageError, "Stiefel.logmap", "frames, square real ones of equal determinants", got)
         return u.to(x.dtype)
 
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False, missing: str = "raise") -> Tensor:
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """Returns the length of the geodesic that `logmap` finds, shape (*), or (*, 1, 1) with `keepdim`."""
-        return self.norm(x, self.logmap(x, y, missing=missing), keepdim=keepdim)
+        return self.norm(x, self.logmap(x, y), keepdim=keepdim)
 
     def assert_check_point(self, x: Tensor) -> None:
         """Raises ShapeError or DtypeError unless a tensor has a shape and dtype of frames."""

@@ -1,10 +1,9 @@
 """The singular values of a linear layer as an operator: how far it stretches and shrinks differences of inputs."""
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from stiefelkit.errors import NonFiniteError, OptionError, ShapeError, needs, shown
 from stiefelkit.numbers import FLAG, as_python_number, integer, optional, sizes
-from stiefelkit.tensors import check_dtype, computing_dtype, working_dtype
+from stiefelkit.tensors import check_dtype, working_dtype
 
 
 class Lipschitz(NamedTuple):
@@ -23,8 +22,8 @@ class Lipschitz(NamedTuple):
     Attributes:
         largest: the largest singular value, the layer's Lipschitz constant; the largest stretch found, if not exact.
         smallest: the smallest of min(inputs, outputs) singular values; the smallest found, if not exact.
-        bound: of the stretch of every input: `largest` if exact. Else the smaller of two: one that is certain, of
-            torch's convolutions, and one that fails for one in 1e10 of the directions that the search may start from.
+        bound: of the stretch of every input: `largest` if exact, else one that fails for one in 1e10 of the directions
+            that the search may start from.
         is_exact: whether all singular values were computed, to rounding.
         residual: :math:`‖A^H A v - s^2 v‖ / s^2` at the largest stretch s found, along v; 0 if exact.
     """
@@ -42,8 +41,6 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 _FAILS = 1e-10
 _NEAR = 1.02
 """Lanczos steps end where no stretch is larger than that found by more than this."""
-_FINE = 1.01
-"""Bounds of convolutions may be so much larger for the frequencies that they leave out."""
 
 
 def lipschitz(
@@ -59,10 +56,8 @@ def lipschitz(
     A convolution whose kernel is a frame as a matrix need not be 1-Lipschitz; this measures the operator. FFT takes
     apart the axes along which the layer commutes with shifts, found by value (Sedghi, Gupta, Long 2018): circular
     padding of any stride, groups and dilation, also in a chain of layers. Where the rest is too large to decompose,
-    Lanczos steps on the layer itself find the largest and the smallest stretch from inside. Gram matrices of the symbol
-    of a convolution, on a torus that holds the padded input, bound the largest from outside (Delattre, Barthélemy,
-    Araujo, Allauzen 2023); steps end within 2 % of a bound. That one is tight with zeros around large images; reflected
-    and replicated pixels raise it by how often they count, and Lanczos steps are what bounds them.
+    Lanczos steps on the layer itself find the largest and the smallest stretch from inside, and end where the largest
+    is within 2 % of a bound that holds for nearly all starts (Kuczynski, Wozniakowski 1992), after some eighty.
 
     Args:
         layer: any module that maps a tensor with a batch axis to one; real or complex.
@@ -100,7 +95,7 @@ def lipschitz(
             values = _by_frequency(operator, grid)
             largest, smallest = values.max().item() * operator.unit, values.min().item() * operator.unit
             return Lipschitz(largest, smallest, largest, True, 0.0)
-        return _lanczos(operator, steps, _bound_of_convolution(layer, operator))
+        return _lanczos(operator, steps)
 
 
 def _input_shape(layer: nn.Module, input_size: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -249,11 +244,8 @@ def _by_frequency(operator: _Operator, grid: tuple[int, ...]) -> Tensor:
     return torch.linalg.svdvals(rows)
 
 
-def _lanczos(operator: _Operator, steps: int, certain: float) -> Lipschitz:
-    """Finds the extreme singular values by Lanczos steps with full reorthogonalization on the smaller side.
-
-    Stops where the largest is within 2 % of a certain bound, or of one that holds for nearly all starts.
-    """
+def _lanczos(operator: _Operator, steps: int) -> Lipschitz:
+    """Finds the extreme singular values by Lanczos steps with full reorthogonalization on the smaller side."""
     sides = [(operator.shape, operator.dtype), (operator.out_shape, operator.out_dtype)]
     along: list[Callable[[Tensor], Tensor]] = [operator, lambda y: operator.adjoint(y[None])[0]]
     if math.prod(operator.out_shape) < math.prod(operator.shape):
@@ -279,110 +271,10 @@ def _lanczos(operator: _Operator, steps: int, certain: float) -> Lipschitz:
         # Kuczynski and Wozniakowski 1992: Pr[theta < (1 - e) lambda] <= 1.648 sqrt(n) exp(-sqrt(e) (2k - 1)).
         short = (math.log(1.648 * math.sqrt(count) / _FAILS) / (2 * k - 1)) ** 2
         short = tolerance if is_exhausted else min(short, 1.0)
-        bound = min(certain / operator.unit, math.sqrt(largest / max(1 - short, 1e-300)))
-        if (k > 2 and bound <= _NEAR * math.sqrt(largest)) or k == steps:
+        if (k > 2 and 1 <= _NEAR**2 * (1 - short)) or k == steps:
             break
         matrix[k - 1, k] = matrix[k, k - 1] = rest
         basis.append(w / max(rest, 1e-300))
     found = math.sqrt(largest) * operator.unit
-    bound = min(found / math.sqrt(1 - short) if short < 1 else math.inf, max(certain, found))
+    bound = found / math.sqrt(1 - short) if short < 1 else math.inf
     return Lipschitz(found, math.sqrt(smallest) * operator.unit, bound, False, residual)
-
-
-def _bound_of_convolution(layer: nn.Module, operator: _Operator) -> float:
-    """Returns a certain bound of a convolution of torch's, infinity if the layer does something else.
-
-    It pads, then convolves on a torus that holds the padded input, and keeps some outputs: Fourier's transform takes
-    the convolution apart, and padding repeats an entry, or keeps an output, only so often. Transposed ones are adjoints
-    of such. Of a large torus fewer frequencies count: a symbol of exponential type d, between two of them, falls from
-    its largest value no faster than cos(d x).
-    """
-    base = next((cls for cls in _CONVOLUTIONS if isinstance(layer, cls)), None)
-    conv: Any = layer
-    if base is None or conv.padding_mode not in ("zeros", "circular", "reflect", "replicate"):
-        return math.inf
-    x = operator.draw(operator.shape, operator.dtype).to(operator.dtype)[None]
-    with torch.no_grad():
-        y = conv(x)
-        if not bool((base.forward(conv, x) - y).abs().max() <= operator.tolerance(y)):
-            return math.inf
-    image = operator.out_shape[1:] if conv.transposed else operator.shape[1:]
-    rows, factor = [], 1.0
-    for axis, n in enumerate(image):
-        stride, dilation, size = conv.stride[axis], conv.dilation[axis], conv.kernel_size[axis]
-        wrap = dilation * (size - 1)
-        same = {"same": (wrap // 2, wrap - wrap // 2), "valid": (0, 0)}
-        padding = same[conv.padding] if isinstance(conv.padding, str) else (conv.padding[axis],) * 2
-        length = n + sum(padding)
-        if conv.padding_mode == "circular":  # on the torus already, where an output may come twice
-            places = torch.arange((length - wrap - 1) // stride + 1, device="cpu") * stride % n
-            stride, length = stride if n % stride == 0 else 1, n
-        elif conv.padding_mode == "zeros":  # where both ends may share their zeros
-            places, length = torch.arange(n, device="cpu"), max(n + max(padding), length - wrap, wrap + 1)
-        else:
-            places = torch.arange(n, dtype=torch.float32, device="cpu")[None, None]
-            places = F.pad(places, padding, mode=conv.padding_mode).long().flatten()
-        enough = math.ceil(math.pi * wrap / 2 / math.acos(_FINE ** (-1 / len(image))))
-        count = -(-min(length, max(enough, 1)) // stride)
-        if count * stride < length:
-            factor /= math.cos(math.pi * wrap / 2 / (count * stride))
-        factor *= math.sqrt(int(places.bincount().max()))
-        rows.append(_interpolation(size, dilation, stride, count).to(operator.device))
-    weight = conv.weight.detach()
-    weight = weight.to(computing_dtype(weight.dtype)).unflatten(0, (conv.groups, -1))
-    if weight.shape[2] < weight.shape[1] and max(conv.stride) == 1:
-        weight = weight.transpose(1, 2)
-    return factor * _norm_of_symbol(weight, rows)
-
-
-def _interpolation(size: int, dilation: int, stride: int, count: int) -> Tensor:
-    """Returns what takes Gram matrices of `size` taps at 2 size - 1 frequencies to those at `count` of the outputs.
-
-    Frequencies of inputs that outputs a stride apart cannot tell are averaged.
-    """
-    lags, nodes = (torch.arange(n, dtype=torch.float64, device="cpu") for n in (size, 2 * size - 1))
-    places = torch.arange(stride * count, device="cpu") * (dilation / (stride * count))
-    away = 2 * math.pi * (places[:, None] - nodes / len(nodes))
-    return ((2 * (away[..., None] * lags).cos().sum(-1) - 1) / len(nodes)).view(stride, count, -1).mean(0)
-
-
-def _norm_of_symbol(weight: Tensor, rows: Sequence[Tensor]) -> float:
-    """Bounds the largest singular value at all frequencies, weights (groups, out, in, *kernel), to 1e-4.
-
-    The Gram matrices at few frequencies determine all. That none is beyond the largest value known is what Cholesky
-    factors prove, in an eighth of a decomposition's time.
-    """
-    scale = weight.abs().max().item() or 1.0
-    symbol, axes = (weight / scale).to(weight.dtype.to_complex()), tuple(range(3, weight.dim()))
-    for row in rows:  # each takes the first axis of the kernel, and puts its frequencies last
-        tap, frequency = (torch.arange(n, device=weight.device) for n in (symbol.shape[3], row.shape[1]))
-        angle = -2 * math.pi / len(frequency) * frequency[:, None] * tap
-        turns = torch.polar(torch.ones_like(angle), angle)
-        symbol = symbol.movedim(3, -1) @ turns.to(symbol.dtype).mT
-    symbol = symbol.permute(*axes, 0, 1, 2)
-    gram = torch.view_as_real((symbol @ symbol.mH).resolve_conj())
-    half = rows[0] if weight.is_complex() else rows[0][: len(rows[0]) // 2 + 1]  # the others are conjugates
-    grid = [row.to(weight.dtype.to_real()) for row in (half, *rows[1:])]
-    sizes, steps = [len(row) for row in grid], [max(1, len(row) // row.shape[1]) for row in grid]
-    some = gram
-    for row, step in zip(reversed(grid), reversed(steps), strict=True):  # the first axis ends in front
-        some = torch.tensordot(row[::step], some.movedim(len(axes) - 1, 0), 1)
-    some = torch.view_as_complex(some)
-    found = some.flatten(0, len(axes))
-    likely = torch.view_as_real(found).flatten(1).norm(dim=1).topk(min(8, len(found))).indices
-    values = torch.linalg.eigvalsh(found[likely])[:, -1]
-    top, eye = values.max().item(), torch.eye(gram.shape[-2], device=weight.device)
-    *outer, inner = grid
-    for start in itertools.product(*map(range, sizes[:-1])):
-        part = gram
-        for row, i in zip(outer, start, strict=True):
-            part = torch.tensordot(row[i], part, 1)
-        limit = (1 + 1e-4) * top
-        part = torch.view_as_real(limit * eye - torch.view_as_complex(part))  # rows of the interpolation add up to one
-        for share in inner.split(max(1, 2**25 // part[0].numel())):
-            each = torch.view_as_complex(torch.tensordot(share, part, 1))
-            is_beyond = torch.linalg.cholesky_ex(each).info != 0
-            if is_beyond.any():
-                values = limit - torch.linalg.eigvalsh(each[is_beyond])[:, 0]
-                top = max(top, values.max().item())
-    return scale * math.sqrt((1 + 2e-4) * top)

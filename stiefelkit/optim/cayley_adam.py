@@ -43,7 +43,6 @@ class CayleyAdam(TangentOptimizer):
     steady: ClassVar = {"q": math.inf}
 
     def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
-        """See `TangentOptimizer`."""
         metric = metric_of(group)
         moment = bucket.averaged("exp_avg", g, group["betas"][0])
         direction = riemannian_gradient(w, moment, metric)

@@ -18,8 +18,8 @@ class CayleySGD(TangentOptimizer):
 
     With the n x n skew generator A of the projected M, :math:`A W = M`, the step along it is
     :math:`W ← (I + a A / 2)^{-1} (I - a A / 2) W`, and :math:`a = min(lr, 2 q / ‖A‖_F)` keeps it a contraction. The
-    inverse is a power series in p x p matrices, as long as that takes no more than six terms to the tolerance, and
-    exact beyond. Other groups are moved by torch.optim.SGD.
+    inverse is a power series in p x p matrices, as long as that takes no more than six terms to 16 eps, and exact
+    beyond. Other groups are moved by torch.optim.SGD.
 
     In "stiefel:euclidean" this is the published algorithm, except that nothing is drawn at random: what rounding does
     to orthogonality is taken away as `TangentOptimizer` tells. In "stiefel:canonical" the part of A within the columns
@@ -43,7 +43,6 @@ class CayleySGD(TangentOptimizer):
     steady: ClassVar = {"momentum": 0.0, "q": math.inf}
 
     def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
-        """See `TangentOptimizer`."""
         direction = gradient_with_momentum(group, bucket, w, g)
         scales = [1.0] * len(direction.rotation_norms)
         return direction, bounded_steps(direction.generator_norms(), scales, rate(group), group["q"])

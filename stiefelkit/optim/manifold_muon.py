@@ -25,15 +25,12 @@ class PolarStep(Retraction):
     """Moves to the frame nearest to :math:`W - step`; the direction may be any whose :math:`W - step` has full rank."""
 
     def increment(self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None) -> Tensor:
-        """See `Retraction`."""
         return polar_increment(w, direction, as_factor(steps, w), defect=defect)
 
     def landed(self, bucket: Bucket, direction: Tangent, steps: Norms) -> bool:
-        """See `Retraction`."""
         return direction.rest is None and landed_along(bucket, direction, steps, _POLISHES, "divide", 1.0)
 
     def leap(self, w: Tensor, direction: Tangent, steps: Norms) -> Tensor:
-        """See `Retraction`."""
         return direction.vector(w) * (-as_factor(steps, w))  # the nearest frame follows
 
 
@@ -68,7 +65,6 @@ class ManifoldMuon(TangentOptimizer):
     retraction = PolarStep()
 
     def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
-        """See `TangentOptimizer`."""
         along, _ = steepest(w, averaged_gradient(group, bucket, w, g), group["iterations"])
         return along, [rate(group)] * len(along.rotation_norms)
 

@@ -6,7 +6,6 @@ from torch import Tensor
 from stiefelkit.functional import Tangent
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._arithmetic.reads import may_sync_host
-from stiefelkit.functional._stiefel.tangents import SIDES
 from stiefelkit.optim.batch import Bucket, Group
 from stiefelkit.optim.settings import MOMENTUM, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
 from stiefelkit.optim.steps import TangentOptimizer, gradient_with_momentum, rate
@@ -14,9 +13,6 @@ from stiefelkit.optim.steps import TangentOptimizer, gradient_with_momentum, rat
 _PRECONDITION = """"rmsprop" divides each entry of G by the root of its mean square before it is projected, real and
 imaginary parts apart, as the paper does on pixel-by-pixel MNIST; where dL/dW is normal to the manifold and not zero,
 as at principal components, that leads away from an optimum. None does not."""
-_SIDE = """"left" is the formula above. "right" is :math:`W ← W (I + lr/2 B)^{-1} (I - lr/2 B)`,
-:math:`B = W^H G - G^H W`: the same step for a square frame, and for a tall one a rotation within the span of its
-columns."""
 
 
 class MultiplicativeCayley(TangentOptimizer):
@@ -42,21 +38,19 @@ class MultiplicativeCayley(TangentOptimizer):
         Setting("momentum", 0.0, MOMENTUM, "factor of the last direction, of frames projected on each tangent space."),
         WEIGHT_DECAY,
         Setting("centered", False, SWITCH, "of the groups without a manifold, as in torch.optim.RMSprop."),
-        Setting("side", "left", one_of(*SIDES), _SIDE),
         *SHARED,
     )
     examples = (
         {},
-        {"side": "right", "precision": "fast"},
+        {"precision": "fast"},
         {"precondition": "rmsprop", "momentum": 0.5, "centered": True},
     )
 
     def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
-        """See `TangentOptimizer`."""
         if group["precondition"]:
             g, squares = _preconditioned(g, bucket.state("square_avg"), group["alpha"], group["eps"])
             bucket.stage("square_avg", squares)
-        direction = gradient_with_momentum(group, bucket, w, g, side=group["side"])
+        direction = gradient_with_momentum(group, bucket, w, g)
         return direction, [rate(group)] * len(direction.rotation_norms)
 
 

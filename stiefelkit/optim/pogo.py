@@ -30,7 +30,6 @@ class StepBack(Retraction):
     """By :math:`X = W - step`, and :math:`W ← X - X (X^H X - I) / 2` as often as it takes."""
 
     def increment(self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None) -> Tensor:
-        """See `Retraction`."""
         along = direction.vector(w)
         increment = along * (-as_factor(steps, w))
         left = defect_of(w + increment)
@@ -50,11 +49,9 @@ class StepBack(Retraction):
     polishes = 4  # after the one of the increment, which leaves 0.17, these leave 0.02, 3e-4, 1e-7, and nothing
 
     def landed(self, bucket: Bucket, direction: Tangent, steps: Norms) -> bool:
-        """See `Retraction`."""
         return landed_along(bucket, direction, steps, self.polishes + 1, "shorten", LONGEST)
 
     def finish(self, group: Group, bucket: Bucket, length: float) -> None:
-        """See `Retraction`."""
         left = 0.75 * min(length**2, LONGEST) ** 2 if group["precision"] == "fast" else math.inf
         land(bucket, group["precision"], self.polishes, left)
 
@@ -99,7 +96,6 @@ class POGO(TangentOptimizer):
     retraction = StepBack()
 
     def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
-        """See `TangentOptimizer`."""
         metric, betas = metric_of(group), group["betas"]
         if group["base"] == "adam":
             moment = bucket.averaged("exp_avg", g, betas[0])

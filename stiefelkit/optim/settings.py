@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._arithmetic.reads import may_sync_host
-from stiefelkit.numbers import PRECISION, Check, as_python_number, at_least, integer, is_number, one_of, optional
+from stiefelkit.numbers import PRECISION, Check, as_python_number, at_least, integer, is_number, one_of
 
 __all__ = [
     "BETAS", "BOUND", "BOUNDED", "FINITE", "MOMENTUM", "OF_ADAM", "OF_FREE", "OF_SGD", "OF_TORCH", "RATE", "SHARED",
@@ -67,13 +67,6 @@ BOUNDED = (
         0.5,
         BOUND,
         "bounds the step a of a frame along a direction of generator A, :math:`a ‖A‖_F ≤ 2 q`; infinity for no bound.",
-    ),
-    Setting(
-        "tolerance",
-        None,
-        optional(Check("a tolerance between 0 and 1", lambda t: is_number(t) and 0 < t < 1)),
-        "relative error that the Cayley transform of a square frame may have, as far as it stays a frame; 16 eps when "
-        "None, and for tall frames, whose p x p part costs little.",
     ),
 )
 """Settings of the optimizers whose steps are bounded by the norm of the generator."""

@@ -80,7 +80,6 @@ class SGDG(TangentOptimizer):
         super().add_param_group(param_group)
 
     def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
-        """See `TangentOptimizer`."""
         clip = group["grad_clip"]
         if clip is not None:
             g = g * as_factor(shares(norms_of(g)[0], clip, 1.0), g)

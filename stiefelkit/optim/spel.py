@@ -37,7 +37,6 @@ class SPEL(TangentOptimizer):
     retraction = PolarStep()
 
     def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
-        """See `TangentOptimizer`."""
         gradient = averaged_gradient(group, bucket, w, g)
         if gradient.rest is None:
             along, _ = steepest(w, gradient, 1)

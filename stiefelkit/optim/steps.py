@@ -114,11 +114,9 @@ class CayleyStep(Retraction):
     sums_are_short = True
 
     def increment(self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None) -> Tensor:
-        """See `Retraction`."""
-        return cayley_increment(w, direction, as_factor(steps, w), defect=defect, tolerance=group.get("tolerance"))
+        return cayley_increment(w, direction, as_factor(steps, w), defect=defect)
 
     def landed(self, bucket: Bucket, direction: Tangent, steps: Norms) -> bool:
-        """See `Retraction`."""
         if direction.rest is not None or bucket.w.shape[-2] != bucket.w.shape[-1]:
             return False
         return landed_along(bucket, direction.rotation, steps, self.polishes, "cayley")
@@ -155,7 +153,6 @@ class TangentOptimizer(FrameOptimizer):
         """Stages what goes along to W + `increment`, to where W has `leapt`, or else to W; here nothing."""
 
     def move(self, group: Group, bucket: Bucket) -> None:
-        """See `FrameOptimizer`."""
         w, g = bucket.w, -bucket.g if group["maximize"] else bucket.g
         try:
             direction, steps = self.direction(group, bucket, w, g)
@@ -261,12 +258,12 @@ def is_still(group: Group, bucket: Bucket) -> bool:
     return (bucket.may_sync_host or not isinstance(lr, Tensor)) and float(lr) == 0
 
 
-def gradient_with_momentum(group: Group, bucket: Bucket, w: Tensor, g: Tensor, *, side: str = "left") -> Tangent:
+def gradient_with_momentum(group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> Tangent:
     """Returns the Riemannian gradient of momentum M + G, and stages it as the next M, if the group has a momentum."""
     metric, momentum = metric_of(group), group["momentum"]
     if momentum:
         g = g.add(bucket.state("momentum_buffer"), alpha=momentum)
-    direction = riemannian_gradient(w, g, metric, side=side)
+    direction = riemannian_gradient(w, g, metric)
     if momentum:
         bucket.stage("momentum_buffer", direction.covector(w, metric))
     return direction
@@ -449,10 +446,9 @@ def in_units(w: Tensor, direction: Tangent, steps: Norms) -> tuple[Tangent, Norm
     return scaled, [t * u if norm else 0.0 for t, u, norm in zip(steps, units, norms, strict=True)]
 
 
-def measured(bucket: Bucket, coarse: bool = False, lands: Tensor | None = None) -> tuple[Tensor, float, float]:
+def measured(bucket: Bucket, coarse: bool = False) -> tuple[Tensor, float, float]:
     """Returns W^H W - I, in the dtype of W if coarse, its norm, and the error that taking it away leaves."""
     defect = defect_of(bucket.w) if coarse else rounded_defect(bucket.w, bucket.lo)
-    defect = defect if lands is None else defect * lands
     norm = max(norms_of(defect)[0])
     # A polish leaves 3/4 of the square.
     return defect, norm, 0.0 if norm * norm <= 0.3 * limit_of(defect.shape[-1], bucket.dtype) else math.inf
@@ -489,21 +485,20 @@ def left_behind(defect: Tensor, norm: float, direction: Tangent, steps: Norms) -
     return 1.5 * math.sqrt(p) * norms_of(left)[0][0]
 
 
-def polish(bucket: Bucket, coarse: bool = False, lands: Tensor | None = None) -> float:
-    """Takes W^H W - I away of frames that `lands`, 0 or 1, chooses, and returns how large it was."""
-    defect, norm, bucket.accumulated_error = measured(bucket, coarse, lands)
+def polish(bucket: Bucket, coarse: bool = False) -> float:
+    """Takes W^H W - I away, and returns how large it was."""
+    defect, norm, bucket.accumulated_error = measured(bucket, coarse)
     bucket.add((bucket.w @ defect).mul_(-0.5))
     return norm
 
 
-def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf, lands: Tensor | None = None) -> None:
+def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf) -> None:
     """Polishes frames, at most `left` from the manifold, until they are on it, or `turns` times without reads."""
     exact, p = precision == "exact", bucket.params[0]
     if not bucket.may_sync_host:
         for turn in range(1, turns + 1):
             w = bucket.w
             defect = rounded_defect(w, bucket.lo) if exact and turn == turns else defect_of(w)
-            defect = defect if lands is None else defect * lands
             if turn == turns:
                 most = EXTERNAL_CHANGE * math.sqrt(p.shape[-1])
                 bucket.require_at_most([torch.linalg.matrix_norm(defect)], most, AssertionError)
@@ -512,5 +507,5 @@ def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf, lan
     bucket.accumulated_error = 0.0
     limit = limit_of(p.shape[-1], p.dtype)
     while left > (0.3 * limit if exact else 3 * limit):
-        norm = polish(bucket, not exact, lands)
+        norm = polish(bucket, not exact)
         left = 0.75 * norm * norm

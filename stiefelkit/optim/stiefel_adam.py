@@ -45,7 +45,6 @@ class StiefelAdam(SplitOptimizer):
     examples = ({}, {"betas": (0.0, 0.999), "precision": "fast"}, {"amsgrad": True})
 
     def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
-        """See `TangentOptimizer`."""
         metric = metric_of(group)
         betas, on_host = group["betas"], bucket.may_sync_host
         before = bucket.state("exp_avg")

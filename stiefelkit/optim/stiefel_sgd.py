@@ -29,11 +29,9 @@ class SplitStep(Retraction):
     landed = CayleyStep.landed  # within the columns that is all of it
 
     def increment(self, group: Group, w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None) -> Tensor:
-        """See `Retraction`."""
         return split_increment(w, direction, as_factor(steps, w), defect=defect)
 
     def leap(self, w: Tensor, direction: Tangent, steps: Norms) -> Tensor:
-        """See `Retraction`."""
         return split_increment(w, direction, as_factor(steps, w), unscaled=True)
 
 
@@ -46,7 +44,6 @@ class SplitOptimizer(TangentOptimizer):
     def transport(
         self, group: Group, bucket: Bucket, direction: Tangent, steps: Norms, w: Tensor, **to: Tensor
     ) -> None:
-        """See `TangentOptimizer`."""
         if not bucket.keeps(self.buffer):
             return
         increment, leapt = to.get("increment"), to.get("leapt")
@@ -106,7 +103,6 @@ class StiefelSGD(SplitOptimizer):
     steady: ClassVar = {"momentum": 0.0}
 
     def direction(self, group: Group, bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
-        """See `TangentOptimizer`."""
         if group["momentum"]:
             g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
         along = riemannian_gradient(w, g, metric_of(group))

@@ -25,7 +25,7 @@ Refused = Callable[[str], str]
         ("train digits", "--model"),
         ("train digits --model scornn --stepz 5", "--steps"),
         ("train digits --model scornn --schedule linear", "schedule"),
-        ("train digits --model scornn --optimizer multiplicative_cayley --optimizer-options.side up", "side"),
+        ("train digits --model scornn --optimizer pogo --optimizer-options.base up", "base"),
         ("train digits --model scornn --optimizer adam --optimizer-options.eps -1", "refuses"),
         ("train digits --model lstm --optimizer-options.amsgrad no", "amsgrad"),
         ("train digits --model scornn --optimizer-options.eps 1e400", "eps"),

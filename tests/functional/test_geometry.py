@@ -103,16 +103,17 @@ def test_what_is_not_tangent_of_a_direction_does_not_count(manifold):
 def test_the_manifold_moves_and_measures_as_the_functions_do(metric, shape, dtype):
     manifold, (w, u, v) = Stiefel(metric), drawn(shape, dtype, 1.0, 2)
     end, carried = functional.geodesic(w, u, v, metric=metric)
-    back, joined = functional.geodesic_logarithm(w, end, metric)
-    assert joined.all()
     hessian = functional.riemannian_hessian(w, v, u, u, metric)
     pairs = {
         "expmap_transp": (torch.stack(manifold.expmap_transp(w, u, v)), torch.stack([end, carried])),
-        "logmap": (manifold.logmap(w, end), back),
         "inner": (manifold.inner(w, u, v), functional.inner_product(w, u, v, metric)),
         "ehess2rhess": (manifold.ehess2rhess(w, v, u, u), hessian),
         "proju": (manifold.proju(w, v), functional.tangent_part(w, v)),
     }
+    if metric == "canonical" or shape == (6, 6):
+        back, joined = functional.geodesic_logarithm(w, end, metric)
+        assert joined.all()
+        pairs["logmap"] = manifold.logmap(w, end), back
     for name, step in RETRACTIONS.items():
         pairs[name] = (torch.stack(Stiefel(retraction=name).retr_transp(w, u, v)), torch.stack(step(w, u, v)))
     for name, (mine, other) in pairs.items():

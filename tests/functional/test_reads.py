@@ -93,16 +93,6 @@ def test_capturable_goes_on_a_cpu_as_any_device_does(name):
     assert torch.dist(captured, read).item() <= 0.01 * torch.dist(read, frame((8, 5))).item()
 
 
-def test_landing_from_time_to_time_counts_on_the_device():
-    w, twin = frame((8, 5)), frame((8, 5))
-    for p, capturable in ((w, True), (twin, False)):
-        optimizer = sk.optim.Landing(group(p), lr=0.1, every=3, capturable=capturable)
-        for number, g in enumerate(GRADIENTS, start=1):
-            run(optimizer, p, [g])
-            assert (excess(p) < 6) == (number % 3 == 0)
-    assert torch.dist(w, twin).item() < 1e-5
-
-
 @pytest.mark.parametrize("saved", [False, True])
 @every_optimizer
 def test_states_load_from_one_road_onto_the_other(name, saved):

@@ -83,7 +83,7 @@ class OtherHessian(Stiefel):
 class Chord(Stiefel):
     """Takes the chord for the geodesic."""
 
-    def logmap(self, x, y, *, missing="raise"):
+    def logmap(self, x, y):
         return self.proju(x, y - x)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import geoopt
 import pytest
 import torch
-from drawn_frames import drawn
 
 from stiefelkit import errors, init
 from stiefelkit.manifolds import Stiefel
@@ -17,20 +16,6 @@ from stiefelkit.testing import seeds
 
 def parameter(*arguments, **options) -> Any:
     return geoopt.ManifoldParameter(*arguments, **options)
-
-
-def test_logmap_has_no_derivative_rather_than_a_wrong_one():
-    w, u = drawn((5, 2), torch.float64)
-    end = Stiefel().expmap(w, u).requires_grad_()
-    with pytest.raises(NotImplementedError, match="derivative"):
-        Stiefel().dist(w, end).backward()
-
-
-def test_logmap_refuses_what_it_cannot_do():
-    w = init.haar((4, 4))
-    mirrored = torch.cat([-w[:, :1], w[:, 1:]], dim=1)
-    with pytest.raises(errors.ImageError, match="determinants"):
-        Stiefel("euclidean").logmap(w, mirrored)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])

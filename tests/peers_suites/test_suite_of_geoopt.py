@@ -56,10 +56,11 @@ def test_scaled_it_measures_by_the_scale_and_stays_what_it_is(manifold):
     x, u, v = point_and_tangents(manifold, (5, 2))
     y = scaled.expmap(x, u)
     torch.testing.assert_close(y, manifold.expmap(x, u / 2))
-    torch.testing.assert_close(scaled.dist(x, y), 2 * manifold.dist(x, y))
     scaled.assert_check_point_on_manifold(y)
-    torch.testing.assert_close(scaled.dist(x, y), scaled.norm(x, u), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(scaled.expmap(x, scaled.logmap(x, y)), y)
+    if manifold.metric == "canonical":
+        torch.testing.assert_close(scaled.dist(x, y), 2 * manifold.dist(x, y))
+        torch.testing.assert_close(scaled.dist(x, y), scaled.norm(x, u), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(scaled.expmap(x, scaled.logmap(x, y)), y)
     z, carried = scaled.retr_transp(x, u, v)
     scaled.assert_check_vector_on_tangent(z, carried)
     assert scaled.reversible == manifold.reversible
@@ -79,8 +80,9 @@ def test_in_a_product_it_goes_as_by_itself(manifold):
         moved = move(x, step)
         product.assert_check_point_on_manifold(moved)
         torch.testing.assert_close(product.unpack_tensor(moved)[1], alone(frame, u))
-    found, expected = product.dist(x, product.expmap(x, step)), manifold.norm(frame, u)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)  # the sphere has the root of a rounding
+    if manifold.metric == "canonical":
+        found, expected = product.dist(x, product.expmap(x, step)), manifold.norm(frame, u)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)  # the sphere has the root of a rounding
     assert product.inner(x, step).shape == (3,)
     assert product.inner(x, step, keepdim=True).shape == (3, 1)
     for made in (product.random(2, product.n_elements), product.origin(2, product.n_elements)):

@@ -30,18 +30,17 @@ _CONTRACTS = 0.25
 """||Q||_2^2 below which Y = Q - Q Y is worth a turn; beyond, a polish follows the step anyway."""
 
 
-def quotient_of_skew(a: Tensor, scale: float, tolerance: float | None = None) -> Tensor:
+def quotient_of_skew(a: Tensor, scale: float) -> Tensor:
     """Returns -2 Q (I + Q)^-1 for Q = scale A, A skew, by a polynomial in Q^2 while Q is small, else by an inverse."""
     if switch.forbidden or not a.is_cpu:
         return _by_inverse(a * scale)
-    tolerance = _TOLERANCE * torch.finfo(a.dtype).eps if tolerance is None else tolerance
     if not 1 / _LARGEST_SCALE < abs(scale) < _LARGEST_SCALE:
         a, scale = a * scale, 1.0
     square = _square_of_hermitian(a)
     (fourths,) = norms_of(square)
     total = scale * scale * max(fourths, default=0.0)
     size = total if a.is_complex() else 0.5**0.5 * total  # singular values of a real one come in pairs
-    permitted = _permitted(tolerance, total, a)
+    permitted = _permitted(total, a)
     c = _coefficients(size, permitted, 1 if a.shape[-1] >= _SMALLEST_PROBED else 2)
     if c is None:
         size = min(size, scale * scale * _probed_norm(square, fourths))
@@ -65,7 +64,7 @@ def quotient_of_accretive(q: Tensor) -> Tensor:
     size = max(norms_of(square)[0], default=0.0)
     first = q - square
     # The truncation is not skew: five times as much of it reaches W^H W.
-    permitted = _permitted(_TOLERANCE * torch.finfo(q.dtype).eps, 5 * size, q)
+    permitted = _permitted(5 * size, q)
     if size <= permitted:
         return first.mul_(-2)
     if size * size <= permitted:
@@ -86,9 +85,10 @@ def _probed_norm(s: Tensor, norms: list[float]) -> float:
     return 1.1 * top * length / max(last, 1e-30)
 
 
-def _permitted(tolerance: float, total: float, q: Tensor) -> float:
+def _permitted(total: float, q: Tensor) -> float:
     """Returns the relative error d of Y that keeps I - 2 Y unitary: |1 - 2 y|^2 - 1 is 4 |q|^2 d, 4 d total in all."""
-    share = _DEFECT * torch.finfo(q.dtype).eps * q.shape[-1] ** 0.5
+    eps = torch.finfo(q.dtype).eps
+    tolerance, share = _TOLERANCE * eps, _DEFECT * eps * q.shape[-1] ** 0.5
     return min(tolerance, share / (4 * total)) if total > 0 else tolerance
 
 

@@ -5,25 +5,15 @@ Tall: the first p columns of the n x n transform of A = [[A11, -A21^H], [A21, 0]
 X = (I + A11 + A21^H A21)^-1, W = [2 X - I; -2 A21 X].
 """
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_differentiated, is_exporting
-from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Context, Function, by_transposing, keep
-from stiefelkit.functional._arithmetic.product import opaque, plus_product, sandwich
+from stiefelkit.functional._arithmetic.product import plus_product, sandwich
 from stiefelkit.functional._arithmetic.reads import may_sync_host
-from stiefelkit.functional._arithmetic.split_products import (
-    BITS_OF_RESIDUALS,
-    BITS_OF_TALL,
-    fine_inverse,
-    fine_product,
-    settle,
-    settled,
-)
 from stiefelkit.functional._cayley.quotient import inverse_by_lu, inverse_of_accretive
 from stiefelkit.functional._kernels import launch
 from stiefelkit.functional._packing import (
@@ -39,15 +29,11 @@ from stiefelkit.functional._packing import (
     unpack_square,
 )
 from stiefelkit.functional._polish import polish
-from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import PRECISION, PRECISIONS, check_counts
 from stiefelkit.tensors import check_tensors
 
 _LARGEST_IN_DOUBLE = 48
 """Up to here the backward of a float32 frame in float64 costs about as much as in float32."""
-_LARGE = 256
-"""From here on memory counts, below the number of operators."""
-_DOUBLE = (torch.float64, torch.complex128)
 _SMALLEST_FAST = 128
 """Below, LAPACK inverts no faster in float32 than in float64."""
 _SLACK = 1e-6
@@ -104,8 +90,6 @@ def cayley(
         # A real A of odd order has a null vector, which costs gradients of large coordinates half of float32's digits.
         is_single = fast or (n > _LARGEST_IN_DOUBLE and (phase is not None or n % 2 == 0))
         w = _Square.of(v, phase, d, n, is_single, fast)
-    if v.dtype == torch.float32 and w.dtype in _DOUBLE and splits(w):
-        w = settle(w)
     return w.to(torch.promote_types(v.dtype, torch.complex32) if d is None else v.dtype)
 
 
@@ -144,30 +128,20 @@ class _Square(Function):
         if is_packed:
             check_size(f"A skew {n} x {n} matrix", "coordinates", v, skew_size(n, n, False))
         a = launch.skew_matrix(v, n, 1.0) if is_packed else unpack_square(v, n, is_complex, shift=1)
-        is_split = v.dtype == torch.float32 and not fast and splits(a)
         if not fast:
             a = a.to(torch.complex128 if a.is_complex() else torch.float64)
-        m = fine_inverse(a, BITS_OF_RESIDUALS) if is_split else inverse_of_accretive(a)
+        m = inverse_of_accretive(a)
         if v.dtype == torch.float64:
             # What the inverse leaves in float64, a Newton step takes away.
             m = m + m @ (torch.eye(n, dtype=m.dtype, device=m.device) - a @ m)
         if torch.compiler.is_compiling() and is_exporting():
             m = m.clone()  # an exported program trains by the derivative of the inverse, which needs it as it is
         d = (diagonal(phase=phase) if d is None else d).to(m.dtype)  # no call at each read of a weight
-        if is_split or n < _LARGE or dtype == m.dtype or is_packed:
-            w = m.mul_(2 * d.unsqueeze(-2))
-            w.diagonal(dim1=-2, dim2=-1).sub_(d)
-            if is_split:  # what is saved in float64 has 2 M D = W + D to the digits of M, which may be small
-                return w if dtype == w.dtype else settled(w).to(dtype)
-            if is_packed:  # an inverse on a device lies there by columns
-                return w.to(dtype, memory_format=torch.contiguous_format)
-            return polish(w) if v.dtype == torch.float64 else w.to(dtype)
-        on_diagonal = (2 * m.diagonal(dim1=-2, dim2=-1) - 1) * d
-        doubled = (2 * d).unsqueeze(-2)
-        # Signs may come after the rounding, phases may not.
-        w = m.mul_(doubled).to(dtype) if m.is_complex() else m.to(dtype).mul_(doubled.to(dtype))
-        w.diagonal(dim1=-2, dim2=-1).copy_(on_diagonal)
-        return w
+        w = m.mul_(2 * d.unsqueeze(-2))
+        w.diagonal(dim1=-2, dim2=-1).sub_(d)
+        if is_packed:  # an inverse on a device lies there by columns
+            return w.to(dtype, memory_format=torch.contiguous_format)
+        return polish(w) if v.dtype == torch.float64 else w.to(dtype)
 
     @staticmethod
     def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -211,10 +185,7 @@ def _pulled_back(
     d = d.to(w.dtype)
     adjoint = _add_diagonal(w, d).mH
     # (2 M)^H G D^H (2 M)^H with (2 M)^H = D (W + D)^H
-    if dtype == torch.float32 and w.dtype == working_dtype(w.dtype) and splits(w):
-        inner = fine_product(fine_product(adjoint, g), adjoint)
-    else:
-        inner = sandwich(adjoint, g)
+    inner = sandwich(adjoint, g)
     if (w.is_cuda or launch.Interpreter.is_on) and not is_differentiated() and launch.packs(w, dtype):
         gv = launch.skew_coordinates(inner * d.unsqueeze(-1), -0.5)
     else:
@@ -229,8 +200,6 @@ class _Tall(Function):
     def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, p: int) -> Tensor:
         a11, a21 = unpack_skew(v.double(), n, p, phase is not None)
         d = _entries(phase, d).to(a11.dtype)
-        if v.dtype == torch.float32 and splits(a11):
-            return _split_frame(a11, a21, d)
         doubled = 2 * _resolvent(a11, a21) * d.unsqueeze(-2)
         w = torch.cat([_add_diagonal(doubled, -d).mT, -doubled.mT @ a21.mT], dim=-1).mT
         return polish(w) if v.dtype == torch.float64 else w
@@ -248,19 +217,12 @@ class _Tall(Function):
         adjoint = _add_diagonal(w[..., :p, :], d).mH
         _, a21 = unpack_skew(v.double(), n, p, phase is not None)
         g1, g2 = g[..., :p, :], g[..., p:, :]
-        if v.dtype == torch.float32 and splits(w):
-            g11 = _of_tall(_of_tall(adjoint, g1 - _of_tall(a21.mH, g2)), adjoint) * (d.unsqueeze(-1) / -2)
-            g21 = (_of_tall(a21, g11 + g11.mH) - _of_tall(g2, adjoint)).mT
-        else:
-            g11 = adjoint @ (g1 - a21.mH @ g2) @ adjoint * (d.unsqueeze(-1) / -2)
-            g21 = plus_product((g11 + g11.mH).mT @ a21.mT, adjoint.mT, g2.mT, -1)
+        g11 = adjoint @ (g1 - a21.mH @ g2) @ adjoint * (d.unsqueeze(-1) / -2)
+        g21 = plus_product((g11 + g11.mH).mT @ a21.mT, adjoint.mT, g2.mT, -1)
         gv = pack_skew_gradient(g11, g21.mT)
         return gv.to(v.dtype), phase_gradient(phase, w, g), None, None, None
 
     tangent = by_transposing(backward)
-
-
-_of_tall = partial(fine_product, bits=BITS_OF_TALL)
 
 
 def _entries(phase: Tensor | None, d: Tensor | None) -> Tensor:
@@ -281,22 +243,6 @@ def _resolvent(a11: Tensor, a21: Tensor) -> Tensor:
     q1 = torch.linalg.solve_triangular(r, eye.expand_as(a11), upper=True)
     inner = inverse_by_lu(eye + q1.mH @ a11 @ q1)
     return q1 @ inner @ q1.mH
-
-
-@opaque(lambda a11, a21, d: a11.new_empty(*a11.shape[:-2], a11.shape[-2] + a21.shape[-2], a11.shape[-1]))
-def _split_frame(a11: Tensor, a21: Tensor, d: Tensor) -> Tensor:
-    """Maps in float32 products, with any Q near R^-1: Q (Q^H Q + Z^H Z + Q^H A11 Q)^-1 Q^H, Z = A21 Q."""
-    single = torch.complex64 if a11.is_complex() else torch.float32
-    eye = torch.eye(a11.shape[-1], dtype=single, device=a11.device)
-    r = torch.linalg.qr(a21.to(single), mode="r")[1]
-    r = torch.linalg.qr(torch.cat([eye.expand_as(a11), r], dim=-2), mode="r")[1]
-    q = torch.linalg.solve_triangular(r, eye.expand_as(r), upper=True).to(a11.dtype)
-    z = _of_tall(a21, q)
-    qh = q.mH.resolve_conj()
-    gram = _of_tall(qh, q) + _of_tall(z.mH, z)
-    inverse = fine_inverse(gram + _of_tall(qh, _of_tall(a11, q)), BITS_OF_TALL)
-    x = _of_tall(inverse, qh) * (2 * d.unsqueeze(-2))
-    return torch.cat([_add_diagonal(_of_tall(q, x), -d), -_of_tall(z, x)], dim=-2)
 
 
 def cayley_inverse(q: Tensor, d: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -7,17 +7,14 @@ M = [[A11, -A21^H Z], [C, 0]], so that exp(A) B = B exp(M). The Cholesky factor 
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_differentiated
-from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Context, Function, keep
 from stiefelkit.functional._arithmetic.product import is_plain, product
-from stiefelkit.functional._arithmetic.split_products import fine_product, settle, settled
 from stiefelkit.functional._exponential.taylor import (
     adjoint,
     derivative,
@@ -80,8 +77,6 @@ def matrix_exp(
     last = not single or not (double or precision == "fast")
     v = v.double() if double else v
     is_fine = single and double
-    is_split = single and splits(v.new_empty(0, p))
-    last = last or (is_split and not double)
     if n > 2 * p:
         w = _tall(v, n, p, is_complex, is_fine)
         w = w if single else polish(w)
@@ -91,10 +86,8 @@ def matrix_exp(
     if n > p:
         w = w[..., :p]
         if rotation is not None:
-            # Float64 frames of float32 weights are spared float64 products where these are slow.
-            w = fine_product(w, settled(rotation)) if is_split and double else product(w, polish(rotation).to(w.dtype))
+            w = product(w, polish(rotation).to(w.dtype))
         w = polish(w) if last else w
-    w = settle(w) if is_split and double else w
     return w.to(torch.complex64 if is_complex else torch.float32) if single else w
 
 
@@ -176,11 +169,9 @@ class _Squared(_InOneLaunch):
 
 def _tall(v: Tensor, n: int, p: int, is_complex: bool, is_fine: bool) -> Tensor:
     a11, a21 = unpack_skew(v, n, p, is_complex)
-    is_split = is_fine and splits(a11)
-    times = fine_product if is_split else torch.matmul
-    block, z, _ = on_span(a11, a21, times)
+    block, z, _ = on_span(a11, a21)
     columns = exponential(block, is_fine=is_fine)[..., :p]
-    return torch.cat([columns[..., :p, :], times(z, columns[..., p:, :])], dim=-2)
+    return torch.cat([columns[..., :p, :], z @ columns[..., p:, :]], dim=-2)
 
 
 def join_blocks(a11: Tensor, a21: Tensor) -> Tensor:
@@ -189,18 +180,16 @@ def join_blocks(a11: Tensor, a21: Tensor) -> Tensor:
     return torch.cat([torch.cat([a11, a21], dim=-2), torch.cat([-a21.mH, zero], dim=-2)], dim=-1)
 
 
-def on_span(
-    a11: Tensor, a21: Tensor, times: Callable[[Tensor, Tensor], Tensor] = torch.matmul
-) -> tuple[Tensor, Tensor, Tensor]:
+def on_span(a11: Tensor, a21: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns M of shape (*, 2p, 2p), Z of shape (*, n, p), and C, of A11, skew, (*, p, p), and A21, (*, n, p)."""
     # exp(A) does not depend on C, which is a constant to derivatives; no_grad would leave forward ones.
     constant = a21.detach()
-    gram = times(constant.mH, constant)
+    gram = constant.mH @ constant
     shift = 1 + 1e-14 * gram.diagonal(dim1=-2, dim2=-1).real.sum(-1)[..., None, None]
     eye = torch.eye(a11.shape[-1], dtype=a11.dtype, device=a11.device)
     c = torch.linalg.cholesky_ex(gram + shift * eye, upper=True)[0]
     z = torch.linalg.solve_triangular(c, a21, upper=True, left=False)
-    right = torch.cat([-times(a21.mH, z), torch.zeros_like(c)], dim=-2)
+    right = torch.cat([-(a21.mH @ z), torch.zeros_like(c)], dim=-2)
     return torch.cat([torch.cat([a11, c], dim=-2), right], dim=-1), z, c
 
 

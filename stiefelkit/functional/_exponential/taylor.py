@@ -16,12 +16,10 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_differentiated, is_view
-from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Context, Function, by_transposing, keep
 from stiefelkit.functional._arithmetic.norms import bounds_of_skew, finite, probe
 from stiefelkit.functional._arithmetic.product import FullPrecision, add_product_, is_plain, opaque
 from stiefelkit.functional._arithmetic.reads import switch
-from stiefelkit.functional._arithmetic.split_products import BITS, sliced_product
 from stiefelkit.functional._packing import check_square, minus_adjoint
 from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import working_dtype
@@ -114,8 +112,7 @@ class _Kept(_Traced):
             return _Traced.backward(ctx, g)
         a, *factors = ctx.saved_tensors
         with FullPrecision(g.device):
-            split = _is_split(a, ctx.is_fine)
-            return _adjoint(g.to(factors[0].dtype), factors, ctx.skew, split).to(a.dtype), None, None, None
+            return _adjoint(g.to(factors[0].dtype), factors, ctx.skew).to(a.dtype), None, None, None
 
 
 class _Adjoint(Function):
@@ -164,7 +161,7 @@ def _exponential(a: Tensor, skew: bool, is_fine: bool, polish: bool) -> Tensor:
 @opaque(lambda a, g, skew, is_fine: torch.empty_like(a, memory_format=torch.contiguous_format))
 def _exponential_adjoint(a: Tensor, g: Tensor, skew: bool, is_fine: bool) -> Tensor:
     _, factors = _taylor(a, skew, is_fine)
-    out = _adjoint(g.to(factors[0].dtype), factors, skew, _is_split(a, is_fine)).to(a.dtype)
+    out = _adjoint(g.to(factors[0].dtype), factors, skew).to(a.dtype)
     return out.clone() if is_view(out) else out  # forward mode takes a view for one of A
 
 
@@ -173,16 +170,10 @@ def _shaped(w: Tensor, a: Tensor) -> Tensor:
     return (w if w.shape == a.shape else w.reshape(a.shape)).to(a.dtype)
 
 
-def _is_split(a: Tensor, is_fine: bool) -> bool:
-    """Returns whether to avoid float64 products: the result is rounded to float32, and float64 is slow."""
-    return (is_fine or a.dtype != working_dtype(a.dtype)) and splits(a)
-
-
 def _taylor(a: Tensor, skew: bool, is_fine: bool) -> Factors:
     """Returns exp(A), and the factors of its adjoint: powers of A, parts of its polynomial, and the squared."""
-    split = _is_split(a, is_fine)
-    if switch.forbidden or split or not (a.is_cpu and a.numel()):
-        return _taylor_no_sync(a, skew, is_fine, split)
+    if switch.forbidden or not (a.is_cpu and a.numel()):
+        return _taylor_no_sync(a, skew, is_fine)
     n = a.shape[-1]
     a = a.reshape(-1, n, n) if a.dim() > 3 else a
     times, _ = _products(a)
@@ -209,15 +200,15 @@ def _taylor(a: Tensor, skew: bool, is_fine: bool) -> Factors:
     return w, (powers, b, *squared)
 
 
-def _taylor_no_sync(a: Tensor, skew: bool, is_fine: bool, split: bool) -> Factors:
-    """Does the same as `_taylor` in float64 or complex128, by float32 products if `split`, without host syncs.
+def _taylor_no_sync(a: Tensor, skew: bool, is_fine: bool) -> Factors:
+    """Does the same as `_taylor` in float64 or complex128, without host syncs.
 
     The factors are powers of A 2^-s, parts of its polynomial, integers s, (*, 1, 1), 2^-s, and the squared.
     """
     n = a.shape[-1]
     a = a.to(working_dtype(a.dtype))
     a = a.reshape(-1, n, n) if a.dim() > 3 else a
-    times, _ = _products(a, split)
+    times, _ = _products(a)
     a2 = times(a, a)
     a3 = times(a2, a)
     unit = math.log2(3.5 * torch.finfo(a.dtype).eps if not is_fine else _FINE)
@@ -226,7 +217,7 @@ def _taylor_no_sync(a: Tensor, skew: bool, is_fine: bool, split: bool) -> Factor
     longest = 2 ** ((_DEGREE * _SQUARINGS + _LOG_FACTORIAL + unit) / 13)
     scale = (longest / norm).clamp_(max=1) * 0.5**s
     powers = torch.stack([a * scale, a2 * scale**2, a3 * scale**3])
-    w, b = _polynomial(powers, 0, split)
+    w, b = _polynomial(powers, 0)
     squared = []
     for k in range(_SQUARINGS):
         squared.append(w)
@@ -234,11 +225,11 @@ def _taylor_no_sync(a: Tensor, skew: bool, is_fine: bool, split: bool) -> Factor
     return w, (powers, b, s.long(), scale, *squared)
 
 
-def _adjoint(g: Tensor, factors: Sequence[Tensor], skew: bool, split: bool) -> Tensor:
+def _adjoint(g: Tensor, factors: Sequence[Tensor], skew: bool) -> Tensor:
     """Returns the gradient of A by that of its exponential, up to a Hermitian matrix for a skew A."""
     powers, b, *squared = factors
     shape, g = g.shape, g.reshape(powers.shape[1:])
-    times, add_product_, count, scale = _products(g, split)[0], _adder(split), len(squared), None
+    times, count, scale = _products(g)[0], len(squared), None
     counted = None
     if squared and squared[0].dtype is torch.int64:
         counted, scale, *squared = squared
@@ -247,7 +238,7 @@ def _adjoint(g: Tensor, factors: Sequence[Tensor], skew: bool, split: bool) -> T
         wh = w.mH
         before = add_product_(times(g, wh), wh, g)
         g = before if counted is None else torch.where(counted > k, before, g)
-    ga = _polynomial_adjoint(g, powers, b, count, skew, split)
+    ga = _polynomial_adjoint(g, powers, b, count, skew)
     return (ga if scale is None else ga.mul_(scale)).view(shape)
 
 
@@ -298,7 +289,7 @@ def squared_adjoint(g: Tensor, powers: Tensor, scaled: Tensor, b: Tensor, rows: 
     both = gb[1] + gb[2]
     torch.mm(both, b3.mH, out=gb[3]).addmm_(b3.mH, both)
     ga, ga2, ga3 = (scaled.mH @ gb.flatten(1)).view(3, n, n)
-    return _skew_gradient(powers[0], powers[1], ga, ga2, ga3, add_product_)
+    return _skew_gradient(powers[0], powers[1], ga, ga2, ga3)
 
 
 def _truncation(a: Tensor) -> tuple[float, float]:
@@ -350,9 +341,8 @@ def _bound(a: Tensor, a2: Tensor, a3: Tensor, skew: bool) -> Tensor:
     return finite(torch.minimum(second.sqrt(), third ** (1 / 3)))
 
 
-def _polynomial(powers: Tensor, s: int, split: bool = False) -> tuple[Tensor, Tensor]:
+def _polynomial(powers: Tensor, s: int) -> tuple[Tensor, Tensor]:
     """Returns the polynomial of A 2^-s from A, A^2 and A^3, stacked, and parts of it: itself, B1 + A6, A6 and B3."""
-    add_product_ = _adder(split)
     b = _combine(powers, s, False)
     w, left, a6, b3 = b.unbind()
     left.diagonal(dim1=-2, dim2=-1).add_(_CONSTANTS[1])
@@ -361,12 +351,11 @@ def _polynomial(powers: Tensor, s: int, split: bool = False) -> tuple[Tensor, Te
     return add_product_(w, left, a6), b
 
 
-def _polynomial_adjoint(g: Tensor, powers: Tensor, b: Tensor, s: int, skew: bool, split: bool = False) -> Tensor:
+def _polynomial_adjoint(g: Tensor, powers: Tensor, b: Tensor, s: int, skew: bool) -> Tensor:
     """Returns the gradient of A by that of the polynomial, up to a Hermitian matrix for a skew A."""
     a, a2, _ = powers.unbind()
     _, left, a6, b3 = b.unbind()
-    times, add_product = _products(a, split)
-    add_product_ = _adder(split)
+    times, add_product = _products(a)
     gb = torch.empty_like(b)
     gb0, gb1, gb2, gb3 = gb.unbind()
     gb0.copy_(g)
@@ -376,16 +365,14 @@ def _polynomial_adjoint(g: Tensor, powers: Tensor, b: Tensor, s: int, skew: bool
     add_product_(gb3, b3.mH, gb2)
     ga, ga2, ga3 = _combine(gb, s, True).unbind()
     if skew:
-        return _skew_gradient(a, a2, ga, ga2, ga3, add_product_)
+        return _skew_gradient(a, a2, ga, ga2, ga3)
     add_product_(ga2, ga3, a.mH)
     add_product_(ga, a2.mH, ga3)
     add_product_(ga, ga2, a.mH)
     return add_product_(ga, a.mH, ga2)
 
 
-def _skew_gradient(
-    a: Tensor, a2: Tensor, ga: Tensor, ga2: Tensor, ga3: Tensor, add_product_: Callable[..., Tensor]
-) -> Tensor:
+def _skew_gradient(a: Tensor, a2: Tensor, ga: Tensor, ga2: Tensor, ga3: Tensor) -> Tensor:
     # A^2 can change by Hermitian, A^3 by skew matrices only: -(S A + A S) and -2 S A have the same skew part.
     ga3 = minus_adjoint(ga3)
     add_product_(ga2, ga3, a, alpha=-0.5)
@@ -393,28 +380,9 @@ def _skew_gradient(
     return add_product_(ga, ga2 + ga2.mH, a, alpha=-1)
 
 
-def _products(a: Tensor, split: bool = False) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Returns functions for A B and C + A B, of one matrix or of a batch, those of float64 by slices if `split`."""
-    if split:
-        return _times, _plus_times
+def _products(a: Tensor) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Returns functions for A B and C + A B, of one matrix or of a batch."""
     return (torch.mm, torch.addmm) if a.dim() == 2 else (torch.bmm, torch.baddbmm)
-
-
-def _adder(split: bool) -> Callable[..., Tensor]:
-    return _add_times_ if split else add_product_
-
-
-def _times(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    ab = sliced_product(a, b, BITS)
-    return ab if out is None else out.copy_(ab)
-
-
-def _plus_times(c: Tensor, a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    return out.copy_(c + sliced_product(a, b, BITS))
-
-
-def _add_times_(c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
-    return c.add_(sliced_product(a, b, BITS), alpha=alpha)
 
 
 @functools.lru_cache(maxsize=256)

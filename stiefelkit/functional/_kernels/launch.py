@@ -23,8 +23,6 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 LARGEST = 128
 """Rows of a real matrix, twice those of a complex one, that a program takes."""
-LARGEST_IF_WEAK = 64
-"""The same where float64 is slow: beyond, float32 products of slices cost less."""
 TILE = 64
 HALF_TILE = 32
 """Side of the tiles of exponentials, whose many products would spill registers in larger ones."""
@@ -51,8 +49,7 @@ def is_at_hand(m: Tensor) -> bool:
 
 def takes(m: Tensor, n: int, parts: int) -> bool:
     """Returns whether one launch maps and moves n x n matrices of so many parts where the tensor M is."""
-    largest = LARGEST_IF_WEAK if float64_is_weak(m.device) else LARGEST
-    return 0 < n * parts <= largest and is_at_hand(m)
+    return 0 < n * parts <= LARGEST and is_at_hand(m)
 
 
 def settings(n: int, parts: int, tensor_cores: bool = True, largest_tile: int = TILE) -> dict[str, Any]:
@@ -117,7 +114,7 @@ def packs(m: Tensor, dtype: torch.dtype) -> bool:
     """Returns whether programs turn coordinates of a dtype into real matrices, where M is, and gradients back."""
     if dtype != torch.float32 or m.is_complex() or (torch.compiler.is_compiling() and is_exporting()):
         return False  # an exported program trains by the derivatives of torch's operators
-    return is_at_hand(m) and not float64_is_weak(m.device)
+    return is_at_hand(m)
 
 
 @opaque(lambda v, n, shift: v.new_empty(*v.shape[:-1], n, n, dtype=torch.float64), dims=(1,))

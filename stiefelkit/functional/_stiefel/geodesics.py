@@ -10,17 +10,10 @@ V diag(I, Phi), with det V = 1 where real. The function F = ||L||_F^2 / 2 of the
 lower right block of L, and the Hessian X -> P h(ad_L) X, h(i t) = (t / 2) cot(t / 2) <= 1, where P takes the lower
 right block. At a minimum C = 0, and exp(t L) takes the first p columns of the identity to Y along a geodesic, of length
 sqrt(F); the least of the minima is a shortest one.
-
-Those of any metric come from shooting: in a basis whose first p vectors are W, a tangent vector is X = [A; R], A skew,
-and its geodesic ends at E(X) = exp([[alpha A, -R^H], [R, 0]])[:, :p] exp((1 - alpha) A). Newton's method solves
-E(X) = Y, for ends that move from W to Y where it does not converge at once. Its linear map is the identity at X = 0,
-with eigenvalues like those of (1 - e^{-ad}) / ad, so GMRES solves in few products with it.
 """
 
-import cmath
 import functools
 import math
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -28,25 +21,19 @@ from torch import Tensor
 
 from stiefelkit import init
 from stiefelkit.functional._arithmetic.function import Context, Function
-from stiefelkit.functional._exponential.packed import join_blocks, on_span, skew_logarithm
+from stiefelkit.functional._exponential.packed import on_span, skew_logarithm
 from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._packing import check_alike
 from stiefelkit.functional._polish import polished
 from stiefelkit.functional._stiefel.conjugate_gradients import truncated
-from stiefelkit.functional._stiefel.tangents import METRICS, alpha_of, skew_part, tangent_parts
+from stiefelkit.functional._stiefel.tangents import alpha_of, skew_part, tangent_parts
 from stiefelkit.metrics import defect
 
 _CERTAIN = {False: 0.89 * math.pi, True: 0.5 * math.pi}
 """A geodesic of at most this length is the only shortest one, in real and in complex spaces."""
 _OTHER_STARTS = 2
-_DIRECTION = 0.7390851
-"""An arbitrary angle: cos(t - _DIRECTION) parts eigenvalues e^{it} of real and of structured matrices."""
 _MOST_STEPS = 200
-_MOST_NEWTON = 12
 _MOST_INNER = 60
-_SHORTEST_STEP = 2.0**-9
-_ROUNDED = 1e-12
-_TINY = 1e-150
 
 
 def geodesic(w: Tensor, u: Tensor, *vectors: Tensor, metric: str = "canonical") -> tuple[Tensor, ...]:
@@ -121,33 +108,34 @@ def geodesic_logarithm(w: Tensor, y: Tensor, metric: str = "canonical") -> tuple
     closed geodesic is shorter than :math:`√2 π`, the length of :math:`W e^{it}`; some tangent vectors of length
     :math:`0.66 π` are not the shortest.
 
-    In the Euclidean metric shooting joins tall frames: U is the only shortest one if it is real and shorter than π;
-    longer ones may not be shortest, and some pairs have none. Frames of one column are a sphere in that metric, real
-    ones in both: U is the great circle in closed form, up to the opposite pole.
+    Frames of one column are a sphere in the Euclidean metric, real ones in both: U is the great circle, up to the
+    opposite pole. Of tall frames with more columns that metric has no logarithm here.
 
-    Costs some 10 to 20 Hermitian eigenvalue problems of m x m for each start; by shooting 4 to 100 problems and up to
-    60 times eight products of m x m for each. The frames of a batch are taken one by one.
+    Costs some 20 to 40 Hermitian eigenvalue problems of m x m for each start. The frames of a batch are taken one by
+    one.
 
     Args:
         w: frames of shape (*, n, p), float64 or complex128, :math:`‖W^H W - I‖_F ≤ 10^{-9} (1 + √p)^2`.
         y: frames of the same shape.
-        metric: "canonical" or "euclidean".
+        metric: "canonical"; or "euclidean", of square frames and of one column.
 
     Returns:
         U of the same shape, which leads from the frame nearest to W to that nearest to Y, and which were found, shape
         (*): those whose geodesic was checked to end there. U is NaN in the others: square real frames with different
-        determinants, matrices that are no frames, tall frames that shooting did not join. U has no derivative.
+        determinants, and matrices that are no frames. U has no derivative.
 
     References:
         Zimmermann, A matrix-algebraic algorithm for the Riemannian logarithm on the Stiefel manifold under the
         canonical metric, SIAM J. Matrix Anal. 38, 2017; its step is the one of steepest descent here.
         Rentmeesters, Algorithms for data fitting on some common homogeneous spaces, thesis, Louvain, 2013: curvature.
         Böttcher, Wenzel, The Frobenius norm and the commutator, Linear Algebra Appl. 429, 2008.
-        Zimmermann, Stoye, The injectivity radius of the compact Stiefel manifold under the Euclidean metric, SIAM J.
-        Matrix Anal. 46, 2025: it is pi.
     """
     check_alike("geodesic_logarithm", w, y)
-    alpha_of("geodesic_logarithm", metric)
+    n, p = w.shape[-2:]
+    if alpha_of("geodesic_logarithm", metric) == 2 and 1 < p < n:
+        raise NotImplementedError(
+            'geodesic_logarithm needs metric="canonical" for tall frames of several columns, got "euclidean".'
+        )
     return _Logarithm.of(*torch.broadcast_tensors(w, y), metric)
 
 
@@ -174,7 +162,7 @@ def _logarithm(w: Tensor, y: Tensor, metric: str) -> tuple[Tensor, bool]:
     if _is_frame(w) and _is_frame(y):
         w, y = polished(w), polished(y)
         n, p = w.shape
-        u = w @ skew_from(*spectrum(w.mH @ y), w.dtype) if n == p else _tall(w, y, metric)
+        u = w @ skew_logarithm(w.mH @ y)[0] if n == p else _tall(w, y, metric)
         if _length(geodesic(w, u, metric=metric)[0] - y) <= 2e-13 * math.sqrt(min(n, 2 * p)):
             return u, True
     return torch.full_like(w, torch.nan), False
@@ -193,8 +181,6 @@ def _tall(w: Tensor, y: Tensor, metric: str) -> Tensor:
     y = basis.mH @ y
     if p == 1 and (metric == "euclidean" or not w.is_complex()):
         return basis @ _great_circle(y)
-    if metric == "euclidean":
-        return basis @ _shoot(y, METRICS[metric])
     v = nearest_completion(y)
     log, rest = shorten(v, p)
     k = v.shape[-1] - p
@@ -229,96 +215,6 @@ def _turns(k: int, dtype: torch.dtype) -> Tensor:
         if not dtype.is_complex:
             phi[..., 0] *= torch.linalg.det(phi).sign().unsqueeze(-1)
         return phi
-
-
-def _shoot(y: Tensor, alpha: float) -> Tensor:
-    """Finds the tangent vector at the first p columns of the identity whose geodesic ends at Y.
-
-    The ends are the frames nearest to the chord (1 - s) W + s Y; where Newton's method does not get from one to the
-    next, it tries a quarter of the step. Returns [A; R] of the shape of Y, (m, p), m > p, NaN where steps became too
-    short, as at conjugate points and where the chord meets a matrix without full rank.
-
-    References:
-        Bryner, Endpoint geodesics on the Stiefel manifold embedded in Euclidean space, SIAM J. Matrix Anal. 38, 2017.
-        Zimmermann, Hüper, Computing the Riemannian logarithm on the Stiefel manifold: metrics, methods, and
-        performance, SIAM J. Matrix Anal. 43, 2022.
-        Saad, Schultz, GMRES: a generalized minimal residual algorithm for solving nonsymmetric linear systems, SIAM J.
-        Sci. Stat. Comput. 7, 1986.
-    """
-    w = torch.eye(*y.shape, dtype=y.dtype, device=y.device)
-    x, at, step = torch.zeros_like(y), 0.0, 1.0
-    while at < 1 and step >= _SHORTEST_STEP:
-        s = min(at + step, 1.0)
-        left, _, right = torch.linalg.svd(w + s * (y - w), full_matrices=False)
-        tried, ends = _newton(x, y if s == 1 else left @ right, alpha)
-        if ends:
-            x, at = tried, s
-        step = 2 * step if ends else step / 4
-    return x if at == 1 else torch.full_like(x, torch.nan)
-
-
-def _newton(x: Tensor, y: Tensor, alpha: float) -> tuple[Tensor, bool]:
-    """Takes Newton's steps until one does not halve the error; returns X, and whether it ends at Y.
-
-    Tangent vectors at the end, and what is off there, are turned back by the two factors of the geodesic.
-    """
-    p, size = x.shape[-1], math.inf
-    for _ in range(_MOST_NEWTON):
-        left, right = _Exponential(join_blocks(alpha * x[:p], x[p:])), _Exponential((1 - alpha) * x[:p])
-        now = _length(left.value[:, :p] @ right.value - y)
-        if not 1e-15 < now < size / 2:
-            break
-        size = now
-
-        def along(t: Tensor, left: _Exponential = left, right: _Exponential = right) -> Tensor:
-            moved = left.turned(join_blocks(alpha * t[:p], t[p:]))[:, :p]
-            # exp(-B) dexp(B) on the left becomes the same of -B on the right.
-            turn = right.value @ right.turned((1 - alpha) * t[:p]) @ right.value.mH
-            return torch.cat([moved[:p] + turn, moved[p:]])
-
-        off = left.value.mH @ y @ right.value.mH
-        x = x + _gmres(along, torch.cat([skew_part(off[:p]), off[p:]]), min(max(now, 1e-12), 1e-3))
-    return x, now <= _ROUNDED
-
-
-class _Exponential:
-    """exp(L) of a skew L, and exp(-L) times its derivative."""
-
-    def __init__(self, log: Tensor):
-        t, q = torch.linalg.eigh(-1j * log.to(torch.complex128))
-        self.q, self.dtype = q, log.dtype
-        self.value = polished(self._of_field((q * torch.exp(1j * t)) @ q.mH))
-        # (1 - e^{-x}) / x of x = i (t_j - t_k) is e^{-x/2} sinc(|x| / 2).
-        x = t.unsqueeze(-1) - t
-        self.phi = torch.exp(-0.5j * x) * torch.sinc(x / (2 * torch.pi))
-
-    def turned(self, d: Tensor) -> Tensor:
-        return skew_part(self._of_field(self.q @ (self.phi * (self.q.mH @ d.to(self.q.dtype) @ self.q)) @ self.q.mH))
-
-    def _of_field(self, m: Tensor) -> Tensor:
-        return m if self.dtype.is_complex else m.real
-
-
-def _gmres(along: Callable[[Tensor], Tensor], b: Tensor, enough: float) -> Tensor:
-    """Solves along(X) = B by Arnoldi's method, to an error that is so small beside B."""
-    most, size = min(_MOST_INNER, b.numel() * (2 if b.is_complex() else 1)), max(_length(b), _TINY)
-    basis, h = b.new_zeros(most + 1, *b.shape), torch.zeros(most + 1, most, dtype=torch.float64, device=b.device)
-    # The vector with the first entry 1 that is orthogonal to all columns of H: the error is that of B over its norm.
-    across = h.new_zeros(most + 1)
-    basis[0], across[0] = b / size, 1
-    for k in range(most):
-        z, v = along(basis[k]), basis[: k + 1]
-        for _ in range(2):
-            c = (v.conj() * z).real.sum((-2, -1))
-            z = z - (c[:, None, None] * v).sum(0)
-            h[: k + 1, k] += c
-        h[k + 1, k] = length = max(_length(z), _TINY)
-        basis[k + 1] = z / length
-        across[k + 1] = -(across[: k + 1] @ h[: k + 1, k]) / length
-        if torch.linalg.vector_norm(across).item() * enough >= 1:
-            break
-    coefficients = size * torch.linalg.pinv(h[: k + 2, : k + 1])[:, 0]
-    return (coefficients[:, None, None] * basis[: k + 1]).sum(0)
 
 
 def nearest_completion(y: Tensor) -> Tensor:
@@ -394,24 +290,8 @@ def _curvature(t: Tensor) -> Tensor:
 
 
 def spectrum(v: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns eigenvalues and orthonormal eigenvectors of a unitary matrix, V = Q diag(e^{it}) Q^H.
-
-    Those of Re(e^{-is} V), s any angle, corrected once, since eigenvalues that lie symmetric to e^{is} mix a little;
-    those of `skew_logarithm` where that is not enough, or a real matrix has eigenvalues -1.
-    """
-    turn, wide = cmath.exp(-1j * _DIRECTION), v.to(torch.complex128)
-    q = torch.linalg.eigh(turn * wide + turn.conjugate() * wide.mH)[1]
-    inner = q.mH @ wide @ q
-    values = inner.diagonal()
-    gaps = values - values.unsqueeze(-1)
-    mixed = inner - values.diag()
-    q = polished(q + q @ (mixed * gaps.conj() / (gaps.abs().square() + 1e-24)))
-    values = (q.conj() * (wide @ q)).sum(-2)
-    t = values.angle()
-    is_right = _length(wide @ q - q * values) <= 1e-14 * len(v)
-    if is_right and (v.is_complex() or t.abs().max().item() <= math.pi - 1e-6):
-        return t, q
-    return torch.linalg.eigh(-1j * skew_logarithm(v)[0].to(wide.dtype))
+    """Returns eigenvalues and orthonormal eigenvectors of a unitary matrix, V = Q diag(e^{it}) Q^H."""
+    return torch.linalg.eigh(-1j * skew_logarithm(v)[0].to(torch.complex128))
 
 
 def skew_from(t: Tensor, q: Tensor, dtype: torch.dtype) -> Tensor:

@@ -37,9 +37,7 @@ FEW = 32
 """Columns below which the Gram matrix of a step is made in float64."""
 
 
-def cayley_increment(
-    w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None, tolerance: float | None = None
-) -> Tensor:
+def cayley_increment(w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None) -> Tensor:
     """Returns the increment that moves W by :math:`-t` along a tangent vector, of its shape and dtype.
 
     Args:
@@ -48,8 +46,6 @@ def cayley_increment(
         step: length t, or one for each matrix, shape (*, 1, 1).
         defect: :math:`M^H M - I` of the M that W is the rounding of, shape (*, p, p): the increment then removes it,
             for nothing from square frames, and for one product from tall ones, where it enters :math:`W^H P`.
-        tolerance: relative error that the transform of square frames may have, as far as they stay frames; 16 eps when
-            None, and for tall ones, whose p x p part costs little.
     """
     if not (isinstance(w, Tensor) and isinstance(direction, Tangent)):
         check_tensors("cayley_increment", w, direction)
@@ -59,7 +55,7 @@ def cayley_increment(
     else:
         scale *= step
     if direction.rest is None:
-        y = quotient_of_skew(q, scale, tolerance)
+        y = quotient_of_skew(q, scale)
         return short_product(w, y if defect is None else y.add_(defect, alpha=-0.5))
     rest = direction.rest * (0.5 * step)
     if q.shape[-1] < FEW and not float64_is_weak(q.device):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import OptionError, ShapeError, needs, shown
+from stiefelkit.errors import ShapeError, needs
 from stiefelkit.functional._arithmetic.norms import Norms, norms_of
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._arithmetic.reads import may_sync_host
@@ -23,7 +23,6 @@ from stiefelkit.tensors import check_tensors
 
 METRICS = {"canonical": 1, "euclidean": 2}
 """The α of each: :math:`W Ω + V`, :math:`W^H V = 0`, has the squared length :math:`α / 2 ‖Ω‖_F^2 + ‖V‖_F^2`."""
-SIDES = ("left", "right")
 _CANCELLED = 0.25
 """Share of the gradient below which the rest after one projection is projected again."""
 
@@ -124,7 +123,7 @@ def _together(rotations: Norms, rests: Norms, a: float, b: float) -> Norms:
     return together
 
 
-def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side: str = "left") -> Tangent:
+def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical") -> Tangent:
     """Returns the Riemannian gradient of a Euclidean one in its parts.
 
     Canonical: :math:`R = G - W G^H W`, :math:`Ω = W^H G - G^H W`. Euclidean: :math:`R = G - W sym(W^H G)`, half that Ω.
@@ -135,14 +134,12 @@ def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side
         w: frames, shape (*, n, p).
         g: :math:`∂L/∂W` as torch's `.grad` has it, same shape and dtype.
         metric: one of `METRICS`.
-        side: "left"; or "right" for the part within the span of W's columns only, :math:`P = 0`.
 
     References:
         Edelman, Arias, Smith, The geometry of algorithms with orthogonality constraints, 1998, eq. 2.53.
     """
-    if not (isinstance(metric, str) and metric in METRICS and isinstance(side, str) and side in SIDES):
-        got = f"{shown(metric)} and {shown(side)}"
-        needs(False, OptionError, "riemannian_gradient", f"a metric in {tuple(METRICS)} and a side in {SIDES}", got)
+    if not (isinstance(metric, str) and metric in METRICS):
+        alpha_of("riemannian_gradient", metric)
     if not (isinstance(w, Tensor) and isinstance(g, Tensor)):
         check_tensors("riemannian_gradient", w, g)
     if w.shape != g.shape or w.dim() < 2 or not 0 < w.shape[-1] <= w.shape[-2]:
@@ -152,7 +149,7 @@ def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side
     rotation = s - s.mH if s.shape[-1] < SMALLEST_COPIED else minus_adjoint(s)
     if metric == "euclidean":
         rotation *= 0.5
-    if w.shape[-1] == w.shape[-2] or side == "right":
+    if w.shape[-1] == w.shape[-2]:
         (norms,) = norms_of(rotation)
         return Tangent(rotation, None, norms, [0.0] * len(norms))
     rest = plus_product(g, w, s, -1)

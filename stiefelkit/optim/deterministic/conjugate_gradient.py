@@ -10,10 +10,8 @@ from stiefelkit.functional._stiefel.conjugate_gradients import dot
 from stiefelkit.optim.deterministic.line_search import search
 from stiefelkit.optim.deterministic.minimizer import OF_ALL, Memory, Minimizer
 from stiefelkit.optim.deterministic.objective import Objective, Position
-from stiefelkit.optim.settings import Setting, at_least, one_of
+from stiefelkit.optim.settings import Setting, at_least
 
-RULES = ("hager_zhang", "hestenes_stiefel", "polak_ribiere")
-"""Rules for the share of the last direction in the next one."""
 _STEEP = 1e-8
 """Cosine between a direction and the gradient below which it is given up."""
 _FIRST = 0.1
@@ -22,6 +20,8 @@ _FIRST = 0.1
 
 class ConjugateGradient(Minimizer):
     r"""Searches along :math:`d = -g + β d'`, d' the last direction transported, by the strong Wolfe conditions.
+
+    :math:`β = max(⟨g, y⟩ / ⟨d', y⟩, 0)`, y the change of the gradient, by Hestenes and Stiefel.
 
     Costs two gradients an iteration, nearly, three vectors, and two transports. For losses whose gradient is cheap;
     where Hessians can be had, `TrustRegion` ends sooner, and `LBFGS` where a gradient is what costs.
@@ -34,15 +34,12 @@ class ConjugateGradient(Minimizer):
 
     settings = (
         *OF_ALL,
-        Setting("rule", "hestenes_stiefel", one_of(*RULES), "how beta is chosen."),
         Setting("curvature", 0.4, at_least(0, 1), "|slope| after a line search, over that before it, at most."),
     )
-    examples: ClassVar = ({}, {"rule": "hager_zhang", "curvature": 0.1}, {"rule": "polak_ribiere"})
+    examples: ClassVar = ({}, {"curvature": 0.1})
 
     def iterate(self, objective: Objective, here: Position, memory: Memory) -> Position | None:
-        """See `Minimizer`."""
-        settings = self.param_groups[0]
-        curvature = settings["curvature"]
+        curvature = self.param_groups[0]["curvature"]
         g, d = here.gradient, memory.get("direction")
         slope, dd = (0.0, 0.0) if d is None else (dot(g, d), dot(d, d))
         if d is None or not slope < -_STEEP * here.norm * math.sqrt(dd):
@@ -58,20 +55,14 @@ class ConjugateGradient(Minimizer):
             return None
         there = objective.on_manifold(trial.position)
         old_g, old_d = trial.on_curve.transport(torch.stack([g, d]))
-        direction = self._next(settings["rule"], here, there, old_g, old_d, slope)
+        direction = _next(there, old_g, old_d, slope)
         memory.update(direction=direction, bend=(trial.slope - slope) / (trial.t * dd))
         return there
 
-    def _next(self, rule: str, here: Position, there: Position, old: Tensor, d: Tensor, slope: float) -> Tensor:
-        """Returns beta d - g, from the last gradient and direction as they were transported."""
-        g = there.gradient
-        gg, with_old, gd = there.norm**2, dot(g, old), dot(g, d)
-        gy, dy = gg - with_old, gd - slope
-        if not dy > 0:
-            return -g
-        if rule == "hager_zhang":
-            yy = max(gg - 2 * with_old + here.norm**2, 0.0)
-            beta = max((gy - 2 * yy * gd / dy) / dy, 0.4 * slope / dot(d, d))
-        else:
-            beta = max(gy / (dy if rule == "hestenes_stiefel" else here.norm**2), 0.0)
-        return torch.sub(d * beta, g)
+
+def _next(there: Position, old: Tensor, d: Tensor, slope: float) -> Tensor:
+    """Returns beta d - g, from the last gradient and direction as they were transported; beta >= 0 as of Hestenes."""
+    g = there.gradient
+    gd = dot(g, d)
+    gy, dy = there.norm**2 - dot(g, old), gd - slope
+    return torch.sub(d * max(gy / dy, 0.0), g) if dy > 0 else -g

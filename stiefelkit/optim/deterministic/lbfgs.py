@@ -37,7 +37,6 @@ class LBFGS(Minimizer):
     examples: ClassVar = ({}, {"history_size": 3})
 
     def iterate(self, objective: Objective, here: Position, memory: Memory) -> Position | None:
-        """See `Minimizer`."""
         settings, g = self.param_groups[0], here.gradient
         curvature = settings["curvature"]
         kept = [memory["steps"], memory["changes"]] if {"steps", "changes"} <= memory.keys() else []

@@ -41,7 +41,6 @@ class TrustRegion(Minimizer):
     examples: ClassVar = ({}, {"max_inner": 8}, {"kappa": 0.01, "theta": 0.5})
 
     def iterate(self, objective: Objective, here: Position, memory: Memory) -> Position | None:
-        """See `Minimizer`."""
         settings, space = self.param_groups[0], objective.space
         radius = memory.get("radius", space.diameter / 8)
         model = truncated(
