@@ -158,19 +158,19 @@ class ReflectorRNN(GRULayers):
         self._draw_first(suffix)
 
     def _steps(self, suffix: str, x: Tensor) -> reflectors.Steps:
-        """Returns what a layer and direction gives the scan for inputs (B, T, m), keys in the dtype of the layer."""
-        u, real = self._read("weight_ih", suffix), self._dtypes()[0]
+        """Returns what a layer and direction gives the scan for inputs (B, T, m), in float32 at least."""
+        u = self._read("weight_ih", suffix)
         rows = product(x, u.mT.to(x.dtype))
         if self.has_bias:
             rows = rows + self._read("bias", suffix).to(x.dtype)
         keys, logits, rates, added = rows.split(self._rows, -1)
         heads, width, columns = self._state
-        # Normalized before they are stored; their length as stored is the scan's.
-        keys = F.normalize(keys.unflatten(-1, (self.reflections, heads, width)), dim=-1).to(real)
+        keys = keys.unflatten(-1, (self.reflections, heads, width))
         beta = decay = None
         if self.tau == "gated":
             beta = logits.sigmoid()
         elif self.tau == "free":
+            keys = F.normalize(keys, dim=-1)
             beta = 2 * logits.sigmoid().unflatten(-1, (self.reflections, heads))
         if self.decay is not None:
             decay = F.logsigmoid(-(rates + self._read("log_rate", suffix).to(x.dtype)))
@@ -189,7 +189,7 @@ class ReflectorRNN(GRULayers):
         real, sizes = self._dtypes()[0], steps["batch_sizes"]
         with without_autocast(x.device):
             x = x.to(coordinate_dtype(real))
-            first = self._first(suffix, h0, batch, x).unflatten(-1, self._state).double()
+            first = self._first(suffix, h0, batch, x).unflatten(-1, self._state)
             x = x.unsqueeze(0) if sizes is not None else x.transpose(0, 1)
             if self.conv is not None:
                 times = None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import is_exported, is_exporting, is_jit_traced
+from stiefelkit._torch import is_exported, is_in_forward_mode
 from stiefelkit.errors import (
     DtypeError,
     NonFiniteError,
@@ -19,12 +19,12 @@ from stiefelkit.errors import (
     shown,
 )
 from stiefelkit.functional._arithmetic.product import is_plain
+from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.numbers import FLAG, integer, optional
 from stiefelkit.scan.checks import DTYPES, lengths, row_counts
 from stiefelkit.scan.engines.borders import takes_borders
-from stiefelkit.scan.engines.reflections import LEAST, Steps, in_segments, reflected_states, scales
+from stiefelkit.scan.engines.reflections import Steps, chunked, one_by_one
 from stiefelkit.scan.engines.triton import unsupported_device
-from stiefelkit.scan.reference import exported_loop, loop
 
 REFLECTOR_BACKENDS = ("auto", "reference", "chunks", "triton")
 """Names that `reflector_scan` takes as `backend`."""
@@ -57,8 +57,8 @@ def reflector_scan(
     With "exact" :math:`τ = 2 / |k|^2` of the key as it is stored, in whatever dtype: a reflection always, so that no
     state changes its length however many steps there are. A zero key is the identity, with a finite gradient. All is
     worked out in float64 and rounded once: a triangular solve and products for each chunk of keys (compact WY), and a
-    pass over the borders of chunks. Derivatives of any order and forward mode work with every backend, whatever
-    autocast is set to.
+    pass over the borders of chunks, forward and back. Forward mode and derivatives of higher order are those of the
+    loop; all work with every backend, whatever autocast is set to.
 
     Args:
         q: queries (B, T, H, D), or None. As all tensors with packed rows: (rows, H, D).
@@ -144,8 +144,9 @@ def scan_reflectors(
         steps = steps.each(lambda t: _unpacked(t[0], times))
     if reverse:
         steps = steps.each(lambda t: t.flip(1))
-    if is_exported() or backend == "reference":
+    if is_exported() or backend == "reference" or (not torch.compiler.is_compiling() and is_in_forward_mode()):
         out, last = one_by_one(steps, first, tau)
+        last = last.to(torch.promote_types(dtype, torch.float32))
     else:
         fits = takes_borders(first)
         if backend == "triton":
@@ -153,48 +154,11 @@ def scan_reflectors(
             if flaw is not None:
                 raise OptionError(f'reflector_scan with backend="triton" needs {flaw}.')
         how = "triton" if fits and (backend == "triton" or (backend == "auto" and first.is_cuda)) else "chunks"
-        run = reflected_states if is_exporting() or is_jit_traced() else in_segments
-        out, last = run(first, *steps, tau, chunk, last_only, dtype, how)
-    last = last.to(torch.promote_types(dtype, torch.float32))
-    if last_only or out is None:
+        out, last = chunked(steps, first, tau, chunk, last_only, dtype, how)
+    if last_only:
         return None, last
     out = out.flip(1) if reverse else out
     return (out if times is None else out.transpose(0, 1)[times].unsqueeze(0)).to(dtype), last
-
-
-def one_by_one(steps: Steps, first: Tensor, tau: str) -> tuple[Tensor, Tensor]:
-    """Runs one reflection after the other; for ONNX as one node, in float32 if keys and values are."""
-    q, k, v, beta, decay = steps
-    m, wide, state = k.shape[2], k.double(), tuple(first.shape[1:])
-    by_step = None if beta is None else beta.double().movedim(2, -1) if tau == "free" else beta.double()
-    t = scales(wide.movedim(2, -2), by_step, tau).movedim(-1, 2)
-    parts = [wide, t, *(x.double() for x in (v, decay) if x is not None)]
-    shapes = [x.shape[2:] for x in parts]
-    rows = torch.cat([x.flatten(2) for x in parts], -1).transpose(0, 1)
-
-    def step(row: Tensor, flat: Tensor) -> Tensor:
-        h = flat.unflatten(-1, state)
-        split = row.split([shape.numel() for shape in shapes], -1)
-        key, scale, *rest = (x.unflatten(-1, tuple(shape)) for x, shape in zip(split, shapes, strict=True))
-        if decay is not None:
-            h = h * rest[-1].clamp_min(LEAST).exp()[..., None, None]
-        for i in range(m):
-            ki = key[:, i]
-            u = -(ki[..., None] * h).sum(-2)
-            if q is not None:
-                u = u + rest[0][:, i]
-            h = h + ki[..., None] * (scale[:, i, :, None] * u)[..., None, :]
-        return (h + rest[0] if q is None and v is not None else h).flatten(1)
-
-    flat = first.flatten(1)
-    if is_exported():
-        states, last = exported_loop(step, rows.detach(), flat.detach(), False)
-    else:
-        states, last = loop(step, rows, flat)
-    assert states is not None
-    states, last = states.transpose(0, 1).unflatten(-1, state), last.unflatten(-1, state)
-    out = states if q is None else (states * q.double()[..., None]).sum(-2)
-    return out, last
 
 
 def _unpacked(t: Tensor, times: Tensor) -> Tensor:
@@ -232,7 +196,7 @@ def _checked(
         _require(who, "q", q, (batch, steps, heads, width))
         _require(who, "v", v, (batch, steps, m, heads, v.shape[-1]))
     elif v is not None:
-        v = v.unsqueeze(-1) if v.dim() == 4 else v
+        v = v if v.dim() == 5 else v.unsqueeze(-1)
         _require(who, "v", v, (batch, steps, heads, width, v.shape[-1]))
     if tau == "exact":
         needs(beta is None, OptionError, who, 'no beta with tau="exact"', "one")
@@ -254,7 +218,7 @@ def _require(who: str, name: str, t: Tensor, shape: tuple[int, ...]) -> None:
 def _check_values(who: str, tau: str, steps: Steps) -> None:
     """Raises for numbers that are none, or a beta out of range, where reading them holds no device up."""
     present = [t for t in steps if t is not None]
-    if not (all(t.is_cpu for t in present) and is_plain(*present)):
+    if not (all(map(may_sync_host, present)) and is_plain(*present)):
         return
     for name, t in steps._asdict().items():
         if t is not None and name != "decay" and t.numel():
@@ -270,17 +234,16 @@ def _check_values(who: str, tau: str, steps: Steps) -> None:
 
 
 def _first(who: str, steps: Steps, initial: Tensor | None, batch: int | None) -> tuple[Tensor, bool]:
-    """Returns the first state (B, H, D, V) in float64, and whether states are vectors."""
+    """Returns the first state (B, H, D, V), and whether states are vectors."""
     k, v = steps.k, steps.v
     batch = k.shape[0] if batch is None else batch
     head = batch, k.shape[3], k.shape[4]
     if initial is None:
         needs(v is not None, OptionError, who, "an initial state if nothing is added to it", "None")
         assert v is not None
-        zero = torch.zeros(*head, v.shape[-1], dtype=torch.float64, device=k.device)
-        return zero, steps.q is None and v.shape[-1] == 1
+        return k.new_zeros(*head, v.shape[-1]), steps.q is None and v.shape[-1] == 1
     is_vector = initial.dim() == 3 and steps.q is None
     state = initial.unsqueeze(-1) if is_vector else initial
     columns = state.shape[-1] if v is None else v.shape[-1]
     _require(who, "initial", state, (*head, columns))
-    return state.double(), is_vector
+    return state, is_vector

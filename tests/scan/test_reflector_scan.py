@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.launches import counts_of
 from compiled_programs import built, is_without_spills, machinery
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
@@ -75,7 +76,6 @@ def gradients(found: Any, tensors: dict[str, Any]) -> list[Tensor]:
 @pytest.mark.parametrize(("steps", "m"), [(1, 2), (9, 1), (23, 3)])
 def test_outputs_and_gradients_are_those_of_the_published_loop(steps, m, form, tau, decays, chunk, monkeypatch):
     monkeypatch.setattr(reflections, "CACHED", 8 * B * H * m * D)  # some segments
-    monkeypatch.setattr(reflections, "KEPT", 0 if decays else 1 << 20)
     tensors = drawn(form, tau, decays, steps, m)
     expected = naive(**tensors, tau=tau)
     wanted = (*expected, *gradients(expected, tensors))
@@ -140,11 +140,17 @@ def test_derivatives_of_second_order_and_forward_mode_are_right(form, tau, decay
         torch.testing.assert_close([t[1] for t in mapped], [*results(*given)])
 
 
-def test_the_operator_of_borders_keeps_the_rules_of_torch():
-    p, r, first = (torch.randn(shape, dtype=F64) for shape in ((3, 2, 4, 4), (3, 2, 4, 2), (2, 4, 2)))
-    tests, operator = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"), torch.ops.stiefelkit.pass_borders
-    for back in (False, True):
-        torch.library.opcheck(operator.default, (p, r, first, back, "chunks"), test_utils=tests)
+@pytest.mark.parametrize("form", ["queries", "added"])
+def test_operators_keep_the_rules_of_torch(form):
+    tensors = drawn(form, "gated", True, 7)
+    given = [None if tensors[name] is None else tensors[name].detach() for name in ("initial", "q", "k", "v", "beta")]
+    given.append(tensors["decay"].detach())
+    tests = ("test_schema", "test_faketensor")
+    forward = (*given, "gated", 4, False, F64, "chunks")
+    torch.library.opcheck(torch.ops.stiefelkit.reflect.default, forward, test_utils=tests)
+    out, last, states = torch.ops.stiefelkit.reflect(*forward)
+    back = (*given, states, out, last, "gated", 4, "chunks")
+    torch.library.opcheck(torch.ops.stiefelkit.reflect_back.default, back, test_utils=tests)
 
 
 @pytest.mark.parametrize("form", ["queries", "turned"])
@@ -158,14 +164,29 @@ def test_the_program_of_a_gpu_gives_the_states_of_the_loop(form, monkeypatch):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize(("form", "tau", "decays"), CASES)
+def test_a_device_launches_few_operators_and_is_read_by_none(form, tau, decays):
+    pytest.importorskip("triton")
+    tensors = drawn(form, tau, decays, 64)
+    leaves = [t for t in tensors.values() if t is not None]
+    ones = [torch.ones_like(t) for t in naive(**tensors, tau=tau)]
+
+    def both_ways() -> None:
+        torch.autograd.grad(run(**tensors, tau=tau, backend="triton"), leaves, ones)
+
+    launches, reads = counts_of(both_ways)
+    assert launches <= (72 if decays else 56)
+    assert reads == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_program_keeps_its_states_in_registers(capability, rows, back, tmp_path):
     pytest.importorskip("triton")
-    types = dict.fromkeys(["p", "r", "first", "out"], "*fp64")
-    types |= dict.fromkeys(["chunks", "count", "size", "columns"], "i32")
+    types = dict.fromkeys(["ends", "r", "b", "states"], "*fp64")
+    types |= dict.fromkeys(["chunks", "count", "size", "columns", "ends_stride", "r_stride", "b_stride"], "i32")
     fixed = {"BACK": back, "N": rows, "K": min(rows, 32), "V": 16}
     program = programs(PACKAGE, False).pass_states
     found = machinery(built(program, fixed, types, capability, num_warps=4 if rows <= 32 else 8), tmp_path)

@@ -1,12 +1,8 @@
-"""States at the borders of chunks, S' = P S + R, passed on from chunk to chunk."""
-
-from typing import Any
+"""States at the borders of chunks, S' = b S - E S + R, passed on from chunk to chunk."""
 
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._arithmetic.function import Context, Function, keep
-from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.functional._kernels.launch import start
 from stiefelkit.scan.engines.triton import PACKAGE, unsupported_device
 
@@ -19,92 +15,38 @@ def takes_borders(first: Tensor) -> bool:
     return first.shape[-2] <= MAX_WIDTH and unsupported_device(first.device) is None
 
 
-def borders(p: Tensor, r: Tensor | None, first: Tensor, backend: str) -> Tensor:
-    """Returns the states before each chunk and after the last, (N + 1, *, d, V), in float64.
+def pass_borders(
+    ends: Tensor, r: Tensor | None, decays: Tensor | None, states: Tensor, back: bool, backend: str
+) -> None:
+    """Fills states S_{c+1} = b_c S_c - E_c S_c + R_c from S_0, or, back, S_c = b_c S_{c+1} - E_c^T S_{c+1} + R_c.
 
     Args:
-        p: what a chunk does to a state, (N, *, d, d).
-        r: what it adds, (N, *, d, V); None for nothing.
-        first: the state before the first chunk, (*, d, V).
+        ends: E, (N count, d, d), or [E | R] if R is None; without R nothing is added.
+        r: R, (N count, d, V).
+        decays: matrices whose last row begins with b, one for each chunk; None for 1.
+        states: (N + 1, count, d, V), of which the first, or back the last, is given; all in float64.
+        back: whether states come from the last one.
         backend: "chunks" or "triton".
     """
-    return _Borders.of(p, r, first, False, backend)
-
-
-class _Borders(Function):
-    """S_{c+1} = P_c S_c + R_c from S_0, or, back, S_c = P_c^T S_{c+1} + R_c from S_N: each the adjoint of the other."""
-
-    generate_vmap_rule = False
-
-    @staticmethod
-    def forward(p: Tensor, r: Tensor | None, first: Tensor, back: bool, backend: str) -> Tensor:
-        return pass_borders(p, r, first, back, backend)
-
-    @staticmethod
-    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
-        p, r, _, ctx.back, ctx.backend = inputs
-        ctx.is_driven = r is not None
-        keep(ctx, p, output)
-
-    @staticmethod
-    def backward(ctx: Context, g: Tensor) -> tuple[Tensor | None, ...]:
-        p, states = ctx.saved_tensors
-        rest, end = (g[1:], g[0]) if ctx.back else (g[:-1], g[-1])
-        found = _Borders.of(p, rest, end, not ctx.back, ctx.backend)
-        g_p = states[1:] @ found[:-1].mT if ctx.back else found[1:] @ states[:-1].mT
-        g_r = (found[:-1] if ctx.back else found[1:]) if ctx.is_driven else None
-        return g_p, g_r, found[-1] if ctx.back else found[0], None, None
-
-    @staticmethod
-    def tangent(ctx: Context, dp: Tensor | None, dr: Tensor | None, dfirst: Tensor | None, *_: None) -> Tensor:
-        p, states = ctx.saved_tensors
-        if dp is not None:
-            moved = dp.mT @ states[1:] if ctx.back else dp @ states[:-1]
-            dr = moved if dr is None else dr + moved
-        return _Borders.of(p, dr, torch.zeros_like(states[0]) if dfirst is None else dfirst, ctx.back, ctx.backend)
-
-    @staticmethod
-    def vmap(info, in_dims: tuple[int | None, ...], *args) -> tuple[Tensor, int]:
-        def folded(t: Tensor | None, dim: int | None, to: int) -> Tensor | None:
-            if t is None:
-                return None
-            t = t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-            return t.movedim(0, to)
-
-        given = map(folded, args[:3], in_dims, (1, 1, 0))
-        return _Borders.of(*given, *args[3:]), 1
-
-
-def _like_borders(p: Tensor, r: Tensor | None, first: Tensor, back: bool, backend: str) -> Tensor:
-    return first.new_empty(p.shape[0] + 1, *first.shape)
-
-
-@opaque(_like_borders, dims=None, schema="(Tensor p, Tensor? r, Tensor first, bool back, str backend) -> Tensor")
-def pass_borders(p: Tensor, r: Tensor | None, first: Tensor, back: bool, backend: str) -> Tensor:
-    """Returns all states; see `_Borders`."""
-    out = torch.empty(len(p) + 1, *first.shape, dtype=first.dtype, device=first.device)
-    flat, p = out.view(len(out), -1, *first.shape[-2:]), p.reshape(len(p), -1, *p.shape[-2:])
-    r = None if r is None else r.reshape(len(r), *flat.shape[1:])
+    chunks, (count, size, columns) = len(states) - 1, states.shape[1:]
+    if r is None and ends.shape[-1] > size:
+        r = ends[..., size:]
+    b = None if decays is None else decays[:, -1, 0]
     if backend == "triton":
-        _by_program(p, r, first, flat, back)
-        return out
-    flat[-1 if back else 0] = first.reshape(flat.shape[1:])
-    for c in reversed(range(len(p))) if back else range(len(p)):
-        source, target, step = (flat[c + 1], flat[c], p[c].mT) if back else (flat[c], flat[c + 1], p[c])
+        if states.numel():
+            rows = max(16, 1 << (size - 1).bit_length())
+            fixed = {"BACK": back, "N": rows, "K": min(rows, 32), "V": 16, "num_warps": 4 if rows <= 32 else 8}
+            strides = ends.stride(1), 0 if r is None else r.stride(1), 0 if b is None else b.stride(0)
+            programs = count * -(-columns // 16)
+            given = ends, r, b, states, chunks, count, size, columns, *strides
+            start(PACKAGE, "pass_states", programs, states, *given, **fixed)
+        return
+    p = -ends[..., :size]
+    p.diagonal(dim1=1, dim2=2).add_(1 if b is None else b.unsqueeze(1))
+    p, r = p.unflatten(0, (chunks, count)), None if r is None else r.unflatten(0, (chunks, count))
+    for c in reversed(range(chunks)) if back else range(chunks):
+        source, target, step = (states[c + 1], states[c], p[c].mT) if back else (states[c], states[c + 1], p[c])
         if r is None:
             torch.bmm(step, source, out=target)
         else:
             torch.baddbmm(r[c], step, source, out=target)
-    return out
-
-
-def _by_program(p: Tensor, r: Tensor | None, first: Tensor, out: Tensor, back: bool) -> None:
-    """Fills states (N + 1, count, d, V), by a program for each 16 columns of a state."""
-    chunks, (count, size, columns) = len(p), out.shape[1:]
-    if not out.numel():
-        return
-    rows = max(16, 1 << (size - 1).bit_length())
-    given = (None if t is None else t.contiguous() for t in (p, r, first))
-    fixed = {"BACK": back, "N": rows, "K": min(rows, 32), "V": 16, "num_warps": 4 if rows <= 32 else 8}
-    programs = count * -(-columns // 16)
-    start(PACKAGE, "pass_states", programs, p, *given, out, chunks, count, size, columns, **fixed)

@@ -1,4 +1,4 @@
-"""Products of reflections by keys, as chunks of compact WY in torch operators."""
+"""Products of reflections by keys, as chunks of compact WY in torch operators, and their derivatives."""
 
 import functools
 from collections.abc import Callable
@@ -7,20 +7,21 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from stiefelkit._torch import is_in_forward_mode, is_traced
+from stiefelkit._torch import is_exported, is_exporting, is_jit_traced, is_traced
+from stiefelkit.functional._arithmetic.function import Context, Function
 from stiefelkit.functional._arithmetic.product import is_plain, opaque
-from stiefelkit.scan.engines.borders import borders
+from stiefelkit.scan.engines.borders import pass_borders
+from stiefelkit.scan.reference import exported_loop, loop
 
 ROWS = 64
 """The most keys of a chunk."""
 LEAST = -800.0
 """A decay whose logarithm is smaller is zero in float64."""
+HUGE = 1e60
+"""1 / τ of a key that reflects nothing; its fourth power is in the range of float64."""
 CACHED = 1 << 19
 """Numbers that the keys of a segment hold at most on a CPU."""
-KEPT = 1 << 22
-"""Numbers in all keys from which on segments are worked out again in the backward pass."""
 
 
 class Steps(NamedTuple):
@@ -38,164 +39,427 @@ class Steps(NamedTuple):
         return Steps(*changed)
 
 
-def scales(k: Tensor, beta: Tensor | None, tau: str) -> Tensor:
-    """Returns τ of keys (*, m, D) in float64, (*, m)."""
-    if tau == "free":
-        assert beta is not None
-        return beta
-    square = k.square().sum(-1)
-    exact = 2 / square.masked_fill(square == 0, torch.inf)
-    if beta is None:
-        return exact
-    return torch.cat([exact[..., :-1], exact[..., -1:] * beta.unsqueeze(-1)], -1)
+def chunked(
+    steps: Steps, first: Tensor, tau: str, chunk: int | None, last_only: bool, dtype: torch.dtype, backend: str
+) -> tuple[Tensor, Tensor]:
+    """Returns outputs, without steps if `last_only`, and the last state, float32 at least.
 
-
-def in_segments(
-    first: Tensor,
-    q: Tensor | None,
-    k: Tensor,
-    v: Tensor | None,
-    beta: Tensor | None,
-    decay: Tensor | None,
-    tau: str,
-    chunk: int | None,
-    last_only: bool,
-    dtype: torch.dtype,
-    backend: str,
-) -> tuple[Tensor | None, Tensor]:
-    """Runs chunks, some at a time on a CPU, so that they stay in its cache."""
-    steps = Steps(q, k, v, beta, decay)
-    batch, count, m, heads, width = k.shape
+    The first derivative is worked out in chunks as well; others are those of the loop.
+    """
+    count, m, _, width = steps.k.shape[1:]
     size = max(1, (min(ROWS, width) if chunk is None else chunk) // m)
     if not is_traced():
+        # A divisor of the number of steps, if one is near, so that nothing has to be padded.
         size = min(size, count)
-    present = [t for t in (*steps, first) if t is not None]
-    whole = size * max(1, CACHED // max(1, batch * heads * size * m * width))
-    is_on_cpu = backend == "chunks" and all(t.is_cpu for t in present)
-    if whole >= count or not is_on_cpu or is_in_forward_mode() or not is_plain(*present):
-        return _chunked(*steps, first, tau, size, dtype, backend)
-    parts: Any = [[None] * -(-count // whole) if t is None else t.split(whole, 1) for t in steps]
-    outs, state = [], first
-    is_long = k.numel() > KEPT and torch.is_grad_enabled() and any(t.requires_grad for t in present)
-    run: Any = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False) if is_long else _call
-    for part in zip(*parts, strict=True):
-        out, state = run(_chunked, *part, state, tau, size, dtype, backend)
-        outs.append(None if last_only else out)
-    return None if last_only else torch.cat(outs, 1), state
+        size = next((s for s in range(size, size // 2, -1) if count % s == 0), size)
+    may_be_differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (first, *steps))
+    run = _Scan.forward if is_exporting() or is_jit_traced() else _Scan.of
+    out, last, *_ = run(first, *steps, tau, size, last_only, dtype, backend, may_be_differentiated)
+    return out, last
 
 
-def _call(function: Callable[..., Any], *args: object) -> Any:
-    return function(*args)
+def one_by_one(steps: Steps, first: Tensor, tau: str) -> tuple[Tensor, Tensor]:
+    """Runs one reflection after the other in float64; for ONNX as one node, in float32 if keys and values are."""
+    q, k, v, _, decay = steps
+    m, state = k.shape[2], tuple(first.shape[1:])
+    wide = {name: t.double() for name, t in steps._asdict().items() if t is not None and name != "q"}
+    shapes = [t.shape[2:] for t in wide.values()]
+    rows = torch.cat([t.flatten(2) for t in wide.values()], -1).transpose(0, 1)
+
+    def step(row: Tensor, flat: Tensor) -> Tensor:
+        h = flat.unflatten(-1, state)
+        split = row.split([shape.numel() for shape in shapes], -1)
+        of = {name: t.unflatten(-1, tuple(shape)) for name, t, shape in zip(wide, split, shapes, strict=True)}
+        if decay is not None:
+            h = h * of["decay"].clamp_min(LEAST).exp()[..., None, None]
+        for i in range(m):
+            key = of["k"][:, i]
+            square = key.square().sum(-1)
+            scale = of["beta"][:, i] if tau == "free" else 2 / square.masked_fill(square == 0, torch.inf)
+            if tau == "gated" and i == m - 1:
+                scale = scale * of["beta"]
+            u = -(key[..., None] * h).sum(-2)
+            u = u if q is None else u + of["v"][:, i]
+            h = h + key[..., None] * (scale[..., None] * u)[..., None, :]
+        return (h if q is not None or v is None else h + of["v"]).flatten(1)
+
+    flat = first.double().flatten(1)
+    if is_exported():
+        states, last = exported_loop(step, rows.detach(), flat.detach(), False)
+    else:
+        states, last = loop(step, rows, flat)
+    assert states is not None
+    states, last = states.transpose(0, 1).unflatten(-1, state), last.unflatten(-1, state)
+    return (states if q is None else (states * q.double()[..., None]).sum(-2)), last
+
+
+class _Chunks(NamedTuple):
+    """What X = N B H chunks of c steps and C = c m keys are made of, in float64; None where there is none.
+
+    In a chunk, with decays b from its start, u = τ (v - b S^T k - sums of the keys before) of each key solves
+    M U = V - diag(b) K S, where M has 1 / τ on its diagonal and, below, K K^T with the decay between the two. So U =
+    M^-1 V - W S, W = M^-1 diag(b) K, and the chunk does to a state S what b I - E, E = K^T W, and R = K^T M^-1 V do,
+    with decays to the end of the chunk on K^T.
+    """
+
+    keys: Tensor  # (X, c, m, D)
+    matrix: Tensor  # M, (X, C, C), whose part above the diagonal is not read
+    solved: Tensor  # [W | M^-1 V], (X, C, D + V), or W alone
+    ends: Tensor  # [E | R]
+    decays: Tensor | None  # from each of c + 1 ends of steps, the first one the start, to each: (X, c + 1, c + 1)
+    beta: Tensor | None
+    values: Tensor | None  # V, (X, C, V)
+    added: Tensor | None  # (X, c, D, V)
+    before: Tensor | None  # minus what was added in the chunk before each step, decayed
+    queries: Tensor | None  # (X, c, D)
+    weights: Tensor | None  # of U in outputs, (X, c, C)
+    u: Tensor | None = None  # U, (X, C, V)
+    out: Tensor | None = None  # outputs, where the derivative by decays needs them
+
+    @property
+    def within(self) -> Tensor:
+        """Decays, or ones, that broadcast to (X, c + 1, c + 1)."""
+        return _lower(self.keys.shape[1] + 1, self.keys.device) if self.decays is None else self.decays
+
+    def from_start(self, rows: Tensor) -> Tensor:
+        """Returns rows of steps or keys, decayed from the start of the chunk."""
+        return rows if self.decays is None else _by_step(rows, self.decays[:, 1:, 0])
+
+    def to_end(self, rows: Tensor) -> Tensor:
+        """Returns rows of steps or keys, decayed to the end of the chunk."""
+        return rows if self.decays is None else _by_step(rows, self.decays[:, -1, 1:])
+
+
+def _by_step(rows: Tensor, factors: Tensor) -> Tensor:
+    return (rows.unflatten(1, (factors.shape[1], -1)) * factors[..., None, None]).flatten(1, 2)
+
+
+@functools.lru_cache(maxsize=64)
+def _lower(size: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.ones(size, size, dtype=torch.float64, device=device).tril()
+
+
+@functools.lru_cache(maxsize=64)
+def _between(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns what is added to, and what makes, sums of logs (X, c) between any two of c + 1 ends of steps."""
+    with torch.inference_mode(False):
+        ones = _lower(size + 1, device)
+        until = ones[:, 1:].mT  # of a step, the ends that it is before
+        between = until.unsqueeze(2) - until.unsqueeze(1)
+        ahead = torch.zeros_like(ones).masked_fill_(ones == 0, -torch.inf)
+        return ahead.flatten(), between.flatten(1)
+
+
+def _mixed(factors: Tensor, rows: Tensor) -> Tensor:
+    """Returns sums of rows (X, c, ...) by factors that broadcast to (X, *, c)."""
+    factors = factors.expand(len(rows), *factors.shape[-2:])
+    return (factors @ rows.flatten(2)).unflatten(2, rows.shape[2:])
+
+
+def _dots(a: Tensor, b: Tensor, count: int) -> Tensor:
+    """Returns the scalar products of all numbers of each step, (X, count)."""
+    a, b = (t.reshape(len(t) * count, 1, -1) for t in (a, b))
+    return (a @ b.mT).view(-1, count)
+
+
+def _diagonal(matrix: Tensor, m: int, tau: str) -> Tensor:
+    """Returns the numbers of a diagonal that belong to beta, (X, c) or, of all keys, (X, c, m)."""
+    of_keys = matrix.diagonal(dim1=1, dim2=2).unflatten(1, (-1, m))
+    return of_keys if tau == "free" else of_keys[..., -1]
+
+
+def _laid(t: Tensor, size: int, dims: int) -> Tensor:
+    """Lays (B, T, ..., H, *) out as chunks (X, c, ..., *) in float64; `dims` stand behind H."""
+    if missing := -t.shape[1] % size:
+        t = F.pad(t, (*(0, 0) * (t.dim() - 2), 0, missing))
+    t = t.unflatten(1, (-1, size)).movedim(1, 0).movedim(-1 - dims, 2)
+    return t.to(torch.float64, memory_format=torch.contiguous_format, copy=True).flatten(0, 2)
+
+
+def _put(target: Tensor, t: Tensor, dims: int) -> None:
+    """Writes chunks (X, c, ..., *) to (B, T, ..., H, *)."""
+    batch, steps, heads, size = *target.shape[:2], target.shape[-1 - dims], t.shape[1]
+    t = t.unflatten(0, (-(-steps // size), batch, heads)).movedim(2, -1 - dims).movedim(0, 1)
+    if steps % size:
+        target.copy_(t.flatten(1, 2)[:, :steps])
+    else:
+        target.unflatten(1, (-1, size)).copy_(t)
+
+
+def _chunks(steps: Steps, tau: str, size: int) -> _Chunks:
+    q, k, v, beta, decay = steps
+    keys, m = _laid(k, size, 1), k.shape[2]
+    rows = keys.flatten(1, 2)
+    matrix = rows @ rows.mT
+    decays = queries = weights = values = added = before = None
+    if decay is not None:
+        ahead, between = _between(size, k.device)
+        logs = torch.addmm(ahead, _laid(decay, size, 0).clamp_min_(LEAST), between)
+        decays = logs.exp_().unflatten(1, (size + 1, size + 1))
+        matrix.unflatten(2, (size, m)).unflatten(1, (size, m)).mul_(decays[:, 1:, None, 1:, None])
+    diagonal = matrix.diagonal(dim1=1, dim2=2)
+    if tau == "free":
+        diagonal.fill_(1)
+    else:
+        torch.threshold_(diagonal, 0, HUGE).mul_(0.5)
+    if beta is not None:
+        beta = _laid(beta, size, 0).clamp_min_(1 / HUGE)
+        _diagonal(matrix, m, tau).div_(beta)
+    chunks = _Chunks(keys, matrix, matrix, matrix, decays, beta, None, None, None, None, None)
+    within = chunks.within[..., 1:, 1:]
+    if q is not None:
+        assert v is not None
+        values, queries = _laid(v, size, 1).flatten(1, 2), _laid(q, size, 1)
+        weights = ((queries @ rows.mT).unflatten(2, (size, m)) * within[..., None]).flatten(2)
+    elif v is not None:
+        added = _laid(v, size, 2)
+        before = added - (total := _mixed(within, added))
+        values = (keys @ before).flatten(1, 2)
+    given = chunks.from_start(rows)
+    given = given if values is None else torch.cat([given, values], -1)
+    # From the right: the result is laid out by rows.
+    solved = torch.linalg.solve_triangular(matrix.mT, given.mT, upper=True, left=False).mT
+    ends = chunks.to_end(rows).mT @ solved
+    if added is not None:
+        ends[..., k.shape[-1] :] += total[:, -1]
+    return _Chunks(keys, matrix, solved, ends, decays, beta, values, added, before, queries, weights)
+
+
+def _outputs(chunks: _Chunks, before: Tensor) -> Tensor:
+    """Returns what a query reads at each step (X, c, V), or the state after it (X, c, D, V)."""
+    assert chunks.u is not None
+    if chunks.queries is not None:
+        assert chunks.weights is not None
+        return torch.baddbmm(chunks.weights @ chunks.u, chunks.from_start(chunks.queries), before)
+    moved = chunks.keys.mT @ chunks.u.unflatten(1, chunks.keys.shape[1:3])
+    moved = moved if chunks.added is None else moved.add_(chunks.added)
+    return _mixed(chunks.within[..., 1:, :], torch.cat([before.unsqueeze(1), moved], 1))
+
+
+def _driven(chunks: _Chunks, before: Tensor) -> _Chunks:
+    """Returns chunks with U, by the states before them."""
+    width = chunks.keys.shape[-1]
+    w, driven = chunks.solved[..., :width], chunks.solved[..., width:]
+    return chunks._replace(u=(w @ before).neg_() if chunks.values is None else torch.baddbmm(driven, w, before, alpha=-1))
+
+
+def _segments(first: Tensor, steps: Steps, size: int, backend: str) -> list[slice]:
+    """Returns chunks that are worked on at a time: few enough on a CPU to stay in its cache."""
+    batch, count, m, heads, width = steps.k.shape
+    count = -(-count // size)
+    some = max(1, CACHED // max(1, batch * heads * size * m * width)) if backend == "chunks" and first.is_cpu else count
+    return [slice(i, min(i + some, count)) for i in range(0, count, some)]
+
+
+def _forward(
+    first: Tensor, steps: Steps, tau: str, size: int, last_only: bool, dtype: torch.dtype, backend: str
+) -> tuple[Tensor, Tensor, Tensor, _Chunks]:
+    """Returns outputs, the last state, those at the borders of chunks (N + 1, B H, D, V), and the last chunks."""
+    out, last, states = _like_forward(first, *steps, tau, size, last_only, dtype, backend)
+    states[0].unflatten(0, first.shape[:2]).copy_(first)
+    chunks = None
+    for part in _segments(first, steps, size, backend):
+        times = slice(part.start * size, part.stop * size)
+        chunks = _chunks(steps.each(lambda t, times=times: t[:, times]), tau, size)
+        here = states[part.start : part.stop + 1]
+        pass_borders(chunks.ends, None, chunks.decays, here, False, backend)
+        before = here[:-1].flatten(0, 1)
+        chunks = _driven(chunks, before)
+        if not last_only:
+            found = _outputs(chunks, before)
+            _put(out[:, times], found, 1 if steps.q is not None else 2)
+            chunks = chunks if steps.decay is None else chunks._replace(out=found)
+    last.copy_(states[-1].unflatten(0, first.shape[:2]))
+    assert chunks is not None
+    return out, last, states, chunks
+
+
+def _backward(
+    first: Tensor,
+    steps: Steps,
+    states: Tensor,
+    g_out: Tensor | None,
+    g_last: Tensor | None,
+    tau: str,
+    size: int,
+    backend: str,
+    kept: _Chunks | None = None,
+) -> tuple[Tensor, Steps]:
+    """Returns the gradients of the first state and of all that steps are made of."""
+    grads, dims = steps.each(torch.empty_like), (1, 1, 1 if steps.q is not None else 2, 0, 0)
+    adjoint = torch.zeros_like(states) if g_last is None else torch.empty_like(states)
+    if g_last is not None:
+        adjoint[-1].unflatten(0, first.shape[:2]).copy_(g_last)
+    for part in reversed(_segments(first, steps, size, backend)):
+        times, borders = slice(part.start * size, part.stop * size), slice(part.start, part.stop + 1)
+        chunks = _chunks(steps.each(lambda t, times=times: t[:, times]), tau, size) if kept is None else kept
+        if g_out is None:
+            shape = states.shape[-1:] if steps.q is not None else states.shape[-2:]
+            g = states.new_zeros(len(chunks.keys), size, *shape)
+        else:
+            g = _laid(g_out[:, times], size, 1 if steps.q is not None else 2)
+        found = _pulled(chunks, states[borders], adjoint[borders], g, tau, backend)
+        for target, t, behind in zip(grads, found, dims, strict=True):
+            if target is not None and t is not None:
+                _put(target[:, times], t, behind)
+    return adjoint[0].unflatten(0, first.shape[:2]).to(first.dtype, copy=True), grads
+
+
+def _pulled(
+    chunks: _Chunks, states: Tensor, adjoint: Tensor, g: Tensor, tau: str, backend: str
+) -> Steps:
+    """Returns gradients by those of outputs, and fills the adjoint states from the last one."""
+    keys, matrix, solved, ends, decays, beta, values, added, missing, queries, weights, _, out = chunks
+    (_, size, m, width), within, rows = keys.shape, chunks.within, keys.flatten(1, 2)
+    before, end = states[:-1].flatten(0, 1), states[1:].flatten(0, 1)
+    chunks = _driven(chunks, before) if chunks.u is None else chunks
+    u = chunks.u
+    assert u is not None
+    ahead = g_start = g
+    if queries is not None:
+        assert weights is not None
+        g_start = chunks.from_start(g)
+        g_u, r = weights.mT @ g, queries.mT @ g_start
+    else:
+        ahead, r = _mixed(within[..., 1:, 1:].mT, g), _mixed(within[..., 1:, :1].mT, g).squeeze(1)
+        g_u = (keys @ ahead).flatten(1, 2)
+    r.baddbmm_(solved[..., :width].mT, g_u, alpha=-1)
+    pass_borders(ends, r, decays, adjoint, True, backend)
+    after = adjoint[1:].flatten(0, 1)
+    g_u.baddbmm_(chunks.to_end(rows), after)
+    g_values = torch.linalg.solve_triangular(matrix, g_u.mT, upper=False, left=False).mT
+    g_matrix = g_values @ u.mT  # of -M
+    g_beta = g_q = g_v = g_decay = None
+    if beta is not None:
+        of_beta = _diagonal(g_matrix, m, tau).div_(beta)
+        g_beta = of_beta * _diagonal(matrix, m, tau)
+    g_matrix.diagonal(dim1=1, dim2=2).mul_(0 if tau == "free" else 0.5)
+    g_matrix.tril_()
+    if decays is not None:
+        g_matrix.unflatten(2, (size, m)).unflatten(1, (size, m)).mul_(decays[:, 1:, None, 1:, None])
+    if queries is not None:
+        g_v = g_values
+        g_weights = ((g @ u.mT).unflatten(2, (size, m)) * within[..., 1:, 1:, None]).flatten(2)
+        g_q = torch.baddbmm(g_weights @ rows, g_start, before.mT)
+        g_rows = torch.baddbmm(g_weights.mT @ queries, chunks.from_start(g_values), before.mT, alpha=-1)
+        g_rows.baddbmm_(chunks.to_end(u), after.mT)
+    else:
+        ahead = torch.addcmul(ahead, after.unsqueeze(1), within[..., -1, 1:, None, None])
+        start = before.unsqueeze(1), within[..., 1:, 0, None, None]
+        held = start[0] * -start[1] if missing is None else torch.addcmul(missing, *start, value=-1)
+        u_of_steps, g_of_steps = (t.unflatten(1, (size, m)) for t in (u, g_values))
+        g_rows = (u_of_steps @ ahead.mT).flatten(0, 1)
+        g_rows.baddbmm_(g_of_steps.flatten(0, 1), held.flatten(0, 1).mT)
+        g_rows = g_rows.unflatten(0, (-1, size)).flatten(1, 2)
+        if added is not None:
+            moved = keys.mT @ g_of_steps
+            g_v = ahead.add_(moved).sub_(_mixed(within[..., 1:, 1:].mT, moved))
+    g_rows.baddbmm_(g_matrix, rows, alpha=-1).baddbmm_(g_matrix.mT, rows, alpha=-1)
+    if decays is not None:
+        # Between decays <adjoint, state> changes by outputs, and by what is added, alone.
+        change = _dots(g, _outputs(chunks, before) if out is None else out, size)
+        given = values if queries is not None else added
+        if given is not None:
+            assert g_v is not None
+            change -= _dots(g_v, given, size)
+        carried = _dots(after, end, 1)
+        g_decay = torch.addmm(carried, change, _lower(size, keys.device))
+    g_v = g_v.unflatten(1, (size, m)) if queries is not None and g_v is not None else g_v
+    return Steps(g_q, g_rows.unflatten(1, (size, m)), g_v, g_beta, g_decay)
 
 
 ARGUMENTS = "Tensor first, Tensor? q, Tensor k, Tensor? v, Tensor? beta, Tensor? decay"
-SETTINGS = "str tau, int? chunk, bool last_only, ScalarType dtype, str backend"
 
 
-def _like_states(first: Tensor, q: Tensor | None, k: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    dtype = rest[-2]
-    heads = (k.shape[0], k.shape[1], k.shape[3])
-    shape = (*heads, *first.shape[2 if q is None else 3 :])
-    return first.new_empty(shape, dtype=dtype), torch.empty_like(first)
+def _like_forward(first: Tensor, q: Tensor | None, k: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    size, last_only, dtype = rest[-4:-1]
+    batch, count, _, heads = k.shape[:4]
+    shape = (batch, 0) if last_only else (batch, count, heads, *first.shape[2 if q is None else 3 :])
+    states = ((count + size - 1) // size + 1, batch * heads, *first.shape[2:])
+    last = first.new_empty(first.shape, dtype=torch.promote_types(dtype, torch.float32))
+    return first.new_empty(shape, dtype=dtype), last, first.new_empty(states, dtype=torch.float64)
 
 
-@opaque(_like_states, dims=None, schema=f"({ARGUMENTS}, {SETTINGS}) -> (Tensor, Tensor)")
-def reflected_states(first: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    """Returns what `in_segments` does, all outputs, as one operator of a program that is exported or traced."""
-    given: Any = (*args[:-3], False, *args[-2:])
-    out, last = in_segments(first, *given)
-    assert out is not None
-    return out.contiguous(), last.clone()
+FORWARD = f"({ARGUMENTS}, str tau, int size, bool last_only, ScalarType dtype, str backend) -> (Tensor, Tensor, Tensor)"
 
 
-def _laid(t: Tensor, steps: int, dims: int) -> Tensor:
-    """Lays (B, T, ..., H, *) out as chunks (N, B, H, c, ..., *) in float64; `dims` stand behind H."""
-    count = (t.shape[1] + steps - 1) // steps
-    missing = count * steps - t.shape[1]
-    if is_traced() or missing:  # no comparison in traced code
-        t = F.pad(t, (*(0, 0) * (t.dim() - 2), 0, missing))
-    t = t.unflatten(1, (count, steps)).movedim(1, 0).movedim(-1 - dims, 2)
-    return t.to(torch.float64, memory_format=torch.contiguous_format)
+@opaque(_like_forward, dims=None, schema=FORWARD)
+def reflect(first: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns outputs, last states and those at borders, as one operator of a program that is traced."""
+    return _forward(first, Steps(*args[:5]), *args[5:])[:3]
 
 
-def _chunked(
-    q: Tensor | None,
-    k: Tensor,
-    v: Tensor | None,
-    beta: Tensor | None,
-    decay: Tensor | None,
-    first: Tensor,
-    tau: str,
-    size: int,
-    dtype: torch.dtype,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
-    """Returns outputs (B, T, H, *) and the last state.
+BACKWARD = f"({ARGUMENTS}, Tensor states, Tensor? g_out, Tensor? g_last, str tau, int size, str backend) -> Tensor[]"
 
-    In a chunk of C keys, the rows of K, with decays b from its start, u = τ (v - b S^T k - sums of the keys before)
-    solves (I + diag(τ) L) U = diag(τ) (V - diag(b) K S), where L is the part below the diagonal of K K^T, with the
-    decay between the two. So U = U_v - W S, and the chunk does to a state S what P = b I - K^T W and R = K^T U_v do.
-    """
-    steps, width = k.shape[1], k.shape[-1]
-    keys = _laid(k, size, 1)  # (N, B, H, c, m, D)
-    m = keys.shape[-2]
-    scale = scales(keys, None if beta is None else _laid(beta, size, 0), tau).flatten(-2).unsqueeze(-1)
-    rows = keys.flatten(-3, -2)
-    scaled = scale * rows
-    gram = scaled @ rows.mT
-    met, left, within, end, sums = scaled, rows, None, None, keys
-    if decay is not None:
-        sums = _laid(decay, size, 0).clamp_min(LEAST).cumsum(-1)  # (N, B, H, c)
-        ahead = torch.ones(size, size, dtype=torch.bool, device=k.device).triu(1)
-        within = (sums.unsqueeze(-1) - sums.unsqueeze(-2)).masked_fill(ahead, -torch.inf).exp()
-        gram = gram.unflatten(-1, (size, m)).unflatten(-3, (size, m)) * within[..., :, None, :, None]
-        gram = gram.flatten(-2).flatten(-3, -2)
-        met = (scaled.unflatten(-2, (size, m)) * sums.exp()[..., None, None]).flatten(-3, -2)
-        left = (keys * (sums[..., -1:] - sums).exp()[..., None, None]).flatten(-3, -2)
-        end = sums[..., -1:].exp().unsqueeze(-1)
-    x = values = None
-    if q is not None:
-        assert v is not None
-        values = _laid(v, size, 1).flatten(-3, -2)
-    elif v is not None:
-        x = _laid(v, size, 2)  # (N, B, H, c, D, V)
-        if size > 1:
-            values = -(keys @ (_summed(x, within) - x)).flatten(-3, -2)
-    given = met if values is None else torch.cat([met, scale * values], -1)
-    solved = torch.linalg.solve_triangular(gram, given, upper=False, unitriangular=True)
-    ends = left.mT @ solved
-    columns = (width, given.shape[-1] - width)
-    (w, values), (ends, r) = solved.split(columns, -1), ends.split(columns, -1)
-    eye = torch.eye(width, dtype=torch.float64, device=k.device)
-    p = (eye if end is None else end * eye) - ends
-    if x is not None:
-        added = _summed(x, within)[..., -1, :, :]
-        r = r + added if columns[1] else added
-    states = borders(p, r if x is not None or columns[1] else None, first, backend)
-    last, before = states[-1], states[:-1]
-    if q is None and size == 1:
-        out = states[1:].unsqueeze(3)
-    else:
-        u = -(w @ before) if not columns[1] else values - w @ before
-        if q is not None:
-            queries = _laid(q, size, 1)
-            seen = (queries @ rows.mT).unflatten(-1, (size, m))
-            if within is None:
-                weights = torch.ones(size, size, dtype=torch.float64, device=k.device).tril()
-            else:
-                weights, queries = within, queries * sums.exp().unsqueeze(-1)
-            out = queries @ before + (seen * weights.unsqueeze(-1)).flatten(-2) @ u
+
+@opaque(lambda *args: [torch.empty_like(t) for t in args[:6] if t is not None], dims=None, schema=BACKWARD)
+def reflect_back(first: Tensor, *args: Any) -> list[Tensor]:
+    """Returns the gradients of all tensors that are given."""
+    g_first, grads = _backward(first, Steps(*args[:5]), *args[5:])
+    return [g_first, *(g for g in grads if g is not None)]
+
+
+class _Scan(Function):
+    """Outputs, last states, those at borders and, in eager mode, what the backward pass needs of few chunks."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(first, q, k, v, beta, decay, tau, size, last_only, dtype, backend, keep) -> tuple[Any, ...]:
+        steps = Steps(q, k, v, beta, decay)
+        if not is_plain(first, *steps):
+            return reflect(first, q, k, v, beta, decay, tau, size, last_only, dtype, backend)
+        *found, chunks = _forward(first, steps, tau, size, last_only, dtype, backend)
+        is_whole = keep and len(_segments(first, steps, size, backend)) == 1
+        return (*found, *chunks) if is_whole else (*found,)
+
+    @staticmethod
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.tau, ctx.size, ctx.last_only, ctx.dtype, ctx.backend, _ = inputs
+        ctx.save_for_backward(*tensors, *output[2:])
+        ctx.mark_non_differentiable(*(t for t in output[2:] if t is not None))
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Context, g_out: Tensor | None, g_last: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        first, q, k, v, beta, decay, states, *kept = ctx.saved_tensors
+        tensors, steps = (first, q, k, v, beta, decay), Steps(q, k, v, beta, decay)
+        g_out = None if ctx.last_only else g_out
+        present = [t for t in tensors if t is not None]
+        if not is_traced() and (torch.is_grad_enabled() or not is_plain(*present, g_out, g_last)):
+            grads = _gradients_of_loop(tensors, g_out, g_last, ctx.tau)
+        elif kept:
+            how = ctx.tau, ctx.size, ctx.backend, _Chunks(*kept)
+            g_first, by_steps = _backward(first, steps, states, g_out, g_last, *how)
+            grads = [g_first, *(g for g in by_steps if g is not None)]
         else:
-            moved = keys.mT @ u.unflatten(-2, (size, m))
-            moved = _summed(moved if x is None else x + moved, within)
-            carried = before.unsqueeze(3)
-            out = moved + (carried if within is None else carried * sums.exp()[..., None, None])
-    out = out.movedim(0, 1).movedim(2, 3).to(dtype, memory_format=torch.contiguous_format)
-    return out.flatten(1, 2)[:, :steps], last
+            grads = reflect_back(*tensors, states, g_out, g_last, ctx.tau, ctx.size, ctx.backend)
+        found = iter(grads)
+        return (*(None if t is None else next(found) for t in tensors), *(None,) * 6)
+
+    @staticmethod
+    def vmap(info, in_dims: tuple[int | None, ...], *args) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        def folded(t: Tensor | None, dim: int | None) -> Tensor | None:
+            if t is None:
+                return None
+            return (t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)).flatten(0, 1)
+
+        given = map(folded, args[:6], in_dims)
+        out, last, states, *_ = _Scan.of(*given, *args[6:-1], False)
+        one = (info.batch_size, -1)
+        return (out.unflatten(0, one), last.unflatten(0, one), states.unflatten(1, one)), (0, 0, 1)
 
 
-def _summed(x: Tensor, within: Tensor | None) -> Tensor:
-    """Returns sums over the steps of a chunk up to each, of (N, B, H, c, D, V), with the decays between."""
-    if within is None:
-        return x.cumsum(3) if x.shape[3] > 1 else x
-    return (within @ x.flatten(-2)).unflatten(-1, x.shape[-2:])
+def _gradients_of_loop(
+    tensors: tuple[Tensor | None, ...], g_out: Tensor | None, g_last: Tensor | None, tau: str
+) -> tuple[Tensor, ...]:
+    def results(*present: Tensor) -> tuple[Tensor, ...]:
+        given = iter(present)
+        first, *steps = (None if t is None else next(given) for t in tensors)
+        assert first is not None
+        found = one_by_one(Steps(*steps), first, tau)  # type: ignore[arg-type]
+        return tuple(t.to(g.dtype) for t, g in zip(found, (g_out, g_last), strict=True) if g is not None)
+
+    pull = torch.func.vjp(results, *(t for t in tensors if t is not None))[1]
+    return pull(tuple(g for g in (g_out, g_last) if g is not None))

@@ -7,36 +7,52 @@ from triton.language import constexpr
 
 @triton.jit(do_not_specialize=["chunks", "count"])
 def pass_states(
-    p, r, first, out, chunks, count, size, columns, BACK: constexpr, N: constexpr, K: constexpr, V: constexpr
+    ends,
+    r,
+    b,
+    states,
+    chunks,
+    count,
+    size,
+    columns,
+    ends_stride,
+    r_stride,
+    b_stride,
+    BACK: constexpr,
+    N: constexpr,
+    K: constexpr,
+    V: constexpr,
 ):
-    """Writes S_{c+1} = P_c S_c + R_c, or, BACK, S_c = P_c^T S_{c+1} + R_c, of `count` states (size, columns).
+    """Writes S_{c+1} = b_c S_c - E_c S_c + R_c, or, BACK, S_c = b_c S_{c+1} - E_c^T S_{c+1} + R_c, from the first one.
 
-    p is (chunks, count, size, size), r (chunks, count, size, columns) or None, first (count, size, columns), out
-    (chunks + 1, count, size, columns). N, a power of two, is not less than size; K rows of a state are read at a time.
+    states is (chunks + 1, count, size, columns), E (chunks, count, size, size) in rows of `ends_stride`, R (chunks,
+    count, size, columns) or None in rows of `r_stride`, b (chunks, count), or None for 1, each `b_stride` behind the
+    last. N, a power of two, is not less than size; K rows of a state are read at a time.
     """
     blocks = (columns + V - 1) // V
     state = (tl.program_id(0) // blocks).to(tl.int64)
     row = tl.arange(0, N)[:, None]
     column = (tl.program_id(0) % blocks) * V + tl.arange(0, V)[None, :]
     is_there = (row < size) & (column < columns)
-    own, all_numbers = state * size * columns + row * columns + column, count.to(tl.int64) * size * columns
-    at = (chunks if BACK else 0) * all_numbers
-    tl.store(out + at + own, tl.load(first + own, is_there, 0.0), is_there)
+    all_numbers = count.to(tl.int64) * size * columns
+    own = state * size * columns + row * columns + column
     for step in range(chunks):
         chunk = chunks - 1 - step if BACK else step
         before, after = (chunk + 1, chunk) if BACK else (chunk, chunk + 1)
-        total = tl.full([N, V], 0.0, tl.float64)
-        if r is not None:
-            total = tl.load(r + chunk * all_numbers + own, is_there, 0.0)
-        matrix = p + (chunk * count.to(tl.int64) + state) * size * size
+        place = chunk * count.to(tl.int64) + state
         # States go through memory, from the threads that have worked them out to all.
         tl.debug_barrier()
+        total = tl.load(states + before * all_numbers + own, is_there, 0.0)
+        if b is not None:
+            total *= tl.load(b + place * b_stride)
+        if r is not None:
+            total += tl.load(r + (place * size + row) * r_stride + column, is_there, 0.0)
         for begin in range(0, N, K):
             k = begin + tl.arange(0, K)
-            a, b = k[None, :], k[:, None]
-            place = a * size + row if BACK else row * size + a
-            left = tl.load(matrix + place, (row < size) & (a < size), 0.0)
-            there = out + before * all_numbers + state * size * columns + b * columns + column
-            right = tl.load(there, (b < size) & (column < columns), 0.0)
-            total = tl.dot(left, right, total, input_precision="ieee", out_dtype=tl.float64)
-        tl.store(out + after * all_numbers + own, total, is_there)
+            across, down = k[None, :], k[:, None]
+            at = across * ends_stride + row if BACK else row * ends_stride + across
+            left = tl.load(ends + place * size * ends_stride + at, (row < size) & (across < size), 0.0)
+            there = states + before * all_numbers + state * size * columns + down * columns + column
+            right = tl.load(there, (down < size) & (column < columns), 0.0)
+            total = tl.dot(-left, right, total, input_precision="ieee", out_dtype=tl.float64)
+        tl.store(states + after * all_numbers + own, total, is_there)
