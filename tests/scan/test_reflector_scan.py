@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.launches import counts_of
 from compiled_programs import built, is_without_spills, machinery
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
+from benchmarks.launches import counts_of
 from stiefelkit import errors, nn
 from stiefelkit.functional._kernels.launch import programs
 from stiefelkit.scan import reflector_scan, reflectors

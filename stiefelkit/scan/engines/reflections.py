@@ -241,7 +241,9 @@ def _driven(chunks: _Chunks, before: Tensor) -> _Chunks:
     """Returns chunks with U, by the states before them."""
     width = chunks.keys.shape[-1]
     w, driven = chunks.solved[..., :width], chunks.solved[..., width:]
-    return chunks._replace(u=(w @ before).neg_() if chunks.values is None else torch.baddbmm(driven, w, before, alpha=-1))
+    return chunks._replace(
+        u=(w @ before).neg_() if chunks.values is None else torch.baddbmm(driven, w, before, alpha=-1)
+    )
 
 
 def _segments(first: Tensor, steps: Steps, size: int, backend: str) -> list[slice]:
@@ -306,9 +308,7 @@ def _backward(
     return adjoint[0].unflatten(0, first.shape[:2]).to(first.dtype, copy=True), grads
 
 
-def _pulled(
-    chunks: _Chunks, states: Tensor, adjoint: Tensor, g: Tensor, tau: str, backend: str
-) -> Steps:
+def _pulled(chunks: _Chunks, states: Tensor, adjoint: Tensor, g: Tensor, tau: str, backend: str) -> Steps:
     """Returns gradients by those of outputs, and fills the adjoint states from the last one."""
     keys, matrix, solved, ends, decays, beta, values, added, missing, queries, weights, _, out = chunks
     (_, size, m, width), within, rows = keys.shape, chunks.within, keys.flatten(1, 2)
