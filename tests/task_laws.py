@@ -42,7 +42,7 @@ class Constant(nn.Module):
 
 def law_options(task: Any) -> None:
     """The options are JSON, are described for help, and make the same task again, before a batch and after."""
-    cls, written, before = type(task), json.loads(json.dumps(task.options())), hash(task)
+    cls, written, before = type(task), json.loads(json.dumps(dataclasses.asdict(task))), hash(task)
     assert cls(**written) == task
     for option in dataclasses.fields(cls):
         assert f"{option.name}: " in (inspect.getdoc(cls) or "")

@@ -30,6 +30,7 @@ import torch
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.scale import SCALES
 from stiefelkit.files import write_atomically
+from stiefelkit.measuring.contest import Race
 from stiefelkit.measuring.report import Part, Record, machine, race_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,7 +89,7 @@ def measure(names: list[str], scale: str, device: str, path: Path, command: str,
         for said_of in said(words, limit, path.with_name(f"{part.name}{number or ''}.log")):
             with lock:
                 if "race" in said_of:
-                    part.add(race_of(said_of["race"]))
+                    add(part, race_of(said_of["race"]))
                 part.error = said_of.get("error", part.error)
                 part.left_out |= said_of.get("left_out", {})
                 part.seconds = time.monotonic() - start
@@ -105,6 +106,16 @@ def measure(names: list[str], scale: str, device: str, path: Path, command: str,
     record.finished = True
     record.write(path)
     return record
+
+
+def add(part: Part, race: Race) -> None:
+    """Adds a race to a part, or its rows to those of the same table."""
+    for each in part.races:
+        if (each.subject, each.operation) == (race.subject, race.operation):
+            each.rows.extend(race.rows)
+            each.left_out.update(race.left_out)
+            return
+    part.races.append(race)
 
 
 def said(command: list[str], seconds: float, log: Path) -> Iterator[dict[str, Any]]:

@@ -85,7 +85,7 @@ def _raced(plan: P, races: "Callable[[P, ProgressCallback], Iterator[Race]]", js
         for race in races(plan, bar.show):
             bar.stop()
             if race.rows:
-                console.print(*map(_rendered, of_race(race)), sep="\n")
+                console.print(_rendered(of_race(race)))
             for reason, names in by_reason(race.left_out).items():
                 if reason == NO_TIME:
                     late[f"{race.operation}, {race.subject}"] = names
@@ -179,8 +179,8 @@ def report(
 
     The page is one file of HTML that needs no network: the machine; drift against optimizer steps; time against n, with
     the time of one matrix product and its ratio to other implementations; and the scan's four cases. It takes a few
-    minutes, most of an hour with --full, and under a minute with --quick, which names what it has no time for. The page
-    is written at the end: a command stopped by Ctrl-C leaves an older one unchanged.
+    minutes, and under a minute with --quick, which names what it has no time for. The page is written at the end: a
+    command stopped by Ctrl-C leaves an older one unchanged.
 
     Args:
         plan: what to measure.

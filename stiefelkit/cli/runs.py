@@ -238,8 +238,7 @@ def sweep(
 def plot(*runs: Path, out: Path | None = None, data: Path | None = None, figures: Options[Figures] = None) -> int:
     """Draw the curves of runs.
 
-    Runs that differ by their seed, or by the excerpt of a waveform, also give a box plot of their best scores; models
-    that differ by the number of reflections their scores against it; waveforms the generated one beside the true one.
+    They are learning curves and drift; of waveforms also the generated one beside the true one.
 
     Args:
         runs: run folders, or folders of comparisons.

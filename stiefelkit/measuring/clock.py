@@ -3,7 +3,6 @@
 It knows nothing of what it measures: a version is a function without arguments.
 """
 
-import contextlib
 import functools
 import gc
 import itertools
@@ -12,7 +11,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,7 +140,10 @@ def race(
     samples are taken, and what has none has the fastest run of its warm-up as one. What did not run is left out.
     """
     samples: dict[str, list[float]] = {name: [] for name in versions}
-    with _without_collector():
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
         fastest = _warmed_up(versions, clock, seconds, is_over)
         planned = {name: _samples(call, repeats, seconds) for name, call in fastest.items()}
         rounds = max((count for _, count in planned.values()), default=0)
@@ -157,6 +159,9 @@ def race(
                     samples[name].append(clock(versions[name], calls) / calls)
             if is_over():
                 break
+    finally:
+        if was_on:
+            gc.enable()
     return {name: Timing(tuple(samples[name] or [call])) for name, call in fastest.items()}
 
 
@@ -179,18 +184,6 @@ def _warmed_up(
                 spent[name] += took
                 fastest[name] = max(min(fastest[name], took), 1e-7)
     return {name: call for name, call in fastest.items() if call < math.inf}
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def product_of(n: int, p: int, batch: int, dtype: torch.dtype, device: torch.device) -> Run:

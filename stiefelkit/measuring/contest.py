@@ -79,11 +79,6 @@ class Row:
         """The peer's name, or "name (precision)", with the options that it was given."""
         return self["contender"]
 
-    @property
-    def member(self) -> str:
-        """Its name alone, without precision and options."""
-        return self.name.partition(" (")[0]
-
 
 @dataclass(frozen=True)
 class DriftCurve:

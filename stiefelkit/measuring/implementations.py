@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -20,14 +20,8 @@ from stiefelkit.errors import DtypeError, OptionError, StiefelkitError
 from stiefelkit.metrics import working_dtype
 from stiefelkit.weights.attach import available, orthogonal
 from stiefelkit.weights.change import coordinates
-from stiefelkit.weights.grouped import grouped
 
 __all__ = ["Entry", "FrameProblem", "Implementation", "dtype_of", "own_implementations", "peers"]
-
-APART = ", apart"
-"""Behind the name of an implementation that maps the frames of a batch one by one."""
-GROUPED = ", grouped"
-"""Behind the name of one that maps the frames of a batch, weights of their own, by `sk.grouped`."""
 
 LARGEST_LOOP = 1 << 31
 """Bytes that the layers of `layer_loop` may keep for their backward."""
@@ -142,23 +136,15 @@ class Holder(nn.Module):
 
 
 def own_implementations(
-    names: Collection[str], precisions: Collection[str], options: Mapping[str, object], apart: bool = False
+    names: Collection[str], precisions: Collection[str], options: Mapping[str, object]
 ) -> dict[str, Implementation]:
-    """Returns "name (precision)" to implementation, for all parametrizations and precisions if none are given.
-
-    With `apart` also ", apart" and ", grouped": the batch as so many weights of their own, one by one or by
-    `sk.grouped`.
-    """
-    enters: dict[str, Callable[..., Entry]] = {"": _enter}
-    if apart:
-        enters |= {APART: partial(_enter_apart, nullcontext), GROUPED: partial(_enter_apart, grouped)}
+    """Returns "name (precision)" to implementation, for all parametrizations and precisions if none are given."""
     classes, found = available(), {}
     for name in names or classes:
         taken = {key: value for key, value in options.items() if key in option_names(classes[name])}
         for precision in (one for one in classes[name].precisions if not precisions or one in precisions):
             words = ", ".join([precision, *(f"{key}={value}" for key, value in taken.items())])
-            layer = partial(_layer, name, precision, taken)
-            found |= {f"{name} ({words}){way}": Implementation(name, partial(enters[way], layer)) for way in enters}
+            found[f"{name} ({words})"] = Implementation(name, partial(_enter, name, precision, taken))
     return found
 
 
@@ -178,28 +164,7 @@ def near_orthogonal() -> list[str]:
     return names
 
 
-def _enter(make: Callable[[FrameProblem], Holder], problem: FrameProblem) -> Entry:
-    layer = make(problem)
-    return Entry(lambda: layer.weight, list(layer.parameters()), layer.dtype)
-
-
-def _enter_apart(
-    context: Callable[[nn.Module], AbstractContextManager[object]],
-    make: Callable[[FrameProblem], Holder],
-    problem: FrameProblem,
-) -> Entry:
-    one = dataclasses.replace(problem, batch=1)
-    layers = [make(one) for _ in range(problem.batch)]
-    net = nn.ModuleList(layers)
-
-    def weights() -> Tensor:
-        with context(net):
-            return torch.stack([layer.weight for layer in layers])
-
-    return Entry(weights, list(net.parameters()), layers[0].dtype)
-
-
-def _layer(name: str, precision: str, options: dict[str, Any], problem: FrameProblem) -> Holder:
+def _enter(name: str, precision: str, options: dict[str, Any], problem: FrameProblem) -> Entry:
     cls = available()[name]
     dtype = dtype_of(cls, problem.dtype)
     problem = problem if dtype == problem.dtype else dataclasses.replace(problem, dtype=dtype)
@@ -211,7 +176,7 @@ def _layer(name: str, precision: str, options: dict[str, Any], problem: FramePro
     with torch.no_grad():
         for coordinate, c in coordinates(layer, "weight").items():
             c.copy_(_drawn(coordinate, c, problem))
-    return layer
+    return Entry(lambda: layer.weight, list(layer.parameters()), layer.dtype)
 
 
 def _drawn(coordinate: str, c: Tensor, problem: FrameProblem) -> Tensor:

@@ -126,7 +126,6 @@ class ParametrizationRace(FramePlan):
         operations: forward, forward_backward, step, separated by commas.
         options: options of parametrizations, as in --options.reflections 16, for those that have them.
         peers: race torch's own maps, and geotorch if it is installed.
-        apart: race the batch also as so many weights of their own, one by one and by sk.grouped.
         scale: what drawn coordinates are multiplied by; the error shows what large ones cost.
         memory: measure peak memory too.
     """
@@ -135,7 +134,6 @@ class ParametrizationRace(FramePlan):
     precisions: tuple[str, ...] = ()
     operations: tuple[str, ...] = ("forward_backward", "step")
     options: dict[str, Option] = field(default_factory=dict)
-    apart: bool = False
     scale: float = 1.0
     memory: bool = False
 
@@ -148,7 +146,6 @@ class ParametrizationRace(FramePlan):
         above(0).require(SUBJECT, "scale", self.scale)
         known_words(SUBJECT, "operation", self.operations, OPERATIONS)
         needs(bool(self.operations), OptionError, SUBJECT, "one operation or more", "none")
-        needs(not self.apart or self.batch > 1, OptionError, SUBJECT, "a batch of two frames or more", self.batch)
         known_words(SUBJECT, "parametrization", self.parametrizations, available())
         classes = [cls for name, cls in available().items() if name in (self.parametrizations or available())]
         known_words(SUBJECT, "precision", self.precisions, {*PRECISIONS}.union(*(cls.precisions for cls in classes)))
@@ -159,10 +156,10 @@ class ParametrizationRace(FramePlan):
         needs(bool(self.implementations()), OptionError, SUBJECT, wanted, "none of those")
 
     def implementations(self) -> dict[str, Implementation]:
-        """Returns name to parametrization, in each precision asked for; with --apart by itself and grouped, too."""
+        """Returns name to parametrization, in each precision asked for."""
         from stiefelkit.measuring.implementations import own_implementations
 
-        return own_implementations(self.parametrizations, self.precisions, self.options, self.apart)
+        return own_implementations(self.parametrizations, self.precisions, self.options)
 
     def racing_peers(self) -> dict[str, Implementation]:
         """Returns name to peer of these parametrizations, none unless asked for."""
@@ -205,14 +202,13 @@ class OptimizerRace(FramePlan):
 
     def implementations(self) -> dict[str, str]:
         """Returns name in the table to method, for ours in each precision that they have."""
-        from stiefelkit.measuring.moved_frames import methods, own_optimizers
+        from stiefelkit.measuring.moved_frames import methods
 
-        known, names = methods(), self.optimizers or own_optimizers()
-        both = [(name, precision) for name in own_optimizers() if name in names for precision in PRECISIONS]
+        both = [(name, precision) for name, _, precision in (method.partition(":") for method in methods())]
         return {
             f"{name} ({precision})": f"{name}:{precision}"
             for name, precision in both
-            if precision in (self.precisions or PRECISIONS) and f"{name}:{precision}" in known
+            if precision in (self.precisions or PRECISIONS) and name in (self.optimizers or [name])
         }
 
     def racing_peers(self) -> list[str]:
@@ -411,10 +407,10 @@ SECTIONS = ("drift", "time", "scan")
 """The sections of a report, in the order of measurement."""
 Scale = Mapping[str, Mapping[str, Any]]
 """Section to fields of its plan, which say how much is measured."""
-SQUARES = ((64, 64), (128, 128), (256, 256), (512, 512), (1024, 1024))
+SQUARES = ((64, 64), (128, 128), (256, 256), (512, 512))
 USUAL: Scale = {
     "drift": {"steps": 1000, "look_every": 2},
-    "time": {"sizes": SQUARES[:4], "repeats": 8, "seconds": 0.2, "precisions": ("exact",)},
+    "time": {"sizes": SQUARES, "repeats": 8, "seconds": 0.2, "precisions": ("exact",)},
     "scan": {"repeats": 3, "seconds": 0.3},
 }
 """A few minutes on two cores."""
@@ -422,12 +418,6 @@ QUICK: Scale = {name: {**fields, "quick": True} for name, fields in USUAL.items(
     "time": {**USUAL["time"], "sizes": SQUARES[:3]}
 }
 """Under a minute: as much of it as fits."""
-FULL: Scale = {
-    "drift": {"steps": 10_000, "look_every": 10},
-    "time": {"sizes": SQUARES, "repeats": 50, "seconds": 1.0, "memory": True},
-    "scan": {"memory": True},
-}
-"""Most of an hour on two cores."""
 
 
 @dataclass(frozen=True)
@@ -435,14 +425,12 @@ class ReportPlan(Machine):
     """The sections of a report, and the parametrizations in them.
 
     Args:
-        full: more steps, sizes and samples: most of an hour on two cores, instead of a few minutes.
         parametrizations: names, separated by commas; all if left out.
         sections: some of drift, time and scan, separated by commas; all if left out.
         peers: measure other implementations too.
         dtype: float32, float64, complex64 or complex128; maps that are complex only are measured as such.
     """
 
-    full: bool = False
     parametrizations: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
     peers: bool = True
@@ -457,14 +445,13 @@ class ReportPlan(Machine):
         known_words(self.subject, "parametrization", self.parametrizations, available())
         known_words(self.subject, "section", self.sections, SECTIONS)
         known_words(self.subject, "dtype", [self.dtype], WIDE_DTYPES)
-        needs(not (self.full and self.quick), OptionError, self.subject, "--full or --quick", "both")
         self._set(sections=self.sections or SECTIONS)
 
     def plan(self, section: str) -> DriftPlan | ParametrizationRace | ScanRace:
         """Returns the plan of a section."""
         from stiefelkit.measuring.moved_frames import peer_optimizers
 
-        scale = (FULL if self.full else QUICK if self.quick else USUAL)[section]
+        scale = (QUICK if self.quick else USUAL)[section]
         place: dict[str, Any] = {"device": self.device, "threads": self.threads, "seed": self.seed, **scale}
         if section == "scan":
             dtype = "float64" if self.dtype in ("float64", "complex128") else "float32"

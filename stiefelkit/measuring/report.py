@@ -52,15 +52,6 @@ class Part:
     left_out: dict[str, str] = field(default_factory=dict)
     error: str = ""
 
-    def add(self, race: Race) -> None:
-        """Adds a race, or its rows to those of the same table."""
-        for each in self.races:
-            if (each.subject, each.operation) == (race.subject, race.operation):
-                each.rows.extend(race.rows)
-                each.left_out.update(race.left_out)
-                return
-        self.races.append(race)
-
     @property
     def broken(self) -> list[str]:
         """The laws that do not hold, and what ended it."""
@@ -99,7 +90,7 @@ class Record:
         sections = []
         for part in self.parts:
             races = [race for race in part.races if race.rows]
-            tables = [table for race in races for table in of_race(race)]
+            tables = [of_race(race) for race in races]
             left_out = {name: why for race in part.races for name, why in race.left_out.items()} | part.left_out
             sections.append(
                 (part, tables, [chart(race) for race in races if race.operation == "drift"], by_reason(left_out))

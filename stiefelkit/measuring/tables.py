@@ -1,24 +1,31 @@
 """Tables of what was measured, for a terminal and for a page."""
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from stiefelkit.measuring.contest import DriftCurve, Race, Row
-from stiefelkit.measuring.implementations import APART, GROUPED, near_orthogonal
+from stiefelkit.measuring.implementations import near_orthogonal
 from stiefelkit.measuring.plans import UNCONSTRAINED
 
 STEPS = (0, 1, 100, 10_000, 100_000, 1_000_000)
 """Steps up to which drift is shown."""
-MEMORY = {"last state": "memory_last_state", "sequence": "memory_sequence"}
 UNITS = {
-    "seconds": (1e3, "ms"),
-    "kernel_seconds": (1e3, "kernels ms"),
-    "bytes": (1e-6, "MB"),
-    "spread": (1e3, "spread"),
+    "seconds": ("ms", 1e3),
+    "kernel_seconds": ("kernels ms", 1e3),
+    "spread": ("spread", 1e3),
+    "gemm_units": ("g", 1.0),
+    "limit_units": ("/ LIMIT", 1.0),
+    "ratio_to_best_peer": ("ratio", 1.0),
+    "time_over_ours": ("ours x", 1.0),
+    "error_over_limit": ("error", 1.0),
+    "bytes": ("MB", 1e-6),
+    "memory_sequence": ("MB", 1e-6),
+    "memory_last_state": ("MB last", 1e-6),
 }
-"""Figure to the factor and the heading that it is shown with, where a race has no table of its own."""
+"""Figure to the heading and the factor that it is shown with; another has its name above it."""
+IN_TITLES = ("operation", "case", "dtype", "device", "T", "B", "m", "is_complex", "activation", "spread", "samples")
+"""Figures that a table of a race has in its title, or leaves to the file."""
 Cell = str | float | None
 Columns = list[tuple[str, Callable[[Row], Cell]]]
 """Headings, and what stands below each: a number, None where there is none, or words."""
@@ -57,53 +64,49 @@ def three_digits(value: Cell) -> str:
     return f"{value:,.{decimals}f}"
 
 
-def of_race(race: Race) -> list[Table]:
-    """Returns the tables of a race of any kind that has rows."""
-    row = race.rows[0]
-    for key, tables in _OF_KEYS.items():
-        if key in row.figures:
-            return tables(race)
-    return [_of_figures(race)]
+def of_race(race: Race) -> Table:
+    """Returns the table of a race of any kind that has rows."""
+    for key, table in _OF_KEYS.items():
+        if key in race.rows[0].figures:
+            return table(race)
+    return _table(f"{race.operation}, {race.subject}", race, _figures(race), "")
 
 
-def _of_frames(race: Race) -> list[Table]:
-    columns: Columns = [
-        ("ms", lambda row: 1e3 * row["seconds"]),
-        ("g", lambda row: row["gemm_units"]),
-        ("error", lambda row: row["error_over_limit"]),
-    ]
+def _of_frames(race: Race) -> Table:
     note = f"g = {three_digits(1e6 * (race.unit or 0))} µs; error in rounding limits"
     if any(row["ratio_to_best_peer"] is not None for row in race.rows):
-        columns.insert(2, ("ratio", lambda row: row["ratio_to_best_peer"]))
         note += "; ratio to the best peer"
+    columns = _figures(race, (*IN_TITLES, "n", "p", "batch"))
     seconds = {row.name: row["seconds"] for row in race.rows}
 
-    def over(row: Row, name: str) -> float | None:
-        """Returns the time of one over that of another, if it races."""
-        return seconds[row.name] / seconds[name] if name != row.name and name in seconds else None
-
     def over_fast(row: Row) -> float | None:
-        return over(row, row.name.replace("(exact", "(fast"))
+        """Returns the time of a precision "exact" over that of "fast", if it races."""
+        fast = row.name.replace("(exact", "(fast")
+        return seconds[row.name] / seconds[fast] if fast != row.name and fast in seconds else None
 
-    columns[1:1] = _kernels(race)
-    if "bytes" in race.rows[0].figures:
-        columns.append(("MB", lambda row: row["bytes"] / 1e6))
     if any(row.family == "ours" and over_fast(row) for row in race.rows):
         columns.append(("exact/fast", over_fast))
-    if any(name.endswith((APART, GROUPED)) for name in seconds):
-        columns.append(("/ batch", lambda row: over(row, re.sub(f"({APART}|{GROUPED})$", "", row.name))))
     note = _with_remarks(note, [row.family for row in race.rows])
-    return [_table(f"{race.operation}, {race.subject}, {_place(race)}", race, columns, note)]
+    return _table(f"{race.operation}, {race.subject}, {_place(race)}", race, columns, note)
 
 
-def _kernels(race: Race) -> Columns:
-    """Returns the column of the time of kernels alone, where a GPU was timed."""
-    factor, heading = UNITS["kernel_seconds"]
-    is_timed = any("kernel_seconds" in row.figures for row in race.rows)
-    return [(heading, lambda row: _scaled(row.figures.get("kernel_seconds"), factor))] * is_timed
+def _figures(race: Race, hidden: Collection[str] = ()) -> Columns:
+    """Returns a column for each figure that a row has, but for some."""
+    found = (name for row in race.rows for name, value in row.figures.items() if value is not None)
+    columns: Columns = []
+    for name in dict.fromkeys(name for name in found if name not in ("contender", *hidden)):
+        heading, factor = UNITS.get(name, (name, 1.0))
+        columns.append((heading, lambda row, name=name, factor=factor: _scaled(row.figures.get(name), factor)))
+    return columns
 
 
-def _of_curves(race: Race) -> list[Table]:
+def _scaled(value: Cell, factor: float) -> Cell:
+    if value is None or isinstance(value, str):
+        return value
+    return str(value) if isinstance(value, int) and factor == 1 else factor * value
+
+
+def _of_curves(race: Race) -> Table:
     curves = race.curves
     first, last = max(curve.steps[0] for curve in curves), max(curve.steps[-1] for curve in curves)
     shown = [step for step in STEPS if first <= step < last] + [last]
@@ -111,7 +114,7 @@ def _of_curves(race: Race) -> list[Table]:
         (f"to {step}", lambda row, step=step: DriftCurve.of(row.figures).worst_until(step)) for step in shown
     ]
     note = _with_remarks("", [curve.method for curve in curves])
-    return [_table(f"largest error up to a step / limit, {curves[0].dtype}, {race.subject}", race, columns, note)]
+    return _table(f"largest error up to a step / limit, {curves[0].dtype}, {race.subject}", race, columns, note)
 
 
 def _with_remarks(note: str, names: Sequence[str]) -> str:
@@ -136,50 +139,22 @@ def _table(title: str, race: Race, columns: Columns, note: str) -> Table:
     return Table(title, ["contender", *(heading for heading, _ in columns)], lines, note)
 
 
-def _of_scan(race: Race) -> list[Table]:
-    limit = f"LIMIT = {three_digits(1e3 * (race.unit or 0))} ms"
+def _of_scan(race: Race) -> Table:
+    note = f"LIMIT = {three_digits(1e3 * (race.unit or 0))} ms; ours x: time over that of our scan"
     title = f"{race.subject}, {race.rows[0]['activation']}, {_place(race)}"
-    times: Columns = [
-        ("n", lambda row: str(row["n"])),
-        ("ms", lambda row: 1e3 * row["seconds"]),
-        ("/ LIMIT", lambda row: row["limit_units"]),
-        ("ours x", lambda row: row["time_over_ours"]),
-    ]
-    times[2:2] = _kernels(race)
-    tables = [_table(title, race, times, f"{limit}; ours x: time over that of our scan")]
-    if any(row[name] is not None for row in race.rows for name in MEMORY.values()):
-        sizes: Columns = [
-            (heading, lambda row, name=name: row[name] and row[name] / 1e6) for heading, name in MEMORY.items()
-        ]
-        whole = Race(race.subject, race.operation, [row for row in race.rows if row["operation"] == "sequence"])
-        tables.append(_table(f"peak memory, {title}", whole, sizes, "MB above what was there before"))
-    return tables
+    return _table(title, race, _figures(race, IN_TITLES), note)
 
 
-def _of_laws(race: Race) -> list[Table]:
+def _of_laws(race: Race) -> Table:
     columns: Columns = [("law", lambda row: "holds" if row["holds"] else row["words"] or "broken")]
     held = sum(bool(row["holds"]) for row in race.rows)
-    return [_table(race.subject, race, columns, f"{held} of {len(race.rows)} hold")]
+    return _table(race.subject, race, columns, f"{held} of {len(race.rows)} hold")
 
 
-def _of_figures(race: Race) -> Table:
-    """Returns the table of a race whose rows have figures of their own."""
-    names = list(dict.fromkeys(name for row in race.rows for name in row.figures if name != "contender"))
-    columns: Columns = []
-    for name in names:
-        factor, heading = UNITS.get(name, (1.0, name))
-        columns.append((heading, lambda row, name=name, factor=factor: _scaled(row.figures.get(name), factor)))
-    return _table(f"{race.operation}, {race.subject}", race, columns, "")
-
-
-def _scaled(value: Cell, factor: float) -> Cell:
-    return value if value is None or isinstance(value, str) else factor * value
-
-
-_OF_KEYS: dict[str, Callable[[Race], list[Table]]] = {
+_OF_KEYS: dict[str, Callable[[Race], Table]] = {
     "case": _of_scan,
     "errors": _of_curves,
     "gemm_units": _of_frames,
     "holds": _of_laws,
 }
-"""A figure that only one kind of race has, to the tables of that."""
+"""A figure that only one kind of race has, to the table of that."""

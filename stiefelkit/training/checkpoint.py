@@ -4,7 +4,6 @@ It is written under a temporary name, synced and renamed. The digest in the JSON
 digest of the tensors.
 """
 
-import contextlib
 import hashlib
 import json
 import re
@@ -41,19 +40,14 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     run = folder.parent  # below which no link is followed
     for stale in folder.glob(f"{TEMPORARY}*"):
         files.remove(stale, run)
-    try:
-        files.make_folder(temporary, run)
-        files.write_synced(temporary / TENSORS, content, run)
-        mark = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-        record = {"step": step, "tensors": mark, "state": tree}
-        files.write_synced(temporary / STATE, _sealed(record), run)
-        files.sync_directory(temporary)
-        files.remove(final, run)  # a damaged one that was resumed past
-        files.rename(temporary, final.name, run)
-    except OSError:
-        with contextlib.suppress(OSError):
-            files.remove(temporary, run)
-        raise
+    files.make_folder(temporary, run)
+    files.write_synced(temporary / TENSORS, content, run)
+    mark = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    record = {"step": step, "tensors": mark, "state": tree}
+    files.write_synced(temporary / STATE, _sealed(record), run)
+    files.sync_directory(temporary)
+    files.remove(final, run)  # a damaged one that was resumed past
+    files.rename(temporary, final.name, run)
     files.sync_directory(folder)
     # those of later steps are damaged or no checkpoints of this run, and must not push out one that is
     kept = [path for path in checkpoints(folder) if step_of(path) <= step][-KEPT:]

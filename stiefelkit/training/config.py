@@ -86,7 +86,7 @@ class Config:
         task = self.build_task()
         if task.train_size is not None:  # else the data say it, and a run is read where they are not
             task.batches_per_epoch(self.batch_size)
-        object.__setattr__(self, "task_options", task.options())
+        object.__setattr__(self, "task_options", dataclasses.asdict(task))
 
     @classmethod
     def resolve(cls, task: Task, model: str, settings: Settings | None = None, strict: bool = True) -> Config:
@@ -101,7 +101,7 @@ class Config:
             raise UnknownNameError(f"No model is named {model!r}{did_you_mean(model, models.names())}")
         asked = settings or Settings()
         filled = task.recipe(model).filled(asked)
-        config = cls(task=task.name, model=model, task_options=task.options(), **filled.given())
+        config = cls(task=task.name, model=model, task_options=dataclasses.asdict(task), **filled.given())
         if not (asked.options or asked.rates or asked.optimizers) or not (config.rates or config.optimizers):
             return config  # the recipe is that of the model as it is
         names = config.coordinate_names()

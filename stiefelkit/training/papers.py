@@ -54,7 +54,9 @@ class Row:
     def config(self, settings: Settings | None = None) -> Config:
         """Returns the config of a run, other settings over those of the paper."""
         filled = (settings or Settings()).with_defaults(self.settings)
-        return Config(task=self.task, model=self.model, task_options=self.build_task().options(), **filled.given())
+        return Config(
+            task=self.task, model=self.model, task_options=dataclasses.asdict(self.build_task()), **filled.given()
+        )
 
     @property
     def printed(self) -> str:

@@ -1,11 +1,11 @@
-"""Figures of runs: learning curves, orthogonality, scores by seed and reflectors, generated sequences, activations."""
+"""Figures of runs: learning curves, orthogonality, accuracy by position, generated sequences."""
 
 import contextlib
 import dataclasses
 import functools
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,8 @@ Value = Callable[[dict[str, Any]], float | None]
 """Reads the value of a curve from one record of a log; None where the record has none."""
 Records = dict[str, list[dict[str, Any]]]
 """Lines of a log by their kind."""
-Scored = tuple[float, RunFolder]
-"""The best held-out score of a run, and the run."""
+PANELS = 6
+"""Generated sequences of a figure, at most."""
 
 
 @dataclass(frozen=True)
@@ -86,20 +86,14 @@ def _same(what: str, found: set[str]) -> None:
     needs(len(found) == 1, RunError, "A figure", what, f"those of {', '.join(sorted(found)) or 'none'}")
 
 
-def _score_label(task: Task) -> str:
-    return "accuracy" if task.headline == "accuracy" else task.loss_label
-
-
 def draw_curves(curves: Sequence[Curve], out: Path, look: Figures, stem: str = "") -> dict[str, Path]:
     """Draws runs of one task, and returns the files by name.
 
     * `learning`: the loss in training, and the held-out score;
     * `positions`: of tasks that tell it, the last held-out accuracy after so many steps of a sequence;
     * `orthogonality`: of runs with frames, their error over the rounding limit;
-    * `boxes`: the best held-out score of each run, a box for those that differ by seed or excerpt alone;
-    * `reflections`: the mean of that score against the number of reflectors, for models of one size that have several;
-    * `generated`: where the target is a sequence of numbers, the target, and what the best run of each box makes of it
-      after its last checkpoint; left out where checkpoints or data are not at hand.
+    * `generated`: where the target is a sequence of numbers, the target, and what the best `PANELS` runs make of it
+      after their last checkpoints; left out where checkpoints or data are not at hand.
     """
     task, unit = curves[0].task, "step" if curves[0].epoch == 1 else "epoch"
     drawn = {"learning": look.path(out, f"{stem}learning")}
@@ -115,7 +109,7 @@ def draw_curves(curves: Sequence[Curve], out: Path, look: Figures, stem: str = "
             axes.set_yscale("linear" if key == "accuracy" else "log")
         left.set(title="training", xlabel=unit, ylabel=task.loss_label)
         right.set(title="held out; dotted: papers" if unit == "epoch" else "held out", xlabel=unit)
-        right.set_ylabel(_score_label(task))
+        right.set_ylabel("accuracy" if task.headline == "accuracy" else task.loss_label)
         right.legend()
     ends = [(int(key[len(AT) :]), key) for key in task.scores if key.startswith(AT)]
     if ends and any(curve.records["test"] for curve in curves):
@@ -134,49 +128,9 @@ def draw_curves(curves: Sequence[Curve], out: Path, look: Figures, stem: str = "
             label = r"$\Vert W^H W - I\Vert_F$ / rounding limit"
             axes.set(title="orthogonality", xlabel=unit, ylabel=label, yscale="log")
             axes.legend()
-    return drawn | draw_scores(curves, out, look, stem)
-
-
-def _draw(axes: "Axes", curves: Sequence[Curve], kind: str, value: Value) -> None:
-    """Draws something of the lines of a kind over their steps; a run that has none keeps its colour to itself."""
-    for curve in curves:
-        points = curve.points(kind, value)
-        label = literal(curve.label) if points else None
-        axes.plot([step for step, _ in points], [number for _, number in points], marker=".", label=label)
-
-
-def draw_scores(curves: Sequence[Curve], out: Path, look: Figures, stem: str = "") -> dict[str, Path]:
-    """Draws `boxes`, `reflections` and `generated` of `draw_curves`."""
-    task = curves[0].task
-    best_of = max if task.headline == "accuracy" else min
-    scores = [([record[task.headline] for record in curve.records["test"]], curve.folder) for curve in curves]
-    scored = [(best_of(found), folder) for found, folder in scores if found]
-    boxes, drawn = _boxes(scored), {}
-    draws = [{(run.config.seed, run.config.task_options.get("excerpt")) for _, run in box} for _, box in boxes]
-    labels = {"ylabel": _score_label(task), "title": "best, held out"}
-    scale = "linear" if task.headline == "accuracy" else "log"
-    if any(len(box) > 1 for box in draws):
-        drawn["boxes"] = look.path(out, f"{stem}boxes")
-        with figure(drawn["boxes"], dpi=look.dpi) as (axes,):
-            axes.boxplot([[score for score, _ in box] for _, box in boxes])
-            axes.set_xticks(range(1, len(boxes) + 1), [literal(label) for label, _ in boxes], rotation=45)
-            axes.set(**labels, yscale=scale)
-    lines: dict[str, dict[float, list[float]]] = {}
-    for score, folder in scored:
-        if count := folder.config.options.get("reflections"):
-            size = f"{folder.config.model} {folder.config.hidden_size}"
-            lines.setdefault(size, {}).setdefault(float(count), []).append(score)
-    lines = {size: points for size, points in lines.items() if len(points) > 1}
-    if lines:
-        drawn["reflections"] = look.path(out, f"{stem}reflections")
-        with figure(drawn["reflections"], dpi=look.dpi) as (axes,):
-            for label, points in lines.items():
-                means = [statistics.fmean(points[m]) for m in sorted(points)]
-                axes.plot(sorted(points), means, marker="o", label=literal(label))
-            axes.set(xlabel="reflections m", xscale="log", **labels)
-            axes.legend()
-    best = [(label, _sequences(best_of(box, key=lambda run: run[0])[1])) for label, box in boxes]
-    found = [(label, sequences) for label, sequences in best if sequences is not None]
+    scored = [(min(line["loss"] for line in curve.records["test"]), curve) for curve in curves if curve.records["test"]]
+    best = [curve for _, curve in sorted(scored, key=itemgetter(0))[:PANELS]]
+    found = [(curve.label, sequences) for curve in best if (sequences := _sequences(curve.folder)) is not None]
     if found:
         drawn["generated"] = look.path(out, f"{stem}generated")
         with figure(drawn["generated"], len(found), look.dpi) as panels:
@@ -188,18 +142,12 @@ def draw_scores(curves: Sequence[Curve], out: Path, look: Figures, stem: str = "
     return drawn
 
 
-def _boxes(runs: list[Scored]) -> list[tuple[str, list[Scored]]]:
-    """Puts runs together that differ by seed or excerpt alone, named by model, units and options."""
-    boxes: dict[str, tuple[str, list[Scored]]] = {}
-    for score, folder in runs:
-        config = folder.config
-        task_options = {name: value for name, value in config.task_options.items() if name != "excerpt"}
-        same = dataclasses.replace(config, seed=0, threads=1, device="cpu", task_options=task_options)
-        label = "\n".join(
-            [f"{config.model} {config.hidden_size}", *(f"{name}={value}" for name, value in config.options.items())]
-        )
-        boxes.setdefault(repr(same), (label, []))[1].append((score, folder))
-    return sorted(boxes.values(), key=lambda box: box[0])
+def _draw(axes: "Axes", curves: Sequence[Curve], kind: str, value: Value) -> None:
+    """Draws something of the lines of a kind over their steps; a run that has none keeps its colour to itself."""
+    for curve in curves:
+        points = curve.points(kind, value)
+        label = literal(curve.label) if points else None
+        axes.plot([step for step, _ in points], [number for _, number in points], marker=".", label=label)
 
 
 def _sequences(folder: RunFolder) -> tuple[list[float], list[float], float] | None:

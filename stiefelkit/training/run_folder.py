@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import hashlib
-import io
 import json
 import math
 import os
@@ -11,7 +10,7 @@ import platform
 import statistics
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -91,12 +90,7 @@ class RunFolder:
         folder = cls(path, config, parameters, versions(config.device), data)
         with writable("A new run", path):
             path.mkdir(parents=True, exist_ok=True)
-        try:
-            folder.write()
-        except RunError:
-            with contextlib.suppress(OSError):
-                path.rmdir()
-            raise
+        folder.write()
         return folder
 
     @classmethod
@@ -176,10 +170,8 @@ class RunFolder:
                 raise RunError(f"Run {self.path} is being trained by another process; wait or stop it.") from error
             yield
 
-    @contextlib.contextmanager
-    def _written_log(self) -> Iterator[io.FileIO]:
-        with os.fdopen(open_file(self.log, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab", buffering=0) as file:
-            yield file
+    def _written_log(self) -> IO[bytes]:
+        return os.fdopen(open_file(self.log, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab")
 
     def cut_log(self, size: int) -> None:
         """Cuts the log back to the bytes that a checkpoint counts, or makes it; raises RunError where it cannot."""
@@ -187,17 +179,9 @@ class RunFolder:
             file.truncate(size)
 
     def append(self, record: dict[str, Any]) -> None:
-        """Appends one line to the log, or nothing."""
-        left = json.dumps(record, allow_nan=False).encode() + b"\n"
+        """Appends one line to the log; half of it, where the disk is full, goes when the run goes on."""
         with self._written_log() as file:
-            size = file.seek(0, os.SEEK_END)
-            try:
-                while left:
-                    left = left[file.write(left) :]
-            except OSError:
-                with contextlib.suppress(OSError):
-                    file.truncate(size)
-                raise
+            file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
 
     def sync_log(self) -> dict[str, Any]:
         """Waits until all lines are on the disk, and returns what `latest` knows them by."""

@@ -38,28 +38,24 @@ class RunOutcome:
     already: bool = False
 
 
-class _Stop:
-    """The signal by which training shall stop after a step; none yet."""
+@contextlib.contextmanager
+def _noted() -> Iterator[list[int]]:
+    """Gives a list that gets the first SIGINT, SIGTERM or SIGHUP, unless ignored; a second one acts at once."""
+    noted: list[int] = []
 
-    signal: int | None = None
+    def note(number: int, frame: FrameType | None) -> None:
+        if noted:
+            raise KeyboardInterrupt
+        noted.append(number)
 
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """Notes the first SIGINT, SIGTERM or SIGHUP, unless ignored; a second one acts at once."""
-
-        def note(number: int, frame: FrameType | None) -> None:
-            if self.signal is not None:
-                raise KeyboardInterrupt
-            self.signal = number
-
-        is_main = threading.current_thread() is threading.main_thread()
-        heeded = [number for number in SIGNALS if is_main and signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, note) for number in heeded}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    is_main = threading.current_thread() is threading.main_thread()
+    heeded = [number for number in SIGNALS if is_main and signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in heeded}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def train(config: Config, out: Path, display: Terminal | None = None) -> RunOutcome:
@@ -122,12 +118,12 @@ def _started(config: Config, folder: RunFolder | None = None) -> tuple[Session, 
 
 
 def _run(session: Session, folder: RunFolder, state: State | None, display: Terminal) -> RunOutcome:
-    config, stop, begun = session.config, _Stop(), session.step
+    config, begun = session.config, session.step
     saved = begun
     writing = functools.partial(
         reachable, "A run", folder.path, "written", "; mend that, then continue it with --resume"
     )
-    with stop.noted(), config.within_memory():
+    with _noted() as noted, config.within_memory():
         folder.cut_log(state["log"]["bytes"] if state else 0)
 
         def save() -> int:
@@ -142,7 +138,7 @@ def _run(session: Session, folder: RunFolder, state: State | None, display: Term
         try:
             if session.step == 0:
                 saved = save()
-            while session.step < config.steps and stop.signal is None:
+            while session.step < config.steps and not noted:
                 session.advance()
                 display.stepped(session.step, session.window.loss / session.window.steps)
                 for record in _records(session):
@@ -164,7 +160,7 @@ def _run(session: Session, folder: RunFolder, state: State | None, display: Term
                 raise
         finally:
             display.end()
-    return RunOutcome(folder.path, session.step, stop.signal if session.step < config.steps else None)
+    return RunOutcome(folder.path, session.step, noted[0] if noted and session.step < config.steps else None)
 
 
 def _records(session: Session) -> Iterator[dict[str, Any]]:

@@ -64,10 +64,10 @@ def own_registry(monkeypatch):
 def test_every_registered_member_races_in_a_dtype_that_it_has_or_is_left_out(dtype):
     for race in races(plan(dtype=dtype, peers=False, operations=tuple(OPERATIONS))):
         left_out = {name.partition(" (")[0] for name in race.left_out}
-        assert {row.member for row in race.rows} | left_out == set(sk.available())
+        assert {row.name.partition(" (")[0] for row in race.rows} | left_out == set(sk.available())
         assert left_out == ({"stiefel"} if race.operation == "step" else set())
         for row in race.rows:
-            own = dtype_of(sk.available()[row.member], getattr(torch, dtype))
+            own = dtype_of(sk.available()[row.name.partition(" (")[0]], getattr(torch, dtype))
             assert row["dtype"] == str(own).removeprefix("torch.")
             assert row["ratio_to_best_peer"] is None
 
@@ -115,21 +115,6 @@ def test_the_ratio_is_the_best_peers_time_over_its_own_within_family_and_race():
             assert row["gemm_units"] == row["seconds"] / race.unit
 
 
-@pytest.mark.slow
-def test_a_batch_races_apart_and_grouped_on_coordinates_of_the_same_draw():
-    names = [f"{name} (exact)" for name in ("cayley", "stiefel")]
-    for race in races(plan(parametrizations=("cayley", "stiefel"), precisions=("exact",), batch=3, apart=True)):
-        raced = {row.name for row in race.rows} | set(race.left_out)
-        assert raced >= {name + end for name in names for end in ("", ", apart", ", grouped")}
-        assert {row["batch"] for row in race.rows} <= {3}
-    apart = own_implementations(["cayley"], ["exact"], {}, apart=True)
-    frames = []
-    for word in ("apart", "grouped"):
-        seeds.reseed()  # signs are drawn from torch's own generator
-        frames.append(apart[f"cayley (exact), {word}"].enter(FrameProblem(4, 4, 3, seed=seeds.seed())).weight())
-    assert torch.allclose(*frames, atol=1e-6)
-
-
 def test_a_peer_whose_frame_is_not_finite_is_no_yardstick(monkeypatch):
     solve = peers["torch_solve"]
 
@@ -166,7 +151,7 @@ def bench(what: str, words: str) -> int:
 
 @pytest.mark.slow
 def test_the_command_prints_tables_and_writes_rows(capsys):
-    words = "--sizes 4,5x2 --batch 3 --apart --memory --peers --operations step,forward --json rows.json"
+    words = "--sizes 4,5x2 --batch 3 --memory --peers --operations step,forward --json rows.json"
     assert bench("parametrizations", f"{words} --options.reflections 2") == 0
     rows = json.loads(Path("rows.json").read_text())
     assert all(list(row) == [*KEYS, "bytes"] for row in rows)
@@ -176,7 +161,7 @@ def test_the_command_prints_tables_and_writes_rows(capsys):
     for row in rows:
         assert row["contender"] in shown
         assert row["seconds"] > 0
-    for said in ("fourier (exact), complex64", "forward, 3 of 4 x 4, float32, cpu", "(exact, reflections=2), grouped"):
+    for said in ("fourier (exact), complex64", "forward, 3 of 4 x 4, float32, cpu", "(exact, reflections=2)"):
         assert said in shown
 
 

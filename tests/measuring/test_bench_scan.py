@@ -128,7 +128,7 @@ def test_the_command_prints_tables_and_writes_rows(capsys, monkeypatch):
     assert all(list(row) == KEYS for row in rows)
     assert all(row["contender"] in shown for row in rows)
     assert "custom: complex, T = 4, n = 3, B = 2, m = 1" in shown
-    assert "peak memory" in shown
+    assert "MB last" in shown
     assert "2.00" in shown
     assert {row["case"] for row in rows} == {"custom"}
     assert "torch_lstm_matched: the papers match no LSTM with case custom" in shown

@@ -125,7 +125,8 @@ def test_the_figures_of_gpus_are_rows_of_asv_and_pages(monkeypatch):
 
 def test_shares_of_a_part_are_one_table(record):
     (race,) = record.parts[1].races
-    record.parts[1].add(Race(race.subject, race.operation, [Row({"contender": "givens", "seconds": 2e-3})], {"a": "b"}))
+    other = Race(race.subject, race.operation, [Row({"contender": "givens", "seconds": 2e-3})], {"a": "b"})
+    command.add(record.parts[1], other)
     assert [[row.name for row in each.rows] for each in record.parts[1].races] == [["cayley", "givens"]]
     assert race.left_out == {"a": "b"}
     shares = [replace(SCALES["full"], share=(number, 3)).mine(range(7)) for number in range(3)]

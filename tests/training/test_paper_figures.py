@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,29 +12,8 @@ from stiefelkit.testing import seeds
 from stiefelkit.training import data, train
 from stiefelkit.training import plot as plotting
 from stiefelkit.training.config import Config
-from stiefelkit.training.plot import Curve, find_runs, plot
+from stiefelkit.training.plot import find_runs, plot
 from stiefelkit.training.run_folder import RunFolder, by_kind
-
-
-@pytest.fixture
-def axes_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """The panels of each figure by its name."""
-    seen: dict[str, list[Any]] = {}
-    figure = plotting.figure
-
-    class Kept:
-        def __init__(self, path: Path, *sizes: Any, **rest: Any):
-            self.name, self.drawing = path.stem, figure(path, *sizes, **rest)
-
-        def __enter__(self) -> list[Any]:
-            seen[self.name] = self.drawing.__enter__()
-            return seen[self.name]
-
-        def __exit__(self, *error: Any) -> None:
-            self.drawing.__exit__(*error)
-
-    monkeypatch.setattr(plotting, "figure", Kept)
-    return seen
 
 
 @pytest.fixture(scope="module")
@@ -53,54 +31,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_runs_that_differ_by_excerpt_alone_are_one_box_and_what_is_drawn_is_what_they_scored(
-    runs: Path, axes_of: dict[str, list[Any]], tmp_path: Path
-) -> None:
+def test_generated_sequences_are_those_of_the_last_checkpoints(runs: Path, tmp_path: Path) -> None:
     with data.named(runs / "data"):
         drawn = plot(find_runs([runs]), tmp_path, Figures(dpi=40))
-    assert [path.stem for path in drawn] == ["learning", "orthogonality", "boxes", "reflections", "generated"]
-    best = {
-        path.name: min(record["loss"] for record in by_kind(RunFolder.open(path))["test"]) for path in find_runs([runs])
-    }
-    (axes,) = axes_of["boxes"]
-    labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert labels == ["lstm 4", "ornn 4\nreflections=1", "ornn 4\nreflections=4"]
-    medians = [line.get_ydata()[0] for line in axes.lines[5::7]]  # box, whiskers, caps, median, outliers
-    means = [(best[f"{name}-0"] + best[f"{name}-1"]) / 2 for name in ("lstm", "ornn1", "ornn4")]
-    assert medians == pytest.approx(means)
-    (axes,) = axes_of["reflections"]
-    line = axes.get_lines()[0]
-    assert list(line.get_xdata()) == [1, 4]
-    assert list(line.get_ydata()) == pytest.approx(means[1:])
-    for axes, name in zip(axes_of["generated"], ("lstm", "ornn1", "ornn4"), strict=True):
-        chosen = RunFolder.open(min((runs / f"{name}-{k}" for k in (0, 1)), key=lambda path: best[path.name]))
-        with data.named(runs / "data"):
-            target = chosen.config.build_task().held_out()[1][0].numpy()
-        true, generated = (np.array(line.get_ydata()) for line in axes.lines)
-        assert np.array_equal(true, target)
-        last = by_kind(chosen)["test"][-1]["loss"]
-        assert ((generated - true) ** 2).mean() / true.var() == pytest.approx(last, rel=1e-4)
-        assert axes.get_title().endswith(f": {last:.3g}")
+        assert [path.stem for path in drawn] == ["learning", "orthogonality", "generated"]
+        for folder in map(RunFolder.open, find_runs([runs])):
+            true, generated, error = map(np.array, plotting._sequences(folder) or ())
+            assert np.array_equal(true, folder.config.build_task().held_out()[1][0])
+            assert error == pytest.approx(by_kind(folder)["test"][-1]["loss"], rel=1e-4)
+            assert ((generated - true) ** 2).mean() / true.var() == pytest.approx(error, rel=1e-4)
 
 
-def test_without_checkpoints_or_data_nothing_is_generated_and_a_seed_is_no_box(runs: Path, tmp_path: Path) -> None:
+def test_without_checkpoints_or_data_nothing_is_generated(runs: Path, tmp_path: Path) -> None:
     for k in range(2):
         shutil.copytree(runs / "lstm-0", tmp_path / f"runs/{k}", ignore=shutil.ignore_patterns("checkpoints"))
     with data.named(runs / "data"):
         assert [path.stem for path in plot(find_runs([tmp_path / "runs"]), tmp_path)] == ["learning"]
     with data.named(tmp_path):
         assert [path.stem for path in plot([runs / "lstm-0"], tmp_path)] == ["learning"]
-
-
-def test_accuracies_are_drawn_against_the_number_of_reflectors_in_a_report(
-    axes_of: dict[str, list[Any]], tmp_path: Path
-) -> None:
-    runs = []
-    for count, accuracy in ((2, 0.5), (8, 0.75)):
-        config = Config("digits", "ornn", hidden_size=8, options={"reflections": count})
-        records: Any = {"test": [{"step": 1, "accuracy": accuracy}, {"step": 2, "accuracy": 0.1}]}
-        runs.append(Curve("", RunFolder(tmp_path, config, 1, {}), records))
-    assert list(plotting.draw_scores(runs, tmp_path, Figures(dpi=40), "mnist-")) == ["reflections"]
-    ((axes,),) = axes_of.values()
-    assert list(axes.get_lines()[0].get_ydata()) == [0.5, 0.75]
-    assert plotting.draw_scores([runs[1], runs[1]], tmp_path, Figures(dpi=40)) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
-KINDS = ("classification", "regression")
+CLASSES, NUMBERS = KINDS = ("classification", "regression")
 ENDINGS = (".csv", ".tsv")
+PARTS = ("train", "valid", "test")
 HELD_OUT = 0.15
 """Share of the validation part, and of the test part."""
 MAX_CLASSES = 100
@@ -112,8 +114,10 @@ class Table(Parted):
     @property
     def scores(self) -> tuple[str, ...]:
         """The loss, and the accuracy of classes."""
-        has_classes = self._at_hand is not None and bool(self._at_hand.classes)
-        return ("loss", "accuracy") if self.kind == KINDS[0] or (not self.kind and has_classes) else ("loss",)
+        kind = self.kind
+        with contextlib.suppress(DataError):
+            kind = kind or (CLASSES if self.classes else NUMBERS)
+        return ("loss", "accuracy") if kind == CLASSES else ("loss",)
 
     @property
     def baseline(self) -> dict[str, float]:
@@ -132,13 +136,6 @@ class Table(Parted):
         from torch.nn import functional as F
 
         return F.mse_loss(output.squeeze(-1), y) if y.is_floating_point() else cross_entropy(output, y)
-
-    @property
-    def _at_hand(self) -> Prepared | None:
-        try:
-            return self._prepared
-        except DataError:
-            return None
 
     @functools.cached_property
     def _prepared(self) -> Prepared:
@@ -197,39 +194,45 @@ def prepared(task: Table, path: Path, changed: int) -> Prepared:
     import numpy as np
     import torch
 
-    (x, y), ahead = columns(task, path), task.ahead
-    lengths = np.bincount(y.index)
+    (table, inputs, target), ahead = columns(task, path), task.ahead
+    lengths = np.bincount(table.index)
     is_cut = task.window is not None or (len(lengths) > 1 and lengths.min() == lengths.max())
     got = f"{len(lengths)} of {lengths.min()} to {lengths.max()} rows in {path}"
     needs(is_cut, DataError, WHO, "--window, or --series of one length", got)
-    length = task.window or int(lengths[0]) - ahead
-    pieces, starts = _pieces(lengths, path), {}
-    for part, ends in pieces.items():
-        starts[part] = np.concatenate([np.arange(first, max(first, end - length - ahead + 1)) for first, end in ends])
-        most = max(end - first for first, end in ends)
-        words = f"--window and --ahead within the {most} rows of its {part} part in {path}"
-        needs(length > 0 and len(starts[part]) > 0, DataError, WHO, words, f"{length} and {ahead}")
-    trained = np.concatenate([np.arange(*piece) for piece in pieces["train"]])
-    inputs, scales = _standardized(x, trained)
-    if task.kind == KINDS[1] or (not task.kind and y.dtype.kind == "f"):
-        is_varied = y.iloc[trained].nunique() > 1
-        needs(is_varied, DataError, WHO, "targets that are different numbers", f"a single one in {path}")
-        targets, more = _standardized(y.to_frame(), trained)
-        targets, scales, classes = targets[:, 0], scales | more, ()
-    else:
+    length, series, part = task.window or int(lengths[0]) - ahead, table.index.to_numpy(), _parts_of(lengths, path)
+    first = np.arange(max(len(table) - length - ahead + 1, 0))
+    last = first + length + ahead - 1
+    first, starts = first[(series[first] == series[last]) & (part[first] == part[last])], {}
+    for k, name in enumerate(PARTS):
+        starts[name] = first[part[first] == k]
+        most = np.bincount(series[part == k], minlength=1).max()
+        words = f"--window and --ahead within the {most} rows of its {name} part in {path}"
+        needs(length > 0 and len(starts[name]) > 0, DataError, WHO, words, f"{length} and {ahead}")
+    y, trained = table[target], part == 0
+    of_classes = task.kind == CLASSES or (not task.kind and y.dtype.kind != "f")
+    scaled = inputs if of_classes or target in inputs else [*inputs, target]
+    numbers = table[scaled].to_numpy(float)
+    known = numbers[trained]
+    mean, deviation = known.mean(0), np.where(known.max(0) > known.min(0), known.std(0), 1.0)
+    x, classes = torch.from_numpy(((numbers - mean) / deviation).astype(np.float32)), ()
+    if of_classes:
         values, codes = np.unique(y.to_numpy(), return_inverse=True)
         most = len(values) if task.kind else MAX_CLASSES
         got = f"{len(values)} different targets in {path}; --kind says whether they are classes"
         needs(1 < len(values) <= most, DataError, WHO, f"2 to {MAX_CLASSES} classes", got)
         targets, classes = torch.from_numpy(codes), tuple(values.tolist())
-    parts = {
-        part: Stretches(inputs, targets, torch.from_numpy(s), length, length + ahead - 1) for part, s in starts.items()
-    }
-    return Prepared(parts, classes, scales, _baseline(parts["test"], len(classes), ahead > 0 and y.name in x))
+    else:
+        is_varied = y.iloc[trained].nunique() > 1
+        needs(is_varied, DataError, WHO, "targets that are different numbers", f"a single one in {path}")
+        targets = x[:, scaled.index(target)]
+    x, offset = x[:, : len(inputs)], length + ahead - 1
+    parts = {name: Stretches(x, targets, torch.from_numpy(s), length, offset) for name, s in starts.items()}
+    scales = dict(zip(scaled, zip(mean.tolist(), deviation.tolist(), strict=True), strict=True))
+    return Prepared(parts, classes, scales, _baseline(parts["test"], len(classes), ahead > 0 and target in inputs))
 
 
-def columns(task: Table, path: Path) -> tuple[pd.DataFrame, pd.Series]:
-    """Returns the columns that are asked for, and the target, indexed by the number of the series."""
+def columns(task: Table, path: Path) -> tuple[pd.DataFrame, list[str], str]:
+    """Returns all that is asked for, indexed by the number of the series, and the names of inputs and target."""
     import numpy as np
 
     try:
@@ -241,63 +244,46 @@ def columns(task: Table, path: Path) -> tuple[pd.DataFrame, pd.Series]:
             sep = max(",;\t", key=file.readline().count)
         table = pd.read_csv(path, sep=sep, index_col=False, skipinitialspace=True, keep_default_na=False, na_values="")
     table.columns = names = [str(name).strip() for name in table.columns]
-    is_head = len(names) > 1 and bool(np.any(pd.isna(pd.to_numeric(pd.Series(names), errors="coerce"))))
+    is_head = len(names) > 1 and bool(pd.to_numeric(pd.Series(names), errors="coerce").isna().any())
     words, got = "a first line with the names of two columns or more, and rows", f"{', '.join(names)[:60]!r} in {path}"
     needs(is_head and len(table) > 0, DataError, WHO, words, got)
-    target, series, ahead = task.target or names[-1], task.series, task.ahead
-    asked = words_of(task.features)
+    target, series, asked = task.target or names[-1], task.series, words_of(task.features)
     for name in (target, *asked, *filter(None, [series])):
         if name not in names:
             raise DataError(f"{WHO} finds no column {name!r} in {path}{did_you_mean(name, names)}")
-    is_apart = (target not in asked or ahead > 0) and series not in (target, *asked)
+    is_apart = (target not in asked or task.ahead > 0) and series not in (target, *asked)
     words = f"features beside the target {target!r}, which is one with --ahead alone, and the series {series!r}"
     needs(is_apart, DataError, WHO, words, task.features)
     inputs = list(asked) or [name for name in names if name not in (target, series)]
-    numbers = {name: np.asarray(pd.to_numeric(table[name], errors="coerce")) for name in (*inputs, target)}
-    is_number = {name: np.isfinite(column.astype(float)) for name, column in numbers.items()}
-    has_words = not (is_number[target].all() if task.kind else is_number[target].any())
-    if has_words and target not in inputs and task.kind != KINDS[1] and not np.any(pd.isna(table[target])):
-        numbers[target] = np.array([str(cell).strip() for cell in table[target]])
-        del is_number[target]
-    elif ahead > 0 and not asked and numbers[target].dtype.kind in "if":
+    wanted = table[[*dict.fromkeys((*inputs, target))]]
+    found = wanted.apply(pd.to_numeric, errors="coerce").replace([np.inf, -np.inf], np.nan)
+    is_gap, may_be_words = found[target].isna(), target not in inputs and task.kind != NUMBERS
+    if may_be_words and wanted[target].notna().all() and (is_gap.any() if task.kind else is_gap.all()):
+        found[target] = wanted[target].astype(str).str.strip()
+    elif task.ahead > 0 and not asked and found[target].dtype.kind in "if":
         inputs.append(target)
-    for name, is_known in is_number.items():
-        if not is_known.all():
-            row = int(is_known.argmin())
-            got = f"{table[name].iloc[row]!r} in row {row + 1} of {path}; fill it in, or name other --features"
-            raise DataError(f"{WHO} needs a finite number in each cell of column {name!r}, got {got}.")
-    index = pd.factorize(table[series], use_na_sentinel=False)[0] if series else np.zeros(len(table), int)
-    x = pd.DataFrame({name: numbers[name].astype(float) for name in inputs}, index)
-    return x.sort_index(kind="stable"), pd.Series(numbers[target], index, name=target).sort_index(kind="stable")
+    for name in found.columns[found.isna().any()]:
+        row = int(found[name].isna().argmax())
+        got = f"{wanted[name].iloc[row]!r} in row {row + 1} of {path}; fill it in, or name other --features"
+        raise DataError(f"{WHO} needs a finite number in each cell of column {name!r}, got {got}.")
+    found.index = pd.factorize(table[series], use_na_sentinel=False)[0] if series else np.zeros(len(table), int)
+    return found.sort_index(kind="stable"), inputs, target
 
 
-def _pieces(lengths: np.ndarray, path: Path) -> dict[str, list[tuple[int, int]]]:
-    """Returns where the stretches of rows of each part begin and end: shares of one series, or series as a whole."""
+def _parts_of(lengths: np.ndarray, path: Path) -> np.ndarray:
+    """Returns the number of the part that each row belongs to, by shares of one series, or of whole series."""
     import numpy as np
     import torch
 
-    ends = np.cumsum(lengths)
-    if len(ends) == 1:
-        total = int(ends[0])
-        cuts = [0, int((1 - 2 * HELD_OUT) * total), int((1 - HELD_OUT) * total), total]
-        return {part: [(cuts[k], cuts[k + 1])] for k, part in enumerate(("train", "valid", "test"))}
-    needs(len(ends) > 2, DataError, WHO, "three sequences or more, one for each part", f"{len(ends)} in {path}")
-    order = torch.randperm(len(ends), generator=generator(0), device="cpu").numpy()
-    held = max(1, round(HELD_OUT * len(ends)))
-    parts = {"train": order[2 * held :], "valid": order[held : 2 * held], "test": order[:held]}
-    return {part: [(int(ends[k] - lengths[k]), int(ends[k])) for k in sorted(ks)] for part, ks in parts.items()}
-
-
-def _standardized(values: pd.DataFrame, trained: np.ndarray) -> tuple[Tensor, dict[str, tuple[float, float]]]:
-    """Returns columns with mean 0 and deviation 1 (if any) over the rows of training, and what these were."""
-    import numpy as np
-    import torch
-
-    numbers = values.to_numpy()
-    known = numbers[trained].astype(np.float64)
-    mean, deviation = known.mean(0), np.where(known.max(0) > known.min(0), known.std(0), 1.0)
-    scaled = torch.from_numpy(((numbers - mean) / deviation).astype(np.float32))
-    return scaled, dict(zip(values.columns, zip(mean.tolist(), deviation.tolist(), strict=True), strict=True))
+    count, total = len(lengths), int(lengths.sum())
+    if count == 1:
+        cuts = [int((1 - 2 * HELD_OUT) * total), int((1 - HELD_OUT) * total)]
+        return np.searchsorted(cuts, np.arange(total), side="right")
+    needs(count > 2, DataError, WHO, "three sequences or more, one for each part", f"{count} in {path}")
+    order, held = torch.randperm(count, generator=generator(0), device="cpu").numpy(), max(1, round(HELD_OUT * count))
+    part = np.zeros(count, int)
+    part[order[: 2 * held]], part[order[:held]] = 1, 2
+    return np.repeat(part, lengths)
 
 
 def _baseline(test: Stretches, classes: int, has_history: bool) -> dict[str, float]:

@@ -211,10 +211,6 @@ class Task(ABC):
         """Returns the default settings for a model: its own recipe, or the general one for a model without."""
         return self.recipes.get(model, Recipe())
 
-    def options(self) -> dict[str, Any]:
-        """Returns the options by name, as they are written into a run folder."""
-        return {field.name: vars(self)[field.name] for field in dataclasses.fields(self)}
-
 
 class Sequences(ABC):
     """The sequences of a part of some data."""
@@ -287,11 +283,7 @@ class Parted(Task):
 
 
 class Drawn(Task):
-    """A task that draws numbers and makes sequences of them.
-
-    On a device other than the CPU the numbers of the whole training set are kept there, and made into sequences there;
-    on the CPU each batch is drawn when it is wanted, to the same numbers.
-    """
+    """A task that draws numbers, the same ones for every device, and makes sequences of them on the device."""
 
     test_size: int
     """Number of held-out sequences, an option of the task."""
@@ -308,25 +300,13 @@ class Drawn(Task):
 
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns batch `step` modulo the epoch of the fixed training set, or, if fresh, one of its own."""
-        epoch, device = self.batches_per_epoch(batch_size), data.device()
-        k = step if self.fresh else step % epoch
-        if self.fresh or device == "cpu":
-            return self.made(*(part.to(device) for part in self.draw(batch_size, generator(seed, TRAIN, k))))
-        return self.made(*(part[k] for part in _training_set(self, batch_size, seed, device)))
+        epoch = self.batches_per_epoch(batch_size)
+        drawn = self.draw(batch_size, generator(seed, TRAIN, step if self.fresh else step % epoch))
+        return self.made(*(part.to(data.device()) for part in drawn))
 
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Returns the test sequences, from a stream of their own."""
         return self.made(*_test_set(self, data.device()))
-
-
-@functools.lru_cache(maxsize=1)
-def _training_set(task: Drawn, batch_size: int, seed: int, device: str) -> tuple[Tensor, ...]:
-    """Returns the draws of all batches of an epoch, (batches, batch_size, ...)."""
-    import torch
-
-    epoch = range(task.batches_per_epoch(batch_size))
-    batches = [task.draw(batch_size, generator(seed, TRAIN, k)) for k in epoch]
-    return tuple(torch.stack(parts).to(device) for parts in zip(*batches, strict=True))
 
 
 @functools.lru_cache(maxsize=1)
