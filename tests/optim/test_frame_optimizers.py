@@ -138,13 +138,15 @@ def test_clipping_measures_what_moves_and_scales_everything():
     groups = sk.optim.parameter_groups(net, lr=1.0, stiefel=dict(manifold="stiefel:euclidean"))
     assert sk.optim.clip_grad_norm_(groups, 9.0) < 0.5
     net.bias.grad.fill_(3e38)
+    w.grad = g * 1e30
     assert sk.optim.clip_grad_norm_(net, math.inf) > 3e38
     assert torch.equal(net.bias.grad, torch.full((5,), 3e38))
     net.bias.grad[0] = math.nan
     with pytest.raises(errors.NonFiniteError):
         sk.optim.clip_grad_norm_(net, 1.0, error_if_nonfinite=True)
-    with pytest.raises(errors.OptionError):
-        sk.optim.clip_grad_norm_(net, -1.0)
+    for wrong in (-1.0, "a"):
+        with pytest.raises(errors.OptionError):
+            sk.optim.clip_grad_norm_(net, wrong)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("flat", [False, True])

@@ -178,11 +178,6 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
     return a @ b
 
 
-@opaque(lambda a, b: a @ b @ a, dims=(2, 2))
-def _multiply_twice(a: Tensor, b: Tensor) -> Tensor:
-    return a @ b @ a
-
-
 class _Product(Function):
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
@@ -237,13 +232,6 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     if _may_be_differentiated(a, b):
         return _Product.of(a, b)
     return _multiply(a, b)
-
-
-def sandwich(a: Tensor, b: Tensor) -> Tensor:
-    """Returns A B A of square matrices of one shape, as two of `product`, and at the cost of one call of it."""
-    if a.dtype in (torch.float64, torch.complex128) or is_exported() or _may_be_differentiated(a, b):
-        return product(product(a, b), a)
-    return _multiply_twice(a, b)
 
 
 def _may_be_differentiated(a: Tensor, b: Tensor) -> bool:

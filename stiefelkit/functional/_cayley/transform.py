@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stiefelkit._torch import is_differentiated, is_exporting
 from stiefelkit.functional._arithmetic.function import Context, Function, by_transposing, keep
-from stiefelkit.functional._arithmetic.product import plus_product, sandwich
+from stiefelkit.functional._arithmetic.product import plus_product, product
 from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.functional._cayley.quotient import inverse_by_lu, inverse_of_accretive
 from stiefelkit.functional._kernels import launch
@@ -185,7 +185,7 @@ def _pulled_back(
     d = d.to(w.dtype)
     adjoint = _add_diagonal(w, d).mH
     # (2 M)^H G D^H (2 M)^H with (2 M)^H = D (W + D)^H
-    inner = sandwich(adjoint, g)
+    inner = product(product(adjoint, g), adjoint)
     if (w.is_cuda or launch.Interpreter.is_on) and not is_differentiated() and launch.packs(w, dtype):
         gv = launch.skew_coordinates(inner * d.unsqueeze(-1), -0.5)
     else:

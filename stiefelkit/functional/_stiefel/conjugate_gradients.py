@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def dot(u: Tensor, v: Tensor) -> float:
-    """Returns the inner product of flat vectors."""
-    return torch.dot(u, v).item()
+    """Returns the real inner product of vectors, or of matrices."""
+    return torch.vdot(u.reshape(-1), v.reshape(-1)).real.item()
 
 
 class Model(NamedTuple):
-    """Minimum of a model: the point, a flat vector; by how much the model falls; whether it is as long as permitted."""
+    """Minimum of a model: the point; by how much the model falls; whether it is as long as permitted."""
 
     u: Tensor
     gain: float

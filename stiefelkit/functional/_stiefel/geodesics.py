@@ -12,14 +12,12 @@ right block. At a minimum C = 0, and exp(t L) takes the first p columns of the i
 sqrt(F); the least of the minima is a shortest one.
 """
 
-import functools
 import math
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from stiefelkit import init
 from stiefelkit.functional._arithmetic.function import Context, Function
 from stiefelkit.functional._exponential.packed import on_span, skew_logarithm
 from stiefelkit.functional._exponential.taylor import exponential
@@ -29,9 +27,6 @@ from stiefelkit.functional._stiefel.conjugate_gradients import truncated
 from stiefelkit.functional._stiefel.tangents import alpha_of, skew_part, tangent_parts
 from stiefelkit.metrics import defect
 
-_CERTAIN = {False: 0.89 * math.pi, True: 0.5 * math.pi}
-"""A geodesic of at most this length is the only shortest one, in real and in complex spaces."""
-_OTHER_STARTS = 2
 _MOST_STEPS = 200
 _MOST_INNER = 60
 
@@ -58,14 +53,6 @@ def geodesic(w: Tensor, u: Tensor, *vectors: Tensor, metric: str = "canonical") 
     """
     check_alike("geodesic", w, u, *vectors)
     alpha, (n, p) = alpha_of("geodesic", metric), w.shape[-2:]
-    if n == p:
-        om = skew_part(w.mH @ u)
-        half = exponential(om, skew=True)
-        if not vectors:
-            return (w @ half,)
-        left, right = (half, None) if alpha == 1 else (exponential(alpha * om, skew=True), half.mH)
-        moved = (w @ left @ (w.mH @ z) for z in vectors)
-        return w @ half, *(z if right is None else z @ right for z in moved)
     om, v = tangent_parts(w, u)
     if n <= (2 + len(vectors)) * p:  # exp(A), n x n, is the smaller matrix
         left = v @ w.mH
@@ -100,8 +87,8 @@ def geodesic_logarithm(w: Tensor, y: Tensor, metric: str = "canonical") -> tuple
     Square frames: :math:`W log(W^H Y)`, the shortest. Tall ones in the canonical metric: in a basis of W and of what Y
     adds, :math:`m = min(n, 2p)`, Y is completed to a unitary m x m matrix with the shortest logarithm. Newton's method
     with trust regions descends to a minimum from anywhere, and every minimum is a geodesic; it is the least if U is no
-    longer than :math:`0.89 π` (complex: :math:`π / 2`), or if real and :math:`n = p + 1` or :math:`p = 1`. For longer
-    ones the shortest of three starts is taken.
+    longer than :math:`0.89 π` (complex: :math:`π / 2`), or if real and :math:`n = p + 1` or :math:`p = 1`. Longer ones
+    may not be the shortest.
 
     :math:`0.89 π < π / √{5 / 4}`: the curvature is :math:`5 / 4` at most, and no closed geodesic is shorter than
     :math:`2 π`. In complex spaces the curvature is at most 4, as :math:`‖[X, Y]‖_F^2 ≤ 2 ‖X‖_F^2 ‖Y‖_F^2`, and no
@@ -111,8 +98,7 @@ def geodesic_logarithm(w: Tensor, y: Tensor, metric: str = "canonical") -> tuple
     Frames of one column are a sphere in the Euclidean metric, real ones in both: U is the great circle, up to the
     opposite pole. Of tall frames with more columns that metric has no logarithm here.
 
-    Costs some 20 to 40 Hermitian eigenvalue problems of m x m for each start. The frames of a batch are taken one by
-    one.
+    Costs some 20 to 40 Hermitian eigenvalue problems of m x m. The frames of a batch are taken one by one.
 
     Args:
         w: frames of shape (*, n, p), float64 or complex128, :math:`‖W^H W - I‖_F ≤ 10^{-9} (1 + √p)^2`.
@@ -181,16 +167,7 @@ def _tall(w: Tensor, y: Tensor, metric: str) -> Tensor:
     y = basis.mH @ y
     if p == 1 and (metric == "euclidean" or not w.is_complex()):
         return basis @ _great_circle(y)
-    v = nearest_completion(y)
-    log, rest = shorten(v, p)
-    k = v.shape[-1] - p
-    is_certain = rest <= 1e-11 and _length(log) <= _CERTAIN[v.is_complex()] * 2**0.5
-    if not is_certain and (k > 1 or v.is_complex()):
-        for phi in _turns(k, v.dtype).to(v.device):
-            other, other_rest = shorten(torch.cat([v[:, :p], v[:, p:] @ phi], dim=-1), p)
-            if other_rest <= 1e-11 and (rest > 1e-11 or _length(other) < _length(log) - 1e-9):
-                log, rest = other, other_rest
-    return basis @ log[:, :p]
+    return basis @ _shortest_logarithm(_nearest_completion(y), p)[:, :p]
 
 
 def _great_circle(y: Tensor) -> Tensor:
@@ -207,17 +184,7 @@ def _length(m: Tensor) -> float:
     return torch.linalg.matrix_norm(m).item()
 
 
-@functools.lru_cache(maxsize=16)
-def _turns(k: int, dtype: torch.dtype) -> Tensor:
-    """Draws fixed unitary matrices for the other starts."""
-    with torch.inference_mode(False):
-        phi = init.haar((_OTHER_STARTS, k, k), dtype, torch.Generator().manual_seed(k))
-        if not dtype.is_complex:
-            phi[..., 0] *= torch.linalg.det(phi).sign().unsqueeze(-1)
-        return phi
-
-
-def nearest_completion(y: Tensor) -> Tensor:
+def _nearest_completion(y: Tensor) -> Tensor:
     """Completes a frame (m, p), m > p, so that Re tr V is largest, to a unitary V (m, m), det V = 1 where real."""
     p = y.shape[-1]
     rest = torch.linalg.qr(y, mode="complete")[0][:, p:]
@@ -229,22 +196,21 @@ def nearest_completion(y: Tensor) -> Tensor:
     return torch.cat([y, z - 2 * z @ left[:, -1:] @ left[:, -1:].mH], dim=-1)
 
 
-def shorten(v: Tensor, p: int) -> tuple[Tensor, float]:
-    """Turns all but the first p columns of a unitary matrix until its logarithm is shortest.
+def _shortest_logarithm(v: Tensor, p: int) -> Tensor:
+    """Turns all but the first p columns of a unitary matrix until its logarithm is shortest, and returns that.
 
     By Newton's method with trust regions, its equations solved by conjugate gradients. As h <= 1, the step -C alone
-    would shorten always, but slowly; where the curvature is negative a step goes along it. Returns L, and ||C||_F.
+    would shorten always, but slowly; where the curvature is negative a step goes along it.
     """
-    t, q = spectrum(v)
-    c = skew_from(t, q[p:], v.dtype)
-    size, radius, previous = _length(c), 1.0, math.inf
+    log = skew_logarithm(v)[0]
+    size, radius, previous = _length(log[p:, p:]), 1.0, math.inf
     for _ in range(_MOST_STEPS):
         if size <= 1e-15 * len(v) or max(size, previous) < 1e-12:
             break
-        step, promised = _newton_step(t, q, c, radius)
+        step, promised = _newton_step(log, p, radius)
         turned = polished(torch.cat([v[:, :p], v[:, p:] @ exponential(step, skew=True)], dim=-1))
-        t_new, q_new = spectrum(turned)
-        old, new = t.square().sum().item() / 2, t_new.square().sum().item() / 2
+        new_log = skew_logarithm(turned)[0]
+        old, new = _length(log) ** 2 / 2, _length(new_log) ** 2 / 2
         # Near the end both differences are rounding.
         slack = 1e-13 * (1 + old)
         quality = (old - new + slack) / (promised + slack)
@@ -255,31 +221,23 @@ def shorten(v: Tensor, p: int) -> tuple[Tensor, float]:
             radius *= 2
         previous = size
         if quality > 0.05:
-            v, t, q = turned, t_new, q_new
-            c = skew_from(t, q[p:], v.dtype)
-            size = _length(c)
-    return skew_from(t, q, v.dtype), size
+            v, log = turned, new_log
+            size = _length(log[p:, p:])
+    return log
 
 
-def _newton_step(t: Tensor, q: Tensor, c: Tensor, radius: float) -> tuple[Tensor, float]:
+def _newton_step(log: Tensor, p: int, radius: float) -> tuple[Tensor, float]:
     """Returns a step within the radius, and by how much F should fall."""
-    low, curvature = q[-len(c) :], _curvature(t)
+    t, q = torch.linalg.eigh(-1j * log.to(torch.complex128))
+    low, curvature = q[p:], _curvature(t)
 
-    def bent(flat: Tensor) -> Tensor:
-        y = low @ (curvature * (low.mH @ _of_flat(flat, c).to(low.dtype) @ low)) @ low.mH
+    def bent(x: Tensor) -> Tensor:
+        y = low @ (curvature * (low.mH @ x.to(low.dtype) @ low)) @ low.mH
         # Rounding's Hermitian part would grow: the curvature says nothing of it.
-        return _flat(skew_part(y if c.is_complex() else y.real))
+        return skew_part(y if x.is_complex() else y.real)
 
-    model = truncated(_flat(c), bent, radius, 0.1, 1.0, _MOST_INNER, 1e-6)
-    return _of_flat(model.u, c), model.gain
-
-
-def _flat(x: Tensor) -> Tensor:
-    return (torch.view_as_real(x) if x.is_complex() else x).reshape(-1)
-
-
-def _of_flat(flat: Tensor, like: Tensor) -> Tensor:
-    return (torch.view_as_complex(flat.view(-1, 2)) if like.is_complex() else flat).view(like.shape)
+    model = truncated(log[p:, p:], bent, radius, 0.1, 1.0, _MOST_INNER, 1e-6)
+    return model.u, model.gain
 
 
 def _curvature(t: Tensor) -> Tensor:
@@ -287,14 +245,3 @@ def _curvature(t: Tensor) -> Tensor:
     x = (t.unsqueeze(-1) - t) / 2
     small = x.abs() < 1e-4
     return torch.where(small, 1 - x * x / 3, x / torch.where(small, 1.0, x).tan()).clamp(min=-1e6)
-
-
-def spectrum(v: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns eigenvalues and orthonormal eigenvectors of a unitary matrix, V = Q diag(e^{it}) Q^H."""
-    return torch.linalg.eigh(-1j * skew_logarithm(v)[0].to(torch.complex128))
-
-
-def skew_from(t: Tensor, q: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the skew part of Q diag(it) Q^H, real if the dtype is."""
-    a = (q * (1j * t)) @ q.mH
-    return skew_part(a if dtype.is_complex else a.real)

@@ -8,6 +8,7 @@ W (Y^2 - V^H V) + (2 - b) V Y, so that, S = W^H G,
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -174,7 +175,7 @@ def riemannian_hessian(w: Tensor, g: Tensor, h: Tensor, u: Tensor, metric: str =
         :math:`Hess U = T + a / (1 - a) W W^H T`,
         :math:`T = P(H - W (S Y + Y S) / 2 - V (S + S^H) / 2 - a G' Y + a W V^H G)`.
 
-    For :math:`α = 2` that is :math:`P(H - U (S + S^H) / 2)`, as the Weingarten map has it. Costs some seven products of
+    For :math:`α = 2` that is :math:`P(H - U (S + S^H) / 2)`, as the Weingarten map has it. Costs some eight products of
     :math:`n p^2`. Returns tangent vectors.
 
     Args:
@@ -192,11 +193,25 @@ def riemannian_hessian(w: Tensor, g: Tensor, h: Tensor, u: Tensor, metric: str =
     """
     check_alike("riemannian_hessian", w, g, h, u)
     alpha = alpha_of("riemannian_hessian", metric)
-    s, y = w.mH @ g, w.mH @ u
-    v = u - w @ y
-    e = h - (w @ (s @ y + y @ s) + v @ (s + s.mH)) / 2
-    if alpha == 2:
-        return tangent_part(w, e)
-    a = 1 - alpha / 2
-    t = tangent_part(w, e + a * (w @ (v.mH @ g) - (g - w @ s) @ y))
-    return torch.add(t, w @ (w.mH @ t), alpha=a / (1 - a))
+    return hessian_at(w, g, alpha, 1 / alpha)(u, h)
+
+
+def hessian_at(w: Tensor, g: Tensor, alpha: int, share: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """Returns `riemannian_hessian` of U and H, alpha times share as long within the columns of W."""
+    s, a = w.mH @ g, 1 - alpha / 2
+    normal = (s + s.mH) / 2
+    beside = g - w @ s
+
+    def along(u: Tensor, h: Tensor) -> Tensor:
+        if a == 0:
+            e = h - u @ normal
+            c = w.mH @ e
+            return e - w @ ((c + c.mH) / 2)
+        y = w.mH @ u
+        inside = w.mH @ h
+        e = h - u @ normal - beside @ (a * y)
+        c = inside + a * (u.mH @ beside) - (s @ y + y @ s) / 2
+        # E is W (inside - Y normal) within the columns of W, and shall be W (C - C^H) share there.
+        return e + w @ (share * (c - c.mH) - inside + y @ normal)
+
+    return along

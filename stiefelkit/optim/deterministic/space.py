@@ -15,10 +15,8 @@ from torch import Tensor
 
 from stiefelkit.functional import METRICS, tangent_part
 from stiefelkit.functional._stiefel.retractions import CayleyPoint, cayley_curve
+from stiefelkit.functional._stiefel.tangents import hessian_at
 from stiefelkit.metrics import defect
-
-Hessian = Callable[[Tensor, Tensor], Tensor]
-"""The flat Hessian along a direction U, from U and the Euclidean Hessian along it."""
 
 
 @dataclass(frozen=True)
@@ -60,25 +58,9 @@ class Frames:
         s = w.mH @ g
         return g - w @ torch.add((1 - self.scale / 2) * s, s.mH, alpha=self.scale / 2)
 
-    def hessian(self, w: Tensor, g: Tensor) -> Hessian:
-        """Returns `riemannian_hessian` with G put in before."""
-        s, a = w.mH @ g, 1 - METRICS[self.metric] / 2
-        normal = (s + s.mH) / 2
-        beside = g - w @ s
-
-        def along(u: Tensor, h: Tensor) -> Tensor:
-            if a == 0:
-                e = h - u @ normal
-                c = w.mH @ e
-                return e - w @ ((c + c.mH) / 2)
-            y = w.mH @ u
-            inside = w.mH @ h
-            e = h - u @ normal - beside @ (a * y)
-            c = inside + a * (u.mH @ beside) - (s @ y + y @ s) / 2
-            # E is W (inside - Y normal) within the columns of W, and shall be W (C - C^H) s / 2 there.
-            return e + w @ ((0.5 * self.scale) * (c - c.mH) - inside + y @ normal)
-
-        return along
+    def hessian(self, w: Tensor, g: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        """Returns the flat Hessian along a direction U, of U and the Euclidean Hessian along it."""
+        return hessian_at(w, g, METRICS[self.metric], 0.5 * self.scale)
 
 
 class Space:
