@@ -49,9 +49,9 @@ def transitions(layer: sk.nn.ReflectorRNN) -> Tensor:
 
     States of a head have d columns.
     """
-    d, weight = layer.columns, layer.weight_ih_l0
-    eye = torch.eye(d, dtype=weight.dtype).expand(layer.heads, d, d)
-    letters = torch.eye(layer.input_size, dtype=weight.dtype)[:, None]
+    d, dtype = layer.columns, next(layer.parameters()).dtype
+    eye = torch.eye(d, dtype=dtype).expand(layer.heads, d, d)
+    letters = torch.eye(layer.input_size, dtype=dtype)[:, None]
     return layer(letters, eye.flatten().expand(1, len(letters), -1))[0][:, 0].unflatten(-1, eye.shape)
 
 
@@ -147,7 +147,7 @@ def measured(path: Path, ways: list[str], steps: int) -> dict[str, Any]:
     steps_of = zip(log["train"], [0, *ends[:-1]], strict=True)
     seconds = sum(line["ms_per_step"] * (line["step"] - before) / 1e3 for line, before in steps_of)
     settings = ("model", "seed", "hidden_size", "steps", "batch_size", "lr", "options")
-    found = {"group": task.group} | {name: vars(config)[name] for name in settings}
+    found: dict[str, Any] = {"group": task.group} | {name: vars(config)[name] for name in settings}
     found |= {"parameters": run.parameters, "cpu_seconds": round(seconds, 1)}
     for name in ways if config.options.get("additive") is False else ways[:1]:
         model.load_state_dict(saved[1]["model"])
@@ -162,54 +162,71 @@ def measured(path: Path, ways: list[str], steps: int) -> dict[str, Any]:
     return found
 
 
-def name_of(run: dict[str, Any]) -> str:
+def name_of(run: dict[str, Any], how: str) -> str:
     """Returns the name of a kind of net."""
-    options = run["options"]
-    is_ours = run["model"] == "reflector"
-    return f"reflector {options.get('tau', 'exact')}, d = {options['columns']}" if is_ours else run["model"]
+    name = f"reflector, {run['options'].get('tau', 'exact')}" if run["model"] == "reflector" else run["model"]
+    return name if how == "trained" else f"{name}, {how}"
 
 
-def tell(runs: list[dict[str, Any]], figure_file: Path | None) -> None:
-    """Prints mean (worst) accuracy of the seeds of each kind of net, in percent, and draws the means."""
-    kinds: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for run, how in itertools.product(runs, WAYS):
-        if how in run:
-            kinds.setdefault((run["group"], name_of(run), how), []).append(run)
-    print("| group | net | parameters | CPU s | seeds | " + " | ".join(f"{int(p):,}" for p in LENGTHS) + " |")
-    print("|" + "---|" * (5 + len(LENGTHS)))
-    for (group, name, how), found in sorted(kinds.items(), key=lambda kind: (*kind[0][:2], WAYS.index(kind[0][2]))):
-        cells = []
-        for p in LENGTHS:
-            scores = [100 * run[how][p] for run in found if p in run[how]]
-            worst = f" ({min(scores):.1f})" if scores and min(scores) < max(scores) else ""
-            cells.append(f"{statistics.fmean(scores):.1f}{worst}" if scores else "-")
-        seconds = statistics.fmean(run["cpu_seconds"] for run in found)
-        label = name if how == "trained" else f"{name}, {how}"
-        print(
-            f"| {group} | {label} | {found[0]['parameters']:,} | {seconds:.0f} | {len(found)} | {' | '.join(cells)} |"
+def by_name(runs: list[dict[str, Any]], group: str) -> dict[str, list[dict[str, Any]]]:
+    """Returns by kind of net, in order, the accuracies of runs of a group, each from lengths to numbers."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run, how in sorted(itertools.product(runs, WAYS), key=lambda pair: name_of(*pair)):
+        if how in run and run["group"] == group:
+            found.setdefault(name_of(run, how), []).append(run[how])
+    return found
+
+
+def cell(found: list[dict[str, float]], length: str) -> str:
+    """Returns the mean of some runs in percent, a worst that is a point below in parentheses; a dash without tests."""
+    scores = [100 * accuracy[length] for accuracy in found if length in accuracy]
+    if not scores:
+        return "-"
+    mean, worst = statistics.fmean(scores), min(scores)
+    return f"{mean:.1f}" if mean - worst < 1 else f"{mean:.1f} ({worst:.1f})"
+
+
+def span(numbers: list[float]) -> str:
+    """Returns the least and the largest of some numbers, as integers."""
+    ends = sorted({round(number) for number in numbers})
+    return " to ".join(f"{end:,}" for end in dict.fromkeys([ends[0], ends[-1]])) if ends else "-"
+
+
+def tell(runs: list[dict[str, Any]]) -> None:
+    """Prints the accuracy of the seeds of each kind of net, in percent, and what they have cost."""
+    groups = {group: by_name(runs, group) for group in sorted({run["group"] for run in runs})}
+    heads = [f"{group}: {int(LENGTHS[0]):,} | " + " | ".join(f"{int(p):,}" for p in LENGTHS[1:]) for group in groups]
+    print(f"| net | {' | '.join(heads)} |")
+    print("|" + "---|" * (1 + len(LENGTHS) * len(groups)))
+    for name in sorted({name for found in groups.values() for name in found}):
+        cells = [cell(found.get(name, []), length) for found in groups.values() for length in LENGTHS]
+        print(f"| {name} | {' | '.join(cells)} |")
+    for group, found in groups.items():
+        of = [run for run in runs if run["group"] == group]
+        seeds = span([len(each) for each in found.values()])
+        ours, others = (
+            [r["cpu_seconds"] for r in of if (r["model"] == "reflector") == is_ours] for is_ours in (True, False)
         )
-    if figure_file is not None:
-        draw(kinds, figure_file)
+        sizes = f"{span([run['parameters'] for run in of])} parameters"
+        print(f"{group}: {seeds} seeds, {sizes}, CPU seconds {span(ours)} for reflectors, {span(others)} for others.")
 
 
-def draw(kinds: dict[tuple[str, str, str], list[dict[str, Any]]], file: Path) -> None:
+def draw(runs: list[dict[str, Any]], file: Path) -> None:
     """Draws mean accuracies over the length, a panel for each group."""
-    groups = sorted({group for group, _, _ in kinds})
+    groups = sorted({run["group"] for run in runs})
     with figure(file, len(groups)) as panels:
         for axes, group in zip(panels, groups, strict=True):
             greys = itertools.cycle(["-", "--", "-.", ":"])
-            for (of, name, how), found in sorted(kinds.items(), key=lambda item: (item[0][2] != "snapped", item[0])):
-                if of == group and how in ("trained", "snapped"):
-                    ends = list(found[0][how])
-                    means = [100 * statistics.fmean(run[how][end] for run in found) for end in ends]
-                    color = next((color for tau, color in COLORS.items() if f" {tau}," in name), None)
-                    look: dict[str, Any] = {"color": color or "0.6"}
-                    if color is None:
-                        look["linestyle"] = next(greys)
-                    if how == "snapped":
-                        look |= {"linewidth": 5, "alpha": 0.35}
-                    label = name if how == "trained" else f"{name}, {how}"
-                    axes.plot([int(end) for end in ends], means, label=label.removeprefix("reflector "), **look)
+            for name, found in by_name(runs, group).items():
+                lengths = [*found[0]]
+                means = [100 * statistics.fmean(accuracy[length] for accuracy in found) for length in lengths]
+                color = next((color for tau, color in COLORS.items() if tau in name), None)
+                look: dict[str, Any] = {"color": color or "0.6"}
+                if color is None:
+                    look["linestyle"] = next(greys)
+                if "snapped" in name:
+                    look |= {"linewidth": 5, "alpha": 0.35}
+                axes.plot([*map(int, lengths)], means, label=name.removeprefix("reflector, "), **look)
             axes.set(title=f"{group}: trained to 32 letters", xlabel="letters", ylabel="percent right", xscale="log")
             axes.legend(fontsize="small", loc="center left", frameon=False)
 
@@ -230,7 +247,10 @@ def main() -> None:
             with options.out.open("a") as file:
                 file.write(json.dumps(found) + "\n")
     if options.table:
-        tell([json.loads(line) for line in options.table.read_text().splitlines()], options.figure)
+        runs = [json.loads(line) for line in options.table.read_text().splitlines()]
+        tell(runs)
+        if options.figure:
+            draw(runs, options.figure)
 
 
 if __name__ == "__main__":

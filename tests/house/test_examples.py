@@ -74,7 +74,7 @@ def test_transitions_near_a_group_are_snapped_into_it_and_a_net_is_told_by_lengt
     ways = ["trained", "penalty", "snapped", "contracted"]
     assert [row.split()[0] for row in capsys.readouterr().out.splitlines()] == ways
     run("word_problem", f"--table {tmp_path / 'runs.jsonl'}", monkeypatch)
-    assert len(capsys.readouterr().out.splitlines()) == 2 + 4
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 4 + 1
     told = runpy.run_path(str(EXAMPLES / "word_problem.py"))
     permutations = torch.eye(5, dtype=torch.float64)[torch.tensor([*itertools.permutations(range(5))])]
     table = (permutations[None] @ permutations[:, None]).flatten(-2) @ permutations.flatten(-2).mT == 5

@@ -78,7 +78,7 @@ class Words(Drawn):
         """The order of the group."""
         return len(products(self.group))
 
-    output_size = input_size
+    output_size: ClassVar[property] = input_size
 
     @property
     def baseline(self) -> dict[str, float]:
